@@ -334,7 +334,7 @@ async def run(options: argparse.Namespace) -> int:
     generator, unknown = random.Random(options.seed), 0
     made = cases(options.cases, generator)
     async with LocalSandbox(preimport=("pytest",)) as sandbox:
-        reward = CodeReward(sandbox=sandbox, scale="binary")
+        reward = CodeReward(sandbox=sandbox, scale="binary", official=True)
         for name in EVALUATORS:
             folder = getattr(options, name)
             if folder is None:

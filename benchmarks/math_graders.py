@@ -47,7 +47,7 @@ class Case(NamedTuple):
 
 Grade = Callable[[Case], bool]
 RIGHT_NUMBERS = (
-    "{n}", "{n:,}", "{n}.0", r"\${n}", r"{n}\text{{ apples}}", r"\frac{{{double}}}{{2}}", "x = {n}", "{less} + 1",
+    "{n}", "{n:,}", "{n}.0", r"\${n}", r"{n}\text{{ apples}}", r"\frac{{{double}}}{{2}}", "x = {n}",
     r"\sqrt{{{square}}}", r"\text{{{n}}}", "{n}.", r"\mathbf{{{n}}}", r"\frac{{{double}}}{{2}} = {n}",
     r"\dfrac{{{n}}}{{1}}",
 )  # fmt: skip
@@ -75,7 +75,7 @@ FORMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("8=7", "x=8=7", r"\phantom{7}", "7 or 8", "7s"),
     ),
     "x=3": (("3", "3=x"), ("2x+1=7", "2x=6", "x=-3")),
-    "12": ((r"12^{\mathrm{th}}", "12th", r"12\text{ cm}", "12.0", r"3\times4"), ("12x", "1,2", "12h", "1 2")),
+    "12": ((r"12^{\mathrm{th}}", "12th", r"12\text{ cm}", "12.0"), ("12x", "1,2", "12h", "1 2", r"3\times4")),
     r"\frac{5\pm\sqrt{241}}{12}": (
         (r"\dfrac{5\pm\sqrt{241}}{12}", r"\frac{5+\sqrt{241}}{12},\frac{5-\sqrt{241}}{12}"),
         (r"\frac{5+\sqrt{241}}{12}", r"\frac{5\pm\sqrt{242}}{12}", r"\frac{5-\sqrt{241}}{12},\frac{5-\sqrt{241}}{12}"),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import inspect
 import math
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from agentenv._util.virtual_time import external_work
 from agentenv.errors import ContractError, InfraError
@@ -31,12 +34,13 @@ def accepted_arguments(function: Callable[..., Any], arguments: Mapping[str, Any
     return {name: value for name, value in arguments.items() if name in parameters}
 
 
-async def call(function: Callable[..., Any], *args: Any) -> Any:
+async def call(function: Callable[..., Any], *args: Any, on_late: Callable[[], object] | None = None) -> Any:
     """Await `function(*args)` if it is async; run it in its own thread if it is plain.
 
     Each call has a daemon thread instead of a pool's: a call that never returns costs its thread, but blocks neither a
     pool slot that other episodes need nor the exit of the interpreter. A cancelled call waits a little for the end of
-    its thread: a database that `close` closes while the thread still reads it ends the process.
+    its thread: a database that `close` closes while the thread still reads it ends the process. `on_late` is called if
+    a plain function returns after its call was cancelled.
 
     Raises:
         InfraError: no thread could be started; the function was not called.
@@ -52,12 +56,7 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
     def settle(result: Any, error: BaseException | None) -> None:
         if not ended.done():
             ended.set_result(None)
-        if future.cancelled():
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
+        _settle(future, result, error, on_late)
 
     def run() -> None:
         result, error = None, None
@@ -83,18 +82,71 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
         return await result
 
 
-async def create(cls: type[_Instance], kwargs: Mapping[str, Any]) -> _Instance:
-    """Return a new instance of `cls`; an `async def __init__`, as OpenRLHF's queue-era files write it, is awaited.
+def _settle(
+    future: asyncio.Future[Any], result: Any, error: BaseException | None, on_late: Callable[[], object] | None
+) -> None:
+    if error is None and future.cancelled() and on_late is not None:
+        on_late()
+    if future.cancelled():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
 
-    A plain constructor runs on the event loop: an instance that is made in a thread after its deadline would never be
-    closed.
+
+_NEED_THE_LOOP: WeakSet[type] = WeakSet()
+"""Classes whose plain constructor asks for the running event loop."""
+
+
+async def create(cls: type[_Instance], kwargs: Mapping[str, Any]) -> _Instance:
+    """Return a new instance of `cls`, whose constructor runs as `call` runs a function.
+
+    An instance that is made after its call was cancelled is closed. A plain constructor that asks for the running event
+    loop, such as one that makes an `aiohttp.ClientSession`, runs on it instead. An `async def __init__`, as OpenRLHF's
+    queue-era files write it, is awaited.
     """
+    init: Any = cls.__init__
+    if init is object.__init__ or inspect.iscoroutinefunction(init) or cls in _NEED_THE_LOOP:
+        return await create_here(cls, kwargs)
+    instance = cls.__new__(cls)
+
+    @functools.wraps(init)
+    def construct() -> Any:
+        return init(instance, **kwargs)
+
+    try:
+        await call(construct, on_late=partial(_close, instance))
+    except RuntimeError as error:
+        if "event loop" not in str(error):
+            raise
+        _NEED_THE_LOOP.add(cls)
+        return await create_here(cls, kwargs)
+    return instance
+
+
+async def create_here(cls: type[_Instance], kwargs: Mapping[str, Any]) -> _Instance:
+    """Return a new instance of `cls`, whose constructor runs in this thread."""
     instance = cls.__new__(cls)
     with _typed(cls.__init__):
         started = cls.__init__(instance, **kwargs)
         if inspect.isawaitable(started):
             await started
     return instance
+
+
+def _close(late: Any) -> None:
+    """Close an instance that no one waits for any more."""
+    close = getattr(late, "close", None)
+    if close is not None:
+        work = asyncio.ensure_future(call(close))
+        _CLOSING.add(work)
+        work.add_done_callback(_CLOSING.discard)
+        work.add_done_callback(retrieve_exception)
+
+
+_CLOSING: set[asyncio.Future[Any]] = set()
+"""asyncio itself keeps weak references only."""
 
 
 async def _start_thread(run: Callable[[], None], name: str) -> None:

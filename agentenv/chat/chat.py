@@ -22,11 +22,15 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from agentenv._util.brief import brief
 from agentenv.chat.encoding import Encoder, decode_of, encode_of, encoder_of
+from agentenv.chat.rendered_text import RenderedText
 from agentenv.chat.template import DUMMY_TOOLS, Template, as_parts, calling, probe, render
 from agentenv.chat.tool_calls.learn import tool_format
+from agentenv.chat.tool_calls.messages import in_form
 from agentenv.chat.tool_calls.parse import ToolFormat
 from agentenv.core.engine import Tokenizer
+from agentenv.core.messages import check_open, normalized, without_nulls
 from agentenv.core.types import BridgeKind, Message, check_fields
 from agentenv.errors import ConfigError, EngineError
 
@@ -170,7 +174,14 @@ class Chat:
         return self.start(*self.rendering(observation, tools))
 
     def rendering(self, messages: Sequence[Message], tools: Any = None) -> tuple[str, str]:
-        """Return protected messages as text, up to where the assistant begins, and the mark in it."""
+        """Return protected messages as text, up to where the assistant begins, and the mark in it.
+
+        Raises:
+            ConfigError: the template refuses or drops a message, the last one is an assistant's, or the only one is a
+                rendering already.
+        """
+        check_open(messages)
+        self._check_rendered(messages)
         self._check_prompt(messages, tools)
         protected, mark = self._protected(messages, tools)
         return self.render(protected, self._encoder.protect(tools, mark, ends=True)), mark
@@ -224,13 +235,14 @@ class Chat:
         if the template numbers turns over it.
 
         Raises:
-            ConfigError: the template refuses the messages or drops their contents, or numbers turns over an
-                unknown history.
+            ConfigError: the template refuses the messages or drops their contents, the last one is an assistant's, or
+                it numbers turns over an unknown history.
         """
         if isinstance(observation, str):
             return Bridge(self._encoder.follow(observation), 0, "text")
         if not observation:
             return Bridge([], 0, "exact")
+        check_open(observation)
         messages, mark = self._protected(observation)
         if not self.has_template:
             return Bridge(self._encoder.follow("\n\n" + plain_text(messages), mark), 0, "text")
@@ -242,7 +254,7 @@ class Chat:
                     "Chat.reply: expected a conversation of messages, because the chat template numbers turns "
                     "over the conversation, got one that is not known. Begin the episode with messages."
                 )
-            head = [{key: item for key, item in message.items() if key != "trusted"} for message in history] or head
+            head = self._shaped(history) or head
         bridge = self._joined(action_ids, self._tail(messages, mark, head))
         ways = self.template.reasoning if self.options.open_reasoning == "close" else None
         if ways is None or bridge.kind != "truncated":
@@ -356,6 +368,22 @@ class Chat:
         if len(self._known_roles) < _MAX_KNOWN_ROLES:
             self._known_roles.add(roles)
 
+    def _check_rendered(self, messages: Sequence[Message]) -> None:
+        """Raise ConfigError if the only message is a rendering by this template, which it would wrap once more."""
+        is_text = self.has_template and [message.get("role") for message in messages] == ["user"]
+        content = text_of(messages[0]) if is_text else ""
+        markers = (*self._role_markers, self.template.generation_prompt.strip()) if content else ()
+        if any(marker and marker in content for marker in markers) and self._rendered_text.matches(content):
+            raise ConfigError(
+                "prompt: expected text or messages without the chat template's markers, got text that is rendered "
+                f"already: {brief(content, 60)}. Write the messages into the row, or set --no_apply_chat_template."
+            )
+
+    @cached_property
+    def _rendered_text(self) -> RenderedText:
+        bos = str(getattr(self.tokenizer, "bos_token", None) or "")
+        return RenderedText.of(self.template, self._encoder, self.render, bos)
+
     def _check_prompt(self, messages: Sequence[Message], tools: Any) -> None:
         """Raise ConfigError if the template silently drops a role; checked once for each sequence of roles."""
         roles = ("prompt", *(str(message.get("role")) for message in messages))
@@ -381,7 +409,7 @@ class Chat:
 
     def _protected(self, messages: Sequence[Message], tools: Any = None) -> tuple[list[Message], str]:
         """Return the messages with added-token strings in them broken by a mark, and that mark."""
-        bare = [{key: item for key, item in message.items() if key != "trusted"} for message in messages]
+        bare = self._shaped(messages, tools)
         mark = self._encoder.free_mark([bare, tools])
         protected = [
             new if old.get("trusted") is True else self._encoder.protect(new, mark, ends=True)
@@ -395,12 +423,19 @@ class Chat:
         Raises:
             ConfigError: the template refuses them; includes the template's own message.
         """
-        bare = [{key: item for key, item in message.items() if key != "trusted"} for message in messages]
+        bare = self._shaped(messages)
         if not self.has_template:
             return plain_text(bare)
         needed: list[Any] | None = [] if self.template.needs_tools else None
         offered = tools or (self._tools if self._tools is not None else needed)
-        return self._render(bare, offered)
+        return self._render(bare, without_nulls(offered))
+
+    def _shaped(self, messages: Sequence[Message], tools: Any = None) -> list[Message]:
+        """Return messages as the template takes them."""
+        shaped = normalized(messages, tools or self._tools)
+        if self.has_template and any("tool_calls" in message for message in shaped):
+            shaped = in_form(shaped, self.tool_format)
+        return [{key: item for key, item in message.items() if key != "trusted"} for message in shaped]
 
     def _render_tail(self, messages: Sequence[Message]) -> str:
         """Render messages whose head is cut off afterwards; pass tools only if the template requires them."""

@@ -16,9 +16,9 @@ from typing import Any
 from agentenv._util.brief import brief
 from agentenv.chat.chat import Chat
 from agentenv.chat.encoding import encoder_of
-from agentenv.chat.tool_calls.bodies import kinds_of
 from agentenv.chat.tool_calls.parse import ToolFormat
 from agentenv.chat.tool_calls.syntax import ANY_ID, ANY_NAME
+from agentenv.core.tool_schemas import Parameter
 from agentenv.errors import DataError
 
 MAX_WHITESPACE = 20
@@ -182,12 +182,12 @@ class _Calls:
 
     def _parameter(self, key: str, schema: Mapping[str, Any], parent: Mapping[str, Any]) -> list[_Format]:
         """Return the formats of a parameter in markup: text up to the value's close, or JSON if it cannot be text."""
-        syntax, kinds = self.chat.tool_format, kinds_of(schema)
+        syntax, kinds = self.chat.tool_format, Parameter(schema, parent).kinds
         close = syntax.value_close.removesuffix(_overlap(syntax.value_close, syntax.key_open))
         is_text = not kinds or "string" in kinds
         after_key = syntax.key_close if is_text or not syntax.literal_key_close else syntax.literal_key_close
         opening = _exact(self.chat, syntax.key_open + key + after_key)
-        choices = schema.get("enum")
+        choices = Parameter(schema, parent).values
         if is_text and choices and all(isinstance(choice, str) for choice in choices):
             choice = {"type": "or", "elements": [{"type": "const_string", "value": text} for text in choices]}
             return [*opening, choice, *_exact(self.chat, close)]

@@ -20,13 +20,20 @@ from typing import Any
 from agentenv.chat.chat import Bridge, Chat, PromptText
 from agentenv.chat.history import assistant_turn, rendered_again
 from agentenv.chat.observation_fitting import CHARS_PER_TOKEN, ObservationFitter
-from agentenv.chat.tool_calls.messages import named_results
 from agentenv.chat.tool_roles import bridge_with_tools, check_tools, with_known_roles
+from agentenv.core.messages import named_results, normalized
 from agentenv.core.step_dict import FeedbackKind
 from agentenv.core.tool_calls import ParsedAction
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import BridgeKind, Completion, Conversation, Message
 from agentenv.errors import ContractError
+
+
+def num_chars(observation: str | Sequence[Message]) -> int:
+    """Return about how many characters a text or messages have; the time to encode them grows with it."""
+    if isinstance(observation, str):
+        return len(observation)
+    return sum(len(str(value)) for message in observation for value in message.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,8 @@ class Dialogue:
             raise ContractError(
                 f"reset: expected messages with tools, got text {observation[:80]!r}. Return a list of messages."
             )
+        if not isinstance(observation, str):
+            observation = normalized(observation, tools)
         self.observation, self.tools = deepcopy((observation, tools))
         if not isinstance(observation, str):
             observation = with_known_roles(self.chat, observation)

@@ -24,6 +24,8 @@ _NAMED = ("arguments", "properties")
 _PRIVATE_USE = range(0xE001, 0xF8FF)
 _MAX_UNDER_LOCK = 50_000
 """Characters that `encode` may take: unlike `encode_batch`, it blocks all other threads, for seconds per megabyte."""
+_MAX_AT_CUT = 64
+"""Tokens by which the piece of a text may differ from its part in the whole, because it is cut off."""
 
 
 class Encoder:
@@ -70,6 +72,15 @@ class Encoder:
         """Return ids that decode to the text and contain no added token, for a separate turn."""
         mark = self.free_mark([text])
         return self.follow(self.protect(text, mark), mark)
+
+    def exceeds(self, text: str, num_tokens: int) -> bool:
+        """Return True if the beginning of a text has more tokens already; False if it has no more characters."""
+        least, size = 0, _MAX_UNDER_LOCK // 4
+        for start in range(0, len(text) - size if len(text) > num_tokens else 0, size):
+            least += len(self._encode(text[start : start + size], add_special_tokens=False)) - _MAX_AT_CUT
+            if least > num_tokens:
+                return True
+        return False
 
     def free_mark(self, values: Sequence[Any]) -> str:
         """Return a character that occurs in none of the values, neither literally nor escaped."""

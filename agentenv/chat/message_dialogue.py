@@ -9,7 +9,10 @@ from typing import Any
 
 from agentenv.chat.chat import PromptText, plain_text
 from agentenv.chat.dialogue import Reply
+from agentenv.chat.tool_calls.messages import in_form
 from agentenv.chat.tool_calls.parse import ToolFormat
+from agentenv.chat.tool_calls.syntax import Syntax
+from agentenv.core.messages import check_open, normalized, without_nulls
 from agentenv.core.step_dict import FeedbackKind
 from agentenv.core.tool_calls import MalformedCall, ParsedAction, ToolCall
 from agentenv.core.types import Answer, Completion, Conversation, Message
@@ -17,6 +20,8 @@ from agentenv.errors import ContractError, DataError
 
 _KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
 """Keys of messages that servers know."""
+_SERVERS = Syntax(arguments_as_json=True, content_of_calls=None)
+"""How servers take calls."""
 
 
 class MessageDialogue:
@@ -57,14 +62,16 @@ class MessageDialogue:
 
         Raises:
             DataError: it is empty.
+            ConfigError: as `check_open`.
         """
         if not observation:
             raise DataError("prompt: expected a message, got an empty observation. Set the task's prompt.")
         if isinstance(observation, PromptText):
             observation = observation.messages
-        messages = _as_messages(observation)
-        self.observation, self.tools = deepcopy((messages, tools))
-        self._messages = [_for_server(message) for message in messages]
+        messages = normalized(_as_messages(observation), tools)
+        check_open(messages)
+        self.observation, self.tools = deepcopy((messages, without_nulls(tools)))
+        self._messages = [_for_server(message) for message in in_form(messages, _SERVERS)]
         self.text = plain_text(messages)
 
     def action_of(self, completion: Completion, stop_token_ids: Sequence[int]) -> tuple[str, str]:
@@ -103,10 +110,12 @@ class MessageDialogue:
 
         Raises:
             ContractError: messages of the role tool do not answer each call of the action once.
+            ConfigError: as `check_open`.
         """
         if self.num_tokens >= self.max_length - 1:
             return None
-        new = _as_messages(observation)
+        new = in_form(normalized(_as_messages(observation), self.tools), _SERVERS)
+        check_open(new)
         results = [message for message in new if message.get("role") == "tool"]
         if not self._calls:  # servers refuse results without calls; calls in words have answers in words
             new = [_in_words(message) if message.get("role") == "tool" else message for message in new]
@@ -147,13 +156,8 @@ def _in_words(message: Message) -> Message:
 
 
 def _for_server(message: Message) -> Message:
-    """Return a message with the keys that servers know, and arguments of calls as JSON text."""
-    known = {key: deepcopy(message[key]) for key in _KEYS if key in message}
-    for call in known.get("tool_calls") or ():
-        function = call.get("function", {})
-        if isinstance(function.get("arguments"), Mapping):
-            function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
-    return known
+    """Return a message with the keys that servers know."""
+    return {key: deepcopy(message[key]) for key in _KEYS if key in message}
 
 
 def _item(call: Mapping[str, Any]) -> ToolCall | MalformedCall:

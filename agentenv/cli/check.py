@@ -150,6 +150,8 @@ def _total_line(config: CheckConfig, context: ConformanceContext, outcomes: Sequ
     outages = [outcome for outcome in outcomes if outcome.state == "outside"]
     name = config.target if len(config.target) < 60 else Path(config.target).name
     total = f"{name}: {counted(num_problems, 'contract error') if num_problems else 'no contract errors'}"
+    if num_notes := sum(len(outcome.notes) for outcome in outcomes):
+        total += f"; {counted(num_notes, 'note')}"
     if config.max_turns is None and getattr(context.agent_cls, "max_turns", None) is not None:
         total += f"; max_turns {context.limits.max_turns} (the environment's)"
     if not config.quick:

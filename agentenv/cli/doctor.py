@@ -26,6 +26,9 @@ State = Literal["ok", "missing", "broken"]
 _REQUIRED = ("torch", "transformers", "gymnasium", "httpx", "tyro", "rich", "math-verify")
 _OPTIONAL = (("pyarrow", "data"), ("datasets", "data"), ("mcp", "mcp"), ("reasoning-gym", "reasoning-gym"))
 
+_INSTALL = "pip install --upgrade agentenv-rl"
+_SERVE = "vllm serve MODEL --logprobs-mode processed_logprobs"
+
 
 @dataclass(frozen=True)
 class DoctorConfig:
@@ -74,16 +77,16 @@ def diagnose() -> list[Finding]:
     is_supported = sys.version_info >= (3, 11)
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     fix = "" if is_supported else "install Python 3.11 or newer"
-    http = "needs a server, such as: vllm serve MODEL --logprobs-mode processed_logprobs"
+    http = Finding("engine vllm_http", "missing", "needs a server, which --base_url names", _SERVE)
     findings = [Finding("python", "ok" if is_supported else "broken", python, fix, True)]
     findings += [_package(name, "", required=True) for name in _REQUIRED]
     findings += [_package(name, extra) for name, extra in _OPTIONAL]
-    findings += [_device(), _hf(), _vllm(), Finding("engine vllm_http", "ok", http), _ray(), _grader(), *_isolation()]
+    findings += [_device(), _hf(), _vllm(), http, _ray(), _grader(), *_isolation()]
     return findings
 
 
 def _package(name: str, extra: str, *, required: bool = False) -> Finding:
-    fix = f"pip install 'agentenv-rl[{extra}]'" if extra else f"pip install {name}"
+    fix = f"pip install 'agentenv-rl[{extra}]'" if extra else _INSTALL
     try:
         return Finding(name, "ok", version(name), required=required)
     except PackageNotFoundError:
@@ -92,7 +95,7 @@ def _package(name: str, extra: str, *, required: bool = False) -> Finding:
 
 def _device() -> Finding:
     if importlib.util.find_spec("torch") is None:
-        return Finding("device", "missing", "torch is not installed", "pip install torch -c constraints.txt")
+        return Finding("device", "missing", "torch is not installed", _INSTALL)
     import torch
 
     if torch.cuda.is_available():
@@ -103,7 +106,7 @@ def _device() -> Finding:
 def _hf() -> Finding:
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
-        return Finding("engine hf", "missing", f"lacks {missing}", f"pip install {' '.join(missing)}", True)
+        return Finding("engine hf", "missing", f"lacks {missing}", _INSTALL, True)
     return _in_subprocess(
         "engine hf", "from agentenv.engines.hf.engine import HFEngine; import transformers, torch", "", True
     )
@@ -129,13 +132,13 @@ def _in_subprocess(name: str, code: str, fix: str, required: bool = False) -> Fi
     if done.returncode == 0:
         return Finding(name, "ok", "imports", required=required)
     last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    return Finding(name, "broken", last[:200], fix or "pip install --force-reinstall agentenv", required)
+    return Finding(name, "broken", last[:200], fix or _INSTALL, required)
 
 
 def _ray() -> Finding:
     if importlib.util.find_spec("ray") is None:
         return Finding("engine ray", "missing", "ray is not installed", "pip install 'agentenv-rl[ray]'")
-    return _in_subprocess("engine ray", "import ray", "pip install --force-reinstall 'agentenv-rl[ray]'")
+    return _in_subprocess("engine ray", "import ray", "pip install --upgrade 'agentenv-rl[ray]'")
 
 
 def _grader() -> Finding:
@@ -152,10 +155,10 @@ def _grader() -> Finding:
     try:
         outcome = asyncio.run(asyncio.wait_for(grade(), 60))
     except (OSError, RuntimeError, TimeoutError) as error:
-        return Finding("math grader", "broken", f"{type(error).__name__}: {error}", "pip install math-verify", True)
+        return Finding("math grader", "broken", f"{type(error).__name__}: {error}", _INSTALL, True)
     if outcome == "correct":
         return Finding("math grader", "ok", "a worker process graded an answer", required=True)
-    return Finding("math grader", "broken", f"graded 1/2 = 0.5 as {outcome}", "pip install math-verify", True)
+    return Finding("math grader", "broken", f"graded 1/2 = 0.5 as {outcome}", _INSTALL, True)
 
 
 def _isolation() -> list[Finding]:

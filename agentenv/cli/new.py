@@ -1,4 +1,4 @@
-"""`agentenv new NAME`: make a plugin. Exit codes: 0 made, 2 usage."""
+"""`agentenv new NAME`: make a plugin, or an agent_func file. Exit codes: 0 made, 2 usage."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ from dataclasses import dataclass
 import tyro
 
 from agentenv.cli.flags import parse, print_json
+from agentenv.cli.scaffold.agent_func import write_agent_func
 from agentenv.cli.scaffold.plugin import PluginKind, make_plugin
 
 
 @dataclass(frozen=True)
 class NewConfig:
-    """Make a plugin: an environment with its data and tests, ready to install."""
+    """Make a plugin: an environment with its data and tests, ready to install.
+
+    With --env, write an agent_func file for that environment instead.
+    """
 
     name: tyro.conf.Positional[str]
-    """Name of the environment: lowercase letters, digits and underscores, at most 64 of them."""
+    """Name of the environment: lowercase letters, digits and underscores, at most 64 of them; with --env, a file."""
+    env: str | None = None
+    """Write NAME, such as agent_func.py, the file with which OpenRLHF trains this environment."""
     template: PluginKind = "multi_turn"
     """The environment that it begins with: attempts with feedback, one answer, a tool, or a game with an opponent."""
     out: str | None = None
@@ -29,6 +35,10 @@ class NewConfig:
 def new(args: Sequence[str]) -> int:
     """Make a plugin: an environment with its data and tests, ready to install."""
     config = parse(NewConfig, "new", args)
+    if config.env is not None:
+        file = write_agent_func(config.name, config.env)
+        sys.stdout.write(f"{file}\n\nNext:\n  agentenv run --agent_func_path {file} --data FILE.jsonl --limit 4\n")
+        return 0
     plugin = make_plugin(config.name, config.out, kind=config.template)
     files = [str(path) for path in plugin.files]
     if config.json:

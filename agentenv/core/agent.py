@@ -57,8 +57,8 @@ class AgentInstance:
     """The environment's side of one episode: created for the episode, and closed after it.
 
     Write `step`; override the others if needed. Every method may be `async` or plain; plain methods run in a thread, so
-    that a slow one never blocks the engine. The constructor takes the arguments of `--env_kwargs` and must be fast:
-    slow work belongs in `reset`.
+    that a slow one never blocks the engine. The constructor takes the arguments of `--env_kwargs`; slow work belongs in
+    `reset`.
 
     Example::
 

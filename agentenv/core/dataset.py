@@ -16,6 +16,7 @@ from typing import Any
 
 from agentenv._util.brief import brief
 from agentenv._util.suggest import did_you_mean
+from agentenv.core.messages import normalized
 from agentenv.core.types import Message, Task
 from agentenv.errors import ConfigError, DataError, MissingDependency
 
@@ -225,7 +226,7 @@ def _task(where: str, row: Any, prompt_key: str, label_key: str | None, task_id:
     has_images = isinstance(images, list | tuple)
     used = {prompt_key, label_key, *(["images"] if has_images else [])}
     return Task(
-        prompt=_prompt(f"{where}, {prompt_key!r}", row[prompt_key]),
+        prompt=_prompt(f"{where}, {prompt_key!r}", row[prompt_key], row.get("tools")),
         label=label,
         task_id=task_id,
         images=tuple(images) if isinstance(images, list | tuple) else (),
@@ -257,7 +258,7 @@ def _lacks(where: str, row: Mapping[str, Any], key: str, advice: str) -> str:
     return f"{where}: expected key {key!r}, got keys {list(row)}. {advice}"
 
 
-def _prompt(where: str, value: Any) -> str | list[Message]:
+def _prompt(where: str, value: Any, tools: Any) -> str | list[Message]:
     advice = "A prompt is text, or a list of messages such as {'role': 'user', 'content': '...'}."
     if isinstance(value, str):
         if not value.strip():
@@ -266,10 +267,10 @@ def _prompt(where: str, value: Any) -> str | list[Message]:
     if not isinstance(value, list | tuple) or not value:
         raise DataError(f"{where}: expected a prompt, got {brief(value, 60)}. {advice}")
     for index, message in enumerate(value):
-        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+        if not isinstance(message, Mapping) or "role" not in message or not {"content", "tool_calls"} & message.keys():
             got = f"keys {brief(list(message))}" if isinstance(message, Mapping) else brief(message, 60)
             raise DataError(f"{where}, message {index}: expected role and content, got {got}. {advice}")
-        role, content = message["role"], message["content"]
+        role, content = message["role"], message.get("content")
         if not isinstance(role, str) or not role or not isinstance(content, str | list | None):
             got = f"role {brief(role, 40)} and content {brief(content, 60)}"
             raise DataError(
@@ -280,4 +281,7 @@ def _prompt(where: str, value: Any) -> str | list[Message]:
                 f"{where}, message {index}: expected one of the roles {', '.join(_ROLES)}, got {brief(role, 40)}. "
                 "Chat templates have no other."
             )
-    return list(value)
+    try:
+        return normalized(value, tools)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error

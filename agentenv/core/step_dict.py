@@ -9,7 +9,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any, TypedDict
 
-from agentenv.core.types import SamplingParams, StepResult
+from agentenv.core.types import SamplingParams, StepResult, as_flag
 from agentenv.errors import ContractError
 
 REQUIRED_STEP_KEYS = ("rewards", "environment_feedback", "done")
@@ -93,7 +93,10 @@ def parse_step(value: Any, where: str, score_range: tuple[float, float] | None =
     try:
         score = None if scores is None else scalar(scores, f"{where}: scores", SCORE_ADVICE)
         check_score(score, where, score_range)
-        done, truncated = _flag(value["done"], f"{where}: done"), _flag(value.get("truncated"), f"{where}: truncated")
+        done, truncated = (
+            _flag(value["done"], f"{where}: done"),
+            _flag(value.get("truncated"), f"{where}: truncated"),
+        )
         return StepResult(
             observation=text_or_messages(value["environment_feedback"], f"{where}: environment_feedback"),
             reward=scalar(value["rewards"], f"{where}: rewards"),
@@ -172,7 +175,7 @@ def text_or_messages(value: Any, where: str) -> Any:
 
 
 def _flag(value: Any, where: str) -> bool:
-    return value is not None and bool(scalar(value, where, "Return True or False."))
+    return value is not None and as_flag(scalar(value, where, "Return True or False."), where)
 
 
 def read_info(logs: Any, where: str) -> dict[str, float | str]:

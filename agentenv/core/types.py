@@ -6,6 +6,7 @@ The result of an episode is in `trajectory.py`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -243,15 +244,15 @@ class StepResult:
     """Images that belong to the observation (stored; engines do not use them yet)."""
 
     def __post_init__(self) -> None:
-        """Refuse non-finite rewards and scores, and both ends at once; copy `info`.
+        """Convert scalars of numpy and torch; refuse what no record holds, non-finite rewards, and both ends at once.
 
         Raises:
             ContractError: naming the field.
         """
-        object.__setattr__(self, "info", dict(self.info))
-        wrong = {k: v for k, v in self.info.items() if not isinstance(v, str) and not hasattr(v, "__float__")}
-        if wrong:
-            raise ContractError(f"StepResult.info: expected numbers and text, got {wrong!r}. Convert or remove them.")
+        object.__setattr__(self, "info", {str(key): _fact(key, value) for key, value in dict(self.info).items()})
+        for name in ("terminated", "truncated"):
+            if type(flag := getattr(self, name)) is not bool:
+                object.__setattr__(self, name, as_flag(flag, f"StepResult.{name}"))
         object.__setattr__(self, "reward", _finite("reward", self.reward, _REWARD_ADVICE))
         if self.score is not None:
             object.__setattr__(self, "score", _finite("score", self.score, "Leave it out where there is none."))
@@ -267,16 +268,52 @@ class StepResult:
         return self.terminated or self.truncated
 
 
+def as_flag(value: Any, where: str) -> bool:
+    """Return True or False, for 1 and 0, and for a scalar of numpy or torch.
+
+    Raises:
+        ContractError: it is something else, such as None or text; the message starts with `where`.
+    """
+    number = _number(value)
+    if number not in (0, 1):
+        raise ContractError(f"{where}: expected True or False, got {value!r:.200}. Convert it.")
+    return bool(number)
+
+
+def _fact(name: Any, value: Any) -> float | str:
+    """Return text, or a number that JSON and a float hold; a float may be infinite or NaN."""
+    if isinstance(value, str | float):
+        return value
+    number = _number(value)
+    if number is None or (abs(number) > sys.float_info.max and not isinstance(number, float)):
+        raise ContractError(
+            f"StepResult.info[{name!r}]: expected a number or text, got {value!r:.200}. Convert or remove it."
+        )
+    return number
+
+
+def _number(value: Any) -> int | float | None:
+    """Return a number, also of an array or a tensor of one element, a fraction or a decimal; None for other values."""
+    if hasattr(value, "item"):
+        try:
+            value = value.item()
+        except (TypeError, ValueError, RuntimeError):  # of several elements, or none
+            return None
+    if isinstance(value, int | float):
+        return value
+    return None if isinstance(value, str) or not hasattr(value, "__float__") else float(value)
+
+
 _REWARD_ADVICE = "Raise InfraError if the value is unknown; never invent one."
 
 
 def _finite(name: str, value: Any, advice: str) -> float:
-    if isinstance(value, str) or not hasattr(value, "__float__"):
-        raise ContractError(f"StepResult.{name}: expected a number, got {value!r}. {advice}")
-    number = float(value)
+    number = _number(value)
+    if number is None:
+        raise ContractError(f"StepResult.{name}: expected a number, got {value!r:.200}. {advice}")
     if not abs(number) <= MAX_REWARD:
         raise ContractError(f"StepResult.{name}: expected a finite number, got {value!r}. {advice}")
-    return number
+    return float(number)
 
 
 class StopReason(StrEnum):

@@ -17,8 +17,9 @@ from functools import partial
 from typing import Any
 
 from agentenv._util.calls import bounded, create, time_limit
+from agentenv._util.off_loop import off_loop
 from agentenv.chat.chat import Chat
-from agentenv.chat.dialogue import Dialogue
+from agentenv.chat.dialogue import Dialogue, num_chars
 from agentenv.chat.message_dialogue import MessageDialogue
 from agentenv.core.agent import AgentInstance, StepState
 from agentenv.core.engine import Engine, NoTokenizer, Tokenizer, place_of_engine, sample
@@ -129,7 +130,7 @@ class Episode:
                             reason = StopReason.MAX_LENGTH
                             break
                         result = await self.step(completion)
-                        reason = stop_reason(result) or self.append_observation(completion, result)
+                        reason = stop_reason(result) or await self.append_observation(completion, result)
                 reason = reason or StopReason.EPISODE_TIMEOUT
                 if reason in _LIMITS:
                     await self.last_word()
@@ -148,6 +149,7 @@ class Episode:
         async def make() -> None:
             self.agent = await make_agent()  # stored at once: a late instance is closed, too
 
+        make.__qualname__ = "create"
         self.progress.stage = Stage.CREATE
         await bounded(make, limit_s=self.limits.step_timeout_s)
 
@@ -169,7 +171,7 @@ class Episode:
         )
         observation, tools = parse_reset(states, f"{type(self.agent).__name__}.reset")
         self.progress.stage = Stage.PROMPT
-        self.dialogue.begin(observation, tools)
+        await off_loop(num_chars(observation), self.dialogue.begin, observation, tools)
         self.trajectory.prompt, self.trajectory.tools = self.dialogue.observation, tuple(self.dialogue.tools or ())
         num, max_length = self.dialogue.num_tokens, self.limits.max_length
         if not self.dialogue.prompt:
@@ -244,7 +246,9 @@ class Episode:
         while True:
             self.states = {**states, "action_ids": list(action_ids)}
             if not self.dialogue.is_raw:
-                self.states["tool_calls"] = self.dialogue.parse_calls(turn.action, self.progress.turn_index)
+                index = self.progress.turn_index
+                calls = await off_loop(len(turn.action), self.dialogue.parse_calls, turn.action, index)
+                self.states["tool_calls"] = calls
             try:
                 return await bounded(self.agent.step, self.states, limit_s=self.limits.step_timeout_s)
             except InfraError as error:
@@ -255,15 +259,17 @@ class Episode:
             await asyncio.sleep(retries.wait_s * 2**turn.num_retries)
             self.trajectory.count_retry(name)
 
-    def append_observation(self, completion: Completion, result: StepResult) -> StopReason | None:
+    async def append_observation(self, completion: Completion, result: StepResult) -> StopReason | None:
         """Append the observation; return the limit that leaves no room for a further turn, or None."""
         if len(self.trajectory.turns) == self.limits.max_turns:
             return StopReason.MAX_TURNS
         self.sampling = result.sampling or self.sampling
         action, reserve = self.trajectory.turns[-1].action, self.sampling.max_tokens
-        reply = self.dialogue.reply_to(
-            completion.token_ids, action, result.observation, reserve=reserve, kind=self.feedback_kind
-        )
+        size = num_chars(result.observation)
+        if self.setup.chat.options.history == "rerender":
+            size += len(self.dialogue.text)
+        args = (completion.token_ids, action, result.observation)
+        reply = await off_loop(size, self.dialogue.reply_to, *args, reserve=reserve, kind=self.feedback_kind)
         if reply is None:
             return StopReason.MAX_LENGTH
         self.dialogue.append_reply(reply)

@@ -107,7 +107,8 @@ def step_values(where: str, values: Any) -> tuple[Any, float, bool, bool, dict[s
     """Return the five values of `step`, the reward as a finite float.
 
     Raises:
-        ContractError: `step` returned another form, or the reward is not a finite number.
+        ContractError: `step` returned another form, the reward is not a finite number, or a flag is not a bool or one
+            element of an array or tensor that is 0 or 1.
     """
     if not isinstance(values, tuple) or len(values) != 5 or not isinstance(values[4], Mapping):
         raise ContractError(
@@ -118,6 +119,9 @@ def step_values(where: str, values: Any) -> tuple[Any, float, bool, bool, dict[s
     number = number_of(reward)
     if not math.isfinite(number):
         raise ContractError(f"{where}.step: reward: expected a finite number, got {_shown(reward)}. Fix it.")
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        if number_of(flag) not in (0.0, 1.0):
+            raise ContractError(f"{where}.step: {name}: expected True or False, got {_shown(flag)}. Return a bool.")
     return observation, number, bool(terminated), bool(truncated), dict(info)
 
 

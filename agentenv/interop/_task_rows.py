@@ -25,7 +25,7 @@ def task_dataset(rows: Sequence[Mapping[str, Any] | Task], where: str, data_sour
     try:
         from datasets import Dataset
     except ImportError as error:
-        raise MissingDependency(f"{where}: expected datasets, got {error}. pip install datasets") from error
+        raise MissingDependency(f"{where}: expected datasets, got {error}. pip install 'agentenv-rl[data]'") from error
     tasks = [in_messages(task) for task in read_tasks(rows, needs_label=False)]
     return Dataset.from_list([_row(task, index, where, data_source) for index, task in enumerate(tasks)])
 

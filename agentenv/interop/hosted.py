@@ -1,8 +1,8 @@
 """What adapters share in which we run the loop and the host generates: an engine, a row's episode, failed episodes.
 
 The host is another trainer. It hands over rows and a way to sample after token ids; it gets trajectories, and learns of
-a failed one in its own idiom: `FAILURE_IDIOMS` is the one table of them. A failed episode is never a reward of 0,
-unless the host's own setting says so (`AgentExecutor.failed_reward`, because OpenRLHF's groups must keep their size).
+a failed one in its own idiom: `FAILURE_IDIOMS` is the one table of them. A failed episode is never a reward of 0;
+OpenRLHF's groups must keep their size, and a failed one gets the mean of its siblings (`SiblingRewards`).
 """
 
 from __future__ import annotations

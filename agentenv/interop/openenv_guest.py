@@ -362,7 +362,7 @@ def env_class(name: str) -> type[OpenEnvGuest]:
             f"{did_you_mean(name, names())} `agentenv list --from openenv` shows those of installed packages."
         )
     try:
-        import_library(f"{name}.server.app", "openenv", f"openenv, and what {name} requires")
+        import_library(f"{name}.server.app", "openenv", f"'agentenv-rl[openenv]', and what {name} requires")
     except (AttributeError, ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, AgentEnvError):
             raise

@@ -290,4 +290,4 @@ def names() -> dict[str, str]:
 
 
 def _verifiers() -> Any:
-    return import_library("verifiers.v1", "verifiers", "verifiers==0.4.0")
+    return import_library("verifiers.v1", "verifiers")

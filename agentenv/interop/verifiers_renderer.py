@@ -7,13 +7,12 @@ stay as they were sampled, with every chat template, and calls are read as our o
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from agentenv.chat.chat import Chat, stop_token_ids_of
-from agentenv.chat.tool_calls.messages import named_results
 from agentenv.chat.tool_roles import bridge_with_tools, with_known_roles
+from agentenv.core.messages import named_results
 from agentenv.core.tool_calls import ToolCall
 from agentenv.core.types import Message
 from agentenv.errors import ConfigError
@@ -45,7 +44,7 @@ class ChatRendering:
         """
         if not add_generation_prompt:
             raise ConfigError("ChatRenderer.render: expected a prompt, got a text to learn. Use another renderer.")
-        return _rendered(self._chat.prompt([_as_given(one) for one in messages], tools), 0, messages)
+        return _rendered(self._chat.prompt(messages, tools), 0, messages)
 
     def render_ids(self, messages: Sequence[Message], **options: Any) -> list[int]:
         """Return `render` without its attribution."""
@@ -57,7 +56,7 @@ class ChatRendering:
         """Return all tokens up to the next action; None if the template needs the earlier messages, too."""
         called = self._chat.tool_format.parse(self._chat.action_text(previous_completion_ids, self._stops))
         calls = [(item.call_id, item.name or "invalid") for item in called.items]
-        messages = with_known_roles(self._chat, named_results([_as_given(one) for one in new_messages], calls))
+        messages = with_known_roles(self._chat, named_results(new_messages, calls))
         before = [*previous_prompt_ids, *previous_completion_ids]
         try:
             added = bridge_with_tools(self._chat, previous_completion_ids, messages, None)
@@ -113,19 +112,3 @@ def _call(item: Any) -> Any:
         return ParsedToolCall(raw=item.text, name=item.name, arguments=dict(item.arguments), id=item.call_id)
     status = ToolCallParseStatus.INVALID_JSON
     return ParsedToolCall(raw=item.text, name=item.name or "invalid", arguments=item.text, status=status)
-
-
-def _as_given(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message, with the arguments of its calls as objects, which templates expect."""
-    calls = []
-    for each in message.get("tool_calls") or ():
-        arguments = each["function"]["arguments"]
-        calls.append({**each, "function": {**each["function"], "arguments": _object(arguments)}})
-    return {**message, **({"tool_calls": calls} if calls else {})}
-
-
-def _object(arguments: Any) -> Any:
-    try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        return {"text": arguments}

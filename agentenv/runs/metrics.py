@@ -135,15 +135,9 @@ def summarize(trajectory: Trajectory) -> Summary:
     )
 
 
-def _number(value: Any) -> float | None:
-    # Accept numbers of any library, but neither text nor NaN.
-    if isinstance(value, str) or not hasattr(value, "__float__"):
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if abs(number) <= MAX_REWARD else None  # sums of larger ones would be infinite
+def _number(value: float | str) -> float | None:
+    # Neither text nor NaN, and no number whose sums would be infinite.
+    return float(value) if not isinstance(value, str) and abs(value) <= MAX_REWARD else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,5 +248,7 @@ def _data_frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:
     try:
         import pandas
     except ImportError as error:
-        raise MissingDependency("Run.to_pandas: expected pandas, got none. Run: pip install pandas") from error
+        raise MissingDependency(
+            "Run.to_pandas: expected pandas, got none. Run: pip install 'agentenv-rl[data]'"
+        ) from error
     return pandas.DataFrame(rows)

@@ -179,7 +179,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise _missing("--use_tensorboard", "TensorBoard", "tensorboard", error) from error
+            raise _missing("--use_tensorboard", "TensorBoard", "'agentenv-rl[train]'", error) from error
         path = Path(str(run.options.use_tensorboard)) / run.run_name
         try:
             self._writer = SummaryWriter(str(path), purge_step=None if resume_step is None else resume_step + 1)
@@ -291,7 +291,7 @@ class Trackio:
         try:
             import trackio
         except ImportError as error:
-            raise _missing("--use_trackio", "trackio", "trackio", error) from error
+            raise _missing("--use_trackio", "trackio", "'agentenv-rl[trackio]'", error) from error
         space = run.options.use_trackio
         stored = _stored(run.folder, "trackio")
         run.folder.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ class ExecStatus(StrEnum):
     CPU_TIMEOUT = "cpu_timeout"
     """Used `ExecLimits.cpu_s` of CPU time."""
     WALL_TIMEOUT = "wall_timeout"
-    """Ran for `ExecLimits.wall_s`, although the host was not overloaded."""
+    """Ran for `ExecLimits.wall_s`, without the time for which the host kept it waiting for a core."""
     MEMORY = "memory"
     """Needed more than `ExecLimits.memory_mb`."""
     OUTPUT_LIMIT = "output_limit"
@@ -43,7 +43,7 @@ class ExecStatus(StrEnum):
     POLICY = "policy"
     """Made a forbidden system call (SIGSYS), or started too many processes."""
     INFRA = "infra"
-    """The sandbox failed, or the host was overloaded: the outcome of the program is unknown."""
+    """The sandbox failed, or the host killed the program: its outcome is unknown."""
 
 
 class Isolation(StrEnum):
@@ -73,7 +73,7 @@ class ExecLimits:
     cpu_s: float = 5.0
     """CPU time, in seconds."""
     wall_s: float = 15.0
-    """Duration, in seconds."""
+    """Duration, in seconds. Waiting for a core is not counted, up to twice this time."""
     memory_mb: int = 256
     """Memory, in MiB."""
     num_processes: int = 16

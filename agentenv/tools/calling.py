@@ -22,7 +22,8 @@ import inspect
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, cast
 
 from agentenv._util.calls import call as run_function
 from agentenv.chat.tool_calls.learn import tool_format
@@ -30,7 +31,8 @@ from agentenv.chat.tool_calls.messages import _as_json, assistant_message, resul
 from agentenv.chat.tool_calls.parse import ToolFormat
 from agentenv.core.tool_calls import MalformedCall, ParsedAction, ToolCall
 from agentenv.core.types import Message
-from agentenv.errors import InfraError
+from agentenv.errors import ConfigError, InfraError
+from agentenv.tools.arguments import read_arguments
 
 __all__ = [
     "CallResult",
@@ -74,17 +76,40 @@ class CallResult:
 
 
 async def answer_calls(
-    parsed: ParsedAction, tools: Mapping[str, Callable[..., Any]], *, timeout_s: float = 60.0
+    parsed: ParsedAction,
+    tools: Mapping[str, Callable[..., Any]] | Sequence[Callable[..., Any]],
+    *,
+    timeout_s: float = 60.0,
 ) -> list[Message]:
     """Return one message for each attempted call, in order; the calls run concurrently.
 
     Await async functions and run plain ones in a thread. Unknown tools, wrong arguments, exceptions raised by a tool,
-    and a missing result after `timeout_s` become messages to the model that begin with "Error:".
+    and a missing result after `timeout_s` become messages to the model that begin with "Error:". Arguments are checked
+    against the type hints, and become enums, dates and objects of the classes that are hints.
+
+    Args:
+        parsed: the calls.
+        tools: functions by name, or a list of functions.
+        timeout_s: limit of one call in seconds.
 
     Raises:
+        ConfigError: the tools are neither, or two have one name.
         InfraError: a tool raised it; the other calls are cancelled.
     """
-    return [result.message for result in await run_calls(parsed.items, tools, timeout_s=timeout_s)]
+    return [result.message for result in await run_calls(parsed.items, _named(tools), timeout_s=timeout_s)]
+
+
+def _named(tools: Any) -> Mapping[str, Callable[..., Any]]:
+    """Return tools by name; raise ConfigError if they are not functions."""
+    listed = not isinstance(tools, Mapping) and isinstance(tools, Sequence)
+    named = {str(getattr(tool, "__name__", "")): tool for tool in tools} if listed else tools
+    is_named = isinstance(named, Mapping) and "" not in named and all(callable(tool) for tool in named.values())
+    if not is_named or len(named) != len(tools):
+        raise ConfigError(
+            "answer_calls: expected functions by name, or a list of functions with different names, got "
+            f"{tools!r:.200}. Pass {{'name': function}}."
+        )
+    return cast(Mapping[str, Callable[..., Any]], named)
 
 
 async def run_calls(
@@ -92,14 +117,17 @@ async def run_calls(
     tools: Mapping[str, Callable[..., Any]],
     *,
     timeout_s: float | Mapping[str, float] = 60.0,
+    parameters: Mapping[str, Mapping[str, Any] | None] = MappingProxyType({}),
 ) -> list[CallResult]:
     """Like `answer_calls`, but also return the kind of error of each call; `timeout_s` may depend on the tool.
+
+    `parameters` has schemas by tool, against which arguments are checked instead of type hints.
 
     Raises:
         InfraError: a tool raised it; the other calls are cancelled.
     """
     limits = dict.fromkeys(tools, timeout_s) if isinstance(timeout_s, float | int) else timeout_s
-    work = [asyncio.ensure_future(_run(item, tools, limits)) for item in items]
+    work = [asyncio.ensure_future(_run(item, tools, limits, parameters.get(item.name))) for item in items]
     try:
         return list(await asyncio.gather(*work))
     finally:
@@ -111,7 +139,10 @@ async def run_calls(
 
 
 async def _run(
-    item: ToolCall | MalformedCall, tools: Mapping[str, Callable[..., Any]], limits: Mapping[str, float]
+    item: ToolCall | MalformedCall,
+    tools: Mapping[str, Callable[..., Any]],
+    limits: Mapping[str, float],
+    parameters: Mapping[str, Any] | None,
 ) -> CallResult:
     if isinstance(item, MalformedCall):
         return CallResult(item, f"Error: this call cannot be read: {item.problem}. Write it again.", "malformed")
@@ -123,7 +154,9 @@ async def _run(
     if wrong:
         return CallResult(item, wrong, "arguments")
     try:
-        arguments = copy.deepcopy(dict(item.arguments))
+        arguments = read_arguments(function, copy.deepcopy(dict(item.arguments)), parameters)
+    except ValueError as problem:
+        return CallResult(item, f"Error: wrong arguments for {item.name}: {problem}.", "arguments")
     except RecursionError:
         message = f"Error: wrong arguments for {item.name}: they are nested too deep. Write them with fewer levels."
         return CallResult(item, message, "arguments")

@@ -22,7 +22,6 @@ Example::
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -34,15 +33,11 @@ from agentenv._util.calls import call as run_function
 from agentenv._util.task_bound import TaskBoundContext
 from agentenv.core.types import Message
 from agentenv.errors import ConfigError
-from agentenv.tools.calling import CallResult, MalformedCall, ToolCall, ToolError, named_call, run_calls
+from agentenv.tools.calling import CallResult, MalformedCall, ToolCall, run_calls
 
 TIMEOUT_S = 30.0
 """Time limit of a call in seconds if neither the tool nor the toolset sets one."""
 _OWN_METHODS = ("close", "aclose")
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,),
-    "object": (dict,),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +248,9 @@ class EpisodeTools:
                 run.append((place, item))
         self.num_calls += num_calls
         limits = {name: tool.timeout_s or TIMEOUT_S for name, tool in self.tools.items()}
-        functions = {name: _checked(tool) for name, tool in self.tools.items()}
-        found = await run_calls([item for _, item in run], functions, timeout_s=limits)
+        functions = {name: tool.function for name, tool in self.tools.items()}
+        parameters = {name: tool.parameters if tool.checks_types else {} for name, tool in self.tools.items()}
+        found = await run_calls([item for _, item in run], functions, timeout_s=limits, parameters=parameters)
         for (place, _), result in zip(run, found, strict=True):
             content = shortened(str(result.message["content"]), self._toolset.max_chars)
             answers[place] = replace(result, content=content)
@@ -320,41 +316,3 @@ def _refuse_clashes(tools: Sequence[Tool]) -> None:
                 f"Toolset: expected different names, got {tool.name!r} from {other.origin} and from {tool.origin}. "
                 "Rename one, leave it out, or give an MCP server a prefix."
             )
-
-
-def _checked(tool: Tool) -> Callable[..., Any]:
-    """Return the tool's function with a check of argument types; the signature stays the same."""
-    if not tool.checks_types:
-        return tool.function
-
-    @functools.wraps(tool.function)
-    async def run(**arguments: Any) -> Any:
-        properties = tool.parameters.get("properties") or {}
-        wrong = [problem for name, value in arguments.items() if (problem := _wrong(name, value, properties.get(name)))]
-        if wrong:
-            raise ToolError(f"wrong arguments for {tool.name}: {'; '.join(wrong)}.")
-        whole = {n: int(v) for n, v in arguments.items() if isinstance(v, float) and _is_whole(v, properties.get(n))}
-        return await run_function(named_call(tool.name, tool.function, {**arguments, **whole}))
-
-    return run
-
-
-def _is_whole(value: Any, schema: Any) -> bool:
-    """Return True if the value is a whole float, such as 3.0, where the schema wants an integer."""
-    return isinstance(schema, Mapping) and schema.get("type") == "integer" and float(value).is_integer()
-
-
-def _wrong(name: str, value: Any, schema: Any) -> str:
-    """Return the error in an argument, judged by a plain type or choice in its schema; empty if it is valid."""
-    if not isinstance(schema, Mapping):
-        return ""
-    choices, kind = schema.get("enum"), schema.get("type")
-    nothing = value is None and (schema.get("nullable") is True or None in (choices or ()))
-    if isinstance(choices, list) and value not in choices and not nothing:
-        return f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r:.80}"
-    wanted = _KINDS.get(kind) if isinstance(kind, str) else None
-    if wanted is None or nothing:
-        return ""
-    fits = isinstance(value, wanted) and (kind == "boolean" or not isinstance(value, bool))
-    fits = fits or (isinstance(value, float) and _is_whole(value, schema))
-    return "" if fits else f"{name} must be of type {kind}, got {value!r:.80}"

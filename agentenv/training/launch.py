@@ -270,12 +270,30 @@ def warnings(config: LaunchConfig) -> list[str]:
         for name, path in paths.items()
         if path is not None and path.endswith((".py", ".jsonl", ".parquet")) and not Path(path).expanduser().is_file()
     ]
+    if lost := _lost_columns(config):
+        missing.append(
+            f"--data: OpenRLHF passes the prompt and the label of a row; its environments do not get {', '.join(lost)}."
+        )
     if config.actors.env_actors:
         missing.append(
             f"--env_actors {config.actors.env_actors}: OpenRLHF runs environments in the agents' processes; it has no "
             "actors for them."
         )
     return defects + in_the_file + missing
+
+
+def _lost_columns(config: LaunchConfig) -> list[str]:
+    """Return the columns of the data's first row that no environment gets, if the file is here."""
+    path = Path(config.data).expanduser()
+    if path.suffix != ".jsonl" or not path.is_file():
+        return []
+    with path.open("rb") as file:
+        try:
+            row = json.loads(file.readline())
+        except ValueError:
+            return []
+    used = {config.prompt_key, config.label_key, "images", "datasource"}
+    return [name for name in row if name not in used] if isinstance(row, dict) else []
 
 
 def _lacks_images(path: str | None) -> bool:

@@ -19,12 +19,14 @@ from agentenv.chat.chat import Chat, ChatOptions, PromptText
 from agentenv.chat.dialogue import Dialogue
 from agentenv.chat.encoding import Encoder
 from agentenv.core.agent import AgentInstance
+from agentenv.core.engine import NoTokenizer
 from agentenv.core.types import Limits, SamplingParams, StepResult, StopReason, Task
 from agentenv.core.views import messages_of, spans_of
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.loop import run_episode
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
-from agentenv.errors import ConfigError, ContractError
+from agentenv.episode.stepping import SteppedEpisode
+from agentenv.errors import ConfigError, ContractError, EpisodeFailed
 from agentenv.interop.openrlhf import to_response
 from agentenv.interop.openrlhf.executor import AgentExecutor, AgentFunc
 from agentenv.runs.records.lines import trajectory_from_dict, trajectory_to_dict
@@ -232,6 +234,57 @@ def test_a_rendering_given_as_text_is_not_a_raw_prompt():
     run = Run("Qwen3", StepResult("again"), prompt=text)
     assert run.engine.requests[0].prompt_token_ids == tuple(run.chat.encode(text))
     assert run.trajectory.turns[0].bridge == "exact"
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen2.5", "Qwen3", "Qwen3.5-think", "Llama-3.1", "Gemma", "Mistral-Nemo", "DeepSeek-V3"]
+)
+@pytest.mark.parametrize("form", ["prompt", "no bos", "no header", "system", "turns", "begun"])
+def test_a_text_that_the_template_has_rendered_is_not_wrapped_again(name, form):
+    tokenizer = load(BY_NAME[name])
+    talks = {"system": [says("system", "s"), *Q], "turns": [*Q, says("assistant", "a"), *Q]}
+    if (name, form) in [("Gemma", "system"), ("DeepSeek-V3", "no header")]:  # nothing to see there
+        return
+    text = render(BY_NAME[name], talks.get(form, Q), gen=form != "no header")
+    text = text.removeprefix(str(tokenizer.bos_token)) if form == "no bos" else text
+    run = Run(name, END, prompt=[says("user", f"{text} It" if form == "begun" else text)])
+    assert (run.trajectory.error.kind, run.trajectory.error.where) == ("data", "prompt")
+    assert "got text that is rendered already" in run.trajectory.error.message
+
+
+@pytest.mark.parametrize("name", ["Qwen3", "Llama-3.1", "Gemma", "Mistral-Nemo", "DeepSeek-V3", "Vicuna"])
+def test_a_question_about_the_templates_markers_is_a_question(name):
+    prompt = BY_NAME[name].close, *render(BY_NAME[name], [says("user", " ")]).split()
+    for text in ("{0}", "What does {0} mean?", "What follows {0}", "{0} is a token. Which one is {0}?", "User: hi"):
+        for marker in prompt:
+            assert Run(name, END, prompt=[says("user", text.format(marker))]).trajectory.error is None
+    rendered = render(BY_NAME[name], Q)
+    assert Run(name, END, prompt=[says("system", "s"), *Q]).trajectory.error is None or name == "Gemma"
+    assert Run(name, END, prompt=[says("user", f"Explain this:\n{rendered}\nThanks.")]).trajectory.error is None
+
+
+@pytest.mark.parametrize("content", ["gold", "", None])
+def test_a_conversation_that_ends_with_an_answer_is_no_prompt_and_no_observation(content):
+    ended = [*Q, says("assistant", content)]
+    problem = "expected the last one to be from another role than assistant"
+    for prompt in (ended, [*ended, says("assistant", "x")]):
+        run = Run("Qwen3", END, prompt=prompt)
+        assert (run.trajectory.error.kind, run.trajectory.error.where) == ("data", "prompt")
+        assert problem in run.trajectory.error.message
+    run = Run("Qwen3", StepResult(ended))
+    assert (run.trajectory.error.kind, run.trajectory.error.where) == ("env", "step")
+    for chat in (Chat(CharTokenizer()), Chat(NoTokenizer())):
+        with pytest.raises(EpisodeFailed, match=problem):
+            asyncio.run(begun(ended, chat))
+    assert Run("Qwen3", END, prompt=[*ended, *Q]).trajectory.error is None
+
+
+async def begun(prompt, chat):
+    async def make():
+        return Env([END])
+
+    async with SteppedEpisode(make, Task(prompt), chat=chat) as episode:
+        await episode.begin()
 
 
 async def test_without_a_template_messages_are_paragraphs_and_still_a_conversation():

@@ -8,9 +8,10 @@ import pytest
 
 from agentenv.chat.chat import Chat
 from agentenv.chat.dialogue import Dialogue
+from agentenv.chat.message_dialogue import MessageDialogue
 from agentenv.chat.tool_calls.messages import assistant_message, result_message
 from agentenv.errors import ConfigError, ContractError
-from tests.chat.families import load
+from tests.chat.families import FAMILIES, load
 from tests.episode.endpoint.scenes import TOOL, ask, session_of
 from tests.tools.test_tools import BY_NAME, CALLING, SUPPORTED, action, format_of, stop_ids
 
@@ -23,11 +24,53 @@ with_tool_role = pytest.mark.parametrize(
 )
 
 
+PADDED = dict.fromkeys(("tool_calls", "tool_call_id", "name", "reasoning_content"))
+LOOKUP = {"q": {"type": "string"}, "n": {"type": "integer"}}
+FORMS = [f for f in FAMILIES if f.name in (
+    "Qwen2.5", "Qwen3.5-think", "Qwen3-VL", "Llama-3.1", "Llama-4", "DeepSeek-V3", "DeepSeek-R1-Distill", "GLM-4.5",
+    "Functionary-2.2", "LFM2.5", "gpt-oss",
+)]  # fmt: skip
+
+
 def dialogue_of(family):
     tools = [] if family.needs_tools else None
     dialogue = Dialogue(Chat(load(family), stop_token_ids=stop_ids(family), tools=tools), 4096)
     dialogue.begin(QUESTION)
     return dialogue
+
+
+@pytest.mark.parametrize("family", FORMS, ids=lambda f: f.name)
+def test_calls_in_a_prompt_are_rendered_alike_however_they_are_written(family):
+    def prompt(arguments, padding, **call):
+        asks = {"role": "assistant", **call, "tool_calls": [{"id": "callid000", "type": "function"}]}
+        asks["tool_calls"][0]["function"] = {"name": "lookup", "arguments": arguments}
+        answer = {"role": "tool", "content": "r", "tool_call_id": "callid000"}
+        talk = [*QUESTION, asks, answer, {"role": "user", "content": "Next."}]
+        tool = {"name": "lookup", "description": "Look.", "parameters": {"type": "object", "properties": LOOKUP}}
+        tools = [{"type": "function", "function": {**padding, **tool}}] if chat.template.renders_tools else None
+        dialogue = Dialogue(chat, 4096)
+        dialogue.begin([{**padding, **message} for message in talk], tools)
+        return dialogue.text
+
+    chat = Chat(load(family), stop_token_ids=stop_ids(family))
+    plain = prompt({"q": 'a"b'}, {})
+    assert "lookup" in plain
+    assert "None" not in plain
+    assert prompt('{"q": "a\\"b"}', PADDED, content=None) == plain
+    if chat.template.renders_tools:
+        assert prompt({"q": 'a"b', "n": None, "other": None}, {}, content="") == plain
+
+
+@pytest.mark.parametrize("tools", [None, TOOL])
+def test_a_servers_messages_have_calls_as_json_text_and_no_nulls(tools):
+    dialogue = MessageDialogue(100)
+    call = {"id": None, "function": {"name": "lookup", "arguments": {"query": "a", "other": None}}}
+    dialogue.begin([{**PADDED, **QUESTION[0]}, {"role": "assistant", "tool_calls": [call]}, *QUESTION], tools)
+    arguments = '{"query": "a"}' if tools else '{"query": "a", "other": null}'
+    asked = {"type": "function", "function": {"name": "lookup", "arguments": arguments}}
+    assert list(dialogue.prompt.messages) == [
+        *QUESTION, {"role": "assistant", "content": None, "tool_calls": [asked]}, *QUESTION
+    ]  # fmt: skip
 
 
 def act(dialogue, text):

@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,7 @@ from agentenv.training.config import TrainConfig
 from tests.drivers import command, write_rows
 from tests.models import make_tiny_tokenizer
 
+ROOT = Path(__file__).parents[2]
 FILES = {
     "good.py": "class A:\n    async def step(self, states):\n        return {}\n",
     "two.py": "from agentenv import AgentInstance\n\nclass A(AgentInstance): ...\n\nclass B(AgentInstance): ...\n",
@@ -336,7 +339,28 @@ def test_doctor_looks_at_what_is_required_and_every_finding_that_is_not_ok_has_a
     for name in ("python", "torch", "transformers", "gymnasium", "httpx", "tyro", "rich", "math-verify", "math grader"):
         assert (findings[name]["state"], findings[name]["required"]) == ("ok", True)
     assert findings["engine hf"]["state"] == "ok"
+    assert (findings["engine vllm_http"]["state"], "vllm serve" in findings["engine vllm_http"]["fix"]) == (
+        "missing",
+        True,
+    )
     assert all(found["fix"] for found in findings.values() if found["state"] != "ok")
+
+
+THIRD_PARTIES = {
+    "gem-llm": "its requirements contradict ours", "reasoning-gym": "with gem-llm", "hypothesis": "of the user's tests",
+}  # fmt: skip
+
+
+def test_every_install_hint_names_our_distribution_or_a_declared_extra():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    allowed = {"agentenv-rl", *THIRD_PARTIES, *(f"agentenv-rl[{extra}]" for extra in extras)}
+    named = {
+        (path.name, found[1])
+        for path in (ROOT / "agentenv").rglob("*.py")
+        for found in re.finditer(r"pip install (?:-\S+ )*[\"']?([a-z][\w.-]*(?:\[[\w-]+\])?)", path.read_text())
+    }
+    assert len(named) > 20
+    assert {each for each in named if each[1] not in allowed} == set()
 
 
 def test_doctor_names_a_missing_package_and_an_import_that_fails():

@@ -48,8 +48,71 @@ def test_no_label_key_means_no_labels(jsonl, label_key):
     assert task.metadata == {"label": 1}
 
 
+CALL = {"type": "function", "id": "c1", "function": {"name": "f", "arguments": {"q": 1}}}
+IMAGE = {"type": "image", "image": "a.png"}
+
+
+def calls(**function):
+    return {"role": "assistant", "content": "", "tool_calls": [{**CALL, "function": {"name": "f", **function}}]}
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ({"role": "user", "content": "q", "tool_calls": None, "name": None}, {"role": "user", "content": "q"}),
+        ({"role": "assistant", "content": "a", "tool_calls": []}, {"role": "assistant", "content": "a"}),
+        ({"role": "developer", "content": "s"}, {"role": "system", "content": "s"}),
+        ({"role": "user", "content": None}, {"role": "user", "content": ""}),
+        (
+            {"role": "user", "content": [{"type": "text", "text": t, "image": None} for t in "ab"]},
+            {"role": "user", "content": "ab"},
+        ),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "a", "image": None}, {**IMAGE, "text": None}]},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, IMAGE]},
+        ),
+        (calls(arguments='{"q": 1}'), calls(arguments={"q": 1})),
+        (calls(arguments=json.dumps('{"q": 1}')), calls(arguments={"q": 1})),
+        (calls(arguments={"q": 1, "limit": None}, strict=None), calls(arguments={"q": 1, "limit": None})),
+        (calls(arguments=None), calls(arguments={})),
+        (calls(), calls(arguments={})),
+        (calls(arguments=" "), calls(arguments={})),
+        (calls(arguments="[1]"), calls(arguments="[1]")),
+        (calls(arguments='{"q": '), calls(arguments='{"q": ')),
+        (
+            {"role": "assistant", "tool_calls": [{"name": "f", "arguments": '{"q": 1}', "id": "c1", "function": None}]},
+            calls(arguments={"q": 1}),
+        ),
+    ],
+)
+def test_messages_of_rows_are_in_the_form_that_templates_take(jsonl, written, read):
+    (task,) = read_tasks(jsonl(row([written, {"role": "user", "content": "next"}])))
+    assert task.prompt[0] == read
+
+
+def test_a_tool_result_of_a_row_has_the_name_of_its_call(jsonl):
+    other = {"id": "c2", "function": {"name": "g", "arguments": "{}"}}
+    results = [{"role": "tool", "content": "r", "tool_call_id": name} for name in ("c2", "c1")]
+    (task,) = read_tasks(jsonl(row([{"role": "assistant", "tool_calls": [CALL, other]}, *results])))
+    assert [message["name"] for message in task.prompt[1:]] == ["g", "f"]
+
+
+def test_arguments_that_are_null_against_the_rows_own_tools_are_padding(jsonl):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"q": {"type": "integer"}}}}}]
+    messages = [calls(arguments={"q": 1, "other": None}), {"role": "user", "content": "next"}]
+    first, second = read_tasks(jsonl(row(messages, tools=tools), row(messages, tools="none")))
+    assert first.prompt[0] == calls(arguments={"q": 1})
+    assert second.prompt[0] == messages[0]
+
+
+@pytest.mark.parametrize("written", ["[]", [5], {"name": "f"}])
+def test_tool_calls_of_a_row_that_are_not_calls_are_refused(jsonl, written):
+    with pytest.raises(DataError, match=r"line 1, 'prompt': tool_calls: expected a list of calls"):
+        read_tasks(jsonl(row([{"role": "assistant", "content": "", "tool_calls": written}])))
+
+
 def test_messages_are_a_prompt_and_json_text_of_them_stays_text(jsonl):
-    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}]
     first, second = read_tasks(jsonl(row(messages), row(json.dumps(messages))))
     assert first.prompt == messages
     assert second.prompt == json.dumps(messages)

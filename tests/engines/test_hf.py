@@ -136,6 +136,23 @@ async def until(condition: Any, timeout_s: float = 60.0) -> None:
         await asyncio.sleep(0.002)
 
 
+def in_step_with_the_loop(engine: HFEngine, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Make each forward pass wait for a turn of this event loop: a request ends no earlier than a slow loop sees it.
+
+    Returns a list that gets, for each pass, whether the loop turned.
+    """
+    loop, forward, turns = asyncio.get_running_loop(), engine._slots.forward, []
+
+    def watched(*args: Any) -> Any:
+        turned = threading.Event()
+        loop.call_soon_threadsafe(turned.set)
+        turns.append(turned.wait(60))
+        return forward(*args)
+
+    monkeypatch.setattr(engine._slots, "forward", watched)
+    return turns
+
+
 # What is sampled
 
 
@@ -481,9 +498,12 @@ async def test_the_least_recent_prefixes_are_forgotten(path: Path) -> None:
 
 
 @pytest.mark.long
-async def test_cancelling_frees_the_slot_and_leaves_the_others(path: Path, engine: HFEngine) -> None:
+async def test_cancelling_frees_the_slot_and_leaves_the_others(
+    path: Path, engine: HFEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = HFEngine(path, max_length=512, max_num_seqs=3)
     try:
+        in_step_with_the_loop(small, monkeypatch)
         long = SamplingParams(temperature=0.0, max_tokens=200, min_tokens=200)
         tasks = [asyncio.create_task(small.generate(p, long, request_id=f"{i}/0")) for i, p in enumerate(PROMPTS[:4])]
         await until(lambda: len(small._running) == 3 and len(small._running[0].logprobs) > 5)
@@ -509,9 +529,10 @@ async def test_cancelling_while_paused_or_waiting_removes_the_request(engine: HF
 
 
 @pytest.mark.long
-async def test_pause_holds_everything_and_resume_continues(engine: HFEngine) -> None:
+async def test_pause_holds_everything_and_resume_continues(engine: HFEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     sampling = SamplingParams(temperature=0.0, max_tokens=100, min_tokens=100)
     expected = await engine.generate(PROMPTS[1], sampling, request_id="")
+    in_step_with_the_loop(engine, monkeypatch)
     task = asyncio.create_task(engine.generate(PROMPTS[1], sampling, request_id=""))
     await until(lambda: engine._running and len(engine._running[0].logprobs) > 3)
     await engine.pause()
@@ -533,10 +554,11 @@ def shaken(path: Path) -> Any:
 
 @pytest.mark.long
 async def test_new_weights_reach_running_requests_and_mark_their_tokens(
-    engine: HFEngine, path: Path, reference: Any
+    engine: HFEngine, path: Path, reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new = shaken(path)
     sampling = SamplingParams(max_tokens=200, min_tokens=200, seed=3)
+    in_step_with_the_loop(engine, monkeypatch)
     await engine.generate(PROMPTS[2], GREEDY, request_id="turn/0")
     task = asyncio.create_task(engine.generate(PROMPTS[2], sampling, request_id="e/0"))
     await until(lambda: engine._running and len(engine._running[0].logprobs) > 3)
@@ -629,15 +651,7 @@ async def test_close_fails_what_is_in_flight_and_leaves_no_thread(path: Path) ->
 async def test_the_event_loop_is_free_during_each_forward_pass(
     engine: HFEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop, forward, were_free = asyncio.get_running_loop(), engine._slots.forward, []
-
-    def watched(*args: Any) -> Any:
-        turned = threading.Event()
-        loop.call_soon_threadsafe(turned.set)
-        were_free.append(turned.wait(60))
-        return forward(*args)
-
-    monkeypatch.setattr(engine._slots, "forward", watched)
+    were_free = in_step_with_the_loop(engine, monkeypatch)
     await asyncio.gather(*(engine.generate(PROMPTS[5], GREEDY, request_id="") for _ in range(32)))
     assert len(were_free) >= 24
     assert all(were_free)

@@ -351,7 +351,7 @@ async def test_cancelling_reaches_the_engine_in_the_actor(two, tmp_path):
 async def test_an_actor_that_died_is_replaced_and_its_requests_are_served(two, how):
     import ray
 
-    async with open_pool(spec(script=["ok"], latency_s=0.7), two) as pool:
+    async with open_pool(spec(script=["ok"], latency_s=2.0), two) as pool:
         victim = pool._slots[0].engine
         calls = [asyncio.ensure_future(pool.generate(PROMPT, GREEDY, request_id=f"{i}/0")) for i in range(8)]
         await asyncio.sleep(0.1)
@@ -361,7 +361,7 @@ async def test_an_actor_that_died_is_replaced_and_its_requests_are_served(two, h
             os.kill(victim.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
         if how == "stopped":  # nobody tells of it: the caller whose time is up does
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(pool.generate(PROMPT, GREEDY, request_id="0/1"), 1.5)
+                await asyncio.wait_for(pool.generate(PROMPT, GREEDY, request_id="0/1"), 4.0)
         completions = await asyncio.wait_for(asyncio.gather(*calls), 200)
         assert len(completions) == 8
         await until(lambda: pool.num_alive == 2)

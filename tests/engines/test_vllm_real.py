@@ -179,7 +179,7 @@ async def test_request_that_cannot_be_served_is_an_engine_error(engine, prompt, 
 
 async def test_pause_freezes_and_resume_continues(engine):
     task = asyncio.create_task(ask(engine, SamplingParams(max_tokens=400, min_tokens=400, seed=5)))
-    await asyncio.sleep(0.1)
+    await until(is_asked(engine, 1))
     await engine.pause()
     late = asyncio.create_task(ask(engine))
     done, _ = await asyncio.wait([task, late], timeout=0.5)
@@ -195,7 +195,7 @@ async def test_weights_are_replaced_while_a_request_is_in_flight(engine, models)
     await ask(engine)  # leaves keys and values of the old weights in the prefix cache
     task = asyncio.create_task(ask(engine, LONG))
     await until(is_asked(engine, 1))
-    await asyncio.sleep(0.3)  # some tokens are of the old weights
+    await ask(engine)  # which is sampled beside it, so that some of its tokens are of the old weights
     await engine.update_weights(new.items(), 7)
     straddling = await task
     assert list(Counter(straddling.policy_versions)) == [0, 7]

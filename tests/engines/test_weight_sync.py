@@ -370,7 +370,8 @@ async def test_vllms_own_transfer_reaches_all_engines_of_a_group_and_a_group_of_
         await sender.send_between_gpus(list(named.items()), "nccl", to, tell, version)
 
     task = asyncio.create_task(engines[1].generate(PROMPT, LONG, request_id="long/0"))
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(0)  # it asks first
+    await says(engines[1])  # which is sampled beside it, so that some of its tokens are of the old weights
     await send(weights[1], 6, engines)
     assert [await says(engine) for engine in engines] == [(greedy[1], 6)] * 2
     assert list(Counter((await task).policy_versions)) == [0, 6]
@@ -399,7 +400,8 @@ async def test_an_actor_takes_weights_from_where_it_can_reach_them(models, weigh
             if elsewhere:
                 pool.engines[0]._place = "another machine"
             task = asyncio.create_task(pool.generate(PROMPT, LONG, request_id="long/0"))
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0)  # it asks first
+            await says(pool)  # which is sampled beside it, so that some of its tokens are of the old weights
             for version in (1, 2):
                 await pool.update_weights(weights[version].items(), version)
                 assert await says(pool) == (greedy[version], version)

@@ -19,7 +19,10 @@ PROMPTS = {
         "<|im_start|>user\nHi?<|im_end|>\n<|im_start|>assistant\n",
         json.dumps({"messages": QUESTION, "user_turns": ["And?"]}),
     ),
-    "rendered, and nothing else": ("<|im_start|>user\nHi?<|im_end|>\n<|im_start|>assistant\n", ""),
+    "rendered, and nothing else": (
+        "<|im_start|>user\nHi?<|im_end|>\n<|im_start|>assistant\n",
+        json.dumps({"user_turns": ["And?"]}),
+    ),
 }
 
 

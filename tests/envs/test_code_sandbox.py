@@ -184,6 +184,10 @@ def test_no_solution_is_in_the_task_set():
 
 PROGRAM = "def f(x):\n    return x\n"
 BLOCK = f"{FENCE}python\n{PROGRAM}{FENCE}"
+EXAMPLE = f"    {FENCE}python\n    f(1)\n    {FENCE}\n"
+DOCUMENTED = f'def f(x):\n    """Return x.\n\n{EXAMPLE}    """\n    return x\n'
+AT_THE_MARGIN = f'"""As here:\n{FENCE}\nf(1)\n{FENCE}\n"""\n{PROGRAM}'
+MARKS = f'TAG = \'<think>\'  # until </think>\nTEXT = """\n</think>\n"""\n{PROGRAM}'
 EXTRACTED = {
     "a block": (f"Like this:\n{BLOCK}\nDone.", PROGRAM),
     "the last of several": (f"{FENCE}python\nx = 1\n{FENCE}\nBetter:\n{BLOCK}", PROGRAM),
@@ -210,6 +214,27 @@ EXTRACTED = {
     "after reasoning that the prompt opened": (f"{FENCE}python\nx = 1\n{FENCE}\n</think>\n{BLOCK}", PROGRAM),
     "reasoning only": (f"<think>\n{BLOCK}\n</think>\nI am done.", None),
     "reasoning that never ends": (f"<think>\n{BLOCK}", None),
+    "after reasoning in another model's marks": (f"[THINK]\n{FENCE}python\nx = 1\n{FENCE}[/THINK]{BLOCK}", PROGRAM),
+    "after reasoning with a block that nothing closed": (f"hm\n{FENCE}python\nx = 1\n</think>\n{BLOCK}", PROGRAM),
+    "only closed, prose behind it": (f"{PROGRAM}{FENCE}\nIt returns x.", PROGRAM),
+    "only closed, a comment before it": (f"# It returns x.\n{PROGRAM}{FENCE}\nDone.", f"# It returns x.\n{PROGRAM}"),
+    "a heading, and a block that is never closed": (f"# Solution\n{FENCE}\n{PROGRAM}", PROGRAM),
+    "only closed behind its last line": (f"{PROGRAM.rstrip()}{FENCE}", PROGRAM),
+    "a statement in prose, and a block": (f"x = 1 is where it begins:\n{FENCE}\n{PROGRAM}{FENCE}", PROGRAM),
+    "a statement in prose, and a block that is never closed": (f"import it, so:\n{FENCE}\n{PROGRAM}", PROGRAM),
+    "a block in its docstring": (f"{FENCE}python\n{DOCUMENTED}{FENCE}\nDone.", DOCUMENTED),
+    "a block in its docstring, only closed": (f"{DOCUMENTED}{FENCE}\nDone.", DOCUMENTED),
+    "a block in its docstring, nothing fenced": (DOCUMENTED, DOCUMENTED),
+    "a block in a string, at the margin": (f"{FENCE}python\n{AT_THE_MARGIN}{FENCE}", AT_THE_MARGIN),
+    "a string without an end in an earlier one": (
+        f'{FENCE}python\n"""\n{FENCE}\n{FENCE}python\n{DOCUMENTED}{FENCE}',
+        DOCUMENTED,
+    ),
+    "indented beside a bullet": (f"- {FENCE}python\n  def f(x):\n      return x\n  {FENCE}", PROGRAM),
+    "marks of thoughts in it": (f"{FENCE}python\n{MARKS}{FENCE}", MARKS),
+    "marks of thoughts in it, after reasoning": (f"<think>\n{BLOCK}</think>{FENCE}python\n{MARKS}{FENCE}", MARKS),
+    "marks of thoughts in it, nothing fenced": (MARKS, MARKS),
+    "marks of thoughts in it, nothing fenced, after reasoning": (f"<think>hm</think>\n{MARKS}", MARKS),
     "another language": (f"{FENCE}bash\nls\n{FENCE}", None),
     "another language's longer name": (f"{FENCE}pythonic\nls\n{FENCE}", None),
     "an empty block": (f"{FENCE}python\n\n{FENCE}", None),
@@ -223,6 +248,32 @@ EXTRACTED = {
 def test_the_program_of_an_action_is_its_last_block_of_python(case):
     action, program = EXTRACTED[case]
     assert extract_code(action) == program
+
+
+@pytest.mark.parametrize(
+    ("prompt", "action", "program"),
+    [
+        (f"{FENCE}python\n", f"a, *b = 1, 2\n{FENCE}\nDone.", "a, *b = 1, 2\n"),
+        (f"{FENCE}python\ndef f(x):\n", f"    return x\n{FENCE}\nDone.", PROGRAM),
+        (f"{FENCE}python\ndef f(x):\n", "    return x\n", PROGRAM),  # a stop string ended it
+        ("~~~\n", f"{DOCUMENTED}~~~", DOCUMENTED),
+        (f"{FENCE}python\n", BLOCK, PROGRAM),  # it begins again
+        (f"{FENCE}python\nx = 1\n{FENCE}\n", BLOCK, PROGRAM),
+        ("<think>\n", BLOCK, None),
+        ("<think>\n", f"{FENCE}python\nx = 1\n{FENCE}</think>{BLOCK}", PROGRAM),
+    ],
+)
+def test_a_program_begins_where_the_prompt_opened_its_block(prompt, action, program):
+    assert (
+        extract_code(action, prompt=f"Fix this:\n{FENCE}\nold(<|im_end|>\n<|im_start|>assistant\n{prompt}") == program
+    )
+    assert extract_code(action, prompt=[{"role": "assistant", "content": prompt}]) == program
+
+
+async def test_a_program_in_a_thought_that_the_prompt_opened_and_a_limit_cut_is_no_program(sandbox):
+    opened = {"observation_text": "Add.<|im_end|>\n<|im_start|>assistant\n<think>\n", "label": ADD}
+    result = await CodeSandbox(sandbox=sandbox).step({"action_text": f"Perhaps\n{BLOCK}\nBut let me", **opened})
+    assert (result.score, result.info["has_code"]) == (0.0, 0.0)
 
 
 @pytest.mark.long

@@ -77,6 +77,13 @@ async def play_source(source, actions, task):
     )
 
 
+async def test_an_answer_in_a_thought_that_the_prompt_opened_and_a_limit_cut_is_no_answer():
+    env, opened = MathRetry(), {"observation_text": "3 + 4?<|im_end|>\n<|im_start|>assistant\n<think>\n", "label": "7"}
+    result = await env.step({"action_text": r"Perhaps \boxed{7}. But let me", **opened})
+    assert (result.score, result.info["outcome"]) == (0.0, "no_answer")
+    assert (await env.step({"action_text": "3 + 4</think>#### 7", **opened})).score == 1.0
+
+
 @pytest.fixture(scope="module")
 def grader():
     """The real one; its workers outlive the event loops of single tests."""

@@ -21,6 +21,7 @@ import pytest
 from agentenv.cli.main import main
 from agentenv.runs.records.directory import read_trajectories
 from agentenv_envs.rm_chat import RMChat
+from tests.ports import held_port
 from tests.rewards.models.tiny import tiny_rm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -47,11 +48,6 @@ def values(out):
     return {each.episode_id: [turn.result.info["rm/value"] for turn in each.turns] for each in read_trajectories(out)}
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return sock.getsockname()[1]
-
-
 def until(what, limit_s=120.0):
     """Wait for it."""
     end = time.monotonic() + limit_s
@@ -63,8 +59,8 @@ def until(what, limit_s=120.0):
 class Served:
     """`agentenv rm serve` with the small reward model, that can be killed and started again where it was."""
 
-    def __init__(self):
-        self.port = free_port()
+    def __init__(self, port):
+        self.port = port
         self.process = None
 
     @property
@@ -90,10 +86,11 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served():
-    server = Served()
-    server.start()
-    yield server
-    server.kill()
+    with held_port() as port:
+        server = Served(port)
+        server.start()
+        yield server
+        server.kill()
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +130,7 @@ def test_a_server_that_is_killed_and_comes_back_costs_no_episode_and_no_score_is
     out = tmp_path / "out"
     # Without retries of the client, so that the runner's are seen.
     reward = {"rm": served.url, "rm_args": {"tokenizer": str(tiny_rm()), "retries": 0}}
-    run = agentenv(*flags(out, reward, "--n", "8", "--concurrency", "2", "--max_retries", "12"),
+    run = agentenv(*flags(out, reward, "--n", "24", "--concurrency", "2", "--max_retries", "12"),
                    stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
     until(lambda: (out / "trajectories.jsonl").exists() and sum(1 for _ in read_trajectories(out)) >= 5)
     served.kill()
@@ -142,10 +139,10 @@ def test_a_server_that_is_killed_and_comes_back_costs_no_episode_and_no_score_is
     _, errors = run.communicate(timeout=300)
     assert run.returncode == 0, errors[-3000:]
     ended = list(read_trajectories(out))
-    assert len(ended) == 8 * len(in_process)
+    assert len(ended) == 24 * len(in_process)
     assert {each.error for each in ended} == {None}
     assert max(each.attempt for each in ended) >= 1
-    assert_same(values(out), {f"{key[:-1]}{n}": value for key, value in in_process.items() for n in range(8)})
+    assert_same(values(out), {f"{key[:-1]}{n}": value for key, value in in_process.items() for n in range(24)})
     assert json.loads((out / "metrics.json").read_text())["num_no_reward"] == 0
 
 
@@ -212,7 +209,7 @@ def test_a_run_that_is_interrupted_with_a_hung_reward_server_ends(tmp_path):
         run = agentenv(
             *flags(tmp_path / "out", reward, "--grace_s", "1"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
-        silent.settimeout(120)
+        silent.settimeout(300)
         connection, _ = silent.accept()
         run.send_signal(signal.SIGINT)
         _, errors = run.communicate(timeout=120)

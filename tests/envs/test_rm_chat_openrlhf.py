@@ -46,17 +46,15 @@ def responses(tmp_path_factory):
 
 def test_nemo_rl_854_in_openrlhf_the_reward_model_is_shown_raw_messages_no_matter_what_form_the_prompt_has(responses):
     told, shown = responses
-    assert shown == [CONVERSATION] * 3
-    for name in ("messages", "text", "rendered"):
+    assert shown == [CONVERSATION] * 4
+    for name in ("messages", "text", "rendered", "rendered, and nothing else"):
         assert told[name]["reward"] == 2.0
         assert "<|im_start|>user\nHi?<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>" in told[name]["said"]
         assert told[name]["said"].endswith("<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_its_figures_are_logged_and_a_prompt_without_raw_messages_is_a_failed_sample_and_no_reward(responses):
+def test_its_figures_are_logged_for_every_form_of_the_prompt(responses):
     told, _ = responses
     logs = told["messages"]["extra_logs"]
     assert (logs["rm/value"], logs["rm/length_chars"], logs["turns"], logs["failed"]) == (4.0, 4.0, 2.0, 0.0)
-    failed = told["rendered, and nothing else"]
-    assert (failed["extra_logs"]["failed"], failed["extra_logs"]["rm/value"]) == (1.0, 0.0)
-    assert failed["extra_logs"].keys() == logs.keys()
+    assert all(each["extra_logs"] == logs for each in told.values())

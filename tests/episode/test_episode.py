@@ -586,6 +586,58 @@ async def test_constructors_get_their_arguments_and_are_awaited_where_they_are_a
     assert (trajectory.stop_reason, agents[0].depth, agents[0].num_closed) == (StopReason.TERMINATED, 3, 1)
 
 
+async def test_constructors_that_block_run_side_by_side_and_stop_no_one():
+    meeting = threading.Barrier(20, timeout=60)  # which none would pass that waits for another's constructor
+
+    class Slow(Scripted):
+        def __init__(self):
+            super().__init__(END)
+            meeting.wait()
+
+    played = await asyncio.gather(*(play(partial(create, Slow, {})) for _ in range(20)))
+    assert [trajectory.error for trajectory, _ in played] == [None] * 20
+
+
+async def test_a_constructor_that_blocks_ends_by_the_limit_of_a_step_and_its_late_instance_is_closed():
+    released, closed = threading.Event(), asyncio.Event()
+
+    class Late(Scripted):
+        def __init__(self):
+            super().__init__(END)
+            released.wait(60)
+
+        async def close(self):
+            closed.set()
+
+    trajectory, _ = await play(partial(create, Late, {}), limits=Limits(step_timeout_s=0.05))
+    assert (trajectory.error.where, trajectory.error.type) == ("create", "StepTimeout")
+    assert trajectory.error.message.startswith("create: expected an answer within 0.05 s")
+    assert not closed.is_set()
+    released.set()
+    await asyncio.wait_for(closed.wait(), 60)
+
+
+async def test_a_plain_constructor_that_asks_for_the_running_loop_runs_on_it():
+    class Client(Scripted):
+        def __init__(self):
+            super().__init__(END)
+            self.loop = asyncio.get_running_loop()
+
+    agents = await asyncio.gather(*(create(Client, {}) for _ in range(3)))
+    assert {agent.loop for agent in agents} == {asyncio.get_running_loop()}
+
+
+@pytest.mark.parametrize("leave", [sys.exit, GeneratorExit, KeyboardInterrupt, StopIteration])
+async def test_a_constructor_that_leaves_fails_its_episode_only(leave):
+    class Leaves(Scripted):
+        def __init__(self):
+            raise SystemExit(2) if leave is sys.exit else leave
+
+    trajectory, _ = await play(partial(create, Leaves, {}))
+    assert (trajectory.error.where, trajectory.error.type) == ("create", "ContractError")
+    assert "__init__: expected a return value" in trajectory.error.message
+
+
 @pytest.mark.parametrize("cls", [QueueEra, Ordinary])
 async def test_a_constructor_that_fails_is_recorded(cls):
     trajectory, engine = await play(partial(create, cls, {"no_such": 1}))

@@ -387,7 +387,7 @@ def test_an_engine_actor_that_is_killed_comes_back_with_the_newest_weights(place
         .read_text()
         .replace(
             "    async def step(self, states):\n",
-            "    async def step(self, states):\n        await asyncio.sleep(0.7)\n",
+            "    async def step(self, states):\n        await asyncio.sleep(1.5)\n",
         )
     )
     (place / "env.py").write_text(slow)  # else it has ended before the engine is back

@@ -8,6 +8,7 @@ import threading
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
@@ -463,12 +464,26 @@ def test_a_parse_that_returns_no_action_of_the_space_is_named():
         ((0, 1.0, True, {}), r"make.step: expected \(observation, reward, terminated, truncated, info\)"),
         ((0, math.nan, True, False, {}), "reward: expected a finite number, got nan"),
         ((0, "1", True, False, {}), "reward: expected a finite number, got '1'"),
+        ((0, 1.0, "False", False, {}), "make.step: terminated: expected True or False, got 'False'"),
+        ((0, 1.0, False, "False", {}), "truncated: expected True or False, got 'False'"),
+        *(
+            ((0, 1.0, flag, False, {}), "terminated: expected True or False, got")
+            for flag in (None, "", 2, -1, math.nan, [], [True], {}, np.array([True, False]), np.array(["False"]), b"\0")
+        ),
     ],
 )
 def test_an_invalid_result_of_step_is_named(step, match):
     cls, _ = odd(step=step)
     with pytest.raises(ContractError, match=match):
         begun(cls)[0].step({"action_text": "1"})
+
+
+@pytest.mark.parametrize("kind", [bool, np.bool_, np.array, int, lambda flag: np.array([flag]), torch.tensor])
+@pytest.mark.parametrize("flags", [(True, False), (False, True), (False, False)])
+def test_flags_of_step_may_be_of_any_kind_that_is_one_truth(kind, flags):
+    cls, _ = odd(step=(0, 1.0, *map(kind, flags), {}))
+    result = begun(cls)[0].step({"action_text": "1"})
+    assert (result.terminated, result.truncated) == flags
 
 
 async def test_an_exception_of_a_foreign_environment_names_it_and_it_is_closed():

@@ -90,7 +90,7 @@ async def test_an_episode_is_molts_trajectory(molt):
     acted = {i for start, end in got.action_ranges for i in range(start, end)}
     assert got.rollout_log_probs == [-0.75 if i in acted else 0.0 for i in range(len(ids))]
     assert (got.reward, got.scores, got.truncated) == (1.25, 1.25, False)
-    assert got.extra_logs == {"num_turns": 2.0, "failed": 0.0, "tries": 1.0}
+    assert got.extra_logs == {"num_turns": 2.0, "failed": 0.0, "failed_alone": 0.0, "tries": 1.0}
     assert (got.prompt, got.label, got.images, got.off_policy_action_lens) == ("prompt", "l", None, [0, 0])
     assert (got.routed_experts, got.rollout_top_logprobs, got.mm_train_inputs) == (None, None, None)
 
@@ -110,10 +110,21 @@ async def test_every_turn_of_an_episode_has_its_sessions_id_and_siblings_have_ot
     assert sorted(llm.sessions.count(session) for session in set(llm.sessions)) == [3, 3, 3]
 
 
+async def test_an_episode_that_runs_again_has_the_stale_tokens_of_its_last_attempt(molt, virtual_clock):
+    answers = iter(["abcd", RuntimeError("down"), "abcd", "abcd"])
+    made, llm = runner(StepResult("no"), ENDS), Router(lambda _: next(answers), stale=[3, 1, 2])
+    got = await rollout(made, llm)
+    assert (len(made.agents), got.off_policy_action_lens) == (2, [1, 2])
+
+
 async def test_stale_tokens_at_an_actions_beginning_are_counted_for_molt_and_have_an_older_version(molt, monkeypatch):
     made = runner(StepResult("no"), StepResult("no"), ENDS)
     kept = []
-    monkeypatch.setattr(made, "_report", lambda trajectory, problem: kept.append(trajectory))
+
+    async def reported(call, trajectory, response, problem):
+        kept.append(trajectory)
+
+    monkeypatch.setattr(made, "_report", reported)
     got = await rollout(made, Router("abcd", stale=[0, 2, 3]))
     assert got.off_policy_action_lens == [0, 2, 3]
     versions = kept[0].segments[0].policy_versions
@@ -252,7 +263,7 @@ async def test_a_file_with_our_runner_alone_runs_here_too(tmp_path):
         """)
     )
     trajectory = await played(load_agent_func(file), ["yes"], label="yes", metadata={"tools": [TOOL]})
-    assert trajectory.tools == ()  # the prompt is text here: whoever rendered it had its say
+    assert trajectory.tools == (TOOL,)  # as in Molt, which passes the messages and the tools
     assert (trajectory.reward, trajectory.stop_reason) == (1.0, StopReason.TERMINATED)
 
 

@@ -227,10 +227,10 @@ def test_an_episode_that_nemo_gave_up_is_closed_after_a_while(made):
 def test_a_step_that_takes_longer_than_the_idle_time_is_not_given_up(made):
     class Slower(Counting):
         async def step(self, states):
-            await asyncio.sleep(1.5 * states["turn_index"])
+            await asyncio.sleep(3.5 * states["turn_index"])
             return await super().step(states)
 
-    environment = made(Slower, idle_s=1.0)
+    environment = made(Slower, idle_s=3.0)
     kept = environment.step([log("a")], [{"label": 2}]).metadata
     assert environment.step([log("a", "o", "b")], kept).rewards.tolist() == [2.0]
     assert environment.metrics()["agentenv/num_abandoned"] == 0.0

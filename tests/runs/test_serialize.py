@@ -9,6 +9,7 @@ import zlib
 from array import array
 from dataclasses import replace
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import get_args
 
@@ -17,10 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv._util.jsonable import jsonable
+from agentenv.core.step_dict import parse_step
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import MAX_REWARD, BridgeKind, Completion, SamplingParams, StepResult, StopReason, Task
-from agentenv.errors import DataError
-from agentenv.runs.records.lines import decode_line, encode_line, trajectory_from_dict, trajectory_to_dict
+from agentenv.errors import ContractError, DataError
+from agentenv.runs.records.lines import (
+    decode_episode,
+    decode_line,
+    encode_line,
+    trajectory_from_dict,
+    trajectory_to_dict,
+)
 
 # Lone surrogates are text too; two that make a pair become one character in JSON.
 texts = st.text(st.characters(exclude_categories=()), max_size=12).filter(
@@ -333,3 +341,46 @@ def test_forced_tokens_outside_of_their_action_are_refused(wrong):
     values["turns"][0]["forced"] = wrong
     with pytest.raises(DataError, match="trajectory_from_dict"):
         trajectory_from_dict(values)
+
+
+numpy = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+odd = st.sampled_from(
+    [
+        numpy.bool_(True), numpy.int64(3), numpy.float32(0.5), numpy.str_("x"), numpy.array(2), numpy.array([2.5]),
+        numpy.zeros(2), numpy.zeros(0), torch.tensor(True), torch.tensor(0.5), torch.tensor([1]), torch.zeros(2),
+        torch.tensor(2.0, requires_grad=True), Fraction(1, 3), Decimal("1.5"), 10**400, -(10**400), 1 << 70, 1j, None,
+        "False", "", b"x", math.nan, math.inf, [1], (), {}, {"a": 1}, object(), StopReason.ABORTED,
+    ]
+) | values  # fmt: skip
+names = texts | st.integers() | st.none() | st.booleans()
+
+
+@pytest.mark.parametrize("is_dict", [False, True])
+@given(
+    reward=odd, score=odd, terminated=odd | st.booleans(), truncated=odd | st.booleans(),
+    info=st.dictionaries(names, odd, max_size=2),
+    temperature=st.sampled_from([0.5, numpy.float32(0.5), torch.tensor(0.5)]),
+)  # fmt: skip
+def test_what_a_step_returns_is_refused_or_can_be_read_again(
+    is_dict, reward, score, terminated, truncated, info, temperature
+):
+    sampling = SamplingParams(temperature=temperature)
+    try:
+        if is_dict:
+            returned = {"rewards": reward, "scores": score, "done": terminated, "truncated": truncated,
+                        "environment_feedback": "", "extra_logs": info, "sampling_params": sampling}  # fmt: skip
+        else:
+            returned = StepResult("", reward, terminated, truncated, score, info, sampling)
+        result = parse_step(returned, "step")
+    except ContractError:
+        return
+    trajectory = small()
+    trajectory.set_result(result)
+    read = decode_episode(decode_line(encode_line(trajectory))).turns[-1].result
+    assert {type(result.terminated), type(result.truncated), type(result.reward)} == {bool, float}
+    written = {
+        key: str(float(v)) if isinstance(v, float) and not math.isfinite(v) else v for key, v in result.info.items()
+    }
+    assert replace(read, sampling=None) == replace(result, info=written, sampling=None)
+    assert read.sampling.temperature == 0.5

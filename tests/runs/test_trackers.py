@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 
 import pytest
@@ -42,18 +43,19 @@ def _there(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("package", "flag", "value"),
+    ("package", "flag", "value", "name"),
     [
-        ("torch.utils.tensorboard", "use_tensorboard", "logs"),
-        ("wandb", "use_wandb", "True"),
-        ("mlflow", "use_mlflow", "file:mlruns"),
-        ("trackio", "use_trackio", "True"),
+        ("torch.utils.tensorboard", "use_tensorboard", "logs", "'agentenv-rl[train]'"),
+        ("wandb", "use_wandb", "True", "wandb"),
+        ("mlflow", "use_mlflow", "file:mlruns", "mlflow"),
+        ("trackio", "use_trackio", "True", "'agentenv-rl[trackio]'"),
     ],
 )
-def test_a_tracker_that_is_not_installed_is_answered_with_the_command(tmp_path, monkeypatch, package, flag, value):
+def test_a_tracker_that_is_not_installed_is_answered_with_the_command(
+    tmp_path, monkeypatch, package, flag, value, name
+):
     monkeypatch.setitem(sys.modules, package, None)  # as where it is absent
-    name = package.rsplit(".", 1)[-1]
-    with pytest.raises(MissingDependency, match=rf"--{flag}: expected .*pip install {name}$"):
+    with pytest.raises(MissingDependency, match=rf"--{flag}: expected .*pip install {re.escape(name)}$"):
         open_trackers(tracked(tmp_path, **{flag: value}))
 
 

@@ -23,7 +23,7 @@ from agentenv.sandbox.grading import (
 )
 from agentenv.tools.python import PythonTool
 
-LIMITS = ExecLimits(cpu_s=10.0, wall_s=60.0)
+LIMITS = ExecLimits(cpu_s=60.0, wall_s=200.0)  # which only a hang reaches
 ECHO = "import os\nwhile data := os.read(3, 100):\n    os.write(3, data.upper())\n"
 ROOT = Path(__file__).parents[2]
 
@@ -52,7 +52,7 @@ async def programs_run_as_they_do_here(sandbox):
     assert result.layers == sandbox.layers != ()
     command = await sandbox.run(["sh", "-c", "echo $((6 * 7))"], policy="proc", limits=LIMITS)
     assert (command.status, command.stdout) == (ExecStatus.OK, "42\n")
-    spent = await sandbox.run("while True: pass", limits=ExecLimits(cpu_s=0.2, wall_s=60))
+    spent = await sandbox.run("while True: pass", limits=ExecLimits(cpu_s=0.2, wall_s=200))
     assert spent.status is ExecStatus.CPU_TIMEOUT
     for wrong in ({"files": {"../a": b""}}, {"policy": "root"}, {"fetch": ["/etc/passwd"]}):
         with pytest.raises(ConfigError):
@@ -133,12 +133,12 @@ async def cancelling_reaches_the_program(sandbox):
     mark = f"cancelled-{os.getpid()}-{time.monotonic_ns()}"
     task = asyncio.ensure_future(sandbox.run(["sh", "-c", f"sleep 300; : {mark}"], policy="proc", limits=LIMITS))
     await until(lambda: running(mark.encode()))
+    link = await sandbox._acquire("")
     task.cancel()
-    cancelled = time.monotonic()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert running(mark.encode()) == []
-    assert time.monotonic() - cancelled < 10, "the far side did not heed it, and was given up"
+    assert link.lost is None, "the far side did not heed it, and was given up"
     assert (await sandbox.run("print(1)", limits=LIMITS)).attempts == 1
 
 

@@ -24,7 +24,7 @@ import pytest
 import agentenv
 from agentenv.errors import ConfigError
 from agentenv.sandbox import ExecLimits, ExecStatus, Isolation, LocalSandbox, SandboxUnavailable
-from agentenv.sandbox.escapes.cases import LIMITS
+from agentenv.sandbox.escapes.cases import LIMITS, SHORT
 from agentenv.sandbox.escapes.run import (
     Bare,
     all_cases,
@@ -38,8 +38,8 @@ from agentenv.sandbox.escapes.run import (
 from agentenv.sandbox.escapes.world import SECRET, plant_environment
 from agentenv.sandbox.guest import linux
 from agentenv.sandbox.guest.files import remove_tree, used
-from agentenv.sandbox.guest.usage import count_oom_kills
 from agentenv.sandbox.local import plan
+from tests.sandbox.backends import until
 
 CASES = all_cases()
 LEVELS = (Isolation.NAMESPACES, Isolation.LANDLOCK, Isolation.UID)
@@ -93,27 +93,13 @@ async def matrix(level, cases, planted):
     before = set(descendants())
     sandbox = await opened(level)
     try:
-        outcomes, left = {}, cases
-        for _ in range(5):
-            kills = oom_kills()
-            outcomes |= await run_matrix(sandbox, left, planted)
-            left = [case for case in cases if outcomes[case.name]]
-            if oom_kills() == kills:  # else a process of this machine ran out of memory, which excuses every kill
-                break
+        outcomes = await run_matrix(sandbox, cases, planted)
     finally:
         await sandbox.aclose()
     assert wait_for_descendants(before, 30) == {}, "processes outlive the sandbox"
     assert outcomes.keys() == {case.name for case in cases}
     found = {name: outcomes[name] for name, held, _ in verdicts(cases, outcomes, level) if not held}
     return found, {name for name, wrong in outcomes.items() if wrong} - found.keys()
-
-
-def oom_kills():
-    proc = os.open("/proc", os.O_RDONLY)
-    try:
-        return count_oom_kills(proc)
-    finally:
-        os.close(proc)
 
 
 def held_at(level):
@@ -369,7 +355,7 @@ async def test_packages_in_a_folder_of_the_name_of_the_working_folder_are_shown_
 
 @pytest.fixture(params=LEVELS[:2], ids=str)
 async def sandbox(request):
-    sandbox = await opened(request.param, limits=replace(LIMITS, wall_s=60.0))
+    sandbox = await opened(request.param, limits=replace(LIMITS, cpu_s=30.0, wall_s=60.0))
     yield sandbox
     await sandbox.aclose()
 
@@ -553,17 +539,12 @@ async def test_descriptors_that_a_program_passes_are_not_taken(sandbox):
     while await execution.receive():
         assert len(os.listdir("/proc/self/fd")) < before + 20
     await execution.finish()
-    for _ in range(500):
-        if len(os.listdir("/proc/self/fd")) <= before:
-            break
-        await asyncio.sleep(0.01)
-    else:
-        raise AssertionError("descriptors are left")
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
 @pytest.mark.long
 async def test_a_flood_of_the_channel_is_bounded(sandbox):
-    limits = replace(LIMITS, channel_kb=64, wall_s=1.0)
+    limits = replace(SHORT, channel_kb=64)
     execution = await sandbox.start(FLOOD, limits=limits)
     result = await asyncio.wait_for(execution.finish(), 60)
     assert len(result.channel) <= 64 * 1024
@@ -588,15 +569,8 @@ async def test_a_program_cannot_make_itself_unknown(sandbox):
         "x = '\ud800'",
         "",
     )
-    limits = replace(LIMITS, wall_s=1.0)
-    results = await asyncio.gather(*(sandbox.run(text, fetch=["x"], limits=limits) for text in programs))
-    unknown = [
-        (text[:60], result.detail)
-        for text, result in zip(programs, results, strict=True)
-        if result.status is ExecStatus.INFRA
-    ]
-    # A host that is overloaded keeps even who only sleeps from running: that is so, and no program's doing.
-    assert [(text, detail) for text, detail in unknown if not str(detail).startswith("host: ")] == []
+    results = await asyncio.gather(*(sandbox.run(text, fetch=["x"], limits=SHORT) for text in programs))
+    assert [result.detail for result in results if result.status is ExecStatus.INFRA] == []
     assert sum(result.status is ExecStatus.OK for result in results) == 1, "the empty one"
 
 
@@ -612,7 +586,7 @@ while True: pass
 @pytest.mark.long
 async def test_a_program_cannot_make_itself_unknown_by_its_own_children(sandbox):
     """They keep it from running, so that the host looks overloaded; how it ends is told all the same."""
-    limits = replace(LIMITS, cpu_s=7.0, wall_s=0.5, num_processes=1000)
+    limits = replace(LIMITS, cpu_s=7.0, wall_s=3.0, num_processes=1000)
     result = await sandbox.run(HOG, policy="proc", limits=limits)
     assert result.status in (ExecStatus.WALL_TIMEOUT, ExecStatus.CPU_TIMEOUT), result.detail
 

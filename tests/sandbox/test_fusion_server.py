@@ -29,6 +29,7 @@ from agentenv.sandbox.fusion.client import FusionSandbox
 from agentenv.sandbox.fusion.server import FusionServeOptions, FusionServer
 from agentenv.sandbox.fusion.submit import extract, same_output
 from agentenv.sandbox.local.sandbox import MIN_MEMORY_MB
+from tests.ports import held_port
 from tests.sandbox.conftest import opened
 from tests.sandbox.fusion_servers import until
 
@@ -536,6 +537,29 @@ async def test_an_address_gets_its_turn_next_to_a_busy_one():
         assert gate.started == 5
 
 
+async def test_an_address_that_names_many_tenants_lets_others_wait_for_one_turn():
+    gate = Gate()
+    other_address = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
+    async with serving(gate) as server, at(server, timeout=60) as http, at(server, transport=other_address) as other:
+        order = []
+
+        async def ask(http, tenant=""):
+            header = {"x-agentenv-ask": json.dumps({"tenant": tenant})}
+            await http.post("/run_code", json=HELLO, headers=header)
+            order.append(tenant)
+
+        work = []
+        for index in range(5):
+            work.append(asyncio.create_task(ask(http, f"many {index}")))
+            await until(lambda: server._queue.num_waiting == len(work) - 1)
+        work.append(asyncio.create_task(ask(other)))
+        await until(lambda: server._queue.num_waiting == 5)
+        gate.go_on.set()
+        await asyncio.gather(*work)
+        assert order.index("") <= 3
+        assert gate.given["tenant"].startswith("127.0.0.1 many")
+
+
 # --- /submit ----------------------------------------------------------------------------------------------------------
 
 TESTS = [{"input": {"stdin": f"{a}"}, "output": {"stdout": f"{a * 2}\n"}} for a in (1, 2, 3)]
@@ -688,23 +712,26 @@ def test_the_command_serves_until_it_is_stopped():
 
 @pytest.mark.slow
 async def test_a_server_that_is_killed_and_started_again_costs_attempts_and_no_verdict():
-    process, url = await asyncio.to_thread(serving_at, "--port", "0")
-    port = url.rpartition(":")[2]
-    try:
-        async with FusionSandbox(url, pause_s=0.2) as sandbox:
-            work = [asyncio.create_task(sandbox.run(f"import time; time.sleep(0.3); print({n})")) for n in range(12)]
-            await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+    with held_port() as port:
+        flags = ("--port", str(port), "--run_slots", "2")  # few slots, so that programs wait when it is killed
+        process, url = await asyncio.to_thread(serving_at, *flags)
+        try:
+            async with FusionSandbox(url, pause_s=8.0) as sandbox:  # four attempts outlast a slow start
+                work = [
+                    asyncio.create_task(sandbox.run(f"import time; time.sleep(0.3); print({n})")) for n in range(12)
+                ]
+                await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+                process.kill()
+                process.communicate()
+                process, _ = await asyncio.to_thread(serving_at, *flags)
+                results = await asyncio.gather(*work)
+                assert [(result.status, result.stdout) for result in results] == [
+                    (ExecStatus.OK, f"{n}\n") for n in range(12)
+                ]
+                assert max(result.attempts for result in results) > 1
+        finally:
             process.kill()
             process.communicate()
-            process, _ = await asyncio.to_thread(serving_at, "--port", port)
-            results = await asyncio.gather(*work)
-            assert [(result.status, result.stdout) for result in results] == [
-                (ExecStatus.OK, f"{n}\n") for n in range(12)
-            ]
-            assert max(result.attempts for result in results) > 1
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.mark.slow

@@ -11,9 +11,13 @@ import pytest
 
 from agentenv.errors import ConfigError
 from agentenv.sandbox import ExecLimits, ExecStatus, Isolation, LocalSandbox, SandboxBusy, SandboxUnavailable
+from tests.sandbox.backends import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-QUICK = ExecLimits(cpu_s=0.3, wall_s=0.6)
+QUICK = ExecLimits(wall_s=3.0)
+"""For what never ends by itself: time for a busy machine to start it."""
+GIVE_WAY = "import os; os.nice(1)\n"
+"""The first line of such a program. One that gave way ran into its limit, however busy the machine was."""
 
 
 async def ok(sandbox, program, **options):
@@ -74,9 +78,9 @@ async def test_a_crash_is_a_signal(sandbox):
 
 @pytest.mark.long
 async def test_cpu_is_limited(sandbox):
-    result = await sandbox.run("while True: pass", limits=ExecLimits(cpu_s=0.3, wall_s=30))
+    result = await sandbox.run("while True: pass", limits=ExecLimits(cpu_s=0.3, wall_s=200))
     assert result.status is ExecStatus.CPU_TIMEOUT
-    assert 0.3 <= result.cpu_s < 3
+    assert result.cpu_s >= 0.3
 
 
 async def test_the_kernels_own_cpu_limit_is_far_behind_for_its_count_runs_ahead(sandbox):
@@ -86,14 +90,14 @@ async def test_the_kernels_own_cpu_limit_is_far_behind_for_its_count_runs_ahead(
 
 @pytest.mark.long
 async def test_time_is_limited(sandbox):
-    result = await sandbox.run("import time; print('here', flush=True); time.sleep(60)", limits=QUICK)
+    result = await sandbox.run(f"{GIVE_WAY}import time; print('here', flush=True); time.sleep(60)", limits=QUICK)
     assert (result.status, result.stdout) == (ExecStatus.WALL_TIMEOUT, "here\n")
-    assert 0.6 <= result.wall_s < 5
+    assert 3.0 <= result.wall_s < 60
 
 
 @pytest.mark.long
 async def test_stopping_itself_does_not_stop_the_clock(sandbox):
-    result = await sandbox.run("import os, time; os.kill(os.getpid(), 19); time.sleep(60)", limits=QUICK)
+    result = await sandbox.run(f"{GIVE_WAY}import time; os.kill(os.getpid(), 19); time.sleep(60)", limits=QUICK)
     assert result.status is ExecStatus.WALL_TIMEOUT
 
 
@@ -444,7 +448,7 @@ async def test_a_program_that_ends_by_itself_ends_the_talk(sandbox):
 
 @pytest.mark.long
 async def test_one_that_does_not_listen_delays_no_call_beyond_its_limits(sandbox):
-    execution = await sandbox.start("import time; time.sleep(60)", limits=QUICK)
+    execution = await sandbox.start(f"{GIVE_WAY}import time; time.sleep(60)", limits=QUICK)
     await execution.send(bytes(5_000_000))
     assert (await execution.finish()).status is ExecStatus.WALL_TIMEOUT
 
@@ -471,10 +475,9 @@ async def test_cancelling_ends_it_at_once(sandbox):
 @pytest.mark.long
 async def test_a_run_in_the_queue_can_be_cancelled():
     async with LocalSandbox(run_slots=1) as sandbox:
-        long = asyncio.create_task(sandbox.run("import time; time.sleep(0.3); print(1)"))
-        await asyncio.sleep(0.05)
+        long = asyncio.create_task(sandbox.run("import time; time.sleep(1); print(1)"))
         waiting = asyncio.create_task(sandbox.run("print(2)"))
-        await asyncio.sleep(0.05)
+        await waiting_there(sandbox, 1)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -482,11 +485,17 @@ async def test_a_run_in_the_queue_can_be_cancelled():
         assert await ok(sandbox, "print(3)") == "3\n"
 
 
+async def waiting_there(sandbox, count):
+    """Wait for so many in its queue; a turn of the loop at a time, so that none of them is missed."""
+    while sandbox._queue.num_waiting != count:
+        await asyncio.sleep(0)
+
+
 @pytest.mark.long
 async def test_a_full_queue_refuses():
     async with LocalSandbox(run_slots=1, max_waiting=2) as sandbox:
-        tasks = [asyncio.create_task(sandbox.run("import time; time.sleep(0.2)")) for _ in range(3)]
-        await asyncio.sleep(0.05)
+        tasks = [asyncio.create_task(sandbox.run("import time; time.sleep(1)")) for _ in range(3)]
+        await waiting_there(sandbox, 2)
         with pytest.raises(SandboxBusy, match="fewer than 2 waiting"):
             await sandbox.run("")
         assert {result.status for result in await asyncio.gather(*tasks)} == {ExecStatus.OK}
@@ -524,8 +533,9 @@ async def test_it_opens_when_it_is_used_and_closes_more_than_once():
 @pytest.mark.long
 async def test_closing_ends_what_runs():
     sandbox = LocalSandbox()
+    await sandbox.open()
     task = asyncio.create_task(sandbox.run("import time; time.sleep(60)"))
-    await asyncio.sleep(0.5)
+    await until(lambda: sandbox._pool.zygotes[0].in_flight)
     await sandbox.aclose()
     assert (await task).status is ExecStatus.INFRA  # at its own end it would be WALL_TIMEOUT
 

@@ -193,7 +193,9 @@ def answer(code, number, arguments=(0,) * 6, arch=linux.AUDIT_ARCH):
 
 
 PURE, PROC = seccomp.assemble(processes=False), seccomp.assemble(processes=True)
+ON_HOST, PROC_ON_HOST = (seccomp.assemble(processes=processes, on_host=True) for processes in (False, True))
 CLONE_THREAD_FLAGS = 0x3D0F00
+HIGH = 1 << 32
 
 
 @pytest.mark.parametrize(
@@ -204,7 +206,18 @@ CLONE_THREAD_FLAGS = 0x3D0F00
         (PURE, "io_uring_setup", (), seccomp.ENOSYS),
         (PURE, "clone", (CLONE_THREAD_FLAGS,), seccomp.ALLOW),
         (PURE, "clone", (17,), seccomp.EPERM),
+        (PURE, "clone", (CLONE_THREAD_FLAGS & ~linux.CLONE_FILES,), seccomp.EPERM),
         (PROC, "clone", (17,), seccomp.ALLOW),
+        (PROC, "clone", (CLONE_THREAD_FLAGS,), seccomp.ALLOW),
+        (PROC, "clone", (CLONE_THREAD_FLAGS & ~linux.CLONE_FILES,), seccomp.EPERM),
+        (PURE, "close_range", (3, 9, 0), seccomp.ALLOW),
+        (PURE, "close_range", (3, 9, 4), seccomp.ALLOW),
+        (PURE, "close_range", (3, 9, 2), seccomp.EPERM),
+        (PROC, "close_range", (3, 9, 6 | HIGH), seccomp.EPERM),
+        (PURE, "sendmsg", (), seccomp.ALLOW),
+        (ON_HOST, "sendmsg", (), seccomp.EPERM),
+        (PROC_ON_HOST, "sendmmsg", (), seccomp.EPERM),
+        (ON_HOST, "sendto", (3, 1, 1, 0, 0), seccomp.ALLOW),
         (PROC, "clone", (17 | linux.CLONE_NEWUSER,), seccomp.EPERM),
         (PROC, "clone3", (), seccomp.ENOSYS),
         (PURE, "execve", (), seccomp.EPERM),
@@ -225,6 +238,25 @@ CLONE_THREAD_FLAGS = 0x3D0F00
         (PURE, "mknodat", (0, 0, 0o010644), seccomp.ALLOW),
         (PURE, "mknodat", (0, 0, 0o020644), seccomp.EPERM),
         (PURE, "kill", (1, 9), seccomp.ALLOW),
+        (PURE, "sched_yield", (), seccomp.ERRNO),
+        (ON_HOST, "kill", (1, 9), seccomp.EPERM),
+        (ON_HOST, "kill", (1, 9 | HIGH), seccomp.EPERM),
+        (ON_HOST, "kill", (9, 15), seccomp.ALLOW),
+        (ON_HOST, "tgkill", (9, 9, 10), seccomp.ALLOW),
+        (ON_HOST, "tgkill", (1, 1, 9), seccomp.EPERM),
+        (ON_HOST, "rt_sigqueueinfo", (1, 9, 1), seccomp.EPERM),
+        (ON_HOST, "rt_tgsigqueueinfo", (1, 1, 9, 1), seccomp.EPERM),
+        (ON_HOST, "timer_create", (1, 0, 1), seccomp.EPERM),
+        (ON_HOST, "setrlimit", (0, 1), seccomp.ERRNO),
+        (ON_HOST, "setrlimit", (HIGH, 1), seccomp.ERRNO),
+        (ON_HOST, "setrlimit", (3, 1), seccomp.ALLOW),
+        (ON_HOST, "prlimit64", (0, 0, 1, 0), seccomp.ERRNO),
+        (ON_HOST, "prlimit64", (0, 0, HIGH, 0), seccomp.ERRNO),
+        (ON_HOST, "prlimit64", (0, 0, 0, 1), seccomp.ALLOW),
+        (ON_HOST, "prlimit64", (0, 3, 1, 0), seccomp.ALLOW),
+        (ON_HOST, "prlimit64", (1, 3, 1, 0), seccomp.EPERM),
+        (PROC_ON_HOST, "kill", (1, 9), seccomp.ALLOW),
+        (PROC_ON_HOST, "setrlimit", (0, 1), seccomp.ALLOW),
         (PURE, "fcntl", (1, 4, 0), seccomp.ALLOW),
         (PURE, "fcntl", (1, 8, 1), seccomp.EPERM),
         (PURE, "setsockopt", (1, 1, 7), seccomp.ALLOW),
@@ -245,9 +277,9 @@ def test_the_filter_ends_other_abis_and_refuses_what_it_does_not_know():
 
 
 def test_signals_and_metadata_can_be_kept_in():
-    code = seccomp.assemble(processes=False, own_signals=True, own_groups=True, metadata=seccomp.ERRNO)
+    code = seccomp.assemble(processes=False, own_signals=True, on_host=True, metadata=seccomp.ERRNO)
     numbers = linux.NUMBERS
-    assert answer(code, numbers["kill"], (seccomp.OWN_PID, 9, 0, 0, 0, 0)) == seccomp.ALLOW
+    assert answer(code, numbers["kill"], (seccomp.OWN_PID, 15, 0, 0, 0, 0)) == seccomp.ALLOW
     assert answer(code, numbers["kill"], (1, 9, 0, 0, 0, 0)) == seccomp.EPERM
     assert answer(code, numbers["setsid"]) == seccomp.EPERM
     assert answer(code, numbers["getpgid"], (77, 0, 0, 0, 0, 0)) == seccomp.EPERM

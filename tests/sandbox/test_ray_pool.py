@@ -62,8 +62,9 @@ async def sandbox(ray):
 
 
 def pids():
-    """Of the actors' processes."""
-    return backends.running(b"ray::NodeHost")
+    """Of the actors' processes, of the Ray that was started here."""
+    ours = descendants([os.getpid()])
+    return [pid for pid in backends.running(b"ray::NodeHost") if pid in ours]
 
 
 @pytest.mark.slow
@@ -100,10 +101,12 @@ async def test_all_callers_on_a_node_share_one_pool_in_any_order(ray, sandbox):
 @pytest.mark.slow
 async def test_an_actor_that_dies_is_replaced_and_what_ran_there_runs_again(sandbox):
     link = sandbox._link
-    task = asyncio.ensure_future(sandbox.run("import time; time.sleep(1); print(1)"))
     execution = await sandbox.start(SLEEP)
     session = sandbox.session()
     await session.open()
+    calls = len(link._calls)
+    task = asyncio.ensure_future(sandbox.run("import time; time.sleep(2); print(1)"))
+    await backends.until(lambda: len(link._calls) > calls)
     programs = descendants(pids())
     assert programs
     for pid in pids():
@@ -134,8 +137,9 @@ def descendants(roots):
 @pytest.mark.slow
 async def test_an_actor_that_is_stopped_is_not_a_verdict(ray, sandbox, monkeypatch):
     monkeypatch.setattr(ray_pool, "WEDGED_S", 1.0)
+    known = {*pids()}
     own = await backends.opened(RaySandbox(run_slots=3))
-    new = max(pids())
+    (new,) = {*pids()} - known
     task = asyncio.ensure_future(own.run(SLEEP))
     await asyncio.sleep(0.2)
     os.kill(new, signal.SIGSTOP)

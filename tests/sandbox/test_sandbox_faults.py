@@ -9,6 +9,7 @@ import math
 import os
 import re
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -34,6 +35,11 @@ from tests.sandbox.conftest import opened
 
 ROOT = Path(__file__).parents[2]
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
+
+
+@pytest.fixture(params=[Isolation.NAMESPACES, Isolation.LANDLOCK, Isolation.UID], ids=str)
+def level(request):
+    return request.param
 
 
 @pytest.fixture(autouse=True)
@@ -98,8 +104,10 @@ def zygote(sandbox):
 @pytest.mark.long
 @pytest.mark.parametrize("victim", [guardian, zygote])
 async def test_a_killed_zygote_is_replaced_and_its_program_run_again(own_sandbox, victim):
-    task = asyncio.create_task(own_sandbox.run("import time; time.sleep(2.0); print('done')"))
-    await asyncio.sleep(0.5)
+    task = asyncio.create_task(
+        own_sandbox.run("import time; time.sleep(2.0); print('done')", limits=ExecLimits(wall_s=120))
+    )
+    await until(lambda: below(zygote(own_sandbox)))
     os.kill(victim(own_sandbox), signal.SIGKILL)
     result = await task
     assert (result.status, result.stdout) == (ExecStatus.OK, "done\n"), result
@@ -132,7 +140,7 @@ async def test_a_program_ends_no_program_of_another_sandbox(level, other_level, 
         await opened(isolation=level if other_level == "the same" else other_level),
     )
     try:
-        victim = await other.start(SLEEP, policy=policy)
+        victim = await other.start(SLEEP, policy=policy, limits=ExecLimits(wall_s=120))
         await until(lambda: below(zygote(other)))
         await one.run("import os\nfor _ in range(3): os.kill(-1, 9)", policy=policy)
         assert below(zygote(other)), "the program of the other sandbox is gone"
@@ -205,18 +213,22 @@ def uids(pid):
 
 
 @pytest.mark.long
-async def test_a_stopped_zygote_is_noticed_and_replaced(strongest, monkeypatch):
-    monkeypatch.setattr(_client, "WEDGED_S", 0.5)
-    monkeypatch.setattr(_client, "_PING_S", 0.2)
+async def test_a_stopped_zygote_is_noticed_and_replaced(strongest):
+    stopped = strongest._pool.zygotes[0]
     os.kill(zygote(strongest), signal.SIGSTOP)
-    result = await strongest.run("print('done')")
+    with pytest.MonkeyPatch.context() as impatient:
+        impatient.setattr(_client, "WEDGED_S", 0.5)
+        impatient.setattr(_client, "_PING_S", 0.2)
+        task = asyncio.create_task(strongest.run("print('done')"))
+        await until(lambda: stopped.lost)
+    result = await task  # by one that may take its time to answer
     assert (result.status, result.stdout, result.attempts) == (ExecStatus.OK, "done\n", 2)
 
 
 @pytest.mark.long
 async def test_one_that_sends_an_invalid_report_is_lost(strongest):
-    task = asyncio.create_task(strongest.run("import time; time.sleep(0.3); print('done')"))
-    await asyncio.sleep(0.1)
+    task = asyncio.create_task(strongest.run("import time; time.sleep(2); print('done')"))
+    await until(lambda: strongest._pool.zygotes[0].in_flight)
     strongest._pool.zygotes[0]._control.send(b"garbage")  # which the zygote takes for the end
     result = await task
     assert (result.status, result.attempts) == (ExecStatus.OK, 2)
@@ -274,22 +286,19 @@ async def running(sandbox, program=SLEEP, **options):
 
 @pytest.mark.long
 async def test_a_program_that_the_host_killed_is_run_again(own_sandbox):
-    task = asyncio.create_task(own_sandbox.run("import time; time.sleep(1); print('done')"))
+    task = asyncio.create_task(own_sandbox.run("import time; time.sleep(2); print('done')"))
     pids = []
     await until(lambda: pids.extend(below(zygote(own_sandbox))) or pids)
     status = Path(f"/proc/{pids[0]}/status")
     await until(lambda: "Seccomp:\t2" in status.read_text())
     os.kill(pids[0], signal.SIGKILL)
     result = await task
-    if own_sandbox.isolation is Isolation.NAMESPACES:
-        assert (result.status, result.stdout, result.attempts) == (ExecStatus.OK, "done\n", 2)
-    else:  # there a program can kill itself
-        assert (result.status, result.signal) == (ExecStatus.SIGNAL, signal.SIGKILL)
+    assert (result.status, result.stdout, result.attempts) == (ExecStatus.OK, "done\n", 2)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("spent", [0.0, 1.1])
-async def test_a_program_cannot_have_itself_killed_as_if_by_the_host(strongest, spent):
+async def test_a_program_cannot_have_itself_killed_as_if_by_the_host(own_sandbox, spent):
     program = f"""
 import os, resource, signal, time
 resource.setrlimit(resource.RLIMIT_CPU, (1, 1))
@@ -299,7 +308,7 @@ except OSError: pass
 while time.process_time() < {spent}: pass
 os._exit(1)
 """
-    result = await strongest.run(program, limits=ExecLimits(cpu_s=3.0, wall_s=60))
+    result = await own_sandbox.run(program, limits=ExecLimits(cpu_s=3.0, wall_s=60))
     assert result.status in (ExecStatus.NONZERO, ExecStatus.SIGNAL), result.detail
 
 
@@ -352,6 +361,49 @@ async def test_a_program_that_the_kernel_killed_for_lack_of_memory_has_no_verdic
     assert result.detail.startswith("host:")
 
 
+FAILS_ALONE = {
+    "wrong": "raise ValueError",
+    "killed by itself": "import os\nfor _ in range(9): os.kill(os.getpid(), 9)\nos._exit(1)",
+    "killed by its limit": "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (0, 0))\nwhile True: pass",
+}
+
+
+@pytest.mark.long
+async def test_a_group_that_takes_the_memory_of_its_container_has_verdicts_all_the_same(own_temporary_folder, level):
+    """Each stays within its limits, and the kernel kills some of them; what it killed runs again alone."""
+    hog = "import time\nhoard = bytearray(b'x') * (120 << 20)\ntime.sleep(1)\nraise ValueError"
+    sandbox = await opened(isolation=level, run_slots=4)
+    try:
+        await sandbox.run("pass")
+        with small_memory(zygote(sandbox), 250):
+            programs = [hog] * 4 + [f"import time\ntime.sleep(0.5)\n{end}" for end in FAILS_ALONE.values()]
+            limits = ExecLimits(memory_mb=200, cpu_s=2.0, wall_s=60)
+            results = await asyncio.gather(*(sandbox.run(program, limits=limits) for program in programs))
+    finally:
+        await sandbox.aclose()
+    assert [result.detail for result in results if result.status is ExecStatus.INFRA] == []
+    assert {result.status for result in results[:4]} == {ExecStatus.NONZERO}
+
+
+def test_memory_that_programs_lack_together_is_named(monkeypatch):
+    files = {
+        "/proc/self/cgroup": ["4:memory:/a/b", "0::/c"],
+        "/sys/fs/cgroup/memory/a/memory.limit_in_bytes": [str(1000 << 20)],
+        "/sys/fs/cgroup/c/memory.max": ["max"],
+    }
+    monkeypatch.setattr(_plan, "_lines", lambda path: files.get(os.path.normpath(path), []))
+    assert _plan.missing_memory(250, 4) == ""
+    assert "4 programs of 251 MiB, got 1000 MiB" in _plan.missing_memory(251, 4)
+    files["/sys/fs/cgroup/memory.max"] = [str(500 << 20)]
+    assert "got 500 MiB" in _plan.missing_memory(250, 4)
+
+
+async def test_opening_warns_where_programs_lack_memory_together(monkeypatch, caplog):
+    monkeypatch.setattr(_plan, "_memory_limits", lambda: iter([300 << 20]))
+    async with await opened(run_slots=2):
+        assert "2 programs of 256 MiB, got 300 MiB" in caplog.text
+
+
 @pytest.mark.long
 async def test_nothing_of_a_program_outlives_a_killed_guardian(own_sandbox):
     program = """
@@ -381,7 +433,7 @@ async def test_an_event_of_one_program_never_ends_the_next(strongest):
     os.kill(pid, signal.SIGKILL)
     await until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
     following = asyncio.create_task(strongest.run("import time; time.sleep(0.3); print('mine')"))
-    await asyncio.sleep(0.1)
+    await until(lambda: strongest._pool.zygotes[0].in_flight == 2)
     execution.release()
     os.kill(forker, signal.SIGCONT)
     result = await following
@@ -390,7 +442,7 @@ async def test_an_event_of_one_program_never_ends_the_next(strongest):
 
 
 @pytest.mark.long
-async def test_programs_end_although_a_fork_of_the_trainer_holds_its_descriptors(strongest):
+async def test_programs_end_although_a_fork_of_the_trainer_holds_its_descriptors(strongest, monkeypatch):
     execution, _ = await running(strongest, limits=ExecLimits(wall_s=120))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
@@ -401,9 +453,10 @@ async def test_programs_end_although_a_fork_of_the_trainer_holds_its_descriptors
     try:
         result = await asyncio.wait_for(execution.kill(), 30)
         assert result.status is ExecStatus.SIGNAL
-        started = time.monotonic()
+        process = strongest._pool.zygotes[0]._process
+        monkeypatch.setattr(_client, "WEDGED_S", 60.0)  # after which it would be killed
         await strongest.aclose()
-        assert time.monotonic() - started < _client.WEDGED_S
+        assert process.returncode == 0, "the guardian did not notice that it should end"
     finally:
         os.kill(fork, signal.SIGKILL)
         os.waitpid(fork, 0)
@@ -411,16 +464,23 @@ async def test_programs_end_although_a_fork_of_the_trainer_holds_its_descriptors
 
 @pytest.mark.long
 async def test_a_loop_that_was_held_up_takes_no_zygote_for_lost(strongest, monkeypatch):
-    for module, name, value in ((_client, "WEDGED_S", 0.3), (_client, "_PING_S", 0.1), (_execution, "BACKSTOP_S", 0.1)):
-        monkeypatch.setattr(module, name, value)
-    forker = zygote(strongest)
-    limits = ExecLimits(wall_s=0.6)
-    task = asyncio.create_task(strongest.run("import time; time.sleep(0.3); print('done')", limits=limits))
-    neighbour = asyncio.create_task(strongest.run("import time; time.sleep(2); print('too')"))
-    await asyncio.sleep(0.05)
-    time.sleep(1.5)  # as a trainer does that copies weights
-    for result, message in ((await task, "done\n"), (await neighbour, "too\n")):
-        assert (result.status, result.stdout, result.attempts) == (ExecStatus.OK, message, 1)
+    monkeypatch.setattr(_client, "_PING_S", 600.0)  # so that what comes first is a report
+    monkeypatch.setattr(_client, "WEDGED_S", 700.0)
+    loop, forker, one = asyncio.get_running_loop(), zygote(strongest), strongest._pool.zygotes[0]
+    neighbor, _ = await running(strongest, limits=ExecLimits(wall_s=3000))
+    task = asyncio.create_task(strongest.run("print('done')", limits=ExecLimits(wall_s=60)))
+    while one.in_flight < 2:
+        await asyncio.sleep(0)
+    assert select.select([one._control], [], [], 60)[0], "no report came"
+    # The loop has not read it. Now its clock is past the ping, and past all limits of the program, as if a trainer had
+    # copied weights meanwhile; then once more, where nothing is to be read.
+    time_s = loop.time
+    monkeypatch.setattr(loop, "time", lambda: time_s() + 1000)
+    result = await task
+    assert (result.status, result.stdout, result.attempts) == (ExecStatus.OK, "done\n", 1)
+    monkeypatch.setattr(loop, "time", lambda: time_s() + 2000)
+    assert (await strongest.run("print(1)")).attempts == 1
+    assert (await neighbor.kill()).detail == "killed by the caller"
     assert zygote(strongest) == forker
 
 
@@ -449,7 +509,6 @@ async def main():
     sandbox = LocalSandbox(isolation=Isolation(sys.argv[1]), run_slots=2)
     await sandbox.open()
     tasks = [asyncio.create_task(sandbox.run(FORKS, policy="proc")) for _ in range(2)]
-    await asyncio.sleep(0.3)
     print(sandbox._pool.zygotes[0].pid, sandbox._pool.zygotes[0]._base, flush=True)
     await asyncio.gather(*tasks)
 asyncio.run(main())
@@ -514,8 +573,8 @@ async def test_without_file_descriptors_it_is_an_infra_failure_and_passes(strong
 
 @pytest.mark.long
 async def test_without_file_descriptors_no_fetched_file_is_taken_for_absent(strongest):
-    task = asyncio.create_task(strongest.run("open('f', 'w').write('x')\nimport time; time.sleep(0.5)", fetch=["f"]))
-    await asyncio.sleep(0.2)
+    task = asyncio.create_task(strongest.run("open('f', 'w').write('x')\nimport time; time.sleep(2)", fetch=["f"]))
+    await until(lambda: strongest._pool.zygotes[0].in_flight)
     with no_descriptors(spare=0):
         result = await task
     assert result.status is ExecStatus.INFRA, result.files
@@ -555,16 +614,38 @@ def small_disk(room, options):
 
 
 async def test_a_full_disk_of_the_host_is_not_a_fault_of_the_program(room, monkeypatch):
-    writes = "open('f', 'wb', buffering=0).write(bytes(3 << 20)); open('g', 'wb', buffering=0).write(bytes(3 << 20))"
     with small_disk(room, "size=4m,nr_inodes=1k") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         async with await opened(isolation=Isolation.LANDLOCK) as sandbox:
-            result = await sandbox.run(writes + "\nraise OSError(28, 'No space')")
-            assert result.status is ExecStatus.INFRA
+            Path(folder, "of the host").write_bytes(bytes(3 << 20))
+            with contextlib.suppress(OSError):
+                Path(folder, "also").write_bytes(bytes(3 << 20))
+            result = await sandbox.run("raise OSError(28, 'No space')")
+            assert (result.status, result.attempts) == (ExecStatus.INFRA, 2)
             assert "the disk is full" in result.detail
             assert (await sandbox.run("print(1)")).stdout == "1\n"
-            lied = await sandbox.run("import sys; sys.exit('OSError: [Errno 28] No space left on device')")
-            assert lied.status is ExecStatus.DISK_LIMIT
+
+
+FILLS = """
+import os
+try:
+    for name in "fgh": open(name, "wb", buffering=0).write(bytes(3 << 20))
+except OSError: pass
+"""
+
+
+@pytest.mark.parametrize("end", ["os._exit(1)", "raise OSError(28, 'No space')", "import ctypes; ctypes.string_at(0)"])
+async def test_a_program_that_fills_the_disk_within_its_quota_has_a_verdict(room, monkeypatch, end):
+    with small_disk(room, "size=4m,nr_inodes=1k") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        async with await opened(isolation=Isolation.LANDLOCK, run_slots=4) as sandbox:
+            programs = [FILLS + "import time; time.sleep(0.3)\n" + end] * 3 + ["import time; time.sleep(0.1)\n" + end]
+            results = await asyncio.gather(*(sandbox.run(program) for program in programs))
+            assert [result.detail for result in results if result.status is ExecStatus.INFRA] == []
+            honest = "import time; time.sleep(0.1)\nopen('x', 'wb', buffering=0).write(bytes(1 << 20))\nprint(1)"
+            filling = asyncio.create_task(sandbox.run(programs[0]))
+            assert (await sandbox.run(honest)).stdout == "1\n"
+            await filling
 
 
 def test_a_disk_of_unknown_size_does_not_count_as_full():
@@ -618,7 +699,7 @@ async def test_files_that_do_not_fit_are_as_if_the_program_had_written_them(stro
 @pytest.mark.long
 async def test_bombs_next_door_are_not_felt(own_sandbox):
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
-    limits = ExecLimits(cpu_s=2, wall_s=3, num_processes=8)
+    limits = ExecLimits(cpu_s=60, wall_s=120, num_processes=8)
     bombs = [await own_sandbox.start(bomb, policy="proc", limits=limits) for _ in range(2)]
     results = [await own_sandbox.run("print(1)", limits=ExecLimits(wall_s=60)) for _ in range(5)]
     assert [result.stdout for result in results] == ["1\n"] * 5
@@ -627,7 +708,7 @@ async def test_bombs_next_door_are_not_felt(own_sandbox):
 
 
 def report(**changes):
-    base = {"cause": "wall", "cpu_s": 0.1, "leader_cpu_s": 0.1, "wall_s": 10.0, "delay_s": 0.0, "code": 0, "signal": 9}
+    base = {"cause": "wall", "cpu_s": 0.1, "wall_s": 10.0, "delay_s": 0.0, "code": 0, "signal": 9}
     return base | changes
 
 
@@ -635,11 +716,11 @@ def report(**changes):
     ("report", "status"),
     [
         (report(), ExecStatus.WALL_TIMEOUT),
-        (report(delay_s=5.0), ExecStatus.INFRA),
-        (report(delay_s=5.0, own_delay=True), ExecStatus.WALL_TIMEOUT),
+        (report(delay_s=9.0), ExecStatus.WALL_TIMEOUT),  # it had that time again
         (report(cause="cpu"), ExecStatus.CPU_TIMEOUT),
-        (report(delay_s=5.0, cpu_s=3.0, leader_cpu_s=3.0), ExecStatus.WALL_TIMEOUT),
-        (report(delay_s=2.1, cpu_s=2.1, leader_cpu_s=0.1), ExecStatus.WALL_TIMEOUT),
+        (report(cause="killed"), ExecStatus.INFRA),
+        (report(cause="exit", signal=0, code=1, full=True), ExecStatus.INFRA),
+        (report(cause="exit", signal=0, full=True), ExecStatus.OK),
         (report(cpu_s=5.0), ExecStatus.CPU_TIMEOUT),
         (report(cause="exit", signal=0, cpu_s=5.1), ExecStatus.CPU_TIMEOUT),
         (report(cause="exit", signal=0), ExecStatus.OK),
@@ -653,32 +734,97 @@ def report(**changes):
         (report(cause="processes"), ExecStatus.POLICY),
     ],
 )
-def test_a_verdict_is_by_cpu_and_an_overloaded_host_returns_none(report, status):
+def test_a_verdict_is_by_cpu_and_none_is_by_waiting(report, status):
     assert classify(report, ExecLimits(cpu_s=5.0), b"")[0] is status
 
 
+@pytest.mark.parametrize(
+    ("ran_s", "waited_s", "cpu_s", "lowered", "crowded", "kept"),
+    [
+        (0.1, 0.0, 0.1, 0, False, 0.0),
+        (0.1, 3.0, 0.1, 0, False, 3.0),
+        (0.1, 9.0, 0.1, 0, False, 9.0),
+        (0.1, 3.0, 2.1, 0, False, 1.0),  # it waited for its own threads
+        (0.1, 3.0, 5.1, 0, False, 0.0),
+        (0.1, 3.0, 0.1, 1, False, 0.0),  # or gave way
+        (0.1, 3.0, 0.1, 0, True, 0.0),
+    ],
+)
+def test_time_is_given_back_that_the_host_kept_a_program_waiting(
+    monkeypatch, ran_s, waited_s, cpu_s, lowered, crowded, kept
+):
+    killed = []
+    loop = SimpleNamespace(
+        _nice=10, _setting=SimpleNamespace(proc=0), _host_pid=lambda _: "1", _excess=lambda _: "",
+        _kill=lambda _, cause: killed.append(cause),
+        _kept_waiting_s=lambda run: watch.ProgramLoop._kept_waiting_s(loop, run),
+    )  # fmt: skip
+    monkeypatch.setattr(watch.linux, "read_at", lambda *_: f"{int(ran_s * 1e9)} {int(waited_s * 1e9)} 7\n")
+    monkeypatch.setattr(watch.os, "getpriority", lambda *_: 10 + lowered)
+    monkeypatch.setattr(watch.time, "clock_gettime", lambda _: cpu_s)
+    run = watch._RunningProgram(1, 1, 1, 1, 1, 1, "pure", {"wall_s": 2.0}, 100.0, crowded=crowded)
+    assert run.due() <= 102.0
+    given_back = min(kept, 2 * watch.MAX_GIVEN_BACK)
+    watch.ProgramLoop._look(loop, run, 102.0 + given_back - 0.01)
+    assert killed == []
+    watch.ProgramLoop._look(loop, run, 102.0 + given_back)
+    assert killed == ["wall"]
+
+
+WAITERS = {
+    "spins": "while True: pass",
+    "sleeps": "import time\ntime.sleep(60)",
+    "naps": "import time\nwhile True: time.sleep(1e-5)",
+    "yields": "import os\nwhile True: os.sched_yield()",
+    "yields and sleeps": """
+import os, time
+while True:
+    end = time.monotonic() + 0.02
+    while time.monotonic() < end: os.sched_yield()
+    time.sleep(0.01)
+""",
+    "gives way": "import os\nos.nice(1)\nwhile True: pass",
+    "hands over": """
+import os, threading
+reader, writer = os.pipe()
+def answer():
+    while True: os.read(reader, 1)
+threading.Thread(target=answer, daemon=True).start()
+while True: os.write(writer, b"x")
+""",
+}
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("lowered", [False, True])
-async def test_an_overloaded_host_returns_no_verdict_after_one_retry(strongest, lowered):
-    """A core that is taken by others for most of the time, and a limit too short for what is left."""
-    program = f"import os\nos.nice({int(lowered)})\nwhile True: pass"
+@pytest.mark.parametrize("program", WAITERS.values(), ids=WAITERS.keys())
+async def test_no_program_becomes_unknown_by_waiting_on_a_busy_host(strongest, program):
+    """A core that is taken by others for most of the time."""
+    with busy_core(strongest):
+        result = await strongest.run(program, limits=ExecLimits(cpu_s=20.0, wall_s=1.0))
+    assert result.status is ExecStatus.WALL_TIMEOUT
+    assert result.attempts == 1
+
+
+@contextlib.contextmanager
+def busy_core(sandbox):
     core = min(os.sched_getaffinity(0))
-    pids = [zygote(strongest)]
     hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
     try:
-        for pid in [*pids, *(hog.pid for hog in hogs)]:
+        for pid in [zygote(sandbox), *(hog.pid for hog in hogs)]:
             os.sched_setaffinity(pid, {core})
-        result = await strongest.run(program, limits=ExecLimits(cpu_s=4.0, wall_s=2.4))
+        yield
     finally:
         for hog in hogs:
             hog.kill()
             hog.wait()
-    if lowered:  # it may have waited because it gave way
-        assert (result.status, result.attempts) == (ExecStatus.WALL_TIMEOUT, 1)
-        return
-    assert result.status is ExecStatus.INFRA, (result.cpu_s, result.run_delay_s)
-    assert result.attempts == 2
-    assert result.detail.startswith("host:")
+
+
+@pytest.mark.long
+async def test_a_program_that_a_busy_host_keeps_waiting_ends_by_itself(strongest):
+    program = "import time\nwhile time.process_time() < 0.5: pass\nprint('done')"
+    with busy_core(strongest):  # which leaves it 0.04 of a core, so 12 s
+        result = await strongest.run(program, limits=ExecLimits(cpu_s=20.0, wall_s=10.0))
+    assert (result.status, result.stdout, result.attempts) == (ExecStatus.OK, "done\n", 1)
 
 
 # --- nothing is left ------------------------------------------------------------------------------------------------
@@ -718,15 +864,13 @@ async def leaves_nothing(sandbox, count):
     started, before = guardian(sandbox), belongings()
     inside = seen_inside(sandbox) if os.geteuid() == 0 else ()
     await soak(sandbox, count)
-    assert belongings() == before
+    await until(lambda: belongings() == before)
     if guardian(sandbox) == started:
-        assert len(below(started)) == 1
-        zombies = [child for child, parent in processes(b"").items() if parent == zygote(sandbox)]
-        assert zombies == []
+        await until(lambda: len(below(started)) == 1)  # the zygote
         if inside:
-            assert seen_inside(sandbox) == inside
+            await until(lambda: seen_inside(sandbox) == inside)
     if base := sandbox._pool.zygotes[0]._base:
-        assert os.listdir(base) == []
+        await until(lambda: os.listdir(base) == [])
 
 
 @pytest.mark.long
@@ -891,6 +1035,53 @@ async def test_turns_go_round_and_none_is_lost_when_waiters_leave():
     assert order == ["b", "c", "a", "b", "a"]
     assert queue.num_waiting == 0
     await asyncio.wait_for(queue.acquire("y"), 60)
+
+
+async def test_a_tenant_gets_no_more_turns_by_more_names():
+    queue, order = FairQueue(1, max_waiting=100), []
+    await queue.acquire("x")
+
+    async def one(tenant, name):
+        await queue.acquire(tenant, name=name)
+        order.append(tenant + name)
+        queue.release()
+
+    whose = [("a", str(index)) for index in range(4)] + [("a", "0"), ("b", ""), ("c", "0"), ("b", "")]
+    tasks = [asyncio.create_task(one(*who)) for who in whose]
+    await asyncio.sleep(0)
+    queue.release()
+    await asyncio.gather(*tasks)
+    assert order == ["a0", "b", "c0", "a1", "b", "a2", "a3", "a0"]
+
+
+async def test_whoever_is_to_be_alone_gets_all_slots_and_is_not_overtaken():
+    queue, order = FairQueue(3, max_waiting=100), []
+    for _ in range(2):
+        await queue.acquire("x")
+
+    async def one(tenant, alone=False):
+        async with queue.slot(tenant, alone=alone):
+            order.append((tenant, queue._free))
+            await asyncio.sleep(0)
+
+    tasks = [asyncio.create_task(one(*who)) for who in [("a", True), ("b",), ("c", True), ("b",), ("a",)]]
+    await asyncio.sleep(0)
+    assert order == []
+    queue.release()
+    await asyncio.sleep(0)
+    assert order == [], "one runs"
+    tasks[2].cancel()
+    queue.release()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert [tenant for tenant, _ in order] == ["a", "b", "a", "b"]
+    assert order[0] == ("a", 0)
+    assert queue._free == 3
+
+    await queue.acquire("x")
+    waits, next_one = (asyncio.create_task(one("y", alone=alone)) for alone in (True, False))
+    await asyncio.sleep(0)
+    waits.cancel()  # the one behind it need not wait
+    await next_one
 
 
 IGNORING = """

@@ -11,15 +11,19 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from enum import StrEnum
 
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from agentenv._util.lenient_json import LiteralError, read_literal, read_whole_literal
 from agentenv.chat.chat import Chat
 from agentenv.chat.template import as_parts, probe, render
 from agentenv.chat.tool_calls.messages import assistant_message, result_message
+from agentenv.core.messages import normalized, without_nulls
+from agentenv.core.tool_schemas import parameters_of
 from agentenv.errors import ConfigError, InfraError
 from agentenv.tools.calling import (
     MalformedCall,
@@ -1011,3 +1015,111 @@ print(len(set(sys.modules) - before))
 '''
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
     assert (ran.stdout, ran.returncode) == ("0\n", 0), ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("schema", "takes"),
+    [
+        (None, False),
+        ({}, True),
+        ({"type": "string"}, False),
+        ({"type": ["string", "null"]}, True),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, True),
+        ({"type": "string", "nullable": True}, True),
+    ],
+)
+def test_an_argument_that_is_null_stays_where_its_schema_takes_null(schema, takes):
+    asks = assistant_message(ParsedAction("", (ToolCall("f", {"x": None}, "1", ""),)))
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": schema}}}}]
+    (read,) = normalized([asks], tools)
+    assert read["tool_calls"][0]["function"]["arguments"] == ({"x": None} if takes else {})
+
+
+def test_nulls_of_a_schema_are_dropped_unless_they_are_a_value():
+    parameters = {"x": {"type": "integer", "enum": None, "default": None}, "y": {"anyOf": [None], "default": None}}
+    written = {"name": "f", "strict": None, "parameters": {"properties": {**parameters, "z": None}}}
+    assert without_nulls(written) == {
+        "name": "f",
+        "parameters": {"properties": {"x": {"type": "integer"}, "y": {"anyOf": [None], "default": None}}},
+    }
+
+
+class Version(StrEnum):
+    OLD = "3.9"
+    NEW = "3.10"
+
+
+class Release(BaseModel):
+    version: Version
+    other: Version | None = None
+    retries: int = 0
+
+
+ENUM = {"enum": ["3.9", "3.10"]}
+TEXT = {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"$ref": "#/$defs/V"}, "3.10", "3.10"),
+        ({"$ref": "#/definitions/V"}, "3.10", "3.10"),
+        ({"$ref": "#/$defs/indirect"}, "3.10", "3.10"),
+        ({"$ref": "#/$defs/a~1b%20c"}, "3.10", "3.10"),
+        ({"allOf": [{"$ref": "#/$defs/V"}], "description": "d"}, "3.10", "3.10"),
+        ({"allOf": [{"description": "d"}, {"anyOf": [{"allOf": [ENUM]}]}]}, "3.10", "3.10"),
+        ({"anyOf": [{"$ref": "#/$defs/V"}, {"type": "null"}]}, "3.10", "3.10"),
+        ({"anyOf": [{"$ref": "#/$defs/V"}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"$ref": "#/$defs/V"}, {"type": "null"}], "default": None}, "None", None),
+        ({"oneOf": [{"const": "1"}, {"const": "2"}]}, "1", "1"),
+        ({"enum": ["3.10", 3]}, "3.10", "3.10"),
+        ({"enum": ["3.10", 3]}, "3", 3),
+        ({"enum": ["auto", True, None]}, "true", True),
+        ({"enum": ["auto", True, None]}, "null", None),
+        ({"const": "007"}, "007", "007"),
+        ({"type": ["string", "null"]}, "1", "1"),
+        ({"$ref": "#/$defs/count"}, "3", 3),
+        ({"allOf": [{"type": ["string", "integer"]}, {"type": "integer"}]}, "3", 3),
+        ({"$ref": "#/$defs/count", "nullable": True}, "null", None),
+        ({"type": "integer"}, "null", None),
+        ({"$ref": "#/$defs/loop"}, "3", 3),
+        ({"$ref": "#/$defs/absent"}, "3", 3),
+        ({"$ref": "https://example.org/v"}, "3", 3),
+        ({}, "3.10", 3.1),
+        (True, "3", 3),
+        (None, "3", 3),
+    ],
+)
+def test_text_becomes_the_type_that_a_schema_says_also_by_reference(schema, text, value):
+    definitions = {
+        "V": {**ENUM, **TEXT}, "indirect": {"$ref": "#/$defs/V"}, "a/b c": ENUM, "count": {"type": "integer"},
+        "loop": {"anyOf": [{"$ref": "#/$defs/loop"}], "allOf": [{"$ref": "#/$defs/loop"}]},
+    }  # fmt: skip
+    parameters = {"properties": {"x": schema}, "$defs": definitions, "definitions": definitions}
+    assert parameters_of(parameters)["x"].read(text) == value
+
+
+@pytest.mark.parametrize("family", [BY_NAME[name] for name in KINDS["markup"]], ids=lambda f: f.name)
+def test_in_markup_pydantics_enums_come_back_as_text(family):
+    tools = [{"function": {"name": "lookup", "parameters": Release.model_json_schema()}}]
+    calls = [("lookup", {"version": "3.10", "other": "3.9", "retries": 3})]
+    assert found_in(format_of(family).parse(action(family, calls), tools=tools)) == calls
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"$ref": "#/$defs/Args", "$defs": {"Args": {"properties": {"x": TEXT}}}},
+        {"allOf": [{"properties": {"y": {}}}, {"properties": {"x": TEXT}}]},
+    ],
+)
+def test_the_parameters_of_a_tool_may_stand_behind_a_reference(parameters):
+    assert parameters_of(parameters)["x"].read("3.10") == "3.10"
+
+
+def test_a_schema_that_refers_to_itself_many_times_is_read_in_a_moment():
+    wide = {"anyOf": [{"$ref": "#/$defs/wide"}] * 1000}
+    parameters = {"properties": {"x": {"$ref": "#/$defs/wide"}}, "$defs": {"wide": wide}}
+    started = time.perf_counter()
+    assert parameters_of(parameters)["x"].read("3") == 3
+    assert time.perf_counter() - started < 30

@@ -417,6 +417,13 @@ def test_what_only_the_file_can_say_is_reported(name):
     assert not any(f"--{name}:" in each for each in warnings(LaunchConfig(agent_func_path="a.py")) if "set `" in each)
 
 
+def test_columns_that_no_environment_gets_in_openrlhf_are_reported(tmp_path):
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"prompt": "Q", "label": {"a": 1}, "seed": 3, "stock": [1], "images": []}\n')
+    said = [text for text in warnings(LaunchConfig(agent_func_path="a.py", data=str(data))) if "do not get" in text]
+    assert [text.partition("do not get ")[2] for text in said] == ["seed, stock."]
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 

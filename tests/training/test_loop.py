@@ -845,7 +845,7 @@ async def test_numbers_that_cannot_be_made_cost_no_step(tmp_path, monkeypatch):
 
 @pytest.mark.long
 async def test_a_last_evaluation_that_was_cut_short_is_made_when_training_is_asked_to_continue(tmp_path):
-    first = Scene(tmp_path, steps=2, held_out="01", engine={"latency_s": 0.02})
+    first = Scene(tmp_path, steps=2, held_out="01", engine={"latency_s": 0.3})
     running = asyncio.ensure_future(first.run())
     while first.loop.step < 2:
         await asyncio.sleep(0.001)

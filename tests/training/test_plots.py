@@ -98,7 +98,7 @@ def test_a_full_disk_leaves_the_old_picture_and_says_so(tmp_path):
 def test_without_matplotlib_the_answer_is_the_command(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # as where it is absent
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingDependency, match="pip install matplotlib"):
+    with pytest.raises(MissingDependency, match=r"pip install 'agentenv-rl\[train\]'"):
         plots.draw(training(tmp_path, EVERYTHING))
 
 

@@ -271,7 +271,7 @@ def test_named_modules_get_adapters_and_unknown_ones_are_refused(models):
 
 def test_without_peft_the_answer_is_its_command(models, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(MissingDependency, match="pip install 'peft"):
+    with pytest.raises(MissingDependency, match=r"pip install 'agentenv-rl\[train\]'"):
         policy_of(models["llama"], lora_rank=2)
 
 

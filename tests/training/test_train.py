@@ -103,7 +103,7 @@ def test_the_model_that_it_leaves_loads_and_runs(place):
 @pytest.mark.long
 def test_without_matplotlib_the_training_is_whole_and_says_so(place, capfd):
     assert command(flags("--max_train_steps", 1)) == 0
-    assert "pip install matplotlib" in capfd.readouterr().err
+    assert "agentenv-rl[train]" in capfd.readouterr().err
     assert not (place / "out/training.png").exists()
 
 
@@ -576,7 +576,7 @@ def test_ctrl_c_is_reported_with_how_to_continue_before_the_plots_which_a_second
     thread.join()
     said = capfd.readouterr().err
     assert "Resume with: agentenv train --resume --out out" in said
-    assert said.index("interrupted after step") < said.index("pip install matplotlib")
+    assert said.index("interrupted after step") < said.index("agentenv-rl[train]")
 
 
 @pytest.mark.long

@@ -6,12 +6,14 @@ import re
 import sys
 import threading
 
+import h11
 import httpx
 import pytest
 
 from agentenv._util.brief import brief
+from agentenv._util.http import json_bodies
 from agentenv._util.http.access import MAX_HEADER_BYTES, AccessPolicy, read_token
-from agentenv._util.http.json_bodies import MAX_AT_ONCE, MAX_LEVELS, parse_body, parse_json
+from agentenv._util.http.json_bodies import MAX_LEVELS, MAX_PARTS, parse_body, parse_json
 from agentenv.episode.endpoint.server import Endpoint
 from agentenv.errors import ConfigError
 from agentenv.rewards.serving.server import RewardServer
@@ -108,7 +110,7 @@ def test_the_token_is_asked_before_anything_else():
 @pytest.mark.long
 @pytest.mark.parametrize("path", SERVERS)
 async def test_an_answer_that_is_not_read_is_dropped(path, monkeypatch):
-    monkeypatch.setattr("agentenv._util.http.server._ANSWER_S", 0.3)
+    monkeypatch.setattr("agentenv._util.http.server._ANSWER_S", 2.0)
     server = SERVERS[path]()
 
     async def send_much(scope, receive, send):
@@ -190,7 +192,22 @@ def test_a_token_is_read_from_its_file_or_else_from_the_variable(tmp_path, monke
 # --- bodies in JSON -------------------------------------------------------------------------------------------------
 
 
-LARGE = b"[" + b"1," * 50_000 + b"0]"
+LARGE = b"[" + b"1," * 2 * MAX_PARTS + b"0]"
+
+
+async def test_the_event_loop_turns_between_the_chunks_of_a_body(monkeypatch):
+    taken = []
+    receive = h11.Connection.receive_data
+    monkeypatch.setattr(
+        h11.Connection, "receive_data", lambda self, data: taken.append(len(data)) or receive(self, data)
+    )
+    content = b"1\r\n \r\n" * 20_000 + b"2\r\n{}\r\n0\r\n\r\n"
+    head = b"POST /run_code HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    head += b"transfer-encoding: chunked\r\n\r\n"
+    async with SERVERS["/run_code"]() as server, connected(server) as (reader, writer):
+        writer.write(head + content)
+        await asyncio.wait_for(reader.read(1), 60)
+    assert max(taken) <= 8192
 
 
 async def test_the_event_loop_continues_while_a_large_body_is_read():
@@ -228,11 +245,29 @@ async def test_deep_json_is_refused(path, levels):
     assert answer.status_code == 400
 
 
+@pytest.mark.parametrize("one", [b"[]", b"{}", b'{"a":[]}'])
+def test_json_of_too_many_lists_and_objects_is_refused(one, monkeypatch):
+    """The collector of garbage would look at all of them while everything stands still."""
+    monkeypatch.setattr(json_bodies, "MAX_PARTS", 10)
+    monkeypatch.setattr(json_bodies, "MAX_CONTAINERS", 101)
+    size = one.count(b"[") + one.count(b"{")
+    body = b"[" + b",".join([one] * (100 // size)) + b"]"
+    assert parse_json(body) == json.loads(body)
+    with pytest.raises(ValueError, match="more than 101 lists and objects"):
+        parse_json(body[:-1] + b"," + one + b"]")
+
+
+@pytest.mark.parametrize("text", ["[" * 300_000, "{" * 300_000, "a,b" * 300_000])
+def test_brackets_and_commas_of_texts_are_no_lists(text, monkeypatch):
+    monkeypatch.setattr(json_bodies, "MAX_CONTAINERS", 3)
+    assert parse_json(json.dumps([text, {}]).encode()) == [text, {}]
+
+
 def test_json_of_as_many_levels_as_are_taken_is_read():
     body = b"[" * MAX_LEVELS + b"]" * MAX_LEVELS
     assert parse_json(body) == json.loads(body)
-    padded = b" " * MAX_AT_ONCE + body
-    assert parse_json(padded) == json.loads(body)
+    padded = b"[" + b"0," * MAX_PARTS + body[1:]
+    assert parse_json(padded) == json.loads(padded)
 
 
 class Watched(list):

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import pytest
 
 from tests.models import make_tiny_qwen2
 from tests.peers.where import versions
+from tests.ports import held_port
 from tests.with_molt.where import ROOT, needs_molt, python
 
 pytestmark = [pytest.mark.slow, needs_molt, pytest.mark.timeout(900)]
@@ -58,11 +58,8 @@ def test_every_segment_of_an_episode_becomes_an_experience_with_its_reward(answe
 
 
 @contextlib.contextmanager
-def served(model, log):
+def served(model, log, port):
     """vLLM's server with the routes that Molt's transport asks; its process group is gone at the end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", str(port)]
     command += ["--served-model-name", "policy", "--logprobs-mode", "processed_logprobs", "--enable-scale-out"]
     command += ["--enforce-eager", "--dtype", "float32", "--max-model-len", "1024", "--host", "127.0.0.1"]
@@ -96,7 +93,7 @@ def rollouts(tmp_path_factory):
         "model": model, "agent_path": str(FOLDER / "recorded_math_retry.py"), "max_len": MAX_LEN,
         "max_new_tokens": CAP, "rows": [{"prompt": question, "label": answer} for question, answer in QUESTIONS],
     }  # fmt: skip
-    with served(model, folder / "log") as url:
+    with held_port() as port, served(model, folder / "log", port) as url:
         out = python(FOLDER / "rollout.py", json.dumps({**arguments, "url": url}), timeout=540, RECORD=str(record))
     said = {}
     for line in out.splitlines():

@@ -97,7 +97,7 @@ DONE = StepResult(reward=1.0, terminated=True)
 
 
 def executor(*replies, prompt=None, **attributes):
-    """An executor whose agents answer with these; its `agents` are those it made."""
+    """An executor whose agents answer with these, once; its `agents` are those it made."""
     agents = []
 
     class Agent(Env):
@@ -105,7 +105,7 @@ def executor(*replies, prompt=None, **attributes):
             super().__init__(*replies, prompt=prompt)
             agents.append(self)
 
-    made = type("AgentExecutor", (AgentExecutor,), {"agent_cls": Agent, **attributes})()
+    made = type("AgentExecutor", (AgentExecutor,), {"agent_cls": Agent, "max_retries": 0, **attributes})()
     made.agents = agents
     return made
 

@@ -22,7 +22,7 @@ BATCHES = {
         "questions": [("What is 1 + 1?", "2"), ("And 2 + 2?", "4"), ("Who?", "")],
     },
     "off": {"level": "off", "max_len": 500, "questions": [("What is 3 + 3?", "6"), ("What is this?", "")]},
-    "short": {"level": "token", "max_len": 60, "questions": [("What is 4 + 4?", "8")]},
+    "short": {"level": "token", "max_len": 67, "questions": [("What is 4 + 4?", "8")]},
 }
 """With log-probabilities and without, and one with room for a single turn. No answer "": those episodes fail."""
 
@@ -175,7 +175,7 @@ def test_every_turn_keeps_to_its_cap_and_every_sequence_to_its_length(rollout):
 
 def test_all_samples_have_the_same_logs(rollout):
     experiences, _, _ = rollout
-    names = {"num_turns", "failed", "correct", "first_correct", "attempts", "has_answer"}
+    names = {"num_turns", "failed", "failed_alone", "correct", "first_correct", "attempts", "has_answer"}
     assert all(e["info"].keys() == names | {"response_clip_ratio", "reward", "score"} for e in experiences)
 
 

@@ -24,9 +24,11 @@ from agentenv.core.types import Limits, StepResult
 from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.interop.openrlhf import AgentExecutor, ResponseDict
 from agentenv.testing.tokenizers import CharTokenizer, MergingTokenizer
+from tests.chat.families import FAMILIES, load
 from tests.with_openrlhf.fakes import DONE, LLM, AsyncLLM, Env, Params, execute, executor, reply, siblings
 
 TOKENIZER = CharTokenizer()
+SOUND = {"failed": 0.0, "failed_alone": 0.0}
 
 
 def sound(response, max_length=200):
@@ -259,6 +261,53 @@ async def test_17_an_episode_that_fails_takes_no_sibling_along_and_keeps_its_pla
     assert {response["reward"] for response in responses if not failed(response)} == {1.0}
 
 
+async def test_17_a_failed_episode_has_the_mean_reward_of_its_siblings_and_moves_no_group():
+    results = iter([StepResult(reward=3.0, score=0.5, terminated=True), None, StepResult(terminated=True), None])
+
+    def step(_):
+        result = next(results)
+        if result is None:
+            raise ValueError("no")
+        return result
+
+    responses = await siblings(executor(step), LLM("hi"))
+    assert [failed(sound(response)) for response in responses] == [False, True, False, True]
+    assert [(response["reward"], response["scores"]) for response in responses] == [
+        (3.0, 0.5), (1.5, 0.25), (0.0, 0.0), (1.5, 0.25),
+    ]  # fmt: skip
+    assert [response["extra_logs"]["failed_alone"] for response in responses] == [0.0] * 4
+
+
+async def test_17_a_failed_episode_without_a_graded_sibling_says_so(caplog):
+    def boom(_):
+        raise ValueError("no")
+
+    made = executor(boom, failed_reward=-1)
+    await execute(executor(DONE), LLM("hi"))  # another time, and another executor
+    responses = await siblings(made, LLM("hi"), 2)
+    assert [(response["reward"], response["extra_logs"]["failed_alone"]) for response in responses] == [(-1.0, 1.0)] * 2
+    assert "moves the baseline of its group" in caplog.text
+
+
+async def test_17_rows_of_the_same_prompt_with_other_labels_are_no_siblings():
+    def step(states):
+        if states["label"] == "b":
+            raise ValueError("no")
+        return DONE
+
+    made, llm = executor(step), LLM("hi")
+    good, bad = await asyncio.gather(execute(made, llm, label="a"), execute(made, llm, label="b"))
+    assert (good["reward"], bad["reward"], bad["extra_logs"]["failed_alone"]) == (1.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("max_retries", [2, 1])
+async def test_17_an_episode_runs_again_where_infrastructure_failed_as_in_a_run(virtual_clock, max_retries):
+    answers = iter([RuntimeError("down"), RuntimeError("down"), "hi"])
+    made = executor(DONE, max_retries=max_retries)
+    response = sound(await execute(made, LLM(lambda _: next(answers))))
+    assert (failed(response), len(made.agents)) == ((False, 3) if max_retries == 2 else (True, 2))
+
+
 async def test_17_agents_are_closed_in_any_case():
     closed = []
 
@@ -281,7 +330,7 @@ async def test_17_limits_of_the_class_end_what_hangs(limit):
             return DONE
 
     llm = LLM("hi", latency_s=3600 if limit == "generate_timeout_s" else 0)
-    attributes = {"agent_cls": Agent, "limits": Limits(**{limit: 0.05})}
+    attributes = {"agent_cls": Agent, "limits": Limits(**{limit: 0.05}), "max_retries": 0}
     responses = await asyncio.wait_for(siblings(type("Executor", (AgentExecutor,), attributes)(), llm, 2), 60)
     assert [failed(sound(response)) for response in responses] == [True, True]
 
@@ -373,7 +422,7 @@ async def test_21_every_sample_has_the_same_logs_regardless_of_its_steps():
     full = sound(await execute(executor(*steps, logs=LOGS), LLM("hi")))
     none = sound(await execute(executor(reply(done=True), logs=LOGS), LLM("hi")))
     gone = sound(await execute(executor(DONE, prompt="", logs=LOGS), LLM("hi")))
-    assert full["extra_logs"] == {"num_turns": 3.0, "failed": 0.0, "a": 3.0, "b": 3.0, "c": 5.0, "d": 1.5, "e": 7.0}
+    assert full["extra_logs"] == {"num_turns": 3.0, **SOUND, "a": 3.0, "b": 3.0, "c": 5.0, "d": 1.5, "e": 7.0}
     assert list(full["extra_logs"]) == list(none["extra_logs"]) == list(gone["extra_logs"])
     assert (none["extra_logs"]["a"], gone["extra_logs"]["failed"]) == (0.0, 1.0)
 
@@ -381,7 +430,7 @@ async def test_21_every_sample_has_the_same_logs_regardless_of_its_steps():
 async def test_21_numbers_that_are_not_declared_are_left_out_and_named_once(caplog):
     made = executor(reply("x", extra_logs={"a": 1.0, "b": 2.0, "c": "text"}), reply(done=True), logs={"a": "last"})
     responses = await siblings(made, LLM("hi"), 3)
-    assert {tuple(response["extra_logs"]) for response in responses} == {("num_turns", "failed", "a")}
+    assert {tuple(response["extra_logs"]) for response in responses} == {("num_turns", "failed", "failed_alone", "a")}
     assert caplog.text.count("got none for ['b']") == 1
 
 
@@ -395,7 +444,7 @@ async def test_22_logs_never_overwrite_the_trainers_own(name):
     with pytest.raises(ContractError, match=f"expected names that the trainer does not use.*{name}"):
         executor(logs={name: "last"})
     response = sound(await execute(executor(reply(done=True, extra_logs={name: 7.0})), LLM("hi")))
-    assert response["extra_logs"] == {"num_turns": 1.0, "failed": 0.0}
+    assert response["extra_logs"] == {"num_turns": 1.0, **SOUND}
 
 
 def test_22_a_rule_that_is_none_is_refused():
@@ -560,7 +609,7 @@ async def test_vllms_own_engine_of_the_queue_era_is_read_to_its_last_output():
     responses = [queue.get_nowait() for _ in range(2)]
     for response in responses:  # its trainer calls `item` of every log
         response["extra_logs"] = {name: value.item() for name, value in response["extra_logs"].items()}
-        assert response["extra_logs"] == {"num_turns": 2.0, "failed": 0.0}
+        assert response["extra_logs"] == {"num_turns": 2.0, **SOUND}
     assert [sound(response)["reward"] for response in responses] == [1.0, 1.0]
     assert [end - start for start, end in responses[0]["action_ranges"]] == [3, 3]
     assert len({request_id for *_, request_id in llm.requests}) == 4
@@ -617,3 +666,25 @@ async def test_text_feedback_of_the_class_may_be_a_message():
 def test_chat_options_that_open_segments_are_refused():
     with pytest.raises(ContractError, match=r"chat_options: expected history='keep', got 'rerender'"):
         executor(DONE, chat_options=ChatOptions(history="rerender"))
+
+
+async def test_a_class_of_ours_gets_the_messages_of_a_rendered_prompt_and_openrlhf_its_text_back():
+    tokenizer = load(next(family for family in FAMILIES if family.name == "Qwen2.5"))
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    seen = []
+
+    class Agent(AgentInstance):
+        async def reset(self, states):
+            seen.append(states["observation"])
+            return states
+
+        async def step(self, states):
+            return DONE
+
+    llm = LLM("4")
+    llm.tokenizer = tokenizer
+    made = type("Executor", (AgentExecutor,), {"agent_cls": Agent})()
+    response = sound(await execute(made, llm, prompt=text, tokenizer=tokenizer))
+    ids = tokenizer.encode(text)
+    assert (seen, response["prompt"], response["observation_tokens"][: len(ids)]) == ([messages], text, ids)

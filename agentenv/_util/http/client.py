@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentenv._util.http.json_bodies import parse_body
 from agentenv._util.per_loop import PerLoop
 from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError
 
@@ -377,11 +378,11 @@ class HTTPClient:
             return AttemptFailure(self.errors.misaddressed(f"{message} {advice}"), status=status)
         return AttemptFailure(self.errors.refused(f"{message} Correct the request."), suspect=True, status=status)
 
-    def parse_json(self, answer: HTTPAnswer, path: str = "") -> Any | AttemptFailure:
+    async def parse_json(self, answer: HTTPAnswer, path: str = "") -> Any | AttemptFailure:
         """Return the JSON of an answer, or a failure if it is not JSON."""
         try:
-            return json.loads(answer.body)
-        except (ValueError, RecursionError):
+            return await parse_body(answer.body)
+        except ValueError:
             message = f"{self.url}{path}: expected JSON, got {answer.excerpt}. Check the address."
             return AttemptFailure(self.errors.unreadable(message), retryable=True, suspect=True, status=200)
 
@@ -393,7 +394,7 @@ class HTTPClient:
         """
         content = None if body is None else json_bytes(body)
         answer = await self.attempt(path, content, max_bytes=MAX_ANSWER_BYTES)
-        return answer if isinstance(answer, AttemptFailure) else self.parse_json(answer, path)
+        return answer if isinstance(answer, AttemptFailure) else await self.parse_json(answer, path)
 
     async def close(self) -> None:
         """Close this loop's connections; calling it again does nothing."""

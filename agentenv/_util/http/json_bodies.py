@@ -2,40 +2,53 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
-from json import scanner
+from json import decoder, scanner
 from typing import Any
 
-from agentenv._util.calls import call, waiting
-from agentenv._util.per_loop import PerLoop
+from agentenv._util.off_loop import off_loop
 
-MAX_AT_ONCE = 65_536
-"""Bytes that are read on the event loop."""
 MAX_LEVELS = 100
-_ONE_AT_A_TIME = PerLoop(lambda: asyncio.Semaphore(1))
+MAX_PARTS = 100_000
+"""Commas and brackets that the reader written in C takes at once: 0.03 s, in which no other thread runs."""
+MAX_CONTAINERS = 500_000
+"""Lists and objects of a body: a garbage collection looks at all of them while everything stands still, for 0.07 s."""
 
 
 class _PythonDecoder(json.JSONDecoder):
-    """A reader of JSON without the scanner that is written in C."""
+    """A reader of JSON without the scanner that is written in C; it counts lists and objects."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.num_containers = 0
+        self.parse_object = self._counted(decoder.JSONObject)  # type: ignore[attr-defined]
+        self.parse_array = self._counted(decoder.JSONArray)  # type: ignore[attr-defined]
         self.scan_once = scanner.py_make_scanner(self)  # type: ignore[attr-defined]
+
+    def _counted(self, parse: Callable[..., Any]) -> Callable[..., Any]:
+        def parse_one_more(*args: Any) -> Any:
+            self.num_containers += 1
+            if self.num_containers > MAX_CONTAINERS:
+                raise ValueError(f"more than {MAX_CONTAINERS} lists and objects")
+            return parse(*args)
+
+        return parse_one_more
 
 
 def parse_json(body: bytes) -> Any:
     """Return the value of a body.
 
-    A body of more than MAX_AT_ONCE bytes is read by Python code, which is slow but lets other threads run: the C reader
-    blocks them for 0.1 s for a megabyte of empty lists.
+    A body of more than MAX_PARTS commas and brackets is read by Python code, which is slow but lets other threads run:
+    the C reader blocks them for 0.1 s for a megabyte of empty lists.
 
     Raises:
-        ValueError: it is not JSON, or has more than MAX_LEVELS levels, which recursive code cannot take.
+        ValueError: it is not JSON, or has more than MAX_CONTAINERS lists and objects, or more than MAX_LEVELS levels,
+            which recursive code cannot take.
     """
+    num_parts = sum(map(body.count, (b",", b"[", b"{")))
     try:
-        value = json.loads(body, cls=None if len(body) <= MAX_AT_ONCE else _PythonDecoder)
+        value = json.loads(body, cls=None if num_parts <= MAX_PARTS else _PythonDecoder)
     except RecursionError as error:
         raise ValueError(f"more than {MAX_LEVELS} levels") from error
     level = [value]
@@ -48,16 +61,5 @@ def parse_json(body: bytes) -> Any:
 
 
 async def parse_body(body: bytes, read: Callable[[bytes], Any] = parse_json) -> Any:
-    """Return what `read` returns for a body, called in a thread if the body is large.
-
-    Waiting for the large bodies before it does not count toward time limits.
-    """
-    if len(body) <= MAX_AT_ONCE:
-        return read(body)
-    free = _ONE_AT_A_TIME.here()
-    with waiting():
-        await free.acquire()
-    try:
-        return await call(read, body)
-    finally:
-        free.release()
+    """Return what `read` returns for a body, called in a thread if the body is large; see `off_loop`."""
+    return await off_loop(len(body), read, body)

@@ -129,5 +129,10 @@ def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | Non
     """Return a response with JSON in ASCII: texts of models and programs may hold unpaired surrogates."""
     from starlette.responses import Response
 
-    text = json.dumps(body, allow_nan=False)
+    text = body if isinstance(body, bytes) else json.dumps(body, allow_nan=False)
     return Response(text, status, media_type="application/json", headers=dict(headers or {}))
+
+
+def large_json(body: Any) -> bytes:
+    """Return a large body for `json_response`, made of one text after the other, for a thread beside the event loop."""
+    return "".join(json.JSONEncoder(allow_nan=False).iterencode(body)).encode()

@@ -32,6 +32,8 @@ _KEEP_ALIVE_S = 75
 """Seconds that a connection may be idle: longer than clients keep one, so that no request meets its end."""
 _ANSWER_S = 30.0
 """Deadline for a client to read what was written to it, beyond what the kernel holds."""
+_READ_BYTES = 8192
+"""Bytes of a connection between two turns of the loop: they may be 1,400 chunks, which take h11 0.03 s."""
 _REQUEST_TIMEOUT = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -198,7 +200,7 @@ def _bounded_h11(header_s: float) -> type[Any]:
             self.head_timer = _Timer(self.loop, header_s, self._time_out)
             self.answer_timer = _Timer(self.loop, _ANSWER_S, transport.abort)
             with contextlib.suppress(AttributeError):  # uvloop's transports have none
-                transport.max_size = MAX_HEADER_BYTES  # between two reads the loop serves others; asyncio's take 0.3 s
+                transport.max_size = _READ_BYTES  # by default asyncio reads 256 KiB
             super().connection_made(transport)
             self._wait_for_head()
 

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentenv._util.lenient_json import LiteralError, read_literal, read_whole_literal, skip_space
+from agentenv._util.lenient_json import LiteralError, read_literal, skip_space
 from agentenv.chat.tool_calls.syntax import NAME, Syntax, loose
+from agentenv.core.tool_schemas import Parameter
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 NAME_KEYS = ("name", "tool_name")
@@ -16,8 +17,9 @@ _BRACKETS = {"(": ")", "{": "}", "[": "]"}
 _CDATA = re.compile(r"\s*+<!\[CDATA\[")
 _NAME_IN_JSON = re.compile(rf'"name"\s*+:\s*+"({NAME})"')
 
-Schemas = Mapping[str, Any]
-"""JSON schemas of one tool's parameters, by name."""
+Schemas = Mapping[str, Parameter]
+"""One tool's parameters, by name."""
+_ANY, _TEXT = Parameter({}), Parameter({"type": "string"})
 
 
 class Bad(Exception):
@@ -62,10 +64,10 @@ def markup(syntax: Syntax, text: str, at: int, schemas: Schemas) -> tuple[dict[s
             value = value.removeprefix("\n")
         if syntax.value_close.startswith("\n"):
             value = value.removesuffix("\n")
-        schema = _schema(schemas, key["key"])
+        parameter = schemas.get(key["key"], _ANY)
         if syntax.literal_key_close:
-            schema = {} if key["literal"] is not None else {"type": "string"}
-        arguments[key["key"]] = typed(value, schema)
+            parameter = _ANY if key["literal"] is not None else _TEXT
+        arguments[key["key"]] = parameter.read(value)
         at = end.end()
     return arguments, at
 
@@ -90,8 +92,8 @@ def keywords(syntax: Syntax, text: str, at: int, schemas: Schemas) -> tuple[dict
             raise LiteralError(f"expected NAME{syntax.key_close.strip()}VALUE or {close!r}", at)
         value, at = _value(syntax, text, key.end(), close)
         value = _without_space(value) if syntax.adds_space else value
-        schema = _schema(schemas, key[1])
-        arguments[key[1]] = typed(value, schema) if isinstance(value, str) and schema else value
+        parameter = schemas.get(key[1])
+        arguments[key[1]] = parameter.read(value) if isinstance(value, str) and parameter else value
         at = skip_space(text, at)
     return arguments, at + 1
 
@@ -178,32 +180,3 @@ def _object(value: Any, at: int) -> dict[str, Any]:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}…"
-
-
-def typed(text: str, schema: Mapping[str, Any]) -> Any:
-    """Return the value of a parameter written without quotes, converted by its JSON schema."""
-    kinds = kinds_of(schema)
-    if "string" in kinds and not ("null" in kinds and text in ("null", "None")):
-        return text
-    try:
-        return read_whole_literal(text)
-    except LiteralError:
-        return text
-
-
-def _schema(schemas: Schemas, key: str) -> Mapping[str, Any]:
-    schema = schemas.get(key)
-    return schema if isinstance(schema, Mapping) else {}
-
-
-def kinds_of(schema: Mapping[str, Any]) -> set[str]:
-    """Return the types that a JSON schema names, with "string" for choices of text; empty if it names none."""
-    kind = schema.get("type") or ()
-    kinds = {each for each in ((kind,) if isinstance(kind, str) else kind) if isinstance(each, str)}
-    for other in (*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())):
-        kinds |= kinds_of(other) if isinstance(other, Mapping) else set()
-    if schema.get("nullable"):
-        kinds.add("null")
-    if not kinds and schema.get("enum") and all(isinstance(value, str) for value in schema["enum"]):
-        kinds.add("string")
-    return kinds

@@ -88,6 +88,7 @@ class _Learner:
             has_ids=_IDS[0] in text or ANY_ID in text,
             strict_ids=self._render(1, ids=("0", "1")) is None,
             arguments_as_json=self.form[0],
+            content_of_calls=self.form[1],
             parallel=self._second() is not None,
         )
         whole = _object_around(text, (_VALUES[0], _NAMES[0]))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentenv.chat.tool_calls.syntax import Syntax
 from agentenv.core.tool_calls import MalformedCall, ParsedAction, ToolCall
 from agentenv.core.types import Message
 
@@ -20,20 +21,27 @@ def result_message(call: ToolCall | MalformedCall, content: Any) -> Message:
     }
 
 
-def named_results(messages: Sequence[Message], calls: Sequence[tuple[str, str]]) -> list[Message]:
-    """Return the messages after calls, given as ids and names, with the name of its call in every tool result.
+def in_form(messages: Sequence[Message], form: Syntax) -> list[Message]:
+    """Return normalized messages with calls as a template takes them: arguments as JSON text, or as an object.
 
-    A result without a name has that of the call with its id, or else of the call in its place.
+    Text that is not an object becomes the argument `text` of one.
     """
-    names, places = dict(calls), iter([name for _, name in calls])
-    named = []
+
+    def shaped(call: Mapping[str, Any]) -> Mapping[str, Any]:
+        arguments = call["function"]["arguments"]
+        if form.arguments_as_json and not isinstance(arguments, str):
+            arguments = _as_json(arguments)
+        elif not form.arguments_as_json and isinstance(arguments, str):
+            arguments = {"text": arguments}
+        return {**call, "function": {**call["function"], "arguments": arguments}}
+
+    found: list[Message] = []
     for message in messages:
-        if message.get("role") == "tool":
-            place = next(places, "")
-            name = message.get("name") or names.get(str(message.get("tool_call_id") or "")) or place
-            message = {**message, "name": name} if name else message
-        named.append(message)
-    return named
+        if calls := message.get("tool_calls"):
+            content = message.get("content") or form.content_of_calls
+            message = {**message, "content": content, "tool_calls": [shaped(call) for call in calls]}
+        found.append(message)
+    return found
 
 
 def assistant_message(parsed: ParsedAction, *, as_json: bool = False) -> Message:

@@ -14,7 +14,6 @@ from agentenv._util.lenient_json import LiteralError, read_literal, skip_space
 from agentenv.chat.tool_calls.bodies import (
     ARGUMENT_KEYS,
     Bad,
-    Schemas,
     call_in,
     is_call,
     keywords,
@@ -25,6 +24,7 @@ from agentenv.chat.tool_calls.bodies import (
 from agentenv.chat.tool_calls.ids import call_id
 from agentenv.chat.tool_calls.syntax import ANY_ID, ANY_NAME, REASONING, Syntax
 from agentenv.core.tool_calls import MalformedCall, ParsedAction, ToolCall
+from agentenv.core.tool_schemas import parameters_of
 
 _BARE_START = re.compile(r"(?:<\|python_(?:tag|start|end)\|>|\s)*+(?=[\[{])")
 _HERMES_OPEN = re.compile(r"<tool_call>\s*+")
@@ -48,17 +48,18 @@ class ToolFormat(Syntax):
         Calls within reasoning are ignored. Reasoning is the text between the marks of `REASONING`, and the text before
         a close without an opening. Unclosed reasoning that contains a call yields one malformed call. `turn_index`
         makes generated ids unique. With the JSON schemas of `tools`, unquoted values (kinds markup and keywords) take
-        the type in the schema; without a schema, text that parses as a number, constant, list or object becomes one.
+        the type in the schema, also behind `$ref` and `allOf`; without a schema, text that parses as a number,
+        constant, list or object becomes one.
         """
         functions = [tool.get("function", tool) for tool in tools or ()]
-        schemas = {str(f.get("name")): (f.get("parameters") or {}).get("properties") or {} for f in functions}
+        schemas = {str(f.get("name")): f.get("parameters") for f in functions}
         return _Scan(self, text, turn_index, schemas).run()
 
 
 class _Scan:
     """One scan of one action."""
 
-    def __init__(self, syntax: Syntax, text: str, turn_index: int, schemas: Mapping[str, Schemas]) -> None:
+    def __init__(self, syntax: Syntax, text: str, turn_index: int, schemas: Mapping[str, Any]) -> None:
         self.syntax, self.patterns, self.schemas, self.turn_index = syntax, syntax.patterns, schemas, turn_index
         self.keys = (*ARGUMENT_KEYS, syntax.arguments_key)
         ended = next((end for end in syntax.ends if end and text.endswith(end)), "")
@@ -192,7 +193,7 @@ class _Scan:
         name, given = found["name"], found.groupdict().get("id") or self.opened_id
         if syntax.id_is_name:
             given, name = name, (_ID_AS_NAME.fullmatch(name) or [name, name])[1]
-        at, schemas = found.end(), self.schemas.get(name, {})
+        at, schemas = found.end(), parameters_of(self.schemas.get(name))
         try:
             if syntax.kind == "named":
                 arguments, end = mapping(self.text, at)

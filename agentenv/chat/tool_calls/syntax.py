@@ -97,6 +97,8 @@ class Syntax:
     """True if the template accepts only ids of nine letters and digits."""
     arguments_as_json: bool = False
     """True if the template takes a call's arguments as JSON text instead of an object."""
+    content_of_calls: str | None = ""
+    """The content that the template takes beside calls without text."""
     parallel: bool = True
     """True if the template renders several calls in one message."""
     reasoning_close: str = ""

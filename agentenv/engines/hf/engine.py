@@ -78,7 +78,7 @@ class HFEngine:
 
         except ImportError as error:
             raise MissingDependency(
-                f"HFEngine: expected torch and transformers, got {error}. pip install 'torch>=2.6' 'transformers>=4.56'"
+                f"HFEngine: expected torch and transformers, got {error}. pip install --upgrade agentenv-rl"
             ) from error
         if tokenizer is None and isinstance(model, str | Path):
             tokenizer = AutoTokenizer.from_pretrained(str(model))

@@ -276,7 +276,7 @@ class VLLMHTTPEngine:
         call = uuid.uuid4().hex[:8]
         request_id = request_id and f"{request_id}-agentenv-{call}"
         answer = await self._request(path, body, headers=headers, request_id=request_id, num_tokens=num_tokens)
-        parsed = self._http.parse_json(answer, path)
+        parsed = await self._http.parse_json(answer, path)
         if not isinstance(parsed, dict) or parsed.get("error"):
             raise EngineError(
                 f"{self.base_url}{path}: expected a JSON object without an error, got {answer.excerpt}. "

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from agentenv._util.brief import brief
+from agentenv._util.off_loop import off_loop
 from agentenv.chat.constraints import calls_tag, json_tag
-from agentenv.chat.dialogue import Dialogue, Reply
+from agentenv.chat.dialogue import Dialogue, Reply, num_chars
 from agentenv.chat.encoding import encoder_of
 from agentenv.chat.tool_calls.messages import assistant_message
 from agentenv.core.engine import constraint_problem, sample
@@ -38,7 +39,6 @@ from agentenv.episode.endpoint.wire import (
     logprobs_of,
     read_message,
     read_request,
-    shaped_call,
 )
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.errors import (
@@ -112,6 +112,7 @@ class Session:
         self._failures: dict[str, EpisodeError] = {}
         self.num_requests = 0
         self._running: set[asyncio.Task[Any]] = set()
+        self._beginning = asyncio.Lock()  # one request at a time looks for its place
         self._num_busy = 0
 
     @property
@@ -136,16 +137,34 @@ class Session:
         """
         self._check_open()
         read = request if isinstance(request, ChatRequest) else self.read(request)
+        running = cast(asyncio.Task[Any], asyncio.current_task())
+        self._running.add(running)
+        try:
+            async with self._beginning:
+                work = await self._begun(read)
+            return await self._generated(work)
+        finally:
+            self._running.discard(running)
+
+    async def _begun(self, read: ChatRequest) -> Work:
+        """Find where a request continues, and take its place there."""
         if self.num_calls + self._num_busy >= self.limits.max_turns:
             self.limit = StopReason.MAX_TURNS
             raise OutOfTurns(
                 f"session: expected at most max_turns={self.limits.max_turns} requests, got more. End here."
             )
-        work = self._begin(asked(read))
-        work.line.is_busy = True
+        work = await off_loop(num_chars(read.messages), lambda: self._begin(asked(read)))
+        self._check_open()
+        line = work.line
+        if work.opens:
+            self._lines.append(line)
+            self._points.setdefault(work.asked.key, []).append(Point(line, len(line.messages), len(work.prompt), None))
+        line.is_busy = True
         self._num_busy += 1
-        running = cast(asyncio.Task[Any], asyncio.current_task())
-        self._running.add(running)
+        return work
+
+    async def _generated(self, work: Work) -> dict[str, Any]:
+        """Answer a request that has its place; free the place if that fails."""
         try:
             return await self._answer(work, self._sampling(work))
         except (ConfigError, RunStopped) as error:
@@ -157,7 +176,6 @@ class Session:
             self._failures[work.asked.key] = EpisodeError("infra", type(error).__name__, str(error), "generate")
             raise
         finally:
-            self._running.discard(running)
             work.line.is_busy = False
             self._num_busy -= 1
             if not work.line.calls:  # the request failed; conversations without an answer are not recorded
@@ -271,6 +289,9 @@ class Session:
         At the end of a conversation, its segment grows. At an earlier point, a segment begins with the recorded ids up
         to there; otherwise with the messages, rendered from the beginning.
         """
+        encoder, most = encoder_of(self.chat.tokenizer), self.limits.max_length
+        if any(encoder.exceeds(str(message["content"]), most) for message in asked.new):
+            raise self._no_room()
         point = self._point(asked, asked.links)
         if point is None:
             dialogue = Dialogue(self.chat, self.limits.max_length)
@@ -344,12 +365,10 @@ class Session:
         ids = list(line.dialogue.ids)
         work = self._work(asked, line, Reply(ids, "rerendered"), ids, opens=True)
         line.messages, line.prints, line.num_first = list(asked.request.messages), asked.prints, len(asked.prints)
-        self._lines.append(line)
-        self._points.setdefault(asked.key, []).append(Point(line, len(line.messages), len(ids), None))
         return work
 
     def _shown(self, asked: Asked) -> list[Message]:
-        """Return the messages of a request in the form that the template takes."""
+        """Return the messages of a request, with answers as they were sampled."""
         shown: list[Message] = []
         for message, one in zip(asked.request.messages, asked.prints, strict=True):
             if one in self._answers:  # sampled here: unchanged, except for the ids of its calls
@@ -359,10 +378,7 @@ class Session:
                 shown.append({**own, **({"tool_calls": calls} if calls else {})})
                 continue
             bare = {key: value for key, value in message.items() if key != "reasoning_content"}
-            if "tool_calls" in bare:
-                check_text(bare["tool_calls"], "tool_calls")
-                as_json = self.chat.has_template and self.chat.tool_format.arguments_as_json
-                bare["tool_calls"] = [shaped_call(call, as_json=as_json) for call in bare["tool_calls"]]
+            check_text(bare.get("tool_calls", ""), "tool_calls")
             shown.append(bare)
         return shown
 

@@ -5,25 +5,23 @@ Source: the reference of `POST /v1/chat/completions` and the request and respons
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, ClassVar
 
 from agentenv._util.brief import brief
-from agentenv._util.http.json_bodies import parse_json
-from agentenv.chat.tool_calls.messages import named_results
 from agentenv.core.arguments import is_finite
+from agentenv.core.messages import normalized, normalized_message
 from agentenv.core.types import Completion, Message
 from agentenv.errors import DataError
 from agentenv.tools.calling import ParsedAction
 
 _NO_LOGPROB = -9999.0
 """OpenAI's value for a missing log-probability; JSON has no NaN."""
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "frequency_penalty": (0, 0.0),
@@ -134,15 +132,11 @@ def read_request(body: Any) -> ChatRequest:
     if not isinstance(messages, list) or not messages:
         raise RequestError(f"messages: expected a list of at least one message, got {brief(messages)}. Send one.")
     read = tuple(read_message(message, f"messages[{index}]") for index, message in enumerate(messages))
-    if read[-1]["role"] == "assistant":
-        raise RequestError(
-            "messages: expected the last one to be from another role than assistant, got an assistant's. Remove it."
-        )
     tools = tuple(_tools(body.get("tools") or []))
     names = [name for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
     options = body.get("stream_options")
     return ChatRequest(
-        _named(read),
+        tuple(normalized(read)),
         tools,
         _sampling(body),
         _number(body, names[0], int) if names else None,
@@ -200,16 +194,6 @@ def _json_schema(response_format: Any) -> Mapping[str, Any] | None:
     return schema
 
 
-def _named(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the messages with the name of its call in every tool result: OpenAI's results have only its id."""
-    starts = [0, *(index + 1 for index, message in enumerate(messages) if message["role"] == "assistant")]
-    named: list[Message] = []
-    for start, end in pairwise([*starts, len(messages)]):
-        calls = messages[start - 1].get("tool_calls", ()) if start else ()
-        named += named_results(messages[start:end], [(call["id"], call["function"]["name"]) for call in calls])
-    return tuple(named)
-
-
 def _number(body: Mapping[str, Any], name: str, kind: Callable[[Any], Any]) -> Any:
     value = body[name]
     if isinstance(value, bool) or not is_finite(value) or kind(value) != value:
@@ -243,37 +227,26 @@ def _tools(tools: Any) -> Iterator[Mapping[str, Any]]:
 
 def read_message(message: Any, where: str) -> Message:
     """Return a message with the fields that templates use; a request cannot mark its text as trusted."""
-    role = message.get("role") if isinstance(message, Mapping) else None
-    if role not in ("system", "developer", "user", "assistant", "tool"):
+    if not isinstance(message, Mapping) or message.get("role") not in _ROLES:
         raise RequestError(f"{where}: expected a message with a role, got {brief(message)}. Complete it.")
-    read: dict[str, Any] = {
-        "role": "system" if role == "developer" else role,
-        "content": _content(message.get("content"), where),
-    }
-    if role == "assistant":
-        reasoning = message.get("reasoning_content")
-        given = message.get("tool_calls") or []
-        if not isinstance(given, list):
-            raise RequestError(f"{where}.tool_calls: expected a list, got {brief(given)}. Send one.")
-        calls = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(given)]
+    try:
+        given = normalized_message(message)
+    except DataError as error:
+        raise RequestError(f"{where}.{error}") from error
+    if not isinstance(given["content"], str):
+        raise RequestError(f"{where}.content: expected text or text parts, got {brief(given['content'])}. Send text.")
+    check_text(given["content"], f"{where}.content")
+    read: dict[str, Any] = {"role": given["role"], "content": given["content"]}
+    if given["role"] == "assistant":
+        reasoning = given.get("reasoning_content")
+        calls = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(given.get("tool_calls", ()))]
         read |= {"reasoning_content": reasoning} if isinstance(reasoning, str) and reasoning else {}
         read |= {"tool_calls": calls} if calls else {}
-    if role == "tool":
-        read["tool_call_id"] = str(message.get("tool_call_id") or "")
-    if isinstance(message.get("name"), str):
-        read["name"] = message["name"]
+    if given["role"] == "tool":
+        read["tool_call_id"] = str(given.get("tool_call_id") or "")
+    if isinstance(given.get("name"), str):
+        read["name"] = given["name"]
     return read
-
-
-def _content(content: Any, where: str) -> str:
-    if isinstance(content, list) and all(isinstance(part, Mapping) for part in content):
-        texts = [part.get("text") for part in content if part.get("type") == "text"]
-        if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
-            content = "".join(map(str, texts))
-    if content is None or isinstance(content, str):
-        check_text(content or "", f"{where}.content")
-        return content or ""
-    raise RequestError(f"{where}.content: expected text or text parts, got {brief(content)}. Send text.")
 
 
 def check_text(value: Any, where: str) -> None:
@@ -290,25 +263,12 @@ def check_text(value: Any, where: str) -> None:
         raise RequestError(f"{where}: expected Unicode text, got a lone surrogate in {got!r}. Fix it.") from error
 
 
-def _call(call: Any, where: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+def _call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+    function = call["function"]
+    if not isinstance(function.get("name"), str):
         raise RequestError(f"{where}: expected a call of a function, got {brief(call)}. Complete it.")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        # On failure they stay text: the agent may quote malformed arguments of the model.
-        with contextlib.suppress(ValueError):
-            arguments = parse_json(arguments.encode())
-    named = {"name": function["name"], "arguments": {} if arguments is None else arguments}
+    named = {"name": function["name"], "arguments": function["arguments"]}
     return {"id": str(call.get("id") or ""), "type": "function", "function": named}
-
-
-def shaped_call(call: Mapping[str, Any], *, as_json: bool) -> dict[str, Any]:
-    """Return a call in the template's form: its arguments as an object, or as JSON text."""
-    function, arguments = call["function"], call["function"]["arguments"]
-    if as_json and not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def answer_message(action: str, parsed: ParsedAction | None, reasoning: str | None = None) -> dict[str, Any]:

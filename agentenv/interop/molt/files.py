@@ -152,6 +152,10 @@ class StepEnvRunner(Runner):
     def __init__(self, env_cls: Any) -> None:
         super().__init__(_as_agent_class(env_cls))
 
+    @property
+    def _passes_messages(self) -> bool:
+        return False
+
     async def execute(self, prompt: Any, label: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> MoltTrajectory:
         """Run one episode."""
         response = await super().execute(prompt, label, sampling_params)

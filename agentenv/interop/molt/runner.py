@@ -41,7 +41,7 @@ class AgentRunner(AgentExecutor):
     """False: Molt passes the row's messages, which are rendered here; needs `--data.apply_chat_template`. True: for a
     data set of plain text, or to let Molt render the messages; the environment then gets text."""
     on_error: ClassVar[Literal["mask", "raise"]] = "raise"
-    """`mask`: a sample of one action token with `failed_reward`, so that the group keeps its size."""
+    """`mask`: a sample of one action token, as `AgentExecutor` describes it, so that the group keeps its size."""
     _one_sequence: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -57,6 +57,10 @@ class AgentRunner(AgentExecutor):
         if self.agent_instance_cls is not None:
             cls: Any = as_agent(self.agent_instance_cls)
             self.agent_instance_cls = _with_row_tools(cls)
+
+    @property
+    def _passes_messages(self) -> bool:
+        return not self.PRERENDER_PROMPT
 
     async def execute(
         self,
@@ -87,7 +91,7 @@ class AgentRunner(AgentExecutor):
         acted = sorted({turn.segment for turn in trajectory.turns}) or [0]
         samples = {index: self._sample(trajectory, sampling_params, call.chat, index) for index in acted}
         problem = next((problem for _, problem in samples.values() if problem is not None), None)
-        self._report(trajectory, problem)
+        await self._report(call, trajectory, next(iter(samples.values()))[0], problem)
         trajectory_cls: Any = getattr(sys.modules.get(_BASE), "Trajectory", None)
         if trajectory_cls is None:
             raise ConfigError(
@@ -141,6 +145,8 @@ class MoltEngine(OpenRLHFEngine):
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
     ) -> Completion:
         """Sample one action; see `agentenv.core.engine.Engine`."""
+        if request_id.endswith("/0"):  # the episode runs again from its first turn
+            self.answers, self._version = [], 0
         completion = await super().generate(prompt_token_ids, sampling, request_id=request_id)
         num = len(completion.token_ids)
         old = min(self.answers[-1][1], num)

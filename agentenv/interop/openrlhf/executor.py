@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 from uuid import uuid4
@@ -16,6 +17,7 @@ from zlib import crc32
 
 from agentenv._util.calls import accepted_arguments, create
 from agentenv.chat.chat import Chat, ChatOptions, PromptText, stop_token_ids_of
+from agentenv.chat.rendered_prompt import messages_of
 from agentenv.core.agent import AgentInstance, StepState
 from agentenv.core.engine import Engine, Tokenizer
 from agentenv.core.step_dict import to_sampling
@@ -23,14 +25,16 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Limits, SamplingParams, StopReason, Task
 from agentenv.episode.factory import as_agent
 from agentenv.episode.loop import Episode, recording_errors
+from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage, StepRetries
 from agentenv.errors import ConfigError, ContractError, EngineError, RunStopped
-from agentenv.interop.hosted import FailureCount, FailureIdiom
+from agentenv.interop.hosted import FailureCount, FailureIdiom, run_planned
 from agentenv.interop.openrlhf.engine import LLMEngine, VLLMStyleSampling, as_engine, last_of
 from agentenv.interop.openrlhf.response import (
     LogRule,
     NeutralSample,
     ResponseDict,
+    SiblingRewards,
     check_logs,
     from_response,
     merge_response,
@@ -62,6 +66,7 @@ class _EpisodeCall:
     """The engine's error that ends the whole run, even if the file swallowed it."""
     queued: Any = None
     """What the file's `execute` put on the queue instead of returning it, as until OpenRLHF 0.9.0."""
+    siblings: SiblingRewards = field(default_factory=SiblingRewards)
 
 
 _CALL: ContextVar[_EpisodeCall | None] = ContextVar("agentenv_call", default=None)
@@ -108,11 +113,15 @@ class AgentExecutor:
     limits: ClassVar[Limits] = Limits(max_turns=10_000)
     """Budgets that the caller does not give; `max_length` is always the caller's."""
     on_error: ClassVar[Literal["mask", "raise"]] = "mask"
-    """What OpenRLHF gets for a failed episode. `mask`: a sample of one action token with `failed_reward` and the log
-    `failed` = 1.0 (it still counts in its group's mean). `raise`: an InfraError, which ends OpenRLHF's job."""
+    """What OpenRLHF gets for a failed episode. `mask`: a sample of one action token with the log `failed` = 1.0 and the
+    mean reward of its siblings, which leaves their mean as it is. `raise`: an InfraError, which ends OpenRLHF's job."""
     failed_reward: ClassVar[float] = 0.0
+    """The reward of a failed episode none of whose siblings has one in this process. It moves the baseline of its
+    group, and has the log `failed_alone` = 1.0."""
+    max_retries: ClassVar[int] = 2
+    """How often OpenRLHF's episodes run again after an infrastructure error, as those of `agentenv run`."""
     logs: ClassVar[Mapping[str, LogRule]] = {}
-    """Numbers of the turns' infos that OpenRLHF logs besides `num_turns` and `failed`; every sample has all of them."""
+    """Numbers of the turns' infos that OpenRLHF logs besides its own three; every sample has all of them."""
     max_failed_in_a_row: ClassVar[int] = 64
     """This many failures in a row raise even under `on_error="mask"`: the set-up is broken."""
     max_concurrent: ClassVar[int] = 256
@@ -150,6 +159,7 @@ class AgentExecutor:
         self.llm_engine, self.hf_tokenizer, self.result_queue = llm_engine, hf_tokenizer, result_queue
         self._slots: asyncio.Semaphore | None = None
         self._seen: Counter[int] = Counter()
+        self._siblings: dict[str, SiblingRewards] = {}
         self._failures = FailureCount(f"{type(self).__name__}.execute")
         self._chat: Chat | None = None
         self._undeclared: set[str] = set()
@@ -175,13 +185,14 @@ class AgentExecutor:
             is_own = type(self).execute.__module__.startswith("agentenv.")
             if call.progress.error is not None and not is_own:  # a file's own `execute` may handle it, as in OpenRLHF
                 raise call.progress.error
-            response = to_response(_recorded(call))
+            response = to_response(_recorded(call)) | {"prompt": prompt}
         else:
             call = self._foreign_call(prompt, label, max_length, hf_tokenizer, llm_engine, images)
             call.engine = as_engine(call.engine, sampling_params)
             trajectory = await self._run_for_trainer(call, sampling_params)
             response, problem = self._sample(trajectory, sampling_params, call.chat)
-            self._report(trajectory, problem)
+            response["prompt"] = prompt
+            await self._report(call, trajectory, response, problem)
             if self.result_queue is not None:
                 with_items(response)
         if self.result_queue is not None:
@@ -198,11 +209,7 @@ class AgentExecutor:
 
     async def _run(self, call: _EpisodeCall, prompt: Any, label: Any, sampling_params: Any) -> None:
         """Run the episode and store its record in the call."""
-        if self.agent_instance_cls is None:
-            raise ConfigError(
-                f"{type(self).__name__}: expected `agent_cls`, got None. "
-                "Set it in the class, or pass the class to super().__init__."
-            )
+        self._check_agent()
         task, sampling = replace(call.task, prompt=prompt, label=label), to_sampling(sampling_params)
         setup = EpisodeSetup(
             call.engine, call.chat, sampling or SamplingParams(), call.limits, call.progress, call.step_retries
@@ -217,6 +224,8 @@ class AgentExecutor:
     async def _play(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
         cls: Any = self.agent_instance_cls
         is_ours = issubclass(cls, AgentInstance) and not issubclass(cls, AgentInstanceBase)
+        if is_ours and self._passes_messages:  # it gets what it gets elsewhere
+            task = replace(task, prompt=_messages(task.prompt, setup.chat))
 
         async def make() -> AgentInstance:
             agent = await create(as_agent(cls), type(self).agent_kwargs)
@@ -226,13 +235,32 @@ class AgentExecutor:
 
         return await Episode(task, setup, key).run(make)
 
+    @property
+    def _passes_messages(self) -> bool:
+        """True if a class of ours gets the messages of a rendered prompt."""
+        return True
+
+    def _check_agent(self) -> None:
+        if self.agent_instance_cls is None:
+            raise ConfigError(
+                f"{type(self).__name__}: expected `agent_cls`, got None. "
+                "Set it in the class, or pass the class to super().__init__."
+            )
+
     async def _run_for_trainer(self, call: _EpisodeCall, sampling_params: Any) -> Trajectory:
-        """Run the episode once fewer than `max_concurrent` are running."""
+        """Run the episode once fewer than `max_concurrent` are running, and again where infrastructure failed."""
+        self._check_agent()
         if self._slots is None:
             self._slots = asyncio.Semaphore(type(self).max_concurrent)
-        async with self._slots:
-            await self._run(call, call.task.prompt, call.task.label, sampling_params)
-        return _recorded(call)
+        setup = EpisodeSetup(call.engine, call.chat, to_sampling(sampling_params) or SamplingParams(), call.limits)
+        planned, source = PlannedEpisode(call.task, 0), _PlayedBy(self)
+        prompt = repr((call.task.prompt, call.task.label))
+        call.siblings = self._siblings.setdefault(prompt, call.siblings)
+        with call.siblings.running(on_last=partial(self._siblings.pop, prompt)):
+            async with self._slots:
+                (trajectory,) = await run_planned(source, setup, [planned], max_retries=type(self).max_retries)
+            call.siblings.add(trajectory)
+        return trajectory
 
     def _sample(
         self, trajectory: Trajectory, sampling_params: Any, chat: Chat, segment_index: int | None = None
@@ -247,8 +275,10 @@ class AgentExecutor:
             segment_index=segment_index,
         )
 
-    def _report(self, trajectory: Trajectory, problem: str | None) -> None:
-        """Warn once of each number that is not in `logs`; count a failed episode and warn or raise."""
+    async def _report(
+        self, call: _EpisodeCall, trajectory: Trajectory, response: ResponseDict, problem: str | None
+    ) -> None:
+        """Warn once of each number that is not in `logs`; count a failed episode, and raise or set its reward."""
         cls = type(self)
         infos = [turn.result.info for turn in trajectory.turns if turn.result is not None]
         numbers = {name for info in infos for name, value in info.items() if not isinstance(value, str)}
@@ -261,11 +291,18 @@ class AgentExecutor:
                 cls.__name__,
                 sorted(undeclared),
             )
+        reward = None
+        if problem is not None and cls.on_error == "mask":
+            reward = await call.siblings.replace_reward(response)
         self._failures.add(
             problem,
             FailureIdiom.RAISE if cls.on_error == "raise" else FailureIdiom.MASKED,
             max_in_a_row=cls.max_failed_in_a_row,
-            result=f"A neutral sample with the reward {cls.failed_reward} replaces it.",
+            result=f"A sample of one token with the reward {cls.failed_reward} replaces it, and moves the baseline of "
+            "its group: no sibling of it has a reward here."
+            if reward is None
+            else f"A sample of one token with the mean reward of its siblings, {reward}, replaces it: the mean of its "
+            "group stays as it is.",
         )
 
     def _foreign_call(
@@ -296,7 +333,26 @@ class AgentExecutor:
         prompt_hash = crc32(repr(prompt).encode(errors="surrogatepass"))
         self._seen[prompt_hash] += 1
         seed = (prompt_hash + 7919 * self._seen[prompt_hash]) % 2**31
-        return _EpisodeCall(task, engine, self._chat, limits, EpisodeKey(f"episode-{uuid4().hex}", seed=seed))
+        task = replace(task, task_id=f"episode-{uuid4().hex}", seed=seed)
+        return _EpisodeCall(task, engine, self._chat, limits, EpisodeKey(task.task_id))
+
+
+@dataclass(frozen=True, slots=True)
+class _PlayedBy:
+    """Episodes of an executor's agent class."""
+
+    executor: AgentExecutor
+
+    async def run(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
+        """Run one episode; see `Episode.run`."""
+        return await self.executor._play(task, setup, key)
+
+
+def _messages(prompt: Any, chat: Chat) -> Any:
+    if isinstance(prompt, PromptText):
+        return prompt.messages
+    found = messages_of(prompt, chat) if isinstance(prompt, str) else None
+    return prompt if found is None else found
 
 
 def _recorded(call: _EpisodeCall) -> Trajectory:

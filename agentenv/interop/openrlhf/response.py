@@ -5,8 +5,10 @@ Source: openrlhf/utils/agent.py and trainer/ppo_utils/samples_generator.py, 0.9.
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, TypedDict
@@ -76,7 +78,7 @@ _RESERVED_NAMES = frozenset({
     "reward", "score", "return", "kl", "logprobs_diff", "group_reward_std", "response_clip_ratio", "response_length",
     "total_length", "policy_loss", "actor_lr", "actor_grad_norm", "entropy_loss", "aux_loss", "kl_loss", "ptx_loss",
     "ppo_clip_ratio", "ppo_kl", "vllm_kl", "is_filter_ratio", "critic_loss", "values", "critic_lr", "num_turns",
-    "failed",
+    "failed", "failed_alone",
 })  # fmt: skip
 """Names of the trainer's metrics, which extra logs would overwrite, and of those that every episode has."""
 
@@ -132,7 +134,8 @@ def training_response(
     if not wants_logprobs:
         response["rollout_log_probs"] = None
     # The same names for every episode: OpenRLHF cannot build a batch if a sample lacks one.
-    totals = {"num_turns": float(len(trajectory.turns)), "failed": float(problem is not None)}
+    is_failed = float(problem is not None)
+    totals = {"num_turns": float(len(trajectory.turns)), "failed": is_failed, "failed_alone": is_failed}
     infos = [turn.result.info for turn in trajectory.turns if turn.result is not None]
     for name, rule in logs.items():
         numbers = [float(value) for info in infos if isinstance(value := info.get(name), int | float)]
@@ -158,6 +161,48 @@ class NeutralSample:
 
     terminator: int
     reward: float = 0.0
+
+
+class SiblingRewards:
+    """The rewards of the episodes of one prompt that run at the same time, of which a failed one gets the mean.
+
+    Then the mean of its group is the one without it, and its own advantage under a baseline of the group is 0.
+    """
+
+    def __init__(self) -> None:
+        self._num_running = 0
+        self._are_over = asyncio.Event()
+        self._known: list[tuple[float, float]] = []
+
+    @contextmanager
+    def running(self, *, on_last: Callable[[], Any]) -> Iterator[None]:
+        """Count an episode as one that runs; call `on_last` as soon as none does."""
+        self._num_running += 1
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+            if not self._num_running:
+                on_last()
+                self._are_over.set()
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Store the reward and the score of an episode, if it has a reward."""
+        if (reward := trajectory.reward) is not None:
+            self._known.append((reward, reward if trajectory.score is None else trajectory.score))
+
+    async def replace_reward(self, response: ResponseDict) -> float | None:
+        """Give a failed episode's response the mean reward and score of its siblings, once they are over.
+
+        Returns the reward; None if no sibling has one, so that the response stays as it is.
+        """
+        await self._are_over.wait()
+        if not self._known:
+            return None
+        rewards, scores = zip(*self._known, strict=True)
+        response["reward"], response["scores"] = math.fsum(rewards) / len(rewards), math.fsum(scores) / len(scores)
+        response["extra_logs"]["failed_alone"] = 0.0
+        return response["reward"]
 
 
 def without_response_reward(response: ResponseDict) -> ResponseDict:

@@ -75,7 +75,7 @@ class RewardServers:
             f"{self.timeout_s:g} s, got none. Check the server's load."
         )
         answer = await self._policy.run(attempt, timeout)
-        rewards = self._clients[url].parse_json(answer)
+        rewards = await self._clients[url].parse_json(answer)
         if isinstance(rewards, AttemptFailure):
             raise rewards.error
         return read_rewards(rewards, len(samples), self._clients[url].url)

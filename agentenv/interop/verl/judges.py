@@ -76,8 +76,12 @@ def response_of(
     If the prompt opened a thought (`think_opened`; None: if the prompt ends with `<think>`), the text starts with that
     tag. Functions of verl's kind get the text as verl passes it.
     """
-    if not isinstance(getattr(judge, "reward", judge), ScoreFunction) and think_opened is not False:
+    if think_opened is False and (mark := with_opened_thought("", prompt)):
+        prompt = prompt.rstrip().removesuffix(mark)  # as rewards look at it themselves
+    elif not isinstance(getattr(judge, "reward", judge), ScoreFunction):
         text = with_opened_thought(text, "<think>" if think_opened else prompt)
+    if think_opened is False:
+        prompt = prompt.rstrip().removesuffix("<think>")
     extra_info, label = mapping(row.get("extra_info")), mapping(row.get("reward_model")).get("ground_truth")
     if isinstance(judge, FunctionGroupReward):
         return Response(text, label, prompt, extra_info)

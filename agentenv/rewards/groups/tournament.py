@@ -172,7 +172,7 @@ class Tournament:
             DataError: the comparer cannot use the rows.
             ContractError: the comparer raised, or returned something else.
         """
-        texts = [final_text(response.text) or "" for response in responses]
+        texts = [final_text(response.text, response.prompt) or "" for response in responses]
         judged = final_text(reference) if reference else None
         competitors = [*texts, judged] if judged else texts
         table = await self._play(responses[0].prompt if responses else "", competitors)

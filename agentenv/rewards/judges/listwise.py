@@ -16,10 +16,9 @@ from typing import Any
 from agentenv.core.arguments import shown, whole_number
 from agentenv.rewards.groups.batch import against_reference
 from agentenv.rewards.judges.protocol import Judge, JudgeVote
-from agentenv.rewards.judges.templates import QUALITY, RANK, prompt_text
+from agentenv.rewards.judges.templates import QUALITY, RANK, answer_text, prompt_text
 from agentenv.rewards.judges.verdicts import read_ranking
 from agentenv.rewards.judges.voting import JudgeRetry, VotingBase, ask, successes
-from agentenv.rewards.rules.text import final_text
 from agentenv.rewards.types import Response, RewardResult, Status
 
 
@@ -77,8 +76,8 @@ class ListwiseReward(VotingBase):
         """
         if not responses:
             return []
-        texts = [final_text(response.text) or "" for response in responses]
-        judged = (final_text(reference) or "") if reference else ""
+        texts = [answer_text(response.text, response.prompt) for response in responses]
+        judged = answer_text(reference) if reference else ""
         competitors = {*texts, judged} if judged else set(texts)
         candidates, question = sorted(competitors - {""}), prompt_text(responses[0].prompt)
         rankings = [candidates]

@@ -11,10 +11,9 @@ from typing import Any, Literal
 from agentenv.core.arguments import one_of
 from agentenv.core.types import Message
 from agentenv.rewards.judges.protocol import Judge
-from agentenv.rewards.judges.templates import COMPARE, QUALITY, prompt_text
+from agentenv.rewards.judges.templates import COMPARE, QUALITY, answer_text, prompt_text
 from agentenv.rewards.judges.verdicts import read_preference
 from agentenv.rewards.judges.voting import JudgeRetry, Voting, VotingBase, successes
-from agentenv.rewards.rules.text import final_text
 
 
 class PairwiseJudge(VotingBase):
@@ -64,7 +63,7 @@ class PairwiseJudge(VotingBase):
             DataError: the prompt is invalid.
             InfraError: an order had too few verdicts.
         """
-        first, second = final_text(a) or "", final_text(b) or ""
+        first, second = answer_text(a), answer_text(b)
         if not first or not second or first == second:
             return 0.5 + 0.5 * (bool(first) - bool(second))
         question = prompt_text(prompt)

@@ -15,12 +15,12 @@ from agentenv.rewards.judges.templates import (
     SAMENESS,
     VERIFY,
     JudgeTemplate,
+    answer_text,
     prompt_text,
     reference_text,
 )
 from agentenv.rewards.judges.verdicts import read_score, read_yes_or_no
 from agentenv.rewards.judges.voting import JudgeRetry, Voting, VotingBase
-from agentenv.rewards.rules.text import final_text
 from agentenv.rewards.types import Response, RewardResult, Status
 
 
@@ -39,7 +39,8 @@ class _SingleResponse(VotingBase):
             DataError: a required reference is missing, it is not JSON, or the prompt is invalid.
             InfraError: too few votes had a verdict, or a majority is required and there is none.
         """
-        reference, answer = reference_text(response.label, required=self.needs_label), final_text(response.text)
+        reference = reference_text(response.label, required=self.needs_label)
+        answer = answer_text(response.text, response.prompt)
         if not answer:
             return RewardResult(0.0, 0.0, Status.NO_ANSWER, {"judge": 0.0, "num_votes": 0.0, "agreement": 1.0})
         texts = {"question": prompt_text(response.prompt), "reference": reference, "response": answer}

@@ -11,10 +11,9 @@ from typing import Any
 from agentenv.core.arguments import number, shown, whole_number
 from agentenv.errors import ConfigError
 from agentenv.rewards.judges.protocol import Judge
-from agentenv.rewards.judges.templates import CHECKLIST, prompt_text, reference_text
+from agentenv.rewards.judges.templates import CHECKLIST, answer_text, prompt_text, reference_text
 from agentenv.rewards.judges.verdicts import read_list, read_score, read_yes_or_no
 from agentenv.rewards.judges.voting import JudgeRetry, Voting, VotingBase
-from agentenv.rewards.rules.text import final_text
 from agentenv.rewards.types import Response, RewardResult, Status
 
 MAX_CRITERIA = 100
@@ -97,7 +96,8 @@ class RubricReward(VotingBase):
             DataError: the label is not JSON.
             InfraError: too few votes had a verdict on every criterion.
         """
-        reference, answer = reference_text(response.label, required=False), final_text(response.text)
+        reference = reference_text(response.label, required=False)
+        answer = answer_text(response.text, response.prompt)
         if not answer:
             return RewardResult(0.0, 0.0, Status.NO_ANSWER, dict.fromkeys(self.component_names, 0.0))
         texts = {"question": prompt_text(response.prompt), "reference": reference, "response": answer}

@@ -20,6 +20,7 @@ from agentenv._util.brief import brief
 from agentenv.core.types import Message
 from agentenv.errors import DataError
 from agentenv.rewards.judges.verdicts import mark_verdicts
+from agentenv.rewards.rules.text import final_text, is_blank
 
 MAX_CHARS = 20_000
 """Maximum number of characters of one text that a judge sees."""
@@ -171,13 +172,19 @@ def prompt_text(prompt: str | Sequence[Message]) -> str:
     return "\n\n".join(shown)
 
 
+def answer_text(text: str, prompt: str | Sequence[Message] = "") -> str:
+    """Return the final text of a response for the judge; empty if there is none, or if it shows nothing."""
+    answer = final_text(text, prompt) or ""
+    return "" if is_blank(answer) else answer
+
+
 def reference_text(label: Any, *, required: bool) -> str:
     """Return a label as a text for the judge; empty if there is none.
 
     Raises:
         DataError: the label is required and missing, or it is neither text nor JSON.
     """
-    if label is None or label in ([], {}) or (isinstance(label, str) and not label.strip()):
+    if label is None or label in ([], {}) or (isinstance(label, str) and is_blank(label)):
         if required:
             raise DataError("label: expected a reference for the judge, got none. Add one to the row.")
         return ""

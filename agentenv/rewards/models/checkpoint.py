@@ -43,7 +43,7 @@ def tokenizer_of(where: str, given: str, advice: str) -> Any:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise MissingDependency(
-            f"{where}: expected transformers, got {error}. pip install 'transformers>=4.56'"
+            f"{where}: expected transformers, got {error}. pip install --upgrade agentenv-rl"
         ) from error
     try:
         return AutoTokenizer.from_pretrained(resolved(given))

@@ -175,7 +175,7 @@ class HFScorer(CountingScorer):
             from agentenv.rewards.models.classifier import Classifier
         except ImportError as error:
             raise MissingDependency(
-                f"HFScorer: expected torch and transformers, got {error}. pip install 'torch>=2.6' 'transformers>=4.56'"
+                f"HFScorer: expected torch and transformers, got {error}. pip install --upgrade agentenv-rl"
             ) from error
         classifier = Classifier(self._model, device=self._device, dtype=self._dtype, label=self._label)
         if self.options.max_batch_tokens is None and classifier.device.type == "cpu":

@@ -102,7 +102,11 @@ class ModelReward:
             DataError: the model cannot score the conversation.
             InfraError: the model failed.
         """
-        answer = final_text(response.text) if self._part == "final" else without_special_tokens(response.text).strip()
+        answer = (
+            final_text(response.text, response.prompt)
+            if self._part == "final"
+            else without_special_tokens(response.text).strip()
+        )
         if not answer and self._no_answer is not None:
             components: Mapping[str, float | None] = {"value": None, "truncated": 0.0, "clipped": 0.0}
             return RewardResult(self._no_answer, status=Status.NO_ANSWER, components=components)

@@ -6,7 +6,8 @@ Example:
 
 The label is a letter, an index or an option's text. If the row has the options, in metadata["options"], an answer may
 be an option's text too. See `letters_of` for what counts as naming an option: `B`, `(b)`, `\text{B}`, `B. Paris`, "The
-correct one is B". Several options are a hedge, which is rejected; a letter in prose names none: `vitamin C`.
+correct one is B". Several options are a hedge, which is rejected: `A or B`, `A (90%), B (10%)`, and, if the row has the
+options, `A. Paris / Rome`. A letter in prose names none: `vitamin C`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from agentenv.core.arguments import label_error, number, one_of, shown, whole_nu
 from agentenv.errors import ConfigError
 from agentenv.rewards.rules.length import Count, LengthReward
 from agentenv.rewards.rules.repetition import RepetitionReward
-from agentenv.rewards.rules.text import FONTS, INK, final_text, last_boxed
+from agentenv.rewards.rules.retraction import standing_box
+from agentenv.rewards.rules.text import FONTS, INK, boxes, final_text, last_boxed
 from agentenv.rewards.types import Response, RewardResult, Status
 
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -30,6 +32,7 @@ MAX_ANSWER_CHARS = 1024
 _MAX_SEARCHED_CHARS = 32_768
 _MAX_MARKERS = 16
 _MAX_BARE_CHARS = 200
+_MAX_LINES = 16
 
 _TEXT_COMMAND = re.compile(
     r"\\(?:text|textbf|textit|textrm|textsf|texttt|textnormal|mbox|mathrm|mathbf|mathsf|mathit|boxed|fbox|emph|bf|rm)"
@@ -41,26 +44,39 @@ _ARTICLE = r"(?![AI] (?!(?:is|or|and|because|since|as|but|was|which|seems)\b)[a-
 _ONE = r"[(\[]?(?<![\w'])([A-Za-z])(?![\w'’])[)\]]?"
 _GAP = r"(?:[ ,;/&|+、]|\bor\b|\band\b|或|和)+"
 _SINGLE = re.compile(rf"{_ONE} ?[.:,;!]*")
-_LIST = re.compile(rf"{_ONE}[.:]?(?:{_GAP}{_ONE}[.:]?)+")
+_RANGE = r" ?(?:\.{2,}|[-–—~]|\bto\b|\bthrough\b) ?"
+_LIST = re.compile(rf"{_ONE}(?:[.:]?{_GAP}{_ONE}|{_RANGE}{_ONE})+[.:]?")
 _PREFIX = re.compile(
     r"(?:[(\[]([A-Za-z])[)\]]|([A-Za-z])[)\]]) ?[.:]? ?(?P<behind>.+)"
     r"|(?:([A-Za-z])[.:]|([A-Za-z]) [-–—]) (?P<spaced>.+)|([A-Z])[.:](?![A-Za-z]\b)(?P<close>.+)"
-    r"|([A-Z]) \((?P<bracketed>.+)\)\.?"
+    r"|([A-Z]) \((?P<bracketed>(?:[^()]|\([^()]*\))+)\)\.?"
 )
 _WITH_TEXT = re.compile(r"(?P<before>.+) [(\[](?P<last>[A-Z])[)\]]\.?|(?P<first>[A-Za-z]), (?P<behind>.+)")
 _ALSO = re.compile(
-    r"(?:\bor\b|/|或) ?[(\[]?([A-Z])(?= ?(?:$|[,.;:)\]]))|(?<![\w(])[(\[]?([A-Z])[)\]]|(?<=[ ,;])([A-Z])[.:] (?=\w)"
+    r"(?:\bor\b|/|或) ?[(\[]?([A-Z])(?= ?(?:$|[,.;:)\]]))|(?<![\w(])[(\[]?([A-Z])[)\]]"
+    r"|(?<=[ ,;])([A-Z])(?:[.:] (?=\w)| ?[-–—(:=] ?[0-9])"
 )
+_BETWEEN_TEXTS = re.compile(r"(?: *(?:[,;/&|()]|\b(?:and|or|maybe|perhaps|possibly)\b))+ *")
 _LETTERS = rf"(?:(?:{_GAP})?[(\[]?(?<![A-Za-z0-9_'’]){_ARTICLE}(?:[A-Z]|[a-z](?=[)\].,]|$))(?![\w'’])[)\]]?){{1,12}}"
 _MARKED = re.compile(
     r"(?i:\b(?:(?:it|that|this|answer)['’]s|is|are|be|options?|choices?|answers?|letters?|alternative|select|choose|chose|pick|either)\b|[:=]|选项?|答案|是|为)"
     rf" ?(?i:the )?(?i:option |choice |letter |answer )?(?P<letters>{_LETTERS})"
 )
+_COMMITMENT = re.compile(
+    r"(?i:(?:(?:^|[.,;:!] |\b(?:so|thus|hence|therefore|then|that),? )(?:it|that|this)(?:['’]s| is| must be)"
+    r"|\b(?:let['’]s|I(?:['’](?:d|ll|m))?(?: \w+){0,2}?) (?:choose|chose|select|pick|picked|go with|going with|say)"
+    r"|\b(?:my|our|final|right|best) (?:choice|pick|selection|guess)(?: is|:)"
+    r"|(?:^|[.;:!] )(?:so|thus|hence|therefore),?)"
+    rf" (?:the )?(?:option |choice |letter )?)[\"“'‘]?(?P<letters>{_LETTERS})(?=[.,;:!)\"”'’]*(?: |$))"
+)
+_ALONE = re.compile(rf"(?:[Oo]ption |[Cc]hoice )?{_SINGLE.pattern}")
 _VERDICT = re.compile(
     rf"(?P<letters>{_LETTERS}) (?:is|are|was|seems|must be|would be) (?:the |both )?(?:most |best )?"
     r"(?:correct|right|answer|best|true|appropriate|likely)\b"
 )
-_NEGATION = re.compile(r"\b(?:not|neither|nor|except|incorrect|wrong|false|cannot)\b|n['’]t\b|不|错", re.IGNORECASE)
+_NEGATION = re.compile(
+    r"\b(?:not|never|neither|nor|except|incorrect|wrong|false|cannot)\b|n['’]t\b|不|错", re.IGNORECASE
+)
 _LETTER = re.compile(r"(?<![\w'])[A-Za-z](?![\w'’])")
 
 _MARKER = re.compile(
@@ -152,6 +168,8 @@ def letters_of(answer: str, options: ChoiceOptions, *, prose: bool = True) -> fr
             named = {letter} if letter in also else {letter, *also}
         else:
             named = {letter, *(other for match in _ALSO.findall(rest) for other in match if other)}
+            others = fold(rest).removeprefix(options.texts.get(letter, ""))
+            named.update(*map(options.with_text, _BETWEEN_TEXTS.split(others)))
     elif prose and not _NEGATION.search(text):
         found = [match["letters"] for pattern in (_MARKED, _VERDICT) for match in pattern.finditer(text)]
         named = {letter.upper() for letters in found for letter in _LETTER.findall(letters)}
@@ -164,23 +182,37 @@ def final_answer(final: str, options: ChoiceOptions, *, require_box: bool) -> tu
     r"""Return the part of the final text that answers, or None, and True if it is boxed.
 
     It is the last `\boxed{…}`; unless a box is required also the last `<answer>…</answer>`, the clause after the last
-    "the answer is" that names an option, a last line such as "So B is correct", or a text that is only an option.
+    "the answer is" that names an option, a last line such as "So B is correct", "I choose B" or "B", or a text that is
+    only an option. Behind a box that names no option, these count too.
     """
     final = final[-_MAX_SEARCHED_CHARS:]
-    if (boxed := last_boxed(final)) is not None:
-        return boxed, True
-    if require_box:
-        return None, False
+    boxed = standing_box(final)
+    if require_box or boxed == "" or (boxed and letters_of(boxed, options)):
+        return boxed or None, bool(boxed)
+    if boxed:
+        behind = _unboxed_answer(final[boxes(final)[-1].end + 1 :], options)
+        return (boxed, True) if behind is None or not letters_of(behind, options) else (behind, False)
+    return _unboxed_answer(final, options), False
+
+
+def _unboxed_answer(final: str, options: ChoiceOptions) -> str | None:
     if tagged := _ANSWER_TAG.findall(final):
-        return tagged[-1], False
+        return str(tagged[-1])
     clauses = [_clause(final[marker.end() :]) for marker in list(_MARKER.finditer(final))[-_MAX_MARKERS:]]
     if clauses:
-        return next((clause for clause in reversed(clauses) if letters_of(clause, options)), clauses[-1]), False
-    last = final.rstrip().rpartition("\n")[2]
-    if len(last) <= _MAX_BARE_CHARS and _VERDICT.search(clean(last)):
-        return last, False
+        return next((clause for clause in reversed(clauses) if letters_of(clause, options)), clauses[-1])
     bare = final.strip()
-    return (bare if len(bare) <= _MAX_BARE_CHARS and letters_of(bare, options, prose=False) else None), False
+    if len(bare) <= _MAX_BARE_CHARS and letters_of(bare, options, prose=False):
+        return bare
+    before, last = ["", "", *(clean(line) for line in bare.split("\n")[-_MAX_LINES:] if line.strip())][-2:]
+    if len(last) > _MAX_BARE_CHARS:
+        return None
+    if _ALONE.fullmatch(last):  # not the last one of a list of letters
+        return None if _ALONE.fullmatch(before) else last
+    if committed := _COMMITMENT.search(last):
+        clause = _clause(last[committed.start("letters") :])
+        return clause if letters_of(clause, options) and not _NEGATION.search(last[: committed.end()]) else None
+    return last if _VERDICT.search(last) else None
 
 
 def _clause(behind: str) -> str:
@@ -254,7 +286,7 @@ class _OptionGrader:
         """
         options = read_options(response.metadata.get("options"), self._letters)
         gold = read_label(response.label, options, self._index_base)
-        final = final_text(response.text)
+        final = final_text(response.text, response.prompt)
         if final is None:
             return _ChosenOption(False, False, Status.NO_ANSWER, detail="the thinking has no end")
         answer, boxed = final_answer(final, options, require_box=self._require_box)
@@ -295,8 +327,9 @@ class GeneralValReward:
     """The right option on one of `SCALES`, for validation sets and for training; the score is 1.0 if that is above 0.
 
     An answer is, in this order: the last box, the last `<answer>…</answer>`, the clause after the last "the answer is"
-    that names an option, a last line such as "So B is correct", or a short text that is only an option. If the row has
-    a metadata["tag"], it must be one of `tags`; None accepts any.
+    that names an option, a short text that is only an option, or a last line such as "So B is correct", "I choose B" or
+    "B". Behind a box that names no option, the others count too. If the row has a metadata["tag"], it must be one of
+    `tags`; None accepts any.
     """
 
     bounds = (-1.0, 1.0)

@@ -78,7 +78,7 @@ class JsonSchemaReward:
             InfraError: the worker failed.
         """
         schema = self._schema or _schema_text(response.metadata.get("schema", response.label), "schema")
-        final = final_text(response.text)
+        final = final_text(response.text, response.prompt)
         if not final:
             return RewardResult(0.0, score=0.0, status=Status.NO_ANSWER, components=dict(_COMPONENTS))
         if len(final) > MAX_CHARS:

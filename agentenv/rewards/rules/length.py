@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from numbers import Integral
 
 from agentenv.core.arguments import MAX_WHOLE, label_error, number, one_of, whole_number
+from agentenv.core.types import Message
 from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards.rules.text import final_text, thought_text, without_special_tokens
 from agentenv.rewards.types import Response, RewardResult
@@ -34,11 +35,11 @@ def band_penalty(length: float, low: float, high: float, rate: float) -> float:
     return -rate * max(low - length, length - high, 0.0) + 0.0
 
 
-def part_of(text: str, part: str) -> str:
+def part_of(text: str, part: str, prompt: str | Sequence[Message] = "") -> str:
     """Return `all` of a response, its first `thought`, or its `final` text (empty if it has none)."""
     if part == "thought":
-        return thought_text(text)
-    return without_special_tokens(text) if part == "all" else final_text(text) or ""
+        return thought_text(text, prompt)
+    return without_special_tokens(text) if part == "all" else final_text(text, prompt) or ""
 
 
 class Meter:
@@ -67,7 +68,7 @@ class Meter:
             if isinstance(given, Integral) and not isinstance(given, bool) and 0 <= int(given) <= MAX_WHOLE:
                 return int(given)
             raise label_error("the response's number of tokens", given, where="metadata['num_tokens']")
-        text = part_of(response.text, self._part)
+        text = part_of(response.text, self._part, response.prompt)
         if self._count is None:
             return len(text) if self._unit == "chars" else len(text.split())
         try:

@@ -130,9 +130,9 @@ class RegexReward:
         pattern = response.label if self._pattern is None else self._pattern
         if not isinstance(pattern, str):
             raise label_error("a regular expression", pattern)
-        if self._part == "final" and final_text(response.text) is None:
+        if self._part == "final" and final_text(response.text, response.prompt) is None:
             return self._result(0, status=Status.NO_ANSWER, detail="the thinking has no end")
-        text = part_of(response.text, self._part)
+        text = part_of(response.text, self._part, response.prompt)
         if len(text) > MAX_CHARS:
             return self._result(0, status=Status.PARSE_ERROR, detail=f"the text is longer than {MAX_CHARS} characters")
         try:

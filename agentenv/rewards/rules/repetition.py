@@ -96,7 +96,7 @@ class RepetitionReward:
         Raises:
             InfraError: the worker for long texts failed.
         """
-        text = part_of(response.text, self._part)
+        text = part_of(response.text, self._part, response.prompt)
         request = {"task": f"{__name__}:handle", "text": text[-MAX_CHARS:], "size": self._size, "unit": self._unit}
         try:
             if len(text) <= _INLINE_CHARS:

@@ -165,7 +165,7 @@ class SimilarityReward:
         references = [reference for reference in label if isinstance(reference, str) and reference.strip()]
         if len(references) < len(label) or sum(map(len, references)) > MAX_CHARS:
             raise label_error(f"texts with something in them, of at most {MAX_CHARS} characters in all", response.label)
-        answer = final_text(response.text)
+        answer = final_text(response.text, response.prompt)
         if answer is None:
             return self._result(0.0, status=Status.NO_ANSWER, detail="the thinking has no end")
         if not answer:

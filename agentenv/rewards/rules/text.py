@@ -1,9 +1,18 @@
-"""Split a response into thinking and answer, and remove the tokens that end a turn."""
+"""Split a response into thoughts, answer and fenced blocks, and remove the tokens that end a turn.
+
+One reader does it for all environments and rewards. Text in a thought is never an answer: a thought may have the marks
+of any family of models, and the prompt may have opened it. Marks in fenced blocks and in quotes are text.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
+
+from agentenv.chat.tool_calls.syntax import REASONING
+from agentenv.core.types import Message
 
 _END_REVERSED = re.compile(r"(?:\s|>[|｜][^<>|｜\s]{1,40}[|｜]<|>(?:s|soe|sob|dap|nrut_fo_dne|txet_fo_dne)/?<)++")
 """White space and special tokens, matched from the reversed text's start in one pass."""
@@ -22,38 +31,236 @@ FONTS = (
 """Pattern of LaTeX's commands, without the backslash, that change the font of what follows."""
 INK = re.compile(r"\\(?:(?:text)?color ?(?:\[[A-Za-z]{1,8}\] ?)?|(?:tag\*?|label) ?)\{[^{}]{0,60}\}")
 """Colors, and the names of equations, in LaTeX."""
-_OPEN, _CLOSE = "<think>", "</think>"
 _BOXED_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 
+_NAMES = [spell(name) for name in ("think", "thinking", "thought") for spell in (str.lower, str.title, str.upper)]
+_CLOSES = {**dict(REASONING), **{f"<{name}>": f"</{name}>" for name in _NAMES}}
+"""What closes a thought, by what opens it."""
+_OPENS = {close: begin for begin, close in _CLOSES.items()}
+_END = "<|end|>"
+"""It closes a thought of gpt-oss, and ends ordinary turns of other models."""
+_FINAL = re.compile(r"(?:<\|start\|>assistant)?<\|channel\|>final<\|message\|>")
+_MARKS = [re.escape(mark) for mark in {*_CLOSES, *_CLOSES.values()} - {_END}]
+_MARK = re.compile("|".join(mark for mark in _MARKS if mark[0] == "<"))
+_BRACKETED = re.compile(r"\[/?THINK\]")
+_FENCE, _TILDES = re.compile("```+"), re.compile("~~~+")
+"""Patterns that begin with one literal, which `re` finds fast."""
+_HEADER = re.compile(r"(?:\A|[>\]])\s*(?:assistant|model)?\s*\Z")
+_TURN = re.compile(rf"{'|'.join(_MARKS)}|<[|｜]|[|｜]>|</s>|\[/?INST\]|turn>")
+_STRINGLESS = re.compile(r"[^\"'#]*")
+_QUOTES = frozenset("\"'`")
+_TAG = re.compile(r"[\w+.{}-]{1,20}")
+_STRING = re.compile(r'("""|\'\'\')|#[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|\\.', re.DOTALL)
+_MAX_PREFILLED, _MAX_PROSE, _MAX_QUOTED, _MAX_TOKENS = 4000, 200, 200, 5000
+"""Characters that are looked at: at the end of a prompt, on both sides of a fence, and of a thought in quotes; marks
+and fences of a text that has an answer."""
 
-def final_text(text: str) -> str | None:
-    """Return the text after the last `</think>`, or all of it, without special tokens at its end.
 
-    None for unfinished thinking: the response does not commit to an answer in it.
+def final_text(text: str, prompt: str | Sequence[Message] = "") -> str | None:
+    """Return the answer: the text after the last thought, without special tokens at its end.
+
+    None for a thought without an end: the response does not commit to an answer in it. The `prompt` may have opened the
+    thought (see `with_opened_thought`).
     """
-    final = text.rpartition(_CLOSE)[2]
-    return None if _OPEN in final else without_special_tokens(final).strip()
+    text = with_opened_thought(text, prompt) if prompt else text
+    if not _marks(text):
+        return without_special_tokens(text).strip()
+    reading = read(text)
+    return None if reading.is_thinking else without_special_tokens(reading.parts[-1]).strip()
 
 
-def with_opened_thought(text: str, prompt: str) -> str:
-    """Return the response with the `<think>` that its prompt ends with, as in some chat templates; at most once.
+def thought_text(text: str, prompt: str | Sequence[Message] = "") -> str:
+    """Return the first thought, without its marks; empty if there is none.
 
-    Without it, thinking that a limit cut off would pass for an answer.
+    It may lack its opening mark, which some chat templates put into the prompt, and its closing one, if a limit cut it.
     """
-    opened = prompt.rstrip().endswith(_OPEN) and not text.lstrip().startswith(_OPEN)
-    return _OPEN + text if opened else text
+    text = with_opened_thought(text, prompt)
+    return next(iter(read(text).thoughts), "").strip() if _marks(text) else ""
 
 
-def thought_text(text: str) -> str:
-    """Return the first thought, without its tags; empty if there is none.
+def with_opened_thought(text: str, prompt: str | Sequence[Message]) -> str:
+    """Return the response with the mark of the thought that its prompt opened, if it did; at most once.
 
-    It may lack its opening tag, which some chat templates put into the prompt, and its closing tag, if a limit cut it.
+    The prompt ends with `<think>`, as in some chat templates, or the assistant's turn that it ends with begins so.
+    Without that mark, a thought that a limit cut off would pass for an answer.
     """
-    before, closed, _ = text.partition(_CLOSE)
-    head, opened, thought = before.partition(_OPEN)
-    if opened:
-        return thought.strip()
-    return head.strip() if closed else ""
+    prompt = begun_turn(prompt)
+    marks = _marks(prompt[-_MAX_PREFILLED:])
+    mark = marks[-1][0] if marks else ""
+    if mark not in _CLOSES or text.lstrip().startswith(mark):
+        return text
+    before, _, behind = prompt.rpartition(mark)
+    is_begun = _HEADER.search(before[-80:]) and not _TURN.search(behind)
+    return mark + text if is_begun or not behind.strip() else text
+
+
+def _marks(text: str) -> list[re.Match[str]]:
+    """Return the marks of thoughts, in their order."""
+    marks = list(_MARK.finditer(text))
+    if "THINK]" in text:
+        marks = sorted([*marks, *_BRACKETED.finditer(text)], key=re.Match.start)
+    return marks
+
+
+def begun_turn(prompt: str | Sequence[Message]) -> str:
+    """Return a prompt's text; of messages, that of an assistant's turn at their end, which the response continues."""
+    if isinstance(prompt, str):
+        return prompt
+    last = prompt[-1] if isinstance(prompt, Sequence) and prompt else None
+    content = last.get("content") if isinstance(last, Mapping) and last.get("role") == "assistant" else ""
+    return content if isinstance(content, str) else ""
+
+
+@dataclass(slots=True)
+class Block:
+    """A fenced block."""
+
+    fence: str
+    info: str
+    """The text behind the fence: the language, and possibly more."""
+    indent: int
+    """Columns before the fence, as in a list."""
+    opened: int
+    """Where the line of the fence begins."""
+    start: int
+    end: int | None = None
+    """None if the text ends in the block."""
+    has_marks: bool = False
+    has_fence: bool = False
+    """True if a line of it looks like the fence that opens another block."""
+    scanned: int = 0
+    quote: str = ""
+    """The quotes of the string of Python that is open at `scanned`, if it may go over several lines."""
+
+
+class Reading:
+    """Thoughts, answer and fenced blocks of a text."""
+
+    def __init__(self, text: str, *, strings: bool = True) -> None:
+        self.text = text
+        self.thoughts: list[str] = []
+        self.parts: list[str] = []
+        """The text outside thoughts: before, between and after them."""
+        self.blocks: list[Block] = []
+        """The fenced blocks outside thoughts."""
+        self.ends: list[int] = []
+        """Where thoughts end."""
+        self.num_kept = 0
+        """Fences that were taken for code because they stand in a string of Python; never without `strings`."""
+        self._strings, self._start, self._thought = strings, 0, ""
+        ends = re.finditer(re.escape(_END), text)
+        tokens = [*_marks(text), *_FENCE.finditer(text), *_TILDES.finditer(text), *ends]
+        if len(tokens) > _MAX_TOKENS:  # reading them would take long, and no answer has so many
+            tokens, self._thought = [], next(iter(_CLOSES))
+        for token in sorted(tokens, key=re.Match.start):
+            self._take(token)
+        self.is_thinking = bool(self._thought)
+        (self.thoughts if self._thought else self.parts).append(text[self._start :])
+
+    @property
+    def block(self) -> Block | None:
+        """The last block, if nothing has closed it."""
+        return self.blocks[-1] if self.blocks and self.blocks[-1].end is None else None
+
+    def _take(self, token: re.Match[str]) -> None:
+        mark, block = token[0], self.block
+        if self._thought:
+            if mark == _CLOSES[self._thought] and not self._is_quoted(token):
+                self._end_thought(token)
+        elif mark[0] in "`~":
+            if block is None:
+                self._open_block(token)
+            else:
+                self._close_block(block, token)
+        elif block is not None:
+            # Outside strings and comments Python has no marks: this ends a thought with a block that nothing closed.
+            block.has_marks |= mark in _CLOSES
+            before = self._line(token)[0]
+            is_code = block.has_marks or not _STRINGLESS.fullmatch(before)
+            if not is_code and mark != _END and not self._in_string(block, token.start() - len(before)):
+                self._end_thought(token)
+        elif mark == _END or self._is_quoted(token):
+            return
+        elif mark in _CLOSES:
+            self.parts.append(self.text[self._start : token.start()])
+            self._start, self._thought = token.end(), mark
+        else:
+            self._end_thought(token)
+
+    def _is_quoted(self, token: re.Match[str]) -> bool:
+        """Return True if a mark stands in quotes, alone or with the other one of its pair."""
+        mark, (start, end), text = token[0], token.span(), self.text
+        before, after = text[max(0, start - 1) : start], text[end : end + 1]
+        if text.endswith("``", 0, start):  # a fence
+            return False
+        if before == after or mark in _CLOSES:
+            rest = text[end : end + _MAX_QUOTED].partition("\n")[0]
+            return before in _QUOTES and (before == after or _CLOSES[mark] + before in rest)
+        rest = text[max(0, start - _MAX_QUOTED) : start].rpartition("\n")[2]
+        return after in _QUOTES and after + _OPENS[mark] in rest
+
+    def _end_thought(self, token: re.Match[str]) -> None:
+        """Begin a part; if nothing opened the thought, all before was one."""
+        self.thoughts.append(self.text[self._start : token.start()])
+        if not self._thought:
+            self.parts.clear()
+            self.blocks.clear()
+        header = _FINAL.match(self.text, token.end())
+        self._start, self._thought = header.end() if header else token.end(), ""
+        self.ends.append(self._start)
+
+    def _open_block(self, token: re.Match[str]) -> None:
+        before, info = self._line(token)
+        if "`" in info or "`" in before:
+            return
+        indent = len(before.expandtabs(4))
+        if before.strip():  # a fence at the end of a line of prose has a language
+            if token[0] != "```" or _TAG.fullmatch(info.strip()) is None:
+                return
+            indent = 0
+        start = min(token.end() + len(info) + 1, len(self.text))
+        self.blocks.append(Block(token[0], info, indent, token.start() - len(before), start, scanned=start))
+
+    def _close_block(self, block: Block, token: re.Match[str]) -> None:
+        before, info = self._line(token)
+        at, is_far = token.start() - len(before), len(before.expandtabs(4)) > block.indent + 3  # CommonMark: text
+        if before.strip() or is_far or not token[0].startswith(block.fence):
+            return
+        if self._in_string(block, at):
+            self.num_kept += 1
+        elif info.strip():
+            block.has_fence = True
+        else:
+            block.end = at
+
+    def _line(self, token: re.Match[str]) -> tuple[str, str]:
+        """Return the text of a fence's line before it, behind the thought, and behind it."""
+        begin = max(self._start, token.start() - _MAX_PROSE)
+        before = self.text[begin : token.start()].rpartition("\n")[2]
+        return before, self.text[token.end() : token.end() + _MAX_PROSE].partition("\n")[0]
+
+    def _in_string(self, block: Block, at: int) -> bool:
+        """Return True if a line of the block begins in a string of Python; read on from where the last call ended."""
+        while self._strings and block.scanned < at:
+            if block.quote:
+                end = self.text.find(block.quote, block.scanned, at)
+                block.scanned, block.quote = (at, block.quote) if end < 0 else (end + 3, "")
+            else:
+                found = _STRING.search(self.text, block.scanned, at)
+                block.scanned, block.quote = (found.end(), found[1] or "") if found else (at, "")
+        return bool(block.quote)
+
+
+def read(text: str) -> Reading:
+    """Return the thoughts, the answer and the fenced blocks of a text; takes time in proportion to it.
+
+    A thought ends with its closing mark, or at the end of the text. If a closing mark has no opening one, the prompt
+    had it: all before is thought. A block ends with a fence that is indented by at most three columns more than the one
+    that opened it (CommonMark) and does not stand in a string of several lines; it may lack its end.
+    """
+    reading = Reading(text)
+    # A string without an end would hide the fence that ends its block, and all blocks behind it.
+    return Reading(text, strings=False) if reading.block and reading.num_kept else reading
 
 
 def is_blank(text: str) -> bool:

@@ -6,8 +6,8 @@
 
 Routes: `POST /get_reward` (see `wire.py`), `GET /health`, 503 until the model is loaded, `/metrics` for
 Prometheus, and `/`, what is served. Conversations of all requests are scored together: the scorer forms the batches.
-One that cannot be scored makes the whole request 422, which names it; a model that fails makes it 503. No number is
-ever made up.
+One that cannot be scored makes the whole request 422, which names it, as do messages that no tokenizer can render; a
+model that fails makes it 503. No number is ever made up.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Meters:
         self.requests: Counter[tuple[str, int]] = Counter()
         """Answers by path and status."""
         self.conversations: Counter[str] = Counter({"scored": 0, "failed": 0, "refused": 0, "cancelled": 0})
-        """By result: a score, an InfraError, a DataError, or a client that left."""
+        """By result: a score, an error that may pass, one that stays, or a client that left."""
         self.truncated = 0
         self.turned_away = 0
         """Conversations refused because too many were waiting; a request that was not read counts as one."""
@@ -118,6 +118,8 @@ _ROUTES = ("/get_reward", "/health", "/metrics", "/")
 _MAX_NAMED = 20
 """Items that an error names."""
 _AFTER_GRACE_S = 5.0
+_LASTING = (DataError, ConfigError)
+"""What another try cannot change: the conversation, or that no tokenizer renders messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ class ServeOptions:
 
 
 class Unscored(RequestRefused):
-    """Conversations of a request have no score: 422 where that lies in them, 503 where the model failed."""
+    """Conversations of a request have no score: 503 where another try may give one, else 422."""
 
     def __init__(self, message: str, status: int = 422, errors: Sequence[dict[str, Any]] = ()) -> None:
         super().__init__(message, status)
@@ -159,8 +161,8 @@ class Unscored(RequestRefused):
 
     @classmethod
     def of(cls, form: str, errors: Sequence[tuple[int, AgentEnvError]], num: int) -> Self:
-        """For these errors of `num` conversations; what lies in them is said before what may pass."""
-        named = [(index, error) for index, error in errors if isinstance(error, DataError)]
+        """For these errors of `num` conversations; what stays is said before what may pass."""
+        named = [(index, error) for index, error in errors if isinstance(error, _LASTING)]
         details = [{"index": index, "error": str(error)} for index, error in (named or errors)[:_MAX_NAMED]]
         message = f"{form}[{details[0]['index']}]: {details[0]['error']} ({len(errors)} of {num} have no score.)"
         return cls(message, 422 if named else 503, details)
@@ -323,7 +325,7 @@ class RewardServer(Server):
             ) from None
         scored = [result for result in results if isinstance(result, Scored)]
         errors = [(index, result) for index, result in enumerate(results) if not isinstance(result, Scored)]
-        refused = sum(isinstance(error, DataError) for _, error in errors)
+        refused = sum(isinstance(error, _LASTING) for _, error in errors)
         for name, num in (("scored", len(scored)), ("refused", refused), ("failed", len(errors) - refused)):
             self.meters.conversations[name] += num
         self.meters.truncated += sum(each.truncated for each in scored)

@@ -92,7 +92,7 @@ def _turn_to_dict(turn: Turn) -> dict[str, Any]:
         "truncated": result.truncated,
         "score": result.score,
         "info": jsonable(result.info),
-        "sampling": asdict(result.sampling) if result.sampling else None,
+        "sampling": jsonable(asdict(result.sampling)) if result.sampling else None,
         "num_images": len(result.images),
     }
     return values

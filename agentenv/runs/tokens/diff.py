@@ -27,8 +27,9 @@ from agentenv.chat.certify.template_lines import Emitted, source_line, template_
 from agentenv.chat.encoding import encoder_of
 from agentenv.chat.template import Template, as_parts, probe, render
 from agentenv.chat.token_text import TokenText
-from agentenv.chat.tool_calls.messages import assistant_message
+from agentenv.chat.tool_calls.messages import assistant_message, in_form
 from agentenv.core.engine import Tokenizer
+from agentenv.core.messages import normalized
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Message
 from agentenv.core.views import Span, messages_of, spans_of
@@ -159,7 +160,11 @@ class _Comparison:
         last = self.spans[-1]
         action = self.ours.text(last.start, last.end) if last.kind == "action" else ""
         messages = messages[self.first :]
-        plain = [{key: item for key, item in message.items() if key != "trusted"} for message in messages]
+        calling = tool_format(self.tokenizer, self.stop_token_ids)
+        plain = [
+            {key: item for key, item in message.items() if key != "trusted"}
+            for message in in_form(normalized(messages, self.tools), calling)
+        ]
         trajectory = self.trajectory
         for turn, index in zip(trajectory.turns, self.message_of_turn, strict=True):
             if index < 0:
@@ -175,7 +180,6 @@ class _Comparison:
         try:
             self.rendered = render(self.tokenizer, shaped, tools=self.tools, variables=self.variables)
         except ConfigError:  # some templates require calls separate from the text
-            calling = tool_format(self.tokenizer, self.stop_token_ids)
             joined, shaped = shaped, [*shaped]
             for at, index in enumerate(self.message_of_turn):
                 if 0 <= index < len(joined):

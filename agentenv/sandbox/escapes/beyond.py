@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from agentenv.sandbox.escapes.cases import LIMITS, EscapeCase, case
+from agentenv.sandbox.escapes.cases import LIMITS, SHORT, EscapeCase, case
 from agentenv.sandbox.types import ExecResult, ExecStatus, Isolation
 
 ENDED = (ExecStatus.SIGNAL, ExecStatus.MEMORY, ExecStatus.DISK_LIMIT, ExecStatus.NONZERO)
 TIMED = (ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT)
-SHORT = replace(LIMITS, wall_s=1.5)
 
 
 def _no_host_file(result: ExecResult, facts: dict[str, Any]) -> str:

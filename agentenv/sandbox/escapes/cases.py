@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, Policy
 
 LIMITS = ExecLimits(
     cpu_s=0.3,
-    wall_s=6.0,
+    wall_s=30.0,
     memory_mb=96,
     num_processes=12,
     num_threads=12,
@@ -27,7 +27,9 @@ LIMITS = ExecLimits(
     num_inodes=256,
     fetch_mb=1,
 )
-"""Small limits, so that programs reach them quickly."""
+"""Small limits, so that programs reach them quickly. Only a program that hangs reaches the wall limit."""
+SHORT = replace(LIMITS, wall_s=4.0)
+"""For programs that reach the wall limit; long enough for a busy host to start one, and not to count as overloaded."""
 
 PREAMBLE = r'''
 import ctypes, errno, json, os, sys

@@ -78,7 +78,7 @@ CONTROLS: list[EscapeCase] = [
             if text in result.stdout and result.status is ExecStatus.OK
             else f"{result.status}: {result.stdout[-200:]!r} {result.stderr[-300:]}"
         ),
-        limits=replace(LIMITS, wall_s=10.0, cpu_s=3.0),
+        limits=replace(LIMITS, cpu_s=10.0),
         stdin=b"1 2\n",
         files={"data/in.txt": b"given"},
         bare="held",

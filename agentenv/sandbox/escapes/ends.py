@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agentenv.sandbox.escapes.cases import LIMITS, EscapeCase, case
+from agentenv.sandbox.escapes.cases import LIMITS, SHORT, EscapeCase, case
 from agentenv.sandbox.types import ExecStatus, Isolation
 
 _VERDICTS = frozenset(ExecStatus) - {ExecStatus.INFRA, ExecStatus.OK}
@@ -89,7 +89,7 @@ ENDS: list[EscapeCase] = [
         "ends",
         f"say('TRYING')\nsay('HELD', 'if this is a verdict')\n{program}\nos._exit(3)",
         must_end=_VERDICTS,
-        limits=replace(LIMITS, wall_s=1.5) if name in ("stopped", "at_low_priority") else LIMITS,
+        limits=SHORT if name in ("stopped", "at_low_priority") else LIMITS,
         bare="unsafe",
     )
     for name, program in _DEATHS.items()
@@ -118,6 +118,7 @@ HIDING: list[EscapeCase] = [
             _HOARD.format(hide=hide),
             "proc",
             must_end=(ExecStatus.MEMORY,),
+            limits=replace(LIMITS, cpu_s=10.0),  # to fill it costs more on a busy host
             bare="unsafe",
         )
         for name, hide in (
@@ -166,7 +167,7 @@ def write():
         os.write(file, b'x' * (4 << 20))
         os.unlink('gone')
         {keep}
-        time.sleep(0.05)
+        time.sleep(0.1)  # for a busy host to look
     return '160 MB in files without a name'
 {run}
 """,
@@ -191,6 +192,17 @@ def write():
                 "by_dead_leader",
                 "kept.append(file)",
                 "threading.Thread(target=attempt, args=('open', write)).start(); call(60, 93, 0)",
+            ),
+            (
+                "by_own_table",
+                "kept.append(file)",
+                "unshare = lambda: call(436, 436, 1000, 1001, 2) and None or write()\n"
+                "threading.Thread(target=attempt, args=('unshared', unshare)).start()",
+            ),
+            (
+                "in_a_message",
+                "socket.send_fds(pair[0], [b'x'], [file]); os.close(file)",
+                "import socket; pair = socket.socketpair(); attempt('sent', write)",
             ),
         )
     ),

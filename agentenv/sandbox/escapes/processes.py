@@ -5,22 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from agentenv.sandbox.escapes.cases import LIMITS, EscapeCase, case, thread_bomb
+from agentenv.sandbox.escapes.cases import LIMITS, SHORT, EscapeCase, case, thread_bomb
 from agentenv.sandbox.types import ExecResult, ExecStatus, Isolation
 
 KILLED = (ExecStatus.SIGNAL, ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT, ExecStatus.MEMORY)
 TIMED = (ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT)
-SHORT = replace(LIMITS, wall_s=1.5)
 UID = Isolation.UID
 
 
-def _within(seconds: float) -> Any:
-    """Return a check that the result came soon after the wall limit; generous, for a busy host."""
-
-    def check(result: ExecResult, facts: dict[str, Any]) -> str:
-        return "" if facts["host_wall_s"] < seconds else f"the result came after {facts['host_wall_s']:.1f} s"
-
-    return check
+def _before_it_ended(result: ExecResult, facts: dict[str, Any]) -> str:
+    """Check that the result came before processes of the program ended by themselves, after 100 s or never."""
+    return "" if facts["host_wall_s"] < 60 else f"the result came after {facts['host_wall_s']:.1f} s"
 
 
 def _cpu_below(seconds: float) -> Any:
@@ -179,7 +174,7 @@ for _ in range(400):
     try:
         if os.fork() == 0:
             import time
-            time.sleep(30)
+            time.sleep(100)
             os._exit(0)
         made += 1
     except OSError:
@@ -190,7 +185,7 @@ os._exit(0)
         "proc",
         ends=KILLED,
         limits=SHORT,
-        check=_within(20),
+        check=_before_it_ended,
         census=True,
     ),
     case(
@@ -207,8 +202,8 @@ while True:
 """,
         "proc",
         must_end=(*TIMED, ExecStatus.SIGNAL, ExecStatus.MEMORY, ExecStatus.OUTPUT_LIMIT),
-        limits=replace(LIMITS, wall_s=0.6),
-        check=_within(20),
+        limits=SHORT,
+        check=_before_it_ended,
         census=True,
         bare="unsafe",
     ),
@@ -246,14 +241,14 @@ if os.fork() == 0:
                 os.close(fd)
             except OSError:
                 pass
-    time.sleep(40)
+    time.sleep(100)
     os._exit(0)
 time.sleep(0.1)
 say('HELD', 'but for the census')
 os._exit(0)
 """,
             "proc",
-            check=_within(20),
+            check=_before_it_ended,
             census=True,
         )
         for name, forks, detach, holds_pipe in (
@@ -282,7 +277,7 @@ while True:
 """,
         must_end=TIMED,
         limits=SHORT,
-        check=_within(20),
+        check=_before_it_ended,
     ),
     case(
         "cpu_spin",
@@ -334,7 +329,7 @@ while True:
         "import time\nsay('TRYING', 'sleep')\nsay('HELD', 'so far')\ntime.sleep(100)",
         must_end=TIMED,
         limits=SHORT,
-        check=_within(20),
+        check=_before_it_ended,
     ),
     case(
         "stop_itself",
@@ -354,7 +349,7 @@ except OSError as error:
 """,
         must_end=TIMED,
         limits=SHORT,
-        check=_within(20),
+        check=_before_it_ended,
     ),
     case(
         "setrlimit_raise",

@@ -25,8 +25,8 @@ from agentenv.sandbox.escapes.world import World, judge
 from agentenv.sandbox.local.sandbox import LocalSandbox
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, Policy, Sandbox
 
-HUNG_S = 40.0
-"""Time without a result after which a program hangs; the limits are a few seconds."""
+HUNG_S = 120.0
+"""Time without a result after which a program hangs; the limits are at most half a minute."""
 
 
 def _run_process(program: str, stdin: str | bytes, folder: str, wall_s: float) -> tuple[int, bytes, bytes]:
@@ -188,7 +188,8 @@ async def run_case(sandbox: Sandbox | Bare, case: EscapeCase, planted: dict[str,
         except TimeoutError:
             return [f"no result within {HUNG_S:.0f} s"]
         problems = judge(case, world, results, planted)
-        if case.census and (left := wait_for_descendants([*before])):
+        wait_s = 1.0 if sandbox.isolation is Isolation.NONE else 30.0  # without a sandbox they stay
+        if case.census and (left := wait_for_descendants([*before], wait_s)):
             problems.append(f"processes are left: {left}")
             for pid in left:
                 os.kill(pid, signal.SIGKILL)

@@ -204,6 +204,7 @@ RESOURCES: list[EscapeCase] = [
         "bytearray",
         "resources",
         "def grow():\n    data = bytearray(400 << 20)\n    data[::4096] = b'x' * len(data[::4096])\n    return len(data)\nattempt('400 MB', grow)",
+        limits=replace(LIMITS, cpu_s=3.0),
         ends=ENDED,
     ),
     case(
@@ -218,6 +219,7 @@ def shared(size):
     return size
 attempt('400 MB', lambda: shared(400 << 20))
 """,
+        limits=replace(LIMITS, cpu_s=3.0),
         ends=ENDED,
     ),
     case(
@@ -234,6 +236,7 @@ def many():
     return len(kept)
 attempt('400 of 1 MB', many)
 """,
+        limits=replace(LIMITS, cpu_s=3.0),
         ends=ENDED,
     ),
     case(
@@ -251,13 +254,13 @@ for _ in range(8):
                 for at in range(0, len(data), 4096):
                     data[at] = 1
                 os.write(done, b'x')
-                time.sleep(2)
+                time.sleep(20)
             finally:
                 os._exit(0)
     except OSError:
         break
 os.close(done)
-time.sleep(1.0)
+time.sleep(8.0)  # for a busy host to look
 os.set_blocking(ready, False)
 try:
     full = len(os.read(ready, 100))
@@ -267,7 +270,7 @@ say('ESCAPED' if full > 3 else 'HELD', full)
 os._exit(0)
 """,
         "proc",
-        limits=replace(LIMITS, memory_mb=128, wall_s=10.0, cpu_s=3.0),
+        limits=replace(LIMITS, memory_mb=128, cpu_s=3.0),
         ends=(*ENDED, ExecStatus.WALL_TIMEOUT, ExecStatus.CPU_TIMEOUT),
         census=True,
         bare="held",
@@ -295,6 +298,7 @@ def pipes():
     return len(held)
 attempt('300 full pipes', pipes)
 """,
+        limits=replace(LIMITS, cpu_s=3.0),
         ends=ENDED,
     ),
     case(
@@ -321,7 +325,7 @@ def write():
     for index in range(40):
         with open(f'file{index}', 'wb') as file:
             file.write(b'x' * (4 << 20))
-        time.sleep(0.02)  # Where the quota is watched, and not the file system's own, that takes its time.
+        time.sleep(0.2)  # Where the quota is watched, and not the file system's own, that takes its time.
     return 'wrote 160 MB'
 attempt('40 of 4 MB', write)
 """,
@@ -337,7 +341,7 @@ def make():
     for index in range(20000):
         os.mkdir(f'd{index}')
         if index % 500 == 0:
-            time.sleep(0.05)
+            time.sleep(0.2)
     return 'made 20000'
 attempt('20000 folders', make)
 """,
@@ -358,7 +362,7 @@ def write():
         os.unlink('gone')
         file.write(b'x' * (4 << 20))
         kept.append(file)
-        time.sleep(0.05)
+        time.sleep(0.1)
     return f'{len(kept) * 4} MB in files without a name'
 attempt('40 of 4 MB', write)
 """,
@@ -378,7 +382,7 @@ def write():
     for index in range(40):
         with open(f'file{index}', 'wb') as file:
             file.write(b'x' * (4 << 20))
-        time.sleep(0.05)
+        time.sleep(0.2)
     return 'wrote 160 MB where no path reaches'
 attempt('40 of 4 MB', write)
 """,
@@ -395,7 +399,7 @@ def write():
     for index in range(40):
         with open(f'closed/file{index}', 'wb') as file:
             file.write(b'x' * (4 << 20))
-        time.sleep(0.05)
+        time.sleep(0.2)
     return 'wrote 160 MB outside the listed folders'
 attempt('40 of 4 MB', write)
 """,
@@ -419,7 +423,7 @@ for _ in range(8):
                     for at in range(0, len(data), 4096):
                         data[at] = 1
                     os.write(done, b'x')
-                    time.sleep(4)
+                    time.sleep(20)
                 finally:
                     os._exit(0)
             os._exit(0)
@@ -427,7 +431,7 @@ for _ in range(8):
     except OSError:
         break
 os.close(done)
-time.sleep(2.0)
+time.sleep(8.0)  # for a busy host to look
 os.set_blocking(ready, False)
 try:
     full = len(os.read(ready, 100))
@@ -437,7 +441,7 @@ say('ESCAPED' if full > 3 else 'HELD', full)
 os._exit(0)
 """,
         "proc",
-        limits=replace(LIMITS, memory_mb=128, wall_s=10.0, cpu_s=4.0, num_processes=20),
+        limits=replace(LIMITS, memory_mb=128, cpu_s=4.0, num_processes=20),
         ends=(*ENDED, ExecStatus.WALL_TIMEOUT, ExecStatus.CPU_TIMEOUT),
         census=True,
     ),

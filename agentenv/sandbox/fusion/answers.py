@@ -16,6 +16,7 @@ from agentenv._util.brief import brief
 from agentenv._util.http.access import RequestRefused
 from agentenv.core.arguments import is_finite
 from agentenv.errors import ConfigError
+from agentenv.sandbox.local.execution import decoded
 from agentenv.sandbox.local.sandbox import MIN_MEMORY_MB, check_files
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Policy
 
@@ -178,7 +179,7 @@ def run_answer(result: ExecResult, request: ProgramRequest) -> dict[str, Any]:
     timed_out, code = result.status in _TIMEOUTS, return_code(result)
     stdout, stderr = result.stdout, result.stderr
     if result.stdout_data is not None:  # with its control characters, because clients compare it
-        stdout = result.stdout_data.decode("utf-8", "backslashreplace")
+        stdout = decoded(result.stdout_data)
     if result.status in _NOTES and not request.from_fusion_sandbox:
         stderr += f"\n[sandbox: {_NOTES[result.status]}]\n"
     run = {

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, NoReturn, Self
 
 from agentenv._util.http.client import AttemptFailure, HTTPClient, HTTPErrors, RetryPolicy
+from agentenv._util.off_loop import off_loop
 from agentenv.errors import ConfigError
 from agentenv.sandbox.fusion.endpoints import EndpointFailure, Endpoints, FusionEndpoint, without_password
 from agentenv.sandbox.fusion.requests import RESULT_HEADER, BadAnswer, EncodedRequest, encode_request, read_answer
@@ -280,7 +281,8 @@ class FusionSandbox:
             raise failure from answer.error
         endpoint.answered()
         try:
-            return read_answer(answer.body, answer.headers.get(RESULT_HEADER, ""), request)
+            header = answer.headers.get(RESULT_HEADER, "")
+            return await off_loop(len(answer.body), read_answer, answer.body, header, request)
         except BadAnswer as error:
             raise BadAnswer(f"{without_password(endpoint.url)}: {error}") from error
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from agentenv._util.http.json_bodies import parse_json
 from agentenv.errors import ConfigError, InfraError
 from agentenv.sandbox.local.execution import readable
 from agentenv.sandbox.local.sandbox import check_files, check_limits, check_program
@@ -149,8 +150,8 @@ def read_answer(content: bytes, header: str, request: EncodedRequest) -> ExecRes
         BadAnswer: the sandbox failed, or the answer is incomplete, contradictory or not of the API's form.
     """
     try:
-        body = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        body = parse_json(content)
+    except ValueError as error:
         raise BadAnswer(f"expected JSON, got {content[:80]!r} ({type(error).__name__})") from error
     if not isinstance(body, dict):
         raise BadAnswer(f"expected a JSON object, got {content[:80]!r}")

@@ -18,12 +18,20 @@ from typing import TYPE_CHECKING, Any
 
 from agentenv._util.calls import call
 from agentenv._util.http.access import AccessPolicy, RequestRefused, closing_headers, read_json_body, retry_after_header
-from agentenv._util.http.responses import json_response, until_disconnect
+from agentenv._util.http.responses import json_response, large_json, until_disconnect
 from agentenv._util.http.server import Server
+from agentenv._util.off_loop import off_loop
 from agentenv.errors import InfraError
 from agentenv.sandbox.fusion import answers
 from agentenv.sandbox.fusion.requests import REQUEST_HEADER, RESULT_HEADER
-from agentenv.sandbox.fusion.submit import SubmitCase, SubmitRequest, read_submit_request, same_output, submit_answer
+from agentenv.sandbox.fusion.submit import (
+    SubmitCase,
+    SubmitRequest,
+    read_submit_request,
+    same_output,
+    submit_answer,
+    with_short_outputs,
+)
 from agentenv.sandbox.grading.executions import gather_limited
 from agentenv.sandbox.local.queue import FairQueue
 from agentenv.sandbox.local.sandbox import has_room
@@ -115,7 +123,6 @@ class FusionServer(Server):
     async def _run_code(self, request: Request) -> Response:
         body = await self._body(request)
         asked = answers.read_run_request(body, request.headers.get(REQUEST_HEADER, ""), self.options.caps)
-        asked = replace(asked, tenant=asked.tenant or _peer(request))
         if asked.language not in self.options.languages:
             languages = ", ".join(self.options.languages)
             problem = f"language {asked.language!r} is not supported by this server: it offers {languages}"
@@ -124,19 +131,20 @@ class FusionServer(Server):
             raise RequestRefused(
                 f"files: expected files that fit into {asked.limits.disk_mb} MiB, got more. Send less.", 413
             )
-        result = await until_disconnect(request, self._execute(asked), _stopping())
+        result = await until_disconnect(request, self._execute(asked, _peer(request)), _stopping())
         if result is None:
             return await self._client_left(request)
-        return json_response(answers.run_answer(result, asked), headers={RESULT_HEADER: answers.result_header(result)})
+        size = len(result.stdout) + len(result.stderr) + sum(map(len, result.files.values()))
+        body = await off_loop(size, lambda: large_json(answers.run_answer(result, asked)))
+        return json_response(body, headers={RESULT_HEADER: answers.result_header(result)})
 
     async def _submit(self, request: Request) -> Response:
         asked = await call(read_submit_request, await self._body(request))  # its tests may be megabytes of JSON
         run = answers.read_run_request(asked.run, request.headers.get(REQUEST_HEADER, ""), self.options.caps)
-        run = replace(run, tenant=run.tenant or _peer(request))
-        outcomes = await until_disconnect(request, self._run_cases(asked, run), _stopping())
+        outcomes = await until_disconnect(request, self._run_cases(asked, run, _peer(request)), _stopping())
         if outcomes is None:
             return await self._client_left(request)
-        return json_response(submit_answer(asked, outcomes))
+        return json_response(await call(lambda: large_json(submit_answer(asked, outcomes))))
 
     async def _body(self, request: Request) -> Any:
         """Return the JSON of a request.
@@ -154,7 +162,7 @@ class FusionServer(Server):
     # --- executing ----------------------------------------------------------------------------------------------------
 
     async def _run_cases(
-        self, asked: SubmitRequest, run: answers.ProgramRequest
+        self, asked: SubmitRequest, run: answers.ProgramRequest, peer: str
     ) -> list[tuple[bool, Mapping[str, Any]]]:
         """Return the outcome of each case, up to the first failure unless all are requested.
 
@@ -164,25 +172,29 @@ class FusionServer(Server):
         outcomes: list[tuple[bool, Mapping[str, Any]]] = []
         for start in range(0, len(asked.cases), self._slots):
             cases = asked.cases[start : start + self._slots]
-            outcomes += await gather_limited([self._run_case(case, run) for case in cases])
+            outcomes += await gather_limited([self._run_case(case, run, peer, len(asked.cases)) for case in cases])
             failed = next((index for index, (passed, _) in enumerate(outcomes) if not passed), None)
             if failed is not None and not asked.run_all_cases:
                 return outcomes[: failed + 1]
         return outcomes
 
-    async def _run_case(self, case: SubmitCase, run: answers.ProgramRequest) -> tuple[bool, Mapping[str, Any]]:
+    async def _run_case(
+        self, case: SubmitCase, run: answers.ProgramRequest, peer: str, num_cases: int
+    ) -> tuple[bool, Mapping[str, Any]]:
         # An output much longer than the expected one is wrong, and would make the answer huge.
         stdout_kb = min(run.limits.stdout_kb, 64 + len(case.stdout) // 256)
         run = replace(run, stdin=case.stdin, limits=replace(run.limits, stdout_kb=stdout_kb, stderr_kb=16))
-        result = await self._execute(run)
+        result = await self._execute(run, peer)
         if problem := answers.unknown_reason(result, run):
             raise InfraError(f"sandbox: {problem}")
-        answer = answers.run_answer(result, run)
+        answer = await off_loop(len(result.stdout) + len(result.stderr), answers.run_answer, result, run)
+        printed = answer["run_result"]["stdout"]
         passed = result.status is ExecStatus.OK and not result.stdout_truncated
-        return passed and same_output(case.stdout, answer["run_result"]["stdout"]), answer
+        passed = passed and await off_loop(len(printed), same_output, case.stdout, printed)
+        return passed, with_short_outputs(answer, num_cases)
 
-    async def _execute(self, asked: answers.ProgramRequest) -> ExecResult:
-        """Wait for a slot, run a program and return its result.
+    async def _execute(self, asked: answers.ProgramRequest, peer: str) -> ExecResult:
+        """Wait for a slot, run a program and return its result. Addresses take turns, whatever they name.
 
         Raises:
             SandboxBusy: the queue is full.
@@ -208,7 +220,7 @@ class FusionServer(Server):
         self._waiting.add(task)
         try:
             async with asyncio.timeout(self.options.max_queue_s):
-                await self._queue.acquire(asked.tenant)
+                await self._queue.acquire(peer, name=asked.tenant)
         except TimeoutError:
             raise QueueTimeout(
                 f"queue: expected a turn within {self.options.max_queue_s:g} s, got none. Send fewer requests at once"
@@ -225,7 +237,7 @@ class FusionServer(Server):
                 fetch=asked.fetch,
                 policy=policy,
                 limits=asked.limits,
-                tenant=asked.tenant,
+                tenant=f"{peer} {asked.tenant}".strip(),
             )
         finally:
             self.running -= 1

@@ -23,6 +23,8 @@ _PYTHON = ("python", "py", "python3")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,6})?", re.ASCII)
 _TOLERANCE = 1e-5
 _MAX_SHOWN = 1000
+MAX_SHOWN_OUTPUT = 1 << 20
+"""Characters of stdout, and of stderr, in an answer with all its cases; each shows an equal share, at least 1,000."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,13 @@ def submit_answer(request: SubmitRequest, outcomes: list[tuple[bool, Mapping[str
     }
 
 
-def _shorten(text: str) -> str:
-    half = _MAX_SHOWN // 2
-    return text if len(text) <= _MAX_SHOWN else f"{text[:half]}...{text[-half:]}"
+def with_short_outputs(answer: Mapping[str, Any], num_cases: int) -> dict[str, Any]:
+    """Return an answer of `/run_code` with the beginning and the end of outputs longer than a case's share."""
+    share, run = max(_MAX_SHOWN, MAX_SHOWN_OUTPUT // num_cases), answer["run_result"]
+    short = {name: _shorten(run[name], share) for name in ("stdout", "stderr")}
+    return {**answer, "run_result": {**run, **short}}
+
+
+def _shorten(text: str, max_chars: int = _MAX_SHOWN) -> str:
+    half = max_chars // 2
+    return text if len(text) <= max_chars else f"{text[:half]}...{text[-half:]}"

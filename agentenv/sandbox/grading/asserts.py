@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -11,12 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from agentenv._util.off_loop import off_loop
 from agentenv.errors import DataError, InfraError
 from agentenv.sandbox.grading.codec import CodecError, decode, dump_line, parse_line
-from agentenv.sandbox.grading.executions import GradingRun, guest_program, off_loop, shorten, show, verdict_of
+from agentenv.sandbox.grading.executions import GradingRun, guest_program, shorten, show, verdict_of
 from agentenv.sandbox.grading.guest.asserts import NO_CALL
 from agentenv.sandbox.grading.results import TestResult, Verdict
 from agentenv.sandbox.grading.suites import AssertSuite, AssertTest
+from agentenv.sandbox.guest.watch import MAX_GIVEN_BACK
 from agentenv.sandbox.types import ExecStatus, Execution, Sandbox
 
 _MAX_BLAMED = 3
@@ -82,14 +83,19 @@ async def _grade_tests(
     If a process ends in a test that was not its first, that test is repeated in a fresh pair of sandboxes.
     """
     done: list[tuple[Verdict, str, str]] = []
-    blamed = 0
+    blamed, alone = 0, False
     while len(done) < len(tests):
         if (late := grading.out_of_time()) is not None:
             return done + [(*late, "")] * (len(tests) - len(done))
+        detail = grading.infra_detail
         try:
-            async with grading.turn():
+            async with grading.turn(alone=alone):
                 outcome = await _examine_pair(grading, code, suite=suite, tests=tests[len(done) :])
         except InfraError as error:
+            if "host:" in str(error) and not alone:
+                # Once more without others, whose programs may have taken what the host has.
+                alone, grading.infra_detail = True, detail
+                continue
             grading.infra_detail = grading.infra_detail or str(error)
             outcome = _PairOutcome(whole=(Verdict.INFRA, str(error)))
         grading.load_error = grading.load_error or outcome.load_error  # from a process that has seen no test
@@ -132,7 +138,7 @@ async def _examine_pair(
                 )
             )
         relay = _Relay(grading, *started)
-        async with asyncio.timeout(limits.wall_s + _BACKSTOP_S):
+        async with asyncio.timeout((1 + MAX_GIVEN_BACK) * limits.wall_s + _BACKSTOP_S):
             return await relay.examine(code, suite, tests)
     except CodecError as error:
         raise InfraError(
@@ -268,9 +274,7 @@ class _Relay:
             return (*self._fault, self._last_call)
         result = await self._examiner.finish()
         ended, detail = verdict_of(result, self._grading.limits)
-        # No program of the policy runs there, so the host killed it.
-        killed = (result.status, result.signal) == (ExecStatus.SIGNAL, signal.SIGKILL)
-        if ended is Verdict.INFRA or killed:
+        if ended is Verdict.INFRA:
             raise InfraError(f"the tests' sandbox failed: {detail}")
         return ended, f"the test itself: {detail}", self._last_call  # because of a slow or large value
 
@@ -330,11 +334,14 @@ class _Relay:
         """Return True if the tests kept a solution waiting for most of its time.
 
         All other time is the solution's, such as that for handling its values. The CPU time of the tests may be due to
-        these too, and is known once their process has ended.
+        these too, and so may the time for which they waited for a core; both are known once their process has ended.
         """
         own_s = 0.5 * self._grading.limits.wall_s
         solution_s = time.monotonic() - self._started - self._questions.waited_s
-        return solution_s < own_s and solution_s + (await self._examiner.kill()).cpu_s < own_s
+        if solution_s >= own_s:
+            return False
+        tests = await self._examiner.kill()
+        return solution_s + tests.cpu_s + tests.run_delay_s < own_s
 
     def _forged(self, why: str) -> tuple[Verdict, str]:
         self._grading.signals.add("broken_protocol")

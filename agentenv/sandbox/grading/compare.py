@@ -13,9 +13,12 @@ from typing import Any, Literal, get_args
 
 from agentenv.errors import ConfigError
 
-TextMode = Literal["exact", "lines", "tokens", "floats", "livecodebench", "apps"]
+TextMode = Literal["exact", "lines", "tokens", "floats", "contest", "livecodebench", "apps"]
 """`exact`: every character. `lines`: ignores white space at the end of lines and of the text. `tokens`: splits at white
 space. `floats`: tokens, with numbers compared within a tolerance. Only ASCII white space counts.
+
+`contest`: as checkers of contests compare. Tokens in their order, and numbers by their values: integers exactly, others
+within 1e-5 of the expected one.
 
 `livecodebench` and `apps` compare as the evaluators of these benchmarks do. `livecodebench`: lines without white space
 around them; lines of numbers by their decimal values. `apps`: also without blank lines; numbers within a tolerance;
@@ -24,6 +27,7 @@ TEXT_MODES: tuple[str, ...] = get_args(TextMode)
 
 _BLANK = " \t\r\v\f"
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,6})?", re.ASCII)
+_NUMERAL = re.compile(r"[+-]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
 _MAX_NUMBER = 400
 _ROUNDING = Decimal("1e-9")
 
@@ -150,10 +154,10 @@ def same_text(expected: str, got: str, mode: TextMode, how: Comparison = EXACT) 
     if mode == "apps":
         return _same_in_apps(expected, got)
     wanted, actual = _tokens(expected), _tokens(got)
-    if mode == "tokens":
+    if mode == "tokens" or len(wanted) != len(actual):
         return wanted == actual
-    if len(wanted) != len(actual):
-        return False
+    if mode == "contest":
+        return all(a == b or _is_close_numeral(a, b) for a, b in zip(wanted, actual, strict=True))
     for a, b in zip(wanted, actual, strict=True):
         numbers = max(len(a), len(b)) <= _MAX_NUMBER and _NUMBER.fullmatch(a) and _NUMBER.fullmatch(b)
         if a != b and not (numbers and math.isclose(float(a), float(b), rel_tol=how.rel_tol, abs_tol=how.abs_tol)):
@@ -169,7 +173,21 @@ def _lines(text: str) -> list[str]:
 
 
 def _tokens(text: str) -> list[str]:
-    return [token for token in re.split(r"[ \t\r\n\v\f]+", text) if token]
+    # Not one `split`: a call of C code on megabytes lets no other thread run.
+    return [found[0] for found in re.finditer(r"[^ \t\r\n\v\f]+", text)]
+
+
+def _is_close_numeral(expected: str, got: str) -> bool:
+    """Return True if two tokens are the same integer, or a number and another one within 1e-5 of its value.
+
+    Numbers with leading zeros are text. Zero allows for an error of rounding.
+    """
+    if max(len(expected), len(got)) > _MAX_NUMBER or not (_NUMERAL.fullmatch(expected) and _NUMERAL.fullmatch(got)):
+        return False
+    if expected.lstrip("+-").isdigit():
+        return _without_error(got) == int(expected)
+    wanted = float(expected)
+    return abs(float(got) - wanted) <= (1e-5 * abs(wanted) or float(_ROUNDING)) < math.inf
 
 
 def _same_in_livecodebench(expected: str, got: str) -> bool:

@@ -11,16 +11,15 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from importlib.util import MAGIC_NUMBER
-from typing import Any, TypeVar
+from typing import Any
 
 from agentenv.errors import InfraError
 from agentenv.sandbox.grading.results import GradeResult, Integrity, TestResult, Verdict
+from agentenv.sandbox.guest.watch import MAX_GIVEN_BACK
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Execution, Isolation, Sandbox
 
 _MAX_SHOWN = 500
 _CONCURRENT = 8
-_SMALL = 1 << 15
-"""Number of bytes that take less time than a change of threads is worth."""
 _TIMEOUTS = {ExecStatus.CPU_TIMEOUT: "cpu_s", ExecStatus.WALL_TIMEOUT: "wall_s"}
 _LIMITS = {ExecStatus.MEMORY: "memory_mb", ExecStatus.OUTPUT_LIMIT: "stdout_kb", ExecStatus.DISK_LIMIT: "disk_mb"}
 _START_TIMEOUT_S = 120.0
@@ -28,7 +27,7 @@ _MIN_TEST_S = 1.0
 """Shortest time that is worth starting a test."""
 _MIN_SHARE = 0.5
 """Share of the time for all tests that a program must have run, so that it is its own fault that none is left."""
-Result = TypeVar("Result")
+_TOO_LATE = "not run: the tests before it took the time of all"
 
 
 @dataclass(slots=True)
@@ -90,25 +89,28 @@ class GradingRun:
     def out_of_time(self) -> tuple[Verdict, str] | None:
         """Return the verdict on a test that comes after the time for all tests, or None; `wall_s` ends with that time.
 
-        Call this before each execution, so that a slow program does not take its own grade along.
+        Call this before each execution, so that a slow program does not take its own grade along. Once a program has
+        reached its limits, it is what took the time.
         """
         left_s = self.seconds_left()
-        self.limits = replace(self.limits, wall_s=min(self.limits.wall_s, max(left_s, _MIN_TEST_S)))
+        longest_s = left_s / (1 + MAX_GIVEN_BACK)
+        self.limits = replace(self.limits, wall_s=min(self.limits.wall_s, max(longest_s, _MIN_TEST_S)))
         if left_s >= _MIN_TEST_S:
             return None
-        # A program also waits for its own other threads, but not longer than they run.
-        waited_s = sum(max(result.run_delay_s - result.cpu_s, 0.0) for result in self.results)
+        if any(result.status in _TIMEOUTS for result in self.results):
+            return Verdict.TIMEOUT, _TOO_LATE
+        waited_s = sum(result.run_delay_s for result in self.results)
         programs_s = sum(result.wall_s for result in self.results)  # several may run at the same time
         elapsed_s = self._left_at_start_s - left_s
         if elapsed_s >= _MIN_TEST_S and programs_s - waited_s < _MIN_SHARE * max(programs_s, elapsed_s):
             self.infra_detail = self.infra_detail or "host: expected free cores for all tests, got none. Grade fewer."
             return Verdict.INFRA, self.infra_detail
-        return Verdict.TIMEOUT, "not run: the tests before it took the time of all"
+        return Verdict.TIMEOUT, _TOO_LATE
 
-    def turn(self) -> AbstractAsyncContextManager[None]:
-        """Hold a run slot for the duration of the block, for programs by `start`, which take none themselves."""
+    def turn(self, *, alone: bool = False) -> AbstractAsyncContextManager[None]:
+        """Hold a run slot, or all, for the duration of the block, for programs by `start`, which take none."""
         turn = getattr(self.sandbox, "turn", None)
-        return nullcontext() if turn is None else turn(self.tenant)
+        return nullcontext() if turn is None else turn(self.tenant, alone=alone)
 
     def record(self, result: ExecResult) -> ExecResult:
         """Keep a result for the totals, with its tamper signal and sandbox failure; return it."""
@@ -121,9 +123,8 @@ class GradingRun:
 
     def never_started(self, result: ExecResult) -> tuple[Verdict, str]:
         """Return the verdict for a program that ended before the solution was loaded."""
-        detail = (
-            f"the grader's own program ended before the solution: {result.status}, {result.stderr[-500:].strip()!r}"
-        )
+        how = result.detail or f"{result.status}, {result.stderr[-500:].strip()!r}"
+        detail = f"the grader's own program ended before the solution: {how}"
         self.infra_detail = self.infra_detail or detail
         return Verdict.INFRA, detail
 
@@ -181,13 +182,6 @@ async def gather_limited(work: Sequence[Coroutine[Any, Any, Any]], *, max_concur
         await asyncio.gather(*tasks, return_exceptions=True)
         for coroutine in work:
             coroutine.close()
-
-
-async def off_loop(num_bytes: int, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-    """Return the function's result for an input of this size; a large one is handled beside the event loop."""
-    if num_bytes <= _SMALL:
-        return function(*args, **kwargs)
-    return await asyncio.to_thread(function, *args, **kwargs)
 
 
 _LOADER = """\

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agentenv._util.off_loop import off_loop
 from agentenv.errors import InfraError
 from agentenv.sandbox.grading.checkers import run_checker
 from agentenv.sandbox.grading.codec import CodecError, decode, dump_line, encode, parse_line
@@ -15,7 +16,6 @@ from agentenv.sandbox.grading.executions import (
     GradingRun,
     gather_limited,
     guest_program,
-    off_loop,
     shorten,
     show,
     verdict_of,

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from agentenv._util.off_loop import off_loop
 from agentenv.errors import ConfigError
 from agentenv.sandbox.grading.codec import CodecError, dump_line, parse_line
 from agentenv.sandbox.grading.decoys import disguise
-from agentenv.sandbox.grading.executions import GradingRun, guest_program, off_loop, shorten, verdict_of
+from agentenv.sandbox.grading.executions import GradingRun, guest_program, shorten, verdict_of
 from agentenv.sandbox.grading.results import TestResult, Verdict
 from agentenv.sandbox.grading.suites import PytestSuite
 from agentenv.sandbox.guest.files import check_names

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from agentenv._util.off_loop import off_loop
 from agentenv.errors import InfraError
 from agentenv.sandbox.grading.checkers import run_checker
 from agentenv.sandbox.grading.compare import same_text
-from agentenv.sandbox.grading.executions import GradingRun, gather_limited, off_loop, shorten, verdict_of
+from agentenv.sandbox.grading.executions import GradingRun, gather_limited, shorten, verdict_of
 from agentenv.sandbox.grading.results import TestResult, Verdict
 from agentenv.sandbox.grading.suites import StdioSuite, StdioTest
 from agentenv.sandbox.local.execution import readable
@@ -53,7 +54,7 @@ async def _grade_test(
     limits = replace(grading.limits, stdout_kb=stdout_kb)
     result = await grading.run(code, stdin=test.stdin.encode(errors="surrogateescape"), limits=limits)
     # A checker may need the main thread.
-    num_bytes = max(len(result.stdout), len(test.expected)) if suite.checker is None else 0
+    num_bytes = len(result.stdout) + len(result.stderr) + len(test.expected) if suite.checker is None else 0
     try:
         judged = await off_loop(num_bytes, _output_verdict, suite, test, result)
         verdict, detail = judged or verdict_of(result, limits)
@@ -63,7 +64,8 @@ async def _grade_test(
     if verdict is Verdict.TIMEOUT:
         slow.append(name)
     if verdict is Verdict.ERROR:
-        detail = "\n".join(part for part in (detail, own_traceback(result.stderr)) if part)
+        traceback = await off_loop(len(result.stderr), own_traceback, result.stderr)
+        detail = "\n".join(part for part in (detail, traceback) if part)
     return TestResult(
         name,
         visible,

@@ -7,7 +7,9 @@ use it.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import resource
+import signal
+from collections.abc import Mapping, Sequence
 
 from agentenv.sandbox.guest import linux
 
@@ -23,13 +25,13 @@ _ALWAYS = """
 read write close fstat stat lstat newfstatat statx lseek mmap mprotect munmap brk mremap msync
 rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend sigaltstack pread64 pwrite64
 readv writev preadv pwritev pwritev2 access faccessat faccessat2 pipe pipe2 select pselect6 poll ppoll
-epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 sched_yield dup dup2 dup3 pause nanosleep
+epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 dup dup2 dup3 pause nanosleep
 clock_nanosleep getitimer setitimer alarm getpid getppid gettid getuid geteuid getgid getegid getresuid getresgid
 getgroups getpgid getpgrp getsid uname flock fsync fdatasync truncate ftruncate getdents getdents64 getcwd chdir
 fchdir rename renameat renameat2 mkdir mkdirat rmdir creat link linkat unlink unlinkat symlink symlinkat readlink
 readlinkat umask gettimeofday time clock_gettime clock_getres times getrusage getrlimit setrlimit sysinfo arch_prctl
 set_tid_address set_robust_list get_robust_list futex futex_waitv sched_getaffinity sched_getparam sched_getscheduler
-sched_get_priority_max sched_get_priority_min getcpu exit exit_group wait4 waitid
+sched_get_priority_max sched_get_priority_min getcpu fallocate exit exit_group wait4 waitid
 restart_syscall open openat openat2 statfs fstatfs getrandom rseq membarrier timer_create timer_settime timer_gettime
 timer_delete timer_getoverrun timerfd_create timerfd_settime timerfd_gettime eventfd eventfd2 signalfd signalfd4
 sendfile copy_file_range
@@ -93,24 +95,49 @@ def _mknod(index: int) -> Code:
     ]  # fmt: skip
 
 
-def _answers(*, processes: bool, own_signals: bool, own_groups: bool, metadata: int, fallocate: int) -> dict[str, Code]:
+def _no_kill(table: Mapping[str, Code]) -> dict[str, Code]:
+    """Return answers that leave a program no way to end by SIGKILL, so that only its host ends it so.
+
+    In a pid namespace no signal from inside does it; there a lowered CPU limit does, which stays visible.
+    """
+    refuse = [(_RET, 0, 0, EPERM)]
+    # Without effect: the sandbox's own limit holds.
+    nothing, allow = [(_RET, 0, 0, ERRNO)], [(_RET, 0, 0, ALLOW)]
+    kill_at = {"kill": 1, "tgkill": 2, "rt_sigqueueinfo": 1, "rt_tgsigqueueinfo": 2}
+    answers = {
+        name: [*_load_argument(index), (_JEQ, 0, 1, int(signal.SIGKILL)), *refuse, *table[name]]
+        for name, index in kill_at.items()
+    }
+    cpu_limit = (_JEQ, 0, 1, resource.RLIMIT_CPU)
+    changes = [*_load_argument(2), (_JEQ, 0, 2, 0), *_load_argument(2, high=True), (_JEQ, 1, 0, 0), *nothing, *allow]
+    jump = [(_JEQ, 0, len(changes), resource.RLIMIT_CPU)]
+    return answers | {
+        # Any signal can be that of a timer, and a library always names one.
+        "timer_create": refuse,
+        "setrlimit": [*_load_argument(0), cpu_limit, *nothing, *allow],
+        "prlimit64": [*_load_argument(0), (_JEQ, 1, 0, 0), *refuse, *_load_argument(1), *jump, *changes, *allow],
+    }
+
+
+def _answers(*, processes: bool, own_signals: bool, on_host: bool, metadata: int) -> dict[str, Code]:
     def answer(names: str, action: int) -> dict[str, Code]:
         return {name: [(_RET, 0, 0, action)] for name in names.split()}
 
     table = answer(_ALWAYS, ALLOW) | answer(_REFUSED, EPERM) | answer(_ATTACKS, KILL) | answer(_XATTRS, EOPNOTSUPP)
     table |= answer(_CHANGES_METADATA, metadata) | answer(_PROCESSES, ALLOW if processes else EPERM)
-    table |= answer(_GROUPS, EPERM if own_groups else ALLOW) | answer(_SIGNALS, ALLOW)
+    table |= answer(_GROUPS, EPERM if on_host else ALLOW) | answer(_SIGNALS, ALLOW)
     if own_signals:
         table |= {name: _if_one_of(0, [OWN_PID], EPERM) for name in _SIGNALS.split()}
-    if own_groups:
+    if on_host:
         table |= {name: _if_one_of(index, [0, OWN_PID], EPERM) for name, index in _PROCESS_ARGUMENTS.items()}
     # The priority of a process; that of a user is also the host's.
-    who = _if_one_of(1, [0, OWN_PID], EPERM) if own_groups else [(_RET, 0, 0, ALLOW)]
+    who = _if_one_of(1, [0, OWN_PID], EPERM) if on_host else [(_RET, 0, 0, ALLOW)]
     table |= {name: [*_load_argument(0), (_JEQ, 1, 0, 0), (_RET, 0, 0, EPERM), *who] for name in _PRIORITIES.split()}
-    table |= answer("fallocate", fallocate)
     # Programs share the page cache. These hints, with MADV_COLD and MADV_PAGEOUT, change nothing, and neither mincore
     # nor a flag such as RWF_NOWAIT tells what it has.
     table |= answer("fadvise64 readahead", ERRNO) | answer("mincore", EPERM)
+    # A program that gives up its core would look as if the host kept it waiting for one.
+    table |= answer("sched_yield", ERRNO)
     table["madvise"] = [
         *_load_argument(2),
         (_JEQ, 1, 0, 20),
@@ -126,14 +153,25 @@ def _answers(*, processes: bool, own_signals: bool, own_groups: bool, metadata: 
     table["prctl"] = _if_one_of(0, _PRCTLS, EPERM)
     table["prlimit64"] = _if_one_of(0, [0], EPERM)
     refuse, allow = [(_RET, 0, 0, EPERM)], [(_RET, 0, 0, ALLOW)]
+    # Not CLOSE_RANGE_UNSHARE: a thread with its own table of files could hide what it has open.
+    table["close_range"] = _if_one_of(2, [0, 4], EPERM)
+    if on_host:
+        # A library writes to each block instead, which takes the time in which the quota is checked. What is sent
+        # along with a message is in no table of files.
+        table |= answer("fallocate", EOPNOTSUPP) | answer("sendmsg sendmmsg", EPERM)
+        if not processes:
+            table |= _no_kill(table)
     if not processes:
         # MAP_ANONYMOUS only with MAP_PRIVATE: pages of a shared mapping stay when it is unmapped in part, uncounted.
         table["mmap"] = [
             *_load_argument(3), (_JSET, 0, 3, 0x20), (0x54, 0, 0, 0xF), (_JEQ, 1, 0, 2), *refuse, *allow,
         ]  # fmt: skip
-    # No new namespaces, and only threads unless processes are permitted.
-    only_threads: Code = [] if processes else [(_JSET, 1, 0, linux.CLONE_THREAD), *refuse]
-    table["clone"] = [*_load_argument(0), (_JSET, 0, 1, linux.CLONE_NEW), *refuse, *only_threads, *allow]
+    # No new namespaces, only threads unless processes are permitted, and threads only with the files of their process.
+    process = allow if processes else refuse
+    table["clone"] = [
+        *_load_argument(0), (_JSET, 0, 1, linux.CLONE_NEW), *refuse, (_JSET, 1, 0, linux.CLONE_THREAD), *process,
+        (_JSET, 1, 0, linux.CLONE_FILES), *refuse, *allow,
+    ]  # fmt: skip
     # AF_UNIX stream and seqpacket pairs; a datagram socket could send to any name.
     table["socketpair"] = [
         *_load_argument(0), (_JEQ, 1, 0, 1), *refuse, *_load_argument(1), (0x54, 0, 0, 0xF), (_JEQ, 2, 0, 1),
@@ -162,28 +200,25 @@ def assemble(
     *,
     processes: bool,
     own_signals: bool = False,
-    own_groups: bool = False,
+    on_host: bool = False,
     metadata: int = ALLOW,
-    fallocate: int = ALLOW,
 ) -> Code:
     """Return the code of the filter.
 
     Args:
         processes: permit fork and exec.
         own_signals: permit signals to the own process only; needed without landlock's signal scope or namespaces.
-        own_groups: forbid leaving the process group, by which the program is killed, and queries about other processes;
-            needed without a pid namespace.
+        on_host: the program has no namespaces: forbid leaving the process group, by which it is killed, queries about
+            other processes, SIGKILL from inside where processes are not permitted, and what hides files from a disk
+            quota that is watched.
         metadata: the answer to changes of mode, owner and times.
-        fallocate: the answer to it; it takes gigabytes of a disk faster than a watched quota is looked at.
 
     Raises:
         StepError: the processor is unknown.
     """
     if not linux.AUDIT_ARCH:
         raise linux.StepError(38, f"seccomp: no system call table for {linux.MACHINE}")
-    answers = _answers(
-        processes=processes, own_signals=own_signals, own_groups=own_groups, metadata=metadata, fallocate=fallocate
-    )
+    answers = _answers(processes=processes, own_signals=own_signals, on_host=on_host, metadata=metadata)
     numbered = {linux.NUMBERS[name]: code for name, code in answers.items() if name in linux.NUMBERS}
     head: Code = [(_LOAD, 0, 0, 4), (_JEQ, 1, 0, linux.AUDIT_ARCH), (_RET, 0, 0, KILL), (_LOAD, 0, 0, 0)]
     # x32 calls have this bit set.

@@ -9,7 +9,6 @@ import ast
 import json
 import linecache
 import os
-import resource
 import signal
 import sys
 import time
@@ -19,6 +18,8 @@ from typing import Any
 
 _MAX_VALUE = 8192
 _MAX_TRACEBACK = 32768
+_REPEAT_S = 0.1
+"""CPU time after which a turn past its limit is interrupted again."""
 
 
 class TimeLimit(BaseException):
@@ -30,9 +31,9 @@ _turn_end = [0.0]
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:
-    if number == signal.SIGXCPU and time.process_time() < _turn_end[0]:
-        return  # the kernel's count runs ahead on a busy machine; the signal repeats each CPU second
-    raise TimeLimit("cpu" if number == signal.SIGXCPU else "wall")
+    if number == signal.SIGPROF and time.process_time() < _turn_end[0]:
+        return  # the kernel's count runs ahead on a busy machine; the signal repeats
+    raise TimeLimit("cpu" if number == signal.SIGPROF else "wall")
 
 
 def _read(size: int) -> bytes:
@@ -73,8 +74,7 @@ class _Turn:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-        resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
+        signal.setitimer(signal.ITIMER_PROF, 0)
         if kind is None or error is None:
             return True
         if isinstance(error, SystemExit):
@@ -103,12 +103,10 @@ def main() -> None:
         number += 1
         turn = _Turn()
         with turn as answer:
-            used = time.process_time()
-            _turn_end[0] = used + request["cpu_s"]
-            hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-            resource.setrlimit(resource.RLIMIT_CPU, (min(int(used + request["cpu_s"]) + 1, hard), hard))
-            signal.signal(signal.SIGXCPU, _stop)
+            _turn_end[0] = time.process_time() + request["cpu_s"]
+            signal.signal(signal.SIGPROF, _stop)
             signal.signal(signal.SIGALRM, _stop)
+            signal.setitimer(signal.ITIMER_PROF, request["cpu_s"], _REPEAT_S)
             signal.setitimer(signal.ITIMER_REAL, request["wall_s"])
             answer["value"] = _execute(request["code"], f"turn-{number}.py", namespace)
         for stream in (sys.stdout, sys.stderr):

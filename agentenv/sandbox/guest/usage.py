@@ -179,20 +179,6 @@ def count_tasks(uid: int) -> int:
     return count
 
 
-def count_oom_kills(proc: int) -> int:
-    """Return how many processes this host has killed for lack of memory, of all or of a cgroup; 0 if it does not say.
-
-    The kernel counts a kill before it kills.
-    """
-    with contextlib.suppress(OSError, IndexError):
-        fd = os.open("vmstat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
-        try:
-            return int(os.read(fd, 65536).split(b"\noom_kill ")[1].split(None, 1)[0])
-        finally:
-            os.close(fd)
-    return 0
-
-
 def hard_cpu_limit(proc: int, pid: str) -> float:
     """Return the hard limit on the CPU seconds of a process, which may have ended."""
     line = linux.read_at(proc, f"{pid}/limits").split("\nMax cpu time")[1].split("\n")[0]

@@ -19,6 +19,8 @@ TICK_S = 0.05
 """Interval at which the usage of a program is checked."""
 _MAX_PAUSE_S = 0.5
 """Longest time between two checks."""
+MAX_GIVEN_BACK = 2.0
+"""Largest part of its wall limit that a program gets again because the host kept it waiting for a core."""
 _MAX_MESSAGE = 65536
 _SLACK_TASKS = 16
 """Allowance for threads that the user starts between the count and the start of the program."""
@@ -46,16 +48,20 @@ class _RunningProgram:
     cause: str = ""
     next_look: float = 0.0
     host_pid: str = ""
-    oom_kills: int = 0
-    """Processes that the host had killed for lack of memory when it started."""
     crowded: bool = False
     """True if it had several processes at some time."""
     seen_cpu_s: dict[str, float] = field(default_factory=dict)
     """CPU time of each process that was seen, as it was last seen."""
+    given_back_s: float = 0.0
+    """Time that is added to its wall limit."""
+
+    def ends(self) -> float:
+        """Return the time of its wall limit."""
+        return self.started + self.limits["wall_s"] + self.given_back_s
 
     def due(self) -> float:
         """Return the time of the next check."""
-        return min(self.next_look, self.started + self.limits["wall_s"]) if not self.cause else self.next_look
+        return min(self.next_look, self.ends()) if not self.cause else self.next_look
 
 
 @dataclass(eq=False)
@@ -89,7 +95,6 @@ class ProgramLoop:
         self._slots = list(range((setting.ids or (0, 1024))[1] - 1, 0, -1))
         self._nice = min(os.nice(0) + child.NICE, 19)
         self._own_tasks = (0.0, 0)
-        self._oom_kills = (0.0, 0)
         self._work = work
         child.set_home(work)
 
@@ -181,8 +186,6 @@ class ProgramLoop:
                 num_processes = self._own_tasks[1] + _SLACK_TASKS + num_processes * (1 + len(self._runs) // 2)
             job = child.ProgramJob(policy, bool(request["argv"]), limits, slot, work, num_processes)
             started = time.monotonic()
-            if started - self._oom_kills[0] > 1.0:
-                self._oom_kills = started, usage.count_oom_kills(self._setting.proc)
             pid = self._fork(job, child.ProgramFds.of(fds, ready=ready_writer, folder=folder_sender))
             undo.callback(_end_child, pid)
             pidfd = os.pidfd_open(pid)
@@ -191,7 +194,6 @@ class ProgramLoop:
                 request["id"], pid, pidfd, fds["lease"], ready, slot, job.policy, job.limits, started, work
             )
             run.next_look, run.names, run.folder = started + TICK_S, names, folder
-            run.oom_kills = self._oom_kills[1]
             self._poll.register(run.pidfd, select.EPOLLIN)
             undo.callback(self._poll.unregister, run.pidfd)
             self._poll.register(run.lease, select.EPOLLIN)
@@ -236,10 +238,11 @@ class ProgramLoop:
         if run.cause:
             run.next_look = now + 1.0
             return
-        if now - run.started >= run.limits["wall_s"]:
-            self._measure_delay(run)
-            self._kill(run, "wall")
-            return
+        if now >= run.ends():
+            run.given_back_s = min(self._kept_waiting_s(run), MAX_GIVEN_BACK * run.limits["wall_s"])
+            if now >= run.ends():
+                self._kill(run, "wall")
+                return
         with contextlib.suppress(OSError, ValueError, IndexError):
             cause = self._excess(run)
             if cause:
@@ -279,28 +282,31 @@ class ProgramLoop:
             run.host_pid = text.split("\nPid:")[1].split()[0]
         return run.host_pid
 
-    def _measure_delay(self, run: _RunningProgram) -> tuple[float, float]:
-        """Return the seconds for which its first thread ran, and for which it was runnable but did not run."""
+    def _kept_waiting_s(self, run: _RunningProgram) -> float:
+        """Return the time for which the host let a program's first thread wait for a core.
+
+        Delays that it caused itself do not count: the time of its other threads is subtracted, and one with several
+        processes, which can hide their time, or with a priority that it lowered is never excused.
+        """
+        if run.crowded or os.getpriority(os.PRIO_PROCESS, run.pid) > self._nice:
+            return 0.0
         with contextlib.suppress(OSError, ValueError, IndexError):
             ran, waited = linux.read_at(self._setting.proc, f"{self._host_pid(run)}/schedstat").split()[:2]
-            return int(ran) / 1e9, int(waited) / 1e9
-        return 0.0, 0.0
+            others_s = max(time.clock_gettime(~run.pid << 3 | 2) - int(ran) / 1e9, 0.0)
+            return max(int(waited) / 1e9 - others_s, 0.0)
+        return 0.0
 
     def _is_killed_by_host(self, run: _RunningProgram) -> bool:
         """Return True if the kernel's own records show that the host killed a program, which has ended.
 
-        A program can have itself killed: by a signal, or by a lower CPU limit, so a kill alone says nothing. With the
-        policy `proc` it can also exhaust the host's memory, which is bounded by a look at it now and then.
+        No signal from inside kills one with the policy `pure`: not the first process of a pid namespace, and elsewhere
+        the filter refuses SIGKILL. Only its CPU limit does, which it may have lowered, and which the kernel compares
+        with this clock of ticks. One with the policy `proc` can also exhaust the host's memory, which is bounded by a
+        look at it now and then.
         """
         ended = os.waitid(os.P_PIDFD, run.pidfd, os.WEXITED | os.WNOWAIT)
         if ended is None or (ended.si_code, ended.si_status) != (os.CLD_KILLED, signal.SIGKILL) or run.policy != "pure":
             return False
-        if usage.count_oom_kills(self._setting.proc) != run.oom_kills:
-            return True
-        if self._setting.tier != "namespaces":
-            return False
-        # No signal from inside kills the first process of a pid namespace. Only its CPU limit does, which it may have
-        # lowered, and which the kernel compares with this clock of ticks.
         with contextlib.suppress(OSError, ValueError, IndexError):
             limit_s = usage.hard_cpu_limit(self._setting.proc, self._host_pid(run))
             return time.clock_gettime(~run.pid << 3) < 0.9 * limit_s
@@ -310,12 +316,11 @@ class ProgramLoop:
 
     def _end(self, run: _RunningProgram) -> None:
         wall = time.monotonic() - run.started
-        ran, delay = self._measure_delay(run)
+        delay_s = self._kept_waiting_s(run)
         killed_by_host = not run.cause and self._is_killed_by_host(run)
         if self._setting.tier != "namespaces":
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(run.pid, signal.SIGKILL)
-        own_delay = run.crowded or os.getpriority(os.PRIO_PROCESS, run.pid) > self._nice
         _, status, resources = os.wait4(run.pid, 0)
         orphans_s = 0.0
         if self._setting.tier != "namespaces":
@@ -328,9 +333,7 @@ class ProgramLoop:
             "signal": max(-code, 0),
             "wall_s": wall,
             "cpu_s": resources.ru_utime + resources.ru_stime + orphans_s,
-            "leader_cpu_s": ran,
-            "delay_s": delay,
-            "own_delay": own_delay,
+            "delay_s": delay_s,
             "peak_bytes": resources.ru_maxrss * 1024,
         }
         setup = os.read(run.ready, 4096)
@@ -339,10 +342,8 @@ class ProgramLoop:
             report |= {"cause": "cancelled" if run.cause == "cancelled" else "setup", "error": message}
         elif killed_by_host:
             report["cause"] = "killed"
-        elif self._base:
-            report["full"] = files.is_full(self._base)
-            if not run.cause and _disk_exceeded(run):  # since the last check
-                report["cause"] = "disk"
+        elif self._base and not run.cause and _disk_exceeded(run):  # since the last check
+            report["cause"] = "disk"
         self._live.discard(run)
         self._poll.unregister(run.pidfd)
         with contextlib.suppress(FileNotFoundError):
@@ -378,6 +379,8 @@ class ProgramLoop:
         """Send the report of a program once."""
         if not ended.reported:
             ended.reported = True
+            if self._base and not os.path.lexists(ended.run.work):
+                ended.report["full"] = files.is_full(self._base)  # without what it wrote itself
             self._send(ended.report, [ended.fetched] if ended.fetched >= 0 else [])
             if ended.fetched >= 0:
                 os.close(ended.fetched)

@@ -208,11 +208,9 @@ def _setting(plan: dict[str, Any], proc: int) -> child.Setting:
             seccomp.assemble(
                 processes=policy == "proc",
                 own_signals=not signals_confined,
-                own_groups=tier != "namespaces",
+                on_host=tier != "namespaces",
                 # Reported as successful, so that a copy of a file's mode does not fail a program.
                 metadata=seccomp.ALLOW if own_user else seccomp.ERRNO,
-                # A library writes to each block instead, which takes the time in which the quota is checked.
-                fallocate=seccomp.ALLOW if tier == "namespaces" else seccomp.EOPNOTSUPP,
             )
         )
 

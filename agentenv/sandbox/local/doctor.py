@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.sandbox.local import levels
-from agentenv.sandbox.local.plan import Plan, interpreters, user_ranges
+from agentenv.sandbox.local.plan import Plan, interpreters, missing_memory, user_ranges
 from agentenv.sandbox.local.probe import Probe, ProbeOutcome, run_probes
 from agentenv.sandbox.local.sandbox import LocalSandbox
-from agentenv.sandbox.types import ExecStatus, Isolation
+from agentenv.sandbox.types import ExecLimits, ExecStatus, Isolation
 
 NUM_TIMED = 50
 LEVELS = (Isolation.NAMESPACES, Isolation.LANDLOCK, Isolation.UID)
@@ -161,12 +161,14 @@ def machine() -> dict[str, str]:
     containers = [name for path, name in marker_files.items() if os.path.exists(path)]
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         containers.append("kubernetes")
+    cores = len(os.sched_getaffinity(0))
     return {
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "user": "root" if os.geteuid() == 0 else "plain user",
         "container": ", ".join(containers) or "none seen",
         "python": platform.python_version(),
-        "cores": str(len(os.sched_getaffinity(0))),
+        "cores": str(cores),
+        "memory": missing_memory(ExecLimits().memory_mb, cores) or "enough for a program on each core",
         "open files": str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
         "user namespaces": _read_file("/proc/sys/user/max_user_namespaces"),
         "processes": _read_file("/proc/sys/kernel/pid_max"),

@@ -14,11 +14,15 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
+from agentenv._util.off_loop import off_loop
 from agentenv._util.virtual_time import external_work
+from agentenv.errors import InfraError
 from agentenv.sandbox.guest import files
+from agentenv.sandbox.guest.watch import MAX_GIVEN_BACK
 from agentenv.sandbox.local.verdicts import classify
 from agentenv.sandbox.local.zygote_client import Zygote, ZygoteLost
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, Policy
@@ -31,7 +35,11 @@ FLOOD_FACTOR = 64
 _TAIL_BYTES = 400
 _ADD_SEALS, _ALL_SEALS = 1033, 1 | 2 | 4 | 8
 _FETCHED_OFFSET = 4096 * 16
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_INVALID = {0xDC00 + byte: f"\\x{byte:02x}" for byte in range(128, 256)}
+_ESCAPES = {**{code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}, **_INVALID}
+_ESCAPED = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\udc80-\udcff]")
+_PIECE = 1 << 14
+"""Characters that are escaped by one call, which lets no other thread run."""
 
 
 def memory_file(name: str, *parts: bytes) -> int:
@@ -66,8 +74,14 @@ def readable(data: bytes, *, truncated: bool = False) -> str:
                 break
             if data[-length] < 0x80:
                 break
-    text = data.decode("utf-8", "backslashreplace")
-    return _CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    return decoded(data, _ESCAPES)
+
+
+def decoded(data: bytes, escapes: Mapping[int, str] = MappingProxyType(_INVALID)) -> str:
+    """Return bytes as text, with the characters of `escapes` replaced; by default, only invalid UTF-8 is escaped."""
+    text = data.decode("utf-8", "surrogateescape")
+    pieces = (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
+    return "".join(piece.translate(escapes) if _ESCAPED.search(piece) else piece for piece in pieces)
 
 
 class Capture:
@@ -127,17 +141,18 @@ class Capture:
         """Return the kept bytes."""
         return bytes(self._data)
 
-    def text(self) -> str:
+    async def text(self) -> str:
         """Return the kept bytes as safe text."""
-        return readable(self.data(), truncated=self.truncated)
+        data = self.data()
+        return await off_loop(len(data), readable, data, truncated=self.truncated)
 
-    def take(self) -> tuple[str, bool]:
+    async def take(self) -> tuple[str, bool]:
         """Return the text since the last call and True if it is truncated; the next call starts from there."""
         self.drain()
-        text, truncated = self.text(), self.truncated
+        data, truncated = self.data(), self.truncated
         self._data.clear()
         self.total = 0
-        return text, truncated
+        return await off_loop(len(data), readable, data, truncated=truncated), truncated
 
 
 @dataclass(frozen=True)
@@ -181,6 +196,7 @@ class LocalExecution:
         self._zygote: Zygote | None = None
         self._backstop: asyncio.TimerHandle | None = None
         self._report: asyncio.Future[dict[str, Any]] | None = None
+        self._ending: asyncio.Task[None] | None = None
         self.ended: asyncio.Future[ExecResult] = self._loop.create_future()
         """The result of the program; never an exception."""
 
@@ -231,7 +247,7 @@ class LocalExecution:
             for fd in fds.values():
                 os.close(fd)
         self._report = report
-        self._backstop = self._loop.call_later(limits.wall_s + BACKSTOP_S, self._give_up)
+        self._backstop = self._loop.call_later((1 + MAX_GIVEN_BACK) * limits.wall_s + BACKSTOP_S, self._give_up)
         report.add_done_callback(self._finish)
 
     # --- while the program runs --------------------------------------------------------------------------------------
@@ -252,9 +268,9 @@ class LocalExecution:
             return await self._streams[0].read(max_bytes)
         return b""
 
-    def take_output(self, name: str) -> tuple[str, bool]:
+    async def take_output(self, name: str) -> tuple[str, bool]:
         """Return the output to "stdout" or "stderr" since the last call, and True if it is truncated."""
-        return self._captures[name].take()
+        return await self._captures[name].take()
 
     async def finish(self) -> ExecResult:
         """Wait for the end of the program, by itself or by its limits."""
@@ -316,8 +332,18 @@ class LocalExecution:
         except (ZygoteLost, OSError, ValueError, KeyError, TypeError) as error:
             result = self._result({"cause": "setup", "error": f"zygote: {error}"}, {})
         self._close()
-        if not self.ended.done():
-            self.ended.set_result(result)
+        self._ending = self._loop.create_task(self._end(result))
+
+    async def _end(self, result: ExecResult) -> None:
+        """Add the texts of the output, which a program may have filled with characters to escape, and end."""
+        out, err = self._captures["stdout"], self._captures["stderr"]
+        try:
+            result = replace(result, stdout=await out.text(), stderr=await err.text())
+        except InfraError as error:
+            result = replace(result, status=ExecStatus.INFRA, detail=str(error))
+        finally:
+            if not self.ended.done():
+                self.ended.set_result(result)
 
     def _close(self) -> None:
         for capture in self._captures.values():
@@ -337,9 +363,7 @@ class LocalExecution:
             status=status,
             exit_code=outcome["code"] if exited and not outcome["signal"] else None,
             signal=outcome["signal"] or None if exited else None,
-            stdout=out.text(),
             stdout_data=out.data(),
-            stderr=err.text(),
             stdout_truncated=out.truncated,
             stderr_truncated=err.truncated,
             stdout_bytes=out.total,

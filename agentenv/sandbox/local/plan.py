@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 import os
 import sys
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,6 +77,32 @@ def interpreters() -> list[str]:
     """Return the paths of this interpreter and of the system's interpreters, which other users can reach."""
     candidates = [sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"]
     return list(dict.fromkeys(os.path.realpath(path) for path in candidates if path and os.access(path, os.X_OK)))
+
+
+def missing_memory(memory_mb: float, num_programs: int) -> str:
+    """Return a warning if programs may together use more memory than this process's cgroups and machine have, or "".
+
+    The kernel kills some of them then.
+    """
+    have_mb = min(_memory_limits(), default=math.inf) / (1 << 20)
+    if memory_mb * num_programs <= have_mb:
+        return ""
+    return (
+        f"expected memory for {num_programs} programs of {memory_mb:g} MiB, got {have_mb:.0f} MiB. "
+        "Use fewer run slots, lower memory_mb, or raise the container's memory"
+    )
+
+
+def _memory_limits() -> Iterator[int]:
+    """Yield the bytes of memory of this machine, and the limits of this process's cgroups, where they are shown."""
+    yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for line in _lines("/proc/self/cgroup"):
+        _, kinds, path = line.split(":", 2)
+        if kinds in ("", "memory"):
+            root, name = ("memory", "memory.limit_in_bytes") if kinds else (".", "memory.max")
+            group = Path(path.lstrip("/"))
+            for folder in (group, *group.parents):
+                yield from (int(text) for text in _lines(f"/sys/fs/cgroup/{root}/{folder}/{name}") if text.isdigit())
 
 
 def reachable_by_others(path: str) -> bool:

@@ -34,21 +34,25 @@ class FairQueue:
         self._around = waiting
         self.max_waiting = max_waiting
         self._free = num_slots
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._waiting: OrderedDict[tuple[str, str], deque[tuple[asyncio.Future[None], int]]] = OrderedDict()
+        """The waiters of each tenant and name, each with its number of slots."""
 
     @property
     def num_waiting(self) -> int:
         """The number of waiters."""
         return sum(len(line) for line in self._waiting.values())
 
-    async def acquire(self, tenant: str) -> None:
-        """Wait for a slot; the caller must return it with `release`.
+    async def acquire(self, tenant: str, *, name: str = "", alone: bool = False) -> None:
+        """Wait for a slot, or for all of them to be `alone`; the caller must return them with `release`.
+
+        The slots of a tenant go round between the names that it uses, such as those of its groups.
 
         Raises:
             SandboxBusy: `max_waiting` callers are waiting.
         """
-        if self._free and not self._waiting:
-            self._free -= 1
+        num = self.num_slots if alone else 1
+        if self._free >= num and not self._waiting:
+            self._free -= num
             return
         if self.num_waiting >= self.max_waiting:
             raise SandboxBusy(
@@ -56,38 +60,50 @@ class FairQueue:
                 "Run fewer concurrent episodes, or raise max_waiting"
             )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(turn)
+        self._waiting.setdefault((tenant, name), deque()).append((turn, num))
         try:
             with self._around():
                 await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.release()  # the slot was already assigned to this caller
+                self.release(alone=alone)  # the slots were already assigned to this caller
             else:
-                line = self._waiting.get(tenant, deque())
-                if turn in line:
-                    line.remove(turn)
+                line = self._waiting.get((tenant, name), deque())
+                if (turn, num) in line:
+                    line.remove((turn, num))
                 if not line:
-                    self._waiting.pop(tenant, None)
+                    self._waiting.pop((tenant, name), None)
+                self._admit()  # others, if it waited for all slots
             raise
 
     @asynccontextmanager
-    async def slot(self, tenant: str) -> AsyncIterator[None]:
-        """Hold a slot for the duration of the block."""
-        await self.acquire(tenant)
+    async def slot(self, tenant: str, *, alone: bool = False) -> AsyncIterator[None]:
+        """Hold a slot, or all of them, for the duration of the block."""
+        await self.acquire(tenant, alone=alone)
         try:
             yield
         finally:
-            self.release()
+            self.release(alone=alone)
 
-    def release(self) -> None:
-        """Return a slot; the first waiter of the next tenant gets it."""
+    def release(self, *, alone: bool = False) -> None:
+        """Return a slot, or all of them; the first waiter of the next tenant gets it."""
+        self._free += self.num_slots if alone else 1
+        self._admit()
+
+    def _admit(self) -> None:
+        """Assign free slots, in turn; a waiter that is to be alone waits for all, and no other overtakes it."""
         while self._waiting:
-            tenant, line = self._waiting.popitem(last=False)
-            turn = line.popleft()
-            if line:
-                self._waiting[tenant] = line  # to the end: the other tenants come first
+            (tenant, name), line = next(iter(self._waiting.items()))
+            turn, num = line[0]
             if not turn.done():
+                if num > self._free:
+                    return
+                self._free -= num
                 turn.set_result(None)
-                return
-        self._free += 1
+            line.popleft()
+            # The other tenants come first, and then the other names of this one.
+            for other in [key for key in self._waiting if key[0] == tenant] if name else ():
+                self._waiting.move_to_end(other)
+            self._waiting.move_to_end((tenant, name))
+            if not line:
+                del self._waiting[tenant, name]

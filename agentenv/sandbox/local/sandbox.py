@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import resource
 import time
@@ -23,6 +24,7 @@ from agentenv.errors import ConfigError
 from agentenv.sandbox.guest import files
 from agentenv.sandbox.local import levels
 from agentenv.sandbox.local.execution import LocalExecution, Program
+from agentenv.sandbox.local.plan import missing_memory
 from agentenv.sandbox.local.queue import FairQueue
 from agentenv.sandbox.local.session import InterpreterSession
 from agentenv.sandbox.local.zygote_client import ZygoteLost
@@ -31,8 +33,6 @@ from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation
 
 MAX_ATTEMPTS = 3
 """Attempts at an execution when the sandbox fails."""
-MAX_OVERLOADED = 2
-"""Attempts at an execution when the host is overloaded."""
 MAX_INTERACTIVE = 256
 """Concurrent executions by `start`. They are idle most of the time, so they take no run slots."""
 PROGRAMS_PER_ZYGOTE = 8
@@ -40,6 +40,7 @@ MAX_LIMIT = 1e6
 """Largest value of any limit of an execution."""
 MIN_MEMORY_MB = 16
 """Smallest memory limit: an interpreter needs this much itself."""
+_LOG = logging.getLogger(__name__)
 _DESCRIPTORS = 6
 """File descriptors of this process for each interactive program: 4, and 2 more while it starts."""
 _CAPTURE_LIMITS = ("stdout_kb", "stderr_kb", "channel_kb", "fetch_mb")
@@ -126,6 +127,8 @@ class LocalSandbox:
                     with external_work():
                         level = await levels.choose(self._request)
                     self.isolation, self.layers = level.isolation, level.layers
+                    if missing := missing_memory(self.limits.memory_mb, self.run_slots):
+                        _LOG.warning("LocalSandbox: %s", missing)
                     pool = ZygotePool(level.plan, size=-(-self.run_slots // PROGRAMS_PER_ZYGOTE))
                     pool.adopt(level.zygote)
                     self._pool = pool
@@ -179,19 +182,15 @@ class LocalSandbox:
             )
         queued_at = time.monotonic()
         queue_s = 0.0
-        overloaded = 0
+        alone = False
         for attempt in itertools.count(1):
-            await self._queue.acquire(tenant)
-            try:
+            async with self._queue.slot(tenant, alone=alone):
                 queue_s = queue_s or time.monotonic() - queued_at
                 result = await self._execute(job, pool)
-            finally:
-                self._queue.release()
-            if result.status is not ExecStatus.INFRA:
+            by_host = bool(result.detail and result.detail.startswith("host:"))
+            if result.status is not ExecStatus.INFRA or pool.closed or attempt >= MAX_ATTEMPTS or (by_host and alone):
                 break
-            overloaded += bool(result.detail and result.detail.startswith("host:"))
-            if pool.closed or attempt >= MAX_ATTEMPTS or overloaded >= MAX_OVERLOADED:
-                break
+            alone |= by_host  # without others, whose programs may have taken what the host has
             await asyncio.sleep(0.05 * attempt)
         return replace(result, queue_s=queue_s, attempts=attempt, layers=self.layers)
 
@@ -238,9 +237,9 @@ class LocalSandbox:
         """Return an interpreter that keeps its state between turns, for `async with`; see `InterpreterSession`."""
         return InterpreterSession(self, limits=limits or self.limits, idle_s=idle_s, max_s=max_s, tenant=tenant)
 
-    def turn(self, tenant: str) -> AbstractAsyncContextManager[None]:
-        """Hold a run slot for the duration of the block, for work of a program started by `start`."""
-        return self._queue.slot(tenant)
+    def turn(self, tenant: str, *, alone: bool = False) -> AbstractAsyncContextManager[None]:
+        """Hold a run slot, or all, for the duration of the block, for work of a program started by `start`."""
+        return self._queue.slot(tenant, alone=alone)
 
     async def _execute(self, job: Program, pool: ZygotePool) -> ExecResult:
         with external_work():

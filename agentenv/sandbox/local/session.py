@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol, Self
 
+from agentenv._util.off_loop import off_loop
 from agentenv._util.paths import PACKAGE
 from agentenv.errors import ConfigError
 from agentenv.sandbox.local.execution import LocalExecution, readable
@@ -182,8 +183,8 @@ class InterpreterSession:
                 stderr_truncated=result.stderr_truncated,
                 wall_s=wall_s,
             )
-        stdout, stdout_truncated = execution.take_output("stdout")
-        stderr, stderr_truncated = execution.take_output("stderr")
+        stdout, stdout_truncated = await execution.take_output("stdout")
+        stderr, stderr_truncated = await execution.take_output("stderr")
         traceback, exit_code = answer.get("traceback"), answer.get("exit")
         failed = traceback is not None and exit_code != 0
         return TurnResult(
@@ -192,8 +193,8 @@ class InterpreterSession:
             stderr=stderr,
             stdout_truncated=stdout_truncated,
             stderr_truncated=stderr_truncated,
-            value=_safe_text(answer.get("value")),
-            traceback=_safe_text(traceback) if exit_code is None else None,
+            value=await _safe_text(answer.get("value")),
+            traceback=await _safe_text(traceback) if exit_code is None else None,
             wall_s=wall_s,
             isolation=self._sandbox.isolation,
             layers=self._sandbox.layers,
@@ -208,7 +209,7 @@ class InterpreterSession:
             if len(self._buffer) >= 4 + size > 4:
                 frame, self._buffer = self._buffer[4 : 4 + size], self._buffer[4 + size :]
                 try:
-                    answer = json.loads(frame)
+                    answer = await off_loop(size, json.loads, frame)
                 except (ValueError, RecursionError):
                     return None
                 return answer if isinstance(answer, dict) else None
@@ -240,5 +241,7 @@ def _driver_source() -> str:
     return (PACKAGE / "sandbox" / "guest" / "session_driver.py").read_text("utf-8")
 
 
-def _safe_text(value: object) -> str | None:
-    return readable(value.encode("utf-8", "backslashreplace")) if isinstance(value, str) else None
+async def _safe_text(value: object) -> str | None:
+    if not isinstance(value, str):
+        return None
+    return await off_loop(len(value), lambda: readable(value.encode("utf-8", "backslashreplace")))

@@ -1,4 +1,4 @@
-"""The status of a program from its zygote's report. An overloaded or full host never makes a program wrong."""
+"""The status of a program from its zygote's report. The host's fault needs a record; all else is a verdict."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def classify(report: Mapping[str, Any], limits: ExecLimits, last_line: bytes) ->
     if cause == "cpu" or report["cpu_s"] >= limits.cpu_s:
         return ExecStatus.CPU_TIMEOUT, None
     if cause == "wall":
-        return _wall_verdict(report, limits)
+        return ExecStatus.WALL_TIMEOUT, None
     if cause == "cancelled":
         return ExecStatus.SIGNAL, "killed by the caller"
     if cause == "killed":
@@ -52,20 +52,3 @@ def classify(report: Mapping[str, Any], limits: ExecLimits, last_line: bytes) ->
         return ExecStatus.OK, None
     reached = (status for status, message in _LIMIT_MESSAGES.items() if message.match(last_line))
     return next(reached, ExecStatus.NONZERO), None
-
-
-def _wall_verdict(report: Mapping[str, Any], limits: ExecLimits) -> tuple[ExecStatus, str | None]:
-    """Return WALL_TIMEOUT, or INFRA if the host kept the program from running.
-
-    Delays that the program caused itself do not count: the time of its other threads is subtracted, and a program with
-    several processes, which can hide their time, or with a priority that it lowered is never excused.
-    """
-    self_inflicted = max(report["cpu_s"] - report["leader_cpu_s"], 0.0)
-    kept_waiting = report["delay_s"] - self_inflicted
-    if not report.get("own_delay") and report["cpu_s"] < 0.5 * limits.cpu_s and kept_waiting > 0.2 * report["wall_s"]:
-        waited = f"{kept_waiting:.1f} of {report['wall_s']:.1f} s"
-        return (
-            ExecStatus.INFRA,
-            f"host: expected a free core, the program waited for one for {waited}. Run fewer programs concurrently",
-        )
-    return ExecStatus.WALL_TIMEOUT, None

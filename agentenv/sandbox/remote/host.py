@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -18,7 +17,7 @@ from agentenv.sandbox.local.execution import LocalExecution
 from agentenv.sandbox.local.sandbox import LocalSandbox
 from agentenv.sandbox.local.session import InterpreterSession, TurnResult
 from agentenv.sandbox.remote.wire import Splitter, encode
-from agentenv.sandbox.types import ExecResult, ExecStatus, Isolation
+from agentenv.sandbox.types import ExecResult, Isolation
 
 KEPT_S = 120.0
 """How long the result of an execution is kept for a caller that may be gone."""
@@ -35,7 +34,6 @@ class Host:
         self._sandbox: LocalSandbox | None = None
         self._tasks: dict[Hashable, asyncio.Task[Any]] = {}
         self._executions: dict[str, LocalExecution] = {}
-        self._kills: dict[str, int] = {}
         self._sessions: dict[str, InterpreterSession] = {}
 
     @property
@@ -93,14 +91,12 @@ class Host:
 
     async def run(self, **arguments: Any) -> ExecResult:
         """Run a program, as `Sandbox.run` does."""
-        kills = memory_kills()
-        return excuse_memory_kill(await self._opened().run(**arguments), kills)
+        return await self._opened().run(**arguments)
 
     async def start(self, name: str, **arguments: Any) -> None:
         """Start a program under a name, as `Sandbox.start` does."""
         execution = await self._opened().start(**arguments)
         self._executions[name] = execution
-        self._kills[name] = memory_kills()
         execution.ended.add_done_callback(lambda _: _forget_later(KEPT_S, self._executions, name))
 
     async def send(self, name: str, data: bytes) -> None:
@@ -120,7 +116,7 @@ class Host:
             raise InfraError(
                 f"sandbox: expected the name of an execution, got {name!r}. It was forgotten, or never existed"
             )
-        return excuse_memory_kill(await asyncio.shield(execution.ended), self._kills.pop(name, 0))
+        return await asyncio.shield(execution.ended)
 
     async def finish(self, name: str) -> None:
         """Forget an execution that has ended, with the output that was not received."""
@@ -166,22 +162,6 @@ class Host:
 def _forget_later(seconds: float, table: dict[str, Any], name: str) -> None:
     """Remove an entry of `table` after some time."""
     asyncio.get_running_loop().call_later(seconds, table.pop, name, None)
-
-
-def excuse_memory_kill(result: ExecResult, kills: int) -> ExecResult:
-    """Return `result`, or INFRA if the kernel killed the program because all programs together ran out of memory."""
-    if result.signal != signal.SIGKILL or memory_kills() <= kills:
-        return result
-    detail = "container: expected memory for all programs, the kernel killed one without it. Raise its memory"
-    return ExecResult(ExecStatus.INFRA, isolation=result.isolation, layers=result.layers, detail=detail)
-
-
-def memory_kills() -> int:
-    """Return how many processes the kernel has killed in this container for lack of memory."""
-    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
-        with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
-            return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
-    return 0
 
 
 # --- as a separate program --------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from agentenv.testing.conformance.cases import (
     script,
     word_calls,
 )
-from agentenv.testing.conformance.problems import relative_path
+from agentenv.testing.conformance.problems import relative_path, source_of
 from agentenv.testing.conformance.target import load_target
 from agentenv.testing.hacks import hacks_of
 from agentenv.testing.tool_calls import right_calls, wrong_calls
@@ -221,8 +221,14 @@ class ConformanceContext:
 
     @property
     def must_end(self) -> bool:
-        """True if an episode that reaches the maximum number of turns is a problem."""
+        """True if an episode that reaches the maximum number of turns is a problem, or worth a note."""
         return self.options.max_turns is not None or getattr(self.agent_cls, "max_turns", None) is None
+
+    @property
+    def may_go_on(self) -> bool:
+        """True if that is only worth a note: an environment with tools, which policies may call until a run's limit."""
+        has_tools = "tool_calls" in source_of(self.agent_cls) or bool(self.tools)
+        return self.options.max_turns is None and has_tools
 
     @cached_property
     def tasks(self) -> list[Task]:

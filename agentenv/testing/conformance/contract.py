@@ -262,7 +262,8 @@ class _Trial:
             problems.append(
                 problem_at(cls, method, "an episode without an error", f"{error.type}: {error.message}", "Fix it.")
             )
-        if error is None and trajectory.stop_reason is StopReason.MAX_TURNS and self.context.must_end:
+        is_cut = error is None and trajectory.stop_reason is StopReason.MAX_TURNS
+        if is_cut and self.context.must_end and not self.context.may_go_on:
             problems.append(
                 problem_at(
                     cls, "step", f"an end within {self.limits.max_turns} turns", "none",

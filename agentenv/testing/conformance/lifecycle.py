@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from agentenv._util.calls import bounded, create
+from agentenv._util.calls import bounded, create, create_here
 from agentenv.core.agent import AgentInstance
 from agentenv.errors import InfraError
 from agentenv.testing.conformance.context import ConformanceContext
@@ -16,7 +16,7 @@ from agentenv.testing.conformance.problems import Problem, exception_problem, pl
 from agentenv.testing.conformance.system_calls import IO_EVENTS, record_events
 
 QUICK_S = 0.1
-"""A constructor runs on the event loop and so delays all episodes."""
+"""Every episode pays for its constructor again, and makes an instance for each attempt."""
 _NUM_TRIES = 5
 _FIX = "Move slow work to `reset`, and cache what all episodes share."
 
@@ -30,7 +30,7 @@ def constructor(context: ConformanceContext) -> list[Problem]:
     for _ in range(_NUM_TRIES):
         with record_events(IO_EVENTS, file, this_thread=True) as events:
             started = time.perf_counter()
-            instance = context.run(context.retried(lambda: create(cls, context.kwargs)))
+            instance = context.run(context.retried(lambda: create_here(cls, context.kwargs)))
             seconds.append(time.perf_counter() - started)
         context.run(_closed(context, instance))
     own = [event for event in events if event.line]

@@ -39,7 +39,10 @@ def rewards(context: ConformanceContext) -> list[Problem]:
 
 
 def ends(context: ConformanceContext) -> list[Problem]:
-    """Every episode ends by itself, or at `max_turns` of the class, for any policy, and nothing follows the end."""
+    """Every episode ends by itself, or at `max_turns` of the class, for any policy, and nothing follows the end.
+
+    An environment with tools may leave the end to the limit of a run, which is a note.
+    """
     context.require_steps()
     problems = []
     # Right calls of tools may continue until the limit of a run ends the episode.
@@ -51,7 +54,12 @@ def ends(context: ConformanceContext) -> list[Problem]:
             got = f"none with the policy {one.case.policy!r}"
             fix = "Set terminated or truncated (in a dict: done) after a bounded number of attempts. If episodes are "
             fix += "meant to be longer, set `max_turns` in the class, or pass --max_turns."
-            problems.append(problem_at(context.agent_cls, "step", f"an end within {counted(turns, 'turn')}", got, fix))
+            if context.may_go_on:
+                fix = (
+                    "Only --max_turns of a run ends it. Set `max_turns` in the class, so that every run does the same."
+                )
+            problem = problem_at(context.agent_cls, "step", f"an end within {counted(turns, 'turn')}", got, fix)
+            problems.append(replace(problem, is_note=context.may_go_on))
         elif trajectory.terminated and len(trajectory.segments[-1]) != trajectory.turns[-1].end:
             got, fix = "further tokens", "Return the result of `super().execute`."
             problems.append(problem_at(context.agent_cls, "step", "nothing after the last action", got, fix))

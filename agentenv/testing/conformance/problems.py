@@ -36,6 +36,8 @@ class Problem:
     fix: str
     property: str = ""
     """Name of the broken property, as `agentenv check` lists it."""
+    is_note: bool = False
+    """True if it is advice, and no breach."""
 
     def __str__(self) -> str:
         """Return one line."""
@@ -44,7 +46,7 @@ class Problem:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name, without the property if it is empty."""
-        return {name: value for name, value in asdict(self).items() if value or name != "property"}
+        return {name: value for name, value in asdict(self).items() if value or name not in ("property", "is_note")}
 
 
 def read_message(message: str, where: str) -> tuple[str, str, str]:

@@ -66,6 +66,8 @@ class PropertyOutcome:
     state: Literal["held", "broken", "skipped", "outside"]
     """`outside`: infrastructure failed, so the property is unknown."""
     problems: Sequence[Problem] = ()
+    notes: Sequence[Problem] = ()
+    """Advice, which breaks nothing."""
     reason: str = ""
     """Why the property was skipped, or what failed outside."""
     seconds: float = 0.0
@@ -74,13 +76,14 @@ class PropertyOutcome:
         """Return one line, and one for each problem."""
         mark = {"held": "✓", "broken": "✗", "skipped": "–", "outside": "!"}[self.state]
         text = {"skipped": f"skipped: {self.reason}", "outside": self.reason}.get(self.state) or meaning(self.name)
-        return "\n".join([f"{mark} {self.name:12} {text}", *(f"  {problem}" for problem in self.problems)])
+        notes = [f"  note: {note}" for note in self.notes]
+        return "\n".join([f"{mark} {self.name:12} {text}", *(f"  {problem}" for problem in self.problems), *notes])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name, with the number of problems in place of the problems."""
         return {
             "name": self.name, "state": self.state, "reason": self.reason, "num_problems": len(self.problems),
-            "seconds": round(self.seconds, 3),
+            "seconds": round(self.seconds, 3), "notes": [str(note) for note in self.notes],
         }  # fmt: skip
 
 
@@ -158,7 +161,8 @@ def check_property(context: ConformanceContext, name: str) -> PropertyOutcome:
                 break
             context.avoid_slow_calls()
     named = [replace(problem, property=name) for problem in unique(found)]
-    return PropertyOutcome(name, "broken" if named else "held", named, seconds=time.perf_counter() - started)
+    broken, notes = ([each for each in named if each.is_note is is_note] for is_note in (False, True))
+    return PropertyOutcome(name, "broken" if broken else "held", broken, notes, seconds=time.perf_counter() - started)
 
 
 def _checked(context: ConformanceContext, name: str) -> list[Problem]:

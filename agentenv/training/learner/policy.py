@@ -176,7 +176,7 @@ def _add_adapters(model: Any, config: TrainConfig) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
-        raise MissingDependency(f"--lora_rank: expected peft, got {error}. pip install 'peft>=0.15'") from error
+        raise MissingDependency(f"--lora_rank: expected peft, got {error}. pip install 'agentenv-rl[train]'") from error
     targets = list(config.target_modules)
     options = LoraConfig(
         r=config.lora_rank,

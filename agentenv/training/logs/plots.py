@@ -29,7 +29,7 @@ def draw(folder: Path) -> Path | None:
         import matplotlib.figure  # not pyplot, which would look for a display and keep every figure
     except ImportError as error:
         raise MissingDependency(
-            f"plots: expected matplotlib, got {error}. Install it: pip install matplotlib"
+            f"plots: expected matplotlib, got {error}. Install it: pip install 'agentenv-rl[train]'"
         ) from error
     panels = PANELS | panels_by_environment(rows)
     titles = [title for title, (_, keys) in panels.items() if any(_points(rows, key) for key in _labels(rows, keys))]

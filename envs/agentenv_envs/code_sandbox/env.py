@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from agentenv.core.agent import AgentInstance, ResetState, StepState
 from agentenv.core.types import StepResult
 from agentenv.errors import ConfigError, InfraError
-from agentenv.rewards.rules.code.forms import code_task, program_of, question_of
+from agentenv.rewards.rules.code.forms import code_task, comparison, program_of, question_of
 from agentenv.rewards.rules.code.phases import grade_in_turn, passed_share
 from agentenv.rewards.rules.code.shared import LIMITS, exec_limits, sandbox_for
 from agentenv.rewards.rules.code.task import CodeTask
@@ -64,6 +65,7 @@ class CodeSandbox(AgentInstance):
         limits: Mapping[str, Any] | ExecLimits | None = None,
         sandbox: Mapping[str, Any] | Sandbox | None = None,
         strict: bool = False,
+        official: bool = False,
     ) -> None:
         """Set the rules.
 
@@ -77,7 +79,8 @@ class CodeSandbox(AgentInstance):
             limits: limits of one test: fields of `ExecLimits` that differ from `default_limits`.
             sandbox: options of `open_sandbox`, such as `{"backend": "sandbox_fusion", "endpoints": […]}`, or an open
                 sandbox; None: the process's own `LocalSandbox`.
-            strict: compare rows of APPS and LiveCodeBench by types and text, not as their own evaluators do.
+            strict: compare rows of APPS and LiveCodeBench by types and text.
+            official: compare rows of APPS as its evaluator does, for scores: it pays for words in any order.
         """
         if not isinstance(max_attempts, int) or isinstance(max_attempts, bool) or max_attempts < 1:
             raise ConfigError(f"CodeSandbox.max_attempts: expected an integer >= 1, got {max_attempts!r}. Change it.")
@@ -90,7 +93,7 @@ class CodeSandbox(AgentInstance):
         self.no_code_reward = no_code_reward
         self.instruction = instruction
         self.sandbox = sandbox
-        self.strict = strict
+        self.comparison = comparison("CodeSandbox", strict=strict, official=official)
         self.limits = exec_limits("CodeSandbox", limits, default=self.default_limits)
         self.num_attempts = 0
         self.best_credit = 0.0
@@ -122,8 +125,9 @@ class CodeSandbox(AgentInstance):
             InfraError: the sandbox failed, so that the program's result is unknown.
             DataError: see `reset`.
         """
-        task = self._task_of(states, states.get("observation_text", ""))
-        code = program_of(task, states["action_text"])
+        prompt = states.get("observation_text", "")
+        task = self._task_of(states, prompt)
+        code = await asyncio.to_thread(program_of, task, states["action_text"], prompt)
         result: GradeResult | None = None
         if code is not None:
             result = await grade_in_turn(
@@ -176,7 +180,7 @@ class CodeSandbox(AgentInstance):
     def _task_of(self, states: Mapping[str, Any], prompt: Any) -> CodeTask:
         if self._task is None:
             row = {"prompt": question_of(prompt), **(states.get("metadata") or {})}
-            self._task = code_task(states.get("label"), row, strict=self.strict)
+            self._task = code_task(states.get("label"), row, **self.comparison)
         return self._task
 
     def _info(self, result: GradeResult | None, *, correct: bool) -> dict[str, float | str]:

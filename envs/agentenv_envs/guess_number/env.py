@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from agentenv.core.agent import AgentInstance, ResetState, StepState
 from agentenv.core.types import StepResult
 from agentenv.errors import ConfigError, DataError
+from agentenv.rewards.rules.text import final_text
 from agentenv_envs.guess_number.texts import hint_text, invalid_text, rules_text
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?![\w]|\.\d)")
@@ -92,7 +93,7 @@ class GuessNumber(AgentInstance):
             DataError: the label is not a number in range.
         """
         number = self._number(states)
-        guess = _last_number(states["action_text"])
+        guess = _last_number(final_text(states["action_text"], states.get("observation_text", "")) or "")
         is_valid = guess is not None and self.low <= guess <= self.high
         was_possible = guess in self.possible
         correct = guess == number

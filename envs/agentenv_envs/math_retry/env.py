@@ -10,6 +10,7 @@ from agentenv.core.agent import AgentInstance, ResetState, StepState
 from agentenv.core.types import Message, StepResult
 from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards.rules.math.reward import MathGrader, default_grader, math_outcome
+from agentenv.rewards.rules.text import with_opened_thought
 from agentenv.rewards.types import Status
 from agentenv_envs.math_retry.texts import INSTRUCTION, feedback_text, question_text
 
@@ -78,7 +79,8 @@ class MathRetry(AgentInstance):
             InfraError: the grader failed.
             DataError: the label is not an answer that the grader can read.
         """
-        result = await self.grader.grade(states["action_text"], states["label"])
+        text = with_opened_thought(states["action_text"], states.get("observation_text", ""))
+        result = await self.grader.grade(text, states["label"])
         self.num_attempts += 1
         if result.status is Status.INFRA:
             raise InfraError(

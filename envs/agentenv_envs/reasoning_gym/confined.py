@@ -111,7 +111,7 @@ def _walls() -> tuple[Any, Any]:
     with contextlib.suppress(linux.StepError):
         rules = landlock.Ruleset(landlock.abi(), {path: right for path, right in readable.items() if path})
     with contextlib.suppress(linux.StepError):
-        calls = seccomp.Filter(seccomp.assemble(processes=False, own_signals=True, own_groups=True))
+        calls = seccomp.Filter(seccomp.assemble(processes=False, own_signals=True, on_host=True))
     return calls, rules
 
 

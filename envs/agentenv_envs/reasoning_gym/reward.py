@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from agentenv.errors import ConfigError, DataError, MissingDependency
+from agentenv.rewards.rules.text import with_opened_thought
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.rewards.workers.pool import WorkerPool, WorkerTimeout, shared_pool
 from agentenv_envs.reasoning_gym.answers import FORMS, AnswerForm, extract
@@ -74,7 +75,7 @@ class ReasoningGymReward:
             InfraError: the workers failed.
         """
         entry = entry_of(response.label)
-        answer = extract(response.text, self._form)
+        answer = extract(with_opened_thought(response.text, response.prompt), self._form)
         if answer is None:
             return _nothing(Status.NO_ANSWER, None, "the response has no answer")
         if len(answer) > self._max_chars:

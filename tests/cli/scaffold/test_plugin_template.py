@@ -10,6 +10,7 @@ from typing import get_args
 
 import pytest
 
+from agentenv import load_run
 from agentenv.cli.main import main
 from agentenv.cli.scaffold.plugin import PluginKind, make_plugin
 from agentenv.errors import ConfigError
@@ -152,3 +153,52 @@ def test_nothing_that_is_there_is_written_over(tmp_path):
     with pytest.raises(ConfigError, match="new or empty folder"):
         make_plugin("word_sort", tmp_path / "mine.txt")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+GUESS = """
+from agentenv import AgentInstance, StepResult
+
+class Guess(AgentInstance):
+    async def reset(self, states):
+        question = states["observation"][0]["content"]
+        return {"observation": [{"role": "user", "content": f"{question} Answer with one number."}]}
+
+    async def step(self, states):
+        return StepResult(reward=float(states["action_text"] == states["label"]), terminated=True)
+"""
+
+
+@pytest.mark.parametrize("env", ["guess.py", "guess.py:Guess", "guess:Guess"])
+def test_an_agent_func_file_is_written_for_an_environment_and_runs(env, tmp_path, monkeypatch, capsys, tiny_model):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "guess", raising=False)
+    Path("guess.py").write_text(GUESS)
+    Path("rows.jsonl").write_text('{"prompt": "2 + 2?", "label": "4"}\n')
+    assert main(["new", "agent_func.py", "--env", env]) == 0
+    assert capsys.readouterr().out.startswith("agent_func.py\n")
+    assert "from guess import Guess\n" in Path("agent_func.py").read_text()
+    run = [
+        "run",
+        "--agent_func_path",
+        "agent_func.py",
+        "--data",
+        "rows.jsonl",
+        "--engine",
+        "hf",
+        "--out",
+        "run",
+        "--model",
+        str(tiny_model),
+    ]
+    assert main([*run, "--max_tokens", "4", "--progress", "none"]) == 0
+    (episode,) = load_run("run")
+    assert (episode.error, episode.prompt[0]["content"]) == (None, "2 + 2? Answer with one number.")
+
+
+def test_an_agent_func_file_is_written_for_installed_environments_and_games(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "agent_func.py", "--env", "math_retry"]) == 0
+    assert "import MathRetry\n" in Path("agent_func.py").read_text()
+    assert main(["new", "agent_func.py", "--env", "math_retry"]) == 2
+    assert "expected a new file, got 'agent_func.py', which exists" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.chat.chat import Chat, ChatOptions
+from agentenv.chat.encoding import encoder_of
 from agentenv.core.types import Completion, Limits, SamplingParams, StopReason
 from agentenv.core.views import messages_of, spans_of
 from agentenv.engines.scripted import ScriptedEngine
@@ -718,3 +719,13 @@ def test_the_record_of_any_agent_is_what_the_engine_saw_and_sampled(moves, said,
     for index, segment in enumerate(trajectory.segments):
         assert [s.start for s in spans_of(trajectory, index)] == [0, *(s.end for s in spans_of(trajectory, index)[:-1])]
         assert len(segment) == spans_of(trajectory, index)[-1].end
+
+
+async def test_of_a_message_that_is_much_too_long_only_the_beginning_is_encoded(monkeypatch):
+    session, _ = session_of(["4"], limits=Limits(max_length=20_000, max_turns=9))
+    encoder, sizes = encoder_of(session.chat.tokenizer), []
+    encode = encoder._encode
+    monkeypatch.setattr(encoder, "_encode", lambda text, **more: sizes.append(len(text)) or encode(text, **more))
+    with pytest.raises(OutOfRoom):
+        await session.complete({"messages": [user("x " * 600_000)]})
+    assert 0 < sum(sizes) <= 100_000

@@ -108,7 +108,8 @@ class Computes(AgentInstance):
             time.sleep(0.05)
             Computes.running -= 1
             return StepResult(reward=float(Computes.running), terminated=True)
-        if states["label"] == "hang":
+        if states["label"].startswith("hang "):
+            Path(states["label"].removeprefix("hang "), "hangs").touch()
             time.sleep(600)
         if states["label"] == "warn":
             logging.getLogger("scene").warning("seen from %s", states["label"])

@@ -178,11 +178,14 @@ def test_a_class_that_does_not_load_is_an_error_of_each_agent():
 
 
 @pytest.mark.long
-async def test_plain_methods_of_a_class_that_computes_take_turns_and_one_that_is_given_up_blocks_no_other():
+async def test_plain_methods_of_a_class_that_computes_take_turns_and_one_that_is_given_up_blocks_no_other(
+    tmp_path,
+):
     async with open_local_actors(scene("Computes"), 1, CONFIG) as actors:
         agents = [await made_agent(actors, {}) for _ in range(5)]
-        hanging = asyncio.ensure_future(agents[0].step({"label": "hang"}))
-        await asyncio.sleep(0.1)
+        hanging = asyncio.ensure_future(agents[0].step({"label": f"hang {tmp_path}"}))
+        while not (tmp_path / "hangs").exists():
+            await asyncio.sleep(0.01)
         hanging.cancel()
         results = await asyncio.gather(*(agent.step({"label": "overlap"}) for agent in agents[1:]))
         assert [result.reward for result in results] == [0.0] * 4

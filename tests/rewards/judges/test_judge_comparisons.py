@@ -67,7 +67,9 @@ async def test_a_comparison_that_failed_is_tried_again__rm_gallery():
     assert len(judge.asked) == 4
 
 
-@pytest.mark.parametrize(("a", "b", "points"), [("", "x", 0.0), ("x", "<think>", 1.0), ("", "", 0.5), ("x", "x ", 0.5)])
+@pytest.mark.parametrize(
+    ("a", "b", "points"), [("", "x", 0.0), ("\u200b", "x", 0.0), ("x", "<think>", 1.0), ("", "", 0.5), ("x", "x ", 0.5)]
+)
 async def test_pairs_that_need_no_judge(a, b, points):
     assert await PairwiseJudge(Down()).compare("q", a, b) == points
 
@@ -233,9 +235,9 @@ async def test_several_orders_average_out_what_places_do():
 
 async def test_equal_texts_share_a_rank_and_no_answer_comes_last():
     judge = RuleJudge(longest_first)
-    results = await ranked(judge, ["xxx", "y", "<think>x</think>xxx", "<think>never ends"])
-    assert [result.reward for result in results] == [1.0, 0.0, 1.0, -1.0]
-    assert results[3].status is Status.NO_ANSWER
+    results = await ranked(judge, ["xxx", "y", "<think>x</think>xxx", "<think>never ends", "\u200b\u2800" * 9])
+    assert [result.reward for result in results] == [1.0, 0.0, 1.0, -1.0, -1.0]
+    assert [result.status for result in results[3:]] == [Status.NO_ANSWER] * 2
 
 
 @pytest.mark.parametrize(

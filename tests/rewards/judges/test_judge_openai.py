@@ -1,7 +1,6 @@
 """The client of judges behind HTTP, against real servers that fail in every way that servers do."""
 
 import asyncio
-import contextlib
 import gzip
 import json
 import threading
@@ -14,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
+from agentenv._util.http import json_bodies
 from agentenv.core.types import SamplingParams
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.grading import grade
@@ -187,9 +187,9 @@ async def test_after_so_many_attempts_the_last_failure_is_the_error():
 @pytest.mark.long
 @pytest.mark.parametrize("date", [False, True])
 async def test_retry_after_is_waited_for(date):
+    started = time.monotonic()  # before the date: what passes until the answer counts as waited for
     when = format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True) if date else "1"
     async with chat_server(status(429, Retry_After=when), "ok") as server:
-        started = time.monotonic()
         await judge_at(server).complete(HELLO)
     assert time.monotonic() - started >= 0.9
 
@@ -365,12 +365,12 @@ async def test_no_more_requests_than_allowed_are_in_flight_and_all_are_answered(
 async def test_a_wait_for_its_turn_takes_no_time_of_who_asks():
     async def slowly(body):
         """After a while."""
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.5)
         return completion("Verdict: YES")
 
     async with chat_server(slowly) as server:
         judge = judge_at(server, request_options=replace(SOON, max_concurrent=1, limit_s=5.0))
-        reward = JudgeReward(judge, retry=JudgeRetry(attempts=1, limit_s=1.5))
+        reward = JudgeReward(judge, retry=JudgeRetry(attempts=1, limit_s=3.0))
         rows = [Response(f"{i}", label="4") for i in range(8)]
         results = await asyncio.gather(*(reward.grade(row) for row in rows))
     assert [result.reward for result in results] == [1.0] * 8
@@ -381,41 +381,34 @@ def with_others(value, text="Verdict: YES"):
     return http({**completion(text), "others": value})
 
 
-@contextlib.asynccontextmanager
-async def gaps():
-    """When the loop was looked at, and for how long it had stood still by then; the last is the end.
+def watched_reads(monkeypatch):
+    """One entry for each answer that is read: whether the loop turned meanwhile, and how many were read."""
+    loop, found, at_once, read = asyncio.get_running_loop(), [], [], json_bodies.json.loads
 
-    In CPU time of this process, so that other processes make no gap.
-    """
-    found = [(time.process_time(), 0.0)]
+    def watched(body, **more):
+        turned = threading.Event()
+        at_once.append(body)
+        loop.call_soon_threadsafe(turned.set)
+        found.append((turned.wait(60), len(at_once)))
+        at_once.pop()
+        return read(body, **more)
 
-    async def tick():
-        """Looks every millisecond."""
-        while True:
-            before = time.process_time()
-            await asyncio.sleep(0.001)
-            found.append((time.process_time(), time.process_time() - before))
-
-    ticking = asyncio.create_task(tick())
-    try:
-        yield found
-    finally:
-        ticking.cancel()
-        found.append((time.process_time(), time.process_time() - found[-1][0]))
+    monkeypatch.setattr(json_bodies, "json", SimpleNamespace(**{**vars(json), "loads": watched}))
+    return found
 
 
 @pytest.mark.long
-async def test_an_answer_of_megabytes_does_not_hold_the_loop_up():
+async def test_an_answer_of_megabytes_does_not_hold_the_loop_up(monkeypatch):
     """Two megabytes of empty lists take the parser that is written in C 0.3 s, in which everything stands still."""
-    async with raw_server(with_others([[]] * 500_000)) as server:
+    reads = watched_reads(monkeypatch)
+    async with raw_server(with_others([[]] * 400_000)) as server:
         judge = judge_at(server, request_options=replace(SOON, max_body_bytes=1 << 22))
-        async with gaps() as found:
-            assert await judge.complete(HELLO) == "Verdict: YES"
-    assert max(gap for _, gap in found) < 0.3 * (found[-1][0] - found[0][0])
+        assert await judge.complete(HELLO) == "Verdict: YES"
+    assert reads == [(True, 1)]
 
 
 @pytest.mark.long
-async def test_64_long_answers_that_come_slowly_do_not_delay_others():
+async def test_64_long_answers_that_come_slowly_are_read_one_at_a_time_while_the_loop_turns(monkeypatch):
     async def slowly(writer):
         """The answer in pieces."""
         for begin in range(0, len(answer), 100_000):
@@ -423,26 +416,32 @@ async def test_64_long_answers_that_come_slowly_do_not_delay_others():
             await writer.drain()
             await asyncio.sleep(0.02)
 
-    answer = with_others("x" * 1_000_000)
+    reads, answer = watched_reads(monkeypatch), with_others("x" * 1_000_000)
     async with raw_server(slowly) as server:
         judge = judge_at(server)
-        async with gaps() as found:
-            assert await asyncio.gather(*(judge.complete(HELLO) for _ in range(64))) == ["Verdict: YES"] * 64
-    assert max(gap for _, gap in found) < 0.5 * (found[-1][0] - found[0][0])
+        assert await asyncio.gather(*(judge.complete(HELLO) for _ in range(64))) == ["Verdict: YES"] * 64
+    assert reads == [(True, 1)] * 64
 
 
 @pytest.mark.long
-async def test_64_that_begin_at_once_begin_one_after_another():
+async def test_64_that_begin_at_once_begin_one_after_another(monkeypatch):
     """Each takes a millisecond; in one round of the loop they hold it up by 0.1 s."""
-    shares = []
+    rounds, num_rounds = [], 0
+
+    async def turn():
+        nonlocal num_rounds
+        while True:
+            num_rounds += 1
+            await asyncio.sleep(0)
+
     async with raw_server(http(completion("ok"))) as server:
         judge = judge_at(server)
-        await judge.complete(HELLO)
-        for _ in range(3):
-            async with gaps() as found:
-                await asyncio.gather(*(judge.complete(HELLO) for _ in range(64)))
-            shares.append(max(gap for _, gap in found) / (found[-1][0] - found[0][0]))
-    assert min(shares) < 0.2
+        attempt = judge._http.attempt
+        monkeypatch.setattr(judge._http, "attempt", lambda *a, **more: rounds.append(num_rounds) or attempt(*a, **more))
+        turning = asyncio.create_task(turn())
+        await asyncio.gather(*(judge.complete(HELLO) for _ in range(64)))
+        turning.cancel()
+    assert len(set(rounds)) == 64
 
 
 async def test_a_large_answer_is_read_like_a_small_one():

@@ -160,7 +160,9 @@ async def test_reference_and_answer_are_shown_and_a_row_without_one_is_judged_by
     assert between(judge.asked[1][1]["content"], "reference") is None
 
 
-@pytest.mark.parametrize("text", ["", "  ", "<think>never ends", "<think>x</think><|im_end|>"])
+@pytest.mark.parametrize(
+    "text", ["", "  ", "<think>never ends", "<think>x</think><|im_end|>", "<think>x</think>\u200b\u2060 \u2800\u3164"]
+)
 @pytest.mark.parametrize(
     "make",
     [JudgeReward, PointwiseReward, lambda judge: RubricReward(judge, criteria=["It is kind.", "It is short."])],

@@ -251,9 +251,9 @@ async def test_a_function_that_hangs_fails_in_time_and_the_others_continue(kind)
             await asyncio.sleep(60)
         return [1.0]
 
-    scorer = FunctionScorer(plain if kind == "plain" else later, timeout_s=0.2, max_concurrent=1)
+    scorer = FunctionScorer(plain if kind == "plain" else later, timeout_s=2.0, max_concurrent=1)
     hanging, other = asyncio.create_task(scorer.score("hang")), asyncio.create_task(scorer.score("x"))
-    with pytest.raises(InfraError, match=r"within 0\.2 s"):
+    with pytest.raises(InfraError, match="within 2 s"):
         await hanging
     assert (await other).value == 1.0
     assert scorer.num_abandoned == (1 if kind == "plain" else 0)

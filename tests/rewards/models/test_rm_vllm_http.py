@@ -27,6 +27,7 @@ from agentenv.rewards.models.types import ready
 from agentenv.rewards.models.vllm_http import VLLMHTTPScorer
 from agentenv.rewards.types import Response
 from tests.models import make_tiny_tokenizer
+from tests.ports import held_port
 from tests.rewards.models.rm_servers import HANG, RESET, FakeVLLM, Status, http, in_turn, raw_value, server
 from tests.rewards.models.tiny import make_tiny_rm, said
 
@@ -560,7 +561,7 @@ async def test_no_more_requests_are_in_flight_than_may_be_and_batches_are_not_la
 @pytest.mark.long
 async def test_cancelling_all_who_wait_ends_the_request_and_frees_its_place(tokenizer):
     fake = FakeVLLM(first=in_turn(HANG, None))
-    async with scorer_at(fake, tokenizer=tokenizer, max_concurrent=1, max_batch=3, max_wait_s=0.5) as (asked, scorer):
+    async with scorer_at(fake, tokenizer=tokenizer, max_concurrent=1, max_batch=3, max_wait_s=3.0) as (asked, scorer):
         hanging = [asyncio.create_task(scorer.score(said(f"{number}"))) for number in range(3)]
         await until(lambda: asked.bodies)
         queued = asyncio.create_task(scorer.score(said("next")))
@@ -662,9 +663,11 @@ def test_it_may_be_asked_from_several_event_loops_one_after_the_other(tokenizer)
 def vllm(tmp_path_factory):
     """A real server of a tiny reward model, started once; its URL and the model's folder."""
     folder = make_tiny_rm(tmp_path_factory.mktemp("model") / "rm")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    with held_port() as port:
+        yield from served(folder, port, tmp_path_factory)
+
+
+def served(folder, port, tmp_path_factory):
     log = tmp_path_factory.mktemp("server") / "log"
     command = [
         sys.executable,

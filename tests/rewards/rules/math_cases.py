@@ -3,7 +3,7 @@ r"""Answers as models write them, each with its label and what a mathematician s
 Every row was judged by hand, by what the answer means and not by what the grader gave for it. `W` is an answer that is
 not the gold one, whether or not it can be read; `N` a text that commits to no answer. Percentages equal their value and
 the bare number (a label's form is its author's habit), units are not compared, and a decimal is right where it has the
-gold's precision.
+gold's precision. What leaves an operation to do, where the label does not, is no answer: the task's own words would be.
 """
 
 R, W, N = "right", "wrong", "no_answer"
@@ -89,7 +89,7 @@ DECIMALS = boxed(
     (r"3.0 \times 10^8", 300000000, R),
     (r"2\times10^{-4}", "0.0002", R),
     (r"2\times10^{-4}", "0.00002", W),
-    ("0.1 + 0.2", "0.3", R),
+    ("0.1 + 0.2", "0.3", W),
     (r"0.\overline{3}", "1/3", R),
     ("7.0", "7", R),
     ("1000000.5", "1000000.5", R),
@@ -239,7 +239,7 @@ ALGEBRA = boxed(
     (r"\log_{2} 8", 3, R),
     (r"\sin(x)", r"\sin x", R),
     (r"\cos(x)", r"\sin x", W),
-    (r"\sin^2 x+\cos^2 x", 1, R),
+    (r"\sin^2 x+\cos^2 x", 1, W),
     (r"\frac{x^2}{2}+C", r"\frac{1}{2}x^2 + C", R),
     (r"\frac{x^3}{3}+C", r"\frac{1}{2}x^2 + C", W),
     ("a^2+2ab+b^2", "(a+b)^2", R),
@@ -403,9 +403,9 @@ MORE = boxed(
     ("12.0%", "12%", R),
     ("1 hour 30 minutes", "1 hour 30 minutes", R),
     ("90 minutes", "1 hour 30 minutes", W),
-    (r"\frac{1}{2}+\frac{1}{3}", "5/6", R),
-    (r"\sum_{k=1}^{10} k", 55, R),
-    (r"\int_0^1 x\,dx", "1/2", R),
+    (r"\frac{1}{2}+\frac{1}{3}", "5/6", W),
+    (r"\sum_{k=1}^{10} k", 55, W),
+    (r"\int_0^1 x\,dx", "1/2", W),
     (r"\overline{AB}", r"\overline{AB}", R),
     (r"(x-2)^2+(y+3)^2=16", "(x-2)^2+(y+3)^2=16", R),
     (r"(x+2)^2+(y-3)^2=16", "(x-2)^2+(y+3)^2=16", W),

@@ -110,6 +110,30 @@ async def test_the_text_of_an_option_names_it_where_the_row_has_the_options(box,
     assert await chosen(rf"\boxed{{{box}}}", "B", CITIES) == answer
 
 
+@pytest.mark.parametrize(
+    "box",
+    [
+        "B (90%), A (10%)", "B (likely), A (less likely)", "B - 90%; A - 10%", "B (0.9) A (0.1)", "B...D", "B…D",
+        "B - D", "B to D", "B+A", "B > A", "B. London and Paris", "B. London / Paris", "B. London/Paris",
+        "B. London & Paris", "B. London | Paris", "B (London or Paris)", "B. London (or Paris)",
+        "B. London; maybe Paris", "B (London) / A (Paris)",
+    ],
+)  # fmt: skip
+async def test_shares_ranges_and_texts_of_several_options_are_hedges(box):
+    assert await chosen(rf"\boxed{{{box}}}", "B", CITIES) is Status.PARSE_ERROR
+
+
+async def test_an_option_whose_text_holds_another_ones_is_no_hedge():
+    options = {"options": ["Salt and pepper", "Pepper"]}
+    assert await chosen(r"\boxed{A. Salt and pepper, since it fits}", "A", options) == "A"
+    assert await chosen(r"\boxed{A. Salt and pepper, or pepper}", "A", options) is Status.PARSE_ERROR
+
+
+@pytest.mark.parametrize("box", ["B (90%)", "B: 90%", "B. London!", "B – London", "D. Both A and B", "B (f(x) = 2)"])
+async def test_one_option_with_its_share_or_text_is_no_hedge(box):
+    assert await chosen(rf"\boxed{{{box}}}", box[0], CITIES) == box[0]
+
+
 async def test_rows_may_hold_arrays_and_their_numbers():
     import numpy as np
 
@@ -174,7 +198,7 @@ async def test_a_row_without_one_right_option_is_a_data_error(label, options):
         ("I think so", Status.NO_ANSWER), ("Because I know it.", Status.NO_ANSWER),
         ("Bananas are good", Status.NO_ANSWER), ("", Status.NO_ANSWER),
         ("Clearly B it is, said Mr. D.", Status.NO_ANSWER), ("A cat sat.", Status.NO_ANSWER),
-        ("<think>The answer is B", Status.NO_ANSWER), ("so it is B", Status.NO_ANSWER),
+        ("<think>The answer is B", Status.NO_ANSWER), ("so it is B", "B"),
         ("A is cheap.\nTherefore, option B is correct.", "B"), ("Thus, B is the correct answer.", "B"),
         ("So A is not correct.", Status.NO_ANSWER), ("It is false that B is correct.", Status.PARSE_ERROR),
         ("A is correct\nand so on.", Status.NO_ANSWER),
@@ -190,6 +214,34 @@ async def test_a_row_without_one_right_option_is_a_data_error(label, options):
 )  # fmt: skip
 async def test_answers_without_a_box(text, answer):
     assert await chosen(text, "B", CITIES, require_box=False) == answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I choose B.", "So it's (B).", "We get x=3. I choose B.", "I'd go with B.", "Therefore, B.", "Hence (B)",
+        "It must be B.", "My choice is B.", "I'll select option B.", "I choose B, since A is wrong.", "Final choice: B",
+        'I choose "B".', "Let's go with B", "I am confident that it's B.", "The right pick is B",
+        "Let me think.\nB", "Because of x.\n\n**B**", "Because of x.\n\nOption (B).", "A or C?\nSo it’s B",
+        "\\boxed{42}\n\n**Answer: B**", r"\boxed{x=2}. So it is B.", r"\boxed{B} \boxed{42} Answer: B",
+    ],
+)  # fmt: skip
+async def test_a_last_line_that_commits_to_an_option_and_what_follows_a_box_without_one(text):
+    assert await chosen(text, require_box=False) == "B"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A\nB", "Option A\nOption B", "A. Paris\nB. London", "I choose B or C.", "So it's (A) or (B).",
+        "Therefore, B and C.", "So vitamin B is needed", "I do not choose B.", "I would never choose B.",
+        "So it's not B.", "It's B or not B.", "Thus B is wrong.", "I choose between A and B", "x\nPlan B",
+        "So, in group B, it rises", "I choose B.\nOr not.", "\\boxed{A}\n\nAnswer: B", "\\boxed{A or B}\n\nAnswer: B",
+        "Answer: B\n\\boxed{42}",
+    ],
+)  # fmt: skip
+async def test_a_last_line_that_commits_to_no_option_and_what_a_box_does_not_leave_open(text):
+    assert await chosen(text, require_box=False) != "B"
 
 
 @pytest.mark.parametrize(

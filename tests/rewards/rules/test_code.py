@@ -45,7 +45,7 @@ class BrokenSandbox:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sandbox():
-    async with Counted(preimport=("pytest",)) as sandbox:
+    async with Counted(preimport=("pytest",), run_slots=2) as sandbox:
         yield sandbox
 
 
@@ -338,7 +338,7 @@ async def test_each_test_runs_once(sandbox):
 @one_loop
 async def test_an_endless_loop_costs_its_own_test_only(sandbox):
     code = "n = sum(map(int, input().split()))\nwhile n == 10:\n    pass\nprint(n)"
-    result = await grade(sandbox, code, SUM, limits={"cpu_s": 0.5})
+    result = await grade(sandbox, code, SUM, limits={"cpu_s": 0.5, "wall_s": 200})
     assert (result.status, result.reward, result.components["passed"]) == (Status.TIMEOUT, 0.5, 1.0)
 
 
@@ -579,8 +579,65 @@ COMPARED = {
 @one_loop
 async def test_a_row_is_compared_as_its_own_evaluator_does_or_strictly_on_request(sandbox, case):
     row, code, official, strict = COMPARED[case]
-    assert (await grade(sandbox, code, row)).reward == official
+    assert (await grade(sandbox, code, row, official=True)).reward == official
     assert (await grade(sandbox, code, row, strict=True)).reward == strict
+
+
+@pytest.mark.parametrize(
+    ("given", "out", "code", "right", "official"),
+    [
+        ("3 1 2\n", "1 2 3\n", "print(input())", False, True),  # sort the numbers
+        ("3 1 2\n", "1 2 3\n", "print(*sorted(map(int, input().split())))", True, True),
+        ("3 1 2\n", "1 2 3\n", "for each in sorted(input().split()):\n    print(f'{each} ')", True, False),
+        ("b\na\n", "a\nb\n", "print(input())\nprint(input())", False, True),
+        ("", "0.0004\n", "print(0)", False, True),
+        ("", "0.3333333\n", "print(f'{1 / 3:.9f}')\nraise SystemExit(1)", True, True),
+    ],
+)
+@one_loop
+async def test_the_leniency_of_an_evaluator_earns_no_reward(sandbox, given, out, code, right, official):
+    assert (await grade(sandbox, code, apps(out, given))).reward == right
+    assert (await grade(sandbox, code, apps(out, given), official=True)).reward == official
+
+
+CATCHES = """
+def check(candidate):
+    try:
+        assert candidate(1, 2) == 3
+    except Exception:
+        pass
+    for each in candidate([], []):
+        assert each > 0
+    assert all(each > 0 for each in candidate([], []))
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "reward"),
+    [("return a + b or [1]", 1.0), ("return []", 0.0), ("raise ValueError", 0.0), ("return [b, 0]", 0.0)],
+)
+@one_loop
+async def test_an_assert_that_a_row_catches_or_loops_over_nothing_pays_nothing(sandbox, code, reward):
+    row = {"entry_point": "add", "test": CATCHES}
+    assert (await grade(sandbox, f"def add(a, b):\n    {code}", row)).reward == reward
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert add(1, 2) == 3 or True",
+        "assert not (add(1, 2) == 4 and False)",
+        "assert (add(1, 2) == 3, 'wrong')",
+        "assert add(1, 2) == add(1, 2)",
+        "assert [add(1, 2) == 3]",
+        "assert lambda: add(1, 2) == 3",
+    ],
+)
+def test_an_assert_that_is_always_true_is_not_a_test(test):
+    row = {"entry_point": "add", "hidden": [test, "assert add(1, 2) == 3 and True", "assert add(1, 2) or []"]}
+    assert len(code_task(None, row).suite.hidden) == 2
+    with pytest.raises(DataError, match=r"no asserts|without asserts"):
+        code_task({"entry_point": "add", "test": f"def check(add):\n    {test}"})
 
 
 # --- what it is worth, and how it ended -----------------------------------------------------------------------------
@@ -609,7 +666,7 @@ REWARDS = {
 async def test_rewards_by_scale_and_status(sandbox, number):
     code, status, score = list(PROGRAMS.values())[number]
     results = await asyncio.gather(
-        *(grade(sandbox, code, ADD, scale=scale, limits={"cpu_s": 0.3}) for scale in REWARDS)
+        *(grade(sandbox, code, ADD, scale=scale, limits={"cpu_s": 0.5, "wall_s": 200}) for scale in REWARDS)
     )
     assert [result.reward for result in results] == [rewards[number] for rewards in REWARDS.values()]
     for result, scale in zip(results, REWARDS, strict=True):
@@ -714,6 +771,6 @@ async def test_a_program_that_is_slow_within_every_limit_does_not_outlast_its_gr
         "stdio": {"tests": [{"stdin": f"{a} {b}", "stdout": str(c)} for a, b, c in sums]},
     }[suite]
     code = SLOW + "print(add(*map(int, input().split())))" * (suite == "stdio")
-    reward = CodeReward(sandbox=sandbox, limits={"wall_s": 1.2})
+    reward = CodeReward(sandbox=sandbox, limits={"wall_s": 10.0})
     result = await grade_in_time(reward, Response(block(code), None, "", row), limit_s=6.0)
     assert (result.status, result.components["all_passed"]) == (Status.TIMEOUT, 0.0), result.detail

@@ -51,7 +51,7 @@ def is_read_or_refused(label, row=None):
         assert tests
         for source in sources_of(task.suite):
             parse_source(source)
-        program_of(task, "```python\nx = 1\n```")
+        program_of(task, "```python\nx = 1\n```", "")
 
 
 def test_right_rows_are_read():

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.rewards.rules.text import final_text, thought_text, without_special_tokens
+from agentenv.rewards.registry import make_reward
+from agentenv.rewards.rules.text import final_text, thought_text, with_opened_thought, without_special_tokens
+from agentenv.rewards.types import Response, Status
 
 
 @pytest.mark.parametrize(
@@ -20,10 +22,67 @@ from agentenv.rewards.rules.text import final_text, thought_text, without_specia
         ("<think>a</think>b<think>c", None, "a"),
         ("<think>a</think>b<think>c</think>d", "d", "a"),
         ("<think></think>b", "b", ""),
+        ("<thinking>a</thinking>b", "b", "a"),
+        ("<seed:think>a", None, "a"),
+        ("[THINK]a</think>b", None, "a</think>b"),
+        ("<|channel>thought\na<channel|>b", "b", "a"),
+        ("<|channel|>analysis<|message|>a", None, "a"),
+        ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b<|return|>", "b", "a"),
+        ("b<|end|>", "b", ""),  # another model's end of a turn
+        ("<think>No `</think>` yet: a", None, "No `</think>` yet: a"),
+        ("The tag `<think>` opens, `<think>…</think>` is a thought.", ..., ""),
+        ("```python\nTAG = 1  # <think>\n```\nb", ..., ""),
+        ("<think>a</think>\n```xml\n<think>\n</think>\n```\nb", "```xml\n<think>\n</think>\n```\nb", "a"),
+        ("```python\na\n</think>\nb", "b", "```python\na"),  # a thought with a block that nothing closed
     ],
 )
 def test_the_answer_stands_behind_the_last_thought(text, final, thought):
-    assert (final_text(text), thought_text(text)) == (final, thought)
+    assert (final_text(text), thought_text(text)) == (text if final is ... else final, thought)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "opened"),
+    [
+        ("<|im_start|>assistant\n<think>\n", "<think>"),
+        ("<｜Assistant｜><think>", "<think>"),
+        ("[/INST][THINK]", "[THINK]"),
+        ("<|im_start|>assistant\n<think>\nOkay, so", "<think>"),  # a turn that the response continues
+        ([{"role": "user", "content": "Q"}, {"role": "assistant", "content": "<think>\nOkay"}], "<think>"),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", ""),
+        ("<|im_start|>user\nUse <think> tags.<|im_end|>\n<|im_start|>assistant\n", ""),
+        ("<|im_start|>assistant\n<think>cut<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n", ""),
+        ("Put it between <think> and the answer. Q", ""),
+        ([{"role": "user", "content": "<think>"}], ""),
+        ([], ""),
+    ],
+)
+def test_a_prompt_opens_the_thought_of_its_response(prompt, opened):
+    assert with_opened_thought("4", prompt) == f"{opened}4"
+    assert with_opened_thought(f"\n{opened}4", prompt) == f"\n{opened}4"
+    assert with_opened_thought("<thinking></thinking>4", prompt) == f"{opened}<thinking></thinking>4"
+    assert final_text("4", prompt) == (None if opened else "4")
+    assert final_text(f"5{opened.replace('[', '[/').replace('<', '</')}4", prompt) == ("4" if opened else "54")
+
+
+@pytest.mark.parametrize(
+    ("reward", "label", "text"),
+    [
+        ("math", "4", r"Perhaps \boxed{4}. But let me"),
+        ("choice", "A", r"Perhaps \boxed{A}. But let me"),
+        ("general_val", "4", r"Perhaps \boxed{4}. But let me"),
+        ("crossthink_qa", "A", r"Perhaps \boxed{A}. But let me"),
+        ("regex", "4", "Perhaps 4"),
+        ("similarity", "4", "4"),
+        ("json_schema", {}, "{}"),
+        ("detection", [{"bbox_2d": [0, 0, 9, 9], "label": "cat"}], '[{"bbox_2d": [0, 0, 9, 9], "label": "cat"}]'),
+        ("ifeval", {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}, "Perhaps. But let me"),
+        ("code", [{"stdin": "", "stdout": "4"}], "```python\nprint(4)\n```\nBut let me"),
+    ],
+)
+async def test_a_thought_without_an_end_is_no_answer_for_any_reward(reward, label, text):
+    opened = Response(text, label, "Q<|im_end|>\n<|im_start|>assistant\n<think>\n")
+    result = await make_reward(reward).grade(opened)
+    assert (result.status, result.score) == (Status.NO_ANSWER, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -165,20 +165,19 @@ async def test_a_schema_may_refer_to_itself_and_a_document_be_deep():
 
 
 @pytest.mark.long
-async def test_a_pattern_that_runs_away_is_a_timeout_and_does_not_block_the_loop():
-    turns = 0
-
-    async def turn():
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0.01)
-            turns += 1
-
-    other = asyncio.create_task(turn())
+async def test_a_pattern_that_runs_away_is_a_timeout():
     result = await judged(json.dumps("a" * 40 + "!"), {"pattern": "^(a+)+$"}, cpu_limit_s=0.3)
-    other.cancel()
     assert (result.status, result.reward) == (Status.TIMEOUT, 0.0)
-    assert turns >= 3
+
+
+@pytest.mark.long
+async def test_the_loop_turns_while_a_pattern_runs_away():
+    grading = asyncio.create_task(judged(json.dumps("a" * 40 + "!"), {"pattern": "^(a+)+$"}, cpu_limit_s=600.0))
+    for _ in range(3):
+        await asyncio.sleep(0.01)
+    assert not grading.done()
+    grading.cancel()
+    await asyncio.gather(grading, return_exceptions=True)
 
 
 @pytest.mark.long

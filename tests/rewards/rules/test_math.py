@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -38,9 +37,6 @@ async def graded(grader: MathGrader, answer: str, label: object) -> RewardResult
         ("6", [5, 6], CORRECT),
         ("7", [5, 6], WRONG),
         (r"\frac{2}{4}", "0.5", CORRECT),
-        ("9 + 9", 18, CORRECT),
-        (r"2 \times 9", 18, CORRECT),
-        ("2·9", 18, CORRECT),
         (r"\sqrt{324}", 18, CORRECT),
         ("sqrt(324)", 18, CORRECT),
         ("3**2", 9, CORRECT),
@@ -113,7 +109,7 @@ async def test_grades_answers(shared, answer, label, outcome):
         ("5; 6", 5, WRONG),
         (r"5 \text{ and } 6", 5, WRONG),
         (r"5 \_ 6", 5, PARSE_ERROR),
-        ("5_6", 5, PARSE_ERROR),
+        ("5_6", 5, WRONG),
         (r"5 \approx 6", 5, PARSE_ERROR),
         (r"5 \to 6", 6, PARSE_ERROR),
         (r"5 \neq 6", 6, PARSE_ERROR),
@@ -233,7 +229,7 @@ SPELLINGS = [
     (r"\sqrt2", {"2^{0.5}": True, "2^{0.6}": False, "2^{1/2}": True}),
     ("i", {r"\sqrt{-1}": True, r"-\sqrt{-1}": False}),
     ("1<x<2", {"2>x>1": True, "3>x>1": False, r"2\ge x\ge1": False}),
-    ("42", {"４２": True, "４１＋１": True, "４２．０": True, "４３": False}),
+    ("42", {"４２": True, "４１＋１": False, "４２．０": True, "４３": False}),
     ("3,4", {r"3 \lor 4": True, r"x=3 \text{ or } x=4": True, "x=3 or 4": True, "3 or 5": False}),
     (r"\frac12", {r"\sin 30^\circ": True, r"\sin(30°)": True, r"\cos 30^\circ": False, r"\sin 30": False}),
     # A task that converts an angle must not be right with the angle that it gave.
@@ -259,10 +255,83 @@ BRACKETS = [
     ("4,10,-2", {"10,4,-2": True, "(4,10,-2)": True, "(10,4,-2)": False}),
     ("(1,2),(3,4)", {r"\{(3,4),(1,2)\}": True, "(2,1),(3,4)": False}),
 ]
+TINY = [  # nothing is zero because it is small
+    (
+        r"\frac{2^{100}-1}{2^{100}}",
+        {r"1-2^{-100}": True, "10^{-30}": False, "1": False, "0": False, r"1-\frac{1}{2^{101}}": False, "1.0": True},
+    ),
+    (r"\frac{2^{1000}-1}{2^{1000}}", {r"1-\frac{1}{2^{1000}}": True, r"1-\frac{1}{2^{1001}}": False}),
+    (r"\frac{99!-1}{99!}", {"10^{-30}": False, "1": False}),
+    (r"\frac{1}{100!}", {r"\frac{1}{100\cdot 99!}": True, r"\frac{1}{101!}": False}),
+    ("x=10^{-20}", {r"x=\frac{1}{10^{20}}": True, "x=10^{-30}": False, "x=0": False}),
+    ("x>10^{-20}", {"x>10^{-30}": False}),
+    ("x^2=10^{-20}", {"x^2=10^{-30}": False}),
+    ("10^{-12}x = 1", {r"\frac{x}{10^{12}}=1": True, "10^{-13}x=1": False}),
+    ("(0,10^{-20})", {"(0,10^{-30})": False}),
+    (r"\{1,2^{-80}\}", {r"\frac{1}{2^{80}}, 1": True, r"\{1,10^{-30}\}": False}),
+    (r"\{1,0.0000001\}", {r"\{1,0.0000002\}": False, r"\{1,0\}": False, r"\{1,0.00000010\}": True}),
+    (r"\sqrt{3+2\sqrt{2}}", {r"1+\sqrt{2}": True, r"1+\sqrt{2}+10^{-40}": False}),
+    (r"x\sqrt{3+2\sqrt{2}}", {r"(1+\sqrt{2})x": True, r"(1+\sqrt{2})x+10^{-30}": False}),
+    ("0.3x", {"0.1x+0.2x": True, "0.3x+10^{-30}": False}),
+    ("5", {"5 = 5+10^{-20}": False, "x+10^{-12}=x": False}),
+]
+BASES = [  # the base is part of a number, however it is written
+    (
+        "2516_8",
+        {
+            **dict.fromkeys(["2516_{8}", "(2516)_8", r"2516_{\text{eight}}", r"2516_\text{eight}", "2516_{(8)}"], True),
+            **dict.fromkeys([r"\mathrm{2516}_{8}", r"\left(2516\right)_{8}", "2516 base 8", "x=2516_{ 8 }"], True),
+            **dict.fromkeys(["2516", "1358", "1358_{10}", "2516_9", "2515_8", "2516_b", "1357=2516_8"], False),
+            **{"1358=2516_8": True, "02516_8": True, "2516₈": True},
+        },
+    ),
+    ("1358", {"1358_{10}": True, "2516_8": False}),
+    ("(1011)_2", {r"1011_{\text{two}}": True, "1{,}011_2": True, "1011": False, "1011_3": False}),
+    ("1AF_{16}", {"1af_{16}": True, "(1AF)_{16}": True, r"1AF_{\text{hex}}": True, "1AF": False, "431": False}),
+    (r"\text{ABC}_{16}", {"ABC_{16}": True, "abc_{16}": True, "ABC": False}),
+    ("-0.1_2", {"-0.1_{2}": True, "-0.1": False}),
+    ("12_{3}, 201_{3}", {"201_3, 12_3": True, "201, 12": False}),
+    ("121_b", {"121_{b}": True, "121": False}),
+    ("5", {r"5_{\text{max}}": False, "5_6": False}),
+    ("9", {"3^{2}_{5}": False}),
+    (r"x_1\cdot 3", {"3x_1": True, "3x_2": False}),
+    ("x_1^2+x_2^2", {"x^2_1+x^2_2": True}),
+    (
+        r"\ln 2",
+        {
+            **dict.fromkeys(
+                [r"\log_e 2", r"\log_{e}2", r"\log_e(2)", r"\log_{\mathrm{e}} 2", "log_e 2", "ln(2)"], True
+            ),
+            **dict.fromkeys([r"\log 2", r"\log_e 3", r"\log_2 e"], False),
+        },
+    ),
+    (r"\log_e x", {r"\ln x": True, r"\log x": False}),
+]
+LEFT_TO_DO = [  # the task's own expression is no answer
+    (
+        "56088",
+        {**dict.fromkeys([r"123\cdot456", "123×456", "123*456", r"x=123\cdot 456"], False), r"123\cdot456=56088": True},
+    ),
+    ("18", dict.fromkeys(["9 + 9", r"2 \times 9", "2·9", "2(9)", "(3+6)(2)", "20-2"], False)),
+    ("400", {r"17\cdot 24-8": False, r"20^2": True, r"20\cdot20=400": True, r"20\cdot20=40\cdot10": False}),
+    (r"\frac13", {r"\int_0^1x^2dx": False, "∫_0^1 x^2 dx": False, r"\int_0^1x^2dx=\frac13": True}),
+    ("5050", {r"\sum_{k=1}^{100} k": False, r"1+2+\cdots+100": False}),
+    ("1", {r"\lim_{x\to0}\frac{\sin x}{x}": False, r"\sin^2x+\cos^2x": False, r"\cos(2\pi)": True, "0.5+0.5": False}),
+    ("-2", {r"\det\begin{pmatrix}1&2\\3&4\end{pmatrix}": False, r"\begin{vmatrix}1&2\\3&4\end{vmatrix}": False}),
+    ("12", {r"\text{lcm}(4,6)": False, r"\frac{48\cdot2}{8}": False, r"\frac{24}{2}": True, r"2\sqrt{36}": False}),
+    ("6", {r"\gcd(12,18)": False, r"\max(3,6)": False, r"20 \bmod 7": False, "3!": True, r"42\div 7": False}),
+    ("5", {r"\sqrt{9+16}": False, r"\sqrt{25}": True, "|3-8|": False, r"\frac{5x}{x}": False, "5 min": True}),
+    ("90", {r"\frac{10!}{8!}": True, r"\binom{10}{2}\cdot 2": False}),
+    ("1.5e10", {r"1.5\times 10^{10}": True, r"15\cdot 10^{9}": True}),
+    ("3x^2", {r"\frac{d}{dx}x^3": False, r"\frac{dy}{dx}=3x^2": True}),
+    (r"\frac{\pi}{4}", {r"\int_0^1 \frac{1}{1+x^2}dx": False, r"\frac{1}{4}\pi": True}),
+    (r"\sum_{k=1}^n k", {r"\sum_{k=1}^{n} k": True}),
+    (r"12\pi", {r"4\pi\cdot 3": True}),
+]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("table", [CLAIMS, INVISIBLE, SPELLINGS, UNITS, BRACKETS])
+@pytest.mark.parametrize("table", [CLAIMS, INVISIBLE, SPELLINGS, UNITS, BRACKETS, TINY, BASES, LEFT_TO_DO])
 async def test_answers_are_judged_by_what_they_say(shared, table):
     expected = {(answer, label): right for label, answers in table for answer, right in answers.items()}
     grades = {(answer, label): await graded(shared, answer, label) for answer, label in expected}
@@ -324,7 +393,7 @@ async def test_a_label_that_math_verify_cannot_read_is_the_datas_error(shared, l
 
 async def test_an_unreadable_label_still_matches_itself_and_spares_the_other_golds(shared):
     assert math_outcome(await graded(shared, "6", [r"\frac{1}{", 6])) == CORRECT
-    assert math_outcome(await graded(shared, "5+1", [r"\frac{1}{", 6])) == CORRECT
+    assert math_outcome(await graded(shared, r"\sqrt{36}", [r"\frac{1}{", 6])) == CORRECT
     assert math_outcome(await shared.grade(r"#### \frac{1}{", r"\frac{1}{")) == CORRECT
 
 
@@ -335,7 +404,7 @@ async def test_a_label_that_takes_too_long_is_the_datas_error_and_not_the_answer
             DataError, match=r"^label: expected an answer that can be compared in 0\.3 s of CPU time, got '.*'"
         ):
             await graded(grader, "5", "9^{9^{9^9}}")
-        assert math_outcome(await graded(grader, "5+1", ["9^{9^{9^9}}", 6])) == CORRECT
+        assert math_outcome(await graded(grader, r"\sqrt{36}", ["9^{9^{9^9}}", 6])) == CORRECT
 
 
 @pytest.mark.parametrize("label", ["你好", "Monday", "e.g."])
@@ -356,34 +425,15 @@ async def test_a_bad_label_raises(shared):
 
 
 @pytest.mark.long
-async def test_hostile_answers_time_out_while_the_loop_ticks_and_others_are_graded():
-    lags, others, stop = [], [], asyncio.Event()
-
-    async def tick() -> None:
-        while not stop.is_set():  # in CPU time of this process: another's work is no lag of the loop
-            started = time.process_time()
-            await asyncio.sleep(0.01)
-            lags.append(time.process_time() - started)
-
-    async def grade_others() -> None:
-        number = 0
-        while not stop.is_set():
-            number += 1
-            others.append(math_outcome(await graded(grader, f"{number}+1", number + 1)))
-
-    async with MathGrader(num_workers=3, timeout_s=1.0) as grader:
-        await asyncio.gather(*(graded(grader, f"{n}+1", n + 1) for n in range(3)))  # starts the workers
-        tasks = [asyncio.create_task(tick()), asyncio.create_task(grade_others())]
-        started = time.perf_counter()
-        grades = await asyncio.gather(graded(grader, "9^{9^{9^9}}", 5), graded(grader, "(10^9)!", 5))
-        elapsed_s = time.perf_counter() - started
-        stop.set()
-        await asyncio.gather(*tasks)
-    assert [math_outcome(grade) for grade in grades] == ["timeout"] * 2
-    assert elapsed_s < 60.0  # 1 s of computing each, on whatever share of a processor they get
-    assert max(lags) < 0.25
-    assert len(others) > 10
-    assert set(others) == {CORRECT}
+async def test_others_are_graded_while_hostile_answers_compute():
+    async with MathGrader(num_workers=3, timeout_s=200.0) as grader:
+        hostile = [asyncio.create_task(graded(grader, answer, 5)) for answer in ("9^{9^{9^9}}", "(10^9)!")]
+        others = [math_outcome(await graded(grader, f"|{{-{number}}}|", number)) for number in range(1, 12)]
+        assert others == [CORRECT] * 11
+        assert not any(task.done() for task in hostile)
+        for task in hostile:
+            task.cancel()
+        await asyncio.gather(*hostile, return_exceptions=True)
 
 
 HOSTILE = [
@@ -393,8 +443,8 @@ HOSTILE = [
     "2^{1000000000}",
     r"\sqrt{2^{100000001}}",
     r"\binom{1000000000}{500000000}",
-    r"\sum_{n=1}^{1000000000} n^2/(n+1)",
-    "(1+x)^{100000}",
+    HOSTILE_SUM := r"\sum_{n=1}^{1000000000} n^2/(n+1)",
+    HOSTILE_POWER := "(1+x)^{100000}",
     "{" * 2000 + "5" + "}" * 2000,
     "(" * 2000 + "5" + ")" * 2000,
     r"\sqrt{" * 400 + "5" + "}" * 400,
@@ -404,7 +454,9 @@ HOSTILE = [
 @pytest.mark.long
 async def test_every_known_hostile_answer_times_out_by_its_computing():
     async with MathGrader(timeout_s=0.3) as grader:
-        grades = await asyncio.wait_for(asyncio.gather(*(graded(grader, answer, 5) for answer in HOSTILE)), 300)
+        labels = {HOSTILE_SUM: r"\sum_{n=1}^{9} n", HOSTILE_POWER: "x+5"}  # a number would refuse them at once
+        checks = (graded(grader, answer, labels.get(answer, 5)) for answer in HOSTILE)
+        grades = await asyncio.wait_for(asyncio.gather(*checks), 300)
     assert {answer[:40]: math_outcome(grade) for answer, grade in zip(HOSTILE, grades, strict=True)} == dict.fromkeys(
         [answer[:40] for answer in HOSTILE], "timeout"
     )
@@ -444,15 +496,24 @@ async def test_only_the_newest_results_and_no_failures_are_remembered(monkeypatc
 
 
 @pytest.mark.long
-async def test_when_the_caller_who_checks_is_cancelled_another_takes_over():
+async def test_when_the_caller_who_checks_is_cancelled_another_takes_over(monkeypatch):
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def check(answer, golds):
+        began.set()
+        await go_on.wait()
+        return await MathGrader.check(grader, answer, golds)
+
     async with MathGrader() as grader:
+        monkeypatch.setattr(grader, "check", check)
         first = asyncio.create_task(graded(grader, r"\sqrt{16}", 4))
         second = asyncio.create_task(graded(grader, r"\sqrt{16}", 4))
-        await asyncio.sleep(0.05)
+        await began.wait()
         first.cancel()
-        assert math_outcome(await second) == CORRECT
         with pytest.raises(asyncio.CancelledError):
             await first
+        go_on.set()
+        assert math_outcome(await second) == CORRECT
 
 
 PIECES = st.sampled_from(

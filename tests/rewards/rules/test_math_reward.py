@@ -79,7 +79,7 @@ async def test_a_row_without_an_answer_in_its_label_is_the_rows_fault(label):
 
 async def test_a_failed_grader_is_not_a_wrong_answer(monkeypatch):
     monkeypatch.setattr("sys.executable", "/nonexistent/python")
-    result = await MathReward(grader=MathGrader(num_workers=1)).grade(Response(r"\boxed{3+4}", 7))
+    result = await MathReward(grader=MathGrader(num_workers=1)).grade(Response(r"\boxed{\sqrt{49}}", 7))
     assert (result.reward, result.score, result.status) == (None, None, Status.INFRA)
     assert "cannot start" in result.detail
 
@@ -92,7 +92,7 @@ async def test_grading_changes_no_list_of_the_caller():
 
 @pytest.mark.long
 async def test_the_default_grader_works_in_the_shared_pool_and_never_closes_it():
-    await default_grader().grade(r"\boxed{1+1}", 2)
+    await default_grader().grade(r"\boxed{\sqrt{4}}", 2)
     idle = [worker.process.pid for worker in shared_pool()._idle]
     assert idle
     await default_grader().close()
@@ -172,7 +172,7 @@ async def test_an_alarm_of_the_caller_survives_a_check(grader):
     before = signal.signal(signal.SIGALRM, lambda *_: rang.append(True))
     signal.setitimer(signal.ITIMER_REAL, 600)
     try:
-        assert (await judged(r"\boxed{3+4}", 7, grader)).score == 1.0
+        assert (await judged(r"\boxed{\sqrt{49}}", 7, grader)).score == 1.0
         assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 600
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -184,7 +184,7 @@ def test_checks_in_threads_with_their_own_loops_work(grader):
     scores = []
 
     def work(number: int) -> None:
-        scores.append(asyncio.run(judged(rf"\boxed{{{number}+4}}", number + 4, grader)).score)
+        scores.append(asyncio.run(judged(rf"\boxed{{|{{-{number + 1}}}|}}", number + 1, grader)).score)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(20, 24)]
     for thread in threads:
@@ -205,9 +205,9 @@ async def test_an_answer_that_would_freeze_the_interpreter_costs_the_batch_its_o
             num_ticks += 1
 
     async with MathGrader(num_workers=2, timeout_s=1.5) as grader:
-        await judged(r"\boxed{1+1}", 2, grader)
+        await judged(r"\boxed{\sqrt{4}}", 2, grader)
         ticking = asyncio.create_task(tick())
-        texts = [rf"\boxed{{{ENDLESS}}}", *(rf"\boxed{{{number}+4}}" for number in range(30))]
+        texts = [rf"\boxed{{{ENDLESS}}}", *(rf"\boxed{{|{{-{number}}}|}}" for number in range(4, 34))]
         labels = [5, *(number + 4 for number in range(30))]
         batch = [Response(text, label) for text, label in zip(texts, labels, strict=True)]
         results = await grade_all(MathReward(grader=grader), batch)

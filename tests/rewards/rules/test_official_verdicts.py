@@ -68,7 +68,7 @@ pytestmark = [
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def reward():
     async with LocalSandbox() as sandbox:
-        yield CodeReward(sandbox=sandbox, scale="binary")
+        yield CodeReward(sandbox=sandbox, scale="binary", official=True)
 
 
 @pytest.mark.parametrize(("name", "at_least"), [("verl", 320), ("humaneval", 120)])

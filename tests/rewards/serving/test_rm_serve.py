@@ -13,12 +13,14 @@ import pytest_asyncio
 from agentenv._util.http.access import AccessPolicy
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.models.batching import MicroBatcher
+from agentenv.rewards.models.function import FunctionScorer
 from agentenv.rewards.models.openrlhf_wire import read_rewards
 from agentenv.rewards.models.reward import ModelReward
 from agentenv.rewards.models.types import Scored
 from agentenv.rewards.serving.server import RewardServer, ServeOptions
 from agentenv.rewards.serving.wire import Shaping
 from agentenv.rewards.types import Response
+from tests.ports import held_port
 from tests.util.connections import connected
 
 ours = pytest.mark.asyncio(loop_scope="module")
@@ -91,6 +93,13 @@ def serving(scorer, **options):
 
 def at(server, **more):
     return httpx.AsyncClient(base_url=server.url, trust_env=False, verify=False, timeout=60, **more)
+
+
+@pytest.fixture
+def port():
+    """A port where nobody else listens when the server has ended."""
+    with held_port() as held:
+        yield held
 
 
 async def until(condition, within_s=60):
@@ -278,6 +287,16 @@ async def test_a_model_that_fails_is_503_to_be_tried_again_and_never_a_number(se
     assert not response.json().keys() & {"rewards", "scores"}
 
 
+async def test_messages_to_a_function_without_a_tokenizer_are_422_since_no_other_try_can_score_them():
+    scorer = FunctionScorer(lambda queries, prompts, labels: [1.0] * len(queries))
+    async with serving(scorer) as server, at(server) as http:
+        response = await http.post("/get_reward", json={"messages": [SAID]})
+        assert (response.status_code, "retry-after" in response.headers) == (422, False)
+        assert "expected the reward model's to render messages with, got None" in response.json()["detail"]
+        assert (await http.post("/get_reward", json=ROWS)).status_code == 200
+    await scorer.close()
+
+
 async def test_a_mistake_of_ours_is_500_and_keeps_its_text(caplog):
     async with serving(Lengths()) as server, at(server) as http:
         response = await http.post("/get_reward", json={"query": ["bug"]})
@@ -418,7 +437,7 @@ async def test_a_model_that_hangs_is_503_in_time():
 @pytest.mark.long
 @pytest.mark.parametrize("half", [b"", b"POST /get_reward HTTP/1.1\r\nhost: 127.0.0.1\r\nx-a: "])
 async def test_half_a_request_is_cut_off_and_others_are_served_meanwhile(half):
-    async with serving(Lengths(), header_s=0.3) as server, at(server) as http, connected(server) as (reader, writer):
+    async with serving(Lengths(), header_s=2.0) as server, at(server) as http, connected(server) as (reader, writer):
         writer.write(half)
         assert (await http.post("/get_reward", json=ROWS)).status_code == 200
         said = await asyncio.wait_for(reader.read(), 60)
@@ -427,7 +446,7 @@ async def test_half_a_request_is_cut_off_and_others_are_served_meanwhile(half):
 
 @pytest.mark.long
 async def test_half_a_second_request_is_cut_off_too():
-    async with serving(Lengths(), header_s=0.3) as server, connected(server) as (reader, writer):
+    async with serving(Lengths(), header_s=2.0) as server, connected(server) as (reader, writer):
         writer.write(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1:%d\r\n\r\n" % server.port)
         assert (await asyncio.wait_for(reader.readuntil(b"}"), 60)).startswith(b"HTTP/1.1 200")
         writer.write(b"GET /hea")
@@ -436,16 +455,16 @@ async def test_half_a_second_request_is_cut_off_too():
 
 @pytest.mark.long
 async def test_a_connection_that_asks_again_later_is_kept():
-    async with serving(Lengths(), header_s=0.3) as server, connected(server) as (reader, writer):
+    async with serving(Lengths(), header_s=2.0) as server, connected(server) as (reader, writer):
         for _ in range(2):
             writer.write(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1:%d\r\n\r\n" % server.port)
             assert (await asyncio.wait_for(reader.readuntil(b"}"), 60)).startswith(b"HTTP/1.1 200")
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(2.2)
 
 
 @pytest.mark.long
 async def test_a_head_that_comes_byte_by_byte_gets_no_more_time():
-    async with serving(Lengths(), header_s=0.3) as server, connected(server) as (reader, writer):
+    async with serving(Lengths(), header_s=2.0) as server, connected(server) as (reader, writer):
 
         async def drip():
             with contextlib.suppress(OSError):
@@ -463,10 +482,10 @@ async def test_a_head_that_comes_byte_by_byte_gets_no_more_time():
 @pytest.mark.long
 async def test_a_request_that_is_scored_for_longer_than_heads_may_take_is_answered():
     gate = Gate()
-    async with serving(gate, header_s=0.05) as server, at(server) as http:
+    async with serving(gate, header_s=2.0) as server, at(server) as http:
         task = asyncio.create_task(http.post("/get_reward", json=ROWS))
         await until(lambda: len(gate.asked) == 2)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(2.2)
         gate.go_on.set()
         assert (await task).status_code == 200
         assert (await http.post("/get_reward", json=ROWS)).status_code == 200
@@ -561,9 +580,9 @@ async def test_prometheus_own_parser_reads_the_metrics():
     assert (kinds["agentenv_rm_request_seconds"], kinds["agentenv_rm_batch_size"]) == ("histogram", "summary")
 
 
-async def test_stopping_answers_what_is_being_scored_and_503_to_the_new():
+async def test_stopping_answers_what_is_being_scored_and_503_to_the_new(port):
     gate = Gate()
-    server = serving(gate)
+    server = serving(gate, port=port)
     await server.start()
     async with at(server) as http:
         work = asyncio.create_task(http.post("/get_reward", json=ROWS))

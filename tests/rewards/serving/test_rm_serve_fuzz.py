@@ -35,8 +35,8 @@ class Strict:
 def port():
     """The port of a server on an event loop in another thread, which gives heads and bodies little time."""
     patch = pytest.MonkeyPatch()
-    patch.setattr("agentenv._util.http.access.BODY_S", 0.1)
-    loop, server = asyncio.new_event_loop(), RewardServer(Strict(), ServeOptions(max_items=MAX_ITEMS, header_s=0.1))
+    patch.setattr("agentenv._util.http.access.BODY_S", 2.0)
+    loop, server = asyncio.new_event_loop(), RewardServer(Strict(), ServeOptions(max_items=MAX_ITEMS, header_s=2.0))
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     asyncio.run_coroutine_threadsafe(server.start(), loop).result(60)

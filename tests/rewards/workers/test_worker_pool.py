@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -113,7 +114,7 @@ async def test_an_unknown_task_is_a_failure_that_names_it(pool, task):
 async def test_a_handler_is_loaded_once_by_each_worker_and_sent_where_it_is_loaded():
     pool = WorkerPool(num_workers=2, cpu_limit_s=20.0)
     sleeping = asyncio.create_task(pool.run(asks("sleep", seconds=0.5)))
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0)  # it takes its worker at once
     first = await echo(pool)
     other = (await sleeping)["pid"]
     for _ in range(3):
@@ -331,8 +332,10 @@ async def test_a_reply_that_came_while_the_loop_was_blocked_counts():
     pool = one_worker()
     await echo(pool)
     check = asyncio.create_task(pool.run(asks("echo", say="late"), cpu_limit_s=0.2, wall_limit_s=0.2))
-    await asyncio.sleep(0)
-    time.sleep(1.5)  # past the deadline
+    await asyncio.sleep(0)  # the request is sent at once
+    (worker,) = pool._workers()
+    assert select.select([worker.socket], [], [], 60)[0]
+    time.sleep(0.3)  # past the deadline
     assert (await check)["said"] == "late"
     await pool.close()
 

@@ -409,7 +409,7 @@ def test_a_run_loses_nothing_when_an_environments_actor_is_killed(session, tmp_p
     killed = []
 
     def kill():
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 250
         while time.monotonic() < deadline and not killed:
             if len(lines(tmp_path / "there")) >= 10:
                 killed.extend(actors_of_this_ray()[:1])

@@ -237,6 +237,24 @@ def test_outputs_of_a_benchmark_are_compared_as_its_own_evaluator_does(expected,
     assert same_text(expected, got, "apps") is apps
 
 
+@pytest.mark.parametrize(
+    ("expected", "got", "same"),
+    [
+        ("5\n", " 5 \n\n", True), ("1 2\n3\n", "1\n2 3", True), ("", "", True), ("YES", "yes", False),
+        ("1 2 3", "3 1 2", False), ("a\nb", "b\na", False), ("1 2", "1 2 2", False), ("1 2", "1", False),
+        ("3", "3.0", True), ("3", "3.0000000000000004", True), ("3", "2.9999", False), ("1000000", "1000001", False),
+        ("9007199254740993", "9007199254740992", False), ("9" * 30, "9" * 29 + "8", False), ("-0", "0", True),
+        ("0.333333333", "0.3333333", True), ("0.333333333", "0.3333", False), ("1e3", "1000.0", True),
+        ("2.50", "2.5", True), ("0.0004", "0", False), ("0.0004", "0.0004000001", True), ("1e-12", "2e-12", False),
+        ("0.0", "1e-16", True), ("0.0", "1e-8", False), ("100000.0", "100000.5", True), ("-1.5", "1.5", False),
+        ("0011", "11", False), ("1_000", "1000", False), ("١", "1", False), ("nan", "nan", True), ("1", "nan", False),
+        ("1e999", "2e999", False), ("inf", "inf", True), ("x0.5", "x0.50", False), ("0.1", "9" * 10_000, False),
+    ],
+)  # fmt: skip
+def test_outputs_are_compared_as_by_a_checker_of_contests(expected, got, same):
+    assert same_text(expected, got, "contest") is same
+
+
 def test_each_nan_in_a_set_or_among_the_keys_of_a_dict_counts():
     one, two = float("nan"), float("nan")
     assert same_value({one: 1, two: 2}, {two: 1, one: 2})

@@ -129,12 +129,12 @@ async def test_tests_after_the_time_for_all_are_timeouts_unless_the_host_took_it
     assert [test.verdict for test in result.tests] == [Verdict.PASSED] * 3 + [verdict] * 2
 
 
-def _late(executions, *, elapsed_s=40.0):
+def _late(executions, *, elapsed_s=40.0, status=ExecStatus.OK):
     """Return the verdict on a test after these executions (wall, run delay and CPU seconds) took the time of all."""
     left_s = elapsed_s
     grading = GradingRun(PlainSandbox(), LIMITS, "", stop_on_fail=False, seconds_left=lambda: left_s)
     for wall_s, run_delay_s, cpu_s in executions:
-        result = ExecResult(ExecStatus.OK, isolation=Isolation.NONE)
+        result = ExecResult(status, isolation=Isolation.NONE)
         grading.record(replace(result, wall_s=wall_s, run_delay_s=run_delay_s, cpu_s=cpu_s))
     left_s = 0.0
     return grading.out_of_time()[0]
@@ -153,6 +153,11 @@ def _late(executions, *, elapsed_s=40.0):
 )
 def test_the_host_took_the_time_if_programs_waited_for_most_of_it(executions, verdict):
     assert _late(executions) is verdict
+
+
+@pytest.mark.parametrize("status", [ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT])
+def test_a_program_that_reached_its_limits_took_the_time_itself(status):
+    assert _late([(40.0, 36.0, 2.0)], status=status) is Verdict.TIMEOUT
 
 
 def test_a_program_that_leaves_no_time_for_the_hidden_tests_keeps_its_grade():
@@ -248,10 +253,10 @@ async def test_a_load_error_is_reported_without_visible_tests_too_by_a_process_t
 @pytest.mark.long
 async def test_feedback_names_the_limit_that_was_hit():
     suite = FunctionSuite("f", visible=(FunctionTest((), 1),))
-    limits = ExecLimits(cpu_s=0.5, wall_s=0.6)
+    limits = ExecLimits(cpu_s=30.0, wall_s=3.0)
     result = await grade(PlainSandbox(), "def f():\n    while True: pass\n", suite, limits=limits)
     assert "took too long" in feedback(result)
-    assert "it did not finish within wall_s = 0.6 s" in feedback(result)
+    assert "it did not finish within wall_s = 3 s" in feedback(result)
 
 
 def test_feedback_is_short_and_holds_no_control_characters():

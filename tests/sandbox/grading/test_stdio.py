@@ -70,14 +70,14 @@ async def test_a_program_that_cannot_be_compiled_does_not_print_nothing(sandbox)
 async def test_the_right_output_before_a_limit_is_not_a_pass(sandbox):
     suite = StdioSuite(hidden=(StdioTest("", "3\n"),))
     code = "print(3, flush=True)\nwhile True: pass\n"
-    result = await grade(sandbox, code, suite, limits=ExecLimits(cpu_s=0.3, wall_s=60.0))
+    result = await grade(sandbox, code, suite, limits=ExecLimits(cpu_s=0.3, wall_s=200.0))
     assert result.tests[0].verdict is Verdict.TIMEOUT
 
 
 @pytest.mark.long
 async def test_a_program_that_hangs_costs_a_few_tests_time(sandbox):
     suite = StdioSuite(hidden=tuple(StdioTest(f"{i}\n", f"{i}\n") for i in range(12)))
-    result = await grade(sandbox, "while True: pass", suite, limits=ExecLimits(cpu_s=0.1, wall_s=60.0))
+    result = await grade(sandbox, "while True: pass", suite, limits=ExecLimits(cpu_s=0.2, wall_s=200.0))
     assert result.score == 0.0
     assert result.count(Verdict.TIMEOUT) + result.count(Verdict.MISSING) == 12
     assert 3 <= result.num_executions < 3 + getattr(sandbox, "run_slots", 8)

@@ -205,7 +205,7 @@ async def test_a_step_that_hangs_is_reported_by_its_policy():
                 await asyncio.sleep(60)
             return await super().step(states)
 
-    limits = Limits(max_length=60_000, max_turns=4, step_timeout_s=0.3)
+    limits = Limits(max_length=60_000, max_turns=4, step_timeout_s=1.0)
     result = await audited(Hangs, *CORE, "unicode", on=tasks(2), limits=limits)
     assert ids(result) == {"step-timeout"}
     assert {each.policy for each in result.findings[0].evidence} == {"unicode/nul"}

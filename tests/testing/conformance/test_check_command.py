@@ -84,6 +84,22 @@ def test_max_turns_is_the_flag_else_that_of_the_class_and_the_screen_says_which(
     assert json.loads(capsys.readouterr().out)["max_turns"] == 20
 
 
+@pytest.mark.long
+def test_a_note_is_shown_and_breaks_nothing(folder, capsys):
+    (folder / "agent.py").write_text(
+        "from agentenv import AgentInstance, StepResult\n\n\nclass Agent(AgentInstance):\n"
+        "    async def step(self, states):\n"
+        "        return StepResult('Again.', terminated=bool(states['tool_calls'].items))\n"
+    )
+    assert command(["check", "agent.py:Agent", "--only", "contract", "ends"]) == 0
+    *_, note, last = capsys.readouterr().out.splitlines()
+    assert note.startswith("  note: agent.py:5: Agent.step: expected an end within 12 turns, got none")
+    assert last == "agent.py:Agent: no contract errors; 1 note"
+    assert command(["check", "agent.py:Agent", "--only", "ends", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["problems"], len(told["properties"][0]["notes"])) == ([], 1)
+
+
 def test_quick_looks_at_the_contract_alone_and_its_json_is_a_list(folder, capsys):
     assert command(["check", "agent.py:Agent", "--quick"]) == 0
     assert capsys.readouterr().out == "agent.py:Agent: no contract errors\n"

@@ -103,6 +103,69 @@ def test_an_episode_without_an_end_needs_a_limit_of_the_class_and_hides_no_other
     assert not [one for one in outcomes if one.reason.startswith("fix `contract`")]
 
 
+class Desk(AgentInstance):
+    """Ends only with a call of `submit`, or at the limit of a run."""
+
+    def submit(self, answer: str) -> str:
+        """Submit the answer.
+
+        Args:
+            answer: The answer.
+        """
+        self.answer = answer
+        return "Submitted."
+
+    answer = None
+
+    async def reset(self, states):
+        return {**states, "tools": [schema_of(self.submit)]}
+
+    async def step(self, states):
+        if not states["tool_calls"].items:
+            return StepResult([{"role": "user", "content": "Call a tool."}])
+        replies = await answer_calls(states["tool_calls"], [self.submit])
+        right = float(self.answer == states["label"])
+        return StepResult(replies, reward=right, score=right, terminated=self.answer is not None)
+
+
+class TextDesk(Desk):
+    """The same, with the tools in words."""
+
+    async def reset(self, states):
+        return states
+
+    async def step(self, states):
+        if not states["tool_calls"].items:
+            return StepResult("Call a tool.")
+        return StepResult(terminated=True)
+
+
+class EveryCall(Desk):
+    """Answers whatever is called, for as long as it is called."""
+
+    async def step(self, states):
+        return StepResult(await answer_calls(states["tool_calls"], [self.submit]) or "Call a tool.")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("env", [Desk, TextDesk, EveryCall])
+def test_an_environment_with_tools_may_leave_the_end_to_the_limit_of_a_run(env):
+    context = make_context(ConformanceOptions(env))
+    outcomes = {name: check_property(context, name) for name in ("contract", "ends", "truncation")}
+    assert {one.state for one in outcomes.values()} == {"held"}, [*map(str, outcomes.values())]
+    assert [len(one.notes) for one in outcomes.values()] == [0, 1, 0]
+    assert "  note: " in str(outcomes["ends"])
+    assert "Set `max_turns` in the class" in str(outcomes["ends"].notes[0])
+
+
+@pytest.mark.long
+def test_the_end_of_an_environment_with_tools_is_demanded_with_the_flag_and_set_by_the_class():
+    assert check_property(make_context(ConformanceOptions(Desk, max_turns=5)), "ends").state == "broken"
+    limited = type("Limited", (Desk,), {"max_turns": 5, "__module__": __name__})
+    outcome = check_property(make_context(ConformanceOptions(limited)), "ends")
+    assert (outcome.state, outcome.notes) == ("held", [])
+
+
 def test_every_property_has_an_environment_that_breaks_it():
     assert {name for name, *_ in BROKEN.values()} == set(PROPERTIES)
 
@@ -348,7 +411,7 @@ HANGS = {
 @pytest.mark.parametrize("kind", HANGS)
 def test_an_action_that_hangs_is_named_and_the_other_properties_are_judged_without_it(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("agentenv.testing.conformance.call_watch._GRACE_S", 0.2)
+    monkeypatch.setattr("agentenv.testing.conformance.call_watch._GRACE_S", 1.5)  # more than a cancelled call is given
     line = write(tmp_path, f"""
         class Agent(Two):
             async def step(self, states):

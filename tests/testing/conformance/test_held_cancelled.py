@@ -39,11 +39,11 @@ async def test_a_resource_whose_opener_is_cancelled_is_closed():
 
 @pytest.mark.long
 async def test_a_thread_that_still_computes_is_not_a_leftover_and_one_that_waits_is(monkeypatch):
-    monkeypatch.setattr(leftovers, "_SETTLE_S", 0.3)
+    monkeypatch.setattr(leftovers, "_SETTLE_S", 1.0)
     over = threading.Event()
 
     def compute():
-        until = time.monotonic() + 1.0
+        until = time.monotonic() + 2.5
         while time.monotonic() < until:
             sum(range(1000))
 

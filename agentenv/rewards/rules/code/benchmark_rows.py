@@ -64,10 +64,11 @@ def mbpp(row: Mapping[str, Any]) -> CodeTask:
     return CodeTask("mbpp", mbpp_suite(row, visible, hidden), tuple(visible))
 
 
-def apps(row: Mapping[str, Any], *, strict: bool = False) -> CodeTask:
-    """Return the tests of a row of APPS, compared as its evaluator does unless `strict`.
+def apps(row: Mapping[str, Any], *, strict: bool = False, official: bool = False) -> CodeTask:
+    """Return the tests of a row of APPS, with outputs compared as by a contest's checker.
 
-    A value may be stored in a list. Keys of objects are integers where all can be. Source: hendrycks/apps,
+    With `official`, they are compared as by its own evaluator, in any order, and so are the values of calls unless
+    `strict`. A value may be stored in a list. Keys of objects are integers where all can be. Source: hendrycks/apps,
     eval/testing_util.py, but integers have no tolerance, repetitions count, and the first of several values is not
     accepted for all.
     """
@@ -79,7 +80,9 @@ def apps(row: Mapping[str, Any], *, strict: bool = False) -> CodeTask:
     starter = str(row.get("starter_code") or "")
     if not name:
         rows = [{"stdin": _lines(value), "stdout": _lines(out)} for value, out in zip(inputs, outputs, strict=True)]
-        stdio = stdio_suite({"text_mode": "tokens" if strict else "apps"}, *first_visible(rows))
+        stdio = stdio_suite(
+            {"text_mode": "tokens" if strict else "apps" if official else "contest"}, *first_visible(rows)
+        )
         return CodeTask("apps", replace(stdio, any_exit_code=not strict), starter_code=starter)
     if not strict:
         inputs, outputs = list(map(_with_int_keys, inputs)), list(map(_with_int_keys, outputs))

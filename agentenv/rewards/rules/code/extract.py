@@ -2,108 +2,113 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import textwrap
+from collections.abc import Iterable, Sequence
 
-from agentenv.rewards.rules.text import without_special_tokens
+from agentenv._util.syntax import parse_source
+from agentenv.core.types import Message
+from agentenv.rewards.rules.text import Block, Reading, begun_turn, read, with_opened_thought, without_special_tokens
 
 MAX_CODE_CHARS = 100_000
 """Longer programs are ignored; no task needs one."""
 
 _PYTHON = frozenset({"python", "python3", "py", "py3", "python-3", "ipython", "pycon3"})
-_REASONING = re.compile(r"</?(?:think|thinking|thought)>", re.IGNORECASE)
-_FENCE = re.compile(r"\s*(`{3,}|~{3,})([^`]*)")
-_TAG = re.compile(r"[\w+.{}-]{1,20}")
 _BEGINS = re.compile(r"^(?:def|import|from|class) \w", re.MULTILINE)
 _STATEMENT = re.compile(
     r"(?:def \w|class \w|async def \w|import \w|from [\w.]+ import |@\w|(?:for|while|if|with|try)\b.*:\s*$|print\(|"
     r"\w+(?:, *\w+)* *=[^=])",
     re.MULTILINE,
 )
+_MAY_BEGIN = re.compile(rf"#|[\"']{{3}}|[\w.]+[(\[]|[\w.\[\], *]+ =[^=]|{_STATEMENT.pattern}", re.MULTILINE)
+"""How a program may begin; parsing tells it from prose."""
+_SPECIAL_TOKEN = re.compile(r"<[|｜][^<>]{1,40}[|｜]>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>")
+_LONG_FENCE = "`" * 80
 
 
-@dataclass(slots=True)
-class _CodeBlock:
-    tag: str
-    indent: int
-    lines: list[str] = field(default_factory=list)
-
-    @property
-    def code(self) -> str:
-        """Lines without the indent of the fence, as in a list."""
-        return "\n".join(line[min(self.indent, len(line) - len(line.lstrip())) :] for line in self.lines)
-
-
-def extract_code(text: str, defines: str = "") -> str | None:
+def extract_code(text: str, defines: str = "", prompt: str | Sequence[Message] = "") -> str | None:
     r"""Return the program that an answer commits to, or None.
 
-    Reasoning (`<think>…</think>`, also without its opening or closing tag) is removed first. Then the program is the
-    last fenced block that is tagged as Python; else the last one without a tag; else, if nothing is fenced and a line
-    begins like a statement, all of the text. If blocks define the name `defines` it is the last of those, not one that
-    shows how to use the solution. The last block may lack its closing fence, if a limit or a stop string cut it, or
-    have it behind its last line. Blocks in other languages and empty ones do not count.
+    Thoughts do not count, see `text.read`. The program is the last fenced block that is tagged as Python; else the last
+    one without a tag; else, if nothing is fenced and a line begins like a statement, all of the text. If blocks define
+    the name `defines` it is the last of those, not one that shows how to use the solution. The last block may lack its
+    closing fence, if a limit or a stop string cut it, or have it behind its last line. The first one may lack its
+    opening fence, if the end of the `prompt` has it, or if what stands before the closing one is Python. Blocks in
+    other languages and empty ones do not count.
 
     Example: `extract_code("Like so:\n```python\nprint(1)\n```")` is `"print(1)\n"`.
     """
-    # Only the text outside of reasoning; a tag without a partner extends to the start or end of the text.
-    text = without_special_tokens(text.replace("\r\n", "\n"))
-    parts: list[str] = []
-    depth = at = 0
-    for tag in _REASONING.finditer(text):
-        if tag[0][1] == "/":
-            if depth == 0:
-                parts.clear()
-            depth = max(0, depth - 1)
-        else:
-            if depth == 0:
-                parts.append(text[at : tag.start()])
-            depth += 1
-        at = tag.end()
-    answer = "".join(parts) + (text[at:] if depth == 0 else "")
-    blocks = _blocks(answer.split("\n"))
-    if not blocks:
-        code = answer if _STATEMENT.match(answer.lstrip("\n")) or _BEGINS.search(answer) else ""
-    else:
-        code = _last(blocks, _PYTHON, defines) or _last(blocks, {""}, defines)
+    text = without_special_tokens(with_opened_thought(text.replace("\r\n", "\n"), prompt))
+    reading = _with_opening(read(text), _opened_block(prompt))
+    code = "".join(reading.parts)
+    if reading.blocks:
+        code = _last(reading, _PYTHON, defines) or _last(reading, {""}, defines)
+    elif not _STATEMENT.match(code.lstrip("\n")) and not _BEGINS.search(code):
+        return None
     code = code.strip("\n").rstrip()
     return code + "\n" if code.strip() and len(code) < MAX_CODE_CHARS else None
 
 
-def _last(blocks: list[_CodeBlock], tags: Iterable[str], defines: str) -> str:
-    found = [block.code for block in blocks if block.tag in tags and block.code.strip()]
+def _opened_block(prompt: str | Sequence[Message]) -> str:
+    """Return the block that a prompt's end has opened, with its fence, or an empty text."""
+    turn = begun_turn(prompt)
+    if "```" not in turn and "~~~" not in turn:
+        return ""
+    turn = _SPECIAL_TOKEN.split(turn)[-1]
+    block = read(turn).block
+    return turn[block.opened :] if block else ""
+
+
+def _with_opening(reading: Reading, opened: str) -> Reading:
+    """Return the reading with the opening fence that the text lacks; `opened` is what its prompt has of the block."""
+    text = reading.text
+    if opened and _begins_with_program(fenced := read(opened + text)):
+        return fenced
+    if not (reading.thoughts or reading.blocks or "```" in text):
+        return reading
+    for start in (0, *reading.ends[:1]):
+        program = text[start:].lstrip("\n")
+        if _MAY_BEGIN.match(program) is None:
+            continue
+        if _is_python(program):  # whatever stands in its strings and comments
+            return read(f"{_LONG_FENCE}\n{program}")
+        is_odd = reading.block is not None or program.endswith("```")
+        if is_odd and _begins_with_program(fenced := read(f"```python\n{program}")):
+            return fenced
+    return reading
+
+
+def _begins_with_program(reading: Reading) -> bool:
+    first = reading.blocks[0] if reading.blocks else None
+    return first is not None and not first.has_fence and _is_python(_code(reading, first))
+
+
+def _is_python(source: str) -> bool:
+    """Return True if a text is Python and does more than to name something, as one word of prose does."""
+    try:
+        body = parse_source(source if len(source) < MAX_CODE_CHARS else "?").body
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    return any(not isinstance(each, ast.Expr) or any(isinstance(n, ast.Call) for n in ast.walk(each)) for each in body)
+
+
+def _code(reading: Reading, block: Block) -> str:
+    """Return a block without the indent of its fence, as in a list, or of all its lines."""
+    code = reading.text[block.start : block.end]
+    if block.end is None:
+        code = code.rstrip().removesuffix(block.fence)
+    lines = code.split("\n")
+    code = "\n".join(line[min(block.indent, len(line) - len(line.lstrip())) :] for line in lines)
+    return textwrap.dedent(code) if code.lstrip("\n")[:1].isspace() else code
+
+
+def _last(reading: Reading, tags: Iterable[str], defines: str) -> str:
+    found = [code for each in reading.blocks if _tag(each.info) in tags and (code := _code(reading, each)).strip()]
     name = re.escape(defines)
     defining = re.compile(rf"^(?:(?:async )?def|class) +{name}\b|^{name} *(?::[^=\n]*)?=(?!=)", re.MULTILINE)
     named = [code for code in found if defines and defining.search(code)]
     return (named or found or [""])[-1]
-
-
-def _blocks(lines: list[str]) -> list[_CodeBlock]:
-    """Return all fenced blocks, including a last one that is not closed."""
-    blocks: list[_CodeBlock] = []
-    fence = ""
-    for line in lines:
-        if fence:
-            ends = line.strip()
-            if len(ends) >= len(fence) and set(ends) == {fence[0]}:
-                fence = ""
-            else:
-                blocks[-1].lines.append(line)
-        elif (opened := _FENCE.fullmatch(line)) is not None:
-            fence = opened[1]
-            blocks.append(_CodeBlock(_tag(opened[2]), len(line) - len(line.lstrip())))
-        elif (tag := _opened_late(line)) is not None:
-            fence = "```"
-            blocks.append(_CodeBlock(_tag(tag), 0))
-    if fence and blocks[-1].lines:
-        blocks[-1].lines[-1] = blocks[-1].lines[-1].rstrip().removesuffix(fence)
-    return blocks
-
-
-def _opened_late(line: str) -> str | None:
-    """Return the tag of a fence that opens at the end of a line of prose."""
-    prose, fence, tag = line.rpartition("```")
-    return tag if fence and "`" not in prose and _TAG.fullmatch(tag.strip()) else None
 
 
 def _tag(info: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from agentenv._util.jsonable import arrays_as_lists
 from agentenv._util.syntax import parse_source
-from agentenv.errors import DataError
+from agentenv.core.types import Message
+from agentenv.errors import ConfigError, DataError
 from agentenv.rewards.rules.code.benchmark_rows import (
     APPS_COLUMNS,
     ROLL_COLUMNS,
@@ -44,7 +45,11 @@ FORMS = {
         partial(live_code_bench, strict=True),
     ),
     "apps": RowForm(
-        ({"input_output"}, {"inputs", "outputs"}), ("input_output", *APPS_COLUMNS), apps, partial(apps, strict=True)
+        ({"input_output"}, {"inputs", "outputs"}),
+        ("input_output", *APPS_COLUMNS),
+        apps,
+        partial(apps, strict=True),
+        partial(apps, official=True),
     ),
     "humaneval": RowForm(({"test", "entry_point"},), ("test", "entry_point", "prompt"), human_eval),
     "mbpp": RowForm(
@@ -54,13 +59,16 @@ FORMS = {
 """Forms by name; a row has the first form whose marks it has."""
 
 
-def code_task(label: Any, row: Mapping[str, Any] | None = None, *, strict: bool = False) -> CodeTask:
+def code_task(
+    label: Any, row: Mapping[str, Any] | None = None, *, strict: bool = False, official: bool = False
+) -> CodeTask:
     """Return the tests of a task, from its label and the other columns of its row.
 
     Args:
         label: the tests, or a part of the row.
         row: the other columns.
-        strict: compare rows of APPS and LiveCodeBench by types and text, not as their own evaluators do.
+        strict: compare rows of APPS and LiveCodeBench by types and text.
+        official: compare rows of APPS as its evaluator does, for scores: it pays for words in any order.
 
     Raises:
         DataError: they have no known form, lack what the form needs, or have no test.
@@ -76,7 +84,8 @@ def code_task(label: Any, row: Mapping[str, Any] | None = None, *, strict: bool 
     form = FORMS[name]
     try:
         columns |= {column: arrays_as_lists(columns[column]) for column in form.columns if column in columns}
-        task = (form.read_strictly if strict and form.read_strictly else form.read)(columns)
+        read = form.read_strictly if strict else form.read_officially if official else form.read
+        task = (read or form.read)(columns)
         _check_preludes(task.suite)
         return task
     except DataError:
@@ -89,6 +98,13 @@ def code_task(label: Any, row: Mapping[str, Any] | None = None, *, strict: bool 
             f"({', '.join(given)}). "
             f"Fix or remove the row{f'; a label is {_EXAMPLES}' * (name == 'plain')}."
         ) from error
+
+
+def comparison(where: str, *, strict: bool, official: bool) -> dict[str, bool]:
+    """Return the options of `code_task`; ConfigError if both are set."""
+    if strict and official:
+        raise ConfigError(f"{where}.official: expected False with strict, got {official!r}. Set one of them.")
+    return {"strict": strict, "official": official}
 
 
 def _check_preludes(suite: TestSuite) -> None:
@@ -112,15 +128,15 @@ def question_of(prompt: Any) -> str:
     return next((text for text in reversed(texts) if isinstance(text, str)), "")
 
 
-def program_of(task: CodeTask, text: str) -> str | None:
-    """Return the program of a response, see `extract_code`; None if it has none.
+def program_of(task: CodeTask, text: str, prompt: str | Sequence[Message]) -> str | None:
+    """Return the program of a response to a prompt, see `extract_code`; None if it has none.
 
     If the tests check the text, it is a program that returns the text of the response.
     """
     if not task.of_text:
         names = getattr(task.suite, "names", ()) or (getattr(task.suite, "entry_point", ""),)
-        return extract_code(text, names[0].partition(".")[0])
-    final = final_text(text)
+        return extract_code(text, names[0].partition(".")[0], prompt)
+    final = final_text(text, prompt)
     return program_of_text(final) if final and len(final) < MAX_CODE_CHARS else None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 from agentenv.errors import ConfigError
-from agentenv.rewards.rules.code.forms import code_task, program_of, question_of
+from agentenv.rewards.rules.code.forms import code_task, comparison, program_of, question_of
 from agentenv.rewards.rules.code.phases import grade_in_turn, passed_share
 from agentenv.rewards.rules.code.shared import configured_sandbox, exec_limits, sandbox_for
 from agentenv.rewards.rules.code.task import CodeTask
@@ -45,6 +45,7 @@ class CodeReward:
         limits: Mapping[str, Any] | ExecLimits | None = None,
         sandbox: Mapping[str, Any] | Sandbox | None = None,
         strict: bool = False,
+        official: bool = False,
     ) -> None:
         """Set the scale, and where programs run.
 
@@ -52,10 +53,11 @@ class CodeReward:
             scale: the scale of the reward.
             limits: limits of one test: fields of `ExecLimits` that differ from `shared.LIMITS`.
             sandbox: options of `open_sandbox`, or an open sandbox; None: that of the process.
-            strict: compare rows of APPS and LiveCodeBench by types and text, not as their own evaluators do.
+            strict: compare rows of APPS and LiveCodeBench by types and text.
+            official: compare rows of APPS as its evaluator does, for scores: it pays for words in any order.
 
         Raises:
-            ConfigError: the scale, a limit or the sandbox is unknown.
+            ConfigError: the scale, a limit or the sandbox is unknown, or both `strict` and `official` are set.
         """
         if scale not in _SCALES:
             known = ", ".join(get_args(Scale))
@@ -65,7 +67,7 @@ class CodeReward:
         self.bounds: tuple[float, float] = _BOUNDS.get(scale, (0.0, 1.0))
         self._reward_of = _SCALES[scale]
         self._sandbox = sandbox
-        self._strict = strict
+        self._comparison = comparison("CodeReward", strict=strict, official=official)
         self._limits = exec_limits("CodeReward", limits)
 
     async def grade(self, response: Response) -> RewardResult:
@@ -75,7 +77,7 @@ class CodeReward:
             DataError: the label and the metadata have no tests of a known form.
             InfraError: the sandbox is unavailable.
         """
-        task, code = await asyncio.to_thread(_read, response, strict=self._strict)  # packed tests may be megabytes
+        task, code = await asyncio.to_thread(self._read, response)  # packed tests may be megabytes
         if code is None:
             return self._result(None, task.suite)
         sandbox = await sandbox_for(task.suite, self._sandbox)
@@ -85,6 +87,11 @@ class CodeReward:
         if result.score is None:
             return RewardResult.failed(f"CodeReward: the sandbox failed: {result.infra_detail or 'no detail'}"[:500])
         return self._result(result, task.suite, code)
+
+    def _read(self, response: Response) -> tuple[CodeTask, str | None]:
+        row = {"prompt": question_of(response.prompt), **response.metadata}  # HumanEval has imports and helpers there
+        task = code_task(response.label, row, **self._comparison)
+        return task, program_of(task, response.text, response.prompt)
 
     def _result(self, result: GradeResult | None, suite: TestSuite, code: str | None = None) -> RewardResult:
         share = passed_share(result)
@@ -108,12 +115,6 @@ class CodeReward:
             feedback=feedback_text(result),
             detail=detail,
         )
-
-
-def _read(response: Response, *, strict: bool) -> tuple[CodeTask, str | None]:
-    row = {"prompt": question_of(response.prompt), **response.metadata}  # HumanEval has imports and helpers there
-    task = code_task(response.label, row, strict=strict)
-    return task, program_of(task, response.text)
 
 
 def status_of(result: GradeResult | None) -> Status:

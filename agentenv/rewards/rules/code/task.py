@@ -38,6 +38,8 @@ class RowForm:
     """Raises an error of those that `code_task` makes a DataError if it cannot."""
     read_strictly: Callable[[Mapping[str, Any]], CodeTask] | None = None
     """Reads it with types and text that count, where the form's own evaluator is more lenient."""
+    read_officially: Callable[[Mapping[str, Any]], CodeTask] | None = None
+    """Reads it as the form's own evaluator does, where that is too lenient for a reward."""
 
 
 TEST_PRELUDE = "import bisect, collections, functools, heapq, itertools, math, operator, random, re, string\n"

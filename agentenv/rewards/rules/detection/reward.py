@@ -114,7 +114,7 @@ class DetectionReward:
             thresholds = (stage_threshold(response.metadata),)
         else:
             thresholds = (float(self._threshold),)
-        text = final_text(response.text)
+        text = final_text(response.text, response.prompt)
         block, well_formed = (None, False) if text is None else answer_block(text)
         boxes = None if block is None else read_boxes(block)
         if boxes is None or (not len(boxes) and (boxes.num_invalid or not boxes.complete)):

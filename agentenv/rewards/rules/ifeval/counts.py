@@ -7,9 +7,11 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping
 
-_WORD = re.compile(r"\w+")
+_FILLERS = "\u115f\u1160\u3164\uffa0"
+"""Blanks of Hangul, which Python takes for letters."""
+_WORD = re.compile(rf"[^\W{_FILLERS}]+")
 _JOINERS = "\u200c\u200d"
-_ALNUM = re.compile(r"[^\W_]")
+_ALNUM = re.compile(rf"[^\W_{_FILLERS}]")
 _LETTERS = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*+")
 
 _END = re.compile(r"(?:(?<![.!?…।؟])(?P<run>[.!?…।؟]++)[\"')\]}*_”’»]*+(?=\s|$)|[。！？]++[」』）”’]*+)")

@@ -14,11 +14,12 @@ from agentenv.rewards.rules.ifeval import counts, official
 from agentenv.rewards.rules.ifeval.counts import RELATIONS, has_words
 from agentenv.rewards.rules.ifeval.language import is_in
 from agentenv.rewards.rules.ifeval.rules import COUNT, LANGUAGE, LETTER, OPTIONS, PLACE, RELATION, TEXT, TEXTS, Rule
+from agentenv.rewards.rules.text import is_blank
 
 _BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
 _PARAGRAPH_DIVIDER = re.compile(r"^[ \t]*+(?:\*[ \t]?){3,}+$|\* \* \*", re.MULTILINE)
 _RULE_LINE = re.compile(r"[ \t]*+(?:(?:\*[ \t]*+){3,}+|(?:-[ \t]*+){3,}+)$")
-_BULLET = re.compile(r"[ \t]*+[*+-][ \t]+\S")
+_BULLET = re.compile(r"[ \t]*+[*+-][ \t]+(?=\S)")
 _HIGHLIGHT = re.compile(r"(?<!\*)\*{1,3}(?![\s*])[^*\n]*(?<!\s)\*{1,3}")
 _MARKUP = r"^[ \t>*_#]*+"
 
@@ -61,7 +62,7 @@ def sentence_constraint(text: str, *, N: int, quantifier: str) -> bool:
 
 def paragraphs(text: str, *, N: int, first_word: str, i: int) -> bool:
     """Return True if blank lines make that many paragraphs of it, and the i-th begins with the word, in any case."""
-    pieces = [piece for piece in _BLANK_LINES.split(text) if piece.strip()]
+    pieces = [piece for piece in _BLANK_LINES.split(text) if not is_blank(piece)]
     if len(pieces) != N or i > N:
         return False
     start = re.compile(rf"[\s\"'“‘*_#>(]*+{re.escape(first_word.strip())}(?!\w)", re.IGNORECASE)
@@ -77,8 +78,8 @@ def postscript(text: str, *, postscript_marker: str) -> bool:
 
 def bullet_points(text: str, *, N: int) -> bool:
     """Return True if exactly that many lines are markdown bullets: a star, dash or plus, white space, and text."""
-    lines = (line.rstrip() for line in text.split("\n"))
-    return sum(bool(_BULLET.match(line)) and not _RULE_LINE.match(line) for line in lines) == N
+    lines = (line.rstrip() for line in text.split("\n") if not _RULE_LINE.match(line.rstrip()))
+    return sum((found := _BULLET.match(line)) is not None and not is_blank(line[found.end() :]) for line in lines) == N
 
 
 def choice(text: str, *, options: list[str]) -> bool:
@@ -94,7 +95,7 @@ def choice(text: str, *, options: list[str]) -> bool:
 
 def highlighted_sections(text: str, *, N: int) -> bool:
     """Return True if at least that many parts are emphasised with stars; `**bold**` is one, a bullet's star none."""
-    return len(_HIGHLIGHT.findall(text)) >= N
+    return sum(not is_blank(found.strip("*")) for found in _HIGHLIGHT.findall(text)) >= N
 
 
 def sections(text: str, *, N: int, section_splitter: str) -> bool:

@@ -12,6 +12,7 @@ from agentenv.errors import DataError, MissingDependency
 from agentenv.rewards.rules.ifeval.functions import RULES as _BY_NAME
 from agentenv.rewards.rules.ifeval.official import RULES as _BY_ID
 from agentenv.rewards.rules.ifeval.rules import Rule, items_of
+from agentenv.rewards.rules.text import is_blank
 
 RULES: Mapping[str, Rule] = {**_BY_ID, **_BY_NAME}
 """The rule of each instruction id and each function name."""
@@ -42,8 +43,7 @@ class Instruction:
         Raises:
             MissingDependency: the text's language must be detected, and langdetect is not installed.
         """
-        is_visible = any(character.isprintable() and not character.isspace() for character in text)
-        return is_visible and RULES[self.name].check(text, **self.params)
+        return not is_blank(text) and RULES[self.name].check(text, **self.params)
 
 
 def check_text(instructions: list[Instruction], text: str, mode: str) -> list[bool]:

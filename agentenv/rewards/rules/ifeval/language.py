@@ -102,7 +102,7 @@ def load() -> Any:
         except ImportError as error:
             raise MissingDependency(
                 "ifeval: expected the package langdetect to tell this text's language, got none. "
-                "Run `pip install langdetect` (`pip install 'agentenv-rl[ifeval]'`)."
+                "Run: pip install 'agentenv-rl[ifeval]'"
             ) from error
         langdetect.DetectorFactory.seed = 0
         langdetect.detect("Loads the profiles.")

@@ -7,7 +7,8 @@ with a full stop is a sentence.
 
 Differences:
 - Empty parts never count, or a policy would learn to write them: `[]`, `""`, a section or a sentence without a letter
-  or digit, a text without letters as one in the required language.
+  or digit, a text without letters as one in the required language. Characters that show nothing, as U+200B, U+2800 and
+  U+3164, are empty.
 - `constrained_response`: naming several of the three answers is not an answer.
 - `letter_frequency`: a character that is not a Latin letter is counted; the original draws a letter at random for it.
 - `english_capital`: the language is detected in lower case. langdetect takes a fifth of short English texts in capitals
@@ -26,6 +27,7 @@ from agentenv.rewards.rules.ifeval import counts
 from agentenv.rewards.rules.ifeval.counts import RELATIONS, has_words
 from agentenv.rewards.rules.ifeval.language import is_in
 from agentenv.rewards.rules.ifeval.rules import COUNT, LANGUAGE, LETTER, PLACE, RELATION, TEXT, TEXTS, Rule
+from agentenv.rewards.rules.text import is_blank
 
 ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _PLACEHOLDER = re.compile(r"\[([^\[\]\n]*)\]")
@@ -74,14 +76,17 @@ def number_words(text: str, *, num_words: int, relation: str) -> bool:
 
 def number_paragraphs(text: str, *, num_paragraphs: int) -> bool:
     """Return True if dividers `***` make that many paragraphs of it; nothing between two dividers is wrong."""
-    pieces = [bool(piece.strip()) for piece in _DIVIDER.split(text)]
+    pieces = [not is_blank(piece) for piece in _DIVIDER.split(text)]
     return all(pieces[1:-1]) and sum(pieces) == num_paragraphs
 
 
 def nth_paragraph_first_word(text: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
     """Return True if blank lines make that many paragraphs of it, and the n-th begins with the word, in any case."""
     paragraphs = [paragraph.strip() for paragraph in text.split("\n\n")]
-    if sum(map(bool, paragraphs)) != num_paragraphs or not nth_paragraph <= num_paragraphs:
+    if (
+        sum(not is_blank(paragraph) for paragraph in paragraphs) != num_paragraphs
+        or not nth_paragraph <= num_paragraphs
+    ):
         return False
     words = paragraphs[nth_paragraph - 1].split(maxsplit=1)
     word = words[0].lstrip("'").lstrip('"') if words else ""
@@ -97,7 +102,7 @@ def postscript(text: str, *, postscript_marker: str) -> bool:
 
 def number_placeholders(text: str, *, num_placeholders: int) -> bool:
     """Return True if at least that many pairs of square brackets have something in them."""
-    return sum(bool(content.strip()) for content in _PLACEHOLDER.findall(text)) >= num_placeholders
+    return sum(not is_blank(content) for content in _PLACEHOLDER.findall(text)) >= num_placeholders
 
 
 def number_bullets(text: str, *, num_bullets: int) -> bool:
@@ -108,7 +113,7 @@ def number_bullets(text: str, *, num_bullets: int) -> bool:
 def number_highlights(text: str, *, num_highlights: int) -> bool:
     """Return True if at least that many parts are between stars or double stars."""
     parts = _STARRED.findall(text) + _DOUBLE_STARRED.findall(text)
-    return sum(bool(part.strip()) for part in parts) >= num_highlights
+    return sum(not is_blank(part) for part in parts) >= num_highlights
 
 
 def multiple_sections(text: str, *, section_spliter: str, num_sections: int) -> bool:
@@ -121,7 +126,7 @@ def title(text: str) -> bool:
     """Return True if a line has a title in `<<` and `>>`."""
     for line in text.split("\n"):
         start, end = line.find("<<"), line.rfind(">>")
-        if 0 <= start < end and line[start:end].lstrip("<").rstrip(">").strip():
+        if 0 <= start < end and not is_blank(line[start:end].strip("<>")):
             return True
     return False
 
@@ -145,7 +150,7 @@ def json_format(text: str) -> bool:
 
 def two_responses(text: str) -> bool:
     """Return True if it is two different texts with six stars between; stars before and after are allowed."""
-    pieces = [piece.strip() for piece in text.split("******")]
+    pieces = ["".join(char for char in piece if not is_blank(char)) for piece in text.split("******")]
     filled = [piece for piece in pieces if piece]
     return all(pieces[1:-1]) and len(filled) == 2 and filled[0] != filled[1]
 
@@ -163,7 +168,7 @@ def end_checker(text: str, *, end_phrase: str) -> bool:
 def quotation(text: str) -> bool:
     """Return True if all of it stands between double quotation marks."""
     body = text.strip()
-    return body.startswith('"') and body.endswith('"') and bool(body.strip('" \n'))
+    return body.startswith('"') and body.endswith('"') and not is_blank(body.strip('"'))
 
 
 def capital_word_frequency(text: str, *, capital_frequency: int, capital_relation: str) -> bool:

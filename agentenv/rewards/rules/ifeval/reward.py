@@ -49,7 +49,7 @@ class IFEvalReward:
             DataError: the row has no instructions, or one that cannot be read; says which parameter is wrong.
         """
         instructions = instructions_of(response.label, response.metadata)
-        text = final_text(response.text)
+        text = final_text(response.text, response.prompt)
         if not text:
             return self._nothing(instructions, Status.NO_ANSWER, "no answer")
         if len(text) > MAX_CHARS:

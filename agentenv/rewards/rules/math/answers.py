@@ -1,7 +1,8 @@
 r"""Read answers and labels from text: linear in the text's length, without computer algebra.
 
 A percentage equals the same number, with or without the sign, and its value: `50%` equals `50%`, `50` and `0.5`, as in
-math-verify. Units are dropped and never compared: `42 apples` equals `42 km`.
+math-verify. Units are dropped and never compared: `42 apples` equals `42 km`. A base is part of a number: `2516_8` is
+`(2516)_{\text{eight}}`, and neither `2516` nor `1358`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from fractions import Fraction
 
 from agentenv._util.brief import brief
 from agentenv.errors import DataError
-from agentenv.rewards.rules.math.latex import kind, one_spelling, parts, readable, without_loose_spaces
+from agentenv.rewards.rules.math.latex import kind, one_spelling, parts, readable, with_bases, without_loose_spaces
+from agentenv.rewards.rules.retraction import is_taken_back, standing_box
 from agentenv.rewards.rules.text import FONTS, INK, boxes, final_text, last_boxed, without_special_tokens
 
 MAX_ANSWER_CHARS = 4096
@@ -124,13 +126,15 @@ def extract_answer(text: str) -> str | None:
 
     It is the last balanced `\boxed{...}` after the thinking, else the last `<answer>...</answer>`, else the last
     `#### ...` line, else the text after the last "the answer is" or "answer:". A `####` line that begins with a letter
-    and is followed by text is a heading.
+    and is followed by text is a heading. What the words next to it take back is not an answer: `\boxed{42}` is wrong.
     """
     final = final_text(text)
     if final is None:
         return None
     final = final[-_MAX_SEARCHED_CHARS:]
-    region = _last_boxed(final)
+    region = standing_box(final)
+    if region is None:
+        region = _bare_box(final)
     if region is None:
         final = final[-_MAX_MARKED_CHARS:]
         region = _last_tagged(final) or _last_hashes(final) or _after_marker(final)
@@ -158,7 +162,9 @@ def extract_boxes(text: str) -> str | None:
                 break
         together.append(clean(final[box.content : box.end]))
         following = box.start
-    if not 2 <= len(together) < _MAX_BOXES or any(len(parts(answer)) != 1 for answer in together):
+    if not 2 <= len(together) < _MAX_BOXES or standing_box(final) != last_boxed(final):
+        return None
+    if any(len(parts(answer)) != 1 for answer in together):
         return None
     if len(set(together)) == 1 and kind(readable(one_spelling(together[0]))):  # the whole list, written again
         return None
@@ -172,15 +178,15 @@ def is_list(gold: str) -> bool:
 
 def _last_tagged(text: str) -> str | None:
     # The closing tag is missing if generation stops at it.
-    _, opened, answer = text.rpartition("<answer>")
-    return answer.partition("</answer>")[0].strip() if opened else None
+    before, opened, rest = text.rpartition("<answer>")
+    answer = rest.partition("</answer>")[0]
+    end = len(text) - len(rest) + len(answer) + len("</answer>")
+    return answer.strip() if opened and not is_taken_back(text, len(before), end) else None
 
 
-def _last_boxed(text: str) -> str | None:
-    boxed = last_boxed(text)
-    if boxed is None and (bare := _BARE_BOX.findall(text)):
-        return str(bare[-1])
-    return boxed
+def _bare_box(text: str) -> str | None:
+    bare = list(_BARE_BOX.finditer(text))
+    return bare[-1][1] if bare and not is_taken_back(text, *bare[-1].span()) else None
 
 
 def _last_hashes(text: str) -> str | None:
@@ -199,14 +205,16 @@ def _after_marker(text: str) -> str | None:
     if not markers:
         return None
     start = markers[-1].end()
-    line = text[start : start + MAX_ANSWER_CHARS * 2].lstrip(": \t\r\n").partition("\n")[0]
+    following = text[start : start + MAX_ANSWER_CHARS * 2]
+    line = following.lstrip(": \t\r\n").partition("\n")[0]
     stop = next((m.start() for m in _SENTENCE_END.finditer(line) if m.start() > 0), len(line))
-    return line[:stop]
+    end = start + len(following) - len(following.lstrip(": \t\r\n")) + stop
+    return None if is_taken_back(text, start, end) else line[:stop]
 
 
 def clean(answer: str) -> str:
     """Return the answer without markup, delimiters, currency, units and thousands separators; may be empty."""
-    if len(answer) > MAX_ANSWER_CHARS:
+    if len(answer) > MAX_ANSWER_CHARS or (answer.isdecimal() and answer.isascii()):  # the latter is most of GSM8K
         return answer.strip()
     text = _SMALL.sub(_full_size, without_special_tokens(answer.replace("</answer>", ""))).translate(_CHARS)
     text = _ENDLESS.sub(r"\\ldots", text)
@@ -215,7 +223,7 @@ def clean(answer: str) -> str:
         text = _ONE_LETTER_TEXT.sub("", _INVISIBLE.sub(" ", text))
         text = _GROUPS.sub("", _TEXT_COMMAND.sub(r" \1", text).replace("{,}", ",").replace("\\%", "%"))
         text = _SPACING.sub(" ", text)
-    text = " ".join(_NOISE.sub("", text.replace("{,}", ",")).split())
+    text = with_bases(" ".join(_NOISE.sub("", text.replace("{,}", ",")).split()))
     if "/" in text:
         text = _POINT_BEFORE_SLASH.sub("", text)
     while True:
@@ -403,7 +411,9 @@ def _golds(label: object) -> Iterator[str]:
 @functools.lru_cache(maxsize=1024)  # an episode grades every turn with the same label
 def _gold_of(label: str) -> str:
     gold = clean(
-        label.rpartition("####")[2] if "####" in label else extract_boxes(label) or _last_boxed(label) or label
+        label.rpartition("####")[2]
+        if "####" in label
+        else extract_boxes(label) or last_boxed(label) or _bare_box(label) or label
     )
     if not gold or len(gold) > MAX_ANSWER_CHARS:
         raise _label_error(f"an answer of 1 to {MAX_ANSWER_CHARS} characters", label)

@@ -11,9 +11,12 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from agentenv.rewards.rules.math.values import exact, is_zero
+
 _TOLERANCE = 1e-9
 _ROUNDED = 0.01
 """The tolerance where decimals are part of a side, relative to the value."""
+_IN_BASE = re.compile(r"n_\{([0-9]+)x([0-9a-z]+)\}")
 _DECIMAL = re.compile(r"[0-9]*\.([0-9]+)")
 
 
@@ -33,47 +36,45 @@ def is_false(value: Any, text: str) -> bool:
     """Return True if an equation in the value of a text never holds, as `8 = 7` and `x + 1 = x`."""
     from sympy import Eq
 
-    return any(isinstance(link, Eq) and _difference(link, text) not in (None, 0) for link in relations(value))
+    return any(isinstance(link, Eq) and _holds(link, text) is False for link in relations(value))
 
 
-def _difference(equation: Any, text: str) -> float | None:
-    """Return the difference of the sides if it is a number, and 0 if they are equal; None if it depends on a symbol.
+def _holds(equation: Any, text: str) -> bool | None:
+    """Return True if the sides are equal, and False if they differ by a number; None if it depends on a symbol.
 
     A side that is a decimal may be rounded, by less than one unit of the last digit that the text writes: `2/3 = 0.66`.
     """
-    from sympy import Derivative, simplify
+    from sympy import Derivative, Float, simplify
 
-    left, right = equation.lhs, equation.rhs
+    left, right = _number_of(equation.lhs), _number_of(equation.rhs)
     try:
         if left.free_symbols != right.free_symbols and not equation.has(Derivative):
             left, right = simplify(left), simplify(right)  # `0x` and `x - x` depend on no symbol
         if left.free_symbols != right.free_symbols:
             return None
-        difference = simplify((left - right).doit())
+        difference = simplify(exact(left) - exact(right))
         if difference.free_symbols or not difference.is_number:
             return None
-        size, scale = (
-            abs(complex(difference)),
-            max(abs(complex(left.evalf())), 1e-300) if not left.free_symbols else 1.0,
-        )
-    except (
-        TypeError,
-        ValueError,
-        AttributeError,
-        NotImplementedError,
-    ):  # the sides are not numbers, as of `k = {1, 2}`
+        if is_zero(difference) or not equation.has(Float):
+            return is_zero(difference)
+        scale = 1.0 if left.free_symbols else abs(complex(left.evalf()))
+        return abs(complex(difference)) <= _tolerance(equation, text, scale)
+    except (TypeError, ValueError, AttributeError, NotImplementedError):  # no numbers: a side of `k = {1, 2}`
         return None
-    return 0.0 if size <= _tolerance(equation, text, scale) else size
+
+
+def _number_of(side: Any) -> Any:
+    """Return a side with the values of its whole numbers in bases, which `latex.readable` writes as symbols."""
+    found = {name: _IN_BASE.fullmatch(name.name) for name in side.free_symbols}
+    return side.subs({name: int(match[2], int(match[1])) for name, match in found.items() if match})
 
 
 def _tolerance(equation: Any, text: str, scale: float) -> float:
-    from sympy import Float
-
     for side in (equation.rhs, equation.lhs):  # models round from left to right
         places = [len(found[1]) for found in _DECIMAL.finditer(text) if side.is_Float and float(found[0]) == abs(side)]
         if places:
             return max(0.999 * 0.1 ** max(places), _TOLERANCE * scale)
-    return (_ROUNDED if equation.has(Float) else _TOLERANCE) * scale
+    return _ROUNDED * scale
 
 
 def value_of(value: Any, text: str) -> Any:
@@ -83,7 +84,7 @@ def value_of(value: Any, text: str) -> Any:
     found = list(relations(value))
     if not isinstance(value, And | Eq) or not all(isinstance(link, Eq) and not link.free_symbols for link in found):
         return value
-    return value if any(_difference(link, text) != 0 for link in found) else found[-1].rhs
+    return value if not all(_holds(link, text) for link in found) else found[-1].rhs
 
 
 def ascending(value: Any) -> Any:
@@ -137,16 +138,14 @@ def _is_constant(relation: Any) -> bool:
     if not symbols:
         return True
     try:
-        difference = relation.lhs - relation.rhs
+        difference = exact(relation.lhs) - exact(relation.rhs)
         tried = [
-            complex(
-                difference.subs({name: Rational(point + 2 * place, 11) for place, name in enumerate(symbols)}).evalf()
-            )
+            difference.subs({name: Rational(point + 2 * place, 11) for place, name in enumerate(symbols)})
             for point in (3, 8, 16)
         ]
+        return all(is_zero(value - tried[0]) for value in tried[1:])
     except (TypeError, ValueError, AttributeError, ArithmeticError, NotImplementedError):  # sets, matrices, functions
         return False
-    return all(abs(value - tried[0]) < _TOLERANCE for value in tried)
 
 
 def sound_solutions(compare: Callable[..., bool]) -> Callable[..., bool]:

@@ -30,6 +30,8 @@ _RULES = tuple(
         (r"\\(?:lor|vee)(?![A-Za-z])", " or "),
         (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
         (r"\\([lr])brace(?![A-Za-z])", lambda found: "\\{" if found[1] == "l" else "\\}"),
+        (r"(?<![A-Za-z\\])(ln|log)(?![A-Za-z])", r"\\\1"),
+        (r"\\log ?_ ?(?:e|\{ ?e ?\})", r"\\ln "),
         (r"(?:√|\\sqrt) ?\(", "sqrt("),
         (r"√ ?(?:\{([^{}]*)\}|([0-9.]+|[A-Za-z]))", r"\\sqrt{\1\2}"),
         (r"_ ?(?:\{ ?\\(max|min) ?\}|\\(max|min)(?![A-Za-z]))", r"_{\1\2}"),
@@ -39,6 +41,23 @@ _RULES = tuple(
         (rf"\\frac(?![A-Za-z]){_ARGUMENT}{_ARGUMENT}", lambda found: rf"\frac{_braced(found[1])}{_braced(found[2])}"),
     )
 )
+_BASES = {
+    name: base
+    for base, name in enumerate(
+        ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen",
+         "fourteen", "fifteen", "sixteen"),
+        start=2,
+    )
+} | {"bin": 2, "binary": 2, "oct": 8, "octal": 8, "dec": 10, "decimal": 10, "hex": 16, "hexadecimal": 16}  # fmt: skip
+_IN_BASE = re.compile(
+    r"(?<![\w\\^_.}])(?P<open>(?:\\left ?)?[(\[{] ?|\\overline ?\{ ?)?"
+    r"(?P<digits>[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,4}(?: [0-9]{3,4})+"
+    r"|(?:[0-9]|[A-J](?=[0-9A-J])|[a-f](?=[0-9a-f]))[0-9A-Ja-f]*(?:\.[0-9A-J]+)?)"
+    r"(?(open) ?(?:\\right ?)?[)\]}])"
+    r"(?: ?_ ?(?:(?P<bare>[0-9]{1,2}|[A-Za-z]+)|[{(] ?(?:base ?)?\(?(?P<braced>[0-9]{1,2}|[A-Za-z]+)\)? ?[})])"
+    r"| (?:in )?(?P<bracket>\()?base[ -]?(?P<named>[0-9]{1,2}|[a-z]+)(?(bracket)\)))"
+)
+_ONE_BASE = re.compile(r"(?<![\w\\^_.])([0-9A-J.]+)_\{([0-9]{1,2}|[A-Za-z])\}")
 _LOOSE_SPACE = re.compile(r" (?![0-9.A-Za-z])|(?<![0-9.A-Za-z]) |(?<=[0-9.]) (?=[A-Za-z])|(?<=[A-Za-z]) (?=[0-9.])")
 
 _READABLE = (("**", "^"), ("%", "\\%"))
@@ -65,6 +84,27 @@ def _braced(argument: str) -> str:
     return argument if argument[0] == "{" else f"{{{argument}}}"
 
 
+def with_bases(text: str) -> str:
+    r"""Return the text with one spelling for numbers in bases: `2516_{8}` for `(2516)_8` and `2516_{\text{eight}}`.
+
+    The base is part of the number: `2516_{8}` equals neither `2516` nor `1358`, but base ten is not written.
+    """
+    return _IN_BASE.sub(_in_one_base, text) if "_" in text or "base" in text else text
+
+
+def _in_one_base(found: re.Match[str]) -> str:
+    name = found["bare"] or found["braced"] or found["named"]
+    base = int(name) if name.isdecimal() else _BASES.get(name.lower())
+    digits = re.sub("[ ,]", "", found["digits"])
+    limit = 10 if base is None else base
+    valid = 2 <= limit <= 36 and all(int(digit, 36) < limit for digit in digits.replace(".", ""))
+    if not valid or (base is None and len(name) > 1) or (limit != 16 and digits != digits.upper()):
+        return found[0]
+    digits = digits.upper().lstrip("0")
+    digits = digits if digits[:1] not in ("", ".") else f"0{digits}"
+    return digits if base == 10 else f"{digits}_{{{base or name}}}"
+
+
 def one_spelling(text: str) -> str:
     """Return the text with one spelling for each sign: it stays LaTeX, and means the same."""
     text = text.translate(_UNICODE)
@@ -89,6 +129,7 @@ def readable(text: str) -> str:
     text = _ALL_NUMBERS.sub(r"(-\\infty,\\infty)", text)
     if (found := _SET_OF.fullmatch(text)) and re.search(rf"(?<![A-Za-z\\]){found[1]}(?![A-Za-z])", found[2]):
         text = found[2].rstrip("\\ ")
+    text = _ONE_BASE.sub(r"N_{\2x\1}", text)
     text = _DECIMAL_POWER.sub(lambda power: f"^{{{Fraction(power[1] or power[2])}}}", text)
     return _both_signs(_DEGREES.sub(r"\1(\\frac{\2\\pi}{180})", text))
 

@@ -24,6 +24,7 @@ from agentenv.rewards.rules.math.answers import (
     plain_verdict,
     quick_match,
 )
+from agentenv.rewards.rules.text import with_opened_thought
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.rewards.workers.pool import WorkerFailed, WorkerPool, WorkerTimeout, shared_pool
 
@@ -239,7 +240,8 @@ class MathReward:
         Raises:
             DataError: the label is not an answer, or cannot be compared with one.
         """
-        result = await (self._grader or default_grader()).grade(response.text, response.label)
+        text = with_opened_thought(response.text, response.prompt)
+        result = await (self._grader or default_grader()).grade(text, response.label)
         if result.status is Status.INFRA:
             return RewardResult.failed(f"MathReward: {result.detail}")
         return replace(result, reward=self._rewards[math_outcome(result)])

@@ -55,6 +55,38 @@ def test_any_text_and_instruction_give_a_bool_and_loose_allows_what_strict_does(
     assert not (strict and not text.strip())
 
 
+BLANK = "\u200b\u2060\u2800\u3164"
+LOOKS_EMPTY = [
+    ("detectable_content:number_placeholders", {"num_placeholders": 1}, "[%s]"),
+    ("detectable_format:number_highlighted_sections", {"num_highlights": 1}, "*%s*"),
+    ("detectable_format:number_highlighted_sections", {"num_highlights": 1}, "**%s**"),
+    ("validate_highlighted_sections", {"N": 1}, "**%s**"),
+    ("detectable_format:title", {}, "<<%s>>"),
+    ("startend:quotation", {}, '"%s"'),
+    ("validate_quotation", {}, '"%s"'),
+    ("combination:two_responses", {}, "a******%s"),
+    ("combination:two_responses", {}, "a******a%s"),
+    ("length_constraints:number_paragraphs", {"num_paragraphs": 2}, "a***%s"),
+    (
+        "length_constraints:nth_paragraph_first_word",
+        {"num_paragraphs": 2, "nth_paragraph": 1, "first_word": "a"},
+        "a\n\n%s",
+    ),
+    ("validate_paragraphs", {"N": 2, "first_word": "a", "i": 1}, "a\n\n%s"),
+    ("verify_bullet_points", {"N": 1}, "* %s"),
+    ("length_constraints:number_words", {"num_words": 2, "relation": "at least"}, "a %s"),
+    ("validate_word_constraint", {"N": 2, "quantifier": "at least"}, "a %s"),
+    ("punctuation:no_comma", {}, "%s"),
+]
+
+
+@pytest.mark.parametrize(("name", "params", "text"), LOOKS_EMPTY)
+def test_what_shows_nothing_is_empty_as_a_space_is(name, params, text):
+    instruction = Instruction(name, params)
+    assert not any(instruction.followed_by(text % blank) for blank in [*BLANK, BLANK, " "])
+    assert instruction.followed_by(text % "b c")
+
+
 LENGTH = 300_000
 HOSTILE = (
     "*", "**a ", "***a\n", "<<a", "1. ", ".", '."', "\n", "\n ", "[a", "- ", "SECTION ", '{"a":', "\n> *_# ", "か漢",

@@ -137,6 +137,6 @@ def test_a_missing_langdetect_stops_the_report_and_is_not_a_verdict(monkeypatch)
     monkeypatch.setitem(sys.modules, "langdetect", None)
     monkeypatch.setattr(language, "_loaded", [])
     row = {"instruction_id_list": ["language:response_language"], "kwargs": [{"language": "de"}]}
-    with pytest.raises(MissingDependency, match="pip install langdetect"):
+    with pytest.raises(MissingDependency, match=r"agentenv-rl\[ifeval\]"):
         report([row], ["Guten Tag"])
     assert report([row], ["Привет"]).prompts == Accuracy(1, 0, 0)

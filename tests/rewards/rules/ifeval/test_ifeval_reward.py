@@ -122,7 +122,7 @@ async def test_a_language_that_needs_langdetect_is_infra_without_it(pool, tmp_pa
     reward = IFEvalReward(pool=pool)
     result = await reward.grade(Response("Guten Morgen, mein Herr.", label=GERMAN))
     assert (result.status, result.reward) == (Status.INFRA, None)
-    assert "pip install langdetect" in result.detail
+    assert "agentenv-rl[ifeval]" in result.detail
     assert (await reward.grade(Response("สวัสดี", label=GERMAN))).reward == 0.0
 
 

@@ -1,0 +1,139 @@
+"""What the JSON schema of a tool says of its parameters, also by `$ref`, `allOf`, `anyOf` and `oneOf`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from agentenv._util.lenient_json import LiteralError, read_whole_literal
+
+_MAX_PARTS, _MAX_LEVELS = 4096, 32
+"""Schemas that are read for one parameter, and how deep; a schema may refer to itself."""
+_KINDS: Mapping[type, tuple[str, ...]] = {
+    str: ("string",), bool: ("boolean",), int: ("integer", "number"), float: ("number",), type(None): ("null",),
+    list: ("array",), dict: ("object",),
+}  # fmt: skip
+"""JSON's names for the types of values."""
+_NULLS = ("null", "None")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """The schema of one parameter, within the schema of all, to which it may refer."""
+
+    schema: Any
+    parameters: Any = field(default_factory=dict)
+
+    @property
+    def kinds(self) -> set[str]:
+        """The types that it allows, "integer" beside "number"; empty if it names none."""
+        return _Reading(self.parameters).kinds(self.schema) or set()
+
+    @property
+    def values(self) -> Sequence[Any] | None:
+        """The only values that it allows; None if it does not list them."""
+        return _Reading(self.parameters).values(self.schema)
+
+    @property
+    def takes_null(self) -> bool:
+        """True if it allows null, or any type."""
+        return isinstance(self.schema, Mapping) and (not self.kinds or "null" in self.kinds)
+
+    def read(self, text: str) -> Any:
+        """Return the value that is written without quotes as `text`."""
+        kinds = self.kinds
+        values = self.values if "string" in kinds and kinds - {"string", "null"} else None
+        if "string" in kinds and (values is None or text in values) and not ("null" in kinds and text in _NULLS):
+            return text
+        try:
+            literal = read_whole_literal(text)
+        except LiteralError:
+            return text
+        return literal if values is None or literal in values else text
+
+
+def kinds_of_value(value: Any) -> set[str]:
+    """Return JSON's names for the type of a value; a whole float is an integer too."""
+    found = {kind for cls in type(value).__mro__ for kind in _KINDS.get(cls, ())}
+    if isinstance(value, bool):
+        return {"boolean"}
+    return found | {"integer"} if isinstance(value, float) and value.is_integer() else found
+
+
+def parameters_of(parameters: Any) -> dict[str, Parameter]:
+    """Return the parameters in a tool's `parameters`, by name."""
+    found: dict[str, Parameter] = {}
+    for part in _Reading(parameters).parts(parameters):
+        properties = part.get("properties")
+        if isinstance(properties, Mapping):
+            found |= {str(name): Parameter(schema, parameters) for name, schema in properties.items()}
+    return found
+
+
+class _Reading:
+    """One reading of a schema; what is too deep or too much counts as a schema that allows all."""
+
+    def __init__(self, root: Any) -> None:
+        self.root, self.num_left = root, _MAX_PARTS
+
+    def parts(self, schema: Any, level: int = 0) -> Iterator[Mapping[str, Any]]:
+        """Yield the schemas that hold together: the schema, what it refers to, and `allOf`."""
+        if not isinstance(schema, Mapping) or self.num_left <= 0 or level > _MAX_LEVELS:
+            return
+        self.num_left -= 1
+        yield schema
+        if isinstance(schema.get("$ref"), str):
+            yield from self.parts(self._target(schema["$ref"]), level + 1)
+        for part in _listed(schema, "allOf"):
+            yield from self.parts(part, level + 1)
+
+    def kinds(self, schema: Any, level: int = 0) -> set[str] | None:
+        """Return the types that a schema allows; None for all."""
+        found: set[str] | None = None
+        for part in self.parts(schema, level):
+            named, own = part.get("type"), []
+            if types := {each for each in (named if isinstance(named, list) else [named]) if isinstance(each, str)}:
+                own.append(types | {"integer"} if "number" in types else types)
+            if (values := _own_values(part)) is not None:
+                own.append({kind for value in values for kind in kinds_of_value(value)})
+            for key in ("anyOf", "oneOf"):
+                ways = [self.kinds(way, level + 1) for way in _listed(part, key)]
+                if ways and None not in ways:
+                    own.append(set[str]().union(*(way for way in ways if way)))
+            for kinds in own:
+                found = kinds if found is None else found & kinds
+        nullable = any(part.get("nullable") is True for part in self.parts(schema, level))
+        return found | {"null"} if found and nullable else found
+
+    def values(self, schema: Any, level: int = 0) -> list[Any] | None:
+        """Return the only values that a schema allows; None if it does not list them."""
+        found: list[Any] | None = None
+        for part in self.parts(schema, level):
+            listed = [_own_values(part)]
+            for key in ("anyOf", "oneOf"):
+                ways = [self.values(way, level + 1) for way in _listed(part, key)]
+                listed.append([each for way in ways for each in way or ()] if ways and None not in ways else None)
+            for values in listed:
+                if values is not None:
+                    found = values if found is None else [value for value in found if value in values]
+        return found
+
+    def _target(self, ref: str) -> Any:
+        target = self.root
+        for key in ref.removeprefix("#").split("/")[1:] if ref.startswith("#") else ["?"]:
+            key = unquote(key).replace("~1", "/").replace("~0", "~")
+            target = target.get(key) if isinstance(target, Mapping) else None
+        return target
+
+
+def _own_values(schema: Mapping[str, Any]) -> list[Any] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    return schema["enum"] if isinstance(schema.get("enum"), list) else None
+
+
+def _listed(schema: Mapping[str, Any], key: str) -> list[Any]:
+    found = schema.get(key)
+    return found if isinstance(found, list) else []

@@ -1,0 +1,277 @@
+"""The event loop turns while many bytes of programs, policies, clients and servers are handled.
+
+A neighbor ticks: each function whose time grows with foreign bytes first waits, in its thread, until the loop has
+turned.
+One that is called on the loop itself, where nothing can turn meanwhile, is named.
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import Mapping
+
+import httpx
+import pytest
+
+from agentenv._util.http.client import HTTPClient
+from agentenv.chat.chat import Chat, ChatOptions
+from agentenv.chat.encoding import Encoder
+from agentenv.chat.tool_calls.parse import ToolFormat
+from agentenv.core.agent import AgentInstance
+from agentenv.core.types import Limits, StepResult, StopReason, Task
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode.endpoint.server import Endpoint
+from agentenv.episode.endpoint.wire import OutOfTurns
+from agentenv.episode.loop import run_episode
+from agentenv.sandbox import ExecLimits, ExecResult
+from agentenv.sandbox.fusion import answers, requests
+from agentenv.sandbox.fusion import server as fusion_server
+from agentenv.sandbox.fusion.client import FusionSandbox
+from agentenv.sandbox.fusion.server import FusionServer
+from agentenv.sandbox.grading import FunctionSuite, FunctionTest, StdioSuite, StdioTest, grade
+from agentenv.sandbox.grading import stdio as stdio_grading
+from agentenv.sandbox.local import execution
+from agentenv.sandbox.local import session as session_module
+from tests.episode.endpoint.scenes import chat_of, session_of, user
+from tests.sandbox.conftest import opened
+
+pytestmark = pytest.mark.long
+LARGE = 100_000
+"""Bytes or characters that take time on a loop."""
+WATCHED = [
+    (json, "loads"),
+    (json, "dumps"),
+    (json.JSONEncoder, "iterencode"),
+    (Encoder, "start"),
+    (Encoder, "follow"),
+    (ToolFormat, "parse"),
+    (execution, "readable"),
+    (session_module, "readable"),
+    (requests, "readable"),
+    (fusion_server, "read_submit_request"),
+    (fusion_server, "same_output"),
+    (answers, "run_answer"),
+    (stdio_grading, "_output_verdict"),
+    (stdio_grading, "own_traceback"),
+]
+"""What takes time that grows with its arguments."""
+
+
+def size_of(value):
+    """How many bytes and characters a value has."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, ExecResult):
+        return size_of((value.stdout, value.stderr))
+    if isinstance(value, Mapping):
+        return sum(map(size_of, (*value, *value.values())))
+    return sum(map(size_of, value)) if isinstance(value, list | tuple) else 0
+
+
+class Neighbor:
+    """Ticks beside the work."""
+
+    def __init__(self):
+        self.loop, self.thread = asyncio.get_running_loop(), threading.get_ident()
+        self.delayed, self.handled = [], []
+        """Functions that were called on the loop with much, and those during which it turned."""
+
+    def beside(self, name, function):
+        """The function, which waits for a tick."""
+
+        def called(*args, **more):
+            if size_of(args) + size_of(more) >= LARGE:
+                if threading.get_ident() == self.thread:
+                    self.delayed.append(name)
+                else:
+                    ticked = threading.Event()
+                    self.loop.call_soon_threadsafe(ticked.set)
+                    assert ticked.wait(60)
+                    self.handled.append(name)
+            return function(*args, **more)
+
+        return called
+
+
+@pytest.fixture
+async def neighbor(monkeypatch):
+    """One that watches."""
+    neighbor = Neighbor()
+    for owner, name in WATCHED:
+        monkeypatch.setattr(owner, name, neighbor.beside(name, getattr(owner, name)))
+    yield neighbor
+    assert neighbor.delayed == []
+    assert neighbor.handled
+
+
+async def answer_to(server, path, body, **headers):
+    """The JSON that a server answers to a client in a thread of its own."""
+
+    def ask():
+        with httpx.Client(base_url=server.url, trust_env=False, timeout=60, headers=headers) as http:
+            return http.post(path, json=body).json()
+
+    return await asyncio.to_thread(ask)
+
+
+CONTROLS = "import os\nfor fd in 1, 2:\n    os.write(fd, b'\\x01' * 60_000)\n    os.write(fd, b'\\xff' * 60_000)\n"
+KEPT = ExecLimits(stdout_kb=256, stderr_kb=256)
+ESCAPED = "\\x01" * 60_000 + "\\xff" * 60_000
+
+
+async def a_program(sandbox):
+    result = await sandbox.run(CONTROLS, limits=KEPT)
+    assert result.stdout == result.stderr == ESCAPED
+
+
+async def a_session(sandbox):
+    async with sandbox.session(limits=KEPT) as turns:
+        turn = await turns.run(CONTROLS + "'\\x01\\u20ac' * 60_000")
+        assert turn.stdout == turn.stderr == ESCAPED
+
+
+async def a_session_whose_program_ends(sandbox):
+    async with sandbox.session(limits=KEPT) as turns:
+        turn = await turns.run(CONTROLS + "os._exit(0)")
+        assert turn.stdout == turn.stderr == ESCAPED
+
+
+async def graded_functions(sandbox):
+    suite = FunctionSuite("f", hidden=(FunctionTest((1,), 1),))
+    result = await grade(sandbox, CONTROLS + "def f(x): return 'y' * 100_000", suite, limits=KEPT)
+    assert result.score == 0.0
+
+
+@pytest.mark.parametrize("mode", ["exact", "lines", "tokens", "floats", "apps", "livecodebench"])
+async def test_graded_output(neighbor, mode):
+    sandbox = await opened()
+    suite = StdioSuite(hidden=(StdioTest("", "1 " * 60_000),), mode=mode)
+    program = "import os, sys\nsys.stderr.write('  File \"x\", line 1\\n' * 9000)\nsys.stdout.write('1 ' * 60_000)"
+    assert (await grade(sandbox, program, suite, limits=KEPT)).score == 1.0
+    await sandbox.aclose()
+
+
+async def served(sandbox):
+    async with FusionServer(sandbox) as server:
+        found = await answer_to(server, "/run_code", {"code": CONTROLS, "language": "python"})
+        assert found["run_result"]["stdout"] == "\x01" * 60_000 + "\\xff" * 60_000
+
+
+async def submitted(sandbox):
+    row = {"id": 1, "test": [{"input": {"stdin": "x" * 150_000}, "output": {"stdout": "x"}}] * 3}
+    body = {
+        "completion": f"```python\n{CONTROLS}\n```",
+        "id": 1,
+        "config": {"language": "python", "provided_data": row, "extra": {"run_all_cases": True}},
+    }
+    async with FusionServer(sandbox) as server:
+        found = await answer_to(server, "/submit", body)
+        assert [test["passed"] for test in found["tests"]] == [False] * 3
+
+
+async def a_fusion_client(sandbox):
+    async with FusionServer(sandbox) as server, FusionSandbox(server.url) as far:
+        assert (await far.run(CONTROLS, limits=KEPT)).stdout.startswith("\\x01" * 60_000)
+
+
+SANDBOX = [a_program, a_session, a_session_whose_program_ends, graded_functions, served, submitted, a_fusion_client]
+
+
+@pytest.mark.parametrize("path", SANDBOX, ids=lambda path: path.__name__)
+async def test_outputs_of_programs(neighbor, path):
+    sandbox = await opened()
+    await path(sandbox)
+    await sandbox.aclose()
+
+
+MESSAGE = {"role": "user", "content": "x " * LARGE}
+ROOM = Limits(max_length=1 << 20, max_turns=9)
+
+
+async def ask_an_endpoint(*conversations):
+    """The answers of an endpoint to messages that begin or continue a conversation."""
+    session, _ = session_of(["4"] * 9, limits=ROOM)
+    found = []
+    async with Endpoint() as endpoint:
+        with endpoint.open(session) as address:
+            for messages in conversations:
+                headers = {"authorization": f"Bearer {address.api_key}"}
+                found.append(await answer_to(endpoint, "/v1/chat/completions", {"messages": messages}, **headers))
+    assert [each["choices"][0]["message"]["content"] for each in found] == ["4"] * len(conversations)
+
+
+async def test_a_message_to_an_endpoint(neighbor):
+    await ask_an_endpoint([MESSAGE])
+
+
+async def test_a_message_that_continues_a_conversation(neighbor):
+    await ask_an_endpoint([user("?")], [user("?"), {"role": "assistant", "content": "4"}, MESSAGE])
+
+
+async def test_a_request_counts_while_its_messages_are_encoded():
+    session, _ = session_of(["4"] * 9, limits=Limits(max_length=1 << 20, max_turns=1))
+    both = [session.complete({"messages": [MESSAGE]}), session.complete({"messages": [user("?")]})]
+    answered, refused = await asyncio.gather(*both, return_exceptions=True)
+    assert answered["choices"]
+    assert isinstance(refused, OutOfTurns)
+
+
+async def test_a_session_that_ends_while_messages_are_encoded_records_nothing_of_them():
+    session, _ = session_of(["4"] * 9, limits=ROOM)
+    await session.complete({"messages": [user("?")]})
+    asking = asyncio.ensure_future(session.complete({"messages": [MESSAGE]}))
+    await asyncio.sleep(0)
+    session.close()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert len(session.finish(1.0).turns) == 1
+
+
+@pytest.mark.parametrize("observation", ["x " * LARGE, [MESSAGE]], ids=["text", "message"])
+@pytest.mark.parametrize("history", ["keep", "rerender"])
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_what_an_environment_says(neighbor, observation, history, is_first):
+    class Talker(AgentInstance):
+        """It says much."""
+
+        async def reset(self, states, **_):
+            return {"observation": observation if is_first else [user("?")]}
+
+        async def step(self, states, **_):
+            return StepResult("." if is_first else observation, terminated=states["turn_index"] > 0)
+
+    chat = Chat(chat_of("Qwen3").tokenizer, options=ChatOptions(history=history))
+    chat._encode = neighbor.beside("encode", chat._encode)
+    engine = ScriptedEngine(["4"] * 2, chat.tokenizer)
+    done = await run_episode(Talker, Task("?"), engine=engine, chat=chat, limits=ROOM)
+    assert (done.stop_reason, done.error) == (StopReason.TERMINATED, None)
+
+
+async def test_what_a_policy_says(neighbor):
+    class Listener(AgentInstance):
+        """It ends at once."""
+
+        async def reset(self, states, **_):
+            return {"observation": [user("?")]}
+
+        async def step(self, states, **_):
+            return StepResult("", terminated=True)
+
+    chat = chat_of("Qwen3")
+    engine = ScriptedEngine(["<tool_call>" * LARGE], chat.tokenizer)
+    done = await run_episode(Listener, Task("?"), engine=engine, chat=chat, limits=ROOM)
+    assert (done.stop_reason, done.error) == (StopReason.TERMINATED, None)
+
+
+async def test_the_answer_of_a_server(neighbor):
+    content = b'{"values": [%s{}]}' % (b"[]," * 40_000)
+
+    async def handle(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(content), content))
+        writer.close()
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+        client = HTTPClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        assert len((await client.attempt_json("/"))["values"]) == 40_001
+        await client.close()

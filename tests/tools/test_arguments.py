@@ -1,0 +1,249 @@
+"""Arguments of tools: the schemas of type hints, what wrong arguments are answered, and what a function gets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime, time
+from decimal import Decimal
+from enum import Enum, IntEnum, StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, NewType, NotRequired, TypedDict
+
+import pytest
+from pydantic import BaseModel
+
+from agentenv.errors import ConfigError
+from agentenv.tools import ParsedAction, Toolset, answer_calls, schema_of
+from agentenv.tools.calling import ToolCall
+
+
+class Color(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Level(IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Version(StrEnum):
+    OLD = "3.9"
+    NEW = "3.10"
+
+
+class Odd(Enum):
+    PAIR = (1, 2)
+
+
+@dataclass
+class Point:
+    x: int
+    day: date
+    colors: list[Color] = field(default_factory=list)
+
+
+@dataclass
+class Tree:
+    children: list[Tree]
+
+
+class Order(BaseModel):
+    version: Version
+    count: int = 1
+
+
+class Node(BaseModel):
+    next: Node | None = None
+
+
+class Row(TypedDict):
+    name: str
+    level: NotRequired[Level]
+
+
+class Pair(NamedTuple):
+    a: int
+
+
+User = NewType("User", str)
+RED = {"type": "string", "enum": ["red", "blue"]}
+TODAY = date(2026, 11, 28)
+DAY = {"type": "string", "format": "date"}
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}, "day": DAY, "colors": {"type": "array", "items": RED}},
+    "required": ["x", "day"],
+}
+ROW = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "level": {"type": "integer", "enum": [1, 2]}},
+    "required": ["name"],
+}
+
+
+def tool(hint):
+    def f(x):
+        """Do it.
+
+        Args:
+            x: The value.
+        """
+        return repr(x)
+
+    f.__annotations__ = {"x": hint, "return": str}
+    return f
+
+
+def answer(function, **arguments):
+    (message,) = asyncio.run(answer_calls(ParsedAction("", (ToolCall("f", arguments, "1", ""),)), {"f": function}))
+    return message["content"]
+
+
+HINTS = [
+    (Color, RED, "red", Color.RED, "green"),
+    (Level, {"type": "integer", "enum": [1, 2]}, 2, Level.HIGH, 3),
+    (Version, {"type": "string", "enum": ["3.9", "3.10"]}, "3.10", Version.NEW, 3.1),
+    (Color | None, {**RED, "nullable": True}, None, None, "green"),
+    (Color | None, {**RED, "nullable": True}, "red", Color.RED, 1),
+    (list[Color], {"type": "array", "items": RED}, ["red"], [Color.RED], ["green"]),
+    (Annotated[Color, "odd"], RED, "red", Color.RED, None),
+    (Color | int, {"anyOf": [RED, {"type": "integer"}]}, 3, 3, "green"),
+    (date, DAY, "2026-11-28", TODAY, "tomorrow"),
+    (datetime, {**DAY, "format": "date-time"}, "2026-11-28T20:00:00", datetime(2026, 11, 28, 20), 5),
+    (time, {**DAY, "format": "time"}, "20:00", time(20), "8 pm"),
+    (dict[str, date], {"type": "object", "additionalProperties": DAY}, {"a": "2026-11-28"}, {"a": TODAY}, {"a": 1}),
+    (Sequence[str], {"type": "array", "items": {"type": "string"}}, ["a"], ["a"], [1]),
+    (tuple[int, ...], {"type": "array", "items": {"type": "integer"}}, [1, 2], (1, 2), ["1"]),
+    (tuple[int, Color], {"type": "array", "prefixItems": [{"type": "integer"}, RED]}, [1, "red"], (1, Color.RED), [1]),
+    (set[int], {"type": "array", "items": {"type": "integer"}}, [1, 1], {1}, 1),
+    (Mapping[str, int], {"type": "object", "additionalProperties": {"type": "integer"}}, {"a": 1}, {"a": 1}, []),
+    (User, {"type": "string"}, "u", "u", 1),
+    (Point, POINT, {"x": 1, "day": "2026-11-28", "colors": ["red"]}, Point(1, TODAY, [Color.RED]), {"x": 1}),
+    (Point, POINT, {"x": 1, "day": "2026-11-28"}, Point(1, TODAY), {"x": "1", "day": "2026-11-28"}),
+    (Row, ROW, {"name": "a", "level": 2}, {"name": "a", "level": Level.HIGH}, {"name": "a", "odd": 1}),
+    (list[Literal["a", "b"]], {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}}, ["a"], ["a"], "a"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("hint", "schema", "given", "value", "wrong"), HINTS, ids=lambda each: None)
+def test_a_hint_becomes_a_schema_and_a_call_the_value_of_the_hint(hint, schema, given, value, wrong):
+    function = tool(hint)
+    parameters = schema_of(function)["function"]["parameters"]
+    assert parameters == {
+        "type": "object",
+        "properties": {"x": {**schema, "description": "The value."}},
+        "required": ["x"],
+    }
+    assert answer(function, x=given) == repr(value)
+    assert answer(function, x=wrong).startswith("Error: wrong arguments for f: x")
+
+
+def test_models_of_pydantic_have_their_own_schema_and_definitions():
+    parameters = schema_of(tool(list[Order]))["function"]["parameters"]
+    assert parameters["properties"]["x"]["items"]["properties"]["version"] == {"$ref": "#/$defs/Version"}
+    assert parameters["$defs"]["Version"]["enum"] == ["3.9", "3.10"]
+    assert answer(tool(Order), x={"version": "3.10"}) == repr(Order(version=Version.NEW))
+    assert answer(tool(Order), x={"version": 3.1}) == (
+        "Error: wrong arguments for f: x: version: Input should be '3.9' or '3.10'."
+    )
+    assert schema_of(tool(Node))["function"]["parameters"]["$defs"]["Node"]["type"] == "object"
+
+
+@pytest.mark.parametrize(
+    "hint", [Odd, Tree, Pair, Path, Decimal, bytes, object, complex, list[Path], Path | None, type]
+)
+def test_a_hint_that_no_schema_says_is_refused_by_the_name_of_its_parameter(hint):
+    with pytest.raises(ConfigError, match=r"schema_of: expected hints of JSON types, .* for 'x' of tool"):
+        schema_of(tool(hint))
+
+
+def test_parameters_that_a_call_cannot_name_are_refused_and_others_may_be_named_freely():
+    def starred(*numbers: int) -> int:
+        """Add.
+
+        Args:
+            numbers: The numbers.
+        """
+        return sum(numbers)
+
+    def bare(a: int, /) -> int:
+        """Return it.
+
+        Args:
+            a: The number.
+        """
+        return a
+
+    def free(a: int, **more: Color) -> str:
+        """Say them.
+
+        Args:
+            a: The number.
+        """
+        return f"{a} {more}"
+
+    for function in (starred, bare):
+        with pytest.raises(ConfigError, match=r"expected parameters that a call can name, got (\*numbers|a): "):
+            schema_of(function)
+    parameters = schema_of(free)["function"]["parameters"]
+    assert (list(parameters["properties"]), parameters["required"]) == (["a"], ["a"])
+    assert parameters["additionalProperties"] == RED
+
+
+def add(a: int, b: int = 0) -> int:
+    """Add.
+
+    Args:
+        a: One.
+        b: Another.
+    """
+    return a + b
+
+
+async def echo(text, times: NoSuchName = 1) -> str:  # noqa: F821
+    return text * times
+
+
+CALLS = ParsedAction("", (ToolCall("add", {"a": 3, "b": 4}, "1", ""), ToolCall("echo", {"text": "x"}, "2", "")))
+
+
+@pytest.mark.parametrize("tools", [[add, echo], (add, echo), {"add": add, "echo": echo}])
+async def test_tools_are_functions_by_name_or_a_list_of_them(tools):
+    assert [message["content"] for message in await answer_calls(CALLS, tools)] == ["7", "x"]
+
+
+@pytest.mark.parametrize("tools", [[add, add], add, None, "add", [3], {"add": 3}, [lambda a: a, lambda b: b]])
+async def test_other_tools_are_refused(tools):
+    with pytest.raises(ConfigError, match="answer_calls: expected functions by name, or a list of functions"):
+        await answer_calls(CALLS, tools)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "content"),
+    [
+        ({"a": "3", "b": "4"}, "a must be of type integer, got '3'; b must be of type integer, got '4'."),
+        ({"a": 3.5}, "a must be of type integer, got 3.5."),
+        ({"a": True}, "a must be of type integer, got True."),
+        ({"a": None}, "a must be of type integer, got None."),
+        ({"a": 3.0}, None),
+    ],
+)
+async def test_arguments_are_checked_as_a_toolset_does(arguments, content):
+    call = ToolCall("add", arguments, "1", "")
+    tools = await Toolset(add).begin()
+    answers = [*(await answer_calls(ParsedAction("", (call,)), [add])), *(await tools.answer([call])).messages]
+    await tools.aclose()
+    expected = "3" if content is None else f"Error: wrong arguments for add: {content}"
+    assert [answer["content"] for answer in answers] == [expected, expected]
+
+
+async def test_a_toolset_passes_values_of_the_hints_too():
+    tools = await Toolset(tool(Point)).begin()
+    given: Any = {"x": 1, "day": "2026-11-28"}
+    answers = await tools.answer([ToolCall("f", {"x": given}, "1", ""), ToolCall("f", {"x": {"x": 1}}, "2", "")])
+    await tools.aclose()
+    assert answers.messages[0]["content"] == repr(Point(1, TODAY))
+    assert [result.problem for result in answers.results] == ["", "arguments"]
