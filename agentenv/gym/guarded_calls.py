@@ -11,6 +11,7 @@ import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
 from agentenv._util.paths import place_of
+from agentenv.core.types import as_flag
 from agentenv.errors import AgentEnvError, ConfigError, ContractError, EpisodeFailed, MissingDependency
 
 _SHOWN_CHARS = 80
@@ -119,10 +120,8 @@ def step_values(where: str, values: Any) -> tuple[Any, float, bool, bool, dict[s
     number = number_of(reward)
     if not math.isfinite(number):
         raise ContractError(f"{where}.step: reward: expected a finite number, got {_shown(reward)}. Fix it.")
-    for name, flag in (("terminated", terminated), ("truncated", truncated)):
-        if number_of(flag) not in (0.0, 1.0):
-            raise ContractError(f"{where}.step: {name}: expected True or False, got {_shown(flag)}. Return a bool.")
-    return observation, number, bool(terminated), bool(truncated), dict(info)
+    flags = as_flag(terminated, f"{where}.step: terminated"), as_flag(truncated, f"{where}.step: truncated")
+    return observation, number, *flags, dict(info)
 
 
 def facts(info: Mapping[str, Any]) -> dict[str, float | str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentenv._util.suggest import did_you_mean
-from agentenv.core.types import StepResult
+from agentenv.core.types import StepResult, as_flag
 from agentenv.errors import ConfigError
 from agentenv.interop.guest import Guest, clipped, guest_class, import_library
 
@@ -35,14 +35,15 @@ class GemEnv(Guest):
         observation, reward, terminated, truncated, info = self.env.step(action)
         number = self.number(reward)
         self.total += number
-        done = bool(terminated or truncated)  # GEM ends a game at its last turn with both
+        is_over = as_flag(terminated, f"{self.spec}: terminated")
+        done = as_flag(truncated, f"{self.spec}: truncated") or is_over  # GEM ends a game at its last turn with both
         facts = {key: float(value) for key, value in info.items() if isinstance(value, bool | int | float)}
         return StepResult(
             "" if done else _shown(observation, info),
             reward=number,
             score=clipped(self.total),
-            terminated=bool(terminated),
-            truncated=done and not terminated,
+            terminated=is_over,
+            truncated=done and not is_over,
             info=facts | {"end": str(observation)} if done else facts,
         )
 

@@ -19,6 +19,7 @@ from agentenv.core.agent import AgentInstance, ResetState, StepState
 from agentenv.core.types import StepResult
 from agentenv.episode.registry import load_env
 from agentenv.errors import ContractError, InfraError, MissingDependency
+from agentenv.rewards.rules.text import final_text
 
 _REASON_CHARS = 500
 _GLOBAL_STATE = threading.RLock()
@@ -104,14 +105,14 @@ class Guest(AgentInstance, metaclass=_ByName):
         return {**states, "observation": [{"role": "user", "content": text}]}
 
     def step(self, states: StepState) -> StepResult:  # type: ignore[override]  # in a separate thread
-        """Step the environment with the text of the action.
+        """Step the environment with the answer, the text behind the thoughts of the action.
 
         Raises:
             InfraError: a service of the environment failed.
             ContractError: its reward is not a finite number.
         """
         with self._in_library("step"):
-            return self.act(states["action_text"])
+            return self.act(answer_of(states))
 
     def number(self, reward: Any) -> float:
         """Return a reward of the library as a number.
@@ -143,6 +144,11 @@ class Guest(AgentInstance, metaclass=_ByName):
             f"{self.spec}: {call}: expected its data and services, got {type(error).__name__}: {reason}. "
             "Install what it names, or check the network."
         )
+
+
+def answer_of(states: StepState) -> str:
+    """Return the action without its thoughts; empty if a thought does not end."""
+    return final_text(states["action_text"], states.get("observation_text", "")) or ""
 
 
 def import_library(module: str, kind: str, packages: str = "") -> Any:

@@ -26,9 +26,9 @@ from agentenv._util.http.responses import UvicornServer
 from agentenv._util.loop_thread import LoopThread
 from agentenv._util.suggest import did_you_mean
 from agentenv.core.agent import ResetState, StepState
-from agentenv.core.types import Message, StepResult
+from agentenv.core.types import Message, StepResult, as_flag
 from agentenv.errors import AgentEnvError, ConfigError, ContractError, InfraError
-from agentenv.interop.guest import Guest, clipped, guest_class, import_library
+from agentenv.interop.guest import Guest, answer_of, clipped, guest_class, import_library
 from agentenv.tools.calling import MalformedCall, ToolCall, result_message
 
 _RUNS_ACTIONS = frozenset(
@@ -202,7 +202,7 @@ class OpenEnvGuest(Guest):
         return text or "Call the tools."
 
     def step(self, states: StepState) -> StepResult:  # type: ignore[override]  # in a separate thread
-        """Step the server's environment with the text of the action, or with each of its tool calls.
+        """Step the server's environment with the text of the answer, or with each of its tool calls.
 
         Raises:
             ServedEnvFailed: the environment raised.
@@ -210,7 +210,7 @@ class OpenEnvGuest(Guest):
             ContractError: a reward is not a number, or the last one is missing.
         """
         with self._in_library("step"):
-            return self._call_tools(states["tool_calls"].items) if self.tools else self.act(states["action_text"])
+            return self._call_tools(states["tool_calls"].items) if self.tools else self.act(answer_of(states))
 
     def act(self, action: str) -> StepResult:
         """Step with a text; what the server does not accept as an action becomes a message to the policy."""
@@ -253,7 +253,8 @@ class OpenEnvGuest(Guest):
         if self.session is None:
             raise InfraError(f"{self.spec}: step: expected an open session, got a closed one. Run the episode again.")
         answer = self.session.ask("step", action)
-        observation, reward, done = answer.get("observation") or {}, answer.get("reward"), bool(answer.get("done"))
+        observation, reward, done = answer.get("observation") or {}, answer.get("reward"), answer.get("done", False)
+        done = as_flag(done, f"{self.spec}: done")
         if done and reward is None:
             raise ContractError(f"{self.spec}: expected a reward at the end, got none. Report it to the environment.")
         number = 0.0 if reward is None else self.number(reward)

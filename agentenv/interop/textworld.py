@@ -97,7 +97,7 @@ class TextWorldGame(Guest):
             "" if done else text or "The game has no answer.",
             reward=score - before,
             score=clipped(score / (self.state.max_score or 1)),
-            terminated=bool(done),
+            terminated=done,
             info={**info, "end": text} if done else {},
         )
 

@@ -25,6 +25,7 @@ from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError
 from agentenv.interop.agent_files import load_agent_func
+from agentenv.rewards.rules.text import read
 from agentenv.runs.records.directory import read_trajectories
 from agentenv.testing.tokenizers import ToollessTokenizer
 from agentenv.tools.calling import ToolError
@@ -141,8 +142,9 @@ async def test_several_calls_are_answered_in_order():
 async def test_calls_in_reasoning_are_not_made():
     trajectory, _ = await play(f"<think>maybe\n{CALL}\n</think>\n#### 391")
     assert (len(trajectory.turns), trajectory.score) == (1, 1.0)
-    trajectory, _ = await play(f"<think>maybe\n{CALL}\n#### 391")
-    assert (len(trajectory.turns), trajectory.score) == (1, 0.0)
+    for mark in ("<think>", "<thinking>", "[THINK]"):
+        trajectory, _ = await play(f"{mark}maybe\n{CALL}\n#### 391")
+        assert (len(trajectory.turns), trajectory.score) == (1, 0.0)
 
 
 async def test_the_answer_after_a_thought_that_the_prompt_began_counts_with_a_call_too():
@@ -219,7 +221,7 @@ async def test_special_tokens_in_results_are_text(tmp_path):
 
 LINES = st.lists(
     st.sampled_from(
-        ["CALL", "CALL f", 'CALL f {"a": 1}', "CALL f {", " CALL g {}", "CALLS f {}", "</think>", "<think>"]
+        ["CALL", "CALL f", 'CALL f {"a": 1}', "CALL f {", " CALL g {}", "CALLS f {}", "</think>", "<think>", "```"]
     )
     | st.text(max_size=20),
     max_size=8,
@@ -232,16 +234,17 @@ LINES = st.lists(
 def test_every_line_that_begins_with_call_is_a_call_or_a_malformed_one(lines):
     text = "\n".join(lines)
     parsed = plain.parse(text)
-    behind, left = (each.rpartition("</think>")[2].partition("<think>")[0] for each in (text, parsed.content))
+    reading = read(text)
+    behind = "" if reading.is_thinking else reading.parts[-1]
     wanted = [line for line in behind.split("\n") if re.match(r"[ \t]*CALL(?:[ \t]|$)", line)]
     assert [item.text for item in parsed.items] == [line.strip() for line in wanted]
-    assert not any(re.match(r"[ \t]*CALL(?:[ \t]|$)", line) for line in left.split("\n"))
+    assert parsed.content.count("CALL") == text.count("CALL") - sum(line.count("CALL") for line in wanted)
     assert len({item.call_id for item in parsed.items}) == len(parsed.items)
 
 
 @pytest.mark.long
 @given(st.dictionaries(st.text(max_size=9), st.text(max_size=30) | st.integers() | st.none() | st.lists(st.text())))
-@example({"<think>": "</think> \\<think>"})
+@example({"<think>": "</think> \\<think> [/THINK]"})
 @settings(max_examples=100, deadline=None)
 def test_a_call_that_is_written_is_read(arguments):
     (found,) = plain.parse(f"First:\n{plain.call_text('my.tool', arguments)}\n").items

@@ -6,6 +6,7 @@ import logging
 import pickle
 import random
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from agentenv.cli.list import guest_catalog
 from agentenv.episode import registry
 from agentenv.episode.registry import load_env
 from agentenv.errors import ConfigError, ContractError, InfraError, MissingDependency
+from agentenv.interop.gem import GemEnv
 from agentenv.interop.guest import Guest, OwnRandom, guest_class, import_library
 
 
@@ -123,6 +125,22 @@ def test_an_error_of_the_library_keeps_its_type():
 def test_a_reward_that_is_a_sentence_is_refused():
     with pytest.raises(ContractError, match=r"reward: expected a finite number, got 'Out of range\.'"):
         Dice().step({"action_text": "sentence"})
+
+
+@pytest.mark.parametrize("flag", ["False", None, 0.5])
+def test_a_flag_of_a_library_that_is_neither_true_nor_false_is_refused(flag):
+    game = type("Game", (GemEnv,), {"spec": "gem:game"})()
+    game.env, game.total = SimpleNamespace(step=lambda _: ("", 0.0, flag, False, {})), 0.0
+    with pytest.raises(ContractError, match="gem:game: terminated: expected True or False, got"):
+        game.step({"action_text": "move"})
+
+
+@pytest.mark.parametrize("thought", ["<think>mistake</think>sentence", "mistake</think> sentence"])
+def test_what_is_thought_is_no_action_of_a_library(thought):
+    with pytest.raises(ContractError, match="Out of range"):
+        Dice().step({"action_text": thought})
+    Dice().step({"action_text": "<think>mistake"})
+    Dice().step({"action_text": "mistake", "observation_text": "<|im_start|>assistant\n<think>\n"})
 
 
 class DiceLibrary:

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentenv.core.agent import AgentInstance, ResetState, StepState
 from agentenv.core.step_dict import scalar
-from agentenv.core.types import SamplingParams, StepResult
+from agentenv.core.types import SamplingParams, StepResult, as_flag
 from agentenv.errors import ConfigError, ContractError
 
 
@@ -69,7 +69,7 @@ class FromNemo(AgentInstance):
             reward = sum(map(float, parts.values()))
         else:
             reward = scalar(answer.rewards[0], "EnvironmentReturn.rewards")
-        done = bool(answer.terminateds[0])
+        done = as_flag(answer.terminateds[0], "EnvironmentReturn.terminateds")
         stop = answer.next_stop_strings[0] if answer.next_stop_strings else None
         sampling = states.get("sampling_params")
         next_sampling = None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from agentenv.rewards.rules.text import final_text, last_boxed
+from agentenv.rewards.rules.retraction import is_taken_back, standing_box
+from agentenv.rewards.rules.text import final_text
 
 AnswerForm = Literal["auto", "tag", "boxed"]
 """tag, boxed: that form only; auto: the tag, or where there is none, the box."""
@@ -27,16 +28,17 @@ def extract(text: str, form: str = "auto") -> str | None:
     final = final_text(text)
     if final is None:
         return None
-    # The text between the last closed `<answer>` and its end.
-    start, answer = -1, None
+    # The text between the last closed `<answer>` that is not taken back and its end.
+    opened, start, answer = -1, -1, None
     for tag in _TAG.finditer(final) if form != "boxed" else ():
         if not tag[1]:
-            start = tag.end()
+            opened, start = tag.span()
         elif start >= 0:
-            answer, start = final[start : tag.start()], -1
+            answer = answer if is_taken_back(final, opened, tag.end()) else final[start : tag.start()]
+            start = -1
     if answer is None and form != "tag":
-        answer = last_boxed(final)
-    if answer is None:
+        answer = standing_box(final)
+    if not answer:
         return None
     answer = answer.strip("\r\n").rstrip()
     if fenced := _FENCE.fullmatch(answer.strip()):

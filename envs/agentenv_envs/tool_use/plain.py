@@ -3,8 +3,8 @@
     CALL calculator {"expression": "17 * 23"}
 
 A call is a line that starts with the word CALL, followed by a tool's name and a JSON object with its arguments, and
-nothing else. Several lines are several calls. Everything else is text. Text before the last `</think>`, or after a
-`<think>` that is never closed, is reasoning and is ignored. Answers come in the order of the calls:
+nothing else. Several lines are several calls. Everything else is text. Calls in a thought are ignored. Answers come in
+the order of the calls:
 
     RESULT calculator: 391
 """
@@ -20,6 +20,7 @@ from agentenv._util.lenient_json import LiteralError, read_literal, skip_space
 from agentenv.chat.tool_calls.ids import call_id
 from agentenv.core.tool_calls import MalformedCall, ParsedAction, ToolCall
 from agentenv.core.types import Message
+from agentenv.rewards.rules.text import read
 from agentenv.tools.toolset import Answers, EpisodeTools
 
 _LINE = re.compile(r"^[ \t]*CALL(?:[ \t]+(?P<rest>.*))?$", re.MULTILINE)
@@ -51,8 +52,8 @@ def description(tools: EpisodeTools) -> str:
 
 def parse(text: str, *, turn_index: int = 0) -> ParsedAction:
     """Return the calls in an action, and the text outside them with its reasoning; never fails."""
-    thought, close, reply = text.rpartition("</think>")
-    reply, open_, unended = reply.partition("<think>")
+    reading = read(text)
+    reply = "" if reading.is_thinking else reading.parts[-1]
     items: list[ToolCall | MalformedCall] = []
     for line in _LINE.finditer(reply):
         source, id_ = line[0].strip(), call_id(turn_index, len(items))
@@ -70,7 +71,7 @@ def parse(text: str, *, turn_index: int = 0) -> ParsedAction:
         except LiteralError as error:
             detail = f"its arguments are not a JSON object on the same line: {error}"
             items.append(MalformedCall(source, detail, id_, name))
-    content = (thought + close + _LINE.sub("", reply) + open_ + unended).strip()
+    content = (text.removesuffix(reply) + _LINE.sub("", reply)).strip()
     return ParsedAction(content if items else text, tuple(items))
 
 
@@ -82,7 +83,5 @@ def results(answers: Answers) -> list[Message]:
 
 def call_text(name: str, arguments: Mapping[str, Any]) -> str:
     """Return a call as the model would write it; marks of reasoning in it are escaped, so that `parse` ignores them."""
-    written = json.dumps(arguments, ensure_ascii=False)
-    for mark in ("<think>", "</think>"):
-        written = written.replace(mark, f"\\u003c{mark[1:]}")
+    written = json.dumps(arguments, ensure_ascii=False).replace("<", "\\u003c").replace("THINK]", "THINK\\u005d")
     return f"CALL {name} {written}"
