@@ -229,6 +229,41 @@ def reported(ran):
     return json.loads(ran.stdout)
 
 
+NEIGHBORS = """
+import asyncio
+from agentenv.sandbox import LocalSandbox
+
+HOARDS = '''
+import threading, time
+threading.stack_size(1 << 16)
+try:
+    while True: threading.Thread(target=time.sleep, args=(3,), daemon=True).start()
+except RuntimeError: time.sleep(3)
+'''
+HONEST = '''
+import time
+from concurrent.futures import ThreadPoolExecutor
+time.sleep(1)
+with ThreadPoolExecutor(8) as pool: print(sum(pool.map(lambda x: (time.sleep(.05), x)[1], range(40))))
+'''
+CLAIMS = "import time\\ntime.sleep(1)\\nraise RuntimeError(\\"can't start new thread\\")"
+
+async def main():
+    async with LocalSandbox(isolation="landlock", run_slots=5) as sandbox:
+        ran = await asyncio.gather(*map(sandbox.run, [HONEST, CLAIMS, HOARDS, HOARDS, HOARDS, HOARDS]))
+        print(ran[0].stdout, ran[0].attempts, ran[1].status.value, ran[1].attempts)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.long
+def test_a_program_whose_neighbors_of_the_same_user_hoard_threads_runs_again_alone(as_user):
+    flags, python = as_user
+    ran = restricted(*flags, command=[python, "-c", NEIGHBORS])
+    assert ran.stdout == "780\n 2 nonzero 2\n", ran.stderr
+
+
 FEW = (
     "read_canary,environment,kill_victim,fork_when_pure,artifact_symlink,stdlib_works,subprocess_works,forged_report,"
     "own_end_by_lowered_cpu_limit,own_end_by_kill_of_itself,hidden_memory_by_name,hidden_memory_unmapped"

@@ -52,6 +52,8 @@ class _RunningProgram:
     """True if it had several processes at some time."""
     seen_cpu_s: dict[str, float] = field(default_factory=dict)
     """CPU time of each process that was seen, as it was last seen."""
+    shared_user: bool = False
+    """True if another program of the same user ran beside it: the kernel counts their threads together."""
     given_back_s: float = 0.0
     """Time that is added to its wall limit."""
 
@@ -179,7 +181,8 @@ class ProgramLoop:
                 always.callback(os.close, folder_sender)
             policy, limits = request["policy"], request["limits"]
             num_processes = int(limits["num_processes"] if policy == "proc" else limits["num_threads"])
-            if self._setting.tier != "namespaces" and not self._setting.ids:
+            shares_user = self._setting.tier != "namespaces" and not self._setting.ids
+            if shares_user:
                 # RLIMIT_NPROC of a program that shares its user includes the user's other processes.
                 if time.monotonic() - self._own_tasks[0] > 1.0:
                     self._own_tasks = time.monotonic(), usage.count_tasks(os.getuid())
@@ -200,6 +203,9 @@ class ProgramLoop:
             undo.pop_all()
         self._runs |= {run.pidfd: run, run.lease: run}
         self._live.add(run)
+        if shares_user and len(self._live) > 1:
+            for each in self._live:
+                each.shared_user = True
 
     def _fork(self, job: child.ProgramJob, fds: child.ProgramFds) -> int:
         """Fork a program's process; at the namespaces level it is the first one of a new pid namespace."""
@@ -335,6 +341,7 @@ class ProgramLoop:
             "cpu_s": resources.ru_utime + resources.ru_stime + orphans_s,
             "delay_s": delay_s,
             "peak_bytes": resources.ru_maxrss * 1024,
+            "shared_user": run.shared_user,
         }
         setup = os.read(run.ready, 4096)
         if setup != b"1":

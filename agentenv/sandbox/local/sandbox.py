@@ -27,6 +27,7 @@ from agentenv.sandbox.local.execution import LocalExecution, Program
 from agentenv.sandbox.local.plan import missing_memory
 from agentenv.sandbox.local.queue import FairQueue
 from agentenv.sandbox.local.session import InterpreterSession
+from agentenv.sandbox.local.verdicts import CROWDED
 from agentenv.sandbox.local.zygote_client import ZygoteLost
 from agentenv.sandbox.local.zygote_pool import ZygotePool
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, Policy
@@ -192,6 +193,8 @@ class LocalSandbox:
                 break
             alone |= by_host  # without others, whose programs may have taken what the host has
             await asyncio.sleep(0.05 * attempt)
+        if alone and result.detail == CROWDED:  # by a program that takes no turn: not the host's fault a second time
+            result = replace(result, status=ExecStatus.NONZERO, detail=None)
         return replace(result, queue_s=queue_s, attempts=attempt, layers=self.layers)
 
     async def start(

@@ -14,6 +14,9 @@ _LIMIT_MESSAGES = {
     ExecStatus.DISK_LIMIT: re.compile(rb"^OSError: \[Errno (27|28|122)\]"),
 }
 """Last lines of stderr that show that a limit was reached."""
+_NO_THREAD = re.compile(rb"^(RuntimeError: can't start new thread|BlockingIOError: \[Errno 11\])")
+CROWDED = "host: expected threads for the program, its neighbors had them. Run as root, or allow namespaces"
+"""Detail of a program that may have more threads where it runs alone."""
 _NEARLY = 0.75
 """Share of the CPU limit from which an unexplained kill counts as the kernel's, whose CPU count runs ahead."""
 
@@ -51,4 +54,5 @@ def classify(report: Mapping[str, Any], limits: ExecLimits, last_line: bytes) ->
     if report["code"] == 0:
         return ExecStatus.OK, None
     reached = (status for status, message in _LIMIT_MESSAGES.items() if message.match(last_line))
-    return next(reached, ExecStatus.NONZERO), None
+    is_crowded = report.get("shared_user") and _NO_THREAD.match(last_line)
+    return (ExecStatus.INFRA, CROWDED) if is_crowded else (next(reached, ExecStatus.NONZERO), None)
