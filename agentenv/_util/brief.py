@@ -13,6 +13,10 @@ class _Brief(reprlib.Repr):
     def repr_dict(self, x: dict[Any, Any], level: int) -> str:
         return super().repr_dict(dict(itertools.islice(x.items(), self.maxdict + 1)), level)
 
+    def repr_int(self, x: int, level: int) -> str:
+        num_bits = x.bit_length()  # Python refuses to write more than 4300 digits
+        return super().repr_int(x, level) if num_bits < 10_000 else f"<an integer of {num_bits} bits>"
+
 
 def brief(value: Any, max_chars: int = 200) -> str:
     """Return the beginning of `repr(value)`, without most items of large values."""

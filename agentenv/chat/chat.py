@@ -177,8 +177,8 @@ class Chat:
         """Return protected messages as text, up to where the assistant begins, and the mark in it.
 
         Raises:
-            ConfigError: the template refuses or drops a message, the last one is an assistant's, or the only one is a
-                rendering already.
+            ConfigError: the template refuses or drops a message, the last one is an assistant's, or a user's is
+                rendered already.
         """
         check_open(messages)
         self._check_rendered(messages)
@@ -369,15 +369,16 @@ class Chat:
             self._known_roles.add(roles)
 
     def _check_rendered(self, messages: Sequence[Message]) -> None:
-        """Raise ConfigError if the only message is a rendering by this template, which it would wrap once more."""
-        is_text = self.has_template and [message.get("role") for message in messages] == ["user"]
-        content = text_of(messages[0]) if is_text else ""
-        markers = (*self._role_markers, self.template.generation_prompt.strip()) if content else ()
-        if any(marker and marker in content for marker in markers) and self._rendered_text.matches(content):
-            raise ConfigError(
-                "prompt: expected text or messages without the chat template's markers, got text that is rendered "
-                f"already: {brief(content, 60)}. Write the messages into the row, or set --no_apply_chat_template."
-            )
+        """Raise ConfigError if a user's message is a rendering by this template, which it would wrap once more."""
+        if not self.has_template:
+            return
+        markers = [marker for marker in (*self._role_markers, self.template.generation_prompt.strip()) if marker]
+        for content in (text_of(message) for message in messages if message.get("role") == "user"):
+            if any(marker in content for marker in markers) and self._rendered_text.matches(content):
+                raise ConfigError(
+                    "prompt: expected text or messages without the chat template's markers, got text that is rendered "
+                    f"already: {brief(content, 60)}. Write the messages into the row, or set --no_apply_chat_template."
+                )
 
     @cached_property
     def _rendered_text(self) -> RenderedText:

@@ -11,6 +11,7 @@ import tyro
 from agentenv.cli.flags import parse, print_json
 from agentenv.cli.scaffold.agent_func import write_agent_func
 from agentenv.cli.scaffold.plugin import PluginKind, make_plugin
+from agentenv.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,12 @@ def new(args: Sequence[str]) -> int:
     """Make a plugin: an environment with its data and tests, ready to install."""
     config = parse(NewConfig, "new", args)
     if config.env is not None:
+        if config.out is not None:
+            raise ConfigError(f"--out: expected none with --env, got {config.out!r}. NAME is the file to write.")
         file = write_agent_func(config.name, config.env)
+        if config.json:
+            print_json({"file": str(file)})
+            return 0
         sys.stdout.write(f"{file}\n\nNext:\n  agentenv run --agent_func_path {file} --data FILE.jsonl --limit 4\n")
         return 0
     plugin = make_plugin(config.name, config.out, kind=config.template)

@@ -56,8 +56,9 @@ class StepState(TypedDict, total=False):
 class AgentInstance:
     """The environment's side of one episode: created for the episode, and closed after it.
 
-    Write `step`; override the others if needed. Every method may be `async` or plain; plain methods run in a thread, so
-    that a slow one never blocks the engine. The constructor takes the arguments of `--env_kwargs`; slow work belongs in
+    Write `step`; override the others if needed. Every method may be `async` or plain; plain methods and the
+    constructor run in threads, so that a slow one never blocks the engine: make what belongs to its thread, such as a
+    connection of sqlite3, where it is used. The constructor takes the arguments of `--env_kwargs`; slow work belongs in
     `reset`.
 
     Example::

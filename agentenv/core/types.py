@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
+from agentenv._util.brief import brief
 from agentenv.errors import ContractError
 
 Message = Mapping[str, Any]
@@ -249,7 +250,9 @@ class StepResult:
         Raises:
             ContractError: naming the field.
         """
-        object.__setattr__(self, "info", {str(key): _fact(key, value) for key, value in dict(self.info).items()})
+        if not isinstance(self.info, Mapping):
+            raise ContractError(f"StepResult.info: expected a dict, got {brief(self.info)}. Leave it out for none.")
+        object.__setattr__(self, "info", {str(key): _fact(key, value) for key, value in self.info.items()})
         for name in ("terminated", "truncated"):
             if type(flag := getattr(self, name)) is not bool:
                 object.__setattr__(self, name, as_flag(flag, f"StepResult.{name}"))
@@ -276,7 +279,7 @@ def as_flag(value: Any, where: str) -> bool:
     """
     number = _number(value)
     if number not in (0, 1):
-        raise ContractError(f"{where}: expected True or False, got {value!r:.200}. Convert it.")
+        raise ContractError(f"{where}: expected True or False, got {brief(value, 200)}. Convert it.")
     return bool(number)
 
 
@@ -287,21 +290,20 @@ def _fact(name: Any, value: Any) -> float | str:
     number = _number(value)
     if number is None or (abs(number) > sys.float_info.max and not isinstance(number, float)):
         raise ContractError(
-            f"StepResult.info[{name!r}]: expected a number or text, got {value!r:.200}. Convert or remove it."
+            f"StepResult.info[{name!r}]: expected a number or text, got {brief(value, 200)}. Convert or remove it."
         )
     return number
 
 
 def _number(value: Any) -> int | float | None:
     """Return a number, also of an array or a tensor of one element, a fraction or a decimal; None for other values."""
-    if hasattr(value, "item"):
-        try:
-            value = value.item()
-        except (TypeError, ValueError, RuntimeError):  # of several elements, or none
-            return None
-    if isinstance(value, int | float):
-        return value
-    return None if isinstance(value, str) or not hasattr(value, "__float__") else float(value)
+    try:
+        value = value.item() if hasattr(value, "item") else value
+        if isinstance(value, int | float):
+            return value
+        return None if isinstance(value, str) or not hasattr(value, "__float__") else float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # of several elements, or none; too large
+        return None
 
 
 _REWARD_ADVICE = "Raise InfraError if the value is unknown; never invent one."
@@ -310,9 +312,9 @@ _REWARD_ADVICE = "Raise InfraError if the value is unknown; never invent one."
 def _finite(name: str, value: Any, advice: str) -> float:
     number = _number(value)
     if number is None:
-        raise ContractError(f"StepResult.{name}: expected a number, got {value!r:.200}. {advice}")
+        raise ContractError(f"StepResult.{name}: expected a number, got {brief(value, 200)}. {advice}")
     if not abs(number) <= MAX_REWARD:
-        raise ContractError(f"StepResult.{name}: expected a finite number, got {value!r}. {advice}")
+        raise ContractError(f"StepResult.{name}: expected a finite number, got {brief(value, 200)}. {advice}")
     return float(number)
 
 

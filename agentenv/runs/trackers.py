@@ -211,7 +211,7 @@ class WandB:
         try:
             import wandb
         except ImportError as error:
-            raise _missing("--use_wandb", "Weights & Biases", "wandb", error) from error
+            raise _missing("--use_wandb", "Weights & Biases", "'agentenv-rl[wandb]'", error) from error
         self.failures = (wandb.Error, OSError)
         key = None if str(options.use_wandb).lower() == "true" else options.use_wandb
         folder.mkdir(parents=True, exist_ok=True)
@@ -251,7 +251,7 @@ class MLflow:
             import mlflow
             from mlflow.entities import Metric, Param
         except ImportError as error:
-            raise _missing("--use_mlflow", "MLflow", "mlflow", error) from error
+            raise _missing("--use_mlflow", "MLflow", "'agentenv-rl[mlflow]'", error) from error
         self.failures = (mlflow.MlflowException, OSError)
         self._metric, project = Metric, run.project_name
         folder.mkdir(parents=True, exist_ok=True)

@@ -247,9 +247,11 @@ def test_a_text_that_the_template_has_rendered_is_not_wrapped_again(name, form):
         return
     text = render(BY_NAME[name], talks.get(form, Q), gen=form != "no header")
     text = text.removeprefix(str(tokenizer.bos_token)) if form == "no bos" else text
-    run = Run(name, END, prompt=[says("user", f"{text} It" if form == "begun" else text)])
-    assert (run.trajectory.error.kind, run.trajectory.error.where) == ("data", "prompt")
-    assert "got text that is rendered already" in run.trajectory.error.message
+    said = says("user", f"{text} It" if form == "begun" else text)
+    for prompt in ([said], [*Q, says("assistant", "a"), said], [said, says("assistant", "a"), *Q]):
+        run = Run(name, END, prompt=prompt)
+        assert (run.trajectory.error.kind, run.trajectory.error.where) == ("data", "prompt")
+        assert "got text that is rendered already" in run.trajectory.error.message
 
 
 @pytest.mark.parametrize("name", ["Qwen3", "Llama-3.1", "Gemma", "Mistral-Nemo", "DeepSeek-V3", "Vicuna"])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -90,11 +91,17 @@ def test_a_step_result_refuses_numbers_that_are_not_finite(field, value):
         StepResult(**{field: value})
 
 
-@pytest.mark.parametrize("value", ["1.0", [1.0], {}, object()])
+@pytest.mark.parametrize("value", ["1.0", [1.0], {}, object(), Fraction(10**400)])
 @pytest.mark.parametrize("field", ["reward", "score"])
 def test_a_step_result_refuses_what_is_not_a_number(field, value):
     with pytest.raises(ContractError, match=f"StepResult.{field}: expected a number, got "):
         StepResult(**{field: value})
+
+
+@pytest.mark.parametrize("info", [None, [1], {"n": 10**5000}, {"n": Fraction(10**400)}])
+def test_a_step_result_refuses_info_that_no_record_holds(info):
+    with pytest.raises(ContractError, match=r"^StepResult\.info.*: expected a "):
+        StepResult(info=info)
 
 
 def test_a_missing_reward_is_refused_and_the_message_names_the_way_out():

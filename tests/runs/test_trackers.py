@@ -46,8 +46,8 @@ def _there(tmp_path, monkeypatch):
     ("package", "flag", "value", "name"),
     [
         ("torch.utils.tensorboard", "use_tensorboard", "logs", "'agentenv-rl[train]'"),
-        ("wandb", "use_wandb", "True", "wandb"),
-        ("mlflow", "use_mlflow", "file:mlruns", "mlflow"),
+        ("wandb", "use_wandb", "True", "'agentenv-rl[wandb]'"),
+        ("mlflow", "use_mlflow", "file:mlruns", "'agentenv-rl[mlflow]'"),
         ("trackio", "use_trackio", "True", "'agentenv-rl[trackio]'"),
     ],
 )

@@ -23,11 +23,14 @@ def write_agent_func(path: str, env: str) -> Path:
     """Write the file for an environment, as --env names it, and return its path.
 
     Raises:
-        ConfigError: the file exists, there is no such environment, or its agent has its own loop.
+        ConfigError: the file exists, there is no such environment or folder, the environment's file cannot be imported
+            from there, or its agent has its own loop.
     """
     file, cls = Path(path).expanduser(), load_env(env)
     if file.exists():
         raise ConfigError(f"agentenv new: expected a new file, got {path!r}, which exists. Name another.")
+    if not file.parent.is_dir():
+        raise ConfigError(f"agentenv new: expected a file in a folder, got {path!r}. Make {str(file.parent)!r}.")
     if owns_its_loop(cls):
         raise ConfigError(
             f"--env: expected an environment with a `step` method, got {env!r}, an agent with its own loop, which "
@@ -38,7 +41,12 @@ def write_agent_func(path: str, env: str) -> Path:
         module, name, agent = "agentenv.episode.registry", "load_env", f'load_env("{env}")'
     else:
         if place.endswith(".py"):
-            module = Path(place).stem
+            module, folder = Path(place).stem, Path(place).expanduser().resolve().parent
+            if folder != file.resolve().parent or not module.isidentifier():
+                raise ConfigError(
+                    f"--env: expected an importable file in the folder of {path!r}, got {place!r}. "
+                    f"Write the file into {str(folder)!r}, or name the environment as MODULE:{name or cls.__name__}."
+                )
         else:
             module, _, name = (
                 f"{place}:{name}" if name else installed_envs()[place.replace("-", "_")].value

@@ -448,7 +448,7 @@ class AgentFunc:
         task, chat = call.task, call.chat
         prompt = task.prompt
         if not isinstance(prompt, str):
-            prompt = PromptText(chat.render(prompt), prompt)
+            prompt = PromptText(chat.unmarked(*chat.rendering(prompt)), prompt)
         execute = self._executor_for(call).execute
         call.llm_engine = self.llm_engine_cls(call.engine, chat, call.key.episode_id, sampling.seed)
         call.llm_engine.server_failures = self._server_failures

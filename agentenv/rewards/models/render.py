@@ -22,6 +22,7 @@ from agentenv.chat.encoding import encode_of, encoder_of
 from agentenv.chat.template import render
 from agentenv.core.arguments import one_of, whole_number
 from agentenv.core.engine import Tokenizer
+from agentenv.core.messages import normalized
 from agentenv.core.types import Message
 from agentenv.errors import ConfigError, DataError
 from agentenv.rewards.models.types import Conversation
@@ -210,7 +211,7 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def checked(conversation: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the messages of a valid conversation, with text as content.
+    """Return the messages of a valid conversation, normalized, with text as content.
 
     Raises:
         DataError: it is empty or not a conversation, or a role is out of order; the message says where.
@@ -233,7 +234,7 @@ def checked(conversation: Sequence[Message]) -> list[dict[str, Any]]:
             f"conversation[{len(messages) - 1}]: expected the assistant to speak last, got {before!r}. "
             "Score a conversation that ends with the answer."
         )
-    return messages
+    return [dict(message) for message in normalized(messages)]
 
 
 def _checked_message(index: int, message: object) -> dict[str, Any]:

@@ -202,3 +202,24 @@ def test_an_agent_func_file_is_written_for_installed_environments_and_games(tmp_
     assert "import MathRetry\n" in Path("agent_func.py").read_text()
     assert main(["new", "agent_func.py", "--env", "math_retry"]) == 2
     assert "expected a new file, got 'agent_func.py', which exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["agent_func.py", "--env", "envs/guess.py"], "expected an importable file in the folder of 'agent_func.py'"),
+        (["agent_func.py", "--env", "my-guess.py"], "expected an importable file in the folder of 'agent_func.py'"),
+        (["no/agent_func.py", "--env", "math_retry"], "expected a file in a folder, got 'no/agent_func.py'"),
+        (["agent_func.py", "--env", "math_retry", "--out", "x"], "--out: expected none with --env, got 'x'"),
+    ],
+)
+def test_an_agent_func_file_that_could_not_import_its_environment_is_not_written(
+    tmp_path, monkeypatch, capsys, arguments, error
+):
+    monkeypatch.chdir(tmp_path)
+    Path("envs").mkdir()
+    for place in ("envs/guess.py", "my-guess.py"):
+        Path(place).write_text(GUESS)
+    assert main(["new", *arguments]) == 2
+    assert error in capsys.readouterr().err
+    assert not Path("agent_func.py").exists()
