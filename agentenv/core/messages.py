@@ -113,20 +113,25 @@ def _call(call: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, A
     if not isinstance(given, Mapping):
         given = {key: call.pop(key) for key in ("name", "arguments") if key in call}
     function = {key: value for key, value in given.items() if value is not None}
-    arguments = _arguments(function.get("arguments", {}))
-    if isinstance(arguments, Mapping) and None in arguments.values() and function.get("name") in schemas:
-        known = parameters_of(schemas[function["name"]])
+    name, arguments = function.get("name"), _arguments(function.get("arguments"))
+    if isinstance(arguments, Mapping) and None in arguments.values() and isinstance(name, str) and name in schemas:
+        known = parameters_of(schemas[name])
         takes_null = {key for key in known if known[key].takes_null}
         arguments = {key: value for key, value in arguments.items() if value is not None or key in takes_null}
     return {"type": "function", **call, "function": {**function, "arguments": arguments}}
 
 
 def _arguments(arguments: Any) -> Any:
-    """Return the object that arguments as JSON text mean; other text stays: it may quote a malformed call."""
-    value = arguments if not isinstance(arguments, str) or arguments.strip() else {}
+    """Return the object that arguments as JSON text mean; other text stays: it may quote a malformed call.
+
+    Nothing, null and an empty list, as clients in PHP write it, are an object without arguments.
+    """
+    value = arguments
     while isinstance(value, str):
         try:
-            value = parse_json(value.encode())
+            value = parse_json(value.encode()) if value.strip() else None
         except ValueError:
             return arguments
+    if isinstance(value, list | None) and not value:
+        return {}
     return value if isinstance(value, dict) or not isinstance(arguments, str) else arguments

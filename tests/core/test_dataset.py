@@ -76,8 +76,9 @@ def calls(**function):
         (calls(arguments={"q": 1, "limit": None}, strict=None), calls(arguments={"q": 1, "limit": None})),
         (calls(arguments=None), calls(arguments={})),
         (calls(), calls(arguments={})),
-        (calls(arguments=" "), calls(arguments={})),
-        (calls(arguments="[1]"), calls(arguments="[1]")),
+        *[(calls(arguments=empty), calls(arguments={})) for empty in (" ", "null", "[]", ' "null"', '""', [], "{}")],
+        *[(calls(arguments=other), calls(arguments=other)) for other in ("[1]", "0", "false", "nul", "[null]", [1])],
+        (calls(name=["f"], arguments={"q": None}), calls(name=["f"], arguments={"q": None})),
         (calls(arguments='{"q": '), calls(arguments='{"q": ')),
         (
             {"role": "assistant", "tool_calls": [{"name": "f", "arguments": '{"q": 1}', "id": "c1", "function": None}]},

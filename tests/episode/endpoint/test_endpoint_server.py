@@ -319,6 +319,7 @@ async def test_text_that_utf_8_cannot_encode_is_answered_escaped():
     [
         '"max_tokens": 1e999', '"seed": Infinity', '"temperature": Infinity', '"stop": 5', '"tools": [[5]]',
         '"messages": [{"role": "user", "content": "\\ud800"}]',
+        '"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": ["f"], "arguments": {"a": null}}}]}]',
     ],
 )  # fmt: skip
 async def test_malformed_requests_are_answered_with_400_and_why(more):
