@@ -9,7 +9,7 @@ from typing import Any
 
 from agentenv._util.brief import brief
 from agentenv._util.http.json_bodies import parse_json
-from agentenv.core.tool_schemas import parameters_of
+from agentenv.core.tool_schemas import Parameter
 from agentenv.core.types import Message
 from agentenv.errors import ConfigError, DataError
 
@@ -20,7 +20,8 @@ def normalized(messages: Sequence[Message], tools: Any = None) -> list[Message]:
     """Return messages in the form that chat templates and servers take, as `normalized_message` returns each.
 
     Every tool result has the name of the call that it answers: OpenAI's results have only its id. Arguments that are
-    None where the schemas of `tools` take no null are left out: Parquet gives each call the arguments of all others.
+    None where the schemas of `tools` take no null are left out, at every level: Parquet gives each call, and each object
+    in it, the fields of all others.
     """
     offered = tools if isinstance(tools, list | tuple) else ()
     functions = [tool.get("function", tool) for tool in offered if isinstance(tool, Mapping)]
@@ -114,11 +115,20 @@ def _call(call: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, A
         given = {key: call.pop(key) for key in ("name", "arguments") if key in call}
     function = {key: value for key, value in given.items() if value is not None}
     name, arguments = function.get("name"), _arguments(function.get("arguments"))
-    if isinstance(arguments, Mapping) and None in arguments.values() and isinstance(name, str) and name in schemas:
-        known = parameters_of(schemas[name])
-        takes_null = {key for key in known if known[key].takes_null}
-        arguments = {key: value for key, value in arguments.items() if value is not None or key in takes_null}
+    if isinstance(name, str) and name in schemas:
+        closed = {"properties": {}, "allOf": [schemas[name]]}  # a tool without a schema has no parameters
+        arguments = _without_padding(arguments, Parameter(closed, schemas[name]))
     return {"type": "function", **call, "function": {**function, "arguments": arguments}}
+
+
+def _without_padding(value: Any, schema: Parameter) -> Any:
+    """Return a JSON value without the nulls in its objects that the schema does not take."""
+    if isinstance(value, list | tuple):
+        return [_without_padding(each, schema.at(place)) for place, each in enumerate(value)]
+    if not isinstance(value, Mapping):
+        return value
+    kept = {key: each for key, each in value.items() if each is not None or schema.at(key).takes_null}
+    return {key: _without_padding(each, schema.at(key)) for key, each in kept.items()}
 
 
 def _arguments(arguments: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
 
@@ -17,24 +18,37 @@ _KINDS: Mapping[type, tuple[str, ...]] = {
 }  # fmt: skip
 """JSON's names for the types of values."""
 _NULLS = ("null", "None")
+_INNER = (("array", "prefixItems", "items"), ("object", "properties", "additionalProperties"))
+"""The type of a value, and where its schema names what is in it and all else: by position, or by name."""
+_ANY: Mapping[str, Any] = {}
+"""The schema of what no schema names; other schemas may be equal to it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Parameter:
-    """The schema of one parameter, within the schema of all, to which it may refer."""
+    """The schema of one parameter, of a value in it, or of all parameters."""
 
     schema: Any
-    parameters: Any = field(default_factory=dict)
+    root: Any = None
+    """The schema of all, to which it may refer; None: it is that one."""
 
-    @property
+    @cached_property
     def kinds(self) -> set[str]:
         """The types that it allows, "integer" beside "number"; empty if it names none."""
-        return _Reading(self.parameters).kinds(self.schema) or set()
+        return self._reading().kinds(self.schema) or set()
 
-    @property
+    @cached_property
     def values(self) -> Sequence[Any] | None:
         """The only values that it allows; None if it does not list them."""
-        return _Reading(self.parameters).values(self.schema)
+        return self._reading().values(self.schema)
+
+    def at(self, key: str | int) -> Parameter:
+        """Return the schema of a property or an item: {} if none is named at all, None if only others are."""
+        reading = self._reading()
+        return Parameter(reading.inner(self.schema, key), reading.root)
+
+    def _reading(self) -> _Reading:
+        return _Reading(self.schema if self.root is None else self.root)
 
     @property
     def takes_null(self) -> bool:
@@ -60,16 +74,6 @@ def kinds_of_value(value: Any) -> set[str]:
     if isinstance(value, bool):
         return {"boolean"}
     return found | {"integer"} if isinstance(value, float) and value.is_integer() else found
-
-
-def parameters_of(parameters: Any) -> dict[str, Parameter]:
-    """Return the parameters in a tool's `parameters`, by name."""
-    found: dict[str, Parameter] = {}
-    for part in _Reading(parameters).parts(parameters):
-        properties = part.get("properties")
-        if isinstance(properties, Mapping):
-            found |= {str(name): Parameter(schema, parameters) for name, schema in properties.items()}
-    return found
 
 
 class _Reading:
@@ -120,10 +124,32 @@ class _Reading:
                     found = values if found is None else [value for value in found if value in values]
         return found
 
+    def inner(self, schema: Any, key: str | int, level: int = 0) -> Any:
+        """Return the schema of a property or an item; _ANY if none is named at all, None if only others are."""
+        kind, named, others = _INNER[isinstance(key, str)]
+        found: list[Any] = []
+        is_open = schema is not None
+        for part in self.parts(schema, level):
+            own = part.get(named)
+            own = dict(enumerate(own)) if isinstance(own, list) else own
+            is_open = is_open and not isinstance(own, Mapping)
+            found.append(own[key] if isinstance(own, Mapping) and key in own else part.get(others))
+            for ways in (_listed(part, "anyOf"), _listed(part, "oneOf")):
+                fitting = [way for way in ways if kind in (self.kinds(way, level + 1) or {kind})]
+                inner = [self.inner(way, key, level + 1) for way in fitting]
+                if inner and all(each is not _ANY for each in inner):
+                    is_open, said = False, [each for each in inner if each is not None]
+                    found.append({"anyOf": said} if said else None)
+        found = [each for each in found if each is not None and each is not False]
+        if len(found) > 1:
+            return {"allOf": found}
+        return found[0] if found else _ANY if is_open else None
+
     def _target(self, ref: str) -> Any:
         target = self.root
-        for key in ref.removeprefix("#").split("/")[1:] if ref.startswith("#") else ["?"]:
+        for key in ref.split("/")[1:] if ref == "#" or ref.startswith("#/") else ["?"]:
             key = unquote(key).replace("~1", "/").replace("~0", "~")
+            target = {str(place): each for place, each in enumerate(target)} if isinstance(target, list) else target
             target = target.get(key) if isinstance(target, Mapping) else None
         return target
 

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, Literal, Union
 from weakref import WeakKeyDictionary
 
-from agentenv.core.tool_schemas import Parameter, kinds_of_value, parameters_of
+from agentenv.core.tool_schemas import Parameter, kinds_of_value
 
 _BASIC: Mapping[Any, Mapping[str, Any]] = {
     str: {"type": "string"}, int: {"type": "integer"}, float: {"type": "number"}, bool: {"type": "boolean"},
@@ -67,7 +67,7 @@ def read_arguments(
     if parameters is None:
         known = {name: Parameter(form.schema, form.schema) for name, form in forms.items()}
     else:
-        known = parameters_of(parameters)
+        known = {name: Parameter(parameters).at(name) for name in given}
     if problems := [problem for name in given if (problem := wrong(name, given[name], known.get(name)))]:
         raise ValueError("; ".join(problems))
     read = dict(given)

@@ -23,7 +23,7 @@ from agentenv.chat.chat import Chat
 from agentenv.chat.template import as_parts, probe, render
 from agentenv.chat.tool_calls.messages import assistant_message, result_message
 from agentenv.core.messages import normalized, without_nulls
-from agentenv.core.tool_schemas import parameters_of
+from agentenv.core.tool_schemas import Parameter
 from agentenv.errors import ConfigError, InfraError
 from agentenv.tools.calling import (
     MalformedCall,
@@ -1035,6 +1035,41 @@ def test_an_argument_that_is_null_stays_where_its_schema_takes_null(schema, take
     assert read["tool_calls"][0]["function"]["arguments"] == ({"x": None} if takes else {})
 
 
+PAIR = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}
+PADDED, WHOLE = {"a": 1, "b": None}, {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("schema", "given", "kept"),
+    [
+        (PAIR, PADDED, WHOLE),
+        (PAIR, {"a": 1, "c": None}, WHOLE),
+        ({"anyOf": [{"$ref": "#/$defs/Pair"}, {"type": "null"}]}, PADDED, WHOLE),
+        ({"type": "array", "items": PAIR}, [PADDED, {"a": None, "b": "x"}], [WHOLE, {"b": "x"}]),
+        ({"type": "array", "prefixItems": [{}, PAIR]}, [PADDED, PADDED], [PADDED, WHOLE]),
+        ({"type": "object", "additionalProperties": PAIR}, {"k": PADDED, "l": None}, {"k": WHOLE}),
+        ({"properties": {"p": {"allOf": [PAIR]}}}, {"p": PADDED}, {"p": WHOLE}),
+        ({"properties": {"a": {}, "b": {"type": ["string", "null"]}}}, PADDED, PADDED),
+        ({"type": "array", "items": {"type": "integer"}}, [1, None], [1, None]),
+        ({"type": "object"}, PADDED, PADDED),
+        ({}, [PADDED], [PADDED]),
+        (True, PADDED, PADDED),
+    ],
+)
+def test_nulls_that_fill_objects_within_an_argument_are_dropped_by_its_schema(schema, given, kept):
+    asks = assistant_message(ParsedAction("", (ToolCall("f", {"q": given, "r": None}, "1", ""),)))
+    parameters = {"properties": {"q": schema}, "$defs": {"Pair": PAIR}}
+    (read,) = normalized([asks], [{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    assert read["tool_calls"][0]["function"]["arguments"] == {"q": kept}
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object"}, {"type": "object", "properties": {}}])
+def test_nulls_are_dropped_for_a_tool_without_parameters(parameters):
+    asks = assistant_message(ParsedAction("", (ToolCall("f", {"x": None}, "1", ""),)))
+    (read,) = normalized([asks], [{"function": {"name": "f", "parameters": parameters}}])
+    assert read["tool_calls"][0]["function"]["arguments"] == {}
+
+
 def test_nulls_of_a_schema_are_dropped_unless_they_are_a_value():
     parameters = {"x": {"type": "integer", "enum": None, "default": None}, "y": {"anyOf": [None], "default": None}}
     written = {"name": "f", "strict": None, "parameters": {"properties": {**parameters, "z": None}}}
@@ -1096,7 +1131,7 @@ def test_text_becomes_the_type_that_a_schema_says_also_by_reference(schema, text
         "loop": {"anyOf": [{"$ref": "#/$defs/loop"}], "allOf": [{"$ref": "#/$defs/loop"}]},
     }  # fmt: skip
     parameters = {"properties": {"x": schema}, "$defs": definitions, "definitions": definitions}
-    assert parameters_of(parameters)["x"].read(text) == value
+    assert Parameter(parameters).at("x").read(text) == value
 
 
 @pytest.mark.parametrize("family", [BY_NAME[name] for name in KINDS["markup"]], ids=lambda f: f.name)
@@ -1106,20 +1141,41 @@ def test_in_markup_pydantics_enums_come_back_as_text(family):
     assert found_in(format_of(family).parse(action(family, calls), tools=tools)) == calls
 
 
+ARGS = {"properties": {"x": TEXT}}
+NUMBER = {"type": "number"}
+
+
 @pytest.mark.parametrize(
-    "parameters",
+    ("parameters", "value"),
     [
-        {"$ref": "#/$defs/Args", "$defs": {"Args": {"properties": {"x": TEXT}}}},
-        {"allOf": [{"properties": {"y": {}}}, {"properties": {"x": TEXT}}]},
+        ({"$ref": "#/$defs/Args", "$defs": {"Args": ARGS}}, "3.10"),
+        ({"allOf": [{"properties": {"y": {}}}, ARGS]}, "3.10"),
+        ({"additionalProperties": TEXT}, "3.10"),
+        ({"properties": {"y": NUMBER}, "additionalProperties": TEXT}, "3.10"),
+        ({**ARGS, "additionalProperties": NUMBER}, "3.10"),
+        ({"properties": {"y": TEXT}, "additionalProperties": NUMBER}, 3.1),
+        ({"properties": {"y": TEXT}}, 3.1),
+        ({"additionalProperties": {"$ref": "#/$defs/V"}, "$defs": {"V": TEXT}}, "3.10"),
+        ({"anyOf": [ARGS, {"properties": {"y": NUMBER}}]}, "3.10"),
+        ({"oneOf": [{"$ref": "#/$defs/Args"}, {"type": "null"}], "$defs": {"Args": ARGS}}, "3.10"),
+        ({"anyOf": [{"properties": {"x": NUMBER}}, {"properties": {"x": {"type": "null"}}}]}, 3.1),
+        ({"anyOf": [ARGS, {"type": "object"}]}, 3.1),
+        ({**ARGS, "anyOf": [{"required": ["x"]}, {"required": ["y"]}]}, "3.10"),
+        ({"properties": {"x": {"$ref": "#/properties/y/anyOf/0"}, "y": {"anyOf": [TEXT]}}}, "3.10"),
     ],
 )
-def test_the_parameters_of_a_tool_may_stand_behind_a_reference(parameters):
-    assert parameters_of(parameters)["x"].read("3.10") == "3.10"
+def test_a_parameter_is_found_wherever_the_schema_of_a_tool_names_it(parameters, value):
+    assert Parameter(parameters).at("x").read("3.10") == value
+
+
+@pytest.mark.parametrize(("ref", "kinds"), [("#", {"object"}), ("#Args", set()), ("#/", set()), ("Args", set())])
+def test_an_anchor_is_not_known(ref, kinds):
+    assert Parameter({"$ref": ref}, {"type": "object", "$defs": {"Args": {"$anchor": "Args", **TEXT}}}).kinds == kinds
 
 
 def test_a_schema_that_refers_to_itself_many_times_is_read_in_a_moment():
     wide = {"anyOf": [{"$ref": "#/$defs/wide"}] * 1000}
     parameters = {"properties": {"x": {"$ref": "#/$defs/wide"}}, "$defs": {"wide": wide}}
     started = time.perf_counter()
-    assert parameters_of(parameters)["x"].read("3") == 3
+    assert Parameter(parameters).at("x").read("3") == 3
     assert time.perf_counter() - started < 30

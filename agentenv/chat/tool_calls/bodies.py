@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from agentenv._util.lenient_json import LiteralError, read_literal, skip_space
@@ -17,8 +17,6 @@ _BRACKETS = {"(": ")", "{": "}", "[": "]"}
 _CDATA = re.compile(r"\s*+<!\[CDATA\[")
 _NAME_IN_JSON = re.compile(rf'"name"\s*+:\s*+"({NAME})"')
 
-Schemas = Mapping[str, Parameter]
-"""One tool's parameters, by name."""
 _ANY, _TEXT = Parameter({}), Parameter({"type": "string"})
 
 
@@ -39,7 +37,7 @@ def mapping(text: str, at: int) -> tuple[dict[str, Any], int]:
     return _object(value, end), end
 
 
-def markup(syntax: Syntax, text: str, at: int, schemas: Schemas) -> tuple[dict[str, Any], int]:
+def markup(syntax: Syntax, text: str, at: int, schema: Parameter) -> tuple[dict[str, Any], int]:
     """Return arguments written as one element each, and where the last one ends.
 
     A value ends where its close is followed by the next element or the call's end; it never contains a call's start.
@@ -64,7 +62,7 @@ def markup(syntax: Syntax, text: str, at: int, schemas: Schemas) -> tuple[dict[s
             value = value.removeprefix("\n")
         if syntax.value_close.startswith("\n"):
             value = value.removesuffix("\n")
-        parameter = schemas.get(key["key"], _ANY)
+        parameter = schema.at(key["key"])
         if syntax.literal_key_close:
             parameter = _ANY if key["literal"] is not None else _TEXT
         arguments[key["key"]] = parameter.read(value)
@@ -72,7 +70,7 @@ def markup(syntax: Syntax, text: str, at: int, schemas: Schemas) -> tuple[dict[s
     return arguments, at
 
 
-def keywords(syntax: Syntax, text: str, at: int, schemas: Schemas) -> tuple[dict[str, Any], int]:
+def keywords(syntax: Syntax, text: str, at: int, schema: Parameter) -> tuple[dict[str, Any], int]:
     """Return arguments in Python call syntax, starting after the opening bracket, and where they end.
 
     Raises:
@@ -92,8 +90,9 @@ def keywords(syntax: Syntax, text: str, at: int, schemas: Schemas) -> tuple[dict
             raise LiteralError(f"expected NAME{syntax.key_close.strip()}VALUE or {close!r}", at)
         value, at = _value(syntax, text, key.end(), close)
         value = _without_space(value) if syntax.adds_space else value
-        parameter = schemas.get(key[1])
-        arguments[key[1]] = parameter.read(value) if isinstance(value, str) and parameter else value
+        parameter = schema.at(key[1])
+        is_known = isinstance(value, str) and parameter.schema is not None
+        arguments[key[1]] = parameter.read(value) if is_known else value
         at = skip_space(text, at)
     return arguments, at + 1
 

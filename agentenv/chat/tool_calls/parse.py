@@ -24,7 +24,7 @@ from agentenv.chat.tool_calls.bodies import (
 from agentenv.chat.tool_calls.ids import call_id
 from agentenv.chat.tool_calls.syntax import ANY_ID, ANY_NAME, REASONING, Syntax
 from agentenv.core.tool_calls import MalformedCall, ParsedAction, ToolCall
-from agentenv.core.tool_schemas import parameters_of
+from agentenv.core.tool_schemas import Parameter
 
 _BARE_START = re.compile(r"(?:<\|python_(?:tag|start|end)\|>|\s)*+(?=[\[{])")
 _HERMES_OPEN = re.compile(r"<tool_call>\s*+")
@@ -193,14 +193,14 @@ class _Scan:
         name, given = found["name"], found.groupdict().get("id") or self.opened_id
         if syntax.id_is_name:
             given, name = name, (_ID_AS_NAME.fullmatch(name) or [name, name])[1]
-        at, schemas = found.end(), parameters_of(self.schemas.get(name))
+        at, schema = found.end(), Parameter(self.schemas.get(name))
         try:
             if syntax.kind == "named":
                 arguments, end = mapping(self.text, at)
             elif syntax.kind == "markup":
-                arguments, end = markup(syntax, self.text, at, schemas)
+                arguments, end = markup(syntax, self.text, at, schema)
             else:
-                arguments, end = keywords(syntax, self.text, at, schemas)
+                arguments, end = keywords(syntax, self.text, at, schema)
         except LiteralError as error:
             raise self._unread(error, at, name) from error
         except Bad as error:
