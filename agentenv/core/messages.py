@@ -20,8 +20,8 @@ def normalized(messages: Sequence[Message], tools: Any = None) -> list[Message]:
     """Return messages in the form that chat templates and servers take, as `normalized_message` returns each.
 
     Every tool result has the name of the call that it answers: OpenAI's results have only its id. Arguments that are
-    None where the schemas of `tools` take no null are left out, at every level: Parquet gives each call, and each object
-    in it, the fields of all others.
+    None where the schemas of `tools` take no null are left out, at every level: Parquet gives each call and object the
+    fields of all others.
     """
     offered = tools if isinstance(tools, list | tuple) else ()
     functions = [tool.get("function", tool) for tool in offered if isinstance(tool, Mapping)]

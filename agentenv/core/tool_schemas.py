@@ -47,6 +47,22 @@ class Parameter:
         reading = self._reading()
         return Parameter(reading.inner(self.schema, key), reading.root)
 
+    def checked(self, value: Any, where: str) -> Any:
+        """Return a value of the types and choices that it allows, a whole float as an integer if it must be one.
+
+        Raises:
+            ValueError: it is of another type, or not among the choices; the message begins with `where`.
+        """
+        kinds, choices = self.kinds, self.values
+        if value is None and "null" in kinds:
+            return None
+        if choices is not None and value not in choices:
+            raise ValueError(f"{where} must be one of {', '.join(map(repr, choices))}, got {value!r:.80}")
+        if kinds and not kinds & _kinds_of(value):
+            shown = " or ".join(sorted(kinds - {"integer"} if "number" in kinds else kinds))
+            raise ValueError(f"{where} must be of type {shown}, got {value!r:.80}")
+        return int(value) if isinstance(value, float) and "integer" in kinds and "number" not in kinds else value
+
     def _reading(self) -> _Reading:
         return _Reading(self.schema if self.root is None else self.root)
 
@@ -66,14 +82,6 @@ class Parameter:
         except LiteralError:
             return text
         return literal if values is None or literal in values else text
-
-
-def kinds_of_value(value: Any) -> set[str]:
-    """Return JSON's names for the type of a value; a whole float is an integer too."""
-    found = {kind for cls in type(value).__mro__ for kind in _KINDS.get(cls, ())}
-    if isinstance(value, bool):
-        return {"boolean"}
-    return found | {"integer"} if isinstance(value, float) and value.is_integer() else found
 
 
 class _Reading:
@@ -101,7 +109,7 @@ class _Reading:
             if types := {each for each in (named if isinstance(named, list) else [named]) if isinstance(each, str)}:
                 own.append(types | {"integer"} if "number" in types else types)
             if (values := _own_values(part)) is not None:
-                own.append({kind for value in values for kind in kinds_of_value(value)})
+                own.append({kind for value in values for kind in _kinds_of(value)})
             for key in ("anyOf", "oneOf"):
                 ways = [self.kinds(way, level + 1) for way in _listed(part, key)]
                 if ways and None not in ways:
@@ -152,6 +160,14 @@ class _Reading:
             target = {str(place): each for place, each in enumerate(target)} if isinstance(target, list) else target
             target = target.get(key) if isinstance(target, Mapping) else None
         return target
+
+
+def _kinds_of(value: Any) -> set[str]:
+    """Return JSON's names for the type of a value; a whole float is an integer too."""
+    found = {kind for cls in type(value).__mro__ for kind in _KINDS.get(cls, ())}
+    if isinstance(value, bool):
+        return {"boolean"}
+    return found | {"integer"} if isinstance(value, float) and value.is_integer() else found
 
 
 def _own_values(schema: Mapping[str, Any]) -> list[Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc
 import contextlib
+import copy
 import dataclasses
 import datetime
 import inspect
@@ -15,7 +16,8 @@ from enum import Enum
 from typing import Any, Literal, Union
 from weakref import WeakKeyDictionary
 
-from agentenv.core.tool_schemas import Parameter, kinds_of_value
+from agentenv.core.tool_schemas import Parameter
+from agentenv.errors import InfraError
 
 _BASIC: Mapping[Any, Mapping[str, Any]] = {
     str: {"type": "string"}, int: {"type": "integer"}, float: {"type": "number"}, bool: {"type": "boolean"},
@@ -27,26 +29,34 @@ _ARRAYS: Mapping[Any, Callable[[Any], Any]] = {
     collections.abc.Iterable: list, collections.abc.Collection: list, collections.abc.Set: set,
 }  # fmt: skip
 _OBJECTS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+_UNKNOWN = (AttributeError, NameError, RuntimeError, SyntaxError, TypeError, ValueError)
+"""Errors of hints that cannot be evaluated, and of classes without a schema; RuntimeError also if one is in itself."""
 _FORMS: WeakKeyDictionary[Any, dict[str, Form]] = WeakKeyDictionary()
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+@dataclass(frozen=True)
+class Form(Parameter):
     """What a type hint says of an argument."""
 
-    schema: Mapping[str, Any]
-    read: Callable[[Any], Any] | None = None
-    """Return the value of the hint's type for a JSON value, or raise ValueError; None: they are the same."""
+    make: Callable[[Any], Any] | None = None
+    """Return the value of the hint's type for a JSON value, or raise; None: they are the same."""
 
     def value(self, given: Any, where: str) -> Any:
         """Return the value for a JSON value.
 
         Raises:
-            ValueError: it does not fit; the message starts with `where`.
+            ValueError: it does not fit, or a class or its validator raised; the message begins with `where`.
+            InfraError: a class or its validator raised it.
         """
-        if problem := wrong(where, given, Parameter(self.schema, self.schema)):
-            raise ValueError(problem)
-        return self.read(given) if self.read else given
+        given = self.checked(given, where)
+        if self.make is None:
+            return given
+        try:
+            return self.make(given)
+        except (InfraError, RecursionError):
+            raise
+        except Exception as error:
+            raise ValueError(f"{where}: {_message(error)}") from error
 
 
 def read_arguments(
@@ -56,62 +66,49 @@ def read_arguments(
 
     Args:
         function: what is called.
-        given: the arguments as JSON values, by name.
-        parameters: the schema of all that is offered to the model; None: the type hints say what is right, and a
-            parameter with another hint takes everything.
+        given: the arguments as JSON values, by name; they are copied.
+        parameters: the schema of all that is offered to the model; empty: the function checks its arguments, which stay
+            JSON; None: the type hints say what is right, and a parameter with another hint takes everything.
 
     Raises:
         ValueError: some are wrong; the message says which.
+        RecursionError: they are nested too deep.
+        InfraError: a class of a hint, or its validator, raised it.
     """
-    forms = forms_of(function)
-    if parameters is None:
-        known = {name: Parameter(form.schema, form.schema) for name, form in forms.items()}
-    else:
-        known = {name: Parameter(parameters).at(name) for name in given}
-    if problems := [problem for name in given if (problem := wrong(name, given[name], known.get(name)))]:
+    read = copy.deepcopy(dict(given))
+    if parameters == {}:
+        return read
+    forms, offered, problems = forms_of(function), Parameter(parameters), []
+    for name, value in read.items():
+        form = forms.get(name, forms["**"])
+        try:
+            read[name] = offered.at(name).checked(value, name)
+            if parameters is None or (form.make and value is not None):
+                read[name] = form.value(read[name], name)
+        except ValueError as problem:
+            problems.append(str(problem))
+    if problems:
         raise ValueError("; ".join(problems))
-    read = dict(given)
-    for name, value in given.items():
-        if isinstance(value, float) and name in known and known[name].kinds == {"integer"}:
-            read[name] = int(value)
-        form = forms.get(name)
-        if form is not None and form.read is not None and value is not None:
-            try:
-                read[name] = form.read(value)
-            except (ValueError, TypeError) as error:
-                raise ValueError(f"{name}: {_message(error)}") from error
     return read
 
 
-def wrong(name: str, value: Any, parameter: Parameter | None) -> str:
-    """Return the error in an argument, judged by the types and choices in its schema; empty if it is valid."""
-    kinds = parameter.kinds if parameter is not None else set()
-    if parameter is None or (value is None and "null" in kinds):
-        return ""
-    choices = parameter.values
-    if choices is not None and value not in choices:
-        return f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r:.80}"
-    if not kinds or kinds & kinds_of_value(value):
-        return ""
-    shown = " or ".join(sorted(kinds - {"integer"} if "number" in kinds else kinds))
-    return f"{name} must be of type {shown}, got {value!r:.80}"
-
-
 def forms_of(function: Callable[..., Any]) -> dict[str, Form]:
-    """Return the forms of a function's parameters whose type hints are known, cached for each function."""
+    """Return the forms of a function's parameters, and of its `**kwargs` as "**"; cached for each function."""
     owner = getattr(function, "__func__", function)
     with contextlib.suppress(TypeError):  # has no weak references
         if owner in _FORMS:
             return _FORMS[owner]
-    forms: dict[str, Form] = {}
+    forms = {"**": Form({})}
     try:
         hints, parameters = typing.get_type_hints(function), [*inspect.signature(function).parameters.items()]
-    except (AttributeError, NameError, TypeError, ValueError):  # a hint that cannot be evaluated, or no signature
+    except _UNKNOWN:  # or there is no signature
         hints, parameters = {}, []
     for name, parameter in parameters:
-        if name in hints and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            with contextlib.suppress(LookupError, NameError, RecursionError):
-                forms[name] = form_of(hints[name])
+        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+            key = "**" if parameter.kind is parameter.VAR_KEYWORD else name
+            forms[key] = Form({})
+            with contextlib.suppress(LookupError):
+                forms[key] = form_of(hints.get(name, Any))
     with contextlib.suppress(TypeError):
         _FORMS[owner] = forms
     return forms
@@ -121,20 +118,24 @@ def form_of(hint: Any) -> Form:
     """Return the form of a type hint.
 
     Raises:
-        LookupError: it is not known.
+        LookupError: it is not known, or its class has no schema.
     """
+    try:
+        return _form_of(hint)
+    except _UNKNOWN as error:
+        raise LookupError(hint) from error
+
+
+def _form_of(hint: Any) -> Form:
     while (inner := getattr(hint, "__supertype__", None) or getattr(hint, "__value__", None)) is not None:
         hint = inner  # NewType, and aliases of Python 3.12
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    try:
-        if hint in _BASIC:
-            return Form(_BASIC[hint])
-        if hint in _DATES:
-            return Form({"type": "string", "format": _DATES[hint]}, hint.fromisoformat)
-    except TypeError as error:  # cannot be hashed
-        raise LookupError(hint) from error
-    if origin is typing.Annotated or origin in (typing.Required, typing.NotRequired):
+    if origin in (typing.Annotated, typing.Required, typing.NotRequired):
         return form_of(arguments[0])
+    if hint in _BASIC:
+        return Form(_BASIC[hint])
+    if hint in _DATES:
+        return Form({"type": "string", "format": _DATES[hint]}, make=hint.fromisoformat)
     if origin in (Union, types.UnionType):
         return _union(arguments)
     if origin is Literal:
@@ -144,7 +145,7 @@ def form_of(hint: Any) -> Form:
     if (origin or hint) in _OBJECTS:
         item = form_of(arguments[1]) if arguments else Form({})
         schema = {"type": "object", **({"additionalProperties": item.schema} if arguments else {})}
-        return Form(schema, lambda given: {key: item.value(value, key) for key, value in given.items()})
+        return Form(schema, make=lambda given: {key: item.value(each, f"{key:.80}") for key, each in given.items()})
     if inspect.isclass(hint):
         return _form_of_class(hint)
     raise LookupError(hint)
@@ -152,9 +153,9 @@ def form_of(hint: Any) -> Form:
 
 def _form_of_class(cls: type[Any]) -> Form:
     if issubclass(cls, Enum) and len(cls):
-        return Form(_listed([member.value for member in cls]), cls)
+        return Form(_listed([member.value for member in cls]), make=cls)
     if callable(getattr(cls, "model_json_schema", None)):  # pydantic
-        return Form(cls.model_json_schema(), cls.model_validate)
+        return Form(cls.model_json_schema(), make=cls.model_validate)
     if typing.is_typeddict(cls):
         hints = typing.get_type_hints(cls, include_extras=True)  # `__required_keys__` misses hints in quotes
         marks = {name: typing.get_origin(hint) for name, hint in hints.items()}
@@ -177,12 +178,12 @@ def _object(forms: Mapping[str, Form], required: collections.abc.Set[str], make:
     }
 
     def read(given: Mapping[str, Any]) -> Any:
-        others, missing = sorted(given.keys() - forms.keys()), sorted(required - given.keys())
-        if others or missing:
-            raise ValueError(f"it lacks {missing} and has unknown {others}")
+        if not required <= given.keys() <= forms.keys():
+            fields = [name if name in required else f"{name} (optional)" for name in forms]
+            raise ValueError(f"expected the fields {', '.join(fields)}, got {', '.join(given) or 'none':.200}")
         return make(**{name: forms[name].value(value, name) for name, value in given.items()})
 
-    return Form(schema, read)
+    return Form(schema, make=read)
 
 
 def _array(make: Callable[[Any], Any], arguments: tuple[Any, ...], *, is_tuple: bool) -> Form:
@@ -190,23 +191,26 @@ def _array(make: Callable[[Any], Any], arguments: tuple[Any, ...], *, is_tuple: 
         items = [form_of(each) for each in arguments]
 
         def read_tuple(given: list[Any]) -> Any:
+            if len(given) != len(items):
+                raise ValueError(f"expected {len(items)} items, got {len(given)}")
             pairs = zip(items, given, strict=True)
             return tuple(item.value(value, f"item {place}") for place, (item, value) in enumerate(pairs))
 
-        return Form({"type": "array", "prefixItems": [item.schema for item in items]}, read_tuple)
+        return Form({"type": "array", "prefixItems": [item.schema for item in items]}, make=read_tuple)
     item = form_of(arguments[0]) if arguments else Form({})
     schema = {"type": "array", **({"items": item.schema} if arguments else {})}
-    return Form(schema, lambda given: make(item.value(value, f"item {place}") for place, value in enumerate(given)))
+    return Form(schema, make=lambda given: make(item.value(each, f"item {i}") for i, each in enumerate(given)))
 
 
 def _union(arguments: tuple[Any, ...]) -> Form:
     ways = [form_of(each) for each in arguments if each is not type(None)]
-    kinds = [way.schema.get("type") if way.schema.keys() == {"type"} else None for way in ways]
+    types_only = all(way.schema.keys() == {"type"} and isinstance(way.schema["type"], str) for way in ways)
     schema: dict[str, Any] = {"anyOf": [way.schema for way in ways]}
     if len(ways) == 1:
         schema = {**ways[0].schema}
-    elif all(kinds):
-        schema = {"type": sorted({str(kind) for kind in kinds})}
+    elif types_only:
+        names = sorted({way.schema["type"] for way in ways})
+        schema = {"type": names if len(names) > 1 else names[0]}
     if type(None) in arguments:
         schema["nullable"] = True
 
@@ -217,11 +221,11 @@ def _union(arguments: tuple[Any, ...]) -> Form:
         for way in ways:
             try:
                 return way.value(given, "it")
-            except (ValueError, TypeError) as error:
-                problems.append(_message(error))
+            except ValueError as error:
+                problems.append(str(error))
         raise ValueError(" or ".join(problems))
 
-    return Form(schema, read)
+    return Form(schema, make=None if types_only and not any(way.make for way in ways) else read)
 
 
 def _listed(values: list[Any]) -> dict[str, Any]:
@@ -234,7 +238,10 @@ def _listed(values: list[Any]) -> dict[str, Any]:
 
 
 def _message(error: Exception) -> str:
-    """Return the message of an error in one line; pydantic's without its links."""
+    """Return the message of an error, after its name if it is not about a value; pydantic's without its links."""
     if callable(details := getattr(error, "errors", None)):
-        return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in details())
-    return str(error)
+        return "; ".join(
+            ": ".join([*filter(None, [".".join(map(str, each["loc"]))]), each["msg"]]) for each in details()
+        )
+    text = str(error)
+    return text if text and isinstance(error, ValueError) else f"{type(error).__name__}: {text}".removesuffix(": ")

@@ -16,7 +16,6 @@ model can act on.
 from __future__ import annotations
 
 import asyncio
-import copy
 import functools
 import inspect
 import traceback
@@ -26,13 +25,15 @@ from types import MappingProxyType
 from typing import Any, Literal, cast
 
 from agentenv._util.calls import call as run_function
+from agentenv._util.calls import retrieve_exception
+from agentenv._util.off_loop import MAX_AT_ONCE
 from agentenv.chat.tool_calls.learn import tool_format
 from agentenv.chat.tool_calls.messages import _as_json, assistant_message, result_message
 from agentenv.chat.tool_calls.parse import ToolFormat
 from agentenv.core.tool_calls import MalformedCall, ParsedAction, ToolCall
 from agentenv.core.types import Message
 from agentenv.errors import ConfigError, InfraError
-from agentenv.tools.arguments import read_arguments
+from agentenv.tools.arguments import forms_of, read_arguments
 
 __all__ = [
     "CallResult",
@@ -153,25 +154,16 @@ async def _run(
     wrong = _wrong_arguments(function, item)
     if wrong:
         return CallResult(item, wrong, "arguments")
-    try:
-        arguments = read_arguments(function, copy.deepcopy(dict(item.arguments)), parameters)
-    except ValueError as problem:
-        return CallResult(item, f"Error: wrong arguments for {item.name}: {problem}.", "arguments")
-    except RecursionError:
-        message = f"Error: wrong arguments for {item.name}: they are nested too deep. Write them with fewer levels."
-        return CallResult(item, message, "arguments")
     timeout_s = limits[item.name]
-    work = asyncio.ensure_future(_result_of(named_call(item.name, function, arguments), item))
-    work.add_done_callback(_forget)
+    work = asyncio.ensure_future(_result_of(function, item, parameters))
+    work.add_done_callback(retrieve_exception)
     try:
         await asyncio.wait({work}, timeout=timeout_s)
+        late = not work.done()
     finally:
         if not work.done():
             work.cancel()
             await asyncio.wait({work}, timeout=_CANCEL_GRACE_S)
-            late = True
-        else:
-            late = False
     if late:
         return CallResult(item, f"Error: {item.name} returned no result within {timeout_s:g} s.", "timeout")
     error = asyncio.CancelledError() if work.cancelled() else work.exception()
@@ -179,9 +171,9 @@ async def _run(
         raise error
     if error is None:
         return work.result()
-    text = str(error)
-    if not isinstance(error, ToolError):
-        text = "".join(traceback.format_exception_only(error)).strip()[:_MAX_ERROR_CHARS]
+    if isinstance(error, ToolError):
+        return CallResult(item, f"Error: {error}", "raised")
+    text = "".join(traceback.format_exception_only(error)).strip()[:_MAX_ERROR_CHARS]
     return CallResult(item, f"Error: {text}", "raised")
 
 
@@ -192,13 +184,24 @@ def named_call(name: str, function: Callable[..., Any], arguments: Mapping[str, 
     return bound
 
 
-async def _result_of(bound: Callable[[], Any], item: ToolCall) -> CallResult:
-    """Return a tool's result as text for the model.
+async def _result_of(function: Callable[..., Any], item: ToolCall, parameters: Mapping[str, Any] | None) -> CallResult:
+    """Return a tool's result as text for the model, or what is wrong with the arguments.
+
+    Arguments are read in a thread if they are large, or become objects of classes whose code runs then.
 
     Raises:
         ToolError: the result cannot be written as text.
     """
-    value = await run_function(bound)
+    given = {"function": function, "given": item.arguments, "parameters": parameters}
+    read = named_call(item.name, read_arguments, given)
+    in_thread = len(item.text) > MAX_AT_ONCE or any(form.make for form in forms_of(function).values())
+    try:
+        arguments = await run_function(read) if in_thread else read()
+    except (ValueError, RecursionError) as error:
+        nested = "they are nested too deep. Write them with fewer levels"
+        problem = nested if isinstance(error, RecursionError) else str(error)[:_MAX_ERROR_CHARS]
+        return CallResult(item, f"Error: wrong arguments for {item.name}: {problem}.", "arguments")
+    value = await run_function(named_call(item.name, function, arguments))
     if isinstance(value, str):
         return CallResult(item, value)
     try:
@@ -208,12 +211,6 @@ async def _result_of(bound: Callable[[], Any], item: ToolCall) -> CallResult:
             f"{item.name}: expected a result that can be written as text, got a {type(value).__name__} whose text "
             f"fails with {type(error).__name__}. Call it in another way."
         ) from error
-
-
-def _forget(work: asyncio.Future[Any]) -> None:
-    # Retrieve the exception of an abandoned or cancelled call, or asyncio logs that it was never retrieved.
-    if not work.cancelled():
-        work.exception()
 
 
 def _wrong_arguments(function: Callable[..., Any], call: ToolCall) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, time
@@ -12,11 +13,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NewType, NotRequired, TypedDict
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
 
-from agentenv.errors import ConfigError
+from agentenv.core import tool_schemas
+from agentenv.errors import ConfigError, InfraError
 from agentenv.tools import ParsedAction, Toolset, answer_calls, schema_of
-from agentenv.tools.calling import ToolCall
+from agentenv.tools.calling import ToolCall, run_calls
+from agentenv.tools.toolset import Tool
 
 
 class Color(Enum):
@@ -125,6 +128,14 @@ HINTS = [
     (Point, POINT, {"x": 1, "day": "2026-11-28"}, Point(1, TODAY), {"x": "1", "day": "2026-11-28"}),
     (Row, ROW, {"name": "a", "level": 2}, {"name": "a", "level": Level.HIGH}, {"name": "a", "odd": 1}),
     (list[Literal["a", "b"]], {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}}, ["a"], ["a"], "a"),
+    (int | None, {"type": "integer", "nullable": True}, 3.0, 3, 3.5),
+    (int | str, {"type": ["integer", "string"]}, 3.0, 3, 3.5),
+    (int | float, {"type": ["integer", "number"]}, 3.0, 3.0, "3"),
+    (int | date, {"anyOf": [{"type": "integer"}, DAY]}, 3.0, 3, 3.5),
+    (list[int], {"type": "array", "items": {"type": "integer"}}, [1.0, 2], [1, 2], [1.5]),
+    (dict[str, int], {"type": "object", "additionalProperties": {"type": "integer"}}, {"a": 1.0}, {"a": 1}, {"a": 1.5}),
+    (Point, POINT, {"x": 1.0, "day": "2026-11-28"}, Point(1, TODAY), {"x": 1.5, "day": "2026-11-28"}),
+    (Level, {"type": "integer", "enum": [1, 2]}, 2.0, Level.HIGH, True),
 ]  # fmt: skip
 
 
@@ -139,6 +150,190 @@ def test_a_hint_becomes_a_schema_and_a_call_the_value_of_the_hint(hint, schema, 
     }
     assert answer(function, x=given) == repr(value)
     assert answer(function, x=wrong).startswith("Error: wrong arguments for f: x")
+
+
+@pytest.mark.parametrize(
+    ("hint", "given", "problem"),
+    [
+        (Point, {"x": 1, "z": 2}, "x: expected the fields x, day, colors (optional), got x, z"),
+        (Row, {}, "x: expected the fields name, level (optional), got none"),
+        (list[Point], [{}], "x: item 0: expected the fields x, day, colors (optional), got none"),
+        (tuple[int, int], [1], "x: expected 2 items, got 1"),
+        (
+            tuple[int, int] | str,
+            [1, 2, 3],
+            "x: it: expected 2 items, got 3 or it must be of type string, got [1, 2, 3]",
+        ),
+        (dict[str, list[int]], {"a": [1, "b"]}, "x: a: item 1 must be of type integer, got 'b'"),
+        (date, "tomorrow", "x: Invalid isoformat string: 'tomorrow'"),
+    ],
+)
+def test_what_is_wrong_within_an_argument_is_named(hint, given, problem):
+    assert answer(tool(hint), x=given) == f"Error: wrong arguments for f: {problem}."
+
+
+class Refused(Exception):
+    def __str__(self):
+        raise KeyError("no text")
+
+
+RAISED = [
+    AssertionError(),
+    KeyError("k"),
+    ZeroDivisionError("by 0"),
+    AttributeError("a"),
+    OSError(2, "gone"),
+    Refused(),
+]
+
+
+@dataclass
+class Strict:
+    error: int
+
+    def __post_init__(self):
+        if self.error >= 0:
+            raise RAISED[self.error]
+
+
+class Lenient(Enum):
+    ONE = 1
+
+    @classmethod
+    def _missing_(cls, value):
+        raise RAISED[0]
+
+
+class Sum(BaseModel):
+    a: int
+
+    @model_validator(mode="after")
+    def check(self):
+        assert self.a > 0, "a is too small"
+        raise RAISED[2]
+
+
+@pytest.mark.parametrize(
+    ("hint", "given", "problem"),
+    [
+        (Strict, {"error": 0}, "x: AssertionError"),
+        (Strict, {"error": 1}, "x: KeyError: 'k'"),
+        (list[Strict], [{"error": 2}], "x: item 0: ZeroDivisionError: by 0"),
+        (dict[str, Strict], {"a": {"error": 3}}, "x: a: AttributeError: a"),
+        (
+            Strict | int,
+            {"error": 4},
+            "x: it: FileNotFoundError: [Errno 2] gone or it must be of type integer, got {'error",
+        ),
+        (Lenient, 2, "x must be one of 1, got 2"),
+        (Sum, {"a": -1}, "x: Assertion failed, a is too small"),
+        (Sum, {"a": 1}, "x: ZeroDivisionError: by 0"),
+    ],
+)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_whatever_a_class_of_a_hint_raises_is_an_answer(hint, given, problem, is_async):
+    async def same(x):
+        return repr(x)
+
+    same.__annotations__ = {"x": hint}
+    assert answer(same if is_async else tool(hint), x=given).startswith(f"Error: wrong arguments for f: {problem}")
+
+
+def test_an_error_without_a_text_is_an_answer_too():
+    def broken():
+        raise Refused
+
+    assert answer(tool(Strict), x={"error": 5}).startswith("Error: ")
+    assert answer(broken).startswith("Error: ")
+
+
+RELEASED = threading.Event()
+
+
+@dataclass
+class Slow:
+    how: Literal["waits", "infra"]
+
+    def __post_init__(self):
+        if self.how == "infra":
+            raise InfraError("db: expected an answer, got none. Try again.")
+        RELEASED.wait(60)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_classes_of_hints_run_beside_the_loop_within_the_limit_of_a_call(is_async):
+    async def same(x):
+        return repr(x)
+
+    same.__annotations__ = {"x": Slow}
+    tools = {"f": same if is_async else tool(Slow)}
+    RELEASED.clear()
+    work = asyncio.ensure_future(run_calls([ToolCall("f", {"x": {"how": "waits"}}, "1", "")], tools, timeout_s=0.01))
+    await asyncio.sleep(0.05)
+    RELEASED.set()
+    assert (await work)[0].problem == "timeout"
+    with pytest.raises(InfraError, match="db: "):
+        await answer_calls(ParsedAction("", (ToolCall("f", {"x": {"how": "infra"}}, "1", ""),)), tools)
+
+
+@pytest.mark.parametrize(
+    ("hint", "num_chars", "beside"), [(list, 50_000, True), (list, 10, False), (list[int], 10, True)]
+)
+async def test_long_arguments_are_copied_and_read_beside_the_loop(hint, num_chars, beside):
+    class Noted(list):
+        def __deepcopy__(self, memo):
+            threads.append(threading.current_thread())
+            return list(self)
+
+    async def count(x):
+        return len(x)
+
+    count.__annotations__, threads = {"x": hint}, []
+    call = ToolCall("f", {"x": Noted([1, 2])}, "1", "x" * num_chars)
+    assert (await answer_calls(ParsedAction("", (call,)), {"f": count}))[0]["content"] == "2"
+    assert [each is not threading.main_thread() for each in threads] == [beside]
+
+
+@pytest.mark.parametrize("hint", [list[int | None], dict[str, int], list[Color | None], list[list[int]]])
+def test_the_schema_of_a_hint_is_read_once_however_long_the_argument_is(hint, monkeypatch):
+    read = []
+    monkeypatch.setattr(tool_schemas, "_Reading", lambda root, make=tool_schemas._Reading: read.append(1) or make(root))
+    value = dict.fromkeys("ab", 1) if hint == dict[str, int] else [[1]] if hint == list[list[int]] else [None]
+    many = {str(i): 1 for i in range(500)} if isinstance(value, dict) else value * 500
+    function = tool(hint)
+    answer(function, x=value)
+    read.clear()
+    answer(function, x=value)
+    once = len(read)
+    answer(function, x=many)
+    assert len(read) == 2 * once
+
+
+@pytest.mark.parametrize("hint", [dict[str, int], list[str], Color, int, Point])
+async def test_a_tool_that_checks_its_arguments_itself_gets_them_as_they_are(hint):
+    schema = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    tools = await Toolset(Tool("f", schema, tool(hint), checks_types=False)).begin()
+    answers = await tools.answer([ToolCall("f", {"x": "ab"}, "1", ""), ToolCall("f", {"x": 3.0}, "2", "")])
+    await tools.aclose()
+    assert [message["content"] for message in answers.messages] == ["'ab'", "3.0"]
+
+
+async def test_a_tool_with_its_own_schema_gets_values_of_its_hints_only_for_what_fits_them():
+    parameters = {"type": "object", "properties": {"x": {}}}
+    schema = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    tools = await Toolset(Tool("f", schema, tool(list[Color]))).begin()
+    answers = await tools.answer([ToolCall("f", {"x": given}, "1", "") for given in (["red"], "ab", None)])
+    await tools.aclose()
+    wrong = "Error: wrong arguments for f: x must be of type array, got 'ab'."
+    assert [message["content"] for message in answers.messages] == [repr([Color.RED]), wrong, "None"]
+
+
+def test_arguments_of_other_names_have_the_hint_of_the_rest():
+    def f(*more: str, b, **others: int):
+        return f"{b!r} {others}"
+
+    assert answer(f, b="b", c=3.0, more=4) == "'b' {'c': 3, 'more': 4}"
+    assert answer(f, b="b", more="3").endswith("more must be of type integer, got '3'.")
 
 
 def test_models_of_pydantic_have_their_own_schema_and_definitions():
