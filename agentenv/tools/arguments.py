@@ -7,6 +7,7 @@ import contextlib
 import copy
 import dataclasses
 import datetime
+import functools
 import inspect
 import types
 import typing
@@ -92,15 +93,23 @@ def read_arguments(
     return read
 
 
-def forms_of(function: Callable[..., Any]) -> dict[str, Form]:
-    """Return the forms of a function's parameters, and of its `**kwargs` as "**"; cached for each function."""
-    owner = getattr(function, "__func__", function)
+def forms_of(function: Any) -> dict[str, Form]:
+    """Return the forms of a function's parameters, and of its `**kwargs` as "**"; cached for each function.
+
+    The hints are those of the function within a `functools.partial`, a decorator or an object that can be called.
+    """
+    function = inspect.unwrap(function)
+    while not (inspect.isroutine(function) or inspect.isclass(function)):
+        partial = isinstance(function, functools.partial)
+        function = inspect.unwrap(function.func if partial else type(function).__call__)
+    function = getattr(function, "__func__", function)
     with contextlib.suppress(TypeError):  # has no weak references
-        if owner in _FORMS:
-            return _FORMS[owner]
+        if function in _FORMS:
+            return _FORMS[function]
     forms = {"**": Form({})}
     try:
-        hints, parameters = typing.get_type_hints(function), [*inspect.signature(function).parameters.items()]
+        hints = typing.get_type_hints(function) or typing.get_type_hints(function.__init__)
+        parameters = [*inspect.signature(function).parameters.items()]
     except _UNKNOWN:  # or there is no signature
         hints, parameters = {}, []
     for name, parameter in parameters:
@@ -110,7 +119,7 @@ def forms_of(function: Callable[..., Any]) -> dict[str, Form]:
             with contextlib.suppress(LookupError):
                 forms[key] = form_of(hints.get(name, Any))
     with contextlib.suppress(TypeError):
-        _FORMS[owner] = forms
+        _FORMS[function] = forms
     return forms
 
 

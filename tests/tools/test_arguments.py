@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import operator
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +13,7 @@ from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NewType, NotRequired, TypedDict
+from unittest.mock import Mock
 
 import pytest
 from pydantic import BaseModel, model_validator
@@ -433,6 +436,64 @@ async def test_arguments_are_checked_as_a_toolset_does(arguments, content):
     await tools.aclose()
     expected = "3" if content is None else f"Error: wrong arguments for add: {content}"
     assert [answer["content"] for answer in answers] == [expected, expected]
+
+
+class Adder:
+    __slots__ = ()
+
+    def __call__(self, a: int, b: int = 0) -> int:
+        return a + b
+
+    def add(self, a: int, b: int = 0) -> int:
+        return a + b
+
+    @classmethod
+    def add_all(cls, a: int, b: int = 0) -> int:
+        return a + b
+
+
+class Late(Adder):
+    async def __call__(self, a: int, b: int = 0) -> int:
+        return a + b
+
+
+class Decorator:
+    def __init__(self, function):
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args, **kwargs):
+        return self.__wrapped__(*args, **kwargs)
+
+
+class Total(int):
+    def __new__(cls, a: int, b: int = 0):
+        return int.__new__(cls, a + b)
+
+    def __init__(self, a: int, b: int = 0):
+        pass
+
+
+@functools.wraps(add)
+def wrapped(*args, **kwargs):
+    return add(*args, **kwargs)
+
+
+CALLABLES = [
+    functools.partial(add, b=1), functools.partial(functools.partial(add), b=1), functools.partial(Adder(), b=1),
+    functools.partial(Adder().add, b=1), Adder(), Late(), Adder().add, Adder.add_all, Decorator(add), wrapped,
+    functools.cache(add), functools.partial(wrapped, b=1), Total,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", CALLABLES, ids=range(len(CALLABLES)))
+def test_whatever_can_be_called_has_the_hints_of_what_it_calls(function):
+    assert answer(function, a="3") == "Error: wrong arguments for f: a must be of type integer, got '3'."
+    assert answer(function, a=3.0) in ("3", "4")
+
+
+@pytest.mark.parametrize("function", [functools.partial(len), max, Mock(return_value=3), operator.itemgetter("a")])
+def test_what_has_no_hints_takes_everything(function):
+    assert "must be of type" not in answer(function, a="3")
 
 
 async def test_a_toolset_passes_values_of_the_hints_too():
