@@ -12,11 +12,11 @@ from agentenv._util.lenient_json import LiteralError, read_whole_literal
 
 _MAX_PARTS, _MAX_LEVELS = 4096, 32
 """Schemas that are read for one parameter, and how deep; a schema may refer to itself."""
-_KINDS: Mapping[type, tuple[str, ...]] = {
+KINDS: Mapping[type, tuple[str, ...]] = {
     str: ("string",), bool: ("boolean",), int: ("integer", "number"), float: ("number",), type(None): ("null",),
     list: ("array",), dict: ("object",),
 }  # fmt: skip
-"""JSON's names for the types of values."""
+"""JSON's names for the types of values, the first one for the type itself."""
 _NULLS = ("null", "None")
 _INNER = (("array", "prefixItems", "items"), ("object", "properties", "additionalProperties"))
 """The type of a value, and where its schema names what is in it and all else: by position, or by name."""
@@ -164,7 +164,7 @@ class _Reading:
 
 def _kinds_of(value: Any) -> set[str]:
     """Return JSON's names for the type of a value; a whole float is an integer too."""
-    found = {kind for cls in type(value).__mro__ for kind in _KINDS.get(cls, ())}
+    found = {kind for cls in type(value).__mro__ for kind in KINDS.get(cls, ())}
     if isinstance(value, bool):
         return {"boolean"}
     return found | {"integer"} if isinstance(value, float) and value.is_integer() else found

@@ -9,21 +9,18 @@ import dataclasses
 import datetime
 import functools
 import inspect
+import itertools
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, Union
 from weakref import WeakKeyDictionary
 
-from agentenv.core.tool_schemas import Parameter
+from agentenv.core.tool_schemas import KINDS, Parameter
 from agentenv.errors import InfraError
 
-_BASIC: Mapping[Any, Mapping[str, Any]] = {
-    str: {"type": "string"}, int: {"type": "integer"}, float: {"type": "number"}, bool: {"type": "boolean"},
-    type(None): {"type": "null"}, list: {"type": "array"}, tuple: {"type": "array"}, dict: {"type": "object"}, Any: {},
-}  # fmt: skip
 _DATES: Mapping[Any, str] = {datetime.datetime: "date-time", datetime.date: "date", datetime.time: "time"}
 _ARRAYS: Mapping[Any, Callable[[Any], Any]] = {
     list: list, tuple: tuple, set: set, frozenset: frozenset, collections.abc.Sequence: list,
@@ -141,8 +138,10 @@ def _form_of(hint: Any) -> Form:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Annotated, typing.Required, typing.NotRequired):
         return form_of(arguments[0])
-    if hint in _BASIC:
-        return Form(_BASIC[hint])
+    if hint is Any:
+        return Form({})
+    if (origin or hint) in KINDS and not arguments:
+        return Form({"type": KINDS[origin or hint][0]})
     if hint in _DATES:
         return Form({"type": "string", "format": _DATES[hint]}, make=hint.fromisoformat)
     if origin in (Union, types.UnionType):
@@ -150,11 +149,12 @@ def _form_of(hint: Any) -> Form:
     if origin is Literal:
         return Form(_listed([*arguments]))
     if (origin or hint) in _ARRAYS:
-        return _array(_ARRAYS[origin or hint], arguments, is_tuple=origin is tuple)
+        items = [form_of(each) for each in arguments if each is not ...]
+        return _array(
+            _ARRAYS[origin or hint], items, is_fixed=origin is tuple and arguments != () and ... not in arguments
+        )
     if (origin or hint) in _OBJECTS:
-        item = form_of(arguments[1]) if arguments else Form({})
-        schema = {"type": "object", **({"additionalProperties": item.schema} if arguments else {})}
-        return Form(schema, make=lambda given: {key: item.value(each, f"{key:.80}") for key, each in given.items()})
+        return _mapping(*map(form_of, arguments or (str, Any)))
     if inspect.isclass(hint):
         return _form_of_class(hint)
     raise LookupError(hint)
@@ -195,20 +195,29 @@ def _object(forms: Mapping[str, Form], required: collections.abc.Set[str], make:
     return Form(schema, make=read)
 
 
-def _array(make: Callable[[Any], Any], arguments: tuple[Any, ...], *, is_tuple: bool) -> Form:
-    if is_tuple and arguments and arguments[-1] is not ...:
-        items = [form_of(each) for each in arguments]
+def _mapping(names: Form, values: Form) -> Form:
+    if names.kinds - {"string"}:  # JSON has text only
+        raise LookupError(names)
+    named = {"propertyNames": names.schema} if len(names.schema) > 1 else {}
 
-        def read_tuple(given: list[Any]) -> Any:
-            if len(given) != len(items):
-                raise ValueError(f"expected {len(items)} items, got {len(given)}")
-            pairs = zip(items, given, strict=True)
-            return tuple(item.value(value, f"item {place}") for place, (item, value) in enumerate(pairs))
+    def read(given: Mapping[str, Any]) -> dict[Any, Any]:
+        return {names.value(name, "a key"): values.value(each, f"{name:.80}") for name, each in given.items()}
 
-        return Form({"type": "array", "prefixItems": [item.schema for item in items]}, make=read_tuple)
-    item = form_of(arguments[0]) if arguments else Form({})
-    schema = {"type": "array", **({"items": item.schema} if arguments else {})}
-    return Form(schema, make=lambda given: make(item.value(each, f"item {i}") for i, each in enumerate(given)))
+    return Form({"type": "object", **named, "additionalProperties": values.schema}, make=read)
+
+
+def _array(make: Callable[[Any], Any], items: Sequence[Form], *, is_fixed: bool) -> Form:
+    schema: dict[str, Any] = {"items": items[0].schema} if items else {}
+    if is_fixed:
+        schema = {"prefixItems": [item.schema for item in items]}
+
+    def read(given: list[Any]) -> Any:
+        if is_fixed and len(given) != len(items):
+            raise ValueError(f"expected {len(items)} items, got {len(given)}")
+        pairs = zip(itertools.cycle(items or [Form({})]), given, strict=False)
+        return make(item.value(each, f"item {place}") for place, (item, each) in enumerate(pairs))
+
+    return Form({"type": "array", **schema}, make=read)
 
 
 def _union(arguments: tuple[Any, ...]) -> Form:
@@ -239,8 +248,8 @@ def _union(arguments: tuple[Any, ...]) -> Form:
 
 def _listed(values: list[Any]) -> dict[str, Any]:
     """Return the schema of some JSON values; raise LookupError for others."""
-    names = [_BASIC.get(type(value), {}).get("type") for value in values]
-    if None in names or not all(isinstance(value, str | int | float | bool | None) for value in values):
+    names = [KINDS[type(value)][0] for value in values]
+    if "array" in names or "object" in names:
         raise LookupError(values)
     kinds = list(dict.fromkeys(names))
     return {"type": kinds[0] if len(kinds) == 1 else kinds, "enum": values}
@@ -249,8 +258,7 @@ def _listed(values: list[Any]) -> dict[str, Any]:
 def _message(error: Exception) -> str:
     """Return the message of an error, after its name if it is not about a value; pydantic's without its links."""
     if callable(details := getattr(error, "errors", None)):
-        return "; ".join(
-            ": ".join([*filter(None, [".".join(map(str, each["loc"]))]), each["msg"]]) for each in details()
-        )
+        found = [(".".join(map(str, each["loc"])), each["msg"]) for each in details()]
+        return "; ".join(": ".join(filter(None, each)) for each in found)
     text = str(error)
     return text if text and isinstance(error, ValueError) else f"{type(error).__name__}: {text}".removesuffix(": ")

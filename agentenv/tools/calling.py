@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from agentenv._util.calls import call as run_function
 from agentenv._util.calls import retrieve_exception
@@ -97,20 +97,15 @@ async def answer_calls(
         ConfigError: the tools are neither, or two have one name.
         InfraError: a tool raised it; the other calls are cancelled.
     """
-    return [result.message for result in await run_calls(parsed.items, _named(tools), timeout_s=timeout_s)]
-
-
-def _named(tools: Any) -> Mapping[str, Callable[..., Any]]:
-    """Return tools by name; raise ConfigError if they are not functions."""
     listed = not isinstance(tools, Mapping) and isinstance(tools, Sequence)
-    named = {str(getattr(tool, "__name__", "")): tool for tool in tools} if listed else tools
+    named: Any = {str(getattr(tool, "__name__", "")): tool for tool in tools} if listed else tools
     is_named = isinstance(named, Mapping) and "" not in named and all(callable(tool) for tool in named.values())
     if not is_named or len(named) != len(tools):
         raise ConfigError(
             "answer_calls: expected functions by name, or a list of functions with different names, got "
             f"{tools!r:.200}. Pass {{'name': function}}."
         )
-    return cast(Mapping[str, Callable[..., Any]], named)
+    return [result.message for result in await run_calls(parsed.items, named, timeout_s=timeout_s)]
 
 
 async def run_calls(

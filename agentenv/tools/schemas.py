@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Hashable, Mapping
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
 
 from transformers.utils import get_json_schema
 
@@ -21,7 +20,7 @@ with contextlib.suppress(ImportError):
     import torch  # noqa: F401 -- transformers imports it for the first type hint, if it is installed
 
 __all__ = ["schema_of"]
-_PLAIN = (int, float, str, bool, NoneType, list, tuple, dict, Any)
+_UNNAMED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY)
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
@@ -37,8 +36,10 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     """
     name = getattr(function, "__qualname__", repr(function))
     try:
-        plain, schemas, others = _misread(function, name)
-        schema: dict[str, Any] = dict(get_json_schema(plain))
+        hints, signature = get_type_hints(function), inspect.signature(function)
+        named = {key: each for key, each in signature.parameters.items() if key in hints or each.kind in _UNNAMED}
+        schemas = {key: _parameter_schema(each, hints.get(key), name) for key, each in named.items()}
+        schema: dict[str, Any] = dict(get_json_schema(_stub(function, signature, hints)))
     except ConfigError:
         raise
     except Exception as error:
@@ -46,68 +47,46 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
             f"schema_of: expected a function with type hints and a docstring that has a line for every parameter under "
             f"Args:, got {name}: {error}. Complete it, or write the schema by hand."
         ) from error
-    parameters = schema["function"]["parameters"]
-    for key, misread in schemas.items():
-        own = _without_definitions(misread, parameters.setdefault("$defs", {}), f"{key!r} of {name}")
-        parameters["properties"][key] = {**own, **parameters["properties"][key]}
-    parameters |= others
-    if not parameters.get("$defs", True):
-        del parameters["$defs"]
+    parameters, definitions = schema["function"]["parameters"], dict[str, Any]()
+    for key, hinted in schemas.items():
+        own = _without_definitions(hinted, definitions, f"{key!r} of {name}")
+        if key in parameters["properties"]:
+            parameters["properties"][key] = {**own, **parameters["properties"][key]}
+        else:
+            parameters["additionalProperties"] = own
+    if definitions:
+        parameters["$defs"] = definitions
     return schema
 
 
-def _misread(function: Callable[..., Any], name: str) -> tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]:
-    """Return the function without hints that transformers misreads, their schemas, and that of `**kwargs`."""
-    schemas, others = dict[str, Any](), dict[str, Any]()
-    hints, signature = get_type_hints(function), inspect.signature(function)
-    kept = []
-    for key, parameter in signature.parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
-            raise ConfigError(
-                f"schema_of: expected parameters that a call can name, got {parameter} of {name}. Take a list, or "
-                "a parameter with a name."
-            )
-        if key not in hints or (_is_plain(hints[key]) and parameter.kind is not parameter.VAR_KEYWORD):
-            kept.append(parameter)
-            continue
-        try:
-            schema = form_of(hints[key]).schema
-        except (LookupError, NameError, RecursionError) as error:
-            raise ConfigError(
-                f"schema_of: expected hints of JSON types, enums, dates, dataclasses and pydantic models, got "
-                f"{hints[key]!r} for {key!r} of {name}. Change it, or write the schema by hand."
-            ) from error
-        if parameter.kind is parameter.VAR_KEYWORD:
-            others = {"additionalProperties": dict(schema)}
-            continue
-        schemas[key] = schema
-        kept.append(parameter.replace(annotation=Any))
-    plain = _stub(function, signature.replace(parameters=kept), hints) if schemas or others else function
-    return plain, schemas, others
+def _parameter_schema(parameter: inspect.Parameter, hint: Any, name: str) -> Any:
+    """Return the schema of a parameter of the function with this name."""
+    if parameter.kind in _UNNAMED:
+        raise ConfigError(
+            f"schema_of: expected parameters that a call can name, got {parameter} of {name}. Take a list, or "
+            "a parameter with a name."
+        )
+    try:
+        return form_of(hint).schema
+    except LookupError as error:
+        raise ConfigError(
+            f"schema_of: expected hints of JSON types, enums, dates, dataclasses and pydantic models, got {hint!r} for "
+            f"{parameter.name!r} of {name}. Change it, or write the schema by hand."
+        ) from error
 
 
-def _stub(function: Callable[..., Any], signature: inspect.Signature, hints: dict[str, Any]) -> Callable[..., Any]:
-    """Return a function with the docstring of another one, and this signature."""
+def _stub(function: Callable[..., Any], signature: inspect.Signature, hints: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a function whose schema has the descriptions of another one's, but no types and no `**kwargs`."""
 
     def stub() -> None:
         pass
 
+    rest = {key for key, each in signature.parameters.items() if each.kind is each.VAR_KEYWORD and key in hints}
+    kept = [each for key, each in signature.parameters.items() if key not in rest]
     stub.__name__, stub.__doc__ = getattr(function, "__name__", "operation"), inspect.getdoc(function)
-    odd = {key: Any for key, each in signature.parameters.items() if each.annotation is Any}
-    stub.__annotations__ = {key: hint for key, hint in hints.items() if key in (*signature.parameters, "return")} | odd
-    stub.__signature__ = signature  # type: ignore[attr-defined]
+    stub.__annotations__ = {key: hint if key == "return" else Any for key, hint in hints.items() if key not in rest}
+    stub.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
     return stub
-
-
-def _is_plain(hint: Any) -> bool:
-    """Return True if transformers reads a hint right."""
-    if get_origin(hint) is Literal:
-        return True
-    arguments = get_args(hint)
-    if get_origin(hint) is None or not arguments:
-        return isinstance(hint, Hashable) and hint in _PLAIN
-    known = get_origin(hint) in (list, tuple, dict, Union, UnionType)
-    return known and ... not in arguments and all(map(_is_plain, arguments))
 
 
 def _without_definitions(schema: Any, definitions: dict[str, Any], where: str) -> Any:
