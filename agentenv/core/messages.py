@@ -115,20 +115,21 @@ def _call(call: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, A
         given = {key: call.pop(key) for key in ("name", "arguments") if key in call}
     function = {key: value for key, value in given.items() if value is not None}
     name, arguments = function.get("name"), _arguments(function.get("arguments"))
-    if isinstance(name, str) and name in schemas:
+    if isinstance(name, str) and name in schemas and isinstance(arguments, Mapping):
         closed = {"properties": {}, "allOf": [schemas[name]]}  # a tool without a schema has no parameters
         arguments = _without_padding(arguments, Parameter(closed, schemas[name]))
     return {"type": "function", **call, "function": {**function, "arguments": arguments}}
 
 
 def _without_padding(value: Any, schema: Parameter) -> Any:
-    """Return a JSON value without the nulls in its objects that the schema does not take."""
-    if isinstance(value, list | tuple):
-        return [_without_padding(each, schema.at(place)) for place, each in enumerate(value)]
-    if not isinstance(value, Mapping):
-        return value
-    kept = {key: each for key, each in value.items() if each is not None or schema.at(key).takes_null}
-    return {key: _without_padding(each, schema.at(key)) for key, each in kept.items()}
+    """Return a list or an object without the nulls in objects that the schema does not take."""
+    places = value.items() if isinstance(value, Mapping) else enumerate(value)
+    read = {
+        place: _without_padding(each, schema.at(place)) if isinstance(each, dict | list | tuple) else each
+        for place, each in places
+        if each is not None or isinstance(place, int) or schema.at(place).takes_null
+    }
+    return read if isinstance(value, Mapping) else [*read.values()]
 
 
 def _arguments(arguments: Any) -> Any:
