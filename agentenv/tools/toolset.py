@@ -55,7 +55,7 @@ class Tool:
     timeout_s: float | None = None
     """Time limit of a call in seconds; None: the toolset's."""
     checks_types: bool = True
-    """True if arguments are checked against the types in the schema here; False if the callee checks them."""
+    """True if arguments are checked against the types in the schema here; False if the callee checks JSON values."""
     within: Callable[[float], Tool] | None = None
     """Return the same tool with a time limit in seconds, for tools that enforce it themselves."""
 

@@ -379,7 +379,7 @@ def test_a_hint_that_no_schema_says_is_refused_by_the_name_of_its_parameter(hint
         schema_of(tool(hint))
 
 
-def test_parameters_that_a_call_cannot_name_are_refused_and_others_may_be_named_freely():
+async def test_parameters_that_a_call_cannot_name_are_refused_and_others_may_be_named_freely():
     def starred(*numbers: int) -> int:
         """Add.
 
@@ -410,6 +410,11 @@ def test_parameters_that_a_call_cannot_name_are_refused_and_others_may_be_named_
     parameters = schema_of(free)["function"]["parameters"]
     assert (list(parameters["properties"]), parameters["required"]) == (["a"], ["a"])
     assert parameters["additionalProperties"] == RED
+    tools = await Toolset(free).begin()
+    answers = await tools.answer([ToolCall("free", {"a": 1, "b": color}, "1", "") for color in ("red", "green")])
+    await tools.aclose()
+    wrong = "Error: wrong arguments for free: b must be one of 'red', 'blue', got 'green'."
+    assert [message["content"] for message in answers.messages] == [f"1 {{'b': {Color.RED!r}}}", wrong]
 
 
 def add(a: int, b: int = 0) -> int:
