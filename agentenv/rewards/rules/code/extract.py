@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from agentenv._util.syntax import parse_source
 from agentenv.core.types import Message
@@ -14,7 +14,9 @@ from agentenv.rewards.rules.text import Block, Reading, begun_turn, read, with_o
 MAX_CODE_CHARS = 100_000
 """Longer programs are ignored; no task needs one."""
 
-_PYTHON = frozenset({"python", "python3", "py", "py3", "python-3", "ipython", "pycon3"})
+_PYTHON = re.compile(r"[\s{.]*(?:[ci]?python|py|pypy)[-_]?[\d.]*(?![\w+#-])", re.IGNORECASE)
+"""How the language of a fence begins: any version and interpreter of Python, and possibly more behind it."""
+_UNTAGGED = re.compile(r"\W*\Z")
 _BEGINS = re.compile(r"^(?:def|import|from|class) \w", re.MULTILINE)
 _STATEMENT = re.compile(
     r"(?:def \w|class \w|async def \w|import \w|from [\w.]+ import |@\w|(?:for|while|if|with|try)\b.*:\s*$|print\(|"
@@ -43,7 +45,7 @@ def extract_code(text: str, defines: str = "", prompt: str | Sequence[Message] =
     reading = _with_opening(read(text), _opened_block(prompt))
     code = "".join(reading.parts)
     if reading.blocks:
-        code = _last(reading, _PYTHON, defines) or _last(reading, {""}, defines)
+        code = _last(reading, _PYTHON, defines) or _last(reading, _UNTAGGED, defines)
     elif not _STATEMENT.match(code.lstrip("\n")) and not _BEGINS.search(code):
         return None
     code = code.strip("\n").rstrip()
@@ -103,15 +105,9 @@ def _code(reading: Reading, block: Block) -> str:
     return textwrap.dedent(code) if code.lstrip("\n")[:1].isspace() else code
 
 
-def _last(reading: Reading, tags: Iterable[str], defines: str) -> str:
-    found = [code for each in reading.blocks if _tag(each.info) in tags and (code := _code(reading, each)).strip()]
+def _last(reading: Reading, tag: re.Pattern[str], defines: str) -> str:
+    found = [code for each in reading.blocks if tag.match(each.info) and (code := _code(reading, each)).strip()]
     name = re.escape(defines)
     defining = re.compile(rf"^(?:(?:async )?def|class) +{name}\b|^{name} *(?::[^=\n]*)?=(?!=)", re.MULTILINE)
     named = [code for code in found if defines and defining.search(code)]
     return (named or found or [""])[-1]
-
-
-def _tag(info: str) -> str:
-    """Return the language that a fence names, in lower case."""
-    words = info.strip().strip("{}").split()
-    return words[0].strip(".{}").split(":")[0].lower() if words else ""
