@@ -9,7 +9,8 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from agentenv._util.syntax import parse_source
+from agentenv._util.syntax import parse_source, truth_of
+from agentenv.sandbox.grading.guest.asserts import BROAD, judges
 
 _OPPOSITE = {
     "assertEqual": "assertNotEqual",
@@ -26,6 +27,7 @@ _OPPOSITE = {
 _CATCHERS = {"raises", "assertRaises", "assertRaisesRegex", "suppress"}
 """Functions whose contexts may catch what their body raises."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
+_MAY_RAISE = (ast.Assert, ast.Attribute, ast.Call, ast.Import, ast.ImportFrom, ast.Raise, ast.Subscript)
 
 
 @dataclass(slots=True)
@@ -39,10 +41,17 @@ class DisguisedFile:
     """Names of the decoys by the old names of their tests."""
     certain: set[str] = field(default_factory=set)
     """Old names of the tests that always reach an assertion, where they do not raise before it."""
+    idle: list[str] = field(default_factory=list)
+    """Old names of the tests that no program can fail."""
 
 
 def disguise(
-    source: bytes, wanted: Iterable[str], *, without: Iterable[str] = (), generator: random.Random | None = None
+    source: bytes,
+    wanted: Iterable[str],
+    *,
+    without: Iterable[str] = (),
+    decoys: bool = True,
+    generator: random.Random | None = None,
 ) -> DisguisedFile:
     """Return a test file with a decoy beside each wanted test that has an assertion.
 
@@ -53,6 +62,7 @@ def disguise(
         source: the test file.
         wanted: names of tests, such as `test_add` or `Class::test_add`.
         without: names of tests to remove.
+        decoys: add decoys.
         generator: source of the names and their order; unpredictable by default.
 
     Raises:
@@ -60,7 +70,8 @@ def disguise(
     """
     tree, disguised = parse_source(source), DisguisedFile(source)
     removed = _remove_tests(tree.body, "", set(without))
-    _disguise_body(tree.body, "", disguised, set(wanted), generator or random.Random(secrets.randbits(64)))
+    generator = generator or random.Random(secrets.randbits(64))
+    _disguise_body(tree.body, "", disguised, set(wanted), generator if decoys else None)
     if disguised.names or removed:
         disguised.source = ast.unparse(tree).encode()
     return disguised
@@ -81,12 +92,16 @@ def _remove_tests(body: list[ast.stmt], prefix: str, without: set[str]) -> bool:
 
 
 def _disguise_body(
-    body: list[ast.stmt], prefix: str, disguised: DisguisedFile, wanted: set[str], generator: random.Random
+    body: list[ast.stmt], prefix: str, disguised: DisguisedFile, wanted: set[str], generator: random.Random | None
 ) -> None:
     for statement in list(body):
         if isinstance(statement, ast.ClassDef):
             _disguise_body(statement.body, f"{prefix}{statement.name}::", disguised, wanted, generator)
         if not isinstance(statement, _Function) or (name := prefix + statement.name) not in wanted:
+            continue
+        if not _can_fail(statement.body):
+            disguised.idle.append(name)
+        if generator is None:
             continue
         decoy = copy.deepcopy(statement)
         perturb = _Perturb()
@@ -102,6 +117,14 @@ def _disguise_body(
         disguised.names[name] = prefix + statement.name
         disguised.decoys[name] = prefix + decoy.name
         body.insert(body.index(statement) + generator.randrange(2), decoy)
+
+
+def _can_fail(body: list[ast.stmt]) -> bool:
+    """Return False for asserts that are always true, with nothing beside them that may raise."""
+    nodes = [node for statement in body for node in ast.walk(statement)]
+    true = [node for node in nodes if isinstance(node, ast.Assert) and truth_of(node.test)]
+    inside = {part for node in true for part in ast.walk(node)}
+    return not true or any(isinstance(node, _MAY_RAISE) for node in nodes if node not in inside)
 
 
 def _reached_assertions(body: list[ast.stmt]) -> list[ast.stmt]:
@@ -146,15 +169,16 @@ class _Perturb(ast.NodeTransformer):
         """Leave the body as it is if what it raises may be caught."""
         for item in node.items:
             match item.context_expr:
-                case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in _CATCHERS:
-                    return node
+                case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=caught) if name in _CATCHERS:
+                    if name != "suppress" or not any(isinstance(e, ast.Name) and e.id in BROAD for e in caught):
+                        return node
         return self.generic_visit(node)
 
     visit_AsyncWith = visit_With
 
     def visit_Try(self, node: ast.Try | ast.TryStar) -> ast.AST:
-        """Leave the body as it is if there are handlers."""
-        body, node.body = node.body, [] if node.handlers else node.body
+        """Leave the body as it is if there are handlers, other than those that take any error for right."""
+        body, node.body = node.body, [] if any(map(judges, node.handlers)) else node.body
         self.generic_visit(node)
         node.body = body
         return node

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from agentenv._util.off_loop import off_loop
-from agentenv.errors import ConfigError
+from agentenv.errors import ConfigError, DataError
 from agentenv.sandbox.grading.codec import CodecError, dump_line, parse_line
 from agentenv.sandbox.grading.decoys import disguise
 from agentenv.sandbox.grading.executions import GradingRun, guest_program, shorten, verdict_of
@@ -40,7 +40,7 @@ class _Reports:
     started: bool = False
     """True once pytest runs, which may import the solution; an earlier end is a failure of the sandbox."""
     missing: str = ""
-    """The error that importing pytest raised."""
+    """How pytest ended before it ran."""
     broken: str = ""
 
 
@@ -159,9 +159,12 @@ def _prepare_tests(
             if node.split("::")[0] == file
         }
         try:
-            disguised = disguise(suite.files[file], wanted if suite.decoys else (), without=listed - wanted)
+            disguised = disguise(suite.files[file], wanted, without=listed - wanted, decoys=suite.decoys)
         except SyntaxError as error:
             raise ConfigError(f"PytestSuite.files: expected Python in {file!r}, got {error}. Correct it.") from error
+        if disguised.idle:
+            idle = f"{file}::{disguised.idle[0]}"
+            raise DataError(f"PytestSuite: expected tests that can fail, got {idle!r}. Correct or remove the test.")
         trusted[file] = disguised.source
         for node, test in own.items():
             name, bracket, parameters = test.partition("[")
@@ -228,9 +231,9 @@ def _run_verdict(
         return verdict_of(execution, grading.limits)
     if not reports.started:
         if reports.missing:  # no code of the policy has run yet
+            how = shorten(f"{reports.missing}\n{execution.stderr}".strip())
             raise ConfigError(
-                f"PytestSuite: expected a sandbox with pytest, got {reports.missing!r}. "
-                "Open it with preimport=('pytest',)."
+                f"PytestSuite: expected a sandbox with pytest, got {how!r}. Open it with preimport=('pytest',)."
             )
         return grading.never_started(execution)
     any_passed = any(_passed(reports, node) for node in reports.phases)
@@ -259,7 +262,7 @@ def _test_verdict(
 ) -> tuple[Verdict, str]:
     """Return the verdict on one test; it passed only if all three phases did, and not if its decoy passed too."""
     if decoy is not None and _both_passed(reports, node, decoy):
-        return Verdict.MISSING, "none of its assertions was reached"
+        return Verdict.MISSING, "it also passes with other expectations: no assertion was reached, or it was caught"
     if _passed(reports, node):
         return Verdict.PASSED, ""
     phases = reports.phases.get(node, {})

@@ -186,9 +186,9 @@ class PytestSuite:
     """Other files of the policy, untrusted. No test passes if they cannot be written."""
     decoys: bool = True
     """Add a copy of each test with asserts that has a wrong expectation. If both pass, the test is not passed; the
-    solution tampered with it, unless all asserts are in a branch or a loop, which may not have been reached. They run
-    in the same process as the tests, in random order: set it to False for tests that depend on state which others leave
-    in the solution's modules."""
+    solution tampered with it, unless all asserts are in a branch or a loop, which may not have been reached, or the
+    test catches their errors. They run in the same process as the tests, in random order: set it to False for tests
+    that depend on state which others leave in the solution's modules."""
 
     def __post_init__(self) -> None:
         _check_tests(self, str, self.visible, self.hidden)

@@ -631,6 +631,7 @@ async def test_an_assert_that_a_row_catches_or_loops_over_nothing_pays_nothing(s
         "assert add(1, 2) == add(1, 2)",
         "assert [add(1, 2) == 3]",
         "assert lambda: add(1, 2) == 3",
+        "assert (add(1, n) == 3 for n in [2])",
     ],
 )
 def test_an_assert_that_is_always_true_is_not_a_test(test):

@@ -1,9 +1,12 @@
 """pytest beside the solution: evidence, which must be complete and agree with itself."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
-from agentenv.errors import ConfigError
-from agentenv.sandbox.grading import PytestSuite, grade
+from agentenv.errors import ConfigError, DataError
+from agentenv.sandbox.grading import PytestSuite, grade, in_process
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation
 from tests.sandbox.grading.plain import PlainSandbox
 
@@ -353,6 +356,55 @@ async def test_a_suite_that_cannot_be_graded_is_refused_at_once(options, words):
 async def test_a_test_file_that_is_not_python_is_refused():
     with pytest.raises(ConfigError, match="expected Python in"):
         await graded(PlainSandbox(), "", files={"test.py": b"def test_it(:\n"}, nodes=("test.py::test_it",))
+
+
+@pytest.mark.parametrize("broken", ["pytest/__init__.py", "_pytest/config/__init__.py", "_pytest/junitxml.py"])
+@pytest.mark.parametrize("source", ["import nothing_of_this_name", "import os\nos.nothing_of_this_name"])
+@pytest.mark.long
+async def test_a_pytest_that_breaks_before_the_solution_is_an_error_of_configuration(
+    monkeypatch, tmp_path, broken, source
+):
+    for name in ("pytest", "_pytest"):
+        shutil.copytree(Path(pytest.__file__).parent.parent / name, tmp_path / name)
+    (tmp_path / broken).write_text(source)
+    path = [str(tmp_path), *in_process._pytest_path()]
+    monkeypatch.setattr(in_process, "_pytest_path", lambda: path)
+    with pytest.raises(ConfigError, match=r"expected a sandbox with pytest, got .*nothing_of_this_name"):
+        await graded(PlainSandbox(), SOLUTION, files={"test.py": b"def test_it(): pass\n"}, nodes=("test.py::test_it",))
+
+
+@pytest.mark.parametrize("decoys", [True, False])
+@pytest.mark.parametrize(
+    "body",
+    ["assert True", "assert add(1, 2) == 3 or True", "assert (add(1, 2) == 3, 'wrong')",
+     "assert (n for n in [add(1, 2)])", "'text'\n        assert add(1, 2) == add(1, 2)\n        pass"],
+)  # fmt: skip
+async def test_a_test_that_no_program_can_fail_is_an_error_of_the_data(body, decoys):
+    tests = f"from solution import add\nclass TestIt:\n    def test_it(self):\n        {body}\n".encode()
+    node = "test.py::TestIt::test_it"
+    with pytest.raises(DataError, match=f"PytestSuite: expected tests that can fail, got '{node}'"):
+        await graded(PlainSandbox(), SOLUTION, files={"test.py": tests}, nodes=(node,), decoys=decoys)
+
+
+@pytest.mark.parametrize(
+    ("body", "verdict"),
+    [
+        ("assert True\n    assert add(1, 2) == 3", "passed"),
+        ("add(1, 2)\n    assert True", "passed"),
+        ("from solution import add\n    assert True", "passed"),
+        ("with pytest.raises(TypeError):\n        add(1, '')\n    assert True", "passed"),
+        ("try:\n        add(1, '')\n        assert False\n    except TypeError:\n        pass", "passed"),
+        ("try:\n        assert add(1, 2) == 3\n    except Exception as e:\n        pytest.fail(str(e))", "passed"),
+        ("try:\n        assert add(1, 2) == 3\n    except Exception:\n        raise", "passed"),
+        ("try:\n        assert add(1, 2) == 3\n    except:\n        pass", "missing"),
+        ("try:\n        assert add(1, 2) == 3\n    except AssertionError:\n        print('no')", "missing"),
+        ("with contextlib.suppress(Exception):\n        assert add(1, 2) == 3", "missing"),
+    ],
+)  # fmt: skip
+async def test_a_test_that_catches_its_own_errors_shows_nothing(sandbox_with_pytest, body, verdict):
+    tests = f"import contextlib, pytest\nfrom solution import add\ndef test_it():\n    {body}\n".encode()
+    result = await graded(sandbox_with_pytest, SOLUTION, files={"test.py": tests}, nodes=("test.py::test_it",))
+    assert ([test.verdict.value for test in result.tests], result.tamper_signals) == ([verdict], ())
 
 
 async def test_a_sandbox_without_pytest_is_an_error_of_configuration_and_no_failure_of_infrastructure(sandbox):

@@ -8,7 +8,7 @@ import symtable
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from agentenv._util.syntax import parse_source
+from agentenv._util.syntax import parse_source, truth_of
 from agentenv.rewards.rules.code.task import SOLUTION_PRELUDE, TEST_PRELUDE, as_items, as_text, parse_column
 from agentenv.sandbox.grading import AssertSuite, AssertTest, PytestSuite, TestSuite
 
@@ -92,29 +92,9 @@ def _can_fail(node: ast.AST) -> bool:
     """Return True for an assert of names that may be false, and for one that is always false."""
     if not isinstance(node, ast.Assert):
         return False
-    if (truth := _truth(node.test)) is not None:
+    if (truth := truth_of(node.test)) is not None:
         return not truth
     return any(isinstance(each, ast.Name) for each in ast.walk(node.test))
-
-
-def _truth(test: ast.expr) -> bool | None:
-    """Return whether an expression is true, if that does not depend on what names stand for; else None."""
-    match test:
-        case ast.Constant(value=value):
-            return bool(value)
-        case ast.Tuple(elts=items) | ast.List(elts=items) | ast.Set(elts=items) | ast.Dict(keys=items):
-            return bool(items) if not any(isinstance(each, ast.Starred | None) for each in items) else None
-        case ast.Lambda():
-            return True
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return None if (truth := _truth(operand)) is None else not truth
-        case ast.BoolOp(op=op, values=values):
-            decisive = isinstance(op, ast.Or)  # one true value decides an `or`, a false one an `and`
-            truths = set(map(_truth, values))
-            return decisive if decisive in truths else None if None in truths else not decisive
-        case ast.Compare(left=left, ops=[ast.Eq() | ast.Is() | ast.GtE() | ast.LtE()], comparators=[right]):
-            return ast.dump(left) == ast.dump(right) or None
-    return None
 
 
 def mbpp_suite(row: Mapping[str, Any], visible: Sequence[str], hidden: Sequence[str]) -> TestSuite:

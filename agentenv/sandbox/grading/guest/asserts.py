@@ -17,7 +17,7 @@ from agentenv.sandbox.grading.codec import CodecError, decode, dump_line, encode
 from agentenv.sandbox.grading.guest.serve import CHANNEL, Lines
 
 _MAX_DETAIL = 2000
-_BROAD = {"Exception", "BaseException", "AssertionError"}
+BROAD = {"Exception", "BaseException", "AssertionError"}
 NO_CALL = "it passed without a call of the solution, so it tests nothing"
 
 
@@ -174,7 +174,7 @@ def _tell(statements: list[Any]) -> bool:
         elif isinstance(node, ast.Try):
             name = f"_num_open_{node.lineno}_{node.col_offset}"
             for handler in node.handlers:
-                arguments = [_at(node, ast.Name(name, ast.Load()))] if _judges(handler) else []
+                arguments = [_at(node, ast.Name(name, ast.Load()))] if judges(handler) else []
                 handler.body.insert(0, _at(handler, ast.Expr(_call(handler, "_handle", *arguments))))
             stored = ast.Assign([_at(node, ast.Name(name, ast.Store()))], _call(node, "_num_open"))
             node.body.insert(0, _at(node, stored))
@@ -189,10 +189,10 @@ def _call(node: Any, name: str, *arguments: ast.expr) -> Any:
     return _at(node, ast.Call(_at(node, ast.Name(name, ast.Load())), list(arguments), []))
 
 
-def _judges(handler: ast.ExceptHandler) -> bool:
+def judges(handler: ast.ExceptHandler) -> bool:
     """Return False for a handler that also takes errors of asserts for right."""
     caught = ast.walk(handler.type) if handler.type else [ast.Name("Exception")]
-    if not any(isinstance(each, ast.Name) and each.id in _BROAD for each in caught):
+    if not any(isinstance(each, ast.Name) and each.id in BROAD for each in caught):
         return True
     for node in [each for statement in handler.body for each in ast.walk(statement)]:
         match node:

@@ -39,6 +39,13 @@ class Reporter:
     def __init__(self, channel: Lines, wanted: list[str]) -> None:
         self._channel = channel
         self._wanted = {node: place for place, node in enumerate(wanted)}
+        self.has_begun = False
+
+    def pytest_cmdline_parse(self) -> None:
+        """Report that pytest has loaded its own plugins; from here on, a conftest may import the solution."""
+        sys.path.append(os.getcwd())  # after the libraries, so that no file of the policy shadows one
+        self.has_begun = True
+        self._channel.send(dump_line({"begin": True}))
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         """Run only the requested tests, in the requested order."""
@@ -68,16 +75,20 @@ def run_pytest(*, _exit: Callable[[int], Any] = os._exit) -> None:
     os.environ.pop("PYTEST_ADDOPTS", None)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     sys.path += [path for path in request["path"] if path not in sys.path]
+    audit, reporter = PytestWatch(request["solution"], request["files"]), Reporter(channel, request["nodes"])
+    sys.addaudithook(audit)
     try:
         import pytest
-    except ImportError as error:
-        channel.send(dump_line({"missing": str(error)}))
+
+        code = int(pytest.main([*request["options"], *request["files"]], plugins=[reporter]))
+    except Exception as error:
+        if reporter.has_begun or isinstance(error, (OSError, MemoryError)):  # may be the host's
+            raise
+        code, ended = 1, str(error)
+    else:
+        ended = f"exit code {code}"
+    if not reporter.has_begun:
+        channel.send(dump_line({"missing": ended}))
         _exit(1)
-    audit = PytestWatch(request["solution"], request["files"])
-    sys.path.append(os.getcwd())  # after the libraries, so that no file of the policy shadows one
-    sys.addaudithook(audit)
-    reporter = Reporter(channel, request["nodes"])
-    channel.send(dump_line({"begin": True}))  # a conftest may import the solution
-    code = int(pytest.main([*request["options"], *request["files"]], plugins=[reporter]))
     channel.send(dump_line({"end": True, "exit": code, "signals": sorted(audit.signals)}))
     _exit(code)
