@@ -33,11 +33,11 @@ def extract_code(text: str, defines: str = "", prompt: str | Sequence[Message] =
     r"""Return the program that an answer commits to, or None.
 
     Thoughts do not count, see `text.read`. The program is the last fenced block that is tagged as Python; else the last
-    one without a tag; else, if nothing is fenced and a line begins like a statement, all of the text. If blocks define
-    the name `defines` it is the last of those, not one that shows how to use the solution. The last block may lack its
-    closing fence, if a limit or a stop string cut it, or have it behind its last line. The first one may lack its
-    opening fence, if the end of the `prompt` has it, or if what stands before the closing one is Python. Blocks in
-    other languages and empty ones do not count.
+    one without a tag; else, if nothing is fenced and it is Python or begins like a statement, all of the text. If
+    blocks define the name `defines` it is the last of those, not one that shows how to use the solution. The last block
+    may lack its closing fence, if a limit or a stop string cut it, or have it behind its last line or before other
+    text. The first one may lack its opening fence, if the end of the `prompt` has it, or if what stands before the
+    closing one is Python. Blocks in other languages and empty ones do not count.
 
     Example: `extract_code("Like so:\n```python\nprint(1)\n```")` is `"print(1)\n"`.
     """
@@ -46,7 +46,7 @@ def extract_code(text: str, defines: str = "", prompt: str | Sequence[Message] =
     code = "".join(reading.parts)
     if reading.blocks:
         code = _last(reading, _PYTHON, defines) or _last(reading, _UNTAGGED, defines)
-    elif not _STATEMENT.match(code.lstrip("\n")) and not _BEGINS.search(code):
+    elif not (_STATEMENT.match(code.lstrip("\n")) or _BEGINS.search(code) or _is_python(code)):
         return None
     code = code.strip("\n").rstrip()
     return code + "\n" if code.strip() and len(code) < MAX_CODE_CHARS else None
@@ -102,7 +102,11 @@ def _code(reading: Reading, block: Block) -> str:
         code = code.rstrip().removesuffix(block.fence)
     lines = code.split("\n")
     code = "\n".join(line[min(block.indent, len(line) - len(line.lstrip())) :] for line in lines)
-    return textwrap.dedent(code) if code.lstrip("\n")[:1].isspace() else code
+    code = textwrap.dedent(code) if code.lstrip("\n")[:1].isspace() else code
+    if block.has_fence and not _is_python(code):  # text behind a closing fence, or none before the next block
+        parts = re.split(rf"^ {{0,3}}{block.fence}.*$", code, flags=re.MULTILINE)
+        code = next(filter(_is_python, reversed(parts)), code)
+    return code
 
 
 def _last(reading: Reading, tag: re.Pattern[str], defines: str) -> str:
