@@ -23,7 +23,7 @@ from agentenv.core.arguments import label_error, number, one_of, shown, whole_nu
 from agentenv.errors import ConfigError
 from agentenv.rewards.rules.length import Count, LengthReward
 from agentenv.rewards.rules.repetition import RepetitionReward
-from agentenv.rewards.rules.retraction import standing_box
+from agentenv.rewards.rules.retraction import is_alternative, is_taken_back, standing_box
 from agentenv.rewards.rules.text import FONTS, INK, boxes, final_text, last_boxed
 from agentenv.rewards.types import Response, RewardResult, Status
 
@@ -69,6 +69,8 @@ _COMMITMENT = re.compile(
     r"|(?:^|[.;:!] )(?:so|thus|hence|therefore),?)"
     rf" (?:the )?(?:option |choice |letter )?)[\"“'‘]?(?P<letters>{_LETTERS})(?=[.,;:!)\"”'’]*(?: |$))"
 )
+_OTHER = re.compile(rf"[.,;!)]*\s+(?i:or|alternatively|maybe|perhaps|possibly)[,:]? (?P<letters>{_LETTERS})")
+_LEAD = re.compile(rf"{_ARTICLE}[(\[]?([A-Z])[)\]]?(?=[ ,;])")
 _ALONE = re.compile(rf"(?:[Oo]ption |[Cc]hoice )?{_SINGLE.pattern}")
 _VERDICT = re.compile(
     rf"(?P<letters>{_LETTERS}) (?:is|are|was|seems|must be|would be) (?:the |both )?(?:most |best )?"
@@ -172,6 +174,8 @@ def letters_of(answer: str, options: ChoiceOptions, *, prose: bool = True) -> fr
             named.update(*map(options.with_text, _BETWEEN_TEXTS.split(others)))
     elif prose and not _NEGATION.search(text):
         found = [match["letters"] for pattern in (_MARKED, _VERDICT) for match in pattern.finditer(text)]
+        if found and (lead := _LEAD.match(text)):
+            found.append(lead[1])
         named = {letter.upper() for letters in found for letter in _LETTER.findall(letters)}
     else:
         named = set()
@@ -198,9 +202,16 @@ def final_answer(final: str, options: ChoiceOptions, *, require_box: bool) -> tu
 def _unboxed_answer(final: str, options: ChoiceOptions) -> str | None:
     if tagged := _ANSWER_TAG.findall(final):
         return str(tagged[-1])
-    clauses = [_clause(final[marker.end() :]) for marker in list(_MARKER.finditer(final))[-_MAX_MARKERS:]]
-    if clauses:
-        return next((clause for clause in reversed(clauses) if letters_of(clause, options)), clauses[-1])
+    if markers := list(_MARKER.finditer(final))[-_MAX_MARKERS:]:
+        last, named, end = None, "", 0
+        for marker in markers:
+            if (clause := _clause(final, marker.end())) is not None:
+                last = clause
+                if letters_of(clause, options):
+                    also = named and is_alternative(final, end, marker.start())
+                    named = f"{named} or {clause}" if also else clause
+            end = marker.end()
+        return named or last
     bare = final.strip()
     if len(bare) <= _MAX_BARE_CHARS and letters_of(bare, options, prose=False):
         return bare
@@ -209,16 +220,24 @@ def _unboxed_answer(final: str, options: ChoiceOptions) -> str | None:
         return None
     if _ALONE.fullmatch(last):  # not the last one of a list of letters
         return None if _ALONE.fullmatch(before) else last
-    if committed := _COMMITMENT.search(last):
-        clause = _clause(last[committed.start("letters") :])
-        return clause if letters_of(clause, options) and not _NEGATION.search(last[: committed.end()]) else None
+    if commitments := list(_COMMITMENT.finditer(last)):
+        clause = _clause(last, commitments[-1].start("letters"))
+        is_meant = clause and letters_of(clause, options) and not _NEGATION.search(last[: commitments[-1].end()])
+        return clause if is_meant else None
     return last if _VERDICT.search(last) else None
 
 
-def _clause(behind: str) -> str:
-    line = behind[:MAX_ANSWER_CHARS].lstrip(": \t\r\n*_：").partition("\n")[0]
+def _clause(final: str, start: int) -> str | None:
+    """Return the clause of a text from `start` on, with an option that an "or" adds; None if it is taken back."""
+    behind = final[start : start + MAX_ANSWER_CHARS]
+    line = behind.lstrip(": \t\r\n*_：")
+    start += len(behind) - len(line)
+    line = line.partition("\n")[0]
     stop = next((end.start() for end in _CLAUSE_END.finditer(line) if end.start() > 0), len(line))
-    return line[:stop]
+    if is_taken_back(final, start, start + stop):
+        return None
+    other = _OTHER.match(final, start + stop)
+    return f"{line[:stop]} or {other['letters']}" if other else line[:stop]
 
 
 def read_label(label: object, options: ChoiceOptions, index_base: int) -> str:

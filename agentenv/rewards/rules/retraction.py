@@ -8,8 +8,8 @@ from agentenv.rewards.rules.text import boxes
 
 _MAX_BEFORE, _MAX_BEHIND = 48, 160
 """How many characters of the words next to an answer may take it back."""
-_MAX_BOXES = 16
-_HINT = re.compile(r"n[o'’e]|w[ri]|than|fal|in[cvs]|un|mis|an[y]|≠|err|scr|ign|dis|for|str|bac|ret|错|不")
+_MAX_BETWEEN, _MAX_BOXES = 80, 16
+_HINT = re.compile(r"n[o'’e]|w[ri]|than|fal|in[cvs]|un|mis|an[y]|≠|err|scr|ign|dis|for|str|bac|ret|doub|错|不")
 """A part of each word that takes an answer back: most texts need no more than this look."""
 _WRONG = r"(?:wrong|incorrect|false|invalid|untrue|mistaken|inaccurate|nonsense|mistake|error)\b(?! \w{3,}[^s]s\b)"
 _RIGHT = (
@@ -32,7 +32,16 @@ _BEFORE = re.compile(
     r"(?:(?:\b(?:not|never|neither|nor) (?:be |equal |to |simply |just )*(?:the (?:answer|value|option) )?"
     r"|\b(?:rather than|instead of|other than|anything but) |\\neq?|≠"
     r"|\b(?:wrong|incorrect|false) (?:answer|result|value|option|choice|solution|one) (?:is|was|would be)[ :]"
-    r"|\b(?:wrong|incorrect|false|a mistake) to (?:say|answer|claim|write|conclude|choose) )(?:[^\w.,;!?]|\\[(\[])*)$"
+    r"|\b(?:wrong|incorrect|false|a mistake) to (?:say|answer|claim|write|conclude|choose) "
+    r"|(?:\bi (?:\w+ )?doubt|\b(?:doubtful|unclear|unsure|unlikely|not (?:sure|certain|clear|think|believe|say)))"
+    r"(?: (?:that|if|whether))?(?: (?:the|my|this))?(?: (?:final|correct|right|best))?"
+    r"(?: (?:answer|result|value|solution|option|choice|it))?(?: (?:is|be|was|equals|would be|could be))?(?: option)?"
+    r")(?:[^\w.,;!?]|\\[(\[])*)$"
+)
+_OR = re.compile(
+    r"\b(?:or|otherwise|else|alternatively|maybe|perhaps|possibly)\b\W*"
+    r"(?:(?:the|my|final|correct|right|best|answer|option|it|is|could be|might be)\b\W*)*(?:\w{1,3} ?=\W*)?$",
+    re.IGNORECASE,
 )
 
 
@@ -47,10 +56,22 @@ def is_taken_back(text: str, start: int, end: int) -> bool:
     return _BEFORE.search(before) is not None or _BEHIND.match(behind) is not None
 
 
+def is_alternative(text: str, end: int, start: int) -> bool:
+    """Return True if an "or" leads from an answer that ends at `end` to the next, which starts soon, at `start`."""
+    return 0 < start - end <= _MAX_BETWEEN and _OR.search(text[end:start]) is not None
+
+
 def standing_box(text: str) -> str | None:
-    r"""Return the last nonempty `\boxed{…}` that is not taken back; empty if the last 16 are, None if there is none."""
+    r"""Return the last nonempty `\boxed{…}` that is not taken back; empty if the last 16 are, None if there is none.
+
+    It is "A or B" for `\boxed{A}, or \boxed{B}`.
+    """
     found = boxes(text)
-    for box in found[: -_MAX_BOXES - 1 : -1]:
+    for at in range(len(found) - 1, max(len(found) - 1 - _MAX_BOXES, -1), -1):
+        box = found[at]
         if not is_taken_back(text, box.start, box.end + 1):
-            return text[box.content : box.end]
+            content = text[box.content : box.end]
+            before = found[at - 1] if at else box
+            is_hedge = is_alternative(text, before.end + 1, box.start)
+            return f"{text[before.content : before.end]} or {content}" if is_hedge else content
     return "" if found else None

@@ -223,6 +223,9 @@ async def test_answers_without_a_box(text, answer):
         "It must be B.", "My choice is B.", "I'll select option B.", "I choose B, since A is wrong.", "Final choice: B",
         'I choose "B".', "Let's go with B", "I am confident that it's B.", "The right pick is B",
         "Let me think.\nB", "Because of x.\n\n**B**", "Because of x.\n\nOption (B).", "A or C?\nSo it’s B",
+        "I choose A. No, I choose B.", "The answer is B. Or is it? Yes, B.", "The answer is B. Or, in words: London.",
+        "Answer: B\nPerhaps a figure helps.", "The answer is B. A is wrong.", "A man runs, so the answer is B.",
+        "The answer is not obvious. Perhaps the answer is B.", "The answer is A or so. No, the answer is B.",
         "\\boxed{42}\n\n**Answer: B**", r"\boxed{x=2}. So it is B.", r"\boxed{B} \boxed{42} Answer: B",
     ],
 )  # fmt: skip
@@ -233,6 +236,11 @@ async def test_a_last_line_that_commits_to_an_option_and_what_follows_a_box_with
 @pytest.mark.parametrize(
     "text",
     [
+        "The answer is A, unless it is B.", "The answer is A but could be B.", "Answer: B = A", "Answer: B, or it is A",
+        "The answer is B. Or A.", "The answer is B. Alternatively, A.", "Answer: B\nMaybe A.",
+        "I choose B. I choose A.",
+        "If it is pure, the answer is A, otherwise the answer is B.", "So it is B. Or A.",
+        "The answer is B if it is pure. Otherwise, the correct answer is A.", "The answer is B, or the answer is A.",
         "A\nB", "Option A\nOption B", "A. Paris\nB. London", "I choose B or C.", "So it's (A) or (B).",
         "Therefore, B and C.", "So vitamin B is needed", "I do not choose B.", "I would never choose B.",
         "So it's not B.", "It's B or not B.", "Thus B is wrong.", "I choose between A and B", "x\nPlan B",

@@ -155,14 +155,15 @@ def extract_boxes(text: str) -> str | None:
     final = (final_text(text) or "")[-_MAX_SEARCHED_CHARS:]
     together: list[str] = []
     following = None
-    for box in reversed(boxes(final)[-_MAX_BOXES:]):
+    found = boxes(final)[-_MAX_BOXES:]
+    for box in reversed(found):
         if following is not None:
             between = final[box.end + 1 : following]
             if box.end >= following or len(between) > _MAX_BETWEEN_BOXES or not _BETWEEN_BOXES.fullmatch(between):
                 break
         together.append(clean(final[box.content : box.end]))
         following = box.start
-    if not 2 <= len(together) < _MAX_BOXES or standing_box(final) != last_boxed(final):
+    if not 2 <= len(together) < _MAX_BOXES or is_taken_back(final, found[-1].start, found[-1].end + 1):
         return None
     if any(len(parts(answer)) != 1 for answer in together):
         return None
