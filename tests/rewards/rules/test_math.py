@@ -240,6 +240,33 @@ UNITS = [
     (r"2\pi", {r"2\pi h": False, r"2\pi \text{ m}": True, r"2\pi\text{ dollars}": True}),
     (r"5\sqrt{2}", {r"5\sqrt{2}\text{ m}": True, r"5\sqrt{2}\,\mathrm{m}^2": True, r"5\sqrt{2} m": False}),
     ("x+c", {"x+c": True, "x": False, "x+s": False}),
+    (
+        "5",
+        {
+            **dict.fromkeys([f"5 {word}" for word in ("squared", "cubed", "factorial", "root 2", "choose 2")], False),
+            **dict.fromkeys(
+                [f"5 {word}" for word in ("halves", "thirds", "tenths", "hundredths", "billionths")], False
+            ),
+            **dict.fromkeys([f"5 {word}" for word in ("at most", "at least", "doubled", "degrees below zero")], False),
+            **dict.fromkeys(["5 hundred", "5 millions", "5 hundred dollars"], False),
+            **dict.fromkeys(["5 meters squared", "5 square roots", "5 more apples", "5 seconds", "5 quarters"], True),
+            **dict.fromkeys(["5 days at work", "5 dozen", "5 hundred-dollar bills", "5 third graders"], True),
+        },
+    ),
+    ("500", {"5 hundred": True, "5 hundred dollars": True, r"\$5 \text{ hundred}": True}),
+    ("2000000", {"2 millions": True}),
+    (r"\text{3:30 p.m.}", {"3:30 PM": True, r"3:30\,\text{pm}": True, "3:30 p. m.": True, "3:30 a.m.": False}),
+    (
+        r"\frac{3}{56}",
+        {
+            **dict.fromkeys([r"\frac{3}{56} \approx 0.0536", r"x = \frac{3}{56} ≈ 0.054"], True),
+            **dict.fromkeys(
+                [r"\frac{3}{56} \approx 0.07", r"\frac{3}{57} \approx 0.0536", r"0.05 \approx 0.0536"], False
+            ),
+        },
+    ),
+    (r"2\sqrt{3}", {r"2\sqrt{3} \approx 3.46": True, r"2\sqrt{3} \approx 3.64": False, r"\sqrt{3}\approx 1.73": False}),
+    ("5", {r"5 \approx 5.2": False, r"5\approx 5.0": True, r"x=5 \approx 6.0": False, r"2+3 \approx 5.0": False}),
 ]
 BRACKETS = [
     ("(1,3)", {"{1,3}": True, "{3,1}": False}),
@@ -294,6 +321,7 @@ BASES = [  # the base is part of a number, however it is written
     ("121_b", {"121_{b}": True, "121": False}),
     ("5", {r"5_{\text{max}}": False, "5_6": False}),
     ("9", {"3^{2}_{5}": False}),
+    ("251600", {"2516_1000": False}),
     (r"x_1\cdot 3", {"3x_1": True, "3x_2": False}),
     ("x_1^2+x_2^2", {"x^2_1+x^2_2": True}),
     (

@@ -77,13 +77,14 @@ _RATIO = (
 _NUMBER = re.compile(rf"(?P<sign>[-+]?) ?(?:{_RATIO}|{_DECIMAL})")
 
 _POWER_OF_TEN = re.compile(r"(?<=[0-9]) ?(?:\\times|\\cdot|[×·*]) ?10 ?\^ ?\{?([-+]?[0-9]{1,3})\}?$")
+_HALF_DAY = re.compile(r"(?<=:[0-9]{2}) ?([ap])\.? ?m\b\.?", re.IGNORECASE)
 _POINT_BEFORE_SLASH = re.compile(r"(?<=[0-9])\. ?(?=/)")
 _TEN_TO = re.compile(r"([-+]?) ?10 ?\^ ?(?:\{ ?([-+]?[0-9]{1,3}) ?\}|([-+]?[0-9]{1,3}))")
 _REPEATING = re.compile(r"(-?)([0-9]{1,40})\.([0-9]{0,40})\\overline ?\{([0-9]{1,40})\}")
 
 _PERCENT = re.compile(r"\s?(?:\\?%|per ?cent\b|pct\b)", re.IGNORECASE)
-_SCALE = re.compile(r" ?(thousand|million|billion|trillion)\b", re.IGNORECASE)
-_SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALE = re.compile(r" ?(hundred|thousand|million|billion|trillion)s?(?![\w-])", re.IGNORECASE)
+_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _POWER = r"(?:\s?\^?\{?[23]\}?|[²³])?"
 _UNIT_WORD = rf"[A-Za-zµ][A-Za-z.'-]{{0,24}}{_POWER}"
 _ATTACHED_UNIT = re.compile(
@@ -93,10 +94,13 @@ _ATTACHED_UNIT = re.compile(
 _SPACED_UNIT = re.compile(rf" {_UNIT_WORD}(?: ?/ ?{_UNIT_WORD}| {_UNIT_WORD}){{0,5}}")
 _NOT_UNITS = re.compile(
     r"or|and|to|plus|minus|times|over|of|by|but|not?|mod|pi|sqrt|sin|cos|tan|cot|log|ln|exp|if|then|is|are|equals"
-    r"|versus|vs|than|thousand|million|billion|trillion",
+    r"|versus|vs|than|thousand|million|billion|trillion|root|choose|factorial|halved|doubled|tripled|zero"
+    r"|halves|thirds|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand|million|billion)ths",
     re.IGNORECASE,
 )
-_RETRACTED = re.compile(r" (?:wrong|incorrect|false|invalid|maybe|perhaps)$", re.IGNORECASE)
+_NO_UNIT = re.compile(
+    r" (?:wrong|incorrect|false|invalid|maybe|perhaps|at (?:most|least))$|^ (?:squar|cub)ed$", re.IGNORECASE
+)
 _OF_THINGS = re.compile(r" of (?:the |an? |his |her |their )?[A-Za-z]{3,24}")
 _UNIT_OF_EXPRESSION = re.compile(
     r"(?<=[0-9})πi]) (?:(?:square|cubic|sq\.?|cu\.?) )?(?:units?|[ckm]m|inch(?:es)?|ft|foot|feet|yards?|miles?"
@@ -227,6 +231,8 @@ def clean(answer: str) -> str:
     text = with_bases(" ".join(_NOISE.sub("", text.replace("{,}", ",")).split()))
     if "/" in text:
         text = _POINT_BEFORE_SLASH.sub("", text)
+    if ":" in text:
+        text = _HALF_DAY.sub(lambda half: f" {half[1].lower()}m", text)
     while True:
         bare = _BOLD.sub(r"\1", text, count=1).rstrip(_EDGES + "\\")
         stripped = bare.lstrip("*_`\"': ")
@@ -268,7 +274,7 @@ def _without_unit(text: str) -> str:
 
 
 def _is_unit(rest: str) -> bool:
-    if _RETRACTED.search(rest):
+    if _NO_UNIT.search(rest):
         return False
     if _ATTACHED_UNIT.fullmatch(rest):
         return True

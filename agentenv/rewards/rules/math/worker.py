@@ -8,8 +8,8 @@ sum, any two equations without a solution, the last side of a false equation, le
 Errors that remain:
 - accepted though different: variables in another case (`x` equals `X`), `a = 5` for a bare `5`, other units, another
   order where the label has no brackets (`2, 1` for `1, 2`);
-- refused though equal: `e^{i\pi}` for `-1`, `2 to 1` for `2:1`, `1/3 \approx 0.33` for `1/3`, decimals for an
-  irrational gold, times of day in another case, number words ("eighteen");
+- refused though equal: `e^{i\pi}` for `-1`, `2 to 1` for `2:1`, decimals for an irrational gold, number words
+  ("eighteen");
 - refused on purpose, since the task's own words would be right otherwise: `\frac{\pi}{6}` for `30^\circ`, `2x = 6` for
   `x = 3`, `x^2 < 1` for `-1 < x < 1`, `2516_8` for `1358`, sums and products for a number (`9 + 9`, `123\cdot456`),
   integrals, sums, limits, determinants and the like, unless the label has one. `2^{10}`, `10!` and `\sqrt{324}` are
@@ -43,6 +43,7 @@ from agentenv.rewards.workers.main import DeadlineReached
 _MATHEMATICAL = re.compile(r"[0-9\\^_=+*/<>{}|√π∞]")
 """A digit, a command or an operator."""
 _EQUALS = re.compile(r"(?<![\\<>!])=")
+_ROUNDED = re.compile(r"((?:.*=)?)([^=]+?) ?(?:\\approx|≈) ?(-?[0-9]+\.[0-9]+)")
 _SEVERAL_NUMBERS = re.compile(r"(?<![_0-9.])[0-9.]+ +[0-9]")
 _PARTLY_READ = re.compile(
     r"\\(?:approx|sim|simeq|to|rightarrow|Rightarrow|implies|ne|neq|[lc]?dots)\b|[≈→…]|\\[hv]?phantom\b"
@@ -107,6 +108,8 @@ def _compare(answer: str, gold: str) -> tuple[Status, bool, str]:
         if _MATHEMATICAL.search(gold) is None:  # not meant for math-verify
             return Status.OK, False, ""
         raise label_error("an answer that math-verify can read", gold)
+    if rounded := _ROUNDED.fullmatch(answer):  # it claims what `0.33 = 1/3` does, which has to be true
+        answer = f"{rounded[1]}{rounded[3]}={rounded[2]}"
     if reason := _why_unreadable(answer, words=read_number(gold) is None):
         return Status.PARSE_ERROR, False, reason
     if _OPERATION.search(_last_side(answer)) and not _OPERATION.search(gold):
