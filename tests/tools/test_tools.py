@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from datetime import date
 from enum import StrEnum
 
 import pytest
@@ -87,7 +88,8 @@ def as_call(family, index, name, arguments):
 
 
 @functools.cache
-def prompt_of(family):
+def prompt_of(family, today):
+    """Some templates write the date."""
     tools = [schema_of(lookup)] if template_of(family).needs_tools else None
     messages = [{"role": "user", "content": "Look it up."}]
     return render(load(family), [as_parts(m) if family.parts else m for m in messages], tools=tools)
@@ -103,7 +105,7 @@ def action(family, calls, content=""):
     messages = [{"role": "user", "content": "Look it up."}, answer]
     tools = [schema_of(lookup)] if template_of(family).needs_tools else None
     text = render(load(family), [as_parts(m) if family.parts else m for m in messages], gen=False, tools=tools)
-    prompt, close = prompt_of(family), format_of(family).reasoning_close
+    prompt, close = prompt_of(family, date.today()), format_of(family).reasoning_close
     start = next((i for i, (a, b) in enumerate(zip(prompt, text, strict=False)) if a != b), len(prompt))
     while start < len(prompt) and text[start - 1] in "<|｜":  # half a tag of a generation prompt that history drops
         start -= 1
