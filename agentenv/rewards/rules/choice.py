@@ -69,7 +69,9 @@ _COMMITMENT = re.compile(
     r"|(?:^|[.;:!] )(?:so|thus|hence|therefore),?)"
     rf" (?:the )?(?:option |choice |letter )?)[\"“'‘]?(?P<letters>{_LETTERS})(?=[.,;:!)\"”'’]*(?: |$))"
 )
-_OTHER = re.compile(rf"[.,;!)]*\s+(?i:or|alternatively|maybe|perhaps|possibly)[,:]? (?P<letters>{_LETTERS})")
+_OTHER = re.compile(
+    r"[.,;!)]*(?:\s+(?P<or>or|alternatively|maybe|perhaps|possibly)[,:]?)? (?P<other>[^.\n]{1,80})", re.IGNORECASE
+)
 _LEAD = re.compile(rf"{_ARTICLE}[(\[]?([A-Z])[)\]]?(?=[ ,;])")
 _ALONE = re.compile(rf"(?:[Oo]ption |[Cc]hoice )?{_SINGLE.pattern}")
 _VERDICT = re.compile(
@@ -205,7 +207,7 @@ def _unboxed_answer(final: str, options: ChoiceOptions) -> str | None:
     if markers := list(_MARKER.finditer(final))[-_MAX_MARKERS:]:
         last, named, end = None, "", 0
         for marker in markers:
-            if (clause := _clause(final, marker.end())) is not None:
+            if (clause := _clause(final, marker.end(), options)) is not None:
                 last = clause
                 if letters_of(clause, options):
                     also = named and is_alternative(final, end, marker.start())
@@ -221,14 +223,15 @@ def _unboxed_answer(final: str, options: ChoiceOptions) -> str | None:
     if _ALONE.fullmatch(last):  # not the last one of a list of letters
         return None if _ALONE.fullmatch(before) else last
     if commitments := list(_COMMITMENT.finditer(last)):
-        clause = _clause(last, commitments[-1].start("letters"))
-        is_meant = clause and letters_of(clause, options) and not _NEGATION.search(last[: commitments[-1].end()])
+        clause = _clause(last, commitments[-1].start("letters"), options)
+        sentence = last[: commitments[-1].end()].rpartition(", but ")[2]
+        is_meant = clause and letters_of(clause, options) and not _NEGATION.search(sentence)
         return clause if is_meant else None
     return last if _VERDICT.search(last) else None
 
 
-def _clause(final: str, start: int) -> str | None:
-    """Return the clause of a text from `start` on, with an option that an "or" adds; None if it is taken back."""
+def _clause(final: str, start: int, options: ChoiceOptions) -> str | None:
+    """Return the clause of a text from `start` on, with an option that the next one adds; None if it is taken back."""
     behind = final[start : start + MAX_ANSWER_CHARS]
     line = behind.lstrip(": \t\r\n*_：")
     start += len(behind) - len(line)
@@ -236,8 +239,10 @@ def _clause(final: str, start: int) -> str | None:
     stop = next((end.start() for end in _CLAUSE_END.finditer(line) if end.start() > 0), len(line))
     if is_taken_back(final, start, start + stop):
         return None
-    other = _OTHER.match(final, start + stop)
-    return f"{line[:stop]} or {other['letters']}" if other else line[:stop]
+    named, also = letters_of(line[:stop], options), frozenset[str]()
+    if named and (other := _OTHER.match(final, start + stop)):
+        also = letters_of(other["other"], options, prose=False) if other["or"] else options.with_text(other["other"])
+    return " or ".join(sorted(named | also)) if also else line[:stop]
 
 
 def read_label(label: object, options: ChoiceOptions, index_base: int) -> str:

@@ -281,6 +281,19 @@ BRACKETS = [
     ("1,2,2", {"1,2": False, r"\{1,2\}": False, "2,1,2": True}),
     ("4,10,-2", {"10,4,-2": True, "(4,10,-2)": True, "(10,4,-2)": False}),
     ("(1,2),(3,4)", {r"\{(3,4),(1,2)\}": True, "(2,1),(3,4)": False}),
+    ("a=2, b=3", {"2,3": True, "2 and 3": True, "3,2": False, "b=3, a=2": True, "(2,3)": True, "(3,2)": False}),
+    (r"x=2 \text{ or } x=3", {"3,2": True, "2,3": True}),
+    (
+        r"(-\infty,-1]\cup[1,\infty)",
+        {
+            **dict.fromkeys([r"x \le -1 \text{ or } x \ge 1", r"x\ge1 \text{ or } x\le-1"], True),
+            **dict.fromkeys(
+                [r"x \le -1 \text{ and } x \ge 1", r"x<-1 \text{ or } x\ge 1", r"x\le 1 \text{ or } x\ge -1"], False
+            ),
+            **dict.fromkeys([r"x\le-1 \text{ or } y\ge1", r"x^2\ge1", r"x\le-1", r"x\le-1 \text{ or } 2x\ge2"], False),
+        },
+    ),
+    (r"\lg 2", {r"\log_{10}2": True, r"\log 2": True, r"\lg 3": False, r"\ln 2": False}),
 ]
 TINY = [  # nothing is zero because it is small
     (

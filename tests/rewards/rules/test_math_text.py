@@ -19,6 +19,8 @@ from agentenv.rewards.rules.math.answers import extract_answer, numbers_equal, p
     [
         (r"so \boxed{5}", "5"),
         (r"\boxed{6} no wait \boxed{5}", "5"),
+        ("The answer is 5. Or 6.", "5. Or 6"),
+        ("The answer is 5. Or so they say.", "5"),
         (r"\boxed{\frac{1}{2}} or \boxed{6", r"\frac{1}{2}"),
         (r"\boxed{\boxed{5}}", "5"),
         (r"\boxed {5}", "5"),

@@ -37,7 +37,7 @@ _MARKER = re.compile(
     r"\banswer\b(?: (?:to|for) [^.:\n]{1,40}?)?[*_]{0,3}(?:\s{1,4}is\b\s{0,4}:?|\s{0,4}[:=])(?:[*_]{1,3}(?=\s|$))?",
     re.IGNORECASE,
 )
-_SENTENCE_END = re.compile(r"[.!?](?=\s|$)|,?\s(?:because|since|which|so|as)\s")
+_SENTENCE_END = re.compile(r"[.!?](?=\s|$)(?! [Oo]r [$\\0-9-])|,?\s(?:because|since|which|so|as)\s")
 
 _CHARS = (
     {full: full - 0xFEE0 for full in range(0xFF01, 0xFF5E)}  # full-width letters, digits and signs

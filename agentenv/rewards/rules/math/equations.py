@@ -98,6 +98,19 @@ def ascending(value: Any) -> Any:
     return And(*(link.reversed for link in reversed(links)), evaluate=False)
 
 
+def union_of(value: Any, text: str) -> Any:
+    """Return the numbers for which `x < 1 or x > 2` holds, as a set; another value as it is."""
+    from sympy import And, FiniteSet, Union
+    from sympy.core.relational import GreaterThan, LessThan, StrictGreaterThan, StrictLessThan
+
+    kinds = (And, GreaterThan, LessThan, StrictGreaterThan, StrictLessThan)
+    if not isinstance(value, FiniteSet) or " or " not in text or len(value.free_symbols) != 1:
+        return value
+    if not all(isinstance(each, kinds) for each in value.args):
+        return value
+    return Union(*(each.as_set() for each in value.args))
+
+
 def is_solved(value: Any) -> bool:
     """Return True if every equation has a symbol, or a function, for a side and a number for the other.
 

@@ -31,6 +31,7 @@ _RULES = tuple(
         (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
         (r"\\([lr])brace(?![A-Za-z])", lambda found: "\\{" if found[1] == "l" else "\\}"),
         (r"(?<![A-Za-z\\])(ln|log)(?![A-Za-z])", r"\\\1"),
+        (r"\\lg(?![A-Za-z])", r"\\log"),
         (r"\\log ?_ ?(?:e|\{ ?e ?\})", r"\\ln "),
         (r"(?:√|\\sqrt) ?\(", "sqrt("),
         (r"√ ?(?:\{([^{}]*)\}|([0-9.]+|[A-Za-z]))", r"\\sqrt{\1\2}"),

@@ -7,7 +7,7 @@ sum, any two equations without a solution, the last side of a false equation, le
 
 Errors that remain:
 - accepted though different: variables in another case (`x` equals `X`), `a = 5` for a bare `5`, other units, another
-  order where the label has no brackets (`2, 1` for `1, 2`);
+  order where the label has neither brackets nor names (`2, 1` for `1, 2`);
 - refused though equal: `e^{i\pi}` for `-1`, `2 to 1` for `2:1`, decimals for an irrational gold, number words
   ("eighteen");
 - refused on purpose, since the task's own words would be right otherwise: `\frac{\pi}{6}` for `30^\circ`, `2x = 6` for
@@ -33,6 +33,7 @@ from agentenv.rewards.rules.math.equations import (
     relations,
     sound,
     sound_solutions,
+    union_of,
     value_of,
 )
 from agentenv.rewards.rules.math.latex import in_radians, kind, one_spelling, readable
@@ -193,13 +194,18 @@ def _is_right(gold: Any, value: Any, gold_text: str, answer: str) -> bool:
         getattr(side, "_unsorted_args", ()) if isinstance(side, Set) else () for side in (gold, value)
     )
     points = all(isinstance(item, Tuple | Interval) for item in in_answer)  # written twice, it is still one
-    if expected == "list" and written == "tuple" and in_gold:
+    names = {item.lhs for item in in_gold if isinstance(item, Eq)}
+    is_ordered = written == "tuple" or (len(names) == len(in_gold) and next(relations(value), None) is None)
+    if expected == "list" and is_ordered and in_gold:
         gold = Tuple(*in_gold)
-        value = Tuple(value.start, value.end) if isinstance(value, Interval) else value
+        in_answer = (value.start, value.end) if isinstance(value, Interval) else in_answer
+        value = Tuple(*in_answer) if in_answer else value
     elif in_gold and not points and len(in_gold) != len(in_answer) and {written, expected} != {"set"}:
         return False
-    if isinstance(gold, Set) and not all(is_solved(link) for link in relations(value) if not isinstance(link, Eq)):
-        return False
+    if isinstance(gold, Set):
+        if not all(is_solved(link) for link in relations(value) if not isinstance(link, Eq)):
+            return False
+        gold, value = union_of(gold, gold_text), union_of(value, one_spelling(answer))
     if "\\sqrt{-" in answer + gold_text and isinstance(gold, Expr) and isinstance(value, Expr):
         gold, value = (side.subs({name: I for name in side.free_symbols if name.name == "i"}) for side in (gold, value))
     return (
