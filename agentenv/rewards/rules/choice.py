@@ -239,10 +239,10 @@ def _clause(final: str, start: int, options: ChoiceOptions) -> str | None:
     stop = next((end.start() for end in _CLAUSE_END.finditer(line) if end.start() > 0), len(line))
     if is_taken_back(final, start, start + stop):
         return None
-    named, also = letters_of(line[:stop], options), frozenset[str]()
-    if named and (other := _OTHER.match(final, start + stop)):
+    if (other := _OTHER.match(final, start + stop)) and (named := letters_of(line[:stop], options)):
         also = letters_of(other["other"], options, prose=False) if other["or"] else options.with_text(other["other"])
-    return " or ".join(sorted(named | also)) if also else line[:stop]
+        return " or ".join(sorted(named | also)) if also else line[:stop]
+    return line[:stop]
 
 
 def read_label(label: object, options: ChoiceOptions, index_base: int) -> str:

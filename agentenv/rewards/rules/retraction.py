@@ -40,8 +40,7 @@ _BEFORE = re.compile(
 )
 _OR = re.compile(
     r"\b(?:or|otherwise|else|alternatively|maybe|perhaps|possibly)\b\W*"
-    r"(?:(?:the|my|final|correct|right|best|answer|option|it|is|could be|might be)\b\W*)*(?:\w{1,3} ?=\W*)?$",
-    re.IGNORECASE,
+    r"(?:(?:the|my|final|correct|right|best|answer|option|it|is|could be|might be)\b\W*)*(?:\w{1,3} ?=\W*)?$"
 )
 
 
@@ -58,7 +57,7 @@ def is_taken_back(text: str, start: int, end: int) -> bool:
 
 def is_alternative(text: str, end: int, start: int) -> bool:
     """Return True if an "or" leads from an answer that ends at `end` to the next, which starts soon, at `start`."""
-    return 0 < start - end <= _MAX_BETWEEN and _OR.search(text[end:start]) is not None
+    return 0 < start - end <= _MAX_BETWEEN and _OR.search(text[end:start].lower()) is not None
 
 
 def standing_box(text: str) -> str | None:
