@@ -34,13 +34,15 @@ def accepted_arguments(function: Callable[..., Any], arguments: Mapping[str, Any
     return {name: value for name, value in arguments.items() if name in parameters}
 
 
-async def call(function: Callable[..., Any], *args: Any, on_late: Callable[[], object] | None = None) -> Any:
+async def call(
+    function: Callable[..., Any], *args: Any, on_late: Callable[[], asyncio.Future[Any] | None] | None = None
+) -> Any:
     """Await `function(*args)` if it is async; run it in its own thread if it is plain.
 
     Each call has a daemon thread instead of a pool's: a call that never returns costs its thread, but blocks neither a
     pool slot that other episodes need nor the exit of the interpreter. A cancelled call waits a little for the end of
     its thread: a database that `close` closes while the thread still reads it ends the process. `on_late` is called if
-    a plain function returns after its call was cancelled.
+    a plain function has returned and its call is cancelled; what it returns is waited for as well.
 
     Raises:
         InfraError: no thread could be started; the function was not called.
@@ -54,9 +56,12 @@ async def call(function: Callable[..., Any], *args: Any, on_late: Callable[[], o
     context = contextvars.copy_context()
 
     def settle(result: Any, error: BaseException | None) -> None:
-        if not ended.done():
+        late = on_late() if future.cancelled() and error is None and on_late is not None else None
+        _settle(future, result, error)
+        if late is not None:
+            late.add_done_callback(lambda _: ended.set_result(None))
+        elif not ended.done():
             ended.set_result(None)
-        _settle(future, result, error, on_late)
 
     def run() -> None:
         result, error = None, None
@@ -75,6 +80,9 @@ async def call(function: Callable[..., Any], *args: Any, on_late: Callable[[], o
     except asyncio.CancelledError:
         if future.cancelled():
             await asyncio.wait({ended}, timeout=_CANCEL_GRACE_S)
+        elif on_late is not None and future.done() and future.exception() is None:  # it returned at the same moment
+            late = on_late()
+            await asyncio.wait({late} if late is not None else {ended}, timeout=_CANCEL_GRACE_S)
         raise
     if not inspect.isawaitable(result):
         return result
@@ -82,11 +90,7 @@ async def call(function: Callable[..., Any], *args: Any, on_late: Callable[[], o
         return await result
 
 
-def _settle(
-    future: asyncio.Future[Any], result: Any, error: BaseException | None, on_late: Callable[[], object] | None
-) -> None:
-    if error is None and future.cancelled() and on_late is not None:
-        on_late()
+def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
     if future.cancelled():
         return
     if error is None:
@@ -135,14 +139,16 @@ async def create_here(cls: type[_Instance], kwargs: Mapping[str, Any]) -> _Insta
     return instance
 
 
-def _close(late: Any) -> None:
+def _close(late: Any) -> asyncio.Future[Any] | None:
     """Close an instance that no one waits for any more."""
     close = getattr(late, "close", None)
-    if close is not None:
-        work = asyncio.ensure_future(call(close))
-        _CLOSING.add(work)
-        work.add_done_callback(_CLOSING.discard)
-        work.add_done_callback(retrieve_exception)
+    if close is None:
+        return None
+    work = asyncio.ensure_future(call(close))
+    _CLOSING.add(work)
+    work.add_done_callback(_CLOSING.discard)
+    work.add_done_callback(retrieve_exception)
+    return work
 
 
 _CLOSING: set[asyncio.Future[Any]] = set()

@@ -617,6 +617,41 @@ async def test_a_constructor_that_blocks_ends_by_the_limit_of_a_step_and_its_lat
     await asyncio.wait_for(closed.wait(), 60)
 
 
+@pytest.mark.parametrize("moment", ["while it is made", "when it was made", "when its call knows"])
+async def test_an_instance_whose_creation_is_cancelled_is_closed_before_the_cancellation_ends(moment):
+    entered, go, closed = threading.Event(), threading.Event(), []
+
+    class Late(Scripted):
+        def __init__(self):
+            super().__init__(END)
+            entered.set()
+            go.wait(60)
+
+        async def close(self):
+            await asyncio.sleep(0.01)
+            closed.append(self)
+
+    creating = asyncio.create_task(create(Late, {}))
+    assert await asyncio.to_thread(entered.wait, 60)
+    if moment == "while it is made":
+        creating.cancel()
+        await asyncio.sleep(0)
+        go.set()
+    else:
+        (thread,) = (one for one in threading.enumerate() if "Late" in one.name)
+        go.set()
+        thread.join(60)  # the loop stands still meanwhile
+        cancel = (
+            creating.cancel
+            if moment == "when it was made"
+            else partial(asyncio.get_running_loop().call_soon, creating.cancel)
+        )
+        cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await creating
+    assert len(closed) == 1
+
+
 async def test_a_plain_constructor_that_asks_for_the_running_loop_runs_on_it():
     class Client(Scripted):
         def __init__(self):
