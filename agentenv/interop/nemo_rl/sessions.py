@@ -132,7 +132,7 @@ class Sessions:
         Raises:
             Exception: the environment raised it.
         """
-        agent = await bounded(create, self._cls, self._kwargs, limit_s=self._limit_s)
+        agent = await self._make()
         try:
             return await self._reset(agent, metadata, prompt)
         finally:
@@ -154,11 +154,27 @@ class Sessions:
         """Close all episodes."""
         await asyncio.gather(*map(self.drop, list(self._live.values())), *self._closing)
 
+    async def _make(self) -> AgentInstance:
+        """Return a new agent; one that is made while the call is cancelled is closed."""
+        made: list[AgentInstance] = []
+
+        async def make() -> None:
+            made.append(await create(self._cls, self._kwargs))
+
+        make.__qualname__ = "create"
+        try:
+            await bounded(make, limit_s=self._limit_s)
+        except BaseException:
+            for agent in made:
+                await bounded(agent.close, limit_s=self._limit_s)
+            raise
+        return made[0]
+
     async def _start(self, log: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> EpisodeSession:
         shown = prompt_of(log, bare(log))
         task_prompt = metadata.get("task_prompt", metadata.get("raw_prompt"))
         prompt: Any = shown if task_prompt is None else task_prompt
-        agent = await bounded(create, self._cls, self._kwargs, limit_s=self._limit_s)
+        agent = await self._make()
         session = EpisodeSession(agent, deepcopy(_columns(metadata)), num_actions=_num_actions(log) - 1)
         self._live[session.id] = session
         self.num_started += 1
