@@ -166,22 +166,24 @@ class Chat:
         """Return the first ids of an episode: text unchanged, messages rendered up to where the assistant begins.
 
         A rendering gets no BOS except the template's own. `tools` are schemas that replace the constructor's.
+
+        Raises:
+            ConfigError: as `rendering` does, or a user's message is a rendering already.
         """
         if isinstance(observation, PromptText):
             observation = observation.messages
         if isinstance(observation, str):
             return self.encode(observation)
+        self._check_rendered(observation)
         return self.start(*self.rendering(observation, tools))
 
     def rendering(self, messages: Sequence[Message], tools: Any = None) -> tuple[str, str]:
         """Return protected messages as text, up to where the assistant begins, and the mark in it.
 
         Raises:
-            ConfigError: the template refuses or drops a message, the last one is an assistant's, or a user's is
-                rendered already.
+            ConfigError: the template refuses or drops a message, or the last one is an assistant's.
         """
         check_open(messages)
-        self._check_rendered(messages)
         self._check_prompt(messages, tools)
         protected, mark = self._protected(messages, tools)
         return self.render(protected, self._encoder.protect(tools, mark, ends=True)), mark
