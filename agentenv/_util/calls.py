@@ -22,6 +22,8 @@ _Instance = TypeVar("_Instance")
 
 _CANCEL_GRACE_S = 1.0
 """Time for a cancelled call of an agent to release its resources, and for its thread to end."""
+_MAX_GIVEN_BACK = 2.0
+"""Largest part of its limit that a method gets again, as a program of the sandbox does."""
 _THREAD_WAITS_S = (0.05, 0.2, 0.8)
 """Waits before further attempts to start a thread: others may end in the meantime."""
 
@@ -213,6 +215,7 @@ class _Clock:
         self._loop, self._outer = asyncio.get_running_loop(), outer
         self._end, self._left_s, self._waits = end, limit_s, 0
         self._timer = self._loop.call_later(limit_s, end, None)
+        self._more_s = _MAX_GIVEN_BACK * limit_s
         self.over = False
 
     @contextmanager
@@ -229,6 +232,18 @@ class _Clock:
             self._waits -= 1
             if not self._waits and not self.over:
                 self._timer = self._loop.call_later(max(self._left_s, 0.0), self._end, None)
+
+    def give_back(self, seconds: float) -> None:
+        """Add time to this clock and the ones around it, to each as much as it still takes."""
+        more_s = min(seconds, self._more_s)
+        self._more_s -= more_s
+        if self._waits:
+            self._left_s += more_s
+        elif not self.over:
+            self._timer.cancel()
+            self._timer = self._loop.call_at(self._timer.when() + more_s, self._end, None)
+        if self._outer is not None:
+            self._outer.give_back(seconds)
 
     @property
     def left_s(self) -> float:
@@ -255,6 +270,13 @@ def seconds_left() -> float:
     """Return the rest of the running method's limit; infinity without one."""
     clock = _CLOCK.get()
     return math.inf if clock is None else clock.left_s
+
+
+def give_back(seconds: float) -> None:
+    """Add time that others took to the running method's limit, in all up to twice the limit."""
+    clock = _CLOCK.get()
+    if clock is not None:
+        clock.give_back(seconds)
 
 
 async def bounded(method: Callable[..., Any], *args: Any, limit_s: float, flag: str = "step_timeout_s") -> Any:

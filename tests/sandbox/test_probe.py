@@ -285,6 +285,10 @@ def test_signals_and_metadata_can_be_kept_in():
     assert answer(code, numbers["getpgid"], (77, 0, 0, 0, 0, 0)) == seccomp.EPERM
     assert answer(code, numbers["getpriority"]) == seccomp.ALLOW
     assert answer(code, numbers["fchmodat"]) == seccomp.ERRNO
+    code = seccomp.assemble(processes=True, own_signals=True, on_host=True)
+    assert answer(code, numbers["kill"], (1, 9, 0, 0, 0, 0)) == seccomp.EPERM
+    assert answer(code, numbers["pidfd_open"], (1, 0, 0, 0, 0, 0)) == seccomp.ALLOW
+    assert answer(code, numbers["pidfd_send_signal"], (5, 9, 0, 0, 0, 0)) == seccomp.EPERM, "a descriptor of anyone"
 
 
 @pytest.mark.parametrize(

@@ -620,10 +620,33 @@ async def test_a_full_disk_of_the_host_is_not_a_fault_of_the_program(room, monke
             Path(folder, "of the host").write_bytes(bytes(3 << 20))
             with contextlib.suppress(OSError):
                 Path(folder, "also").write_bytes(bytes(3 << 20))
-            result = await sandbox.run("raise OSError(28, 'No space')")
-            assert (result.status, result.attempts) == (ExecStatus.INFRA, 2)
-            assert "the disk is full" in result.detail
-            assert (await sandbox.run("print(1)")).stdout == "1\n"
+            for program in ("print(1)", "raise OSError(28, 'No space')", "raise ValueError"):
+                result = await sandbox.run(program)
+                assert (result.status, result.attempts) == (ExecStatus.INFRA, 2), "whatever the program does"
+                assert "the disk is full" in result.detail
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("raise OSError(28, 'No space')", ExecStatus.INFRA),
+        ("raise ValueError", ExecStatus.NONZERO),
+        ("os._exit(1)", ExecStatus.NONZERO),
+        ("print(1)", ExecStatus.OK),
+    ],
+)
+async def test_only_a_program_that_lacked_the_disk_has_no_verdict_where_the_host_fills_it_meanwhile(
+    room, monkeypatch, end, status
+):
+    program = "import os, time\nopen('up', 'w').close()\nwhile os.statvfs('.').f_bavail: time.sleep(0.01)\n"
+    with small_disk(room, "size=4m,nr_inodes=1k") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        async with await opened(isolation=Isolation.LANDLOCK) as sandbox:
+            running = asyncio.create_task(sandbox.run(program + end))
+            await until(lambda: any(Path(folder).rglob("up")))
+            with contextlib.suppress(OSError):
+                Path(folder, "of the host").write_bytes(bytes(5 << 20))
+            assert (await running).status is status
 
 
 FILLS = """
@@ -719,7 +742,8 @@ def report(**changes):
         (report(delay_s=9.0), ExecStatus.WALL_TIMEOUT),  # it had that time again
         (report(cause="cpu"), ExecStatus.CPU_TIMEOUT),
         (report(cause="killed"), ExecStatus.INFRA),
-        (report(cause="exit", signal=0, code=1, full=True), ExecStatus.INFRA),
+        (report(cause="exit", signal=0, code=1, full=True), ExecStatus.NONZERO),
+        (report(cause="exit", full=True), ExecStatus.SIGNAL),
         (report(cause="exit", signal=0, full=True), ExecStatus.OK),
         (report(cpu_s=5.0), ExecStatus.CPU_TIMEOUT),
         (report(cause="exit", signal=0, cpu_s=5.1), ExecStatus.CPU_TIMEOUT),

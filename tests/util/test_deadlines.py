@@ -3,10 +3,11 @@
 import asyncio
 import math
 import threading
+from contextlib import nullcontext
 
 import pytest
 
-from agentenv._util.calls import StepTimeout, bounded, seconds_left, waiting
+from agentenv._util.calls import StepTimeout, bounded, give_back, seconds_left, waiting
 
 
 async def test_no_time_goes_by_while_a_method_waits_for_its_turn(virtual_clock):
@@ -43,6 +44,27 @@ async def test_while_one_of_its_tasks_waits_the_others_are_not_timed_and_then_ar
 
     with pytest.raises(StepTimeout):
         await bounded(step, limit_s=0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "ends_at"), [([0.05], 0.15), ([0.05, 0.1], 0.25), ([9.0], 0.3), ([0.1, 9.0, 1.0], 0.3)]
+)
+@pytest.mark.parametrize("waits", [True, False])
+async def test_time_that_others_took_is_given_back_up_to_twice_the_limit(virtual_clock, given, ends_at, waits):
+    async def step():
+        with waiting() if waits else nullcontext():
+            for seconds in given:
+                give_back(seconds)
+        await asyncio.sleep(60)
+
+    async def outer():
+        with pytest.raises(StepTimeout):
+            await bounded(step, limit_s=0.1)
+        return asyncio.get_running_loop().time()
+
+    begun = asyncio.get_running_loop().time()
+    assert await bounded(outer, limit_s=0.12) - begun == pytest.approx(ends_at)
+    give_back(1.0)  # no limit here
 
 
 async def test_a_method_can_ask_for_the_rest_of_the_shortest_limit_around_it_which_waits_leave_as_it_is():

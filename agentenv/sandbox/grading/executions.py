@@ -25,8 +25,6 @@ _LIMITS = {ExecStatus.MEMORY: "memory_mb", ExecStatus.OUTPUT_LIMIT: "stdout_kb",
 _START_TIMEOUT_S = 120.0
 _MIN_TEST_S = 1.0
 """Shortest time that is worth starting a test."""
-_MIN_SHARE = 0.5
-"""Share of the time for all tests that a program must have run, so that it is its own fault that none is left."""
 _TOO_LATE = "not run: the tests before it took the time of all"
 
 
@@ -39,12 +37,14 @@ class GradingRun:
     tenant: str
     stop_on_fail: bool
     seconds_left: Callable[[], float] = lambda: math.inf
+    give_back: Callable[[float], None] = lambda _: None
     signals: set[str] = field(default_factory=set)
     not_loaded: bool = False
     load_error: str = ""
     infra_detail: str = ""
     results: list[ExecResult] = field(default_factory=list)
     _left_at_start_s: float = field(init=False)
+    _given_back_s: float = 0.0
 
     def __post_init__(self) -> None:
         self._left_at_start_s = self.seconds_left()
@@ -89,23 +89,28 @@ class GradingRun:
     def out_of_time(self) -> tuple[Verdict, str] | None:
         """Return the verdict on a test that comes after the time for all tests, or None; `wall_s` ends with that time.
 
-        Call this before each execution, so that a slow program does not take its own grade along. Once a program has
-        reached its limits, it is what took the time.
+        Call this before each execution, so that a slow program does not take its own grade along.
         """
+        self._give_back_waits()
         left_s = self.seconds_left()
         longest_s = left_s / (1 + MAX_GIVEN_BACK)
         self.limits = replace(self.limits, wall_s=min(self.limits.wall_s, max(longest_s, _MIN_TEST_S)))
-        if left_s >= _MIN_TEST_S:
-            return None
-        if any(result.status in _TIMEOUTS for result in self.results):
-            return Verdict.TIMEOUT, _TOO_LATE
-        waited_s = sum(result.run_delay_s for result in self.results)
+        return None if left_s >= _MIN_TEST_S else (Verdict.TIMEOUT, _TOO_LATE)
+
+    def _give_back_waits(self) -> None:
+        """Add to the time for all tests what the programs did not have of it.
+
+        They waited for a core or a slot then, which a policy can bring about: it is time, and never a missing grade.
+        """
+        left_s = self.seconds_left()
+        elapsed_s = self._left_at_start_s + self._given_back_s - left_s
         programs_s = sum(result.wall_s for result in self.results)  # several may run at the same time
-        elapsed_s = self._left_at_start_s - left_s
-        if elapsed_s >= _MIN_TEST_S and programs_s - waited_s < _MIN_SHARE * max(programs_s, elapsed_s):
-            self.infra_detail = self.infra_detail or "host: expected free cores for all tests, got none. Grade fewer."
-            return Verdict.INFRA, self.infra_detail
-        return Verdict.TIMEOUT, _TOO_LATE
+        if not elapsed_s > 0:  # or there is no limit
+            return
+        ran_s = programs_s - sum(result.run_delay_s for result in self.results)
+        own_s = ran_s * min(elapsed_s / programs_s, 1.0) if programs_s else 0.0
+        self.give_back(max(elapsed_s - own_s - self._given_back_s, 0.0))
+        self._given_back_s += self.seconds_left() - left_s
 
     def turn(self, *, alone: bool = False) -> AbstractAsyncContextManager[None]:
         """Hold a run slot, or all, for the duration of the block, for programs by `start`, which take none."""

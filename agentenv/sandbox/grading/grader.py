@@ -25,6 +25,7 @@ async def grade(
     stop_on_fail: bool = False,
     tenant: str = "",
     seconds_left: Callable[[], float] = lambda: math.inf,
+    give_back: Callable[[float], None] = lambda _: None,
 ) -> GradeResult:
     """Run all tests of a suite on a program. The program cannot make this raise or get a pass without evidence.
 
@@ -38,15 +39,15 @@ async def grade(
             for `GradeResult.all_passed`.
         tenant: name of the caller, for the sandbox's queue.
         seconds_left: returns the time that is left for all tests.
+        give_back: adds to it the seconds that the programs did not have, because they waited for a core or a slot.
 
     Raises:
         ConfigError: `suite` is not a test suite, or the sandbox cannot run its tests.
         DataError: the tests of an AssertSuite never call the solution.
         asyncio.CancelledError: after all programs have been killed.
     """
-    grading = GradingRun(
-        sandbox, limits or getattr(sandbox, "limits", None) or ExecLimits(), tenant, stop_on_fail, seconds_left
-    )
+    limits = limits or getattr(sandbox, "limits", None) or ExecLimits()
+    grading = GradingRun(sandbox, limits, tenant, stop_on_fail, seconds_left, give_back)
     match suite:
         case StdioSuite():
             return grading.grade_result(await grade_stdio(grading, code, suite), Integrity.OUTSIDE)

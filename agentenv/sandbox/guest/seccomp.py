@@ -127,7 +127,9 @@ def _answers(*, processes: bool, own_signals: bool, on_host: bool, metadata: int
     table |= answer(_CHANGES_METADATA, metadata) | answer(_PROCESSES, ALLOW if processes else EPERM)
     table |= answer(_GROUPS, EPERM if on_host else ALLOW) | answer(_SIGNALS, ALLOW)
     if own_signals:
+        # A pidfd is a descriptor, which does not show whose process it is.
         table |= {name: _if_one_of(0, [OWN_PID], EPERM) for name in _SIGNALS.split()}
+        table |= answer("pidfd_send_signal", EPERM)
     if on_host:
         table |= {name: _if_one_of(index, [0, OWN_PID], EPERM) for name, index in _PROCESS_ARGUMENTS.items()}
     # The priority of a process; that of a user is also the host's.

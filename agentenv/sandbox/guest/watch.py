@@ -21,6 +21,7 @@ _MAX_PAUSE_S = 0.5
 """Longest time between two checks."""
 MAX_GIVEN_BACK = 2.0
 """Largest part of its wall limit that a program gets again because the host kept it waiting for a core."""
+FULL = "host: expected free space for temporary files, the disk is full. Free some, or set TMPDIR"
 _MAX_MESSAGE = 65536
 _SLACK_TASKS = 16
 """Allowance for threads that the user starts between the count and the start of the program."""
@@ -147,7 +148,8 @@ class ProgramLoop:
             self._start(request, named)
         except OSError as error:
             os.close(named["lease"])
-            self._send({"id": request["id"], "cause": "setup", "error": f"zygote: {error}"})
+            problem = FULL if error.errno == errno.ENOSPC else f"zygote: {error}"
+            self._send({"id": request["id"], "cause": "setup", "error": problem})
         finally:
             for name, fd in named.items():
                 if name != "lease":
@@ -162,6 +164,8 @@ class ProgramLoop:
             undo.callback(self._slots.append, slot)
             work = self._work  # mounted by the program itself, in its mount namespace
             if self._base:  # a folder on the host's disk
+                if files.is_full(self._base):  # before it can make a difference what the program does
+                    raise OSError(errno.ENOSPC, FULL)
                 work = f"{self._base}/{slot}"
                 os.mkdir(work, 0o700)
                 undo.callback(files.remove_tree, work)

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
+from agentenv.sandbox.guest.watch import FULL
 from agentenv.sandbox.types import ExecLimits, ExecStatus
 
 _LIMIT_MESSAGES = {
@@ -41,11 +42,6 @@ def classify(report: Mapping[str, Any], limits: ExecLimits, last_line: bytes) ->
         return ExecStatus.POLICY, f"more than {limits.num_processes} processes"
     if cause in ("memory", "disk"):
         return {"memory": ExecStatus.MEMORY, "disk": ExecStatus.DISK_LIMIT}[cause], None
-    if report.get("full") and (report["code"] or report["signal"]):
-        return (
-            ExecStatus.INFRA,
-            "host: expected free space for temporary files, the disk is full. Free some, or set TMPDIR",
-        )
     if report["signal"] == signal.SIGKILL and report["cpu_s"] >= _NEARLY * limits.cpu_s:
         return ExecStatus.CPU_TIMEOUT, None
     if report["signal"]:
@@ -54,5 +50,8 @@ def classify(report: Mapping[str, Any], limits: ExecLimits, last_line: bytes) ->
     if report["code"] == 0:
         return ExecStatus.OK, None
     reached = (status for status, message in _LIMIT_MESSAGES.items() if message.match(last_line))
+    status = next(reached, ExecStatus.NONZERO)
+    if report.get("full") and status is ExecStatus.DISK_LIMIT:  # it was not when the program began
+        return ExecStatus.INFRA, FULL
     is_crowded = report.get("shared_user") and _NO_THREAD.match(last_line)
-    return (ExecStatus.INFRA, CROWDED) if is_crowded else (next(reached, ExecStatus.NONZERO), None)
+    return (ExecStatus.INFRA, CROWDED) if is_crowded else (status, None)

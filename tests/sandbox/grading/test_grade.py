@@ -112,9 +112,13 @@ async def test_cancelling_leaves_no_process(kind):
     assert all(execution.result is not None for execution in sandbox.executions)
 
 
-@pytest.mark.parametrize(("delay_s", "verdict"), [(0.0, Verdict.TIMEOUT), (13.0, Verdict.INFRA)])
-async def test_tests_after_the_time_for_all_are_timeouts_unless_the_host_took_it(delay_s, verdict):
+@pytest.mark.parametrize(("delay_s", "num_passed"), [(0.0, 3), (8.0, 5), (13.0, 5)])
+async def test_tests_after_the_time_for_all_are_timeouts_unless_the_host_took_it(delay_s, num_passed):
     left_s = 40.0
+
+    def give_back(seconds):
+        nonlocal left_s
+        left_s += seconds
 
     class Slow(PlainSandbox):
         run_slots = 1
@@ -125,43 +129,48 @@ async def test_tests_after_the_time_for_all_are_timeouts_unless_the_host_took_it
             return replace(await super().run(program, **options), wall_s=14.0, run_delay_s=delay_s)
 
     tests = StdioSuite(hidden=(StdioTest("1", "1"),) * 5)
-    result = await grade(Slow(), "print(input())", tests, limits=LIMITS, seconds_left=lambda: left_s)
-    assert [test.verdict for test in result.tests] == [Verdict.PASSED] * 3 + [verdict] * 2
-
-
-def _late(executions, *, elapsed_s=40.0, status=ExecStatus.OK):
-    """Return the verdict on a test after these executions (wall, run delay and CPU seconds) took the time of all."""
-    left_s = elapsed_s
-    grading = GradingRun(PlainSandbox(), LIMITS, "", stop_on_fail=False, seconds_left=lambda: left_s)
-    for wall_s, run_delay_s, cpu_s in executions:
-        result = ExecResult(status, isolation=Isolation.NONE)
-        grading.record(replace(result, wall_s=wall_s, run_delay_s=run_delay_s, cpu_s=cpu_s))
-    left_s = 0.0
-    return grading.out_of_time()[0]
+    result = await grade(
+        Slow(), "print(input())", tests, limits=LIMITS, seconds_left=lambda: left_s, give_back=give_back
+    )
+    late = [Verdict.TIMEOUT] * (5 - num_passed)
+    assert [test.verdict for test in result.tests] == [Verdict.PASSED] * num_passed + late
 
 
 @pytest.mark.parametrize(
-    ("executions", "verdict"),
+    ("executions", "given_back_s"),
     [
-        ([(40.0, 0.0, 1.0)], Verdict.TIMEOUT),
-        ([(40.0, 36.0, 2.0)], Verdict.INFRA),
-        ([(40.0, 18.0, 1.0), (0.0, 18.0, 1.0)], Verdict.INFRA),  # a pair, whose time counts once
-        ([(10.0, 9.0, 0.5)] * 16, Verdict.INFRA),  # four at a time
-        ([(10.0, 0.0, 0.5)] * 16, Verdict.TIMEOUT),
-        ([(5.0, 0.0, 5.0)], Verdict.INFRA),  # the rest was spent waiting for a slot
+        ([(40.0, 0.0)], 0.0),
+        ([(40.0, 36.0)], 36.0),
+        ([(40.0, 18.0), (0.0, 18.0)], 36.0),  # a pair, whose time counts once
+        ([(10.0, 9.0)] * 16, 36.0),  # four at a time
+        ([(10.0, 0.0)] * 16, 0.0),
+        ([(5.0, 0.0)], 35.0),  # the rest was spent waiting for a slot
+        ([], 40.0),
     ],
 )
-def test_the_host_took_the_time_if_programs_waited_for_most_of_it(executions, verdict):
-    assert _late(executions) is verdict
+@pytest.mark.parametrize("most_s", [99.0, 30.0])
+def test_what_programs_waited_is_given_back_once(executions, given_back_s, most_s):
+    left_s, given_s = 40.0, 0.0
 
+    def give_back(seconds):
+        nonlocal left_s, given_s
+        more_s = min(seconds, most_s - given_s)
+        left_s, given_s = left_s + more_s, given_s + more_s
 
-@pytest.mark.parametrize("status", [ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT])
-def test_a_program_that_reached_its_limits_took_the_time_itself(status):
-    assert _late([(40.0, 36.0, 2.0)], status=status) is Verdict.TIMEOUT
-
-
-def test_a_program_that_leaves_no_time_for_the_hidden_tests_keeps_its_grade():
-    assert _late([], elapsed_s=0.5) is Verdict.TIMEOUT
+    grading = GradingRun(
+        PlainSandbox(), LIMITS, "", stop_on_fail=False, seconds_left=lambda: left_s, give_back=give_back
+    )
+    for wall_s, run_delay_s in executions:
+        result = ExecResult(ExecStatus.OK, isolation=Isolation.NONE)
+        grading.record(replace(result, wall_s=wall_s, run_delay_s=run_delay_s))
+    left_s = 0.0
+    for _ in range(3):
+        late = grading.out_of_time()
+        assert given_s == pytest.approx(min(given_back_s, most_s))
+        assert (late is None) == (given_back_s > 0)
+    left_s = 0.0
+    grading.give_back = lambda _: None
+    assert grading.out_of_time()[0] is Verdict.TIMEOUT
 
 
 @pytest.mark.parametrize("kind", SUITES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from agentenv._util.calls import seconds_left
+from agentenv._util.calls import give_back, seconds_left
 from agentenv.sandbox.grading import GradeResult, TestResult, TestSuite, Verdict, grade
 from agentenv.sandbox.types import ExecLimits, Isolation, Sandbox
 
@@ -27,6 +27,7 @@ async def grade_in_turn(
         "stop_on_fail": all_or_nothing,
         "tenant": tenant,
         "seconds_left": lambda: seconds_left() - end_s,
+        "give_back": give_back,
     }
     whole: Any = suite
     if not suite.visible or not suite.hidden:
