@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import reprlib
 from typing import Any
 
@@ -16,6 +17,12 @@ class _Brief(reprlib.Repr):
     def repr_int(self, x: int, level: int) -> str:
         num_bits = x.bit_length()  # Python refuses to write more than 4300 digits
         return super().repr_int(x, level) if num_bits < 10_000 else f"<an integer of {num_bits} bits>"
+
+
+def brief_json(value: Any, max_chars: int = 200) -> str:
+    """Return the beginning of a value in JSON, whose cost does not depend on the value's size."""
+    pieces = json.JSONEncoder().iterencode(value)
+    return "".join(itertools.islice(pieces, max_chars))[:max_chars]
 
 
 def brief(value: Any, max_chars: int = 200) -> str:

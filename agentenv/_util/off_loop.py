@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,6 +15,20 @@ _Result = TypeVar("_Result")
 MAX_AT_ONCE = 32_768
 """Bytes or characters that are handled on the event loop: they take less time than a change of threads is worth."""
 _ONE_AT_A_TIME = PerLoop(lambda: asyncio.Semaphore(1))
+
+
+def size_of(value: Any) -> int:
+    """Return about how many characters or bytes a value has, counted a little beyond MAX_AT_ONCE and no further."""
+    size, todo = 0, [value]
+    while todo and size <= MAX_AT_ONCE:
+        item = todo.pop()
+        size += len(item) if isinstance(item, str | bytes) else 1
+        if isinstance(item, Mapping):
+            todo += item
+            todo += item.values()
+        elif isinstance(item, list | tuple):
+            todo += item
+    return size
 
 
 async def off_loop(size: int, function: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:

@@ -29,13 +29,6 @@ from agentenv.core.types import BridgeKind, Completion, Conversation, Message
 from agentenv.errors import ContractError
 
 
-def num_chars(observation: str | Sequence[Message]) -> int:
-    """Return about how many characters a text or messages have; the time to encode them grows with it."""
-    if isinstance(observation, str):
-        return len(observation)
-    return sum(len(str(value)) for message in observation for value in message.values())
-
-
 @dataclass(frozen=True, slots=True)
 class Reply:
     """The tokens that an observation adds; `Trajectory.append_observation` masks all of them."""
@@ -79,7 +72,8 @@ class Dialogue:
         """True if the episode began with raw text."""
         self._history: list[Message] = []  # for rendering again; empty once that is impossible or not needed
         self._turn_ids: list[int] = []  # ids of the current assistant turn: all actions since the last non-empty reply
-        self._parsed_action: ParsedAction | None = None
+        self.parsed_action: ParsedAction | None = None
+        """The calls of the last action, once they were read."""
 
     @property
     def prompt(self) -> Sequence[int] | Conversation:
@@ -139,8 +133,8 @@ class Dialogue:
 
     def parse_calls(self, action: str, turn_index: int = 0) -> ParsedAction:
         """Return the last action's tool calls, typed by the schemas if tools were offered."""
-        self._parsed_action = self.chat.tool_format.parse(action, turn_index=turn_index, tools=self.tools or None)
-        return self._parsed_action
+        self.parsed_action = self.chat.tool_format.parse(action, turn_index=turn_index, tools=self.tools or None)
+        return self.parsed_action
 
     def reply_to(
         self,
@@ -177,14 +171,14 @@ class Dialogue:
             return self._raw_reply(action_ids, str(observation or ""), kind)
         new = [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
         if any(message.get("role") == "tool" and not message.get("name") for message in new):
-            answered = self._parsed_action or self.chat.tool_format.parse(action)
+            answered = self.parsed_action or self.chat.tool_format.parse(action)
             new = named_results(new, [(item.call_id, item.name or "invalid") for item in answered.items])
         messages = with_known_roles(self.chat, new)
         is_rerendered = self.chat.options.history == "rerender" and bool(self._history)
         is_numbered = self.chat.has_template and bool(self.chat.template.numbered_roles)
         before, history = self._history, list[Message]()
         if before and (is_rerendered or is_numbered):
-            parsed = self._parsed_action
+            parsed = self.parsed_action
             if len(self._turn_ids) > len(action_ids):  # empty observations in between: one turn of several actions
                 action, parsed = self.chat.action_text(self._turn_ids), None
             if parsed is None and is_numbered:  # the calls of an unparsed action count too
@@ -222,7 +216,7 @@ class Dialogue:
             self.ids += reply.ids
             self.text += self.chat.decode(reply.ids)
         if reply.ids:
-            self._turn_ids, self._parsed_action = [], None
+            self._turn_ids, self.parsed_action = [], None
 
     def _raw_reply(self, action_ids: Sequence[int], text: str, kind: FeedbackKind) -> Reply | None:
         if kind is FeedbackKind.MAY_BE_RENDERED:

@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any
 
 from agentenv._util.calls import bounded, create, time_limit
-from agentenv._util.off_loop import off_loop
+from agentenv._util.off_loop import off_loop, size_of
 from agentenv.chat.chat import Chat
-from agentenv.chat.dialogue import Dialogue, num_chars
+from agentenv.chat.dialogue import Dialogue
 from agentenv.chat.message_dialogue import MessageDialogue
 from agentenv.core.agent import AgentInstance, StepState
 from agentenv.core.engine import Engine, NoTokenizer, Tokenizer, place_of_engine, sample
@@ -171,7 +171,7 @@ class Episode:
         )
         observation, tools = parse_reset(states, f"{type(self.agent).__name__}.reset")
         self.progress.stage = Stage.PROMPT
-        await off_loop(num_chars(observation), self.dialogue.begin, observation, tools)
+        await off_loop(size_of(observation), self.dialogue.begin, observation, tools)
         self.trajectory.prompt, self.trajectory.tools = self.dialogue.observation, tuple(self.dialogue.tools or ())
         num, max_length = self.dialogue.num_tokens, self.limits.max_length
         if not self.dialogue.prompt:
@@ -265,7 +265,7 @@ class Episode:
             return StopReason.MAX_TURNS
         self.sampling = result.sampling or self.sampling
         action, reserve = self.trajectory.turns[-1].action, self.sampling.max_tokens
-        size = num_chars(result.observation)
+        size = size_of(result.observation)
         if self.setup.chat.options.history == "rerender":
             size += len(self.dialogue.text)
         args = (completion.token_ids, action, result.observation)

@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import httpx
 
 from agentenv._util.calls import call
+from agentenv._util.http.json_bodies import json_text, parse_json
 from agentenv._util.http.responses import UvicornServer
 from agentenv._util.loop_thread import LoopThread
 from agentenv._util.suggest import did_you_mean
@@ -37,7 +38,8 @@ _RUNS_ACTIONS = frozenset(
 """Environments of OpenEnv's repository that run what the model writes, in the process of their server."""
 _FULL_S = 30.0
 """Longest wait for a session of a server that has no free one."""
-_MAX_BYTES = 100 << 20
+_MAX_BYTES = 16 << 20
+"""Longest message of a server."""
 
 
 class ServerRefused(InfraError):
@@ -128,7 +130,7 @@ class ServerSession:
             # A server without a free session says so and closes; the answer can still be read.
             with contextlib.suppress(self._exceptions.ConnectionClosed):
                 self._socket.send(text)
-            answer = json.loads(self._socket.recv())
+            answer = parse_json(self._socket.recv(decode=False))
         except (OSError, ValueError, self._exceptions.WebSocketException) as error:
             raise InfraError(
                 f"{self._url}: {kind}: expected an answer, got {error!r:.300}. See the server's log."
@@ -292,10 +294,10 @@ def _text(observation: Mapping[str, Any]) -> str:
         error, result = fields.get("error"), fields.get("result")
         parts = result.get("content", ()) if isinstance(result, dict) else ()
         texts = [str(part["text"]) for part in parts if "text" in part]
-        return f"Error: {error['message']}" if error else "\n".join(texts) or json.dumps(result, ensure_ascii=False)
+        return f"Error: {error['message']}" if error else "\n".join(texts) or json_text(result, ensure_ascii=False)
     fields = fields or dict(observation.get("metadata") or {})
     values = list(fields.values())
-    return values[0] if len(values) == 1 and isinstance(values[0], str) else json.dumps(fields, ensure_ascii=False)
+    return values[0] if len(values) == 1 and isinstance(values[0], str) else json_text(fields, ensure_ascii=False)
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import IO, Any
 
+from agentenv._util.http.json_bodies import parse_body, parse_json
 from agentenv.errors import InfraError
 from agentenv.tools.calling import ToolError
 
@@ -19,6 +20,7 @@ LOST = -32000
 _CALLS = ("tools/call", "ping")
 _MAX_PAGES = 1000
 _TAIL_BYTES = 2000
+_MAX_REFUSAL_BYTES = 65_536
 _LAST_WORDS_S = 0.5
 _MAX_LEVELS = 100
 """Maximum nesting, as in parsed calls. The package (2.3) writes about 250 levels and reads fewer than 200."""
@@ -74,30 +76,37 @@ async def _sent(library: Any, send: Any, request: Any, **options: Any) -> Any:
     """Return the response to a request; for a call that failed, a response that reports the failure."""
     try:
         response = await send(request, **options)
-        if response.status_code < 400 or _call_id(request) is None:
+        if response.status_code < 400 or (name := await _call_id(request)) is None:
             return response
-        if isinstance(_object(await response.aread()).get("error"), dict):
-            return response  # a JSON-RPC error, which servers may send with an HTTP status
+        body = bytearray()
+        async for chunk in response.aiter_bytes():
+            body += chunk
+            if len(body) > _MAX_REFUSAL_BYTES:
+                break
         await response.aclose()
+        if isinstance((await parse_body(bytes(body), _object)).get("error"), dict):
+            # A JSON-RPC error, which servers may send with an HTTP status.
+            kind = {"content-type": response.headers.get("content-type", "")}
+            return library.Response(response.status_code, headers=kind, content=bytes(body), request=request)
         problem = f"HTTP status {response.status_code}"
     except library.TransportError as error:
-        if _call_id(request) is None:
+        if (name := await _call_id(request)) is None:
             raise
         problem = f"{type(error).__name__}: {error}"
-    refusal = {"jsonrpc": "2.0", "id": _call_id(request), "error": {"code": LOST, "message": problem}}
+    refusal = {"jsonrpc": "2.0", "id": name, "error": {"code": LOST, "message": problem}}
     return library.Response(200, json=refusal, request=request)
 
 
-def _call_id(request: Any) -> Any:
+async def _call_id(request: Any) -> Any:
     """Return the JSON-RPC id of a request that is a call; None for other requests, such as opening a session."""
-    message = _object(request.content)
+    message = await parse_body(request.content, _object)
     return message.get("id") if message.get("method") in _CALLS else None
 
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
+        value = parse_json(body)
+    except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
 

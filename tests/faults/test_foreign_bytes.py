@@ -6,23 +6,38 @@ One that is called on the loop itself, where nothing can turn meanwhile, is name
 """
 
 import asyncio
+import contextlib
 import json
+import re
 import threading
 from collections.abc import Mapping
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from agentenv._util.http import client as http_client
 from agentenv._util.http.client import HTTPClient
 from agentenv.chat.chat import Chat, ChatOptions
 from agentenv.chat.encoding import Encoder
 from agentenv.chat.tool_calls.parse import ToolFormat
 from agentenv.core.agent import AgentInstance
-from agentenv.core.types import Limits, StepResult, StopReason, Task
+from agentenv.core.types import Completion, Conversation, Limits, SamplingParams, StepResult, StopReason, Task
+from agentenv.engines.chat import engine as chat_engine
 from agentenv.engines.scripted import ScriptedEngine
+from agentenv.engines.vllm import http as vllm_engine
+from agentenv.episode.endpoint import session as endpoint_session
 from agentenv.episode.endpoint.server import Endpoint
 from agentenv.episode.endpoint.wire import OutOfTurns
 from agentenv.episode.loop import run_episode
+from agentenv.errors import AgentEnvError
+from agentenv.interop.nemo_gym import server as gym_server
+from agentenv.interop.openrlhf import reward_server
+from agentenv.rewards.models import get_reward, render_in_batches
+from agentenv.rewards.models import vllm_http as vllm_scorer
+from agentenv.rewards.models.openrlhf_wire import Sample
+from agentenv.rewards.serving import server as rm_server
 from agentenv.sandbox import ExecLimits, ExecResult
 from agentenv.sandbox.fusion import answers, requests
 from agentenv.sandbox.fusion import server as fusion_server
@@ -32,6 +47,7 @@ from agentenv.sandbox.grading import FunctionSuite, FunctionTest, StdioSuite, St
 from agentenv.sandbox.grading import stdio as stdio_grading
 from agentenv.sandbox.local import execution
 from agentenv.sandbox.local import session as session_module
+from agentenv.tools import mcp_wire
 from tests.episode.endpoint.scenes import chat_of, session_of, user
 from tests.sandbox.conftest import opened
 
@@ -51,6 +67,18 @@ WATCHED = [
     (fusion_server, "read_submit_request"),
     (fusion_server, "same_output"),
     (answers, "run_answer"),
+    (rm_server, "read_request"),
+    (gym_server, "read_run"),
+    (answers, "read_run_request"),
+    (http_client, "json_bytes"),
+    (vllm_engine, "completion_of"),
+    (vllm_engine, "scores_of"),
+    (chat_engine, "completion_of"),
+    (vllm_scorer, "answers_of"),
+    (get_reward, "rewards_of"),
+    (reward_server, "read_rewards"),
+    (render_in_batches, "checked"),
+    (endpoint_session, "logprobs_of"),
     (stdio_grading, "_output_verdict"),
     (stdio_grading, "own_traceback"),
 ]
@@ -63,9 +91,11 @@ def size_of(value):
         return len(value)
     if isinstance(value, ExecResult):
         return size_of((value.stdout, value.stderr))
+    if isinstance(value, Completion):
+        return 8 * len(value.token_ids)
     if isinstance(value, Mapping):
-        return sum(map(size_of, (*value, *value.values())))
-    return sum(map(size_of, value)) if isinstance(value, list | tuple) else 0
+        return sum(map(size_of, (*value, *value.values())), 1)
+    return sum(map(size_of, value), 1) if isinstance(value, list | tuple) else 1
 
 
 class Neighbor:
@@ -263,15 +293,168 @@ async def test_what_a_policy_says(neighbor):
     assert (done.stop_reason, done.error) == (StopReason.TERMINATED, None)
 
 
-async def test_the_answer_of_a_server(neighbor):
-    content = b'{"values": [%s{}]}' % (b"[]," * 40_000)
+async def test_tokens_that_an_endpoint_names(neighbor):
+    chat = chat_of("Qwen3")
+    session, _ = session_of(["<tool_call>" * LARGE], limits=ROOM)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    async with Endpoint() as endpoint:
+        with endpoint.open(session) as address:
+            headers = {"authorization": f"Bearer {address.api_key}"}
+            body = {"messages": [user("?")], "tools": tools, "logprobs": True}
+            (choice,) = (await answer_to(endpoint, "/v1/chat/completions", body, **headers))["choices"]
+    assert len(choice["logprobs"]["content"]) >= LARGE
+    assert "parse" in neighbor.handled
+    assert "logprobs_of" in neighbor.handled
+    assert chat.tokenizer
+
+
+class Idle:
+    """A scorer and a sandbox that are never asked."""
+
+    isolation, run_slots = "none", 1
+
+
+GYM_CHAT = SimpleNamespace(options=SimpleNamespace(history="keep"))
+REQUESTS = {
+    "/get_reward": (
+        "read_request", lambda: rm_server.RewardServer(Idle()), {"messages": [[{"role": "user"}] * 40_000, 1]},
+    ),
+    "/run_code": (
+        "read_run_request",
+        lambda: FusionServer(Idle()),
+        {"code": "", "language": "python", "files": {f"{number}/a": "" for number in range(60_000)}},
+    ),
+    "/submit": ("read_submit_request", lambda: FusionServer(Idle()), {"completion": "x" * LARGE}),
+    "/run": (
+        "read_run",
+        lambda: gym_server.GymServer(None, engine=None, chat=GYM_CHAT),
+        {"responses_create_params": {"input": [{"role": 1}] * 60_000}},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+async def test_a_request_to_a_server(neighbor, path):
+    read, serve, body = REQUESTS[path]
+    async with serve() as server:
+        assert await answer_to(server, path, body)
+    assert read in neighbor.handled
+
+
+@asynccontextmanager
+async def answering(content):
+    """The address of a server that answers so to whatever is asked of it."""
 
     async def handle(reader, writer):
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(content), content))
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", head.lower())
+        await reader.readexactly(int(length[1]) if length else 0)
+        status, body = b"200 OK", content
+        if b"/models" in head:
+            body = b'{"data": [{"id": "m"}]}'
+        elif b"/inference" in head:
+            status = b"404 Not Found"
+        writer.write(b"HTTP/1.1 %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s" % (status, len(body), body))
         writer.close()
 
     async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
-        client = HTTPClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        assert len((await client.attempt_json("/"))["values"]) == 40_001
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def sampled(url):
+    engine = vllm_engine.VLLMHTTPEngine(url, max_retries=0)
+    try:
+        return await engine.generate([1, 2, 3], SamplingParams(max_tokens=9), request_id="a/0")
+    finally:
+        await engine.close()
+
+
+async def scored_by_vllm_engine(url):
+    engine = vllm_engine.VLLMHTTPEngine(url, max_retries=0)
+    try:
+        return await engine.score([1, 2, 3])
+    finally:
+        await engine.close()
+
+
+async def said(url):
+    engine = chat_engine.ChatEngine(url, model="m", max_retries=0)
+    try:
+        return await engine.generate(Conversation([user("?")]), SamplingParams(max_tokens=9), request_id="a/0")
+    finally:
+        await engine.close()
+
+
+async def scored_by(scorer, conversation="?"):
+    try:
+        return await scorer.score(conversation)
+    finally:
+        await scorer.close()
+
+
+async def read_alone(url):
+    client = HTTPClient(url)
+    try:
+        return await client.attempt_json("/", None, len)
+    finally:
         await client.close()
+
+
+LOGPROBS = {"tokens": ["token_id:5"] * 60_000, "token_logprobs": [-1.0] * 60_000}
+CHOICE = {"prompt_token_ids": [1, 2, 3], "token_ids": [5] * 60_000, "finish_reason": "length", "logprobs": LOGPROBS}
+TALK = [{"role": role, "content": "."} for role in ("user", "assistant")] * 20_000
+ANSWERS = {
+    "an object": ("loads", read_alone, {"values": [[]] * 40_001}),
+    "tokens": ("completion_of", sampled, {"choices": [CHOICE]}),
+    "a chat completion": (
+        "completion_of",
+        said,
+        {"choices": [{"finish_reason": "stop", "message": {"content": "x" * LARGE}}]},
+    ),
+    "a list of numbers": (
+        "answers_of",
+        lambda url: scored_by(vllm_scorer.VLLMHTTPScorer(url, label=0, bounded=True)),
+        {"data": [{"index": 0, "data": [1.5] * LARGE}]},
+    ),
+    "rewards": (
+        "rewards_of",
+        lambda url: scored_by(get_reward.GetRewardScorer(f"{url}/get_reward", retries=0)),
+        {"rewards": [1.5] * LARGE},
+    ),
+    "rewards to OpenRLHF": (
+        "read_rewards",
+        lambda url: reward_server.RewardServers([url]).judge([Sample("?", "", None)], 60.0),
+        {"rewards": [1.5] * LARGE},
+    ),
+    "a conversation": (
+        "checked",
+        lambda url: scored_by(get_reward.GetRewardScorer(f"{url}/get_reward", retries=0, send_messages=True), TALK),
+        {"rewards": [1.5]},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+async def test_the_answer_of_a_server(neighbor, kind):
+    read, ask, content = ANSWERS[kind]
+    async with answering((await asyncio.to_thread(json.dumps, content)).encode()) as url:
+        with contextlib.suppress(AgentEnvError):
+            await ask(url)
+    assert read in neighbor.handled
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "told"),
+    [
+        (503, b"x" * 10**6, {"code": mcp_wire.LOST, "message": "HTTP status 503"}),
+        (400, b'{"error": {"code": 7, "message": "%s"}}' % (b"x" * 50_000), {"code": 7, "message": "x" * 50_000}),
+    ],
+)
+async def test_the_refusal_of_an_mcp_server(neighbor, status, content, told):
+    async def send(request):
+        return httpx.Response(status, content=content, request=request)
+
+    call = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": {"x": [1] * LARGE}}
+    request = await asyncio.to_thread(httpx.Request, "POST", "http://127.0.0.1/", json=call)
+    answer = await mcp_wire._sent(httpx, send, request)
+    assert answer.json()["error"] == told

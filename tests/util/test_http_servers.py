@@ -5,15 +5,17 @@ import json
 import re
 import sys
 import threading
+import time
 
 import h11
 import httpx
 import pytest
 
-from agentenv._util.brief import brief
+from agentenv._util.brief import brief, brief_json
 from agentenv._util.http import json_bodies
 from agentenv._util.http.access import MAX_HEADER_BYTES, AccessPolicy, read_token
-from agentenv._util.http.json_bodies import MAX_LEVELS, MAX_PARTS, parse_body, parse_json
+from agentenv._util.http.json_bodies import MAX_LEVELS, MAX_PARTS, json_text, parse_body, parse_json
+from agentenv._util.off_loop import MAX_AT_ONCE, size_of
 from agentenv.episode.endpoint.server import Endpoint
 from agentenv.errors import ConfigError
 from agentenv.rewards.serving.server import RewardServer
@@ -235,6 +237,41 @@ def test_a_large_body_is_read_by_python_code_which_lets_other_threads_run():
     assert calls.count("call") > 50_000  # one for each number: the reader that is written in C makes a few in all
 
 
+def test_an_object_of_many_keys_is_made_while_other_threads_run():
+    pairs, made, turns = [(f"{number:x}", number) for number in range(200_000)], threading.Event(), []
+
+    def turn():
+        while not made.is_set():
+            turns.append(0)
+            time.sleep(0)
+
+    interval, other = sys.getswitchinterval(), threading.Thread(target=turn)
+    sys.setswitchinterval(1e-4)
+    try:
+        other.start()
+        before = len(turns)
+        value = json_bodies._PythonDecoder().object_pairs_hook(pairs)
+        num_turns = len(turns) - before
+    finally:
+        sys.setswitchinterval(interval)
+        made.set()
+        other.join()
+    assert value == dict(pairs)
+    assert num_turns > 5  # a dict of all of them at once: 1
+
+
+def test_other_threads_run_between_long_integers(monkeypatch):
+    monkeypatch.setattr(json_bodies, "_MAX_INTEGERS_BYTES", 10_000)
+    body, calls = b"[" + b"9" * 4300 + b",-" + b"9" * 4300 + b"," + b"1" * 2000 + b",1.5]", []
+    sys.setprofile(lambda frame, event, arg: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        value = parse_json(body)
+    finally:
+        sys.setprofile(None)
+    assert value == json.loads(body)
+    assert calls.count("_integer") == 3
+
+
 @pytest.mark.parametrize("levels", [MAX_LEVELS + 1, 900, 100_000])
 @pytest.mark.parametrize("path", SERVERS)
 async def test_deep_json_is_refused(path, levels):
@@ -279,6 +316,30 @@ class Watched(list):
         for item in super().__iter__():
             type(self).looks += 1
             yield item
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [
+        ("abc", 3), (b"abcd", 4), (None, 1), ([], 1), ({"ab": "c", "d": [1, 2]}, 8), ([["a" * 9]] * 3, 31),
+        ("x" * 10**6, 10**6), (["x"] * 10**6, MAX_AT_ONCE + 1), ({"a": [[]] * 10**6}, MAX_AT_ONCE + 1),
+    ],
+)  # fmt: skip
+def test_the_size_of_a_value_is_counted_as_far_as_it_matters(value, size):
+    assert size_of(value) == size
+
+
+@pytest.mark.parametrize("value", ["é" * 50_000, [1.5] * 50_000, {"a": ["\ud800", {"b": None}] * 20_000}])
+def test_a_large_value_is_the_same_in_json(value):
+    assert json_text(value) == json.dumps(value)
+    assert json_text([value], ensure_ascii=False) == json.dumps([value], ensure_ascii=False)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        json_text([value, float("nan")], allow_nan=False)
+
+
+def test_an_error_shows_the_beginning_of_a_large_value_in_json():
+    assert brief_json({"a": None, "b": [True, 1.5, "x"]}) == '{"a": null, "b": [true, 1.5, "x"]}'
+    assert brief_json([1] * 10**6, 9) == "[1, 1, 1,"
 
 
 def test_an_error_shows_a_large_value_without_looking_at_all_of_it(monkeypatch):

@@ -13,14 +13,15 @@ import re
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentenv._util.http.json_bodies import parse_body
+from agentenv._util.http.json_bodies import parse_body, parse_json
 from agentenv.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+T = TypeVar("T")
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Any, Any], Awaitable[None]]
 
@@ -189,8 +190,8 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-async def read_json_body(request: Request, max_bytes: int) -> Any:
-    """Return the JSON of a request's body.
+async def read_json_body(request: Request, max_bytes: int, read: Callable[[Any], T]) -> T:
+    """Return what `read` returns for the JSON of a request's body, called in a thread if the body is large.
 
     Raises:
         RequestRefused: the body is not JSON, has another content type, is compressed, too large or too slow.
@@ -204,10 +205,15 @@ async def read_json_body(request: Request, max_bytes: int) -> Any:
     body = b"" if too_large else await read_body(request, max_bytes)
     if too_large or len(body) > max_bytes:
         raise RequestRefused(f"body: expected at most {max_bytes} bytes, got more. Shorten it.", 413)
-    try:
-        return await parse_body(body)
-    except ValueError as error:
-        raise RequestRefused(f"body: expected JSON, got an error: {error}. Fix it.", 400) from error
+
+    def read_whole(body: bytes) -> T:
+        try:
+            value = parse_json(body)
+        except ValueError as error:
+            raise RequestRefused(f"body: expected JSON, got an error: {error}. Fix it.", 400) from error
+        return read(value)
+
+    return await parse_body(body, read_whole)
 
 
 def closing_headers(request: Request, error: RequestRefused, max_bytes: int) -> dict[str, str]:

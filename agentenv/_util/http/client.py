@@ -8,7 +8,6 @@ statuses 408, 409, 429 and 500 and above. Proxies of the environment are not use
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import random
@@ -20,7 +19,8 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentenv._util.http.json_bodies import parse_body
+from agentenv._util.http.json_bodies import json_text, parse_body, parse_json
+from agentenv._util.off_loop import off_loop, size_of
 from agentenv._util.per_loop import PerLoop
 from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError
 
@@ -220,7 +220,7 @@ def json_bytes(body: Any) -> bytes:
     """
     try:
         # An unpaired surrogate passes json.dumps and fails here, in encode.
-        return json.dumps(body, allow_nan=False, ensure_ascii=False).encode()
+        return json_text(body, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"conversation: expected what JSON can represent, got {error}. Correct the row.") from error
 
@@ -378,23 +378,33 @@ class HTTPClient:
             return AttemptFailure(self.errors.misaddressed(f"{message} {advice}"), status=status)
         return AttemptFailure(self.errors.refused(f"{message} Correct the request."), suspect=True, status=status)
 
-    async def parse_json(self, answer: HTTPAnswer, path: str = "") -> Any | AttemptFailure:
-        """Return the JSON of an answer, or a failure if it is not JSON."""
-        try:
-            return await parse_body(answer.body)
-        except ValueError:
-            message = f"{self.url}{path}: expected JSON, got {answer.excerpt}. Check the address."
-            return AttemptFailure(self.errors.unreadable(message), retryable=True, suspect=True, status=200)
+    async def parse_json(self, answer: HTTPAnswer, path: str, read: Callable[[Any], T]) -> T | AttemptFailure:
+        """Return what `read` returns for the JSON of an answer, or a failure if it is not JSON.
 
-    async def attempt_json(self, path: str, body: Mapping[str, Any] | None = None) -> Any | AttemptFailure:
-        """Send one request and return the answer's JSON; the caller sets the deadline.
+        Both are read in a thread if the answer is large.
+        """
+
+        def read_whole(body: bytes) -> T | AttemptFailure:
+            try:
+                value = parse_json(body)
+            except ValueError:
+                message = f"{self.url}{path}: expected JSON, got {answer.excerpt}. Check the address."
+                return AttemptFailure(self.errors.unreadable(message), retryable=True, suspect=True, status=200)
+            return read(value)
+
+        return await parse_body(answer.body, read_whole)
+
+    async def attempt_json(
+        self, path: str, body: Mapping[str, Any] | None, read: Callable[[Any], T]
+    ) -> T | AttemptFailure:
+        """Send one request and return what `read` returns for the answer's JSON; the caller sets the deadline.
 
         Raises:
             DataError: JSON cannot represent the body.
         """
-        content = None if body is None else json_bytes(body)
+        content = None if body is None else await off_loop(size_of(body), json_bytes, body)
         answer = await self.attempt(path, content, max_bytes=MAX_ANSWER_BYTES)
-        return answer if isinstance(answer, AttemptFailure) else await self.parse_json(answer, path)
+        return answer if isinstance(answer, AttemptFailure) else await self.parse_json(answer, path, read)
 
     async def close(self) -> None:
         """Close this loop's connections; calling it again does nothing."""

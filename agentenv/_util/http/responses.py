@@ -7,9 +7,11 @@ import contextlib
 import importlib.util
 import json
 import socket
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentenv._util.http.json_bodies import json_text
+from agentenv._util.off_loop import off_loop
 from agentenv.errors import AgentEnvError, InfraError, MissingDependency
 
 if TYPE_CHECKING:
@@ -133,6 +135,7 @@ def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | Non
     return Response(text, status, media_type="application/json", headers=dict(headers or {}))
 
 
-def large_json(body: Any) -> bytes:
-    """Return a large body for `json_response`, made of one text after the other, for a thread beside the event loop."""
-    return "".join(json.JSONEncoder(allow_nan=False).iterencode(body)).encode()
+async def large_response(size: int, make: Callable[[], Any], headers: Mapping[str, str] | None = None) -> Response:
+    """Return a response with the JSON of what `make` returns, made in a thread if its size is large; see `off_loop`."""
+    text = await off_loop(size, lambda: json_text(make(), allow_nan=False).encode())
+    return json_response(text, headers=headers)

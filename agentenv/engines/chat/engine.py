@@ -18,7 +18,8 @@ from agentenv._util.http.client import (
     RetryPolicy,
     checked_url,
 )
-from agentenv._util.http.json_bodies import parse_body
+from agentenv._util.http.json_bodies import parse_body, parse_json
+from agentenv._util.off_loop import off_loop, size_of
 from agentenv.core.engine import NoTokenizer
 from agentenv.core.types import Completion, Conversation, SamplingParams
 from agentenv.engines.chat.wire import TokenPrices, completion_of, request_fields
@@ -132,7 +133,7 @@ class ChatEngine:
                 raise answer.error
             return
         try:
-            found = await parse_body(answer.body)
+            found = await parse_body(answer.body, parse_json)
         except ValueError:
             return
         models = found.get("data") if isinstance(found, dict) else None
@@ -159,7 +160,7 @@ class ChatEngine:
                 "Look at the server's load, or raise --generate_timeout_s."
             ) from error
         try:
-            return completion_of(found, asked, self.prices)
+            return await off_loop(size_of(found), completion_of, found, asked, self.prices)
         except EngineError as error:
             raise EngineError(f"{self.base_url}/chat/completions: {error}") from error
 
@@ -208,16 +209,8 @@ class ChatEngine:
                 return replace(answer, error=_Refused(text))
             return answer
         where = f"{self.base_url}{path}"
-        try:
-            found = await parse_body(answer.body)
-        except ValueError:
-            found = None
-        choices = found.get("choices") if isinstance(found, dict) else None
-        reported = [found.get("error")] if isinstance(found, dict) else [""]
-        reported += [
-            each.get("error") for each in (choices if isinstance(choices, list) else ()) if isinstance(each, dict)
-        ]
-        if not isinstance(found, dict) or any(error is not None for error in reported):
+        found = await parse_body(answer.body, _without_error)
+        if found is None:
             wrong = (
                 f"{where}: expected a chat completion, got {answer.excerpt}. Check the address and the server's log."
             )
@@ -231,3 +224,16 @@ class ChatEngine:
                 )
             self._seen_ids.add(name)
         return found
+
+
+def _without_error(body: bytes) -> dict[str, Any] | None:
+    """Return the JSON object of a body; None if it is something else, or it or one of its choices reports an error."""
+    try:
+        found = parse_json(body)
+    except ValueError:
+        return None
+    if not isinstance(found, dict):
+        return None
+    choices = found.get("choices")
+    parts = [found, *(choices if isinstance(choices, list) else ())]
+    return None if any(isinstance(part, dict) and part.get("error") is not None for part in parts) else found

@@ -5,13 +5,12 @@ Source: OpenAI's API reference, "Create chat completion"; vLLM's, DeepSeek's and
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentenv._util.brief import brief
+from agentenv._util.brief import brief, brief_json
 from agentenv.chat.tool_calls.ids import call_id
 from agentenv.core.arguments import number, parse_json_object
 from agentenv.core.types import Answer, Completion, Conversation, FinishReason, SamplingParams
@@ -22,6 +21,7 @@ _FINISH: Mapping[str, FinishReason] = {
     "length": "length", "max_tokens": "length",
 }  # fmt: skip
 _MAX_COUNT = 2**31 - 1
+_MAX_CALLS = 1000
 _TOOL_KEYS = ("name", "description", "parameters", "strict")
 _PRICES = ("input", "output", "cached_input")
 
@@ -106,7 +106,7 @@ def completion_of(found: Mapping[str, Any], asked: Conversation, prices: TokenPr
     choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
     message = choice.get("message") if isinstance(choice, dict) else None
     if not isinstance(choice, dict) or not isinstance(message, dict):
-        raise EngineError(f"expected a chat completion with one choice, got {_shown(found)}. Check the address.")
+        raise EngineError(f"expected a chat completion with one choice, got {brief_json(found)}. Check the address.")
     reason = choice.get("finish_reason")
     if reason == "content_filter":
         raise EngineError("expected an answer, got finish_reason 'content_filter': the server refused it.")
@@ -120,7 +120,7 @@ def completion_of(found: Mapping[str, Any], asked: Conversation, prices: TokenPr
     details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
     num_cached = _count(details, "cached_tokens") or _count(usage, "prompt_cache_hit_tokens") or 0
     if not content and not calls and finish == "stop" and not num_output:
-        raise EngineError(f"expected text or tool calls, got neither: {_shown(found)}.")
+        raise EngineError(f"expected text or tool calls, got neither: {brief_json(found)}.")
     num_cached = min(num_cached, num_input or 0)
     cost = None
     if prices is not None and num_input is not None and num_output is not None:
@@ -144,7 +144,7 @@ def _calls(found: Any, turn_index: int) -> tuple[Mapping[str, Any], ...]:
     taken: set[str] = set()
     for index, call in enumerate(_list(found)):
         if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
-            raise EngineError(f"tool_calls: expected calls of functions, got {_shown(call)}.")
+            raise EngineError(f"tool_calls: expected calls of functions, got {brief_json(call)}.")
         given = call.get("id")
         name = given if isinstance(given, str) and given and given not in taken else call_id(turn_index, index)
         taken.add(name)
@@ -153,9 +153,9 @@ def _calls(found: Any, turn_index: int) -> tuple[Mapping[str, Any], ...]:
 
 
 def _list(found: Any) -> Sequence[Any]:
-    if found is None or isinstance(found, list):
+    if found is None or (isinstance(found, list) and len(found) <= _MAX_CALLS):
         return found or ()
-    raise EngineError(f"tool_calls: expected a list, got {_shown(found)}.")
+    raise EngineError(f"tool_calls: expected a list of at most {_MAX_CALLS}, got {brief_json(found)}.")
 
 
 def _text(found: Any, name: str) -> str:
@@ -164,14 +164,10 @@ def _text(found: Any, name: str) -> str:
         found = "".join(_text(part.get("text"), name) for part in found if part.get("type") == "text")
     if found is None or isinstance(found, str):
         return found or ""
-    raise EngineError(f"{name}: expected text, got {_shown(found)}.")
+    raise EngineError(f"{name}: expected text, got {brief_json(found)}.")
 
 
 def _count(usage: Any, name: str) -> int | None:
     value = usage.get(name) if isinstance(usage, dict) else None
     is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_COUNT
     return value if is_count else None
-
-
-def _shown(value: Any) -> str:
-    return json.dumps(value)[:300]

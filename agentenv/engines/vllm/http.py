@@ -9,12 +9,14 @@ import math
 import os
 import re
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import quote
 
+from agentenv._util.brief import brief_json
 from agentenv._util.http.client import (
     MAX_ANSWER_BYTES,
     AttemptFailure,
@@ -27,16 +29,17 @@ from agentenv._util.http.client import (
 from agentenv.core.engine import Tokenizer, is_plain
 from agentenv.core.types import Completion, SamplingParams
 from agentenv.engines.constraints import Constrainer, missing_xgrammar, with_forced
-from agentenv.engines.vllm.wire import completion_of, field_of, request_body, score_body, scores_of, shown, whole
+from agentenv.engines.vllm.wire import completion_of, field_of, request_body, score_body, scores_of, whole
 from agentenv.errors import ConfigError, EngineError, PromptTooLong
 
 if TYPE_CHECKING:
     import httpx
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 1.0
-BYTES_PER_TOKEN = 1024
+BYTES_PER_TOKEN = 256
 """Longest answer per token of prompt and action, beside `client.MAX_ANSWER_BYTES`; vLLM's take about 150 bytes."""
 MAX_TOKENS = 1 << 18
 """Assumed of a request without a maximum."""
@@ -180,9 +183,9 @@ class VLLMHTTPEngine:
             full = len(ids) == self.max_model_len
             scored = ids[:-1] if full else ids
             body = {"model": self.model, **score_body(scored)}
-            answer = await self._request_object("/v1/completions", body, request_id="score", num_tokens=len(ids))
-        with self._naming("/v1/completions"):
-            return scores_of(answer, scored) + [math.nan] * full
+            read = partial(scores_of, token_ids=scored)
+            scores = await self._request_object("/v1/completions", body, read, request_id="score", num_tokens=len(ids))
+        return scores + [math.nan] * full
 
     @asynccontextmanager
     async def _deadline(self) -> AsyncIterator[None]:
@@ -221,15 +224,9 @@ class VLLMHTTPEngine:
     async def _look(self) -> None:
         """Find the model, the endpoint and the log-prob mode."""
         if self.model is None:
-            listed = await self._request_object("/v1/models")
-            with self._naming("/v1/models"):
-                models = [entry for entry in field_of(listed, "data", list) if isinstance(entry, dict)]
-                length = models[0].get("max_model_len") if models else None
-                self.max_model_len = None if length is None else whole(length, "max_model_len")
-            if not models or not isinstance(models[0].get("id"), str):
-                raise ConfigError(f"{self.base_url}/v1/models: expected a model, got {shown(listed)}. Pass its name.")
-            self.model = models[0]["id"]
-            self.served_names = tuple(name for key in ("id", "root") if isinstance(name := models[0].get(key), str))
+            served = await self._request_object("/v1/models", None, _first_model)
+            self.model, self.max_model_len = served["id"], served.get("max_model_len")
+            self.served_names = tuple(name for key in ("id", "root") if isinstance(name := served.get(key), str))
         # An empty request costs nothing: 400 or 422 where the endpoint is on, 403 or 404 where it is not.
         answer = await self._request("/inference/v1/generate", {}, may_refuse=True)
         self._tokens_endpoint = answer.status in (400, 422)
@@ -250,14 +247,18 @@ class VLLMHTTPEngine:
         path = "/inference/v1/generate" if self._tokens_endpoint else "/v1/completions"
         body = {"model": self.model, **request_body(prompt, sampling, tokens_endpoint=self._tokens_endpoint)}
         num_tokens = len(prompt) + (MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens)
-        answer = await self._request_object(path, body, headers=headers, request_id=request_id, num_tokens=num_tokens)
-        try:
-            with self._naming(path):
-                completion = completion_of(answer, prompt, tokens_endpoint=self._tokens_endpoint)
-        except ConfigError as error:
-            if self.logprobs_mode is None:  # the look at the server
-                raise
-            raise EngineError(str(error)) from error  # the server can do it, and failed this once
+
+        def read(answer: dict[str, Any]) -> Completion:
+            try:
+                return completion_of(answer, prompt, tokens_endpoint=self._tokens_endpoint)
+            except ConfigError as error:
+                if self.logprobs_mode is None:  # the look at the server
+                    raise
+                raise EngineError(str(error)) from error  # the server can do it, and failed this once
+
+        completion = await self._request_object(
+            path, body, read, headers=headers, request_id=request_id, num_tokens=num_tokens
+        )
         if self.logprobs_mode == "raw" and not is_plain(sampling):
             # Those of the model, not of the distribution that was sampled from: missing, rather than wrong.
             completion = replace(completion, logprobs=(math.nan,) * len(completion.token_ids))
@@ -266,31 +267,38 @@ class VLLMHTTPEngine:
     async def _request_object(
         self,
         path: str,
-        body: dict[str, Any] | None = None,
+        body: dict[str, Any] | None,
+        read: Callable[[dict[str, Any]], T],
         *,
         headers: dict[str, str] | None = None,
         request_id: str = "",
         num_tokens: int = 0,
-    ) -> dict[str, Any]:
-        """Return the JSON object that the server answers, which may speak of so many tokens."""
+    ) -> T:
+        """Return what `read` returns for the JSON object that the server answers, which may speak of so many tokens."""
         call = uuid.uuid4().hex[:8]
         request_id = request_id and f"{request_id}-agentenv-{call}"
         answer = await self._request(path, body, headers=headers, request_id=request_id, num_tokens=num_tokens)
-        parsed = await self._http.parse_json(answer, path)
-        if not isinstance(parsed, dict) or parsed.get("error"):
-            raise EngineError(
-                f"{self.base_url}{path}: expected a JSON object without an error, got {answer.excerpt}. "
-                "Is it a vLLM server?"
-            )
-        # Proxies may name an answer otherwise, but not as another call of this library: that answer is a copy.
-        named = " ".join(name for key in ("id", "request_id") if isinstance(name := parsed.get(key), str))
-        calls = _CALL.findall(named)
-        if calls and call not in calls:
-            raise EngineError(
-                f"{self.base_url}{path}: expected the answer to {request_id[-200:]!r}, got that to {named[-200:]!r}. "
-                "Switch off caches of answers between here and the model."
-            )
-        return parsed
+
+        wrong = f"expected a JSON object without an error, got {answer.excerpt}. Is it a vLLM server?"
+
+        def read_object(parsed: Any) -> T:
+            if not isinstance(parsed, dict) or parsed.get("error"):
+                raise EngineError(wrong)
+            # Proxies may name an answer otherwise, but not as another call of this library: that answer is a copy.
+            named = " ".join(name for key in ("id", "request_id") if isinstance(name := parsed.get(key), str))
+            calls = _CALL.findall(named)
+            if calls and call not in calls:
+                raise EngineError(
+                    f"expected the answer to {request_id[-200:]!r}, got that to {named[-200:]!r}. "
+                    "Switch off caches of answers between here and the model."
+                )
+            return read(parsed)
+
+        with self._naming(path):
+            found = await self._http.parse_json(answer, path, read_object)
+            if isinstance(found, AttemptFailure):
+                raise EngineError(wrong) from found.error
+        return found
 
     async def _request(
         self,
@@ -315,3 +323,12 @@ class VLLMHTTPEngine:
 
         late = f"{self.base_url}{path}: expected an answer within {self.timeout_s:g} s, got none. Raise timeout_s."
         return await self._policy.run(attempt, EngineError(late))
+
+
+def _first_model(listed: dict[str, Any]) -> dict[str, Any]:
+    models = [entry for entry in field_of(listed, "data", list) if isinstance(entry, dict)]
+    if not models or not isinstance(models[0].get("id"), str):
+        raise ConfigError(f"expected a model, got {brief_json(listed)}. Pass its name.")
+    if models[0].get("max_model_len") is not None:
+        whole(models[0]["max_model_len"], "max_model_len")
+    return models[0]

@@ -6,11 +6,11 @@ Source: vllm 0.32, vllm/entrypoints: scale_out/token_in_token_out/protocol.py an
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
+from agentenv._util.brief import brief_json
 from agentenv.core.engine import MAX_LOGPROB
 from agentenv.core.types import Completion, FinishReason, SamplingParams
 from agentenv.errors import AgentEnvError, ConfigError, EngineError
@@ -48,19 +48,11 @@ def request_body(prompt: list[int], sampling: SamplingParams, *, tokens_endpoint
     return {"prompt": prompt, **named, "return_token_ids": True, "return_tokens_as_token_ids": True}
 
 
-def shown(value: Any) -> str:
-    """Return the beginning of a JSON value, for errors."""
-    try:
-        return json.dumps(value)[:200]
-    except RecursionError:
-        return "a value that is nested too deep"
-
-
 def whole(value: Any, name: str) -> int:
     """Return a whole number of an answer, or raise EngineError if it is not one or no record can hold it."""
     if type(value) is not int or not 0 <= value <= _MAX_INT:
         raise EngineError(
-            f"The server's answer: expected {name} to be a whole number from 0 to {_MAX_INT}, got {shown(value)}. "
+            f"The server's answer: expected {name} to be a whole number from 0 to {_MAX_INT}, got {brief_json(value)}. "
             "Is it a vLLM server?"
         )
     return value
@@ -71,7 +63,8 @@ def field_of(answer: dict[str, Any], name: str, kind: type) -> Any:
     value = answer.get(name)
     if not isinstance(value, kind):
         raise EngineError(
-            f"The server's answer: expected {name} to be a {kind.__name__}, got {shown(value)}. Is it a vLLM server?"
+            f"The server's answer: expected {name} to be a {kind.__name__}, got {brief_json(value)}. "
+            "Is it a vLLM server?"
         )
     return value
 
@@ -81,7 +74,7 @@ def completion_of(answer: dict[str, Any], prompt: list[int], *, tokens_endpoint:
     try:
         choices = field_of(answer, "choices", list)
         if len(choices) != 1 or not isinstance(choices[0], dict):
-            raise EngineError(f"The server's answer: expected one choice, got {shown(choices)}.")
+            raise EngineError(f"The server's answer: expected one choice, got {brief_json(choices)}.")
         choice = choices[0]
         echo = answer.get("prompt_token_ids", prompt) if tokens_endpoint else choice.get("prompt_token_ids")
         if choice.get("token_ids") is None or echo is None:
@@ -92,12 +85,12 @@ def completion_of(answer: dict[str, Any], prompt: list[int], *, tokens_endpoint:
         if echo != prompt:
             raise EngineError(
                 f"The server's answer: expected an action after the {len(prompt)} prompt tokens sent, got one after "
-                f"others ({shown(echo)}). Something between here and the model changes the prompt."
+                f"others ({brief_json(echo)}). Something between here and the model changes the prompt."
             )
         token_ids = tuple(whole(token, "token_ids") for token in field_of(choice, "token_ids", list))
         if choice.get("finish_reason") not in get_args(FinishReason):
             raise EngineError(
-                f"The server's answer: expected a finish_reason, got {shown(choice.get('finish_reason'))}."
+                f"The server's answer: expected a finish_reason, got {brief_json(choice.get('finish_reason'))}."
             )
         stop_reason = choice.get("stop_reason")
         if stop_reason is not None and not isinstance(stop_reason, str):
@@ -120,7 +113,7 @@ def completion_of(answer: dict[str, Any], prompt: list[int], *, tokens_endpoint:
         if isinstance(error, AgentEnvError):
             raise
         raise EngineError(
-            f"The server's answer: expected vLLM's fields, got {shown(answer)} ({error!r:.200}). Is it vLLM?"
+            f"The server's answer: expected vLLM's fields, got {brief_json(answer)} ({error!r:.200}). Is it vLLM?"
         ) from error
 
 
@@ -134,7 +127,7 @@ def _logprobs(choice: dict[str, Any], token_ids: tuple[int, ...], *, tokens_endp
     if [token_id for token_id, _ in pairs] != list(token_ids):
         raise EngineError(
             f"The server's answer: expected log-probabilities of the {len(token_ids)} sampled tokens, got {len(pairs)} "
-            f"of others ({shown(answered)})."
+            f"of others ({brief_json(answered)})."
         )
     return tuple(_logprob(value) for _, value in pairs)
 
@@ -149,7 +142,8 @@ def _logprob(value: Any) -> float:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, int | float) or value > MAX_LOGPROB:
         raise EngineError(
-            f"The server's answer: expected log-probabilities of at most 0, got {shown(value)}. Is it a vLLM server?"
+            f"The server's answer: expected log-probabilities of at most 0, got {brief_json(value)}. "
+            "Is it a vLLM server?"
         )
     return math.nan if value <= MISSING_LOGPROB else float(value)
 
@@ -173,7 +167,7 @@ def scores_of(answer: dict[str, Any], token_ids: list[int]) -> list[float]:
     if choice.get("prompt_token_ids") != token_ids or not isinstance(entries, list) or len(entries) != len(token_ids):
         raise EngineError(
             f"The server's answer: expected prompt_logprobs of the {len(token_ids)} tokens sent, got "
-            f"{shown(answer)}. Is it a vLLM server of version 0.10.2 or later?"
+            f"{brief_json(answer)}. Is it a vLLM server of version 0.10.2 or later?"
         )
     try:
         values = [
@@ -182,7 +176,7 @@ def scores_of(answer: dict[str, Any], token_ids: list[int]) -> list[float]:
         return [_logprob(value) for value in values]
     except (KeyError, TypeError) as error:
         raise EngineError(
-            f"The server's answer: expected the tokens' own log-probabilities, got {shown(entries)} "
+            f"The server's answer: expected the tokens' own log-probabilities, got {brief_json(entries)} "
             f"({error!r:.200}). Is it a vLLM server?"
         ) from error
 

@@ -7,11 +7,12 @@ Source: the reference of `POST /v1/responses` and the models of openai-python 3.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentenv._util.brief import brief
+from agentenv._util.http.json_bodies import json_text
+from agentenv._util.off_loop import size_of
 from agentenv.core.types import Message
 from agentenv.episode.endpoint.wire import ChatRequest, RequestError, check_neutral
 
@@ -76,6 +77,8 @@ class ResponseLog:
         if not isinstance(items, list):
             raise RequestError(f"input: expected text or a list of items, got {brief(given)}. Send one.")
         messages = list(self._conversations.get(str(earlier), ()))
+        if messages and messages[-1].get("tool_calls"):  # they get more calls, and are another response's, too
+            messages[-1] = {**messages[-1], "tool_calls": [*messages[-1]["tool_calls"]]}
         for index, item in enumerate(items):
             self._append(messages, item, f"input[{index}]")
         return messages
@@ -96,8 +99,10 @@ class ResponseLog:
             call = {"id": item.get("call_id"), "type": "function", "function": function}
             if last is None:
                 messages.append({"role": "assistant", "tool_calls": [call]})
+            elif last.get("tool_calls"):
+                last["tool_calls"].append(call)
             else:
-                messages[-1] = {**last, "tool_calls": [*(last.get("tool_calls") or ()), call]}
+                messages[-1] = {**last, "tool_calls": [call]}
         elif kind == "function_call_output":
             result = {"tool_call_id": item.get("call_id"), "content": _content(item.get("output"))}
             messages.append({"role": "tool", **result})
@@ -177,6 +182,7 @@ class ResponseForm:
         self._log, self._body, self._request = log, body, request
         self._id, self._created, self._model = f"resp_{base['id']}", base["created"], base["model"]
         self._numbers = itertools.count()
+        self.size = size_of(body)
 
     def whole(self, completion: Mapping[str, Any]) -> dict[str, Any]:
         """Return OpenAI's response for a chat completion, which the log keeps unless the request forbids it."""
@@ -275,4 +281,4 @@ class ResponseForm:
 
     def _event(self, kind: str, **fields: Any) -> str:
         data = {"type": kind, "sequence_number": next(self._numbers), **fields}
-        return f"event: {kind}\ndata: {json.dumps(data)}\n\n"
+        return f"event: {kind}\ndata: {json_text(data)}\n\n"

@@ -22,8 +22,9 @@ from weakref import WeakKeyDictionary
 
 from agentenv._util.http.access import RequestRefused, read_body
 from agentenv._util.http.json_bodies import parse_body, parse_json
-from agentenv._util.http.responses import json_response, until_disconnect
+from agentenv._util.http.responses import json_response, large_response, until_disconnect
 from agentenv._util.http.server import Server
+from agentenv._util.off_loop import off_loop, size_of
 from agentenv.episode.endpoint.responses import ResponseForm, ResponseLog
 from agentenv.episode.endpoint.session import Session
 from agentenv.episode.endpoint.wire import (
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.routing import Route
 
-_MAX_BODY_BYTES = 32 * 1024 * 1024
+_MAX_BODY_BYTES = 16 << 20
 _MAX_ENDED = 10_000
 """Ids of ended sessions that the server keeps, to tell late calls the reason."""
 _SESSION_PATH = re.compile("/s/([^/]*)/")
@@ -140,7 +141,9 @@ class Endpoint(Server):
         work = asyncio.ensure_future(session.complete(read))
         if not read.stream:
             response = await until_disconnect(request, work, _ended())
-            return await self._client_left(request) if response is None else json_response(form.whole(response))
+            if response is None:
+                return await self._client_left(request)
+            return await large_response(form.size + size_of(response), lambda: form.whole(response))
         arrived = None
         try:
             arrived = await until_disconnect(request, asyncio.wait({work}, timeout=_STATUS_S), _ended())
@@ -161,13 +164,14 @@ class Endpoint(Server):
     ) -> AsyncIterator[str]:
         """Yield the events of a stream; the client's leaving cancels the work."""
         try:
-            for event in form.opening():
+            for event in await off_loop(form.size, lambda: list(form.opening())):
                 yield event
             while not work.done():
                 await asyncio.wait({work}, timeout=_PING_S)
                 if not work.done():
                     yield ": no answer yet\n\n"
-            for event in form.closing(_result(work)):
+            response = _result(work)
+            for event in await off_loop(form.size + size_of(response), lambda: list(form.closing(response))):
                 yield event
         except AgentEnvError as error:
             status, code = _refusal(error)

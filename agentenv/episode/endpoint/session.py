@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from agentenv._util.brief import brief
-from agentenv._util.off_loop import off_loop
+from agentenv._util.off_loop import off_loop, size_of
 from agentenv.chat.constraints import calls_tag, json_tag
-from agentenv.chat.dialogue import Dialogue, Reply, num_chars
+from agentenv.chat.dialogue import Dialogue, Reply
 from agentenv.chat.encoding import encoder_of
 from agentenv.chat.tool_calls.messages import assistant_message
 from agentenv.core.engine import constraint_problem, sample
 from agentenv.core.trajectory import EpisodeError, Trajectory
-from agentenv.core.types import Message, SamplingParams, StepResult, StopReason, Task
+from agentenv.core.types import Completion, Message, SamplingParams, StepResult, StopReason, Task
 from agentenv.episode.endpoint.conversations import Asked, Call, Line, Point, Work, asked, call_ids, continued, record
 from agentenv.episode.endpoint.history import Mismatch, chain, classify, link, message_fingerprint, num_shared
 from agentenv.episode.endpoint.wire import (
@@ -53,6 +53,8 @@ from agentenv.errors import (
 )
 from agentenv.tools.calling import ParsedAction
 
+_CHARS_OF_LOGPROB = 64
+"""Characters, at least, of what is said about one token."""
 _HOW_TO_SAMPLE = ("temperature", "top_p", "top_k", "min_p", "seed")
 
 
@@ -70,6 +72,23 @@ class SessionOptions:
     required_as_auto: bool = False
     """True if an engine that cannot constrain takes a `tool_choice` that demands a call as "auto"; such requests are
     refused otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What is said of an answer."""
+
+    messages: Sequence[Message]
+    """What came with the request, for readers."""
+    parsed: ParsedAction | None
+    message: dict[str, Any]
+    """OpenAI's message."""
+    answer: Message
+    """The same, as it is compared with what the agent sends back."""
+    own: Message
+    """The same for the template, with its tokens' text."""
+    print: str
+    logprobs: dict[str, Any] | None
 
 
 class Session:
@@ -153,7 +172,7 @@ class Session:
             raise OutOfTurns(
                 f"session: expected at most max_turns={self.limits.max_turns} requests, got more. End here."
             )
-        work = await off_loop(num_chars(read.messages), lambda: self._begin(asked(read)))
+        work = await off_loop(size_of((read.messages, read.tools)), lambda: self._begin(asked(read)))
         self._check_open()
         line = work.line
         if work.opens:
@@ -166,7 +185,9 @@ class Session:
     async def _generated(self, work: Work) -> dict[str, Any]:
         """Answer a request that has its place; free the place if that fails."""
         try:
-            return await self._answer(work, self._sampling(work))
+            asked = work.asked.request
+            size = size_of((asked.json_schema or {}, asked.tools, asked.sampling))
+            return await self._answer(work, await off_loop(size, self._sampling, work))
         except (ConfigError, RunStopped) as error:
             self.fatal = error
             raise
@@ -254,32 +275,52 @@ class Session:
                 f"generate: expected a completion, got finish reason {completion.finish_reason!r} and "
                 f"{len(completion.token_ids)} tokens. Look at the engine's log."
             )
+        generate_s, is_first = time.perf_counter() - started, work.opens
+        action = self.chat.action_text(completion.token_ids, sampling.stop_token_ids)
+        size = max(len(action), _CHARS_OF_LOGPROB * len(completion.token_ids) * work.asked.request.logprobs)
+        size = max(size, size_of(work.asked.request.messages) if is_first else 0)
+        told = await off_loop(size, self._told, work, completion, action)
         self._check_open()
-        request, is_first = work.asked.request, work.opens
         call = Call(
             number=work.number,
             reply=work.reply,
             opens=is_first,
-            messages=self._shown(work.asked) if is_first else work.asked.new,
+            messages=told.messages,
             completion=completion,
-            action=self.chat.action_text(completion.token_ids, sampling.stop_token_ids),
+            action=action,
             started=started,
-            generate_s=time.perf_counter() - started,
+            generate_s=generate_s,
             mismatch=work.line.mismatch if is_first else None,
         )
-        message = self._take(work, call)
+        self._take(work, call, told)
         num = len(work.prompt) + len(completion.token_ids)
         if completion.finish_reason == "length" and num >= self.limits.max_length:
             self.limit = StopReason.MAX_LENGTH
         self._failures.pop(work.asked.key, None)
         return chat_completion(
             completion,
-            message,
+            told.message,
             request_id=f"{self.key.episode_id}-{work.number}",
-            model=request.model or self.options.model,
+            model=work.asked.request.model or self.options.model,
             num_prompt_tokens=len(work.prompt),
-            logprobs=logprobs_of(completion, self.chat.decode) if request.logprobs else None,
+            logprobs=told.logprobs,
         )
+
+    def _told(self, work: Work, completion: Completion, action: str) -> _Told:
+        """Return what is said of an answer, without a change to the conversation."""
+        request, parsed = work.asked.request, None
+        if request.tools and request.wants_calls:
+            tools = work.line.dialogue.tools or None
+            parsed = self.chat.tool_format.parse(action, turn_index=work.number, tools=tools)
+        message = self._worded(completion, action, parsed, is_json=request.json_schema is not None)
+        answer = read_message(message, "answer")
+        own: Message = {"role": "assistant", "content": action}
+        if parsed is not None and parsed.items:
+            own = assistant_message(parsed, as_json=self.chat.tool_format.arguments_as_json)
+        logprobs = logprobs_of(completion, self.chat.decode) if request.logprobs else None
+        messages = self._shown(work.asked) if work.opens else work.asked.new
+        own = {**own, "trusted": True}
+        return _Told(messages, parsed, message, answer, own, message_fingerprint(answer), logprobs)
 
     # --- where a request continues
 
@@ -429,34 +470,28 @@ class Session:
             raise RequestError(str(error)) from error
         return None
 
-    def _take(self, work: Work, call: Call) -> dict[str, Any]:
-        """Record an answer and return it as OpenAI's message."""
-        line, request, ids = work.line, work.asked.request, list(call.completion.token_ids)
+    def _take(self, work: Work, call: Call, told: _Told) -> None:
+        """Record an answer."""
+        line, ids = work.line, list(call.completion.token_ids)
         if not work.opens:
             line.dialogue.append_reply(work.reply)
+        line.dialogue.parsed_action = told.parsed
         line.pending = None
         if self.limit is StopReason.MAX_LENGTH:
             self.limit = None  # the agent continued within the budget, so the refusal did not end the episode
-        parsed = None
-        if request.tools and request.wants_calls:
-            parsed = line.dialogue.parse_calls(call.action, call.number)
         line.dialogue.append_action(ids)
-        message = self._worded(call, parsed, is_json=request.json_schema is not None)
-        answer = read_message(message, "answer")
-        one = message_fingerprint(answer)
-        own: Message = {"role": "assistant", "content": call.action}
-        if parsed is not None and parsed.items:
-            own = assistant_message(parsed, as_json=self.chat.tool_format.arguments_as_json)
-        self._answers[one] = answer, {**own, "trusted": True}
-        line.messages, line.prints = [*request.messages, answer], [*work.asked.prints, one]
+        self._answers[told.print] = told.answer, told.own
+        line.messages = [*work.asked.request.messages, told.answer]
+        line.prints = [*work.asked.prints, told.print]
         line.calls.append(call)
         point = Point(line, len(line.messages), len(line.dialogue.ids), (ids, call.action))
-        self._points.setdefault(link(work.asked.key, one), []).append(point)
-        return message
+        self._points.setdefault(link(work.asked.key, told.print), []).append(point)
 
-    def _worded(self, call: Call, parsed: ParsedAction | None, *, is_json: bool) -> dict[str, Any]:
+    def _worded(
+        self, completion: Completion, action: str, parsed: ParsedAction | None, *, is_json: bool
+    ) -> dict[str, Any]:
         """Return the answer for the agent: without the stop string, and with separate reasoning if requested."""
-        text, stop = call.action, call.completion.stop_reason
+        text, stop = action, completion.stop_reason
         if isinstance(stop, str) and stop in text and not (parsed and parsed.items):
             text = text[: text.rfind(stop)]
         separate = self.options.reasoning_content or is_json

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from agentenv._util.brief import brief
+from agentenv._util.http.json_bodies import json_text
 from agentenv.core.arguments import is_finite
 from agentenv.core.messages import normalized, normalized_message
 from agentenv.core.types import Completion, Message
@@ -342,6 +343,9 @@ def chat_completion(
 class ChatForm:
     """How a chat completion is sent: whole, or as the events of a stream."""
 
+    size = 0
+    """About how many characters it repeats of the request."""
+
     def __init__(self, request: ChatRequest, base: Mapping[str, Any]) -> None:
         self._request = request
         self._base = {**base, "id": f"chatcmpl-{base['id']}", "object": "chat.completion.chunk"}
@@ -380,7 +384,7 @@ class ChatForm:
 
 
 def _event(data: Mapping[str, Any]) -> str:
-    return f"data: {json.dumps(data)}\n\n"
+    return f"data: {json_text(data)}\n\n"
 
 
 def error_type(status: int) -> str:

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agentenv._util.brief import brief
+from agentenv._util.http.json_bodies import json_text
 from agentenv.chat.chat import text_of
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Message, SamplingParams, Task
@@ -46,9 +48,9 @@ def read_run(body: Any, sampling: SamplingParams) -> GymRun:
     """
     params = body.get("responses_create_params") if isinstance(body, Mapping) else None
     if not isinstance(params, Mapping):
-        raise DataError(f"body: expected an object with responses_create_params, got {body!r:.120}. Send a row.")
+        raise DataError(f"body: expected an object with responses_create_params, got {brief(body, 120)}. Send a row.")
     try:
-        json.dumps(body, allow_nan=False)  # the answer contains it
+        json_text(body, allow_nan=False)  # the answer contains it
     except (ValueError, RecursionError) as error:
         raise DataError(f"body: expected JSON without NaN and Infinity, got one with: {error}. Fix the row.") from error
     messages = _messages(params)
@@ -82,7 +84,7 @@ def _messages(params: Mapping[str, Any]) -> list[Message]:
     prompt = params.get("input")
     items = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if not isinstance(items, list) or not items:
-        raise DataError(f"input: expected text or messages, got {prompt!r:.120}. Fix the row.")
+        raise DataError(f"input: expected text or messages, got {brief(prompt, 120)}. Fix the row.")
     instructions = params.get("instructions")
     is_set = isinstance(instructions, str) and instructions
     messages: list[Message] = [{"role": "system", "content": instructions}] if is_set else []
@@ -97,8 +99,8 @@ def _messages(params: Mapping[str, Any]) -> list[Message]:
             content = "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else None
         if not is_message or not isinstance(item.get("role"), str) or not isinstance(content, str):
             raise DataError(
-                f"input[{index}]: expected a message with a role and text, got {item!r:.120}. Calls, reasoning and "
-                "images in a history are not supported."
+                f"input[{index}]: expected a message with a role and text, got {brief(item, 120)}. Calls, reasoning "
+                "and images in a history are not supported."
             )
         messages.append({"role": item["role"], "content": content})
     return messages

@@ -138,7 +138,8 @@ class GymServer(Server):
             )
         self.in_flight += 1
         try:
-            run = read_run(await read_json_body(request, self.options.max_body_bytes), self._sampling)
+            read = partial(read_run, sampling=self._sampling)
+            run = await read_json_body(request, self.options.max_body_bytes, read)
             answer = await until_disconnect(request, self._answer(run), InfraError("run: the server is stopping"))
         finally:
             self.in_flight -= 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from agentenv._util.http.client import AttemptFailure, HTTPAnswer, HTTPClient, HTTPErrors, RetryPolicy
 from agentenv.errors import ConfigError, ContractError, InfraError
@@ -75,10 +76,11 @@ class RewardServers:
             f"{self.timeout_s:g} s, got none. Check the server's load."
         )
         answer = await self._policy.run(attempt, timeout)
-        rewards = await self._clients[url].parse_json(answer)
+        client = self._clients[url]
+        rewards = await client.parse_json(answer, "", partial(read_rewards, num=len(samples), where=client.url))
         if isinstance(rewards, AttemptFailure):
             raise rewards.error
-        return read_rewards(rewards, len(samples), self._clients[url].url)
+        return rewards
 
     @property
     def patience_s(self) -> float:

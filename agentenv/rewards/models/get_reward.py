@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -18,8 +19,8 @@ from agentenv.core.engine import Tokenizer
 from agentenv.core.types import StepResult
 from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.rewards.models.openrlhf_wire import read_rewards
-from agentenv.rewards.models.render import Overflow, checked, plain_messages
-from agentenv.rewards.models.render_in_batches import RenderedText, ThreadedRenderer
+from agentenv.rewards.models.render import Overflow
+from agentenv.rewards.models.render_in_batches import RenderedText, ThreadedRenderer, messages_for_server
 from agentenv.rewards.models.request_queue import QueueOptionFields, QueueOptions, RequestQueue, RequestScorer, Send
 from agentenv.rewards.models.types import Conversation, Scored
 
@@ -138,19 +139,19 @@ class GetRewardScorer(TextScorer):
     async def _look(self, asked: list[None]) -> Sequence[bool | AttemptFailure] | AttemptFailure:
         """Ask `GET /`: the server of `agentenv rm serve` names itself; others have no such page, or another."""
         if self._sends_messages is None:
-            answer = await self._client.attempt_json("/") if self._path else None
+            answer = await self._client.attempt_json("/", None, _names_itself) if self._path else False
             # Other statuses mean that the server has no such page; these, that it is busy or needs another key.
             if isinstance(answer, AttemptFailure) and (
                 answer.status is None or answer.status in (401, 403, 408, 429) or answer.status >= 500
             ):
                 return answer
-            self._sends_messages = isinstance(answer, dict) and "agentenv" in answer
+            self._sends_messages = answer is True
         return [self._sends_messages] * len(asked)
 
     async def _text(self, conversation: Conversation) -> RenderedText:
         if isinstance(conversation, str) or not await self._renders():
             return await super()._text(conversation)
-        return RenderedText("", messages=plain_messages(checked(conversation)))
+        return RenderedText("", messages=await messages_for_server(conversation))
 
     async def _send(self, texts: list[RenderedText]) -> Sequence[Scored | AttemptFailure] | AttemptFailure:
         body: dict[str, Any] = {
@@ -162,8 +163,12 @@ class GetRewardScorer(TextScorer):
         if 0 < len(sent) < len(texts):  # two forms: each alone
             return AttemptFailure(InfraError(f"{self.url}: expected one form, got text and messages."), suspect=True)
         body = {"messages": sent} if sent else body
-        answer = await self._client.attempt_json(self._path, body)
-        return answer if isinstance(answer, AttemptFailure) else rewards_of(answer, len(texts), self.url)
+        read = partial(rewards_of, num=len(texts), where=self.url)
+        return await self._client.attempt_json(self._path, body, read)
+
+
+def _names_itself(answer: Any) -> bool:
+    return isinstance(answer, dict) and "agentenv" in answer
 
 
 def rewards_of(answer: Any, num: int, where: str) -> Sequence[Scored | AttemptFailure] | AttemptFailure:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agentenv._util.calls import waiting
+from agentenv._util.off_loop import off_loop, size_of
 from agentenv.chat.template import render
 from agentenv.core.arguments import one_of, whole_number
 from agentenv.core.engine import Tokenizer
@@ -35,6 +36,15 @@ class RenderedText:
     truncated: bool = False
     messages: Sequence[Message] | None = None
     """The conversation for a server that renders it; the text is then empty."""
+
+
+async def messages_for_server(conversation: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return a conversation for a server that renders it.
+
+    Raises:
+        DataError: it is not a valid one.
+    """
+    return await off_loop(size_of(conversation), lambda: plain_messages(checked(conversation)))
 
 
 class ThreadedRenderer:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -24,8 +25,8 @@ from agentenv._util.http.client import AttemptFailure, HTTPClient, checked_url
 from agentenv.core.arguments import is_finite, one_of, whole_number
 from agentenv.core.engine import Tokenizer
 from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError
-from agentenv.rewards.models.render import Overflow, checked, plain_messages
-from agentenv.rewards.models.render_in_batches import ThreadedRenderer
+from agentenv.rewards.models.render import Overflow
+from agentenv.rewards.models.render_in_batches import ThreadedRenderer, messages_for_server
 from agentenv.rewards.models.request_queue import QueueOptionFields, QueueOptions, RequestQueue, RequestScorer
 from agentenv.rewards.models.types import Conversation, Scored
 
@@ -279,7 +280,7 @@ class VLLMHTTPScorer(RequestScorer[Query, Answered]):
             rendered = await self._rendering.ids(conversation, served.max_length)
             query = Query(rendered.token_ids, num_tokens=len(rendered.token_ids), truncated=rendered.truncated)
         else:
-            given = conversation if isinstance(conversation, str) else plain_messages(checked(conversation))
+            given = conversation if isinstance(conversation, str) else await messages_for_server(conversation)
             query = Query(given, most=self._rendering.max_length or served.max_length)
         answered = await self.asker.ask(query)
         if answered.may_be_activated:
@@ -324,10 +325,8 @@ class VLLMHTTPScorer(RequestScorer[Query, Answered]):
 
     async def _look(self, asked: list[None]) -> Sequence[Served | AttemptFailure] | AttemptFailure:
         if self._served is None:
-            answer = await self._client.attempt_json("/v1/models")
-            if isinstance(answer, AttemptFailure):
-                return answer
-            served = served_of(answer, self.model, self._rendering.max_length, self.url)
+            read = partial(served_of, model=self.model, max_length=self._rendering.max_length, where=self.url)
+            served = await self._client.attempt_json("/v1/models", None, read)
             if isinstance(served, AttemptFailure):
                 return served
             self._served = served
@@ -340,5 +339,5 @@ class VLLMHTTPScorer(RequestScorer[Query, Answered]):
         }
         if self.overflow != "error" and not self._rendering.has_tokenizer:
             body |= {"truncate_prompt_tokens": self._rendering.max_length or -1, "truncation_side": self.overflow}
-        answer = await self._client.attempt_json(f"/{self.endpoint}", body)
-        return answer if isinstance(answer, AttemptFailure) else answers_of(answer, queries, switch, self.asker.where)
+        read = partial(answers_of, queries=queries, switch=switch, where=self.asker.where)
+        return await self._client.attempt_json(f"/{self.endpoint}", body, read)

@@ -20,6 +20,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from agentenv._util.http.access import (
@@ -263,8 +264,8 @@ class RewardServer(Server):
     async def _get_reward(self, request: Request) -> Response:
         started = time.perf_counter()
         with self._room(1):
-            body = await read_json_body(request, self.options.max_body_bytes)
-        form, conversations = read_request(body, self.options.max_items)
+            read = partial(read_request, max_items=self.options.max_items)
+            form, conversations = await read_json_body(request, self.options.max_body_bytes, read)
         stopping = RequestRefused("rm serve: it was stopped. Ask another server, or later.", 503)
         with self._room(len(conversations)):
             work = asyncio.ensure_future(self._scores(form, conversations))

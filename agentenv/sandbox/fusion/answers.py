@@ -17,7 +17,7 @@ from agentenv._util.http.access import RequestRefused
 from agentenv.core.arguments import is_finite
 from agentenv.errors import ConfigError
 from agentenv.sandbox.local.execution import decoded
-from agentenv.sandbox.local.sandbox import MIN_MEMORY_MB, check_files
+from agentenv.sandbox.local.sandbox import MIN_MEMORY_MB, check_files, has_room
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Policy
 
 LANGUAGES = (
@@ -114,6 +114,8 @@ def read_run_request(body: Any, header: str, caps: ExecLimits) -> ProgramRequest
         contents = {name: base64.b64decode(text, validate=True) for name, text in files.items() if text is not None}
     except (binascii.Error, TypeError, ValueError) as error:
         raise RequestRefused(f"files: expected contents in base64, got {error}. Encode them.") from error
+    if not has_room(contents, limits):
+        raise RequestRefused(f"files: expected files that fit into {limits.disk_mb} MiB, got more. Send less.", 413)
     request = ProgramRequest(
         code=_string(body, "code"),
         language=language,

@@ -12,15 +12,14 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentenv._util.calls import call
 from agentenv._util.http.access import AccessPolicy, RequestRefused, closing_headers, read_json_body, retry_after_header
-from agentenv._util.http.responses import json_response, large_json, until_disconnect
+from agentenv._util.http.responses import json_response, large_response, until_disconnect
 from agentenv._util.http.server import Server
-from agentenv._util.off_loop import off_loop
+from agentenv._util.off_loop import off_loop, size_of
 from agentenv.errors import InfraError
 from agentenv.sandbox.fusion import answers
 from agentenv.sandbox.fusion.requests import REQUEST_HEADER, RESULT_HEADER
@@ -34,7 +33,6 @@ from agentenv.sandbox.fusion.submit import (
 )
 from agentenv.sandbox.grading.executions import gather_limited
 from agentenv.sandbox.local.queue import FairQueue
-from agentenv.sandbox.local.sandbox import has_room
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Policy, Sandbox, SandboxBusy
 
 if TYPE_CHECKING:
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.routing import Route
 
+T = TypeVar("T")
 _PYTEST = """\
 import sys
 import pytest
@@ -121,33 +120,29 @@ class FusionServer(Server):
         return json_response({"status": "stopping" if self._closing else "ok", **level, **queue, **room, **self.counts})
 
     async def _run_code(self, request: Request) -> Response:
-        body = await self._body(request)
-        asked = answers.read_run_request(body, request.headers.get(REQUEST_HEADER, ""), self.options.caps)
+        header = request.headers.get(REQUEST_HEADER, "")
+        asked = await self._read(request, lambda body: answers.read_run_request(body, header, self.options.caps))
         if asked.language not in self.options.languages:
             languages = ", ".join(self.options.languages)
             problem = f"language {asked.language!r} is not supported by this server: it offers {languages}"
             return json_response(answers.sandbox_error(problem))
-        if not has_room(asked.files, asked.limits):
-            raise RequestRefused(
-                f"files: expected files that fit into {asked.limits.disk_mb} MiB, got more. Send less.", 413
-            )
         result = await until_disconnect(request, self._execute(asked, _peer(request)), _stopping())
         if result is None:
             return await self._client_left(request)
-        size = len(result.stdout) + len(result.stderr) + sum(map(len, result.files.values()))
-        body = await off_loop(size, lambda: large_json(answers.run_answer(result, asked)))
-        return json_response(body, headers={RESULT_HEADER: answers.result_header(result)})
+        size = size_of((result.stdout, result.stderr, result.files))
+        headers = {RESULT_HEADER: answers.result_header(result)}
+        return await large_response(size, lambda: answers.run_answer(result, asked), headers)
 
     async def _submit(self, request: Request) -> Response:
-        asked = await call(read_submit_request, await self._body(request))  # its tests may be megabytes of JSON
+        asked = await self._read(request, read_submit_request)
         run = answers.read_run_request(asked.run, request.headers.get(REQUEST_HEADER, ""), self.options.caps)
         outcomes = await until_disconnect(request, self._run_cases(asked, run, _peer(request)), _stopping())
         if outcomes is None:
             return await self._client_left(request)
-        return json_response(await call(lambda: large_json(submit_answer(asked, outcomes))))
+        return await large_response(size_of((asked.code, outcomes)), lambda: submit_answer(asked, outcomes))
 
-    async def _body(self, request: Request) -> Any:
-        """Return the JSON of a request.
+    async def _read(self, request: Request, read: Callable[[Any], T]) -> T:
+        """Return what `read` returns for the JSON of a request.
 
         Raises:
             RequestRefused: the body is invalid.
@@ -157,7 +152,7 @@ class FusionServer(Server):
             raise SandboxBusy(
                 f"queue: expected fewer than {self.options.max_waiting} waiting, got as many. Retry later"
             )
-        return await read_json_body(request, self.options.max_body_bytes)
+        return await read_json_body(request, self.options.max_body_bytes, read)
 
     # --- executing ----------------------------------------------------------------------------------------------------
 

@@ -92,6 +92,8 @@ def check_fetch(names: Sequence[str]) -> None:
 
 def fits(contents: Mapping[str, bytes], *, max_bytes: int, max_inodes: int) -> bool:
     """Return True if a working folder of this size has room for these files."""
+    if len(contents) >= max_inodes:  # at once: there may be very many
+        return False
     pages = sum(-(-len(content) // _PAGE) for content in contents.values())
     names = [name.split("/") for name in contents]
     folders = {tuple(parts[:end]) for parts in names for end in range(1, len(parts))}
