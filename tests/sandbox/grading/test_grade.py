@@ -112,6 +112,30 @@ async def test_cancelling_leaves_no_process(kind):
     assert all(execution.result is not None for execution in sandbox.executions)
 
 
+@pytest.mark.parametrize(
+    "suite",
+    [
+        StdioSuite(hidden=(StdioTest("1", "1"),) * 6),
+        FunctionSuite("f", visible=(FunctionTest((1,), 1),) * 3, hidden=(FunctionTest((1,), 1),) * 3, batch=1),
+    ],
+    ids=["stdio", "functions"],
+)
+async def test_programs_of_one_answer_do_not_wait_for_each_others_run_slots(suite):
+    class Counting(PlainSandbox):
+        run_slots, running, most = 2, 0, 0
+
+        async def run(self, program, **options):
+            self.running += 1
+            self.most = max(self.most, self.running)
+            result = await super().run(program, **options)
+            self.running -= 1
+            return result
+
+    sandbox = Counting()
+    await grade(sandbox, "def f(x): return x\nif __name__ == '__main__': print(input())\n", suite, limits=LIMITS)
+    assert sandbox.most == 2
+
+
 @pytest.mark.parametrize(("delay_s", "num_passed"), [(0.0, 3), (8.0, 5), (13.0, 5)])
 async def test_tests_after_the_time_for_all_are_timeouts_unless_the_host_took_it(delay_s, num_passed):
     left_s = 40.0
