@@ -13,6 +13,7 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentenv._util.http.client import HTTPClient
 from agentenv.errors import ConfigError
 from agentenv.sandbox import ExecLimits, ExecStatus, Isolation, SandboxUnavailable
 from agentenv.sandbox.fusion.client import MAX_ATTEMPTS, FusionSandbox
@@ -261,6 +262,19 @@ async def test_an_answer_that_never_comes_is_given_up_after_the_programs_time_an
         result = await sandbox.run("print(42)", limits=replace(LIMITS, wall_s=0.1))
         assert result.status is ExecStatus.INFRA
         await until(lambda: server.num_gone >= 1)
+
+
+async def test_an_answer_may_take_the_time_that_a_busy_server_gives_back(monkeypatch):
+    async with scripted(http(OK)) as server, client(server, patience_s=60.0) as sandbox:
+        attempt, given = HTTPClient.attempt, []
+
+        async def noted(*args, **options):
+            given.append(options["timeout_s"])
+            return await attempt(*args, **options)
+
+        monkeypatch.setattr(HTTPClient, "attempt", noted)
+        await sandbox.run("print(42)", limits=replace(LIMITS, wall_s=100.0))
+        assert given == [360.0]
 
 
 @pytest.mark.long

@@ -671,6 +671,18 @@ async def test_a_program_that_fills_the_disk_within_its_quota_has_a_verdict(room
             await filling
 
 
+async def test_a_program_whose_files_the_disk_has_no_room_for_runs_again_alone(room, monkeypatch):
+    with small_disk(room, "size=4m,nr_inodes=1k") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        async with await opened(isolation=Isolation.LANDLOCK, run_slots=2) as sandbox:
+            neighbor = "open('f', 'wb', buffering=0).write(bytes(3 << 20))\nimport time; time.sleep(2)"
+            filling = asyncio.create_task(sandbox.run(neighbor))
+            await until(lambda: os.statvfs(folder).f_bavail <= 256)
+            result = await sandbox.run("raise ValueError", files={"x": bytes(2 << 20)})
+            assert (result.status, result.attempts) == (ExecStatus.NONZERO, 2), result.detail
+            await filling
+
+
 def test_a_disk_of_unknown_size_does_not_count_as_full():
     assert not files.is_full("/proc")
 
@@ -1070,12 +1082,20 @@ async def test_a_tenant_gets_no_more_turns_by_more_names():
         order.append(tenant + name)
         queue.release()
 
-    whose = [("a", str(index)) for index in range(4)] + [("a", "0"), ("b", ""), ("c", "0"), ("b", "")]
+    whose = [("a", str(index)) for index in range(4)] + [("a", "0"), ("b", ""), ("c", "0"), ("b", ""), ("a", "")]
     tasks = [asyncio.create_task(one(*who)) for who in whose]
     await asyncio.sleep(0)
     queue.release()
     await asyncio.gather(*tasks)
-    assert order == ["a0", "b", "c0", "a1", "b", "a2", "a3", "a0"]
+    assert order == ["a0", "b", "c0", "a1", "b", "a2", "a3", "a", "a0"]
+
+    whose = [("a", ""), ("a", "0"), ("b", ""), ("a", ""), ("b", "")]
+    await queue.acquire("x")
+    tasks, order[:] = [asyncio.create_task(one(*who)) for who in whose], []
+    await asyncio.sleep(0)
+    queue.release()
+    await asyncio.gather(*tasks)
+    assert order == ["a", "b", "a0", "b", "a"], "no name is a name too"
 
 
 async def test_whoever_is_to_be_alone_gets_all_slots_and_is_not_overtaken():

@@ -21,6 +21,7 @@ from agentenv._util.off_loop import off_loop
 from agentenv.errors import ConfigError
 from agentenv.sandbox.fusion.endpoints import EndpointFailure, Endpoints, FusionEndpoint, without_password
 from agentenv.sandbox.fusion.requests import RESULT_HEADER, BadAnswer, EncodedRequest, encode_request, read_answer
+from agentenv.sandbox.guest.watch import MAX_GIVEN_BACK
 from agentenv.sandbox.local.queue import FairQueue
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, Policy, SandboxUnavailable
 
@@ -61,7 +62,8 @@ class FusionSandbox:
             limits: default limits of executions.
             max_concurrent: concurrent requests to all endpoints together; further ones wait, fairly between tenants.
             preimport: packages that programs import; `open` checks that each endpoint has them.
-            patience_s: time beyond a program's `wall_s` that an answer may take, with the wait in the server's queue.
+            patience_s: time that an answer may take beyond a program's `wall_s` and what a busy host adds to it, with
+                the wait in the server's queue.
             pause_s: longest pause before the second attempt; doubled before each further one.
             waiting: returns a context that is entered while a caller waits for its turn, in the caller's context; it
                 can pause the caller's clock.
@@ -264,7 +266,7 @@ class FusionSandbox:
                 "/run_code",
                 request.content,
                 headers=request.headers,
-                timeout_s=request.limits.wall_s + self.patience_s,
+                timeout_s=(1 + MAX_GIVEN_BACK) * request.limits.wall_s + self.patience_s,
                 max_bytes=request.max_answer_bytes,
             )
         finally:

@@ -53,8 +53,6 @@ class _RunningProgram:
     """True if it had several processes at some time."""
     seen_cpu_s: dict[str, float] = field(default_factory=dict)
     """CPU time of each process that was seen, as it was last seen."""
-    shared_user: bool = False
-    """True if another program of the same user ran beside it: the kernel counts their threads together."""
     given_back_s: float = 0.0
     """Time that is added to its wall limit."""
 
@@ -97,6 +95,8 @@ class ProgramLoop:
         self._self = os.pidfd_open(os.getpid())
         self._slots = list(range((setting.ids or (0, 1024))[1] - 1, 0, -1))
         self._nice = min(os.nice(0) + child.NICE, 19)
+        self._shares_user = setting.tier != "namespaces" and not setting.ids
+        """True if programs have one user, whose threads the kernel counts together, those of other zygotes too."""
         self._own_tasks = (0.0, 0)
         self._work = work
         child.set_home(work)
@@ -185,8 +185,7 @@ class ProgramLoop:
                 always.callback(os.close, folder_sender)
             policy, limits = request["policy"], request["limits"]
             num_processes = int(limits["num_processes"] if policy == "proc" else limits["num_threads"])
-            shares_user = self._setting.tier != "namespaces" and not self._setting.ids
-            if shares_user:
+            if self._shares_user:
                 # RLIMIT_NPROC of a program that shares its user includes the user's other processes.
                 if time.monotonic() - self._own_tasks[0] > 1.0:
                     self._own_tasks = time.monotonic(), usage.count_tasks(os.getuid())
@@ -207,9 +206,6 @@ class ProgramLoop:
             undo.pop_all()
         self._runs |= {run.pidfd: run, run.lease: run}
         self._live.add(run)
-        if shares_user and len(self._live) > 1:
-            for each in self._live:
-                each.shared_user = True
 
     def _fork(self, job: child.ProgramJob, fds: child.ProgramFds) -> int:
         """Fork a program's process; at the namespaces level it is the first one of a new pid namespace."""
@@ -345,11 +341,13 @@ class ProgramLoop:
             "cpu_s": resources.ru_utime + resources.ru_stime + orphans_s,
             "delay_s": delay_s,
             "peak_bytes": resources.ru_maxrss * 1024,
-            "shared_user": run.shared_user,
+            "shared_user": self._shares_user,
         }
         setup = os.read(run.ready, 4096)
         if setup != b"1":
             message = setup[1:].decode(errors="replace") or f"ended ({run.cause or 'by itself'}) while it was set up"
+            if self._base and message.startswith(f"{errno.ENOSPC} "):  # its own files fit, see `files.fits`
+                message = FULL
             report |= {"cause": "cancelled" if run.cause == "cancelled" else "setup", "error": message}
         elif killed_by_host:
             report["cause"] = "killed"

@@ -102,7 +102,7 @@ class FairQueue:
                 turn.set_result(None)
             line.popleft()
             # The other tenants come first, and then the other names of this one.
-            for other in [key for key in self._waiting if key[0] == tenant] if name else ():
+            for other in [key for key in self._waiting if key[0] == tenant]:
                 self._waiting.move_to_end(other)
             self._waiting.move_to_end((tenant, name))
             if not line:
