@@ -43,7 +43,17 @@ from agentenv.sandbox.fusion import answers, requests
 from agentenv.sandbox.fusion import server as fusion_server
 from agentenv.sandbox.fusion.client import FusionSandbox
 from agentenv.sandbox.fusion.server import FusionServer
-from agentenv.sandbox.grading import FunctionSuite, FunctionTest, StdioSuite, StdioTest, grade
+from agentenv.sandbox.grading import (
+    AssertSuite,
+    AssertTest,
+    FunctionSuite,
+    FunctionTest,
+    StdioSuite,
+    StdioTest,
+    asserts,
+    functions,
+    grade,
+)
 from agentenv.sandbox.grading import stdio as stdio_grading
 from agentenv.sandbox.local import execution
 from agentenv.sandbox.local import session as session_module
@@ -81,6 +91,8 @@ WATCHED = [
     (endpoint_session, "logprobs_of"),
     (stdio_grading, "_output_verdict"),
     (stdio_grading, "own_traceback"),
+    (functions, "show"),
+    (asserts, "show"),
 ]
 """What takes time that grows with its arguments."""
 
@@ -172,6 +184,12 @@ async def graded_functions(sandbox):
     assert result.score == 0.0
 
 
+async def graded_asserts(sandbox):
+    suite = AssertSuite(("f",), hidden=(AssertTest("assert f(f(1)) == 1"),))
+    result = await grade(sandbox, CONTROLS + "def f(x): return 'y' * 100_000", suite, limits=KEPT)
+    assert result.score == 0.0
+
+
 @pytest.mark.parametrize("mode", ["exact", "lines", "tokens", "floats", "apps", "livecodebench"])
 async def test_graded_output(neighbor, mode):
     sandbox = await opened()
@@ -199,12 +217,23 @@ async def submitted(sandbox):
         assert [test["passed"] for test in found["tests"]] == [False] * 3
 
 
+async def submitted_with_long_expectations(sandbox):
+    row = {"id": 1, "test": [{"input": {"stdin": ""}, "output": {"stdout": "1\n" * 60_000}}]}
+    config = {"language": "python", "provided_data": row}
+    async with FusionServer(sandbox) as server:
+        found = await answer_to(server, "/submit", {"completion": "```\nprint(1)\n```", "id": 1, "config": config})
+        assert [test["passed"] for test in found["tests"]] == [False]
+
+
 async def a_fusion_client(sandbox):
     async with FusionServer(sandbox) as server, FusionSandbox(server.url) as far:
         assert (await far.run(CONTROLS, limits=KEPT)).stdout.startswith("\\x01" * 60_000)
 
 
-SANDBOX = [a_program, a_session, a_session_whose_program_ends, graded_functions, served, submitted, a_fusion_client]
+SANDBOX = [
+    a_program, a_session, a_session_whose_program_ends, graded_functions, graded_asserts, served, submitted,
+    submitted_with_long_expectations, a_fusion_client,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", SANDBOX, ids=lambda path: path.__name__)

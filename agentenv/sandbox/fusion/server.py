@@ -185,7 +185,7 @@ class FusionServer(Server):
         answer = await off_loop(len(result.stdout) + len(result.stderr), answers.run_answer, result, run)
         printed = answer["run_result"]["stdout"]
         passed = result.status is ExecStatus.OK and not result.stdout_truncated
-        passed = passed and await off_loop(len(printed), same_output, case.stdout, printed)
+        passed = passed and await off_loop(len(printed) + len(case.stdout), same_output, case.stdout, printed)
         return passed, with_short_outputs(answer, num_cases)
 
     async def _execute(self, asked: answers.ProgramRequest, peer: str) -> ExecResult:

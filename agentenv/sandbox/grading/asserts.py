@@ -162,8 +162,8 @@ class _MessageReader:
         self._execution = execution
         self._max_bytes = max_bytes
         self._buffer = bytearray()
-        self.num_bytes = 0
-        """Size of the last message."""
+        self.line = b""
+        """The last message."""
         self.waited_s = 0.0
         """Time in which the execution owed a message, without the time that parsing it took."""
 
@@ -184,10 +184,9 @@ class _MessageReader:
             if not chunk:
                 return None
             self._buffer += chunk
-        line = bytes(self._buffer[:end])
+        self.line = bytes(self._buffer[: end + 1])
         del self._buffer[: end + 1]
-        self.num_bytes = len(line)
-        return await off_loop(len(line), parse_line, line)
+        return await off_loop(end, parse_line, self.line)
 
 
 class _Relay:
@@ -252,7 +251,7 @@ class _Relay:
                 case {"begin": int()}:
                     self._last_call = ""
                 case {"id": int()}:
-                    await self._examiner.send(dump_line(await self._call(message)))
+                    await self._examiner.send(await self._call(message))
                 case {"test": int(index), "verdict": str(verdict), "detail": str(detail)}:
                     if index != len(outcome.verdicts) or index >= num_tests:
                         raise InfraError(f"the tests' sandbox: expected the verdict of another test, got {index}.")
@@ -278,34 +277,35 @@ class _Relay:
             raise InfraError(f"the tests' sandbox failed: {detail}")
         return ended, f"the test itself: {detail}", self._last_call  # because of a slow or large value
 
-    async def _call(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Call the solution and return the answer for the tests."""
-        await self._solver.send(dump_line(request))
+    async def _call(self, request: dict[str, Any]) -> bytes:
+        """Call the solution and return the answer for the tests, as it came."""
+        question = self._questions.line
+        await self._solver.send(question)
         answer = await self._answer()
         try:
-            args = await off_loop(self._questions.num_bytes, decode, request["args"])
+            args = await off_loop(len(question), lambda: ", ".join(map(show, decode(request["args"]))))
         except CodecError as error:  # of the solution's values; its process refuses them too
-            args = [error]
-        self._last_call = shorten(f"{request['name']}({', '.join(map(show, args))})")
+            args = show(error)
+        self._last_call = shorten(f"{request['name']}({args})")
         if answer is None:
-            return {"gone": self._fault[1] if self._fault else "the solution's process is gone"}
+            return dump_line({"gone": self._fault[1] if self._fault else "the solution's process is gone"})
         number = answer.pop("id", None)
         allowed = {"value", "args"} if request["in_place"] else {"value"}
         if type(number) is not int or number != request["id"]:
             self._fault = self._forged("an answer to another call")
         elif "value" in answer and answer.keys() <= allowed:
             try:
-                value = await off_loop(self._answers.num_bytes, decode, answer["value"])
-                self._last_call += f" returned {show(value)}"
-                return answer
+                value = await off_loop(len(self._answers.line), lambda: show(decode(answer["value"])))
+                self._last_call += f" returned {value}"
+                return self._answers.line
             except CodecError as error:
                 self._fault = self._forged(str(error))
         elif answer.keys() == {"error"} and isinstance(answer["error"], dict):
             self._last_call += shorten(f" raised\n{answer['error'].get('text')}", 2000)
-            return answer
+            return self._answers.line
         else:
             self._fault = self._forged(f"an answer with the keys {sorted(answer)[:4]!r}")
-        return {"gone": self._fault[1]}
+        return dump_line({"gone": self._fault[1]})
 
     async def _answer(self) -> dict[str, Any] | None:
         """Return the solution's next message; None after a fault, which is kept in `_fault`."""

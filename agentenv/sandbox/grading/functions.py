@@ -234,7 +234,7 @@ async def _judge(
     else:
         try:
             value = await off_loop(num_bytes, decode, answer["value"])
-            got = show(value)
+            got = await off_loop(num_bytes, show, value)
             if suite.checker is not None:
                 good = run_checker(suite.checker, test.args, test.expected, value)
             else:
