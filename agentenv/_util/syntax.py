@@ -40,6 +40,6 @@ def truth_of(test: ast.expr) -> bool | None:
             decisive = isinstance(op, ast.Or)  # one true value decides an `or`, a false one an `and`
             truths = set(map(truth_of, values))
             return decisive if decisive in truths else None if None in truths else not decisive
-        case ast.Compare(left=left, ops=[ast.Eq() | ast.Is() | ast.GtE() | ast.LtE()], comparators=[right]):
+        case ast.Compare(left=left, ops=[ast.Eq() | ast.GtE() | ast.LtE()], comparators=[right]):
             return ast.dump(left) == ast.dump(right) or None
     return None

@@ -43,7 +43,7 @@ async def grade(
 
     Raises:
         ConfigError: `suite` is not a test suite, or the sandbox cannot run its tests.
-        DataError: the tests of an AssertSuite never call the solution.
+        DataError: the tests of an AssertSuite never call the solution, or no program can fail one of a PytestSuite.
         asyncio.CancelledError: after all programs have been killed.
     """
     limits = limits or getattr(sandbox, "limits", None) or ExecLimits()

@@ -635,8 +635,9 @@ async def test_an_assert_that_a_row_catches_or_loops_over_nothing_pays_nothing(s
     ],
 )
 def test_an_assert_that_is_always_true_is_not_a_test(test):
-    row = {"entry_point": "add", "hidden": [test, "assert add(1, 2) == 3 and True", "assert add(1, 2) or []"]}
-    assert len(code_task(None, row).suite.hidden) == 2
+    can_fail = ["assert add(1, 2) == 3 and True", "assert add(1, 2) or []", "assert add([], []) is add([], [])"]
+    row = {"entry_point": "add", "hidden": [test, *can_fail]}
+    assert len(code_task(None, row).suite.hidden) == 3
     with pytest.raises(DataError, match=r"no asserts|without asserts"):
         code_task({"entry_point": "add", "test": f"def check(add):\n    {test}"})
 

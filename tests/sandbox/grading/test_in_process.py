@@ -391,6 +391,7 @@ async def test_a_test_that_no_program_can_fail_is_an_error_of_the_data(body, dec
     [
         ("assert True\n    assert add(1, 2) == 3", "passed"),
         ("add(1, 2)\n    assert True", "passed"),
+        ("assert add(1, 2) is add(1, 2)", "passed"),
         ("from solution import add\n    assert True", "passed"),
         ("with pytest.raises(TypeError):\n        add(1, '')\n    assert True", "passed"),
         ("try:\n        add(1, '')\n        assert False\n    except TypeError:\n        pass", "passed"),
