@@ -230,8 +230,9 @@ def reported(ran):
 
 
 NEIGHBORS = """
-import asyncio
+import asyncio, sys
 from agentenv.sandbox import LocalSandbox
+from agentenv.sandbox.grading import AssertSuite, AssertTest, FunctionSuite, FunctionTest, PytestSuite, grade
 
 HOARDS = '''
 import threading, time
@@ -256,15 +257,38 @@ async def main():
         ran = await asyncio.gather(*map(sandbox.run, [HONEST, HOARDS]))
         print(ran[0].stdout, ran[0].attempts)
 
-asyncio.run(main())
+SUITES = (
+    FunctionSuite("f", hidden=(FunctionTest((), 780),)),
+    AssertSuite(("f",), hidden=(AssertTest("assert f() == 780"),)),
+    PytestSuite({"t.py": b"from solution import f\\ndef test_it(): assert f() == 780"}, hidden=("t.py::test_it",)),
+)
+DEFINES = "def f():\\n" + HONEST.replace("\\n", "\\n    ").replace("print", "return ").replace("sleep(1)", "sleep(2)")
+
+async def graded():
+    async with LocalSandbox(isolation="landlock", run_slots=5, preimport=("pytest",)) as sandbox:
+        async def hoard():
+            await asyncio.sleep(0.5)  # they may have more threads than whoever began before
+            await sandbox.run(HOARDS.replace("3", "6"))
+        for suite in SUITES:
+            result, *_ = await asyncio.gather(grade(sandbox, DEFINES, suite), *(hoard() for _ in range(4)))
+            print(result.score, result.num_executions)
+
+asyncio.run(main() if sys.argv[1] == "programs" else graded())
 """
 
 
 @pytest.mark.long
 def test_a_program_whose_neighbors_of_the_same_user_hoard_threads_runs_again_alone(as_user):
     flags, python = as_user
-    ran = restricted(*flags, command=[python, "-c", NEIGHBORS])
+    ran = restricted(*flags, command=[python, "-c", NEIGHBORS, "programs"])
     assert ran.stdout == "780\n 2 nonzero 2\n780\n 2\n", ran.stderr
+
+
+@pytest.mark.long
+def test_an_answer_whose_neighbors_of_the_same_user_hoard_threads_keeps_its_grade(as_user):
+    flags, python = as_user
+    ran = restricted(*flags, command=[python, "-c", NEIGHBORS, "graded"])
+    assert ran.stdout == "1.0 1\n1.0 4\n1.0 1\n", ran.stderr
 
 
 FEW = (

@@ -28,9 +28,9 @@ from agentenv.sandbox.local import execution as _execution
 from agentenv.sandbox.local import plan as _plan
 from agentenv.sandbox.local import zygote_client as _client
 from agentenv.sandbox.local import zygote_pool as _pool
-from agentenv.sandbox.local.execution import classify
 from agentenv.sandbox.local.plan import Plan
 from agentenv.sandbox.local.queue import FairQueue
+from agentenv.sandbox.local.verdicts import CROWDED, classify
 from tests.sandbox.conftest import opened
 
 ROOT = Path(__file__).parents[2]
@@ -772,6 +772,13 @@ def report(**changes):
 )
 def test_a_verdict_is_by_cpu_and_none_is_by_waiting(report, status):
     assert classify(report, ExecLimits(cpu_s=5.0), b"")[0] is status
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, ExecStatus.OK), (1, ExecStatus.NONZERO)])
+def test_a_lack_of_threads_decides_nothing_but_that_a_program_runs_again(code, status):
+    lacking, line = report(cause="exit", signal=0, code=code), b"RuntimeError: can't start new thread"
+    assert classify(lacking | {"shared_user": True}, ExecLimits(), line) == (status, CROWDED)
+    assert classify(lacking | {"shared_user": False}, ExecLimits(), line) == (status, None)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from agentenv.sandbox.grading.guest.asserts import NO_CALL
 from agentenv.sandbox.grading.results import TestResult, Verdict
 from agentenv.sandbox.grading.suites import AssertSuite, AssertTest
 from agentenv.sandbox.guest.watch import MAX_GIVEN_BACK
+from agentenv.sandbox.local.verdicts import CROWDED
 from agentenv.sandbox.types import ExecStatus, Execution, Sandbox
 
 _MAX_BLAMED = 3
@@ -98,6 +99,9 @@ async def _grade_tests(
                 continue
             grading.infra_detail = grading.infra_detail or str(error)
             outcome = _PairOutcome(whole=(Verdict.INFRA, str(error)))
+        if not alone and any(result.detail == CROWDED for result in grading.results[-2:]):
+            alone = True
+            continue
         grading.load_error = grading.load_error or outcome.load_error  # from a process that has seen no test
         if outcome.whole is not None:
             return done + [(*outcome.whole, "")] * (len(tests) - len(done))

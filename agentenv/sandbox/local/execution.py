@@ -23,7 +23,7 @@ from agentenv._util.virtual_time import external_work
 from agentenv.errors import InfraError
 from agentenv.sandbox.guest import files
 from agentenv.sandbox.guest.watch import MAX_GIVEN_BACK
-from agentenv.sandbox.local.verdicts import CROWDED, classify
+from agentenv.sandbox.local.verdicts import classify
 from agentenv.sandbox.local.zygote_client import Zygote, ZygoteLost
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, Policy
 
@@ -355,8 +355,6 @@ class LocalExecution:
     def _result(self, outcome: Mapping[str, Any], fetched: Mapping[str, bytes]) -> ExecResult:
         out, err = self._captures["stdout"], self._captures["stderr"]
         status, detail = classify(outcome, self._program.limits, err.last_line)
-        if detail == CROWDED and self._program.channel == "interactive":  # it is not run again
-            status, detail = ExecStatus.NONZERO, None
         if outcome["cause"] == "cancelled" and self._flooded:
             status, detail = ExecStatus.OUTPUT_LIMIT, None
         exited = outcome["cause"] == "exit"

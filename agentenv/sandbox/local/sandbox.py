@@ -189,12 +189,13 @@ class LocalSandbox:
                 queue_s = queue_s or time.monotonic() - queued_at
                 result = await self._execute(job, pool)
             by_host = bool(result.detail and result.detail.startswith("host:"))
-            if result.status is not ExecStatus.INFRA or pool.closed or attempt >= MAX_ATTEMPTS or (by_host and alone):
+            is_known = not by_host and result.status is not ExecStatus.INFRA
+            if is_known or pool.closed or attempt >= MAX_ATTEMPTS or (by_host and alone):
                 break
             alone |= by_host  # without others, whose programs may have taken what the host has
             await asyncio.sleep(0.05 * attempt)
-        if alone and result.detail == CROWDED:  # by a program that takes no turn: not the host's fault a second time
-            result = replace(result, status=ExecStatus.NONZERO, detail=None)
+        if alone and result.detail == CROWDED:  # it had no neighbors, or some that take no turn
+            result = replace(result, detail=None)
         return replace(result, queue_s=queue_s, attempts=attempt, layers=self.layers)
 
     async def start(

@@ -17,7 +17,7 @@ _LIMIT_MESSAGES = {
 """Last lines of stderr that show that a limit was reached."""
 _NO_THREAD = re.compile(rb"^(RuntimeError: can't start new thread|BlockingIOError: \[Errno 11\])")
 CROWDED = "host: expected threads for the program, its neighbors had them. Run as root, or allow namespaces"
-"""Detail of a program that may have more threads where it runs alone."""
+"""Detail of a program that may have more threads where it runs alone. Its status is that of a program that ran so."""
 _NEARLY = 0.75
 """Share of the CPU limit from which an unexplained kill counts as the kernel's, whose CPU count runs ahead."""
 
@@ -47,11 +47,11 @@ def classify(report: Mapping[str, Any], limits: ExecLimits, last_line: bytes) ->
     if report["signal"]:
         statuses = {int(signal.SIGSYS): ExecStatus.POLICY, int(signal.SIGXFSZ): ExecStatus.DISK_LIMIT}
         return statuses.get(report["signal"], ExecStatus.SIGNAL), None
+    detail = CROWDED if report.get("shared_user") and _NO_THREAD.match(last_line) else None
     if report["code"] == 0:
-        return ExecStatus.OK, None
+        return ExecStatus.OK, detail
     reached = (status for status, message in _LIMIT_MESSAGES.items() if message.match(last_line))
     status = next(reached, ExecStatus.NONZERO)
     if report.get("full") and status is ExecStatus.DISK_LIMIT:  # it was not when the program began
         return ExecStatus.INFRA, FULL
-    is_crowded = report.get("shared_user") and _NO_THREAD.match(last_line)
-    return (ExecStatus.INFRA, CROWDED) if is_crowded else (status, None)
+    return status, detail

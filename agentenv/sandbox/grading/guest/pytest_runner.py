@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agentenv.sandbox.grading.codec import dump_line
-from agentenv.sandbox.grading.guest.serve import Lines, Watch
+from agentenv.sandbox.grading.guest.serve import Lines, Watch, tell_lack
 
 _MAX_REPORT = 3000
 
@@ -62,6 +62,7 @@ class Reporter:
         """Report the outcome of one phase of a test."""
         outcome = "expected failure" if hasattr(report, "wasxfail") else report.outcome
         detail = "" if report.passed else str(report.longrepr)[-_MAX_REPORT:]
+        tell_lack(detail)
         self._channel.send(
             dump_line({"node": report.nodeid, "when": report.when, "outcome": outcome, "detail": detail})
         )

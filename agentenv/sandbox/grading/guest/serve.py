@@ -18,6 +18,7 @@ from agentenv.sandbox.grading.codec import CodecError, decode, dump_line, encode
 SOLUTION = "solution.py"
 CHANNEL = 3
 _MAX_TEXT = 1000
+_NO_THREAD = "RuntimeError: can't start new thread"
 _WATCHED = {
     "ctypes.dlopen": "ctypes",
     "gc.get_objects": "gc_scan",
@@ -139,6 +140,7 @@ def report(error: BaseException) -> dict[str, Any]:
     except BaseException as second:  # noqa: BLE001
         lines, text = [], f"{kinds[0]}, whose text raised {type(second).__name__}"
         message = text
+    tell_lack(text)
     frames = "".join([*lines[:2], *lines[2:][-4:]])
     return {
         "type": kinds[0][:100],
@@ -146,6 +148,15 @@ def report(error: BaseException) -> dict[str, Any]:
         "message": message[:_MAX_TEXT],
         "text": f"{frames}{text[-_MAX_TEXT:]}"[-4 * _MAX_TEXT :],
     }
+
+
+def tell_lack(error: str) -> None:
+    """Write to stderr that an error is a lack of threads; as its last line, it makes the sandbox run this again alone.
+
+    Neighbors of the same user may have had them.
+    """
+    if _NO_THREAD in error:
+        os.write(2, f"\n{_NO_THREAD}\n".encode())
 
 
 def answer(module: types.ModuleType, request: dict[str, Any], *, max_bytes: int, watch: Watch) -> bytes:
