@@ -217,9 +217,10 @@ def _all_releases(config: LaunchConfig) -> tuple[_Rule, ...]:
     gpus = config.actor_num_nodes * config.actor_num_gpus_per_node
     engines = config.num_engines * config.vllm_tensor_parallel_size
     shared = config.colocate_all_models and not config.async_train
+    new_file = "Name a file with a class AgentExecutor, which `agentenv new FILE.py --env ENV` writes"
     agent_func = f", such as agent_funcs/{env}.py in agentenv's repository" if env in SHIPPED else ""
     return (
-        (env, "env", "--agent_func_path instead", "--env", f"Name a file with a class AgentExecutor{agent_func}."),
+        (env, "env", "--agent_func_path instead", "--env", f"{new_file}{agent_func}."),
         (config.credit == "turn", "credit", "episode", "turn", "It sums the rewards of an episode on its last action."),
         (config.param_dtype == "fp32", "param_dtype", "bf16 or fp16", "fp32", "Choose one of them."),
         (config.engine == "hf", "engine", "auto or vllm", "hf", "It samples with vLLM only."),

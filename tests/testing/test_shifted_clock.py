@@ -5,6 +5,7 @@ import sys
 from datetime import date, datetime
 
 from agentenv.testing.shifted_clock import shifted_clock
+from agentenv.tools.arguments import forms_of, read_arguments
 
 ROWS = """
 import datetime as dt
@@ -16,6 +17,19 @@ class Row(BaseModel):
     day: date | None = None
     seen: dt.datetime | None = None
 """
+
+
+def test_hints_of_tools_and_tables_by_type_know_dates_while_the_clock_is_shifted(tmp_path):
+    (tmp_path / "tools.py").write_text(
+        "import datetime\n\ndef book(day: datetime.date, at: datetime.datetime | None = None):\n    return day, at\n"
+    )
+    spec = importlib.util.spec_from_file_location("tools_with_dates", tmp_path / "tools.py")
+    tools = importlib.util.module_from_spec(spec)
+    with shifted_clock():
+        spec.loader.exec_module(tools)
+        assert forms_of(tools.book)["day"].schema == {"type": "string", "format": "date"}
+        assert read_arguments(tools.book, {"day": "2026-01-02"}) == {"day": date(2026, 1, 2)}
+        assert {date: "day"}[tools.datetime.date] == "day"
 
 
 def test_models_of_pydantic_keep_dates_while_the_clock_is_shifted(tmp_path):

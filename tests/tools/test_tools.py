@@ -12,7 +12,7 @@ import sys
 import time
 from dataclasses import replace
 from datetime import date
-from enum import StrEnum
+from enum import Enum, StrEnum
 
 import pytest
 from hypothesis import assume, example, given, settings
@@ -458,6 +458,13 @@ def test_every_call_that_another_template_renders_is_read_back(name, content):
 
 
 # --- ids -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_result_has_an_enum_as_a_call_gives_it():
+    cabin = Enum("Cabin", {"FIRST": "first"})
+    call = ToolCall("price", {}, "c00000000", "")
+    assert json.loads(result_message(call, {"cabin": cabin.FIRST})["content"]) == {"cabin": "first"}
+    assert result_message(call, cabin.FIRST)["content"] == '"first"'
 
 
 def test_ids_are_kept_where_the_format_renders_them():

@@ -289,7 +289,9 @@ def test_all_that_is_refused_is_reported_at_once_with_the_file_that_ships_for_an
     assert "such as agent_funcs/math_retry.py in agentenv's repository" in said
     for name in launch.SHIPPED:
         assert (Path(__file__).parents[2] / "agent_funcs" / f"{name}.py").is_file()
-    with pytest.raises(ConfigError, match=r"--env: .* Name a file with a class AgentExecutor\.$"):
+    with pytest.raises(
+        ConfigError, match=r"--env: .* AgentExecutor, which `agentenv new FILE\.py --env ENV` writes\.$"
+    ):
         config("--env mine.py:Env")
 
 

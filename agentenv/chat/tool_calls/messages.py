@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 from agentenv.chat.tool_calls.syntax import Syntax
@@ -59,8 +60,13 @@ def assistant_message(parsed: ParsedAction, *, as_json: bool = False) -> Message
     return {**message, "tool_calls": calls} if calls else message
 
 
+def _as_plain(value: Any) -> Any:
+    """Return the value of an enum's member, as calls give it, and anything else as text."""
+    return value.value if isinstance(value, Enum) else str(value)
+
+
 def _as_json(value: Any) -> str:
     try:
-        return json.dumps(value, ensure_ascii=False, default=str)
+        return json.dumps(value, ensure_ascii=False, default=_as_plain)
     except (TypeError, ValueError, RecursionError):  # non-text keys, a circular reference
         return str(value)

@@ -105,7 +105,7 @@ def _package_name(name: str) -> str:
     if not _NAME.fullmatch(package):
         raise ConfigError(
             f"agentenv new: expected a name of lower-case letters, digits and underscores, got {name!r}. "
-            "Use a name like word_sort."
+            "Use a name like word_sort, or name the environment of a file with --env."
         )
     if len(package) > _MAX_CHARS:
         raise ConfigError(

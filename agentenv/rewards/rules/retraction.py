@@ -63,13 +63,15 @@ def is_alternative(text: str, end: int, start: int) -> bool:
 def standing_box(text: str) -> str | None:
     r"""Return the last nonempty `\boxed{…}` that is not taken back; empty if the last 16 are, None if there is none.
 
-    It is "A or B" for `\boxed{A}, or \boxed{B}`.
+    What a later box takes back is taken back. It is "A or B" for `\boxed{A}, or \boxed{B}`.
     """
-    found = boxes(text)
+    found, wrong = boxes(text), set[str]()
     for at in range(len(found) - 1, max(len(found) - 1 - _MAX_BOXES, -1), -1):
         box = found[at]
-        if not is_taken_back(text, box.start, box.end + 1):
-            content = text[box.content : box.end]
+        content = text[box.content : box.end]
+        if is_taken_back(text, box.start, box.end + 1):
+            wrong.add(content.strip())
+        elif content.strip() not in wrong:
             before = found[at - 1] if at else box
             is_hedge = is_alternative(text, before.end + 1, box.start)
             return f"{text[before.content : before.end]} or {content}" if is_hedge else content

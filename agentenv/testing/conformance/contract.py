@@ -89,7 +89,7 @@ def hung_problem(context: ConformanceContext, hung: Hung) -> Problem:
     fix = "It blocks the event loop of all episodes, or ignores cancellation. Make it a "
     fix += "plain `def`, or await instead of blocking."
     if call.method == "__init__":
-        fix = "It blocks the event loop of all episodes. Move slow work to `reset`."
+        fix = "Every episode waits for it. Move slow work to `reset`."
     problem = problem_at(
         cls, call.method, f"an answer within {call.limit_s:g} s", f"none{after_action(call.action)}", fix
     )

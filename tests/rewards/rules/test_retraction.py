@@ -20,6 +20,7 @@ TAKEN_BACK = [
     r"I don't think the final answer is $\boxed{A}$", r"It is unlikely that the answer is **\boxed{A}**",
     r"I cannot say that it is \boxed{A}", r"I am not certain it's \boxed{A}.",
     r"\boxed{A}. Actually no, I take it back.",
+    r"It is \boxed{A}. Wait, \boxed{A} is wrong.", r"\boxed{A}. No, \boxed{ A } is wrong.",
     r"\boxed{A}. My answer is wrong.", r"\boxed{A} does not satisfy the equation.", r"\boxed{A}. Ignore the above.",
 ]  # fmt: skip
 STANDING = [
