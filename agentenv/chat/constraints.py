@@ -170,32 +170,31 @@ class _Calls:
         syntax = self.chat.tool_format
         if syntax.kind != "markup":
             return [_json(schema)]
-        parameters, shared = [], _overlap(syntax.value_close, syntax.key_open)
+        parameters, shared, offered = [], _overlap(syntax.value_close, syntax.key_open), Parameter(schema)
         for key, each in (schema.get("properties") or {}).items():
             one = {
                 "type": "sequence",
-                "elements": self._parameter(key, each if isinstance(each, Mapping) else {}, schema),
+                "elements": self._parameter(key, offered.beside(each if isinstance(each, Mapping) else {})),
             }
             is_required = key in (schema.get("required") or ())
             parameters.append(one if is_required else {"type": "optional", "content": one})
         return [*parameters, *_exact(self.chat, shared)]
 
-    def _parameter(self, key: str, schema: Mapping[str, Any], parent: Mapping[str, Any]) -> list[_Format]:
+    def _parameter(self, key: str, parameter: Parameter) -> list[_Format]:
         """Return the formats of a parameter in markup: text up to the value's close, or JSON if it cannot be text."""
-        syntax, kinds = self.chat.tool_format, Parameter(schema, parent).kinds
+        syntax, kinds, choices = self.chat.tool_format, parameter.kinds, parameter.values
         close = syntax.value_close.removesuffix(_overlap(syntax.value_close, syntax.key_open))
         is_text = not kinds or "string" in kinds
         after_key = syntax.key_close if is_text or not syntax.literal_key_close else syntax.literal_key_close
         opening = _exact(self.chat, syntax.key_open + key + after_key)
-        choices = Parameter(schema, parent).values
         if is_text and choices and all(isinstance(choice, str) for choice in choices):
             choice = {"type": "or", "elements": [{"type": "const_string", "value": text} for text in choices]}
             return [*opening, choice, *_exact(self.chat, close)]
         if is_text:
             calls = (syntax.section_open.strip(), syntax.call_open.strip(), "<tool_call>")
             return [*opening, _text_until(close, *calls, "<![CDATA[" * syntax.cdata)]
-        shared = {name: parent[name] for name in ("$defs", "definitions") if name in parent}
-        return [*opening, _json({**shared, **schema}), *_exact(self.chat, close)]
+        shared = {name: parameter.root[name] for name in ("$defs", "definitions") if name in parameter.root}
+        return [*opening, _json({**shared, **parameter.schema}), *_exact(self.chat, close)]
 
     def _check_reads_back(self, syntax: ToolFormat, name: str) -> None:
         """Raise DataError unless a call without arguments is read back as written."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
@@ -11,7 +11,9 @@ from urllib.parse import unquote
 from agentenv._util.lenient_json import LiteralError, read_whole_literal
 
 _MAX_PARTS, _MAX_LEVELS = 4096, 32
-"""Schemas that are read for one parameter, and how deep; a schema may refer to itself."""
+"""Schemas that are read for all parameters of a tool, in 0.02 s, and how deep; a schema may refer to itself."""
+_MAX_SHOWN = 50
+"""Choices that an error names."""
 KINDS: Mapping[type, tuple[str, ...]] = {
     str: ("string",), bool: ("boolean",), int: ("integer", "number"), float: ("number",), type(None): ("null",),
     list: ("array",), dict: ("object",),
@@ -31,21 +33,26 @@ class Parameter:
     schema: Any
     root: Any = None
     """The schema of all, to which it may refer; None: it is that one."""
+    known: _Reading | None = field(default=None, compare=False, repr=False)
+    """What was read of the schema of all before."""
 
     @cached_property
     def kinds(self) -> set[str]:
         """The types that it allows, "integer" beside "number"; empty if it names none."""
-        return self._reading().kinds(self.schema) or set()
+        return self._reading.kinds(self.schema) or set()
 
     @cached_property
     def values(self) -> Sequence[Any] | None:
         """The only values that it allows; None if it does not list them."""
-        return self._reading().values(self.schema)
+        return self._reading.values(self.schema)
 
     def at(self, key: str | int) -> Parameter:
         """Return the schema of a property or an item: {} if none is named at all, None if only others are."""
-        reading = self._reading()
-        return Parameter(reading.inner(self.schema, key), reading.root)
+        return self.beside(self._reading.inner(self.schema, key))
+
+    def beside(self, schema: Any) -> Parameter:
+        """Return a schema that refers to the same one."""
+        return Parameter(schema, self._reading.root, self._reading)
 
     def checked(self, value: Any, where: str) -> Any:
         """Return a value of the types and choices that it allows, a whole float as an integer if it must be one.
@@ -57,14 +64,16 @@ class Parameter:
         if value is None and "null" in kinds:
             return None
         if choices is not None and value not in choices:
-            raise ValueError(f"{where} must be one of {', '.join(map(repr, choices))}, got {value!r:.80}")
+            shown = ", ".join(map(repr, choices[:_MAX_SHOWN])) + ", …" * (len(choices) > _MAX_SHOWN)
+            raise ValueError(f"{where} must be one of {shown}, got {value!r:.80}")
         if kinds and not kinds & _kinds_of(value):
             shown = " or ".join(sorted(kinds - {"integer"} if "number" in kinds else kinds))
             raise ValueError(f"{where} must be of type {shown}, got {value!r:.80}")
         return int(value) if isinstance(value, float) and "integer" in kinds and "number" not in kinds else value
 
+    @cached_property
     def _reading(self) -> _Reading:
-        return _Reading(self.schema if self.root is None else self.root)
+        return self.known or _Reading(self.schema if self.root is None else self.root)
 
     @property
     def takes_null(self) -> bool:
@@ -85,26 +94,51 @@ class Parameter:
 
 
 class _Reading:
-    """One reading of a schema; what is too deep or too much counts as a schema that allows all."""
+    """One reading of a schema, each part once; what is too deep or too much counts as a schema that allows all."""
 
     def __init__(self, root: Any) -> None:
         self.root, self.num_left = root, _MAX_PARTS
+        self.known: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+        """What was asked, with the place of a schema: that schema, and the answer."""
 
-    def parts(self, schema: Any, level: int = 0) -> Iterator[Mapping[str, Any]]:
-        """Yield the schemas that hold together: the schema, what it refers to, and `allOf`."""
-        if not isinstance(schema, Mapping) or self.num_left <= 0 or level > _MAX_LEVELS:
+    def parts(self, schema: Any, level: int = 0, seen: set[int] | None = None) -> Iterator[Mapping[str, Any]]:
+        """Yield the schemas that hold together, each once: the schema, what it refers to, and `allOf`."""
+        seen = set() if seen is None else seen
+        if not isinstance(schema, Mapping) or self.num_left <= 0 or level > _MAX_LEVELS or id(schema) in seen:
             return
         self.num_left -= 1
+        seen.add(id(schema))
         yield schema
         if isinstance(schema.get("$ref"), str):
-            yield from self.parts(self._target(schema["$ref"]), level + 1)
+            yield from self.parts(self._target(schema["$ref"]), level + 1, seen)
         for part in _listed(schema, "allOf"):
-            yield from self.parts(part, level + 1)
+            yield from self.parts(part, level + 1, seen)
+
+    def once(self, find: Callable[..., Any], schema: Any, *args: Any) -> Any:
+        """Return what `find` returns for a schema; None while that is being found."""
+        asked = (find.__name__, id(schema), *args[:-1])
+        if asked not in self.known:
+            self.known[asked] = schema, None
+            self.known[asked] = schema, find(schema, *args)
+        return self.known[asked][1]
 
     def kinds(self, schema: Any, level: int = 0) -> set[str] | None:
         """Return the types that a schema allows; None for all."""
+        return self.once(self._kinds, schema, level)  # type: ignore[no-any-return]
+
+    def values(self, schema: Any, level: int = 0) -> list[Any] | None:
+        """Return the only values that a schema allows; None if it does not list them."""
+        return self.once(self._values, schema, level)  # type: ignore[no-any-return]
+
+    def inner(self, schema: Any, key: str | int, level: int = 0) -> Any:
+        """Return the schema of a property or an item; _ANY if none is named at all, None if only others are."""
+        return self.once(self._inner, schema, key, level)
+
+    def _kinds(self, schema: Any, level: int) -> set[str] | None:
         found: set[str] | None = None
+        nullable = False
         for part in self.parts(schema, level):
+            nullable = nullable or part.get("nullable") is True
             named, own = part.get("type"), []
             if types := {each for each in (named if isinstance(named, list) else [named]) if isinstance(each, str)}:
                 own.append(types | {"integer"} if "number" in types else types)
@@ -116,11 +150,9 @@ class _Reading:
                     own.append(set[str]().union(*(way for way in ways if way)))
             for kinds in own:
                 found = kinds if found is None else found & kinds
-        nullable = any(part.get("nullable") is True for part in self.parts(schema, level))
         return found | {"null"} if found and nullable else found
 
-    def values(self, schema: Any, level: int = 0) -> list[Any] | None:
-        """Return the only values that a schema allows; None if it does not list them."""
+    def _values(self, schema: Any, level: int) -> list[Any] | None:
         found: list[Any] | None = None
         for part in self.parts(schema, level):
             listed = [_own_values(part)]
@@ -128,12 +160,13 @@ class _Reading:
                 ways = [self.values(way, level + 1) for way in _listed(part, key)]
                 listed.append([each for way in ways for each in way or ()] if ways and None not in ways else None)
             for values in listed:
-                if values is not None:
-                    found = values if found is None else [value for value in found if value in values]
+                if values is not None and found is not None:
+                    self.num_left -= len(found) * len(values) // 64
+                    values = [value for value in found if value in values] if self.num_left > 0 else found
+                found = found if values is None else values
         return found
 
-    def inner(self, schema: Any, key: str | int, level: int = 0) -> Any:
-        """Return the schema of a property or an item; _ANY if none is named at all, None if only others are."""
+    def _inner(self, schema: Any, key: str | int, level: int) -> Any:
         kind, named, others = _INNER[isinstance(key, str)]
         found: list[Any] = []
         is_open = schema is not None

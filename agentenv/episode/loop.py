@@ -171,7 +171,7 @@ class Episode:
         )
         observation, tools = parse_reset(states, f"{type(self.agent).__name__}.reset")
         self.progress.stage = Stage.PROMPT
-        await off_loop(size_of(observation), self.dialogue.begin, observation, tools)
+        await off_loop(size_of((observation, tools)), self.dialogue.begin, observation, tools)
         self.trajectory.prompt, self.trajectory.tools = self.dialogue.observation, tuple(self.dialogue.tools or ())
         num, max_length = self.dialogue.num_tokens, self.limits.max_length
         if not self.dialogue.prompt:
@@ -207,7 +207,8 @@ class Episode:
         generate_s, is_aborted = time.perf_counter() - started, completion.finish_reason == "abort"
         if completion.token_ids or not is_aborted:
             try:
-                action, self.closing = self.dialogue.action_of(completion, sampling.stop_token_ids)
+                args = (completion, sampling.stop_token_ids)
+                action, self.closing = await off_loop(len(completion.token_ids), self.dialogue.action_of, *args)
                 self.trajectory.append_turn(completion, action, generate_s, began_s=started - self.started_s)
             except (EngineError, ValueError) as error:
                 raise EngineError(f"{where}: {error}") from error

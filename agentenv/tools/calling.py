@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from agentenv._util.calls import call as run_function
 from agentenv._util.calls import retrieve_exception
-from agentenv._util.off_loop import MAX_AT_ONCE
+from agentenv._util.off_loop import MAX_AT_ONCE, size_of
 from agentenv.chat.tool_calls.learn import tool_format
 from agentenv.chat.tool_calls.messages import _as_json, assistant_message, result_message
 from agentenv.chat.tool_calls.parse import ToolFormat
@@ -189,7 +189,8 @@ async def _result_of(function: Callable[..., Any], item: ToolCall, parameters: M
     """
     given = {"function": function, "given": item.arguments, "parameters": parameters}
     read = named_call(item.name, read_arguments, given)
-    in_thread = len(item.text) > MAX_AT_ONCE or any(form.make for form in forms_of(function).values())
+    is_large = size_of((item.text, parameters)) > MAX_AT_ONCE
+    in_thread = is_large or any(form.make for form in forms_of(function).values())
     try:
         arguments = await run_function(read) if in_thread else read()
     except (ValueError, RecursionError) as error:

@@ -70,6 +70,7 @@ WATCHED = [
     (json.JSONEncoder, "iterencode"),
     (Encoder, "start"),
     (Encoder, "follow"),
+    (Chat, "split_action"),
     (ToolFormat, "parse"),
     (execution, "readable"),
     (session_module, "readable"),

@@ -23,9 +23,11 @@ from agentenv._util.lenient_json import LiteralError, read_literal, read_whole_l
 from agentenv.chat.chat import Chat
 from agentenv.chat.template import as_parts, probe, render
 from agentenv.chat.tool_calls.messages import assistant_message, result_message
+from agentenv.core import tool_schemas
 from agentenv.core.messages import normalized, without_nulls
 from agentenv.core.tool_schemas import Parameter
 from agentenv.errors import ConfigError, InfraError
+from agentenv.tools.arguments import read_arguments
 from agentenv.tools.calling import (
     MalformedCall,
     ParsedAction,
@@ -1180,6 +1182,32 @@ def test_a_parameter_is_found_wherever_the_schema_of_a_tool_names_it(parameters,
 @pytest.mark.parametrize(("ref", "kinds"), [("#", {"object"}), ("#Args", set()), ("#/", set()), ("Args", set())])
 def test_an_anchor_is_not_known(ref, kinds):
     assert Parameter({"$ref": ref}, {"type": "object", "$defs": {"Args": {"$anchor": "Args", **TEXT}}}).kinds == kinds
+
+
+WAYS = {str(i): {"anyOf": [{"$ref": f"#/$defs/{(i + step) % 9}"} for step in (1, 2)]} for i in range(9)}
+PUZZLE = {"properties": {"a": {"$ref": "#/$defs/0"}}, "$ref": "#/$defs/0", "$defs": WAYS}
+
+
+@pytest.fixture
+def parts_read(monkeypatch):
+    """One item for each part of a schema that is looked at."""
+    read = []
+    monkeypatch.setattr(tool_schemas, "_listed", lambda *args, find=tool_schemas._listed: read.append(1) or find(*args))
+    return read
+
+
+def test_an_action_of_many_calls_reads_a_schema_that_refers_to_itself_only_once(parts_read):
+    family = BY_NAME[KINDS["markup"][0]]
+    calls = [("f", {"a": "1", f"b{number}": "2"}) for number in range(8)]
+    tools = [{"function": {"name": "f", "parameters": PUZZLE}}]
+    assert len(format_of(family).parse(action(family, calls), tools=tools).calls) == 8
+    assert len(parts_read) < 20_000
+
+
+def test_a_call_of_many_arguments_reads_a_schema_that_refers_to_itself_only_so_far(parts_read):
+    given = {f"b{number}": number for number in range(60)}
+    assert read_arguments(lambda **_: None, given, PUZZLE) == given
+    assert len(parts_read) < 20_000
 
 
 def test_a_schema_that_refers_to_itself_many_times_is_read_in_a_moment():

@@ -52,14 +52,14 @@ class ToolFormat(Syntax):
         constant, list or object becomes one.
         """
         functions = [tool.get("function", tool) for tool in tools or ()]
-        schemas = {str(f.get("name")): f.get("parameters") for f in functions}
+        schemas = {str(f.get("name")): Parameter(f.get("parameters")) for f in functions}
         return _Scan(self, text, turn_index, schemas).run()
 
 
 class _Scan:
     """One scan of one action."""
 
-    def __init__(self, syntax: Syntax, text: str, turn_index: int, schemas: Mapping[str, Any]) -> None:
+    def __init__(self, syntax: Syntax, text: str, turn_index: int, schemas: Mapping[str, Parameter]) -> None:
         self.syntax, self.patterns, self.schemas, self.turn_index = syntax, syntax.patterns, schemas, turn_index
         self.keys = (*ARGUMENT_KEYS, syntax.arguments_key)
         ended = next((end for end in syntax.ends if end and text.endswith(end)), "")
@@ -193,7 +193,7 @@ class _Scan:
         name, given = found["name"], found.groupdict().get("id") or self.opened_id
         if syntax.id_is_name:
             given, name = name, (_ID_AS_NAME.fullmatch(name) or [name, name])[1]
-        at, schema = found.end(), Parameter(self.schemas.get(name))
+        at, schema = found.end(), self.schemas.get(name) or Parameter(None)
         try:
             if syntax.kind == "named":
                 arguments, end = mapping(self.text, at)

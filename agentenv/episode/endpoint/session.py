@@ -276,7 +276,8 @@ class Session:
                 f"{len(completion.token_ids)} tokens. Look at the engine's log."
             )
         generate_s, is_first = time.perf_counter() - started, work.opens
-        action = self.chat.action_text(completion.token_ids, sampling.stop_token_ids)
+        args = (completion.token_ids, sampling.stop_token_ids)
+        action = await off_loop(len(completion.token_ids), self.chat.action_text, *args)
         size = max(len(action), _CHARS_OF_LOGPROB * len(completion.token_ids) * work.asked.request.logprobs)
         size = max(size, size_of(work.asked.request.messages) if is_first else 0)
         told = await off_loop(size, self._told, work, completion, action)
