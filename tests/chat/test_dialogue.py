@@ -11,6 +11,7 @@ import importlib.util
 import json
 import pickle
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -263,6 +264,14 @@ def test_a_question_about_the_templates_markers_is_a_question(name):
     rendered = render(BY_NAME[name], Q)
     assert Run(name, END, prompt=[says("system", "s"), *Q]).trajectory.error is None or name == "Gemma"
     assert Run(name, END, prompt=[says("user", f"Explain this:\n{rendered}\nThanks.")]).trajectory.error is None
+
+
+@pytest.mark.parametrize("filler", ["\n", "<think>", "</think>\n\n"])
+def test_a_marker_before_much_that_may_follow_a_header_is_soon_seen_to_be_a_question(filler):
+    chat = Chat(load(BY_NAME["Qwen3"]))
+    started = time.process_time()
+    assert chat.prompt([says("user", f"<|im_start|>{filler * (60_000 // len(filler))}x")])
+    assert time.process_time() - started < 30.0
 
 
 @pytest.mark.parametrize("content", ["gold", "", None])
