@@ -266,6 +266,13 @@ def test_a_question_about_the_templates_markers_is_a_question(name):
     assert Run(name, END, prompt=[says("user", f"Explain this:\n{rendered}\nThanks.")]).trajectory.error is None
 
 
+def test_a_text_of_more_tokens_than_characters_is_seen_to_be_too_long_before_it_is_encoded_whole():
+    encoder, text = Encoder(load(BY_NAME["Qwen3"])), "\U0001f468\u200d" * 20_000
+    assert len(text) < 60_000
+    assert encoder.exceeds(text, 60_000)
+    assert not encoder.exceeds(text, 100_000)
+
+
 @pytest.mark.parametrize("filler", ["\n", "<think>", "</think>\n\n"])
 def test_a_marker_before_much_that_may_follow_a_header_is_soon_seen_to_be_a_question(filler):
     chat = Chat(load(BY_NAME["Qwen3"]))
