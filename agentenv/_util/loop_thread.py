@@ -125,6 +125,18 @@ def submit(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
     return _shared_loop().submit(work)
 
 
+def is_loop_running() -> bool:
+    """Return True in a thread whose event loop runs.
+
+    Work that begins in an `except` of its absence would give all its errors a RuntimeError as their context.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def run_sync(work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`, run on the shared loop; see `LoopThread.run`."""
     return _shared_loop().run(work)

@@ -34,7 +34,7 @@ from agentenv.core.messages import check_open, normalized, without_nulls
 from agentenv.core.types import BridgeKind, Message, check_fields
 from agentenv.errors import ConfigError, EngineError
 
-_SENTINEL = "qzSENTINELqz"
+_SENTINEL, _PART = "qzSENTINELqz", "qzPARTqz"
 _MAX_KNOWN_ROLES = 256
 _MAX_PADDING = 4096
 """Ids that a model may have beyond its tokenizer's; the most known is 1,069 (gpt-oss)."""
@@ -181,7 +181,7 @@ class Chat:
         """Return protected messages as text, up to where the assistant begins, and the mark in it.
 
         Raises:
-            ConfigError: the template refuses or drops a message, or the last one is an assistant's.
+            ConfigError: the template refuses or drops a message or a part, or the last one is an assistant's.
         """
         check_open(messages)
         self._check_prompt(messages, tools)
@@ -433,9 +433,47 @@ class Chat:
         offered = tools or (self._tools if self._tools is not None else needed)
         return self._render(bare, without_nulls(offered))
 
+    def check_parts(self, messages: Sequence[Message]) -> None:
+        """Check that the template renders what is not text: images, audio, video and parts of other types.
+
+        Raises:
+            ConfigError: it drops a part, or writes it out as data.
+        """
+        for message in messages:
+            content = message.get("content")
+            for part in content if isinstance(content, list | tuple) else ():
+                if not self._renders_part(str(message.get("role")), part):
+                    kind = part.get("type") if isinstance(part, Mapping) else part
+                    raise ConfigError(
+                        f"messages: expected text, because the chat template renders no {brief(kind)} in the content "
+                        f"of {message.get('role')}, got {brief(part)}. Describe it in text, or use another model."
+                    )
+
+    def _renders_part(self, role: str, part: Any) -> bool:
+        """Return True for text, for what the template renders in some form, and for what it refuses itself."""
+        if not isinstance(part, Mapping):
+            return False
+        if part.get("type") == "text" and isinstance(part.get("text"), str):
+            return True
+        if not self.has_template:
+            return False
+        text, dummy = {"type": "text", "text": _PART}, {k: v if k == "type" else "qzVALUEqz" for k, v in part.items()}
+        before, after = ([_USER] * (role == "assistant"), [_USER] * (role in ("assistant", "system")))
+        role = role if after else "user"
+        try:
+            alone, both = (
+                self._render_tail([*before, {"role": role, "content": parts}, *after])
+                for parts in ([text], [text, dummy])
+            )
+        except ConfigError:
+            return True
+        written = (str(dummy), json.dumps(dummy, ensure_ascii=False))
+        return _PART in both and both != alone and not any(each in both for each in written)
+
     def _shaped(self, messages: Sequence[Message], tools: Any = None) -> list[Message]:
         """Return messages as the template takes them."""
         shaped = normalized(messages, tools or self._tools)
+        self.check_parts(shaped)
         if self.has_template and any("tool_calls" in message for message in shaped):
             shaped = in_form(shaped, self.tool_format)
         return [{key: item for key, item in message.items() if key != "trusted"} for message in shaped]

@@ -76,9 +76,10 @@ class Encoder:
         return self.follow(self.protect(text, mark), mark)
 
     def exceeds(self, text: str, num_tokens: int) -> bool:
-        """Return True if the beginning of a text has more tokens already; False if it has no more characters."""
+        """Return True if the beginning of a text has more tokens already; False if it has no more bytes."""
         least, size = 0, _MAX_UNDER_LOCK // 4
-        for start in range(0, len(text) - size if len(text) > num_tokens else 0, size):
+        may = len(text) > num_tokens or len(text.encode(errors="replace")) > num_tokens
+        for start in range(0, len(text) - size if may else 0, size):
             least += len(self._encode(text[start : start + size], add_special_tokens=False)) - _MAX_AT_CUT
             if least > num_tokens:
                 return True

@@ -29,7 +29,7 @@ class RenderedText:
 
     added: re.Pattern[str]
     """An added token."""
-    rest: re.Pattern[str]
+    fillers: re.Pattern[str]
     """What may follow the header: whitespace and marks of reasoning."""
     openings: frozenset[str]
     """How turns begin, up to the last added token or the end of its line."""
@@ -43,8 +43,9 @@ class RenderedText:
         """Return what renderings by a template look like."""
         tokens = "|".join(re.escape(token) for token in sorted(encoder.added, key=len, reverse=True))
         added = re.compile(tokens or "(?!)")
-        rest = re.compile(rf"(?:{'|'.join(re.escape(way.strip()) for way in template.reasoning or (' ',))}|\s)*\Z")
-        header = rest.sub("", template.generation_prompt).strip()
+        marks = [re.escape(way.strip()) for way in template.reasoning or ()]
+        fillers = re.compile(rf"(?:{'|'.join([*marks, ' '])}|\s)++")
+        header = _without_end(template.generation_prompt, fillers)
         begins = added.match(header)
         closes = {template.close.strip(), begins[0] if begins and begins[0] != header else ""} - {""}
         openings = {*template.text_markers}
@@ -58,11 +59,11 @@ class RenderedText:
                 line = re.match(r".*(?=\n)" if last else "(?s:.*)", piece[last:])
                 openings.add((piece[:last] + (line[0] if line else "")).strip())
         own = frozenset(opening for opening in openings if opening not in header)
-        return cls(added, rest, own, header, tuple(closes))
+        return cls(added, fillers, own, header, tuple(closes))
 
     def matches(self, text: str) -> bool:
         """Return True if a text is a rendering."""
-        text = self.rest.sub("", text).strip()
+        text = _without_end(text, self.fillers)
         openings = [opening for opening in self.openings if opening in text]
         if not openings or not self.header:
             return False
@@ -70,3 +71,9 @@ class RenderedText:
             return False
         starts = [text.partition(opening)[0] for opening in openings]
         return text.endswith(self.header) or any(not self.added.sub("", start).strip() for start in starts)
+
+
+def _without_end(text: str, fillers: re.Pattern[str]) -> str:
+    """Return a stripped text without the fillers at its end, which one scan finds however many there are."""
+    end = next((found.start() for found in fillers.finditer(text) if found.end() == len(text)), len(text))
+    return text[:end].strip()

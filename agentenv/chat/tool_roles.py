@@ -58,6 +58,7 @@ def with_known_roles(chat: Chat, messages: Sequence[Message]) -> Sequence[Messag
     """
     if chat.options.tool_role != "user" or not chat.has_template or "tool" in chat.template.shapes:
         return messages
+    chat.check_parts(messages)  # neighbors are joined as text
     merge = "2xuser" not in chat.template.shapes
     users: list[Message] = []
     for message in messages:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypedDict
 from agentenv.core.step_dict import StepDict
 from agentenv.core.tool_calls import ParsedAction
 from agentenv.core.types import Message, StepResult
+from agentenv.errors import DataError
 
 
 class ResetState(TypedDict, total=False):
@@ -90,7 +91,17 @@ class AgentInstance:
 
         `states` is a dict with observation (the task's prompt), label, metadata, images, seed and renders_tools. Return
         it, or a dict with the key `observation`, a text or messages, and with `tools`, schemas of tools to offer.
+
+        Raises:
+            DataError: the task has images, which engines do not take, and the environment has no `reset` that reads
+                them.
         """
+        cls, images = type(self), states.get("images", ())
+        if images and cls.reset is AgentInstance.reset:
+            raise DataError(
+                f"{cls.__name__}.reset: expected a task without images, because engines take text, got {len(images)}. "
+                "Write a reset that describes them, or drop the row's column 'images'."
+            )
         return states
 
     async def step(self, states: StepState) -> StepResult | StepDict:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentenv._util.loop_thread import LoopThread
+from agentenv._util.loop_thread import LoopThread, is_loop_running
 from agentenv._util.plurals import counted
 from agentenv.core.engine import Engine
 from agentenv.core.trajectory import Trajectory
@@ -149,9 +149,7 @@ def rollout(
         RunStopped: too many episodes failed.
     """
     work = arollout(env, data, engine=engine, **flags)
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not is_loop_running():
         return asyncio.run(work)
     thread = LoopThread("agentenv-rollout")
     try:

@@ -28,6 +28,7 @@ from contextvars import Context
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from agentenv._util.loop_thread import is_loop_running
 from agentenv.errors import ContractError
 
 T = TypeVar("T")
@@ -230,18 +231,16 @@ class VirtualClock:
         Raises:
             ContractError: an event loop is already running in this thread.
         """
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            if self._runner is None:
-                self._loop = loop = VirtualLoop(self._patience_s)
-                self._runner = asyncio.Runner(loop_factory=lambda: loop)
-            return self._runner.run(work)
-        work.close()
-        raise ContractError(
-            "VirtualClock.run: expected no running event loop, got one. Await the coroutine in a test that is run on "
-            "the clock, or call this from a plain function."
-        )
+        if is_loop_running():
+            work.close()
+            raise ContractError(
+                "VirtualClock.run: expected no running event loop, got one. Await the coroutine in a test that is run "
+                "on the clock, or call this from a plain function."
+            )
+        if self._runner is None:
+            self._loop = loop = VirtualLoop(self._patience_s)
+            self._runner = asyncio.Runner(loop_factory=lambda: loop)
+        return self._runner.run(work)
 
     @property
     def elapsed_s(self) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from agentenv._util.loop_thread import is_loop_running
 from agentenv.core.engine import Tokenizer
 from agentenv.core.trajectory import Group, Trajectory
 from agentenv.core.types import Task
@@ -138,9 +139,7 @@ class Bench:
 
     def _finish(self, work: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
         """Return the result, or the coroutine to await if an event loop is running."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if not is_loop_running():
             return self._run(work)
         self._coroutines.append(work)
         return work

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import pickle
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -263,6 +264,21 @@ def test_a_question_about_the_templates_markers_is_a_question(name):
     rendered = render(BY_NAME[name], Q)
     assert Run(name, END, prompt=[says("system", "s"), *Q]).trajectory.error is None or name == "Gemma"
     assert Run(name, END, prompt=[says("user", f"Explain this:\n{rendered}\nThanks.")]).trajectory.error is None
+
+
+def test_a_text_of_more_tokens_than_characters_is_seen_to_be_too_long_before_it_is_encoded_whole():
+    encoder, text = Encoder(load(BY_NAME["Qwen3"])), "\U0001f468\u200d" * 20_000
+    assert len(text) < 60_000
+    assert encoder.exceeds(text, 60_000)
+    assert not encoder.exceeds(text, 100_000)
+
+
+@pytest.mark.parametrize("filler", ["\n", "<think>", "</think>\n\n"])
+def test_a_marker_before_much_that_may_follow_a_header_is_soon_seen_to_be_a_question(filler):
+    chat = Chat(load(BY_NAME["Qwen3"]))
+    started = time.process_time()
+    assert chat.prompt([says("user", f"<|im_start|>{filler * (60_000 // len(filler))}x")])
+    assert time.process_time() - started < 30.0
 
 
 @pytest.mark.parametrize("content", ["gold", "", None])
@@ -1077,6 +1093,47 @@ def test_megabytes_of_observation_are_not_encoded(options, is_raw):
     reply = dialogue.reply_to(action, "x", "word " * 2_000_000 if is_raw else [says("user", "word " * 2_000_000)])
     assert tokenizer.num_chars - before < 1_000_000
     assert (reply is not None and reply.cut) == (bool(options) and not is_raw)
+
+
+MEDIA = [
+    {"type": "image_url", "image_url": {"url": "a.png"}}, {"type": "image"}, {"type": "video", "video": "a.mp4"},
+    {"type": "input_audio", "input_audio": {"data": "AAAA"}}, {"type": "input_text", "text": "t"}, {"text": 5}, {},
+    {"type": "text"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["Qwen2.5", "Qwen3", "Llama-3.1"])
+@pytest.mark.parametrize("part", MEDIA, ids=str)
+def test_what_a_template_of_text_does_not_render_is_an_error_and_not_the_repr_of_it(name, part):
+    said = says("user", [{"type": "text", "text": "What is this?"}, part])
+    run = Run(name, END, prompt=[said])
+    assert (run.trajectory.error.kind, run.trajectory.error.where) == ("data", "prompt")
+    assert run.trajectory.num_tokens == 0
+    run = Run(name, StepResult([said]))
+    assert (run.trajectory.error.kind, run.trajectory.error.where) == ("env", "step")
+    with pytest.raises(ConfigError):
+        chat_with(name).prompt([says("user", [part])])
+
+
+def test_what_a_template_of_images_renders_stays_and_audio_is_refused():
+    said = [{"type": "text", "text": "What is this?"}, {"type": "image", "image": "a.png"}]
+    run = Run("Qwen3-VL", StepResult([says("user", said)]), prompt=[says("user", said)])
+    assert run.trajectory.error is None
+    assert "<|image_pad|>" in run.chat.decode(run.feedback())
+    for role, part in (("user", MEDIA[3]), ("system", MEDIA[1])):
+        prompt = [says(role, [*said[:1], part]), *Q]
+        assert Run("Qwen3-VL", END, prompt=prompt).trajectory.error.kind == "data"
+
+
+def test_an_image_is_not_lost_where_neighbors_become_one_message_or_no_template_is_known():
+    said = says("user", [{"type": "text", "text": "What is this?"}, {"type": "image"}])
+    run = Run("Gemma", StepResult([FOLLOW_UPS["tool"][0], said]), tool_role="user")
+    assert "renders no 'image' in the content of user" in run.trajectory.error.message
+    tokenizer = CharTokenizer()
+    tokenizer.chat_template = None
+    for chat in (Chat(tokenizer), Chat(CharTokenizer())):
+        with pytest.raises(ConfigError, match="renders no 'image'"):
+            chat.prompt([said])
 
 
 def test_parts_of_text_are_cut_like_text():

@@ -392,6 +392,16 @@ async def test_reset_sees_the_task_and_the_seed_of_the_episode():
     assert agent.reset_states == {**expected, "renders_tools": True}
 
 
+async def test_images_of_a_task_that_no_one_reads_are_an_error():
+    class Asks(AgentInstance):
+        async def step(self, states):
+            return END
+
+    done, engine = await play(Asks(), task=Task("Q: ", images=("i",)))
+    assert (done.error.kind, done.error.where) == ("data", "reset")
+    assert engine.requests == []
+
+
 async def test_the_first_observation_is_what_reset_returns():
     _, engine = await play(Scripted(END, prompt={"observation": "other"}))
     assert engine.requests[0].prompt == "other"

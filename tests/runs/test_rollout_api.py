@@ -130,6 +130,11 @@ def test_too_many_failures_stop_the_run():
         guess(env_kwargs={"fail": True})
 
 
+def test_the_traceback_of_a_failed_step_is_the_environments_alone():
+    failed, *_ = guess(env_kwargs={"fail": True}, max_error_share=1)
+    assert failed.error.traceback.startswith(f'Traceback (most recent call last):\n  File "{__file__}", line')
+
+
 @pytest.mark.parametrize(("method", "package"), [("to_pandas", "pandas"), ("to_dataset", "datasets")])
 def test_a_missing_package_is_named_with_the_command_that_installs_it(method, package, monkeypatch):
     run = guess()

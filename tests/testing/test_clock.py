@@ -305,6 +305,15 @@ async def test_it_cannot_run_within_a_running_loop():
         clock.run(asyncio.sleep(0))
 
 
+def test_an_error_of_the_work_has_no_context():
+    async def fail():
+        raise ValueError("no")
+
+    with VirtualClock() as clock, pytest.raises(ValueError, match="no") as caught:
+        clock.run(fail())
+    assert caught.value.__context__ is None
+
+
 def test_closing_twice_is_harmless():
     clock = VirtualClock()
     clock.close()

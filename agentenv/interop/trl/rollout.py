@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from agentenv._util.loop_thread import run_sync
+from agentenv._util.loop_thread import is_loop_running, run_sync
 from agentenv.chat.chat import Chat, ChatOptions, stop_token_ids_of
 from agentenv.core.dataset import in_messages, read_tasks
 from agentenv.core.engine import Engine
@@ -153,12 +153,7 @@ class EnvRollout:
         mode = "train" if trainer.model.training else "eval"
         seed = derive_seed(trainer.args.seed, mode, trainer.state.global_step, next(self._calls))
         work = self._run(planned, trainer, replace(sampling, seed=seed))
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            trajectories = asyncio.run(work)
-        else:  # a notebook
-            trajectories = run_sync(work)
+        trajectories = run_sync(work) if is_loop_running() else asyncio.run(work)  # it runs in a notebook
         return columns([self._row(trajectory, trainer) for trajectory in trajectories])
 
     async def _run(self, planned: list[PlannedEpisode], trainer: Any, sampling: SamplingParams) -> list[Trajectory]:
