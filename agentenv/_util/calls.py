@@ -7,13 +7,11 @@ import contextvars
 import functools
 import inspect
 import math
-import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -26,8 +24,6 @@ _CANCEL_GRACE_S = 1.0
 """Time for a cancelled call of an agent to release its resources, and for its thread to end."""
 _MAX_GIVEN_BACK = 2.0
 """Largest part of its limit that a method gets again, as a program of the sandbox does."""
-_IDLE_S = 1.0
-"""Time that a thread waits for its next function before it ends."""
 _THREAD_WAITS_S = (0.05, 0.2, 0.8)
 """Waits before further attempts to start a thread: others may end in the meantime."""
 
@@ -81,7 +77,7 @@ async def call(
 
     try:
         with external_work():
-            await _run_in_thread(run, getattr(function, "__qualname__", "call"))
+            await _start_thread(run, getattr(function, "__qualname__", "call"))
             result = await future
     except asyncio.CancelledError:
         if future.cancelled():
@@ -161,15 +157,10 @@ _CLOSING: set[asyncio.Future[Any]] = set()
 """asyncio itself keeps weak references only."""
 
 
-async def _run_in_thread(run: Callable[[], None], name: str) -> None:
-    """Run a function in a thread that has none to run, or else in a new one."""
+async def _start_thread(run: Callable[[], None], name: str) -> None:
     for wait_s in (*_THREAD_WAITS_S, None):
         try:
-            return _IDLE.pop().put((run, name))
-        except IndexError:
-            pass
-        try:
-            return threading.Thread(target=_work, args=(run, name), daemon=True).start()
+            return threading.Thread(target=run, name=f"agentenv-{name}", daemon=True).start()
         except RuntimeError as error:
             if wait_s is None:
                 raise InfraError(
@@ -177,29 +168,6 @@ async def _run_in_thread(run: Callable[[], None], name: str) -> None:
                     "Lower --concurrency, or raise the limit on processes (ulimit -u)."
                 ) from error
         await asyncio.sleep(wait_s)
-
-
-def _work(run: Callable[[], None], name: str) -> None:
-    """Run functions in this thread until none has come for a while."""
-    queue: SimpleQueue[tuple[Callable[[], None], str]] = SimpleQueue()
-    while True:
-        threading.current_thread().name = f"agentenv-{name}"
-        run()
-        del run  # and what it holds
-        threading.current_thread().name = "agentenv-idle"
-        _IDLE.append(queue)
-        try:
-            run, name = queue.get(timeout=_IDLE_S)
-        except Empty:
-            try:
-                return _IDLE.remove(queue)
-            except ValueError:  # a function was given to it at the same moment
-                run, name = queue.get()
-
-
-_IDLE: list[SimpleQueue[tuple[Callable[[], None], str]]] = []
-"""The queues of threads that have nothing to run; the last one to become idle is the first to get a function."""
-os.register_at_fork(after_in_child=_IDLE.clear)  # threads stay in the parent
 
 
 @contextmanager
