@@ -60,7 +60,7 @@ WRONG = {
     "unknown command": (["rnu"], "got 'rnu'. Did you mean 'run'?"),
     "nothing like a command": (
         ["zzz"],
-        "sandbox, serve, launch, config, completion, help, version, got 'zzz'. Run `agentenv",
+        "sandbox, serve, config, completion, help, version, got 'zzz'. Run `agentenv",
     ),
     "flag with a slip": ([*RUN, "--tempratur", "1"], "Did you mean --temperature?"),
     "flag of nobody": (
@@ -230,7 +230,7 @@ def test_help_names_every_command(argv, capsys):
     captured = capsys.readouterr()
     assert re.findall(r"^  (\w+)", captured.out, re.MULTILINE) == [
         "run", "train", "list", "doctor", "check", "audit", "new", "play", "show", "view", "diff", "export", "tokens",
-        "rm", "sandbox", "serve", "launch", "config", "completion", "help", "version",
+        "rm", "sandbox", "serve", "config", "completion", "help", "version",
     ]  # fmt: skip
     assert captured.err == ""
 

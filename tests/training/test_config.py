@@ -30,11 +30,12 @@ from agentenv.training.flags import CORRECTION
 from agentenv.training.openrlhf_flags import DOTTED, NO_COUNTERPART
 from agentenv_envs.guess_number import GuessNumber
 from agentenv_envs.math_retry import MathRetry
-from tests.training.openrlhf_parser import DATA
+from tests.training import openrlhf_parser
+from tests.with_openrlhf.where import FOLDER
 
 ROOT = Path(__file__).parents[2]
 AGENT = "--agent_func_path a.py "
-OPENRLHF = json.loads(DATA.read_text())
+OPENRLHF = json.loads(openrlhf_parser.DATA.read_text())
 ALIASES = TrainConfig.ALIASES
 FIELDS = {name: kind for name, (_, kind) in flag_fields(TrainConfig).items()}
 DEFAULTS = TrainConfig().flags()
@@ -143,6 +144,26 @@ def test_every_flag_of_every_version_of_openrlhf_is_known_or_refused_by_name():
     assert unknown == set()
     assert NO_COUNTERPART & known == set()
     assert {flag[2:] for flag in OPENRLHF["flags"]} >= NO_COUNTERPART
+
+
+@pytest.mark.slow
+def test_the_flags_are_those_that_openrlhfs_own_parser_has():
+    if not (FOLDER / "openrlhf/cli/train_ppo_ray.py").is_file():
+        pytest.skip(f"OpenRLHF is not in {FOLDER}")
+    own = json.loads(json.dumps(openrlhf_parser.flags(FOLDER)))
+    known = {flag: spans[-1] for flag, spans in OPENRLHF["flags"].items() if spans[-1]["to"] == "0.11.2"}
+    assert own == {
+        flag: {key: value for key, value in span.items() if key not in ("from", "to")} for flag, span in known.items()
+    }
+
+
+def test_the_command_of_the_tutorial_is_one_of_openrlhf_and_of_agentenv_train():
+    page = (ROOT / "docs/tutorial/5-take-it-to-openrlhf.md").read_text()
+    line = page.partition("openrlhf.cli.train_ppo_ray")[2].partition("```")[0].replace("\\\n", " ")
+    flags = re.findall(r"--\S+", line)
+    assert len(flags) > 20
+    assert all(OPENRLHF["flags"][flag][-1]["to"] == "0.11.2" for flag in flags)
+    assert config(line).flags()["rollout_batch_size"] == 32
 
 
 def test_every_other_name_is_of_a_field():
