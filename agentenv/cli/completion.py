@@ -34,7 +34,6 @@ CLASSES: Mapping[str, str] = {
     "export": "agentenv.cli.export:ExportConfig",
     "tokens certify": "agentenv.cli.tokens:CertifyConfig",
     "tokens show": "agentenv.cli.tokens:ShowConfig",
-    "tokens diff": "agentenv.cli.tokens:DiffConfig",
     "tokens replay": "agentenv.cli.tokens:ReplayConfig",
     "rm eval": "agentenv.cli.rm:RMEvalConfig",
     "rm check": "agentenv.cli.rm:RMCheckConfig",

@@ -43,7 +43,7 @@ def export(args: Sequence[str]) -> int:
         from agentenv.runs.tokens.view import load_run_tokenizer
 
         quiet_transformers()
-        return Chat(load_run_tokenizer(run, config.tokenizer)[0]).decode
+        return Chat(load_run_tokenizer(run, config.tokenizer)).decode
 
     folder = Path(config.out) if config.out else (run if run.is_dir() else run.parent) / "export"
     exported = export_run(run, config.to, folder, decode=decode, report=report)

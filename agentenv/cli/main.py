@@ -54,7 +54,7 @@ COMMANDS: Commands = {
         "agentenv.cli.export:export",
     ),
     "tokens": (
-        "Certify a chat template; show, compare and score again the tokens of a run.",
+        "Certify a chat template; show the tokens of a run, or score them again.",
         "agentenv.cli.tokens:tokens",
     ),
     "rm": ("Evaluate, check, serve and compare reward models and judges.", "agentenv.cli.rm:rm"),

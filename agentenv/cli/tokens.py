@@ -1,4 +1,4 @@
-"""`agentenv tokens certify | show | diff | replay`: a chat template, certified, and the tokens of episodes."""
+"""`agentenv tokens certify | show | replay`: a chat template, certified, and the tokens of episodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import tyro
 from agentenv._util.terminal import wide_console
 from agentenv.cli.commands import Commands, subcommand, summary_of
 from agentenv.cli.flags import parse, print_json
-from agentenv.core.trajectory import Trajectory
 from agentenv.engines.single import EngineName
 from agentenv.runs.display.report import quiet_transformers
 
@@ -59,21 +58,6 @@ class ShowConfig:
 
 
 @dataclass(frozen=True)
-class DiffConfig:
-    """Show where an episode's tokens differ from the conversation rendered again, and why."""
-
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Run directory."""
-    episode: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="EPISODE")]
-    """Id of the episode, a prefix that no other id has, or a number, which is an index: 0 is the first episode that
-    ended, -1 the last."""
-    tokenizer: str | None = None
-    """Folder or Hugging Face id of the tokenizer. Default: the run's."""
-    json: bool = False
-    """Print JSON."""
-
-
-@dataclass(frozen=True)
 class ReplayConfig:
     """Score a run's stored tokens again and compare with the recorded log-probabilities."""
 
@@ -98,7 +82,7 @@ class ReplayConfig:
 
 
 def tokens(args: Sequence[str]) -> int:
-    """Certify a chat template; show, compare and score again the tokens of a run."""
+    """Certify a chat template; show the tokens of a run, or score them again."""
     command = subcommand("agentenv tokens", _COMMANDS, args)
     if command is None:
         return 0
@@ -129,39 +113,8 @@ def _certify(args: Sequence[str]) -> int:
 
 def _show(args: Sequence[str]) -> int:
     config = parse(ShowConfig, "tokens show", args)
-    from agentenv.runs.tokens.view import episode_to_json, episode_view, load_run_tokenizer
-
-    trajectory, exit_code = _load(config)
-    tokenizer, _ = load_run_tokenizer(config.run, config.tokenizer)
-    if config.json:
-        print_json(episode_to_json(trajectory, tokenizer, segment=config.segment))
-    else:
-        only = {"max_tokens": config.max_tokens, "segment": config.segment}
-        wide_console().print(episode_view(trajectory, tokenizer, logprobs=config.logprobs, **only))
-    return exit_code
-
-
-def _diff(args: Sequence[str]) -> int:
-    config = parse(DiffConfig, "tokens diff", args)
-    from agentenv.runs.tokens.diff import diff_episode
-    from agentenv.runs.tokens.diff_view import diff_view
-    from agentenv.runs.tokens.view import load_run_tokenizer, load_run_variables
-
-    trajectory, exit_code = _load(config)
-    tokenizer, stop_token_ids = load_run_tokenizer(config.run, config.tokenizer)
-    variables = load_run_variables(config.run)
-    mismatches = diff_episode(trajectory, tokenizer, stop_token_ids=stop_token_ids, variables=variables)
-    if config.json:
-        print_json([mismatch.to_dict() for mismatch in mismatches])
-    else:
-        wide_console().print(diff_view(mismatches))
-    return exit_code
-
-
-def _load(config: ShowConfig | DiffConfig) -> tuple[Trajectory, int]:
-    """Return the episode, and the exit code: 1 if lines of the record are damaged, which is said on stderr."""
     from agentenv.runs.records.scan import ReadReport
-    from agentenv.runs.tokens.view import load_episode
+    from agentenv.runs.tokens.view import episode_to_json, episode_view, load_episode, load_run_tokenizer
 
     report = ReadReport()
     try:
@@ -169,7 +122,13 @@ def _load(config: ShowConfig | DiffConfig) -> tuple[Trajectory, int]:
     finally:
         if report.damage:
             sys.stderr.write(f"agentenv: {config.run}: {report.damage}\n")
-    return trajectory, int(bool(report.damage))
+    tokenizer = load_run_tokenizer(config.run, config.tokenizer)
+    if config.json:
+        print_json(episode_to_json(trajectory, tokenizer, segment=config.segment))
+    else:
+        only = {"max_tokens": config.max_tokens, "segment": config.segment}
+        wide_console().print(episode_view(trajectory, tokenizer, logprobs=config.logprobs, **only))
+    return int(bool(report.damage))
 
 
 def _replay(args: Sequence[str]) -> int:
@@ -199,6 +158,5 @@ def _replay(args: Sequence[str]) -> int:
 _COMMANDS: Commands = {
     "certify": (summary_of(CertifyConfig), _certify),
     "show": (summary_of(ShowConfig), _show),
-    "diff": (summary_of(DiffConfig), _diff),
     "replay": (summary_of(ReplayConfig), _replay),
 }

@@ -89,7 +89,7 @@ def test_bash_completes_commands_flags_and_values(tmp_path, capsys):
         source ./script
         entry=$(complete -p agentenv); entry=${entry#*-F }; function=${entry%% *}
         try() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); $function; echo "${COMPREPLY[@]}"; }
-        try agentenv ru; try agentenv run --eng; try agentenv run --engine hf --conf; try agentenv tokens dif
+        try agentenv ru; try agentenv run --eng; try agentenv run --engine hf --conf; try agentenv tokens rep
         try agentenv train --advantage_estimator dr
         try agentenv run --env math; try agentenv train --env guess_number math
     """
@@ -98,7 +98,7 @@ def test_bash_completes_commands_flags_and_values(tmp_path, capsys):
         ["run"],
         ["--engine", "--engine_backend", "--engine_args", "--engine_cpus", "--engine_gpus"],
         ["--config"],
-        ["diff"],
+        ["replay"],
         ["dr_grpo"],
         ["math_retry"],
         ["math_retry"],

@@ -177,7 +177,7 @@ def test_readers_of_tokens_say_that_there_are_none(place, capsys):
     for name, read in readers.items():
         with pytest.raises(DataError, match="recorded by --engine chat, which returns no token ids"):
             pytest.fail(f"{name}: {read(trajectory)}")
-    tokens = (["tokens", "show", "out", "0"], ["tokens", "diff", "out", "0"], ["tokens", "replay", "out"])
+    tokens = (["tokens", "show", "out", "0"], ["tokens", "replay", "out"])
     for name in (*tokens, ["export", "out", "--to", "verl"], ["export", "out", "--to", "nemo_rl"]):
         assert command(name) == 2
         assert "recorded by --engine chat, which returns no token ids" in " ".join(capsys.readouterr().err.split())
