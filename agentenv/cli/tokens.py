@@ -6,12 +6,11 @@ import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
-from agentenv._util.terminal import wide_console
+from agentenv._util.terminal import safe, wide_console
 from agentenv.cli.commands import Commands, subcommand, summary_of
 from agentenv.cli.flags import parse, print_json
 from agentenv.engines.single import EngineName
@@ -20,18 +19,14 @@ from agentenv.runs.display.report import quiet_transformers
 
 @dataclass(frozen=True)
 class CertifyConfig:
-    """Examine a model's chat template, test it on examples, and write a certificate."""
+    """Test a model's chat template: its class, whether it is exact on examples, and which tokens text can forge."""
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """A model that ships with the package, a folder, or a Hugging Face id."""
     tokenizer: str | None = None
     """Folder or Hugging Face id of the tokenizer. Default: the model's."""
-    out: str | None = None
-    """File of the certificate. Default: <model>.certificate.json."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """JSON object of variables for the chat template, such as {"enable_thinking": false}."""
-    examples: bool = False
-    """Show all examples. Default: the first, and those that differ."""
     json: bool = False
     """Print JSON."""
 
@@ -92,22 +87,21 @@ def tokens(args: Sequence[str]) -> int:
 
 def _certify(args: Sequence[str]) -> int:
     config = parse(CertifyConfig, "tokens certify", args)
-    from agentenv.chat.certify.certificate import certificate_report, certify, write_certificate
+    from agentenv.chat.certify import certify
     from agentenv.engines.models import load_stop_token_ids, load_tokenizer, resolve_model
 
     model = resolve_model(config.model)
     tokenizer = load_tokenizer(resolve_model(config.tokenizer) if config.tokenizer else model)
-    variables = dict(config.chat_template_kwargs)
-    stops = load_stop_token_ids(model)
-    certificate = certify(tokenizer, model=config.model, stop_token_ids=stops, variables=variables)
-    path = Path(config.out or f"{Path(config.model).name}.certificate.json")
-    write_certificate(certificate, path)
+    certificate = certify(
+        tokenizer,
+        model=config.model,
+        stop_token_ids=load_stop_token_ids(model),
+        variables=config.chat_template_kwargs,
+    )
     if config.json:
         print_json(certificate.to_dict())
     else:
-        console = wide_console()
-        console.print(certificate_report(certificate, examples=config.examples))
-        console.print(f"certificate: {path}", soft_wrap=True, highlight=False, markup=False)
+        sys.stdout.writelines(f"{safe(line)}\n" for line in certificate.lines())
     return certificate.exit_code
 
 
