@@ -333,7 +333,12 @@ def test_doctor_fails_only_where_something_required_is_not_there(findings, code,
 
 @pytest.mark.long
 def test_doctor_looks_at_what_is_required_and_every_finding_that_is_not_ok_has_a_fix(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "_vllm", lambda: OPTIONAL)  # importing it takes long; the slow tests use it for real
+    engine = doctor._engine  # importing vLLM takes long; the slow tests use it for real
+    monkeypatch.setattr(
+        doctor,
+        "_engine",
+        lambda name, *more, **flags: OPTIONAL if name == "vllm_local" else engine(name, *more, **flags),
+    )
     assert command(["doctor", "--json"]) == 0
     findings = {found["name"]: found for found in json.loads(capsys.readouterr().out)}
     for name in ("python", "torch", "transformers", "gymnasium", "httpx", "tyro", "rich", "math-verify", "math grader"):
@@ -366,9 +371,11 @@ def test_every_install_hint_names_our_distribution_or_a_declared_extra():
 def test_doctor_names_a_missing_package_and_an_import_that_fails():
     missing = doctor._package("no-such-package-anywhere", "extra")
     assert (missing.state, missing.fix) == ("missing", "pip install 'agentenv-rl[extra]'")
-    broken = doctor._in_subprocess("engine", "raise ImportError('libfoo.so not found')", "fix it", required=True)
+    absent = doctor._engine("x", "no_such_package", "no_such_package", "fix it")
+    assert (absent.state, absent.detail) == ("missing", "no_such_package is not installed")
+    broken = doctor._engine("x", "json", "json.no_such_part", "fix it", required=True)
     assert (broken.state, broken.fix) == ("broken", "fix it")
-    assert "libfoo.so not found" in broken.detail
+    assert "No module named 'json.no_such_part'" in broken.detail
 
 
 # --- check --------------------------------------------------------------------------------------------------------
