@@ -214,7 +214,7 @@ def test_every_flag_that_is_named_exists(generate):
     of_other_programs = (
         r"vllm serve.*|torchrun.* -m|python -m (?:vllm|agentenv_envs|pytest|zensical|build)(.*\\\n)*.*"
         r"|\| 0\.\d+\.\d+.*|chromium.*|pytest .*|--agentenv-record.*|pip install.*|vf-eval .*"
-        r"|docker (?:build|run)(.*\\\n)*.*|`--ipc host`|`--nnodes`"
+        r"|(?:docker (?:build|run)|ray (?:job submit|start))(.*\\\n)*.*|`--ipc host`|`--nnodes`|--\w+(?:\.\w+)+"
     )
     flags = set(re.findall(r"(?<![\w-])--([a-z_]+)\b(?!-)", re.sub(of_other_programs, "", EVERYTHING)))
     known = {"help", "version"} | generate.all_flags()

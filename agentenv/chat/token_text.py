@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any
 
 from agentenv.core.engine import Tokenizer
@@ -60,30 +58,6 @@ def _shared_bytes(following: Callable[[Sequence[int]], str], run: Sequence[int])
             if sure == whole:
                 break
     return texts
-
-
-class TokenText:
-    """A sequence of token ids with its text: converts token positions to character offsets and back."""
-
-    def __init__(self, tokenizer: Tokenizer, ids: Sequence[int]) -> None:
-        self.ids = tuple(ids)
-        texts = token_texts(tokenizer, self.ids)
-        self.whole = "".join(texts)
-        self.starts = [0, *accumulate(map(len, texts))]
-        """Offset at which each token begins, and the end of the text."""
-
-    def text(self, start: int, end: int) -> str:
-        """Return the text of tokens [start, end)."""
-        return self.whole[self.starts[start] : self.starts[end]]
-
-    def at(self, offset: int) -> int:
-        """Return the index of the last token that begins at or before an offset."""
-        return bisect_right(self.starts, offset) - 1
-
-    def cuts(self, offset: int, size: int) -> set[int]:
-        """Return the token boundaries in the `size` characters after `offset`, relative to `offset`."""
-        first, last = self.at(offset), self.at(offset + size)
-        return {start - offset for start in self.starts[first : last + 1] if start >= offset}
 
 
 def visible(text: str) -> str:

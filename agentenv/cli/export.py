@@ -20,9 +20,7 @@ class ExportConfig:
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run directory, of `run` or `train`."""
-    to: Literal[
-        "parquet", "csv", "jsonl", "hf", "verl", "trl", "verifiers", "skyrl", "areal", "slime", "nemo_rl",
-    ]  # fmt: skip
+    to: Literal["parquet", "csv", "jsonl", "hf", "verl", "nemo_rl"]
     """`parquet`, `csv`, `jsonl` and `hf` (folders that `datasets.load_from_disk` reads) are tables: `episodes` and
     `turns`. The others are JSON lines for a trainer."""
     out: str | None = None
@@ -45,7 +43,7 @@ def export(args: Sequence[str]) -> int:
         from agentenv.runs.tokens.view import load_run_tokenizer
 
         quiet_transformers()
-        return Chat(load_run_tokenizer(run, config.tokenizer)[0]).decode
+        return Chat(load_run_tokenizer(run, config.tokenizer)).decode
 
     folder = Path(config.out) if config.out else (run if run.is_dir() else run.parent) / "export"
     exported = export_run(run, config.to, folder, decode=decode, report=report)

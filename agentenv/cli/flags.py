@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 import tyro
 
-from agentenv.cli.help import CONFIG_FLAG, full_help, is_repeatable, short_help
+from agentenv.cli.help import CONFIG_FLAG, help_text, is_repeatable
 from agentenv.core.arguments import parse_json_object
 from agentenv.errors import ConfigError
 from agentenv.runs.flat_config import FlatConfig, flag_fields, flag_message
@@ -64,10 +64,8 @@ def parse(
 
     args, rest = _split(args)
     if asked := next((arg for arg in args if arg == "-h" or arg.replace("_", "-") in ("--help", "--help-all")), None):
-        if asked == "-h" and issubclass(config, FlatConfig) and config.FIRST_FLAGS:
-            sys.stdout.write(short_help(config, name))
-        else:
-            sys.stdout.write(full_help(config, name))
+        is_short = asked == "-h" and issubclass(config, FlatConfig) and bool(config.FIRST_FLAGS)
+        sys.stdout.write(help_text(config, name, is_short=is_short))
         raise SystemExit(0)
     words, given = _given(args)
     given = _canonical(config, given)

@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -21,7 +21,6 @@ CONFIG_TEXT = (
     "Read flags from this YAML, TOML or JSON file; the config.json of a run is one. Flags of the command line override "
     "those of the file. `agentenv config` writes such a file."
 )
-_NAME_COLUMNS = 30
 _CHOICES_COLUMNS = 24
 """Longer lists of choices stand in the text of a flag."""
 
@@ -106,60 +105,52 @@ def other_names(config: type[Any]) -> dict[str, list[str]]:
     return names
 
 
-def short_help(config: type[FlatConfig], name: str) -> str:
-    """Return the help of `-h`: the flags of a first run, in groups, each with the first sentence of its docstring."""
+def help_text(config: type[Any], name: str, *, is_short: bool = False) -> str:
+    """Return the help of a command: all flags by section, or with `is_short` those of a first run, a sentence each."""
     flags = {flag.name: flag for flag in flags_of(config)}
     columns = max(60, shutil.get_terminal_size().columns)
-    lines = [f"usage: agentenv {name} [flags]", "", *textwrap.wrap((config.__doc__ or "").splitlines()[0], columns)]
-    for title, names in config.FIRST_FLAGS.items():
-        lines += ["", f"{title}:"]
-        for each in names:
-            first = re.split(r"(?<=\.) ", flags[each].text, maxsplit=1)[0]
-            lines += textwrap.wrap(
-                first,
-                columns,
-                initial_indent=f"  --{each:20} ",
-                subsequent_indent=" " * 25,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-    lines += ["", f"`agentenv {name} --help` shows all {len(flags)} flags with their defaults."]
-    return "\n".join(lines) + "\n"
-
-
-def full_help(config: type[Any], name: str) -> str:
-    """Return the help of `--help`: every flag by section, with its values, docstring, other names and default."""
-    flags = list(flags_of(config))
-    columns = max(60, shutil.get_terminal_size().columns)
-    words = [flag.usage for flag in flags if flag.is_positional]
+    words = [flag.usage for flag in flags.values() if flag.is_positional]
     lines = [f"usage: agentenv {' '.join([name, *words])} [flags]", ""]
     lines += textwrap.wrap(inspect.cleandoc(config.__doc__ or ""), columns)
-    others = other_names(config)
-    entries: dict[str, list[tuple[str, str]]] = {}
-    for flag in flags:
-        flat = [f"--{other}" for other in others.get(flag.name, ()) if "." not in other]
-        parts = [
-            flag.text,
-            "" if "|".join(flag.choices) in flag.usage else f"One of {', '.join(flag.choices)}.",
-            f"Also {', '.join(flat)}." if flat else "",
-            _default(flag),
-        ]
-        entries.setdefault(flag.section or "Flags", []).append((flag.usage, " ".join(filter(None, parts))))
-    if issubclass(config, FlatConfig):
-        entries["More"] = [(f"--{CONFIG_FLAG} FILE", CONFIG_TEXT), ("-h", "Show the flags of a first run.")]
-    for title, rows in entries.items():
+    rows: dict[str, list[tuple[str, str]]] = {}
+    if is_short:
+        for title, names in config.FIRST_FLAGS.items():
+            sentences = [re.split(r"(?<=\.) ", flags[each].text, maxsplit=1)[0] for each in names]
+            rows[title] = [(f"--{each}", sentence) for each, sentence in zip(names, sentences, strict=True)]
+    else:
+        others = other_names(config)
+        for flag in flags.values():
+            rows.setdefault(flag.section or "Flags", []).append((flag.usage, _entry(flag, others.get(flag.name, ()))))
+        if issubclass(config, FlatConfig):
+            rows["More"] = [(f"--{CONFIG_FLAG} FILE", CONFIG_TEXT), ("-h", "Show the flags of a first run.")]
+    for title, entries in rows.items():
         lines += ["", *textwrap.wrap(f"{title}:", columns)]
-        for usage, text in rows:
-            wrapped = textwrap.wrap(text, columns - _NAME_COLUMNS, break_long_words=False, break_on_hyphens=False)
-            head = f"  {usage}"
-            if len(head) >= _NAME_COLUMNS or not wrapped:
-                lines.append(head)
-            else:
-                lines.append(f"{head:{_NAME_COLUMNS}}{wrapped.pop(0)}")
-            lines += [" " * _NAME_COLUMNS + line for line in wrapped]
-    if any("." in other for names in others.values() for other in names):
+        for usage, text in entries:
+            lines += textwrap.wrap(
+                text or " ",
+                columns,
+                initial_indent=f"  {usage:27} ",
+                subsequent_indent=" " * 30,
+                break_long_words=False,
+                break_on_hyphens=False,
+            ) or [f"  {usage}"]
+    if is_short:
+        lines += ["", f"`agentenv {name} --help` shows all {len(flags)} flags with their defaults."]
+    elif any("." in other for other in getattr(config, "ALIASES", ())):
         lines += ["", "OpenRLHF's dotted names, such as --actor.adam.lr, are accepted too."]
     return "\n".join(lines) + "\n"
+
+
+def _entry(flag: Flag, others: Sequence[str]) -> str:
+    """Return the text of a flag in the help: its docstring, choices, other names and default."""
+    flat = [f"--{other}" for other in others if "." not in other]
+    parts = [
+        flag.text,
+        "" if "|".join(flag.choices) in flag.usage else f"One of {', '.join(flag.choices)}.",
+        f"Also {', '.join(flat)}." if flat else "",
+        _default(flag),
+    ]
+    return " ".join(filter(None, parts))
 
 
 def _metavar(kind: Any) -> str:

@@ -54,7 +54,7 @@ COMMANDS: Commands = {
         "agentenv.cli.export:export",
     ),
     "tokens": (
-        "Certify a chat template; show, compare and score again the tokens of a run.",
+        "Certify a chat template; show the tokens of a run, or score them again.",
         "agentenv.cli.tokens:tokens",
     ),
     "rm": ("Evaluate, check, serve and compare reward models and judges.", "agentenv.cli.rm:rm"),
@@ -66,7 +66,6 @@ COMMANDS: Commands = {
         "Serve an environment to the clients of OpenEnv: TRL, ms-swift, SkyRL, Unsloth.",
         "agentenv.cli.serve:serve",
     ),
-    "launch": ("Print the command for the same training with another trainer.", "agentenv.cli.launch:launch"),
     "config": (
         "Print the effective flags of `run` or `train` as YAML, each below its help: a file for --config.",
         "agentenv.cli.config:config",

@@ -8,17 +8,13 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, NamedTuple, TextIO
 
 import tyro
-from rich.console import Console
-from rich.text import Text
 
 from agentenv._util.calls import create
 from agentenv._util.plurals import counted
@@ -44,7 +40,6 @@ from agentenv.runs.records.directory import RunWriter
 HELP = '''\
 A line is an action. For several lines: """ on its own line, the lines, and """ again.
 /gold     show an action that earns the full score from here, if the environment knows one; /gold! plays it
-/tokens   show the length of the episode and the room that is left
 /label    show the label that the environment grades against
 /restart  end this episode and start the same task again
 /next     end this episode and start the next task
@@ -55,7 +50,7 @@ _RUN_FLAGS = (
 )  # fmt: skip
 _FENCE, _MORE = '"""', "… "
 _STARTS = ("/restart", "/next")
-_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -207,8 +202,6 @@ class Game:
             score = "" if result.score is None else f"  score {result.score:g}"
             facts = "".join(f"  {name}={_value(value)}" for name, value in result.info.items())
             screen.note(f"reward {result.reward:+g}{score}{facts}")
-            if self.with_model:
-                screen.note(self._tokens(episode))
             if not episode.over:
                 screen.show(result.observation)
         trajectory = episode.trajectory
@@ -239,9 +232,7 @@ class Game:
             else:
                 self.screen.note("the environment knows no gold action." if gold is None else f"gold: {gold}")
             return gold if command == "/gold!" else None
-        if command == "/tokens":
-            self.screen.note(self._tokens(episode))
-        elif command == "/label":
+        if command == "/label":
             self.screen.note(f"label: {self.task.label}")
         elif command == "/help":
             self.screen.note(HELP)
@@ -249,82 +240,67 @@ class Game:
             self.screen.note(f"{command}: expected a command, got another word.\n{HELP}")
         return None
 
-    def _tokens(self, episode: SteppedEpisode) -> str:
-        segment = episode.trajectory.segments[-1]
-        num, unit = len(segment.token_ids), "tokens" if self.with_model else "characters"
-        last = episode.trajectory.turns[-1:]
-        of_last = f"{last[0].end - last[0].start} in the last action, " if last else ""
-        return f"{num} {unit}, {of_last}{max(0, self.limits.max_length - num)} left"
 
+class Entry(NamedTuple):
+    """What the player entered: a command, or else an action."""
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Text that the player entered."""
-
-    text: str
-    is_block: bool = False
-    """Written between two lines of quotes, and so always an action."""
-
-    @property
-    def command(self) -> str:
-        """The command; "" for an action."""
-        word = self.text.strip()
-        return word if not self.is_block and word.startswith("/") and not word.startswith("//") else ""
-
-    @property
-    def action(self) -> str:
-        """The action."""
-        doubled = not self.is_block and self.text.lstrip().startswith("//")
-        return self.text.replace("//", "/", 1) if doubled else self.text
+    action: str
+    command: str = ""
 
 
 class Screen:
-    """A terminal with colors, a line editor and a history, or a pipe without them."""
+    """A terminal, or a pipe."""
 
     def __init__(self, stdin: TextIO, stdout: TextIO) -> None:
         self.stdin, self.stdout = stdin, stdout
-        self.is_terminal = stdin.isatty() and stdout.isatty()
         self.interrupted = False
         """Ctrl-C was pressed, or a signal arrived."""
-        color: Any = "auto" if stdout.isatty() else None
-        self.console = Console(file=stdout, force_terminal=stdout.isatty(), color_system=color, highlight=False)
 
     def note(self, text: str) -> None:
         """Show a line that does not come from the environment."""
-        self._print(text, "dim")
+        self.stdout.write(f"{safe(text)}\n")
+        self.stdout.flush()
 
     def show(self, observation: str | Sequence[Message]) -> None:
         """Show an observation of the environment, by role."""
         messages = [{"role": "", "content": observation}] if isinstance(observation, str) else observation
         for message in messages:
             if message.get("role"):
-                self._print(f"[{message['role']}]", "bold cyan")
-            self._print(text_of(message), "")
+                self.note(f"[{message['role']}]")
+            self.note(text_of(message))
 
     def read(self, prompt: str) -> Entry | None:
         """Return an action or a command; None at the end of the input or if the player interrupts.
 
         Blank lines are skipped, except in a block of lines.
         """
-        with self._interruptible():
-            try:
+        # asyncio's own handler would wait for the line.
+        before = {number: signal.signal(number, signal.default_int_handler) for number in _SIGNALS}
+        try:
+            line = self._line(prompt)
+            while line is not None and not line.strip():
                 line = self._line(prompt)
-                while line is not None and not line.strip():
-                    line = self._line(prompt)
-                if line is None or line.strip() != _FENCE:
-                    return None if line is None else Entry(line)
+            if line is None:
+                return None
+            if line.strip() == _FENCE:
                 lines: list[str] = []
                 while (line := self._line(_MORE)) is not None and line.strip() != _FENCE:
                     lines.append(line)
-                return None if line is None else Entry("\n".join(lines), is_block=True)
-            except KeyboardInterrupt:
-                self.interrupted = True
-                self.stdout.write("\n")
-                return None
+                return None if line is None else Entry("\n".join(lines))
+            if line.lstrip().startswith("//"):
+                return Entry(line.replace("//", "/", 1))
+            return Entry(line, line.strip() if line.lstrip().startswith("/") else "")
+        except KeyboardInterrupt:
+            self.interrupted = True
+            self.stdout.write("\n")
+            return None
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _line(self, prompt: str) -> str | None:
         """Return a line without its newline; None at the end of the input."""
-        if self.is_terminal and self.stdin is sys.stdin:
+        if self.stdin is sys.stdin and self.stdin.isatty() and self.stdout.isatty():
             import readline  # noqa: F401 - adds a line editor and a history to `input`
 
             try:
@@ -334,26 +310,8 @@ class Screen:
                 return None
         line = self.stdin.readline()
         if line.strip() or not line or prompt == _MORE:
-            self.stdout.write(f"{prompt}{safe(line.rstrip(chr(10)))}\n")
-            self.stdout.flush()
+            self.note(f"{prompt}{line.removesuffix(chr(10))}")
         return line.removesuffix("\n") if line else None
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Let signals interrupt the reading of a line: asyncio's own handler would wait for the line."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
-        before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _print(self, text: str, style: str) -> None:
-        self.console.print(Text(safe(text), style=style), soft_wrap=True)
 
 
 def _value(value: float | str) -> str:

@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -39,11 +38,10 @@ def configured(args: Sequence[str]) -> TrainConfig:
     Raises:
         ConfigError: a flag is wrong, or has no effect.
     """
-    names = partial(translate, config=TrainConfig)
-    config = parse(TrainConfig, "train", args, translate=names)
+    config = parse(TrainConfig, "train", args, translate=translate)
     stored = stored_config(config) if config.resume else None
     if stored is not None:
-        config = parse(TrainConfig, "train", args, default=stored, translate=names)
+        config = parse(TrainConfig, "train", args, default=stored, translate=translate)
     validate(config)
     check_effective(config)
     return config

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import weakref
 from typing import Any
 
 import gymnasium
 
+from agentenv._util.loop_thread import run_sync, submit_detached
 from agentenv.core.trajectory import Trajectory
+from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError, ContractError
 from agentenv.gym import views
 from agentenv.gym.config import EpisodeMaker, GymConfig, Outcome
 from agentenv.gym.registration import spec_of
-from agentenv.gym.replayable import LiveEpisode
 
 _OPTIONS = ("task",)
 
@@ -32,9 +35,9 @@ class AgentEnv(gymnasium.Env[Any, Any]):
     return a reward (`on_truncate`). Gymnasium's TimeLimit, which `gymnasium.make` adds, truncates without notifying
     it; use `agentenv.gym.make` if that reward matters.
 
-    A pickle or copy made in the middle of an episode carries the actions and replays them at its next use. Plain calls
-    work inside a running event loop (Jupyter, Ray actors): episodes run on a loop in the library's own thread. Async
-    code can await `begin` and `act` of an `EpisodeMaker` instead.
+    A pickle, a copy or a forked process has no episode until its own `reset`, which continues the random numbers.
+    Plain calls work inside a running event loop (Jupyter, Ray actors): episodes run on a loop in the library's own
+    thread. Async code can await `begin` and `act` of an `EpisodeMaker` instead.
 
     Example::
 
@@ -63,8 +66,14 @@ class AgentEnv(gymnasium.Env[Any, Any]):
         self.render_mode = render_mode
         self.observation_space, self.action_space = self._maker.observation_space, self._maker.action_space
         self.spec = spec_of(env, settings if render_mode is None else {**settings, "render_mode": render_mode})
-        self._live: LiveEpisode | None = None
+        self._episode: SteppedEpisode | None = None
+        self._pid = 0
+        self._abandoned: Any = None
+        """The finalizer that closes the episode of an environment that is garbage-collected."""
         self._num_written = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_episode": None, "_abandoned": None}
 
     @property
     def trajectory(self) -> Trajectory:
@@ -72,7 +81,6 @@ class AgentEnv(gymnasium.Env[Any, Any]):
 
         Raises:
             ContractError: `reset` was not called yet.
-            EpisodeFailed: this is a copy whose replayed episode differs from the original.
         """
         return self._running("trajectory").trajectory
 
@@ -92,8 +100,17 @@ class AgentEnv(gymnasium.Env[Any, Any]):
         if unknown:
             raise ConfigError(f"AgentEnv.reset: expected options of {_OPTIONS}, got {unknown}. Leave them out.")
         start = self._maker.draw(self.np_random, (options or {}).get("task"))
-        former, self._live, self._num_written = self._live, LiveEpisode(self._maker, start), 0
-        first = self._live.begin(former)
+        former, self._num_written = self._release(), 0
+        episode = self._episode = self._maker.episode(start)
+        self._pid = os.getpid()
+        self._abandoned = weakref.finalize(self, _abandon, episode, self._pid)
+
+        async def begin() -> tuple[Any, dict[str, Any]]:
+            if former is not None:
+                await former.aclose()
+            return await self._maker.begin(episode)
+
+        first = run_sync(begin())
         self._show()
         return first
 
@@ -104,10 +121,10 @@ class AgentEnv(gymnasium.Env[Any, Any]):
             ContractError: no episode is running, or the action does not fit the mode (the episode continues).
             EpisodeFailed: the environment failed; the reward is unknown. Call `reset`.
         """
-        live, taken = self._running("step"), self._maker.action(action)
-        if live.over:
+        episode, taken = self._running("step"), self._maker.action(action)
+        if episode.over:
             raise ContractError("AgentEnv.step: expected a running episode, got one that is over. Call reset.")
-        outcome = live.act(taken)
+        outcome = run_sync(self._maker.take(episode, taken))
         self._show()
         return outcome
 
@@ -119,14 +136,22 @@ class AgentEnv(gymnasium.Env[Any, Any]):
 
     def close(self) -> None:
         """End the episode in any state. Repeated calls are harmless."""
-        live, self._live = self._live, None
-        if live is not None:
-            live.close()
+        episode = self._release()
+        if episode is not None:
+            run_sync(episode.aclose())
 
-    def _running(self, where: str) -> LiveEpisode:
-        if self._live is None:
+    def _release(self) -> SteppedEpisode | None:
+        """Detach the episode; return it if this process has to close it."""
+        episode, self._episode = self._episode, None
+        if episode is None or self._pid != os.getpid():  # forked: the episode's loop belongs to the parent
+            return None
+        self._abandoned.detach()
+        return None if episode.over else episode
+
+    def _running(self, where: str) -> SteppedEpisode:
+        if self._episode is None or self._pid != os.getpid():
             raise ContractError(f"AgentEnv.{where}: expected an episode, got none. Call reset.")
-        return self._live
+        return self._episode
 
     def _show(self) -> None:
         """Write the new part of the episode if the mode is "human"."""
@@ -135,3 +160,9 @@ class AgentEnv(gymnasium.Env[Any, Any]):
             sys.stdout.write(text[self._num_written :])
             sys.stdout.flush()
             self._num_written = len(text)
+
+
+def _abandon(episode: SteppedEpisode, pid: int) -> None:
+    """Close an episode whose environment was garbage-collected."""
+    if pid == os.getpid() and not episode.over:
+        submit_detached(episode.aclose())

@@ -1,12 +1,12 @@
 """Training samples as plain lists, from which the records of all trainers are built and into which they are read back.
 
 A `Record` is one segment up to the end of its last action. No action follows the tokens after it, so nothing is learned
-from them, and trainers would count them as response. Every sibling module has `to_records`, which returns an episode in
-one trainer's key names, one dict for each segment with an action (verifiers: for each action), and `from_records`,
-which returns Records with None for fields that the format lacks.
+from them, and trainers would count them as response. `verl.records` and `nemo_rl.records` have `to_records`, which
+returns an episode in the trainer's key names, one dict for each segment with an action, and `from_records`, which
+returns Records with None for fields that the format lacks.
 
-Three rules hold in all of them. A missing log-probability (NaN) never becomes 0.0, but the format's None or a
-DataError. A failed episode has no reward: it is flagged if the format has a flag (NeMo RL, slime), else a DataError. If
+Three rules hold for all trainers. A missing log-probability (NaN) never becomes 0.0, but the format's None or a
+DataError. A failed episode has no reward: it is flagged if the format has a flag (NeMo RL), else a DataError. If
 the format has one number as the reward, the record of every segment has the whole episode's, because all of them are
 samples of that one result; rewards per token belong to the segment, and sum to the episode's over its segments.
 

@@ -33,8 +33,6 @@ class FailureIdiom(StrEnum):
     """The call raises: the host drops the sample, or asks for it again."""
     MASKED = "masked"
     """A neutral or masked sample replaces it, because the host's groups must keep their size."""
-    ABORTED = "aborted"
-    """Its sample has the status of an aborted generation: the host puts the prompt back into its queue."""
 
 
 FAILURE_IDIOMS: Mapping[str, FailureIdiom] = MappingProxyType(
@@ -44,7 +42,6 @@ FAILURE_IDIOMS: Mapping[str, FailureIdiom] = MappingProxyType(
         "nemo_rl": FailureIdiom.MASKED,
         "openrlhf": FailureIdiom.MASKED,
         "skyrl": FailureIdiom.RAISE,
-        "slime": FailureIdiom.ABORTED,
         "tinker": FailureIdiom.RAISE,
         "trl": FailureIdiom.NONE,
         "verifiers": FailureIdiom.RAISE,

@@ -32,14 +32,14 @@ BY_LEVEL = {("token", "clip"): "tis", ("token", "mask"): "icepop", ("seq", "mask
 """Values of is_correction for each level and mode."""
 
 
-def translate(given: Sequence[Given], config: type[TrainConfig], *, command: str = "train") -> list[Given]:
-    """Return the flags with each one under the name of its field in `config`.
+def translate(given: Sequence[Given]) -> list[Given]:
+    """Return the flags with each one under the name of its field in TrainConfig.
 
     Raises:
         ConfigError: a flag is unknown, or has no counterpart here.
     """
     for flag, _ in given:
-        _check_known(flag, config, command)
+        _check_known(flag)
     translated: list[Given] = []
     for flag, values in _translate_correction([(flag.removeprefix("--"), values) for flag, values in given]):
         if flag == "advantage_estimator":
@@ -48,21 +48,20 @@ def translate(given: Sequence[Given], config: type[TrainConfig], *, command: str
     return translated
 
 
-def _check_known(given: str, config: type[TrainConfig], command: str) -> None:
+def _check_known(given: str) -> None:
     """Raise ConfigError with a suggestion if a flag is unknown."""
     flag = given.removeprefix("--").replace("-", "_")
-    kinds = {name: kind for name, (_, kind) in flag_fields(config).items()}
+    kinds = {name: kind for name, (_, kind) in flag_fields(TrainConfig).items()}
     own = kinds.keys() | {f"no_{name}" for name, kind in kinds.items() if kind is bool and not name.startswith("no_")}
-    others = config.ALIASES.keys() | set(CORRECTION)
+    others = TrainConfig.ALIASES.keys() | set(CORRECTION)
     if flag in own | others:
         return
     if flag in NO_COUNTERPART:
-        remedy = "Put it after --, which passes it on." if command.startswith("launch") else "Leave it out."
-        raise ConfigError(f"--{flag}: expected a flag of agentenv {command}, got one that only OpenRLHF has. {remedy}")
+        raise ConfigError(f"--{flag}: expected a flag of agentenv train, got one that only OpenRLHF has. Leave it out.")
     close = [SUGGESTIONS[flag]] if flag in SUGGESTIONS else difflib.get_close_matches(flag, sorted(own | others), n=1)
     close = close or [name for name in sorted(own) if len(flag) > 2 and flag in name]
-    remedy = f"Did you mean --{close[0]}?" if close else f"Run `agentenv {command} --help` for the flags."
-    raise ConfigError(f"agentenv {command}: expected one of its flags, got --{flag}. {remedy}")
+    remedy = f"Did you mean --{close[0]}?" if close else "Run `agentenv train --help` for the flags."
+    raise ConfigError(f"agentenv train: expected one of its flags, got --{flag}. {remedy}")
 
 
 def _translate_correction(flags: list[Given]) -> list[Given]:

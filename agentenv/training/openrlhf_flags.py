@@ -1,12 +1,9 @@
 """OpenRLHF 0.11.x's flags, mapped to the fields of TrainConfig.
 
-`tests/training/test_launch.py` compares them with the parser of each release.
+`tests/training/test_config.py` compares them with the parser of each release.
 """
 
 from __future__ import annotations
-
-VERSIONS = ("0.11.0", "0.11.1", "0.11.2")
-"""Supported releases, oldest first."""
 
 DOTTED = {
     "agent_func_path": "train.agent_func_path",
@@ -98,31 +95,6 @@ DOTTED = {
     "use_tensorboard": "logger.tensorboard_dir",
 }
 """TrainConfig's fields, each with OpenRLHF's flag for the same setting."""
-
-PLACEMENT = {
-    "actor_num_nodes": "actor.num_nodes",
-    "actor_num_gpus_per_node": "actor.num_gpus_per_node",
-    "colocate_all_models": "train.colocate_all",
-}
-"""Like DOTTED, for the fields that only `agentenv launch` has."""
-
-DEFAULTS: dict[str, object] = {
-    "prompt_key": "input", "split": "train", "num_episodes": 1, "rollout_batch_size": 1024,
-    "n": 1, "train_batch_size": 128, "max_epochs": 1, "max_length": 2048, "temperature": 1.0,
-    "top_p": 1.0, "async_queue_size": 1, "dynamic_filtering_reward_range": (0, 1), "reward_clip_range": (-10, 10),
-    "overlong_penalty_factor": 1, "advantage_estimator": "gae", "gamma": 1, "lambd": 1, "policy_loss_type": "ppo",
-    "loss_agg_mode": "token-mean", "eps_clip": 0.2, "value_clip": 0.5, "freezing_actor_steps": -1,
-    "init_kl_coef": 0.01, "kl_estimator": "k1", "actor_learning_rate": 1e-6, "critic_learning_rate": 9e-6,
-    "lr_scheduler": "cosine_with_min_lr", "lr_warmup_ratio": 0.03, "l2": 0.0, "adam_betas": (0.9, 0.95),
-    "max_norm": 1.0, "train_max_tokens_per_gpu": 16192, "lora_rank": 0, "lora_alpha": 16, "lora_dropout": 0,
-    "seed": 42, "vllm_tensor_parallel_size": 1, "vllm_gpu_memory_utilization": 0.95, "eval_split": "train",
-    "eval_steps": -1, "eval_temperature": 0.6, "eval_n_samples_per_prompt": 4, "out": "./ckpt",
-    "save_steps": -1, "max_ckpt_num": 3, "logging_steps": 1, "actor_num_nodes": 1, "actor_num_gpus_per_node": 8,
-}  # fmt: skip
-"""OpenRLHF's defaults that all of these releases share."""
-
-CRITIC_TOO = ("lr_scheduler", "lr_warmup_ratio", "l2", "adam_betas", "max_norm")
-"""Fields for actor and critic together. OpenRLHF has a flag for each of the two models."""
 
 NO_COUNTERPART = frozenset({
     "actor.adam.eps", "actor.aux_loss_coef", "actor.freeze_visual_encoder", "actor.gradient_checkpointing_reentrant",

@@ -1,6 +1,6 @@
-"""verifiers' own rollout of math_retry: a package is written, loaded and played; a server says what is scripted.
+"""verifiers' own rollout of math_retry: a module is written, loaded and played; a server says what is scripted.
 
-It needs agentenv-rl[verifiers]. prime-rl trains on the same package: `uv run rl @ FOLDER/rl.toml`.
+It needs agentenv-rl[verifiers]. prime-rl trains on the same module, as a package with an rl.toml.
 
     python examples/interop/prime_rl_package.py
 
@@ -10,10 +10,16 @@ expected last line: reward 1.0, of turns [0.0, 1.0]
 import asyncio
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
-from agentenv.training.launch_prime_rl import PrimeLaunchConfig, write_package
+MODULE = """
+from agentenv.interop.verifiers_env import env_package
 
+EnvTaskset, EnvHarness, EnvOfOne = env_package("math_retry", "word_problems_train")
+
+__all__ = ["EnvHarness", "EnvOfOne", "EnvTaskset"]
+"""
 ANSWERS = ["#### 41", "#### 216"]
 
 
@@ -29,14 +35,11 @@ async def complete(request: Any) -> Any:
     return web.json_response({**body, "choices": [choice]})
 
 
-async def main(folder: str) -> None:
+async def main() -> None:
     from aiohttp import web
     from verifiers.v1.clients import EvalClientConfig, ModelContext
     from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
-    config = PrimeLaunchConfig(env="math_retry", data="word_problems_train", model="policy", out=f"{folder}/package")
-    print(write_package(config))
-    sys.path.insert(0, config.out)
     app = web.Application()
     app.router.add_post("/v1/chat/completions", complete)
     runner = web.AppRunner(app)
@@ -54,4 +57,6 @@ async def main(folder: str) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as path:
-        asyncio.run(main(path))
+        Path(path, "agentenv_math_retry.py").write_text(MODULE)
+        sys.path.insert(0, path)
+        asyncio.run(main())

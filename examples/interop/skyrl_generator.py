@@ -1,6 +1,6 @@
 """SkyRL's batch of math_retry episodes: our generator, a tiny model on the CPU in place of SkyRL's inference servers.
 
-It needs SkyRL 0.3.0. A training takes SkyRL's servers and trainer on GPUs; `agentenv launch skyrl` prints one.
+It needs SkyRL 0.3.0. A training takes SkyRL's servers and trainer on GPUs; docs/interop/skyrl.md has one.
 
     python examples/interop/skyrl_generator.py
 

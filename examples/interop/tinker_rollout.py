@@ -1,6 +1,6 @@
 """tinker-cookbook's rollout and training data on math_retry: a tiny model on the CPU takes the place of the service.
 
-It needs agentenv-rl[tinker]. A training takes `train.main`; `agentenv launch tinker` prints one.
+It needs agentenv-rl[tinker]. A training takes `train.main`: docs/interop/tinker.md.
 
     python examples/interop/tinker_rollout.py
 

@@ -1,6 +1,6 @@
 """verl's agent loop worker on math_retry: verl asks for a batch, our episodes fill it, a tiny model answers on the CPU.
 
-It needs verl 0.9.1. A training takes verl's servers on GPUs instead of `TinyServer`; `agentenv launch verl` prints one.
+It needs verl 0.9.1. A training takes verl's servers on GPUs instead of `TinyServer`: docs/interop/verl-agent-loop.md.
 
     python examples/interop/verl_agent_loop.py
 

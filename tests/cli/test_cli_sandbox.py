@@ -318,17 +318,17 @@ def test_doctor_fails_where_nothing_may_run_or_a_check_does_not_hold(found, code
     assert asked["matrix"] is not None
 
 
-def test_the_doctor_of_everything_reports_the_sandbox_by_the_same_probes(monkeypatch):
+def test_the_doctor_of_everything_reports_the_level_of_the_sandbox(monkeypatch):
     async def find(**options):
         return found
 
     monkeypatch.setattr(sandbox_doctor, "doctor", find)
     found = report(Isolation.NAMESPACES)
-    level, probe, _docker = doctor._isolation()
-    assert (level.name, level.state, level.detail) == ("sandbox", "ok", "isolation namespaces; 4 ms an execution")
-    assert (probe.name, probe.state, probe.fix) == ("sandbox: landlock", "missing", "a newer kernel")
+    level = doctor._isolation()
+    assert (level.name, level.state) == ("sandbox", "ok")
+    assert level.detail.startswith("isolation namespaces; ")
     found = report(None)
-    level, *_ = doctor._isolation()
+    level = doctor._isolation()
     assert (level.state, level.fix) == ("missing", "agentenv sandbox doctor")
     assert "landlock (python): ENOSYS" in level.detail
 
@@ -338,7 +338,7 @@ def test_a_probe_that_itself_fails_is_a_finding_of_the_doctor_of_everything(monk
         raise SandboxUnavailable("sandbox: expected isolation,\ngot none")
 
     monkeypatch.setattr(sandbox_doctor, "doctor", find)
-    level, _docker = doctor._isolation()
+    level = doctor._isolation()
     assert (level.state, level.detail) == ("broken", "sandbox: expected isolation, got none")
 
 

@@ -16,7 +16,6 @@ import pytest
 
 from agentenv._util.terminal import safe
 from agentenv.cli import main as cli
-from agentenv.cli.play import Screen
 from agentenv.core.types import StopReason
 from agentenv.runs.records.directory import read_trajectories
 
@@ -170,13 +169,12 @@ def test_tools_that_are_offered_are_shown(door, monkeypatch, capsys):
 
 def test_a_played_episode_is_recorded_with_the_tokens_of_a_model(door, monkeypatch, capsys):
     out_dir = door / "run"
-    said = "a\n/restart\nb\n/tokens\nopen\n"
-    code, out, *_ = play(door, said, monkeypatch, capsys, "--out", str(out_dir))
+    said = "a\n/restart\nb\nopen\n"
+    code, *_ = play(door, said, monkeypatch, capsys, "--out", str(out_dir))
     first, second = read_trajectories(out_dir)
     assert (code, first.stop_reason, second.stop_reason) == (0, StopReason.ABORTED, StopReason.TERMINATED)
     assert [turn.action for turn in second.turns] == ["b", "open"]
     assert (second.episode_id, second.reward) == ("d0/1", 1.0)
-    assert f"{len(second.token_ids)} tokens, {second.turns[1].end - second.turns[1].start} in the last action" in out
     assert json.loads((out_dir / "metrics.json").read_text())["num_episodes"] == 2
     assert cli.main(["tokens", "show", str(out_dir), "d0/1"]) == 0
     assert "open‹<|im_end|>›" in capsys.readouterr().out
@@ -199,14 +197,6 @@ def test_limits_end_an_episode_as_they_do_in_a_run(door, monkeypatch, capsys):
 
 def test_control_characters_are_escaped():
     assert safe("a\x1b[31m\r\x9b\x00\u202eb\ud800\n\té漢") == "a\\x1b[31m\\r\\x9b\\x00\\u202eb\\ud800\n\té漢"
-
-
-def test_a_pipe_gets_no_colors_in_any_environment(monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    out = io.StringIO()
-    Screen(io.StringIO(), out).note("[bold]plain[/bold] 12")
-    assert out.getvalue() == "[bold]plain[/bold] 12\n"
 
 
 @pytest.mark.slow
@@ -274,11 +264,11 @@ def _own_the_terminal():
 
 
 @pytest.mark.long
-def test_a_session_in_a_real_terminal_has_a_history_colours_and_ends_with_ctrl_c(door):
+def test_a_session_in_a_real_terminal_has_a_history_and_ends_with_ctrl_c(door):
     terminal = Terminal(f"{door}/door.py:Door")
     try:
         shown = terminal.until("1> ")
-        assert "\x1b[1;36m[user]" in shown
+        assert "[user]" in shown
         terminal.types("hello\n")
         assert "\\x1b[2J\\x07" in terminal.until("2> ")
         terminal.types("\x1b[A\n")  # the arrow up: the line before

@@ -27,7 +27,7 @@ FACTS = {
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [["run"], ["tokens", "show"], ["launch", "openrlhf"]])
+@pytest.mark.parametrize("words", [["run"], ["tokens", "show"], ["sandbox", "run"]])
 def test_help_of_a_command_is_its_help(words, capsys):
     assert command(["help", *words]) == 0
     shown = capsys.readouterr().out
@@ -48,11 +48,6 @@ def test_the_version_is_shown(argv, capsys):
     assert main(argv) == 0
     assert capsys.readouterr().out == f"agentenv {__version__}\n"
     assert main([*argv, "word"]) == 2
-
-
-def test_launch_says_what_it_does(capsys):
-    assert main(["launch", "--help"]) == 0
-    assert "Print the command line with which OpenRLHF trains" in capsys.readouterr().out
 
 
 def test_every_command_can_be_completed():
@@ -94,7 +89,7 @@ def test_bash_completes_commands_flags_and_values(tmp_path, capsys):
         source ./script
         entry=$(complete -p agentenv); entry=${entry#*-F }; function=${entry%% *}
         try() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); $function; echo "${COMPREPLY[@]}"; }
-        try agentenv ru; try agentenv run --eng; try agentenv run --engine hf --conf; try agentenv tokens dif
+        try agentenv ru; try agentenv run --eng; try agentenv run --engine hf --conf; try agentenv tokens rep
         try agentenv train --advantage_estimator dr
         try agentenv run --env math; try agentenv train --env guess_number math
     """
@@ -103,7 +98,7 @@ def test_bash_completes_commands_flags_and_values(tmp_path, capsys):
         ["run"],
         ["--engine", "--engine_backend", "--engine_args", "--engine_cpus", "--engine_gpus"],
         ["--config"],
-        ["diff"],
+        ["replay"],
         ["dr_grpo"],
         ["math_retry"],
         ["math_retry"],

@@ -829,40 +829,7 @@ def test_all_instances_of_a_process_share_a_sandbox_which_ends_with_the_event_lo
     assert (ended.stdout, ended.stderr) == ("done\n", "")
 
 
-# --- the preset for OpenRLHF's reward functions -------------------------------------------------------------------
-
-REWARDS = r"""
-import json
-from agentenv_envs.code_sandbox.rewards import reward_func
-
-label = json.dumps(LABEL)
-answers = ANSWERS
-prompt = "As here:\n```python\ndef add(a, b):\n    return a + b\n```\n"
-got = reward_func([prompt + each for each in answers], [prompt] * len(answers), [label] * len(answers))
-print(json.dumps({"rewards": got["rewards"].tolist(), "scores": got["scores"].tolist(),
-                  "correct": got["extra_logs"]["correct"].tolist()}))
-"""
-
-
-@pytest.mark.long
-def test_the_preset_rewards_as_the_guide_does_but_not_for_saying_passed():
-    answers = {
-        RIGHT + "<|im_end|>": 1.0,
-        HALF: 0.3,
-        answer("def add(a, b):\n    return 'x'\n"): 0.0,
-        answer("print('1 passed')\n\n\ndef test_it():\n    pass\n"): 0.0,
-        answer("import os\nprint('3 passed')\nos._exit(0)\n"): -1.0,
-        answer("def add(a, b)\n"): -1.0,
-        "No.": -1.0,
-    }
-    program = REWARDS.replace("LABEL", repr({**ADD, "hidden": ADD["hidden"][:2]})).replace(
-        "ANSWERS", repr(list(answers))
-    )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
-    got = json.loads(ended.stdout or "{}")
-    assert got.get("rewards") == pytest.approx(list(answers.values())), ended.stderr
-    assert got["scores"] == pytest.approx([(reward + 1) / 2 for reward in answers.values()])
-    assert sum(got["correct"]) == 1.0
+# --- rewards by the guide's scale ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -284,16 +284,12 @@ CONNECTION = {
     "right": ok(Exchange.answer),
     "refused": fails(Exchange.answer),  # at the port on which nothing listens
     "reset-before-the-head": fails(raw(lambda _: b"", RESET)),
-    "reset-in-the-head": fails(raw(lambda _: b"HTTP/1.1 200 OK\r\ncontent-", RESET)),
     "reset-in-the-body": fails(raw(lambda body: http(body)[:-20], RESET)),
     "closed-without-a-byte": fails(raw(lambda _: b"", CLOSE)),
-    "closed-in-the-head": fails(raw(lambda _: b"HTTP/1.1 200 OK\r\ncontent-", CLOSE)),
     "closed-in-the-body": fails(raw(lambda body: http(body)[:-20], CLOSE)),
     "closed-after-each-answer": ok(raw(lambda body: http(body), CLOSE)),
-    "says-that-it-closes": ok(raw(lambda body: http(body, "200 OK", "connection: close"), CLOSE)),
     "says-that-it-closes-and-does-not": ok(raw(lambda body: http(body, "200 OK", "connection: close"), HANG)),
     "never-answers": fails(raw(lambda _: b"", HANG)),
-    "head-then-silence": fails(raw(lambda body: http(body)[: -len(body)], HANG)),
     "half-of-the-body-then-silence": fails(raw(lambda body: http(body)[:-20], HANG)),
     "byte-by-byte-too-slow": fails(drip),
     "two-faults-then-right": ok(after(2, raw(lambda _: b"", RESET))),
@@ -301,50 +297,22 @@ CONNECTION = {
 
 HEAD = {
     "status-line-of-words": fails(raw(lambda body: http(body, "fine"))),
-    "status-line-without-reason": ok(raw(lambda body: http(body, "200"))),
-    "status-line-of-four-digits": fails(raw(lambda body: http(body, "2000 OK"))),
     "not-http": fails(raw(lambda _: b"220 mail.example ESMTP\r\n\r\n", CLOSE)),
-    "http-2-preface": fails(raw(lambda _: b"\x00\x00\x12\x04\x00\x00\x00\x00\x00" + b"\x00" * 18, CLOSE)),
-    "http-1.0": ok(raw(lambda body: http(body, version="HTTP/1.0"), CLOSE)),
-    "http-3.0": ok(raw(lambda body: http(body, version="HTTP/3.0"), CLOSE)),
-    "no-content-length-then-close": ok(raw(lambda body: http(body, length=False), CLOSE)),
-    "no-content-length-then-silence": fails(raw(lambda body: http(body, length=False), HANG)),
-    "no-content-length-cut": fails(raw(lambda body: http(body[:-20], length=False), CLOSE)),
     "content-length-too-long-then-close": fails(
         raw(lambda body: http(body, "200 OK", f"content-length: {len(body) + 9}", length=False), CLOSE)
     ),
     "content-length-too-long-then-silence": fails(
         raw(lambda body: http(body, "200 OK", f"content-length: {len(body) + 9}", length=False), HANG)
     ),
-    "content-length-too-short": fails(
-        raw(lambda body: http(body, "200 OK", f"content-length: {len(body) - 9}", length=False))
-    ),
-    "content-length-negative": fails(raw(lambda body: http(body, "200 OK", "content-length: -1", length=False))),
     "content-length-of-words": fails(raw(lambda body: http(body, "200 OK", "content-length: all", length=False))),
-    "content-length-enormous": fails(
-        raw(lambda body: http(body, "200 OK", f"content-length: {10**19}", length=False), HANG)
-    ),
-    "two-content-lengths": fails(raw(lambda body: http(body, "200 OK", "content-length: 3"))),
-    "content-length-twice": ok(raw(lambda body: http(body, "200 OK", f"content-length: {len(body)}"))),
     "chunked": ok(raw(chunked)),
-    "chunked-with-a-trailer": ok(raw(lambda body: chunked(body, b"0\r\nx-sum: 3\r\n\r\n"))),
     "chunked-without-end-then-close": fails(raw(lambda body: chunked(body, b""), CLOSE)),
-    "chunked-without-end-then-silence": fails(raw(lambda body: chunked(body, b""), HANG)),
-    "chunked-with-a-size-of-words": fails(raw(lambda body: chunked(body, b"zz\r\nwhat\r\n0\r\n\r\n"))),
     "chunked-without-end-of-data": fails(endless),
-    "unknown-transfer-encoding": fails(raw(lambda body: http(body, "200 OK", "transfer-encoding: rot13"))),
     "gzip": fails(raw(lambda body: http(gzip.compress(body), "200 OK", "content-encoding: gzip"))),
     "gzip-that-is-none": ok(raw(lambda body: http(body, "200 OK", "content-encoding: gzip"))),
     "gzip-bomb": fails(raw(lambda _: http(bomb(), "200 OK", "content-encoding: gzip"))),
-    "head-of-64-kib": ok(raw(lambda body: http(body, "200 OK", "x-padding: " + "x" * (64 << 10)))),
     "head-of-1-mib": fails(raw(lambda body: http(body, "200 OK", "x-padding: " + "x" * (1 << 20)))),
-    "head-of-latin-letters": ok(raw(lambda body: http(body, "200 OK", "x-name: Überschreitung"))),
-    "head-with-nul": fails(raw(lambda body: http(body, "200 OK", "x-name: a\0b"))),
-    "head-with-line-breaks-alone": ok(raw(lambda body: http(body).replace(b"\r\n", b"\n", 2))),
-    "head-without-colon": fails(raw(lambda body: http(body, "200 OK", "what is this"))),
     "wrong-content-type": ok(raw(lambda body: http(body, "200 OK", "content-type: image/png"))),
-    "continue-then-right": ok(raw(lambda body: b"HTTP/1.1 100 Continue\r\n\r\n" * 3 + http(body))),
-    "early-hints-then-right": ok(raw(lambda body: b"HTTP/1.1 103 Hints\r\nlink: x\r\n\r\n" + http(body))),
     "continue-then-silence": fails(raw(lambda _: b"HTTP/1.1 100 Continue\r\n\r\n", HANG)),
     "switching-protocols": fails(raw(lambda _: b"HTTP/1.1 101 Switching\r\nupgrade: h2c\r\n\r\n", CLOSE)),
 }
@@ -352,35 +320,20 @@ HEAD = {
 LATER = email.utils.formatdate(time.time() + 3600, usegmt=True)
 
 STATUS = {
-    "201": stops(status("201 Created")),
     "204": stops(raw(lambda _: b"HTTP/1.1 204 No Content\r\n\r\n")),
-    "206": stops(status("206 Partial Content")),
     "301-to-itself": stops(status("301 Moved", "location: ")),
-    "302-to-another-host": stops(status("302 Found", "location: http://no-such-host.invalid/v1/completions")),
-    "307-to-nowhere": stops(status("307 Temporary Redirect")),
     "400-too-long": fails(status("400 Bad Request", body=b'{"error": {"message": "maximum context length is 9"}}')),
     "400-of-megabytes": fails(status("400 Bad Request", body=b"<br>\n" * 500_000)),
     "401": stops(status("401 Unauthorized")),
     "403": stops(status("403 Forbidden")),
     "404": stops(status("404 Not Found")),
-    "405": stops(status("405 Method Not Allowed")),
-    "408": fails(status("408 Request Timeout", "connection: close")),
-    "409": fails(status("409 Conflict")),
-    "413": fails(status("413 Content Too Large")),
     "422": fails(status("422 Unprocessable Content")),
-    "425": fails(status("425 Too Early")),
-    "429": fails(status("429 Too Many Requests")),
     "429-for-a-moment": fails(status("429 Too Many Requests", "retry-after: 0.1")),
     "429-until-a-date": fails(status("429 Too Many Requests", f"retry-after: {LATER}")),
     "429-until-nonsense": fails(status("429 Too Many Requests", "retry-after: ½ of NaN")),
     "429-until-the-end": fails(status("429 Too Many Requests", f"retry-after: {10**400}")),
-    "429-until-year-9999": fails(status("429 Too Many Requests", "retry-after: Fri, 31 Dec 9999 23:59:59 -2359")),
     "500": fails(status("500 Internal Server Error")),
-    "500-without-body": fails(status("500 Internal Server Error", body=b"")),
     "502-of-html": fails(status("502 Bad Gateway", body=b"<html>\r\n<body>nginx</body>\r\n</html>")),
-    "503": fails(status("503 Service Unavailable", "retry-after: 1")),
-    "504": fails(status("504 Gateway Timeout")),
-    "599": fails(status("599 \xe9")),
     "999": fails(status("999 What")),
     "503-twice-then-right": ok(after(2, status("503 Service Unavailable"))),
 }
@@ -391,23 +344,16 @@ BODY = {
     "body-cut": fails(content(lambda body: body[:-20])),
     "body-twice": fails(content(lambda body: body + body)),
     "body-nan": fails(content(lambda _: b"NaN")),
-    "body-null": fails(content(lambda _: b"null")),
     "body-list": fails(content(lambda body: b"[" + body + b"]")),
-    "body-text": fails(content(lambda body: as_json(body.decode()))),
     "body-deep": fails(content(lambda body: b"[" * 200_000)),
-    "body-deep-inside": fails(content(lambda _: b'{"choices": ' + b'{"a": ' * 900 + b"1" + b"}" * 901)),
     "body-huge": fails(content(lambda body: b" " * (20 << 20) + body)),
     "body-large": ok(content(lambda body: b" " * (4 << 20) + body)),
     "body-huge-number": fails(content(lambda _: b'{"choices": ' + b"9" * 100_000 + b"}")),
-    "body-of-megabytes-inside": fails(content(lambda _: as_json({"choices": "x\n" * (2 << 20)}))),
     "body-duplicate-keys": ok(content(lambda body: b'{"choices": [], ' + body[1:])),
-    "body-utf-16": ok(content(lambda body: body.decode().encode("utf-16"))),
     "body-bom": ok(content(lambda body: b"\xef\xbb\xbf" + body)),
     "body-not-utf-8": fails(content(lambda body: b'{"id": "\xff\xfe", ' + body[1:])),
     "body-lone-surrogate": fails(content(lambda _: b'{"choices": "\\ud800"}')),
     "body-after-an-error": fails(content(lambda _: b'{"error": {"message": "CUDA out of memory"}}')),
-    "body-error-as-text": fails(content(lambda _: b'{"error": "CUDA out of memory"}')),
-    "body-event-stream": fails(content(lambda body: b"data: " + body + b"\n\ndata: [DONE]\n\n")),
 }
 
 COMPLETION = {
@@ -530,7 +476,9 @@ CHAT = {
 }
 """What else, or in another way, can go wrong with chat completions."""
 
-CHAT_MODES = CONNECTION | HEAD | STATUS | BODY | CHAT
+SHARED = ("right", "refused", "reset-in-the-body", "never-answers", "body-of-html", "body-cut")
+"""Modes below the client of HTTP that both engines have: the policy server's tests try the others."""
+CHAT_MODES = {name: MODES[name] for name in SHARED} | STATUS | CHAT
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, memory: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Faults 16, 17, 21, 22: the run directory under late results, kills in its writes, disks that fail, fill and hang."""
+"""Faults 16, 17, 21, 22: the run directory under late results, kills in its writes, disks that fail and fill."""
 
 import errno
 import json
@@ -12,8 +12,6 @@ import pytest
 from agentenv.errors import ConfigError, RunStopped
 from agentenv.runs.records import directory as record
 from agentenv.runs.records.directory import RunWriter
-from tests.drivers import forked, ids, lines
-from tests.faults.places import FLAGS, RESUME, make_place, rows
 from tests.runs.test_record import CONFIG, episode, read_ids
 from tests.runs.test_record_faults import ENV, HELPERS
 
@@ -143,86 +141,3 @@ def test_a_kill_before_any_call_of_a_write_leaves_the_old_file_or_the_new_one(tm
     assert at >= 5
     assert seen == {"the first", "the second"}
     assert read_ids(tmp_path) == ["a/0", "a/1", "a/2"]
-
-
-# --- a disk that hangs ------------------------------------------------------------------------------------------------
-
-STUCK = """
-import asyncio, os, threading
-from pathlib import Path
-from agentenv import AgentInstance, StepResult
-from agentenv.runs import watchdog
-from agentenv.runs.records import async_writer as outbox
-
-outbox.HUNG_AFTER_S = watchdog._SAVE_GRACE_S = 0.5
-
-
-class Env(AgentInstance):
-    def __init__(self):
-        self.log = Path("out/{file}").resolve()
-
-    async def step(self, states):
-        if states["label"] == "stick":
-            while len(self.log.parent.joinpath("trajectories.jsonl").read_bytes().splitlines()) < 3:
-                await asyncio.sleep(0.01)
-            real = os.{call}
-
-            def stuck(fd, *args):
-                if Path(os.readlink(f"/proc/self/fd/{{fd}}")) == self.log:
-                    Path("stuck").touch()
-                    threading.Event().wait()
-                return real(fd, *args)
-
-            os.{call} = stuck
-        return StepResult(reward=1.0, terminated=True)
-"""
-
-
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    rows(make_place(tmp_path, monkeypatch), ["ok"] * 3 + ["stick"] + ["ok"] * 20)
-    return tmp_path
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_whose_disk_hangs_ends_after_a_signal_and_names_what_is_not_stored(place, number):
-    """A bug once: the writer's lock was waited for on the event loop, and its thread at the interpreter's end."""
-    (place / "env.py").write_text(STUCK.format(call="write", file="trajectories.jsonl"))
-    with forked([*FLAGS, "--concurrency", 1, "--grace_s", 0.2], place) as running:
-        running.until((place / "stuck").exists)
-        running.signal(number)
-        assert running.wait(280) == 3
-        last = running.stderr.splitlines()[-1]
-        assert "not stored: 1 finished episodes (000003/0) and metrics.json" in last
-        assert "--resume" in last
-        assert "Traceback" not in running.stderr
-    assert ids(place / "out") == [f"{i:06d}/0" for i in range(3)]
-    (place / "env.py").write_text(STUCK.format(call="getpid", file="trajectories.jsonl"))
-    with forked(RESUME, place) as running:
-        assert running.wait() == 0
-    assert ids(place / "out") == [f"{i:06d}/0" for i in range(24)]
-
-
-@pytest.mark.long
-def test_a_run_whose_disk_hangs_is_stopped_by_the_watchdog_without_a_signal(place):
-    """The dump cannot be written either, as its folder is a pipe here that nobody reads."""
-    (place / "env.py").write_text(STUCK.format(call="write", file="trajectories.jsonl"))
-    (place / "out").mkdir()
-    os.mkfifo(place / "out/stall-1.txt")
-    deadlines = ["--stall_timeout_s", 0.5, "--step_timeout_s", 0.5, "--generate_timeout_s", 0.5]
-    with forked([*FLAGS, "--concurrency", 1, *deadlines], place) as running:
-        assert running.wait(280) == 3
-        assert "waits in runner of turn 0" in running.stderr
-        assert "stall-1.txt cannot be written (the disk does not answer)" in running.stderr
-        assert "not stored: 1 finished episodes (000003/0)" in running.stderr.splitlines()[-1]
-    assert len(lines(place / "out")) == 3
-
-
-@pytest.mark.long
-def test_a_run_whose_last_sync_hangs_says_so_and_ends(place):
-    (place / "env.py").write_text(STUCK.format(call="fsync", file=".metrics.json.tmp"))
-    with forked([*FLAGS, "--concurrency", 1], place) as running:
-        assert running.wait(280) == 3
-        assert "not stored: metrics.json." in running.stderr.splitlines()[-1]
-    assert ids(place / "out") == [f"{i:06d}/0" for i in range(24)]

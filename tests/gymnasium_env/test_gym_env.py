@@ -216,7 +216,7 @@ def test_an_interrupted_call_ends_the_episode_and_reset_continues(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         env.step("a")
     monkeypatch.undo()
-    until(lambda: env._live.over)
+    until(lambda: env._episode.over)
     assert cls.closed.count("interrupted") == 1
     with pytest.raises(ContractError, match="is over"):
         env.step("a")

@@ -15,7 +15,7 @@ from agentenv.rewards.registry import ROLL_NAMES
 
 ROOT = Path(__file__).parents[2]
 FACES = {
-    "agentenv.interop": "Record columns",
+    "agentenv.interop": "Record columns records",
     "agentenv.interop.openrlhf": "AgentExecutor LogRule ResponseDict from_response to_response",
     "agentenv.interop.molt": "AgentRunner",
     "agentenv.interop.verl": "AgentEnvRewardManager EnvAgentLoop RMGalleryRewardManager dataset from_records "
@@ -43,13 +43,6 @@ def test_a_face_offers_these_names_and_has_them(face):
 def test_a_face_says_which_name_it_lacks(face):
     with pytest.raises(AttributeError, match="Missing"):
         import_module(face).Missing  # noqa: B018
-
-
-@pytest.mark.parametrize("name", ["areal", "skyrl", "slime", "trl", "verifiers", "verl", "nemo_rl"])
-def test_every_record_format_has_both_directions(name):
-    module = import_module(f"agentenv.interop.{name}")
-    assert callable(module.to_records)
-    assert callable(module.from_records)
 
 
 def test_documentation_and_entry_points_name_what_exists():

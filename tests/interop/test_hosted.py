@@ -14,7 +14,6 @@ from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EnvSource
 from agentenv.errors import EngineError, InfraError
-from agentenv.interop import slime
 from agentenv.interop.hosted import (
     FAILURE_IDIOMS,
     FailureCount,
@@ -55,8 +54,6 @@ def test_the_table_of_idioms_is_what_each_hosts_format_does():
     idioms = {"raise": FailureIdiom.RAISE, "mask": FailureIdiom.MASKED}
     assert FAILURE_IDIOMS["openrlhf"] is idioms[AgentExecutor.on_error]
     assert FAILURE_IDIOMS["molt"] is idioms[AgentRunner.on_error]
-    (sample,) = slime.to_records(failed(), decode=str)
-    assert (sample["status"], sample["reward"]) == (FAILURE_IDIOMS["slime"].value, None)
     (row,) = nemo_records(failed(), decode=str)
     assert (FAILURE_IDIOMS["nemo_rl"], row["loss_multiplier"]) == (FailureIdiom.MASKED, 0.0)
     assert FAILURE_IDIOMS["verl"] is FailureIdiom.RAISE  # test_verl_agent_loop.py

@@ -894,11 +894,6 @@ def test_help_shows_both_names(capsys):
         assert "--reward_func_path" in said
 
 
-def test_launch_recognizes_openrlhf_by_its_name(data, capsys):
-    assert main(["launch", "openrlhf", "--version", "0.11.2", "--reward_func_path", "reward.py"]) == 0
-    assert f"--reward.remote_url {data / 'reward.py'}" in capsys.readouterr().out
-
-
 @pytest.mark.long
 def test_a_training_takes_it_and_its_batches():
     config = configured(["--reward-func-path", "reward.py", "--reward_batch_size", "8"])

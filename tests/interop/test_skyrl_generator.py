@@ -135,10 +135,8 @@ async def test_an_evaluation_leaves_failed_episodes_out_until_none_is_left():
 
 
 async def test_the_last_row_has_the_rewards_of_all_segments_and_one_row_is_never_several(monkeypatch):
-    original = generator.to_records
-    monkeypatch.setattr(
-        generator, "to_records", lambda *given, **more: original(*given, **more) + original(*given, **more)
-    )
+    original = generator.segment_rows
+    monkeypatch.setattr(generator, "segment_rows", lambda *given: original(*given) + original(*given))
     made = await generator_with(Client("half", "1", "1"), step_wise=True).generate(asked(2))
     assert [sum(rewards) for rewards in made["rewards"]] == [0.0, 2.5, 0.0, 2.0]
     assert made["rewards"][1][-1] == 2.25

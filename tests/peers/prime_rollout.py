@@ -1,4 +1,4 @@
-"""verifiers' own rollouts of packages that `agentenv launch prime-rl` writes, with tiny-math on the CPU; prints JSON.
+"""verifiers' own rollouts of packages as the page on prime-rl has them, with tiny-math on the CPU; prints JSON.
 
 verifiers' own: `load_environment`, `Env.run_episode`, its interception server, its client for training and renderers.
 Ours is the server of tokens that the client asks, in place of vLLM. Where prime-rl's code is on the path, its own
@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import tomllib
 from collections import Counter, defaultdict
@@ -30,9 +31,8 @@ from agentenv.episode.registry import load_env
 from agentenv.episode.setup import EpisodeKey
 from agentenv.errors import EngineError
 from agentenv.interop.verifiers_env import INFO, env_package
-from agentenv.training.launch_prime_rl import PrimeLaunchConfig, write_package
 from agentenv_envs.math_retry import MathRetry
-from tests.peers.where import ROOT
+from tests.peers.where import ROOT, page_block
 
 MODEL = str(ROOT / "agentenv/_assets/tiny-math")
 GROUP, NUM_TASKS, MAX_TOKENS = 4, 2, 48
@@ -278,7 +278,7 @@ async def evaluated(server):
         words += ["--client.renderer-model-name", MODEL, "--sampling.max-tokens", str(MAX_TOKENS)]
         for name, value in RENDERER.items():
             words += [f"--client.renderer.{name.replace('_', '-')}", value]
-        path = os.pathsep.join([str(Path("package-guess_number").resolve()), os.environ["PYTHONPATH"]])
+        path = os.pathsep.join([str(Path("guess-number").resolve()), os.environ["PYTHONPATH"]])
         command = [
             sys.executable,
             "-c",
@@ -300,10 +300,12 @@ async def evaluated(server):
 async def main():
     server, answers = Server(), {"prime": {}} if find_spec("prime_rl") else {}
     for name, data in CASES.items():
-        folder = f"package-{name}"
-        write_package(PrimeLaunchConfig(env=name, data=data, model=MODEL, renderer="agentenv", out=folder))
+        folder = name.replace("_", "-")
+        block = page_block("prime-rl.md", "env_package").replace("word_problems_train", data)
+        written = block.replace("math_retry", name).replace("math-retry", folder)
+        subprocess.run(["bash", "-e", "-c", written], check=True)
         sys.path.insert(0, folder)
-        groups = await episodes(server, f"agentenv-{name.replace('_', '-')}")
+        groups = await episodes(server, f"agentenv-{folder}")
         traces = [trace for group in groups for episode in group for trace in episode.traces]
         trajectories = {trace.id: await ours(trace, name) for trace in traces}
         answers[name] = [compared(trace, trajectories[trace.id]) for trace in traces]
@@ -314,7 +316,7 @@ async def main():
     if "prime" in answers:
         from prime_rl.configs.rl import RLConfig
 
-        with open("package-math_retry/rl.toml", "rb") as file:
+        with open("math-retry/rl.toml", "rb") as file:
             config = RLConfig.model_validate(tomllib.load(file))
         (source,) = config.orchestrator.train.source
         renderer = config.orchestrator.renderer

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from tests.peers.where import ROOT, answer, needs, python, versions
+from tests.peers.where import ROOT, answer, needs, page_block, python, versions
 
 pytestmark = [pytest.mark.slow, needs("skyrl"), pytest.mark.timeout(900)]
 
@@ -144,17 +144,11 @@ def test_the_example_prints_the_last_line_that_its_docstring_promises(tmp_path):
     assert printed.splitlines()[-1] == promised.removeprefix("expected last line: ")
 
 
-def test_skyrl_takes_every_setting_of_the_script_that_launch_prints(tmp_path):
-    flags = [
-        "--env",
-        "math_retry",
-        "--data",
-        "word_problems_train",
-        "--model",
-        str(ROOT / "agentenv/_assets/tiny-math"),
-    ]
-    words = ["-m", "agentenv.cli", "launch", "skyrl", *flags, "--n", "4", "--max_turns", "2", "--out", "it's {here}"]
-    (tmp_path / "train.py").write_text(python("skyrl", *words, cwd=tmp_path))
+def test_skyrl_takes_every_setting_of_the_script_of_the_page(tmp_path):
+    script = page_block("skyrl.md", "class Experiment")
+    (tmp_path / "train.py").write_text(
+        script.replace("Qwen/Qwen2.5-0.5B-Instruct", str(ROOT / "agentenv/_assets/tiny-math"))
+    )
     code = """
 import sys
 sys.path[:0] = [sys.argv[1]]
@@ -172,7 +166,7 @@ def started(cfg):
     print(json.dumps({
         "n": cfg.generator.n_samples_per_prompt, "turns": generator.config.max_turns, "env": generator.env,
         "wise": cfg.generator.step_wise_trajectories, "file": cfg.data.train_data[0], "seed": cfg.trainer.seed,
-        "model": generator.model == cfg.trainer.policy.model.path, "lr": cfg.trainer.policy.optimizer_config.lr,
+        "model": generator.model == cfg.trainer.policy.model.path,
     }))
 
 train.train, train.initialize_ray, train.ray.get = Kept, started, lambda cfg: None
@@ -182,6 +176,6 @@ train.main()
     printed = python("skyrl", "-c", code, ROOT / "tests/peers", cwd=tmp_path)
     read = json.loads(printed.splitlines()[-1])
     file = read.pop("file")
-    assert read == {"n": 4, "turns": 2, "env": "math_retry", "wise": True, "seed": 9, "model": True, "lr": 1e-6}
-    assert file == str(tmp_path / "it's {here}/train.parquet")
-    assert (tmp_path / "it's {here}/train.parquet").is_file()
+    assert read == {"n": 8, "turns": 3, "env": "math_retry", "wise": True, "seed": 9, "model": True}
+    assert file == str(tmp_path / "runs/skyrl/train.parquet")
+    assert (tmp_path / "runs/skyrl/train.parquet").is_file()

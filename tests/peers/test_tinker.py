@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from tests.peers.where import ROOT, answer, needs, python, versions
+from tests.drivers import write_rows
+from tests.peers.where import ROOT, answer, needs, page_block, python, versions
 
 pytestmark = [pytest.mark.slow, needs("tinker_cookbook"), pytest.mark.timeout(900)]
 
@@ -86,11 +87,10 @@ def test_the_example_prints_the_last_line_that_its_docstring_promises(tmp_path):
     assert printed.splitlines()[-1] == promised.removeprefix("expected last line: ")
 
 
-def test_tinker_takes_the_configuration_of_the_script_that_launch_prints(tmp_path):
-    flags = ["--env", "math_retry", "--data", "word_problems", "--model", str(ROOT / "agentenv/_assets/tiny-math")]
-    words = ["-m", "agentenv.cli", "launch", "tinker", *flags, "--n", "4", "--max_steps", "2", "--out", "it's"]
-    script = tmp_path / "train.py"
-    script.write_text(python("tinker_cookbook", *words, cwd=tmp_path))
+def test_tinker_takes_the_configuration_of_the_page(tmp_path):
+    write_rows(tmp_path / "tasks.jsonl", [{"prompt": f"What is {n} + 1?", "label": str(n + 1)} for n in range(24)])
+    script = page_block("tinker.md", "train.main(config)")
+    (tmp_path / "train.py").write_text(script.replace("Qwen/Qwen3-8B", str(ROOT / "agentenv/_assets/tiny-math")))
     code = """
 import runpy, sys
 from tinker_cookbook.rl import train
@@ -106,6 +106,5 @@ async def main(config):
 train.main = main
 runpy.run_path(sys.argv[1])
 """
-    printed = python("tinker_cookbook", "-c", code, script, cwd=tmp_path).split()
-    assert int(printed[0]) > 2
-    assert printed[1:] == ["4", "2", "it's", "MinViableGroup", "math_retry"]
+    printed = python("tinker_cookbook", "-c", code, tmp_path / "train.py", cwd=tmp_path).split()
+    assert printed == ["3", "8", "100", "runs/tinker", "MinViableGroup", "math_retry"]

@@ -6,11 +6,13 @@ import statistics
 
 import pytest
 
-from tests.peers.where import ROOT, answer, needs, python, versions
+from tests.drivers import write_rows
+from tests.peers.where import ROOT, answer, needs, page_block, python, versions
 
 pytestmark = [pytest.mark.slow, needs("trl"), pytest.mark.timeout(900)]
 
 SCRIPT = ROOT / "tests/peers/trl_training.py"
+MODEL = str(ROOT / "agentenv/_assets/tiny-math")
 GROUP = 8
 
 
@@ -106,22 +108,10 @@ def test_the_example_prints_the_last_line_that_its_docstring_promises(tmp_path):
     assert printed.splitlines()[-1] == promised.removeprefix("expected last line: ")
 
 
-def test_the_script_that_launch_prints_trains(tmp_path):
-    model = str(ROOT / "agentenv/_assets/tiny-math")
-    flags = [
-        "--max_length",
-        "256",
-        "--max_turns",
-        "2",
-        "--max_tokens",
-        "64",
-        "--max_steps",
-        "1",
-        "--n",
-        "4",
-        "--use_cpu",
-    ]
-    words = ["-m", "agentenv.cli", "launch", "trl", "--env", "math_retry", "--data", "word_problems", *flags]
-    script = tmp_path / "train.py"
-    script.write_text(python("trl", *words, "--model", model, "--batch_size", "4", cwd=tmp_path))
-    assert "'reward':" in python("trl", script, cwd=tmp_path)
+def test_the_script_of_the_page_trains(tmp_path):
+    write_rows(tmp_path / "tasks.jsonl", [{"prompt": f"What is {n} + 1?", "label": str(n + 1)} for n in range(8)])
+    small = "num_generations=4, per_device_train_batch_size=4, max_steps=1, report_to='none', use_cpu=True, bf16=False"
+    script = page_block("trl.md", "trainer.train()").replace("Qwen/Qwen2.5-0.5B-Instruct", MODEL)
+    script = script.replace("num_generations=8, max_steps=100", small).replace("max_length=1024", "max_length=256")
+    (tmp_path / "train.py").write_text(script.replace("max_tokens=256", "max_tokens=64"))
+    assert "'reward':" in python("trl", tmp_path / "train.py", cwd=tmp_path)

@@ -7,7 +7,7 @@ import statistics
 import pytest
 import yaml
 
-from tests.peers.where import ROOT, answer, folder_of, needs, python, versions
+from tests.peers.where import ROOT, answer, folder_of, needs, page_block, python, versions
 
 pytestmark = [
     pytest.mark.slow,
@@ -99,18 +99,19 @@ def test_the_example_prints_the_last_line_that_its_docstring_promises(tmp_path):
     assert printed.splitlines()[-1] == promised.removeprefix("expected last line: ")
 
 
-def test_verls_trainer_reads_every_setting_of_the_script_that_launch_prints(tmp_path):
-    flags = ["--env", "math_retry", "--data", "word_problems", "--model", str(ROOT / "agentenv/_assets/tiny-math")]
+def test_verls_trainer_reads_every_setting_of_the_script_of_the_page(tmp_path):
+    block = page_block("verl-agent-loop.md", "main_ppo").replace(
+        "Qwen/Qwen2.5-0.5B-Instruct", str(ROOT / "agentenv/_assets/tiny-math")
+    )
     script = tmp_path / "train.sh"
-    printed = python("verl", "-m", "agentenv.cli", "launch", "verl", *flags, "--n", "4", "--out", "it's", cwd=tmp_path)
-    script.write_text(printed.rstrip() + " --cfg job\n")  # hydra then prints what it read, and stops
+    script.write_text(f"set -e\n{block.rstrip()} --cfg job\n")  # hydra then prints what it read, and stops
     code = (
         "import os, sys; os.environ['PATH'] = f'{sys.prefix}/bin:' + os.environ['PATH']\n"
         "os.execvp('bash', ['bash', sys.argv[1]])"
     )
     read = yaml.safe_load(python("verl", "-c", code, script, cwd=tmp_path))
     rollout = read["actor_rollout_ref"]["rollout"]
-    assert (rollout["n"], rollout["agent"]["default_agent_loop"]) == (4, "agentenv")
-    assert rollout["agent"]["agent_loop_config_path"] == "it's/agent_loops.yaml"
+    assert (rollout["n"], rollout["agent"]["default_agent_loop"]) == (8, "agentenv")
+    assert rollout["agent"]["agent_loop_config_path"] == "runs/verl/agent_loops.yaml"
     assert read["trainer"]["use_v1"] is True
-    assert (tmp_path / "it's/train.parquet").is_file()
+    assert (tmp_path / "runs/verl/train.parquet").is_file()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import distributions, version
@@ -42,6 +43,13 @@ def python(name, *arguments, cwd, timeout=800):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
+
+
+def page_block(page, text):
+    """The code block of a page of docs/interop that contains the text."""
+    blocks = re.findall(r"^```\w+\n(.*?)^```$", (ROOT / "docs/interop" / page).read_text(), re.MULTILINE | re.DOTALL)
+    (block,) = [block for block in blocks if text in block]
+    return block
 
 
 def answer(name, *arguments, cwd):

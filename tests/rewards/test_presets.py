@@ -14,15 +14,15 @@ import torch
 
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError
 from agentenv.interop.agent_files import load_reward_func
-from agentenv.interop.openrlhf.presets import conversation
-from agentenv.interop.openrlhf.presets import math as math_preset
-from agentenv.interop.openrlhf.presets.answers import answers, grade_or_raise
-from agentenv.interop.openrlhf.presets.conversation import conversation_reward_func
+from agentenv.interop.openrlhf.answers import answers, grade_or_raise
 from agentenv.rewards.function import FunctionReward
 from agentenv.rewards.models.openrlhf_wire import as_answer, read_rewards
 from agentenv.rewards.types import Response
 
 ROOT = Path(__file__).parents[2]
+FILES = ROOT / "agent_funcs"
+math_reward_func = load_reward_func(FILES / "reward_math.py")
+conversation_reward_func = load_reward_func(FILES / "reward_conversation.py").__globals__["conversation_reward_func"]
 PROMPT = "<|im_start|>user\nWhat is 6*7?<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -82,7 +82,7 @@ def test_no_failure_becomes_a_number():
 
 def math_rewards(*cases):
     queries = [PROMPT + answer + "<|im_end|>" for answer, _ in cases]
-    got = math_preset.reward_func(queries, [PROMPT] * len(cases), [label for _, label in cases])
+    got = math_reward_func(queries, [PROMPT] * len(cases), [label for _, label in cases])
     return is_an_answer(got, len(cases))
 
 
@@ -155,7 +155,7 @@ def test_code_has_the_guides_scale_and_no_reward_for_the_word_passed():
         code("def add(a, b)"): -1.0,
         "No.": -1.0,
     }
-    reward_func = load_reward_func(ROOT / "agent_funcs/reward_code.py")
+    reward_func = load_reward_func(FILES / "reward_code.py")
     prompt = f"As here:\n{code('def add(a, b): return a + b')}\n"
     num = len(expected)
     got = is_an_answer(
@@ -168,7 +168,7 @@ def test_code_has_the_guides_scale_and_no_reward_for_the_word_passed():
 
 
 def test_a_label_without_tests_is_an_error_and_no_reward():
-    reward_func = load_reward_func(ROOT / "agent_funcs/reward_code.py")
+    reward_func = load_reward_func(FILES / "reward_code.py")
     with pytest.raises(DataError, match="answer 0"):
         reward_func(["Q```python\n```"], ["Q"], ["no tests"])
 
@@ -335,9 +335,8 @@ def test_a_model_that_returns_no_number_is_a_failure_and_no_reward(two, monkeypa
 
 
 def test_the_environment_names_the_model_that_is_loaded_once(two, monkeypatch):
-    conversation._configured_reward_func.cache_clear()
     monkeypatch.delenv("AGENTENV_CONVERSATION_MODEL", raising=False)
-    reward_func = load_reward_func(ROOT / "agent_funcs/reward_conversation.py")
+    reward_func = load_reward_func(FILES / "reward_conversation.py")
     with pytest.raises(ConfigError, match="AGENTENV_CONVERSATION_MODEL: expected"):
         quality(reward_func, LONG)
     monkeypatch.setenv("AGENTENV_CONVERSATION_MODEL", two)
@@ -353,8 +352,8 @@ def test_the_environment_names_the_model_that_is_loaded_once(two, monkeypatch):
     for thread in threads:
         thread.join()
     assert made == pytest.approx([made[0]] * 4, abs=1e-4)  # in batches of other sizes, sums have another order
-    assert conversation._configured_reward_func.cache_info().misses == 2, "one without a name, and one model"
-    conversation._configured_reward_func.cache_clear()
+    made_once = reward_func.__globals__["_configured_reward_func"].cache_info()
+    assert made_once.misses == 2, "one without a name, and one model"
 
 
 WRONG = [
@@ -377,15 +376,11 @@ def test_a_model_that_is_not_there_is_refused(tmp_path):
         conversation_reward_func(tmp_path / "nothing")
 
 
-def test_the_files_for_openrlhf_are_short():
-    for name in ("code", "math", "conversation"):
-        assert len((ROOT / f"agent_funcs/reward_{name}.py").read_text().splitlines()) <= 8
-
-
 @pytest.mark.long
-def test_importing_the_presets_imports_neither_torch_nor_transformers():
+def test_loading_the_files_imports_neither_torch_nor_transformers():
     program = (
-        "import sys; from agentenv.interop.openrlhf.presets import code_generation, conversation, math; "
+        "import sys; from agentenv.interop.agent_files import load_reward_func; "
+        f"[load_reward_func('{FILES}/reward_' + name + '.py') for name in ('math', 'code', 'conversation')]; "
         "sys.exit(bool({'torch', 'transformers'} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode == 0

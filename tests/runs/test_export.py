@@ -156,11 +156,11 @@ def test_a_number_that_parquet_cannot_hold_is_an_error_and_the_earlier_file_stay
 
 @pytest.mark.parametrize("to", get_args(TrainerFormat))
 def test_records_of_a_trainer_are_those_of_interop(run, tmp_path, to):
-    keeps_failed = to in ("slime", "nemo_rl")
+    keeps_failed = to == "nemo_rl"
     exported = export(run, to, tmp_path, decode=lambda: str)
     lines = read(tmp_path / f"{to}.jsonl", "jsonl")
-    to_records = importlib.import_module(module._MODULES.get(to, f"agentenv.interop.{to}")).to_records
-    options = {"decode": str} if to in ("verifiers", "slime", "nemo_rl") else {}
+    to_records = importlib.import_module(f"agentenv.interop.{to}").to_records
+    options = {"decode": str} if to == "nemo_rl" else {}
     kept = [each for each in read_trajectories(run) if keeps_failed or each.reward is not None]
     expected = [row for each in kept for row in to_records(each, **options)]
     assert lines == json.loads(json.dumps(expected))
@@ -172,7 +172,7 @@ def test_an_episode_that_a_trainer_cannot_learn_from_is_an_error(tmp_path):
     with RunWriter.open(tmp_path / "run", {}) as writer:
         writer.append(record("a/0", [{}], logprob=None))
     with pytest.raises(DataError, match="expected a log-probability for every action token"):
-        export(tmp_path / "run", "trl", tmp_path / "out")
+        export(tmp_path / "run", "nemo_rl", tmp_path / "out", decode=lambda: str)
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -184,9 +184,9 @@ def test_the_command_offers_every_format():
 def test_the_command_names_its_files_and_what_it_left_out(run, capsys):
     assert command(["export", run, "--to", "csv"]) == 0
     assert capsys.readouterr().out == f"{run}/export/episodes.csv: 3 rows\n{run}/export/turns.csv: 3 rows\n"
-    assert command(["export", run, "--to", "trl", "--out", run / "trl"]) == 0
+    assert command(["export", run, "--to", "verl", "--out", run / "verl"]) == 0
     captured = capsys.readouterr()
-    assert captured.out == f"{run}/trl/trl.jsonl: 2 rows\n"
+    assert captured.out == f"{run}/verl/verl.jsonl: 2 rows\n"
     assert captured.err == "agentenv export: 1 episode without a reward is left out\n"
 
 

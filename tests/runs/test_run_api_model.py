@@ -8,7 +8,7 @@ import agentenv
 from agentenv.core.views import messages_of
 from agentenv.engines.chat.engine import ChatEngine
 from agentenv.errors import ConfigError, DataError
-from agentenv.interop import areal, skyrl, slime, trl, verifiers
+from agentenv.interop import records as samples
 from agentenv.interop.nemo_rl import records as nemo_rl
 from agentenv.interop.openrlhf.response import to_response
 from agentenv.interop.verl import records as verl
@@ -168,21 +168,17 @@ def test_readers_of_tokens_say_that_there_are_none(place, capsys):
         assert run(server, "--env", "math_retry", "--limit", "1", "--out", "out") == 0
     (trajectory,) = read_trajectories("out")
     readers = {
-        "areal": areal.to_records,
         "nemo_rl": lambda each: nemo_rl.to_records(each, decode=str),
         "openrlhf": to_response,
-        "skyrl": skyrl.to_records,
-        "slime": lambda each: slime.to_records(each, decode=str),
+        "samples": lambda each: samples(each, "here"),
         "train": lambda each: build([each]),
-        "trl": trl.to_records,
-        "verifiers": lambda each: verifiers.to_records(each, decode=str),
         "verl": verl.to_records,
     }
     for name, read in readers.items():
         with pytest.raises(DataError, match="recorded by --engine chat, which returns no token ids"):
             pytest.fail(f"{name}: {read(trajectory)}")
-    tokens = (["tokens", "show", "out", "0"], ["tokens", "diff", "out", "0"], ["tokens", "replay", "out"])
-    for name in (*tokens, ["export", "out", "--to", "trl"], ["export", "out", "--to", "slime"]):
+    tokens = (["tokens", "show", "out", "0"], ["tokens", "replay", "out"])
+    for name in (*tokens, ["export", "out", "--to", "verl"], ["export", "out", "--to", "nemo_rl"]):
         assert command(name) == 2
         assert "recorded by --engine chat, which returns no token ids" in " ".join(capsys.readouterr().err.split())
     assert command(["export", "out", "--to", "csv"]) == 0

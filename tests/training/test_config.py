@@ -1,5 +1,6 @@
 """TrainConfig and its flags: by any of their names, within bounds, and never contradicting each other."""
 
+import itertools
 import json
 import math
 import re
@@ -30,11 +31,12 @@ from agentenv.training.flags import CORRECTION
 from agentenv.training.openrlhf_flags import DOTTED, NO_COUNTERPART
 from agentenv_envs.guess_number import GuessNumber
 from agentenv_envs.math_retry import MathRetry
-from tests.training.openrlhf_parser import DATA
+from tests.training import openrlhf_parser
+from tests.with_openrlhf.where import FOLDER
 
 ROOT = Path(__file__).parents[2]
 AGENT = "--agent_func_path a.py "
-OPENRLHF = json.loads(DATA.read_text())
+OPENRLHF = json.loads(openrlhf_parser.DATA.read_text())
 ALIASES = TrainConfig.ALIASES
 FIELDS = {name: kind for name, (_, kind) in flag_fields(TrainConfig).items()}
 DEFAULTS = TrainConfig().flags()
@@ -145,17 +147,37 @@ def test_every_flag_of_every_version_of_openrlhf_is_known_or_refused_by_name():
     assert {flag[2:] for flag in OPENRLHF["flags"]} >= NO_COUNTERPART
 
 
+@pytest.mark.slow
+def test_the_flags_are_those_that_openrlhfs_own_parser_has():
+    if not (FOLDER / "openrlhf/cli/train_ppo_ray.py").is_file():
+        pytest.skip(f"OpenRLHF is not in {FOLDER}")
+    own = json.loads(json.dumps(openrlhf_parser.flags(FOLDER)))
+    known = {flag: spans[-1] for flag, spans in OPENRLHF["flags"].items() if spans[-1]["to"] == "0.11.2"}
+    assert own == {
+        flag: {key: value for key, value in span.items() if key not in ("from", "to")} for flag, span in known.items()
+    }
+
+
+def test_the_command_of_the_tutorial_is_one_of_openrlhf_and_of_agentenv_train():
+    page = (ROOT / "docs/tutorial/5-take-it-to-openrlhf.md").read_text()
+    line = page.partition("openrlhf.cli.train_ppo_ray")[2].partition("```")[0].replace("\\\n", " ")
+    flags = re.findall(r"--\S+", line)
+    assert len(flags) > 20
+    assert all(OPENRLHF["flags"][flag][-1]["to"] == "0.11.2" for flag in flags)
+    assert config(line).flags()["rollout_batch_size"] == 32
+
+
 def test_every_other_name_is_of_a_field():
     assert set(ALIASES.values()) <= FIELDS.keys()
     assert set(DOTTED) <= FIELDS.keys()
 
 
-@pytest.mark.parametrize("name", DOTTED)
-def test_a_dotted_name_sets_what_the_flat_one_sets(name):
-    more = {"use_wandb": "True"} if name.startswith("wandb_") else {}
-    flat, dotted = (TrainConfig.from_flags(**more, **{given: 4}).flags() for given in (name, DOTTED[name]))
-    assert flat == dotted
-    assert flat[name] == ((4,) if name in TrainConfig.REPEATABLE else 4)
+def test_a_dotted_name_sets_what_the_flat_one_sets():
+    for name, other in DOTTED.items():
+        more = {"use_wandb": "True"} if name.startswith("wandb_") else {}
+        flat, dotted = (TrainConfig.from_flags(**more, **{given: 4}).flags() for given in (name, other))
+        assert flat == dotted
+        assert flat[name] == ((4,) if name in TrainConfig.REPEATABLE else 4)
 
 
 def test_run_and_train_have_the_same_names_for_the_same_flags():
@@ -314,10 +336,9 @@ WRONG = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", WRONG)
-def test_errors_are_reported_with_the_flag_to_change(case):
-    line, said = WRONG[case]
-    assert said in wrong(AGENT + line)
+def test_errors_are_reported_with_the_flag_to_change():
+    for line, said in WRONG.values():
+        assert said in wrong(AGENT + line)
 
 
 SILENT = {
@@ -355,9 +376,9 @@ SILENT = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("line", SILENT)
-def test_a_flag_that_would_have_no_effect_is_refused_with_the_one_it_needs(line):
-    assert SILENT[line] in wrong(f"{AGENT}--{line}")
+def test_a_flag_that_would_have_no_effect_is_refused_with_the_one_it_needs():
+    for line, said in SILENT.items():
+        assert said in wrong(f"{AGENT}--{line}")
 
 
 @pytest.mark.long
@@ -432,32 +453,25 @@ def test_an_agent_func_is_a_file():
     assert "expected a path ending in .py, got 'package.module'" in wrong("--agent_func_path package.module")
 
 
-@pytest.mark.parametrize("name", [*config_checks.COUNTS, *config_checks.OFF_OR_COUNT])
-def test_counts_begin_at_one(name):
-    with pytest.raises(ConfigError, match=f"^--{name}: expected an integer >= 1"):
-        validate(TrainConfig.from_flags(env="e", **{name: 0}))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *config_checks.FROM_ZERO,
-        *config_checks.ABOVE_ZERO,
-        *config_checks.SHARES,
-        "vllm_gpu_memory_utilization",
-        "max_retries",
-        "max_error_share",
-        "engine_cpus",
-        "engine_gpus",
-        "env_actors",
-        "env_actor_cpus",
-        "ray_wait_s",
-    ],
-)
-@pytest.mark.parametrize("value", [-1, math.nan, math.inf])
-def test_numbers_out_of_bounds_are_refused(name, value):
-    with pytest.raises(ConfigError, match=f"^--{name}: expected an? (number|integer)"):
+def refused(name, value):
+    with pytest.raises(ConfigError) as raised:
         validate(TrainConfig.from_flags(env="e", **{name: value}))
+    return str(raised.value)
+
+
+def test_counts_begin_at_one():
+    for name in (*config_checks.COUNTS, *config_checks.OFF_OR_COUNT):
+        assert refused(name, 0).startswith(f"--{name}: expected an integer >= 1")
+
+
+def test_numbers_out_of_bounds_are_refused():
+    names = (*config_checks.FROM_ZERO, *config_checks.ABOVE_ZERO, *config_checks.SHARES)
+    more = ("vllm_gpu_memory_utilization", "max_retries", "max_error_share", "engine_cpus", "engine_gpus",
+            "env_actors", "env_actor_cpus", "ray_wait_s")  # fmt: skip
+    for name, value in itertools.product((*names, *more), (-1, math.nan, math.inf)):
+        assert re.match(f"--{name}: expected an? (number|integer)", refused(name, value))
+    for name in ("step_timeout_s", "episode_timeout_s", "generate_timeout_s"):
+        assert refused(name, 0).startswith(f"--{name}: expected")
 
 
 def test_every_number_has_a_bound():
@@ -471,12 +485,6 @@ def test_every_number_has_a_bound():
                  "rollout_workers", "ray_wait_s", "group_timeout_s"}  # fmt: skip
     numbers = {name for name, kind in FIELDS.items() if "int" in str(kind) or "float" in str(kind)}
     assert numbers - named - alone - of_types == set()
-
-
-@pytest.mark.parametrize("name", ["step_timeout_s", "episode_timeout_s", "generate_timeout_s"])
-def test_timeouts_are_positive(name):
-    with pytest.raises(ConfigError, match=f"^--{name}: expected"):
-        validate(TrainConfig.from_flags(env="e", **{name: 0}))
 
 
 # --- what follows from the flags --------------------------------------------------------------------------------------

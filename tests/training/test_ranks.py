@@ -380,7 +380,7 @@ def test_no_rank_outlives_rank_0_however_it_ends(path, tmp_path):
 
 
 def test_several_nodes_are_others_business():
-    with pytest.raises(ConfigError, match="agentenv launch openrlhf"):
+    with pytest.raises(ConfigError, match="Use OpenRLHF"):
         Launch.read({"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"})
     assert Launch.read({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}) == Launch(1, 2)
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from agentenv.core.types import Message
 
@@ -26,11 +26,6 @@ dropped: messages are missing or replaced by others (compaction). edited: messag
 
 MISMATCH = "mismatch"
 """Where a record stores it: in the info of the turn that was answered last before the segment."""
-
-
-def began_anew(info: Mapping[str, Any]) -> bool:
-    """Return True if this turn is the last before a conversation that an agent started again."""
-    return info.get(MISMATCH) in get_args(Mismatch)
 
 
 def fingerprint(value: Any) -> str:

@@ -27,10 +27,9 @@ from agentenv.episode.registry import env_source
 from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.errors import ConfigError, ContractError, InfraError
-from agentenv.interop._records import columns
+from agentenv.interop._records import Record, columns, records
 from agentenv.interop._task_rows import task_dataset, task_of
 from agentenv.interop.hosted import FAILURE_IDIOMS, FailureCount, FailureIdiom, problem_of, run_planned
-from agentenv.interop.skyrl.records import to_records
 
 _WHERE = "interop.skyrl"
 _CONCURRENCY = 256
@@ -241,7 +240,7 @@ class EnvGenerator:
 
     def _rows(self, trajectory_id: Any, trajectory: Trajectory) -> list[dict[str, Any]]:
         """Return an episode's rows. SkyRL learns from the rewards of the last one, which has those of all."""
-        rows = to_records(trajectory, trajectory_id=trajectory_id)
+        rows = segment_rows(trajectory, trajectory_id)
         if len(rows) > 1 and not self.config.step_wise_trajectories:
             raise ContractError(
                 f"EnvGenerator: expected one segment with actions, got {len(rows)} in {trajectory.episode_id}. Set "
@@ -253,3 +252,37 @@ class EnvGenerator:
             last["rewards"][place] += math.fsum(row["rewards"])
             row["rewards"] = [0.0] * len(row["rewards"])
         return rows
+
+
+def segment_rows(trajectory: Trajectory, trajectory_id: Any) -> list[dict[str, Any]]:
+    """Return one row of a GeneratorOutput for each segment; `trajectory_id` is the input's for this episode.
+
+    `rollout_logprobs` is None for a row with a missing one.
+
+    Raises:
+        DataError: the episode failed or is still running.
+    """
+    return [
+        {
+            "prompt_token_ids": record.prompt_ids,
+            "response_ids": record.response_ids,
+            "rewards": _on_choices(record),
+            "loss_masks": record.response_mask,
+            "stop_reasons": record.finish_reason,
+            "rollout_logprobs": record.response_logprobs,
+            "trajectory_ids": trajectory_id,
+            "is_last_step": record.segment == (record.num_segments or 0) - 1,
+        }
+        for record in records(trajectory, _WHERE)
+    ]
+
+
+def _on_choices(record: Record) -> list[float]:
+    """Return the rewards [R], each moved back to the nearest token that the policy chose, if there is one: estimators
+    skip tokens off the mask.
+    """
+    moved, place, mask = [0.0] * len(record.response_ids), None, record.response_mask
+    for at, reward in enumerate((record.rewards or [])[record.num_prompt :]):
+        place = at if mask[at] else place
+        moved[at if place is None else place] += reward
+    return moved

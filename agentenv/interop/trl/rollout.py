@@ -25,7 +25,7 @@ from agentenv.episode.registry import env_source
 from agentenv.episode.runner import PlannedEpisode, derive_seed
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.errors import ConfigError, ContractError, DataError, MissingDependency
-from agentenv.interop._records import columns
+from agentenv.interop._records import columns, facts, records, required_logprobs
 from agentenv.interop.hosted import (
     FAILURE_IDIOMS,
     FailureCount,
@@ -34,7 +34,6 @@ from agentenv.interop.hosted import (
     problem_of,
     run_planned,
 )
-from agentenv.interop.trl.records import to_records
 
 _WHERE = "interop.trl"
 _FACTS = (
@@ -182,19 +181,28 @@ class EnvRollout:
             max_in_a_row=self.max_failed_in_a_row,
             result="Its row has no reward, and TRL leaves it out of its group.",
         )
-        facts = {"truncated": trajectory.truncated, "failed": problem is not None}
-        row = {**dict.fromkeys(_FACTS), **(_failed(trajectory) if problem else _record(trajectory)), **facts}
+        ends = {"truncated": trajectory.truncated, "failed": problem is not None}
+        row = {**dict.fromkeys(_FACTS), **(_failed(trajectory) if problem else _record(trajectory)), **ends}
         return _for_trl(row, trainer)
 
 
 def _record(trajectory: Trajectory) -> dict[str, Any]:
-    made = to_records(trajectory)
+    """Return the row of an episode with a reward. TRL passes the keys that it does not know to the reward functions."""
+    made = records(trajectory, _WHERE)
     if len(made) != 1:
         raise ContractError(
             f"EnvRollout: expected one segment with actions, got {len(made)} in {trajectory.episode_id}. "
             "TRL takes one row of an episode: let the agent only append to its messages."
         )
-    return made[0]
+    (record,) = made
+    return {
+        "prompt_ids": record.prompt_ids,
+        "completion_ids": record.response_ids,
+        "logprobs": required_logprobs(record, _WHERE)[record.num_prompt :],
+        "env_mask": record.response_mask,
+        "reward": record.reward,
+        **facts(record),
+    }
 
 
 def _failed(trajectory: Trajectory) -> dict[str, Any]:

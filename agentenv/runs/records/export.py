@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import importlib
-import inspect
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from agentenv.runs.records.scan import ReadReport
 from agentenv.runs.records.tables import EPISODE_COLUMNS, FLOATS, INTEGERS, TURN_COLUMNS, Row, episode_row, turn_rows
 
 TableFormat = Literal["csv", "jsonl", "parquet", "hf"]
-TrainerFormat = Literal["verl", "trl", "verifiers", "skyrl", "areal", "slime", "nemo_rl"]
+TrainerFormat = Literal["verl", "nemo_rl"]
 Write = Callable[[Row], None]
 
 _BATCH = 256
@@ -35,7 +34,6 @@ _TABLES: Mapping[str, tuple[Mapping[str, str], Callable[[Trajectory], Sequence[R
     "episodes": (EPISODE_COLUMNS, lambda trajectory: [episode_row(trajectory)]),
     "turns": (TURN_COLUMNS, turn_rows),
 }
-_MODULES = {"verl": "agentenv.interop.verl.records", "nemo_rl": "agentenv.interop.nemo_rl.records"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +232,8 @@ def _export_records(
     decode: Callable[[], Callable[[Sequence[int]], str]] | None,
     report: ReadReport,
 ) -> Exported:
-    to_records = importlib.import_module(_MODULES.get(to, f"agentenv.interop.{to}")).to_records
-    if "decode" in inspect.signature(to_records).parameters:
+    to_records = importlib.import_module(f"agentenv.interop.{to}.records").to_records
+    if to == "nemo_rl":
         if decode is None:
             raise ConfigError(f"export: expected `decode` for {to}, got none. Pass a function that makes it.")
         to_records = partial(to_records, decode=decode())

@@ -1,1 +1,1 @@
-"""`agentenv tokens`: show, compare and score again the tokens of a recorded episode."""
+"""`agentenv tokens`: show the tokens of a recorded episode, and score those of a run again."""

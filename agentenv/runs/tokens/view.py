@@ -1,7 +1,7 @@
 """`agentenv tokens show`: the tokens of an episode, on a console (`episode_view`) or as JSON (`episode_to_json`).
 
-Also loads the inputs of all commands on the tokens of a run: the episode (`load_episode`), the run's tokenizer
-(`load_run_tokenizer`) and the further variables of its chat template (`load_run_variables`).
+Also loads what commands on the tokens of a run read: the episode (`load_episode`) and the run's tokenizer
+(`load_run_tokenizer`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import difflib
 import math
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +19,10 @@ from agentenv._util.plurals import counted
 from agentenv._util.terminal import safe
 from agentenv.chat.encoding import encoder_of
 from agentenv.chat.token_text import token_texts, visible
-from agentenv.core.arguments import parse_json_object
 from agentenv.core.engine import Tokenizer
 from agentenv.core.trajectory import Segment, Trajectory
 from agentenv.core.views import Span, spans_of
-from agentenv.engines.models import load_stop_token_ids, load_tokenizer, resolve_model
+from agentenv.engines.models import load_tokenizer, resolve_model
 from agentenv.errors import ConfigError
 from agentenv.runs.display.conversation import episode_line, number_text
 from agentenv.runs.records.directory import read_config, read_trajectories
@@ -87,15 +86,16 @@ def load_episode(run: str | Path, episode: str | int, *, report: ReadReport | No
     )
 
 
-def load_run_tokenizer(run: str | Path, override: str | None = None) -> tuple[Tokenizer, tuple[int, ...]]:
-    """Return the tokenizer of a run and the stop token ids of its engine; `override` names another tokenizer.
+def load_run_tokenizer(run: str | Path, override: str | None = None) -> Tokenizer:
+    """Return the tokenizer of a run; `override` names another one.
 
     That of the run directory is preferred: it needs neither the model nor a network.
 
     Raises:
         ConfigError: the run's config.json names no model, or the tokenizer cannot be loaded.
     """
-    flags = _flags(run)
+    stored = read_config(run)["config"].get("flags")
+    flags = stored if isinstance(stored, dict) else {}  # other code records none
     if flags.get("engine") == "chat":
         raise ConfigError(
             f"{run}: expected a run with token ids, got one recorded by --engine chat, which returns no token ids. "
@@ -103,28 +103,11 @@ def load_run_tokenizer(run: str | Path, override: str | None = None) -> tuple[To
         )
     model = flags.get("model")
     if kept := kept_tokenizer(Path(run)):
-        return load_tokenizer(resolve_model(override) if override else str(kept)), load_stop_token_ids(str(kept))
+        return load_tokenizer(resolve_model(override) if override else str(kept))
     name = override or flags.get("tokenizer") or model
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{run}: expected a model in config.json, got {model!r}. Pass --tokenizer.")
-    stops = load_stop_token_ids(resolve_model(model)) if isinstance(model, str) and model else ()
-    return load_tokenizer(resolve_model(name)), stops
-
-
-def load_run_variables(run: str | Path) -> dict[str, Any]:
-    """Return the further variables of a run's chat template (`--chat_template_kwargs`).
-
-    Raises:
-        ConfigError: config.json cannot be read, or its value is not a JSON object.
-    """
-    stored = _flags(run).get("chat_template_kwargs") or {}
-    return dict(stored) if isinstance(stored, Mapping) else parse_json_object("--chat_template_kwargs", str(stored))
-
-
-def _flags(run: str | Path) -> dict[str, Any]:
-    """Return the flags of `agentenv run`; empty for a run that other code recorded."""
-    flags = read_config(run)["config"].get("flags")
-    return flags if isinstance(flags, dict) else {}
+    return load_tokenizer(resolve_model(name))
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------

@@ -63,8 +63,8 @@ class Launch:
         size = int(environ["WORLD_SIZE"])
         if int(environ.get("LOCAL_WORLD_SIZE", size)) != size:
             raise ConfigError(
-                "torchrun --nnodes: expected one node, got several. Use OpenRLHF or verl, which take the same agent "
-                "file: `agentenv launch openrlhf …` prints the command."
+                "torchrun --nnodes: expected one node, got several. Use OpenRLHF, which takes the same agent file: "
+                "docs/tutorial/5-take-it-to-openrlhf.md has the command."
             )
         return cls(int(environ["RANK"]), size)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.chat.token_text import TokenText, escaped, token_texts, visible
+from agentenv.chat.token_text import escaped, token_texts, visible
 from agentenv.testing.tokenizers import ByteFallbackTokenizer, CharTokenizer, MergingTokenizer
 from tests.chat.families import FAMILIES, load
 from tests.runs.tokens.episodes import BY_NAME
@@ -92,11 +92,3 @@ def test_invisible_characters_are_made_visible(text, expected):
 @given(st.text())
 def test_no_text_steers_a_terminal(text):
     assert all(character.isprintable() or character == "\n" for character in escaped(text) + visible(text))
-
-
-def test_tokens_and_characters_are_found_from_each_other():
-    tokens = TokenText(CharTokenizer(), CharTokenizer().encode("ab<|im_end|>c"))
-    assert (tokens.whole, tokens.starts) == ("ab<|im_end|>c", [0, 1, 2, 12, 13])
-    assert tokens.text(1, 3) == "b<|im_end|>"
-    assert [tokens.at(offset) for offset in (0, 2, 5, 12)] == [0, 2, 2, 3]
-    assert tokens.cuts(1, 11) == {0, 1, 11}

@@ -18,13 +18,11 @@ from agentenv.core.types import Completion, StepResult
 from agentenv.core.views import spans_of
 from agentenv.errors import ConfigError
 from agentenv.runs.records.directory import RunWriter
-from agentenv.runs.tokens.diff import diff_episode
 from agentenv.runs.tokens.view import (
     episode_to_json,
     episode_view,
     load_episode,
     load_run_tokenizer,
-    load_run_variables,
 )
 from tests.chat.families import load
 from tests.drivers import command
@@ -127,18 +125,17 @@ def test_a_run_without_episodes_says_so(tmp_path):
         load_episode(tmp_path / "nothing", "0")
 
 
-def test_the_runs_tokenizer_and_stops_are_those_of_its_model(run):
-    tokenizer, stops = load_run_tokenizer(run)
+def test_the_runs_tokenizer_is_that_of_its_model(run):
+    tokenizer = load_run_tokenizer(run)
     assert tokenizer.decode(tokenizer.encode("12", add_special_tokens=False)) == "12"
-    assert stops == (tokenizer.eos_token_id,)
 
 
 def test_another_tokenizer_may_be_named(tmp_path):
     load(BY_NAME["Qwen2.5"]).save_pretrained(tmp_path / "tokenizer")
     run = write_run(tmp_path / "run", ["a"], tokenizer=str(tmp_path / "tokenizer"))
     size = len(load(BY_NAME["Qwen2.5"]))
-    assert len(load_run_tokenizer(run)[0]) == size
-    assert len(load_run_tokenizer(run, "tiny-math")[0]) != size
+    assert len(load_run_tokenizer(run)) == size
+    assert len(load_run_tokenizer(run, "tiny-math")) != size
 
 
 def test_a_run_without_a_model_needs_a_tokenizer(tmp_path):
@@ -146,36 +143,26 @@ def test_a_run_without_a_model_needs_a_tokenizer(tmp_path):
         pass
     with pytest.raises(ConfigError, match=r"expected a model in config.json, got None. Pass --tokenizer"):
         load_run_tokenizer(tmp_path / "run")
-    assert load_run_tokenizer(tmp_path / "run", "tiny-math")[1] == ()
-
-
-def test_variables_of_the_template_are_read_from_the_run(tmp_path, run):
-    assert load_run_variables(run) == {}
-    other = write_run(tmp_path / "run", [], chat_template_kwargs='{"enable_thinking": false}')
-    assert load_run_variables(other) == {"enable_thinking": False}
+    assert load_run_tokenizer(tmp_path / "run", "tiny-math")
 
 
 @pytest.mark.long
-def test_a_run_of_the_command_is_shown_and_compared(tmp_path):
+def test_a_run_of_the_command_is_shown(tmp_path):
     run = tmp_path / "run"
     argv = ["run", "--env", "math_retry", "--limit", 2, "--n", 1, "--max_turns", 2, "--progress", "none"]
     assert command([*argv, "--out", run]) == 0
-    tokenizer, stops = load_run_tokenizer(run)
+    tokenizer = load_run_tokenizer(run)
     for index in (0, -1):
         trajectory = load_episode(run, index)
-        text = shown(Played(trajectory, tokenizer, list(stops)))
+        text = shown(Played(trajectory, tokenizer, []))
         assert trajectory.episode_id in text
         assert len(headers(text)) == len(spans_of(trajectory))
-        variables = load_run_variables(run)
-        for one in diff_episode(trajectory, tokenizer, stop_token_ids=stops, variables=variables):
-            assert one.role == "assistant"
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("subcommand", ["show", "diff"])
-def test_a_damaged_line_is_said_and_is_an_exit_code(subcommand, tmp_path, capsys):
+def test_a_damaged_line_is_said_and_is_an_exit_code(tmp_path, capsys):
     run = write_run(tmp_path / "run", IDS)
-    argv = ["tokens", subcommand, run, 0]
+    argv = ["tokens", "show", run, 0]
     assert command(argv) == 0
     assert capsys.readouterr().err == ""
     log = run / "trajectories.jsonl"

@@ -9,7 +9,7 @@ from urllib.request import url2pathname
 import pytest
 
 from agentenv.cli.flags import parse
-from agentenv.cli.tokens import DiffConfig, ReplayConfig, ShowConfig
+from agentenv.cli.tokens import ReplayConfig, ShowConfig
 from agentenv.cli.view import ViewConfig
 from agentenv.view.single_file import FileOptions, write_html
 from agentenv.view.viewed import find_runs
@@ -113,13 +113,13 @@ def test_commands_for_any_id_are_read_back_as_that_id(watched, tmp_path_factory,
             )
             page.wait_for_selector(".command")
             commands = [shlex.split(text) for text in page.locator(".command").all_inner_texts()]
-            assert [words[:3] for words in commands[:3]] == [
-                ["agentenv", "tokens", name] for name in ("show", "diff", "replay")
+            assert [words[:3] for words in commands[:2]] == [
+                ["agentenv", "tokens", name] for name in ("show", "replay")
             ]
-            for words, config in zip(commands, (ShowConfig, DiffConfig, ReplayConfig), strict=False):
+            for words, config in zip(commands, (ShowConfig, ReplayConfig), strict=False):
                 parsed = parse(config, "tokens", words[3:])
                 assert (parsed.run, getattr(parsed, "episode", each), parsed.json) == (str(folder), each, False)
-            viewed = parse(ViewConfig, "view", commands[3][2:])
+            viewed = parse(ViewConfig, "view", commands[2][2:])
             assert (viewed.runs, viewed.episode, viewed.html) == ((str(folder),), each, None)
 
 

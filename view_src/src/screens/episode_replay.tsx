@@ -17,10 +17,8 @@ function words(...args: string[]): string {
 export function Replay({ store, episode }: { store: RunStore; episode: Episode }): VNode {
   const run = store.meta?.path ?? store.meta?.name ?? "RUN";
   const id = episode.record.episode_id;
-  const both = words(run, id);
   const commands: [string, string][] = [
-    ["Show its tokens in the terminal", `agentenv tokens show ${both}`],
-    ["Render the conversation again, and show where the tokens differ and why", `agentenv tokens diff ${both}`],
+    ["Show its tokens in the terminal", `agentenv tokens show ${words(run, id)}`],
     [
       "Score the run's tokens again, and compare with the recorded log-probabilities",
       `agentenv tokens replay ${words(run)}`,

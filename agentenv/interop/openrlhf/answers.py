@@ -1,4 +1,4 @@
-"""The answers in OpenRLHF's queries, and their grades, for all presets."""
+"""The answers in OpenRLHF's queries, and their grades: for the reward functions in `agent_funcs/reward_*.py`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""Proof that a model's chat template keeps the tokens: `agentenv tokens certify`."""
