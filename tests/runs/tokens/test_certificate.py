@@ -14,13 +14,12 @@ from agentenv.chat.template import FOLLOW_UPS
 from agentenv.engines.models import load_stop_token_ids, load_tokenizer, resolve_model
 from agentenv.errors import ConfigError
 from agentenv.testing.tokenizers import CharTokenizer
-from tests.chat.families import FAMILIES, load
+from tests.chat.families import FAMILIES, ONE_OF_EACH, SUPPORTED, load
 from tests.chat.templates.family import Family
 
-SUPPORTED = [family for family in FAMILIES if family.expected_class != "unsupported"]
 UNSUPPORTED = [family for family in FAMILIES if family.expected_class == "unsupported"]
-every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
-every_supported = pytest.mark.parametrize("family", SUPPORTED, ids=lambda f: f.name)
+every_kind = pytest.mark.parametrize("family", [*ONE_OF_EACH, *UNSUPPORTED], ids=lambda f: f.name)
+every_supported = pytest.mark.parametrize("family", ONE_OF_EACH, ids=lambda f: f.name)
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -69,8 +68,7 @@ def shown(certificate, *, color=False, width=150, examples=True):
 # --- what it says of the families ----------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-@every_family
+@every_kind
 def test_a_certificate_says_what_is_known_of_a_family(family):
     found = certificate_of(family)
     assert (found.model, found.kind) == (family.name, family.expected_class)
@@ -83,7 +81,6 @@ def test_a_certificate_says_what_is_known_of_a_family(family):
     assert found.cold_ms > 0 < found.warm_ms
 
 
-@pytest.mark.long
 @every_supported
 def test_every_shape_is_exact_after_a_stop_and_after_a_cut(family):
     found = certificate_of(family)
@@ -94,7 +91,6 @@ def test_every_shape_is_exact_after_a_stop_and_after_a_cut(family):
     assert [(example.shape, example.ending) for example in found.examples if not example.context] == cases
 
 
-@pytest.mark.long
 @every_supported
 def test_second_cycles_and_conversations_with_a_system_message_and_tools_are_tried_unless_the_codes_say_why(family):
     found = {(example.context, example.shape) for example in certificate_of(family).examples if example.context}
@@ -162,7 +158,7 @@ def test_all_ids_are_compared_but_where_the_generation_prompt_is_taken_back(fami
     assert not odd or "G" in family.codes or family.name == "DeepSeek-Coder"
 
 
-@every_family
+@every_kind
 def test_no_family_lets_a_token_be_forged_and_text_markers_are_reported(family):
     injection = certificate_of(family).injection
     assert (injection.forged, injection.altered) == ((), ())
@@ -451,8 +447,7 @@ def test_an_existing_file_stays_when_a_certificate_cannot_be_written(tmp_path):
 # --- the screen ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-@every_family
+@every_kind
 def test_a_report_begins_with_the_verdict(family):
     found = certificate_of(family)
     text = shown(found, width=1000)

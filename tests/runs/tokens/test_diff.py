@@ -21,8 +21,8 @@ from agentenv.errors import ConfigError
 from agentenv.runs.tokens.diff import diff_episode
 from agentenv.runs.tokens.diff_view import diff_view
 from agentenv.testing.tokenizers import CharTokenizer
-from tests.chat.families import load
-from tests.chat.test_families import SUPPORTED, TOOLS, asks, says
+from tests.chat.families import ONE_OF_EACH, SUPPORTED, load
+from tests.chat.test_families import TOOLS, asks, says
 from tests.runs.tokens.episodes import BY_NAME, play, tool, user
 
 END = "<|im_end|>"
@@ -65,7 +65,7 @@ def test_tools_of_the_episode_are_rendered_again():
     assert diff("Qwen2.5", [user("q")], [CALL + END, "done" + END], [[tool("RES")]], **options) == []
 
 
-PREFIX_STABLE = [family for family in SUPPORTED if family.expected_class == "prefix-stable"]
+PREFIX_STABLE = [family for family in ONE_OF_EACH if family.expected_class == "prefix-stable"]
 
 
 def canonical(family, text):
