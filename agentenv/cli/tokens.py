@@ -15,7 +15,6 @@ from agentenv._util.terminal import wide_console
 from agentenv.cli.commands import Commands, subcommand, summary_of
 from agentenv.cli.flags import parse, print_json
 from agentenv.core.trajectory import Trajectory
-from agentenv.engines.single import EngineName
 from agentenv.runs.display.report import quiet_transformers
 
 
@@ -176,7 +175,7 @@ def _replay(args: Sequence[str]) -> int:
     config = parse(ReplayConfig, "tokens replay", args)
     from agentenv.runs.tokens.replay import replay_run
 
-    engine: EngineName | None = config.engine
+    engine: str | None = config.engine
     report = asyncio.run(
         replay_run(
             config.run,

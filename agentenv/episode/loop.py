@@ -22,7 +22,7 @@ from agentenv.chat.chat import Chat
 from agentenv.chat.dialogue import Dialogue
 from agentenv.chat.message_dialogue import MessageDialogue
 from agentenv.core.agent import AgentInstance, StepState
-from agentenv.core.engine import Engine, NoTokenizer, Tokenizer, place_of_engine, sample
+from agentenv.core.engine import Engine, NoTokenizer, Tokenizer, sample
 from agentenv.core.step_dict import FeedbackKind, feedback_kind, parse_reset, parse_step
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
@@ -70,7 +70,7 @@ async def run_episode(
         ConfigError: the engine is set up wrongly, so that every other episode would fail too; after `close`.
     """
     if chat is None:
-        tokenizer = tokenizer or getattr(engine, "tokenizer", None)
+        tokenizer = tokenizer or engine.tokenizer
         if tokenizer is None:
             raise ConfigError("run_episode: expected a tokenizer or a chat, got neither. Pass the engine's tokenizer.")
         chat = Chat(tokenizer)
@@ -195,7 +195,7 @@ class Episode:
         num_tokens = self.dialogue.num_tokens
         progress.stage, progress.turn_index, progress.num_tokens = Stage.GENERATE, turn_index, num_tokens
         sampling = self.sampling.for_turn(turn_index, self.limits.max_length - num_tokens)
-        started, where = time.perf_counter(), place_of_engine(self.setup.engine)
+        started, where = time.perf_counter(), self.setup.engine.base_url or "generate"
         request_id, limit_s = f"{self.key.episode_id}/{turn_index}", self.limits.generate_timeout_s
         try:
             completion = await sample(self.setup.engine, prompt, sampling, request_id=request_id, limit_s=limit_s)

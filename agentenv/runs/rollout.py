@@ -186,7 +186,7 @@ async def arollout(
         config,
         parts=load_parts(config, env_source(env, config.env_kwargs)) if isinstance(env, type) else None,
         rows=None if isinstance(data, str) else data,
-        tokenizer=getattr(engine, "tokenizer", None),
+        tokenizer=None if isinstance(engine, str) else engine.tokenizer,
     )
     if job.grader is not None:
         job.grader.check(job.tasks)
