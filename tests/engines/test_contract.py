@@ -34,7 +34,9 @@ TAG = '{"type": "structural_tag", "format": {"type": "const_string", "value": "a
 def cut(body):
     """A server's answer of at most as many tokens as it may have."""
     num = min(3, body.get("max_tokens", 3))
-    return completion(body.get("prompt", PROMPT), [5, 6, 7][:num], [-0.5] * num, finish_reason="stop" if num == 3 else "length")
+    return completion(
+        body.get("prompt", PROMPT), [5, 6, 7][:num], [-0.5] * num, finish_reason="stop" if num == 3 else "length"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +108,7 @@ async def test_tokens_are_scored_or_the_engine_says_that_it_cannot(engine):
         assert len(scores) == 3
         assert math.isnan(scores[0])
     elif not isinstance(engine, VLLMHTTPEngine):  # the tests of that engine have answers of a server to score
-        with pytest.raises(ConfigError, match="--engine: expected one that scores tokens, got ScriptedEngine|ChatEng"):
+        with pytest.raises(ConfigError, match=r"--engine: expected one that scores tokens, got (Scripted|Chat)Engine"):
             await engine.score(PROMPT)
 
 
