@@ -30,6 +30,7 @@ from common import ROOT, find_openrlhf, machine
 
 from agentenv.chat.chat import Chat
 from agentenv.core.agent import AgentInstance
+from agentenv.core.engine import Engine
 from agentenv.core.types import Completion, Limits, SamplingParams, Task
 from agentenv.episode.runner import EpisodeRunner, plan
 from agentenv.episode.setup import EpisodeSetup
@@ -98,7 +99,7 @@ def sample(num_tokens: int) -> tuple[list[int], list[float]]:
     return [random.randrange(10, 380) for _ in range(num_tokens)], [-random.random() for _ in range(num_tokens)]
 
 
-class Engine:
+class OurEngine(Engine):
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens
 
@@ -108,8 +109,11 @@ class Engine:
         return Completion(tuple(ids), "stop", logprobs=tuple(logprobs))
 
 
-class TheirEngine(Engine):
-    async def generate(self, prompt_token_ids: Any, sampling_params: Any, multi_modal_data: Any = None) -> Any:  # type: ignore[override]
+class TheirEngine:
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+
+    async def generate(self, prompt_token_ids: Any, sampling_params: Any, multi_modal_data: Any = None) -> Any:
         await asyncio.sleep(0)
         ids, logprobs = sample(self.num_tokens)
         entries = [{token: Logprob(value, 1)} for token, value in zip(ids, logprobs, strict=True)]
@@ -129,7 +133,7 @@ async def run_ours(kind: str, num: int, tokenizer: Any, num_tokens: int) -> None
     runner = EpisodeRunner(
         EnvSource(WaitingThread if kind == "threads" else Waiting, {}),
         EpisodeSetup(
-            engine=Engine(num_tokens // 4),
+            engine=OurEngine(num_tokens // 4),
             chat=Chat(tokenizer),
             sampling=SamplingParams(),
             limits=Limits(max_length=4 * num_tokens, max_turns=3),

@@ -24,6 +24,7 @@ from common import Ticker, machine
 
 from agentenv.chat.chat import Chat
 from agentenv.core.agent import AgentInstance
+from agentenv.core.engine import Engine
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, Task
 from agentenv.episode.runner import EpisodeRunner, plan
@@ -47,7 +48,7 @@ class Long(AgentInstance):
         return StepResult(f"\nThat was turn {turn}. And now?\n", reward=1.0, terminated=turn == self.num_turns)
 
 
-class Engine:
+class RandomEngine(Engine):
     """Samples random ids, and reads the clocks when the episodes reach the next part of their turns."""
 
     def __init__(self, args: argparse.Namespace, num_turns: int) -> None:
@@ -73,7 +74,7 @@ class Engine:
 async def measured(args: argparse.Namespace, num_turns: int) -> None:
     """Run the episodes and print a table."""
     Long.num_turns, tokenizer = num_turns, CharTokenizer()
-    engine, failed, most = Engine(args, num_turns), list[str](), [0, 0]
+    engine, failed, most = RandomEngine(args, num_turns), list[str](), [0, 0]
     runner = EpisodeRunner(
         EnvSource(Long, {}),
         EpisodeSetup(

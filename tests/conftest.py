@@ -6,6 +6,7 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.chat.families import ONE_OF_EACH, Family
 from tests.peers.matrix import cell, pytest_runtest_logreport  # noqa: F401
 
 # A busy machine is not a failure. The examples are the same each time; `make fuzz` tries others.
@@ -14,11 +15,6 @@ settings.register_profile("fuzz", settings.get_profile("agentenv"), derandomize=
 settings.load_profile("agentenv")
 
 SLOW = "mark.slow"
-FAMILY_SAMPLE = {
-    "Qwen2.5", "Qwen3", "Llama-2", "Llama-3.1", "Mistral-Nemo", "Gemma", "GLM-4.5", "DeepSeek-R1", "Phi-4-mini",
-    "Hermes-3",
-}  # fmt: skip
-"""Template families that `make test` tries, each of another kind; the others are in the long tail."""
 LONGEST_FIRST = (
     "test_docs.py", "test_planted.py", "test_verl.py", "test_ray.py", "test_invariants.py", "test_weight_sync.py",
     "test_vllm_real.py", "test_train.py",
@@ -71,11 +67,10 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Put template families beyond the sample into the long tail, and start the longest files first."""
+    """Leave one template family of each kind to `make test`, and start the longest files first."""
     for item in items:
-        params = item.callspec.params if hasattr(item, "callspec") else {}
-        family = getattr(params.get("family"), "name", None)
-        if family is not None and family not in FAMILY_SAMPLE:
+        family = item.callspec.params.get("family") if hasattr(item, "callspec") else None
+        if isinstance(family, Family) and family not in ONE_OF_EACH:
             item.add_marker("long")
     rank = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))

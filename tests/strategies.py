@@ -20,10 +20,9 @@ from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, 
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.loop import run_episode
 from agentenv.episode.setup import EpisodeKey
-from tests.chat.families import FAMILIES, Family, load
+from tests.chat.families import SUPPORTED, Family, load
 from tests.chat.test_families import FOLLOW_UPS, TOOLS, says
 
-SUPPORTED = [family for family in FAMILIES if family.expected_class != "unsupported"]
 GOES_ON = (
     "close", "close", "close", "close", "cut", "cut", "stop string", "foreign", "marker", "other marker",
     "terminator only",

@@ -13,7 +13,6 @@ import tyro
 from agentenv._util.terminal import safe, wide_console
 from agentenv.cli.commands import Commands, subcommand, summary_of
 from agentenv.cli.flags import parse, print_json
-from agentenv.engines.single import EngineName
 from agentenv.runs.display.report import quiet_transformers
 
 
@@ -129,11 +128,10 @@ def _replay(args: Sequence[str]) -> int:
     config = parse(ReplayConfig, "tokens replay", args)
     from agentenv.runs.tokens.replay import replay_run
 
-    engine: EngineName | None = config.engine
     report = asyncio.run(
         replay_run(
             config.run,
-            engine=engine,
+            engine=config.engine,
             base_url=config.base_url,
             device=config.device,
             dtype=config.dtype,

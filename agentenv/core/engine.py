@@ -1,19 +1,81 @@
-"""Protocols of an engine, which samples tokens, and of its tokenizer; and one checked engine call."""
+"""What an engine is, which samples tokens, and its tokenizer; and one checked engine call."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
-from typing import Any, Protocol, cast, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NoReturn, Protocol, Self, cast
 
 from agentenv.core.types import Completion, Conversation, Message, SamplingParams
 from agentenv.errors import ConfigError, EngineError
 
 
-class Engine(Protocol):
-    """Samples tokens. Safe to call from many episodes concurrently, on one event loop."""
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What the flags say of an engine."""
 
+    model: str
+    """Path or Hugging Face id; for an engine over a server the server's name of the model."""
+    tokenizer: Tokenizer
+    base_url: str = ""
+    device: str = "auto"
+    dtype: str = "auto"
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the constructor, from `--engine_args`."""
+
+
+class Engine(ABC):
+    """Samples tokens. Safe to call from many episodes concurrently, on one event loop.
+
+    A subclass writes `generate`. Everything else has a default, which is that of an engine that holds nothing, cannot
+    score, and keeps its weights. `--engine NAME` finds a class by `agentenv.engines.factory.ENGINES` or the entry point
+    group `agentenv.engines`.
+    """
+
+    words: ClassVar[str] = ""
+    """What the screen calls it; empty for its name in `--engine`."""
+    url_example: ClassVar[str] = ""
+    """Example of a `--base_url`, which the engine then needs; empty if it needs none."""
+    context_argument: ClassVar[str] = ""
+    """Argument of the constructor for the tokens that a prompt and its action may have together; empty without one."""
+    is_light: ClassVar[bool] = False
+    """Whether each rollout worker opens its own: it holds no model."""
+    tokenizer: Tokenizer | None = None
+    """The model's. None: the user of the engine names it; a NoTokenizer: the engine takes messages, not tokens."""
+    base_url: str = ""
+    """URL of the engine's server, which errors name; empty without one."""
+    max_model_len: int | None = None
+    """Maximum number of tokens of prompt and action together; None if the engine does not know it."""
+    logprobs_mode: Literal["processed", "raw"] | None = "processed"
+    """Whether log-probabilities are of the distribution that was sampled from; None if the engine does not know yet."""
+    policy_version: int = 0
+    """Version of the weights that the next token is sampled from."""
+    devices: tuple[str, ...] = ("cpu",)
+    """Devices of the weights, one for each worker."""
+    node: str = ""
+    """The machine on which the engine runs; empty for this one."""
+
+    @property
+    def constraint_problem(self) -> str:
+        """Why the engine cannot follow `SamplingParams.structural_tag`; empty if it can."""
+        return f"{type(self).__name__} does not constrain what it samples"
+
+    @classmethod
+    def from_options(cls, options: EngineOptions) -> Self:
+        """Return an engine that is not started yet, as the flags describe it. TypeError: it has no such argument."""
+        raise ConfigError(f"--engine: expected an engine with `from_options`, got {cls.__name__}. Write the method.")
+
+    async def start(self) -> None:  # noqa: B027 - an engine may have nothing to start
+        """Load the model or find the server, once, before the first call.
+
+        Raises:
+            EngineError: the engine did not start.
+        """
+
+    @abstractmethod
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
     ) -> Completion:
@@ -25,6 +87,57 @@ class Engine(Protocol):
         Raises:
             EngineError: the engine could not return a completion.
         """
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Return [T] the model's log-probability of each token given the preceding tokens, at temperature 1,
+        untruncated.
+
+        NaN for the first token, which has no context, and where the engine has no value. Safe to call from many tasks
+        of one event loop while it samples. `token_ids` is read before the call returns and never changed.
+
+        Raises:
+            EngineError: the tokens cannot be scored.
+            ConfigError: the engine has no model that scores.
+        """
+        self._refuse("one that scores tokens")
+
+    async def update_weights(self, named_tensors: Iterable[tuple[str, Any]], policy_version: int) -> None:
+        """Replace all weights. Requests may be in flight; tokens sampled afterwards have `policy_version`.
+
+        Raises:
+            EngineError: the weights do not fit, or could not be loaded.
+        """
+        self._refuse("one that takes new weights")
+
+    async def load_offer(self, offer: Any, policy_version: int) -> None:
+        """Replace all weights by those that a `WeightSender` offers; see `update_weights`."""
+        self._refuse("one that takes new weights")
+
+    async def join_transfer(self, backend: str, info: Any) -> None:
+        """Join the group of processes in which a trainer broadcasts weights; `info` says where."""
+        self._refuse("one that takes new weights by broadcast")
+
+    async def pause(self) -> None:
+        """Stop sampling until `resume`; requests in flight keep their tokens."""
+        self._refuse("one that can be paused")
+
+    async def resume(self) -> None:
+        """Continue after `pause`."""
+        self._refuse("one that can be paused")
+
+    async def sleep(self) -> None:
+        """Free the memory of weights and cache until `wake_up`."""
+        self._refuse("vLLM on GPUs", "--vllm_enable_sleep")
+
+    async def wake_up(self) -> None:
+        """Take back the memory that `sleep` freed; the weights must be sent again."""
+        self._refuse("vLLM on GPUs", "--vllm_enable_sleep")
+
+    async def close(self) -> None:  # noqa: B027 - an engine may have nothing to free
+        """Free everything. Called once, also after a failed start; no call follows."""
+
+    def _refuse(self, what: str, flag: str = "--engine") -> NoReturn:
+        raise ConfigError(f"{flag}: expected {what}, got {type(self).__name__}.")
 
 
 class Tokenizer(Protocol):
@@ -74,11 +187,6 @@ MAX_LOGPROB = 1e-3
 """Maximum positive log-probability that is accepted as a rounding error of the engine."""
 
 
-def place_of_engine(engine: Engine) -> str:
-    """Return what errors about an engine's completions name: its server's address where it has one."""
-    return str(getattr(engine, "base_url", "generate"))
-
-
 async def sample(
     engine: Engine,
     prompt: Sequence[int] | Conversation,
@@ -95,7 +203,7 @@ async def sample(
         EngineError: the engine failed, timed out, or returned a completion that cannot be recorded.
         ConfigError: the engine ignored the structural tag.
     """
-    where = place_of_engine(engine)
+    where = engine.base_url or "generate"
     try:
         async with asyncio.timeout(limit_s) as deadline:
             completion = await engine.generate(cast(Sequence[int], prompt), sampling, request_id=request_id)
@@ -112,7 +220,7 @@ async def sample(
     if sampling.structural_tag is not None and completion.forced is None and (num or completion.answer is not None):
         raise ConfigError(
             f"{where}: expected an engine that follows structural_tag, got one that ignores it: "
-            f"{constraint_problem(engine)}. Choose another --engine."
+            f"{engine.constraint_problem}. Choose another --engine."
         )
     if sampling.max_tokens is not None and num > sampling.max_tokens:
         raise EngineError(
@@ -130,14 +238,6 @@ async def sample(
     return completion
 
 
-def constraint_problem(engine: Engine) -> str:
-    """Return why an engine cannot follow `SamplingParams.structural_tag`; empty if it can.
-
-    An engine says so with its attribute `constraint_problem`; one without the attribute cannot.
-    """
-    return str(getattr(engine, "constraint_problem", f"{type(engine).__name__} does not constrain what it samples"))
-
-
 def is_plain(sampling: SamplingParams) -> bool:
     """Return True if sampled tokens have the model's own log-probabilities: nothing was scaled, cut off or forbidden.
 
@@ -146,19 +246,3 @@ def is_plain(sampling: SamplingParams) -> bool:
     untouched = sampling.temperature == 1.0 and sampling.top_p == 1.0 and sampling.top_k <= 0 and sampling.min_p == 0.0
     free = sampling.min_tokens == 0 and sampling.structural_tag is None
     return (untouched or sampling.temperature == 0.0) and free
-
-
-@runtime_checkable
-class Scorer(Protocol):
-    """Returns log-probabilities of given tokens. Every engine with a model is a Scorer."""
-
-    async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """Return [T] the model's log-probability of each token given the preceding tokens, at temperature 1,
-        untruncated.
-
-        NaN for the first token, which has no context, and where the engine has no value. Safe to call from many tasks
-        of one event loop while it samples. `token_ids` is read before the call returns and never changed.
-
-        Raises:
-            EngineError: the tokens cannot be scored.
-        """

@@ -1,20 +1,59 @@
-"""Create engines by name. `open_engine` also starts and closes them."""
+"""The engines by name. `open_engine` makes, starts and closes one; a plugin's engine is found by its entry point."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import importlib.util
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from agentenv.core.engine import Engine, Tokenizer
-from agentenv.engines.single import close_engine, make_engine
+from agentenv.core.engine import Engine, EngineOptions, Tokenizer
 from agentenv.errors import ConfigError
 
 if TYPE_CHECKING:
     from agentenv.engines.ray_actor import RayConfig
+
+logger = logging.getLogger(__name__)
+
+ENGINES = {
+    "hf": "agentenv.engines.hf.engine:HFEngine",
+    "vllm_local": "agentenv.engines.vllm.local:VLLMEngine",
+    "vllm_http": "agentenv.engines.vllm.http:VLLMHTTPEngine",
+    "chat": "agentenv.engines.chat.engine:ChatEngine",
+    "scripted": "agentenv.engines.scripted:ScriptedEngine",
+}
+"""Our engines: the name in `--engine`, and the class. A package adds its own by the entry point group GROUP."""
+GROUP = "agentenv.engines"
+CLOSE_S = 30.0
+"""Deadline for closing an engine."""
+
+
+def engine_names() -> list[str]:
+    """Return what `--engine` takes: our engines, those of installed packages, `ray` and `auto`."""
+    return ["auto", *ENGINES, "ray", *sorted(entry.name for entry in entry_points(group=GROUP))]
+
+
+def engine_class(name: str) -> type[Engine]:
+    """Return the class of an engine. Its module is imported, its library is not.
+
+    Raises:
+        ConfigError: no engine has this name, or a plugin's module is not an engine.
+    """
+    if name in ENGINES:
+        module, _, attribute = ENGINES[name].partition(":")
+        found = getattr(importlib.import_module(module), attribute)
+    else:
+        known = {entry.name: entry for entry in entry_points(group=GROUP)}
+        if name not in known:
+            raise ConfigError(f"--engine: expected one of {', '.join(engine_names())}, got {name!r}. Change the flag.")
+        found = known[name].load()
+    if not (isinstance(found, type) and issubclass(found, Engine)):
+        raise ConfigError(f"--engine {name}: expected a subclass of agentenv.core.engine.Engine, got {found!r}.")
+    return found
 
 
 def choose_engine(name: str, *, base_url: str | None) -> str:
@@ -28,6 +67,16 @@ def choose_engine(name: str, *, base_url: str | None) -> str:
     import torch
 
     return "vllm_local" if torch.cuda.is_available() else "hf"
+
+
+def make_engine(name: str, options: EngineOptions) -> Engine:
+    """Return an engine in this process, not yet started; see `open_engine`."""
+    cls = engine_class(name)
+    try:
+        return cls.from_options(options)
+    except TypeError as error:
+        given = dict(options.args)
+        raise ConfigError(f"--engine_args: expected arguments of the {name} engine, got {given!r}: {error}.") from error
 
 
 @asynccontextmanager
@@ -45,7 +94,7 @@ async def open_engine(
     """Open the named engine with the model loaded; close it at the end.
 
     Args:
-        name: one of ENGINES.
+        name: one of `engine_names()` but "auto".
         model: path or Hugging Face id; for vllm_http and chat the server's name of the model.
         tokenizer: the model's.
         base_url: URL of the server, for vllm_http and chat.
@@ -58,29 +107,31 @@ async def open_engine(
         ConfigError: the engine is unknown, refuses the arguments, or the server serves another model.
         MissingDependency: its library is not installed.
     """
+    options = EngineOptions(model, tokenizer, base_url or "", device, dtype, dict(args or {}))
     if name == "ray":
-        from agentenv.engines.ray_actor import ActorSpec, RayConfig, open_pool
+        from agentenv.engines.ray_actor import RayConfig, open_pool
 
-        config = ray or RayConfig()
-        async with open_pool(
-            ActorSpec(config.backend, model, tokenizer, device, dtype, dict(args or {})), config
-        ) as pool:
+        async with open_pool(options, ray or RayConfig()) as pool:
             yield pool
         return
-    engine = make_engine(
-        name, model, tokenizer, base_url=base_url or "", device=device, dtype=dtype, args=dict(args or {})
-    )
+    engine = make_engine(name, options)
     try:
-        if hasattr(engine, "start"):
-            await engine.start()
-        if name == "vllm_http" and "model" not in (args or {}):
-            served = engine.served_names  # the tokenizer of another model would differ
-            if served and Path(model).name not in {Path(name).name for name in served}:
-                raise ConfigError(
-                    f"--model: expected the served model ({' or '.join(dict.fromkeys(served))}), got {model!r}. "
-                    "Change --model; where the server only calls it otherwise, add "
-                    '--engine_args \'{"model": "ITS NAME"}\'.'
-                )
+        await engine.start()
         yield engine
     finally:
         await close_engine(engine)
+
+
+async def close_engine(engine: Engine, limit_s: float | None = None) -> None:
+    """Close an engine that may be dead or hang, within `limit_s` (default: CLOSE_S); log it if that fails."""
+    limit_s = CLOSE_S if limit_s is None else limit_s
+    closing = asyncio.ensure_future(engine.close())
+    done, _ = await asyncio.wait([closing], timeout=limit_s)
+    error: BaseException | None = TimeoutError(f"close took longer than {limit_s:g} s")
+    if not done:
+        closing.cancel()
+    else:
+        error = None if closing.cancelled() else closing.exception()
+    if error is not None:
+        name, kind = type(engine).__name__, type(error).__name__
+        logger.warning("%s: expected to close, got %s: %s. Its processes may still run.", name, kind, error)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentenv._util.restarts import Restarts
-from agentenv.core.engine import Engine, constraint_problem
+from agentenv.core.engine import Engine
 from agentenv.core.types import Completion, SamplingParams
 from agentenv.engines.dispatch import EngineSlot, RequestDispatcher, settle
-from agentenv.engines.single import CLOSE_S, close_engine
-from agentenv.errors import AgentEnvError, ConfigError, EngineError, RunStopped
+from agentenv.engines.factory import CLOSE_S, close_engine
+from agentenv.errors import AgentEnvError, EngineError, RunStopped
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class PoolPolicy:
     """Timeout for closing."""
 
 
-class EnginePool:
+class EnginePool(Engine):
     """Engines behind one `generate`; itself an `agentenv.core.engine.Engine`.
 
     A failed request is sent once more, to another engine with the same seed. An engine that raises `EngineDead`,
@@ -88,7 +88,7 @@ class EnginePool:
         self._make = make
         self._send = send
         self._weights: Any = None  # returned by the last `send`
-        self.policy_version = getattr(self._slots[0].engine, "policy_version", 0)
+        self.policy_version = self._slots[0].engine.policy_version
         """Version of the weights of all engines."""
         self._budget = Restarts(policy.max_restarts, wait_s=policy.restart_wait_s)
         self._calls: set[asyncio.Task[Any]] = set()
@@ -104,8 +104,8 @@ class EnginePool:
 
     @property
     def constraint_problem(self) -> str:
-        """See `agentenv.core.engine.constraint_problem`; all engines are of one kind."""
-        return constraint_problem(self.engines[0]) if self.engines else ""
+        """See `Engine`; all engines are of one kind."""
+        return self.engines[0].constraint_problem if self.engines else ""
 
     @property
     def num_restarts(self) -> int:
@@ -113,7 +113,7 @@ class EnginePool:
         return self._budget.num
 
     @property
-    def engines(self) -> list[Any]:
+    def engines(self) -> list[Engine]:
         """The live engines."""
         return [slot.engine for slot in self._slots if slot.engine is not None]
 
@@ -127,7 +127,7 @@ class EnginePool:
         try:
             async with asyncio.timeout(self.policy.start_timeout_s), asyncio.TaskGroup() as starts:
                 for slot in self._slots:
-                    starts.create_task(_start(slot.engine))
+                    starts.create_task(slot.engine.start())
         except TimeoutError as error:
             await self.close()
             raise EngineError(
@@ -137,27 +137,26 @@ class EnginePool:
         except ExceptionGroup as group:
             await self.close()
             raise group.exceptions[0] from None
-        self.policy_version = getattr(self._slots[0].engine, "policy_version", 0)
+        self.policy_version = self._slots[0].engine.policy_version
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
     ) -> Completion:
-        """Sample one action; see `agentenv.core.engine.Engine`. Cancelling it cancels it at its engine.
+        """Sample one action; see `Engine`. Cancelling it cancels it at its engine.
 
         Raises:
             EngineError: two engines failed, or the only one.
             RunStopped: engines died more often than `max_restarts`, or none is left.
         """
 
-        def ask(engine: Any) -> Coroutine[Any, Any, Completion]:
-            answer: Coroutine[Any, Any, Completion] = engine.generate(prompt_token_ids, sampling, request_id=request_id)
-            return answer
+        def ask(engine: Engine) -> Coroutine[Any, Any, Completion]:
+            return engine.generate(prompt_token_ids, sampling, request_id=request_id)
 
         completion: Completion = await self._serve(ask, request_id.rpartition("/")[0] or request_id)
         return completion
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """Return the log-probability of each token after those before it; see `agentenv.core.engine.Scorer`."""
+        """Return the log-probability of each token after those before it; see `Engine`."""
         logprobs: list[float] = await self._serve(lambda engine: engine.score(token_ids), "")
         return logprobs
 
@@ -190,13 +189,13 @@ class EnginePool:
     async def sleep(self) -> None:
         """Free the GPUs of all engines until `wake_up`; ConfigError if they cannot."""
         async with self._control:
-            await self._everywhere(lambda engine: can_sleep(engine).sleep())
+            await self._everywhere(lambda engine: engine.sleep())
             self._asleep = True
 
     async def wake_up(self) -> None:
         """Let all engines take their GPUs back."""
         async with self._control:
-            await self._everywhere(lambda engine: can_sleep(engine).wake_up())
+            await self._everywhere(lambda engine: engine.wake_up())
             self._asleep = False
 
     async def close(self) -> None:
@@ -303,7 +302,7 @@ class EnginePool:
             engine = self._make(slot.index)
             try:
                 async with asyncio.timeout(self.policy.start_timeout_s):
-                    await _start(engine)
+                    await engine.start()
                     async with self._control:
                         await self._join(slot, engine)
             except (EngineError, TimeoutError) as error:
@@ -313,12 +312,12 @@ class EnginePool:
             except BaseException:
                 await close_engine(engine, self.policy.close_timeout_s)
                 raise
-        where = f", on node {node}" if (node := getattr(slot.engine, "node", "")) else ""
+        where = f", on node {engine.node}" if engine.node else ""
         logger.warning("EnginePool: engine %d is back%s", slot.index, where)
         self._dispatch.wake()
 
-    async def _join(self, slot: EngineSlot, engine: Any) -> None:
-        version = getattr(engine, "policy_version", self.policy_version)
+    async def _join(self, slot: EngineSlot, engine: Engine) -> None:
+        version = engine.policy_version
         if version != self.policy_version and self._weights is not None:
             await engine.load_offer(self._weights, self.policy_version)
             version = self.policy_version
@@ -369,21 +368,6 @@ class EnginePool:
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, EngineDead):
                 raise answer
-
-
-def can_sleep(engine: Any) -> Any:
-    """Return the engine, or raise ConfigError if it does not have `sleep` and `wake_up`."""
-    if not hasattr(engine, "sleep"):
-        raise ConfigError(
-            f"--vllm_enable_sleep: expected vLLM on GPUs, got {type(engine).__name__}. Leave the flag out."
-        )
-    return engine
-
-
-async def _start(engine: Any) -> None:
-    if hasattr(engine, "start"):
-        starting: Awaitable[None] = engine.start()
-        await starting
 
 
 def _carry_over(task: asyncio.Task[Any], outcome: asyncio.Future[Any]) -> None:

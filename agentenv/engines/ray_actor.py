@@ -27,9 +27,9 @@ from agentenv._util.ray.cluster import (
 )
 from agentenv._util.ray.library import import_ray
 from agentenv._util.version import __version__
-from agentenv.core.engine import Tokenizer, constraint_problem
+from agentenv.core.engine import Engine, EngineOptions
 from agentenv.core.types import Completion, SamplingParams
-from agentenv.engines.pool import EngineDead, EnginePool, PoolPolicy, can_sleep
+from agentenv.engines.pool import EngineDead, EnginePool, PoolPolicy
 from agentenv.engines.weights.shared import SharedWeights, WeightFile, here, share_bytes, share_weights
 from agentenv.engines.weights.transfer import Offer, WeightSender
 from agentenv.errors import AgentEnvError, ConfigError, EngineError
@@ -68,24 +68,12 @@ class RayConfig:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class ActorSpec:
-    """The arguments of an actor's engine."""
-
-    backend: EngineBackend
-    model: str
-    tokenizer: Tokenizer
-    device: str
-    dtype: str
-    args: Mapping[str, Any]
-
-
 @asynccontextmanager
-async def open_pool(spec: ActorSpec, config: RayConfig) -> AsyncIterator[EnginePool]:
+async def open_pool(options: EngineOptions, config: RayConfig) -> AsyncIterator[EnginePool]:
     """Open a pool of started Ray engines; close it, and Ray if it was started here, at the end.
 
     New weights reach engines on this machine through shared memory, those on others through Ray's object store, and
-    vLLM on GPUs by CUDA IPC or NCCL where `spec.args["transfer"]` (as VLLMEngine's) and the tensors' device allow it.
+    vLLM on GPUs by CUDA IPC or NCCL where `options.args["transfer"]` (VLLMEngine's) and the tensors' device allow it.
 
     Raises:
         MissingDependency: Ray is not installed, here or on a node what runs inside an actor.
@@ -96,18 +84,19 @@ async def open_pool(spec: ActorSpec, config: RayConfig) -> AsyncIterator[EngineP
     with ray_session(cluster):
         gpus = config.gpus
         if gpus is None:
-            on_cpu = spec.device == "cpu" or not import_ray().cluster_resources().get("GPU", 0.0)
-            gpus = 0.0 if on_cpu else float(_world_size(spec))
+            on_cpu = options.device == "cpu" or not import_ray().cluster_resources().get("GPU", 0.0)
+            gpus = 0.0 if on_cpu else float(_world_size(options))
         need = ActorDemand("--num_engines, --engine_cpus, --engine_gpus", config.num_engines, config.cpus, gpus)
         async with reserve(need, cluster) as places:
-            spec = _computing_here(spec)
+            is_vllm = config.backend == "vllm_local"
+            options = _computing_here(options) if is_vllm else options
             calls = {"max_concurrency": config.pool.max_in_flight + _NUM_CONTROL_CALLS}
 
             def make(index: int) -> RayEngine:
-                return RayEngine(spec, calls | places[index])
+                return RayEngine(config.backend, options, calls | places[index])
 
             engines = [make(index) for index in range(config.num_engines)]
-            transfer = spec.args.get("transfer", "auto") if spec.backend == "vllm_local" else "shm"
+            transfer = options.args.get("transfer", "auto") if is_vllm else "shm"
             sender = WeightSender(transfer, address=import_ray().util.get_node_ip_address(), keeps=True)
 
             pool = EnginePool(engines, make=make, policy=config.pool, send=sender.send)
@@ -119,44 +108,40 @@ async def open_pool(spec: ActorSpec, config: RayConfig) -> AsyncIterator[EngineP
                 sender.close()
 
 
-def _world_size(spec: ActorSpec) -> int:
-    return math.prod(int(spec.args.get(f"{kind}_parallel_size", 1)) for kind in ("tensor", "pipeline"))
+def _world_size(options: EngineOptions) -> int:
+    return math.prod(int(options.args.get(f"{kind}_parallel_size", 1)) for kind in ("tensor", "pipeline"))
 
 
-def _computing_here(spec: ActorSpec) -> ActorSpec:
+def _computing_here(options: EngineOptions) -> EngineOptions:
     """Make vLLM use the GPUs of this actor. By default it would start an actor for each GPU."""
-    if spec.backend != "vllm_local" or _world_size(spec) == 1:
-        return spec
-    return replace(spec, args={"distributed_executor_backend": "mp", **spec.args})
+    if _world_size(options) == 1:
+        return options
+    return replace(options, args={"distributed_executor_backend": "mp", **options.args})
 
 
-class RayEngine:
+class RayEngine(Engine):
     """An engine in a Ray actor; implements `agentenv.core.engine.Engine`. Ray must be running, see `ray_session`.
 
     Args:
-        spec: arguments of the engine.
-        options: options of the actor: `num_cpus`, `num_gpus`, `resources`, `scheduling_strategy`, `max_concurrency` …
+        backend: name of the engine.
+        options: the engine's.
+        actor: options of the actor: `num_cpus`, `num_gpus`, `resources`, `scheduling_strategy`, `max_concurrency` …
     """
 
-    def __init__(self, spec: ActorSpec, options: Mapping[str, Any]) -> None:
-        self._spec, self._options, self._actor = spec, dict(options), None
-        self.policy_version = 0
+    constraint_problem = "RayEngine has not started"
+
+    def __init__(self, backend: EngineBackend, options: EngineOptions, actor: Mapping[str, Any]) -> None:
+        self._made_of, self._actor_options, self._actor = (backend, options), dict(actor), None
         self.pid = 0
         """Process id of the actor on its machine."""
-        self.devices: tuple[str, ...] = ()
-        """The GPU of each of vLLM's workers, or "cpu"."""
-        self.node = ""
-        """Address and id of the actor's node."""
-        self.constraint_problem = "RayEngine has not started"
-        """See `agentenv.core.engine.constraint_problem`."""
         self._place = ""
 
     async def start(self) -> None:
         """Place the actor and load the model in it."""
         ray = import_ray()
         # Ray's own restarts would bring an actor back without its engine; the pool makes a whole new one.
-        cls = ray.remote(EngineActor).options(max_restarts=0, max_task_retries=0, **self._options)
-        self._actor = cls.remote(self._spec)
+        cls = ray.remote(EngineActor).options(max_restarts=0, max_task_retries=0, **self._actor_options)
+        self._actor = cls.remote(*self._made_of)
         self.pid, self.policy_version, version, *where = await self._ask("start")
         check_node("--engine ray", version)
         self._place, self.devices, self.constraint_problem = where
@@ -170,7 +155,7 @@ class RayEngine:
         return completion
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """Return the log-probability of each token after those before it; see `agentenv.core.engine.Scorer`."""
+        """Return the log-probability of each token after those before it; see `Engine`."""
         return list(await self._ask("score", array("i", token_ids)))
 
     async def pause(self) -> None:
@@ -240,26 +225,21 @@ class RayEngine:
 class EngineActor:
     """The actor's side: creates the engine and forwards calls to it. Its methods run on one event loop."""
 
-    def __init__(self, spec: ActorSpec) -> None:
-        self._spec = spec
+    def __init__(self, backend: EngineBackend, options: EngineOptions) -> None:
+        self._made_of = (backend, options)
         self._engine: Any = None
 
     async def start(self) -> tuple[int, int, str, str, tuple[str, ...], str]:
         """Load the model; return process id, policy version, agentenv's version, `here()`, the workers' devices and the
         engine's `constraint_problem`.
         """
-        from agentenv.engines.single import make_engine
+        from agentenv.engines.factory import make_engine
 
         restore_sigchld()
-        spec = self._spec
-        self._engine = make_engine(
-            spec.backend, spec.model, spec.tokenizer, device=spec.device, dtype=spec.dtype, args=dict(spec.args)
-        )
-        if hasattr(self._engine, "start"):
-            await self._engine.start()
-        devices = getattr(self._engine, "devices", ("cpu",))
-        version, problem = self._engine.policy_version, constraint_problem(self._engine)
-        return os.getpid(), version, __version__, here(), devices, problem
+        self._engine = make_engine(*self._made_of)
+        await self._engine.start()
+        version, devices = self._engine.policy_version, self._engine.devices
+        return os.getpid(), version, __version__, here(), devices, self._engine.constraint_problem
 
     async def node(self) -> str:
         """Return the address and id of the node on which this actor runs."""
@@ -290,12 +270,12 @@ class EngineActor:
     async def sleep(self) -> None:
         """Call the engine's method."""
         with _engine_death():
-            await can_sleep(self._engine).sleep()
+            await self._engine.sleep()
 
     async def wake_up(self) -> None:
         """Call the engine's method."""
         with _engine_death():
-            await can_sleep(self._engine).wake_up()
+            await self._engine.wake_up()
 
     async def join_transfer(self, backend: str, info: Mapping[str, Any]) -> None:
         """Call the engine's method."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import importlib
 import inspect
 import json
 import math
@@ -19,7 +20,7 @@ from typing import Any
 
 from agentenv.chat.chat import text_of
 from agentenv.chat.tool_roles import tools_text
-from agentenv.core.engine import Tokenizer
+from agentenv.core.engine import Engine, EngineOptions, Tokenizer
 from agentenv.core.types import Completion, FinishReason, SamplingParams
 from agentenv.errors import ConfigError, EngineError
 
@@ -71,7 +72,7 @@ class Request:
         return self.request_id.rpartition("/")[0] or self.request_id
 
 
-class ScriptedEngine:
+class ScriptedEngine(Engine):
     """An engine that plays a script: the same request always returns the same tokens.
 
     The script is a list (turn i of every episode says item i, the last item repeats) or a callable of the request.
@@ -81,6 +82,10 @@ class ScriptedEngine:
         ScriptedEngine(["I think 41.", "#### 42"], tokenizer)
         ScriptedEngine(solves(0.5, right="#### 42", wrong="#### 41"), tokenizer, latency_s=0.01, crash_at=7)
     """
+
+    is_light = True
+    constraint_problem = ""
+    """A script follows a structural tag by itself; a test may set a reason why it cannot."""
 
     def __init__(
         self,
@@ -120,13 +125,26 @@ class ScriptedEngine:
         self._keeps_requests, self._num_calls = keeps_requests, 0
         self.num_cancelled = 0
         self.closed = False
-        self.constraint_problem = ""
-        """A script follows a structural tag by itself; a test may set a reason why it cannot."""
+
+    @classmethod
+    def from_options(cls, options: EngineOptions) -> ScriptedEngine:
+        """See `Engine`. `script` may name a function, `module:function`."""
+        args = {"tokenizer": options.tokenizer, "keeps_requests": False, **options.args}
+        script = args.pop("script", ["#### 42"])
+        if isinstance(script, str):
+            module, _, function = script.partition(":")
+            try:
+                script = getattr(importlib.import_module(module), function)
+            except (ImportError, AttributeError, ValueError) as error:
+                raise ConfigError(
+                    f"--engine_args: script: expected a list of replies or module:function, got {script!r}: {error}."
+                ) from error
+        return cls(script, **args)
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
     ) -> Completion:
-        """Say the script's next words; see `agent.Engine`."""
+        """Say the script's next words; see `Engine`."""
         request = Request(tuple(prompt_token_ids), sampling, request_id, self._num_calls, self.tokenizer)
         self._num_calls += 1
         if self._keeps_requests:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentenv._util.calls import bounded, create, time_limit
 from agentenv._util.off_loop import off_loop, size_of
@@ -22,10 +22,10 @@ from agentenv.chat.chat import Chat
 from agentenv.chat.dialogue import Dialogue
 from agentenv.chat.message_dialogue import MessageDialogue
 from agentenv.core.agent import AgentInstance, StepState
-from agentenv.core.engine import Engine, NoTokenizer, Tokenizer, place_of_engine, sample
+from agentenv.core.engine import Engine, NoTokenizer, Tokenizer, sample
 from agentenv.core.step_dict import FeedbackKind, feedback_kind, parse_reset, parse_step
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
+from agentenv.core.types import Limits, SamplingParams, StepResult, StopReason, Task
 from agentenv.episode.failures import Aborted, error_name, record_failure
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage
 from agentenv.errors import ConfigError, DataError, EngineError, InfraError, PromptTooLong, RunStopped
@@ -70,7 +70,7 @@ async def run_episode(
         ConfigError: the engine is set up wrongly, so that every other episode would fail too; after `close`.
     """
     if chat is None:
-        tokenizer = tokenizer or getattr(engine, "tokenizer", None)
+        tokenizer = tokenizer or engine.tokenizer
         if tokenizer is None:
             raise ConfigError("run_episode: expected a tokenizer or a chat, got neither. Pass the engine's tokenizer.")
         chat = Chat(tokenizer)
@@ -80,6 +80,24 @@ async def run_episode(
         make_agent, limits = partial(create, env, {}), limits or Limits(**own)
     setup = EpisodeSetup(engine, chat, sampling or SamplingParams(), limits or Limits())
     return await Episode(task, setup, key or EpisodeKey()).run(make_agent)
+
+
+class Action(NamedTuple):
+    """A sampled action, as the next steps of its turn use it."""
+
+    token_ids: Sequence[int]
+    text: str
+    """Without what closes it, as `Turn.action`."""
+    closing: str
+    """The text that closes it in the conversation."""
+
+
+class Outcome(NamedTuple):
+    """What `step` said of an action."""
+
+    result: StepResult
+    kind: FeedbackKind
+    """How the observation is meant, which the form of the returned value tells."""
 
 
 class Episode:
@@ -107,33 +125,23 @@ class Episode:
         """The agent instance, from `create` to `close`."""
         self.states: StepState = {}
         """The states of the last step."""
-        self.closing = ""
-        """The text that closes the last action: not part of `Turn.action`."""
         self.started_s = 0.0
         """When `run` was called, by `time.perf_counter`."""
         self.label: Any = None
         self.metadata: Mapping[str, Any] = {}
-        self.feedback_kind = FeedbackKind.PLAIN
 
     async def run(self, make_agent: AgentFactory) -> Trajectory:
         """Run the episode from the making of its environment to `close` and return the record; see `run_episode`."""
         self.started_s, self.trajectory.began_s = time.perf_counter(), time.time()
-        reason: StopReason | None = None
         try:
             with recording_errors(self.trajectory, self.progress):
-                async with time_limit(self.limits.episode_timeout_s):
+                reason = StopReason.EPISODE_TIMEOUT
+                async with time_limit(self.limits.episode_timeout_s):  # it leaves the block when the time is over
                     await self.create(make_agent)
                     await self.reset()
-                    while reason is None:
-                        completion = await self.generate()
-                        if completion is None:
-                            reason = StopReason.MAX_LENGTH
-                            break
-                        result = await self.step(completion)
-                        reason = stop_reason(result) or await self.append_observation(completion, result)
-                reason = reason or StopReason.EPISODE_TIMEOUT
+                    reason = await self.take_turns()
                 if reason in _LIMITS:
-                    await self.last_word()
+                    await self.report_limit()
                 self.trajectory.finish(reason)
         finally:
             self.trajectory.finish(StopReason.ABORTED)  # no effect unless this call was cancelled or raises
@@ -142,6 +150,22 @@ class Episode:
             in_turns = sum(turn.generate_s + turn.step_s for turn in self.trajectory.turns)
             self.trajectory.wait_s = max(0.0, time.perf_counter() - self.started_s - in_turns)
         return self.trajectory
+
+    async def take_turns(self) -> StopReason:
+        """Take turns until the environment or a limit ends the episode; return which."""
+        while True:
+            action = await self.generate()
+            if action is None:
+                return StopReason.MAX_LENGTH
+            outcome = await self.step(action)
+            if outcome.result.terminated:
+                return StopReason.TERMINATED
+            if outcome.result.truncated:
+                return StopReason.TRUNCATED_BY_ENV
+            if len(self.trajectory.turns) == self.limits.max_turns:
+                return StopReason.MAX_TURNS
+            if not await self.append_observation(action, outcome):
+                return StopReason.MAX_LENGTH
 
     async def create(self, make_agent: AgentFactory) -> None:
         """Make the agent instance."""
@@ -183,7 +207,7 @@ class Episode:
             )
         self.trajectory.append_observation(self.dialogue.ids)
 
-    async def generate(self) -> Completion | None:
+    async def generate(self) -> Action | None:
         """Sample the next action and append it; return None if the context of the engine's model is full.
 
         Raises:
@@ -195,7 +219,7 @@ class Episode:
         num_tokens = self.dialogue.num_tokens
         progress.stage, progress.turn_index, progress.num_tokens = Stage.GENERATE, turn_index, num_tokens
         sampling = self.sampling.for_turn(turn_index, self.limits.max_length - num_tokens)
-        started, where = time.perf_counter(), place_of_engine(self.setup.engine)
+        started, where = time.perf_counter(), self.setup.engine.base_url or "generate"
         request_id, limit_s = f"{self.key.episode_id}/{turn_index}", self.limits.generate_timeout_s
         try:
             completion = await sample(self.setup.engine, prompt, sampling, request_id=request_id, limit_s=limit_s)
@@ -205,21 +229,22 @@ class Episode:
             progress.stage = Stage.PROMPT
             raise DataError(f"prompt: {error}") from error
         generate_s, is_aborted = time.perf_counter() - started, completion.finish_reason == "abort"
+        text = closing = ""
         if completion.token_ids or not is_aborted:
             try:
                 args = (completion, sampling.stop_token_ids)
-                action, self.closing = await off_loop(len(completion.token_ids), self.dialogue.action_of, *args)
-                self.trajectory.append_turn(completion, action, generate_s, began_s=started - self.started_s)
+                text, closing = await off_loop(len(completion.token_ids), self.dialogue.action_of, *args)
+                self.trajectory.append_turn(completion, text, generate_s, began_s=started - self.started_s)
             except (EngineError, ValueError) as error:
                 raise EngineError(f"{where}: {error}") from error
         if is_aborted:
             raise Aborted(f"{where}: expected a completion, got finish reason 'abort'. Run the episode again.")
-        return completion
+        return Action(completion.token_ids, text, closing)
 
-    async def step(self, completion: Completion) -> StepResult:
+    async def step(self, action: Action) -> Outcome:
         """Pass the action to the environment and record its result."""
         self.progress.stage = Stage.STEP
-        turn, action_ids = self.trajectory.turns[-1], list(completion.token_ids)
+        turn, action_ids = self.trajectory.turns[-1], list(action.token_ids)
         states: StepState = {
             "observation_text": self.dialogue.text,
             "action_text": turn.action,
@@ -231,15 +256,14 @@ class Episode:
             "metadata": self.metadata,
             "seed": self.key.seed,
         }
-        self.dialogue.append_action(action_ids, turn.action + self.closing)
+        self.dialogue.append_action(action_ids, action.text + action.closing)
         started = time.perf_counter()
         value = await self.call_step(states, action_ids)
         result = parse_step(value, f"{type(self.agent).__name__}.step", getattr(self.agent, "score_range", None))
-        self.feedback_kind = feedback_kind(value)
         if not isinstance(result.observation, str):  # a copy: an environment may write into its messages later
             result = replace(result, observation=deepcopy(result.observation))
         self.trajectory.set_result(result, time.perf_counter() - started)
-        return result
+        return Outcome(result, feedback_kind(value))
 
     async def call_step(self, states: StepState, action_ids: Sequence[int]) -> Any:
         """Call `step`, and call it again with equal states where an InfraError asks for it; return its value."""
@@ -260,24 +284,23 @@ class Episode:
             await asyncio.sleep(retries.wait_s * 2**turn.num_retries)
             self.trajectory.count_retry(name)
 
-    async def append_observation(self, completion: Completion, result: StepResult) -> StopReason | None:
-        """Append the observation; return the limit that leaves no room for a further turn, or None."""
-        if len(self.trajectory.turns) == self.limits.max_turns:
-            return StopReason.MAX_TURNS
-        self.sampling = result.sampling or self.sampling
-        action, reserve = self.trajectory.turns[-1].action, self.sampling.max_tokens
-        size = size_of(result.observation)
+    async def append_observation(self, action: Action, outcome: Outcome) -> bool:
+        """Append the observation; return False if it leaves no room for a further turn, and append nothing then."""
+        observation = outcome.result.observation
+        self.sampling = outcome.result.sampling or self.sampling
+        size = size_of(observation)
         if self.setup.chat.options.history == "rerender":
             size += len(self.dialogue.text)
-        args = (completion.token_ids, action, result.observation)
-        reply = await off_loop(size, self.dialogue.reply_to, *args, reserve=reserve, kind=self.feedback_kind)
+        args = (action.token_ids, action.text, observation)
+        options = {"reserve": self.sampling.max_tokens, "kind": outcome.kind}
+        reply = await off_loop(size, self.dialogue.reply_to, *args, **options)
         if reply is None:
-            return StopReason.MAX_LENGTH
+            return False
         self.dialogue.append_reply(reply)
         reply.write_to(self.trajectory)
-        return None
+        return True
 
-    async def last_word(self) -> None:
+    async def report_limit(self) -> None:
         """Tell the environment that a limit ended the episode, and merge the result that it may return."""
         last = self.trajectory.turns[-1].result if self.trajectory.turns else None
         if last is None:  # the time ran out before the first result
@@ -286,9 +309,9 @@ class Episode:
         value = await self.call(self.agent.on_truncate, self.states)
         if value is None:
             return
-        word = parse_step(value, f"{type(self.agent).__name__}.on_truncate", getattr(self.agent, "score_range", None))
-        score = last.score if word.score is None else word.score
-        merged = replace(last, reward=last.reward + word.reward, score=score, info={**last.info, **word.info})
+        more = parse_step(value, f"{type(self.agent).__name__}.on_truncate", getattr(self.agent, "score_range", None))
+        score = last.score if more.score is None else more.score
+        merged = replace(last, reward=last.reward + more.reward, score=score, info={**last.info, **more.info})
         self.trajectory.set_result(merged)
 
     async def close(self) -> None:
@@ -302,13 +325,6 @@ class Episode:
         if getattr(method, "__func__", None) in _INHERITED:
             return await method(*args)
         return await bounded(method, *args, limit_s=self.limits.step_timeout_s)
-
-
-def stop_reason(result: StepResult) -> StopReason | None:
-    """Return the reason why a result ends the episode, or None."""
-    if result.terminated:
-        return StopReason.TERMINATED
-    return StopReason.TRUNCATED_BY_ENV if result.truncated else None
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from typing import Any, cast
 from agentenv.chat.chat import Chat
 from agentenv.chat.encoding import encoder_of
 from agentenv.core.agent import AgentInstance, StepState
+from agentenv.core.engine import Engine
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Limits, Message, SamplingParams, StepResult, Task
 from agentenv.episode.loop import AgentFactory, Episode
@@ -33,8 +34,10 @@ class ActionRequest:
     """`max_tokens` is the room of this action."""
 
 
-class SteppedEpisode:
+class SteppedEpisode(Engine):
     """One episode, from `begin` over as many `act` as it takes to `aclose`; used from one event loop.
+
+    It is the engine of its episode: what `act` says is what it samples.
 
     Time between the calls does not count: `step_timeout_s` is the only time limit that applies.
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
+from agentenv.core.engine import Engine
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, SamplingParams
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, PlannedEpisode
@@ -123,7 +124,7 @@ AskAll = Callable[[list[GenerationRequest]], Sequence[Completion]]
 """Samples one completion for each request, in order; blocks until all of them are done."""
 
 
-class GatheringEngine:
+class GatheringEngine(Engine):
     """An engine over a host that samples one batch at a time, such as vLLM's `LLM.generate`.
 
     What episodes ask within `wait_s`, or while a batch is being sampled, becomes the next batch. The host is called in

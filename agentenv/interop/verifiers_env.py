@@ -43,7 +43,9 @@ class InterceptionEngine(ChatEngine):
         super().__init__(endpoint, model, extra_body=own, timeout_s=math.inf)
         self._http = HTTPClient(self.base_url, api_key=secret, errors=self._http.errors, keepalive_s=KEEPALIVE_S)
 
-    async def generate(self, asked: Conversation, sampling: SamplingParams, *, request_id: str) -> Completion:
+    async def generate(  # type: ignore[override]  # as ChatEngine
+        self, asked: Conversation, sampling: SamplingParams, *, request_id: str
+    ) -> Completion:
         """Return one answer; see `ChatEngine.generate`.
 
         Raises:

@@ -12,7 +12,7 @@ from agentenv._util.ray.cluster import ClusterConfig, Placement
 from agentenv.chat.chat import ChatOptions
 from agentenv.core.arguments import parse_json_object
 from agentenv.core.types import Limits, SamplingParams
-from agentenv.engines.single import EngineName
+from agentenv.engines.factory import engine_class
 from agentenv.episode.runner import ErrorPolicy
 from agentenv.errors import ConfigError
 from agentenv.rewards.groups.batch import GROUP_LIMIT_S
@@ -380,7 +380,7 @@ class RunConfig(SourceConfig):
     """A model that ships with the package, a folder or a Hugging Face id."""
     tokenizer: str | None = None
     """Folder or Hugging Face id of the tokenizer. Default: the model's."""
-    engine: EngineName = "auto"
+    engine: str = "auto"
     """Engine for sampling. `auto` is vllm_http with --base_url, vllm_local with a GPU and vLLM, else hf. `ray` runs
     engines in Ray actors. `chat` is an API model: text without token ids."""
     engine_backend: Literal["hf", "vllm_local"] = "hf"
@@ -442,8 +442,8 @@ class RunConfig(SourceConfig):
             raise ConfigError(f"--env_kwargs: expected --env with it, got --{name}. {advice}")
         if self.reward_batch_size > 1 and sources and name != "remote_rm_url":
             raise ConfigError(f"--reward_batch_size: expected --reward_func_path with it, got --{name}. Leave it out.")
-        if self.engine in ("vllm_http", "chat") and not self.base_url:
-            example = "http://HOST:8000" if self.engine == "vllm_http" else "https://api.openai.com/v1"
+        example = "" if self.engine in ("auto", "ray") else engine_class(self.engine).url_example
+        if example and not self.base_url:
             raise ConfigError(f"--base_url: expected the server's URL, got none. Add --base_url {example}")
         if self.prices is not None and self.engine != "chat":
             raise ConfigError(f"--prices: expected --engine chat with it, got {self.engine!r}. Leave it out.")

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from agentenv.core.engine import Engine, constraint_problem
-from agentenv.engines.factory import open_engine
+from agentenv.core.engine import Engine
+from agentenv.engines.factory import engine_class, open_engine
 from agentenv.engines.pool import PoolPolicy
 from agentenv.engines.ray_actor import RayConfig
 from agentenv.episode.endpoint.agent import ChatAgentSource
@@ -24,7 +24,6 @@ from agentenv.runs.prepare import Job, naming, open_source
 from agentenv.runs.rollout_workers.source import open_workers
 from agentenv.runs.rollout_workers.worker import WorkerSpec
 
-_OWN_ENGINES = ("vllm_http", "chat", "scripted")
 """Engines that each worker opens for itself: clients of servers, which share nothing, and scripts."""
 
 
@@ -88,14 +87,14 @@ def _of_longest(job: Job) -> tuple[str, str]:
 
 def _check_engine(job: Job, engine: Engine, note: Callable[[str], None]) -> None:
     """Raise ConfigError if the engine's context is too short; note if its log-probabilities are raw."""
-    context, max_length = getattr(engine, "max_model_len", None), job.limits.max_length
+    context, max_length = engine.max_model_len, job.limits.max_length
     with naming(*_of_longest(job)):
         if context is not None and context < max_length:
             raise ConfigError(
                 f"--max_length: expected at most {context}, the server's context, got {max_length}. "
                 f"Add --max_length {context}, or start the server with --max-model-len {max_length}."
             )
-    if getattr(engine, "logprobs_mode", None) == "raw":
+    if engine.logprobs_mode == "raw":
         note(
             "the server returns raw log-probabilities. They are recorded as missing where temperature or "
             "truncation changes them. Start it with --logprobs-mode processed_logprobs."
@@ -105,7 +104,7 @@ def _check_engine(job: Job, engine: Engine, note: Callable[[str], None]) -> None
 def _engine_words(job: Job) -> str:
     """Return the name of the engine for the screen: "vLLM in Ray actors"."""
     name = job.config.engine_backend if job.engine == "ray" else job.engine
-    words = {"hf": "transformers", "vllm_local": "vLLM", "vllm_http": "the client of the vLLM server"}.get(name, name)
+    words = engine_class(name).words or name
     return f"{words} in Ray actors" if job.engine == "ray" else words
 
 
@@ -128,7 +127,6 @@ def worker_spec(job: Job, engine: Engine, *, is_given: bool) -> WorkerSpec:
     if config.agent_func_path is None:
         for env in (entry for entry in config.env if isinstance(entry, str)):
             EnvSpec(env).check("--rollout_workers")
-    facts = {name: getattr(engine, name) for name in ("base_url",) if hasattr(engine, name)}
     opened = {
         "name": job.engine, "model": job.model, "base_url": config.base_url, "device": config.device,
         "dtype": config.dtype, "args": job.engine_args,
@@ -137,8 +135,8 @@ def worker_spec(job: Job, engine: Engine, *, is_given: bool) -> WorkerSpec:
         config,
         job.chat,
         os.getcwd(),
-        engine=opened if job.engine in _OWN_ENGINES and not is_given else None,
-        facts=facts | {"constraint_problem": constraint_problem(engine)},
+        engine=opened if job.engine != "ray" and engine_class(job.engine).is_light and not is_given else None,
+        engine_facts={"base_url": engine.base_url, "constraint_problem": engine.constraint_problem},
         agent_options=[part.source.options if isinstance(part.source, ChatAgentSource) else None for part in job.parts],
     )
 

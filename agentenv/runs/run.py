@@ -27,6 +27,7 @@ from agentenv.runs.records.async_writer import Outbox
 from agentenv.runs.records.directory import CONFIG, METRICS, RunWriter, read_config, read_trajectories, write_json
 from agentenv.runs.records.scan import ReadReport
 from agentenv.runs.records.tokenizer import keep_tokenizer
+from agentenv.runs.run_log import RunLog
 from agentenv.runs.shutdown import then_end, until_signal
 from agentenv.runs.trackers import Tracked, Trackers, open_trackers
 from agentenv.runs.view_process import PageBeside
@@ -71,14 +72,20 @@ async def _run(config: RunConfig, stdout: TextIO, page: PageBeside) -> int:
     default = f"runs/{name}-{Path(config.model).name}-{time.strftime('%Y%m%d-%H%M%S')}"
     out, errors = Path(config.output.out or default), config.errors
     async with Outbox(open_run(job, out)) as outbox, open_run_trackers(job, out) as trackers:
-        screen = RunScreen(config, job, outbox, stdout=stdout, trackers=trackers)
+        log = RunLog(job, outbox, trackers)
+        screen = RunScreen(config, job, log, stdout=stdout)
         screen.launch(job.facts, job.config.to_dict())
         await page.open(out, screen.note)
         report_changed_files(job.config, out, screen.note)
         async with open_runner(job, note=screen.note, only_records=job.grader is None) as runner:
             # Only episodes that the run directory does not hold yet; the share of failed ones is that of the whole run.
             earlier = read_trajectories(out, report=ReadReport())  # damage was told when the directory was opened
-            work = asyncio.ensure_future(run_missing(job, runner, screen, screen.record, earlier))
+
+            async def record(*ended: Trajectory) -> None:
+                for summary in await log.record(*ended):
+                    screen.show(summary)
+
+            work = asyncio.ensure_future(run_missing(job, runner, log, record, earlier))
             watchdog = Watchdog(
                 runner,
                 folder=out,
@@ -92,7 +99,7 @@ async def _run(config: RunConfig, stdout: TextIO, page: PageBeside) -> int:
                 signals = await until_signal(work, watchdog, runner.drain, grace_s=errors.grace_s)
             finally:
                 screen.progress.stop()
-                metrics = await screen.finish()
+                metrics = await log.finish()
                 screen.show_result(metrics)
             if signals:
                 kept, command = (
@@ -106,18 +113,18 @@ async def _run(config: RunConfig, stdout: TextIO, page: PageBeside) -> int:
 
 
 async def run_missing(
-    job: Job, runner: EpisodeRunner, screen: RunScreen, record: Recorder, earlier: Iterable[Trajectory]
+    job: Job, runner: EpisodeRunner, log: RunLog, record: Recorder, earlier: Iterable[Trajectory]
 ) -> None:
     """Run the episodes of a job that have no record yet; `earlier` are the records of the run directory.
 
     Raises:
         RunStopped: too many episodes failed, or the disk is full.
     """
-    over, groups = screen.tally.finished, None
+    over, groups = log.tally.finished, None
     if job.grader is not None:
-        groups = OpenGroups(runner, job.grader, job.config.n, record=record, hold=screen.hold)
+        groups = OpenGroups(runner, job.grader, job.config.n, record=record, hold=log.hold)
         over = over | await asyncio.to_thread(groups.take_up, earlier)  # it reads the whole record
-    planned = plan(job.tasks, job.config.n, finished=over, attempts=screen.first_attempts())
+    planned = plan(job.tasks, job.config.n, finished=over, attempts=log.first_attempts())
     runner.num_done = len(over)
     await (runner.run(planned, record) if groups is None else groups.run(planned))
 

@@ -113,7 +113,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-class _Meter:
+class _Meter(Engine):
     """An engine that measures how long another one is busy."""
 
     def __init__(self, engine: Engine) -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from agentenv.core.engine import Engine, constraint_problem
+from agentenv.core.engine import Engine
 from agentenv.core.types import Completion, SamplingParams
-from agentenv.engines.pool import can_sleep
 from agentenv.errors import ConfigError
 
 _FIXED = ("temperature", "top_p", "top_k", "min_p")
 
 
-class FixedSamplingEngine:
+class FixedSamplingEngine(Engine):
     """The engine of training episodes. It refuses sampling parameters that the learner does not know about.
 
     Forwards `generate`, `score`, `update_weights`, `sleep` and `wake_up`.
@@ -24,13 +23,13 @@ class FixedSamplingEngine:
     """
 
     def __init__(self, engine: Engine, sampling: SamplingParams) -> None:
-        self._engine: Any = engine
+        self._engine = engine
         self._sampling = sampling
 
     @property
     def constraint_problem(self) -> str:
-        """See `agentenv.core.engine.constraint_problem`."""
-        return constraint_problem(self._engine)
+        """See `Engine`."""
+        return self._engine.constraint_problem
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
@@ -50,13 +49,11 @@ class FixedSamplingEngine:
                     f"with {name} {expected}, got {value} from the environment's sampling. Change only lengths and "
                     f"stops there, with dataclasses.replace(states['sampling_params'], ...), or set --{name} {value}."
                 )
-        completion: Completion = await self._engine.generate(prompt_token_ids, sampling, request_id=request_id)
-        return completion
+        return await self._engine.generate(prompt_token_ids, sampling, request_id=request_id)
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """Return the log-probability of each token; see `agentenv.core.engine.Scorer`."""
-        logprobs: list[float] = await self._engine.score(token_ids)
-        return logprobs
+        """Return the log-probability of each token; see `Engine`."""
+        return await self._engine.score(token_ids)
 
     async def update_weights(self, named_tensors: Iterable[tuple[str, Any]], policy_version: int) -> None:
         """Load new weights."""
@@ -64,8 +61,8 @@ class FixedSamplingEngine:
 
     async def sleep(self) -> None:
         """Free the GPU; ConfigError if the engine cannot."""
-        await can_sleep(self._engine).sleep()
+        await self._engine.sleep()
 
     async def wake_up(self) -> None:
         """Take the GPU back."""
-        await can_sleep(self._engine).wake_up()
+        await self._engine.wake_up()

@@ -13,11 +13,10 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any
 
 from agentenv.core.trajectory import Group, Trajectory
 from agentenv.core.types import Task
-from agentenv.engines.pool import can_sleep
 from agentenv.episode.runner import EpisodeRunner, PlannedEpisode
 from agentenv.errors import ConfigError, RunStopped
 from agentenv.runs.group_rewards import GroupGrader, count_failures
@@ -29,13 +28,6 @@ from agentenv.training.task_order import TaskOrder
 _MAX_KEPT_REJECTED = 10_000
 _MAX_REJECTED_BATCHES = 20
 """Training stops after this many batches of groups were rejected in a row."""
-
-
-class UpdatableEngine(Protocol):
-    """An engine whose weights can be replaced."""
-
-    async def update_weights(self, named_tensors: Iterable[tuple[str, Any]], policy_version: int) -> None:
-        """Load new weights, as (name, tensor) pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +76,7 @@ class Rollouts:
     """Samples groups with the newest weights, as far ahead as allowed. Use it from one event loop.
 
     Args:
-        runner: runs the episodes. Its engine must be an UpdatableEngine.
+        runner: runs the episodes. Its engine takes new weights.
         tasks: at least one.
         options: sizes and filters.
         on_episode: called with each finished episode; with a grader, after its group is graded.
@@ -103,7 +95,7 @@ class Rollouts:
             raise ConfigError("--data: expected at least one task, got none. Check the data.")
         self.runner = runner
         self.options = options
-        self.engine = cast(UpdatableEngine, runner.setup.engine)
+        self.engine = runner.setup.engine
         self.version = 0
         """Updates so far."""
         self.num_consumed = 0
@@ -145,7 +137,7 @@ class Rollouts:
             if len(self._ready) >= self.options.batch_groups and is_complete:
                 self.order.update()
                 if self.options.sleeps:
-                    await can_sleep(self.engine).sleep()
+                    await self.engine.sleep()
                 self._ready.sort(key=lambda item: (item[0].version, item[0].number))
                 num = self.options.batch_groups
                 self._handed_out, rest = self._ready[:num], self._ready[num:]
@@ -182,7 +174,7 @@ class Rollouts:
                 self._changed.clear()
                 await self._changed.wait()
         if self.options.sleeps:
-            await can_sleep(self.engine).wake_up()
+            await self.engine.wake_up()
         await self.engine.update_weights(named_tensors, version)
         self.version, self._handed_out = version, []
         self.order.forget(self._outstanding())

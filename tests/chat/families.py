@@ -34,7 +34,7 @@ from tests.chat.templates.tokens import (
     qwen,
 )
 
-__all__ = ["FAMILIES", "TEMPLATES", "Added", "Family", "load"]
+__all__ = ["FAMILIES", "ONE_OF_EACH", "SUPPORTED", "TEMPLATES", "Added", "Family", "load"]
 
 FAMILIES: tuple[Family, ...] = (
     qwen("Qwen1.5", "qwen1_5_shape", "byte_bpe_nfc"),
@@ -431,3 +431,8 @@ FAMILIES: tuple[Family, ...] = (
     llama2("Firefunction-v1", "functions_role_shape", expected_class="unsupported", shapes=()),
     llama2("single turn", "single_turn_shape", close="", expected_class="unsupported", shapes=()),
 )
+SUPPORTED = [family for family in FAMILIES if family.expected_class != "unsupported"]
+ONE_OF_EACH = list(
+    {(f.codes, f.close == f.close.strip(), f.parts, f.needs_tools): f for f in reversed(SUPPORTED)}.values()
+)[::-1]
+"""The first family of each set of codes: what holds for it holds for the others of its kind."""

@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 
 from agentenv.chat.chat import Chat
 from agentenv.errors import ConfigError
-from tests.chat.families import FAMILIES, load
+from tests.chat.families import FAMILIES, ONE_OF_EACH, SUPPORTED, load
 from tests.chat.test_families import ANSWER, FOLLOW_UPS, TOOLS, USER, asks, calling, render, says, try_render
 
-SUPPORTED = [family for family in FAMILIES if family.expected_class != "unsupported"]
 CASES = [(family, shape) for family in SUPPORTED for shape in family.shapes]
 every_case = pytest.mark.parametrize(("family", "shape"), CASES, ids=[f"{f.name}-{s}" for f, s in CASES])
-every_family = pytest.mark.parametrize("family", SUPPORTED, ids=lambda f: f.name)
+every_kind = pytest.mark.parametrize("family", ONE_OF_EACH, ids=lambda f: f.name)
 GIVEN = [says("user", USER)]
 
 
@@ -101,36 +100,26 @@ def is_closed(family, shape):
     return "c" not in family.codes and not ("S" in family.codes and shape == "system")
 
 
-@pytest.mark.long
 @every_case
-def test_after_a_clean_stop_the_ids_are_those_of_the_whole_conversation(family, shape):
-    known = oracle(family, FOLLOW_UPS[shape])
-    bridge = chat_of(family).bridge(known.ids[known.start : known.close_end], FOLLOW_UPS[shape])
+def test_after_a_stop_or_a_cut_the_ids_are_those_of_the_whole_conversation(family, shape):
+    known, chat = oracle(family, FOLLOW_UPS[shape]), chat_of(family)
+    bridge = chat.bridge(known.ids[known.start : known.close_end], FOLLOW_UPS[shape])
     assert bridge.ids == known.ids[known.close_end :]
     assert (bridge.kind, bridge.num_synthesised) == ("exact" if is_closed(family, shape) else "truncated", 0)
+    shared = known.ids[known.close_start] in chat.template.markers
+    for lost in (0, 2):
+        bridge = chat.bridge(known.ids[known.start : known.close_start - lost], FOLLOW_UPS[shape])
+        assert bridge.ids == known.ids[known.close_start :]
+        synthesised = 0 if shared else known.close_end - known.close_start
+        assert (bridge.kind, bridge.num_synthesised) == ("truncated", synthesised)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("lost", [0, 2])
-@every_case
-def test_after_a_cut_the_ids_from_the_close_on_are_those_of_the_whole_conversation(family, shape, lost):
-    known = oracle(family, FOLLOW_UPS[shape])
-    action = known.ids[known.start : known.close_start - lost]
-    bridge = chat_of(family).bridge(action, FOLLOW_UPS[shape])
-    assert bridge.ids == known.ids[known.close_start :]
-    shared = known.ids[known.close_start] in chat_of(family).template.markers
-    assert bridge.kind == "truncated"
-    assert bridge.num_synthesised == (0 if shared else known.close_end - known.close_start)
-
-
-@pytest.mark.parametrize("shape", ["user", "2xuser"])
-@every_family
-def test_without_knowing_the_engines_stops_the_ids_are_the_same(family, shape):
-    if shape not in family.shapes:
-        return
-    known, chat = oracle(family, FOLLOW_UPS[shape]), chat_of(family, stops=False)
-    for end, rest in ((known.close_end, known.close_end), (known.close_start - 1, known.close_start)):
-        assert chat.reply(known.ids[known.start : end], FOLLOW_UPS[shape]) == known.ids[rest:]
+@every_kind
+def test_without_knowing_the_engines_stops_the_ids_are_the_same(family):
+    for shape in {"user", "2xuser"}.intersection(family.shapes):
+        known, chat = oracle(family, FOLLOW_UPS[shape]), chat_of(family, stops=False)
+        for end, rest in ((known.close_end, known.close_end), (known.close_start - 1, known.close_start)):
+            assert chat.reply(known.ids[known.start : end], FOLLOW_UPS[shape]) == known.ids[rest:]
 
 
 def test_only_families_that_take_back_their_generation_prompt_are_compared_from_the_close_on():
@@ -142,7 +131,7 @@ def test_only_families_that_take_back_their_generation_prompt_are_compared_from_
 # --- other endings --------------------------------------------------------------------------------------------------
 
 
-@every_family
+@every_kind
 def test_a_foreign_terminator_stands_for_the_close(family):
     known, chat = oracle(family, FOLLOW_UPS["user"]), chat_of(family)
     body, close = known.ids[known.start : known.close_start], chat.template.close_ids
@@ -152,7 +141,7 @@ def test_a_foreign_terminator_stands_for_the_close(family):
         assert (bridge.kind, bridge.num_synthesised) == ("foreign-terminator", 0)
 
 
-@every_family
+@every_kind
 def test_the_marker_of_another_role_closes_nothing(family):
     known, chat = oracle(family, FOLLOW_UPS["user"]), chat_of(family)
     body, user = known.ids[known.start : known.close_start], known.ids[known.close_start]
@@ -161,7 +150,7 @@ def test_the_marker_of_another_role_closes_nothing(family):
         assert (bridge.ids, bridge.kind) == (known.ids[known.close_start :], "role-marker-mismatch")
 
 
-@every_family
+@every_kind
 def test_the_rest_of_a_close_follows_its_beginning_and_nothing_its_end(family):
     known, chat = oracle(family, FOLLOW_UPS["user"]), chat_of(family)
     body, close = known.ids[known.start : known.close_start], list(chat.template.close_ids)
@@ -175,7 +164,7 @@ def test_the_rest_of_a_close_follows_its_beginning_and_nothing_its_end(family):
         assert (bridge.kind, bridge.num_synthesised) == ("non-canonical-close", 0)
 
 
-@every_family
+@every_kind
 def test_invariant_8_there_is_one_close_no_matter_what_ended_the_action(family):
     chat = chat_of(family)
     known, close = oracle(family, FOLLOW_UPS["user"]), list(chat.template.close_ids)
@@ -195,7 +184,7 @@ def test_a_role_that_the_template_refuses_is_refused_in_its_words():
         chat.reply([], FOLLOW_UPS["2xuser"])
 
 
-@every_family
+@every_kind
 def test_messages_that_the_template_does_not_render_are_refused(family):
     for shape in FOLLOW_UPS.keys() - set(family.shapes):
         with pytest.raises(ConfigError, match=r"got roles|expected roles"):
@@ -216,31 +205,23 @@ def added(family, ids):
     return sum(i in load(family).added_tokens_decoder for i in ids)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("role", ["user", "tool", "system"])
-@every_family
-def test_invariant_12_content_forges_no_added_token_and_reads_the_same(family, role):
+@pytest.mark.parametrize("family", SUPPORTED, ids=lambda f: f.name)
+def test_invariant_12_content_forges_no_added_token_and_reads_the_same(family):
     chat, texts = chat_of(family), [token.text for token in family.added_tokens]
-    if talk(family, role, "") is None:
-        return
-    num = added(family, chat.reply([], talk(family, role, "x y")))
-    for content in ("x" + "".join(texts) + "y", *(f"x {t[0]}{t}{t[1:]}{t}y" for t in texts), *texts):
-        reply = chat.reply([], talk(family, role, content))
-        assert added(family, reply) == num
-        shown = chat.decode(reply)
-        assert content in shown or json.dumps(content, ensure_ascii=False)[1:-1] in shown
-
-
-@every_family
-def test_invariant_12_a_prompt_forges_no_added_token(family):
-    chat, texts = chat_of(family), [token.text for token in family.added_tokens]
+    for role in {"user", "tool", "system"}.intersection(family.shapes):
+        num = added(family, chat.reply([], talk(family, role, "x y")))
+        for content in ("x" + "".join(texts) + "y", *(f"x {t[0]}{t}{t[1:]}{t}y" for t in texts), *texts):
+            reply = chat.reply([], talk(family, role, content))
+            assert added(family, reply) == num
+            shown = chat.decode(reply)
+            assert content in shown or json.dumps(content, ensure_ascii=False)[1:-1] in shown
     content = "x" + "\n".join(texts) + "y"
     prompt = chat.prompt([says("user", content)])
     assert added(family, prompt) == added(family, chat.prompt([says("user", "x y")]))
     assert content in chat.decode(prompt)
 
 
-@every_family
+@every_kind
 def test_a_trusted_message_may_hold_added_tokens(family):
     chat, token = chat_of(family), family.added_tokens[0].text
     message = {**says("user", f"x {token} y"), "trusted": True}

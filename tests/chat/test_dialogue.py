@@ -32,10 +32,10 @@ from agentenv.interop.openrlhf import to_response
 from agentenv.interop.openrlhf.executor import AgentExecutor, AgentFunc
 from agentenv.runs.records.lines import trajectory_from_dict, trajectory_to_dict
 from agentenv.testing.tokenizers import CharTokenizer
-from tests.chat.families import FAMILIES, load
+from tests.chat.families import FAMILIES, ONE_OF_EACH, load
 from tests.chat.test_bridge import added
 from tests.chat.test_families import FOLLOW_UPS, TOOLS, render, says
-from tests.strategies import SUPPORTED, chat_of
+from tests.strategies import chat_of
 
 BY_NAME = {family.name: family for family in FAMILIES}
 Q = [says("user", "What is 6 x 7?")]
@@ -700,7 +700,7 @@ def talk_of(run, answers, num_turns):
     return messages
 
 
-STABLE = [family for family in SUPPORTED if family.expected_class == "prefix-stable" and family.close.strip()]
+STABLE = [family for family in ONE_OF_EACH if family.expected_class == "prefix-stable" and family.close.strip()]
 
 
 @pytest.mark.parametrize("family", STABLE, ids=lambda f: f.name)
@@ -971,8 +971,7 @@ def test_a_dialogue_refuses_what_the_template_refuses():
         dialogue.reply_to([], "", FOLLOW_UPS["2xuser"])
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("family", [f for f in SUPPORTED if f.close or "S" in f.codes], ids=lambda f: f.name)
+@pytest.mark.parametrize("family", [f for f in ONE_OF_EACH if f.close or "S" in f.codes], ids=lambda f: f.name)
 def test_an_environment_reads_an_action_without_what_ended_it(family):
     said = chat_of(family)._encoder.follow("x 42")
     run = Run(family.name, END, [[*said, *closing(chat_of(family))]])

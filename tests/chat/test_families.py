@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jinja2.exceptions import TemplateError
 
-from tests.chat.families import FAMILIES, TEMPLATES, Family, load
+from tests.chat.families import FAMILIES, SUPPORTED, TEMPLATES, Family, load
 from tests.chat.templates.base_tokenizers import trained
 
 USER, ANSWER, NEXT, SYSTEM = "first question", "ANSWERTEXT", "second question", "SYSTEMTEXT"
@@ -30,9 +30,7 @@ TEXTS = (
     "if x:\n    return 1234567\n",
 )
 Message = dict[str, Any]
-SUPPORTED = [family for family in FAMILIES if family.expected_class != "unsupported"]
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
-every_supported = pytest.mark.parametrize("family", SUPPORTED, ids=lambda f: f.name)
 
 
 def says(role: str, content: str) -> Message:
@@ -171,18 +169,13 @@ def test_a_family_loads_with_each_added_token_as_one_id(family: Family) -> None:
     assert tokenizer.bos_token == family.bos_token
     assert set(family.stop_tokens) <= {token.text for token in family.added_tokens}
     assert (tokenizer.encode("x")[0] == tokenizer.bos_token_id) == family.adds_bos
-
-
-@every_family
-def test_text_comes_back_as_it_went_in(family: Family) -> None:
-    tokenizer = load(family)
     for text in TEXTS:
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
-@every_supported
-def test_history_differs_from_the_prompt_as_the_codes_say(family: Family) -> None:
+@pytest.mark.parametrize("family", SUPPORTED, ids=lambda f: f.name)
+def test_history_and_follow_ups_render_as_the_row_says(family: Family) -> None:
     prompt, history, lead = between(family)
     close, odd = close_of(family, prompt, lead)
     codes = header_codes(family, prompt, history) + odd
@@ -194,20 +187,14 @@ def test_history_differs_from_the_prompt_as_the_codes_say(family: Family) -> Non
     if "B" not in codes and moves(family, prompt_lost=lost):
         codes += "M"
     assert (sorted(codes), close) == (sorted(family.codes), family.close)
-
-
-@every_supported
-def test_follow_ups_render_as_the_row_says(family: Family) -> None:
+    assert (family.expected_class == "needs-bridge") == bool(set(family.codes) - set("tc"))
     assert tuple(name for name, new in FOLLOW_UPS.items() if accepts(family, new)) == family.shapes
 
 
-@every_family
-def test_the_class_follows_from_the_codes(family: Family) -> None:
-    if family.expected_class == "unsupported":
+def test_an_unsupported_template_renders_no_answer() -> None:
+    for family in set(FAMILIES) - set(SUPPORTED):
         whole = try_render(family, [says("user", USER), says("assistant", ANSWER), says("user", NEXT)])
         assert whole is None or ANSWER not in whole
-    else:
-        assert (family.expected_class == "needs-bridge") == bool(set(family.codes) - set("tc"))
 
 
 def test_training_produces_the_same_tokenizer_each_time() -> None:

@@ -5,9 +5,7 @@ import pytest
 from agentenv.chat.chat import Chat
 from agentenv.chat.rendered_prompt import MAX_USER_MESSAGES, messages_of
 from agentenv.errors import ConfigError
-from tests.chat.families import FAMILIES, load
-
-SUPPORTED = [family for family in FAMILIES if family.expected_class != "unsupported"]
+from tests.chat.families import FAMILIES, ONE_OF_EACH, load
 
 
 def user(content="2 + 2?\nAnswer: a number."):
@@ -26,7 +24,7 @@ CONVERSATIONS = {
 }
 
 
-@pytest.mark.parametrize("family", SUPPORTED, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", ONE_OF_EACH, ids=lambda family: family.name)
 def test_messages_are_those_that_were_rendered_and_render_the_same_text(family):
     chat = Chat(load(family))
     for messages in CONVERSATIONS.values():

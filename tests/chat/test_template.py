@@ -12,11 +12,7 @@ from agentenv.chat.encoding import Encoder
 from agentenv.chat.template import REASONS, probe
 from agentenv.errors import ConfigError
 from agentenv.testing.tokenizers import CharTokenizer
-from tests.chat.families import FAMILIES, load
-
-SUPPORTED = [family for family in FAMILIES if family.expected_class != "unsupported"]
-every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
-every_supported = pytest.mark.parametrize("family", SUPPORTED, ids=lambda f: f.name)
+from tests.chat.families import FAMILIES, SUPPORTED, load
 
 
 def named(name):
@@ -37,29 +33,19 @@ def with_template(text, name="Qwen2.5"):
 # --- what it finds --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stops", [True, False], ids=["stops", "guessed"])
-@every_supported
-def test_the_probe_finds_what_is_known_of_a_family(family, stops):
-    found = probed(family, stops=stops)
-    known = (family.expected_class, "".join(sorted(family.codes)), family.close, family.shapes)
-    assert (found.kind, found.codes, found.close, found.shapes) == known
-    assert (found.needs_tools, found.parts, found.error) == (family.needs_tools, family.parts, "")
-    assert found.reasons == tuple(REASONS[code] for code in found.codes)
-
-
-@every_supported
-def test_terminators_are_the_engines_stops_and_the_close(family):
+@pytest.mark.parametrize("family", SUPPORTED, ids=lambda f: f.name)
+def test_the_probe_finds_what_is_known_of_a_family(family):
     tokenizer, found = load(family), probed(family)
+    known = (family.expected_class, "".join(sorted(family.codes)), family.close, family.shapes)
+    for each in (found, probed(family, stops=False)):
+        assert (each.kind, each.codes, each.close, each.shapes) == known
+        assert (each.needs_tools, each.parts, each.error) == (family.needs_tools, family.parts, "")
+        assert each.reasons == tuple(REASONS[code] for code in each.codes)
+    assert found.adds_bos == (family.adds_bos and family.bos_token is not None)
     stops = set(tokenizer.convert_tokens_to_ids(list(family.stop_tokens)))
     assert found.terminators == stops | {tokenizer.eos_token_id} | set(found.close_ids[-1:])
     assert (found.close_ids == ()) == (family.close == "")
     assert (set(family.codes) >= {"S"}) == bool(found.markers and not found.close_ids)
-
-
-@every_supported
-def test_bos_is_found(family):
-    assert probed(family).adds_bos == (family.adds_bos and family.bos_token is not None)
-    assert probed(family).renders_bos in (True, False)
 
 
 def test_the_role_markers_of_glm_are_its_stop_tokens():
@@ -152,7 +138,7 @@ def test_a_probe_renders_a_template_at_most_50_times(monkeypatch):
 # --- encoding -------------------------------------------------------------------------------------------------------
 
 
-@every_family
+@pytest.mark.parametrize("family", {f.tokenizer: f for f in FAMILIES}.values(), ids=lambda f: f.tokenizer)
 def test_a_continuation_does_not_begin_with_a_space(family):
     tokenizer, encoder = load(family), Encoder(load(family))
     for text in ("word", " word", "\nword", "Word 12", family.eos_token + "word", " " + family.eos_token + "\n"):

@@ -11,9 +11,9 @@ from agentenv.chat.dialogue import Dialogue
 from agentenv.chat.message_dialogue import MessageDialogue
 from agentenv.chat.tool_calls.messages import assistant_message, result_message
 from agentenv.errors import ConfigError, ContractError
-from tests.chat.families import FAMILIES, load
+from tests.chat.families import FAMILIES, SUPPORTED, load
 from tests.episode.endpoint.scenes import TOOL, ask, session_of
-from tests.tools.test_tools import BY_NAME, CALLING, SUPPORTED, action, format_of, stop_ids
+from tests.tools.test_tools import BY_NAME, CALLING, action, format_of, stop_ids
 
 QUESTION = [{"role": "user", "content": "Look it up."}]
 CALLS = [("get_weather", {"city": "Rome"}), ("get_time", {"zone": "CET"})]
@@ -91,12 +91,12 @@ def results_of(dialogue, text, *, parsed=True):
     return [dialogue.reply_to(ids, said, results).ids for results in (named, nameless)]
 
 
-@with_tool_role
-@pytest.mark.parametrize("parsed", [True, False], ids=["parsed", "unparsed"])
-def test_a_result_without_a_name_has_that_of_the_call_that_it_answers(family, parsed):
+@pytest.mark.parametrize("family", FORMS, ids=lambda f: f.name)
+def test_a_result_without_a_name_has_that_of_the_call_that_it_answers(family):
     calls = CALLS if format_of(family).parallel and "tools" in family.shapes else CALLS[:1]
-    named, nameless = results_of(dialogue_of(family), action(family, calls), parsed=parsed)
-    assert named == nameless
+    for parsed in (True, False):
+        named, nameless = results_of(dialogue_of(family), action(family, calls), parsed=parsed)
+        assert named == nameless
 
 
 @pytest.mark.parametrize("name", NAMES_CALLED)

@@ -1,17 +1,20 @@
 """Text of strangers forges no token, wherever it stands: schemas, names, ids, keys, and what a model quotes of it."""
 
+import contextlib
+
 import pytest
 
 from agentenv.chat.chat import Chat, ChatOptions
 from agentenv.chat.dialogue import Dialogue
 from agentenv.chat.encoding import encoder_of
 from agentenv.errors import ConfigError
-from tests.chat.test_bridge import SUPPORTED, chat_of
+from tests.chat.families import FAMILIES, ONE_OF_EACH
+from tests.chat.test_bridge import chat_of
 from tests.chat.test_families import says
 
 Q = [says("user", "q")]
-every_family = pytest.mark.parametrize("family", SUPPORTED, ids=lambda f: f.name)
-BY_NAME = {family.name: family for family in SUPPORTED}
+every_kind = pytest.mark.parametrize("family", ONE_OF_EACH, ids=lambda f: f.name)
+BY_NAME = {family.name: family for family in FAMILIES}
 
 
 def schema(name="lookup", description="plain", key="q"):
@@ -30,14 +33,13 @@ def hostile(chat):
     return list(dict.fromkeys(parts))[:60]
 
 
-@pytest.mark.long
-@every_family
+@every_kind
 def test_schemas_of_tools_forge_nothing(family):
     chat = chat_of(family)
     try:
         plain = chat.prompt(Q, [schema(description="plain")])
     except ConfigError:
-        pytest.skip("the template refuses tools")
+        return  # the template refuses tools
     known = num_added(chat, plain)
     for text in hostile(chat):
         for tool in (schema(description=text), schema(name=text), schema(key=text)):
@@ -62,9 +64,8 @@ PLACES = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("place", PLACES)
-@every_family
+@every_kind
 def test_no_place_in_a_rows_messages_forges_anything(family, place):
     chat = chat_of(family)
     try:
@@ -72,15 +73,11 @@ def test_no_place_in_a_rows_messages_forges_anything(family, place):
     except ConfigError:
         return  # the template takes no such message
     for text in hostile(chat):
-        try:
-            ids = chat.prompt(PLACES[place](text))
-        except ConfigError:
-            continue
-        assert num_added(chat, ids) <= known, text
+        with contextlib.suppress(ConfigError):
+            assert num_added(chat, chat.prompt(PLACES[place](text))) <= known, text
 
 
-@pytest.mark.long
-@every_family
+@every_kind
 def test_parts_of_a_text_that_the_template_trims_forge_nothing(family):
     chat = chat_of(family)
 
@@ -101,8 +98,7 @@ def test_parts_of_a_text_that_the_template_trims_forge_nothing(family):
             assert num_added(chat, prompt(*texts)) <= known, text
 
 
-@pytest.mark.long
-@every_family
+@every_kind
 def test_names_and_ids_of_results_forge_nothing(family):
     chat = chat_of(family)
     if "tool" not in family.shapes:

@@ -14,8 +14,9 @@ from agentenv._util.terminal import wide_console
 from agentenv.cli.commands import summary_of
 from agentenv.cli.completion import CLASSES, config_class
 from agentenv.cli.main import COMMANDS, main
-from agentenv.runs.display.progress import LiveProgress, Stats, describe
+from agentenv.runs.display.progress import LiveProgress, describe
 from agentenv.runs.metrics import Tally
+from agentenv.runs.run_log import Stats
 from tests.drivers import command
 
 FACTS = {

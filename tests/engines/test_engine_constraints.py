@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agentenv.chat.chat import Chat
 from agentenv.chat.constraints import calls_tag, json_tag
-from agentenv.core.engine import constraint_problem, is_plain, sample
+from agentenv.core.engine import Engine, is_plain, sample
 from agentenv.core.types import Completion, SamplingParams
 from agentenv.engines.constraints import Constrainer, with_forced
 from agentenv.engines.hf.engine import HFEngine
@@ -200,7 +200,7 @@ async def test_without_xgrammar_the_pip_command_is_given(monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "xgrammar" else found(name))
     engine = HFEngine(MODEL, tokenizer=TOKENIZER)
-    assert constraint_problem(engine) == "xgrammar is not installed: pip install 'agentenv-rl[constrain]'"
+    assert engine.constraint_problem == "xgrammar is not installed: pip install 'agentenv-rl[constrain]'"
     with pytest.raises(
         ConfigError, match=r"expected to follow a structural tag, .* pip install 'agentenv-rl\[constrain"
     ):
@@ -209,7 +209,7 @@ async def test_without_xgrammar_the_pip_command_is_given(monkeypatch):
 
 
 async def test_an_engine_that_ignores_a_tag_is_refused():
-    class Ignorant:
+    class Ignorant(Engine):
         async def generate(self, prompt_token_ids, sampling, *, request_id):
             return Completion((5, END))
 
@@ -222,7 +222,7 @@ async def test_pools_and_training_say_what_their_engines_can():
     unable.constraint_problem = "it is old"
     for engine, problem in ((able, ""), (unable, "it is old")):
         pool = EnginePool([engine])
-        assert constraint_problem(pool) == constraint_problem(FixedSamplingEngine(pool, SamplingParams())) == problem
+        assert pool.constraint_problem == FixedSamplingEngine(pool, SamplingParams()).constraint_problem == problem
         await pool.close()
 
 

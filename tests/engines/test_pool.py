@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv._util.restarts import Restarts
-from agentenv.core.engine import Scorer
 from agentenv.core.types import SamplingParams
-from agentenv.engines import factory, single
+from agentenv.engines import factory
 from agentenv.engines.dispatch import EngineSlot, RequestDispatcher
 from agentenv.engines.pool import EngineDead, EnginePool, PoolPolicy
 from agentenv.engines.scripted import ScriptedEngine
@@ -498,7 +497,6 @@ async def test_weights_go_to_all_engines_and_a_successor_must_have_them():
 
 async def test_a_pool_scores():
     pool = EnginePool([Fragile(), Fragile()])
-    assert isinstance(pool, Scorer)
     assert await pool.score([1, 2, 3]) == [0.0] * 3
 
 
@@ -590,7 +588,7 @@ async def test_an_engine_that_cannot_be_closed_holds_nobody_up(monkeypatch, capl
             await asyncio.Event().wait()
 
     monkeypatch.setattr(factory, "make_engine", lambda *_, **__: Stuck())
-    monkeypatch.setattr(single, "CLOSE_S", 0.05)
+    monkeypatch.setattr(factory, "CLOSE_S", 0.05)
     async with asyncio.timeout(60):
         async with factory.open_engine("scripted", "none", TOKENIZER):
             pass

@@ -16,14 +16,13 @@ from pathlib import Path
 import pytest
 
 from agentenv._util.ray.cluster import ClusterConfig, _env, _init, actor_death, ray_session
-from agentenv.core.engine import Scorer
+from agentenv.core.engine import EngineOptions
 from agentenv.core.types import SamplingParams
 from agentenv.engines.factory import open_engine
 from agentenv.engines.hf.engine import HFEngine
 from agentenv.engines.models import load_tokenizer
 from agentenv.engines.pool import EngineDead, PoolPolicy
 from agentenv.engines.ray_actor import (
-    ActorSpec,
     EngineActor,
     RayConfig,
     RayEngine,
@@ -48,9 +47,9 @@ def model(tmp_path_factory):
     return make_tiny_qwen2(tmp_path_factory.mktemp("models") / "tiny")
 
 
-def spec(model="none", backend="scripted", **args):
-    """What runs in the actors: a scripted engine unless told otherwise."""
-    return ActorSpec(backend, str(model), CharTokenizer(), "cpu", "auto", args)
+def options(model="none", **args):
+    """Of the engines in the actors."""
+    return EngineOptions(str(model), CharTokenizer(), device="cpu", args=args)
 
 
 def left_of_ray():
@@ -196,7 +195,7 @@ def test_the_death_of_vllm_in_a_living_actor_is_distinguished_from_a_failure():
 async def test_an_actor_answers_as_its_engine_does(model):
     from array import array
 
-    actor = EngineActor(ActorSpec("hf", str(model), None, "cpu", "auto", {"max_length": 64}))
+    actor = EngineActor("hf", EngineOptions(str(model), None, device="cpu", args={"max_length": 64}))
     engine = HFEngine(model, max_length=64)
     assert (await actor.start())[:2] == (os.getpid(), 0)
     ours = await engine.generate(PROMPT, GREEDY, request_id="a/0")
@@ -211,7 +210,7 @@ async def test_an_actor_says_whether_its_engine_constrains_and_passes_the_tag_on
     from array import array
 
     tag = json.dumps({"type": "structural_tag", "format": {"type": "const_string", "value": "ab"}})
-    actor = EngineActor(ActorSpec("hf", str(model), load_tokenizer(model), "cpu", "auto", {"max_length": 64}))
+    actor = EngineActor("hf", EngineOptions(str(model), load_tokenizer(model), device="cpu", args={"max_length": 64}))
     try:
         assert (await actor.start())[-1] == ""
         answer = await actor.generate(array("i", PROMPT), replace(GREEDY, structural_tag=tag), "a/0")
@@ -225,18 +224,18 @@ async def test_an_actor_says_whether_its_engine_constrains_and_passes_the_tag_on
 
 async def test_an_engine_that_was_not_started_or_is_closed_is_dead():
     pytest.importorskip("ray")
-    engine = RayEngine(spec(), {})
+    engine = RayEngine("scripted", options(), {})
     with pytest.raises(EngineDead, match="expected a started engine"):
         await engine.generate(PROMPT, GREEDY, request_id="a/0")
     await engine.close()
 
 
 def test_vllm_over_several_gpus_stays_in_its_actor():
-    args = _computing_here(spec(backend="vllm_local", tensor_parallel_size=2)).args
+    args = _computing_here(options(tensor_parallel_size=2)).args
     assert args["distributed_executor_backend"] == "mp"
-    chosen = spec(backend="vllm_local", tensor_parallel_size=2, distributed_executor_backend="ray")
+    chosen = options(tensor_parallel_size=2, distributed_executor_backend="ray")
     assert _computing_here(chosen).args["distributed_executor_backend"] == "ray"
-    assert _computing_here(spec(backend="vllm_local")).args == {}
+    assert _computing_here(options()).args == {}
 
 
 def test_actors_get_the_users_runtime_environment_and_find_this_package(monkeypatch):
@@ -274,7 +273,8 @@ def session():
 
 @pytest.fixture
 def two(session):
-    return RayConfig(num_engines=2, cpus=0.5, pool=PoolPolicy(restart_wait_s=0.01, stall_s=1.0, close_timeout_s=5))
+    pool = PoolPolicy(restart_wait_s=0.01, stall_s=1.0, close_timeout_s=5)
+    return RayConfig(num_engines=2, backend="scripted", cpus=0.5, pool=pool)
 
 
 @pytest.mark.slow
@@ -286,8 +286,7 @@ async def test_actors_give_the_tokens_of_one_engine_take_new_weights_once_and_en
     weights = list(other._slots.model.state_dict().items())
     shares, share = [], transfer.share_weights
     monkeypatch.setattr(transfer, "share_weights", lambda named: shares.append(1) or share(named))
-    async with open_pool(spec(model, "hf", max_length=64), two) as pool:
-        assert isinstance(pool, Scorer)
+    async with open_pool(options(model, max_length=64), replace(two, backend="hf")) as pool:
         assert len(actors(os.getpid())) == 2
         for index in range(6):
             seeded = SamplingParams(temperature=1.0, max_tokens=6, seed=index)
@@ -321,7 +320,7 @@ async def test_actors_give_the_tokens_of_one_engine_take_new_weights_once_and_en
 
 @pytest.mark.slow
 async def test_an_engine_in_an_actor_is_not_starved_by_environments_in_this_process(two):
-    async with open_pool(spec(), two):
+    async with open_pool(options(), two):
         own = os.getpriority(os.PRIO_PROCESS, 0)
         assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in actors(os.getpid())] == [own] * 2
 
@@ -338,7 +337,7 @@ async def test_cancelling_reaches_the_engine_in_the_actor(two, tmp_path):
             cancelled.touch()
             raise
 
-    async with open_pool(spec(script=say), two) as pool:
+    async with open_pool(options(script=say), two) as pool:
         call = asyncio.ensure_future(pool.generate(PROMPT, GREEDY, request_id="a/0"))
         await until(asked.exists)
         call.cancel()
@@ -351,7 +350,7 @@ async def test_cancelling_reaches_the_engine_in_the_actor(two, tmp_path):
 async def test_an_actor_that_died_is_replaced_and_its_requests_are_served(two, how):
     import ray
 
-    async with open_pool(spec(script=["ok"], latency_s=2.0), two) as pool:
+    async with open_pool(options(script=["ok"], latency_s=2.0), two) as pool:
         victim = pool._slots[0].engine
         calls = [asyncio.ensure_future(pool.generate(PROMPT, GREEDY, request_id=f"{i}/0")) for i in range(8)]
         await asyncio.sleep(0.1)
@@ -373,12 +372,12 @@ async def test_an_actor_that_died_is_replaced_and_its_requests_are_served(two, h
 @pytest.mark.slow
 async def test_an_operation_that_an_actor_does_not_support_is_one_clear_error(two, model):
     with pytest.raises(ConfigError, match=r"--engine_args: expected arguments of the hf engine, got .*'nonsense'"):
-        async with open_pool(spec(model, "hf", nonsense=1), two):
+        async with open_pool(options(model, nonsense=1), replace(two, backend="hf")):
             pytest.fail("opened")
     asked = r"--num_engines, --engine_cpus, --engine_gpus: expected room for 2 times CPU 1, GPU 1000 on the cluster"
     there = r"got 1 nodes with CPU \d+, GPU \d+ together, CPU \d+, GPU \d+ of it free, the largest with CPU \d"
     with pytest.raises(ConfigError, match=f"{asked}, {there}"):
-        async with open_pool(spec(), RayConfig(num_engines=2, gpus=1000)):
+        async with open_pool(options(), RayConfig(num_engines=2, backend="scripted", gpus=1000)):
             pytest.fail("opened")
 
 
@@ -505,14 +504,15 @@ def test_a_run_on_two_actors_with_vllm_loses_nothing_when_one_is_killed(tmp_path
 SERVE = """
 import asyncio, sys
 from agentenv._util.ray.cluster import ClusterConfig
-from agentenv.engines.ray_actor import ActorSpec, RayConfig, open_pool
+from agentenv.core.engine import EngineOptions
+from agentenv.engines.ray_actor import RayConfig, open_pool
 from agentenv.errors import ConfigError
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.core.types import SamplingParams
 
 async def main():
-    config = RayConfig(num_engines=2, cpus=0.25, cluster=ClusterConfig(address=sys.argv[1] or None))
-    spec = ActorSpec("scripted", "none", CharTokenizer(), "cpu", "auto", {"script": ["hello"], "latency_s": 0.2})
+    config = RayConfig(num_engines=2, backend="scripted", cpus=0.25, cluster=ClusterConfig(address=sys.argv[1] or None))
+    spec = EngineOptions("none", CharTokenizer(), args={"script": ["hello"], "latency_s": 0.2})
     async with open_pool(spec, config) as pool:
         asked = [pool.generate([1, 2], SamplingParams(max_tokens=9), request_id=f"{i}/0") for i in range(4)]
         print(*{CharTokenizer().decode(answer.token_ids[:5]) for answer in await asyncio.gather(*asked)}, flush=True)
@@ -617,16 +617,17 @@ from ray.cluster_utils import Cluster
 from agentenv._util.ray.cluster import ClusterConfig
 from agentenv.engines.pool import PoolPolicy
 from agentenv.engines.ray_actor import RayConfig, open_pool
-from tests.engines.test_ray import GREEDY, PROMPT, spec, until
+from tests.engines.test_ray import GREEDY, PROMPT, options, until
 
 async def main():
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     nodes = {}
     try:
         lost = cluster.add_node(num_cpus=1)
-        config = RayConfig(num_engines=2, cpus=1.0, cluster=ClusterConfig(cluster.address, placement="STRICT_SPREAD"),
+        config = RayConfig(num_engines=2, backend="scripted", cpus=1.0,
+                           cluster=ClusterConfig(cluster.address, placement="STRICT_SPREAD"),
                            pool=PoolPolicy(restart_wait_s=0.01, max_restarts=50, close_timeout_s=5))
-        async with open_pool(spec(script=["ok"], latency_s=2.0), config) as pool:
+        async with open_pool(options(script=["ok"], latency_s=2.0), config) as pool:
             engines = [slot.engine for slot in pool._slots]
             calls = [asyncio.ensure_future(pool.generate(PROMPT, GREEDY, request_id=f"{i}/0")) for i in range(8)]
             await asyncio.sleep(0.5)

@@ -1,7 +1,8 @@
 """The engine that plays a script: what its script sees, and what it keeps."""
 
 from agentenv import SamplingParams, ScriptedEngine
-from agentenv.engines.single import make_engine
+from agentenv.core.engine import EngineOptions
+from agentenv.engines.factory import make_engine
 from agentenv.testing.tokenizers import CharTokenizer
 
 
@@ -21,7 +22,7 @@ async def test_a_script_sees_the_text_of_each_prompt_and_the_number_of_the_call(
 
 async def test_the_engine_of_a_run_keeps_no_request_and_counts_its_calls():
     script = [str(number) for number in range(3)]
-    engine = make_engine("scripted", "", CharTokenizer(), args={"script": script, "crash_at": 7})
+    engine = make_engine("scripted", EngineOptions("", CharTokenizer(), args={"script": script, "crash_at": 7}))
     await asked(engine, "a", "b")
     assert engine.requests == []
     seen = []

@@ -20,9 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv._util.ray.cluster import ClusterConfig, ray_session
+from agentenv.core.engine import EngineOptions
 from agentenv.core.types import SamplingParams
 from agentenv.engines.pool import EngineDead, EnginePool, PoolPolicy
-from agentenv.engines.ray_actor import ActorSpec, RayConfig, open_pool
+from agentenv.engines.ray_actor import RayConfig, open_pool
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.engines.vllm.local import VLLMEngine
 from agentenv.engines.weights import shared as _weights
@@ -394,7 +395,7 @@ async def test_vllms_own_transfer_reaches_all_engines_of_a_group_and_a_group_of_
 async def test_an_actor_takes_weights_from_where_it_can_reach_them(models, weights, greedy, elsewhere):
     pytest.importorskip("ray")
     args = {**ARGS, "max_model_len": 1024, **({} if elsewhere else WORKER_APART)}
-    spec = ActorSpec("vllm_local", str(models[0]), CharTokenizer(), "cpu", "float32", args)
+    spec = EngineOptions(str(models[0]), CharTokenizer(), device="cpu", dtype="float32", args=args)
     with ray_session(ClusterConfig(cpus=1)):
         async with open_pool(spec, RayConfig(backend="vllm_local", cpus=0.5)) as pool:
             if elsewhere:

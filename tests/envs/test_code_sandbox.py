@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from agentenv.chat.chat import Chat
 from agentenv.cli.main import main
+from agentenv.core.engine import EngineOptions
 from agentenv.core.types import Limits, SamplingParams, StopReason, Task
+from agentenv.engines.factory import make_engine
 from agentenv.engines.scripted import ScriptedEngine
-from agentenv.engines.single import make_engine
 from agentenv.episode.registry import load_env
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.source import EnvSource
@@ -159,7 +160,7 @@ def test_the_command_line_solves_the_shipped_tasks_offline_with_the_reference_po
 @pytest.mark.parametrize("script", ["no_such_module:f", "json:no_such_function", "json"])
 def test_a_script_that_is_not_a_function_is_refused(script):
     with pytest.raises(ConfigError, match="script: expected a list of replies or module:function"):
-        make_engine("scripted", "", CharTokenizer(), args={"script": script})
+        make_engine("scripted", EngineOptions("", CharTokenizer(), args={"script": script}))
 
 
 def test_the_task_set_is_large_mixed_and_has_enough_tests():

@@ -9,6 +9,7 @@ import pytest
 
 from agentenv.chat.chat import Chat
 from agentenv.cli.main import main
+from agentenv.core.engine import Engine
 from agentenv.core.types import Limits, SamplingParams, StopReason, Task
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.registry import installed_envs
@@ -199,7 +200,7 @@ class Announcing:
         return RewardResult(1.0, 1.0)
 
 
-class SecondWaits:
+class SecondWaits(Engine):
     """An engine whose second generation ends only when the first answer is being judged."""
 
     def __init__(self, tokenizer, begun):

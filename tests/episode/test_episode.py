@@ -25,6 +25,7 @@ from agentenv._util.calls import create
 from agentenv._util.paths import PACKAGE
 from agentenv.chat.chat import Chat
 from agentenv.core.agent import AgentInstance
+from agentenv.core.engine import Engine
 from agentenv.core.trajectory import NO_VERSION
 from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
 from agentenv.engines.scripted import ScriptedEngine
@@ -353,7 +354,7 @@ async def test_the_work_with_the_tokenizer_is_linear_in_the_tokens():
 
 
 async def test_ids_of_no_model_with_this_tokenizer_are_an_engine_error():
-    class Wild:
+    class Wild(Engine):
         async def generate(self, prompt_token_ids, sampling, *, request_id):
             return Completion((1_000_000,), logprobs=(-0.5,))
 

@@ -14,6 +14,7 @@ from types import ModuleType
 import httpx
 import pytest
 
+from agentenv.core.engine import Engine
 from agentenv.core.types import Limits, SamplingParams, StopReason
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.endpoint.agent import ChatAgentSource
@@ -51,7 +52,7 @@ async def until_told(told):
         await asyncio.sleep(0.01)  # here it waits
 
 
-class Deaf:
+class Deaf(Engine):
     """An engine whose `generate` never answers and ignores being cancelled, so that no deadline holds."""
 
     def __init__(self):

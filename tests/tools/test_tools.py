@@ -38,7 +38,7 @@ from agentenv.tools.calling import (
     tool_format,
 )
 from agentenv.tools.schemas import schema_of
-from tests.chat.families import FAMILIES, load
+from tests.chat.families import FAMILIES, SUPPORTED, load
 
 HERMES = ToolFormat()
 
@@ -56,7 +56,6 @@ def format_of(family):
     return tool_format(load(family), stop_ids(family))
 
 
-SUPPORTED = [family for family in FAMILIES if family.expected_class != "unsupported"]
 BY_NAME = {family.name: family for family in FAMILIES}
 KINDS = {
     "json": [
@@ -80,6 +79,10 @@ STRINGS_ONLY = {"Gemma4", "LFM2.5"}
 UNESCAPED = {"LFM2.5": "'\\", "Gemma4": "", "Gemma4 (TRL)": ""}
 """What strings cannot hold, as the template does not escape it."""
 every_calling = pytest.mark.parametrize("family", CALLING, ids=lambda f: f.name)
+one_of_each_form = pytest.mark.parametrize("family", [BY_NAME[name] for name in (
+    "Qwen2.5", "Llama-3.1", "Mistral-Nemo", "xLAM", "Mistral-Small-3.2", "DeepSeek-V3", "gpt-oss", "Functionary-2.2",
+    "Qwen3.5-think", "DeepSeek-V3.2", "GLM-4.5", "MiniMax-M2", "MiniCPM3", "Gemma4", "LFM2.5",
+)], ids=lambda f: f.name)  # fmt: skip
 
 
 def as_call(family, index, name, arguments):
@@ -225,9 +228,8 @@ JSON_LIKE = [f for f in CALLING if f.name in (*KINDS["json"], *KINDS["named"], "
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", JSON_LIKE, ids=lambda f: f.name)
-@given(calls=calls_of(VALUES))
-@settings(max_examples=60, deadline=None)
+@given(family=st.sampled_from(JSON_LIKE), calls=calls_of(VALUES))
+@settings(max_examples=1_000, deadline=None)
 def test_if_arguments_are_json_any_value_comes_back(family, calls):
     assume(fits(family, calls))
     parsed = format_of(family).parse(action(family, calls))
@@ -242,9 +244,8 @@ def markup_text(family):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", [BY_NAME[name] for name in KINDS["markup"]], ids=lambda f: f.name)
-@given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@given(family=st.sampled_from([BY_NAME[name] for name in KINDS["markup"]]), data=st.data())
+@settings(max_examples=500, deadline=None)
 def test_in_markup_strings_come_back_as_the_schema_has_them(family, data):
     calls = data.draw(calls_of(markup_text(family)))
     tools = [{"function": {"name": name, "parameters": schema_for(arguments)}} for name, arguments in calls]
@@ -272,13 +273,17 @@ TYPED = {
 
 
 @every_calling
-def test_values_of_every_type_come_back_with_a_schema(family):
-    calls = [("lookup", TYPED)]
+def test_calls_with_values_of_every_type_and_without_any_come_back(family):
+    chat = Chat(load(family), stop_token_ids=stop_ids(family))
     tools = [{"type": "function", "function": {"name": "lookup", "parameters": schema_for(TYPED)}}]
-    assert found_in(format_of(family).parse(action(family, calls), tools=tools)) == calls
+    for calls in ([("lookup", TYPED)], [("now", {})]):
+        said = action(family, calls)
+        decoded = chat.action_text(chat._encoder.follow(said), stop_ids(family))
+        for text in (said, decoded):
+            assert found_in(format_of(family).parse(text, tools=tools)) == calls
 
 
-@every_calling
+@one_of_each_form
 def test_without_a_schema_text_that_reads_as_a_value_is_one_unless_the_format_distinguishes_them(family):
     values = found_in(format_of(family).parse(action(family, [("lookup", {"n": 3, "s": "3", "b": True})])))[0][1]
     if family.name in KINDS["markup"] and family.name != "DeepSeek-V3.2":  # it says which values are strings
@@ -290,9 +295,8 @@ def test_without_a_schema_text_that_reads_as_a_value_is_one_unless_the_format_di
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", [BY_NAME[name] for name in KINDS["keywords"]], ids=lambda f: f.name)
-@given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@given(family=st.sampled_from([BY_NAME[name] for name in KINDS["keywords"]]), data=st.data())
+@settings(max_examples=200, deadline=None)
 def test_in_keyword_form_strings_come_back(family, data):
     unsafe = UNESCAPED.get(family.name, "")
     texts = TEXTS.filter(lambda text: not set(unsafe) & set(text))
@@ -300,7 +304,7 @@ def test_in_keyword_form_strings_come_back(family, data):
     assert found_in(format_of(family).parse(action(family, calls))) == calls
 
 
-@every_calling
+@one_of_each_form
 def test_content_beside_calls_is_kept_and_is_not_a_call(family):
     calls = [("lookup", {"q": "x"}), ("other_tool", {"n": "y", "m": "z"})]
     for some in (calls[:1], calls) if format_of(family).parallel else (calls[:1],):
@@ -311,20 +315,7 @@ def test_content_beside_calls_is_kept_and_is_not_a_call(family):
         assert "lookup" not in parsed.content
 
 
-@every_calling
-def test_a_call_without_parameters_comes_back(family):
-    assert found_in(format_of(family).parse(action(family, [("now", {})]))) == [("now", {})]
-
-
-@every_calling
-def test_the_text_of_an_action_decoded_from_its_ids_parses_like_the_rendering(family):
-    chat = Chat(load(family), stop_token_ids=stop_ids(family))
-    said = action(family, [("lookup", {"q": "a b"})])
-    decoded = chat.action_text(chat._encoder.follow(said), stop_ids(family))
-    assert found_in(format_of(family).parse(decoded)) == [("lookup", {"q": "a b"})]
-
-
-@every_calling
+@one_of_each_form
 def test_hermes_form_is_taken_in_every_format(family):
     syntax = format_of(family)
     text = syntax.reasoning_close + 'Hm.\n<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'
@@ -533,7 +524,7 @@ def test_calls_around_a_malformed_one_are_found_in_order():
     assert [type(item) for item in items] == [ToolCall, MalformedCall, ToolCall]
 
 
-@every_calling
+@one_of_each_form
 def test_a_call_cut_anywhere_is_never_another_call(family):
     """Cut short, an action gives no call, the whole one, or a malformed one: not one with other arguments."""
     whole = ("lookup", {"query": "some words", "more": "other words"})
@@ -545,7 +536,7 @@ def test_a_call_cut_anywhere_is_never_another_call(family):
     assert format_of(family).parse(said[:before]).malformed or format_of(family).lead
 
 
-@every_calling
+@one_of_each_form
 def test_broken_arguments_in_every_format_are_one_malformed_call(family):
     said = action(family, [("lookup", {"query": "VALUE"})])
     for old, new in (("VALUE", "x</x></parameter"), ('{"query"', "{query'"), ("query", 'a"b c<')):
@@ -634,10 +625,9 @@ PIECES = st.sampled_from(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", [*CALLING, None], ids=[*(family.name for family in CALLING), "plain"])
-@given(text=st.lists(PIECES, max_size=25).map("".join) | st.text(max_size=50))
-@example(text="")
-@settings(max_examples=150, deadline=None)
+@given(family=st.sampled_from([*CALLING, None]), text=st.lists(PIECES, max_size=25).map("".join) | st.text(max_size=50))
+@example(family=None, text="")
+@settings(max_examples=3_000, deadline=None)
 def test_no_text_makes_parsing_fail(family, text):
     syntax = HERMES if family is None else format_of(family)
     parsed = syntax.parse(text, turn_index=3)
@@ -953,7 +943,7 @@ async def test_no_calls_no_answers():
     assert await answer_calls(parsed(), {}) == []
 
 
-@every_calling
+@one_of_each_form
 async def test_answers_to_good_and_malformed_calls_are_rendered_by_the_bridge(family):
     good = action(family, [("lookup", {"q": "x"})])
     for text in (good, good[: good.index("lookup") + 3]):

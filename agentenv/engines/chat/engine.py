@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from agentenv._util.http.client import (
     MAX_ANSWER_BYTES,
@@ -20,7 +20,7 @@ from agentenv._util.http.client import (
 )
 from agentenv._util.http.json_bodies import parse_body, parse_json
 from agentenv._util.off_loop import off_loop, size_of
-from agentenv.core.engine import NoTokenizer
+from agentenv.core.engine import Engine, EngineOptions, NoTokenizer
 from agentenv.core.types import Completion, Conversation, SamplingParams
 from agentenv.engines.chat.wire import TokenPrices, completion_of, request_fields
 from agentenv.errors import ConfigError, DataError, EngineError, PromptTooLong, RunStopped
@@ -55,7 +55,7 @@ class _Refused(EngineError):
     """The server refuses the request."""
 
 
-class ChatEngine:
+class ChatEngine(Engine):
     """An engine over an API model, for runs only: it returns text and tool calls, which nothing can be trained on.
 
     Failed attempts are repeated as `agentenv._util.http.client` says, and so are answers without JSON or with an error
@@ -81,10 +81,15 @@ class ChatEngine:
         ConfigError: the address or the key is wrong, or the key is missing.
     """
 
-    tokenizer: ClassVar[NoTokenizer] = NoTokenizer()
+    words = "the client of the API"
+    url_example = "https://api.openai.com/v1"
+    is_light = True
+    tokenizer = NoTokenizer()
 
-    max_model_len: int | None = None
-    """The server's context, where it tells it; known after `start`."""
+    @classmethod
+    def from_options(cls, options: EngineOptions) -> ChatEngine:
+        """See `Engine`."""
+        return cls(options.base_url, options.model, **options.args)
 
     def __init__(
         self,
@@ -141,7 +146,9 @@ class ChatEngine:
             length = each.get("max_model_len") if isinstance(each, dict) and each.get("id") == self.model else None
             self.max_model_len = length if isinstance(length, int) and length > 0 else self.max_model_len
 
-    async def generate(self, asked: Conversation, sampling: SamplingParams, *, request_id: str) -> Completion:
+    async def generate(  # type: ignore[override]  # it takes messages: its tokenizer is a NoTokenizer
+        self, asked: Conversation, sampling: SamplingParams, *, request_id: str
+    ) -> Completion:
         """Return one answer; see `agentenv.core.engine.Engine`. Cancelling it closes the connection.
 
         Raises:

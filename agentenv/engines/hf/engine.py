@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentenv._util.virtual_time import external_work
-from agentenv.core.engine import Tokenizer
+from agentenv.core.engine import Engine, EngineOptions, Tokenizer
 from agentenv.core.types import Completion, FinishReason, SamplingParams
 from agentenv.engines.constraints import Constrainer, missing_xgrammar
 from agentenv.engines.hf.jobs import GenerationJob, post, settle
@@ -34,7 +34,7 @@ MAX_PREFILL_TOKENS = 4096
 """Prompt tokens per forward pass, padding included. Longer prompts need several, with decode steps in between."""
 
 
-class HFEngine:
+class HFEngine(Engine):
     """Samples from a transformers model; implements `agentenv.core.engine.Engine`.
 
     Log-probabilities and finish reasons follow vLLM 0.32 with `logprobs_mode="processed_logprobs"`. Tokens of a
@@ -47,6 +47,15 @@ class HFEngine:
         completion = await engine.generate(prompt_ids, SamplingParams(max_tokens=64), request_id="episode-0/0")
         await engine.close()
     """
+
+    words = "transformers"
+    context_argument = "max_length"
+
+    @classmethod
+    def from_options(cls, options: EngineOptions) -> HFEngine:
+        """See `Engine`."""
+        given = {"tokenizer": options.tokenizer, "device": options.device, "dtype": options.dtype}
+        return cls(options.model, **{**given, **options.args})
 
     def __init__(
         self,
@@ -88,8 +97,6 @@ class HFEngine:
         self._constrainer = None if tokenizer is None else Constrainer(tokenizer, self._slots.vocab_size)
         self._eos_id, self._eos_ids = slot_model.eos_ids(self._slots.model, tokenizer)
         self._max_num_seqs = max(1, max_num_seqs)
-        self.policy_version = 0
-        """Version of the weights in use; starts at 0, set by `update_weights`."""
         # The condition guards what both sides touch: queues and flags. The batch is the worker's alone.
         self._changed = threading.Condition()
         self._waiting: deque[GenerationJob] = deque()
@@ -102,7 +109,7 @@ class HFEngine:
 
     @property
     def constraint_problem(self) -> str:
-        """See `agentenv.core.engine.constraint_problem`."""
+        """See `Engine`."""
         return missing_xgrammar() if self._constrainer is not None else "HFEngine has no tokenizer: pass tokenizer=..."
 
     async def generate(
@@ -158,7 +165,7 @@ class HFEngine:
             raise
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """Return the log-probability of each token after those before it; see `agentenv.core.engine.Scorer`.
+        """Return the log-probability of each token after those before it; see `Engine`.
 
         Sequences are scored one after another, in pieces between forward passes of sampling.
         """

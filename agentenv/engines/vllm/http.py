@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import quote
 
@@ -26,7 +27,7 @@ from agentenv._util.http.client import (
     RetryPolicy,
     checked_url,
 )
-from agentenv.core.engine import Tokenizer, is_plain
+from agentenv.core.engine import Engine, EngineOptions, is_plain
 from agentenv.core.types import Completion, SamplingParams
 from agentenv.engines.constraints import Constrainer, missing_xgrammar, with_forced
 from agentenv.engines.vllm.wire import completion_of, field_of, request_body, score_body, scores_of, whole
@@ -50,7 +51,7 @@ _CALL = re.compile("agentenv-([0-9a-f]{8})")
 """The part of a request's id that tells this library's calls apart."""
 
 
-class VLLMHTTPEngine:
+class VLLMHTTPEngine(Engine):
     """An engine over a vLLM server, which the first `generate` looks at once: its model, endpoints and log-prob mode.
 
     `vllm serve MODEL --logprobs-mode processed_logprobs` is enough; with `--enable-scale-out` the token-level endpoint
@@ -75,17 +76,22 @@ class VLLMHTTPEngine:
         transport: another way to reach the server, for tests.
     """
 
+    words = "the client of the vLLM server"
+    url_example = "http://HOST:8000"
+    is_light = True
     logprobs_mode: Literal["processed", "raw"] | None = None
     """Kind of log-probabilities that the server returns; None before the first `generate`."""
 
     served_names: tuple[str, ...] = ()
     """Name and origin of the model as the server tells them; known after `start`."""
 
-    max_model_len: int | None = None
-    """The server's context, where it tells it; known after `start`."""
-
-    tokenizer: Tokenizer | None = None
-    """The served model's, which only structural tags need; `open_engine` sets it."""
+    @classmethod
+    def from_options(cls, options: EngineOptions) -> VLLMHTTPEngine:
+        """See `Engine`. The server must serve `options.model`: the tokenizer of another one would differ."""
+        engine = cls(options.base_url, **options.args)
+        engine.tokenizer = options.tokenizer
+        engine._expected_model = "" if "model" in options.args else options.model
+        return engine
 
     def __init__(
         self,
@@ -117,12 +123,13 @@ class VLLMHTTPEngine:
         self.base_url = self._http.url
         self._policy = RetryPolicy(max_attempts=max_retries + 1, timeout_s=timeout_s, first_pause_s=FIRST_PAUSE_S)
         self._closed = False
+        self._expected_model = ""
         self._tokens_endpoint = False
         self._probing: asyncio.Task[None] | None = None
 
     @property
     def constraint_problem(self) -> str:
-        """See `agentenv.core.engine.constraint_problem`. The tokens that were forced are computed here."""
+        """See `Engine`. The tokens that were forced are computed here."""
         return (
             missing_xgrammar() if self.tokenizer is not None else "VLLMHTTPEngine has no tokenizer: set its attribute"
         )
@@ -138,6 +145,13 @@ class VLLMHTTPEngine:
         if isinstance(health, AttemptFailure) and health.status is None:
             raise ConfigError(f"--base_url: expected a vLLM server, got none: {health.error}") from health.error
         await self._look_once()
+        served, expected = self.served_names, self._expected_model
+        if expected and served and Path(expected).name not in {Path(name).name for name in served}:
+            raise ConfigError(
+                f"--model: expected the served model ({' or '.join(dict.fromkeys(served))}), got {expected!r}. "
+                "Change --model; where the server only calls it otherwise, add "
+                '--engine_args \'{"model": "ITS NAME"}\'.'
+            )
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
@@ -169,7 +183,7 @@ class VLLMHTTPEngine:
         return await with_forced(completion, sampling, self._constrainer, self.base_url)
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """Return the log-probability of each token given those before it, by `/v1/completions`; see `Scorer`.
+        """Return the log-probability of each token given those before it, by `/v1/completions`; see `Engine`.
 
         vLLM samples a token after what it scores: of a sequence as long as its context, the last token gets NaN.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import math
 import pickle
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentenv._util.vllm_process import RunningLLM, with_cpu_cache
+from agentenv.core.engine import Engine, EngineOptions
 from agentenv.core.types import Completion, SamplingParams
 from agentenv.engines.constraints import Constrainer, with_forced
 from agentenv.engines.vllm.wire import completion_of_output, scores_of_output, vllm_sampling, vllm_scoring
@@ -25,7 +27,7 @@ CPU_KV_CACHE_BYTES = 2 << 30
 """Memory for keys and values on vLLM's CPU build; `kv_cache_memory_bytes` and VLLM_CPU_KVCACHE_SPACE (GiB) win."""
 
 
-class VLLMEngine:
+class VLLMEngine(Engine):
     """An engine with vLLM's `AsyncLLM`. It starts on the first `generate`, or with `await engine.start()`.
 
     Log-probabilities belong to the distribution that was sampled from (`processed_logprobs`). vLLM logs only warnings,
@@ -51,6 +53,21 @@ class VLLMEngine:
             can be.
     """
 
+    words = "vLLM"
+    context_argument = "max_model_len"
+    constraint_problem = ""
+    """vLLM constrains, and brings xgrammar."""
+    devices: tuple[str, ...] = ()
+    """The GPU of each worker, or "cpu"; known once it has started."""
+
+    @classmethod
+    def from_options(cls, options: EngineOptions) -> VLLMEngine:
+        """See `Engine`. Arguments that the constructor does not have are vLLM's."""
+        own = inspect.signature(cls).parameters
+        given = {"dtype": options.dtype, **{name: value for name, value in options.args.items() if name in own}}
+        others = {name: value for name, value in options.args.items() if name not in own}
+        return cls(options.model, **{**given, "engine_args": {**given.get("engine_args", {}), **others}})
+
     def __init__(
         self,
         model: str | Path,
@@ -63,7 +80,6 @@ class VLLMEngine:
         max_num_seqs: int | None = None,
         engine_args: Mapping[str, Any] | None = None,
     ) -> None:
-        self.policy_version = 0
         self._engine_args: dict[str, Any] = {
             "model": str(model),
             "dtype": dtype,
@@ -81,8 +97,6 @@ class VLLMEngine:
             **(engine_args or {}),
         }
         self._sender = WeightSender(self._engine_args.pop("transfer", "auto"))
-        self.devices: tuple[str, ...] = ()
-        """The GPU of each worker, or "cpu"; known once it has started."""
         self._llm: Any = None
         self._running: RunningLLM
         self._closed = False
@@ -94,8 +108,6 @@ class VLLMEngine:
         self._in_flight: set[str] = set()
         self._counter = itertools.count()
         self._constrainer: Constrainer | None = None
-        self.constraint_problem = ""
-        """vLLM constrains, and brings xgrammar; see `agentenv.core.engine.constraint_problem`."""
 
     async def start(self) -> None:
         """Load the model and start vLLM's processes, once; the event loop stays free meanwhile.
@@ -142,7 +154,7 @@ class VLLMEngine:
         return await with_forced(completion, sampling, self._constrainer, "VLLMEngine")
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """Return the log-probability of each token after those before it; see `agentenv.core.engine.Scorer`.
+        """Return the log-probability of each token after those before it; see `Engine`.
 
         vLLM always samples one token, so the last token of a sequence of length `max_model_len` gets NaN. If weights
         are replaced meanwhile, the sequence is scored again. On a GPU the logits of up to `max_num_batched_tokens`

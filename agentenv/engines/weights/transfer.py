@@ -119,7 +119,7 @@ class WeightSender:
             import torch
 
             trainer = str(torch.cuda.get_device_properties(first[0][1].device).uuid)
-        way = choose_transfer(self._transfer, trainer, [getattr(engine, "devices", ("cpu",)) for engine in engines])
+        way = choose_transfer(self._transfer, trainer, [engine.devices for engine in engines])
         if way == "shm":
             shared = await asyncio.to_thread(share_weights, itertools.chain(first, tensors))
             try:

@@ -22,7 +22,7 @@ from agentenv.chat.constraints import calls_tag, json_tag
 from agentenv.chat.dialogue import Dialogue, Reply
 from agentenv.chat.encoding import encoder_of
 from agentenv.chat.tool_calls.messages import assistant_message
-from agentenv.core.engine import constraint_problem, sample
+from agentenv.core.engine import sample
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Completion, Message, SamplingParams, StepResult, StopReason, Task
 from agentenv.episode.endpoint.conversations import Asked, Call, Line, Point, Work, asked, call_ids, continued, record
@@ -450,7 +450,7 @@ class Session:
 
     def _structural_tag(self, request: ChatRequest) -> str | None:
         """Return the structural tag of what a request demands of the answer; None if it demands nothing."""
-        problem = constraint_problem(self.engine)
+        problem = self.engine.constraint_problem
         if problem and request.json_schema is not None:
             raise RequestError(
                 f"response_format: expected text, because {problem}, got {brief(request.json_schema)}. Leave it out."

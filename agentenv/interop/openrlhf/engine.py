@@ -7,12 +7,11 @@ AsyncLLMEngine, whose `generate` yields outputs.
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import itertools
 import math
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
@@ -30,16 +29,7 @@ _TAKEN = tuple(name for name in SamplingParams.__dataclass_fields__ if name != "
 
 def as_engine(llm_engine: Any, sampling_params: Any) -> Engine:
     """Return what a trainer passes to `execute` as an Engine: ours unchanged, OpenRLHF's and vLLM's adapted."""
-    generate = getattr(llm_engine, "generate", None)
-    if generate is not None and _is_foreign(getattr(generate, "__func__", generate)):
-        return OpenRLHFEngine(llm_engine, sampling_params)
-    engine: Engine = llm_engine
-    return engine
-
-
-@functools.lru_cache(maxsize=64)  # keyed by the function: the engine's bound method would keep the engine alive
-def _is_foreign(generate: Callable[..., Any]) -> bool:
-    return inspect.isasyncgenfunction(generate) or "request_id" not in inspect.signature(generate).parameters
+    return llm_engine if isinstance(llm_engine, Engine) else OpenRLHFEngine(llm_engine, sampling_params)
 
 
 async def last_of(outputs: AsyncIterator[Any]) -> Any:
@@ -50,7 +40,7 @@ async def last_of(outputs: AsyncIterator[Any]) -> Any:
     return last
 
 
-class OpenRLHFEngine:
+class OpenRLHFEngine(Engine):
     """The engine behind one `execute` call of OpenRLHF.
 
     Every request starts from a copy of the caller's sampling parameters and so keeps fields that we do not have (the

@@ -73,7 +73,7 @@ class RewardSource:
         return await Episode(task, replace(setup, engine=recorder, limits=limits), key).run(make)
 
 
-class _PromptRecorder:
+class _PromptRecorder(Engine):
     """An engine that remembers its last prompt: text cannot be turned back into the same ids."""
 
     def __init__(self, engine: Engine) -> None:

@@ -21,6 +21,7 @@ from operator import attrgetter
 from typing import Any
 
 from agentenv.chat.chat import Chat, ChatOptions, stop_token_ids_of
+from agentenv.core.engine import Engine
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Limits, SamplingParams, Task
 from agentenv.episode.registry import env_source
@@ -60,7 +61,7 @@ def dataset(rows: Sequence[Mapping[str, Any] | Task], *, data_source: str = "age
 
 
 @dataclass(frozen=True)
-class SkyRLEngine:
+class SkyRLEngine(Engine):
     """The engine behind the episodes of one call of the generator: SkyRL's client of its inference servers."""
 
     client: Any

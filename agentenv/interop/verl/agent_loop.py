@@ -24,6 +24,7 @@ from importlib import import_module
 from typing import Any
 
 from agentenv.chat.chat import Chat, ChatOptions, stop_token_ids_of
+from agentenv.core.engine import Engine
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Limits, SamplingParams, Task
 from agentenv.episode.registry import env_source
@@ -50,7 +51,7 @@ def dataset(rows: Sequence[Mapping[str, Any] | Task], *, data_source: str = "age
     return task_dataset(rows, "interop.verl", data_source)
 
 
-class VerlEngine:
+class VerlEngine(Engine):
     """The engine behind one episode: verl's client, and verl's two budgets of tokens.
 
     Args:

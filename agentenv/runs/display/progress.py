@@ -16,57 +16,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from agentenv.runs.metrics import Summary, Tally
+from agentenv.runs.run_log import Stats
 
 _LINE_EVERY_S = 5.0
 _BAR_COLUMNS = 16
 _WAIT_LINE_S = 10.0
 
 
-class Stats:
-    """Running counts of a run; the means are over tasks, as in the final table."""
-
-    def __init__(self, total: int, tally: Tally) -> None:
-        """Start with the finished episodes of an earlier session; the run adds its episodes to `tally` itself."""
-        self.total = total
-        self.num_earlier = len(tally.finished)
-        self.num_done = self.num_errors = self.num_infra = self.num_tokens = 0
-        self._tally = tally
-        self._started = time.monotonic()
-
-    def begin(self) -> None:
-        """Start the clock, after the engine is loaded."""
-        self._started = time.monotonic()
-
-    def add(self, summary: Summary) -> None:
-        """Count an episode that ended in this run."""
-        self.num_done += 1
-        self.num_tokens += summary.num_action_tokens
-        self.num_infra += summary.error_kind == "infra"
-        self.num_errors += summary.error_kind not in (None, "infra")
-
-    def facts(self) -> dict[str, Any]:
-        """Return the counts, means, rates and times; None where nothing is known yet."""
-        elapsed_s = time.monotonic() - self._started
-        rate = self.num_done / elapsed_s if elapsed_s > 0 else 0.0
-        left = self.total - self.num_earlier - self.num_done
-        reward, score = self._tally.means()
-        return {
-            "done": self.num_earlier + self.num_done,
-            "total": self.total,
-            "reward": reward,
-            "score": score,
-            "env_errors": self.num_errors,
-            "infra_errors": self.num_infra,
-            "episodes_per_s": rate,
-            "tokens_per_s": self.num_tokens / elapsed_s if elapsed_s > 0 else 0.0,
-            "elapsed_s": elapsed_s,
-            "eta_s": left / rate if rate > 0 else None,
-        }
-
-
 class Progress:
-    """Counts without showing anything; the base class of the others."""
+    """Shows nothing; the base class of the others."""
 
     def __init__(self, stats: Stats) -> None:
         self.stats = stats
@@ -75,9 +33,8 @@ class Progress:
         """Start the clock and the display."""
         self.stats.begin()
 
-    def update(self, summary: Summary) -> None:
-        """Count an episode and show it."""
-        self.stats.add(summary)
+    def update(self) -> None:
+        """Show that an episode was counted."""
 
     def stop(self) -> None:
         """Show the final state and stop."""
@@ -92,9 +49,8 @@ class PlainProgress(Progress):
         self._last = time.monotonic()
         self._num_shown = -1
 
-    def update(self, summary: Summary) -> None:
-        """Count an episode, and write a line if the last one is old enough."""
-        super().update(summary)
+    def update(self) -> None:
+        """Write a line if the last one is old enough."""
         if time.monotonic() - self._last >= _LINE_EVERY_S:
             self._write()
 

@@ -42,7 +42,7 @@ class WorkerSpec:
     """Working folder, for relative paths."""
     engine: Mapping[str, Any] | None
     """Arguments of `open_engine`; None to use the engine of the process that started the worker."""
-    facts: Mapping[str, Any]
+    engine_facts: Mapping[str, str]
     """Attributes of that engine that episodes read."""
     agent_options: Sequence[Any]
     """Options of each environment that is an agent with its own loop, None for others."""
@@ -85,18 +85,23 @@ def _tell(text: str) -> None:
         sys.stderr.flush()
 
 
-class RemoteEngine:
+class RemoteEngine(Engine):
     """The engine of another process, for one episode.
 
     Args:
         call: calls the other process; see `Calls.call`.
         number: number of the episode there, which names the engine.
-        facts: attributes of the engine.
+        base_url: the engine's.
+        constraint_problem: the engine's.
     """
 
-    def __init__(self, call: Callable[[bytes], Awaitable[bytes]], number: int, facts: Mapping[str, Any]) -> None:
+    constraint_problem = ""
+
+    def __init__(
+        self, call: Callable[[bytes], Awaitable[bytes]], number: int, *, base_url: str, constraint_problem: str
+    ) -> None:
         self._call, self._number = call, number
-        vars(self).update(facts)
+        self.base_url, self.constraint_problem = base_url, constraint_problem
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
@@ -108,7 +113,7 @@ class RemoteEngine:
         return completion
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """Return the log-probability of each token; see `agentenv.core.engine.Scorer`."""
+        """Return the log-probability of each token; see `Engine`."""
         logprobs: list[float] = await self._ask("score", array("i", token_ids))
         return logprobs
 
@@ -149,7 +154,7 @@ class RolloutWorker:
         assert self._source is not None
         progress = self._in_flight[number] = EpisodeProgress()
         setup = EpisodeSetup(
-            self._engine or RemoteEngine(self._call_parent, number, self._spec.facts),
+            self._engine or RemoteEngine(self._call_parent, number, **self._spec.engine_facts),
             self._spec.chat,
             SamplingParams(*call.sampling),
             Limits(*call.limits),

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from agentenv._util.jsonable import jsonable
 from agentenv._util.plurals import counted
-from agentenv.core.engine import Scorer, is_plain
+from agentenv.core.engine import Engine, is_plain
 from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.core.types import SamplingParams
 from agentenv.engines.factory import choose_engine, open_engine
 from agentenv.engines.models import load_tokenizer, resolve_model
-from agentenv.engines.single import EngineName
 from agentenv.errors import ConfigError, DataError
 from agentenv.runs.config import RunConfig
 from agentenv.runs.mixture import longest
@@ -199,7 +198,7 @@ def _rank(difference: Difference) -> tuple[float, str, int, int]:
 
 async def replay(
     trajectories: Iterable[Trajectory],
-    scorer: Scorer,
+    scorer: Engine,
     *,
     sampling: SamplingParams,
     tolerance: float = DEFAULT_TOLERANCE,
@@ -246,7 +245,7 @@ async def replay(
 
 
 async def _replay_episode(
-    trajectory: Trajectory, scorer: Scorer, sampling: SamplingParams, report: ReplayReport
+    trajectory: Trajectory, scorer: Engine, sampling: SamplingParams, report: ReplayReport
 ) -> None:
     compared: dict[int, list[tuple[int, Turn]]] = {}
     for index, turn in enumerate(trajectory.turns):
@@ -279,7 +278,7 @@ async def _replay_episode(
 async def replay_run(
     path: str | Path,
     *,
-    engine: EngineName | None = None,
+    engine: str | None = None,
     base_url: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
@@ -316,8 +315,6 @@ async def replay_run(
         dtype=dtype,
         args=_with_context(dict(engine_args), name, model, longest(config.env, config.limits.for_env().max_length)),
     ) as scorer:
-        if not isinstance(scorer, Scorer):
-            raise ConfigError(f"--engine: expected one that scores, got {name!r}. Use hf, vllm_local or vllm_http.")
         record = ReadReport()
         return await replay(
             read_trajectories(path, report=record),
@@ -329,7 +326,7 @@ async def replay_run(
         )
 
 
-def _flags(path: str | Path) -> tuple[RunConfig, EngineName]:
+def _flags(path: str | Path) -> tuple[RunConfig, str]:
     """Return the flags of a run and its engine."""
     stored: Mapping[str, Any] = read_config(path)["config"]
     if "max_train_steps" in stored.get("flags", {}):
@@ -344,7 +341,7 @@ def _flags(path: str | Path) -> tuple[RunConfig, EngineName]:
         )
     try:
         flags: Mapping[str, Any] = stored["flags"]
-        engine: EngineName = stored["resolved"]["engine"]
+        engine: str = stored["resolved"]["engine"]
         # Ray actors sampled, but one engine in this process is enough to score.
         return RunConfig.from_flags(**flags), flags["engine_backend"] if engine == "ray" else engine
     except (KeyError, TypeError, ConfigError) as error:

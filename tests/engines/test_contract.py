@@ -1,0 +1,178 @@
+"""What `agentenv.core.engine.Engine` promises, of every engine; and that a page's own engine keeps it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from agentenv.core.engine import Engine, EngineOptions, NoTokenizer, sample
+from agentenv.core.types import Completion, Conversation, SamplingParams
+from agentenv.engines import factory
+from agentenv.engines.chat.engine import ChatEngine
+from agentenv.engines.factory import ENGINES, engine_class, engine_names, make_engine, open_engine
+from agentenv.engines.hf.engine import HFEngine
+from agentenv.engines.pool import EnginePool
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.engines.vllm.http import VLLMHTTPEngine
+from agentenv.errors import ConfigError
+from agentenv.testing.tokenizers import CharTokenizer
+from tests.api_model import completion as chat_completion
+from tests.api_model import served
+from tests.engines.streamed import StreamedTransport
+from tests.engines.test_vllm_http import Fake, completion
+from tests.models import make_tiny_qwen2
+
+SEEDED = SamplingParams(max_tokens=6, temperature=1.0, seed=3)
+PROMPT = [40, 41, 42]
+BY_MESSAGES = Conversation([{"role": "user", "content": "hello"}])
+TAG = '{"type": "structural_tag", "format": {"type": "const_string", "value": "ab"}}'
+
+
+def cut(body):
+    """A server's answer of at most as many tokens as it may have."""
+    num = min(3, body.get("max_tokens", 3))
+    return completion(
+        body.get("prompt", PROMPT), [5, 6, 7][:num], [-0.5] * num, finish_reason="stop" if num == 3 else "length"
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_tiny_qwen2(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(params=["scripted", "hf", "vllm_http", "pool", "chat"])
+async def engine(request, model, monkeypatch):
+    """Each kind of engine, started. Ray's is an engine of these in another process: `test_ray.py`."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with served(lambda body: chat_completion("hello")) as server:
+        made = {
+            "scripted": lambda: ScriptedEngine(["abcdefgh"], CharTokenizer()),
+            "hf": lambda: HFEngine(model, max_length=64),
+            "vllm_http": lambda: VLLMHTTPEngine("http://vllm", transport=StreamedTransport(Fake(cut))),
+            "pool": lambda: EnginePool([ScriptedEngine(["abcdefgh"], CharTokenizer()) for _ in range(2)]),
+            "chat": lambda: ChatEngine(server.base_url, "the-model"),
+        }[request.param]()
+        await made.start()
+        yield made
+        await made.close()
+
+
+def ask(engine, sampling=SEEDED, request_id="e/0"):
+    prompt = BY_MESSAGES if isinstance(engine.tokenizer, NoTokenizer) else PROMPT
+    return sample(engine, prompt, sampling, request_id=request_id, limit_s=60.0)
+
+
+async def test_a_completion_can_be_recorded_and_keeps_to_max_tokens(engine):
+    found = await ask(engine)
+    assert isinstance(found, Completion)
+    assert found.answer is not None or 0 < len(found.token_ids) <= 6
+    assert found.logprobs is None or len(found.logprobs) == len(found.token_ids)
+    one = await ask(engine, SamplingParams(max_tokens=1, seed=3))
+    assert one.answer is not None or (len(one.token_ids), one.finish_reason) == (1, "length")
+
+
+async def test_a_seeded_request_has_the_same_tokens_alone_and_beside_others(engine):
+    alone = await ask(engine)
+    beside = await asyncio.gather(*(ask(engine, request_id=f"e{i}/0") for i in range(4)))
+    assert {each.token_ids for each in beside} == {alone.token_ids}
+
+
+async def test_a_prompt_is_not_changed_and_may_change_after_the_call(engine):
+    if isinstance(engine.tokenizer, NoTokenizer):
+        return
+    prompt = list(PROMPT)
+    await engine.generate(prompt, SEEDED, request_id="e/0")
+    assert prompt == PROMPT
+    alone = await ask(engine)
+    pending = asyncio.ensure_future(engine.generate(prompt, SEEDED, request_id="e/1"))
+    found = await pending
+    prompt.clear()
+    assert found.token_ids == alone.token_ids
+
+
+async def test_a_cancelled_request_leaves_an_engine_that_answers(engine):
+    asked = asyncio.ensure_future(ask(engine))
+    await asyncio.sleep(0)
+    asked.cancel()
+    await asyncio.wait([asked])
+    assert (await ask(engine)).finish_reason in ("stop", "length")
+
+
+async def test_tokens_are_scored_or_the_engine_says_that_it_cannot(engine):
+    if isinstance(engine, HFEngine):
+        scores = await engine.score(PROMPT)
+        assert len(scores) == 3
+        assert math.isnan(scores[0])
+    elif not isinstance(engine, VLLMHTTPEngine):  # the tests of that engine have answers of a server to score
+        with pytest.raises(ConfigError, match=r"--engine: expected one that scores tokens, got (Scripted|Chat)Engine"):
+            await engine.score(PROMPT)
+
+
+async def test_a_structural_tag_is_followed_or_refused_with_the_reason(engine):
+    if engine.constraint_problem:
+        with pytest.raises(ConfigError):
+            await ask(engine, SamplingParams(max_tokens=6, structural_tag=TAG))
+    else:
+        assert (await ask(engine, SamplingParams(max_tokens=6, structural_tag=TAG))).forced is not None
+
+
+async def test_what_an_engine_cannot_do_is_refused_by_name(engine):
+    for call in (engine.sleep(), engine.wake_up()):
+        with pytest.raises(ConfigError, match=r"--vllm_enable_sleep: expected vLLM on GPUs, got \w+Engine"):
+            await call
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_name_leads_to_a_class_whose_module_imports_no_heavy_library(name):
+    assert issubclass(engine_class(name), Engine)
+    assert "from_options" in vars(engine_class(name))
+
+
+class Echo(Engine):
+    """Says its prompt."""
+
+    def __init__(self, num=1):
+        self.num = num
+
+    @classmethod
+    def from_options(cls, options):
+        return cls(**options.args)
+
+    async def generate(self, prompt_token_ids, sampling, *, request_id):
+        return Completion(tuple(prompt_token_ids[: sampling.max_tokens]))
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """A package that has the engines `echo`, and `other`, which is none."""
+    found = [
+        EntryPoint("echo", f"{__name__}:Echo", factory.GROUP), EntryPoint("other", f"{__name__}:ask", factory.GROUP)
+    ]  # fmt: skip
+    monkeypatch.setattr(factory, "entry_points", lambda group: found if group == factory.GROUP else [])
+
+
+@pytest.mark.usefixtures("installed")
+async def test_an_installed_package_adds_an_engine_by_its_entry_point():
+    assert "echo" in engine_names()
+    async with open_engine("echo", "any", CharTokenizer(), args={"num": 2}) as opened:
+        assert opened.num == 2
+        assert (await ask(opened)).token_ids == tuple(PROMPT)
+        assert opened.constraint_problem == "Echo does not constrain what it samples"
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_wrong_name_argument_or_class_is_refused_by_name():
+    options = EngineOptions("m", CharTokenizer(), args={"nonsense": 1})
+    with pytest.raises(ConfigError, match=r"--engine: expected one of auto, hf, .*, ray, echo, other, got 'gpt'"):
+        make_engine("gpt", options)
+    with pytest.raises(ConfigError, match=r"--engine_args: expected arguments of the echo engine, got .*nonsense"):
+        make_engine("echo", options)
+    with pytest.raises(ConfigError, match=r"--engine other: expected a subclass of .*Engine, got <function"):
+        make_engine("other", options)
