@@ -134,7 +134,7 @@ async def compare(args: argparse.Namespace) -> None:
 
 def full_load(count: int) -> list[tuple[Reward, list[Response]]]:
     """Return every reward that uses the pool, with its rows and a few hostile ones."""
-    from agentenv.rewards.rules.ifeval import IFEvalReward
+    from agentenv.rewards.rules.ifeval.reward import IFEvalReward
     from agentenv.rewards.rules.json_schema import JsonSchemaReward
     from agentenv.rewards.rules.regex import RegexReward
 

@@ -38,7 +38,7 @@ class RewardEntry(NamedTuple):
 REWARDS = {
     "math": RewardEntry("rules.math.reward:MathReward", by_row=True),
     "code": RewardEntry("rules.code:CodeReward", by_row=True),
-    "ifeval": RewardEntry("rules.ifeval:IFEvalReward", by_row=True),
+    "ifeval": RewardEntry("rules.ifeval.reward:IFEvalReward", by_row=True),
     "choice": RewardEntry("rules.choice:ChoiceReward", by_row=True),
     "general_val": RewardEntry("rules.choice:GeneralValReward", by_row=True),
     "crossthink_qa": RewardEntry("rules.choice:CrossThinkReward", by_row=True),

@@ -4,8 +4,8 @@ import importlib.util
 
 import pytest
 
-from agentenv.rewards.rules.ifeval import RULES, check_text, instructions_of
 from agentenv.rewards.rules.ifeval.functions import RULES as FUNCTIONS
+from agentenv.rewards.rules.ifeval.instructions import RULES, check_text, instructions_of
 from agentenv.rewards.rules.ifeval.official import RULES as OFFICIAL
 
 CASES = [

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from agentenv.errors import DataError, MissingDependency
-from agentenv.rewards.rules.ifeval import language, report
-from agentenv.rewards.rules.ifeval.figures import Accuracy
+from agentenv.rewards.rules.ifeval import language
+from agentenv.rewards.rules.ifeval.figures import Accuracy, report
 
 OWN = [json.loads(line) for line in (Path(__file__).parent / "rows.jsonl").read_text().splitlines()]
 IFEVAL = Path(__file__).resolve().parents[5] / "shared" / "data" / "ifeval_input_data.jsonl"

@@ -7,9 +7,8 @@ import pytest
 
 from agentenv.errors import ConfigError
 from agentenv.rewards.grading import grade
-from agentenv.rewards.rules.ifeval import IFEvalReward
 from agentenv.rewards.rules.ifeval import reward as reward_module
-from agentenv.rewards.rules.ifeval.reward import MAX_CHARS
+from agentenv.rewards.rules.ifeval.reward import MAX_CHARS, IFEvalReward
 from agentenv.rewards.types import Response, Status
 from agentenv.rewards.workers.pool import WorkerPool
 from tests.rewards.workers.worker_processes import workers
