@@ -296,17 +296,25 @@ def test_check_is_of_reward_models():
         rm(["check", "reward:r.py:longer"])
 
 
-def test_compare_says_how_far_two_evaluations_disagree(capsys):
+def test_compare_puts_the_accuracies_of_evaluations_side_by_side(capsys, tmp_path):
     with open("s.py", "w") as file:
         file.write("def shorter(response):\n    return -len(response)\n")
     assert evaluate("--out", "a") == evaluate("--out", "b", reward="reward:s.py:shorter") == 0
+    (tmp_path / "published.json").write_text('{"pairs": 0.75, "hep-go": 0.5}')
     capsys.readouterr()
-    assert rm(["compare", "a", "b"]) == 0
-    assert capsys.readouterr().out == "a and b: opposite on 75.0% of 4 items, rank correlation of the margins -1.000\n"
+    assert rm(["compare", "a", "b", "published.json"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "| subset | a | b | published.json |",
+        "| --- | --- | --- | --- |",
+        "| hep-go | – | – | 0.5000 |",
+        "| pairs | 0.5000 | 0.2500 | 0.7500 |",
+    ]
     assert rm(["compare", "a", "b", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["opposite"] == 0.75
-    with pytest.raises(ConfigError, match="two or more different folders"):
+    assert json.loads(capsys.readouterr().out) == {"pairs": {"a": 0.5, "b": 0.25}}
+    with pytest.raises(ConfigError, match="two or more different evaluations"):
         rm(["compare", "a", "a"])
+    with pytest.raises(ConfigError, match="none: expected a JSON file"):
+        rm(["compare", "a", "none"])
 
 
 def test_the_group_shows_its_commands(capsys):

@@ -7,7 +7,7 @@ import pytest
 
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError, RunStopped
 from agentenv.rewards.evaluation.evaluate import ItemOutcome, evaluate, invariance
-from agentenv.rewards.evaluation.log import EvaluationLog, fingerprint, read_margins, stored_flags
+from agentenv.rewards.evaluation.log import EvaluationLog, fingerprint, stored_flags
 from agentenv.rewards.evaluation.specs import RewardModel
 from agentenv.rewards.judges.pairwise import PairwiseJudge
 from agentenv.rewards.judges.pointwise import PointwiseReward
@@ -81,7 +81,7 @@ async def test_anything_that_cannot_be_scored_has_an_error_and_costs_no_other(va
     assert failed.scores[1] is None
     assert failed.scores[0] is not None
     assert failed.error.startswith(kind)
-    assert (failed.known, failed.tie, failed.margin) == (None, False, None)
+    assert (failed.known, failed.tie) == (None, False)
     assert fine.error == ""
 
 
@@ -281,15 +281,3 @@ def test_the_fingerprint_is_of_the_data_and_their_order():
     assert fingerprint(ITEMS) == fingerprint(list(ITEMS))
     others = [ITEMS[::-1], ITEMS[:2], [*ITEMS[:2], pair("abc", "abe", index=2)]]
     assert fingerprint(ITEMS) not in [fingerprint(items) for items in others]
-
-
-def test_margins_of_evaluations_of_the_same_data_are_read(tmp_path):
-    written(tmp_path / "a", DONE, FAILED)
-    written(tmp_path / "b", DONE, FAILED, ItemOutcome(1, "y", "s", (1.0, 4.0), 1, (3, 3), (False, False)))
-    found = read_margins([tmp_path / "a", tmp_path / "b"])
-    assert [*found.values()] == [[0.5, None], [0.5, -3.0]]
-    written(tmp_path / "c", DONE, config=CONFIG | {"data_sha256": "2"})
-    with pytest.raises(ConfigError, match="got other data"):
-        read_margins([tmp_path / "a", tmp_path / "c"])
-    with pytest.raises(ConfigError, match="rm eval --out"):
-        read_margins([tmp_path / "none"])
