@@ -18,6 +18,7 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from agentenv._util.suggest import did_you_mean
@@ -33,6 +34,8 @@ class RewardEntry(NamedTuple):
     """`module:Class`, below `agentenv.rewards`."""
     by_row: bool = False
     """True if the reward can be made without options and needs nothing but a row."""
+    defaults: Mapping[str, Any] = MappingProxyType({})
+    """Options that the name has, where the class has others."""
 
 
 REWARDS = {
@@ -40,8 +43,20 @@ REWARDS = {
     "code": RewardEntry("rules.code:CodeReward", by_row=True),
     "ifeval": RewardEntry("rules.ifeval.reward:IFEvalReward", by_row=True),
     "choice": RewardEntry("rules.choice:ChoiceReward", by_row=True),
-    "general_val": RewardEntry("rules.choice:GeneralValReward", by_row=True),
-    "crossthink_qa": RewardEntry("rules.choice:CrossThinkReward", by_row=True),
+    "general_val": RewardEntry(
+        "rules.choice:ChoiceReward",
+        by_row=True,
+        defaults={
+            "require_box": False,
+            "scale": "loose",
+            "tags": ("ceval", "race_high", "mmlu_pro", "commonsense_qa"),
+        },
+    ),
+    "crossthink_qa": RewardEntry(
+        "rules.choice:ChoiceReward",
+        by_row=True,
+        defaults={"require_box": False, "scale": "loose", "repetition_penalty": -0.5},
+    ),
     "detection": RewardEntry("rules.detection.reward:DetectionReward", by_row=True),
     "format": RewardEntry("rules.format:ThinkFormatReward", by_row=True),
     "tool_call_format": RewardEntry("rules.format:ToolCallFormatReward", by_row=True),
@@ -106,7 +121,7 @@ def make_reward(name: str, /, **options: Any) -> Reward:
             f"reward: expected {path!r} to import, got {type(error).__name__}: {error}. Fix it, or its name."
         ) from error
     if inspect.isclass(target):
-        reward = construct(name, target, options)
+        reward = construct(name, target, {**(entry.defaults if entry else {}), **options})
     else:
         from agentenv.rewards.function import FunctionReward
 

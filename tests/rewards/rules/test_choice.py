@@ -1,15 +1,18 @@
 """Multiple choice: which texts name which option, which are refused, and what ROLL's workers got wrong."""
 
 import time
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError, DataError
-from agentenv.rewards.rules.choice import ChoiceReward, CrossThinkReward, GeneralValReward
+from agentenv.rewards.registry import make_reward
+from agentenv.rewards.rules.choice import ChoiceReward
 from agentenv.rewards.types import Response, Status
 
+general_val, crossthink = partial(make_reward, "general_val"), partial(make_reward, "crossthink_qa")
 CITIES = {"options": ["Paris", "London", "Vitamin C", "Both A and B"]}
 
 
@@ -262,36 +265,36 @@ async def test_a_last_line_that_commits_to_no_option_and_what_a_box_does_not_lea
 async def test_the_three_scales(scale, rewards):
     texts = (r"\boxed{B}", "The answer is B.", r"\boxed{A}", "The answer is A.")
     for text, expected in zip(texts, rewards, strict=True):
-        for reward in (GeneralValReward(scale=scale), CrossThinkReward(reward_type=scale)):
+        for reward in (general_val(scale=scale), crossthink(scale=scale)):
             result = await reward.grade(Response(text, "B"))
             assert (result.reward, result.score) == (expected, float(expected > 0))
 
 
 @pytest.mark.parametrize("tag", ["ceval", "race_high", "mmlu_pro", "commonsense_qa", None])
 async def test_general_val_takes_its_four_tags(tag):
-    assert (await GeneralValReward().grade(Response("B", "B", metadata={"tag": tag}))).reward == 1.0
+    assert (await general_val().grade(Response("B", "B", metadata={"tag": tag}))).reward == 1.0
 
 
 @pytest.mark.parametrize("tag", ["math", "", 3, ["ceval"]])
 async def test_an_unknown_tag_is_an_error_and_never_the_last_samples_score(tag):
     with pytest.raises(DataError, match="ceval"):
-        await GeneralValReward().grade(Response("B", "B", metadata={"tag": tag}))
-    assert (await GeneralValReward(tags=None).grade(Response("B", "B", metadata={"tag": tag}))).reward == 1.0
+        await general_val().grade(Response("B", "B", metadata={"tag": tag}))
+    assert (await general_val(tags=None).grade(Response("B", "B", metadata={"tag": tag}))).reward == 1.0
 
 
 async def test_prose_that_begins_with_the_letter_of_the_label_is_not_an_answer():
-    assert (await GeneralValReward(num_options=26).grade(Response("I think so", "I"))).reward == -1.0
+    assert (await general_val(num_options=26).grade(Response("I think so", "I"))).reward == -1.0
 
 
 async def test_the_rewards_of_roll_that_were_zero_carry_a_signal():
-    for reward in (ChoiceReward(), GeneralValReward()):
+    for reward in (ChoiceReward(), general_val()):
         right, wrong = [(await reward.grade(Response(rf"\boxed{{{c}}}", "B"))).reward for c in "BA"]
         assert right > wrong
 
 
 async def test_crossthink_punishes_repetition_at_most_by_half():
     text = "so " * 500 + r"\boxed{B}"
-    result = await CrossThinkReward().grade(Response(text, "B"))
+    result = await crossthink().grade(Response(text, "B"))
     assert result.components["choice"] == 1.0
     assert -0.5 <= result.components["repetition"] < -0.49
     assert result.reward == pytest.approx(1.0 + result.components["repetition"])
@@ -302,8 +305,8 @@ async def test_crossthink_measures_the_text_and_punishes_short_ones(num_words, l
     text = " ".join([r"\boxed{B}", *(f"w{i}" for i in range(num_words - 1))])
     padded = text + "<|endoftext|>" * 300
     for reward in (
-        CrossThinkReward(length_coefficient=2.0),
-        CrossThinkReward(length_coefficient=2.0, count=count_words),
+        crossthink(length_coefficient=2.0),
+        crossthink(length_coefficient=2.0, count=count_words),
     ):
         for one in (text, padded):
             result = await reward.grade(Response(one, "B"))
@@ -319,11 +322,11 @@ def count_words(text):
     ("reward", "arguments"),
     [
         (ChoiceReward, {"require_box": 1}), (ChoiceReward, {"num_options": 1}), (ChoiceReward, {"num_options": 27}),
-        (ChoiceReward, {"num_options": True}), (ChoiceReward, {"index_base": 2}), (GeneralValReward, {"scale": "hard"}),
-        (GeneralValReward, {"scale": []}), (GeneralValReward, {"tags": "ceval"}), (GeneralValReward, {"tags": (1,)}),
-        (CrossThinkReward, {"reward_type": ""}), (CrossThinkReward, {"repetition_penalty": 0.1}),
-        (CrossThinkReward, {"length_coefficient": -1.0}), (CrossThinkReward, {"length_coefficient": float("nan")}),
-        (CrossThinkReward, {"count": 5}),
+        (ChoiceReward, {"num_options": True}), (ChoiceReward, {"index_base": 2}), (general_val, {"scale": "hard"}),
+        (general_val, {"scale": []}), (general_val, {"tags": "ceval"}), (general_val, {"tags": (1,)}),
+        (crossthink, {"scale": ""}), (crossthink, {"repetition_penalty": 0.1}),
+        (crossthink, {"length_coefficient": -1.0}), (crossthink, {"length_coefficient": float("nan")}),
+        (crossthink, {"count": 5}),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_config_errors(reward, arguments):
@@ -344,7 +347,7 @@ HOSTILE = [
 @pytest.mark.parametrize("number", range(len(HOSTILE)))
 async def test_hostile_texts_take_no_cubic_time(number):
     started = time.process_time()
-    for reward in (ChoiceReward(), GeneralValReward()) * 5:
+    for reward in (ChoiceReward(), general_val()) * 5:
         assert (await reward.grade(Response(HOSTILE[number], "B", metadata=CITIES))).reward <= 0.0
     assert time.process_time() - started < 30.0  # some 0.1 s; cubic time would take minutes
 
@@ -359,7 +362,7 @@ TEXTS = st.text() | st.lists(PIECES).map("".join)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("make", [ChoiceReward, GeneralValReward, CrossThinkReward])
+@pytest.mark.parametrize("make", [ChoiceReward, general_val, crossthink])
 @given(text=TEXTS, label=st.sampled_from(["A", "B", "J", 0, "Both A and B"]))
 @settings(max_examples=60, deadline=None)
 async def test_any_text_has_the_same_result_within_bounds(make, text, label):
