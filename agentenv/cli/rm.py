@@ -50,7 +50,7 @@ class RMEvalConfig:
     messages that end with it, or (RewardBench 2) a list of texts; or it is {"chosen", "rejected"} with complete
     conversations: messages, or hh-rlhf's "Human: … Assistant: …". "subset" and "id" are optional."""
     rm: str = ""
-    """hf:PATH, vllm:PATH, ray:PATH, http://…/get_reward, classify:http://…, FILE.py, judge:MODEL@http://…/v1,
+    """hf:PATH, ray:PATH, http://…/get_reward, classify:http://…, FILE.py, judge:MODEL@http://…/v1,
     judge-score:MODEL@http://…/v1, or reward:NAME."""
     rm_args: str = "{}"
     """JSON object of further arguments for the model's constructor."""

@@ -1,6 +1,6 @@
 """Specs of what is evaluated: reward models wherever they run, judges, and any reward of text.
 
-    hf:PATH, vllm:PATH, ray:PATH, http://…, classify:http://…, FILE.py
+    hf:PATH, ray:PATH, http://…, classify:http://…, FILE.py
                             a reward model; see `agentenv.rewards.models.factory`
     judge:MODEL@http://…    a language model that compares two answers; judge-score:… scores each answer
     reward:NAME             a reward of text; see `agentenv.rewards.registry`
@@ -95,7 +95,7 @@ def flags_in_errors() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        match = re.match(r"(?:HF|VLLM|Ray|GetReward|VLLMHTTP|Function)Scorer\.(\w+): ", str(error))
+        match = re.match(r"(?:HF|Ray|GetReward|VLLMHTTP|Function)Scorer\.(\w+): ", str(error))
         if match is None or match[1] in ("url", "model"):
             raise
         value = '"PATH"' if match[1] == "tokenizer" else "…"

@@ -1,7 +1,7 @@
 """Specs of reward models, wherever they run.
 
     hf:PATH (or PATH)       a sequence classifier of transformers, in this process
-    vllm:PATH               the same in vLLM, in this process; ray:PATH in Ray actors
+    ray:PATH                the same in Ray actors
     http://…/get_reward     `agentenv rm serve`; OpenRLHF's reward server, for messages with the option `tokenizer`
     FILE.py, FILE.py:name   OpenRLHF's reward function, likewise
     classify:http://…       vLLM's server
@@ -24,14 +24,13 @@ from agentenv.rewards.models.types import RewardScorer
 
 SCORERS: Mapping[str, str] = {
     "hf": "agentenv.rewards.models.hf:HFScorer",
-    "vllm": "agentenv.rewards.models.vllm_local:VLLMScorer",
     "ray": "agentenv.rewards.models.ray_replicas:RayScorer",
     "get_reward": "agentenv.rewards.models.get_reward:GetRewardScorer",
     "classify": "agentenv.rewards.models.vllm_http:VLLMHTTPScorer",
     "function": "agentenv.rewards.models.function:FunctionScorer",
 }
 """The class of each kind of scorer; its first argument is the text after the colon."""
-_LOADED_HERE = ("hf", "vllm", "ray")
+_LOADED_HERE = ("hf", "ray")
 
 
 def open_scorer(spec: str, /, **options: Any) -> RewardScorer:

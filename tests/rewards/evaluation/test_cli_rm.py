@@ -272,7 +272,7 @@ def test_a_judge_that_is_down_is_not_one_without_a_verdict(capsys):
 
 def test_a_folder_that_is_not_there_is_reported_first(capsys, tmp_path):
     (tmp_path / "runs").mkdir()
-    for spec in ("hf:runs/nothere", "vllm:./nothere", "ray:~/nothere/none", "/no/where"):
+    for spec in ("hf:runs/nothere", "ray:~/nothere/none", "/no/where"):
         assert main(["rm", "eval", "--data", "none.jsonl", "--rm", spec]) == 2
         assert "expected a reward model's folder, got none" in capsys.readouterr().err
 

@@ -20,7 +20,6 @@ from agentenv.rewards.rules.repetition import RepetitionReward
     [
         ("some/folder", "hf", "some/folder"),
         ("hf:some/folder", "hf", "some/folder"),
-        ("vllm:some/folder", "vllm", "some/folder"),
         ("ray:some/folder", "ray", "some/folder"),
         ("http://h:5000/get_reward", "get_reward", "http://h:5000/get_reward"),
         ("https://h/get_reward", "get_reward", "https://h/get_reward"),
@@ -86,7 +85,7 @@ async def test_any_reward_of_text_may_be_measured():
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("vlm:folder", "Did you mean 'vllm'?"),
+        ("vllm:folder", "classify:http://HOST:8000 (vLLM's server)"),
         ("hf:", "expected a model's folder"),
         ("", "expected a model's folder"),
         ("judge:model", "judge:MODEL@http://HOST/v1"),
@@ -115,9 +114,9 @@ def test_the_options_of_a_server_s_scorer_are_all_named(spec):
 
 
 def test_a_backend_that_is_not_installed_is_named_as_such(monkeypatch):
-    monkeypatch.setitem(sys.modules, "agentenv.rewards.models.vllm_local", None)
-    with pytest.raises(MissingDependency, match="vllm_local"):
-        open_rm("vllm:folder")
+    monkeypatch.setitem(sys.modules, "agentenv.rewards.models.ray_replicas", None)
+    with pytest.raises(MissingDependency, match="ray_replicas"):
+        open_rm("ray:folder")
 
 
 @pytest.mark.parametrize("place", opening.SCORERS.values(), ids=list(opening.SCORERS))
