@@ -4,10 +4,10 @@
 
 One model with random weights and the same conversations for every variant: one answer per prompt, or groups of 8
 answers per prompt, as in GRPO. The peer scores like a reward environment that receives one conversation at a time:
-render, then `pipeline("text-classification")`, one after another. `offline` is the bound of batching: all conversations
-known beforehand, sorted by length, in batches of our maximum size. All variants include the rendering. Rounds alternate;
-results are medians. The two columns of CPU are the same ratios of processor time, which other programs on the machine
-affect less.
+render, then `pipeline("text-classification")`, one after another. `offline` is the bound of batching: all
+conversations known beforehand, sorted by length, in batches of our maximum size. All variants include the rendering.
+Rounds alternate; results are medians. The two columns of CPU are the same ratios of processor time, which other
+programs on the machine affect less.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv_envs.math_retry.problems import (
+from examples.make.word_problems import (
     TASK_SET,
     TRAIN_SET,
     make_problems,
@@ -16,6 +16,8 @@ from agentenv_envs.math_retry.problems import (
     work_out,
     write_tasks,
 )
+
+SCRIPT = str(Path(__file__).parents[2] / "examples/make/word_problems.py")
 
 
 def calculate(expression: str) -> int:
@@ -122,7 +124,7 @@ def test_excluded_questions_are_never_made() -> None:
 @pytest.mark.long
 def test_the_shipped_task_set_is_what_the_command_writes(tmp_path: Path) -> None:
     out = tmp_path / "tasks.jsonl"
-    command = [sys.executable, "-m", "agentenv_envs.math_retry.problems", str(out), "--count", "200", "--seed", "0"]
+    command = [sys.executable, SCRIPT, str(out), "--count", "200", "--seed", "0"]
     subprocess.run(command, check=True)
     assert out.read_bytes() == TASK_SET.read_bytes()
 
@@ -130,7 +132,7 @@ def test_the_shipped_task_set_is_what_the_command_writes(tmp_path: Path) -> None
 @pytest.mark.long
 def test_the_set_to_train_on_is_what_the_documented_command_writes(tmp_path: Path) -> None:
     out = tmp_path / "tasks.jsonl"
-    command = [sys.executable, "-m", "agentenv_envs.math_retry.problems", str(out)]
+    command = [sys.executable, SCRIPT, str(out)]
     subprocess.run([*command, "--count", "1500", "--seed", "5", "--exclude", str(TASK_SET)], check=True)
     assert out.read_bytes() == TRAIN_SET.read_bytes()
     assert TRAIN_SET.stat().st_size < 300_000

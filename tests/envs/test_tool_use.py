@@ -31,7 +31,7 @@ from agentenv.testing.tokenizers import ToollessTokenizer
 from agentenv.tools.calling import ToolError
 from agentenv_envs.tool_use import ToolUse, plain
 from agentenv_envs.tool_use.calculator import calculator
-from agentenv_envs.tool_use.tasks import KINDS, rows
+from examples.make.tool_tasks import KINDS, rows
 from tests.chat.families import FAMILIES, load
 from tests.tools.test_tools import CALLING, action, stop_ids, template_of
 
