@@ -87,7 +87,7 @@ def test_a_reward_model_is_named_by_its_spec_and_loads_nothing():
         ({"rm": "hf:a", "rm_args": {"max_lenth": 3}}, "Did you mean 'max_length'"),
         ({"rm": "hf:a", "rm_args": [1]}, "rm_args, an object"),
         ({"rm": 3}, "expected rm, as 'hf:PATH'"),
-        ({"rm": "vlm:a"}, "Did you mean 'vllm'"),
+        ({"rm": "clasify:a"}, "Did you mean 'classify'"),
         ({"rm": "hf:a", "shfit": 1}, "Did you mean 'shift'"),
     ],
 )
@@ -295,7 +295,7 @@ def test_a_judge_is_made_of_settings(tmp_path):
     settings = {"base_url": "http://127.0.0.1:9/v1", "model": "m"}
     judged = make_reward("judge", judge=settings, voting={"votes": 3})
     assert (judged.voting.votes, judged.judge.url) == (3, "http://127.0.0.1:9/v1/chat/completions")
-    cached = make_reward("judge", judge={**settings, "cache": str(tmp_path / "replies.jsonl")}).judge
-    assert (cached.judge.url, cached.cache.path) == (judged.judge.url, tmp_path / "replies.jsonl")
+    cached = make_reward("judge", judge={**settings, "cache": str(tmp_path / "replies.db")}).judge
+    assert (cached.judge.url, cached.cache.path) == (judged.judge.url, tmp_path / "replies.db")
     with pytest.raises(ConfigError, match="modle"):
         make_reward("judge", judge={"base_url": "http://127.0.0.1:9/v1", "modle": "m"})

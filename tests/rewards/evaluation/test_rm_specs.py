@@ -66,7 +66,7 @@ async def test_judges_compare_or_score_and_have_their_client_closed():
 
 
 async def test_a_judge_s_replies_may_be_kept_and_the_order_drawn(tmp_path):
-    settings = {"cache": str(tmp_path / "replies.jsonl"), "sampling": {"seed": 3}, "price": {"prompt": 1.0}}
+    settings = {"cache": str(tmp_path / "replies.db"), "sampling": {"seed": 3}, "price": {"prompt": 1.0}}
     rm = open_rm(
         "judge:m@http://h/v1", RMOptions(args={**settings, "order": "drawn", "seed": 5, "voting": {"votes": 2}})
     )

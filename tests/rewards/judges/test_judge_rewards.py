@@ -551,7 +551,7 @@ async def test_everything_can_be_said_in_json(tmp_path):
                     "sampling": {"temperature": 0.7, "stop": ["x"], "seed": 1},
                     "request_options": {"max_retries": 1},
                     "price": {"prompt": 1e6},
-                    "cache": str(tmp_path / "replies.jsonl"),
+                    "cache": str(tmp_path / "replies.db"),
                 },
                 "scale": [0, 5],
                 "voting": {"votes": 3, "combine": "median"},
