@@ -17,12 +17,13 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from agentenv._util.suggest import did_you_mean
 from agentenv.errors import AgentEnvError, ConfigError
+from agentenv.rewards.construct import construct
 from agentenv.rewards.loading import load_function
 from agentenv.rewards.types import Reward
 
@@ -205,33 +206,3 @@ def _bad_spec(value: object) -> ConfigError:
         f"reward: expected a name, {{name: {{option: value}}}}, {{'sum': …}} or {{'route': …}}, got {value!r:.200}. "
         f"The names are {', '.join(REWARDS)}."
     )
-
-
-def construct(name: str, cls: Callable[..., Any], options: Mapping[str, Any], *args: Any) -> Any:
-    """Return an object constructed with these options.
-
-    Raises:
-        ConfigError: the constructor takes other options, which the message lists, or it failed.
-    """
-    try:
-        signature = inspect.signature(cls)
-    except ValueError as error:
-        raise ConfigError(f"{name}: expected a class of Python, got {cls!r}: {error}. Name another.") from error
-    try:
-        signature.bind(*args, **options)
-    except TypeError as error:
-        known = [each.name for each in list(signature.parameters.values())[len(args) :]]
-        unknown = [each for each in options if each not in known]
-        hint = did_you_mean(unknown[0], known, "Check its name.") if unknown else ""
-        raise ConfigError(
-            f"{name}: expected options among {', '.join(known) or 'none'}, got {dict(options)!r:.200} ({error}).{hint}"
-        ) from error
-    try:
-        return cls(*args, **options)
-    except AgentEnvError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"{name}: expected it to be constructed with {dict(options)!r:.200}, got {type(error).__name__}: {error}. "
-            "Change the options, or fix the class."
-        ) from error

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentenv.errors import ConfigError
+from agentenv.rewards.construct import construct
 from agentenv.rewards.groups.tournament import Comparer
-from agentenv.rewards.models.factory import SCORERS, constructed, open_scorer, parsed, unknown
+from agentenv.rewards.models.factory import SCORERS, open_scorer, parsed, unknown
 from agentenv.rewards.models.types import RewardScorer
 from agentenv.rewards.types import Reward
 
@@ -130,6 +131,6 @@ def open_rm(spec: str, options: RMOptions | None = None) -> RewardModel:
         client = judge_from(of_client | {"base_url": url, "model": model})
         rest = {name: value for name, value in given.items() if name not in of_client}
         if kind == "judge":
-            return RewardModel(spec, comparer=constructed(spec, PairwiseJudge, rest, client), judge=client)
-        return RewardModel(spec, reward=constructed(spec, PointwiseReward, rest, client), judge=client)
+            return RewardModel(spec, comparer=construct(f"rm {spec}", PairwiseJudge, rest, client), judge=client)
+        return RewardModel(spec, reward=construct(f"rm {spec}", PointwiseReward, rest, client), judge=client)
     return RewardModel(spec, scorer=open_scorer(spec, **given))

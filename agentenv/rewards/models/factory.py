@@ -12,13 +12,13 @@ Opening a spec imports what it needs; a model is loaded at its first score.
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Unpack, get_args, get_origin, get_type_hints
+from typing import Any
 
 from agentenv._util.suggest import did_you_mean
 from agentenv.errors import ConfigError, MissingDependency
+from agentenv.rewards.construct import construct
 from agentenv.rewards.models.checkpoint import resolved
 from agentenv.rewards.models.types import RewardScorer
 
@@ -47,7 +47,7 @@ def open_scorer(spec: str, /, **options: Any) -> RewardScorer:
     kind, target = parsed(spec)
     if kind not in SCORERS:
         raise unknown(spec, SCORERS)
-    scorer: RewardScorer = constructed(spec, _class(spec, SCORERS[kind]), options, target)
+    scorer: RewardScorer = construct(f"rm {spec}", _class(spec, SCORERS[kind]), options, target)
     return scorer
 
 
@@ -87,29 +87,6 @@ def unknown(spec: str, kinds: Iterable[str]) -> ConfigError:
         f"rm: expected a model's folder or name, http://…, FILE.py or one of {known}, got {spec!r}."
         f"{did_you_mean(spec.partition(':')[0], kinds)} Examples: hf:PATH, classify:http://HOST:8000 (vLLM's server)."
     )
-
-
-def constructed(spec: str, cls: Callable[..., Any], options: Mapping[str, Any], *args: Any) -> Any:
-    """Return an object of the class.
-
-    Raises:
-        ConfigError: an option is unknown; the message lists the known ones.
-    """
-    taken = list(inspect.signature(cls).parameters.values())[len(args) :]
-    names = [each.name for each in taken if each.kind is not each.VAR_KEYWORD]
-    rest = [each.name for each in taken if each.kind is each.VAR_KEYWORD]
-    open_ended = False
-    if rest:  # `**name: Unpack[…]` lists its fields; any other `**name` takes every option
-        hint = get_type_hints(cls.__init__).get(rest[0]) if inspect.isclass(cls) else None
-        fields = [*get_type_hints(*get_args(hint))] if get_origin(hint) is Unpack else []
-        names, open_ended = [*names, *fields], not fields
-    wrong = [name for name in options if name not in names]
-    if wrong and not open_ended:
-        raise ConfigError(
-            f"rm {spec}: expected options among {', '.join(names)}, got {wrong[0]!r}."
-            f"{did_you_mean(wrong[0], names)} Omit it."
-        )
-    return cls(*args, **options)
 
 
 def _class(spec: str, place: str) -> Callable[..., Any]:

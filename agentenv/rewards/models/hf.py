@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from agentenv._util.calls import waiting
 from agentenv.core.arguments import one_of, whole_number
 from agentenv.errors import ConfigError, MissingDependency
+from agentenv.rewards.construct import construct
 from agentenv.rewards.models.batching import MicroBatcher
-from agentenv.rewards.models.checkpoint import DTYPES, RenderOptions, known_ids, options_of
+from agentenv.rewards.models.checkpoint import DTYPES, RenderOptions, known_ids
 from agentenv.rewards.models.render import OVERFLOWS, ConversationRenderer, Overflow, Rendered
 from agentenv.rewards.models.types import Conversation, CountingScorer, Scored, closed_error
 from agentenv.rewards.workers.threads import Threads
@@ -77,7 +78,10 @@ class HFScorer(CountingScorer):
         options: HFOptions | Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self.options = options_of("HFScorer", HFOptions, options)
+        given = options or HFOptions()
+        self.options: HFOptions = (
+            given if isinstance(given, HFOptions) else construct("HFScorer.options", HFOptions, given)
+        )
         self._model = str(model) if isinstance(model, Path) else model
         self._device, self._label = device, label
         self._dtype = one_of("HFScorer.dtype", dtype, DTYPES)

@@ -36,7 +36,7 @@ from agentenv._util.ray.library import import_ray
 from agentenv._util.version import __version__
 from agentenv.core.arguments import number, one_of, whole_number
 from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError, MissingDependency
-from agentenv.rewards.models.factory import constructed
+from agentenv.rewards.construct import construct
 from agentenv.rewards.models.hf import HFScorer
 from agentenv.rewards.models.types import Conversation, CountingScorer, Scored, closed_error
 
@@ -126,7 +126,7 @@ class RayScorer(CountingScorer):
         super().__init__()
         there = Path(model).expanduser()
         self._model = str(there.resolve()) if there.exists() else str(model)
-        constructed(f"ray:{model}", HFScorer, scorer, self._model)  # refuses wrong arguments
+        construct(f"rm ray:{model}", HFScorer, scorer, self._model)  # refuses wrong arguments
         self._args = scorer
         self._num = whole_number("RayScorer.num_replicas", num_replicas, low=1)
         self._gpus = None if num_gpus is None else number("RayScorer.num_gpus", num_gpus, low=0.0)
