@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.errors import ConfigError
 from agentenv.rewards.evaluation.hygiene import (
     Pair,
     correlations,
@@ -40,24 +39,10 @@ def test_spearman_goes_by_ranks_and_equal_values_share_theirs():
     )
 
 
-@pytest.mark.long
-@given(st.lists(st.tuples(WHOLE, WHOLE), min_size=2, max_size=20))
-def test_spearman_does_not_change_with_a_scale_that_keeps_the_order(pairs):
-    xs, ys = [x for x, _ in pairs], [y for _, y in pairs]
-    assert spearman(xs, ys) == spearman([x**3 + 2 * x for x in xs], ys) == spearman(ys, xs)
-
-
 @pytest.mark.parametrize("values", [[], [1.0], [2.0, 2.0]])
 def test_a_correlation_of_too_little_is_not_known(values):
     assert pearson(values, values) is None
     assert spearman(values, values) is None
-
-
-def test_lists_of_different_lengths_are_refused():
-    with pytest.raises(ConfigError, match="equally many"):
-        pearson([1.0], [1.0, 2.0])
-    with pytest.raises(ConfigError, match="equally many"):
-        correlations([1.0], ["a"], [])
 
 
 def test_a_reward_of_length_correlates_with_length_also_within_the_prompt():
@@ -102,15 +87,6 @@ def test_features_count_characters_marks_and_repeated_words():
     assert marked["format"] == 8.0
     assert features("one two three four " * 10)["repetition"] > 0.8
     assert features("") == {"length": 0.0, "format": 0.0, "repetition": 0.0}
-
-
-def test_features_of_hostile_text_take_no_time():
-    import time
-
-    begun = time.process_time()
-    for text in ("**" * 500_000, " " * 1_000_000, "\n" * 1_000_000, "*" * 1_000_000, "- " * 500_000):
-        features(text)
-    assert time.process_time() - begun < 30.0
 
 
 # --- pairs ------------------------------------------------------------------------------------------------------------

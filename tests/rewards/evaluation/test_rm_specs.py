@@ -12,7 +12,6 @@ from agentenv.rewards.judges.pairwise import PairwiseJudge
 from agentenv.rewards.judges.pointwise import PointwiseReward
 from agentenv.rewards.models import factory as opening
 from agentenv.rewards.models.hf import HFScorer
-from agentenv.rewards.rules.repetition import RepetitionReward
 
 
 @pytest.mark.parametrize(
@@ -62,23 +61,6 @@ async def test_judges_compare_or_score_and_have_their_client_closed():
     await rm.close()
     rm = open_rm("judge-score:m@http://h/v1", RMOptions(args={"scale": [1, 5]}))
     assert isinstance(rm.reward, PointwiseReward)
-    await rm.close()
-
-
-async def test_a_judge_s_replies_may_be_kept_and_the_order_drawn(tmp_path):
-    settings = {"cache": str(tmp_path / "replies.db"), "sampling": {"seed": 3}, "price": {"prompt": 1.0}}
-    rm = open_rm(
-        "judge:m@http://h/v1", RMOptions(args={**settings, "order": "drawn", "seed": 5, "voting": {"votes": 2}})
-    )
-    assert (rm.comparer.order, rm.comparer.seed, rm.comparer.voting.votes) == ("drawn", 5, 2)
-    assert (rm.judge.judge.sampling.seed, rm.judge.usage.price.prompt) == (3, 1.0)
-    assert {"judge/cached", "judge/cost"} <= rm.metrics().keys()
-    await rm.close()
-
-
-async def test_any_reward_of_text_may_be_measured():
-    rm = open_rm("reward:repetition", RMOptions(args={"ngram_size": 3}))
-    assert isinstance(rm.reward, RepetitionReward)
     await rm.close()
 
 

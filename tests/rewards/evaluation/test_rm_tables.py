@@ -11,7 +11,6 @@ from agentenv.rewards.evaluation.report import Report
 from agentenv.rewards.evaluation.tables import (
     bench_of,
     check_bench,
-    credit,
     deltas,
     hygiene_of,
     read_reference,
@@ -114,17 +113,6 @@ def test_rewardbench_2_is_best_of_four_and_its_ties_have_their_own_formula():
     assert table.subsets["Ties"].score == pytest.approx(0.3 * 0.5 + 0.3 + 0.2 + 0.2 + 0.01)
     assert (table.subsets["Ties"].correct, table.subsets["Ties"].num) == (2.0, 3)
     assert table.average == pytest.approx((0.75 + 0.86) / 2)
-
-
-def test_a_right_answer_below_a_wrong_one_loses_the_row_though_another_is_above():
-    row = outcome(5.0, 2.0, 3.0, subset="Ties", item_id="tied:2", num_chosen=2)
-    assert credit(row, "rewardbench2", "strict") == 0.0
-    assert credit(row, "pairs", "strict") == 1.0
-
-
-def test_a_subset_of_that_name_without_its_ids_has_the_plain_score():
-    rows = [outcome(1.0, 0.0, subset="Ties", item_id="ref:1"), outcome(2.0, 1.0, subset="Ties", item_id="7")]
-    assert table_of(rows, bench="rewardbench2").subsets["Ties"].score == 1.0
 
 
 def test_the_kind_of_rules_is_derived_from_the_data():

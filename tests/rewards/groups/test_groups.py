@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.groups.batch import (
     Each,
-    FunctionGroupReward,
     GroupSizeError,
     align_components,
     check_group_sizes,
@@ -26,6 +25,7 @@ from agentenv.rewards.groups.batch import (
     group_keys,
     stream_groups,
 )
+from agentenv.rewards.groups.function import FunctionGroupReward
 from agentenv.rewards.types import Response, RewardResult, Status
 from tests.rewards.judges.rule_judges import Rewarding
 

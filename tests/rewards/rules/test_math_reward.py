@@ -11,7 +11,7 @@ import pytest
 
 from agentenv.errors import ConfigError, DataError
 from agentenv.rewards.grading import grade, grade_all
-from agentenv.rewards.rules.math.answers import clean, extract_answer, extract_boxes, quick_match
+from agentenv.rewards.rules.math.answers import extract_answer, extract_boxes
 from agentenv.rewards.rules.math.reward import MathGrader, MathReward, default_grader, math_outcome
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.rewards.workers.pool import shared_pool
@@ -59,11 +59,6 @@ async def test_every_outcome_has_its_reward_its_status_and_the_same_components(
     assert "7" not in result.feedback
 
 
-def test_bounds_are_those_of_the_outcomes():
-    assert MathReward().bounds == (0.0, 1.0)
-    assert MathReward(**WORTH).bounds == (-0.4, 2.0)
-
-
 @pytest.mark.parametrize("value", [None, "1", math.nan, math.inf, True])
 def test_a_reward_that_is_not_a_number_is_refused_at_once(value):
     with pytest.raises(ConfigError, match=r"^MathReward\.wrong: expected a finite number, got "):
@@ -82,12 +77,6 @@ async def test_a_failed_grader_is_not_a_wrong_answer(monkeypatch):
     result = await MathReward(grader=MathGrader(num_workers=1)).grade(Response(r"\boxed{\sqrt{49}}", 7))
     assert (result.reward, result.score, result.status) == (None, None, Status.INFRA)
     assert "cannot start" in result.detail
-
-
-async def test_grading_changes_no_list_of_the_caller():
-    label = ["7", [8, "9"]]
-    assert (await MathReward().grade(Response(r"\boxed{9}", label))).score == 1.0
-    assert label == ["7", [8, "9"]]
 
 
 @pytest.mark.long
@@ -257,15 +246,6 @@ async def test_a_thousand_fuzzed_texts_neither_crash_nor_hang_nor_give_a_wrong_t
 @pytest.mark.slow
 async def test_ten_thousand_fuzzed_texts_neither_crash_nor_hang_nor_give_a_wrong_type(grader):
     assert await no_crash_no_hang_no_wrong_type(10_000, 1, grader) >= 3
-
-
-@pytest.mark.long
-def test_ten_thousand_fuzzed_texts_are_read_without_the_workers():
-    rng = random.Random(2)
-    for _ in range(10_000):
-        answer = extract_answer(fuzzed(rng))
-        assert answer is None or answer
-        assert quick_match(clean(answer or "x") or "x", ("5", "1/2", "B")) in (True, False)
 
 
 @pytest.mark.parametrize(
