@@ -48,10 +48,10 @@ from agentenv.episode.source import EnvSource
 from agentenv.runs.records.async_writer import Outbox
 from agentenv.runs.records.directory import RunWriter
 from agentenv_envs.math_retry import MathRetry
-from agentenv_envs.math_retry.problems import make_problems
 
 sys.path.insert(0, str(ROOT))
-from tests.models import make_tiny_qwen2  # after the path is set
+from examples.make.word_problems import make_problems  # after the path is set
+from tests.models import make_tiny_qwen2
 
 MAX_LENGTH = 2048
 

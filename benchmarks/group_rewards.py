@@ -18,7 +18,8 @@ from functools import partial
 
 from common import machine
 
-from agentenv.rewards.groups.batch import FunctionGroupReward, stream_groups
+from agentenv.rewards.groups.batch import stream_groups
+from agentenv.rewards.groups.function import FunctionGroupReward
 from agentenv.rewards.types import Response
 
 GROUPS, SAMPLES, THREADS = 64, 4, 8

@@ -3,13 +3,11 @@
     OMP_NUM_THREADS=1 python benchmarks/reward_models.py
 
 One model with random weights and the same conversations for every variant: one answer per prompt, or groups of 8
-answers
-per prompt, as in GRPO. The peer scores like a reward environment that receives one conversation at a time: render, then
-`pipeline("text-classification")`, one after another. `offline` is the bound of batching: all conversations known
-beforehand, sorted by length, in batches of our maximum size, each computed in full. `offline shared` computes the
-common beginning of the answers to a prompt once, as ours does. All variants include the rendering. Rounds alternate;
-results are medians. The two columns of CPU are the same ratios of processor time, which other programs on the machine
-affect less.
+answers per prompt, as in GRPO. The peer scores like a reward environment that receives one conversation at a time:
+render, then `pipeline("text-classification")`, one after another. `offline` is the bound of batching: all
+conversations known beforehand, sorted by length, in batches of our maximum size. All variants include the rendering.
+Rounds alternate; results are medians. The two columns of CPU are the same ratios of processor time, which other
+programs on the machine affect less.
 """
 
 from __future__ import annotations
@@ -26,8 +24,7 @@ from typing import Any
 
 from common import ROOT, Ticker, machine
 
-from agentenv.rewards.models.batching import family_batches
-from agentenv.rewards.models.hf import MOST_TOKENS_CPU, HFScorer, LoadedHF
+from agentenv.rewards.models.hf import HFScorer, LoadedHF
 
 sys.path.append(str(ROOT))
 
@@ -67,15 +64,14 @@ def peer(pipe: Any, tokenizer: Any, asked: list[Any]) -> list[float]:
     return [pipe(text, function_to_apply="none")[0]["score"] for text in texts]
 
 
-def offline(loaded: LoadedHF, asked: list[Any], *, shared: bool) -> list[float]:
+def offline(loaded: LoadedHF, asked: list[Any]) -> list[float]:
     """Score everything at once."""
     ids = [loaded.renderer.ids(each).token_ids for each in asked]
     found = [0.0] * len(ids)
     order = sorted(range(len(ids)), key=lambda index: -len(ids[index]))
     batches = [order[start : start + MAX_BATCH] for start in range(0, len(order), MAX_BATCH)]
-    score = loaded.classifier.score_batch if shared else loaded.classifier.score_whole
-    for batch in family_batches(ids, MAX_BATCH, MOST_TOKENS_CPU) if shared else batches:
-        for index, value in zip(batch, score([ids[i] for i in batch]), strict=True):
+    for batch in batches:
+        for index, value in zip(batch, loaded.classifier.score_batch([ids[i] for i in batch]), strict=True):
             found[index] = value
     return found
 
@@ -102,8 +98,7 @@ async def measured(path: Path, asked: list[Any]) -> str:
     pipe = pipeline("text-classification", model=str(path), device="cpu")
     ways: dict[str, Callable[[], Any]] = {
         "peer": lambda: asyncio.to_thread(peer, pipe, loaded.renderer.tokenizer, asked),
-        "offline": lambda: asyncio.to_thread(offline, loaded, asked, shared=False),
-        "shared": lambda: asyncio.to_thread(offline, loaded, asked, shared=True),
+        "offline": lambda: asyncio.to_thread(offline, loaded, asked),
         "ours": lambda: ours(scorer, asked, ticker),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -122,8 +117,7 @@ async def measured(path: Path, asked: list[Any]) -> str:
     ids = [loaded.renderer.ids(each).token_ids for each in asked]
     rate = {name: len(asked) / each for name, each in took.items()}
     return (
-        f"{sum(map(len, ids)) / len(ids):.0f} | {rate['peer']:.0f} | {rate['offline']:.0f} | {rate['shared']:.0f} "
-        f"| {rate['ours']:.0f} "
+        f"{sum(map(len, ids)) / len(ids):.0f} | {rate['peer']:.0f} | {rate['offline']:.0f} | {rate['ours']:.0f} "
         f"| {took['peer'] / took['ours']:.2f} | {took['offline'] / took['ours']:.2f} "
         f"| {cpu['peer'] / cpu['ours']:.2f} | {cpu['offline'] / cpu['ours']:.2f} "
         f"| {ticker.worst_s * 1e3:.1f} | {apart:.1e} |"
@@ -135,10 +129,10 @@ def main() -> None:
 
     print(f"{machine()}\n{EPISODES} conversations at a time, batches of at most {MAX_BATCH}\n")
     print(
-        "| model | answers | tokens | pipeline/s | offline/s | offline shared/s | ours/s | ours / pipeline "
+        "| model | answers | tokens | pipeline/s | offline/s | ours/s | ours / pipeline "
         "| ours / offline | CPU / pipeline | CPU / offline | lag ms | apart |"
     )
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     for layers, width, num, asked, words, samples in CASES:
         with tempfile.TemporaryDirectory() as folder:
             path = make_tiny_rm(folder, layers=layers, width=width, max_length=2048)

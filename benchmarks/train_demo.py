@@ -125,7 +125,15 @@ def _trained(demo: str, name: str, seed: int, out: Path) -> Curve:
     env = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", **os.environ}
     out.mkdir(parents=True, exist_ok=True)
     if demo == "guess":
-        _call(["-m", "agentenv_envs.guess_number.untrained", str(out / "untrained"), "--seed", str(seed)], env)
+        _call(
+            [
+                str(Path(__file__).parents[1] / "examples/make/untrained_model.py"),
+                str(out / "untrained"),
+                "--seed",
+                str(seed),
+            ],
+            env,
+        )
     flags, began = command(demo, name, seed, out), time.monotonic()
     print(f"\nagentenv {shlex.join(flags)}", flush=True)
     _call(["-m", "agentenv.cli", *flags], env)

@@ -85,7 +85,8 @@ def prepare(folder: Path, *, num_prompts: int) -> None:
     ):
         facts = json.loads((model / name).read_text()) | {key: value}
         (model / name).write_text(json.dumps(facts))
-    from agentenv_envs.math_retry.problems import make_problems
+    sys.path.append(str(ROOT))
+    from examples.make.word_problems import make_problems
 
     texts = [
         f"<|im_start|>user\n{problem.question}<|im_end|>\n<|im_start|>assistant\n"

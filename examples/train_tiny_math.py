@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +25,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
-from agentenv_envs.math_retry.problems import TASK_SET, Problem, apply, make_problems, read_questions, work_out
 from agentenv_envs.math_retry.texts import feedback_text, question_text
+
+sys.path.append(str(Path(__file__).parents[1]))
+from examples.make.word_problems import TASK_SET, Problem, apply, make_problems, read_questions, work_out
 
 CHAT_TEMPLATE = (
     "{% if tools %}<|im_start|>system\nTools:\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"

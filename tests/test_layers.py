@@ -31,7 +31,7 @@ IMPORTS_TORCH = (
     "engines/hf/torch_settings.py",
     "engines/weights/shared.py", "engines/weights/transfer.py", "engines/vllm/worker.py",
     "rewards/models/classifier.py",
-    "rewards/models/vllm_pooling.py", "training/algorithm/", "training/learner/", "tools/schemas.py",
+    "rewards/models/vllm_head.py", "training/algorithm/", "training/learner/", "tools/schemas.py",
 )  # fmt: skip
 """Files and folders of functions over tensors: others import them inside functions."""
 

@@ -50,7 +50,7 @@ class RMEvalConfig:
     messages that end with it, or (RewardBench 2) a list of texts; or it is {"chosen", "rejected"} with complete
     conversations: messages, or hh-rlhf's "Human: … Assistant: …". "subset" and "id" are optional."""
     rm: str = ""
-    """hf:PATH, vllm:PATH, ray:PATH, http://…/get_reward, classify:http://…, FILE.py, judge:MODEL@http://…/v1,
+    """hf:PATH, ray:PATH, http://…/get_reward, classify:http://…, FILE.py, judge:MODEL@http://…/v1,
     judge-score:MODEL@http://…/v1, or reward:NAME."""
     rm_args: str = "{}"
     """JSON object of further arguments for the model's constructor."""
@@ -118,10 +118,10 @@ class RMCheckConfig:
 
 @dataclass(frozen=True)
 class RMCompareConfig:
-    """Compare evaluations of the same data: how often their reward models disagree."""
+    """Compare evaluations: a table of their accuracies by subset."""
 
     outs: tyro.conf.Positional[tuple[str, ...]]
-    """Two or more folders of `rm eval --out`."""
+    """Two or more folders of `rm eval --out`, or RewardBench's result files."""
     json: bool = False
     """Print JSON."""
 
@@ -349,25 +349,24 @@ async def _findings(config: RMCheckConfig) -> list[Any]:
 
 def _compare(args: Sequence[str]) -> int:
     config = parse(RMCompareConfig, "rm compare", args)
-    from agentenv.rewards.evaluation.hygiene import disagreements
-    from agentenv.rewards.evaluation.log import read_margins
+    from agentenv.rewards.evaluation.report import number_text, table_rows
+    from agentenv.rewards.evaluation.tables import read_reference
 
     if len(set(config.outs)) < 2:
         raise ConfigError(
-            f"agentenv rm compare: expected two or more different folders, got {list(config.outs)}. "
-            "Pass the folders of two evaluations."
+            f"agentenv rm compare: expected two or more different evaluations, got {list(config.outs)}. "
+            "Pass their folders."
         )
-    pairs = disagreements(read_margins(config.outs))
+    paths = {out: Path(out).expanduser() for out in config.outs}
+    accuracies = {
+        out: read_reference(path / "report.json" if path.is_dir() else path, where=out) for out, path in paths.items()
+    }
+    subsets = sorted({name for by_subset in accuracies.values() for name in by_subset})
     if config.json:
-        print_json([asdict(pair) for pair in pairs])
+        print_json({name: {out: each.get(name) for out, each in accuracies.items()} for name in subsets})
         return 0
-    for each in pairs:
-        rank = "unknown" if each.spearman is None else f"{each.spearman:+.3f}"
-        share = "unknown" if each.opposite is None else f"{each.opposite:.1%}"
-        sys.stdout.write(
-            f"{each.first} and {each.second}: opposite on {share} of {each.num} items, "
-            f"rank correlation of the margins {rank}\n"
-        )
+    rows = [(name, *(number_text(each.get(name)) for each in accuracies.values())) for name in subsets]
+    sys.stdout.write(table_rows(("subset", *accuracies), rows) + "\n")
     return 0
 
 

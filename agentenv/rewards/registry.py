@@ -17,11 +17,13 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from agentenv._util.suggest import did_you_mean
 from agentenv.errors import AgentEnvError, ConfigError
+from agentenv.rewards.construct import construct
 from agentenv.rewards.loading import load_function
 from agentenv.rewards.types import Reward
 
@@ -33,15 +35,29 @@ class RewardEntry(NamedTuple):
     """`module:Class`, below `agentenv.rewards`."""
     by_row: bool = False
     """True if the reward can be made without options and needs nothing but a row."""
+    defaults: Mapping[str, Any] = MappingProxyType({})
+    """Options that the name has, where the class has others."""
 
 
 REWARDS = {
     "math": RewardEntry("rules.math.reward:MathReward", by_row=True),
     "code": RewardEntry("rules.code:CodeReward", by_row=True),
-    "ifeval": RewardEntry("rules.ifeval:IFEvalReward", by_row=True),
+    "ifeval": RewardEntry("rules.ifeval.reward:IFEvalReward", by_row=True),
     "choice": RewardEntry("rules.choice:ChoiceReward", by_row=True),
-    "general_val": RewardEntry("rules.choice:GeneralValReward", by_row=True),
-    "crossthink_qa": RewardEntry("rules.choice:CrossThinkReward", by_row=True),
+    "general_val": RewardEntry(
+        "rules.choice:ChoiceReward",
+        by_row=True,
+        defaults={
+            "require_box": False,
+            "scale": "loose",
+            "tags": ("ceval", "race_high", "mmlu_pro", "commonsense_qa"),
+        },
+    ),
+    "crossthink_qa": RewardEntry(
+        "rules.choice:ChoiceReward",
+        by_row=True,
+        defaults={"require_box": False, "scale": "loose", "repetition_penalty": -0.5},
+    ),
     "detection": RewardEntry("rules.detection.reward:DetectionReward", by_row=True),
     "format": RewardEntry("rules.format:ThinkFormatReward", by_row=True),
     "tool_call_format": RewardEntry("rules.format:ToolCallFormatReward", by_row=True),
@@ -106,7 +122,7 @@ def make_reward(name: str, /, **options: Any) -> Reward:
             f"reward: expected {path!r} to import, got {type(error).__name__}: {error}. Fix it, or its name."
         ) from error
     if inspect.isclass(target):
-        reward = construct(name, target, options)
+        reward = construct(name, target, {**(entry.defaults if entry else {}), **options})
     else:
         from agentenv.rewards.function import FunctionReward
 
@@ -190,33 +206,3 @@ def _bad_spec(value: object) -> ConfigError:
         f"reward: expected a name, {{name: {{option: value}}}}, {{'sum': …}} or {{'route': …}}, got {value!r:.200}. "
         f"The names are {', '.join(REWARDS)}."
     )
-
-
-def construct(name: str, cls: Callable[..., Any], options: Mapping[str, Any], *args: Any) -> Any:
-    """Return an object constructed with these options.
-
-    Raises:
-        ConfigError: the constructor takes other options, which the message lists, or it failed.
-    """
-    try:
-        signature = inspect.signature(cls)
-    except ValueError as error:
-        raise ConfigError(f"{name}: expected a class of Python, got {cls!r}: {error}. Name another.") from error
-    try:
-        signature.bind(*args, **options)
-    except TypeError as error:
-        known = [each.name for each in list(signature.parameters.values())[len(args) :]]
-        unknown = [each for each in options if each not in known]
-        hint = did_you_mean(unknown[0], known, "Check its name.") if unknown else ""
-        raise ConfigError(
-            f"{name}: expected options among {', '.join(known) or 'none'}, got {dict(options)!r:.200} ({error}).{hint}"
-        ) from error
-    try:
-        return cls(*args, **options)
-    except AgentEnvError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"{name}: expected it to be constructed with {dict(options)!r:.200}, got {type(error).__name__}: {error}. "
-            "Change the options, or fix the class."
-        ) from error

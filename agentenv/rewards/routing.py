@@ -1,16 +1,13 @@
-"""Which reward judges a row, by one of its columns, and which groups are worth training on."""
+"""Which reward judges a row, by one of its columns."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from agentenv._util.brief import brief
-from agentenv.core.arguments import is_reward, number
+from agentenv.core.arguments import is_reward
 from agentenv.errors import ConfigError, DataError
 from agentenv.rewards.grading import check_row, patience_s
-from agentenv.rewards.groups.statistics import NumberSummary, summary
 from agentenv.rewards.types import Response, Reward, RewardResult
 
 
@@ -90,77 +87,3 @@ class Router:
             DataError: see `domain`.
         """
         return await self.rewards[self.domain(response)].grade(response)
-
-
-GroupFilter = Callable[[NumberSummary], str | None]
-"""Returns why a group with these figures of its rewards is dropped; None if it is kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupSelection:
-    """The groups that are kept and dropped."""
-
-    kept: Mapping[Hashable, bool]
-    """True for a group that is kept, by its key."""
-    num_dropped: Mapping[str, int]
-    """Number of dropped groups, by reason."""
-
-    def metrics(self, prefix: str = "rewards/filter/") -> dict[str, float]:
-        """Return counts of groups, for logs."""
-        dropped = {f"{prefix}dropped_{reason}": float(count) for reason, count in self.num_dropped.items()}
-        return {f"{prefix}kept": float(sum(self.kept.values())), f"{prefix}num_groups": float(len(self.kept))} | dropped
-
-
-def filter_groups(results: Sequence[RewardResult], groups: Sequence[Hashable], keep: GroupFilter) -> GroupSelection:
-    """Apply `keep` to the rewards of each group; `groups` is the key of each response's group.
-
-    Raises:
-        ConfigError: there is not one group key per response.
-    """
-    if len(results) != len(groups):
-        raise ConfigError(f"groups: expected a key for each of {len(results)} responses, got {len(groups)}. Pass all.")
-    rewards: dict[Hashable, list[float]] = {key: [] for key in groups}
-    for result, key in zip(results, groups, strict=True):
-        if result.reward is not None:
-            rewards[key].append(result.reward)
-    reasons = {key: keep(summary(values)) for key, values in rewards.items()}
-    dropped = Counter(reason for reason in reasons.values() if reason is not None)
-    return GroupSelection({key: reason is None for key, reason in reasons.items()}, dict(dropped))
-
-
-def no_filter(figures: NumberSummary) -> str | None:
-    """Keep every group."""
-    return None
-
-
-def mean_filter(*, down: float = -1.0, up: float = float("inf")) -> GroupFilter:
-    """Return a filter that drops a group whose mean reward is at most `down` ("low") or at least `up` ("high").
-
-    The defaults are ROLL's. A group without any reward is dropped as "invalid".
-    """
-    number("mean_filter.down", down, low=-float("inf"), high=float("inf"))
-    number("mean_filter.up", up, low=-float("inf"), high=float("inf"))
-
-    def keep(figures: NumberSummary) -> str | None:
-        if figures.mean is None:
-            return "invalid"
-        if figures.mean <= down:
-            return "low"
-        return "high" if figures.mean >= up else None
-
-    return keep
-
-
-def std_filter(*, threshold: float = 0.0) -> GroupFilter:
-    """Return a filter that drops a group with a standard deviation of at most `threshold` ("even"): it teaches nothing.
-
-    A group with a single reward is dropped too, and one without any is "invalid".
-    """
-    number("std_filter.threshold", threshold, low=0.0)
-
-    def keep(figures: NumberSummary) -> str | None:
-        if figures.std is None:
-            return "invalid"
-        return "even" if figures.std <= threshold else None
-
-    return keep

@@ -7,63 +7,65 @@ have the whole reward while the judge is down.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from math import fsum
-from typing import Generic, TypeVar
 
 from agentenv.core.arguments import is_finite, is_reward, number
 from agentenv.errors import ConfigError
 from agentenv.rewards.grading import DEADLINE_S, check_row, grade
-from agentenv.rewards.groups.batch import GROUP_LIMIT_S, grade_group
-from agentenv.rewards.types import GroupReward, Response, Reward, RewardResult, Status
+from agentenv.rewards.types import Response, Reward, RewardResult, Status
 
 FAILED_TERMS = "failed_terms"
 """The component that counts the terms without a reward."""
 TERM_LIMIT_S = 40.0
 """Default time limit of a term: less than that of the sum, so that a slow term fails alone."""
-_R = TypeVar("_R")
 
 
 @dataclass(frozen=True, slots=True)
-class Term(Generic[_R]):
+class Term:
     """One reward in a sum."""
 
-    reward: _R
+    reward: Reward
     weight: float = 1.0
     """May be negative."""
     required: bool = True
     """If a required term fails, the sum has no reward; another one that fails adds nothing."""
 
 
-class _Sum(Generic[_R]):
-    """The base of sums over responses and over groups."""
+class WeightedSum:
+    """The weighted sum of rewards of one response; terms run concurrently.
 
-    _method: str
-    """Name of the method that grades."""
+    Components are the terms' rewards by name, before weights, None for one that failed, and `failed_terms` counts
+    those; the parts that a term declares in `component_names`, as a sum does, are there as `term/part`. Score, status
+    and extracted answer are those of the term that `score_from` names, else of the one with the greatest weight. If
+    that one failed, the score is missing, and the rest is from the first required term.
 
-    def __init__(self, terms: Mapping[str, Term[_R]], *, score_from: str | None, limit_s: float) -> None:
-        where = type(self).__name__
+    Example: `WeightedSum({"answer": Term(MathReward(), 0.9), "format": Term(ThinkFormatReward(), 0.1)})`
+    """
+
+    def __init__(
+        self, terms: Mapping[str, Term], *, score_from: str | None = None, limit_s: float = TERM_LIMIT_S
+    ) -> None:
+        """Raise ConfigError if the terms cannot be added up; `limit_s` is the time limit of each term."""
         if not terms or not all(isinstance(term, Term) for term in terms.values()):
-            raise ConfigError(f"{where}: expected terms by name, got {terms!r:.200}. Pass {{'name': Term(reward)}}.")
+            raise ConfigError(f"WeightedSum: expected terms, got {terms!r:.200}. Pass {{'name': Term(reward)}}.")
         wrong = [name for name in terms if not isinstance(name, str) or not name or "/" in name or name == FAILED_TERMS]
         if wrong:
-            raise ConfigError(f"{where}: expected names without '/', got {wrong[0]!r}. Choose another name.")
+            raise ConfigError(f"WeightedSum: expected names without '/', got {wrong[0]!r}. Choose another name.")
         if not any(term.required for term in terms.values()):
-            raise ConfigError(f"{where}: expected a required term, got none of {list(terms)}. Require one.")
+            raise ConfigError(f"WeightedSum: expected a required term, got none of {list(terms)}. Require one.")
         if score_from is not None and score_from not in terms:
-            raise ConfigError(f"{where}.score_from: expected one of {list(terms)}, got {score_from!r}. Name a term.")
+            raise ConfigError(f"WeightedSum.score_from: expected one of {list(terms)}, got {score_from!r}.")
         for name, term in terms.items():
-            number(f"{where}.{name}.weight", term.weight)
-            is_reward(f"{where}.{name}.reward", term.reward, self._method)
+            number(f"WeightedSum.{name}.weight", term.weight)
+            is_reward(f"WeightedSum.{name}.reward", term.reward, "grade")
             if not isinstance(term.required, bool):
-                raise ConfigError(
-                    f"{where}.{name}.required: expected True or False, got {term.required!r:.200}. Change the value."
-                )
+                raise ConfigError(f"WeightedSum.{name}.required: expected True or False, got {term.required!r:.200}.")
         self.terms = dict(terms)
         self.score_from = score_from
-        self.limit_s = number(f"{where}.limit_s", limit_s, low=0.001)
+        self.limit_s = number("WeightedSum.limit_s", limit_s, low=0.001)
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -71,7 +73,7 @@ class _Sum(Generic[_R]):
         lowest = highest = 0.0
         for term in self.terms.values():
             if term.weight:
-                low, high = sorted(term.weight * bound for bound in term.reward.bounds)  # type: ignore[attr-defined]
+                low, high = sorted(term.weight * bound for bound in term.reward.bounds)
                 lowest += low if term.required else min(low, 0.0)
                 highest += high if term.required else max(high, 0.0)
         return lowest, highest
@@ -84,6 +86,22 @@ class _Sum(Generic[_R]):
             for name, term in self.terms.items()
         ]
         return (*chain.from_iterable(parts), FAILED_TERMS)
+
+    @property
+    def patience_s(self) -> float:
+        """Default time limit of `grading.grade` for this reward: longer than that of a term."""
+        return self.limit_s + DEADLINE_S - TERM_LIMIT_S
+
+    async def check_row(self, row: Response) -> None:
+        """Raise DataError if a required term cannot use the row; see `grading.check_row`."""
+        for term in self.terms.values():
+            if term.required:
+                await check_row(term.reward, row)
+
+    async def grade(self, response: Response) -> RewardResult:
+        """Return the sum; LABEL, ERROR or INFRA, with all known components, if a required term failed."""
+        work = (grade(term.reward, response, limit_s=self.limit_s) for term in self.terms.values())
+        return self._sum(dict(zip(self.terms, await asyncio.gather(*work), strict=True)))
 
     def _sum(self, results: Mapping[str, RewardResult]) -> RewardResult:
         """Return the result of one response from those of its terms."""
@@ -108,60 +126,3 @@ class _Sum(Generic[_R]):
         main = results[first if named in failed else named]
         feedback = "\n".join(dict.fromkeys(result.feedback for result in results.values() if result.feedback))
         return RewardResult(total, results[named].score, main.status, components, main.extracted, feedback, detail)
-
-
-class WeightedSum(_Sum[Reward]):
-    """The weighted sum of rewards of one response; terms run concurrently.
-
-    Components are the terms' rewards by name, before weights, None for one that failed, and `failed_terms` counts
-    those; the parts that a term declares in `component_names`, as a sum does, are there as `term/part`. Score, status
-    and extracted answer are those of the term that `score_from` names, else of the one with the greatest weight. If
-    that one failed, the score is missing, and the rest is from the first required term.
-
-    Example: `WeightedSum({"answer": Term(MathReward(), 0.9), "format": Term(ThinkFormatReward(), 0.1)})`
-    """
-
-    _method = "grade"
-
-    def __init__(
-        self, terms: Mapping[str, Term[Reward]], *, score_from: str | None = None, limit_s: float = TERM_LIMIT_S
-    ) -> None:
-        """Raise ConfigError if the terms cannot be added up; `limit_s` is the time limit of each term."""
-        super().__init__(terms, score_from=score_from, limit_s=limit_s)
-
-    @property
-    def patience_s(self) -> float:
-        """Default time limit of `grading.grade` for this reward: longer than that of a term."""
-        return self.limit_s + DEADLINE_S - TERM_LIMIT_S
-
-    async def check_row(self, row: Response) -> None:
-        """Raise DataError if a required term cannot use the row; see `grading.check_row`."""
-        for term in self.terms.values():
-            if term.required:
-                await check_row(term.reward, row)
-
-    async def grade(self, response: Response) -> RewardResult:
-        """Return the sum; LABEL, ERROR or INFRA, with all known components, if a required term failed."""
-        work = (grade(term.reward, response, limit_s=self.limit_s) for term in self.terms.values())
-        return self._sum(dict(zip(self.terms, await asyncio.gather(*work), strict=True)))
-
-
-class GroupSum(_Sum[GroupReward]):
-    """The weighted sum of group rewards; see `WeightedSum`. `groups.batch.Each` turns a Reward into a term."""
-
-    _method = "grade_group"
-
-    def __init__(
-        self, terms: Mapping[str, Term[GroupReward]], *, score_from: str | None = None, limit_s: float = GROUP_LIMIT_S
-    ) -> None:
-        """Raise ConfigError if the terms cannot be added up; `limit_s` is the time limit of each term for a group."""
-        super().__init__(terms, score_from=score_from, limit_s=limit_s)
-
-    async def grade_group(self, responses: Sequence[Response], reference: str | None = None) -> list[RewardResult]:
-        """Return one sum per response, in order."""
-        work = (grade_group(term.reward, responses, reference, limit_s=self.limit_s) for term in self.terms.values())
-        grades = await asyncio.gather(*work)
-        columns = dict(zip(self.terms, (grade.results for grade in grades), strict=True))
-        return [
-            self._sum({name: results[index] for name, results in columns.items()}) for index in range(len(responses))
-        ]

@@ -1,8 +1,11 @@
 """The engine that plays a script: what its script sees, and what it keeps."""
 
+import pytest
+
 from agentenv import SamplingParams, ScriptedEngine
 from agentenv.core.engine import EngineOptions
 from agentenv.engines.factory import make_engine
+from agentenv.errors import ConfigError
 from agentenv.testing.tokenizers import CharTokenizer
 
 
@@ -39,3 +42,9 @@ async def test_a_list_of_replies_decodes_no_prompt():
     engine = ScriptedEngine(["yes"], Encoding())
     completion = await engine.generate([97] * 10, SamplingParams(), request_id="e/0")
     assert CharTokenizer().decode(completion.token_ids).startswith("yes")
+
+
+@pytest.mark.parametrize("script", ["no_such_module:f", "json:no_such_function", "json"])
+def test_a_script_that_is_not_a_function_is_refused(script):
+    with pytest.raises(ConfigError, match="script: expected a list of replies or module:function"):
+        make_engine("scripted", EngineOptions("", CharTokenizer(), args={"script": script}))

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-from agentenv_envs.math_retry.problems import make_problems, read_questions
 from agentenv_envs.math_retry.texts import feedback_text, question_text
+from examples.make.word_problems import make_problems, read_questions
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "agentenv" / "_assets" / "tiny-math"

@@ -17,23 +17,19 @@ from hypothesis import strategies as st
 
 from agentenv.chat.chat import Chat
 from agentenv.cli.main import main
-from agentenv.core.engine import EngineOptions
 from agentenv.core.types import Limits, SamplingParams, StopReason, Task
-from agentenv.engines.factory import make_engine
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.registry import load_env
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.interop.agent_files import load_agent_func
-from agentenv.rewards.rules.code.extract import MAX_CODE_CHARS, extract_code
+from agentenv.rewards.rules.code.extract import extract_code
 from agentenv.rewards.rules.code.reward import guide_reward, status_of
 from agentenv.rewards.rules.code.texts import HIDDEN_FAILED, INSTRUCTION, NO_CODE, example_text, feedback_text
 from agentenv.sandbox.grading import (
-    AssertSuite,
     GradeResult,
     Integrity,
-    PytestSuite,
     TestResult,
     Verdict,
 )
@@ -58,6 +54,13 @@ HALF = answer("def add(a, b):\n    return max(a, 0) + b\n")  # passes all but hi
 SWAPPED = answer("def add(a, b):\n    return a * b\n")  # passes hidden[0] only
 BY_HEART = answer("def add(a, b):\n    return {(1, 2): 3}[a, b]\n")
 PROMPT = [{"role": "user", "content": "Write add(a, b)."}]
+
+MBPP_CLASS = {
+    "code": "class Point:\n    def __init__(self, x):\n        self.x = x\n\n\n"
+    "def far(p, q):\n    return abs(p.x - q.x)",
+    "test_list": ["assert far(Point(1), Point(4)) == 3", "assert far(Point(0), Point(0)) == 0"],
+    "test_imports": ["import math"],
+}
 
 
 class BrokenSandbox:
@@ -157,12 +160,6 @@ def test_the_command_line_solves_the_shipped_tasks_offline_with_the_reference_po
     assert done["metrics"]["score"]["mean"] == 1.0
 
 
-@pytest.mark.parametrize("script", ["no_such_module:f", "json:no_such_function", "json"])
-def test_a_script_that_is_not_a_function_is_refused(script):
-    with pytest.raises(ConfigError, match="script: expected a list of replies or module:function"):
-        make_engine("scripted", EngineOptions("", CharTokenizer(), args={"script": script}))
-
-
 def test_the_task_set_is_large_mixed_and_has_enough_tests():
     assert len(PROBLEMS) >= 44
     assert len({problem.id for problem in PROBLEMS}) == len({problem.prompt for problem in PROBLEMS}) == len(PROBLEMS)
@@ -189,84 +186,6 @@ EXAMPLE = f"    {FENCE}python\n    f(1)\n    {FENCE}\n"
 DOCUMENTED = f'def f(x):\n    """Return x.\n\n{EXAMPLE}    """\n    return x\n'
 AT_THE_MARGIN = f'"""As here:\n{FENCE}\nf(1)\n{FENCE}\n"""\n{PROGRAM}'
 MARKS = f'TAG = \'<think>\'  # until </think>\nTEXT = """\n</think>\n"""\n{PROGRAM}'
-EXTRACTED = {
-    "a block": (f"Like this:\n{BLOCK}\nDone.", PROGRAM),
-    "the last of several": (f"{FENCE}python\nx = 1\n{FENCE}\nBetter:\n{BLOCK}", PROGRAM),
-    "the Python one before its output": (f"{BLOCK}\nIt prints\n{FENCE}\n42\n{FENCE}", PROGRAM),
-    "no tag": (f"{FENCE}\n{PROGRAM}{FENCE}", PROGRAM),
-    "another name of Python": (f"{FENCE}Python3\n{PROGRAM}{FENCE}", PROGRAM),
-    "a tag with more": (f'{FENCE}python title="f.py"\n{PROGRAM}{FENCE}', PROGRAM),
-    "a tag in braces": (f"{FENCE}{{.python}}\n{PROGRAM}{FENCE}", PROGRAM),
-    "a tag in braces with more": (f"{FENCE} {{ .python .numberLines }}\n{PROGRAM}{FENCE}", PROGRAM),
-    "a tag with a version": (f"{FENCE}Python3.11\n{PROGRAM}{FENCE}", PROGRAM),
-    "a tag of another interpreter": (f"{FENCE}pypy3\n{PROGRAM}{FENCE}", PROGRAM),
-    "a tag with options": (f"{FENCE}python,linenos\n{PROGRAM}{FENCE}", PROGRAM),
-    "a traceback after it": (f"{BLOCK}\n{FENCE}pytb\nx = 1\n{FENCE}", PROGRAM),
-    "tildes, backticks inside": (f"~~~py\n{PROGRAM}{FENCE}\n~~~", f"{PROGRAM}{FENCE}\n"),
-    "a longer fence": (f"`{FENCE}python\ns = '''\n{FENCE}\n'''\n`{FENCE}", f"s = '''\n{FENCE}\n'''\n"),
-    "never closed": (f"{FENCE}python\n{PROGRAM}", PROGRAM),
-    "the last one never closed": (f"{FENCE}python\nx = 1\n{FENCE}\n{FENCE}python\n{PROGRAM}", PROGRAM),
-    "closed behind its last line": (f"{FENCE}python\n{PROGRAM.rstrip()}{FENCE}", PROGRAM),
-    "an empty one after it": (f"{BLOCK}\n{FENCE}python\n\n{FENCE}", PROGRAM),
-    "indented as in a list": (f"1. So:\n   {FENCE}python\n   def f(x):\n       return x\n   {FENCE}", PROGRAM),
-    "opened after prose": (f"Here: {FENCE}python\n{PROGRAM}{FENCE}", PROGRAM),
-    "Windows line ends": (BLOCK.replace("\n", "\r\n"), PROGRAM),
-    "a terminator behind it": (f"{BLOCK}<|im_end|>\n", PROGRAM),
-    "two terminators behind it": (f"{BLOCK}<|eot_id|></s>", PROGRAM),
-    "nothing fenced": (PROGRAM, PROGRAM),
-    "nothing fenced, a script": ("n = int(input())\nprint(n)", "n = int(input())\nprint(n)\n"),
-    "nothing fenced, with imports": ("import sys\nprint(sys.argv)", "import sys\nprint(sys.argv)\n"),
-    "nothing fenced, a comment first": (
-        "#!/usr/bin/env python3\n# It sums.\nn = f()",
-        "#!/usr/bin/env python3\n# It sums.\nn = f()\n",
-    ),
-    "nothing fenced, a docstring first": (f'"""It sums."""\n{PROGRAM}', f'"""It sums."""\n{PROGRAM}'),
-    "nothing fenced, a call first": ("input()\nprint(input())", "input()\nprint(input())\n"),
-    "nothing fenced, a loop in one line": ("<think>hm</think>for x in f(): print(x)", "for x in f(): print(x)\n"),
-    "nothing fenced, a hint first": ("n: int = int(input())", "n: int = int(input())\n"),
-    "nothing fenced, a word": ("sort", None),
-    "text behind its closing fence": (f"{BLOCK}Done. As in\n{FENCE}text\n1\n{FENCE}", PROGRAM),
-    "a full stop behind its closing fence": (f"{BLOCK}.", PROGRAM),
-    "not closed before the next": (f"{FENCE}python\nx = f()\n{BLOCK}", PROGRAM),
-    "opened twice": (f"{FENCE}python\n{BLOCK}", PROGRAM),
-    "after reasoning": (f"<think>\n{FENCE}python\nx = 1\n{FENCE}\n</think>\n{BLOCK}", PROGRAM),
-    "after reasoning that the prompt opened": (f"{FENCE}python\nx = 1\n{FENCE}\n</think>\n{BLOCK}", PROGRAM),
-    "reasoning only": (f"<think>\n{BLOCK}\n</think>\nI am done.", None),
-    "reasoning that never ends": (f"<think>\n{BLOCK}", None),
-    "after reasoning in another model's marks": (f"[THINK]\n{FENCE}python\nx = 1\n{FENCE}[/THINK]{BLOCK}", PROGRAM),
-    "after reasoning with a block that nothing closed": (f"hm\n{FENCE}python\nx = 1\n</think>\n{BLOCK}", PROGRAM),
-    "only closed, prose behind it": (f"{PROGRAM}{FENCE}\nIt returns x.", PROGRAM),
-    "only closed, a comment before it": (f"# It returns x.\n{PROGRAM}{FENCE}\nDone.", f"# It returns x.\n{PROGRAM}"),
-    "a heading, and a block that is never closed": (f"# Solution\n{FENCE}\n{PROGRAM}", PROGRAM),
-    "only closed behind its last line": (f"{PROGRAM.rstrip()}{FENCE}", PROGRAM),
-    "a statement in prose, and a block": (f"x = 1 is where it begins:\n{FENCE}\n{PROGRAM}{FENCE}", PROGRAM),
-    "a statement in prose, and a block that is never closed": (f"import it, so:\n{FENCE}\n{PROGRAM}", PROGRAM),
-    "a block in its docstring": (f"{FENCE}python\n{DOCUMENTED}{FENCE}\nDone.", DOCUMENTED),
-    "a block in its docstring, only closed": (f"{DOCUMENTED}{FENCE}\nDone.", DOCUMENTED),
-    "a block in its docstring, nothing fenced": (DOCUMENTED, DOCUMENTED),
-    "a block in a string, at the margin": (f"{FENCE}python\n{AT_THE_MARGIN}{FENCE}", AT_THE_MARGIN),
-    "a string without an end in an earlier one": (
-        f'{FENCE}python\n"""\n{FENCE}\n{FENCE}python\n{DOCUMENTED}{FENCE}',
-        DOCUMENTED,
-    ),
-    "indented beside a bullet": (f"- {FENCE}python\n  def f(x):\n      return x\n  {FENCE}", PROGRAM),
-    "marks of thoughts in it": (f"{FENCE}python\n{MARKS}{FENCE}", MARKS),
-    "marks of thoughts in it, after reasoning": (f"<think>\n{BLOCK}</think>{FENCE}python\n{MARKS}{FENCE}", MARKS),
-    "marks of thoughts in it, nothing fenced": (MARKS, MARKS),
-    "marks of thoughts in it, nothing fenced, after reasoning": (f"<think>hm</think>\n{MARKS}", MARKS),
-    "another language": (f"{FENCE}bash\nls\n{FENCE}", None),
-    "another language's longer name": (f"{FENCE}pythonic\nls\n{FENCE}", None),
-    "an empty block": (f"{FENCE}python\n\n{FENCE}", None),
-    "prose": ("The answer is that it depends on x.", None),
-    "nothing": ("", None),
-    "too long": (f"{FENCE}python\n{'x = 1 #' * MAX_CODE_CHARS}\n{FENCE}", None),
-}
-
-
-@pytest.mark.parametrize("case", EXTRACTED)
-def test_the_program_of_an_action_is_its_last_block_of_python(case):
-    action, program = EXTRACTED[case]
-    assert extract_code(action) == program
 
 
 @pytest.mark.parametrize(
@@ -293,20 +212,6 @@ async def test_a_program_in_a_thought_that_the_prompt_opened_and_a_limit_cut_is_
     opened = {"observation_text": "Add.<|im_end|>\n<|im_start|>assistant\n<think>\n", "label": ADD}
     result = await CodeSandbox(sandbox=sandbox).step({"action_text": f"Perhaps\n{BLOCK}\nBut let me", **opened})
     assert (result.score, result.info["has_code"]) == (0.0, 0.0)
-
-
-@pytest.mark.long
-@given(st.text(alphabet=st.sampled_from("`~<>/|pythonk \n\tx=(:)"), max_size=200))
-def test_any_action_can_be_searched_for_a_program(action):
-    found = extract_code(action)
-    assert found is None or (found.strip() and found.endswith("\n"))
-
-
-@pytest.mark.parametrize(
-    "piece", ["`", "``` ", "x```", "<think>", "a, ", "for ", "\n", "```\n", " ", "</s>", "<|", "=("]
-)
-def test_searching_takes_time_in_proportion_to_the_action(piece):
-    extract_code(piece * 100_000)  # pytest's own time limit is what ends a search that is not
 
 
 # --- what an attempt is worth -------------------------------------------------------------------------------------
@@ -561,13 +466,6 @@ async def test_examples_and_the_instruction_go_under_the_question_and_the_task_i
     assert bare["observation"][0]["content"].endswith("add(1, 2) == 3")
 
 
-@pytest.mark.parametrize("observation", ["<|im_start|>user\nadd", [], [{"role": "assistant", "content": "Hm."}]])
-@one_loop
-async def test_a_prompt_that_is_rendered_already_or_does_not_end_with_a_users_text_is_left_alone(sandbox, observation):
-    states = await CodeSandbox(sandbox=sandbox).reset({"observation": observation, "label": ADD})
-    assert states["observation"] == observation
-
-
 @one_loop
 async def test_no_prompt_of_a_shipped_task_shows_a_hidden_test(sandbox):
     for problem in PROBLEMS:
@@ -598,12 +496,6 @@ MBPP = {
     "challenge_test_list": ["assert set([triangle(2, 2, 2)]) == {True}"],
     "test_setup_code": "",
 }  # fmt: skip
-MBPP_CLASS = {
-    "code": "class Point:\n    def __init__(self, x):\n        self.x = x\n\n\n"
-    "def far(p, q):\n    return abs(p.x - q.x)",
-    "test_list": ["assert far(Point(1), Point(4)) == 3", "assert far(Point(0), Point(0)) == 0"],
-    "test_imports": ["import math"],
-}
 APPS_STDIO = {
     "question": "Double it.",
     "input_output": json.dumps({"inputs": ["2\n", ["1", "7"]], "outputs": ["4\n", ["2", "14"]]}),
@@ -670,47 +562,12 @@ async def test_rows_of_known_datasets_are_graded(sandbox, name):
         assert result.score == pytest.approx(score), (result.info, said(result))
 
 
-@one_loop
-async def test_a_helper_that_a_tool_returns_is_not_the_rows(sandbox):
-    metadata = {key: value for key, value in HUMAN_EVAL.items() if key != "prompt"}
-    returned = "def root(n):\n    return 0\n\n\ndef tops(n):\n"
-    prompt = [{"role": "user", "content": HUMAN_EVAL["prompt"]}, {"role": "tool", "content": returned}]
-    states = {"label": None, "metadata": metadata, "observation": prompt, "observation_text": ""}
-    env = CodeSandbox(1, sandbox=sandbox)
-    await env.reset(states)
-    right = f"def tops(n, step=1):\n{HUMAN_EVAL['canonical_solution']}"  # it calls the helper
-    assert (await env.step({**states, "action_text": answer(right)})).score == 1.0
-
-
 @pytest.mark.parametrize("name", ROWS)
 def test_a_label_alone_may_hold_the_row_also_as_json(name):
     row, form, counts, *_ = ROWS[name]
     for label in (row, json.dumps(row)):
         task = code_task(label, {"prompt": "Do it."})
         assert (task.form, len(task.suite.visible), len(task.suite.hidden)) == (form, *counts)
-
-
-def test_a_label_may_be_what_the_asserts_of_a_row_are():
-    assert code_task(MBPP["test_list"]).form == "mbpp"
-    assert code_task(HUMAN_EVAL["test"], {"entry_point": "tops"}).form == "humaneval"
-
-
-def test_a_label_may_be_a_list_of_inputs_and_outputs():
-    task = code_task(json.dumps([{"input": "1", "output": "2", "type": "stdin_stdout"}, {"input": "3", "output": "6"}]))
-    assert [(test.stdin, test.expected) for test in (*task.suite.visible, *task.suite.hidden)] == [
-        ("1", "2"),
-        ("3", "6"),
-    ]
-
-
-@pytest.mark.long
-async def test_asserts_that_need_a_class_of_the_solution_run_in_its_process_and_are_labeled():
-    assert isinstance(code_task(None, MBPP).suite, AssertSuite)
-    assert isinstance(code_task(None, MBPP_CLASS).suite, PytestSuite)
-    env = CodeSandbox(max_attempts=1)
-    for code, score in ((MBPP_CLASS["code"], 1.0), (MBPP_CLASS["code"].replace("abs", "round"), 1 / 2)):
-        result = await env.step({"action_text": answer(code + "\n"), "label": MBPP_CLASS})
-        assert (result.score, result.info["integrity"]) == (score, "in_process"), result.info
 
 
 @pytest.mark.long
@@ -752,16 +609,6 @@ UNREADABLE = {
         {**LCB_STDIO, "private_test_cases": LCB_STDIO["private_test_cases"][:40]}, "unpacked"
     ),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("label", [{"question": "?"}, {"tests": [[[1, 2], 3]]}, {"hidden": [{"input": "1 2"}]}])
-def test_the_error_of_a_row_shows_one_that_can_be_read(label):
-    with pytest.raises(DataError, match="code_task") as caught:
-        code_task(label)
-    shown = re.search(r"as (\{.*\}), or with tests (\{.*?\})", str(caught.value))
-    assert shown
-    test = json.loads(shown[2])
-    assert code_task(json.loads(shown[1].replace("...", ""))).form == code_task({"hidden": [test]}).form == "plain"
 
 
 @pytest.mark.parametrize("case", UNREADABLE)

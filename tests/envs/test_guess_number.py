@@ -21,7 +21,7 @@ from agentenv.interop.agent_files import load_agent_func
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv_envs.guess_number import GuessNumber
 from agentenv_envs.guess_number.texts import hint_text, invalid_text, rules_text
-from agentenv_envs.guess_number.untrained import make_model, make_tokenizer
+from examples.make.untrained_model import make_model, make_tokenizer
 from tests.testing.contract_check import check
 
 ROOT = Path(__file__).parents[2]

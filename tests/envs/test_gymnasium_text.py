@@ -20,7 +20,8 @@ from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError, DataError
 from agentenv.interop.agent_files import load_agent_func
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv_envs.gymnasium_text import GymnasiumText, games, planning, tasks, texts
+from agentenv_envs.gymnasium_text import GymnasiumText, games, planning, texts
+from examples.make import game_tasks as tasks
 
 ROOT = Path(__file__).parents[2]
 GAMES = list(games.GAMES)

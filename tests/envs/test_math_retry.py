@@ -24,7 +24,6 @@ from agentenv_envs.math_retry import MathRetry
 from agentenv_envs.math_retry.texts import INSTRUCTION, feedback_text, question_text
 
 ROOT = Path(__file__).parents[2]
-SHARED = ROOT.parent / "shared/data"
 GRADES = {
     "right": RewardResult(1.0, 1.0, extracted="7"),
     "wrong": RewardResult(0.0, 0.0, extracted="6"),
@@ -176,13 +175,6 @@ async def test_an_episode_whose_grader_failed_has_no_reward_and_may_be_tried_aga
     assert (trajectory.error.kind, trajectory.error.where) == ("infra", "step")
 
 
-@pytest.mark.long
-async def test_a_label_that_math_verify_cannot_read_is_the_datas_error(grader):
-    trajectory = await play("#### 7", task=Task("Q", r"\frac{1}{"), grader=grader)
-    assert (trajectory.error.kind, trajectory.error.where, trajectory.reward) == ("data", "reset", None)
-    assert "label: expected an answer that math-verify can read" in trajectory.error.message
-
-
 @pytest.mark.parametrize("label", ["", None, [], {"answer": 4}, float("nan")])
 async def test_a_label_that_is_not_an_answer_is_found_before_the_first_action(label):
     with pytest.raises(DataError, match="label: expected"):
@@ -195,13 +187,6 @@ async def test_a_label_that_is_a_number_is_checked_without_a_worker(label, monke
     await MathRetry().reset({"observation": "2+2?", "label": label})
 
 
-async def test_a_label_that_is_not_an_answer_is_the_datas_error(grader):
-    trajectory = await play("#### 7", task=Task("Q", None), grader=grader)
-    assert (trajectory.error.kind, trajectory.reward) == ("data", None)
-    with pytest.raises(DataError):
-        await MathRetry(grader=grader).step(step_states("#### 7", None))
-
-
 # --- info ---------------------------------------------------------------------------------------------------------
 
 
@@ -212,11 +197,6 @@ async def test_info_says_what_became_of_each_attempt():
     }  # fmt: skip
     assert second == {"correct": 0.0, "attempts": 2.0, "has_answer": 0.0, "extracted": "", "outcome": "no_answer"}
     assert third == {"correct": 1.0, "attempts": 3.0, "has_answer": 1.0, "extracted": "7", "outcome": "correct"}
-
-
-async def test_an_answer_that_is_right_at_once_is_first_correct():
-    (result,) = await attempts("right")
-    assert result.info["first_correct"] == 1.0
 
 
 # --- what is said -------------------------------------------------------------------------------------------------
@@ -247,11 +227,6 @@ async def test_the_attempts_left_are_counted_down_and_the_last_has_no_feedback()
     assert results[0].observation[0]["content"].endswith(" 2 attempts left.")
     assert results[1].observation[0]["content"].endswith(" 1 attempt left.")
     assert results[2].observation == ""
-
-
-async def test_a_right_answer_has_no_feedback():
-    (result,) = await attempts("right")
-    assert result.observation == ""
 
 
 def numbers_in(text):
@@ -339,44 +314,6 @@ async def test_an_episode_of_three_attempts_with_the_real_grader(grader):
     text = CharTokenizer().decode(trajectory.token_ids)
     assert f"What is 3 + 4?\n{INSTRUCTION}<|im_end|>" in text
     assert "Your answer 8 is not correct." in text
-
-
-@pytest.mark.parametrize(
-    ("answer", "label", "outcome"),
-    [
-        ("#### 1,234", "#### 1234", "correct"),
-        (r"\boxed{\frac{1}{2}}", "0.5", "correct"),
-        (r"\boxed{x^2 + 2x + 1}", "(x+1)^2", "correct"),
-        (r"\boxed{x^2 + 2x + 2}", "(x+1)^2", "wrong"),
-        ("The answer is 6 or 7", "#### 7", "wrong"),
-        ("7", "#### 7", "no_answer"),
-        ("", "#### 7", "no_answer"),
-    ],
-)
-async def test_answers_in_many_forms(answer, label, outcome, grader):
-    result = await MathRetry(grader=grader).step(step_states(answer, label))
-    assert result.info["outcome"] == outcome
-    assert result.score == float(outcome == "correct")
-
-
-async def test_instances_count_their_own_attempts(grader):
-    first, second = MathRetry(2, grader=grader), MathRetry(2, grader=grader)
-    await first.step(step_states("#### 6"))
-    assert (await first.step(step_states("#### 6"))).terminated
-    assert not (await second.step(step_states("#### 6"))).terminated
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the GSM8K rows lie beside the repository and are not part of it")
-async def test_gold_solutions_of_gsm8k_pass_and_other_answers_fail(grader):
-    with (SHARED / "gsm8k_test.jsonl").open() as file:
-        rows = [json.loads(line) for line in file][:300]
-    for row in rows:
-        result = await MathRetry(grader=grader).step(step_states(row["answer"], row["answer"]))
-        assert (result.reward, result.score) == (1.0, 1.0), row
-    for row in rows[:40]:
-        gold = row["answer"].rpartition("#### ")[2].replace(",", "")
-        result = await MathRetry(grader=grader).step(step_states(f"#### {int(gold) + 1}", row["answer"]))
-        assert (result.reward, result.score, result.info["outcome"]) == (0.0, 0.0, "wrong"), row
 
 
 def test_the_shipped_tasks_have_labels_that_the_grader_reads(grader):

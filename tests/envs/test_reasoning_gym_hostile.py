@@ -1,8 +1,6 @@
 """reasoning_gym: answers that attack what grades them."""
 
 import asyncio
-import os
-import resource
 import socket
 from importlib.util import find_spec
 
@@ -10,15 +8,13 @@ import pytest
 
 from agentenv.errors import InfraError
 from agentenv.rewards.types import Response, Status
-from agentenv.rewards.workers.pool import WorkerFailed, shared_pool
-from agentenv_envs.reasoning_gym import ReasoningGym, ReasoningGymReward, confined
+from agentenv.rewards.workers.pool import WorkerFailed
+from agentenv_envs.reasoning_gym import ReasoningGym, ReasoningGymReward
 from agentenv_envs.reasoning_gym.data_only import refusal
 from agentenv_envs.reasoning_gym.hazards import EXECUTED
-from tests.envs.reasoning_gym_handlers import walls
 from tests.envs.reasoning_gym_items import golds, item
 
 pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="pip install 'agentenv-rl[reasoning-gym]'")
-HANDLER = f"{__file__.replace('test_reasoning_gym_hostile', 'reasoning_gym_handlers')}:handle"
 PAYLOADS = (
     "__import__('pathlib').Path({path!r}).write_text('x')",
     "__import__('os').system('touch {path}')",
@@ -78,45 +74,6 @@ def test_any_text_of_a_policy_is_data(dataset, answer):
 )
 def test_anything_but_school_mathematics_is_not_in_the_data(answer):
     assert refusal("simple_integration", answer)
-
-
-@pytest.mark.skipif(not walls(), reason="this kernel lacks seccomp or landlock")
-@pytest.mark.parametrize(
-    ("attack", "said"),
-    [("writes", "PermissionError"), ("removes", "PermissionError"), ("connects", "PermissionError"),
-     ("starts", "PermissionError"), ("kills", "PermissionError"), ("fills", "MemoryError")],
-)  # fmt: skip
-async def test_the_second_wall_stops_what_the_list_would_let_through(attack, said, tmp_path):
-    mark = tmp_path / "mark"
-    if attack == "removes":
-        mark.write_text("x")
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        argument = {"connects": listening.getsockname()[1], "kills": os.getppid()}.get(attack, str(mark))
-        found = await shared_pool().run({"task": HANDLER, "attack": attack, "argument": argument})
-    assert found == {"said": said}
-    assert mark.exists() is (attack == "removes")
-
-
-def test_limits_that_are_lower_already_are_kept(monkeypatch):
-    asked = {}
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1, 2))
-    monkeypatch.setattr(resource, "setrlimit", asked.__setitem__)
-    confined._limit(5.0)
-    assert asked == {
-        resource.RLIMIT_AS: (2, 2), resource.RLIMIT_CPU: (2, 2), resource.RLIMIT_FSIZE: (0, 0),
-        resource.RLIMIT_CORE: (0, 0),
-    }  # fmt: skip
-
-
-@pytest.mark.long
-async def test_a_loop_behind_the_second_wall_ends_with_its_time():
-    found = await shared_pool().run({"task": HANDLER, "attack": "loops", "argument": ""})
-    assert found["said"].startswith("TookTooMuch: ended by SIGXCPU")
-
-
-async def test_a_child_that_ends_itself_is_a_failure_of_the_grader_and_no_wrong_answer():
-    with pytest.raises(WorkerFailed, match="got exit code 7"):
-        await shared_pool().run({"task": HANDLER, "attack": "leaves", "argument": ""})
 
 
 @pytest.mark.parametrize(

@@ -41,14 +41,6 @@ def test_the_datasets_are_the_105_by_category():
     assert EXECUTED | REPAIRED.keys() | CHANCE.keys() <= {name for names in groups.values() for name in names}
 
 
-@pytest.mark.long
-def test_equal_arguments_make_equal_rows_and_another_seed_makes_others():
-    first, again, other = (made("chain_sum", "gcd", size=20, seed=seed) for seed in (42, 42, 43))
-    assert first == again
-    assert not questions(first) & questions(other)
-    assert len(questions(first)) == 20
-
-
 @pytest.mark.parametrize("name", ["chain_sum", "n_queens", "coin_flip", "gcd"])
 def test_train_and_eval_share_no_question_regardless_of_their_seeds(name):
     train = questions([row for seed in (0, 1, 7) for row in made(name, size=40, seed=seed)])
@@ -156,14 +148,6 @@ def test_the_command_writes_rows_that_can_be_run(tmp_path, capsys):
     assert all(task.prompt[0]["content"].endswith(INSTRUCTIONS["boxed"]) for task in tasks)
     assert not {"syllogism", "zebra_puzzles"} & {task.metadata["dataset"] for task in tasks}
     assert [path.name for path in tmp_path.iterdir()] == ["rg.jsonl"]
-
-
-def test_the_list_says_what_is_to_be_known_of_each(capsys):
-    assert main(["--list"]) == 0
-    said = capsys.readouterr().out
-    assert "puzzle24                    levels 0.." in said
-    assert "answers must be data; repaired: its scorer ignores the given numbers" in said
-    assert len(said.splitlines()) == 105 + len(dataset_names())
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, plan
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.source import EnvSource
-from agentenv.errors import ConfigError, ContractError, DataError, InfraError, MissingDependency, RunStopped
+from agentenv.errors import ConfigError, DataError, InfraError, MissingDependency, RunStopped
 from agentenv.interop.agent_files import load_agent_func
 from agentenv.rewards.judges.protocol import JudgeMisaddressed
 from agentenv.rewards.judges.usage import JudgeUsage, Price
@@ -275,15 +275,6 @@ async def test_a_script_is_played_to_its_end_and_a_row_without_one_is_a_single_t
     assert (only.terminated, only.truncated) == (True, False)
 
 
-async def test_a_script_in_another_column_is_one_that_every_row_has():
-    env = {"reward": ModelReward(Asked()), "user": {"script": "says"}}
-    assert (await talked(RMChat(**env), "a", says=["And?"]))[0].observation[0]["content"] == "And?"
-    for columns in ({}, {"user_turns": ["And?"]}):
-        with pytest.raises(DataError, match="says: expected a list of texts, got None"):
-            await talked(RMChat(**env), "a", **columns)
-    assert (await talked(RMChat(**env), "a", label={"says": ["Oh?"]}))[0].observation[0]["content"] == "Oh?"
-
-
 async def test_max_turns_and_a_cut_answer_end_it():
     replies = await talked(RMChat(ModelReward(Asked()), max_turns=2), "a", "b", user_turns=["1", "2", "3"])
     assert [reply.terminated for reply in replies] == [False, True]
@@ -327,11 +318,6 @@ async def test_score_and_reward_are_the_rewards_own():
     assert (await talked(RMChat(ModelReward(Asked())), "abc"))[0].score is None
 
 
-async def test_step_without_reset_is_reported():
-    with pytest.raises(ContractError, match="reset before it"):
-        await Talk(RMChat(ModelReward(Asked()))).say("x")
-
-
 # --- figures --------------------------------------------------------------------------------------------------------
 
 
@@ -350,18 +336,6 @@ async def test_info_has_the_same_names_for_every_reward():
     known = [summed.info[f"rm/{name}"] for name in ("value", "truncated", "clipped", "rm")]
     assert known == [15.0, 1.0, 1.0, 2.0]
     assert summed.reward == summed.info["rm/reward"] == 2.0 + summed.info["rm/brief"]
-
-
-async def test_with_two_reward_models_no_value_is_the_reward_models():
-    spec = {"sum": {name: {"model": {"scorer": Asked()}} for name in "ab"}}
-    (reply,) = await talked(RMChat(spec), "abc")
-    assert ("rm/value" in reply.info, reply.info["rm/a/value"], reply.reward) == (False, 3.0, 6.0)
-
-
-async def test_turns_that_are_not_scored_have_lengths_only():
-    first, last = await talked(RMChat(ModelReward(Asked()), when="end"), "abc", "d", user_turns=["1"])
-    assert set(first.info) == {"turns", "cut", "rm/length_chars", "rm/length_words", "rm/no_answer"}
-    assert (first.score, last.info["rm/value"], last.info["turns"]) == (None, 1.0, 2.0)
 
 
 class Failing:
@@ -426,12 +400,6 @@ async def test_a_scorer_that_fails_raises_and_the_runner_tries_again():
     assert (failed.reward, failed.error.kind, failed.attempt, len(scorer.asked)) == (None, "infra", 2, 3)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-async def test_input_that_is_not_a_number_is_not_a_reward(value):
-    with pytest.raises(InfraError, match="no score"):
-        await talked(RMChat(ModelReward(Asked(value=lambda text: value))), "x")
-
-
 async def test_a_scorer_that_hangs_is_given_up_in_time():
     class Hanging:
         async def score(self, conversation):
@@ -467,22 +435,6 @@ async def test_a_judge_or_a_user_at_a_wrong_address_ends_the_run(kind):
     await talk.open()
     with pytest.raises(RunStopped, match="404"):
         await talk.say("x")
-
-
-async def test_a_wrong_setting_at_the_end_of_a_conversation_ends_the_run_too():
-    task = Task(QUESTION, None, "t", metadata={"user_turns": ["1", "2"]})
-    env = {"reward": ModelReward(Asked(ConfigError("404"))), "when": "end"}
-    with pytest.raises(RunStopped, match="404"):
-        await episodes(env, "a", "b", task=task, max_turns=1)
-
-
-@pytest.mark.parametrize("kwargs", [{"rm": "hf:./runs/nothere"}, {"reward": {"model": {"rm": "runs/nothere"}}}])
-def test_a_folder_that_is_not_there_is_one_error_before_anything_is_generated(kwargs, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["run", "--env", ENV, "--env_kwargs", json.dumps(kwargs), "--engine", "scripted", "--out", "out"]) == 2
-    assert "runs/nothere" in (said := capsys.readouterr().err)
-    assert said.count("error:") == 1
-    assert not Path("out").exists() or not any(each.turns for each in read_trajectories("out"))
 
 
 async def test_pending_waits_at_the_end_of_a_run_are_not_unhandled_errors():
@@ -537,14 +489,6 @@ async def test_a_conversation_that_cannot_be_scored_is_the_datas_fault_and_not_t
         await talked(RMChat(judge), "x", label=None)
 
 
-async def test_at_the_end_too_a_failure_is_not_a_reward():
-    scorer = Asked(InfraError("down"))
-    task = Task(QUESTION, None, "t", metadata={"user_turns": ["1", "2"]})
-    env = {"reward": ModelReward(scorer), "when": "end"}
-    (trajectory,) = await episodes(env, "a", "b", "c", task=task, max_turns=1, max_retries=1)
-    assert (trajectory.attempt, trajectory.reward, trajectory.stop_reason) == (1, 1.0, StopReason.MAX_TURNS)
-
-
 # --- a played user --------------------------------------------------------------------------------------------------
 
 
@@ -568,14 +512,6 @@ async def test_a_rows_persona_goes_before_that_of_all():
     env = RMChat(ModelReward(Asked()), user={"judge": player, "persona": "One."})
     await talked(env, "Yes.", persona="Another.")
     assert ("Another." in contents(player.asked[0])[0], "One." in contents(player.asked[0])[0]) == (True, False)
-
-
-async def test_a_silent_user_is_asked_again_and_an_empty_answer_is_reported(monkeypatch):
-    monkeypatch.setattr("agentenv_envs.rm_chat.users.JudgeRetry", lambda limit_s: JudgeRetry(3, limit_s, 0.0))
-    player = Player("", "<think>no end", "Well?")
-    (reply,) = await talked(RMChat(ModelReward(Asked()), user={"judge": player}), "")
-    assert reply.observation[0]["content"] == "Well?"
-    assert contents(player.asked[0])[-1] == "(no answer)"
 
 
 async def test_a_user_who_says_what_no_tokenizer_takes_is_asked_again(monkeypatch):
@@ -674,20 +610,6 @@ def test_a_model_that_is_loaded_here_sees_the_end_of_what_is_too_long_and_a_serv
     assert RMChat(own).reward == own
 
 
-def test_the_short_form_takes_the_arguments_of_the_model_too():
-    env = RMChat(rm="hf:some/model", rm_args={"max_length": 64, "overflow": "error"})
-    assert env.reward["model"]["rm_args"] == {"max_length": 64, "overflow": "error"}
-    env = RMChat(rm="http://127.0.0.1:9/get_reward", rm_args={"retries": 0}, part="all")
-    assert env.reward["model"] == {"rm": "http://127.0.0.1:9/get_reward", "part": "all", "rm_args": {"retries": 0}}
-
-
-def test_a_user_may_be_named_by_an_address_alone():
-    address = {"base_url": "http://127.0.0.1:9/v1", "model": "m"}
-    asked = RMChat("length", user={**address, "persona": "A pilot."}).user
-    assert asked == {"judge": address, "persona": "A pilot."}
-    assert RMChat("length", user=address).user == {"judge": address}
-
-
 async def test_instances_can_be_pickled_before_they_are_used():
     env = pickle.loads(pickle.dumps(RMChat({"length": {"max_length": 10}}, user={"script": "says"})))
     assert (await talked(env, "x" * 10, says=[]))[0].reward == 0.0
@@ -702,21 +624,6 @@ async def test_without_settings_length_and_repetition_stand_in_and_that_is_repor
     assert (good.reward, good.score) == (0.0, None)
     assert -2.0 <= circles.reward < -0.5
     assert (empty.info["rm/no_answer"], empty.info["rm/length"], good.info["rm/no_answer"]) == (1.0, -1.0, 0.0)
-
-
-@pytest.mark.long
-def test_the_warning_about_the_stand_in_comes_once(caplog):
-    code = """
-    import asyncio, logging
-    logging.basicConfig(level="ERROR")  # what `agentenv run` shows
-    from agentenv_envs.rm_chat import RMChat
-    for _ in range(3):
-        RMChat()
-    RMChat("length")
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True,
-                          env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"})  # fmt: skip
-    assert done.stderr.count("do not measure quality") == 1
 
 
 class Resource:
@@ -862,13 +769,6 @@ def test_the_shipped_rows_are_over_thirty_conversations_of_three_kinds_and_all_d
         assert roles(messages)[-1] == "user"
 
 
-def test_the_prompts_are_the_default_data_and_the_pairs_can_be_answered_too():
-    assert list(RMChat.datasets) == ["rm_chat_prompts", "rm_chat_pairs"]
-    pairs = read_tasks(str(RMChat.datasets["rm_chat_pairs"]), label_key="chosen")
-    assert not {json.dumps(task.prompt) for task in pairs} & {json.dumps(row["prompt"]) for row in ROWS}
-    assert all(first_messages(task.prompt, None, None) for task in pairs)
-
-
 @pytest.mark.long
 def test_check_finds_nothing(capsys):
     assert main(["check", ENV]) == 0
@@ -885,21 +785,6 @@ def test_rows_need_no_label_and_the_run_says_at_its_start_that_rules_stand_in(tm
     assert (done.returncode, done.stderr.count("do not measure quality")) == (0, 1), done.stderr[-2000:]
     found = sorted(read_trajectories(tmp_path / "out"), key=lambda each: each.episode_id)
     assert [(each.error, len(each.turns), each.task.label) for each in found] == [(None, 2, None), (None, 1, 1)]
-
-
-def test_a_label_key_that_was_given_is_one_that_rows_have(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("rows.jsonl").write_text('{"prompt": "Hi?"}\n')
-    for env, more in ((ENV, ["--label_key", "gold"]), ("agentenv_envs.math_retry:MathRetry", [])):
-        assert main(["run", "--env", env, "--data", "rows.jsonl", "--engine", "scripted", "--out", "o", *more]) == 2
-        assert "expected key" in capsys.readouterr().err
-
-
-def test_the_agent_func_needs_no_label_either(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("rows.jsonl").write_text('{"prompt": "Hi?"}\n')
-    assert main(["run", "--agent_func_path", str(ROOT / "agent_funcs/rm_chat.py"), "--data", "rows.jsonl", "--engine",
-                 "scripted", "--out", "out", "--progress", "none"]) == 0  # fmt: skip
 
 
 @pytest.mark.long
@@ -943,8 +828,3 @@ async def test_the_agent_func_runs_it_with_the_settings_of_the_environment(monke
     monkeypatch.setenv("AGENTENV_RM_CHAT", '{"rm": "hf:./nothere"}')
     with pytest.raises(ConfigError, match="expected a reward model's folder"):
         load_agent_func(other)
-
-
-@pytest.mark.long
-def test_the_agent_func_without_settings_is_checked(capsys):
-    assert main(["check", str(ROOT / "agent_funcs/rm_chat.py")]) == 0

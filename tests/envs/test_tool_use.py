@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-import pickle
 import re
 import sys
 from functools import partial
@@ -31,7 +28,7 @@ from agentenv.testing.tokenizers import ToollessTokenizer
 from agentenv.tools.calling import ToolError
 from agentenv_envs.tool_use import ToolUse, plain
 from agentenv_envs.tool_use.calculator import calculator
-from agentenv_envs.tool_use.tasks import KINDS, rows
+from examples.make.tool_tasks import KINDS, rows
 from tests.chat.families import FAMILIES, load
 from tests.tools.test_tools import CALLING, action, stop_ids, template_of
 
@@ -180,13 +177,6 @@ async def test_an_answer_that_was_cut_is_truncated_and_judged():
     assert (trajectory.stop_reason, trajectory.score) == (StopReason.TRUNCATED_BY_ENV, 1.0)
 
 
-async def test_a_call_that_was_cut_is_reported_and_the_episode_continues():
-    trajectory, engine = await play(CALL, "#### 391", sampling=SamplingParams(max_tokens=20))
-    assert "your last message was cut off at the limit of tokens" in told(engine)
-    assert (trajectory.stop_reason, trajectory.score) == (StopReason.TERMINATED, 1.0)
-    assert trajectory.turns[0].result.info["num_malformed"] == 1.0
-
-
 async def test_a_raw_prompt_stays_raw_and_is_answered():
     trajectory, engine = await play(CALL, "#### 391", task=Task(QUESTION, label="391"))
     assert engine.requests[0].prompt.startswith("You can use tools.")
@@ -255,11 +245,6 @@ def test_a_call_that_is_written_is_read(arguments):
 
 
 OFFERING = [family.name for family in CALLING if template_of(family).renders_tools]
-
-
-def test_few_templates_that_render_calls_do_not_list_the_tools():
-    others = {family.name for family in CALLING} - set(OFFERING)
-    assert others == {"DeepSeek-V3", "DeepSeek-R1", "DeepSeek-V3.1", "Functionary-2.2"}
 
 
 @pytest.mark.parametrize("name", OFFERING)
@@ -378,21 +363,6 @@ async def test_tools_of_an_mcp_server_are_offered_with_others():
     assert trajectory.score == 1.0
 
 
-async def test_half_a_character_in_a_call_reaches_an_mcp_server_replaced():
-    script = ['CALL echo {"text": "a\\ud800b \\ud83d\\ude00"}', "#### 391"]
-    trajectory, engine = await play(*script, tools=[], mcp=[{"command": SERVER}])
-    assert trajectory.error is None
-    assert "RESULT echo: a\ufffdb 😀<|im_end|>" in told(engine)
-
-
-@pytest.mark.long
-async def test_the_limit_of_a_call_is_the_mcp_servers_too():
-    _, engine = await play(
-        "CALL hang {}", "#### 391", mcp=[{"command": SERVER, "tools": ["hang"]}], env_limits={"timeout_s": 0.2}
-    )
-    assert "hang: Error: hang returned no result within 0.2 s." in told(engine)
-
-
 async def test_a_server_that_dies_fails_the_episode_and_not_the_next_one():
     mcp = [{"command": SERVER}]
     trajectory, _ = await play("CALL die {}", "#### 391", mcp=mcp)
@@ -425,11 +395,6 @@ async def test_a_server_that_dies_fails_the_episode_and_not_the_next_one():
 def test_settings_that_mean_nothing_are_refused_before_the_first_episode(arguments, message):
     with pytest.raises(ConfigError, match=message):
         ToolUse(**arguments)
-
-
-def test_an_instance_that_has_not_started_can_be_pickled():
-    agent = pickle.loads(pickle.dumps(ToolUse(mcp=[{"command": SERVER}])))
-    assert agent._max_turns == 8
 
 
 async def test_any_reward_judges_the_answer():
@@ -477,13 +442,6 @@ def test_input_that_is_not_arithmetic_or_too_much_is_reported(expression, messag
     except ToolError as error:
         found = str(error)
     assert message in found
-
-
-@given(st.text(alphabet="0123456789+-*/%.() ,eπabsqrtmaxfloor", max_size=60))
-@settings(max_examples=100, deadline=2000)
-def test_any_text_is_a_number_or_is_reported(text):
-    with contextlib.suppress(ToolError):
-        assert float(calculator(text)) is not None
 
 
 # --- data, gold, hacks ------------------------------------------------------------------------------------------------
@@ -561,13 +519,3 @@ async def test_the_agent_func_takes_its_settings_from_the_environment(monkeypatc
         EpisodeKey("e"),
     )
     assert (len(trajectory.turns), trajectory.score) == (3, 0.0)
-
-
-@pytest.mark.long
-async def test_many_episodes_share_a_server_and_a_sandbox():
-    mcp = [{"command": SERVER, "tools": ["pid"]}]
-    played = await asyncio.gather(
-        *(play("CALL pid {}", "#### 391", tools=["calculator", "python"], mcp=mcp) for _ in range(32))
-    )
-    assert len({told(engine) for _, engine in played}) == 1
-    assert all(trajectory.score == 1.0 for trajectory, _ in played)

@@ -112,25 +112,11 @@ async def test_settings_choose_the_reward_regardless_of_the_row():
     assert (result.info["answer"], result.info["format"], result.info["failed_terms"]) == (1.0, 0.0, 0.0)
 
 
-async def test_a_route_by_another_column():
-    spec = {"route": {"math": "math"}, "tags": {"gsm8k": "math"}, "key": "data_source"}
-    assert (await judged("The answer is 42.", reward=spec, data_source="gsm8k")).reward == 1.0
-    with pytest.raises(DataError, match="data_source: expected one of"):
-        await judged("The answer is 42.", reward=spec, data_source="gsm9k")
-    assert (await judged("The answer is 42.", key="kind", kind="math")).reward == 1.0
-
-
 @pytest.mark.parametrize("label", [{"domain": "choice", "label": "B"}, '{"domain": "choice", "label": "B"}'])
 async def test_a_label_may_hold_the_whole_row_as_openrlhf_has_no_other_column(label):
     assert (await judged(r"\boxed{B}", label)).reward == 1.0
     options = {"domain": "choice", "label": "B", "options": ["yes", "no"]}
     assert (await judged(r"\boxed{no}", options)).reward == 1.0
-
-
-async def test_a_column_goes_before_a_label_that_says_another_domain():
-    label = {"type": "object", "required": ["domain"], "properties": {"domain": {"const": "math"}}}
-    result = await judged('{"domain": "math"}', {**label, "domain": "x"}, domain="json_schema")
-    assert result.reward == 1.0
 
 
 async def test_an_answer_that_was_cut_is_truncated_and_judged_all_the_same():
@@ -145,12 +131,6 @@ async def test_a_thought_that_the_template_began_and_a_limit_cut_is_not_an_answe
 
 
 # --- what goes wrong ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("more", [{}, {"domain": "maths"}, {"domain": None}, {"domain": ["math"]}, {"domain": "judge"}])
-async def test_a_row_of_no_domain_is_a_fault_of_the_data(more):
-    with pytest.raises(DataError, match=r"Verify: domain: expected one of math, code, .*Fix the row"):
-        await judged("42", **more)
 
 
 async def test_a_row_of_no_domain_is_refused_before_anything_is_generated():
@@ -264,11 +244,6 @@ async def test_the_runner_tries_an_episode_again_whose_grader_failed():
     assert (trajectory.reward, trajectory.attempt, trajectory.stop_reason) == (1.0, 1, StopReason.TERMINATED)
     (trajectory,) = await run(Failing(9), "42", "42")
     assert (trajectory.reward, trajectory.error.kind) == (None, "infra")
-
-
-async def test_the_runner_does_not_try_a_faulty_row_again():
-    (trajectory,) = await run("choice", "42", "42")
-    assert (trajectory.reward, trajectory.attempt, trajectory.error.type) == (None, 0, "DataError")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from agentenv.errors import ConfigError, DataError
+from agentenv.errors import ConfigError
 from agentenv.rewards.grading import grade
 from agentenv.rewards.loading import load_function
 from agentenv.rewards.models.hf import HFScorer
@@ -87,7 +87,7 @@ def test_a_reward_model_is_named_by_its_spec_and_loads_nothing():
         ({"rm": "hf:a", "rm_args": {"max_lenth": 3}}, "Did you mean 'max_length'"),
         ({"rm": "hf:a", "rm_args": [1]}, "rm_args, an object"),
         ({"rm": 3}, "expected rm, as 'hf:PATH'"),
-        ({"rm": "vlm:a"}, "Did you mean 'vllm'"),
+        ({"rm": "clasify:a"}, "Did you mean 'classify'"),
         ({"rm": "hf:a", "shfit": 1}, "Did you mean 'shift'"),
     ],
 )
@@ -172,11 +172,6 @@ async def test_a_function_of_a_file_is_a_reward(name, file):
     assert (await reward.grade(Response("abab", "ab"))).reward == 1.0
 
 
-async def test_a_function_of_a_module_is_a_reward(file, monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(tmp_path)
-    assert (await make_reward("mine:starts").grade(Response("b", "a"))).reward == 0.0
-
-
 @pytest.mark.parametrize("name", ["NoReward", "NUMBER", "nothing"])
 def test_input_that_is_not_a_reward_is_refused(name, file):
     with pytest.raises(ConfigError, match=f"expected a (reward, with `bounds`|function '{name}')"):
@@ -214,12 +209,6 @@ async def test_settings_become_a_reward(spec, text, expected):
     assert (result.reward, result.detail) == (pytest.approx(expected), result.detail)
 
 
-def test_settings_are_left_as_they_were():
-    spec = json.loads(json.dumps(SUM))
-    reward_from(spec)
-    assert spec == SUM
-
-
 def test_a_reward_is_given_back_and_may_be_a_part():
     made = make_reward("math")
     assert reward_from(made) is made
@@ -233,11 +222,6 @@ async def test_an_optional_part_that_fails_adds_nothing_and_a_required_one_takes
     required = {"sum": {"answer": "math", "more": "choice"}}
     result = await grade(reward_from(required), row)
     assert (result.reward, result.status) == (None, Status.LABEL)
-
-
-async def test_a_row_of_no_domain_is_an_error():
-    with pytest.raises(DataError, match="tag: expected one of"):
-        await reward_from({"route": {"math": "math"}}).grade(Response("42", "42", metadata={"tag": "maths"}))
 
 
 UNREADABLE = {
@@ -295,7 +279,7 @@ def test_a_judge_is_made_of_settings(tmp_path):
     settings = {"base_url": "http://127.0.0.1:9/v1", "model": "m"}
     judged = make_reward("judge", judge=settings, voting={"votes": 3})
     assert (judged.voting.votes, judged.judge.url) == (3, "http://127.0.0.1:9/v1/chat/completions")
-    cached = make_reward("judge", judge={**settings, "cache": str(tmp_path / "replies.jsonl")}).judge
-    assert (cached.judge.url, cached.cache.path) == (judged.judge.url, tmp_path / "replies.jsonl")
+    cached = make_reward("judge", judge={**settings, "cache": str(tmp_path / "replies.db")}).judge
+    assert (cached.judge.url, cached.cache.path) == (judged.judge.url, tmp_path / "replies.db")
     with pytest.raises(ConfigError, match="modle"):
         make_reward("judge", judge={"base_url": "http://127.0.0.1:9/v1", "modle": "m"})

@@ -1,11 +1,11 @@
-"""Which reward judges a row, and which groups are kept. The defects are ROLL's."""
+"""Which reward judges a row. The defects are ROLL's."""
 
 import pytest
 
 from agentenv.errors import ConfigError, DataError
 from agentenv.rewards.grading import grade
-from agentenv.rewards.routing import Router, filter_groups, mean_filter, no_filter, std_filter
-from agentenv.rewards.types import Response, RewardResult, Status
+from agentenv.rewards.routing import Router
+from agentenv.rewards.types import Response, Status
 from tests.rewards.judges.rule_judges import Rewarding
 
 MATH, CODE = Rewarding(1.0, (0.0, 1.0)), Rewarding(-0.5, (-1.0, 0.5))
@@ -62,62 +62,3 @@ async def test_a_row_without_a_tag_is_an_error():
 def test_wrong_tables_are_refused(rewards, tags):
     with pytest.raises(ConfigError):
         Router(rewards, tags)
-
-
-# --- groups ---------------------------------------------------------------------------------------------------------
-
-
-GROUPS = {
-    "low": [-1.0, -1.0],
-    "wrong": [0.0, 0.0],
-    "mixed": [0.0, 1.0],
-    "right": [1.0, 1.0],
-    "one": [0.5],
-    "dead": [None, None],
-}
-RESULTS = [
-    RewardResult.failed("down") if reward is None else RewardResult(reward)
-    for rewards in GROUPS.values()
-    for reward in rewards
-]
-KEYS = [key for key, rewards in GROUPS.items() for _ in rewards]
-
-
-@pytest.mark.parametrize(
-    ("keep", "kept", "dropped"),
-    [
-        (no_filter, list(GROUPS), {}),
-        (mean_filter(), ["wrong", "mixed", "right", "one"], {"low": 1, "invalid": 1}),
-        (mean_filter(down=0.0, up=1.0), ["mixed", "one"], {"low": 2, "high": 1, "invalid": 1}),
-        (std_filter(), ["mixed"], {"even": 4, "invalid": 1}),
-        (std_filter(threshold=0.5), [], {"even": 5, "invalid": 1}),
-    ],
-)
-def test_filters_and_their_counts(keep, kept, dropped):
-    """ROLL keeps every list of one item, which is what its callers give it, and counts nothing."""
-    found = filter_groups(RESULTS, KEYS, keep)
-    assert [key for key, is_kept in found.kept.items() if is_kept] == kept
-    assert found.num_dropped == dropped
-    metrics = found.metrics()
-    assert metrics.pop("rewards/filter/kept") == len(kept)
-    assert metrics.pop("rewards/filter/num_groups") == 6.0
-    assert metrics == {f"rewards/filter/dropped_{reason}": float(count) for reason, count in dropped.items()}
-
-
-def test_responses_without_a_reward_are_not_part_of_a_groups_figures():
-    results = [RewardResult(1.0), RewardResult.failed("down"), RewardResult(1.0)]
-    assert filter_groups(results, "aaa", std_filter()).kept == {"a": False}
-    assert filter_groups(results, "aaa", mean_filter(down=0.9)).kept == {"a": True}
-
-
-@pytest.mark.parametrize(
-    "make", [lambda: mean_filter(down=float("nan")), lambda: std_filter(threshold=-1), lambda: mean_filter(up="1")]
-)
-def test_wrong_thresholds_are_refused(make):
-    with pytest.raises(ConfigError):
-        make()
-
-
-def test_a_group_key_is_needed_for_each():
-    with pytest.raises(ConfigError, match="each of 11 responses"):
-        filter_groups(RESULTS, "a", no_filter)

@@ -265,11 +265,11 @@ def actor_death(where: str, flag: str, error: Exception, died: type[AgentEnvErro
     return absent or died(f"{where}: expected a living actor, got {describe_death(error)}")
 
 
-def kill_actor(actor: Any) -> None:
-    """End an actor's process; do nothing if it, or the cluster, is gone."""
+def kill_actor(actor: Any, *, restart: bool = False) -> None:
+    """End an actor's process, which Ray starts again with `restart`; do nothing if it, or the cluster, is gone."""
     ray = import_ray()
     with contextlib.suppress(ray.exceptions.RayError, ConnectionError):
-        ray.kill(actor)
+        ray.kill(actor, no_restart=not restart)
 
 
 def describe_death(error: Exception) -> str:

@@ -28,7 +28,8 @@ from agentenv.errors import ConfigError
 from agentenv.interop._data_proto import Texts, column, placed, read_texts, rows, warn_of_invalid
 from agentenv.interop.verl.compute_score import compute_score
 from agentenv.interop.verl.judges import MAX_GROUPS, judge_of, mapping, response_of
-from agentenv.rewards.groups.batch import Each, FunctionGroupReward, check_group_sizes, grade_groups, group_keys
+from agentenv.rewards.groups.batch import Each, check_group_sizes, grade_groups, group_keys
+from agentenv.rewards.groups.function import FunctionGroupReward
 from agentenv.rewards.groups.rm_gallery import create_rm_gallery_reward_function
 from agentenv.rewards.groups.statistics import COLUMNS, statistics
 from agentenv.rewards.invalid import InvalidPolicy, apply_policy

@@ -8,12 +8,14 @@ library avoids, a problem makes scores wrong.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentenv.errors import AgentEnvError, ConfigError, DataError
 from agentenv.rewards.models.types import Conversation, RewardScorer, Scored
+from agentenv.rewards.models.vllm_head import head_of
 
 if TYPE_CHECKING:
     from agentenv.rewards.models.render import ConversationRenderer
@@ -69,6 +71,7 @@ async def check(scorer: RewardScorer, *, exact: bool = True) -> list[CheckFindin
         classifier = getattr(loaded, "classifier", None)
         if classifier is not None:
             findings += [pad_finding(renderer, classifier.config), length_finding(renderer, classifier.max_positions)]
+            findings.append(head_finding(classifier.config.name_or_path))
     return findings + await score_findings(scorer, exact=exact)
 
 
@@ -152,6 +155,18 @@ def length_finding(renderer: ConversationRenderer, positions: int | None) -> Che
     most, overflow = renderer.max_length, renderer.overflow
     detail = f"{most} tokens of {positions or 'an unknown number of'} positions; longer: {overflow}"
     return CheckFinding("max length", "ok" if positions is None or most <= positions else "problem", detail)
+
+
+def head_finding(model: str) -> CheckFinding:
+    """Return the finding on the head: vLLM's server draws a random one if the config contradicts the checkpoint."""
+    try:
+        head = head_of(model)
+    except ConfigError as error:
+        return CheckFinding("head in vLLM", "warning", str(error))
+    if head.overrides:
+        overrides = json.dumps(head.overrides)
+        return CheckFinding("head in vLLM", "warning", f"vllm serve needs --hf-overrides '{overrides}'")
+    return CheckFinding("head in vLLM", "ok", f"its labels are {', '.join(head.labels)}")
 
 
 def _token(tokenizer: Any, token_id: int) -> str:

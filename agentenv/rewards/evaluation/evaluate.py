@@ -51,12 +51,6 @@ class ItemOutcome:
         return scores if len(scores) == len(self.scores) and scores else None
 
     @property
-    def margin(self) -> float | None:
-        """The best chosen answer's score minus the best rejected one's."""
-        scores = self.known
-        return None if scores is None else max(scores[: self.num_chosen]) - max(scores[self.num_chosen :])
-
-    @property
     def tie(self) -> bool:
         """Whether neither side was preferred."""
         return self.known is not None and is_tie(self.known, self.num_chosen)

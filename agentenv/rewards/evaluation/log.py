@@ -134,35 +134,6 @@ def stored_flags(folder: str | Path) -> dict[str, Any] | None:
     )
 
 
-def read_margins(folders: Sequence[str | Path]) -> dict[str, list[float | None]]:
-    """Return the margins of each evaluation's items by folder; None for items without scores.
-
-    Raises:
-        ConfigError: a folder has no evaluation, or the evaluations have different data.
-    """
-    by_folder: dict[str, list[float | None]] = {}
-    data = None
-    for folder in folders:
-        path = Path(folder).expanduser()
-        try:
-            config = _parse_object((path / "config.json").read_bytes(), str(path / "config.json"))
-            lines = (path / "items.jsonl").read_bytes().splitlines()
-        except OSError as error:
-            raise ConfigError(
-                f"{folder}: expected a folder of `rm eval --out`, got {error}. Check the path."
-            ) from error
-        data = data or config.get("data_sha256")
-        if config.get("data_sha256") != data:
-            raise ConfigError(
-                f"{folder}: expected the data of {folders[0]}, got other data. Evaluate both on the same data."
-            )
-        outcomes = [ItemOutcome.from_dict(_parse_object(line, str(path))) for line in lines]
-        margins = {each.index: each.margin for each in outcomes}
-        by_folder[str(folder)] = [margins.get(index) for index in range(max(margins, default=-1) + 1)]
-    longest = max(map(len, by_folder.values()), default=0)
-    return {name: margins + [None] * (longest - len(margins)) for name, margins in by_folder.items()}
-
-
 def _parse_object(text: bytes, where: str) -> dict[str, Any]:
     try:
         value = json.loads(text)

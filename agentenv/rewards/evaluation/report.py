@@ -38,33 +38,35 @@ class Report:
     def markdown(self) -> str:
         """Return the report as Markdown."""
         rows = [
-            (name, each.num, each.failed, f"{each.correct:g}", each.ties, _number(each.score))
+            (name, each.num, each.failed, f"{each.correct:g}", each.ties, number_text(each.score))
             for name, each in sorted(self.table.subsets.items())
         ]
-        blocks = [self._head(), _rows(("subset", "n", "failed", "correct", "ties", "accuracy"), rows)]
+        blocks = [self._head(), table_rows(("subset", "n", "failed", "correct", "ties", "accuracy"), rows)]
         if self.table.average is not None:
             name = "average of subsets"
             if self.table.bench == "rewardbench":  # the leaderboard's only if all of its sections are known
                 known, num = sum(self.table.sections.get(each) is not None for each in SECTIONS), len(SECTIONS)
                 name = "leaderboard average" if known == num else f"average of {known} of {num} sections"
             scores = {**self.table.sections, name: self.table.average}
-            blocks += [_rows(("section", "score"), [(section, _number(score)) for section, score in scores.items()])]
+            blocks += [
+                table_rows(("section", "score"), [(section, number_text(score)) for section, score in scores.items()])
+            ]
         if self.deltas:
             compared = [
                 (
                     name,
-                    _number(each.reference),
-                    _number(each.score),
+                    number_text(each.reference),
+                    number_text(each.score),
                     "–" if each.items is None else f"{each.items:+.4g}",
                     "yes" if each.within else "NO",
                 )
                 for name, each in sorted(self.deltas.items())
             ]
-            blocks += [_rows(("subset", "reference", "accuracy", "items", "within"), compared)]
+            blocks += [table_rows(("subset", "reference", "accuracy", "items", "within"), compared)]
         blocks += [_hygiene_rows(self.hygiene)]
-        blocks += [_rows(("error", "items"), self.errors.items())] if self.errors else []
+        blocks += [table_rows(("error", "items"), self.errors.items())] if self.errors else []
         judged = [(name, f"{value:g}") for name, value in self.judge.items() if value]
-        blocks += [_rows(("judge", "figure"), judged)] if judged else []
+        blocks += [table_rows(("judge", "figure"), judged)] if judged else []
         return "\n\n".join(blocks) + "\n"
 
     def _head(self) -> str:
@@ -73,9 +75,9 @@ class Report:
         lines = [
             f"# {self.rm} on {self.data}",
             "",
-            f"Accuracy {_number(total.score)}{interval}: {total.correct:g} of {total.judged} items; {total.ties} tied "
-            f"(rule: {self.table.ties}). {total.failed} failed and are not counted; {self.table.num_truncated} answers "
-            "were truncated.",
+            f"Accuracy {number_text(total.score)}{interval}: {total.correct:g} of {total.judged} items; "
+            f"{total.ties} tied (rule: {self.table.ties}). {total.failed} failed and are not counted; "
+            f"{self.table.num_truncated} answers were truncated.",
         ]
         if self.invariance is not None and self.invariance.max_diff is None:
             lines += ["", "Batch invariance: unknown; no conversation could be scored both alone and with others."]
@@ -107,41 +109,29 @@ def _items(num: int) -> str:
 
 def _hygiene_rows(figures: Hygiene) -> str:
     rows = [
-        (name, *(_number(value, "+.3f") for value in asdict(each).values()))
+        (name, *(number_text(value, "+.3f") for value in asdict(each).values()))
         for name, each in figures.correlations.items()
     ]
-    bias, table = figures.length_bias, _rows(("score against", "Pearson", "Spearman", "within the prompt"), rows)
+    bias, table = figures.length_bias, table_rows(("score against", "Pearson", "Spearman", "within the prompt"), rows)
     if bias.longer_is_chosen is None:
         return table
+    prefers, longer = number_text(bias.prefers_longer), number_text(bias.longer_is_chosen)
+    if_longer = number_text(bias.accuracy_where_longer_is_chosen)
+    if_shorter = number_text(bias.accuracy_where_shorter_is_chosen)
     line = (
-        f"The longer answer scores more in {_number(bias.prefers_longer)} of the pairs; it is the chosen one in "
-        f"{_number(bias.longer_is_chosen)}. Accuracy if it is chosen: {_number(bias.accuracy_where_longer_is_chosen)}; "
-        f"if it is rejected: {_number(bias.accuracy_where_shorter_is_chosen)}. Pairs of equal length are ignored."
+        f"The longer answer scores more in {prefers} of the pairs; it is the chosen one in {longer}. Accuracy if it is "
+        f"chosen: {if_longer}; if it is rejected: {if_shorter}. Pairs of equal length are ignored."
     )
-    if not figures.calibration.bins:
-        return f"{table}\n\n{line}"
-    bins = [
-        (f"{each.low:.3g} to {each.high:.3g}", each.num, _number(each.accuracy), _number(each.predicted))
-        for each in figures.calibration.bins
-    ]
-    fit = figures.calibration
-    summary = (
-        f"Calibration error {_number(fit.error)} (accuracy against the sigmoid of the margin), Brier score "
-        f"{_number(fit.brier)}."
-    )
-    if fit.temperature is not None:
-        summary += (
-            f" With margins divided by {fit.temperature:.3g}, fit on these pairs: "
-            f"{_number(fit.error_at_temperature)} and {_number(fit.brier_at_temperature)}."
-        )
-    return "\n\n".join([table, line, _rows(("margin", "pairs", "accuracy", "predicted"), bins), summary])
+    return f"{table}\n\n{line}"
 
 
-def _rows(head: Sequence[str], rows: Any) -> str:
+def table_rows(head: Sequence[str], rows: Any) -> str:
+    """Return a table of Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     cells = [[" ".join(str(each).replace("|", "\\|").split()) for each in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
-def _number(value: float | None, form: str = ".4f") -> str:
+def number_text(value: float | None, form: str = ".4f") -> str:
+    """Return a number as text, `–` for None."""
     return "–" if value is None else f"{value:{form}}"

@@ -1,6 +1,6 @@
 """Specs of what is evaluated: reward models wherever they run, judges, and any reward of text.
 
-    hf:PATH, vllm:PATH, ray:PATH, http://…, classify:http://…, FILE.py
+    hf:PATH, ray:PATH, http://…, classify:http://…, FILE.py
                             a reward model; see `agentenv.rewards.models.factory`
     judge:MODEL@http://…    a language model that compares two answers; judge-score:… scores each answer
     reward:NAME             a reward of text; see `agentenv.rewards.registry`
@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentenv.errors import ConfigError
+from agentenv.rewards.construct import construct
 from agentenv.rewards.groups.tournament import Comparer
-from agentenv.rewards.models.factory import SCORERS, constructed, open_scorer, parsed, unknown
+from agentenv.rewards.models.factory import SCORERS, open_scorer, parsed, unknown
 from agentenv.rewards.models.types import RewardScorer
 from agentenv.rewards.types import Reward
 
@@ -95,7 +96,7 @@ def flags_in_errors() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        match = re.match(r"(?:HF|VLLM|Ray|GetReward|VLLMHTTP|Function)Scorer\.(\w+): ", str(error))
+        match = re.match(r"(?:HF|Ray|GetReward|VLLMHTTP|Function)Scorer\.(\w+): ", str(error))
         if match is None or match[1] in ("url", "model"):
             raise
         value = '"PATH"' if match[1] == "tokenizer" else "…"
@@ -130,6 +131,6 @@ def open_rm(spec: str, options: RMOptions | None = None) -> RewardModel:
         client = judge_from(of_client | {"base_url": url, "model": model})
         rest = {name: value for name, value in given.items() if name not in of_client}
         if kind == "judge":
-            return RewardModel(spec, comparer=constructed(spec, PairwiseJudge, rest, client), judge=client)
-        return RewardModel(spec, reward=constructed(spec, PointwiseReward, rest, client), judge=client)
+            return RewardModel(spec, comparer=construct(f"rm {spec}", PairwiseJudge, rest, client), judge=client)
+        return RewardModel(spec, reward=construct(f"rm {spec}", PointwiseReward, rest, client), judge=client)
     return RewardModel(spec, scorer=open_scorer(spec, **given))

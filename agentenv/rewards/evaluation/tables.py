@@ -169,8 +169,8 @@ def _total(outcomes: Sequence[ItemOutcome], credits: Sequence[float | None]) -> 
 # --- a reference ------------------------------------------------------------------------------------------------------
 
 
-def read_reference(path: str | Path) -> dict[str, float]:
-    """Return a reference's accuracies by subset, from RewardBench's result file or a `report.json`.
+def read_reference(path: str | Path, *, where: str = "--reference") -> dict[str, float]:
+    """Return accuracies by subset, from RewardBench's result file or a `report.json`.
 
     Raises:
         ConfigError: the file is missing or has no accuracies.
@@ -178,7 +178,7 @@ def read_reference(path: str | Path) -> dict[str, float]:
     try:
         content = json.loads(Path(path).expanduser().read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--reference: expected a JSON file, got {str(path)!r} ({error}). Check the path.") from error
+        raise ConfigError(f"{where}: expected a JSON file, got {str(path)!r} ({error}). Check the path.") from error
     rows = content.get("subsets", content) if isinstance(content, dict) else {}
     scores = {
         str(name): row["score"] if isinstance(row, dict) and "score" in row else row
@@ -190,7 +190,7 @@ def read_reference(path: str | Path) -> dict[str, float]:
         if (isinstance(value, int | float) and not isinstance(value, bool) and 0.0 <= value <= 1.01)
     }
     if not known:
-        raise ConfigError(f"--reference: expected accuracies in 0..1 by subset, got none in {str(path)!r}. Check it.")
+        raise ConfigError(f"{where}: expected accuracies in 0..1 by subset, got none in {str(path)!r}. Check it.")
     return known
 
 
@@ -219,12 +219,10 @@ def deltas(table: AccuracyTable, reference: Mapping[str, float], *, tolerance: f
 
 @dataclass(frozen=True, slots=True)
 class Hygiene:
-    """Biases and calibration of the scores."""
+    """Biases of the scores."""
 
     correlations: Mapping[str, hygiene.Correlation]
     length_bias: hygiene.LengthBias
-    calibration: hygiene.Calibration
-    """Without bins if the scores are verdicts, whose margins of 1, 0 and -1 carry no confidence."""
     num_same: int = 0
     """Items with a chosen answer that is also rejected."""
     num_empty: int = 0
@@ -232,7 +230,7 @@ class Hygiene:
 
 
 def hygiene_of(items: Sequence[Item], outcomes: Sequence[ItemOutcome]) -> Hygiene:
-    """Return the hygiene of the scores; length bias and calibration cover the items that are pairs."""
+    """Return the hygiene of the scores; the length bias covers the items that are pairs."""
     rewards: list[float | None] = []
     texts: list[str] = []
     places: list[int] = []
@@ -244,11 +242,9 @@ def hygiene_of(items: Sequence[Item], outcomes: Sequence[ItemOutcome]) -> Hygien
         if item.is_pair and outcome.known is not None:
             chosen, rejected = (len(candidate.text) for candidate in item.candidates)
             pairs.append(hygiene.Pair(outcome.known[0], outcome.known[1], chosen, rejected))
-    margins = [pair.margin for pair in pairs]
     return Hygiene(
         hygiene.correlations(rewards, texts, places),
         hygiene.length_bias(pairs),
-        hygiene.calibration([] if all(abs(margin) in (0.0, 1.0) for margin in margins) else margins),
         num_same=sum(
             any(each in item.candidates[item.num_chosen :] for each in item.candidates[: item.num_chosen])
             for item in items

@@ -19,25 +19,8 @@ from agentenv._util.calls import StepTimeout, bounded
 from agentenv.core.arguments import is_reward, number, one_of, whole_number
 from agentenv.errors import ConfigError, ContractError, DataError
 from agentenv.rewards.grading import enforce_bounds, grade_all, patience_s
-from agentenv.rewards.groups.function import FunctionGroupReward, against_reference
 from agentenv.rewards.loading import failure_of
 from agentenv.rewards.types import GroupReward, Response, Reward, RewardResult, Status
-
-__all__ = [
-    "Each",
-    "FunctionGroupReward",
-    "GroupOutcome",
-    "GroupResults",
-    "GroupSizeError",
-    "GroupedResults",
-    "against_reference",
-    "align_components",
-    "check_group_sizes",
-    "grade_group",
-    "grade_groups",
-    "group_keys",
-    "stream_groups",
-]
 
 _LOG = logging.getLogger(__name__)
 

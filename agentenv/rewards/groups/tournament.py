@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, Literal, Protocol
 
+import numpy as np
+
 from agentenv._util.calls import StepTimeout, bounded
 from agentenv.core.arguments import number, one_of, shown, whole_number
 from agentenv.core.types import Message
@@ -28,16 +30,15 @@ from agentenv.rewards.loading import failure_of
 from agentenv.rewards.rules.text import final_text
 from agentenv.rewards.types import Response, RewardResult, Status
 
-_MAX_ROUNDS = 1000
-_MAX_SCALINGS = 50
+_MAX_ROUNDS = 100
 _TOLERANCE = 1e-9
-ELO_PER_NAT = 400.0 / math.log(10.0)
 
 
 def bradley_terry(points: Sequence[Sequence[float]], *, prior: float = 1.0) -> list[float]:
     """Return each competitor's log-strength s: i beats j with probability 1 / (1 + exp(s_j - s_i)).
 
-    An average competitor has 0.0; the mean probability to beat it is 1/2.
+    An average competitor has 0.0; the mean probability to beat it is 1/2. By Newton's method, to 1e-9: competitors with
+    the same points have the same strength.
 
     Args:
         points: [n][n] points that i took from j, in all games between them: 1 for a win, 0.5 for a tie.
@@ -55,44 +56,24 @@ def bradley_terry(points: Sequence[Sequence[float]], *, prior: float = 1.0) -> l
         raise ConfigError(
             f"bradley_terry.points: expected {count} rows of {count} numbers >= 0, got {points!r:.200}. Correct them."
         )
-    games = [[points[i][j] + points[j][i] if i != j else 0.0 for j in range(count)] for i in range(count)]
-    won = [math.fsum(point for j, point in enumerate(row) if j != i) + prior / 2 for i, row in enumerate(points)]
-    strengths = [1.0] * count
+    won = np.array(points, dtype=float).reshape(count, count)
+    np.fill_diagonal(won, 0.0)
+    games, strengths = won + won.T, np.zeros(count)
     for _ in range(_MAX_ROUNDS):
-        rates = [
-            math.fsum(num / (strengths[i] + other) for num, other in zip(games[i], strengths, strict=True) if num)
-            + prior / (strengths[i] + 1.0)
-            for i in range(count)
-        ]
-        updated = _rescale([won[i] / rates[i] for i in range(count)])
-        moved = max((abs(math.log(new / old)) for new, old in zip(updated, strengths, strict=True)), default=0.0)
-        strengths = updated
-        if moved < _TOLERANCE:
+        chances = 1.0 / (1.0 + np.exp(strengths - strengths[:, None]))
+        even = 1.0 / (1.0 + np.exp(-strengths))
+        slope = (won - games * chances).sum(axis=1) + prior * (0.5 - even)
+        curve = games * chances * (1.0 - chances)
+        hessian = np.diag(curve.sum(axis=1) + prior * even * (1.0 - even)) - curve
+        step = np.clip(np.linalg.solve(hessian, slope), -1.0, 1.0)
+        strengths += step
+        if np.abs(step).max(initial=0.0) < _TOLERANCE:
             break
-    return [math.log(strength) for strength in strengths]
+    return [round(float(strength), 9) for strength in strengths]
 
 
-def elo(points: Sequence[Sequence[float]], *, prior: float = 1.0, average: float = 1500.0) -> list[float]:
-    """Return each competitor's rating; 400 points more are ten times the strength. See `bradley_terry`."""
-    return [average + ELO_PER_NAT * strength for strength in bradley_terry(points, prior=prior)]
-
-
-def _rescale(strengths: Sequence[float]) -> list[float]:
-    """Scale all strengths by the factor that is most likely under the prior, which speeds up convergence."""
-    scale = 1.0
-    for _ in range(_MAX_SCALINGS):
-        chances = [scale * strength / (scale * strength + 1.0) for strength in strengths]
-        excess = math.fsum(chances) - len(strengths) / 2
-        slope = math.fsum(chance * (1.0 - chance) for chance in chances)
-        step = min(max(excess / slope, -1.0), 1.0) if slope else 0.0
-        scale *= math.exp(-step)
-        if abs(step) < _TOLERANCE:
-            break
-    return [scale * strength for strength in strengths]
-
-
-Measure = Literal["comparison_score", "win_rate", "copeland", "bradley_terry"]
-_MEASURES = ("comparison_score", "win_rate", "copeland", "bradley_terry")
+Measure = Literal["comparison_score", "bradley_terry"]
+_MEASURES = ("comparison_score", "bradley_terry")
 
 
 class Comparer(Protocol):
@@ -103,7 +84,7 @@ class Comparer(Protocol):
 
 
 class Tournament:
-    """A GroupReward that compares the responses of a group with each other.
+    """A GroupReward, in -1..1, that compares the responses of a group with each other.
 
     Args:
         comparer: compares two answers; it does not see their thinking.
@@ -118,14 +99,15 @@ class Tournament:
     against one with an answer. A response whose comparisons all failed still has no reward. A group of one response,
     without a reference, has the reward 0.0 and `n_valid` 0.
 
-    Components: `comparison_score`; `win_rate`, points per comparison; `copeland`, pairs won minus pairs lost, per pair;
-    `n_valid`, the comparisons that did not fail; `win` and `win_and`, 1.0 if it scored more than the reference, and
-    also if as much, None without one; if it is the measure, `bradley_terry`, 2 p - 1 for the probability p to beat an
-    average response, and `elo`, the corresponding rating. `score` is the win rate.
+    Components: `comparison_score`; `n_valid`, the comparisons that did not fail; `win` and `win_and`, 1.0 if it scored
+    more than the reference, and also if as much, None without one; if it is the measure, `bradley_terry`, 2 p - 1 for
+    the probability p to beat an average response. `score` is the share of the points that it took.
 
     Raises:
         ConfigError: an argument is out of range.
     """
+
+    bounds = (-1.0, 1.0)
 
     def __init__(
         self,
@@ -157,13 +139,8 @@ class Tournament:
     @property
     def component_names(self) -> tuple[str, ...]:
         """Names of the components of every result."""
-        rated = ("bradley_terry", "elo") if self.measure == "bradley_terry" else ()
-        return (*_MEASURES[:3], "n_valid", *rated, "win", "win_and")
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """0..1 for the win rate, else -1..1."""
-        return (0.0, 1.0) if self.measure == "win_rate" else (-1.0, 1.0)
+        rated = ("bradley_terry",) if self.measure == "bradley_terry" else ()
+        return ("comparison_score", "n_valid", *rated, "win", "win_and")
 
     async def grade_group(self, responses: Sequence[Response], reference: str | None = None) -> list[RewardResult]:
         """Return one result per response, in order; INFRA for one whose comparisons all failed.
@@ -176,19 +153,18 @@ class Tournament:
         judged = final_text(reference) if reference else None
         competitors = [*texts, judged] if judged else texts
         table = await self._play(responses[0].prompt if responses else "", competitors)
-        # The ratings of a group of 64 take half a second.
-        rated = self.measure == "bradley_terry"
-        standings = await asyncio.to_thread(table.standings, competitors, rated=rated)
+        standings = table.standings(competitors, rated=self.measure == "bradley_terry")
         against, detail = standings[-1]["comparison_score"] if judged else None, table.detail()
         results = []
         for text, standing in zip(texts, standings, strict=False):
             components = standing | against_reference(standing["comparison_score"], against)
-            reward, score = components[self.measure], components["win_rate"]
-            if reward is None:
+            reward, comparison = components[self.measure], standing["comparison_score"]
+            if reward is None or comparison is None:
                 results.append(RewardResult(None, status=Status.INFRA, components=components, detail=detail))
                 continue
             status = Status.OK if text else Status.NO_ANSWER
             extracted = shown(text) or None
+            score = (1.0 + comparison) / 2.0
             results.append(RewardResult(reward, score, status, components, extracted=extracted, detail=detail))
         return results
 
@@ -290,18 +266,13 @@ class _Table:
             for standing, rating in zip(standings, ratings, strict=True):
                 known = standing["comparison_score"] is not None
                 standing["bradley_terry"] = math.tanh(rating / 2) if known else None
-                standing["elo"] = 1500.0 + ELO_PER_NAT * rating if known else None
         return standings
 
 
 def _measures(met: Sequence[Sequence[float]], *, alone: bool) -> dict[str, float | None]:
     """Return the measures of a competitor, from its points against each other one."""
     points = [point for pair in met for point in pair]
-    pairs = [2 * math.fsum(pair) - len(pair) for pair in met if pair]
     if not points:
-        even, half = (0.0, 0.5) if alone else (None, None)
-        return {"comparison_score": even, "win_rate": half, "copeland": even, "n_valid": 0.0}
-    count, total = float(len(points)), math.fsum(points)
-    copeland = sum((pair > 0) - (pair < 0) for pair in pairs) / len(pairs)
-    score = (2 * total - count) / count
-    return {"comparison_score": score, "win_rate": total / count, "copeland": copeland, "n_valid": count}
+        return {"comparison_score": 0.0 if alone else None, "n_valid": 0.0}
+    count = float(len(points))
+    return {"comparison_score": (2 * math.fsum(points) - count) / count, "n_valid": count}

@@ -7,24 +7,23 @@ import hashlib
 import json
 import logging
 import os
-import re
-import threading
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from agentenv._util.calls import call
 from agentenv._util.per_loop import PerLoop
 from agentenv.core.arguments import whole_number
 from agentenv.core.types import Message
 from agentenv.errors import ConfigError, DataError
 from agentenv.rewards.judges.protocol import ReplyIndex
 from agentenv.rewards.judges.usage import JudgeUsage
+from agentenv.rewards.workers.threads import Threads
 
 logger = logging.getLogger(__name__)
 
-_KEY = re.compile(r"[0-9a-f]{64}")
+_PATIENCE_S = 60.0
+"""Longest wait for the disk, or for other processes."""
 
 
 class CacheableJudge(Protocol):
@@ -45,11 +44,9 @@ class CacheableJudge(Protocol):
 
 
 class ReplyCache:
-    """The last `max_entries` replies; safe to use from several threads.
+    """The last `max_entries` replies, in memory or in a file of SQLite, which several processes may use.
 
-    With a `path` each reply is also appended there as a line of JSON, and the file is read at first use. Several
-    processes may write to one file; each reads the others' lines when it starts. A line that a crash cut off is skipped
-    and damages no other. If the file cannot be written, a warning is logged once and replies stay in memory.
+    If the file cannot be used, a warning is logged once and replies stay in memory. Safe to use from several threads.
 
     Raises:
         ConfigError: `max_entries` is out of range, or the path is not in a folder.
@@ -60,95 +57,49 @@ class ReplyCache:
         self.path = None if path is None else Path(path)
         if self.path is not None and (self.path.is_dir() or not self.path.parent.is_dir()):
             raise ConfigError(f"ReplyCache.path: expected a file in a folder, got {str(path)!r}. Make the folder.")
-        self._replies: OrderedDict[str, str] = OrderedDict()
-        self._lock = threading.Lock()  # guards the replies, and that the file is read once
-        self._read = self.path is None
-        self._broken = False
-        self._writing = threading.Lock()  # guards the file, so that its failure is logged once
-        self._loading = PerLoop(asyncio.Lock)  # so that one thread reads for all callers
-        self.num_torn = 0
-        """Lines of the file that could not be read."""
+        self._thread = Threads(1)
+        self._database: sqlite3.Connection | None = None  # this and the next belong to the thread
+        self._pid = 0
 
     async def get(self, key: str) -> str | None:
         """Return the reply of a key, or None."""
-        if not self._read:
-            async with self._loading.here():
-                if not self._read:
-                    await call(self._load)
-        with self._lock:
-            if key in self._replies:
-                self._replies.move_to_end(key)
-            return self._replies.get(key)
+        found = await self._run("SELECT reply FROM replies WHERE key = ?", key)
+        return json.loads(found[0][0]) if found else None
 
     async def drop(self, key: str) -> None:
-        """Remove a reply, if there is one; when this returns the file says so."""
-        with self._lock:
-            known = self._replies.pop(key, None)
-        if known is not None and self.path is not None:
-            await call(self._append, {"key": key, "forgotten": True})
+        """Remove a reply, if there is one."""
+        await self._run("DELETE FROM replies WHERE key = ?", key)
 
     async def put(self, key: str, reply: str) -> None:
         """Add a reply; when this returns it is in the file."""
-        with self._lock:
-            self._keep(key, reply)
-        if self.path is not None:
-            await call(self._append, {"key": key, "reply": reply})
+        await self._run("INSERT OR REPLACE INTO replies (key, reply) VALUES (?, ?)", key, json.dumps(reply))
+        await self._run("DELETE FROM replies WHERE rowid <= (SELECT max(rowid) FROM replies) - ?", self.max_entries)
 
-    def _keep(self, key: str, reply: str) -> None:
-        self._replies[key] = reply
-        self._replies.move_to_end(key)
-        while len(self._replies) > self.max_entries:
-            self._replies.popitem(last=False)
+    async def _run(self, statement: str, *values: str | int) -> list[tuple[str]]:
+        found: list[tuple[str]] = await self._thread.run(lambda: self._execute(statement, values), limit_s=_PATIENCE_S)
+        return found
 
-    def _load(self) -> None:
-        with self._lock:
-            if self._read or self.path is None:
-                return
-            try:
-                with self.path.open("rb") as file:
-                    for line in filter(bytes.strip, file):
-                        try:
-                            found = json.loads(line)
-                        except (ValueError, RecursionError):
-                            found = None
-                        entry = found if isinstance(found, dict) else {}
-                        key, reply = entry.get("key"), entry.get("reply")
-                        if not isinstance(key, str) or not _KEY.fullmatch(key):
-                            self.num_torn += 1
-                        elif isinstance(reply, str):
-                            self._keep(key, reply)
-                        elif entry.get("forgotten") is True:
-                            self._replies.pop(key, None)
-                        else:
-                            self.num_torn += 1
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                self._give_up(error)
-            self._read = True
+    def _execute(self, statement: str, values: tuple[str | int, ...]) -> list[tuple[str]]:
+        if self._pid != os.getpid():  # a connection is of one process
+            self._database, self._pid = None, os.getpid()
+        try:
+            self._database = self._database or _opened(self.path)
+            with self._database:
+                return self._database.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            if self.path is None:
+                raise
+            logger.warning("%s: expected a file to keep replies in, got %s. They stay in memory.", self.path, error)
+            self.path, self._database = None, None
+            return self._execute(statement, values)
 
-    def _append(self, entry: Mapping[str, object]) -> None:
-        """Append an entry in one write, between two line ends, so that incomplete lines of others stay separate."""
-        assert self.path is not None
-        line = b"\n" + json.dumps(entry).encode() + b"\n"
-        with self._writing:
-            if self._broken:
-                return
-            try:
-                file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-                try:
-                    written = os.write(file, line)
-                finally:
-                    os.close(file)
-            except OSError as error:
-                self._give_up(error)
-            else:
-                if written < len(line):
-                    self._give_up(f"{written} of {len(line)} bytes could be written")
 
-    def _give_up(self, problem: object) -> None:
-        logger.warning("%s: expected a file to keep replies in, got %s. They stay in memory.", self.path, problem)
-        self._broken = True
+def _opened(path: Path | None) -> sqlite3.Connection:
+    database = sqlite3.connect(path or ":memory:", timeout=_PATIENCE_S, check_same_thread=False)
+    with database:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)")
+    return database
 
 
 class CachedJudge:

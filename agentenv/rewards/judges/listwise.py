@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from agentenv.core.arguments import shown, whole_number
-from agentenv.rewards.groups.batch import against_reference
+from agentenv.rewards.groups.function import against_reference
 from agentenv.rewards.judges.protocol import Judge, JudgeVote
 from agentenv.rewards.judges.templates import QUALITY, RANK, answer_text, prompt_text
 from agentenv.rewards.judges.verdicts import read_ranking

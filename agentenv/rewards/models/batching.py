@@ -16,8 +16,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import pairwise
 from typing import TypeVar
 
 from agentenv.core.arguments import number, whole_number
@@ -26,8 +24,6 @@ from agentenv.errors import AgentEnvError, InfraError
 
 ScoreBatch = Callable[[list[list[int]]], Sequence[float]]
 """One number per sequence of token ids, in order; called in one thread, never twice at once."""
-Plan = Callable[[list[list[int]], int, int], list[list[int]]]
-"""Takes sequences and the limits of a batch (sequences, tokens); returns batches that hold each index once."""
 _T = TypeVar("_T")
 TOKENS_OF_A_CALL = 256
 """Cost of one more batch, in tokens: for small models on a CPU it equals that of 100 to 300 tokens."""
@@ -56,7 +52,6 @@ class MicroBatcher:
         max_batch: maximum number of sequences of one batch.
         max_batch_tokens: maximum number of tokens of one batch, padding included; a longer sequence has its own batch.
         max_wait_s: how long a sequence may wait for others while nothing is computed.
-        plan: see Plan; by default `batches` of the lengths.
 
     The thread starts at the first call. A caller that is cancelled before its batch starts is not scored.
     """
@@ -68,10 +63,8 @@ class MicroBatcher:
         max_batch: int = 32,
         max_batch_tokens: int = 16_384,
         max_wait_s: float = 0.005,
-        plan: Plan | None = None,
     ) -> None:
         where = type(self).__name__
-        self._plan = plan or _by_length
         self._score_batch = score_batch
         self._max_batch = whole_number(f"{where}.max_batch", max_batch, low=1)
         self.max_batch_tokens = whole_number(f"{where}.max_batch_tokens", max_batch_tokens, low=1)
@@ -145,11 +138,7 @@ class MicroBatcher:
     def _work(self) -> None:
         while items := self._taken():
             items = self._prepared(items)
-            sequences = [item.ids for item in items]
-            planned = _result_or_error(partial(self._plan, sequences, self._max_batch, self.max_batch_tokens))
-            if isinstance(planned, AgentEnvError):  # callers must get an answer
-                planned = _by_length(sequences, self._max_batch, self.max_batch_tokens)
-            for batch in planned:
+            for batch in batches([len(item.ids) for item in items], self._max_batch, self.max_batch_tokens):
                 if self._closed:
                     break
                 self._batch = [items[index] for index in batch]
@@ -235,10 +224,6 @@ def batches(lengths: Sequence[int], max_batch: int, max_tokens: int) -> list[lis
     return found[::-1]
 
 
-def _by_length(sequences: list[list[int]], max_batch: int, max_tokens: int) -> list[list[int]]:
-    return batches([len(ids) for ids in sequences], max_batch, max_tokens)
-
-
 def _result_or_error(function: Callable[[], _T]) -> _T | AgentEnvError:
     """Return a function's result, or its exception as an error for the callers."""
     try:
@@ -271,104 +256,3 @@ def _settle(results: list[tuple[asyncio.Future[float], float | AgentEnvError]]) 
             future.set_exception(value)
         else:
             future.set_result(value)
-
-
-LEAST_SHARED = 16
-"""Least number of shared tokens that is worth its own call; templates share about as many."""
-LEAST_SAVED = 2 * TOKENS_OF_A_CALL
-"""Tokens that a batch must save: sharing takes two calls or three where there was one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Sequences with a common prefix."""
-
-    num_shared: int
-    """Tokens that all of them begin with; each has at least one more."""
-    indices: tuple[int, ...]
-    """At least two, ascending in what follows."""
-
-    @property
-    def num_saved(self) -> int:
-        """Tokens that need not be computed."""
-        return self.num_shared * (len(self.indices) - 1)
-
-
-def families(sequences: Sequence[list[int]], *, least: int = LEAST_SHARED) -> list[Family]:
-    """Return families of sequences that share at least `least` leading tokens; a sequence may be in none.
-
-    A prefix of all sequences, such as a system prompt, does not join families: a neighbor that shares less than half as
-    much as the next one is not in the family.
-    """
-    order = sorted(range(len(sequences)), key=sequences.__getitem__)
-    alike = [_num_alike(sequences[a], sequences[b]) for a, b in pairwise(order)]
-    found, start = [], 0
-    for end in range(1, len(order) + 1):
-        last = end - 1
-        if end < len(order) and alike[last] >= max(least, max(alike[max(last - 1, 0) : last + 2]) / 2):
-            continue
-        if end - start > 1:
-            found.append(Family(min(alike[start : end - 1]), tuple(order[start:end])))
-        start = end
-    return found
-
-
-def _num_alike(left: list[int], right: list[int]) -> int:
-    """Return the number of leading tokens that two sequences share, less than the length of either."""
-    low, high = 0, min(len(left), len(right)) - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def family_batches(sequences: Sequence[list[int]], max_batch: int, max_tokens: int) -> list[list[int]]:
-    """Return batches as in `batching.batches`, but with families together, as far as they fit, before all others.
-
-    Only computed tokens count: those that a family shares count once, padded to the longest shared prefix in the batch.
-    Families that save too little are among the others.
-    """
-    parts = [part for family in families(sequences) for part in _parts(family, sequences, max_batch, max_tokens)]
-    packs: list[list[Family]] = []
-    for part in sorted(parts, key=lambda each: -each.num_shared):
-        if not packs or not _joins(part, packs[-1], sequences, max_batch, max_tokens):
-            packs.append([])
-        packs[-1].append(part)
-    worth = [pack for pack in packs if sum(part.num_saved for part in pack) >= LEAST_SAVED]
-    found = [[index for part in pack for index in part.indices] for pack in worth]
-    kin = {index for batch in found for index in batch}
-    rest = [index for index in range(len(sequences)) if index not in kin]
-    return found + [
-        [rest[place] for place in batch]
-        for batch in batches([len(sequences[index]) for index in rest], max_batch, max_tokens)
-    ]
-
-
-def _parts(family: Family, sequences: Sequence[list[int]], max_batch: int, max_tokens: int) -> list[Family]:
-    """Return the parts of a family that fit into batches; a sequence that is left alone is in none."""
-    parts: list[list[int]] = [[]]
-    room = max_tokens - family.num_shared
-    for index in family.indices:
-        own = len(sequences[index]) - family.num_shared
-        if parts[-1] and (len(parts[-1]) == max_batch or own > room):
-            parts.append([])
-            room = max_tokens - family.num_shared
-        parts[-1].append(index)
-        room -= own
-    return [Family(family.num_shared, tuple(part)) for part in parts if len(part) > 1]
-
-
-def _joins(
-    part: Family, pack: Sequence[Family], sequences: Sequence[list[int]], max_batch: int, max_tokens: int
-) -> bool:
-    """Return True if a family fits into a pack of longer prefixes and saves more tokens than its padding adds."""
-    longest, both = pack[0].num_shared, [*pack, part]
-    own = sum(len(sequences[index]) - each.num_shared for each in both for index in each.indices)
-    return (
-        sum(len(each.indices) for each in both) <= max_batch
-        and len(both) * longest + own <= max_tokens
-        and longest - part.num_shared <= part.num_saved
-    )

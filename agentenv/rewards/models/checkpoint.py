@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from agentenv._util.paths import PACKAGE
 from agentenv.core.engine import Tokenizer
@@ -14,7 +14,6 @@ from agentenv.errors import ConfigError, DataError, MissingDependency
 from agentenv.rewards.models.render import ConversationRenderer, Overflow, Rendered
 from agentenv.rewards.models.types import Conversation
 
-_T = TypeVar("_T")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _SHIPPED = PACKAGE / "_assets"
 NO_LIMIT = 1_000_000_000
@@ -49,22 +48,6 @@ def tokenizer_of(where: str, given: str, advice: str) -> Any:
         return AutoTokenizer.from_pretrained(resolved(given))
     except Exception as error:  # tokenizers raises its own, of no class
         raise ConfigError(f"{where}: expected a tokenizer in {given!r}, got {error}. {advice}") from error
-
-
-def options_of(where: str, kind: type[_T], given: _T | Mapping[str, Any] | None) -> _T:
-    """Return a scorer's options, from an object or a mapping.
-
-    Raises:
-        ConfigError: an option is unknown or wrong.
-    """
-    if isinstance(given, kind):
-        return given
-    try:
-        return kind(**(given or {}))  # type: ignore[arg-type]  # which the error is about
-    except TypeError as error:
-        raise ConfigError(
-            f"{where}.options: expected names of {kind.__name__}, got {given!r:.200}: {error}."
-        ) from error
 
 
 def limit_of(tokenizer: Any) -> int | None:

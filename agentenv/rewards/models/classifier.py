@@ -1,6 +1,6 @@
 """A sequence classifier of transformers: token ids to the raw number of one label, pooled where we say.
 
-Legend: B sequences, F families of them, T tokens of the longest, D width.
+Legend: B sequences, T tokens of the longest, D width.
 
 transformers pools the last token that is not `config.pad_token_id`: where that is the EOS too, as in many chat models,
 a text that ends with EOS is scored without it, mask or no mask; and where there is none, batches are refused. Here the
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import re
 import threading
 from collections.abc import Iterator, Mapping
@@ -24,15 +23,9 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from transformers.utils import logging
 
 from agentenv.errors import ConfigError, InfraError
-from agentenv.rewards.models.batching import LEAST_SAVED, Family, batches, families
 from agentenv.rewards.models.checkpoint import label_index
 
 _LOADING = threading.Lock()  # while transformers loads, it changes torch's defaults for the process
-_FULL = "full_attention"
-_WINDOWS = ("window_size", "keep_window_size", "attention_chunk_size")
-"""How configs name a window that counts places in a batch, padding and all, and that short probes do not show."""
-_MOST_SEEN = 8192
-"""Tokens whose keys and values are held at once: each sequence has its own copy of what it shares."""
 _RESERVED_POSITIONS = 2  # of RoBERTa's kind of encoders
 
 
@@ -87,8 +80,6 @@ class Classifier:
             own = getattr(self.config.get_text_config(), "original_max_position_embeddings", None)
             known = [rope.get("original_max_position_embeddings") or own for rope in self._rope()]
             self._turns_at = next((length for length in known if length), None)
-        self.shares = self._shares_rightly()
-        """Whether common prefixes are computed once: in float32 on a CPU, if the model permits it."""
 
     @property
     def max_positions(self) -> int | None:
@@ -102,28 +93,6 @@ class Classifier:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    @torch.inference_mode()
-    def _shares_rightly(self) -> bool:
-        """Return True if the model permits sharing, and probes have the same values with and without it."""
-        # A token must depend only on keys and values, at the positions that we pass.
-        config = self.config.get_text_config()
-        kinds = getattr(config, "layer_types", None)
-        windowed = getattr(config, "sliding_window", None) is not None if kinds is None else set(kinds) != {_FULL}
-        windowed |= any(getattr(config, name, None) is not None for name in _WINDOWS)
-        takes = inspect.signature(self.model.base_model.forward).parameters if self._head is not None else {}
-        is_plain = self.device.type == "cpu" and self.model.dtype == torch.float32 and not windowed
-        is_plain &= not {"longrope", "dynamic"} & self._rope_types()  # they scale with the longest sequence
-        if not (is_plain and {"past_key_values", "position_ids", "attention_mask"} <= set(takes)):
-            return False
-        tokens = [index % self.vocab_size for index in range(1, 24)]
-        probes = [tokens[:12], [*tokens[:9], 1, 2], tokens[:10], [*tokens[12:17], 3], [*tokens[12:17], 4, 5, 6]]
-        try:
-            shared = self._kin_values(probes, [Family(9, (0, 1, 2)), Family(5, (3, 4))])
-        except (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError):
-            return False  # the model has another kind of cache
-        alone = self.score_whole(probes)
-        return all(abs(shared[at] - value) <= 1e-4 * max(1.0, abs(value)) for at, value in enumerate(alone))
-
     def _rope(self) -> list[Mapping[str, Any]]:
         """Return the rotary position parameters of the model and of each kind of layer."""
         config = self.config.get_text_config()
@@ -136,22 +105,10 @@ class Classifier:
     @torch.inference_mode()
     def score_batch(self, sequences: list[list[int]]) -> list[float]:
         """Return [B] the label's raw number for each non-empty sequence of ids."""
-        kin = families(sequences) if len(sequences) > 1 and self._head is not None else []
-        if sum(family.num_saved for family in kin) < LEAST_SAVED or not self.shares:
-            return self.score_whole(sequences)
-        found = self._kin_values(sequences, kin)
-        rest = [index for index in range(len(sequences)) if index not in found]
-        if rest:
-            found |= zip(rest, self.score_whole([sequences[index] for index in rest]), strict=True)
-        return [found[index] for index in range(len(sequences))]
-
-    @torch.inference_mode()
-    def score_whole(self, sequences: list[list[int]]) -> list[float]:
-        """Return [B] the same numbers, computed without sharing."""
         is_long = [self._turns_at is not None and len(ids) > self._turns_at for ids in sequences]
         if len(set(is_long)) > 1:  # in one batch, all would be scaled like the longest
-            long = iter(self.score_whole(list(compress(sequences, is_long))))
-            short = iter(self.score_whole(list(compress(sequences, [not far for far in is_long]))))
+            long = iter(self.score_batch(list(compress(sequences, is_long))))
+            short = iter(self.score_batch(list(compress(sequences, [not far for far in is_long]))))
             return [next(long if far else short) for far in is_long]
         ids_BT, mask_BT = self._padded(sequences)
         lengths_B = mask_BT.sum(1)
@@ -162,31 +119,6 @@ class Classifier:
             logits_BL = self._pooled_BL(self.model.base_model(**inputs, use_cache=False), lengths_B)
         values: list[float] = logits_BL[:, self.label].float().tolist()
         return values
-
-    def _kin_values(self, sequences: list[list[int]], kin: list[Family]) -> dict[int, float]:
-        """Return the number by index of the sequences in families: the shared tokens are computed first."""
-        ids_FT, mask_FT = self._padded([sequences[family.indices[0]][: family.num_shared] for family in kin])
-        shared = self.model.base_model(input_ids=ids_FT, **self._masked(mask_FT), use_cache=True)
-        owned = [(index, place) for place, family in enumerate(kin) for index in family.indices]
-        ends = [sequences[index][kin[place].num_shared :] for index, place in owned]
-        found: dict[int, float] = {}
-        most = max(1, _MOST_SEEN // (mask_FT.shape[1] + max(map(len, ends))))
-        for batch in batches([len(end) for end in ends], most, _MOST_SEEN):
-            owners_B = torch.tensor([owned[at][1] for at in batch])
-            cache = copy.deepcopy(shared.past_key_values)
-            cache.batch_select_indices(owners_B)
-            ids_BT, mask_BT = self._padded([ends[at] for at in batch])
-            before_B = mask_FT.sum(1)[owners_B]
-            states = self.model.base_model(
-                input_ids=ids_BT,
-                **self._masked(torch.cat([mask_FT[owners_B], mask_BT], dim=1)),
-                position_ids=(before_B[:, None] + torch.arange(ids_BT.shape[1])) * mask_BT,  # of padding, none too high
-                past_key_values=cache,
-                use_cache=True,
-            )
-            values = self._pooled_BL(states, mask_BT.sum(1))[:, self.label].tolist()
-            found |= zip((owned[at][0] for at in batch), values, strict=True)
-        return found
 
     def _padded(self, sequences: list[list[int]]) -> tuple[Tensor, Tensor]:
         """Return int64[B, T] the padded ids, and bool[B, T] the mask of real tokens."""

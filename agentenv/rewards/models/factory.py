@@ -1,7 +1,7 @@
 """Specs of reward models, wherever they run.
 
     hf:PATH (or PATH)       a sequence classifier of transformers, in this process
-    vllm:PATH               the same in vLLM, in this process; ray:PATH in Ray actors
+    ray:PATH                the same in Ray actors
     http://…/get_reward     `agentenv rm serve`; OpenRLHF's reward server, for messages with the option `tokenizer`
     FILE.py, FILE.py:name   OpenRLHF's reward function, likewise
     classify:http://…       vLLM's server
@@ -12,26 +12,25 @@ Opening a spec imports what it needs; a model is loaded at its first score.
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Unpack, get_args, get_origin, get_type_hints
+from typing import Any
 
 from agentenv._util.suggest import did_you_mean
 from agentenv.errors import ConfigError, MissingDependency
+from agentenv.rewards.construct import construct
 from agentenv.rewards.models.checkpoint import resolved
 from agentenv.rewards.models.types import RewardScorer
 
 SCORERS: Mapping[str, str] = {
     "hf": "agentenv.rewards.models.hf:HFScorer",
-    "vllm": "agentenv.rewards.models.vllm_local:VLLMScorer",
     "ray": "agentenv.rewards.models.ray_replicas:RayScorer",
     "get_reward": "agentenv.rewards.models.get_reward:GetRewardScorer",
     "classify": "agentenv.rewards.models.vllm_http:VLLMHTTPScorer",
     "function": "agentenv.rewards.models.function:FunctionScorer",
 }
 """The class of each kind of scorer; its first argument is the text after the colon."""
-_LOADED_HERE = ("hf", "vllm", "ray")
+_LOADED_HERE = ("hf", "ray")
 
 
 def open_scorer(spec: str, /, **options: Any) -> RewardScorer:
@@ -48,7 +47,7 @@ def open_scorer(spec: str, /, **options: Any) -> RewardScorer:
     kind, target = parsed(spec)
     if kind not in SCORERS:
         raise unknown(spec, SCORERS)
-    scorer: RewardScorer = constructed(spec, _class(spec, SCORERS[kind]), options, target)
+    scorer: RewardScorer = construct(f"rm {spec}", _class(spec, SCORERS[kind]), options, target)
     return scorer
 
 
@@ -88,29 +87,6 @@ def unknown(spec: str, kinds: Iterable[str]) -> ConfigError:
         f"rm: expected a model's folder or name, http://…, FILE.py or one of {known}, got {spec!r}."
         f"{did_you_mean(spec.partition(':')[0], kinds)} Examples: hf:PATH, classify:http://HOST:8000 (vLLM's server)."
     )
-
-
-def constructed(spec: str, cls: Callable[..., Any], options: Mapping[str, Any], *args: Any) -> Any:
-    """Return an object of the class.
-
-    Raises:
-        ConfigError: an option is unknown; the message lists the known ones.
-    """
-    taken = list(inspect.signature(cls).parameters.values())[len(args) :]
-    names = [each.name for each in taken if each.kind is not each.VAR_KEYWORD]
-    rest = [each.name for each in taken if each.kind is each.VAR_KEYWORD]
-    open_ended = False
-    if rest:  # `**name: Unpack[…]` lists its fields; any other `**name` takes every option
-        hint = get_type_hints(cls.__init__).get(rest[0]) if inspect.isclass(cls) else None
-        fields = [*get_type_hints(*get_args(hint))] if get_origin(hint) is Unpack else []
-        names, open_ended = [*names, *fields], not fields
-    wrong = [name for name in options if name not in names]
-    if wrong and not open_ended:
-        raise ConfigError(
-            f"rm {spec}: expected options among {', '.join(names)}, got {wrong[0]!r}."
-            f"{did_you_mean(wrong[0], names)} Omit it."
-        )
-    return cls(*args, **options)
 
 
 def _class(spec: str, place: str) -> Callable[..., Any]:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from agentenv._util.calls import waiting
 from agentenv.core.arguments import one_of, whole_number
 from agentenv.errors import ConfigError, MissingDependency
-from agentenv.rewards.models.batching import MicroBatcher, batches, family_batches
-from agentenv.rewards.models.checkpoint import DTYPES, RenderOptions, known_ids, options_of
+from agentenv.rewards.construct import construct
+from agentenv.rewards.models.batching import MicroBatcher
+from agentenv.rewards.models.checkpoint import DTYPES, RenderOptions, known_ids
 from agentenv.rewards.models.render import OVERFLOWS, ConversationRenderer, Overflow, Rendered
 from agentenv.rewards.models.types import Conversation, CountingScorer, Scored, closed_error
 from agentenv.rewards.workers.threads import Threads
@@ -60,8 +61,7 @@ class HFScorer(CountingScorer):
         options: what else there is, or a mapping with some of it.
 
     The model is loaded once, in a thread, at the first score or by `load`. In float32 a score is the same within 1e-4
-    in every batch; on a CPU, a prefix that answers share is then computed once. Values are the
-    head's own: no activation, and no mean and deviation of OpenRLHF's config, for which
+    in every batch. Values are the head's own: no activation, and no mean and deviation of OpenRLHF's config, for which
     `ModelReward(shift=-mean, scale=1 / std)` is.
     """
 
@@ -78,7 +78,10 @@ class HFScorer(CountingScorer):
         options: HFOptions | Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self.options = options_of("HFScorer", HFOptions, options)
+        given = options or HFOptions()
+        self.options: HFOptions = (
+            given if isinstance(given, HFOptions) else construct("HFScorer.options", HFOptions, given)
+        )
         self._model = str(model) if isinstance(model, Path) else model
         self._device, self._label = device, label
         self._dtype = one_of("HFScorer.dtype", dtype, DTYPES)
@@ -93,7 +96,6 @@ class HFScorer(CountingScorer):
             max_batch=max_batch,
             max_batch_tokens=MOST_TOKENS if self.options.max_batch_tokens is None else self.options.max_batch_tokens,
             max_wait_s=self.options.max_wait_s,
-            plan=self._planned,
         )
         self._loader = Threads(1)
         self._loaded: LoadedHF | ConfigError | None = None
@@ -150,11 +152,6 @@ class HFScorer(CountingScorer):
 
     def _score_batch(self, sequences: list[list[int]]) -> list[float]:
         return self._open().classifier.score_batch(sequences)
-
-    def _planned(self, sequences: list[list[int]], max_batch: int, max_tokens: int) -> list[list[int]]:
-        if isinstance(self._loaded, LoadedHF) and self._loaded.classifier.shares:
-            return family_batches(sequences, max_batch, max_tokens)
-        return batches([len(ids) for ids in sequences], max_batch, max_tokens)
 
     def _load_once(self) -> None:
         """Load in the thread, so never twice at once; a ConfigError is raised again at every call."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from agentenv._util.brief import brief
 from agentenv.chat.encoding import encode_of, encoder_of
@@ -252,7 +252,3 @@ def _checked_message(index: int, message: object) -> dict[str, Any]:
     if not isinstance(content, str):
         raise DataError(f"{where}.content: expected text, got {brief(message.get('content'))}. Correct the row.")
     return {**message, "content": content}
-
-
-_T = TypeVar("_T")
-_LIMIT_S = 3600.0

@@ -42,8 +42,6 @@ class Query:
     truncated: bool = False
     most: int | None = None
     """Maximum number of its tokens; None if it was cut before."""
-    switch: str = ""
-    """Field that turns the activation off; empty uses the one known to work."""
     active: bool = False
     """Whether the activation is asked for."""
 
@@ -63,8 +61,6 @@ class Answered:
     values: tuple[float, ...]
     """One per label; at least one."""
     num_tokens: int | None
-    switch: str
-    """What was to turn the activation off."""
 
     @property
     def may_be_activated(self) -> bool:
@@ -87,12 +83,12 @@ class Answered:
         return self.values[label]
 
 
-def request_of(queries: Sequence[Query], switch: str, endpoint: str) -> dict[str, Any]:
+def request_of(queries: Sequence[Query], endpoint: str) -> dict[str, Any]:
     """Return the body of a request for queries of ids or texts, or for one of messages, without the model.
 
     No special token is added: ids and rendered text have theirs, and the defaults would put a second BOS before text.
     """
-    body: dict[str, Any] = {switch: queries[0].active, "add_special_tokens": False}
+    body: dict[str, Any] = {"use_activation": queries[0].active, "add_special_tokens": False}
     if endpoint == "pooling":
         body |= {"task": "classify", "encoding_format": "float"}
     given = [query.given for query in queries]
@@ -102,7 +98,7 @@ def request_of(queries: Sequence[Query], switch: str, endpoint: str) -> dict[str
 
 
 def answers_of(
-    answer: Any, queries: Sequence[Query], switch: str, where: str
+    answer: Any, queries: Sequence[Query], where: str
 ) -> Sequence[Answered | AttemptFailure] | AttemptFailure:
     """Return the answer to each query, or one failure if the answer cannot be read."""
     rows = answer.get("data") if isinstance(answer, dict) else None
@@ -127,7 +123,7 @@ def answers_of(
         values = by_index[place].get("probs", by_index[place].get("data"))
         numbers = values if isinstance(values, list) else []
         if numbers and all(is_finite(value) and not isinstance(value, bool) for value in numbers):
-            answers.append(Answered(tuple(map(float, numbers)), num_tokens, switch))
+            answers.append(Answered(tuple(map(float, numbers)), num_tokens))
         else:
             answers.append(_unreadable(f"{where}: expected one finite number per label, got {brief(values)}."))
     return answers
@@ -174,20 +170,8 @@ def _unreadable(message: str) -> AttemptFailure:
     return AttemptFailure(InfraError(f"{message} Look at the server's log."), retryable=True, suspect=True)
 
 
-SWITCHES = ("use_activation", "activation", "softmax")
-"""Fields that turn the activation off, the newest first. Only one is sent: some versions read any `activation` as true,
-even if it is false and `use_activation` is set."""
 _LONG = 3600.0
 """The requests of a proof have their own deadlines."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Activation:
-    """The switch that turns the server's activation off."""
-
-    switch: str = SWITCHES[0]
-    proven: bool = False
-    """Whether values in 0..1 are known to be raw."""
 
 
 class VLLMHTTPScorer(RequestScorer[Query, Answered]):
@@ -232,7 +216,8 @@ class VLLMHTTPScorer(RequestScorer[Query, Answered]):
         self.model, self.overflow = model, overflow
         self.endpoint = one_of("VLLMHTTPScorer.endpoint", endpoint, ("classify", "pooling"))
         self.label = None if label is None else whole_number("VLLMHTTPScorer.label", label)
-        self._activation = _Activation(proven=bounded)
+        self._proven = bounded
+        """Whether values in 0..1 are known to be raw."""
         self._rendering = ThreadedRenderer("VLLMHTTPScorer", tokenizer, max_length=max_length, overflow=overflow)
         how = QueueOptions.of("VLLMHTTPScorer", asking, max_batch=32)
         how = how if self._rendering.has_tokenizer else replace(how, max_batch=1)
@@ -241,7 +226,7 @@ class VLLMHTTPScorer(RequestScorer[Query, Answered]):
         # Callers that arrive during a request share the next one.
         once = replace(how, max_batch=1 << 20, max_wait_s=0.0, max_concurrent=1)
         self._looker: RequestQueue[None, Served] = RequestQueue(self.url, self._look, once)
-        self._prover: RequestQueue[Query, _Activation] = RequestQueue(
+        self._prover: RequestQueue[Query, None] = RequestQueue(
             self.url, self._prove, replace(once, retries=0, timeout_s=_LONG)
         )
         self._served: Served | None = None
@@ -283,11 +268,8 @@ class VLLMHTTPScorer(RequestScorer[Query, Answered]):
             given = conversation if isinstance(conversation, str) else await messages_for_server(conversation)
             query = Query(given, most=self._rendering.max_length or served.max_length)
         answered = await self.asker.ask(query)
-        if answered.may_be_activated:
-            if not self._activation.proven:
-                await self._prover.ask(query)
-            if answered.switch != self._activation.switch:
-                answered = await self.asker.ask(query)
+        if answered.may_be_activated and not self._proven:
+            await self._prover.ask(query)
         num_tokens = query.num_tokens or answered.num_tokens
         truncated = query.truncated
         if query.most is not None and num_tokens is not None:
@@ -299,29 +281,22 @@ class VLLMHTTPScorer(RequestScorer[Query, Answered]):
             truncated = self.overflow != "error" and num_tokens == query.most
         return Scored(answered.value(self.label, self.asker.where), num_tokens, truncated)
 
-    async def _prove(self, queries: list[Query]) -> Sequence[_Activation | AttemptFailure] | AttemptFailure:
-        """Find out how the activation is turned off, by scoring one conversation with and without it."""
-        if self._activation.proven:
-            return [self._activation] * len(queries)
-        seen = None
-        for switch in SWITCHES:
+    async def _prove(self, queries: list[Query]) -> Sequence[None] | AttemptFailure:
+        """Show that the server turns the activation off, by scoring one conversation with and without it."""
+        if not self._proven:
             try:
-                off = await self.asker.ask(replace(queries[0], switch=switch, active=False), alone=True)
-                seen = list(off.values)
-                on = await self.asker.ask(replace(queries[0], switch=switch, active=True), alone=True)
-            except DataError:  # a server that refuses what it does not know
-                continue
+                off, on = [await self.asker.ask(replace(queries[0], active=each), alone=True) for each in (False, True)]
             except AgentEnvError as error:
                 return AttemptFailure(error)
-            if is_off(off.values, on.values):
-                self._activation = _Activation(switch, proven=True)
-                return [self._activation] * len(queries)
-        message = (
-            f"{self.asker.where}: expected raw numbers, got {seen} whether or not an activation is asked for: this "
-            "server applies one always, or the model none. Use a newer vLLM; bounded=True takes a model's own numbers "
-            "in 0..1."
-        )
-        return AttemptFailure(ConfigError(message))
+            if not is_off(off.values, on.values):
+                message = (
+                    f"{self.asker.where}: expected raw numbers, got {list(off.values)} whether or not an activation is "
+                    "asked for: this server applies one always, or the model none. Use a newer vLLM; bounded=True "
+                    "takes a model's own numbers in 0..1."
+                )
+                return AttemptFailure(ConfigError(message))
+            self._proven = True
+        return [None] * len(queries)
 
     async def _look(self, asked: list[None]) -> Sequence[Served | AttemptFailure] | AttemptFailure:
         if self._served is None:
@@ -333,11 +308,10 @@ class VLLMHTTPScorer(RequestScorer[Query, Answered]):
         return [self._served] * len(asked)
 
     async def _send(self, queries: list[Query]) -> Sequence[Answered | AttemptFailure] | AttemptFailure:
-        switch = queries[0].switch or self._activation.switch
-        body = request_of(queries, switch, self.endpoint) | {
+        body = request_of(queries, self.endpoint) | {
             "model": self._served.model if self._served is not None else self.model
         }
         if self.overflow != "error" and not self._rendering.has_tokenizer:
             body |= {"truncate_prompt_tokens": self._rendering.max_length or -1, "truncation_side": self.overflow}
-        read = partial(answers_of, queries=queries, switch=switch, where=self.asker.where)
+        read = partial(answers_of, queries=queries, where=self.asker.where)
         return await self._client.attempt_json(f"/{self.endpoint}", body, read)

@@ -15,8 +15,8 @@ from __future__ import annotations
 import numbers
 import re
 import unicodedata
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from agentenv.core.arguments import label_error, number, one_of, shown, whole_number
@@ -268,8 +268,8 @@ def read_label(label: object, options: ChoiceOptions, index_base: int) -> str:
 
 NUM_OPTIONS = 10
 """Default number of options of a question whose row does not list them: MMLU-Pro has ten."""
-GENERAL_VAL_TAGS = ("ceval", "race_high", "mmlu_pro", "commonsense_qa")
 SCALES = {
+    "exact": (1.0, 1.0, 0.0, 0.0),
     "loose": (1.0, 1.0, -1.0, -1.0),
     "soft": (1.0, 0.5, -0.5, -1.0),
     "strict": (1.0, -1.0, -1.0, -1.0),
@@ -286,28 +286,88 @@ class _ChosenOption(NamedTuple):
     extracted: str | None = None
     detail: str = ""
 
-    @property
-    def components(self) -> dict[str, float]:
-        """Both facts as numbers."""
-        return {"correct": float(self.correct), "boxed": float(self.boxed)}
 
+class ChoiceReward:
+    r"""The right option and no other, on one of `SCALES`; the score is 1.0 if that is above 0, else 0.0.
 
-class _OptionGrader:
-    """Compares the option that a response commits to with the row's."""
+    The defaults are ROLL's boxed multiple choice; the names `general_val` and `crossthink_qa` have those of its two
+    other workers. The answer must be in a `\boxed{…}` unless `require_box` is False; then it is, in this order, the
+    last box, the last `<answer>…</answer>`, the clause after the last "the answer is" that names an option, a short
+    text that is only an option, or a last line such as "So B is correct", "I choose B" or "B". Behind a box that names
+    no option, the others count too.
 
-    def __init__(self, where: str, *, require_box: bool, num_options: int, index_base: int) -> None:
+    Args:
+        require_box: see above.
+        scale: see `SCALES`.
+        tags: a row that has a metadata["tag"] must have one of these; None accepts any.
+        repetition_penalty: at most 0, of a text that only repeats itself (in 3-grams).
+        length_coefficient: at least 0, factor of a penalty of *short* responses: -0.5 at 100 units and less, 0 from 400
+            up, linear between, on the text without padding.
+        count: the tokenizer's count of tokens, the unit of that penalty; words without it.
+        num_options: for rows that do not list their options.
+        index_base: 0 or 1, from which a label that is a number counts.
+
+    Components are `correct` and `boxed`, and with a penalty also `choice`, `repetition` and `length`, all raw.
+    """
+
+    def __init__(
+        self,
+        *,
+        require_box: bool = True,
+        scale: str = "exact",
+        tags: Sequence[str] | None = None,
+        repetition_penalty: float = 0.0,
+        length_coefficient: float = 0.0,
+        count: Count | None = None,
+        num_options: int = NUM_OPTIONS,
+        index_base: int = 0,
+    ) -> None:
+        where = type(self).__name__
         if not isinstance(require_box, bool):
             raise ConfigError(f"{where}.require_box: expected a bool, got {require_box!r}. Correct the argument.")
+        if tags is not None and not (isinstance(tags, tuple | list) and all(isinstance(tag, str) for tag in tags)):
+            raise ConfigError(f"{where}.tags: expected a tuple of strings or None, got {tags!r}. Correct the argument.")
         self._require_box = require_box
+        self._scale = SCALES[one_of(f"{where}.scale", scale, SCALES)]
+        self._tags = None if tags is None else frozenset(tags)
+        penalty = number(f"{where}.repetition_penalty", repetition_penalty, high=0.0)
+        self._repetition = RepetitionReward(ngram_size=3, max_penalty=penalty)
+        self._coefficient = number(f"{where}.length_coefficient", length_coefficient, low=0.0)
+        unit = "words" if count is None else "tokens"
+        self._length = LengthReward(min_length=400, max_length=None, rate=0.5 / 300, floor=-0.5, unit=unit, count=count)
         self._letters = ALPHABET[: whole_number(f"{where}.num_options", num_options, low=2, high=len(ALPHABET))]
         self._index_base = whole_number(f"{where}.index_base", index_base, high=1)
+        self._penalizes = bool(penalty or self._coefficient)
+        self.bounds = (min(self._scale) + penalty - 0.5 * self._coefficient, 1.0)
 
-    def grade(self, response: Response) -> _ChosenOption:
-        """Return the option that the response answered with.
+    async def grade(self, response: Response) -> RewardResult:
+        """Return the result of a response.
 
         Raises:
-            DataError: the label, or metadata["options"], is invalid.
+            DataError: the label, metadata["options"] or metadata["tag"] is invalid.
+            InfraError: `count`, or the worker for long texts, failed.
         """
+        tag = response.metadata.get("tag")
+        if tag is not None and self._tags is not None and (not isinstance(tag, str) or tag not in self._tags):
+            raise label_error(f"one of {', '.join(sorted(self._tags))}", tag, where="metadata['tag']")
+        chosen = self._chosen(response)
+        reward = worth = self._scale[2 * (not chosen.correct) + (not chosen.boxed)]
+        components: dict[str, float | None] = {"correct": float(chosen.correct), "boxed": float(chosen.boxed)}
+        if self._penalizes:
+            repetition = (await self._repetition.grade(response)).reward or 0.0
+            length = (await self._length.grade(response)).reward or 0.0
+            components |= {"choice": worth, "repetition": repetition, "length": length}
+            reward = worth + repetition + self._coefficient * length
+        return RewardResult(
+            reward,
+            score=float(worth > 0.0),
+            status=chosen.status,
+            components=components,
+            extracted=chosen.extracted,
+            detail=chosen.detail,
+        )
+
+    def _chosen(self, response: Response) -> _ChosenOption:
         options = read_options(response.metadata.get("options"), self._letters)
         gold = read_label(response.label, options, self._index_base)
         final = final_text(response.text, response.prompt)
@@ -322,131 +382,3 @@ class _OptionGrader:
             return _ChosenOption(letter == gold, boxed, Status.OK, letter)
         detail = f"it names {', '.join(sorted(named))}" if named else "it names no option"
         return _ChosenOption(False, boxed, Status.PARSE_ERROR, shown(clean(answer)), detail)
-
-
-class ChoiceReward:
-    r"""1.0 if the response commits to the right option and to no other, else 0.0; ROLL's boxed multiple choice.
-
-    The answer must be in a `\boxed{…}` unless `require_box` is False; see `GeneralValReward` for other forms.
-    A label that is a number counts from `index_base`, 0 or 1. `num_options` is for rows that do not list them.
-    """
-
-    bounds = (0.0, 1.0)
-
-    def __init__(self, *, require_box: bool = True, num_options: int = NUM_OPTIONS, index_base: int = 0) -> None:
-        where = type(self).__name__
-        self._grader = _OptionGrader(where, require_box=require_box, num_options=num_options, index_base=index_base)
-
-    async def grade(self, response: Response) -> RewardResult:
-        """Return the result; its components are `correct` and `boxed`.
-
-        Raises:
-            DataError: the label, or metadata["options"], is invalid.
-        """
-        chosen = self._grader.grade(response)
-        return _result(float(chosen.correct), chosen, chosen.correct)
-
-
-class GeneralValReward:
-    """The right option on one of `SCALES`, for validation sets and for training; the score is 1.0 if that is above 0.
-
-    An answer is, in this order: the last box, the last `<answer>…</answer>`, the clause after the last "the answer is"
-    that names an option, a short text that is only an option, or a last line such as "So B is correct", "I choose B" or
-    "B". Behind a box that names no option, the others count too. If the row has a metadata["tag"], it must be one of
-    `tags`; None accepts any.
-    """
-
-    bounds = (-1.0, 1.0)
-
-    def __init__(
-        self,
-        *,
-        scale: str = "loose",
-        tags: tuple[str, ...] | None = GENERAL_VAL_TAGS,
-        num_options: int = NUM_OPTIONS,
-        index_base: int = 0,
-    ) -> None:
-        where = type(self).__name__
-        self._scale = SCALES[one_of(f"{where}.scale", scale, SCALES)]
-        if tags is not None and not (isinstance(tags, tuple | list) and all(isinstance(tag, str) for tag in tags)):
-            raise ConfigError(f"{where}.tags: expected a tuple of strings or None, got {tags!r}. Correct the argument.")
-        self._tags = None if tags is None else frozenset(tags)
-        self._grader = _OptionGrader(where, require_box=False, num_options=num_options, index_base=index_base)
-
-    async def grade(self, response: Response) -> RewardResult:
-        """Return the result; its components are `correct` and `boxed`.
-
-        Raises:
-            DataError: the label, metadata["options"] or metadata["tag"] is invalid.
-        """
-        tag = response.metadata.get("tag")
-        if tag is not None and self._tags is not None and (not isinstance(tag, str) or tag not in self._tags):
-            raise label_error(f"one of {', '.join(sorted(self._tags))}", tag, where="metadata['tag']")
-        chosen = self._grader.grade(response)
-        worth = _worth(self._scale, chosen)
-        return _result(worth, chosen, worth > 0.0)
-
-
-class CrossThinkReward:
-    """The right option on one of `SCALES`, minus repetition, plus a share of a length term; ROLL's CrossThink QA.
-
-    `repetition_penalty`, at most 0, is the penalty of a text that only repeats itself (in 3-grams). The length term
-    penalizes *short* responses: -0.5 at 100 units and less, 0 from 400 up, linear between; it is multiplied by
-    `length_coefficient`, at least 0. It is measured on the text without padding: in tokens with a `count` of a
-    tokenizer, else in words.
-    """
-
-    def __init__(
-        self,
-        *,
-        reward_type: str = "loose",
-        repetition_penalty: float = -0.5,
-        length_coefficient: float = 0.0,
-        count: Count | None = None,
-        num_options: int = NUM_OPTIONS,
-        index_base: int = 0,
-    ) -> None:
-        where = type(self).__name__
-        self._scale = SCALES[one_of(f"{where}.reward_type", reward_type, SCALES)]
-        penalty = number(f"{where}.repetition_penalty", repetition_penalty, high=0.0)
-        self._repetition = RepetitionReward(ngram_size=3, max_penalty=penalty)
-        self._coefficient = number(f"{where}.length_coefficient", length_coefficient, low=0.0)
-        unit = "words" if count is None else "tokens"
-        band = LengthReward(min_length=400, max_length=None, rate=0.5 / 300, floor=-0.5, unit=unit, count=count)
-        self._length = band
-        self._grader = _OptionGrader(where, require_box=False, num_options=num_options, index_base=index_base)
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """From a wrong answer with both penalties to a right one without penalties."""
-        return -1.0 + self._repetition.bounds[0] - 0.5 * self._coefficient, 1.0
-
-    async def grade(self, response: Response) -> RewardResult:
-        """Return the sum; its components are `choice`, `repetition` and `length`, all raw, and `correct` and `boxed`.
-
-        Raises:
-            DataError: the label, or metadata["options"], is invalid.
-            InfraError: `count`, or the worker for long texts, failed.
-        """
-        chosen = self._grader.grade(response)
-        choice = _worth(self._scale, chosen)
-        repetition = (await self._repetition.grade(response)).reward or 0.0
-        length = (await self._length.grade(response)).reward or 0.0
-        result = _result(choice + repetition + self._coefficient * length, chosen, choice > 0.0)
-        terms = {"choice": choice, "repetition": repetition, "length": length}
-        return replace(result, components={**terms, **chosen.components})
-
-
-def _worth(scale: tuple[float, float, float, float], chosen: _ChosenOption) -> float:
-    return scale[2 * (not chosen.correct) + (not chosen.boxed)]
-
-
-def _result(reward: float, chosen: _ChosenOption, right: bool) -> RewardResult:
-    return RewardResult(
-        reward,
-        score=float(right),
-        status=chosen.status,
-        components=chosen.components,
-        extracted=chosen.extracted,
-        detail=chosen.detail,
-    )

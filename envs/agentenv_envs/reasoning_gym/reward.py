@@ -83,8 +83,7 @@ class ReasoningGymReward:
             return _nothing(Status.PARSE_ERROR, answer[:200], detail)
         try:
             outcome = await (self._pool or shared_pool()).run(
-                request_of(entry, answer, partial=self._partial, cpu_s=self._cpu_s),
-                cpu_limit_s=self._cpu_s,
+                request_of(entry, answer, partial=self._partial), cpu_limit_s=self._cpu_s
             )
         except WorkerTimeout as error:
             return _nothing(Status.TIMEOUT, answer, str(error))

@@ -1,8 +1,7 @@
 """Scores answers with reasoning-gym's own scorers, in a worker of `rewards.workers.pool`, never in the main process.
 
-It works around the scorers' faults. Answers that they would execute must be data (`data_only.py`), and are scored in an
-isolated child (`confined.py`). A full score must be earned (`repairs.py`). A scorer's exception is the answer's fault
-only if the item's own answer does not raise too.
+It works around the scorers' faults. Answers that they would execute must be data (`data_only.py`). A full score must be
+earned (`repairs.py`). A scorer's exception is the answer's fault only if the item's own answer does not raise too.
 """
 
 from __future__ import annotations
@@ -11,12 +10,11 @@ import contextlib
 import functools
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from agentenv.errors import DataError
 from agentenv.rewards.workers.main import DeadlineReached
-from agentenv_envs.reasoning_gym.confined import TookTooMuch, in_child
 from agentenv_envs.reasoning_gym.data_only import refusal
 from agentenv_envs.reasoning_gym.hazards import EXECUTED
 from agentenv_envs.reasoning_gym.repairs import repaired, says_more
@@ -26,7 +24,7 @@ _NOTHING = (None, "", "zzz")
 """Answers that must not earn credit."""
 
 
-def request_of(entry: Mapping[str, Any], answer: str, *, partial: bool, cpu_s: float) -> dict[str, Any]:
+def request_of(entry: Mapping[str, Any], answer: str, *, partial: bool) -> dict[str, Any]:
     """Return a request to a pool; its `function` names what a worker prepares before the answer's time starts."""
     dataset = [str(entry["metadata"].get("source_dataset")), json.dumps(entry.get("config") or {}, sort_keys=True)]
     return {
@@ -35,7 +33,6 @@ def request_of(entry: Mapping[str, Any], answer: str, *, partial: bool, cpu_s: f
         "entry": dict(entry),
         "answer": answer,
         "partial": partial,
-        "cpu_s": cpu_s,
     }
 
 
@@ -48,7 +45,7 @@ def prepare(request: dict[str, Any]) -> None:
 def handle(request: dict[str, Any]) -> dict[str, Any]:
     """Return `{"outcome", "value", "credit", "detail"}` of a request; see `request_of`.
 
-    outcome: scored, parse_error or timeout. value: the scorer's, after repairs. credit: the earned part of it: less if
+    outcome: scored or parse_error. value: the scorer's, after repairs. credit: the earned part of it: less if
     an empty answer gets as much, or if the answer merely contains the right one.
 
     Raises:
@@ -62,26 +59,7 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
     scorer = _scorer(name, config)
     if name in EXECUTED and (reason := refusal(name, answer)):
         return _outcome("parse_error", detail=reason)
-    judge = functools.partial(_judge, scorer, answer, entry, partial=request["partial"])
-    if name not in EXECUTED:
-        return judge()
-    try:
-        outcome: dict[str, Any] = in_child(functools.partial(_with_failures, judge), cpu_s=request["cpu_s"])
-    except TookTooMuch as end:
-        return _outcome("timeout", detail=f"the scorer returned no result: {end}")
-    if "data_error" in outcome:
-        raise DataError(outcome["data_error"])
-    return outcome
-
-
-def _with_failures(judge: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Run in the child: return failures as results too."""
-    try:
-        return judge()
-    except MemoryError:
-        return _outcome("timeout", detail="the scorer exceeded its memory limit")
-    except DataError as error:
-        return {"data_error": str(error)}
+    return _judge(scorer, answer, entry, partial=request["partial"])
 
 
 def _outcome(outcome: str, value: float = 0.0, credit: float = 0.0, detail: str = "") -> dict[str, Any]:

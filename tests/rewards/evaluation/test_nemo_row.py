@@ -1,7 +1,8 @@
 """What reward models under NeMo RL are to do, one test for each thing that no other file tests.
 
-Its own environment: a Bradley-Terry classifier on dedicated or shared devices, with tensor parallelism, precision,
-batch size and a checkpoint, mixed with other environments by `task_name`. And remote models, functions and judges.
+Its own environment: a Bradley-Terry classifier on dedicated or shared devices, with precision, batch size and a
+checkpoint, mixed with other environments by `task_name`. And remote models (tensor parallelism is their server's),
+functions and judges.
 """
 
 import asyncio
@@ -69,7 +70,7 @@ async def test_checkpoint_path__its_weights_are_those_that_score():
 KNOBS = {"precision": "bfloat16", "batch_size": 4, "max_model_len": 256}
 
 
-@pytest.mark.parametrize("backend", ["hf", "vllm", "ray"])
+@pytest.mark.parametrize("backend", ["hf", "ray"])
 def test_knobs__nemos_precision_batch_size_and_length_reach_every_local_backend(backend):
     args = RewardModelOptions(model_name="x", **KNOBS).scorer_args
     assert args == {"dtype": "bfloat16", "max_batch": 4, "max_length": 256}
@@ -83,12 +84,11 @@ def test_knobs__nemos_precision_batch_size_and_length_reach_every_local_backend(
 @pytest.mark.parametrize(
     ("spec", "args", "wrong", "named"),
     [
-        ("vllm", {"options": {"tensor_parallel_size": 4}}, {"options": {"tensor_parallel_size": 0}}, "tensor_parallel"),
         ("ray", {"num_replicas": 2, "num_gpus": 1}, {"num_gpus": -1}, "num_gpus"),
         ("ray", {"num_gpus": 0.25}, {"num_gpus": "a quarter"}, "num_gpus"),
     ],
 )
-def test_knobs__tensor_parallelism_and_own_or_shared_devices_are_the_scorers_arguments(spec, args, wrong, named):
+def test_knobs__own_or_shared_devices_are_the_scorers_arguments(spec, args, wrong, named):
     config = {"model_name": f"{spec}:{tiny_rm()}"}
     RewardModelEnvironment(config | {"rm_args": args}).shutdown()
     with pytest.raises(ConfigError, match=named):

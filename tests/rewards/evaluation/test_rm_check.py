@@ -10,14 +10,12 @@ from agentenv.rewards.evaluation.check import (
     activation_finding,
     batch_finding,
     check,
-    conversations,
     length_finding,
-    pad_finding,
     token_findings,
 )
 from agentenv.rewards.models.hf import HFOptions, HFScorer
 from agentenv.rewards.models.render import ConversationRenderer
-from tests.models import CHATML, SPECIAL_TOKENS
+from tests.models import CHATML
 from tests.rewards.evaluation.scorers import Scripted
 from tests.rewards.models.tiny import EOS, make_tiny_rm, tiny_rm, tokenizer_with_bos
 
@@ -48,14 +46,6 @@ async def test_a_sound_model_has_nothing_to_fix_and_every_check_says_what_it_saw
 
 
 @pytest.mark.long
-async def test_a_pad_token_that_is_the_eos_is_reported(tmp_path):
-    """RLHFlow #49: chosen and rejected had the same score."""
-    findings = await found(HFScorer(make_tiny_rm(tmp_path / "rm", pad=EOS)))
-    assert states(findings) == {"pad token": "warning"}
-    assert "(it is the EOS)" in findings["pad token"].detail
-
-
-@pytest.mark.long
 async def test_a_pad_token_that_ends_the_conversation_is_reported_and_costs_nothing_here(tmp_path):
     path = make_tiny_rm(tmp_path / "rm", pad=EOS)
     (path / "chat_template.jinja").write_text(
@@ -65,14 +55,6 @@ async def test_a_pad_token_that_ends_the_conversation_is_reported_and_costs_noth
     assert states(findings) == {"pad token": "warning"}
     assert "also the last token" in findings["pad token"].detail
     assert findings["pooled token"].detail.startswith("'<|im_end|>'")
-
-
-def test_a_pad_token_that_the_template_uses_is_reported():
-    from transformers import Qwen3Config
-
-    renderer = ConversationRenderer(tokenizer_with_bos(), max_length=512)
-    begin = SPECIAL_TOKENS.index("<|im_start|>")
-    assert pad_finding(renderer, Qwen3Config(pad_token_id=begin)).state == "warning"
 
 
 @pytest.mark.long
@@ -123,11 +105,6 @@ def test_a_template_that_does_not_end_the_turn_pools_a_token_of_the_answer():
     assert "belongs to the answer" in findings["pooled token"].detail
 
 
-def test_a_template_that_refuses_a_plain_conversation_is_a_problem():
-    findings = of_tokens(tokenizer_with_bos("{{ raise_exception('no') }}"))
-    assert [each.state for each in findings.values()] == ["problem"]
-
-
 # --- scores: of any scorer, a server's too ----------------------------------------------------------------------------
 
 
@@ -161,10 +138,6 @@ async def test_a_model_that_fails_is_a_problem_that_says_why():
     assert findings["scores"].detail == "status 500"
 
 
-def test_conversations_are_of_different_lengths():
-    assert len({len(conversation[-1]["content"]) for conversation in conversations()}) > 3
-
-
 @pytest.mark.long
 async def test_options_of_the_renderer_are_those_that_are_checked():
     findings = await found(HFScorer(tiny_rm(), max_length=64, overflow="left", options=HFOptions(add_eos=True)))
@@ -176,10 +149,3 @@ def test_a_limit_beyond_the_positions_is_a_problem():
     renderer = ConversationRenderer(tokenizer_with_bos(), max_length=512)
     assert length_finding(renderer, 511).state == "problem"
     assert length_finding(renderer, None).state == "ok"
-
-
-def test_an_encoder_without_a_template_has_its_pad_checked_too():
-    from transformers import Qwen3Config
-
-    renderer = ConversationRenderer(tokenizer_with_bos(None), max_length=512)
-    assert pad_finding(renderer, Qwen3Config(pad_token_id=0)).state == "ok"

@@ -14,7 +14,6 @@ from agentenv.rewards.evaluation.rows import item_of, read_items, transcript
 
 USER = {"role": "user", "content": "Hi?"}
 GOOD, BAD = {"role": "assistant", "content": "Hello."}, {"role": "assistant", "content": "Go."}
-SYSTEM = {"role": "system", "content": "Be kind."}
 
 
 def item(**row):
@@ -52,11 +51,6 @@ def test_a_row_of_rewardbench_2_has_several_answers_the_right_ones_first():
     assert (found.num_chosen, found.is_pair, found.item_id) == (2, False, "tied:3")
 
 
-def test_what_begins_with_a_system_message_is_the_whole_conversation():
-    found = item(prompt="Hi?", chosen=[SYSTEM, USER, GOOD], rejected=[SYSTEM, USER, BAD])
-    assert found.candidates[0].prompt == (SYSTEM, USER)
-
-
 def test_an_answer_of_several_turns_continues_from_the_prompt():
     found = item(prompt=[USER], chosen=[GOOD, USER, GOOD], rejected=[BAD])
     assert found.candidates[0].prompt == (USER, GOOD, USER)
@@ -66,11 +60,6 @@ def test_turns_of_one_speaker_in_a_row_become_one_message():
     found = transcript("\n\nHuman: a\n\nAssistant: b\n\nAssistant:  c\n\nHuman: d\n\nAssistant: ", where="x")
     assert [message["content"] for message in found.prompt] == ["a", "b\n\nc", "d"]
     assert found.text == ""
-
-
-def test_a_colon_inside_a_turn_begins_none():
-    found = transcript("\n\nHuman: say Human: or\nAssistant: x\n\nAssistant: no", where="x")
-    assert found.prompt == ({"role": "user", "content": "say Human: or\nAssistant: x"},)
 
 
 @pytest.mark.parametrize(
@@ -165,15 +154,6 @@ def test_the_pairs_that_ship_are_pairs_of_all_flaws_each_as_often(pairs):
     assert len(pairs) == 36 * len(FLAWS)
     roles = {tuple(message["role"] for message in item.candidates[0].prompt) for item in pairs}
     assert roles == {("user",), ("system", "user"), ("user", "assistant", "user")}
-
-
-def test_the_pairs_that_ship_are_all_different(pairs):
-    assert len({item.item_id for item in pairs}) == len(pairs)
-    assert len({str(item.candidates[0].prompt).lower() for item in pairs}) == len(pairs)
-    texts = [each.text for item in pairs for each in item.candidates]
-    assert len(set(texts)) == len(texts)
-    assert all(text == text.strip() and text for text in texts)
-    assert not [item.item_id for item in pairs if item.candidates[0].text == item.candidates[1].text]
 
 
 def test_length_alone_predicts_nothing_in_the_shipped_pairs(pairs):

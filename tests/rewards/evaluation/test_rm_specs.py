@@ -12,7 +12,6 @@ from agentenv.rewards.judges.pairwise import PairwiseJudge
 from agentenv.rewards.judges.pointwise import PointwiseReward
 from agentenv.rewards.models import factory as opening
 from agentenv.rewards.models.hf import HFScorer
-from agentenv.rewards.rules.repetition import RepetitionReward
 
 
 @pytest.mark.parametrize(
@@ -20,7 +19,6 @@ from agentenv.rewards.rules.repetition import RepetitionReward
     [
         ("some/folder", "hf", "some/folder"),
         ("hf:some/folder", "hf", "some/folder"),
-        ("vllm:some/folder", "vllm", "some/folder"),
         ("ray:some/folder", "ray", "some/folder"),
         ("http://h:5000/get_reward", "get_reward", "http://h:5000/get_reward"),
         ("https://h/get_reward", "get_reward", "https://h/get_reward"),
@@ -66,27 +64,10 @@ async def test_judges_compare_or_score_and_have_their_client_closed():
     await rm.close()
 
 
-async def test_a_judge_s_replies_may_be_kept_and_the_order_drawn(tmp_path):
-    settings = {"cache": str(tmp_path / "replies.jsonl"), "sampling": {"seed": 3}, "price": {"prompt": 1.0}}
-    rm = open_rm(
-        "judge:m@http://h/v1", RMOptions(args={**settings, "order": "drawn", "seed": 5, "voting": {"votes": 2}})
-    )
-    assert (rm.comparer.order, rm.comparer.seed, rm.comparer.voting.votes) == ("drawn", 5, 2)
-    assert (rm.judge.judge.sampling.seed, rm.judge.usage.price.prompt) == (3, 1.0)
-    assert {"judge/cached", "judge/cost"} <= rm.metrics().keys()
-    await rm.close()
-
-
-async def test_any_reward_of_text_may_be_measured():
-    rm = open_rm("reward:repetition", RMOptions(args={"ngram_size": 3}))
-    assert isinstance(rm.reward, RepetitionReward)
-    await rm.close()
-
-
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("vlm:folder", "Did you mean 'vllm'?"),
+        ("vllm:folder", "classify:http://HOST:8000 (vLLM's server)"),
         ("hf:", "expected a model's folder"),
         ("", "expected a model's folder"),
         ("judge:model", "judge:MODEL@http://HOST/v1"),
@@ -115,9 +96,9 @@ def test_the_options_of_a_server_s_scorer_are_all_named(spec):
 
 
 def test_a_backend_that_is_not_installed_is_named_as_such(monkeypatch):
-    monkeypatch.setitem(sys.modules, "agentenv.rewards.models.vllm_local", None)
-    with pytest.raises(MissingDependency, match="vllm_local"):
-        open_rm("vllm:folder")
+    monkeypatch.setitem(sys.modules, "agentenv.rewards.models.ray_replicas", None)
+    with pytest.raises(MissingDependency, match="ray_replicas"):
+        open_rm("ray:folder")
 
 
 @pytest.mark.parametrize("place", opening.SCORERS.values(), ids=list(opening.SCORERS))

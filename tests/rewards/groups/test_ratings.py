@@ -1,4 +1,4 @@
-"""Bradley-Terry strengths and Elo ratings against hand-computed values."""
+"""Bradley-Terry strengths against hand-computed values."""
 
 import math
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError
-from agentenv.rewards.groups.tournament import bradley_terry, elo
+from agentenv.rewards.groups.tournament import bradley_terry
 
 
 def test_two_competitors_without_a_prior_have_the_odds_of_their_points():
@@ -23,16 +23,9 @@ def test_the_prior_keeps_a_winner_of_everything_finite():
     assert math.exp(strength) == pytest.approx(2.7511, rel=1e-5)
 
 
-def test_four_hundred_points_are_ten_times_the_strength():
-    first, second = elo([[0, 10], [1, 0]], prior=1e-6)
-    assert first - second == pytest.approx(400, abs=0.01)
-    assert first + second == pytest.approx(3000)
-
-
 def test_a_cycle_and_no_games_are_even():
     assert bradley_terry([[0, 1, 0], [0, 0, 1], [1, 0, 0]]) == pytest.approx([0.0] * 3, abs=1e-9)
     assert bradley_terry([[0, 0], [0, 0]]) == pytest.approx([0.0, 0.0], abs=1e-9)
-    assert elo([[0.0]]) == [pytest.approx(1500.0)]
     assert bradley_terry([]) == []
 
 

@@ -1,12 +1,11 @@
 """Replies that are kept: what they are kept under, what survives a crash, and who asks when several want the same."""
 
 import asyncio
-import json
 import logging
 import os
+import sqlite3
 import subprocess
 import sys
-import threading
 
 import pytest
 from hypothesis import given
@@ -138,11 +137,11 @@ async def test_a_question_that_came_to_nothing_is_asked_again_later(tmp_path):
     """A reply without a verdict is no answer: after a rerun, and in another process, it is another one."""
     replies = iter(["Hm."] * 3 + ["Verdict: YES"])
     for _ in range(2):
-        judge = CachedJudge(inner := Counting(lambda draw: next(replies)), ReplyCache(tmp_path / "replies.jsonl"))
+        judge = CachedJudge(inner := Counting(lambda draw: next(replies)), ReplyCache(tmp_path / "replies.db"))
         result = await grade(JudgeReward(judge, retry=QUICK), Response("4", label="4"))
     assert (result.reward, inner.draws) == (1.0, [(0, 0)])
-    kept = ReplyCache(tmp_path / "replies.jsonl")
-    assert (await CachedJudge(Counting("new"), kept).complete(HELLO), kept.num_torn) == ("new", 0)
+    kept = ReplyCache(tmp_path / "replies.db")
+    assert await CachedJudge(Counting("new"), kept).complete(HELLO) == "new"
 
 
 async def test_votes_are_votes_with_a_cache_as_well():
@@ -211,7 +210,7 @@ async def test_a_judge_without_waiters_is_cancelled_and_the_next_caller_asks_aga
 
 
 async def test_loops_in_several_threads_share_what_is_kept(tmp_path):
-    judge = CachedJudge(inner := Counting("yes"), ReplyCache(tmp_path / "replies.jsonl"))
+    judge = CachedJudge(inner := Counting("yes"), ReplyCache(tmp_path / "replies.db"))
 
     async def asks():
         """All questions, at once."""
@@ -222,9 +221,8 @@ async def test_loops_in_several_threads_share_what_is_kept(tmp_path):
     assert found == [["yes"] * 20] * 4
     assert 20 <= len(inner.draws) <= 80
     assert await asks() == ["yes"] * 20
-    kept = ReplyCache(tmp_path / "replies.jsonl")
+    kept = ReplyCache(tmp_path / "replies.db")
     assert await CachedJudge(Counting("no"), kept).complete([{"role": "user", "content": "7"}]) == "yes"
-    assert kept.num_torn == 0
 
 
 async def test_closing_closes_the_judge():
@@ -240,7 +238,7 @@ def key(number):
 
 
 async def test_replies_outlive_the_process(tmp_path):
-    path = tmp_path / "replies.jsonl"
+    path = tmp_path / "replies.db"
     code = (
         "import asyncio; from agentenv.rewards.judges.cache import ReplyCache\n"
         f"asyncio.run(ReplyCache({str(path)!r}).put('{key(1)}', 'é \\ud800\\n\"x\"'))"
@@ -250,60 +248,8 @@ async def test_replies_outlive_the_process(tmp_path):
     assert await ReplyCache(path).get(key(2)) is None
 
 
-async def test_a_torn_line_costs_only_itself_wherever_it_is_cut(tmp_path):
-    path = tmp_path / "replies.jsonl"
-    await ReplyCache(path).put(key(1), "one")
-    whole = path.read_bytes()
-    for cut in range(len(whole)):
-        path.write_bytes(whole + whole.replace(key(1).encode(), key(2).encode())[:cut])
-        await ReplyCache(path).put(key(3), "three")
-        kept = ReplyCache(path)
-        assert (await kept.get(key(1)), await kept.get(key(3))) == ("one", "three")
-        assert await kept.get(key(2)) in ((None, "one") if cut >= len(whole) - 1 else (None,))
-
-
-@pytest.mark.long
-@given(st.binary(max_size=200))
-def test_no_bytes_in_the_file_raise_or_hide_what_follows(tmp_path_factory, junk):
-    path = tmp_path_factory.mktemp("cache") / "replies.jsonl"
-    path.write_bytes(junk)
-
-    async def puts_and_gets():
-        """One reply, by way of the file."""
-        await ReplyCache(path).put(key(1), "one")
-        return await ReplyCache(path).get(key(1))
-
-    assert asyncio.run(puts_and_gets()) == "one"
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        None,
-        [],
-        1,
-        {"key": 1, "reply": "x"},
-        {"key": "zz", "reply": "x"},
-        {"key": key(1)},
-        {"key": key(1), "reply": None},
-    ],
-)
-async def test_a_line_of_another_form_is_left_out_and_counted(tmp_path, found):
-    path = tmp_path / "replies.jsonl"
-    path.write_text(json.dumps(found) + "\n")
-    kept = ReplyCache(path)
-    assert await kept.get(key(1)) is None
-    assert kept.num_torn == 1
-
-
-async def test_a_line_that_is_too_deep_is_left_out(tmp_path):
-    path = tmp_path / "replies.jsonl"
-    path.write_text("[" * 100_000)
-    assert await ReplyCache(path).get(key(1)) is None
-
-
 async def test_processes_that_write_at_once_lose_nothing(tmp_path):
-    path = tmp_path / "replies.jsonl"
+    path = tmp_path / "replies.db"
     code = (
         "import asyncio, sys; from agentenv.rewards.judges.cache import ReplyCache\n"
         "async def main():\n"
@@ -315,14 +261,18 @@ async def test_processes_that_write_at_once_lose_nothing(tmp_path):
     assert [process.wait(120) for process in running] == [0, 0]
     kept = ReplyCache(path)
     found = [await kept.get(key(i * 100 + j)) for i in range(2) for j in range(50)]
-    assert (found, kept.num_torn) == (["x" * 3000] * 100, 0)
+    assert found == ["x" * 3000] * 100
 
 
-async def test_a_file_that_cannot_be_written_costs_no_reply_and_is_reported_once(tmp_path, caplog):
-    path = tmp_path / "folder" / "replies.jsonl"
+@pytest.mark.parametrize("found", ["no folder", "no database"])
+async def test_a_file_that_cannot_be_used_costs_no_reply_and_is_reported_once(tmp_path, caplog, found):
+    path = tmp_path / "folder" / "replies.db"
     path.parent.mkdir()
     judge = CachedJudge(inner := Counting(), ReplyCache(path))
-    path.parent.rmdir()
+    if found == "no folder":
+        path.parent.rmdir()
+    else:
+        path.write_text('{"key": "of an earlier version"}\n' * 100)
     with caplog.at_level(logging.WARNING):
         replies = await asyncio.gather(*(judge.reply_at(HELLO, ReplyIndex(i)) for i in range(3)))
     assert [await judge.reply_at(HELLO, ReplyIndex(i)) for i in range(3)] == replies
@@ -330,43 +280,26 @@ async def test_a_file_that_cannot_be_written_costs_no_reply_and_is_reported_once
     assert len([record for record in caplog.records if "stay in memory" in record.message]) == 1
 
 
-async def test_a_slow_disk_holds_one_thread_and_not_the_loop(tmp_path):
-    path = tmp_path / "pipe"
-    os.mkfifo(path)  # opening it waits for somebody at the other end
-    before = set(threading.enumerate())
-
-    def num_reading():
-        """Threads that read the file."""
-        return sum("ReplyCache" in thread.name for thread in set(threading.enumerate()) - before)
-
-    cache = ReplyCache(path)
-    asked = [asyncio.create_task(cache.get(key(i))) for i in range(50)]
-    while not num_reading():
-        await asyncio.sleep(0.001)
+async def test_a_busy_file_does_not_hold_the_loop(tmp_path):
+    path = tmp_path / "replies.db"
+    await (cache := ReplyCache(path)).put(key(7), "seven")
+    writer = sqlite3.connect(path, isolation_level=None)
+    writer.execute("BEGIN EXCLUSIVE")
+    putting = asyncio.create_task(cache.put(key(8), "eight"))
     for _ in range(20):
         await asyncio.sleep(0.001)
-    assert num_reading() == 1
-    line = json.dumps({"key": key(7), "reply": "seven"})
-    await asyncio.to_thread(path.write_text, line)
-    assert (await asyncio.wait_for(asyncio.gather(*asked), 60))[7] == "seven"
+    assert not putting.done()
+    writer.execute("COMMIT")
+    await asyncio.wait_for(putting, 60)
+    writer.close()
+    assert (await cache.get(key(7)), await cache.get(key(8))) == ("seven", "eight")
 
 
-async def test_the_least_recently_used_go_first(tmp_path):
-    path = tmp_path / "replies.jsonl"
-    cache = ReplyCache(path, max_entries=2)
-    await cache.put(key(1), "one")
-    await cache.put(key(2), "two")
-    assert await cache.get(key(1)) == "one"
-    await cache.put(key(3), "three")
-    assert [await cache.get(key(i)) for i in (1, 2, 3)] == ["one", None, "three"]
-    kept = ReplyCache(path, max_entries=2)
-    assert [await kept.get(key(i)) for i in (1, 2, 3)] == [None, "two", "three"]
-
-
-async def test_lines_are_json_that_others_can_read(tmp_path):
-    await ReplyCache(tmp_path / "replies.jsonl").put(key(1), "one")
-    lines = [line for line in (tmp_path / "replies.jsonl").read_text().splitlines() if line]
-    assert [json.loads(line) for line in lines] == [{"key": key(1), "reply": "one"}]
+async def test_the_oldest_go_first(tmp_path):
+    cache = ReplyCache(tmp_path / "replies.db", max_entries=2)
+    for number, text in ((1, "one"), (2, "two"), (1, "again"), (3, "three")):
+        await cache.put(key(number), text)
+    assert [await cache.get(key(i)) for i in (1, 2, 3)] == ["again", None, "three"]
 
 
 @pytest.mark.parametrize(

@@ -177,13 +177,6 @@ async def test_other_statuses_are_not(code):
         assert "too long" in await failing(server, kind, "refused", num_requests=1)
 
 
-async def test_after_so_many_attempts_the_last_failure_is_the_error():
-    """Elsewhere it is an UnboundLocalError, a reward of 0, or the middle of the scale."""
-    async with chat_server(status(500, "first"), status(503, "second")) as server:
-        said = await failing(server, JudgeUnavailable, "unavailable", num_requests=4)
-    assert "got 503: 'second'" in said
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("date", [False, True])
 async def test_retry_after_is_waited_for(date):
@@ -192,13 +185,6 @@ async def test_retry_after_is_waited_for(date):
     async with chat_server(status(429, Retry_After=when), "ok") as server:
         await judge_at(server).complete(HELLO)
     assert time.monotonic() - started >= 0.9
-
-
-@pytest.mark.parametrize("value", ["soon", "-1", "1e9", "Wed, 99 Foo", "\u0661"])
-async def test_an_invalid_retry_after_is_left_alone(value):
-    raw = http(b"slow", status="429 x", headers=f"Retry-After: {value}\r\n".encode().decode("latin-1"))
-    async with raw_server(raw, http(completion("ok"))) as server:
-        assert await asyncio.wait_for(judge_at(server).complete(HELLO), 30) == "ok"
 
 
 async def test_a_wait_beyond_the_deadline_is_not_started():
@@ -257,20 +243,6 @@ async def test_a_server_that_always_hangs_is_a_timeout_by_the_deadline_of_all_at
         assert "within 1 s" in said
 
 
-@pytest.mark.long
-async def test_bytes_that_trickle_in_are_a_hang_as_well():
-    async def trickles(writer):
-        """A byte now and then."""
-        writer.write(http(completion("ok"))[:60])
-        while True:
-            writer.write(b" ")
-            await writer.drain()
-            await asyncio.sleep(0.02)
-
-    async with raw_server(trickles, http(completion("ok"))) as server:
-        assert await judge_at(server, request_options=replace(SOON, request_s=2.0)).complete(HELLO) == "ok"
-
-
 @pytest.mark.parametrize(
     "trouble",
     [
@@ -298,11 +270,6 @@ async def test_an_answer_that_breaks_is_tried_again(trouble):
         judge = judge_at(server)
         assert await judge.complete(HELLO) == "ok"
     assert judge.usage["retries"] == 2
-
-
-async def test_an_answer_that_is_always_broken_says_what_it_was():
-    async with raw_server(http(b"<html>Bad gateway</html>")) as server:
-        assert "Bad gateway" in await failing(server, JudgeUnreadable, "unreadable", num_requests=4)
 
 
 async def test_a_dead_address_is_tried_again_and_then_typed():
@@ -421,35 +388,6 @@ async def test_64_long_answers_that_come_slowly_are_read_one_at_a_time_while_the
         judge = judge_at(server)
         assert await asyncio.gather(*(judge.complete(HELLO) for _ in range(64))) == ["Verdict: YES"] * 64
     assert reads == [(True, 1)] * 64
-
-
-@pytest.mark.long
-async def test_64_that_begin_at_once_begin_one_after_another(monkeypatch):
-    """Each takes a millisecond; in one round of the loop they hold it up by 0.1 s."""
-    rounds, num_rounds = [], 0
-
-    async def turn():
-        nonlocal num_rounds
-        while True:
-            num_rounds += 1
-            await asyncio.sleep(0)
-
-    async with raw_server(http(completion("ok"))) as server:
-        judge = judge_at(server)
-        attempt = judge._http.attempt
-        monkeypatch.setattr(judge._http, "attempt", lambda *a, **more: rounds.append(num_rounds) or attempt(*a, **more))
-        turning = asyncio.create_task(turn())
-        await asyncio.gather(*(judge.complete(HELLO) for _ in range(64)))
-        turning.cancel()
-    assert len(set(rounds)) == 64
-
-
-async def test_a_large_answer_is_read_like_a_small_one():
-    async with raw_server(with_others(["é", 1.5, None, {"a": [True]}] * 5000, "né"), http(b"[" * 100_000)) as server:
-        judge = judge_at(server, request_options=replace(SOON, max_retries=0))
-        assert await judge.complete(HELLO) == "né"
-        with pytest.raises(JudgeUnreadable):
-            await judge.complete(HELLO)
 
 
 async def test_long_texts_are_made_ready_in_a_thread():

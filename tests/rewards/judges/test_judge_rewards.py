@@ -10,13 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.core.types import SamplingParams
-from agentenv.errors import ConfigError, DataError, InfraError
+from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards import grading
 from agentenv.rewards.grading import grade, grade_all
 from agentenv.rewards.groups.batch import Each
-from agentenv.rewards.groups.rm_gallery import PRINCIPLES
 from agentenv.rewards.judges.openai import OpenAIJudge, RequestOptions
-from agentenv.rewards.judges.pairwise import PairwiseJudge
 from agentenv.rewards.judges.pointwise import JudgeReward, PointwiseReward
 from agentenv.rewards.judges.protocol import (
     JudgeRefused,
@@ -68,14 +66,6 @@ async def test_yes_and_no_are_read_strictly__roll_1_3(reply, reward):
 async def test_scores_become_zero_to_one(reply, reward):
     result = await grade(PointwiseReward(ScriptedJudge(reply), retry=QUICK), ROW)
     assert result.reward == (None if reward is None else pytest.approx(reward))
-
-
-@pytest.mark.parametrize("make", [JudgeReward, PointwiseReward])
-@pytest.mark.parametrize("judge", [Down(), ScriptedJudge("Hm."), ScriptedJudge("")])
-async def test_a_judge_that_fails_returns_no_reward__roll_1_3_rm_gallery(judge, make):
-    """There it is an UnboundLocalError, a score of 0.0, 5 of 10, or reads like a wrong answer."""
-    result = await grade(make(judge, retry=QUICK), ROW)
-    assert (result.reward, result.status) == (None, Status.INFRA)
 
 
 async def test_a_dead_judge_never_leaves_the_format_a_full_reward__rm_gallery():
@@ -130,21 +120,6 @@ async def test_a_judge_that_hangs_on_one_response_delays_neither_the_others_nor_
     assert [result.status for result in results] == [Status.OK, Status.INFRA, Status.OK]
     assert "within 3 s" in results[1].detail
     assert ticks > 20
-
-
-async def test_one_failed_judgement_is_one_responses_and_costs_the_others_nothing__nemo_6_18():
-    """There a judge that failed cannot be told from a wrong answer."""
-
-    def answer(body):
-        """A judge that breaks at one of the responses."""
-        return completion("" if "seven" in body["messages"][1]["content"] else "Verdict: YES")
-
-    async with chat_server(answer) as server:
-        judge = OpenAIJudge(server.url, "m", request_options=RequestOptions(max_retries=0))
-        rows = [Response(text, label="4") for text in ("four", "seven", "4")]
-        results = await grade_all(JudgeReward(judge, retry=QUICK), rows)
-    assert [result.status for result in results] == [Status.OK, Status.INFRA, Status.OK]
-    assert (judge.usage["failures"], judge.usage["unreadable"]) == (3, 3)
 
 
 async def test_reference_and_answer_are_shown_and_a_row_without_one_is_judged_by_its_question():
@@ -213,12 +188,6 @@ async def test_scores_are_combined(combine, scores, reward):
         assert dict(result.components) == pytest.approx(expected)
 
 
-async def test_a_failure_outside_the_judge_is_raised():
-    judge = ScriptedJudge(KeyError("choices"))
-    with pytest.raises(KeyError):
-        await PointwiseReward(judge, voting=Voting(3), retry=ONCE).grade(ROW)
-
-
 async def test_a_vote_draws_again_after_each_attempt_but_not_after_a_refusal():
     class Refusing:
         """A judge that remembers its draws."""
@@ -253,35 +222,23 @@ THREE = (Criterion("It is kind."), Criterion("It is short.", points=4), Criterio
     [
         ("1: YES\n2: 3/4\n3: NO", [1, 0.75, 0]),
         ("Well.\n\n1. yes\n2. 4\n3. no\n", [1, 1, 0]),
-        ("**1:** YES\n**2**: 0/4\n- 3: **NO**", [1, 0, 0]),
         ("Criterion 1: yes\n\nCriterion 2: 1\n\nCriterion 3: yes", [1, 0.25, 1]),
-        ("3: NO\n1: YES\n2: 2", [1, 0.5, 0]),
         ("1: NO\n2: 0\n3: YES\nOn reflection:\n1: YES\n2: 4\n3: NO", [1, 1, 0]),
         ('{"1": "yes", "2": 3, "3": "NO"}', [1, 0.75, 0]),
         ('```json\n{"1": "no", "2": "4/4", "3": "no"}\n```', [0, 1, 0]),
         ("<think>1: NO\n2: 0\n3: NO</think>1: YES\n2: 4\n3: NO", [1, 1, 0]),
         ("1: YES\n3: NO", None),
-        ("1: YES\n2: 3/4", None),
         ("1: YES\n2: 3/4\n3: NO\nSo it is good.", None),
         ("1: YES\n1: NO\n2: 3/4\n3: NO\n3: YES", None),
-        ("1: YES\n2: 3/4\n2: 3/4\n3: NO", None),
         ("1: YES\n2: 5/4\n3: NO", None),
-        ("1: YES\n2: 3/5\n3: NO", None),
         ("1: YES\n2: YES\n3: NO", None),
-        ("1: 1\n2: 3\n3: 0", None),
         ("1: yes and no\n2: 3\n3: no", None),
-        ("1: maybe\n2: 3\n3: no", None),
         ("1: YES\n2: 3\n4: NO", None),
-        ("1: YES\n2: nan\n3: NO", None),
-        ('{"1": "yes", "2": 3}', None),
         ('{"1": "yes", "2": 3, "3": "no", "4": "no"}', None),
         ('{"1": "yes", "1": "no", "2": 3, "3": "no"}', None),
         ('{"1": true, "2": 3, "3": "no"}', None),
-        ('{"1": ["yes"], "2": 3, "3": "no"}', None),
-        ('{"1": "yes", "2": 3, "3": "no"', None),
         ("<think>1: YES\n2: 3/4\n3: NO", None),
         ('{"' + 5000 * "1" + '": "yes", "2": 3, "3": "no"}', None),
-        ("YES", None),
         ("", None),
     ],
 )
@@ -338,20 +295,6 @@ async def test_criteria_are_numbered_and_the_form_of_the_reply_is_shown():
     assert shown.endswith("1: YES or NO\n2: N/4, with N from 0 to 4\n3: YES or NO")
 
 
-@pytest.mark.parametrize(
-    ("reply", "reward"), [("1: yes\n2: no\n3: yes", 2 / 3), ("1: no\n2: no\n3: no", 0.0), ("1: yes\n2: yes", None)]
-)
-async def test_the_share_of_principles_that_are_kept__row_23(reply, reward):
-    """Elsewhere a judge that failed is a score of 0.0."""
-    principles = RubricReward(ScriptedJudge(reply), criteria=PRINCIPLES, retry=QUICK)
-    assert (await grade(principles, ROW)).reward == (None if reward is None else pytest.approx(reward))
-
-
-def test_criteria_may_be_fields_by_name_as_json_has_them():
-    given = ["It is kind.", {"text": "It is short.", "points": 4}, {"text": "It lies.", "weight": -1.0}]
-    assert RubricReward(Down(), criteria=given).criteria == THREE
-
-
 # --- yes or no, and scores ------------------------------------------------------------------------------------------
 
 
@@ -402,13 +345,6 @@ async def test_the_last_error_has_a_class(replies, kind):
         await JudgeReward(judge, retry=QUICK).grade(ROW)
     assert type(raised.value) is kind
     assert judge.usage["unclear"] == (3 if replies == ["Hm."] else 2 if kind is JudgeUnclear else "Hm." in replies)
-
-
-@pytest.mark.parametrize("replies", [["yes", "no"], ["yes", "no", "hm"]])
-async def test_even_votes_are_not_a_verdict_but_a_separate_failure(replies):
-    reward = JudgeReward(ScriptedJudge(*replies), voting=Voting(len(replies)), retry=ONCE)
-    with pytest.raises(JudgeUnclear, match="expected a majority on the response, got 2 votes that are even"):
-        await reward.grade(ROW)
 
 
 async def test_a_judge_that_is_asked_again_has_the_time_for_it(monkeypatch):
@@ -483,52 +419,25 @@ async def test_an_invalid_prompt_is_the_rows_fault(prompt):
 
 
 @pytest.mark.parametrize(
-    ("replies", "reward", "agreement"),
-    [(["yes", "yes", "no"], 1.0, 2 / 3), (["no", "yes", "no"], 0.0, 2 / 3), (["no", "no", "no"], 0.0, 1.0)],
-)
-async def test_most_votes_decide(replies, reward, agreement):
-    result = await JudgeReward(ScriptedJudge(*replies), voting=Voting(3)).grade(ROW)
-    assert (result.reward, result.components["agreement"], result.components["num_votes"]) == (reward, agreement, 3.0)
-
-
-async def test_label_errors_are_data_errors():
-    with pytest.raises(DataError, match="reference"):
-        await JudgeReward(Down()).grade(Response("4"))
-
-
-@pytest.mark.parametrize(
     "make",
     [
         lambda: PointwiseReward(Down(), scale=(10, 1)),
-        lambda: PointwiseReward(Down(), scale=(0, float("nan"))),
         lambda: Voting(0),
         lambda: Voting(3, min_votes=4),
-        lambda: Voting(3, min_votes=0),
         lambda: Voting(combine="max"),
         lambda: RubricReward(Down(), criteria=[]),
-        lambda: RubricReward(Down(), criteria="one"),
-        lambda: RubricReward(Down(), criteria=["x"] * 101),
         lambda: RubricReward(Down(), criteria=[Criterion("x", weight=-1.0)]),
         lambda: Criterion(" "),
-        lambda: Criterion("x", weight=float("nan")),
         lambda: Criterion("x", points=0),
         lambda: JudgeReward("gpt-4"),
-        lambda: PairwiseJudge(Down),
-        lambda: PointwiseReward(None),
         lambda: JudgeReward(Down(), retry={"attempt": 2}),
-        lambda: JudgeReward(Down(), retry={"attempts": 0}),
         lambda: JudgeReward(Down(), retry=Voting(3)),
         lambda: JudgeReward(Down(), voting=3),
-        lambda: PointwiseReward(Down(), scale=(0,)),
-        lambda: PointwiseReward(Down(), scale=5),
         lambda: PointwiseReward(Down(), scale=None),
         lambda: RubricReward(Down(), criteria=["be kind", None]),
-        lambda: RubricReward(Down(), criteria=[{"weight": 2.0}]),
         lambda: RubricReward(Down(), criteria=[{"text": "be kind", "wieght": 2.0}]),
         lambda: JudgeRetry(attempts=0),
         lambda: JudgeRetry(limit_s=0),
-        lambda: JudgeRetry(backoff_s=-1),
-        lambda: JudgeRetry(max_chars=0),
     ],
 )
 def test_wrong_arguments(make):
@@ -551,7 +460,7 @@ async def test_everything_can_be_said_in_json(tmp_path):
                     "sampling": {"temperature": 0.7, "stop": ["x"], "seed": 1},
                     "request_options": {"max_retries": 1},
                     "price": {"prompt": 1e6},
-                    "cache": str(tmp_path / "replies.jsonl"),
+                    "cache": str(tmp_path / "replies.db"),
                 },
                 "scale": [0, 5],
                 "voting": {"votes": 3, "combine": "median"},

@@ -73,14 +73,6 @@ async def test_concurrent_callers_share_batches_and_each_gets_its_own_score():
     await batcher.close()
 
 
-@pytest.mark.parametrize("num", [1, 2, 3, 5, 7, 17, 33])
-async def test_any_number_of_callers_will_do(num):
-    """NeMo RL asserts that the batch is a multiple of its shards and of its micro-batch."""
-    batcher = MicroBatcher(Model(), max_batch=4)
-    assert await asyncio.gather(*(batcher.score([i, i]) for i in range(num))) == [2.0 * i for i in range(num)]
-    await batcher.close()
-
-
 async def test_a_lone_caller_waits_for_others_but_not_for_ever():
     batcher = MicroBatcher(Model(), max_wait_s=0.05)
     started = time.monotonic()
@@ -187,11 +179,6 @@ def test_no_other_cut_of_the_sorted_lengths_costs_less(lengths, max_batch):
     assert cost(found) == min(map(cost, cuts(sorted(lengths, reverse=True))))
 
 
-def test_equal_lengths_fill_batches():
-    assert [len(batch) for batch in batches([10] * 70, 32, 10_000)] == [32, 32, 6]
-    assert [len(batch) for batch in batches([10] * 7, 32, 30)] == [3, 3, 1]
-
-
 # --- failures -------------------------------------------------------------------------------------------------------
 
 
@@ -261,15 +248,6 @@ async def test_ids_may_be_made_in_the_workers_thread_and_fail_there_alone():
     await batcher.close()
 
 
-async def test_the_worker_continues_after_a_failure():
-    model = Model(fails={5})
-    batcher = MicroBatcher(model)
-    with pytest.raises(InfraError):
-        await batcher.score([5])
-    assert await batcher.score([6]) == 6.0
-    await batcher.close()
-
-
 # --- who leaves -----------------------------------------------------------------------------------------------------
 
 
@@ -321,18 +299,6 @@ async def test_a_caller_cancelled_between_two_batches_is_not_in_the_second():
     free.release(9)
     await asyncio.gather(first, *tasks[:2], tasks[3])
     assert seen == [[1], [300, 300], [2]]
-    await batcher.close()
-
-
-async def test_a_caller_cancelled_while_its_batch_is_computed_does_not_affect_others():
-    model = Model(held=True)
-    batcher = MicroBatcher(model, max_batch=2)
-    tasks = [asyncio.create_task(batcher.score([index])) for index in (1, 2)]
-    await until(lambda: len(model.batches) == 1)
-    tasks[0].cancel()
-    await asyncio.wait(tasks[:1])
-    model.free.set()
-    assert await tasks[1] == 2.0
     await batcher.close()
 
 

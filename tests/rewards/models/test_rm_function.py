@@ -9,7 +9,6 @@ import torch
 
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.models.function import FunctionScorer
-from agentenv.rewards.models.types import ready
 from tests.models import make_tiny_tokenizer
 from tests.rewards.models.tiny import said
 
@@ -46,17 +45,6 @@ async def test_a_file_names_its_function(name, value, tmp_path):
     with pytest.raises(InfraError, match="closed"):
         await scorer.score("abc")
     assert scorer.metrics()["rm/num_scored"] == 1.0
-
-
-async def test_messages_without_a_tokenizer_are_refused_before_anything_is_called(tmp_path):
-    scorer = FunctionScorer(lengths)
-    with pytest.raises(ConfigError, match=r"FunctionScorer\.tokenizer: expected the reward model's"):
-        await ready(scorer)
-    make_tiny_tokenizer(tmp_path)
-    await ready(FunctionScorer(lengths, tokenizer=tmp_path))
-    assert (await scorer.score("text")).value == 4.0
-    with pytest.raises(ConfigError, match="with max_length 9"):
-        FunctionScorer(lengths, max_length=9)
 
 
 async def test_a_path_or_a_function_will_do(tmp_path):
@@ -201,20 +189,6 @@ async def test_one_that_raises_fails_alone(kind):
     assert "ValueError: of 1" in str(found[1])
 
 
-async def test_a_failure_is_tried_again_where_that_is_asked():
-    calls = []
-
-    def function(queries, prompts, labels):
-        calls.append(queries)
-        if len(calls) == 1:
-            raise ConnectionError("down")
-        return [2.0]
-
-    scorer = FunctionScorer(function, retries=1)
-    assert (await scorer.score("x")).value == 2.0
-    assert scorer.num_retried == 1
-
-
 async def test_a_plain_function_that_sleeps_does_not_block_others_and_runs_in_as_many_threads_as_may_be():
     now, most, lock = [0], [0], threading.Lock()
     loop, both = asyncio.get_running_loop(), threading.Barrier(2, timeout=60)
@@ -261,29 +235,3 @@ async def test_a_function_that_hangs_fails_in_time_and_the_others_continue(kind)
     async with asyncio.timeout(30):
         while scorer.num_abandoned:
             await asyncio.sleep(0.005)
-
-
-async def test_cancelling_frees_the_place():
-    begun, go = threading.Event(), threading.Event()
-
-    def function(queries, prompts, labels):
-        if queries == ["hang"]:
-            begun.set()
-            go.wait(60)
-        return [1.0]
-
-    scorer = FunctionScorer(function, max_concurrent=1)
-    task = asyncio.create_task(scorer.score("hang"))
-    await asyncio.to_thread(begun.wait, 30)
-    task.cancel()
-    assert (await scorer.score("x")).value == 1.0
-    assert task.cancelled()
-    assert scorer.num_failed == 0
-    go.set()
-
-
-def test_it_may_be_called_from_several_event_loops_one_after_the_other():
-    scorer = FunctionScorer(lengths)
-    for _ in range(3):
-        assert asyncio.run(scorer.score("abc")).value == 3.0
-    assert scorer.num_scored == 3

@@ -101,16 +101,6 @@ async def test_the_value_is_the_heads_own_without_activation(scorer, tokenizer):
 
 
 @pytest.mark.long
-async def test_concurrent_scores_are_those_of_one_at_a_time(scorer):
-    conversations = [said("clips " * num) for num in range(1, 40)]
-    together = await asyncio.gather(*map(scorer.score, conversations))
-    alone = [await scorer.score(conversation) for conversation in conversations]
-    assert [one.value for one in together] == pytest.approx([one.value for one in alone], abs=TOLERANCE)
-    assert len({round(one.value, 2) for one in alone}) > 10
-    assert scorer.batcher.num_batches < 2 * len(conversations)
-
-
-@pytest.mark.long
 @given(sequences=SEQUENCES, data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_a_score_does_not_depend_on_its_batch(classifier, sequences, data):
@@ -131,13 +121,6 @@ def test_a_pad_token_that_is_the_eos_changes_no_score(tmp_path, classifier):
     assert plain(path, ids, pad=EOS)[0] == pytest.approx(classifier.score_batch([ids[0][:-1]])[0], abs=TOLERANCE)
     assert opened(str(path)).score_batch(ids) == pytest.approx(classifier.score_batch(ids), abs=TOLERANCE)
     assert classifier.score_batch([ids[0]])[0] != pytest.approx(classifier.score_batch([ids[0][:-1]])[0], abs=0.01)
-
-
-def test_a_sequence_that_ends_with_the_pad_token_is_scored_to_its_end(classifier):
-    ids = [[40, 41, 0, 0], [50, 51, 52, 53, 54, 55]]
-    alone = [classifier.score_batch([row])[0] for row in ids]
-    assert classifier.score_batch(ids) == pytest.approx(alone, abs=TOLERANCE)
-    assert alone[0] != pytest.approx(classifier.score_batch([[40, 41]])[0], abs=0.01)
 
 
 @pytest.mark.long
@@ -254,7 +237,7 @@ async def test_options_may_be_a_mapping_as_json_has_them_with_a_tokenizers_folde
     assert scorer.options == HFOptions(**options)
     usual = await once(HFScorer(tiny_rm()), said("x"))
     assert (await once(scorer, said("x"))).num_tokens == usual.num_tokens + 1
-    with pytest.raises(ConfigError, match=r"HFScorer\.options: expected names of HFOptions, got \{'add_eo': True\}"):
+    with pytest.raises(ConfigError, match=r"HFScorer\.options: expected options among .*got 'add_eo'"):
         HFScorer(tiny_rm(), options={"add_eo": True})
 
 
@@ -380,11 +363,6 @@ async def test_by_default_the_models_positions_are_the_limit_and_never_more(scor
         await once(HFScorer(tiny_rm(), max_length=513), "text")
 
 
-async def test_a_cut_conversation_says_so():
-    scored = await once(HFScorer(tiny_rm(), max_length=32, overflow="left"), said("x" * 300))
-    assert (scored.num_tokens, scored.truncated) == (32, True)
-
-
 @pytest.mark.long
 async def test_outcomes_of_conversations_are_counted():
     scorer = HFScorer(tiny_rm(), max_length=32, overflow="left")
@@ -432,14 +410,6 @@ async def test_closing_frees_the_model(scorer):
     await scorer.close()
     gc.collect()
     assert model() is None
-
-
-async def test_closing_before_anything_is_loaded_loads_nothing(monkeypatch):
-    monkeypatch.setattr(HFScorer, "_load", lambda self: pytest.fail("loaded"))
-    scorer = HFScorer(tiny_rm())
-    await scorer.close()
-    with pytest.raises(InfraError, match="expected an open scorer"):
-        await scorer.score("text")
 
 
 def test_a_shipped_models_name_is_that_of_its_folder(monkeypatch):

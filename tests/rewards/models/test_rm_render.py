@@ -60,18 +60,6 @@ def test_a_conversation_is_encoded_whole_and_not_message_by_message(tokenizer):
     assert renderer.ids(conversation).token_ids == whole
 
 
-@pytest.mark.parametrize(
-    "family",
-    [family for family in FAMILIES if family.expected_class != "unsupported" and not family.parts][::4],
-    ids=lambda f: f.name,
-)
-def test_plain_messages_become_the_ids_that_transformers_gives_them(family):
-    tokenizer = load(family)
-    conversation = said("It is forty-two.", question="What is 12 + 30?")
-    whole = tokenizer.apply_chat_template(conversation, tokenize=True, return_dict=False)
-    assert ConversationRenderer(tokenizer, max_length=4096).ids(conversation).token_ids == list(whole)
-
-
 def test_calls_and_nulls_of_rows_are_rendered_as_the_policys_chat_renders_them():
     renderer = ConversationRenderer(load({family.name: family for family in FAMILIES}["Qwen2.5"]), max_length=512)
     function = {"name": "add", "arguments": {"a": 1}}
@@ -152,12 +140,6 @@ def test_text_that_is_a_rendering_keeps_the_bos_that_it_has_and_gets_no_other():
     assert renderer.ids("Hi").token_ids.count(PAD) == 0
 
 
-def test_text_of_a_tokenizer_without_template_gets_the_tokenizers_own_special_tokens_once():
-    renderer = ConversationRenderer(tokenizer_with_bos(None), max_length=512)
-    assert renderer.ids("Hi").token_ids == renderer.ids("<|endoftext|>Hi").token_ids
-    assert renderer.ids("Hi").token_ids.count(PAD) == 1
-
-
 def test_messages_of_a_tokenizer_without_template_are_refused_rather_than_given_an_invented_one():
     with pytest.raises(DataError, match=r"expected text for a tokenizer without a chat template"):
         ConversationRenderer(tokenizer_with_bos(None), max_length=512).ids(said("42"))
@@ -172,14 +154,6 @@ def test_an_eos_that_is_asked_for_is_there_once(tokenizer):
 def test_a_token_that_the_tokenizer_lacks_cannot_be_asked_for(tokenizer):
     with pytest.raises(ConfigError, match=r"ConversationRenderer\.add_bos: expected a tokenizer with BOS"):
         ConversationRenderer(tokenizer, max_length=512, add_bos=True)
-
-
-def test_a_missing_pad_token_and_one_that_is_the_eos_change_nothing(tokenizer):
-    ids = ConversationRenderer(tokenizer, max_length=512).ids(said("42"))
-    for pad in (None, tokenizer.eos_token):
-        other = copy.deepcopy(tokenizer)
-        other.pad_token = pad
-        assert ConversationRenderer(other, max_length=512).ids(said("42")) == ids
 
 
 # --- too long -------------------------------------------------------------------------------------------------------

@@ -136,10 +136,6 @@ def test_the_score_is_a_declared_sigmoid_of_the_raw_number():
     assert grade_with(Saying(1.0), score=(0.0, -1.0)).score == pytest.approx(1.0 / (1.0 + math.e))
 
 
-def test_truncation_is_reported():
-    assert grade_with(Saying(truncated=True)).components["truncated"] == 1.0
-
-
 def test_a_reward_that_no_float32_holds_is_none():
     with pytest.raises(InfraError, match="expected a finite reward"):
         grade_with(Saying(3e38), scale=10.0)
@@ -149,15 +145,6 @@ def test_a_reward_that_no_float32_holds_is_none():
 def test_a_model_that_fails_returns_no_reward(error, status):
     result = asyncio.run(grade(ModelReward(Saying(error)), Response("42", prompt=PROMPT)))
     assert (result.reward, result.status) == (None, status)
-
-
-def test_columns_are_the_same_for_every_response():
-    results = [grade_with(Saying(1.0)), grade_with(Saying(1.0), ""), grade_with(Saying(1.0), "", no_answer=0.0)]
-    assert {tuple(result.components) for result in results} == {ModelReward.component_names}
-
-
-def test_bounds_are_infinite_without_clipping():
-    assert ModelReward(Saying()).bounds == (-math.inf, math.inf)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import gc
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,8 +16,7 @@ import httpx
 import pytest
 
 from agentenv._util.calls import bounded
-from agentenv._util.http import client as http_client
-from agentenv._util.http.client import jittered_pause_s, retry_after_s
+from agentenv._util.http.client import retry_after_s
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.models import request_queue as _asking
 from agentenv.rewards.models.factory import open_scorer
@@ -128,16 +126,6 @@ async def test_a_server_of_several_models_needs_the_name_of_one(tokenizer):
             await scorer.score(said("x"))
 
 
-async def test_the_key_is_sent_and_never_shown(tokenizer):
-    fake = FakeVLLM(first=lambda: Status(401, "the key sk-1 is wrong"))
-    async with scorer_at(fake, tokenizer=tokenizer, api_key="sk-1") as (asked, scorer):
-        with pytest.raises(ConfigError) as raised:
-            await scorer.score(said("x"))
-    assert asked.headers[0]["authorization"] == "Bearer sk-1"
-    assert "Check the API key." in str(raised.value)
-    assert "sk-1" not in str(raised.value) + repr(scorer.asker.asking)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -164,13 +152,6 @@ def test_a_wrong_argument_is_refused_when_it_is_made(wrong):
         VLLMHTTPScorer(**({"url": "http://h:1"} | wrong))
 
 
-async def test_a_tokenizer_that_is_not_there_is_a_config_error(tmp_path):
-    async with scorer_at(FakeVLLM(), tokenizer=tmp_path / "none") as (_, scorer):
-        for _ in range(2):
-            with pytest.raises(ConfigError, match="expected a tokenizer in"):
-                await scorer.score(said("x"))
-
-
 @pytest.mark.parametrize("wrong", [{"model": "other"}, {"tokenizer": "/no/such"}, {"max_length": 513}], ids=str)
 async def test_a_wrong_setting_is_found_before_anything_is_scored(wrong):
     async with scorer_at(FakeVLLM(), **wrong) as (asked, scorer):
@@ -195,22 +176,20 @@ def unit(ids):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("switch", ["use_activation", "activation", "softmax"])
 @pytest.mark.parametrize("labels", [1, 3])
-async def test_values_in_0_to_1_are_believed_only_of_a_server_that_knows_the_difference(switch, labels, tokenizer):
+async def test_values_in_0_to_1_are_believed_only_of_a_server_that_knows_the_difference(labels, tokenizer):
     def raw(ids):
         """One number, or three."""
         return unit(ids) if labels == 1 else [unit(ids), 0.5, 0.25]
 
     conversations = [said(f"{number}") for number in range(6)]
     options = {"tokenizer": tokenizer, "label": 0}
-    async with scorer_at(FakeVLLM(raw, switches=(switch,)), **options) as (asked, scorer):
+    async with scorer_at(FakeVLLM(raw), **options) as (asked, scorer):
         found = await asyncio.gather(*map(scorer.score, conversations))
         asked_before = len(asked.bodies)
         again = [await scorer.score(each) for each in conversations]
     assert [each.value for each in found + again] == [unit(ids_of(tokenizer, each)) for each in conversations] * 2
     assert len(asked.bodies) == asked_before + len(conversations)  # it is shown once
-    assert all(sum(name in body for name in ("use_activation", "activation", "softmax")) == 1 for body in asked.bodies)
 
 
 async def test_a_server_that_always_activates_is_refused(tokenizer):
@@ -218,19 +197,8 @@ async def test_a_server_that_always_activates_is_refused(tokenizer):
         with pytest.raises(ConfigError, match="applies one always") as raised:
             await scorer.score(said("x"))
     assert "bounded=True" in str(raised.value)
-    assert len(asked.bodies) == 7  # the question, and both ways of each of three switches
+    assert len(asked.bodies) == 3  # the question, and both ways
     assert scorer.num_failed == 1
-
-
-async def test_a_server_that_refuses_unknown_switches_is_refused_too(tokenizer):
-    def answer(path, body):
-        """One that knows no other field than `use_activation`, and ignores that."""
-        unknown = body is not None and "use_activation" not in body
-        return Status(422, "extra fields") if unknown else FakeVLLM(switches=())(path, body)
-
-    async with scorer_at(answer, tokenizer=tokenizer) as (_, scorer):
-        with pytest.raises(ConfigError, match="applies one always"):
-            await scorer.score(said("x"))
 
 
 async def test_a_models_own_numbers_in_0_to_1_are_taken_if_declared(tokenizer):
@@ -295,21 +263,6 @@ async def test_a_server_that_scores_other_tokens_than_were_sent_is_refused(token
             await scorer.score(said("x"))
 
 
-@pytest.mark.parametrize("given", [None, tokenizer], ids=["theirs", "ours"])
-@pytest.mark.parametrize(
-    "conversation",
-    [[], "", 3, [{"role": "user", "content": "x"}], [{"role": "assistant", "content": "x"}], said("\ud800"), "\ud800"],
-    ids=["empty", "no text", "number", "no answer", "no question", "surrogate", "surrogate in text"],
-)
-async def test_input_that_is_not_a_conversation_is_a_data_error(given, conversation, tokenizer):
-    options = {"tokenizer": tokenizer if given is not None else None}
-    fake = FakeVLLM(tokenizer=tokenizer, first=lambda: Status(400, "The decoder prompt cannot be empty"))
-    async with scorer_at(fake, **options) as (_, scorer):
-        with pytest.raises(DataError):
-            await scorer.score(conversation)
-    assert (scorer.num_failed, scorer.num_retried) == (1, 0)
-
-
 # --- failures -------------------------------------------------------------------------------------------------------
 
 
@@ -364,23 +317,6 @@ async def test_a_failure_is_tried_again_and_counted(name, tokenizer):
     assert (len(asked.bodies), scorer.num_retried, scorer.num_scored, scorer.num_failed) == (3, 2, 1, 0)
 
 
-@pytest.mark.parametrize("name", ["500", "429", "reset", "nan", "none", "no json"])
-async def test_a_failure_that_stays_is_an_infra_error_after_so_many_attempts(name, tokenizer):
-    async with scorer_at(FakeVLLM(first=lambda: FAILURES[name]), tokenizer=tokenizer, retries=2) as (asked, scorer):
-        with pytest.raises(InfraError, match=r"\(3 attempts\.\)"):
-            await scorer.score(said("x"))
-    assert (len(asked.bodies), scorer.num_retried, scorer.num_scored, scorer.num_failed) == (3, 2, 0, 1)
-
-
-async def test_a_server_that_is_not_there_is_an_infra_error(tokenizer):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        scorer = VLLMHTTPScorer(f"http://127.0.0.1:{free.getsockname()[1]}", tokenizer=tokenizer, retries=1)
-        with pytest.raises(InfraError, match="ConnectError"):
-            await scorer.score(said("x"))
-    assert (scorer.num_retried, scorer.num_failed) == (1, 1)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("answer", [HANG, drip], ids=["hang", "drip"])
 async def test_a_hang_and_a_slow_drip_end_in_time_and_are_tried_again(answer, tokenizer):
@@ -393,24 +329,6 @@ async def test_a_hang_and_a_slow_drip_end_in_time_and_are_tried_again(answer, to
         with pytest.raises(InfraError, match="expected an answer within"):
             await scorer.score(said("x"))
         assert 2 <= len(asked.bodies) <= 3  # half of the time each
-
-
-async def test_a_server_that_asks_to_wait_longer_than_there_is_time_is_not_waited_for(tokenizer):
-    fake = FakeVLLM(first=lambda: Status(429, headers={"Retry-After": "1000"}))
-    async with scorer_at(fake, tokenizer=tokenizer) as (asked, scorer):
-        with pytest.raises(InfraError, match=r"in 1000\.0 s, would be too late"):
-            await scorer.score(said("x"))
-    assert len(asked.bodies) == 1
-
-
-@pytest.mark.long
-async def test_a_retry_waits_as_long_as_the_server_asks(tokenizer):
-    fake = FakeVLLM(first=in_turn(Status(429, headers={"Retry-After": "0.4"}), None))
-    async with scorer_at(fake, tokenizer=tokenizer) as (_, scorer):
-        await scorer.served()
-        begun = time.monotonic()
-        await scorer.score(said("x"))
-    assert time.monotonic() - begun >= 0.4
 
 
 @pytest.mark.parametrize(
@@ -432,28 +350,6 @@ def test_retry_after_is_seconds_and_anything_else_no_wait(header, low, high):
 @pytest.mark.parametrize(("hours", "low", "high"), [(1, 3000, 3600), (-1, 0, 0)])
 def test_retry_after_may_be_a_date(hours, low, high):
     assert low <= retry_after_s(format_datetime(datetime.now(UTC) + timedelta(hours=hours))) <= high
-
-
-def test_pauses_grow_are_jittered_and_end_at_the_longest():
-    for attempt, longest in [(1, 0.25), (2, 0.5), (4, 2.0), (30, 30.0), (10_000, 30.0)]:
-        pauses = {jittered_pause_s(attempt, 0.25) for _ in range(50)}
-        assert longest / 2 <= min(pauses) < max(pauses) <= longest
-
-
-async def test_an_answer_that_is_too_long_is_not_read(monkeypatch, tokenizer):
-    monkeypatch.setattr(http_client, "MAX_ANSWER_BYTES", 1000)
-
-    async def endless(writer):
-        """What never ends."""
-        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-        with contextlib.suppress(ConnectionError):
-            while True:
-                writer.write(b"[" * 10_000)
-                await writer.drain()
-
-    async with scorer_at(FakeVLLM(first=lambda: endless), tokenizer=tokenizer) as (_, scorer):
-        with pytest.raises(InfraError, match="at most 1000 bytes"):
-            await scorer.score(said("x"))
 
 
 @pytest.mark.parametrize(

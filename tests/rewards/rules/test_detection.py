@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError, DataError
-from agentenv.rewards.rules.detection.answers import MAX_CHARS, Box, answer_block, boxes_of, read_boxes
+from agentenv.rewards.rules.detection.answers import MAX_CHARS, Box, answer_block, read_boxes
 from agentenv.rewards.rules.detection.matching import BoxMatcher, best_pairs, heaviest, iou
 from agentenv.rewards.rules.detection.reward import DetectionReward
 from agentenv.rewards.types import Response, Status
@@ -119,27 +119,6 @@ async def test_a_perfect_answer_in_another_order_is_perfect():
         assert (await grade(order, truth, ratios=ALL)).reward == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(
-    "text", ['"the dog\'s bowl"', "'the dog's bowl'", "'the dog\\'s bowl'", '"the dog\\u0027s bowl"']
-)
-async def test_an_apostrophe_in_a_label_is_read(text):
-    result = await grade(f"[{{'bbox_2d': [0, 0, 10, 10], 'label': {text}}}]", [box("the dog's bowl", 0, 0, 10, 10)])
-    assert result.reward == pytest.approx(1.0)
-
-
-async def test_several_opening_tags_are_not_form():
-    block = f"\n<answer>\n{json.dumps([CAT])}\n</answer>"
-    for text in (f"\n<answer>\n\n<answer>\n{json.dumps([CAT])}\n</answer>", block + block):
-        result = await DetectionReward().grade(Response(text, [CAT]))
-        assert (result.components["format"], result.components["accuracy"]) == (0.0, pytest.approx(1.0))
-
-
-@pytest.mark.parametrize("metadata", [{}, {"max_steps": 0}, {"global_step": 5, "max_steps": 0}, {"max_steps": None}])
-async def test_a_training_without_a_length_divides_nothing_by_0(metadata):
-    result = await grade([box("cat", 0, 0, 10, 9)], [CAT], metadata, threshold="dynamic")
-    assert result.components["mean_iou"] == pytest.approx(0.9), "the threshold is that of the beginning, .85"
-
-
 async def test_no_dict_of_the_caller_or_of_another_row_is_changed():
     parm = {"det_reward_ratio": {"map": 1.0}, "det_verifier_normalized": False}
     metadata = {"reward_model": {"ground_truth": [CAT], "verifier_parm": parm, "format_ratio": 0.5}, "global_step": 3}
@@ -162,11 +141,6 @@ async def test_wrong_boxes_do_not_make_up_for_missing_ones():
     assert roll[1].reward > roll[0].reward, "which is why it is not the default"
 
 
-async def test_two_labels_at_one_place_are_two_boxes():
-    assert (await grade([CAT, DOG_FOR_CAT], [CAT, DOG_FOR_CAT])).components["num_boxes"] == 2.0
-    assert (await grade([CAT, CAT, {**CAT, "label": " Cat"}], [CAT])).reward == pytest.approx(1.0)
-
-
 # --- thresholds, rows and coordinates -------------------------------------------------------------------------------
 
 
@@ -182,14 +156,6 @@ async def test_two_labels_at_one_place_are_two_boxes():
 async def test_the_threshold_is_fixed_averaged_or_rises(options, metadata, found):
     result = await grade([box("cat", 0, 0, 10, 9)], [CAT], metadata, ratios={"iou_max_label_first": 1.0}, **options)
     assert result.components["completeness"] == pytest.approx(found)
-
-
-async def test_the_last_stage_needs_nearly_all_of_a_box():
-    late = {"global_step": 26, "max_steps": 100}
-    near = [box("cat", 0, 0, 1000, 980)]
-    mid = await grade(near, [box("cat", 0, 0, 1000, 1000)], {**late, "global_step": 25}, threshold="dynamic")
-    last = await grade(near, [box("cat", 0, 0, 1000, 1000)], late, threshold="dynamic")
-    assert (mid.components["mean_iou"], last.components["mean_iou"]) == (pytest.approx(0.98), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -257,11 +223,6 @@ def test_boxes_are_read_as_far_as_they_go(name):
 @pytest.mark.parametrize("text", ["", "none", "{}", f"{'x' * MAX_CHARS}[]"])
 def test_a_text_without_a_list_has_no_boxes(text):
     assert read_boxes(text) is None
-
-
-def test_an_emoji_is_one_character_however_it_is_written():
-    raw = [box("\N{GRINNING FACE}", 0, 0, 1, 1)]
-    assert read_boxes(json.dumps(raw)) == read_boxes(json.dumps(raw, ensure_ascii=False)) == boxes_of(raw)
 
 
 @pytest.mark.parametrize(
@@ -393,16 +354,6 @@ async def test_a_wrong_box_more_never_raises_the_reward(predicted, truth, wrong)
     assert result.reward <= (await reward_of(predicted, truth)).reward + 1e-12
 
 
-@pytest.mark.long
-@settings(max_examples=80, deadline=None)
-@given(BOXES, BOXES, st.tuples(NUMBERS, NUMBERS))
-async def test_a_box_of_a_label_that_is_not_there_never_raises_the_default_reward(predicted, truth, place):
-    x, y = place
-    default = DetectionReward()
-    result = await reward_of([*predicted, box("c", x, y, x + 4, y + 4)], truth, default)
-    assert result.reward <= (await reward_of(predicted, truth, default)).reward + 1e-12
-
-
 TABLES = st.integers(1, 4).flatmap(
     lambda width: st.lists(st.lists(st.integers(0, 9), min_size=width, max_size=width), min_size=1, max_size=4)
 )
@@ -443,16 +394,6 @@ def test_as_many_pairs_as_can_be_and_the_heaviest_of_these(weights):
     chosen = best_pairs(weights)
     assert chosen in [sorted(subset) for subset in sets]
     assert (len(chosen), sum(weights[pair] for pair in chosen)) == pytest.approx(best)
-
-
-@pytest.mark.long
-@settings(max_examples=100, deadline=None)
-@given(BOXES, BOXES)
-def test_iou_is_symmetric_and_1_only_for_one_box(ours, theirs):
-    for a, b in itertools.product(boxes_of(ours).images[0], boxes_of(theirs).images[0]):
-        assert iou(a, b) == pytest.approx(iou(b, a))
-        assert 0.0 <= iou(a, b) <= 1.0
-        assert (iou(a, b) == 1.0) is (a[1:] == b[1:])
 
 
 def test_boxes_without_an_area_are_themselves_only():

@@ -23,34 +23,26 @@ async def kept(reward, text):
     ("text", "loose", "strict"),
     [
         (GOOD, True, True),
-        (f"\n {GOOD}\n", True, True),
         (f"{GOOD}<|im_end|>\n<|endoftext|>", True, True),
-        (f"{GOOD}</s>", True, True),
         ("<think>\n2 + 2\n</think>\n\n<answer>\n4\n</answer>", True, True),
         ("<think></think><answer>4</answer>", True, True),
         ("2 + 2</think><answer>4</answer>", False, True),
         ("<answer>4</answer><think>2</think>", True, False),
         (f"{GOOD} Hope this helps!", True, False),
-        (f"Sure. {GOOD}", True, False),
         (f"{GOOD}<answer>5</answer>", True, False),
-        (f"{GOOD}{GOOD}", True, False),
         ("<think>a</think> b <answer>4</answer>", True, False),
         ("<think>a<think>b</think><answer>4</answer>", True, False),
-        ("<think>a</think></think><answer>4</answer>", True, False),
         ("<think>a</think><answer><answer>4</answer>", True, False),
-        ("<think>a</think><answer>4</answer></answer>", True, False),
         ("<think>a</think><answer> </answer>", True, False),
         ("<think>a</think><answer>\u200b\n\ufeff</answer>", True, False),
         ("<think>a</think><answer>\u3164\u2800</answer>", True, False),
         ("<think>a</think><answer>👩\u200d🔬</answer>", True, True),
         ("<think>a<answer>4</answer></think>", True, False),
         ("<think>a</think>", False, False),
-        ("<think>a</think>4", False, False),
         ("<think>a<answer>4</answer>", False, False),
         ("<think>a</think><answer>4", False, False),
         ("</think><think><answer>4</answer>", False, False),
         ("<answer>4</answer>", False, False),
-        ("", False, False),
     ],
 )
 async def test_loose_and_strict(text, loose, strict):
@@ -68,10 +60,6 @@ async def test_the_prompt_may_have_opened_the_thought(think_opened, whole, rest)
     for reward in (think, tools):
         assert await kept(reward, GOOD) is whole
         assert await kept(reward, GOOD.removeprefix("<think>")) is rest
-
-
-async def test_the_answer_of_the_strict_form_is_given():
-    assert (await ThinkFormatReward(mode="strict").grade(Response(GOOD))).extracted == "4"
 
 
 async def test_rolls_scale_is_zero_and_minus_one():
@@ -92,26 +80,19 @@ async def test_rolls_scale_is_zero_and_minus_one():
         (f"<think>a</think>{CALL}<answer>4</answer>", False, 0),
         (CALL, False, 0),
         (f"<think>a</think>{CALL} text", False, 0),
-        (f"<think>a</think> text {CALL}", False, 0),
         (f"<think>a</think>{CALL} and {CALL}", False, 0),
-        (f"<think>a</think><think>b</think>{CALL}", False, 0),
         (f"<think>a {CALL}</think>", False, 0),
         ("<think>a</think>", False, 0),
-        ("<think>a</think><answer></answer>", False, 0),
         ("<think>a</think><answer>\u200b</answer>", False, 0),
         ('<think>a</think><tool_call>{"name": "\u200b", "arguments": {}}</tool_call>', False, 0),
         ('<think>a</think><tool_call>{"name": "\\u200b", "arguments": {}}</tool_call>', False, 0),
         ("<think>a</think><tool_call>{}</tool_call>", False, 0),
-        ("<think>a</think><tool_call></tool_call>", False, 0),
         ('<think>a</think><tool_call>{"name": "f"}</tool_call>', False, 0),
-        ('<think>a</think><tool_call>{"arguments": {}}</tool_call>', False, 0),
         ('<think>a</think><tool_call>{"name": "", "arguments": {}}</tool_call>', False, 0),
-        ('<think>a</think><tool_call>{"name": 3, "arguments": {}}</tool_call>', False, 0),
         ('<think>a</think><tool_call>{"name": "f", "arguments": "{}"}</tool_call>', False, 0),
         ('<think>a</think><tool_call>{"name": "f", "arguments": {},}</tool_call>', False, 0),
         ('<think>a</think><tool_call>{"name": "f", "name": "g", "arguments": {}}</tool_call>', False, 0),
         ('<think>a</think><tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>', False, 0),
-        ('<think>a</think><tool_call>{"name": "f", "arguments": {"x": 1e999}}</tool_call>', False, 0),
         ('<think>a</think><tool_call>{"name": "f", "arguments": {"x": 1' + "0" * 5000 + "}}</tool_call>", False, 0),
         ('<think>a</think><tool_call>[{"name": "f", "arguments": {}}]</tool_call>', False, 0),
         ('<think>a</think><tool_call>{"name": "f", "arguments": {}}', False, 0),
@@ -194,10 +175,3 @@ async def test_any_text_has_the_same_result_within_bounds(make, text):
     assert results[0] == results[1]
     assert results[0].reward in (0.0, 1.0)
     assert set(results[0].components) >= {"think", "answer"}
-
-
-@pytest.mark.long
-@given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join))
-async def test_every_strict_form_that_opens_its_thought_is_also_loose(text):
-    strict = await ThinkFormatReward(mode="strict", think_opened=False).grade(Response(text))
-    assert compute_format_reward([text])[0] >= strict.reward

@@ -20,7 +20,6 @@ PERSON = {
     "properties": {"name": {"type": "string", "minLength": 1}, "age": {"type": "integer", "minimum": 0}},
 }
 ADA = '{"name": "Ada", "age": 36}'
-ANY = {}
 
 
 async def judged(text, schema=PERSON, **options):
@@ -34,10 +33,8 @@ async def judged(text, schema=PERSON, **options):
         (f"\n {ADA} <|im_end|>", 1, 1),
         (f"<think>{{}}</think>\n{ADA}", 1, 1),
         (f"```json\n{ADA}\n```", 1, 1),
-        (f"```\n{ADA}\n```", 1, 1),
         (f"```json\r\n{ADA}\r\n```", 1, 1),
         (f"Here you are:\n```json\n{ADA}\n```", 0, 1),
-        (f"```json\n{ADA}\n```\nThat is it.", 0, 1),
         (f"```json\n{{}}\n```\nbetter:\n```json\n{ADA}\n```", 0, 1),
         (f"```json\n{ADA}\n```\nnot:\n```json\n{{}}\n```", 0, 0),
         (f"The person is {ADA}, I think.", 0, 1),
@@ -47,8 +44,6 @@ async def judged(text, schema=PERSON, **options):
         ('{"name": "Ada", "age": 36', 0, 0),
         ("{'name': 'Ada', 'age': 36}", 0, 0),
         ('{"name": "Ada", "age": 36,}', 0, 0),
-        ("no JSON", 0, 0),
-        ("}{", 0, 0),
     ],
 )
 async def test_places_where_the_document_is_searched(text, strict, lenient):
@@ -63,22 +58,17 @@ async def test_places_where_the_document_is_searched(text, strict, lenient):
     [
         (ADA, Status.OK, 1.0),
         ('{"name": "Ada", "age": "36"}', Status.OK, 0.5),
-        ('{"name": "Ada"}', Status.OK, 0.5),
         ('{"name": "", "age": -1}', Status.OK, 0.0),
         ('{"name": "Ada", "age": 36, "x": 1}', Status.OK, 1.0),
         ('{"name": "Ada", "age": 36.0}', Status.OK, 1.0),
         ('{"name": "Ada", "age": true}', Status.OK, 0.5),
         ("[]", Status.OK, 0.0),
-        ("null", Status.OK, 0.0),
         ('{"name": "Ada", "age": 1, "age": 36}', Status.PARSE_ERROR, 0.0),
         ('{"name": "Ada", "age": NaN}', Status.PARSE_ERROR, 0.0),
-        ('{"name": "Ada", "age": Infinity}', Status.PARSE_ERROR, 0.0),
-        ('{"name": "Ada", "age": -Infinity}', Status.PARSE_ERROR, 0.0),
         ('{"name": "Ada", "age": 1e999}', Status.PARSE_ERROR, 0.0),
         ('{"name": "Ada", "age": 1' + "0" * MAX_DIGITS + "}", Status.PARSE_ERROR, 0.0),
         ('{"name": "Ada", "age": ' + "9" * 100_000 + "}", Status.PARSE_ERROR, 0.0),
         ("[" * 100_000, Status.PARSE_ERROR, 0.0),
-        ('{"a":' * 100_000, Status.PARSE_ERROR, 0.0),
         ("", Status.NO_ANSWER, 0.0),
         ("<think>" + ADA, Status.NO_ANSWER, 0.0),
         (" " * 9 + '"' + "x" * MAX_CHARS + '"', Status.PARSE_ERROR, 0.0),
@@ -171,16 +161,6 @@ async def test_a_pattern_that_runs_away_is_a_timeout():
 
 
 @pytest.mark.long
-async def test_the_loop_turns_while_a_pattern_runs_away():
-    grading = asyncio.create_task(judged(json.dumps("a" * 40 + "!"), {"pattern": "^(a+)+$"}, cpu_limit_s=600.0))
-    for _ in range(3):
-        await asyncio.sleep(0.01)
-    assert not grading.done()
-    grading.cancel()
-    await asyncio.gather(grading, return_exceptions=True)
-
-
-@pytest.mark.long
 async def test_no_number_is_too_large_for_the_check():
     for document in ("1" + "0" * (MAX_DIGITS - 1), "1e300", "-1e300"):
         for divisor in (1e-10, 0.1, 3, 1e300):
@@ -200,12 +180,6 @@ def test_wrong_arguments_are_config_errors(arguments, name):
         JsonSchemaReward(**arguments)
 
 
-def test_a_callers_schema_is_not_changed():
-    schema = {"type": "object", "properties": {}}
-    JsonSchemaReward(schema=schema)
-    assert schema == {"type": "object", "properties": {}}
-
-
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
@@ -217,15 +191,6 @@ VALUES = st.recursive(
 @given(VALUES)
 def test_literals_that_python_writes_are_read_back(value):
     assert read_json(json.dumps(value)) == value
-
-
-@given(st.text() | st.lists(st.sampled_from([*'[]{}",:\\1e.-', "NaN", "null", '"a":'])).map("".join))
-def test_pythons_reader_reads_the_same_values(text):
-    try:
-        value = read_json(text)
-    except LiteralError:
-        return
-    assert json.loads(text) == value
 
 
 @pytest.mark.parametrize("text", ['"' + '\\"' * 100_000, "\\" * 200_000, '"\\' * 80_000, '["' * 80_000])

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.grading import grade
-from agentenv.rewards.registry import reward_from
 from agentenv.rewards.rules.length import (
     LengthReward,
     OverlongReward,
@@ -37,18 +36,6 @@ async def worth(reward, text, **metadata):
 async def test_without_a_floor_the_band_is_rm_gallerys_and_with_the_default_it_ends_at_minus_one(text, penalty):
     assert await worth(LengthReward(floor=None), text) == pytest.approx(penalty)
     assert await worth(LengthReward(), text) == pytest.approx(max(penalty, -1.0))
-
-
-async def test_an_endless_text_loses_no_more_than_a_right_answer_is_worth():
-    parts = {"answer": "math", "brief": "length", "loops": "repetition", "thought": "thought_length"}
-    result = await reward_from({"sum": parts}).grade(Response(r"\boxed{7}" + "x" * 100_000, 7))
-    assert result.components["brief"] == -1.0
-    assert -3.0 <= result.reward <= 1.0
-
-
-async def test_the_floor_is_the_lowest_reward_and_no_penalty_is_a_plain_zero():
-    assert await worth(LengthReward(floor=-1.0), "x" * 10**6) == -1.0
-    assert str(await worth(LengthReward(floor=-1.0), "x" * 50)) == "0.0"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from agentenv.errors import ConfigError, DataError
 from agentenv.rewards.grading import grade, grade_all
-from agentenv.rewards.rules.math.answers import clean, extract_answer, extract_boxes, quick_match
+from agentenv.rewards.rules.math.answers import extract_answer, extract_boxes
 from agentenv.rewards.rules.math.reward import MathGrader, MathReward, default_grader, math_outcome
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.rewards.workers.pool import shared_pool
@@ -59,11 +59,6 @@ async def test_every_outcome_has_its_reward_its_status_and_the_same_components(
     assert "7" not in result.feedback
 
 
-def test_bounds_are_those_of_the_outcomes():
-    assert MathReward().bounds == (0.0, 1.0)
-    assert MathReward(**WORTH).bounds == (-0.4, 2.0)
-
-
 @pytest.mark.parametrize("value", [None, "1", math.nan, math.inf, True])
 def test_a_reward_that_is_not_a_number_is_refused_at_once(value):
     with pytest.raises(ConfigError, match=r"^MathReward\.wrong: expected a finite number, got "):
@@ -84,20 +79,14 @@ async def test_a_failed_grader_is_not_a_wrong_answer(monkeypatch):
     assert "cannot start" in result.detail
 
 
-async def test_grading_changes_no_list_of_the_caller():
-    label = ["7", [8, "9"]]
-    assert (await MathReward().grade(Response(r"\boxed{9}", label))).score == 1.0
-    assert label == ["7", [8, "9"]]
-
-
 @pytest.mark.long
 async def test_the_default_grader_works_in_the_shared_pool_and_never_closes_it():
     await default_grader().grade(r"\boxed{\sqrt{4}}", 2)
-    idle = [worker.process.pid for worker in shared_pool()._idle]
+    idle = shared_pool().pids
     assert idle
     await default_grader().close()
     default_grader().close_now()
-    assert [worker.process.pid for worker in shared_pool()._idle if worker.process.poll() is None] == idle
+    assert shared_pool().pids == idle
 
 
 # --- agreement ------------------------------------------------------------------------------------------------------
@@ -257,15 +246,6 @@ async def test_a_thousand_fuzzed_texts_neither_crash_nor_hang_nor_give_a_wrong_t
 @pytest.mark.slow
 async def test_ten_thousand_fuzzed_texts_neither_crash_nor_hang_nor_give_a_wrong_type(grader):
     assert await no_crash_no_hang_no_wrong_type(10_000, 1, grader) >= 3
-
-
-@pytest.mark.long
-def test_ten_thousand_fuzzed_texts_are_read_without_the_workers():
-    rng = random.Random(2)
-    for _ in range(10_000):
-        answer = extract_answer(fuzzed(rng))
-        assert answer is None or answer
-        assert quick_match(clean(answer or "x") or "x", ("5", "1/2", "B")) in (True, False)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError, DataError
 from agentenv.rewards.grading import grade
-from agentenv.rewards.rules.regex import MAX_CHARS, RegexReward, check_pattern
+from agentenv.rewards.rules.regex import MAX_CHARS, RegexReward
 from agentenv.rewards.types import Response, Status
 
 RUNS_AWAY = (r"(a+)+$", "a" * 40 + "!")
@@ -18,25 +18,20 @@ RUNS_AWAY = (r"(a+)+$", "a" * 40 + "!")
     ("options", "text", "matched", "count", "extracted"),
     [
         ({"pattern": "b+"}, "abbb", True, 1, "bbb"),
-        ({"pattern": "(b)(b)"}, "abbb", True, 1, "b"),
         ({"pattern": "(z)?b"}, "abbb", True, 1, "b"),
         ({"pattern": "a(?=(b))"}, "abbb", True, 1, "b"),
         ({"pattern": "z"}, "abbb", False, 0, None),
-        ({"pattern": "B"}, "abbb", False, 0, None),
         ({"pattern": "(?i)B"}, "abbb", True, 1, "b"),
         ({"pattern": "ab*", "how": "fullmatch"}, "abbb", True, 1, "abbb"),
         ({"pattern": "b*", "how": "fullmatch"}, "abbb", False, 0, None),
-        ({"pattern": "b*", "how": "fullmatch"}, "", True, 1, ""),
         ({"pattern": "b", "how": "count"}, "abbb", True, 3, "b"),
         ({"pattern": "b", "how": "count", "min_count": 4}, "abbb", False, 3, "b"),
         ({"pattern": "b", "how": "count", "min_count": 3, "max_count": 3}, "abbb", True, 3, "b"),
-        ({"pattern": "b", "how": "count", "max_count": 2}, "abbb", False, 3, "b"),
         ({"pattern": "z", "how": "count", "min_count": 0, "max_count": 0}, "abbb", True, 0, None),
         ({"pattern": "bb", "how": "count"}, "abbb", True, 1, "bb"),
         ({"pattern": "x"}, "<think>x</think>y<|im_end|>", False, 0, None),
         ({"pattern": "x", "part": "thought"}, "<think>x</think>y", True, 1, "x"),
         ({"pattern": "x", "part": "all"}, "<think>x</think>y", True, 1, "x"),
-        ({"pattern": "y$"}, "<think>x</think>y<|im_end|>", True, 1, "y"),
     ],
 )
 async def test_text_that_a_pattern_finds(options, text, matched, count, extracted):
@@ -64,17 +59,6 @@ async def test_a_pattern_that_runs_away_is_a_timeout():
     pattern, text = RUNS_AWAY
     result = await RegexReward(pattern=pattern, passed=2.0, failed=-0.5, cpu_limit_s=0.3).grade(Response(text))
     assert (result.status, result.reward, result.score) == (Status.TIMEOUT, -0.5, 0.0)
-
-
-@pytest.mark.long
-async def test_the_loop_turns_while_a_pattern_runs_away():
-    pattern, text = RUNS_AWAY
-    grading = asyncio.create_task(RegexReward(pattern=pattern, cpu_limit_s=600.0).grade(Response(text)))
-    for _ in range(3):
-        await asyncio.sleep(0.01)
-    assert not grading.done()
-    grading.cancel()
-    await asyncio.gather(grading, return_exceptions=True)
 
 
 @pytest.mark.long
@@ -112,10 +96,6 @@ async def test_thinking_that_was_not_ended_is_not_an_answer():
 def test_wrong_arguments_are_config_errors(arguments, name):
     with pytest.raises(ConfigError, match=name):
         RegexReward(**arguments)
-
-
-def test_a_pattern_is_checked_and_given_back():
-    assert check_pattern("x", "a+") == "a+"
 
 
 @pytest.mark.long

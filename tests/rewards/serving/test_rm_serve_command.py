@@ -16,7 +16,6 @@ import httpx
 import pytest
 
 from agentenv.cli.main import main
-from agentenv.cli.rm_serve import RMServeConfig, _options
 from agentenv.rewards.models.get_reward import GetRewardScorer
 from agentenv.rewards.models.hf import HFScorer
 from agentenv.rewards.serving.server import RewardServer, ServeOptions
@@ -80,10 +79,6 @@ def test_impossible_options_are_refused_before_anything_is_loaded(flags, says, c
     shown = capsys.readouterr().err
     assert says in shown
     assert shown.count("\n") == 1
-
-
-def test_few_waiting_make_few_items():
-    assert [_options(RMServeConfig("m", max_waiting=n)).max_items for n in (4, 1024, 4096)] == [4, 1024, 1024]
 
 
 def test_any_name_needs_to_be_said_where_all_addresses_are_listened_on(capsys, monkeypatch):

@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from agentenv.errors import MissingDependency
-from agentenv.rewards.rules.ifeval import check_text, instructions_of, language
+from agentenv.rewards.rules.ifeval import language
+from agentenv.rewards.rules.ifeval.instructions import check_text, instructions_of
 from agentenv.rewards.rules.ifeval.language import CODES, code_of, is_in
 
 TEXTS = {

@@ -4,8 +4,7 @@ import importlib.util
 
 import pytest
 
-from agentenv.rewards.rules.ifeval import RULES, check_text, instructions_of
-from agentenv.rewards.rules.ifeval.instructions import variants
+from agentenv.rewards.rules.ifeval.instructions import RULES, check_text, instructions_of, variants
 
 NEEDS_LANGDETECT = pytest.mark.skipif(
     importlib.util.find_spec("langdetect") is None, reason="pip install langdetect: it tells languages of one script"

@@ -1,15 +1,13 @@
 """The reward: what it gives, what it says, what it judges, and where it does so."""
 
-import asyncio
 import os
 
 import pytest
 
 from agentenv.errors import ConfigError
 from agentenv.rewards.grading import grade
-from agentenv.rewards.rules.ifeval import IFEvalReward
 from agentenv.rewards.rules.ifeval import reward as reward_module
-from agentenv.rewards.rules.ifeval.reward import MAX_CHARS
+from agentenv.rewards.rules.ifeval.reward import MAX_CHARS, IFEvalReward
 from agentenv.rewards.types import Response, Status
 from agentenv.rewards.workers.pool import WorkerPool
 from tests.rewards.workers.worker_processes import workers
@@ -58,11 +56,6 @@ async def test_the_feedback_names_the_instructions_that_were_not_followed_and_no
     result = await grade_with("Hello.", label)
     assert result.feedback == "1 of 3 instructions followed; not keywords:existence, startend:end_checker."
     assert (await grade_with("zebra Sesame", label)).feedback == "3 of 3 instructions followed."
-
-
-async def test_instructions_of_the_rows_columns_are_judged():
-    result = await IFEvalReward().grade(Response('"<<a>>"', label="a reference answer", metadata=ROW))
-    assert result.reward == 1.0
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "<think>never ends", "<think>a</think>", "<|im_end|>"])
@@ -134,15 +127,6 @@ async def test_a_language_is_detected_in_the_pool_and_deterministically(pool):
     results = [[(await reward.grade(Response(text, label=GERMAN))).reward for text in texts] for _ in range(5)]
     assert results[0][:2] == [1.0, 0.0]
     assert results == results[:1] * 5
-
-
-async def test_a_reward_is_asked_about_many_at_once(pool):
-    reward = IFEvalReward(pool=pool)
-    texts = ["b " * 5000, "b, " * 5000] * 10
-    results = await asyncio.gather(
-        *(reward.grade(Response(text, label={"func_name": "validate_no_commas"})) for text in texts)
-    )
-    assert [result.reward for result in results] == [1.0, 0.0] * 10
 
 
 async def test_a_text_that_takes_too_much_computing_follows_nothing(pool, monkeypatch):

@@ -1,6 +1,6 @@
-"""The shipped tasks, generated from a seed: equal arguments produce equal files.
+"""The tasks of gymnasium_text, generated from a seed: equal arguments produce equal files.
 
-    python -m agentenv_envs.gymnasium_text.tasks envs/agentenv_envs/gymnasium_text/data --count 32 --seed 0
+    python examples/make/game_tasks.py envs/agentenv_envs/gymnasium_text/data --count 32 --seed 0
 
 Every game without luck can be won in `MAX_STEPS` steps, so that a run's default of 16 turns is enough. No game of luck
 is played best with a single action, so that always answering "hit" or "left" never has the full score.

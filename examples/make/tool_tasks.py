@@ -1,6 +1,6 @@
-"""Questions that are hard without tools, generated from a seed: the rows of data/tool_use.jsonl.
+"""Questions that are hard without tools, generated from a seed: the rows of tool_use.
 
-    python -m agentenv_envs.tool_use.tasks OUT.jsonl
+    python examples/make/tool_tasks.py OUT.jsonl
 
 Each row has a prompt, the label, and in the column `gold` a call that computes the answer.
 """

@@ -2,11 +2,11 @@
 
 In: a count and a seed. Out: `Problem`s with all questions different, or one JSON line per problem:
 
-    python -m agentenv_envs.math_retry.problems OUT.jsonl --count 200 --seed 0
+    python examples/make/word_problems.py OUT.jsonl --count 200 --seed 0
 
 The two shipped sets are `word_problems`, made so, and `word_problems_train`, which shares no question with it:
 
-    python -m agentenv_envs.math_retry.problems OUT.jsonl --count 1500 --seed 5 --exclude data/word_problems.jsonl
+    python examples/make/word_problems.py OUT.jsonl --count 1500 --seed 5 --exclude word_problems.jsonl
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-TASK_SET = Path(__file__).parent / "data" / "word_problems.jsonl"
+import agentenv_envs.math_retry
+
+_DATA = Path(agentenv_envs.math_retry.__file__).parent / "data"
+TASK_SET = _DATA / "word_problems.jsonl"
 """The shipped task set: 200 rows made with seed 0; nothing that ships here was trained on them."""
-TRAIN_SET = Path(__file__).parent / "data" / "word_problems_train.jsonl"
+TRAIN_SET = _DATA / "word_problems_train.jsonl"
 """1,500 other rows, to train on: seed 5, without the questions of `TASK_SET`."""
 
 NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eva", "Finn", "Hana", "Ivan", "Lena", "Noah", "Rosa", "Sam")

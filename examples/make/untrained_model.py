@@ -1,6 +1,6 @@
 """An untrained policy: a Llama with random weights, and a tokenizer of the words of guess_number.
 
-    python -m agentenv_envs.guess_number.untrained runs/untrained --seed 0
+    python examples/make/untrained_model.py runs/untrained --seed 0
 
 Takes seconds. Every number up to --high is one token; byte-level BPE, ChatML; equal arguments produce equal bytes.
 The model is not a Qwen2, because transformers 5 gives each of those a tokenizer that splits numbers into digits.
