@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -164,7 +163,7 @@ def _grader() -> Finding:
 def _isolation() -> list[Finding]:
     """Return the isolation level for untrusted code here, tested, and the probes of the sandbox that fail."""
     if sys.platform != "linux":
-        return [Finding("sandbox", "missing", f"needs Linux, this is {sys.platform}", "run on Linux"), _docker()]
+        return [Finding("sandbox", "missing", f"needs Linux, this is {sys.platform}", "run on Linux")]
     from agentenv.sandbox.local.doctor import doctor
     from agentenv.sandbox.local.probe import ProbeOutcome
 
@@ -172,10 +171,15 @@ def _isolation() -> list[Finding]:
         report = asyncio.run(doctor())
     except (AgentEnvError, OSError) as error:
         message = " ".join(str(error).split())
-        return [Finding("sandbox", "broken", message, "agentenv sandbox doctor, when the machine is quiet"), _docker()]
+        return [Finding("sandbox", "broken", message, "agentenv sandbox doctor, when the machine is quiet")]
     failed = [probe for probe in report.probes if probe.outcome is ProbeOutcome.FAIL]
     findings = [
-        Finding(f"sandbox: {probe.name}", "missing", probe.detail or "does not work", probe.hint or "use docker")
+        Finding(
+            f"sandbox: {probe.name}",
+            "missing",
+            probe.detail or "does not work",
+            probe.hint or "see `agentenv sandbox doctor`",
+        )
         for probe in failed
     ]
     if report.chosen is None:
@@ -183,20 +187,6 @@ def _isolation() -> list[Finding]:
         return [
             Finding("sandbox", "missing", f"nothing runs: {tried}", "agentenv sandbox doctor"),
             *findings,
-            _docker(),
         ]
     speed = f"; {report.speed.p50_ms:.0f} ms an execution" if report.speed else ""
-    return [Finding("sandbox", "ok", f"isolation {report.chosen}{speed}"), *findings, _docker()]
-
-
-def _docker() -> Finding:
-    name, fix = "isolation: docker", "install docker and start its engine"
-    if shutil.which("docker") is None:
-        return Finding(name, "missing", "not available", fix)
-    try:
-        done = subprocess.run(["docker", "info"], capture_output=True, timeout=20, check=False)
-    except subprocess.TimeoutExpired:
-        return Finding(name, "broken", "`docker info` took longer than 20 s", fix)
-    if done.returncode:
-        return Finding(name, "missing", "not available", fix)
-    return Finding(name, "ok", "works")
+    return [Finding("sandbox", "ok", f"isolation {report.chosen}{speed}"), *findings]

@@ -42,7 +42,7 @@ class PythonTool:
         if not hasattr(sandbox, "session"):
             raise ConfigError(
                 f"PythonTool: expected a sandbox with sessions, got {type(sandbox).__name__}, which has none. "
-                "Use a LocalSandbox, or the backend docker or ray."
+                "Use a LocalSandbox."
             )
         self._sandbox, self._limits, self._tenant = sandbox, limits or sandbox.limits, tenant
         self._max_chars = max_chars

@@ -324,7 +324,7 @@ def test_the_doctor_of_everything_reports_the_sandbox_by_the_same_probes(monkeyp
 
     monkeypatch.setattr(sandbox_doctor, "doctor", find)
     found = report(Isolation.NAMESPACES)
-    level, probe, _docker = doctor._isolation()
+    level, probe = doctor._isolation()
     assert (level.name, level.state, level.detail) == ("sandbox", "ok", "isolation namespaces; 4 ms an execution")
     assert (probe.name, probe.state, probe.fix) == ("sandbox: landlock", "missing", "a newer kernel")
     found = report(None)
@@ -338,7 +338,7 @@ def test_a_probe_that_itself_fails_is_a_finding_of_the_doctor_of_everything(monk
         raise SandboxUnavailable("sandbox: expected isolation,\ngot none")
 
     monkeypatch.setattr(sandbox_doctor, "doctor", find)
-    level, _docker = doctor._isolation()
+    (level,) = doctor._isolation()
     assert (level.state, level.detail) == ("broken", "sandbox: expected isolation, got none")
 
 

@@ -40,7 +40,6 @@ from agentenv.rewards.models.openrlhf_wire import Sample
 from agentenv.rewards.serving import server as rm_server
 from agentenv.sandbox import ExecLimits, ExecResult
 from agentenv.sandbox.fusion import answers, requests
-from agentenv.sandbox.fusion import server as fusion_server
 from agentenv.sandbox.fusion.client import FusionSandbox
 from agentenv.sandbox.fusion.server import FusionServer
 from agentenv.sandbox.grading import FunctionSuite, FunctionTest, StdioSuite, StdioTest, grade
@@ -64,8 +63,6 @@ WATCHED = [
     (execution, "readable"),
     (session_module, "readable"),
     (requests, "readable"),
-    (fusion_server, "read_submit_request"),
-    (fusion_server, "same_output"),
     (answers, "run_answer"),
     (rm_server, "read_request"),
     (gym_server, "read_run"),
@@ -187,24 +184,12 @@ async def served(sandbox):
         assert found["run_result"]["stdout"] == "\x01" * 60_000 + "\\xff" * 60_000
 
 
-async def submitted(sandbox):
-    row = {"id": 1, "test": [{"input": {"stdin": "x" * 150_000}, "output": {"stdout": "x"}}] * 3}
-    body = {
-        "completion": f"```python\n{CONTROLS}\n```",
-        "id": 1,
-        "config": {"language": "python", "provided_data": row, "extra": {"run_all_cases": True}},
-    }
-    async with FusionServer(sandbox) as server:
-        found = await answer_to(server, "/submit", body)
-        assert [test["passed"] for test in found["tests"]] == [False] * 3
-
-
 async def a_fusion_client(sandbox):
     async with FusionServer(sandbox) as server, FusionSandbox(server.url) as far:
         assert (await far.run(CONTROLS, limits=KEPT)).stdout.startswith("\\x01" * 60_000)
 
 
-SANDBOX = [a_program, a_session, a_session_whose_program_ends, graded_functions, served, submitted, a_fusion_client]
+SANDBOX = [a_program, a_session, a_session_whose_program_ends, graded_functions, served, a_fusion_client]
 
 
 @pytest.mark.parametrize("path", SANDBOX, ids=lambda path: path.__name__)
@@ -324,7 +309,6 @@ REQUESTS = {
         lambda: FusionServer(Idle()),
         {"code": "", "language": "python", "files": {f"{number}/a": "" for number in range(60_000)}},
     ),
-    "/submit": ("read_submit_request", lambda: FusionServer(Idle()), {"completion": "x" * LARGE}),
     "/run": (
         "read_run",
         lambda: gym_server.GymServer(None, engine=None, chat=GYM_CHAT),

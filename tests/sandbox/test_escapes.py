@@ -39,7 +39,7 @@ from agentenv.sandbox.escapes.world import SECRET, plant_environment
 from agentenv.sandbox.guest import linux
 from agentenv.sandbox.guest.files import remove_tree, used
 from agentenv.sandbox.local import plan
-from tests.sandbox.backends import until
+from tests.sandbox.fusion_servers import until
 
 CASES = all_cases()
 LEVELS = (Isolation.NAMESPACES, Isolation.LANDLOCK, Isolation.UID)

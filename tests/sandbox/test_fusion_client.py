@@ -447,7 +447,7 @@ async def test_a_token_is_sent_and_never_shown(how, monkeypatch):
 
 
 async def test_other_processes_cannot_talk_to_a_program():
-    with pytest.raises(ConfigError, match="Use the backend local or docker"):
+    with pytest.raises(ConfigError, match="Use the backend local"):
         await FusionSandbox("http://127.0.0.1:9").start("pass")
 
 

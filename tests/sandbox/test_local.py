@@ -11,7 +11,7 @@ import pytest
 
 from agentenv.errors import ConfigError
 from agentenv.sandbox import ExecLimits, ExecStatus, Isolation, LocalSandbox, SandboxBusy, SandboxUnavailable
-from tests.sandbox.backends import until
+from tests.sandbox.fusion_servers import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 QUICK = ExecLimits(wall_s=3.0)

@@ -245,8 +245,7 @@ class FusionSandbox:
             ConfigError: always.
         """
         raise ConfigError(
-            "sandbox_fusion: expected run(), got start(): this API has no interactive programs. "
-            "Use the backend local or docker"
+            "sandbox_fusion: expected run(), got start(): this API has no interactive programs. Use the backend local"
         )
 
     async def _answer(self, endpoint: FusionEndpoint, request: EncodedRequest) -> ExecResult:

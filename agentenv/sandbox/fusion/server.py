@@ -3,8 +3,8 @@
     async with LocalSandbox() as sandbox, FusionServer(sandbox) as server:
         print(server.url)
 
-Routes: `POST /run_code` and `/submit`, `GET /v1/ping` and `/health`. Every outcome of a program is an answer of status
-200. A failure of the sandbox has the status `SandboxError` in `/run_code` and 503 in `/submit`, and is never a verdict.
+Routes: `POST /run_code`, `GET /v1/ping` and `/health`. Every outcome of a program is an answer of status 200. A failure
+of the sandbox has the status `SandboxError`, and is never a verdict.
 """
 
 from __future__ import annotations
@@ -12,26 +12,17 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentenv._util.http.access import AccessPolicy, RequestRefused, closing_headers, read_json_body, retry_after_header
 from agentenv._util.http.responses import json_response, large_response, until_disconnect
 from agentenv._util.http.server import Server
-from agentenv._util.off_loop import off_loop, size_of
+from agentenv._util.off_loop import size_of
 from agentenv.errors import InfraError
 from agentenv.sandbox.fusion import answers
 from agentenv.sandbox.fusion.requests import REQUEST_HEADER, RESULT_HEADER
-from agentenv.sandbox.fusion.submit import (
-    SubmitCase,
-    SubmitRequest,
-    read_submit_request,
-    same_output,
-    submit_answer,
-    with_short_outputs,
-)
-from agentenv.sandbox.grading.executions import gather_limited
 from agentenv.sandbox.local.queue import FairQueue
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Policy, Sandbox, SandboxBusy
 
@@ -103,7 +94,6 @@ class FusionServer(Server):
 
         return [
             Route("/run_code", self._run_code, methods=["POST"]),
-            Route("/submit", self._submit, methods=["POST"]),
             Route("/v1/ping", self._ping),
             Route("/health", self._health),
         ]
@@ -133,14 +123,6 @@ class FusionServer(Server):
         headers = {RESULT_HEADER: answers.result_header(result)}
         return await large_response(size, lambda: answers.run_answer(result, asked), headers)
 
-    async def _submit(self, request: Request) -> Response:
-        asked = await self._read(request, read_submit_request)
-        run = answers.read_run_request(asked.run, request.headers.get(REQUEST_HEADER, ""), self.options.caps)
-        outcomes = await until_disconnect(request, self._run_cases(asked, run, _peer(request)), _stopping())
-        if outcomes is None:
-            return await self._client_left(request)
-        return await large_response(size_of((asked.code, outcomes)), lambda: submit_answer(asked, outcomes))
-
     async def _read(self, request: Request, read: Callable[[Any], T]) -> T:
         """Return what `read` returns for the JSON of a request.
 
@@ -155,38 +137,6 @@ class FusionServer(Server):
         return await read_json_body(request, self.options.max_body_bytes, read)
 
     # --- executing ----------------------------------------------------------------------------------------------------
-
-    async def _run_cases(
-        self, asked: SubmitRequest, run: answers.ProgramRequest, peer: str
-    ) -> list[tuple[bool, Mapping[str, Any]]]:
-        """Return the outcome of each case, up to the first failure unless all are requested.
-
-        Raises:
-            InfraError: the outcome of a case is unknown.
-        """
-        outcomes: list[tuple[bool, Mapping[str, Any]]] = []
-        for start in range(0, len(asked.cases), self._slots):
-            cases = asked.cases[start : start + self._slots]
-            outcomes += await gather_limited([self._run_case(case, run, peer, len(asked.cases)) for case in cases])
-            failed = next((index for index, (passed, _) in enumerate(outcomes) if not passed), None)
-            if failed is not None and not asked.run_all_cases:
-                return outcomes[: failed + 1]
-        return outcomes
-
-    async def _run_case(
-        self, case: SubmitCase, run: answers.ProgramRequest, peer: str, num_cases: int
-    ) -> tuple[bool, Mapping[str, Any]]:
-        # An output much longer than the expected one is wrong, and would make the answer huge.
-        stdout_kb = min(run.limits.stdout_kb, 64 + len(case.stdout) // 256)
-        run = replace(run, stdin=case.stdin, limits=replace(run.limits, stdout_kb=stdout_kb, stderr_kb=16))
-        result = await self._execute(run, peer)
-        if problem := answers.unknown_reason(result, run):
-            raise InfraError(f"sandbox: {problem}")
-        answer = await off_loop(len(result.stdout) + len(result.stderr), answers.run_answer, result, run)
-        printed = answer["run_result"]["stdout"]
-        passed = result.status is ExecStatus.OK and not result.stdout_truncated
-        passed = passed and await off_loop(len(printed), same_output, case.stdout, printed)
-        return passed, with_short_outputs(answer, num_cases)
 
     async def _execute(self, asked: answers.ProgramRequest, peer: str) -> ExecResult:
         """Wait for a slot, run a program and return its result. Addresses take turns, whatever they name.
