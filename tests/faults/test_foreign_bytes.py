@@ -40,6 +40,7 @@ from agentenv.rewards.models.openrlhf_wire import Sample
 from agentenv.rewards.serving import server as rm_server
 from agentenv.sandbox import ExecLimits, ExecResult
 from agentenv.sandbox.fusion import answers, requests
+from agentenv.sandbox.fusion import server as fusion_server
 from agentenv.sandbox.fusion.client import FusionSandbox
 from agentenv.sandbox.fusion.server import FusionServer
 from agentenv.sandbox.grading import FunctionSuite, FunctionTest, StdioSuite, StdioTest, grade
@@ -67,6 +68,7 @@ WATCHED = [
     (rm_server, "read_request"),
     (gym_server, "read_run"),
     (answers, "read_run_request"),
+    (fusion_server, "read_grade_request"),
     (http_client, "json_bytes"),
     (vllm_engine, "completion_of"),
     (vllm_engine, "scores_of"),
@@ -189,7 +191,12 @@ async def a_fusion_client(sandbox):
         assert (await far.run(CONTROLS, limits=KEPT)).stdout.startswith("\\x01" * 60_000)
 
 
-SANDBOX = [a_program, a_session, a_session_whose_program_ends, graded_functions, served, a_fusion_client]
+async def a_far_grade(sandbox):
+    async with FusionServer(sandbox) as server, FusionSandbox(server.url) as far:
+        await graded_functions(far)
+
+
+SANDBOX = [a_program, a_session, a_session_whose_program_ends, graded_functions, served, a_fusion_client, a_far_grade]
 
 
 @pytest.mark.parametrize("path", SANDBOX, ids=lambda path: path.__name__)
@@ -309,6 +316,7 @@ REQUESTS = {
         lambda: FusionServer(Idle()),
         {"code": "", "language": "python", "files": {f"{number}/a": "" for number in range(60_000)}},
     ),
+    "/grade": ("read_grade_request", lambda: FusionServer(Idle()), {"code": "x" * LARGE}),
     "/run": (
         "read_run",
         lambda: gym_server.GymServer(None, engine=None, chat=GYM_CHAT),

@@ -18,8 +18,10 @@ from agentenv.rewards.judges.wire import read_chat_reply
 from agentenv.runs.records.directory import read_trajectories
 from agentenv.runs.records.lines import decode_episode, encode_line, trajectory_to_dict
 from agentenv.runs.records.scan import ReadReport
-from agentenv.sandbox import ExecResult, ExecStatus, Isolation
+from agentenv.sandbox import ExecLimits, ExecResult, ExecStatus, Isolation
 from agentenv.sandbox.fusion.server import FusionServer
+from agentenv.sandbox.fusion.suites import GradeRequest, encode_grade_request
+from agentenv.sandbox.grading import AssertSuite, AssertTest, FunctionSuite, FunctionTest, PytestSuite
 from agentenv.sandbox.grading.codec import CodecError, decode, dump_line, encode, parse_line
 from tests.damage import check_message, damaged, damaged_bytes, dump
 from tests.episode.endpoint.scenes import session_of, user
@@ -60,10 +62,22 @@ class Instant:
     async def run(self, program, **given):
         return ExecResult(ExecStatus.OK, exit_code=0, stdout="4\n", stdout_bytes=2)
 
+    async def start(self, program, **given):
+        raise InfraError("no room")
+
 
 HELLO = {"code": "print(6 * 7)", "language": "python", "run_timeout": 5, "stdin": "", "files": {"a.txt": "eA=="},
          "fetch_files": ["b"], "memory_limit_MB": 256, "compile_timeout": 10}  # fmt: skip
 ASK = {"limits": {"cpu_s": 1.0, "stdout_kb": 64}, "policy": "pure", "tenant": "a"}
+SUITES = [
+    FunctionSuite("f", visible=(FunctionTest((1, "a"), {2}),), hidden=(FunctionTest((), None, {"k": b"x"}),)),
+    AssertSuite(("f",), hidden=(AssertTest("assert f() == 1"),), prelude="import math"),
+    PytestSuite({"test_a.py": b"def test_a(): pass"}, hidden=("test_a.py::test_a",)),
+]
+GRADES = [
+    json.loads(encode_grade_request(GradeRequest("x = 1", suite, ExecLimits(), "a", False, 60.0))) for suite in SUITES
+]
+ASKED = st.tuples(st.just("/grade"), dumped(GRADES), st.just(b""))
 RUNS = st.tuples(st.just("/run_code"), dumped([HELLO]), st.just(b"") | dumped([ASK]))
 
 
@@ -76,9 +90,10 @@ def is_served_or_refused(run, path, content, ask):
         check_message(answer.json()["detail"])
     again = run(answered(server, "/run_code", json.dumps(HELLO)))
     assert (again.status_code, again.json()["status"]) == (200, "Success")
+    return answer.status_code
 
 
-@given(sent=RUNS)
+@given(sent=RUNS | ASKED)
 @settings(max_examples=30)
 def test_a_damaged_request_of_a_program_is_served_or_refused_with_a_reason(run, sent):
     is_served_or_refused(run, *sent)
@@ -89,7 +104,7 @@ def test_a_file_name_of_any_length_is_refused_in_few_words(run):
 
 
 @pytest.mark.long
-@given(sent=RUNS)
+@given(sent=RUNS | ASKED)
 @settings(max_examples=250)
 def test_many_damaged_requests_of_programs_are_served_or_refused_with_a_reason(run, sent):
     is_served_or_refused(run, *sent)
@@ -141,6 +156,8 @@ def test_right_requests_are_answered(run):
     for body in RESPONSES:
         is_completed_or_refused(run, json.dumps(body).encode(), "responses")
     is_served_or_refused(run, "/run_code", json.dumps(HELLO), json.dumps(ASK).encode())
+    for body in GRADES:
+        assert is_served_or_refused(run, "/grade", json.dumps(body), b"") == 200
 
 
 @given(CHAT)

@@ -129,7 +129,6 @@ async def _examine_pair(
                 await grading.start(
                     guest_program("codec.py", "guest/serve.py", "guest/asserts.py", entry="examine()"),
                     limits=limits,
-                    exact=True,
                 )
             )
             started.append(
