@@ -20,14 +20,14 @@ from agentenv._util.http.access import AccessPolicy
 from agentenv.cli.main import main
 from agentenv.errors import ConfigError, InfraError
 from agentenv.sandbox import ExecResult, ExecStatus, Isolation
-from agentenv.sandbox.escapes.cases import source
-from agentenv.sandbox.escapes.shared import SHARED
 from agentenv.sandbox.fusion.answers import MAX_LIMITS, read_run_request
 from agentenv.sandbox.fusion.client import FusionSandbox
 from agentenv.sandbox.fusion.server import FusionServeOptions, FusionServer
 from agentenv.sandbox.local.sandbox import MIN_MEMORY_MB
 from tests.ports import held_port
 from tests.sandbox.conftest import opened
+from tests.sandbox.escapes.cases import source
+from tests.sandbox.escapes.shared import SHARED
 from tests.sandbox.fusion_servers import until
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from agentenv.sandbox import Isolation, LocalSandbox, SandboxUnavailable
 from agentenv.sandbox.guest import linux, seccomp
 from agentenv.sandbox.local import canary, levels
 from agentenv.sandbox.local import plan as _plan
-from agentenv.sandbox.local.doctor import Check, doctor
+from agentenv.sandbox.local.doctor import doctor
 from agentenv.sandbox.local.probe import Probe, ProbeOutcome, run_probes
 from tests.sandbox.conftest import opened
 
@@ -51,20 +50,15 @@ def test_a_probe_reads_as_its_errno_and_fix():
 
 
 @pytest.mark.long
-async def test_the_doctors_level_is_the_one_that_a_sandbox_takes_and_its_matrix_has_to_hold():
-    async def matrix(sandbox):
-        return [Check("one", True), Check("two", (await sandbox.run("1 / 0")).exit_code == 0, "divides")]
-
-    report = await doctor(deep=True, matrix=matrix)
+async def test_the_doctors_level_is_the_one_that_a_sandbox_takes():
+    report = await doctor()
     if report.chosen is None:
         with pytest.raises(SandboxUnavailable):
             await LocalSandbox().open()
         return
     async with LocalSandbox() as sandbox:
         assert sandbox.isolation is report.chosen
-    assert not report.ok
-    assert replace(report, deep=None).ok
-    assert "NOT HELD two: divides" in "\n".join(report.lines())
+    assert report.ok
     assert report.speed.num_runs == 50
     assert 0 < report.speed.p50_ms <= report.speed.p95_ms
     works = {level.isolation: level for level in report.levels}[report.chosen]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from agentenv.sandbox.escapes.cases import LIMITS, EscapeCase, case, thread_bomb
 from agentenv.sandbox.types import ExecResult, ExecStatus, Isolation
+from tests.sandbox.escapes.cases import LIMITS, EscapeCase, case
 
 ENDED = (ExecStatus.SIGNAL, ExecStatus.MEMORY, ExecStatus.DISK_LIMIT, ExecStatus.NONZERO)
 
@@ -14,7 +14,7 @@ ENDED = (ExecStatus.SIGNAL, ExecStatus.MEMORY, ExecStatus.DISK_LIMIT, ExecStatus
 def _surface(name: str, *calls: str, extra: str = "", also: str = "()", **options: Any) -> EscapeCase:
     """Return programs whose calls must be refused before the kernel processes them."""
     lines = "\n".join(f"surface({line!r}, lambda: {line}, *{also})" for line in calls)
-    return case(name, "system calls", extra + "\n" + lines, **options)
+    return case(name, extra + "\n" + lines, **options)
 
 
 _INT80 = """
@@ -30,44 +30,37 @@ def legacy():
 
 SYSTEM_CALLS: list[EscapeCase] = [
     _surface(
-        "io_uring",
-        "call(425, 425, 4, (ctypes.c_char * 256)())",
+        "kernel_interfaces",
+        "call(425, 425, 4, (ctypes.c_char * 256)())",  # io_uring
         "call(426, 426, 0, 1, 0, 0, None, 0)",
         "call(427, 427, 0, 0, None, 0)",
-    ),
-    _surface(
-        "bpf",
-        "call(321, 280, 0, (ctypes.c_uint32 * 20)(2, 4, 4, 1), 72)",
+        "call(321, 280, 0, (ctypes.c_uint32 * 20)(2, 4, 4, 1), 72)",  # bpf
         "call(321, 280, 5, (ctypes.c_uint32 * 40)(1, 0), 120) or True",
-    ),
-    _surface(
-        "perf_event_open",
-        "call(298, 241, (ctypes.c_uint32 * 30)(1, 112, 1), 0, -1, -1, 0)",
-    ),
-    _surface("userfaultfd", "call(323, 282, 1)", "call(323, 282, 0)"),
-    _surface(
-        "keyrings",
-        "call(250, 219, 0, -3, 1)",
+        "call(298, 241, (ctypes.c_uint32 * 30)(1, 112, 1), 0, -1, -1, 0)",  # perf_event_open
+        "call(323, 282, 1)",  # userfaultfd
+        "call(323, 282, 0)",
+        "call(250, 219, 0, -3, 1)",  # keyrings
         "call(248, 217, b'user', b'k', b'v', 1, -3)",
         "call(249, 218, b'user', b'k', None, -3)",
-    ),
-    _surface("memfd_create", "call(319, 279, b'm', 0)", "call(447, 447, 0)"),
-    _surface(
-        "sysv_shared_memory",
-        "call(29, 194, 0, 4096, 0o1600)",
-        "call(29, 194, 4711, 4096, 0o1666)",
-        "call(64, 190, 0, 1, 0o1600)",
-    ),
-    _surface("sysv_messages", "call(68, 186, 0, 0o1600)"),
-    _surface("posix_messages", "call(240, 180, W['nonce'].encode(), 0o102, 0o600, None)"),
-    _surface("kcmp", "call(312, 272, os.getpid(), os.getpid(), 0, 0, 1) or True"),
-    _surface(
-        "file_watches",
-        "call(300, 262, 0, 0)",
+        "call(312, 272, os.getpid(), os.getpid(), 0, 0, 1) or True",  # kcmp
+        "call(300, 262, 0, 0)",  # watches of files
         "call(294, 26, 0)",
         "call(254, 27, call(294, 26, 0), W['root'].encode(), 0x100)",
+        "call(135, 92, 0x0040000)",  # personality
+        "call(154, None, 0, (ctypes.c_char * 64)(), 64)",  # modify_ldt
+        "call(173, None, 0x80, 1, 1)",
+        "call(172, None, 3)",
     ),
-    _surface("personality", "call(135, 92, 0x0040000)"),
+    _surface(
+        "shared_memory_and_messages",
+        "call(319, 279, b'm', 0)",  # memfd_create
+        "call(447, 447, 0)",
+        "call(29, 194, 0, 4096, 0o1600)",  # of System V
+        "call(29, 194, 4711, 4096, 0o1666)",
+        "call(64, 190, 0, 1, 0o1600)",
+        "call(68, 186, 0, 0o1600)",
+        "call(240, 180, W['nonce'].encode(), 0o102, 0o600, None)",
+    ),
     _surface(
         "clock",
         "call(164, 170, (ctypes.c_long * 2)(int(__import__('time').time()), 0), None)",
@@ -84,12 +77,6 @@ SYSTEM_CALLS: list[EscapeCase] = [
         extra="page = ctypes.create_string_buffer(4096)\nr, w = os.pipe()\nr2, w2 = os.pipe()\nos.write(w, b'xx')",
     ),
     _surface(
-        "modify_ldt",
-        "call(154, None, 0, (ctypes.c_char * 64)(), 64)",
-        "call(173, None, 0x80, 1, 1)",
-        "call(172, None, 3)",
-    ),
-    _surface(
         "real_time",
         "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))",
         "call(314, 274, 0, (ctypes.c_uint32 * 14)(56, 6, 0, 0, 0, 0, 100, 0, 200, 0, 200, 0), 0)",
@@ -99,9 +86,6 @@ SYSTEM_CALLS: list[EscapeCase] = [
         "os.sched_setaffinity(W['victim'], {0})",
         needs=("victim",),
         also="(errno.ESRCH,)",
-    ),
-    _surface(
-        "swap", "call(167, 224, b'/dev/vda', 0)", "call(168, 225, b'/dev/vda')", "call(163, 89, None)", bare="unsafe"
     ),
     _surface(
         "reboot",
@@ -202,46 +186,12 @@ SYSTEM_CALLS: list[EscapeCase] = [
 RESOURCES: list[EscapeCase] = [
     case(
         "bytearray",
-        "resources",
         "def grow():\n    data = bytearray(400 << 20)\n    data[::4096] = b'x' * len(data[::4096])\n    return len(data)\nattempt('400 MB', grow)",
         limits=replace(LIMITS, cpu_s=3.0),
         ends=ENDED,
     ),
     case(
-        "shared_mapping",
-        "resources",
-        """
-import mmap
-def shared(size):
-    pages = mmap.mmap(-1, size)
-    for at in range(0, size, 4096):
-        pages[at] = 1
-    return size
-attempt('400 MB', lambda: shared(400 << 20))
-""",
-        limits=replace(LIMITS, cpu_s=3.0),
-        ends=ENDED,
-    ),
-    case(
-        "many_mappings",
-        "resources",
-        """
-import mmap
-kept = []
-def many():
-    while sum(map(len, kept)) < 400 << 20:
-        pages = mmap.mmap(-1, 1 << 20)
-        pages.write(b'x' * (1 << 20))
-        kept.append(pages)
-    return len(kept)
-attempt('400 of 1 MB', many)
-""",
-        limits=replace(LIMITS, cpu_s=3.0),
-        ends=ENDED,
-    ),
-    case(
         "eight_children",
-        "resources",
         """
 import time
 say('TRYING', '8 children of 80 MB')
@@ -277,7 +227,6 @@ os._exit(0)
     ),
     case(
         "pipe_buffers",
-        "resources",
         """
 import fcntl
 held = []
@@ -303,7 +252,6 @@ attempt('300 full pipes', pipes)
     ),
     case(
         "big_file",
-        "resources",
         """
 def write():
     with open('big', 'wb') as file:
@@ -318,7 +266,6 @@ attempt('100 MB', write)
     ),
     case(
         "many_files",
-        "resources",
         """
 import time
 def write():
@@ -334,7 +281,6 @@ attempt('40 of 4 MB', write)
     ),
     case(
         "many_inodes",
-        "resources",
         """
 import time
 def make():
@@ -352,7 +298,6 @@ attempt('20000 folders', make)
     ),
     case(
         "disk_by_unlinked_files",
-        "resources",
         """
 import time
 kept = []
@@ -367,93 +312,10 @@ def write():
 attempt('40 of 4 MB', write)
 """,
         limits=replace(LIMITS, cpu_s=3.0),
-        excepted=(Isolation.LANDLOCK,),
         ends=ENDED,
-    ),
-    case(
-        "disk_by_depth",
-        "resources",
-        """
-import time
-for _ in range(20):
-    os.mkdir('d' * 250)
-    os.chdir('d' * 250)
-def write():
-    for index in range(40):
-        with open(f'file{index}', 'wb') as file:
-            file.write(b'x' * (4 << 20))
-        time.sleep(0.2)
-    return 'wrote 160 MB where no path reaches'
-attempt('40 of 4 MB', write)
-""",
-        limits=replace(LIMITS, cpu_s=3.0),
-        ends=ENDED,
-    ),
-    case(
-        "disk_by_closed_folder",
-        "resources",
-        """
-import time
-os.mkdir('closed', 0o300)
-def write():
-    for index in range(40):
-        with open(f'closed/file{index}', 'wb') as file:
-            file.write(b'x' * (4 << 20))
-        time.sleep(0.2)
-    return 'wrote 160 MB outside the listed folders'
-attempt('40 of 4 MB', write)
-""",
-        limits=replace(LIMITS, cpu_s=3.0),
-        ends=ENDED,
-        then="say('TRYING')\nsay('ESCAPED' if os.path.exists('closed') else 'HELD')",
-    ),
-    case(
-        "orphans_use_memory",
-        "resources",
-        """
-import time
-say('TRYING', '8 orphans of 60 MB')
-ready, done = os.pipe()
-for _ in range(8):
-    try:
-        if os.fork() == 0:
-            if os.fork() == 0:
-                try:
-                    data = bytearray(60 << 20)
-                    for at in range(0, len(data), 4096):
-                        data[at] = 1
-                    os.write(done, b'x')
-                    time.sleep(20)
-                finally:
-                    os._exit(0)
-            os._exit(0)
-        os.wait()
-    except OSError:
-        break
-os.close(done)
-time.sleep(8.0)  # for a busy host to look
-os.set_blocking(ready, False)
-try:
-    full = len(os.read(ready, 100))
-except OSError:
-    full = 0
-say('ESCAPED' if full > 3 else 'HELD', full)
-os._exit(0)
-""",
-        "proc",
-        limits=replace(LIMITS, memory_mb=128, cpu_s=4.0, num_processes=20),
-        ends=(*ENDED, ExecStatus.WALL_TIMEOUT, ExecStatus.CPU_TIMEOUT),
-        census=True,
-    ),
-    case(
-        "threads_with_small_stacks",
-        "resources",
-        thread_bomb(2000, "threading.stack_size(32768)"),
-        ends=(ExecStatus.SIGNAL, ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT, ExecStatus.POLICY),
     ),
     case(
         "dev_shm",
-        "resources",
         """
 def write():
     with open('/dev/shm/' + W['nonce'], 'wb') as file:
@@ -468,26 +330,7 @@ attempt('100 MB', write)
         excepted=(Isolation.UID,),
     ),
     case(
-        "deep_folders",
-        "resources",
-        """
-say('TRYING', '3000 folders deep')
-for _ in range(3000):
-    try:
-        os.mkdir('d')
-        os.chdir('d')
-    except OSError:
-        break
-say('HELD', 'if the next run works')
-""",
-        then="say('TRYING')\nsay('HELD', os.listdir('.'))",
-        limits=replace(LIMITS, num_inodes=5000, cpu_s=3.0),
-        ends=ENDED,
-        bare="unsafe",
-    ),
-    case(
         "locked_folders",
-        "resources",
         """
 say('TRYING', 'folders that cannot be removed')
 for name in ('a', 'a/b', 'a/b/c'):
@@ -510,7 +353,6 @@ say('HELD', 'if the next run works')
     ),
     case(
         "stdout_flood",
-        "resources",
         "say('TRYING')\nsay('HELD', 'so far')\nwhile True:\n    os.write(1, b'x' * 65536)",
         must_end=(ExecStatus.OUTPUT_LIMIT, ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT),
         check=lambda result, facts: (
@@ -519,59 +361,9 @@ say('HELD', 'if the next run works')
         bare="unsafe",
     ),
     case(
-        "stderr_flood",
-        "resources",
-        "say('TRYING')\nsay('HELD', 'so far')\nwhile True:\n    os.write(2, b'y' * 65536)",
-        must_end=(ExecStatus.OUTPUT_LIMIT, ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT),
-        check=lambda result, facts: (
-            "" if len(result.stderr) <= LIMITS.stderr_kb * 1024 * 4 else f"kept {len(result.stderr)}"
-        ),
-        bare="unsafe",
-    ),
-    case(
-        "200_kb_are_fine",
-        "resources",
-        "say('TRYING')\nsay('HELD')\nsys.stdout.write('z' * 200_000)\nsys.stdout.flush()\nos._exit(7)",
-        check=lambda result, facts: (
-            ""
-            if result.exit_code == 7 and result.stdout_truncated and result.stdout_bytes >= 200_000
-            else f"{result.status}, {result.stdout_bytes} bytes"
-        ),
-        bare="held",
-    ),
-    case(
-        "close_everything",
-        "resources",
-        "say('TRYING')\nsay('HELD')\nos.closerange(0, 4096)\nos._exit(7)",
-        check=lambda result, facts: "" if result.exit_code == 7 else f"{result.status} {result.exit_code}",
-        bare="held",
-    ),
-    case(
         "odd_bytes",
-        "resources",
         "say('TRYING')\nsay('HELD')\nos.write(1, b'\\xff\\xfe\\0\\x1b[2J\\x1b]0;x\\x07 \\xed\\xa0\\x80 \\xc2\\x9b31m \\r\\x08 end')\nos.write(2, b'\\0\\x1b[31m\\xff')",
         check=lambda result, facts: _plain(result),
-    ),
-    *(
-        case(
-            name,
-            "resources",
-            f"say('TRYING')\nsay('HELD')\n{program}",
-            must_end=(ExecStatus.SIGNAL, *also),
-            check=lambda result, facts: (
-                "" if result.status is not ExecStatus.SIGNAL or result.signal else "no signal was named"
-            ),
-            bare="held",
-        )
-        for name, program, also in (
-            ("segmentation_fault", "ctypes.string_at(0)", ()),
-            ("abort", "os.abort()", ()),
-            (
-                "infinite_recursion",
-                "def f(n): return f(n + 1)\nsys.setrecursionlimit(10 ** 9)\nf(0)",
-                (ExecStatus.NONZERO, ExecStatus.MEMORY, ExecStatus.CPU_TIMEOUT),
-            ),
-        )
     ),
 ]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentenv.sandbox.escapes.cases import LIMITS, SHORT, EscapeCase, case
 from agentenv.sandbox.types import ExecResult, ExecStatus, Isolation
+from tests.sandbox.escapes.cases import LIMITS, SHORT, EscapeCase, case
 
 ENDED = (ExecStatus.SIGNAL, ExecStatus.MEMORY, ExecStatus.DISK_LIMIT, ExecStatus.NONZERO)
 TIMED = (ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT)
@@ -26,7 +26,6 @@ def _small(result: ExecResult, facts: dict[str, Any]) -> str:
 ARTIFACTS: list[EscapeCase] = [
     case(
         "artifact_symlink",
-        "artifacts",
         """
 say('TRYING')
 for name, target in (('a', '/etc/passwd'), ('b', W['canary']), ('c', '/proc/self/environ'), ('f', 'd/passwd'), ('g', '../' * 30 + W['canary'])):
@@ -39,23 +38,7 @@ say('HELD', 'if the host fetches none of it')
         check=_no_host_file,
     ),
     case(
-        "artifact_hardlink",
-        "artifacts",
-        """
-say('TRYING')
-for name, target in (('a', '/etc/passwd'), ('b', W['canary'])):
-    try:
-        os.link(target, name)
-    except OSError:
-        pass
-say('HELD')
-""",
-        fetch=("a", "b"),
-        check=_no_host_file,
-    ),
-    case(
         "artifact_fifo",
-        "artifacts",
         "say('TRYING')\nos.mkfifo('pipe')\nos.mkdir('folder')\nsay('HELD')",
         fetch=("pipe", "folder", "missing", "folder/x"),
         check=lambda result, facts: "" if not result.files else f"fetched {sorted(result.files)}",
@@ -63,7 +46,6 @@ say('HELD')
     ),
     case(
         "artifact_sparse",
-        "artifacts",
         """
 say('TRYING')
 for name, size in (('tera', 1 << 40), ('giga', 7 << 20), ('mega', 1 << 20)):
@@ -80,15 +62,7 @@ say('HELD')
         bare="held",
     ),
     case(
-        "artifact_many",
-        "artifacts",
-        "say('TRYING')\nfor name in 'abcdef':\n    open(name, 'wb').write(b'x' * (400 << 10))\nsay('HELD')",
-        fetch=tuple("abcdef"),
-        check=_small,
-    ),
-    case(
         "artifact_names",
-        "artifacts",
         """
 say('TRYING')
 for name in (b'new\\nline', b'\\xff\\xfe', b'-rf', b'--help', b'..x', b' ', b'x' * 255, '\u202etxt'.encode(), b'a\\\\b', b'*'):
@@ -104,7 +78,6 @@ say('HELD')
     ),
     case(
         "artifact_swapped_while_fetched",
-        "artifacts",
         """
 say('TRYING')
 def swap():
@@ -130,28 +103,11 @@ os._exit(0)
         census=True,
         bare="held",
     ),
-    case(
-        "input_replaced",
-        "artifacts",
-        """
-say('TRYING')
-try:
-    os.unlink('given.txt')
-    os.symlink(W['canary'], 'given.txt')
-except OSError as error:
-    print(error)
-say('HELD')
-""",
-        files={"given.txt": b"given", "deep/er/file": b"x"},
-        fetch=("given.txt",),
-        check=_no_host_file,
-    ),
 ]
 
 STATE: list[EscapeCase] = [
     case(
         "module_state",
-        "state",
         """
 say('TRYING')
 import builtins, random
@@ -178,7 +134,6 @@ for what, there in (('json', hasattr(json, 'leaked')), ('builtins', hasattr(buil
     ),
     case(
         "kernel_state",
-        "state",
         """
 try:
     open('/dev/shm/left', 'w')
@@ -203,15 +158,7 @@ attempt('/dev/shm', lambda: open('/dev/shm/left'))
         excepted=(Isolation.UID,),
     ),
     case(
-        "random_is_not_shared",
-        "state",
-        "import random\nsay('TRYING')\nsay('HELD')\nprint('drawn', random.random(), os.urandom(4).hex())",
-        then="import random\nsay('TRYING')\nsay('HELD')\nprint('drawn', random.random(), os.urandom(4).hex())",
-        bare="held",
-    ),
-    case(
         "limits_lowered",
-        "state",
         """
 import resource
 say('TRYING')
@@ -234,7 +181,6 @@ os._exit(7)
     ),
     case(
         "core_dumps",
-        "state",
         """
 import resource
 # 1: the one value at which a core_pattern that is a pipe is not executed either.
@@ -242,11 +188,9 @@ attempt('size', lambda: resource.getrlimit(resource.RLIMIT_CORE)[1] != 1 and res
 attempt('dumpable', lambda: _libc.prctl(3, 0, 0, 0, 0) or refuse('0'))
 attempt('dumpable again', lambda: _libc.prctl(4, 1, 0, 0, 0) == 0 and _libc.prctl(3, 0, 0, 0, 0) or refuse('0'))
 """,
-        excepted=(Isolation.LANDLOCK,),
     ),
     case(
         "exhausted_descriptors",
-        "state",
         """
 say('TRYING')
 kept = []
@@ -268,28 +212,7 @@ os._exit(7)
 REPORTS: list[EscapeCase] = [
     *(
         case(
-            f"raises_{signal}",
-            "reports",
-            f"import signal\nsay('TRYING')\nsay('HELD')\nsignal.signal(signal.{signal}, signal.SIG_DFL) if '{signal}' not in ('SIGKILL', 'SIGSTOP') else None\n"
-            f"os.kill(os.getpid(), signal.{signal})\nos.kill(os.getpid(), signal.{signal})\nos._exit(7)",
-            # the first process of a pid namespace ignores its own signals and exits with code 7
-            must_end=(ExecStatus.SIGNAL, ExecStatus.NONZERO, *extra),
-            bare="held",
-        )
-        for signal, extra in (
-            ("SIGXCPU", ()),
-            ("SIGKILL", ()),
-            ("SIGXFSZ", (ExecStatus.DISK_LIMIT,)),
-            ("SIGTERM", ()),
-            ("SIGUSR1", ()),
-            ("SIGSYS", (ExecStatus.POLICY,)),
-            ("SIGALRM", ()),
-        )
-    ),
-    *(
-        case(
             name,
-            "reports",
             f"say('TRYING')\nsay('HELD')\n{program}",
             check=lambda result, facts, status=status, code=code: (
                 ""
@@ -300,25 +223,7 @@ REPORTS: list[EscapeCase] = [
         )
         for name, program, status, code in (
             ("exit_0_early", "os._exit(0)", ExecStatus.OK, 0),
-            ("exit_256", "os._exit(256)", ExecStatus.OK, 0),
-            ("exit_text", "sys.exit('text')", ExecStatus.NONZERO, 1),
-            (
-                "exit_odd_object",
-                "class E(Exception):\n    def __str__(self): os._exit(9)\nraise E",
-                ExecStatus.NONZERO,
-                9,
-            ),
             ("exit_by_hook", "sys.excepthook = lambda *a: os._exit(5)\nraise ValueError", ExecStatus.NONZERO, 5),
-            (
-                "exit_by_broken_hook",
-                "sys.excepthook = None\nsys.stderr = None\nraise ValueError",
-                ExecStatus.NONZERO,
-                1,
-            ),
-            ("exit_at_exit", "import atexit\natexit.register(os._exit, 11)", ExecStatus.NONZERO, 11),
-            ("exit_base_exception", "class B(BaseException): pass\nraise B", ExecStatus.NONZERO, 1),
-            ("exit_stdout_closed", "sys.stdout.close()\nsys.stderr.close()\nos._exit(3)", ExecStatus.NONZERO, 3),
-            ("exit_odd_main", "import __main__\n__main__.__dict__.clear()", ExecStatus.OK, 0),
             (
                 "exit_no_builtins",
                 "import builtins\nfor n in dir(builtins): delattr(builtins, n)",
@@ -328,24 +233,7 @@ REPORTS: list[EscapeCase] = [
         )
     ),
     case(
-        "thread_outlives_main",
-        "reports",
-        "import threading, time\nsay('TRYING')\nsay('HELD')\nthreading.Thread(target=time.sleep, args=(100,)).start()",
-        must_end=TIMED,
-        limits=SHORT,
-        bare="unsafe",
-    ),
-    case(
-        "atexit_hangs",
-        "reports",
-        "import atexit, time\nsay('TRYING')\nsay('HELD')\natexit.register(time.sleep, 100)",
-        must_end=TIMED,
-        limits=SHORT,
-        bare="unsafe",
-    ),
-    case(
         "frames_of_the_supervisor",
-        "reports",
         """
 import gc
 say('TRYING')
@@ -367,7 +255,6 @@ say('HELD')
     ),
     case(
         "memory_of_itself",
-        "reports",
         r"""
 # The stack of the first thread ends in the environment and arguments that the process was started with.
 say('TRYING')
@@ -390,7 +277,6 @@ say('HELD')
     ),
     case(
         "tamper_with_the_supervisor",
-        "reports",
         """
 import gc
 say('TRYING')
@@ -421,43 +307,7 @@ sys.exit(7)
 
 SIGNALS: list[EscapeCase] = [
     case(
-        "signal_by_owner_of_a_pipe",
-        "signals",
-        """
-import fcntl, signal, struct
-def owner(kind, pid):
-    r, w = os.pipe()
-    _libc.fcntl(r, 15, struct.pack('ii', kind, pid))  # F_SETOWN_EX
-    fcntl.fcntl(r, 10, signal.SIGKILL)  # F_SETSIG
-    fcntl.fcntl(r, fcntl.F_SETFL, fcntl.fcntl(r, fcntl.F_GETFL) | os.O_ASYNC)
-    for _ in range(3):
-        os.write(w, b'x')
-        os.read(r, 1)
-say('TRYING')
-for pid in (W['victim'], os.getppid() or W['host_pid']):
-    for kind in (0, 1):
-        try:
-            owner(kind, pid)
-        except OSError as error:
-            print(error)
-    try:
-        r, w = os.pipe()
-        fcntl.fcntl(r, fcntl.F_SETOWN, pid)
-        fcntl.fcntl(r, 10, signal.SIGKILL)
-        fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC)
-        os.write(w, b'x')
-    except OSError as error:
-        print(error)
-say('HELD', 'if the victim lives')
-""",
-        needs=("victim",),
-        ends=(ExecStatus.SIGNAL,),
-        # it would also hit the process of the test
-        bare="unsafe",
-    ),
-    case(
         "signal_by_owner_of_a_pipe_victim_only",
-        "signals",
         """
 import fcntl, signal
 say('TRYING')
@@ -475,7 +325,6 @@ say('HELD', 'if the victim lives')
     ),
     case(
         "signal_by_child_that_ends",
-        "signals",
         """
 import signal
 say('TRYING')
@@ -497,19 +346,7 @@ os._exit(0)
         bare="unsafe",
     ),
     case(
-        "signal_by_pidfd",
-        "signals",
-        """
-attempt('victim', lambda: call(424, 424, call(434, 434, W['victim'], 0), 9, None, 0))
-attempt('parent', lambda: call(424, 424, call(434, 434, os.getppid() or W['host_pid'], 0), 0, None, 0))
-""",
-        "proc",
-        needs=("victim",),
-        bare="unsafe",
-    ),
-    case(
         "terminal",
-        "signals",
         """
 import fcntl
 attempt('/dev/tty', lambda: os.open('/dev/tty', os.O_RDWR))
@@ -536,7 +373,6 @@ attempt('controlling', lambda: fcntl.ioctl(0, 0x540E, 0))
 CHEATS: list[EscapeCase] = [
     case(
         "shipped_tasks",
-        "cheats",
         """
 # Our own packages hold tasks with their hidden tests; the checkout may hold the data set of the run.
 roots = [W['package'], W['envs'], os.path.dirname(W['package'])]
@@ -551,29 +387,5 @@ attempt('read', lambda: read(W['package'] + '/__init__.py'))
 attempt('import', lambda: __import__('agentenv').__file__, ImportError)
 """,
         excepted=(Isolation.UID,),
-    ),
-    case(
-        "processes_of_the_run",
-        "cheats",
-        "attempt('the folder of the trainer', lambda: os.listdir(W['cwd']))",
-        excepted=(Isolation.UID,),
-    ),
-    *(
-        case(
-            f"source_{name}",
-            "cheats",
-            program,
-            must_end=(ExecStatus.NONZERO, ExecStatus.SIGNAL, ExecStatus.MEMORY, ExecStatus.CPU_TIMEOUT),
-            bare="held",
-        )
-        for name, program in (
-            ("nested_parentheses", "say('TRYING')\nsay('HELD')\neval('(' * 100000 + ')' * 100000)"),
-            ("nested_unary", "say('TRYING')\nsay('HELD')\neval('-' * 1000000 + '1')"),
-            ("large_power", "say('TRYING')\nsay('HELD')\nprint(len(str(9 ** 9 ** 9)))"),
-            (
-                "bad_pickle",
-                "say('TRYING')\nsay('HELD')\nimport pickle\npickle.loads(b'\\x80\\x04J\\xff\\xff\\xff\\x7fr\\xff\\xff\\xff\\x7f.')\nos.abort()",
-            ),
-        )
     ),
 ]
