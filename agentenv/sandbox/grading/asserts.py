@@ -43,8 +43,7 @@ async def grade_asserts(grading: GradingRun, code: str, suite: AssertSuite) -> l
     """Return a result per test, visible ones first. Visible and hidden tests never share a sandbox.
 
     Raises:
-        DataError: a test passes without a call of the solution, so no program passes all. With `in_place` all tests
-            must, because a program may have changed what a later test loops over. No program can cause this.
+        DataError: a test passes without a call of the solution, so no program passes all. No program can cause this.
     """
     results: list[TestResult] = []
     for kind, tests in (("visible", suite.visible), ("hidden", suite.hidden)):
@@ -67,7 +66,7 @@ async def grade_asserts(grading: GradingRun, code: str, suite: AssertSuite) -> l
             for index, (test, (verdict, detail, call)) in enumerate(zip(tests, verdicts, strict=True))
         ]
     empty = [result for result in results if (result.verdict, result.detail) == (Verdict.MISSING, NO_CALL)]
-    if empty and (len(empty) == len(results) or not suite.in_place):
+    if empty:
         raise DataError(
             f"AssertSuite: expected tests that call {' or '.join(suite.names)}, got {empty[0].shown_input!r:.200}. "
             "Correct or remove the test."
@@ -233,7 +232,6 @@ class _Relay:
                     "prelude": suite.prelude,
                     "tests": [test.source for test in tests],
                     "stop": self._grading.stop_on_fail,
-                    "in_place": suite.in_place,
                 }
             )
         )
@@ -289,10 +287,9 @@ class _Relay:
         if answer is None:
             return {"gone": self._fault[1] if self._fault else "the solution's process is gone"}
         number = answer.pop("id", None)
-        allowed = {"value", "args"} if request["in_place"] else {"value"}
         if type(number) is not int or number != request["id"]:
             self._fault = self._forged("an answer to another call")
-        elif "value" in answer and answer.keys() <= allowed:
+        elif answer.keys() == {"value"}:
             try:
                 value = await off_loop(self._answers.num_bytes, decode, answer["value"])
                 self._last_call += f" returned {show(value)}"

@@ -164,9 +164,9 @@ async def _execute(
     # Tests may have megabytes.
     stdin, max_bytes = await asyncio.to_thread(_requests, code, suite, cases, grading.limits.channel_kb * 1024 // 4)
     channel_kb = max(grading.limits.channel_kb, 2 * max_bytes // 1024)
-    limits = replace(grading.limits, channel_kb=channel_kb, stdout_kb=max(grading.limits.stdout_kb, channel_kb))
+    limits = replace(grading.limits, channel_kb=channel_kb)
     execution = await grading.run(program, stdin=stdin, limits=limits, channel=True)
-    output = execution.channel or execution.stdout.encode(errors="replace")  # a backend may have no channel
+    output = execution.channel
     complete = execution.status is ExecStatus.OK and len(output) < channel_kb * 1024
     answers = await off_loop(len(output), read_answers, output, len(cases), complete=complete)
     answers.num_bytes = len(output)
