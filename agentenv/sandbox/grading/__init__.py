@@ -14,12 +14,12 @@
 
 from agentenv.sandbox.grading.compare import Comparison as Comparison
 from agentenv.sandbox.grading.compare import same_value as same_value
-from agentenv.sandbox.grading.feedback_text import feedback as feedback
 from agentenv.sandbox.grading.grader import grade as grade
 from agentenv.sandbox.grading.results import GradeResult as GradeResult
 from agentenv.sandbox.grading.results import Integrity as Integrity
 from agentenv.sandbox.grading.results import TestResult as TestResult
 from agentenv.sandbox.grading.results import Verdict as Verdict
+from agentenv.sandbox.grading.results import feedback as feedback
 from agentenv.sandbox.grading.suites import AssertSuite as AssertSuite
 from agentenv.sandbox.grading.suites import AssertTest as AssertTest
 from agentenv.sandbox.grading.suites import FunctionSuite as FunctionSuite

@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 from agentenv._util.off_loop import off_loop
 from agentenv.errors import DataError, InfraError
 from agentenv.sandbox.grading.codec import CodecError, decode, dump_line, parse_line
-from agentenv.sandbox.grading.executions import GradingRun, guest_program, shorten, show, verdict_of
+from agentenv.sandbox.grading.executions import GradingRun, guest_program, verdict_of
 from agentenv.sandbox.grading.guest.asserts import NO_CALL
-from agentenv.sandbox.grading.results import TestResult, Verdict
+from agentenv.sandbox.grading.results import TestResult, Verdict, shorten, show
 from agentenv.sandbox.grading.suites import AssertSuite, AssertTest
 from agentenv.sandbox.guest.watch import MAX_GIVEN_BACK
 from agentenv.sandbox.types import ExecStatus, Execution, Sandbox

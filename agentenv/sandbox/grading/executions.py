@@ -18,7 +18,6 @@ from agentenv.sandbox.grading.results import GradeResult, Integrity, TestResult,
 from agentenv.sandbox.guest.watch import MAX_GIVEN_BACK
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Execution, Isolation, Sandbox
 
-_MAX_SHOWN = 500
 _CONCURRENT = 8
 _TIMEOUTS = {ExecStatus.CPU_TIMEOUT: "cpu_s", ExecStatus.WALL_TIMEOUT: "wall_s"}
 _LIMITS = {ExecStatus.MEMORY: "memory_mb", ExecStatus.OUTPUT_LIMIT: "stdout_kb", ExecStatus.DISK_LIMIT: "disk_mb"}
@@ -216,22 +215,3 @@ def guest_program(*names: str, entry: str, first: str = "") -> str:
     source = "\n".join(["from __future__ import annotations", *kept, entry, ""])
     compiled = marshal.dumps(compile(source, "agentenv", "exec", dont_inherit=True)).hex()
     return _LOADER.format(first=first, magic=MAGIC_NUMBER, compiled=compiled, source=source)
-
-
-def show(value: Any) -> str:
-    """Return the `repr` of a value, shorten and safe to print."""
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of more digits than Python prints
-        text = f"a {type(value).__name__} with an integer that is too long to print"
-    return shorten(text)
-
-
-def shorten(text: str, max_chars: int = _MAX_SHOWN) -> str:
-    """Return the beginning and the end of a text, with control characters and lone surrogates escaped."""
-    if len(text) > max_chars:
-        half = (max_chars - 30) // 2
-        text = f"{text[:half]} … ({len(text) - 2 * half} more) … {text[-half:]}"
-    return "".join(
-        character if character in "\n\t" or character.isprintable() else repr(character)[1:-1] for character in text
-    )

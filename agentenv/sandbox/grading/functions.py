@@ -9,18 +9,15 @@ from typing import Any
 
 from agentenv._util.off_loop import off_loop
 from agentenv.errors import InfraError
-from agentenv.sandbox.grading.checkers import run_checker
 from agentenv.sandbox.grading.codec import CodecError, decode, dump_line, encode, parse_line
-from agentenv.sandbox.grading.compare import same_value
+from agentenv.sandbox.grading.compare import run_checker, same_value
 from agentenv.sandbox.grading.executions import (
     GradingRun,
     gather_limited,
     guest_program,
-    shorten,
-    show,
     verdict_of,
 )
-from agentenv.sandbox.grading.results import TestResult, Verdict
+from agentenv.sandbox.grading.results import TestResult, Verdict, shorten, show
 from agentenv.sandbox.grading.suites import FunctionSuite, FunctionTest
 from agentenv.sandbox.types import ExecResult, ExecStatus
 
