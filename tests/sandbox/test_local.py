@@ -185,23 +185,6 @@ async def test_a_system_call_that_no_program_needs_ends_it(sandbox):
     assert (result.status, result.stdout) == (ExecStatus.POLICY, "")
 
 
-async def test_the_hosts_page_cache_can_neither_be_changed_nor_asked_for_by_hints(sandbox):
-    program = (
-        "import ctypes, os\nfd = os.open(os.__file__, os.O_RDONLY)\n"
-        "print(os.posix_fadvise(fd, 0, 0, 99), ctypes.CDLL(None).readahead(-1, ctypes.c_long(0), 0))\n"
-        "print(os.preadv(fd, [bytearray(9)], 0))\n"
-        "try:\n    os.preadv(fd, [bytearray(9)], 0, os.RWF_NOWAIT)\n"
-        "except OSError as error:\n    print(error.strerror)\n"
-        "libc = ctypes.CDLL(None)\nlibc.mmap.restype = ctypes.c_void_p\n"
-        "start = libc.mmap(None, ctypes.c_size_t(4096), 1, 2, fd, ctypes.c_long(0))\n"
-        "print(libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(1), ctypes.create_string_buffer(1)))\n"
-        "for at, advice in ((start, 4), (start + 1, 4), (start + 1, 20), (start + 1, 21)):\n"
-        "    print(libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(1), advice))\n"
-    )
-    # The kernel refuses advice on an address within a page. MADV_COLD and MADV_PAGEOUT do not come to it.
-    assert await ok(sandbox, program) == "None 0\n9\nOperation not supported\n-1\n0\n-1\n0\n0\n"
-
-
 @pytest.mark.parametrize("program", ["import os; os.fork()", "import subprocess; subprocess.run(['/bin/true'])"])
 async def test_pure_programs_start_no_process(sandbox, program):
     result = await sandbox.run(program)
