@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -24,9 +23,9 @@ import pytest_asyncio
 
 import agentenv
 from agentenv.errors import ConfigError
-from agentenv.sandbox import ExecLimits, ExecStatus, Isolation, LocalSandbox, SandboxUnavailable
+from agentenv.sandbox import ExecStatus, Isolation, LocalSandbox, SandboxUnavailable
 from agentenv.sandbox.guest import linux
-from agentenv.sandbox.guest.files import remove_tree, used
+from agentenv.sandbox.guest.files import used
 from agentenv.sandbox.local import plan
 from tests.sandbox.escapes.cases import LIMITS, SHORT
 from tests.sandbox.escapes.run import (
@@ -134,7 +133,7 @@ def test_the_exceptions_of_the_levels_are_those_that_are_documented():
 
 # --- the attacks do attack --------------------------------------------------------------------------------------------
 
-QUICK = "read_canary environment kill_victim udp chmod_owned artifact_symlink daemon_with_setsid bytearray odd_bytes"
+QUICK = "read_canary environment kill_victim udp chmod_owned artifact_symlink daemon_with_setsid bytearray"
 
 
 @pytest.mark.long
@@ -505,37 +504,6 @@ async def test_two_programs_at_a_time_do_not_meet(sandbox):
     assert ended.status is not ExecStatus.OK
 
 
-@pytest.mark.long
-async def test_files_of_one_program_are_not_in_the_next_of_the_same_zygote(sandbox):
-    leave = "import json, random, sys\njson.left = 1\nrandom.seed(3)\nsys.modules['left'] = json\nopen('left', 'w')"
-    look = "import json, os, random, sys\nprint(hasattr(json, 'left'), os.listdir('.'), 'left' in sys.modules"
-    look += ", hash('one'))\nprint(random.random())"
-    results = []
-    for _ in range(3):
-        assert (await sandbox.run(leave)).status is ExecStatus.OK
-        results.append((await sandbox.run(look)).stdout.splitlines())
-    first = results[0][0].split()
-    assert first[:3] == ["False", "[]", "False"]
-    assert len({lines[0] for lines in results}) == 1, "one hash seed for all"
-    assert len({lines[1] for lines in results}) == 3, "but not one state of random"
-
-
-@pytest.mark.long
-async def test_unread_input_and_refused_output_do_not_hang(sandbox):
-    unread = await sandbox.run("print('done')", stdin=b"x" * (16 << 20))
-    assert (unread.status, unread.stdout) == (ExecStatus.OK, "done\n")
-    closed = await sandbox.run("import os\nos.close(1)\nos.close(2)\nos.close(0)\nos._exit(3)", stdin=b"x" * 100_000)
-    assert closed.exit_code == 3
-
-
-@pytest.mark.slow
-async def test_much_input_is_read_or_refused(sandbox):
-    count = "import os\nn = 0\nwhile chunk := os.read(0, 1 << 20): n += len(chunk)\nprint(n)"
-    size = (1 << 30) + 1 if sandbox.isolation is Isolation.NAMESPACES else 1 << 26
-    result = await sandbox.run(count, stdin=bytes(size), limits=ExecLimits(cpu_s=30, wall_s=120))
-    assert (result.status, result.stdout) == (ExecStatus.OK, f"{size}\n")
-
-
 FLOOD = "import os\nwhile True: os.write(3, b'x' * 65536)"
 PASSED = """
 import array, os, socket
@@ -651,65 +619,6 @@ async def test_a_forged_answer_of_a_session_raises_nothing_and_shows_no_controls
                 assert not [letter for letter in shown if ord(letter) < 32 and letter not in "\n\t"]
 
 
-# --- the sandbox itself is hurt ---------------------------------------------------------------------------------------
-
-
-def zygotes(before):
-    """What the sandbox started, and nobody else of this process."""
-    return [pid for pid in descendants() if pid not in before]
-
-
-@pytest.mark.parametrize(
-    "number",
-    [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)],
-    ids=["killed", "stopped"],
-)
-@pytest.mark.parametrize("level", LEVELS[:2], ids=str)
-async def test_a_zygote_that_is_hurt_in_the_middle_is_an_infra_failure_or_none(level, number):
-    before = set(descendants())
-    sandbox = await opened(level)
-    try:
-        assert (await sandbox.run("print(1)")).status is ExecStatus.OK
-        hurt = zygotes(before)
-        running = [asyncio.create_task(sandbox.run("import time\ntime.sleep(1)\nprint('done')")) for _ in range(2)]
-        await asyncio.sleep(0.3)
-        for pid in hurt:
-            os.kill(pid, number)
-        for result in await asyncio.wait_for(asyncio.gather(*running), 120):
-            assert result.status in (ExecStatus.OK, ExecStatus.INFRA)
-            assert result.stdout == ("done\n" if result.status is ExecStatus.OK else "")
-        after = await sandbox.run("print(2)")
-        assert (after.status, after.stdout) == (ExecStatus.OK, "2\n")
-    finally:
-        await sandbox.aclose()
-    assert wait_for_descendants(before, 30) == {}
-
-
-@pytest.mark.long
-def test_a_tree_made_to_resist_is_removed(tmp_path):
-    for first, second in ((".0~AAAAAAAA", "b/c"), ("a", "b/c/d"), (".1~a", "x/y"), ("-rf", "deep/er")):
-        (tmp_path / "tree" / first / second).mkdir(parents=True)
-        (tmp_path / "tree" / first / second / "file").write_text("x")
-    deep = os.open(tmp_path / "tree", os.O_RDONLY)
-    for _ in range(2000):
-        os.mkdir("d", dir_fd=deep)
-        below = os.open("d", os.O_RDONLY, dir_fd=deep)
-        os.close(deep)
-        deep = below
-    os.close(deep)
-    (tmp_path / "tree" / "link").symlink_to(tmp_path)
-    (tmp_path / "kept").write_text("x")
-    remove_tree(str(tmp_path / "tree"))
-    assert os.listdir(tmp_path) == ["kept"]
-
-
-@pytest.mark.parametrize("first", [".0~AAAAAAAA", ".0~.0~b", ".1~AAAAAAAA"])
-def test_a_folder_that_has_the_name_its_own_content_would_get_is_removed(first, tmp_path):
-    (tmp_path / "tree" / first / "b" / "c").mkdir(parents=True)
-    remove_tree(str(tmp_path / "tree"))
-    assert os.listdir(tmp_path) == []
-
-
 def test_an_entry_that_vanishes_or_that_is_closed_while_usage_is_counted(tmp_path, monkeypatch):
     for name in "abc":
         (tmp_path / "tree" / name).mkdir(parents=True)
@@ -726,14 +635,6 @@ def test_an_entry_that_vanishes_or_that_is_closed_while_usage_is_counted(tmp_pat
     assert used(str(tmp_path / "tree"), max_inodes=9) == (0, 3)
     wrong = {"openat": errno.EACCES}
     assert used(str(tmp_path / "tree"), max_inodes=9)[1] > 9
-
-
-def test_deadlines_do_not_follow_the_clock_on_the_wall():
-    package = Path(agentenv.__file__).parent / "sandbox"
-    wrong = [
-        path.name for path in package.glob("*.py") if re.search(r"\btime\.time\(|datetime\.now\(", path.read_text())
-    ]
-    assert wrong == []
 
 
 def test_no_secret_prefix_is_in_the_programs_themselves():

@@ -508,20 +508,10 @@ os._exit(0)
     ("code", "score"),
     [
         ("def add(a, b):\n    print('chatter', a)\n    return a + b", 1.0),
-        ("from __future__ import annotations\nimport os\nos.write(1, b'x')\ndef add(a: X, b): return a + b", 1.0),
         ("def add(a, b): return 3", 0.25),
         ("import os; os._exit(0)", 0.0),
-        ("raise SystemExit(0)", 0.0),
-        ("def add(a, b):\n    import os; os._exit(0)", 0.0),
-        ("while True: pass", 0.0),
         # Protocol lines of its own making on every descriptor: what it says is its answer, right or wrong.
         (FORGED.replace("SAID", '{"id":0,"value":3}'), 0.25),
-        (FORGED.replace("SAID", '{"id":0,"passed":true}'), 0.0),
-        (
-            "class Yes(int):\n    def __eq__(self, other): return True\n    __hash__ = int.__hash__\n"
-            "def add(a, b): return Yes(7)",
-            0.0,
-        ),
     ],
 )  # fmt: skip
 async def test_functions_are_graded_from_afar_as_here_and_cheats_have_nothing_of_it(local, remote, code, score):

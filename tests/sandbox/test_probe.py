@@ -4,8 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -101,45 +99,6 @@ async def test_a_level_is_not_given_up_because_its_zygote_died_once(monkeypatch,
     assert len(died) == deaths
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert any("namespaces" in message and "died" in message for message in warnings) is lost
-
-
-NOTHING = """
-import asyncio, ctypes, os, sys
-from agentenv.sandbox import Isolation, LocalSandbox, SandboxUnavailable
-from agentenv.sandbox.guest import linux, seccomp
-EPERM = [(6, 0, 0, 0x50001)]
-blocked = ("unshare", "setns", "mount", "landlock_create_ruleset")
-code = [(0x20, 0, 0, 0)]
-for name in blocked:
-    code += [(0x15, 0, 1, linux.NUMBERS[name]), *EPERM]
-code.append((6, 0, 0, 0x7FFF0000))
-linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-seccomp.Filter(code).install(os.getpid())
-async def main():
-    try:
-        await LocalSandbox(allow_unsafe=True).run("print(1)")
-    except SandboxUnavailable as error:
-        print(error)
-    os.environ["AGENTENV_ALLOW_UNSAFE_SANDBOX"] = "1"
-    async with LocalSandbox(allow_unsafe=True) as sandbox:
-        print(">", (await sandbox.run("print(1)")).isolation)
-asyncio.run(main())
-"""
-
-
-@pytest.mark.long
-def test_without_namespaces_and_landlock_nothing_runs():
-    ran = subprocess.run(
-        [sys.executable, "-c", NOTHING],
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    assert "expected isolation 'landlock' or stronger, got none here" in ran.stdout
-    assert "level namespaces" in ran.stdout
-    assert "EPERM: landlock_create_ruleset" in ran.stdout
-    assert "probe mount namespace fail EPERM" in ran.stdout
-    assert "--security-opt" in ran.stdout
-    assert ran.stdout.splitlines()[-1] == "> none"
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentenv.sandbox.types import ExecResult, ExecStatus, Isolation
-from tests.sandbox.escapes.cases import LIMITS, SHORT, EscapeCase, case
+from tests.sandbox.escapes.cases import SHORT, EscapeCase, case
 
 ENDED = (ExecStatus.SIGNAL, ExecStatus.MEMORY, ExecStatus.DISK_LIMIT, ExecStatus.NONZERO)
 TIMED = (ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT)
@@ -16,11 +16,6 @@ def _no_host_file(result: ExecResult, facts: dict[str, Any]) -> str:
     with open("/etc/passwd", "rb") as file:
         passwd = file.read()
     return next((f"{name} holds the host's file" for name, data in result.files.items() if data and data in passwd), "")
-
-
-def _small(result: ExecResult, facts: dict[str, Any]) -> str:
-    total = sum(map(len, result.files.values()))
-    return "" if total <= LIMITS.fetch_mb << 20 else f"{total} bytes were fetched"
 
 
 ARTIFACTS: list[EscapeCase] = [
@@ -36,45 +31,6 @@ say('HELD', 'if the host fetches none of it')
 """,
         fetch=("a", "b", "c", "d/passwd", "e/canary", "f", "g"),
         check=_no_host_file,
-    ),
-    case(
-        "artifact_fifo",
-        "say('TRYING')\nos.mkfifo('pipe')\nos.mkdir('folder')\nsay('HELD')",
-        fetch=("pipe", "folder", "missing", "folder/x"),
-        check=lambda result, facts: "" if not result.files else f"fetched {sorted(result.files)}",
-        bare="held",
-    ),
-    case(
-        "artifact_sparse",
-        """
-say('TRYING')
-for name, size in (('tera', 1 << 40), ('giga', 7 << 20), ('mega', 1 << 20)):
-    try:
-        with open(name, 'wb') as file:
-            file.truncate(size)
-    except OSError:
-        pass
-say('HELD')
-""",
-        fetch=("tera", "giga", "mega"),
-        ends=ENDED,
-        check=_small,
-        bare="held",
-    ),
-    case(
-        "artifact_names",
-        """
-say('TRYING')
-for name in (b'new\\nline', b'\\xff\\xfe', b'-rf', b'--help', b'..x', b' ', b'x' * 255, '\u202etxt'.encode(), b'a\\\\b', b'*'):
-    open(name, 'wb').write(b'mine')
-say('HELD')
-""",
-        fetch=("new\nline", "-rf", "--help", "..x", " ", "x" * 255, "*"),
-        then="say('TRYING')\nsay('HELD' if not os.listdir('.') else 'ESCAPED', os.listdir('.'))",
-        check=lambda result, facts: (
-            "" if set(result.files.values()) <= {b"mine"} and "-rf" in result.files else f"fetched {dict(result.files)}"
-        ),
-        bare="held",
     ),
     case(
         "artifact_swapped_while_fetched",
@@ -189,70 +145,9 @@ attempt('dumpable', lambda: _libc.prctl(3, 0, 0, 0, 0) or refuse('0'))
 attempt('dumpable again', lambda: _libc.prctl(4, 1, 0, 0, 0) == 0 and _libc.prctl(3, 0, 0, 0, 0) or refuse('0'))
 """,
     ),
-    case(
-        "exhausted_descriptors",
-        """
-say('TRYING')
-kept = []
-try:
-    while len(kept) < 2000:
-        kept.append(os.open('.', os.O_RDONLY))
-except OSError:
-    pass
-say('ESCAPED' if len(kept) > 200 else 'HELD', len(kept))
-open_more = None
-os._exit(7)
-""",
-        fetch=("x",),
-        files={"x": b"given"},
-        check=lambda result, facts: "" if result.files.get("x") == b"given" else f"the fetch failed: {result.files}",
-    ),
 ]
 
 REPORTS: list[EscapeCase] = [
-    *(
-        case(
-            name,
-            f"say('TRYING')\nsay('HELD')\n{program}",
-            check=lambda result, facts, status=status, code=code: (
-                ""
-                if result.status is status and result.exit_code == code
-                else f"{result.status} {result.exit_code}, expected {status} {code}"
-            ),
-            bare="held",
-        )
-        for name, program, status, code in (
-            ("exit_0_early", "os._exit(0)", ExecStatus.OK, 0),
-            ("exit_by_hook", "sys.excepthook = lambda *a: os._exit(5)\nraise ValueError", ExecStatus.NONZERO, 5),
-            (
-                "exit_no_builtins",
-                "import builtins\nfor n in dir(builtins): delattr(builtins, n)",
-                ExecStatus.NONZERO,
-                1,
-            ),
-        )
-    ),
-    case(
-        "frames_of_the_supervisor",
-        """
-import gc
-say('TRYING')
-frame = sys._getframe()
-while frame:
-    for name, value in list(frame.f_globals.items()) + list(frame.f_locals.items()):
-        if W['secret_prefix'] in repr(value)[:100000] and name not in ('W', 'value'):
-            print('frame', name, repr(value)[:300])
-    frame = frame.f_back
-for thing in gc.get_objects():
-    try:
-        if isinstance(thing, dict) and thing is not W and any(isinstance(v, (str, bytes)) and W['secret_prefix'] in str(v) for v in list(thing.values())) and 'secret_prefix' not in thing:
-            print('gc', repr(thing)[:300])
-    except Exception:
-        pass
-say('HELD')
-""",
-        bare="held",
-    ),
     case(
         "memory_of_itself",
         r"""
@@ -307,23 +202,6 @@ sys.exit(7)
 
 SIGNALS: list[EscapeCase] = [
     case(
-        "signal_by_owner_of_a_pipe_victim_only",
-        """
-import fcntl, signal
-say('TRYING')
-try:
-    r, w = os.pipe()
-    fcntl.fcntl(r, fcntl.F_SETOWN, W['victim'])
-    fcntl.fcntl(r, 10, signal.SIGKILL)
-    fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
-    os.write(w, b'x')
-except OSError as error:
-    print(error)
-say('HELD', 'if the victim lives')
-""",
-        needs=("victim",),
-    ),
-    case(
         "signal_by_child_that_ends",
         """
 import signal
@@ -344,29 +222,6 @@ os._exit(0)
         limits=SHORT,
         census=True,
         bare="unsafe",
-    ),
-    case(
-        "terminal",
-        """
-import fcntl
-attempt('/dev/tty', lambda: os.open('/dev/tty', os.O_RDWR))
-def push():
-    for fd in range(0, 200):
-        try:
-            fcntl.ioctl(fd, 0x5412, b'x')  # TIOCSTI
-            return fd
-        except OSError:
-            pass
-        try:
-            fcntl.ioctl(fd, 0x541C, b'\\x03')  # TIOCLINUX
-            return fd
-        except OSError:
-            pass
-    refuse('no terminal')
-attempt('push input', push)
-attempt('controlling', lambda: fcntl.ioctl(0, 0x540E, 0))
-""",
-        bare="held",
     ),
 ]
 

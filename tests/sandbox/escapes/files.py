@@ -20,12 +20,6 @@ def _ends_as_it_did(result: ExecResult, facts: dict[str, Any]) -> str:
     return f"a forged report changed the outcome to {result.status} {result.exit_code}"
 
 
-def _no_passwd(result: ExecResult, facts: dict[str, Any]) -> str:
-    with open("/etc/passwd") as file:
-        lines = [line.strip() for line in file if not line.startswith(("root:", "nobody:"))]
-    return next((f"the host's /etc/passwd was read: {line}" for line in lines if line in result.stdout), "")
-
-
 FILES: list[EscapeCase] = [
     case("read_canary", "attempt('read', lambda: read(W['canary']))", excepted=READABLE),
     case(
@@ -155,33 +149,6 @@ for name in names.split() + [path[5:] for path in glob.glob('/dev/*')]:
         bare="unsafe",
         excepted=READABLE,
     ),
-    case(
-        "persistence",
-        """
-version = '%d.%d' % sys.version_info[:2]
-home = os.environ.get('HOME', '.')
-places = ['left', '/tmp/left', '/var/tmp/left', '/dev/shm/left', home + '/left', home + '/.pythonrc.py', home + '/.bashrc',
-          home + f'/.local/lib/python{version}/site-packages/usercustomize.py', '/work/left', '/run/left']
-say('TRYING')
-for place in places:
-    try:
-        os.makedirs(os.path.dirname(os.path.abspath(place)), exist_ok=True)
-        open(place, 'a').write('# ' + W['nonce'])
-    except OSError:
-        pass
-say('HELD')
-""",
-        then="""
-version = '%d.%d' % sys.version_info[:2]
-home = os.environ.get('HOME', '.')
-places = ['left', '/tmp/left', '/var/tmp/left', '/dev/shm/left', home + '/left', home + '/.pythonrc.py', home + '/.bashrc',
-          home + f'/.local/lib/python{version}/site-packages/usercustomize.py', '/work/left', '/run/left']
-for place in places:
-    attempt(place, lambda: W['nonce'].encode() in read(place, 100000) or refuse('not it'))
-""",
-        bare="unsafe",
-        excepted=READABLE,
-    ),
 ]
 
 SECRETS: list[EscapeCase] = [
@@ -197,29 +164,6 @@ for index in range(1000):
     print(libc_environ[index])
 say('HELD')
 """,
-    ),
-    case(
-        "environ_of_processes",
-        """
-say('TRYING')
-pids = {'self', 'thread-self', os.getppid(), W['host_pid'], W['victim'], *range(1, 300)}
-if os.path.isdir('/proc'):
-    try:
-        pids |= {name for name in os.listdir('/proc') if name.isdigit()}
-    except OSError:
-        pass
-for pid in pids:
-    try:
-        data = read(f'/proc/{pid}/environ', 100000)
-        at = data.find(W['secret_prefix'].encode())
-        if at >= 0:
-            print(data[at:at + 60])
-    except OSError:
-        pass
-say('HELD')
-""",
-        needs=("victim",),
-        excepted=(UID,),
     ),
     case(
         "inherited_descriptors",

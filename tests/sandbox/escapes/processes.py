@@ -18,13 +18,6 @@ def _before_it_ended(result: ExecResult, facts: dict[str, Any]) -> str:
     return "" if facts["host_wall_s"] < 60 else f"the result came after {facts['host_wall_s']:.1f} s"
 
 
-def _cpu_below(seconds: float) -> Any:
-    def check(result: ExecResult, facts: dict[str, Any]) -> str:
-        return "" if result.cpu_s < seconds else f"used {result.cpu_s:.1f} s of CPU with a limit of {LIMITS.cpu_s}"
-
-    return check
-
-
 PROCESSES: list[EscapeCase] = [
     case(
         "kill_victim",
@@ -226,13 +219,6 @@ while True:
         must_end=TIMED,
         limits=SHORT,
         check=_before_it_ended,
-    ),
-    case(
-        "cpu_spin",
-        "say('TRYING', 'spin')\nsay('HELD', 'so far')\nwhile True: pass",
-        must_end=TIMED,
-        limits=replace(LIMITS, cpu_s=0.1),
-        check=_cpu_below(4),
     ),
     case(
         "cpu_of_children",

@@ -62,16 +62,6 @@ attempt('2000 queued signals', signals)
         limits=replace(LIMITS, cpu_s=3.0),
     ),
     case(
-        "preallocation",
-        """
-def allocate():
-    for number in range(6):
-        call(285, 47, os.open(f'file{number}', os.O_CREAT | os.O_WRONLY), 0, 0, 6 << 20)
-    return '36 MB at once'
-attempt('6 of 6 MB', allocate)
-""",
-    ),
-    case(
         "name_of_the_host",
         "attempt('uname', lambda: os.uname().nodename == W['host_name'] or refuse('another'))",
         # Without a UTS namespace, nothing hides it.
