@@ -23,7 +23,7 @@ CARRIERS = {
     "_util/calls.py", "engines/hf/engine.py", "episode/env_actors/host.py", "episode/env_actors/frames.py",
     "interop/inspect_worker.py", "rewards/rules/math/worker.py",
     "rewards/workers/main.py", "rewards/workers/threads.py", "rewards/grading.py", "rewards/models/batching.py",
-    "sandbox/grading/guest/asserts.py", "sandbox/grading/guest/serve.py",
+    "sandbox/grading/guest/asserts.py", "sandbox/grading/guest/serve.py", "sandbox/grading/guest/pytest_runner.py",
 }  # fmt: skip
 """Where whatever was raised is carried to a waiting caller, in another thread or process, and not handled."""
 IMPORTS_TORCH = (
@@ -130,7 +130,6 @@ def test_the_library_never_prints():
         for file, tree in sources().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
-        if file != "sandbox/escapes/run.py"  # a program: its output is its report
     ]
     assert wrong == []
 

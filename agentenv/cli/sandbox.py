@@ -1,16 +1,13 @@
 """`agentenv sandbox doctor | run | bench | serve`: check the isolation here, run a program, time it, serve it.
 
 Exit codes of `run`: 0 the program succeeded, 1 it failed, 2 usage error or no isolation, 3 the sandbox failed. Exit
-codes of `doctor` and `bench`: 0, or 1 if no program can run or a check failed; 2 and 3 as above.
+codes of `doctor` and `bench`: 0, or 1 if no program can run; 2 and 3 as above.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -28,14 +25,10 @@ from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation
 
 if TYPE_CHECKING:
     from agentenv.sandbox import LocalSandbox
-    from agentenv.sandbox.local.doctor import Check, Speed
+    from agentenv.sandbox.local.doctor import Speed
 
 SANDBOX_FAILED = 3
 """Exit code if the outcome of the program is unknown."""
-
-MATRIX_S = 1800
-_MATRIX = "agentenv.sandbox.escapes"
-"""Module that runs as a separate program, because it puts secrets into its environment."""
 
 LevelName = Literal["namespaces", "landlock", "uid"]
 _DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".gz")
@@ -50,8 +43,6 @@ _STARTS_PROCESS = re.compile(
 class SandboxDoctorConfig:
     """Probe the isolation of this machine, try to escape from it, and time it."""
 
-    deep: bool = False
-    """Also run the escape matrix of hostile programs (half a minute); the level must contain every one."""
     json: bool = False
     """Print JSON."""
 
@@ -108,44 +99,12 @@ def _doctor(args: Sequence[str]) -> int:
     config = parse(SandboxDoctorConfig, "sandbox doctor", args)
     from agentenv.sandbox.local.doctor import doctor
 
-    report = asyncio.run(doctor(deep=config.deep, matrix=_run_matrix if config.deep else None))
+    report = asyncio.run(doctor())
     if config.json:
         print_json(report.to_dict())
     else:
         sys.stdout.write("".join(f"{line}\n" for line in report.lines()))
     return int(not report.ok)
-
-
-async def _run_matrix(sandbox: LocalSandbox) -> list[Check]:
-    from agentenv.sandbox.local.doctor import Check
-
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", _MATRIX, str(sandbox.isolation)),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        async with asyncio.timeout(MATRIX_S):
-            output, errors = await process.communicate()
-    except TimeoutError:
-        raise InfraError(
-            f"--deep: expected an end within {MATRIX_S} s, got none. Try again on an idle machine."
-        ) from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode not in (0, 1):
-        reason = (
-            errors.decode(errors="backslashreplace").strip().rpartition("\n")[2] or f"exit code {process.returncode}"
-        )
-        raise InfraError(f"--deep: expected the matrix to run, got {reason}. Try again.")
-    try:
-        cases = json.loads(output)["cases"]
-    except (ValueError, KeyError):
-        reason = errors.decode(errors="backslashreplace").strip().rpartition("\n")[2] or "no report"
-        raise InfraError(f"--deep: expected the matrix to run, got {reason}. Try again.") from None
-    return [Check(name, held, detail) for name, held, detail in cases]
 
 
 # --- run --------------------------------------------------------------------------------------------------------------

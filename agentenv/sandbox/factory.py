@@ -18,8 +18,6 @@ from agentenv.sandbox.types import ExecLimits, Isolation, Sandbox
 _BACKENDS = {
     "local": ("agentenv.sandbox.local.sandbox", "LocalSandbox"),
     "sandbox_fusion": ("agentenv.sandbox.fusion.client", "FusionSandbox"),
-    "docker": ("agentenv.sandbox.remote.docker", "DockerSandbox"),
-    "ray": ("agentenv.sandbox.remote.ray_pool", "RaySandbox"),
 }
 BACKENDS = tuple(_BACKENDS)
 """Names that `open_sandbox` accepts; the libraries of a backend are imported when it is opened."""

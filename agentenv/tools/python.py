@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Self
 
-from agentenv.errors import ConfigError, InfraError
+from agentenv.errors import InfraError
+from agentenv.sandbox.fusion.client import FusionSandbox, FusionSession
 from agentenv.sandbox.local.sandbox import LocalSandbox
 from agentenv.sandbox.local.session import InterpreterSession
 from agentenv.sandbox.types import ExecLimits, ExecStatus
@@ -26,7 +27,12 @@ class PythonTool:
     """Runs code in an `InterpreterSession` of a sandbox, opened at the first call; for use from one event loop."""
 
     def __init__(
-        self, sandbox: LocalSandbox, *, limits: ExecLimits | None = None, max_chars: int = 4000, tenant: str = ""
+        self,
+        sandbox: LocalSandbox | FusionSandbox,
+        *,
+        limits: ExecLimits | None = None,
+        max_chars: int = 4000,
+        tenant: str = "",
     ) -> None:
         """Store the settings; nothing is started.
 
@@ -35,18 +41,10 @@ class PythonTool:
             limits: of one call; memory and disk: of all calls together. None: the sandbox's own limits.
             max_chars: maximum length of an answer; the middle of a longer one is omitted.
             tenant: the name under which programs queue for a core, such as the episode's id.
-
-        Raises:
-            ConfigError: the sandbox has no sessions, like one over HTTP.
         """
-        if not hasattr(sandbox, "session"):
-            raise ConfigError(
-                f"PythonTool: expected a sandbox with sessions, got {type(sandbox).__name__}, which has none. "
-                "Use a LocalSandbox, or the backend docker or ray."
-            )
         self._sandbox, self._limits, self._tenant = sandbox, limits or sandbox.limits, tenant
         self._max_chars = max_chars
-        self._session: InterpreterSession | None = None
+        self._session: InterpreterSession | FusionSession | None = None
         self._one_call = asyncio.Lock()
 
     async def python(self, code: str) -> str:

@@ -56,5 +56,5 @@ async def test_references_pass_and_mutants_fail_on_a_server():
 
 
 async def test_an_unknown_backend_is_an_error_of_the_environments_options():
-    with pytest.raises(ConfigError, match=r"sandbox: expected one of local, .* Did you mean 'docker'"):
-        await shared_sandbox({"backend": "dokcer"})
+    with pytest.raises(ConfigError, match=r"sandbox: expected one of local, .* Did you mean 'sandbox_fusion'"):
+        await shared_sandbox({"backend": "sandbox_fusoin"})

@@ -75,12 +75,11 @@ WATCHED = [
     (execution, "readable"),
     (session_module, "readable"),
     (requests, "readable"),
-    (fusion_server, "read_submit_request"),
-    (fusion_server, "same_output"),
     (answers, "run_answer"),
     (rm_server, "read_request"),
     (gym_server, "read_run"),
     (answers, "read_run_request"),
+    (fusion_server, "read_grade_request"),
     (http_client, "json_bytes"),
     (vllm_engine, "completion_of"),
     (vllm_engine, "scores_of"),
@@ -206,34 +205,19 @@ async def served(sandbox):
         assert found["run_result"]["stdout"] == "\x01" * 60_000 + "\\xff" * 60_000
 
 
-async def submitted(sandbox):
-    row = {"id": 1, "test": [{"input": {"stdin": "x" * 150_000}, "output": {"stdout": "x"}}] * 3}
-    body = {
-        "completion": f"```python\n{CONTROLS}\n```",
-        "id": 1,
-        "config": {"language": "python", "provided_data": row, "extra": {"run_all_cases": True}},
-    }
-    async with FusionServer(sandbox) as server:
-        found = await answer_to(server, "/submit", body)
-        assert [test["passed"] for test in found["tests"]] == [False] * 3
-
-
-async def submitted_with_long_expectations(sandbox):
-    row = {"id": 1, "test": [{"input": {"stdin": ""}, "output": {"stdout": "1\n" * 60_000}}]}
-    config = {"language": "python", "provided_data": row}
-    async with FusionServer(sandbox) as server:
-        found = await answer_to(server, "/submit", {"completion": "```\nprint(1)\n```", "id": 1, "config": config})
-        assert [test["passed"] for test in found["tests"]] == [False]
-
-
 async def a_fusion_client(sandbox):
     async with FusionServer(sandbox) as server, FusionSandbox(server.url) as far:
         assert (await far.run(CONTROLS, limits=KEPT)).stdout.startswith("\\x01" * 60_000)
 
 
+async def a_far_grade(sandbox):
+    async with FusionServer(sandbox) as server, FusionSandbox(server.url) as far:
+        await graded_functions(far)
+
+
 SANDBOX = [
-    a_program, a_session, a_session_whose_program_ends, graded_functions, graded_asserts, served, submitted,
-    submitted_with_long_expectations, a_fusion_client,
+    a_program, a_session, a_session_whose_program_ends, graded_functions, graded_asserts, served, a_fusion_client,
+    a_far_grade,
 ]  # fmt: skip
 
 
@@ -354,7 +338,7 @@ REQUESTS = {
         lambda: FusionServer(Idle()),
         {"code": "", "language": "python", "files": {f"{number}/a": "" for number in range(60_000)}},
     ),
-    "/submit": ("read_submit_request", lambda: FusionServer(Idle()), {"completion": "x" * LARGE}),
+    "/grade": ("read_grade_request", lambda: FusionServer(Idle()), {"code": "x" * LARGE}),
     "/run": (
         "read_run",
         lambda: gym_server.GymServer(None, engine=None, chat=GYM_CHAT),

@@ -1,6 +1,6 @@
 """Execute a command with less than this process has: as in a container with Docker's defaults, or as another user.
 
-    python -m tests.sandbox.restricted --docker --uid 23456 -- python -m agentenv.sandbox.escapes landlock
+    python -m tests.sandbox.restricted --docker --uid 23456 -- python -m tests.sandbox.escapes landlock
 
 `--docker` drops the capabilities that Docker drops and refuses what its default filter refuses: mounts, new namespaces,
 io_uring, bpf and the like. `--no-landlock` refuses landlock too, as old kernels do, so that no isolation is left.

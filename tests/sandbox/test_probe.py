@@ -4,9 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,7 @@ from agentenv.sandbox import Isolation, LocalSandbox, SandboxUnavailable
 from agentenv.sandbox.guest import linux, seccomp
 from agentenv.sandbox.local import canary, levels
 from agentenv.sandbox.local import plan as _plan
-from agentenv.sandbox.local.doctor import Check, doctor
+from agentenv.sandbox.local.doctor import doctor
 from agentenv.sandbox.local.probe import Probe, ProbeOutcome, run_probes
 from tests.sandbox.conftest import opened
 
@@ -51,20 +48,15 @@ def test_a_probe_reads_as_its_errno_and_fix():
 
 
 @pytest.mark.long
-async def test_the_doctors_level_is_the_one_that_a_sandbox_takes_and_its_matrix_has_to_hold():
-    async def matrix(sandbox):
-        return [Check("one", True), Check("two", (await sandbox.run("1 / 0")).exit_code == 0, "divides")]
-
-    report = await doctor(deep=True, matrix=matrix)
+async def test_the_doctors_level_is_the_one_that_a_sandbox_takes():
+    report = await doctor()
     if report.chosen is None:
         with pytest.raises(SandboxUnavailable):
             await LocalSandbox().open()
         return
     async with LocalSandbox() as sandbox:
         assert sandbox.isolation is report.chosen
-    assert not report.ok
-    assert replace(report, deep=None).ok
-    assert "NOT HELD two: divides" in "\n".join(report.lines())
+    assert report.ok
     assert report.speed.num_runs == 50
     assert 0 < report.speed.p50_ms <= report.speed.p95_ms
     works = {level.isolation: level for level in report.levels}[report.chosen]
@@ -107,45 +99,6 @@ async def test_a_level_is_not_given_up_because_its_zygote_died_once(monkeypatch,
     assert len(died) == deaths
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert any("namespaces" in message and "died" in message for message in warnings) is lost
-
-
-NOTHING = """
-import asyncio, ctypes, os, sys
-from agentenv.sandbox import Isolation, LocalSandbox, SandboxUnavailable
-from agentenv.sandbox.guest import linux, seccomp
-EPERM = [(6, 0, 0, 0x50001)]
-blocked = ("unshare", "setns", "mount", "landlock_create_ruleset")
-code = [(0x20, 0, 0, 0)]
-for name in blocked:
-    code += [(0x15, 0, 1, linux.NUMBERS[name]), *EPERM]
-code.append((6, 0, 0, 0x7FFF0000))
-linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-seccomp.Filter(code).install(os.getpid())
-async def main():
-    try:
-        await LocalSandbox(allow_unsafe=True).run("print(1)")
-    except SandboxUnavailable as error:
-        print(error)
-    os.environ["AGENTENV_ALLOW_UNSAFE_SANDBOX"] = "1"
-    async with LocalSandbox(allow_unsafe=True) as sandbox:
-        print(">", (await sandbox.run("print(1)")).isolation)
-asyncio.run(main())
-"""
-
-
-@pytest.mark.long
-def test_without_namespaces_and_landlock_nothing_runs():
-    ran = subprocess.run(
-        [sys.executable, "-c", NOTHING],
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    assert "expected isolation 'landlock' or stronger, got none here" in ran.stdout
-    assert "level namespaces" in ran.stdout
-    assert "EPERM: landlock_create_ruleset" in ran.stdout
-    assert "probe mount namespace fail EPERM" in ran.stdout
-    assert "--security-opt" in ran.stdout
-    assert ran.stdout.splitlines()[-1] == "> none"
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])

@@ -193,26 +193,6 @@ async def test_a_cancelled_run_leaves_nothing_when_it_returns(own_sandbox):
 
 
 @pytest.mark.long
-async def test_a_program_is_never_root_of_the_host(own_sandbox):
-    execution = await own_sandbox.start(SLEEP)
-    pids = []
-    await until(lambda: pids.extend(below(zygote(own_sandbox))) or pids)
-    status = Path(f"/proc/{pids[0]}/status")
-    await until(lambda: "Seccomp:\t2" in status.read_text())
-    assert "0" not in uids(pids[0])
-    status = status.read_text()
-    await execution.kill()
-    assert "NoNewPrivs:\t1" in status
-    assert "CapEff:\t0000000000000000" in status
-
-
-def uids(pid):
-    """Real, effective, saved and file system user, as the host sees them."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(line.split()[1:] for line in lines if line.startswith("Uid:"))
-
-
-@pytest.mark.long
 async def test_a_stopped_zygote_is_noticed_and_replaced(strongest):
     stopped = strongest._pool.zygotes[0]
     os.kill(zygote(strongest), signal.SIGSTOP)
@@ -492,8 +472,10 @@ async def test_a_program_whose_setting_up_took_its_time_is_unknown_and_not_wrong
     assert "while it was set up" in result.detail
 
 
-@pytest.mark.parametrize("wrong", [0, -1, math.nan, math.inf, 1e9, "5"])
-@pytest.mark.parametrize("name", ["wall_s", "cpu_s", "disk_mb", "num_inodes", "memory_mb"])
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [*(("wall_s", wrong) for wrong in (0, -1, math.nan, math.inf, 1e9, "5")), ("num_inodes", 0), ("memory_mb", 15)],
+)
 async def test_invalid_limits_are_refused(name, wrong):
     with pytest.raises(ConfigError, match=f"limits.{name}: expected"):
         await LocalSandbox().run("", limits=ExecLimits(**{name: wrong}))
@@ -731,17 +713,6 @@ async def test_files_that_do_not_fit_are_as_if_the_program_had_written_them(stro
         await strongest.start("print(1)", files=files, limits=limits)
 
 
-@pytest.mark.long
-async def test_bombs_next_door_are_not_felt(own_sandbox):
-    bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
-    limits = ExecLimits(cpu_s=60, wall_s=120, num_processes=8)
-    bombs = [await own_sandbox.start(bomb, policy="proc", limits=limits) for _ in range(2)]
-    results = [await own_sandbox.run("print(1)", limits=ExecLimits(wall_s=60)) for _ in range(5)]
-    assert [result.stdout for result in results] == ["1\n"] * 5
-    for one in bombs:
-        assert (await one.kill()).status is not ExecStatus.INFRA
-
-
 def report(**changes):
     base = {"cause": "wall", "cpu_s": 0.1, "wall_s": 10.0, "delay_s": 0.0, "code": 0, "signal": 9}
     return base | changes
@@ -924,12 +895,6 @@ async def leaves_nothing(sandbox, count):
 @pytest.mark.long
 async def test_hundreds_of_runs_leave_nothing(own_sandbox):
     await leaves_nothing(own_sandbox, 100)
-
-
-@pytest.mark.slow
-async def test_ten_thousand_runs_leave_nothing(own_sandbox, monkeypatch):
-    monkeypatch.setattr(_pool, "MAX_SERVED", 20_000)  # all by one zygote
-    await leaves_nothing(own_sandbox, 10_000 if own_sandbox.isolation is Isolation.NAMESPACES else 500)
 
 
 @pytest.mark.long

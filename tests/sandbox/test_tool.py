@@ -13,9 +13,8 @@ from agentenv.engines.models import load_tokenizer, resolve_model
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.source import EnvSource
-from agentenv.errors import ConfigError, InfraError
+from agentenv.errors import InfraError
 from agentenv.sandbox import ExecLimits, LocalSandbox
-from agentenv.sandbox.fusion.client import FusionSandbox
 from agentenv.sandbox.local.session import InterpreterSession
 from agentenv.tools import answer_calls, schema_of
 from agentenv.tools.python import PythonTool
@@ -123,11 +122,6 @@ class NoSandbox:
 
     async def start(self, *args, **options):
         raise InfraError("sandbox: expected a program to start, got none. Try again")
-
-
-async def test_a_sandbox_without_sessions_is_refused():
-    with pytest.raises(ConfigError, match="PythonTool: expected a sandbox with sessions, got FusionSandbox"):
-        PythonTool(FusionSandbox(["http://127.0.0.1:9"]))
 
 
 async def test_a_sandbox_that_fails_is_not_an_answer_to_the_model():

@@ -6,7 +6,7 @@ import json
 
 import httpx
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.core.trajectory import EpisodeError, Trajectory
@@ -20,9 +20,9 @@ from agentenv.runs.records.lines import decode_episode, encode_line, trajectory_
 from agentenv.runs.records.scan import ReadReport
 from agentenv.sandbox import ExecLimits, ExecResult, ExecStatus, Isolation
 from agentenv.sandbox.fusion.server import FusionServer
+from agentenv.sandbox.fusion.suites import GradeRequest, encode_grade_request
+from agentenv.sandbox.grading import AssertSuite, AssertTest, FunctionSuite, FunctionTest, PytestSuite
 from agentenv.sandbox.grading.codec import CodecError, decode, dump_line, encode, parse_line
-from agentenv.sandbox.remote.wire import Splitter
-from agentenv.sandbox.remote.wire import encode as encode_message
 from tests.damage import check_message, damaged, damaged_bytes, dump
 from tests.episode.endpoint.scenes import session_of, user
 
@@ -62,16 +62,23 @@ class Instant:
     async def run(self, program, **given):
         return ExecResult(ExecStatus.OK, exit_code=0, stdout="4\n", stdout_bytes=2)
 
+    async def start(self, program, **given):
+        raise InfraError("no room")
+
 
 HELLO = {"code": "print(6 * 7)", "language": "python", "run_timeout": 5, "stdin": "", "files": {"a.txt": "eA=="},
          "fetch_files": ["b"], "memory_limit_MB": 256, "compile_timeout": 10}  # fmt: skip
-CASES = [{"input": {"stdin": stdin}, "output": {"stdout": "4\n"}} for stdin in "12"]
-DATA = {"id": 7, "content": "", "labels": {}, "test": CASES}
-CONFIG = {"dataset_type": "CommonOJDataset", "language": "python", "run_timeout": 5, "provided_data": DATA, "extra": {}}
-SUBMIT = {"dataset": "any", "id": 7, "completion": "```python\nprint(4)\n```", "config": CONFIG}
 ASK = {"limits": {"cpu_s": 1.0, "stdout_kb": 64}, "policy": "pure", "tenant": "a"}
+SUITES = [
+    FunctionSuite("f", visible=(FunctionTest((1, "a"), {2}),), hidden=(FunctionTest((), None, {"k": b"x"}),)),
+    AssertSuite(("f",), hidden=(AssertTest("assert f() == 1"),), prelude="import math"),
+    PytestSuite({"test_a.py": b"def test_a(): pass"}, hidden=("test_a.py::test_a",)),
+]
+GRADES = [
+    json.loads(encode_grade_request(GradeRequest("x = 1", suite, ExecLimits(), "a", False, 60.0))) for suite in SUITES
+]
+ASKED = st.tuples(st.just("/grade"), dumped(GRADES), st.just(b""))
 RUNS = st.tuples(st.just("/run_code"), dumped([HELLO]), st.just(b"") | dumped([ASK]))
-SUBMITS = st.tuples(st.just("/submit"), dumped([SUBMIT]), st.just(b""))
 
 
 def is_served_or_refused(run, path, content, ask):
@@ -83,9 +90,10 @@ def is_served_or_refused(run, path, content, ask):
         check_message(answer.json()["detail"])
     again = run(answered(server, "/run_code", json.dumps(HELLO)))
     assert (again.status_code, again.json()["status"]) == (200, "Success")
+    return answer.status_code
 
 
-@given(sent=RUNS | SUBMITS)
+@given(sent=RUNS | ASKED)
 @settings(max_examples=30)
 def test_a_damaged_request_of_a_program_is_served_or_refused_with_a_reason(run, sent):
     is_served_or_refused(run, *sent)
@@ -96,7 +104,7 @@ def test_a_file_name_of_any_length_is_refused_in_few_words(run):
 
 
 @pytest.mark.long
-@given(sent=RUNS | SUBMITS)
+@given(sent=RUNS | ASKED)
 @settings(max_examples=250)
 def test_many_damaged_requests_of_programs_are_served_or_refused_with_a_reason(run, sent):
     is_served_or_refused(run, *sent)
@@ -148,7 +156,8 @@ def test_right_requests_are_answered(run):
     for body in RESPONSES:
         is_completed_or_refused(run, json.dumps(body).encode(), "responses")
     is_served_or_refused(run, "/run_code", json.dumps(HELLO), json.dumps(ASK).encode())
-    is_served_or_refused(run, "/submit", json.dumps(SUBMIT), b"")
+    for body in GRADES:
+        assert is_served_or_refused(run, "/grade", json.dumps(body), b"") == 200
 
 
 @given(CHAT)
@@ -267,34 +276,3 @@ def test_a_damaged_line_of_the_channel_is_a_value_or_a_codec_error(line):
         message = parse_line(line)
         value = decode(message.get("value"))
         dump_line({"value": encode(value)})
-
-
-RESULT = ExecResult(ExecStatus.OK, exit_code=0, stdout="4\n", channel=b"x", files={"a": b"y"}, layers=("seccomp",))
-SENT = [
-    encode_message({"answer": 1, "value": value}) for value in (RESULT, [RESULT, ExecLimits()], {"a": [b"z", None]})
-]
-
-
-@st.composite
-def far_bytes(draw):
-    """A message with damaged bytes, or with a damaged header of the right length."""
-    data = draw(st.sampled_from(SENT))
-    if draw(st.booleans()):
-        return draw(damaged_bytes(data))
-    size = 4 + int.from_bytes(data[:4], "little")
-    header = dump(draw(damaged(json.loads(data[4:size])))).encode()
-    return as_far_bytes(header) + data[size:]
-
-
-def as_far_bytes(header):
-    return len(header).to_bytes(4, "little") + header
-
-
-@example(as_far_bytes(b'{"value": null, "sizes": [1e999]}'))
-@example(as_far_bytes(b'{"value": ' + b"[" * 90_000 + b"]" * 90_000 + b', "sizes": []}'))
-@example(as_far_bytes(b'{"value": ' + b"[" * 700 + b"]" * 700 + b', "sizes": []}'))
-@given(far_bytes())
-@settings(max_examples=200)
-def test_a_damaged_message_of_the_far_side_raises_only_what_ends_the_link(data):
-    with contextlib.suppress(ValueError, KeyError, TypeError, IndexError, AttributeError):  # see `Link.feed`
-        list(Splitter().feed(data))

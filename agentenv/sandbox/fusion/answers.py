@@ -99,10 +99,7 @@ def read_run_request(body: Any, header: str, caps: ExecLimits) -> ProgramRequest
     memory = memory if memory > 0 else caps.memory_mb
     wanted: dict[str, Any] = {"cpu_s": seconds, "wall_s": seconds + SLACK_S, "memory_mb": memory}
     more = _read_header(header)
-    sent_limits = more.get("limits") or {}
-    for name in [each.name for each in fields(ExecLimits) if each.name in sent_limits]:
-        value = _number(sent_limits, name, 1.0, lowest=-1 if name.endswith("_kb") else _MIN_S * name.endswith("_s"))
-        wanted[name] = value if name in ("cpu_s", "wall_s") else max(int(value), 1)
+    wanted |= _read_limits(more.get("limits") or {})
     limits, capped = capped_limits(replace(DEFAULT_LIMITS, **wanted), caps)
     policy, fetch = more.get("policy"), body.get("fetch_files") or []
     if not isinstance(fetch, list) or not all(isinstance(name, str) for name in fetch):
@@ -133,6 +130,50 @@ def read_run_request(body: Any, header: str, caps: ExecLimits) -> ProgramRequest
     except ConfigError as error:
         raise RequestRefused(f"{error}; absolute names and `..` are not allowed.") from error
     return request
+
+
+def _read_limits(sent: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the limits that a client of ours has sent."""
+    limits: dict[str, Any] = {}
+    for name in [each.name for each in fields(ExecLimits) if each.name in sent]:
+        value = _number(sent, name, 1.0, lowest=-1 if name.endswith("_kb") else _MIN_S * name.endswith("_s"))
+        limits[name] = value if name in ("cpu_s", "wall_s") else max(int(value), 1)
+    return limits
+
+
+def read_limits(sent: Mapping[str, Any], caps: ExecLimits) -> ExecLimits:
+    """Return the limits of a client of ours.
+
+    Raises:
+        RequestRefused: one is invalid, or above the server's.
+    """
+    limits, capped = capped_limits(ExecLimits(**_read_limits(sent)), caps)
+    if capped:
+        given = ", ".join(f"{name} = {getattr(caps, name):g}" for name in sorted(capped))
+        raise RequestRefused(f"limits: expected at most {given}, got more. Request less, or raise the server's.")
+    return limits
+
+
+def read_session_request(body: Any, caps: ExecLimits) -> tuple[ExecLimits, dict[str, float]]:
+    """Return the limits and the times of a session.
+
+    Raises:
+        RequestRefused: one is missing or invalid.
+    """
+    if not isinstance(body, dict) or not isinstance(body.get("limits"), dict):
+        raise RequestRefused("body: expected an object with limits, idle_s and max_s, got another. Send them.")
+    return read_limits(body["limits"], caps), {
+        name: _number(body, name, 0.0, lowest=_MIN_S) for name in ("idle_s", "max_s")
+    }
+
+
+def read_code(body: Any) -> str:
+    """Return the code of a turn.
+
+    Raises:
+        RequestRefused: there is none.
+    """
+    return _string(body if isinstance(body, dict) else {}, "code")
 
 
 def capped_limits(wanted: ExecLimits, caps: ExecLimits) -> tuple[ExecLimits, frozenset[str]]:

@@ -4,33 +4,63 @@
         result = await sandbox.run("print(6 * 7)")
 
 The servers are responsible for isolation. A request that a server fails is retried, on another server if there is one;
-a program that fails is not. If no server answers, the result is INFRA, not a verdict.
+a program that fails is not. If no server answers, the result is INFRA, not a verdict. `grade` and `session` need
+`agentenv sandbox serve`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from typing import Any, NoReturn, Self
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NoReturn, Self, TypeVar
+from urllib.parse import urlsplit
 
-from agentenv._util.http.client import AttemptFailure, HTTPClient, HTTPErrors, RetryPolicy
+from agentenv._util.http.client import AttemptFailure, HTTPAnswer, HTTPClient, HTTPErrors, RetryPolicy
+from agentenv._util.http.json_bodies import parse_json
 from agentenv._util.off_loop import off_loop
-from agentenv.errors import ConfigError
-from agentenv.sandbox.fusion.endpoints import EndpointFailure, Endpoints, FusionEndpoint, without_password
-from agentenv.sandbox.fusion.requests import RESULT_HEADER, BadAnswer, EncodedRequest, encode_request, read_answer
+from agentenv.errors import ConfigError, DataError, InfraError
+from agentenv.sandbox.fusion.requests import RESULT_HEADER, BadAnswer, encode_request, read_answer
+from agentenv.sandbox.fusion.suites import GradeRequest, encode_grade_request, read_grade
+from agentenv.sandbox.grading.results import GradeResult
+from agentenv.sandbox.grading.suites import TestSuite
 from agentenv.sandbox.guest.watch import MAX_GIVEN_BACK
-from agentenv.sandbox.local.queue import FairQueue
+from agentenv.sandbox.local.session import TurnResult
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, Policy, SandboxUnavailable
 
 MAX_ATTEMPTS = 4
-"""Attempts at an execution whose outcome is unknown."""
+"""Attempts at a request whose outcome is unknown."""
 CONNECT_S = 5.0
 KEEPALIVE_S = 2.0
 """Idle time after which a connection is closed, before the server closes it."""
+AVOID_S = 10.0
+"""Time after a failure in which other servers are preferred."""
+MAX_PAUSE_S = 60.0
+"""Longest wait before another attempt, even if a server asks for more."""
 TOKEN_VARIABLE = "AGENTENV_SANDBOX_TOKEN"
+_MAX_GRADE_BYTES = 256 << 20
+_TEST_S = 60.0
+"""Time for a test beyond its limit, before a server that sends no grade is given up."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class FusionEndpoint:
+    """One server and its state."""
+
+    url: str
+    """Without user name and password."""
+    client: HTTPClient
+    has_password: bool
+    in_flight: int = 0
+    avoided_until: float = 0.0
+    """Time of the event loop."""
 
 
 class FusionSandbox:
@@ -38,8 +68,6 @@ class FusionSandbox:
 
     isolation = Isolation.REMOTE
     backend = "sandbox_fusion"
-    supports_start = False
-    """`start` is not supported; graders replay interactive programs instead."""
 
     def __init__(
         self,
@@ -48,7 +76,6 @@ class FusionSandbox:
         token: str | None = None,
         limits: ExecLimits | None = None,
         max_concurrent: int = 64,
-        preimport: Sequence[str] = (),
         patience_s: float = 60.0,
         pause_s: float = 0.5,
         waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
@@ -60,8 +87,7 @@ class FusionSandbox:
             token: bearer token; the environment's AGENTENV_SANDBOX_TOKEN if None. Do not pass a token as an argument of
                 an environment, because those are written into records.
             limits: default limits of executions.
-            max_concurrent: concurrent requests to all endpoints together; further ones wait, fairly between tenants.
-            preimport: packages that programs import; `open` checks that each endpoint has them.
+            max_concurrent: concurrent requests to all endpoints together; further ones wait.
             patience_s: time that an answer may take beyond a program's `wall_s` and what a busy host adds to it, with
                 the wait in the server's queue.
             pause_s: longest pause before the second attempt; doubled before each further one.
@@ -71,40 +97,29 @@ class FusionSandbox:
         Raises:
             ConfigError: an address is invalid.
         """
-        urls = [endpoints] if isinstance(endpoints, str) else list(endpoints)
-        self._endpoints = Endpoints(urls)
         self.limits = limits or ExecLimits()
         self.patience_s = patience_s
-        self.pause_s = pause_s
-        self.preimport = tuple(preimport)
         token = (os.environ.get(TOKEN_VARIABLE, "") if token is None else token).strip()
         self._has_token = bool(token)
-        self._policy = RetryPolicy(max_attempts=MAX_ATTEMPTS, first_pause_s=pause_s)
-        self._clients = {
-            each.url: HTTPClient(
-                each.url,
-                api_key=token or None,
-                errors=HTTPErrors(refused=ConfigError),
-                connect_s=CONNECT_S,
-                keepalive_s=KEEPALIVE_S,
+        urls = [endpoints] if isinstance(endpoints, str) else list(endpoints)
+        self.endpoints = [_endpoint(url, token) for url in dict.fromkeys(urls)]
+        if not self.endpoints:
+            raise ConfigError(
+                "endpoints: expected at least one address, got none. Add one, such as http://127.0.0.1:8080"
             )
-            for each in self._endpoints.all
-        }
-        self._queue = FairQueue(max_concurrent, max_waiting=100_000, waiting=waiting)
+        self._turn = itertools.count()
+        self._policy = RetryPolicy(max_attempts=MAX_ATTEMPTS, first_pause_s=pause_s)
+        self._max_concurrent, self._waiting = max_concurrent, waiting
+        self._slots = asyncio.Semaphore(max_concurrent)
         self._loop: asyncio.AbstractEventLoop | None = None
-
-    @property
-    def endpoints(self) -> Sequence[FusionEndpoint]:
-        """The endpoints and their states, in order."""
-        return self._endpoints.all
 
     # --- opening and closing ------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Check that an endpoint answers, and that all that answer have the packages of `preimport`.
+        """Check that an endpoint answers.
 
         Raises:
-            SandboxUnavailable: no endpoint answers, or one lacks a package.
+            SandboxUnavailable: no endpoint answers.
             ConfigError: an endpoint refuses the token, or this sandbox belongs to another event loop.
         """
         problems = await asyncio.gather(*(self._ping(endpoint) for endpoint in self.endpoints))
@@ -113,30 +128,15 @@ class FusionSandbox:
                 f"sandbox_fusion: expected an endpoint that answers, got none: {'; '.join(filter(None, problems))}. "
                 "Start one: agentenv sandbox serve"
             )
-        if self.preimport:
-            program = "".join(f"import {name}\n" for name in self.preimport)
-            request = self._encode(program)
-            alive = [each for each, problem in zip(self.endpoints, problems, strict=True) if not problem]
-            for endpoint, result in zip(
-                alive, await asyncio.gather(*(self._answer(each, request) for each in alive)), strict=True
-            ):
-                if result.status is not ExecStatus.OK:
-                    raise SandboxUnavailable(
-                        f"{without_password(endpoint.url)}: expected {', '.join(self.preimport)} there, got "
-                        f"{result.stderr[-300:].strip()!r}. "
-                        "Install it there; `agentenv sandbox serve` needs --preimport"
-                    )
 
     async def _ping(self, endpoint: FusionEndpoint) -> str:
         """Return what is wrong with an endpoint, "" if it answers."""
         self._check_loop()
-        answer = await self._clients[endpoint.url].attempt("/v1/ping", timeout_s=2 * CONNECT_S, may_refuse=True)
+        answer = await endpoint.client.attempt("/v1/ping", timeout_s=2 * CONNECT_S, may_refuse=True)
         if isinstance(answer, AttemptFailure):
             return str(answer.error)
         if answer.status in (401, 403):
-            raise self._token_error(
-                endpoint, f"{without_password(endpoint.url)}: expected status 200, got {answer.status}."
-            )
+            raise self._token_error(endpoint, f"{endpoint.url}: expected status 200, got {answer.status}.")
         return ""
 
     def _check_loop(self) -> None:
@@ -150,9 +150,9 @@ class FusionSandbox:
 
     async def aclose(self) -> None:
         """Close the connections. Repeated calls have no effect; the sandbox may be opened again."""
-        self._loop = None
-        for client in self._clients.values():
-            await client.close()
+        self._loop, self._slots = None, asyncio.Semaphore(self._max_concurrent)
+        for endpoint in self.endpoints:
+            await endpoint.client.close()
 
     async def __aenter__(self) -> Self:
         try:
@@ -186,51 +186,35 @@ class FusionSandbox:
 
         Raises:
             ConfigError: an argument is invalid, stdin is not UTF-8, or an endpoint refuses the request or the token.
-            SandboxBusy: 100,000 requests are waiting.
         """
-        request = self._encode(
-            program,
-            stdin=stdin,
-            files=files or {},
-            fetch=fetch,
-            policy=policy,
-            limits=limits,
+        if channel:
+            raise ConfigError("sandbox_fusion: expected a program without a channel, which this API lacks. Use `grade`")
+        request = encode_request(
+            program, stdin=stdin, files=files or {}, fetch=fetch, policy=policy, limits=limits or self.limits,
             tenant=tenant,
-            channel=channel,
-        )
-        endpoint: FusionEndpoint | None = None
+        )  # fmt: skip
         attempts = 0
 
         async def attempt(number: int) -> ExecResult | AttemptFailure:
-            nonlocal endpoint, attempts
+            nonlocal attempts
             attempts = number
-            endpoint = await self._endpoints.free(self.patience_s, but=endpoint)
-            if endpoint is None:
-                return AttemptFailure(EndpointFailure("every endpoint is paused after its failures"))
-            try:
-                return await self._answer(endpoint, request)
-            except (BadAnswer, EndpointFailure) as error:
-                return AttemptFailure(error, retryable=True)
+            return await self.attempt(
+                "/run_code",
+                request.content,
+                lambda answer: read_answer(answer.body, answer.headers.get(RESULT_HEADER, ""), request),
+                headers=request.headers,
+                timeout_s=(1 + MAX_GIVEN_BACK) * request.limits.wall_s + self.patience_s,
+                max_bytes=request.max_answer_bytes,
+            )
 
-        loop = asyncio.get_running_loop()
-        queued_at = loop.time()
-        async with self._queue.slot(tenant):
-            waited = loop.time() - queued_at
+        async with self._slot() as waited_s:
             try:
                 result = await self._policy.run(attempt)
-            except (BadAnswer, EndpointFailure) as error:
-                where = ", ".join(without_password(each.url) for each in self.endpoints)
-                result = ExecResult(
-                    ExecStatus.INFRA,
-                    isolation=self.isolation,
-                    backend=self.backend,
-                    detail=f"sandbox_fusion: {error} Servers: {where}.",
-                )
-        return replace(result, attempts=attempts, queue_s=result.queue_s + waited)
-
-    def _encode(self, program: str | Sequence[str], **options: Any) -> EncodedRequest:
-        defaults = {"stdin": b"", "files": {}, "fetch": (), "policy": "pure", "tenant": "", "channel": False}
-        return encode_request(program, **{**defaults, **options, "limits": options.get("limits") or self.limits})
+            except InfraError as error:
+                where = ", ".join(endpoint.url for endpoint in self.endpoints)
+                detail = f"sandbox_fusion: {error} Servers: {where}."
+                result = ExecResult(ExecStatus.INFRA, isolation=self.isolation, backend=self.backend, detail=detail)
+        return replace(result, attempts=attempts, queue_s=result.queue_s + waited_s)
 
     async def start(
         self,
@@ -241,55 +225,246 @@ class FusionSandbox:
         limits: ExecLimits | None = None,
         tenant: str = "",
     ) -> NoReturn:
-        """Raise: the HTTP API has no interactive programs.
+        """Raise: programs that need a caller run beside their server, by `grade` and `session`.
 
         Raises:
             ConfigError: always.
         """
-        raise ConfigError(
-            "sandbox_fusion: expected run(), got start(): this API has no interactive programs. "
-            "Use the backend local or docker"
-        )
+        raise ConfigError("sandbox_fusion: expected run(), got start(). Use grade() or session()")
 
-    async def _answer(self, endpoint: FusionEndpoint, request: EncodedRequest) -> ExecResult:
-        """Return the result from one endpoint.
+    async def grade(
+        self,
+        code: str,
+        suite: TestSuite,
+        *,
+        limits: ExecLimits,
+        stop_on_fail: bool = False,
+        tenant: str = "",
+        seconds_left: Callable[[], float] = lambda: math.inf,
+        give_back: Callable[[float], None] = lambda _: None,
+    ) -> GradeResult:
+        """Let a server grade a program, as `grading.grade` describes, which calls this.
 
         Raises:
-            BadAnswer: the outcome of the program is unknown.
-            EndpointFailure: no answer of status 200 within the program's time limit and `patience_s`.
+            ConfigError: the suite has a checker, or a limit is above the server's.
+            DataError: the tests of an AssertSuite never call the solution.
+            InfraError: no server answers.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        request = GradeRequest(code, suite, limits, tenant, stop_on_fail, seconds_left())
+        content = await asyncio.to_thread(encode_grade_request, request)  # tests may have megabytes
+        tests_s = (len(suite.visible) + len(suite.hidden)) * 6 * (limits.wall_s + _TEST_S)
+
+        def read(answer: HTTPAnswer) -> tuple[GradeResult | ConfigError | DataError, float]:
+            found = _json_object(answer)
+            if "error" in found:
+                kind = DataError if found["error"] == "DataError" else ConfigError
+                return kind(str(found.get("detail"))), 0.0
+            return read_grade(found.get("grade"), suite), float(found["spent_s"])
+
+        async with self._slot():
+            result, spent_s = await self._policy.run(
+                lambda _: self.attempt(
+                    "/grade", content, read, timeout_s=tests_s + self.patience_s, max_bytes=_MAX_GRADE_BYTES
+                )
+            )
+        give_back(max(loop.time() - began - spent_s, 0.0))
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def session(
+        self, *, limits: ExecLimits | None = None, idle_s: float = 600.0, max_s: float = 3600.0, tenant: str = ""
+    ) -> FusionSession:
+        """Return an interpreter that keeps its state between turns, for `async with`; see `InterpreterSession`."""
+        return FusionSession(self, limits or self.limits, idle_s, max_s)
+
+    async def open_session(self, body: Mapping[str, Any]) -> tuple[FusionEndpoint, str]:
+        """Open a session and return its server and its name.
+
+        Raises:
+            InfraError: no server has opened it.
+        """
+        content = json.dumps(body).encode()
+
+        async def attempt(_: int) -> tuple[FusionEndpoint, str] | AttemptFailure:
+            endpoint = self._next()
+            return await self.attempt(
+                "/session", content, lambda answer: (endpoint, str(_json_object(answer)["session"])), at=endpoint
+            )
+
+        return await self._policy.run(attempt)
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[float]:
+        """Hold one of the concurrent requests; yield the seconds of the wait for it."""
+        loop = asyncio.get_running_loop()
+        began, slots = loop.time(), self._slots
+        with self._waiting():
+            await slots.acquire()
+        try:
+            yield loop.time() - began
+        finally:
+            slots.release()
+
+    def _next(self) -> FusionEndpoint:
+        """Return the endpoint with the fewest requests, if possible one that has not just failed."""
+        now, turn = asyncio.get_running_loop().time(), next(self._turn) % len(self.endpoints)
+        in_turn = self.endpoints[turn:] + self.endpoints[:turn]
+        return min(in_turn, key=lambda endpoint: (endpoint.avoided_until > now, endpoint.in_flight))
+
+    async def attempt(
+        self,
+        path: str,
+        content: bytes,
+        read: Callable[[HTTPAnswer], T],
+        *,
+        at: FusionEndpoint | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = 120.0,
+        max_bytes: int = 1 << 20,
+    ) -> T | AttemptFailure:
+        """Send one request, and return what `read` returns for the answer.
+
+        Raises:
             ConfigError: the endpoint refuses the request.
         """
         self._check_loop()
+        endpoint = at or self._next()
         endpoint.in_flight += 1
         try:
-            answer = await self._clients[endpoint.url].attempt(
-                "/run_code",
-                request.content,
-                headers=request.headers,
-                timeout_s=(1 + MAX_GIVEN_BACK) * request.limits.wall_s + self.patience_s,
-                max_bytes=request.max_answer_bytes,
+            answer = await endpoint.client.attempt(
+                path, content, headers=headers, timeout_s=timeout_s, max_bytes=max_bytes
             )
         finally:
             endpoint.in_flight -= 1
-        if isinstance(answer, AttemptFailure):
-            if answer.status in (401, 403):
-                raise self._token_error(endpoint, str(answer.error))
-            if isinstance(answer.error, ConfigError):
-                raise answer.error
-            # A server that names a retry time, or answers too much, is not broken.
-            works = answer.status in (200, 408, 409, 429) or answer.retry_after_s > 0
-            failure = EndpointFailure(str(answer.error), broken=not works, pause_s=answer.retry_after_s)
-            endpoint.failed(failure, asyncio.get_running_loop().time(), self.pause_s)
-            raise failure from answer.error
-        endpoint.answered()
-        try:
-            header = answer.headers.get(RESULT_HEADER, "")
-            return await off_loop(len(answer.body), read_answer, answer.body, header, request)
-        except BadAnswer as error:
-            raise BadAnswer(f"{without_password(endpoint.url)}: {error}") from error
+        if not isinstance(answer, AttemptFailure):
+            endpoint.avoided_until = 0.0
+            try:
+                return await off_loop(len(answer.body), read, answer)
+            except (BadAnswer, KeyError, TypeError, ValueError) as error:
+                return AttemptFailure(BadAnswer(f"{endpoint.url}: {error}"), retryable=True)
+        if answer.status in (401, 403):
+            raise self._token_error(endpoint, str(answer.error))
+        if answer.status == 404 and path != "/run_code":
+            raise ConfigError(f"{answer.error} Start `agentenv sandbox serve` there: others only run programs")
+        if isinstance(answer.error, ConfigError):
+            raise answer.error
+        endpoint.avoided_until = asyncio.get_running_loop().time() + AVOID_S
+        return replace(answer, retryable=True, retry_after_s=min(answer.retry_after_s, MAX_PAUSE_S))
 
     def _token_error(self, endpoint: FusionEndpoint, message: str) -> ConfigError:
         hint = f"Set {TOKEN_VARIABLE}"
-        if self._has_token or "@" in endpoint.url:
+        if self._has_token or endpoint.has_password:
             hint = f"The token differs from the server's {TOKEN_VARIABLE}. Compare them"
         return ConfigError(f"{message} {hint}")
+
+
+def _endpoint(url: str, token: str) -> FusionEndpoint:
+    """Return the endpoint of an address.
+
+    Raises:
+        ConfigError: it is not an address.
+    """
+    try:
+        parts = urlsplit(url) if isinstance(url, str) else urlsplit("")
+        valid = parts.scheme in ("http", "https") and parts.hostname and not parts.query and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise ConfigError(f"endpoints: expected addresses like http://127.0.0.1:8080, got {url!r}. Correct it")
+    client = HTTPClient(
+        url.rstrip("/").removesuffix("/run_code"), api_key=token or None, errors=HTTPErrors(refused=ConfigError),
+        connect_s=CONNECT_S, keepalive_s=KEEPALIVE_S,
+    )  # fmt: skip
+    return FusionEndpoint(client.url, client, has_password=parts.password is not None)
+
+
+def _json_object(answer: HTTPAnswer) -> dict[str, Any]:
+    found = parse_json(answer.body)
+    if not isinstance(found, dict):
+        raise BadAnswer(f"expected a JSON object, got {answer.body[:80]!r}")
+    return found
+
+
+class FusionSession:
+    """An `InterpreterSession` on a server; created by `FusionSandbox.session`."""
+
+    def __init__(self, sandbox: FusionSandbox, limits: ExecLimits, idle_s: float, max_s: float) -> None:
+        self._sandbox, self._limits, self._idle_s, self._max_s = sandbox, limits, idle_s, max_s
+        self._place: tuple[FusionEndpoint, str] | None = None
+        self._over: TurnResult | None = None
+        self._turn = asyncio.Lock()
+        self._ends_at = self._idle_at = math.inf
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await self.aclose()
+
+    async def open(self) -> None:
+        """Start the interpreter.
+
+        Raises:
+            InfraError: the interpreter could not be started.
+        """
+        if self._place is None:
+            body = {"limits": asdict(self._limits), "idle_s": self._idle_s, "max_s": self._max_s}
+            self._place = await self._sandbox.open_session(body)
+            now = asyncio.get_running_loop().time()
+            self._ends_at, self._idle_at = now + self._max_s, now + self._idle_s
+
+    @property
+    def over(self) -> bool:
+        """True once the session has ended; further turns return how it ended."""
+        now = asyncio.get_running_loop().time()
+        return self._over is not None or now >= min(self._ends_at, self._idle_at)
+
+    async def run(self, code: str) -> TurnResult:
+        """Execute code as the next turn and wait for its end.
+
+        Raises:
+            ConfigError: the session is not open.
+            asyncio.CancelledError: after the session has been ended.
+        """
+        if self._place is None:
+            raise ConfigError("Session.run: expected an open session, got a new one. Use `async with`")
+        async with self._turn:
+            if self._over is not None:
+                return self._over
+            self._idle_at = math.inf
+            limits, (endpoint, name) = self._limits, self._place
+            try:
+                turn = await self._sandbox.attempt(
+                    f"/session/{name}", json.dumps({"code": code}).encode(), _read_turn, at=endpoint,
+                    timeout_s=(1 + MAX_GIVEN_BACK) * limits.wall_s + self._sandbox.patience_s,
+                    max_bytes=(8 << 20) + 6 * 1024 * (limits.stdout_kb + limits.stderr_kb),
+                )  # fmt: skip
+            except asyncio.CancelledError:  # the server ends a session whose client leaves
+                self._over = TurnResult(ExecStatus.SIGNAL, ended=True, detail="session: closed")
+                raise
+            if isinstance(turn, AttemptFailure):
+                turn = TurnResult(ExecStatus.INFRA, ended=True, isolation=Isolation.REMOTE, detail=str(turn.error))
+            self._idle_at = asyncio.get_running_loop().time() + self._idle_s
+            if turn.ended:
+                self._over = replace(turn, stdout="", stderr="")
+            return turn
+
+    async def aclose(self) -> None:
+        """End the session and its processes. Repeated calls have no effect."""
+        if self._place is not None and self._over is None:
+            endpoint, name = self._place
+            await self._sandbox.attempt(f"/session/{name}/close", b"{}", lambda _: None, at=endpoint)
+        self._over = self._over or TurnResult(ExecStatus.SIGNAL, ended=True, detail="session: closed")
+
+
+def _read_turn(answer: HTTPAnswer) -> TurnResult:
+    found = _json_object(answer)
+    layers = (str(found["isolation"]), *map(str, found["layers"]))
+    status = ExecStatus(found["status"])
+    return TurnResult(**{**found, "status": status, "isolation": Isolation.REMOTE, "layers": layers})

@@ -11,10 +11,9 @@ import base64
 import binascii
 import json
 import re
-import secrets
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from agentenv._util.http.json_bodies import parse_json
@@ -33,15 +32,6 @@ _PIPE_BYTES = 128 * 1024
 """SandboxFusion reads no output while a program runs: beyond this size a program may block, or lose output."""
 _NOT_TEXT = b"[DecodeError]"
 """SandboxFusion's replacement of an output that is not UTF-8."""
-_IN_PYTHON = """\
-import os
-os.write(1, b"{mark}\\n")
-os.dup2(1, 3)
-os.dup2(2, 1)
-del os
-exec(compile({source!r}, "main.py", "exec", dont_inherit=True))
-"""
-_IN_BASH = "printf '%s\\n' {mark}\nexec 3>&1 1>&2\n"
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -57,14 +47,12 @@ class EncodedRequest:
     headers: Mapping[str, str]
     limits: ExecLimits
     fetch: tuple[str, ...] = ()
-    mark: str = ""
-    """The line of stdout after which the output to descriptor 3 begins; empty without a channel."""
 
     @property
     def max_answer_bytes(self) -> int:
         """An upper bound of the size of an answer, with escaped characters and files in base64."""
         limits = self.limits
-        outputs = 2 * _MIB + 1024 * (limits.stdout_kb + limits.stderr_kb + limits.channel_kb)
+        outputs = 2 * _MIB + 1024 * (limits.stdout_kb + limits.stderr_kb)
         return 6 * outputs + 2 * limits.fetch_mb * _MIB
 
 
@@ -77,12 +65,8 @@ def encode_request(
     policy: Policy,
     limits: ExecLimits,
     tenant: str,
-    channel: bool,
 ) -> EncodedRequest:
     """Return the request that executes a program.
-
-    A channel is emulated on stdout: a first line, printed before the program runs, marks its beginning, and prints go
-    to stderr. As on descriptor 3, output cannot be taken back; it must be text.
 
     Raises:
         ConfigError: the program, a file name or a limit is invalid, or stdin is not UTF-8, which the API requires.
@@ -97,13 +81,8 @@ def encode_request(
         raise ConfigError(
             f"stdin: expected UTF-8, which SandboxFusion's API requires, got {error}. Pass it as a file."
         ) from error
-    mark = f"begin-{secrets.token_hex(8)}" if channel else ""
-    if argv is None:
-        code = _IN_PYTHON.format(mark=mark, source=program) if channel else _SURROGATES.sub("\0", str(program))
-    else:
-        code = (_IN_BASH.format(mark=mark) if channel else "") + f"exec {shlex.join(argv)}\n"
     body = {
-        "code": code,
+        "code": _SURROGATES.sub("\0", str(program)) if argv is None else f"exec {shlex.join(argv)}\n",
         "language": "python" if argv is None else "bash",
         "stdin": stdin,
         "compile_timeout": limits.wall_s,
@@ -112,16 +91,9 @@ def encode_request(
         "files": {name: base64.b64encode(content).decode() for name, content in files.items()},
         "fetch_files": list(fetch),
     }
-    sent_limits = limits
-    if channel:  # stdout carries the channel, and stderr all prints
-        sent_limits = replace(
-            limits,
-            stdout_kb=max(limits.stdout_kb, limits.channel_kb) + 1,
-            stderr_kb=max(limits.stdout_kb, limits.stderr_kb),
-        )
-    header = json.dumps({"limits": asdict(sent_limits), "policy": policy, "tenant": tenant[:64]})
+    header = json.dumps({"limits": asdict(limits), "policy": policy, "tenant": tenant[:64]})
     headers = {"content-type": "application/json", "accept-encoding": "identity", REQUEST_HEADER: header}
-    return EncodedRequest(json.dumps(body).encode(), headers, limits, tuple(fetch), mark)
+    return EncodedRequest(json.dumps(body).encode(), headers, limits, tuple(fetch))
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
@@ -198,7 +170,7 @@ def _command(fields: Any, where: str) -> _Command:
 
 
 def _status(command: _Command, more: Mapping[str, Any], request: EncodedRequest) -> ExecStatus:
-    """Return the status in the header, or the one derived from the body and the last line of stderr.
+    """Return the status in the header, or the one in the body.
 
     Raises:
         BadAnswer: the program may have blocked on the server's pipe, or its output may be incomplete.
@@ -206,13 +178,11 @@ def _status(command: _Command, more: Mapping[str, Any], request: EncodedRequest)
     status = command.status
     if more.get("status") in list(ExecStatus):
         status = ExecStatus(more["status"])
-    elif status is ExecStatus.NONZERO and command.stderr.rstrip().rpartition(b"\n")[2].startswith(b"MemoryError"):
-        status = ExecStatus.MEMORY
     if more:
         return status
     long_out, long_err = len(command.stdout) > _PIPE_BYTES, len(command.stderr) > _PIPE_BYTES
     max_bytes = request.limits.stdout_kb * 1024
-    if long_out and max_bytes < _PIPE_BYTES and not request.mark:
+    if long_out and max_bytes < _PIPE_BYTES:
         return ExecStatus.OUTPUT_LIMIT if status is ExecStatus.WALL_TIMEOUT else status  # truncated in any case
     if long_out or (long_err and status is ExecStatus.WALL_TIMEOUT):
         raise BadAnswer(
@@ -247,16 +217,11 @@ def _result(
     request: EncodedRequest,
     files: Mapping[str, bytes],
 ) -> ExecResult:
-    limits, printed, channel = request.limits, command.stdout, b""
-    if request.mark:
-        before, mark, after = printed.partition(f"{request.mark}\n".encode())
-        if not mark:
-            raise BadAnswer(f"expected the mark of the channel on stdout, got {printed[:200]!r}")
-        channel, printed = after[: limits.channel_kb * 1024], before
+    limits, printed = request.limits, command.stdout
     out, out_truncated = _truncate(printed, limits.stdout_kb)
     err, err_truncated = _truncate(command.stderr, limits.stderr_kb)
     total = max(len(printed), int(_number(more.get("stdout_bytes"))))
-    complete = bool(request.mark) or (total == len(printed) and not printed.startswith(_NOT_TEXT))
+    complete = total == len(printed) and not printed.startswith(_NOT_TEXT)
     layers = more.get("layers")
     levels = [more.get("isolation"), *(layers if isinstance(layers, list) else [])]
     memory = more.get("peak_memory_bytes")
@@ -266,11 +231,10 @@ def _result(
         signal=-command.code if status is ExecStatus.SIGNAL and command.code else None,
         stdout=out,
         stderr=err,
-        stdout_truncated=out_truncated or (bool(more.get("stdout_truncated")) and not request.mark),
+        stdout_truncated=out_truncated or bool(more.get("stdout_truncated")),
         stderr_truncated=err_truncated or bool(more.get("stderr_truncated")),
-        stdout_bytes=len(printed) if request.mark else total,
+        stdout_bytes=total,
         stdout_data=printed[: limits.stdout_kb * 1024] if complete else None,
-        channel=channel,
         files=files,
         wall_s=command.wall_s,
         cpu_s=_number(more.get("cpu_s")),

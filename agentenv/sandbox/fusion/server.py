@@ -3,37 +3,34 @@
     async with LocalSandbox() as sandbox, FusionServer(sandbox) as server:
         print(server.url)
 
-Routes: `POST /run_code` and `/submit`, `GET /v1/ping` and `/health`. Every outcome of a program is an answer of status
-200. A failure of the sandbox has the status `SandboxError` in `/run_code` and 503 in `/submit`, and is never a verdict.
+Routes: `POST /run_code` and `GET /v1/ping` of SandboxFusion, `GET /health`; and for `FusionSandbox`, `POST /grade`, and
+`/session`, `/session/NAME` and `/session/NAME/close` of interactive interpreters. Every outcome of a program is an
+answer of status 200. A failure of the sandbox has the status `SandboxError`, and is never a verdict.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentenv._util.http.access import AccessPolicy, RequestRefused, closing_headers, read_json_body, retry_after_header
 from agentenv._util.http.responses import json_response, large_response, until_disconnect
 from agentenv._util.http.server import Server
-from agentenv._util.off_loop import off_loop, size_of
-from agentenv.errors import InfraError
+from agentenv._util.off_loop import size_of
+from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.sandbox.fusion import answers
 from agentenv.sandbox.fusion.requests import REQUEST_HEADER, RESULT_HEADER
-from agentenv.sandbox.fusion.submit import (
-    SubmitCase,
-    SubmitRequest,
-    read_submit_request,
-    same_output,
-    submit_answer,
-    with_short_outputs,
-)
-from agentenv.sandbox.grading.executions import gather_limited
+from agentenv.sandbox.fusion.suites import GradeRequest, read_grade_request
+from agentenv.sandbox.grading.grader import grade
+from agentenv.sandbox.guest.watch import MAX_GIVEN_BACK
 from agentenv.sandbox.local.queue import FairQueue
-from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Policy, Sandbox, SandboxBusy
+from agentenv.sandbox.local.sandbox import LocalSandbox
+from agentenv.sandbox.local.session import InterpreterSession, TurnResult
+from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Policy, SandboxBusy
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -77,16 +74,17 @@ class FusionServeOptions:
 class FusionServer(Server):
     """A server of one sandbox, which it does not close; `async with` starts and stops the server."""
 
-    def __init__(self, sandbox: Sandbox, options: FusionServeOptions | None = None) -> None:
+    def __init__(self, sandbox: LocalSandbox, options: FusionServeOptions | None = None) -> None:
         self.options = options or FusionServeOptions()
         super().__init__("sandbox serve", self.options.access, port=self.options.port, grace_s=self.options.grace_s)
         self.counts = {"served": 0, "failed": 0, "refused": 0}
         """Numbers of programs with a result, programs with an unknown outcome, and requests refused by a full queue."""
         self.running = 0
         self._sandbox = sandbox
-        self._slots: int = getattr(sandbox, "run_slots", 0) or os.cpu_count() or 1
+        self._slots = sandbox.run_slots
         self._queue = FairQueue(self._slots, max_waiting=self.options.max_waiting)
         self._waiting: set[asyncio.Task[Any]] = set()
+        self._sessions: dict[str, InterpreterSession] = {}
         self._mean_s = 0.1
 
     # --- starting and stopping ----------------------------------------------------------------------------------------
@@ -97,13 +95,18 @@ class FusionServer(Server):
         for task in self._waiting:
             task.cancel()
         await super().close()
+        for session in self._sessions.values():
+            await session.aclose()
 
     def _routes(self) -> list[Route]:
         from starlette.routing import Route
 
         return [
             Route("/run_code", self._run_code, methods=["POST"]),
-            Route("/submit", self._submit, methods=["POST"]),
+            Route("/grade", self._grade, methods=["POST"]),
+            Route("/session", self._open_session, methods=["POST"]),
+            Route("/session/{name}", self._take_turn, methods=["POST"]),
+            Route("/session/{name}/close", self._close_session, methods=["POST"]),
             Route("/v1/ping", self._ping),
             Route("/health", self._health),
         ]
@@ -133,13 +136,39 @@ class FusionServer(Server):
         headers = {RESULT_HEADER: answers.result_header(result)}
         return await large_response(size, lambda: answers.run_answer(result, asked), headers)
 
-    async def _submit(self, request: Request) -> Response:
-        asked = await self._read(request, read_submit_request)
-        run = answers.read_run_request(asked.run, request.headers.get(REQUEST_HEADER, ""), self.options.caps)
-        outcomes = await until_disconnect(request, self._run_cases(asked, run, _peer(request)), _stopping())
-        if outcomes is None:
+    async def _grade(self, request: Request) -> Response:
+        asked = await self._read(request, lambda body: read_grade_request(body, self.options.caps))
+        answer = await until_disconnect(request, self._judge(asked, _peer(request)), _stopping())
+        if answer is None:
             return await self._client_left(request)
-        return await large_response(size_of((asked.code, outcomes)), lambda: submit_answer(asked, outcomes))
+        return await large_response(size_of(answer), lambda: answer)
+
+    async def _open_session(self, request: Request) -> Response:
+        limits, seconds = await self._read(request, lambda body: answers.read_session_request(body, self.options.caps))
+        session = self._sandbox.session(limits=limits, tenant=_peer(request), **seconds)
+        if not await until_disconnect(request, _opened(session), _stopping()):
+            return await self._client_left(request)
+        for name in [name for name, each in self._sessions.items() if each.over]:
+            await self._sessions.pop(name).aclose()
+        self._sessions[name := secrets.token_hex(16)] = session
+        return json_response({"session": name})
+
+    async def _take_turn(self, request: Request) -> Response:
+        code = await self._read(request, answers.read_code)
+        session = self._sessions.get(request.path_params["name"])
+        if session is None:  # this server may have been started again
+            lost = TurnResult(ExecStatus.INFRA, ended=True, detail="session: expected an open one, got an unknown name")
+            return json_response(asdict(lost))
+        turn = await until_disconnect(request, session.run(code), _stopping())
+        if turn is None:
+            return await self._client_left(request)
+        return await large_response(size_of((turn.stdout, turn.stderr)), lambda: asdict(turn))
+
+    async def _close_session(self, request: Request) -> Response:
+        session = self._sessions.pop(request.path_params["name"], None)
+        if session is not None:
+            await session.aclose()
+        return json_response({})
 
     async def _read(self, request: Request, read: Callable[[Any], T]) -> T:
         """Return what `read` returns for the JSON of a request.
@@ -156,40 +185,8 @@ class FusionServer(Server):
 
     # --- executing ----------------------------------------------------------------------------------------------------
 
-    async def _run_cases(
-        self, asked: SubmitRequest, run: answers.ProgramRequest, peer: str
-    ) -> list[tuple[bool, Mapping[str, Any]]]:
-        """Return the outcome of each case, up to the first failure unless all are requested.
-
-        Raises:
-            InfraError: the outcome of a case is unknown.
-        """
-        outcomes: list[tuple[bool, Mapping[str, Any]]] = []
-        for start in range(0, len(asked.cases), self._slots):
-            cases = asked.cases[start : start + self._slots]
-            outcomes += await gather_limited([self._run_case(case, run, peer, len(asked.cases)) for case in cases])
-            failed = next((index for index, (passed, _) in enumerate(outcomes) if not passed), None)
-            if failed is not None and not asked.run_all_cases:
-                return outcomes[: failed + 1]
-        return outcomes
-
-    async def _run_case(
-        self, case: SubmitCase, run: answers.ProgramRequest, peer: str, num_cases: int
-    ) -> tuple[bool, Mapping[str, Any]]:
-        # An output much longer than the expected one is wrong, and would make the answer huge.
-        stdout_kb = min(run.limits.stdout_kb, 64 + len(case.stdout) // 256)
-        run = replace(run, stdin=case.stdin, limits=replace(run.limits, stdout_kb=stdout_kb, stderr_kb=16))
-        result = await self._execute(run, peer)
-        if problem := answers.unknown_reason(result, run):
-            raise InfraError(f"sandbox: {problem}")
-        answer = await off_loop(len(result.stdout) + len(result.stderr), answers.run_answer, result, run)
-        printed = answer["run_result"]["stdout"]
-        passed = result.status is ExecStatus.OK and not result.stdout_truncated
-        passed = passed and await off_loop(len(printed) + len(case.stdout), same_output, case.stdout, printed)
-        return passed, with_short_outputs(answer, num_cases)
-
     async def _execute(self, asked: answers.ProgramRequest, peer: str) -> ExecResult:
-        """Wait for a slot, run a program and return its result. Addresses take turns, whatever they name.
+        """Wait for a slot, run a program and return its result.
 
         Raises:
             SandboxBusy: the queue is full.
@@ -206,25 +203,7 @@ class FusionServer(Server):
             name = f"test_{secrets.token_hex(6)}.py"
             program = _PYTEST.format(name=name)
             files[name] = asked.code.encode(errors="replace")
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        task = asyncio.current_task()
-        assert task is not None
-        if self._closing:
-            raise _stopping()
-        self._waiting.add(task)
-        try:
-            async with asyncio.timeout(self.options.max_queue_s):
-                await self._queue.acquire(peer, name=asked.tenant)
-        except TimeoutError:
-            raise QueueTimeout(
-                f"queue: expected a turn within {self.options.max_queue_s:g} s, got none. Send fewer requests at once"
-            ) from None
-        finally:
-            self._waiting.discard(task)
-        waited = loop.time() - started
-        self.running += 1
-        try:
+        async with self._turn(peer, asked.tenant) as waited_s:
             result = await self._sandbox.run(
                 program,
                 stdin=asked.stdin,
@@ -234,12 +213,72 @@ class FusionServer(Server):
                 limits=asked.limits,
                 tenant=f"{peer} {asked.tenant}".strip(),
             )
+        self.counts["failed" if result.status is ExecStatus.INFRA else "served"] += 1
+        return replace(result, queue_s=result.queue_s + waited_s)
+
+    async def _judge(self, asked: GradeRequest, peer: str) -> dict[str, Any]:
+        """Wait for a slot, grade a program and return the answer, with the seconds that it took of the caller's limit.
+
+        Raises:
+            SandboxBusy: the queue is full.
+            QueueTimeout: no slot was free within `max_queue_s`.
+        """
+        async with self._turn(peer, asked.tenant):
+            loop = asyncio.get_running_loop()
+            began, limit_s, given_back_s = loop.time(), asked.seconds_left, 0.0
+
+            def give_back(seconds: float) -> None:
+                nonlocal given_back_s
+                given_back_s = min(given_back_s + seconds, MAX_GIVEN_BACK * limit_s)
+
+            try:
+                result = await grade(
+                    self._sandbox,
+                    asked.code,
+                    asked.suite,
+                    limits=asked.limits,
+                    stop_on_fail=asked.stop_on_fail,
+                    tenant=f"{peer} {asked.tenant}".strip(),
+                    seconds_left=lambda: limit_s + given_back_s - (loop.time() - began),
+                    give_back=give_back,
+                )
+            except (ConfigError, DataError) as error:
+                return {"error": "DataError" if isinstance(error, DataError) else "ConfigError", "detail": str(error)}
+        self.counts["failed" if result.sandbox_failed else "served"] += 1
+        return {"grade": asdict(result), "spent_s": loop.time() - began - given_back_s}
+
+    @asynccontextmanager
+    async def _turn(self, peer: str, tenant: str) -> AsyncIterator[float]:
+        """Hold a slot, and yield the seconds of the wait for it. Addresses take turns, whatever they name.
+
+        Raises:
+            SandboxBusy: the queue is full.
+            QueueTimeout: no slot was free within `max_queue_s`.
+        """
+        loop = asyncio.get_running_loop()
+        queued_at = loop.time()
+        task = asyncio.current_task()
+        assert task is not None
+        if self._closing:
+            raise _stopping()
+        self._waiting.add(task)
+        try:
+            async with asyncio.timeout(self.options.max_queue_s):
+                await self._queue.acquire(peer, name=tenant)
+        except TimeoutError:
+            raise QueueTimeout(
+                f"queue: expected a turn within {self.options.max_queue_s:g} s, got none. Send fewer requests at once"
+            ) from None
+        finally:
+            self._waiting.discard(task)
+        started = loop.time()
+        self.running += 1
+        try:
+            yield started - queued_at
         finally:
             self.running -= 1
             self._queue.release()
-        self.counts["failed" if result.status is ExecStatus.INFRA else "served"] += 1
-        self._mean_s += 0.05 * (loop.time() - started - waited - self._mean_s)
-        return replace(result, queue_s=result.queue_s + waited)
+        self._mean_s += 0.05 * (loop.time() - started - self._mean_s)
 
     # --- errors -------------------------------------------------------------------------------------------------------
 
@@ -253,6 +292,11 @@ class FusionServer(Server):
         status = 429 if isinstance(error, SandboxBusy) else 504 if isinstance(error, QueueTimeout) else 503
         wait_s = self._mean_s * (1 + self._queue.num_waiting) / self._slots
         return json_response({"detail": str(error)}, status, retry_after_header(wait_s))
+
+
+async def _opened(session: InterpreterSession) -> bool:
+    await session.open()
+    return True
 
 
 def _peer(request: Request) -> str:

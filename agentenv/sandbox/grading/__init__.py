@@ -12,62 +12,19 @@
 | `PytestSuite` | is imported by tests | in the same interpreter: evidence, not proof | `in_process` |
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from agentenv._util.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from agentenv.sandbox.grading.compare import Comparison, same_value
-    from agentenv.sandbox.grading.feedback_text import feedback
-    from agentenv.sandbox.grading.grader import grade
-    from agentenv.sandbox.grading.results import GradeResult, Integrity, TestResult, Verdict
-    from agentenv.sandbox.grading.suites import (
-        AssertSuite,
-        AssertTest,
-        FunctionSuite,
-        FunctionTest,
-        PytestSuite,
-        StdioSuite,
-        StdioTest,
-        TestSuite,
-    )
-
-__all__ = [
-    "AssertSuite",
-    "AssertTest",
-    "Comparison",
-    "FunctionSuite",
-    "FunctionTest",
-    "GradeResult",
-    "Integrity",
-    "PytestSuite",
-    "StdioSuite",
-    "StdioTest",
-    "TestResult",
-    "TestSuite",
-    "Verdict",
-    "feedback",
-    "grade",
-    "same_value",
-]
-
-_HOMES = {
-    "compare": ("Comparison", "same_value"),
-    "feedback_text": ("feedback",),
-    "grader": ("grade",),
-    "results": ("GradeResult", "Integrity", "TestResult", "Verdict"),
-    "suites": (
-        "AssertSuite",
-        "AssertTest",
-        "FunctionSuite",
-        "FunctionTest",
-        "PytestSuite",
-        "StdioSuite",
-        "StdioTest",
-        "TestSuite",
-    ),
-}
-# Imported on first use, because these modules import this package themselves.
-__getattr__ = lazy_names(__name__, {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names})
+from agentenv.sandbox.grading.compare import Comparison as Comparison
+from agentenv.sandbox.grading.compare import same_value as same_value
+from agentenv.sandbox.grading.grader import grade as grade
+from agentenv.sandbox.grading.results import GradeResult as GradeResult
+from agentenv.sandbox.grading.results import Integrity as Integrity
+from agentenv.sandbox.grading.results import TestResult as TestResult
+from agentenv.sandbox.grading.results import Verdict as Verdict
+from agentenv.sandbox.grading.results import feedback as feedback
+from agentenv.sandbox.grading.suites import AssertSuite as AssertSuite
+from agentenv.sandbox.grading.suites import AssertTest as AssertTest
+from agentenv.sandbox.grading.suites import FunctionSuite as FunctionSuite
+from agentenv.sandbox.grading.suites import FunctionTest as FunctionTest
+from agentenv.sandbox.grading.suites import PytestSuite as PytestSuite
+from agentenv.sandbox.grading.suites import StdioSuite as StdioSuite
+from agentenv.sandbox.grading.suites import StdioTest as StdioTest
+from agentenv.sandbox.grading.suites import TestSuite as TestSuite

@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 from agentenv._util.off_loop import off_loop
 from agentenv.errors import DataError, InfraError
 from agentenv.sandbox.grading.codec import CodecError, decode, dump_line, parse_line
-from agentenv.sandbox.grading.executions import GradingRun, guest_program, shorten, show, verdict_of
+from agentenv.sandbox.grading.executions import GradingRun, guest_program, verdict_of
 from agentenv.sandbox.grading.guest.asserts import NO_CALL
-from agentenv.sandbox.grading.results import TestResult, Verdict
+from agentenv.sandbox.grading.results import TestResult, Verdict, shorten, show
 from agentenv.sandbox.grading.suites import AssertSuite, AssertTest
 from agentenv.sandbox.guest.watch import MAX_GIVEN_BACK
 from agentenv.sandbox.local.verdicts import CROWDED
@@ -44,8 +44,7 @@ async def grade_asserts(grading: GradingRun, code: str, suite: AssertSuite) -> l
     """Return a result per test, visible ones first. Visible and hidden tests never share a sandbox.
 
     Raises:
-        DataError: a test passes without a call of the solution, so no program passes all. With `in_place` all tests
-            must, because a program may have changed what a later test loops over. No program can cause this.
+        DataError: a test passes without a call of the solution, so no program passes all. No program can cause this.
     """
     results: list[TestResult] = []
     for kind, tests in (("visible", suite.visible), ("hidden", suite.hidden)):
@@ -68,7 +67,7 @@ async def grade_asserts(grading: GradingRun, code: str, suite: AssertSuite) -> l
             for index, (test, (verdict, detail, call)) in enumerate(zip(tests, verdicts, strict=True))
         ]
     empty = [result for result in results if (result.verdict, result.detail) == (Verdict.MISSING, NO_CALL)]
-    if empty and (len(empty) == len(results) or not suite.in_place):
+    if empty:
         raise DataError(
             f"AssertSuite: expected tests that call {' or '.join(suite.names)}, got {empty[0].shown_input!r:.200}. "
             "Correct or remove the test."
@@ -133,7 +132,6 @@ async def _examine_pair(
                 await grading.start(
                     guest_program("codec.py", "guest/serve.py", "guest/asserts.py", entry="examine()"),
                     limits=limits,
-                    exact=True,
                 )
             )
             started.append(
@@ -237,7 +235,6 @@ class _Relay:
                     "prelude": suite.prelude,
                     "tests": [test.source for test in tests],
                     "stop": self._grading.stop_on_fail,
-                    "in_place": suite.in_place,
                 }
             )
         )
@@ -294,10 +291,9 @@ class _Relay:
         if answer is None:
             return dump_line({"gone": self._fault[1] if self._fault else "the solution's process is gone"})
         number = answer.pop("id", None)
-        allowed = {"value", "args"} if request["in_place"] else {"value"}
         if type(number) is not int or number != request["id"]:
             self._fault = self._forged("an answer to another call")
-        elif "value" in answer and answer.keys() <= allowed:
+        elif answer.keys() == {"value"}:
             try:
                 value = await off_loop(len(self._answers.line), lambda: show(decode(answer["value"])))
                 self._last_call += f" returned {value}"

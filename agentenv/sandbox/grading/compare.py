@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal, get_args
 
-from agentenv.errors import ConfigError
+from agentenv.errors import ConfigError, InfraError
 
 TextMode = Literal["exact", "lines", "tokens", "floats", "contest", "livecodebench", "apps"]
 """`exact`: every character. `lines`: ignores white space at the end of lines and of the text. `tokens`: splits at white
@@ -287,3 +287,35 @@ def _number(word: str) -> float:
 
 Checker = Callable[[Any, Any, Any], bool]
 """A custom judge: (input, expected, got) to True if right. It runs outside the sandbox on an untrusted `got`."""
+
+
+# --- checkers ---------------------------------------------------------------------------------------------------------
+
+
+def run_checker(checker: Checker, given: Any, expected: Any, got: Any) -> bool:
+    """Return the checker's judgement of `got`.
+
+    If the checker raises on `got` but accepts the expected value, `got` is wrong: the checker cannot parse it.
+
+    Raises:
+        InfraError: the checker also raises on the expected value, or does not return a bool.
+    """
+    try:
+        return _call_checker(checker, given, expected, got)
+    except InfraError:
+        if _call_checker(checker, given, expected, expected):
+            return False
+        raise
+
+
+def _call_checker(checker: Checker, given: Any, expected: Any, got: Any) -> bool:
+    try:
+        good = checker(given, expected, got)
+    except Exception as error:
+        raise InfraError(
+            f"checker {getattr(checker, '__name__', checker)!r}: expected a bool, got {type(error).__name__}: "
+            f"{str(error)[:200]}. Return False for values that it cannot parse."
+        ) from error
+    if not isinstance(good, bool):
+        raise InfraError(f"checker {getattr(checker, '__name__', checker)!r}: expected a bool, got {good!r:.200}.")
+    return good

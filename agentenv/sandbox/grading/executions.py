@@ -18,7 +18,6 @@ from agentenv.sandbox.grading.results import GradeResult, Integrity, TestResult,
 from agentenv.sandbox.guest.watch import MAX_GIVEN_BACK
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Execution, Isolation, Sandbox
 
-_MAX_SHOWN = 500
 _CONCURRENT = 8
 _TIMEOUTS = {ExecStatus.CPU_TIMEOUT: "cpu_s", ExecStatus.WALL_TIMEOUT: "wall_s"}
 _LIMITS = {ExecStatus.MEMORY: "memory_mb", ExecStatus.OUTPUT_LIMIT: "stdout_kb", ExecStatus.DISK_LIMIT: "disk_mb"}
@@ -69,14 +68,12 @@ class GradingRun:
             result = ExecResult(ExecStatus.INFRA, isolation=self.sandbox.isolation, detail=str(error))
         return self.record(result)
 
-    async def start(self, program: str, *, limits: ExecLimits, exact: bool = False) -> Execution:
-        """Start an interactive program; `exact` if the same input always produces the same output.
+    async def start(self, program: str, *, limits: ExecLimits) -> Execution:
+        """Start an interactive program.
 
         Raises:
             InfraError: the sandbox failed or had no free slot.
         """
-        if not getattr(self.sandbox, "supports_start", True):
-            return ReplayedExecution(self, program, limits, exact=exact)
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 return await self.sandbox.start(program, limits=limits, tenant=self.tenant)
@@ -218,117 +215,3 @@ def guest_program(*names: str, entry: str, first: str = "") -> str:
     source = "\n".join(["from __future__ import annotations", *kept, entry, ""])
     compiled = marshal.dumps(compile(source, "agentenv", "exec", dont_inherit=True)).hex()
     return _LOADER.format(first=first, magic=MAGIC_NUMBER, compiled=compiled, source=source)
-
-
-def show(value: Any) -> str:
-    """Return the `repr` of a value, shorten and safe to print."""
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of more digits than Python prints
-        text = f"a {type(value).__name__} with an integer that is too long to print"
-    return shorten(text)
-
-
-def shorten(text: str, max_chars: int = _MAX_SHOWN) -> str:
-    """Return the beginning and the end of a text, with control characters and lone surrogates escaped."""
-    if len(text) > max_chars:
-        half = (max_chars - 30) // 2
-        text = f"{text[:half]} … ({len(text) - 2 * half} more) … {text[-half:]}"
-    return "".join(
-        character if character in "\n\t" or character.isprintable() else repr(character)[1:-1] for character in text
-    )
-
-
-MAX_RUNS = 256
-"""Maximum number of runs of one replayed program, which is also the most calls of the tests."""
-_CHANNEL_FACTOR = 3
-"""Factor on channel_kb of a replayed program, whose every run repeats the output of all earlier ones."""
-_WAITING = 86
-"""Exit code of a replayed program that has read all its input."""
-_PROGRAM = """\
-import os
-{first}
-def patch_read(read=os.read, leave=os._exit):
-    parts = []
-    while part := read(0, 1 << 16):
-        parts.append(part)
-    def replayed(fd, size):
-        if fd != 3:
-            return read(fd, size)
-        if not parts:
-            leave({waiting})
-        return parts.pop(0)
-    os.read = replayed
-patch_read()
-del patch_read
-exec(compile({source!r}, "main.py", "exec", dont_inherit=True))
-"""
-
-
-class ReplayedExecution:
-    """An `Execution` for backends without `start`: each `receive` runs the program again with all input so far.
-
-    The program must read descriptor 3 by `os.read`, with sizes of at least 64 KiB.
-    """
-
-    def __init__(self, grading: GradingRun, program: str, limits: ExecLimits, *, exact: bool) -> None:
-        first = "import random\nrandom.seed(0)" if exact else ""
-        self._grading = grading
-        self._exact = exact
-        self._limits = replace(limits, channel_kb=_CHANNEL_FACTOR * limits.channel_kb)
-        self._program = _PROGRAM.format(first=first, waiting=_WAITING, source=program)
-        self._input = b""
-        self._has_new_input = False
-        self._num_runs = 0
-        self._received: list[bytes] = []
-        self._result = ExecResult(ExecStatus.OK, isolation=grading.sandbox.isolation, backend=grading.sandbox.backend)
-
-    async def send(self, data: bytes) -> None:
-        """Add input for the next run, which `receive` starts."""
-        self._input += data
-        self._has_new_input = True
-
-    async def receive(self, max_bytes: int = 65536) -> bytes:
-        """Run the program with all input, and return its output beyond that of earlier runs.
-
-        Raises:
-            InfraError: the sandbox failed, an `exact` program changed its earlier output, or there were too many runs.
-        """
-        if not self._has_new_input:
-            return b""  # the program has ended, or waits for input
-        self._has_new_input = False
-        self._num_runs += 1
-        if self._num_runs > MAX_RUNS:
-            raise InfraError(
-                f"{self._grading.sandbox.backend}: expected at most {MAX_RUNS} calls of tests, got more. "
-                "Use a backend with interactive programs, such as local or docker"
-            )
-        self._result = result = await self._grading.run(
-            self._program, stdin=self._input, limits=self._limits, channel=True
-        )
-        if result.status is ExecStatus.INFRA:
-            raise InfraError(result.detail or "the sandbox failed")
-        if self._exact and len(result.channel) >= self._limits.channel_kb * 1024:
-            raise InfraError(
-                f"{result.backend}: expected output within channel_kb = {self._limits.channel_kb}, got more. Raise it"
-            )
-        lines = result.channel.split(b"\n")
-        lines = [line + b"\n" for line in lines[:-1]] + [lines[-1]] * bool(lines[-1])
-        if self._exact and lines[: len(self._received)] != self._received:
-            raise InfraError(
-                f"{result.backend}: expected tests that make the same calls each time, got others. "
-                "Use a backend with interactive programs, such as local or docker"
-            )
-        new = lines[len(self._received) :]
-        self._received += new
-        return b"".join(new)
-
-    async def finish(self) -> ExecResult:
-        """Return the result of the last run; OK if the program only waited for input."""
-        if self._result.exit_code == _WAITING:
-            return replace(self._result, status=ExecStatus.OK, exit_code=0)
-        return self._result
-
-    async def kill(self) -> ExecResult:
-        """Return the result of the last run with zero times, because its runs are already counted."""
-        return replace(await self.finish(), wall_s=0.0, cpu_s=0.0, queue_s=0.0)

@@ -9,18 +9,15 @@ from typing import Any
 
 from agentenv._util.off_loop import off_loop
 from agentenv.errors import InfraError
-from agentenv.sandbox.grading.checkers import run_checker
 from agentenv.sandbox.grading.codec import CodecError, decode, dump_line, encode, parse_line
-from agentenv.sandbox.grading.compare import same_value
+from agentenv.sandbox.grading.compare import run_checker, same_value
 from agentenv.sandbox.grading.executions import (
     GradingRun,
     gather_limited,
     guest_program,
-    shorten,
-    show,
     verdict_of,
 )
-from agentenv.sandbox.grading.results import TestResult, Verdict
+from agentenv.sandbox.grading.results import TestResult, Verdict, shorten, show
 from agentenv.sandbox.grading.suites import FunctionSuite, FunctionTest
 from agentenv.sandbox.types import ExecResult, ExecStatus
 
@@ -164,9 +161,9 @@ async def _execute(
     # Tests may have megabytes.
     stdin, max_bytes = await asyncio.to_thread(_requests, code, suite, cases, grading.limits.channel_kb * 1024 // 4)
     channel_kb = max(grading.limits.channel_kb, 2 * max_bytes // 1024)
-    limits = replace(grading.limits, channel_kb=channel_kb, stdout_kb=max(grading.limits.stdout_kb, channel_kb))
+    limits = replace(grading.limits, channel_kb=channel_kb)
     execution = await grading.run(program, stdin=stdin, limits=limits, channel=True)
-    output = execution.channel or execution.stdout.encode(errors="replace")  # a backend may have no channel
+    output = execution.channel
     complete = execution.status is ExecStatus.OK and len(output) < channel_kb * 1024
     answers = await off_loop(len(output), read_answers, output, len(cases), complete=complete)
     answers.num_bytes = len(output)

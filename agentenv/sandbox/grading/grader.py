@@ -43,10 +43,17 @@ async def grade(
 
     Raises:
         ConfigError: `suite` is not a test suite, or the sandbox cannot run its tests.
+        InfraError: the server of a remote sandbox does not answer.
         DataError: the tests of an AssertSuite never call the solution, or no program can fail one of a PytestSuite.
         asyncio.CancelledError: after all programs have been killed.
     """
     limits = limits or getattr(sandbox, "limits", None) or ExecLimits()
+    if not isinstance(suite, StdioSuite) and (grade_there := getattr(sandbox, "grade", None)) is not None:
+        graded: GradeResult = await grade_there(  # beside the programs that it runs, of a remote sandbox
+            code, suite, limits=limits, stop_on_fail=stop_on_fail, tenant=tenant, seconds_left=seconds_left,
+            give_back=give_back,
+        )  # fmt: skip
+        return graded
     grading = GradingRun(sandbox, limits, tenant, stop_on_fail, seconds_left, give_back)
     match suite:
         case StdioSuite():

@@ -11,8 +11,8 @@ from agentenv._util.off_loop import off_loop
 from agentenv.errors import ConfigError, DataError
 from agentenv.sandbox.grading.codec import CodecError, dump_line, parse_line
 from agentenv.sandbox.grading.decoys import disguise
-from agentenv.sandbox.grading.executions import GradingRun, guest_program, shorten, verdict_of
-from agentenv.sandbox.grading.results import TestResult, Verdict
+from agentenv.sandbox.grading.executions import GradingRun, guest_program, verdict_of
+from agentenv.sandbox.grading.results import TestResult, Verdict, shorten
 from agentenv.sandbox.grading.suites import PytestSuite
 from agentenv.sandbox.guest.files import check_names
 from agentenv.sandbox.local.sandbox import has_room

@@ -1,9 +1,10 @@
-"""The result of grading: a verdict per test, its integrity, and no score if the sandbox failed."""
+"""The result of grading: a verdict per test, its integrity, and no score if the sandbox failed; and its texts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from agentenv.sandbox.types import Isolation
 
@@ -108,3 +109,72 @@ class GradeResult:
         if not tests or self.sandbox_failed:
             return None
         return sum(test.verdict is Verdict.PASSED for test in tests) / len(tests)
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+_MAX_SHOWN = 500
+_NOT_RUN = (Verdict.SKIPPED, Verdict.INFRA)
+_FAILURES = {
+    Verdict.FAILED: "gave a wrong result",
+    Verdict.ERROR: "ended with an error",
+    Verdict.TIMEOUT: "took too long",
+    Verdict.LIMIT: "went beyond a limit",
+    Verdict.MISSING: "gave no result",
+    Verdict.PROTOCOL: "gave no valid result",
+}
+
+
+def show(value: Any) -> str:
+    """Return the `repr` of a value, shorten and safe to print."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python prints
+        text = f"a {type(value).__name__} with an integer that is too long to print"
+    return shorten(text)
+
+
+def shorten(text: str, max_chars: int = _MAX_SHOWN) -> str:
+    """Return the beginning and the end of a text, with control characters and lone surrogates escaped."""
+    if len(text) > max_chars:
+        half = (max_chars - 30) // 2
+        text = f"{text[:half]} … ({len(text) - 2 * half} more) … {text[-half:]}"
+    return "".join(
+        character if character in "\n\t" or character.isprintable() else repr(character)[1:-1] for character in text
+    )
+
+
+def feedback(result: GradeResult, *, max_tests: int = 1, max_chars: int = 2000, hidden_count: bool = True) -> str:
+    """Return a text about a grade for the model that wrote the program.
+
+    Args:
+        result: the grade.
+        max_tests: number of failed visible tests to describe in full.
+        max_chars: length limit of the text.
+        hidden_count: add how many hidden tests passed.
+    """
+    if result.sandbox_failed:
+        return "The tests could not be run. This says nothing about the program."
+    if result.all_passed:
+        return "All tests passed."
+    if result.load_error:
+        return shorten(f"The program could not be loaded.\n{result.load_error}", max_chars)
+    parts = [_count_passed(result, visible=True)]
+    failed = [test for test in result.tests if test.visible and test.verdict in _FAILURES]
+    for test in failed[:max_tests]:
+        lines = [f"Test {test.id} {_FAILURES[test.verdict]}."]
+        for name, text in (("input", test.shown_input), ("expected", test.shown_expected), ("got", test.shown_got)):
+            if text:
+                lines.append(f"{name}:\n{text.rstrip()}" if "\n" in text.strip() else f"{name}: {text.strip()}")
+        parts.append("\n".join([*lines, test.detail] if test.detail else lines))
+    if hidden_count:
+        parts.append(_count_passed(result, visible=False))
+    text = "\n\n".join(part for part in parts if part)
+    return shorten(text or "Not all tests passed.", max_chars)
+
+
+def _count_passed(result: GradeResult, *, visible: bool) -> str:
+    tests = [test for test in result.tests if test.visible is visible and test.verdict not in _NOT_RUN]
+    kind = "" if visible else "hidden "
+    passed = sum(test.verdict is Verdict.PASSED for test in tests)
+    return f"{passed} of {len(tests)} {kind}tests passed." if tests else ""

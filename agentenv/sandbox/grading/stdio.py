@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from agentenv._util.off_loop import off_loop
 from agentenv.errors import InfraError
-from agentenv.sandbox.grading.checkers import run_checker
-from agentenv.sandbox.grading.compare import same_text
-from agentenv.sandbox.grading.executions import GradingRun, gather_limited, shorten, verdict_of
-from agentenv.sandbox.grading.results import TestResult, Verdict
+from agentenv.sandbox.grading.compare import run_checker, same_text
+from agentenv.sandbox.grading.executions import GradingRun, gather_limited, verdict_of
+from agentenv.sandbox.grading.results import TestResult, Verdict, shorten
 from agentenv.sandbox.grading.suites import StdioSuite, StdioTest
 from agentenv.sandbox.local.execution import readable
 from agentenv.sandbox.types import ExecResult, ExecStatus

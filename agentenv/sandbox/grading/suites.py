@@ -144,8 +144,8 @@ class AssertTest:
 class AssertSuite:
     """Tests as asserts in a separate sandbox; the functions that they call are proxies of the solution's.
 
-    Plain values are transferred, and exceptions as their nearest built-in class. Functions, classes, generators and
-    object identity are not.
+    Plain values are transferred, and exceptions as their nearest built-in class. Functions, classes, generators,
+    object identity and changes of arguments are not.
     """
 
     names: tuple[str, ...]
@@ -156,9 +156,6 @@ class AssertSuite:
     """Python source that runs before each test, without access to the solution."""
     solution_prelude: str = ""
     """Python source that runs before the solution in its module. What it defines of `names` is removed."""
-    in_place: bool = False
-    """Transfer changes of list, dict, set and bytearray arguments back to the test. The solution then controls any
-    expectation that a test computes from an argument after the call."""
 
     def __post_init__(self) -> None:
         _check_tests(self, AssertTest, self.visible, self.hidden)

@@ -36,7 +36,7 @@ restart_syscall open openat openat2 statfs fstatfs getrandom rseq membarrier tim
 timer_delete timer_getoverrun timerfd_create timerfd_settime timerfd_gettime eventfd eventfd2 signalfd signalfd4
 sendfile copy_file_range
 recvfrom sendmsg recvmsg sendmmsg recvmmsg shutdown getsockname getpeername capget close_range
-munlock munlockall setuid setgid setreuid setregid setresuid setresgid
+munlock munlockall madvise fadvise64 readahead preadv2 setuid setgid setreuid setregid setresuid setresgid
 """
 _CHANGES_METADATA = "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat"
 _XATTRS = """
@@ -49,7 +49,7 @@ _GROUPS = "setsid setpgid"
 _PRIORITIES = "getpriority setpriority"
 _REFUSED = """
 socket connect bind listen accept accept4 clone mknod mknodat sched_setaffinity sched_setscheduler sched_setparam
-sched_setattr setgroups setfsuid setfsgid capset personality seccomp mlock mlock2 mlockall tkill process_madvise
+mincore sched_setattr setgroups setfsuid setfsgid capset personality seccomp mlock mlock2 mlockall tkill process_madvise
 prctl prlimit64 socketpair sendto setsockopt fcntl
 """
 _ATTACKS = """
@@ -135,19 +135,8 @@ def _answers(*, processes: bool, own_signals: bool, on_host: bool, metadata: int
     # The priority of a process; that of a user is also the host's.
     who = _if_one_of(1, [0, OWN_PID], EPERM) if on_host else [(_RET, 0, 0, ALLOW)]
     table |= {name: [*_load_argument(0), (_JEQ, 1, 0, 0), (_RET, 0, 0, EPERM), *who] for name in _PRIORITIES.split()}
-    # Programs share the page cache. These hints, with MADV_COLD and MADV_PAGEOUT, change nothing, and neither mincore
-    # nor a flag such as RWF_NOWAIT tells what it has.
-    table |= answer("fadvise64 readahead", ERRNO) | answer("mincore", EPERM)
     # A program that gives up its core would look as if the host kept it waiting for one.
     table |= answer("sched_yield", ERRNO)
-    table["madvise"] = [
-        *_load_argument(2),
-        (_JEQ, 1, 0, 20),
-        (_JEQ, 0, 1, 21),
-        (_RET, 0, 0, ERRNO),
-        (_RET, 0, 0, ALLOW),
-    ]
-    table["preadv2"] = _if_one_of(5, [0], EOPNOTSUPP)
     table["fcntl"] = _if_one_of(1, _FCNTLS, EPERM)
     table["setsockopt"] = _if_one_of(2, _SOCKET_OPTIONS, EPERM)
     table["getsockopt"] = _if_one_of(2, _READABLE_OPTIONS, ENOPROTOOPT)

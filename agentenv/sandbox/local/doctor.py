@@ -12,14 +12,13 @@ import os
 import platform
 import resource
 import time
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from agentenv.sandbox.local import levels
 from agentenv.sandbox.local.plan import Plan, interpreters, missing_memory, user_ranges
-from agentenv.sandbox.local.probe import Probe, ProbeOutcome, run_probes
+from agentenv.sandbox.local.probe import Probe, run_probes
 from agentenv.sandbox.local.sandbox import LocalSandbox
 from agentenv.sandbox.types import ExecLimits, ExecStatus, Isolation
 
@@ -38,19 +37,6 @@ class LevelReport:
     num_canaries: int = 0
     """Number of escape attempts that were made, all of which failed."""
     failures: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One case of the escape matrix."""
-
-    name: str
-    held: bool
-    detail: str = ""
-
-
-Matrix = Callable[[LocalSandbox], Awaitable[Sequence[Check]]]
-"""A function that runs the escape matrix in a sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +60,11 @@ class DoctorReport:
     chosen: Isolation | None
     """The strongest level that works and is strong enough; None if no program may run."""
     speed: Speed | None
-    deep: tuple[Check, ...] | None = None
-    """Results of the escape matrix; None if it was not run."""
 
     @property
     def ok(self) -> bool:
-        """True if programs can run and every case of the escape matrix held."""
-        return self.chosen is not None and all(check.held for check in self.deep or ())
+        """True if programs can run."""
+        return self.chosen is not None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as values for JSON."""
@@ -99,22 +83,14 @@ class DoctorReport:
         if self.speed:
             speed = self.speed
             out.append(f"speed: p50 {speed.p50_ms:.1f} ms, p95 {speed.p95_ms:.1f} ms, {speed.per_s:.0f} executions/s")
-        if self.deep is not None:
-            held = sum(check.held for check in self.deep)
-            out.append(f"escape matrix: {held} of {len(self.deep)} held")
-            out += [f"  NOT HELD {check.name}: {check.detail}" for check in self.deep if not check.held]
         return out
 
 
-async def doctor(
-    *, min_isolation: Isolation = Isolation.LANDLOCK, deep: bool = False, matrix: Matrix | None = None
-) -> DoctorReport:
+async def doctor(*, min_isolation: Isolation = Isolation.LANDLOCK) -> DoctorReport:
     """Probe this machine, test each level, and time the chosen one. Takes about a second.
 
     Args:
         min_isolation: weakest acceptable isolation, as for LocalSandbox.
-        deep: also run the escape matrix.
-        matrix: the function that runs the matrix; required for `deep`.
     """
     plan = Plan(Isolation.NAMESPACES, user_ranges(), interpreters()[0])
     probes = await asyncio.to_thread(run_probes, plan)
@@ -129,13 +105,11 @@ async def doctor(
         reports.append(replace(report, failures=tuple(failures)))
     fit = [level for level in reports if level.works and level.isolation.strength >= min_isolation.strength]
     chosen = fit[0].isolation if fit else None
-    speed, checks = None, None
+    speed = None
     if chosen is not None:
         async with LocalSandbox(isolation=chosen) as sandbox:
             speed = await measure(sandbox)
-            if deep:
-                checks = tuple(await matrix(sandbox)) if matrix else (Check("matrix", False, "missing"),)
-    return DoctorReport(machine(), probes, tuple(reports), chosen, speed, checks)
+    return DoctorReport(machine(), probes, tuple(reports), chosen, speed)
 
 
 async def measure(sandbox: LocalSandbox, *, num_runs: int = NUM_TIMED) -> Speed:
@@ -180,6 +154,3 @@ def _read_file(path: str) -> str:
         return Path(path).read_text().strip()
     except OSError as error:
         return f"unknown ({error.strerror})"
-
-
-__all__ = ["Check", "DoctorReport", "LevelReport", "Matrix", "Probe", "ProbeOutcome", "Speed", "doctor", "measure"]

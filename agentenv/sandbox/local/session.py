@@ -114,11 +114,6 @@ class InterpreterSession:
         if self._execution:
             await self._execution.kill()
 
-    async def wait_ended(self) -> None:
-        """Wait until the interpreter has ended; return immediately if it was never started."""
-        if self._execution is not None:
-            await asyncio.shield(self._execution.ended)
-
     @property
     def over(self) -> bool:
         """True once the session has ended; further turns return how it ended."""

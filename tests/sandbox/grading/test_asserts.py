@@ -244,11 +244,9 @@ async def test_a_value_that_makes_the_test_itself_endless_is_not_a_pass(sandbox)
     assert "the test itself" in result.tests[0].detail
 
 
-async def test_changes_of_arguments_cross_only_where_a_suite_says_so(sandbox):
+async def test_changes_of_arguments_do_not_cross(sandbox):
     code = "def add(a, b):\n    a += b\n"
-    source = "xs = [1]\nadd(xs, [2])\nassert xs == [1, 2]"
-    assert await verdicts(sandbox, code, suite(source, in_place=True)) == ["passed"]
-    assert await verdicts(sandbox, code, suite(source)) == ["failed"]
+    assert await verdicts(sandbox, code, suite("xs = [1]\nadd(xs, [2])\nassert xs == [1, 2]")) == ["failed"]
     cheat = "def add(a, b):\n    a.clear()\n    return []\n"
     assert await verdicts(sandbox, cheat, suite("xs = [2, 1]\nassert add(xs, 0) == sorted(xs)")) == ["failed"]
 

@@ -56,7 +56,7 @@ async def sandbox_for(suite: TestSuite, own: Mapping[str, Any] | Sandbox | None)
     if own is not None and not isinstance(own, Mapping):
         return own
     options = dict(own or {})
-    if isinstance(suite, PytestSuite):
+    if isinstance(suite, PytestSuite) and options.get("backend", "local") == "local":
         options["preimport"] = ["pytest", *options.get("preimport", ())]
     return await shared_sandbox(options)
 

@@ -32,9 +32,8 @@ class Broken(BaseException):
 class Candidates:
     """The proxies of the solution's functions, and the state of their calls."""
 
-    def __init__(self, channel: Lines, answers: Iterator[dict[str, Any]], *, in_place: bool) -> None:
+    def __init__(self, channel: Lines, answers: Iterator[dict[str, Any]]) -> None:
         self.broken = ""
-        self._in_place = in_place
         self._channel = channel
         self._answers = answers
         self.calls = 0
@@ -53,11 +52,10 @@ class Candidates:
             raise Broken(self.broken)
         self.calls += 1
         try:
-            request = {"name": name, "args": encode(args), "kwargs": encode(kwargs), "in_place": self._in_place}
+            request = {"name": name, "args": encode(args), "kwargs": encode(kwargs)}
             self._channel.send(dump_line({"id": self.calls, **request}))
             answer: dict[str, Any] = next(self._answers, {"gone": "the call was never answered"})
             value = decode(answer["value"]) if "value" in answer else None
-            after = decode(answer["args"]) if self._in_place and "args" in answer else args
         except CodecError as error:
             self.broken = str(error)
             raise Broken(self.broken) from error
@@ -66,8 +64,6 @@ class Candidates:
             raise Broken(self.broken)
         if "error" in answer:
             raise as_raised(answer["error"])
-        for before, now in zip(args, after, strict=False):
-            change(before, now)
         return value
 
 
@@ -84,15 +80,6 @@ def as_raised(error: dict[str, Any]) -> Exception:
         except TypeError:
             return CandidateError(f"{error.get('type')}: {message}")
     return CandidateError(f"{error.get('type')}: {message}")
-
-
-def change(before: Any, now: Any) -> None:
-    """Change an argument in place to the content that the solution gave it."""
-    if isinstance(before, (list, bytearray)):
-        before[:] = now
-    elif isinstance(before, (dict, set)):
-        before.clear()
-        before.update(now)
 
 
 class Evidence:
@@ -248,7 +235,7 @@ def examine(*, _exit: Callable[[int], Any] = os._exit) -> None:
     messages = iter(channel)
     header = next(messages)
     sys.modules.pop("solution", None)
-    candidates = Candidates(channel, messages, in_place=header["in_place"])
+    candidates = Candidates(channel, messages)
     for index, source in enumerate(header["tests"]):
         channel.send(dump_line({"begin": index}))
         verdict, detail = run_test(source, header["names"], prelude=header["prelude"], candidates=candidates)

@@ -41,16 +41,10 @@ _COMMON_IN_LIBRARIES = ("frame_walk", "trace")
 
 
 class Lines:
-    """A channel of lines: a file descriptor to read from and one to write to."""
+    """A channel of lines: a file descriptor to read from, and CHANNEL to write to."""
 
     def __init__(self, source: int) -> None:
         self.source = source
-        self.target = CHANNEL
-        try:
-            os.fstat(CHANNEL)
-        except OSError:  # without descriptor 3, the standard output; prints are redirected to standard error
-            self.target = os.dup(1)
-            os.dup2(2, 1)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         parts: list[bytes] = []  # of a line that may have megabytes
@@ -65,7 +59,7 @@ class Lines:
         """Write a complete line."""
         view = memoryview(line)
         while view:
-            view = view[_write(self.target, view) :]
+            view = view[_write(CHANNEL, view) :]
 
 
 class Watch:
@@ -160,13 +154,11 @@ def tell_lack(error: str) -> None:
 
 
 def answer(module: types.ModuleType, request: dict[str, Any], *, max_bytes: int, watch: Watch) -> bytes:
-    """Run a call and return its answer: the value, changed arguments, or the exception."""
+    """Run a call and return its answer: the value, or the exception."""
     try:
         args, kwargs = decode(request["args"]), decode(request["kwargs"])
         value = find(module, request["name"])(*args, **kwargs)
         message = {"id": request["id"], "value": encode(value)}
-        if request.get("in_place") and (after := encode(args)) != request["args"]:
-            message["args"] = after
         line = dump_line(message)
         if len(line) > max_bytes:
             raise CodecError(f"a value of {len(line)} bytes as JSON; {max_bytes} may leave the sandbox")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agentenv.sandbox.escapes.cases import LIMITS, EscapeCase, case
 from agentenv.sandbox.types import Isolation
+from tests.sandbox.escapes.cases import LIMITS, EscapeCase, case
 
 SHARED: list[EscapeCase] = [
     case(
         "memory_of_an_earlier_program",
-        "state",
         # A comment of 60 KB, which a heap keeps after it was freed.
         f"#{'thgin yb rats eht dnif ' * 2600}\nsay('TRYING')\nsay('HELD', 'if the next run finds nothing')",
         fetch=("nothing",),
@@ -33,7 +32,6 @@ attempt('heap', scan)
     ),
     case(
         "priority_of_the_user",
-        "system calls",
         """
 surface('user', lambda: os.setpriority(os.PRIO_USER, 0, 19))
 surface('user by id', lambda: os.setpriority(os.PRIO_USER, os.getuid(), 19))
@@ -44,7 +42,6 @@ surface('with high bits', lambda: call(141, 140, 2 | 1 << 32, 0, 19))
     ),
     case(
         "timers_of_the_user",
-        "resources",
         """
 def timers():
     timer = ctypes.c_void_p()
@@ -65,27 +62,9 @@ attempt('2000 queued signals', signals)
         limits=replace(LIMITS, cpu_s=3.0),
     ),
     case(
-        "preallocation",
-        "resources",
-        """
-def allocate():
-    for number in range(6):
-        call(285, 47, os.open(f'file{number}', os.O_CREAT | os.O_WRONLY), 0, 0, 6 << 20)
-    return '36 MB at once'
-attempt('6 of 6 MB', allocate)
-""",
-    ),
-    case(
         "name_of_the_host",
-        "secrets",
         "attempt('uname', lambda: os.uname().nodename == W['host_name'] or refuse('another'))",
         # Without a UTS namespace, nothing hides it.
         excepted=(Isolation.LANDLOCK, Isolation.UID),
-    ),
-    case(
-        "arguments_of_the_interpreter",
-        "secrets",
-        "attempt('paths', lambda: [word for word in sys.orig_argv[1:] if '/' in word][0], IndexError)",
-        bare="held",
     ),
 ]

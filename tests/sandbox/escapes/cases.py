@@ -94,7 +94,6 @@ class EscapeCase:
     """One attack."""
 
     name: str
-    category: str
     program: str
     policy: Policy = "pure"
     then: str = ""
@@ -117,15 +116,15 @@ class EscapeCase:
     """Outcome as a plain process: `breaches`, which shows that the case can fail; `held` by the kernel or the machine;
     or `unsafe` for the machine, and therefore not tried."""
     census: bool = False
-    """Run it alone, and check afterwards that none of its processes is left."""
+    """Check afterwards that none of its processes is left."""
 
 
-def case(name: str, category: str, program: str, policy: Policy = "pure", **options: Any) -> EscapeCase:
+def case(name: str, program: str, policy: Policy = "pure", **options: Any) -> EscapeCase:
     """Return a case; options that are sets may be any iterable."""
     for key in ("needs", "ends", "must_end", "excepted"):
         if key in options:
             options[key] = frozenset(options[key])
-    return EscapeCase(name, category, program, policy, **options)
+    return EscapeCase(name, program, policy, **options)
 
 
 def thread_bomb(num: int, setup: str = "") -> str:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agentenv.sandbox.escapes.cases import LIMITS, SHORT, EscapeCase, case
 from agentenv.sandbox.types import ExecStatus, Isolation
+from tests.sandbox.escapes.cases import LIMITS, SHORT, EscapeCase, case
 
 _VERDICTS = frozenset(ExecStatus) - {ExecStatus.INFRA, ExecStatus.OK}
 
@@ -16,11 +16,6 @@ _DEATHS = {
     "lowered_cpu_limit": """
 import resource
 resource.setrlimit(resource.RLIMIT_CPU, (0, 0))
-while True: pass
-""",
-    "lowered_cpu_limit_by_another_call": """
-import struct
-call(302, 261, 0, 0, struct.pack('QQ', 0, 0), 0)
 while True: pass
 """,
     "lowered_cpu_limit_reached_asleep": """
@@ -36,8 +31,6 @@ while True: pass
 """,
     "kill_of_itself": "import signal\nos.kill(os.getpid(), signal.SIGKILL)",
     "kill_of_its_thread": "call(234, 131, os.getpid(), call(186, 178), 9)",
-    "kill_of_all": "import signal\nos.kill(-1, signal.SIGKILL)",
-    "kill_of_its_group": "import signal\nos.kill(0, signal.SIGKILL)",
     "kill_by_queue": "import struct\ncall(129, 138, os.getpid(), 9, struct.pack('iii116x', 9, 0, -1))",
     "kill_by_timer": """
 import struct, time
@@ -66,18 +59,8 @@ resource.setrlimit(resource.RLIMIT_AS, (0, 0))
 resource.setrlimit(resource.RLIMIT_DATA, (0, 0))
 hoard = [bytearray(1 << 20) for _ in range(100)]
 """,
-    "no_stack": """
-import resource
-resource.setrlimit(resource.RLIMIT_STACK, (0, 0))
-sys.setrecursionlimit(1 << 30)
-def deeper(n): return [deeper(n + 1)]
-eval('(' * 80 + ')' * 80)
-deeper(0)
-""",
-    "unmapped": "ctypes.CDLL(None).munmap(ctypes.c_void_p(0), ctypes.c_size_t(1 << 46))\nctypes.string_at(8)",
     "nothing_open": "os.closerange(0, 1 << 16)\nos._exit(9)",
     "exit_code_of_a_kill": "os._exit(137)",
-    "exit_code_of_the_sandbox": "os._exit(125)",
     "message_of_a_full_disk": "sys.exit('OSError: [Errno 28] No space left on device')",
     "stopped": "import signal, time\nos.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(60)",
     "at_low_priority": "os.nice(9)\nwhile True: pass",
@@ -86,7 +69,6 @@ deeper(0)
 ENDS: list[EscapeCase] = [
     case(
         f"own_end_by_{name}",
-        "ends",
         f"say('TRYING')\nsay('HELD', 'if this is a verdict')\n{program}\nos._exit(3)",
         must_end=_VERDICTS,
         limits=SHORT if name in ("stopped", "at_low_priority") else LIMITS,
@@ -114,7 +96,6 @@ HIDING: list[EscapeCase] = [
     *(
         case(
             f"hidden_memory_{name}",
-            "resources",
             _HOARD.format(hide=hide),
             "proc",
             must_end=(ExecStatus.MEMORY,),
@@ -129,7 +110,6 @@ HIDING: list[EscapeCase] = [
     ),
     case(
         "hidden_memory_unmapped",
-        "resources",
         """
 import mmap
 libc = ctypes.CDLL(None)
@@ -155,7 +135,6 @@ attempt('a file in memory', lambda: hoard(mmap.MAP_SHARED, call(319, 279, b'x', 
     *(
         case(
             f"hidden_disk_{name}",
-            "resources",
             f"""
 import mmap, threading, time
 libc = ctypes.CDLL(None)
@@ -172,7 +151,6 @@ def write():
 {run}
 """,
             limits=replace(LIMITS, cpu_s=3.0),
-            excepted=(Isolation.LANDLOCK,),
             ends=(ExecStatus.DISK_LIMIT,),
             bare="unsafe",
         )
@@ -208,7 +186,6 @@ def write():
     ),
     case(
         "hidden_cpu_of_children",
-        "resources",
         """
 say('TRYING')
 say('HELD', 'if it is killed')

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentenv.sandbox.escapes.cases import EscapeCase, case
 from agentenv.sandbox.types import ExecResult, ExecStatus, Isolation
+from tests.sandbox.escapes.cases import EscapeCase, case
 
 LANDLOCK = Isolation.LANDLOCK
 UID = Isolation.UID
@@ -20,23 +20,10 @@ def _ends_as_it_did(result: ExecResult, facts: dict[str, Any]) -> str:
     return f"a forged report changed the outcome to {result.status} {result.exit_code}"
 
 
-def _no_passwd(result: ExecResult, facts: dict[str, Any]) -> str:
-    with open("/etc/passwd") as file:
-        lines = [line.strip() for line in file if not line.startswith(("root:", "nobody:"))]
-    return next((f"the host's /etc/passwd was read: {line}" for line in lines if line in result.stdout), "")
-
-
 FILES: list[EscapeCase] = [
-    case("read_canary", "files", "attempt('read', lambda: read(W['canary']))", excepted=READABLE),
-    case(
-        "read_canary_by_symlink",
-        "files",
-        "os.symlink(W['canary'], 'link')\nattempt('read', lambda: read('link'))",
-        excepted=READABLE,
-    ),
+    case("read_canary", "attempt('read', lambda: read(W['canary']))", excepted=READABLE),
     case(
         "read_canary_by_hardlink",
-        "files",
         """
 attempt('link', lambda: (os.link(W['canary'], 'hard'), read('hard')))
 attempt('linkat', lambda: (os.link(W['canary'], 'hard2', follow_symlinks=False), read('hard2')))
@@ -46,21 +33,7 @@ attempt('link of a symlink', lambda: (os.link('soft', 'hard3', follow_symlinks=T
         excepted=READABLE,
     ),
     case(
-        "read_canary_by_dots",
-        "files",
-        "attempt('read', lambda: read('../' * 40 + W['canary'].lstrip('/')))",
-        excepted=READABLE,
-    ),
-    case(
-        "read_passwd",
-        "files",
-        "say('TRYING')\ntry:\n    print(open('/etc/passwd').read())\nexcept OSError as error:\n    print(error)\nsay('HELD')",
-        check=_no_passwd,
-        excepted=READABLE,
-    ),
-    case(
         "read_by_proc_of_parent",
-        "files",
         """
 for pid in (os.getppid(), W['host_pid'], 'self', 'thread-self'):
     attempt(f'root of {pid}', lambda: read(f"/proc/{pid}/root{W['canary']}"))
@@ -69,15 +42,7 @@ for pid in (os.getppid(), W['host_pid'], 'self', 'thread-self'):
         excepted=READABLE,
     ),
     case(
-        "read_by_proc_1",
-        "files",
-        "attempt('read', lambda: read('/proc/1/root' + W['canary']))",
-        excepted=READABLE,
-        bare="held",
-    ),
-    case(
         "write_into_world_writable",
-        "files",
         """
 attempt('create', lambda: open(W['writable'] + '/planted', 'w').write('x'))
 attempt('mkdir', lambda: os.mkdir(W['writable'] + '/planted_dir'))
@@ -90,51 +55,16 @@ attempt('tmpfile', lambda: os.open(W['writable'], os.O_TMPFILE | os.O_RDWR, 0o60
         excepted=READABLE,
     ),
     case(
-        "write_usr",
-        "files",
-        """
-for folder in ('/usr', '/usr/lib', '/usr/local/lib', '/etc', '/', sys.prefix, sys.base_prefix, os.path.dirname(os.__file__)):
-    attempt(f'write into {folder}', lambda: open(folder + '/' + W['nonce'], 'w'))
-""",
-        # as root it would write into the machine's folders
-        bare="unsafe",
-    ),
-    case(
         "chmod_owned",
-        "files",
         """
 # Where it cannot be told from a file of its own, the call is answered as if done: what counts is whether it was.
 attempt('chmod', lambda: (os.chmod(W['owned'], 0o666), os.stat(W['owned']).st_mode & 0o777 == 0o666 or refuse('not done')))
 attempt('chown', lambda: (os.chown(W['owned'], 1, 1), os.stat(W['owned']).st_uid == 1 or refuse('not done')))
 """,
     ),
-    case(
-        "utime_owned",
-        "files",
-        "attempt('utime', lambda: (os.utime(W['owned'], (1, 1)), os.stat(W['owned']).st_mtime == 1 or refuse('not done')))",
-    ),
-    case(
-        "fchmod_read_only",
-        "files",
-        """
-def by_fd(flags):
-    fd = os.open(W['owned'], flags)
-    os.fchmod(fd, 0o606)
-    return os.fstat(fd).st_mode & 0o777 == 0o606 or refuse('not done')
-attempt('O_RDONLY', lambda: by_fd(os.O_RDONLY))
-def by_path_fd():
-    fd = os.open(W['owned'], os.O_PATH)
-    call(452, 452, fd, b'', 0o606, 0x1000)  # fchmodat2(AT_EMPTY_PATH)
-    return os.fstat(fd).st_mode & 0o777 == 0o606 or refuse('not done')
-attempt('fchmodat2', by_path_fd)
-""",
-    ),
-    case(
-        "unlink_victim", "files", "attempt('unlink', lambda: os.unlink(W['writable'] + '/victim'))", excepted=READABLE
-    ),
+    case("unlink_victim", "attempt('unlink', lambda: os.unlink(W['writable'] + '/victim'))", excepted=READABLE),
     case(
         "rename_out_and_in",
-        "files",
         """
 open('mine', 'w').write('x')
 attempt('out', lambda: os.rename('mine', W['writable'] + '/planted'))
@@ -146,13 +76,11 @@ attempt('link out', lambda: os.link('mine', W['writable'] + '/planted'))
     ),
     case(
         "stat_canary",
-        "files",
         "attempt('stat', lambda: os.stat(W['canary']).st_size)",
         excepted=(LANDLOCK, UID),
     ),
     case(
         "mknod",
-        "files",
         """
 import stat
 for place in ('node', W['writable'] + '/planted'):
@@ -162,7 +90,6 @@ for place in ('node', W['writable'] + '/planted'):
     ),
     case(
         "open_by_handle",
-        "files",
         """
 class Handle(ctypes.Structure):
     _fields_ = [('size', ctypes.c_uint), ('kind', ctypes.c_int), ('data', ctypes.c_ubyte * 128)]
@@ -183,7 +110,6 @@ attempt('guessed inode', guessed)
     ),
     case(
         "chroot",
-        "files",
         """
 os.mkdir('jail')
 inside = os.open('.', os.O_RDONLY)
@@ -195,7 +121,6 @@ attempt('leave by fd', lambda: (os.fchdir(inside), os.chdir('../' * 40), read(W[
     ),
     case(
         "mount",
-        "files",
         """
 os.mkdir('on')
 attempt('tmpfs', lambda: call(165, 40, b'x', b'on', b'tmpfs', 0, None))
@@ -212,7 +137,6 @@ attempt('umount /', lambda: call(166, 39, b'/', 2))
     ),
     case(
         "device_nodes",
-        "files",
         """
 import glob
 names = 'vda sda nvme0n1 mem port kmem kmsg kvm fuse net/tun ptmx tty tty0 console mapper/control loop0 loop-control nvidia0 nvidiactl vhost-vsock uinput watchdog'
@@ -225,52 +149,11 @@ for name in names.split() + [path[5:] for path in glob.glob('/dev/*')]:
         bare="unsafe",
         excepted=READABLE,
     ),
-    case(
-        "core_pattern",
-        "files",
-        """
-for name in ('sys/kernel/core_pattern', 'sys/kernel/modprobe', 'sysrq-trigger', 'sys/kernel/hotplug', 'sys/vm/drop_caches'):
-    attempt(name, lambda: os.open('/proc/' + name, os.O_WRONLY))
-attempt('uevent_helper', lambda: os.open('/sys/kernel/uevent_helper', os.O_WRONLY))
-attempt('release_agent', lambda: os.open('/sys/fs/cgroup/memory/release_agent', os.O_WRONLY))
-attempt('cgroup.procs', lambda: os.open('/sys/fs/cgroup/unified/cgroup.procs', os.O_WRONLY))
-""",
-        bare="unsafe",
-    ),
-    case(
-        "persistence",
-        "files",
-        """
-version = '%d.%d' % sys.version_info[:2]
-home = os.environ.get('HOME', '.')
-places = ['left', '/tmp/left', '/var/tmp/left', '/dev/shm/left', home + '/left', home + '/.pythonrc.py', home + '/.bashrc',
-          home + f'/.local/lib/python{version}/site-packages/usercustomize.py', '/work/left', '/run/left']
-say('TRYING')
-for place in places:
-    try:
-        os.makedirs(os.path.dirname(os.path.abspath(place)), exist_ok=True)
-        open(place, 'a').write('# ' + W['nonce'])
-    except OSError:
-        pass
-say('HELD')
-""",
-        then="""
-version = '%d.%d' % sys.version_info[:2]
-home = os.environ.get('HOME', '.')
-places = ['left', '/tmp/left', '/var/tmp/left', '/dev/shm/left', home + '/left', home + '/.pythonrc.py', home + '/.bashrc',
-          home + f'/.local/lib/python{version}/site-packages/usercustomize.py', '/work/left', '/run/left']
-for place in places:
-    attempt(place, lambda: W['nonce'].encode() in read(place, 100000) or refuse('not it'))
-""",
-        bare="unsafe",
-        excepted=READABLE,
-    ),
 ]
 
 SECRETS: list[EscapeCase] = [
     case(
         "environment",
-        "secrets",
         """
 say('TRYING')
 print(dict(os.environ))
@@ -283,55 +166,7 @@ say('HELD')
 """,
     ),
     case(
-        "environ_of_processes",
-        "secrets",
-        """
-say('TRYING')
-pids = {'self', 'thread-self', os.getppid(), W['host_pid'], W['victim'], *range(1, 300)}
-if os.path.isdir('/proc'):
-    try:
-        pids |= {name for name in os.listdir('/proc') if name.isdigit()}
-    except OSError:
-        pass
-for pid in pids:
-    try:
-        data = read(f'/proc/{pid}/environ', 100000)
-        at = data.find(W['secret_prefix'].encode())
-        if at >= 0:
-            print(data[at:at + 60])
-    except OSError:
-        pass
-say('HELD')
-""",
-        needs=("victim",),
-        excepted=(UID,),
-    ),
-    case(
-        "command_lines",
-        "secrets",
-        """
-say('TRYING')
-names = {'self', str(W['host_pid']), str(W['victim']), *map(str, range(1, 300))}
-try:
-    names |= {name for name in os.listdir('/proc') if name.isdigit()}
-except OSError:
-    pass
-for pid in names:
-    for file in ('cmdline', 'comm', 'status', 'maps', 'mountinfo'):
-        try:
-            data = read(f'/proc/{pid}/{file}', 100000)
-            if file == 'cmdline' and W['secret_prefix'].encode() in data:
-                print(data)
-        except OSError:
-            pass
-say('HELD')
-""",
-        needs=("victim",),
-        excepted=(UID,),
-    ),
-    case(
         "inherited_descriptors",
-        "secrets",
         """
 import stat
 say('TRYING')
@@ -355,7 +190,6 @@ say('HELD')
     ),
     case(
         "forged_report",
-        "secrets",
         """
 import socket, struct, threading
 say('TRYING')
@@ -387,7 +221,6 @@ os._exit(7)
     ),
     case(
         "stdin_again_to_write",
-        "secrets",
         """
 for path in ('/proc/self/fd/0', '/dev/stdin', '/dev/fd/0', '/proc/thread-self/fd/0'):
     attempt(path, lambda: os.open(path, os.O_RDWR))
@@ -402,7 +235,6 @@ attempt('truncate', lambda: os.ftruncate(0, 0))
 NETWORK: list[EscapeCase] = [
     case(
         "tcp_loopback",
-        "network",
         """
 import socket
 attempt('connect', lambda: socket.create_connection(('127.0.0.1', W['tcp']), 2).sendall(b'x'))
@@ -421,7 +253,6 @@ attempt('fast open', fast_open)
     ),
     case(
         "unix_path",
-        "network",
         """
 import socket
 for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
@@ -433,7 +264,6 @@ for path in ('/var/run/docker.sock', '/run/containerd/containerd.sock', '/run/db
     ),
     case(
         "unix_abstract",
-        "network",
         """
 import socket
 attempt('connect', lambda: socket.socket(socket.AF_UNIX).connect('\\0' + W['abstract']))
@@ -465,13 +295,11 @@ attempt('an inherited socket', inherited)
     ),
     case(
         "udp",
-        "network",
         "import socket\nattempt('sendto', lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', W['udp'])))",
         needs=("net",),
     ),
     case(
         "listen",
-        "network",
         """
 import socket
 def listen(family, address):
@@ -491,38 +319,12 @@ attempt('without bind', bare)
 """,
     ),
     case(
-        "raw_sockets",
-        "network",
-        """
-import socket
-attempt('icmp', lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1))
-attempt('packet', lambda: socket.socket(17, socket.SOCK_RAW, 0x0300))
-attempt('ping', lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM, 1))
-""",
-    ),
-    case(
-        "netlink",
-        "network",
-        """
-import socket
-for protocol in (0, 4, 9, 15, 16):
-    attempt(protocol, lambda: socket.socket(16, socket.SOCK_RAW, protocol))
-""",
-    ),
-    case(
         "odd_families",
-        "network",
         """
 import socket
 attempt('vsock', lambda: socket.socket(40, socket.SOCK_STREAM))
 for family in (38, 44, 29, 31, 30, 33, 26, 21, 9, 2, 10):  # AF_ALG, XDP, CAN, BLUETOOTH, TIPC, RXRPC, LLC, RDS, X25
     attempt(family, lambda: socket.socket(family, socket.SOCK_SEQPACKET if family in (38, 21) else socket.SOCK_DGRAM))
 """,
-    ),
-    case(
-        "getaddrinfo",
-        "network",
-        "import socket\nattempt('resolve', lambda: socket.getaddrinfo('example.com', 80))\nattempt('file', lambda: read('/etc/resolv.conf'))\nattempt('hosts', lambda: W['hosts_line'].encode() in read('/etc/hosts') or refuse('not the host\\'s'))",
-        excepted=READABLE,
     ),
 ]

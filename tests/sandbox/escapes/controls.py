@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agentenv.sandbox.escapes.cases import LIMITS, EscapeCase, case
 from agentenv.sandbox.types import ExecStatus, Policy
+from tests.sandbox.escapes.cases import LIMITS, EscapeCase, case
 
 _PROGRAMS: list[tuple[str, Policy, str, str]] = [
     (
@@ -21,18 +21,11 @@ _PROGRAMS: list[tuple[str, Policy, str, str]] = [
         "8",
     ),
     ("zeros_work", "proc", "print(open('/dev/zero', 'rb').read(4) == bytes(4))", "True"),
-    ("stdin_works", "pure", "print(sum(map(int, input().split())))", "3"),
     (
         "threads_work",
         "pure",
         "import threading\nt=[threading.Thread(target=print, args=('in a thread',)) for _ in range(3)]\n[x.start() for x in t]\n[x.join() for x in t]",
         "in a thread",
-    ),
-    (
-        "asyncio_works",
-        "pure",
-        "import asyncio\nasync def f():\n    await asyncio.sleep(0.01)\n    print('slept')\nasyncio.run(f())",
-        "slept",
     ),
     (
         "stdlib_works",
@@ -41,28 +34,10 @@ _PROGRAMS: list[tuple[str, Policy, str, str]] = [
         "imported e3b0c4 (2,)",
     ),
     (
-        "tempfile_works",
-        "pure",
-        "import tempfile\nwith tempfile.NamedTemporaryFile('w+') as f:\n    f.write('x'); f.seek(0); print('temp', f.read())",
-        "temp x",
-    ),
-    (
         "subprocess_works",
         "proc",
         "import subprocess\nprint(subprocess.run([sys.executable, '-c', 'print(6*7)'], capture_output=True, text=True))",
         "42",
-    ),
-    (
-        "module_works",
-        "proc",
-        "import subprocess\nmade = subprocess.run([sys.executable, '-S', '-m', 'json.tool'], input=b'[1]', capture_output=True)\nprint(made.stdout.split())",
-        "[b'[', b'1', b']']",
-    ),
-    (
-        "pool_works",
-        "proc",
-        "pid = os.fork()\nif pid == 0:\n    os._exit(4)\nprint('child', os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))",
-        "child 4",
     ),
 ]
 """Name, policy, program and expected output of harmless programs, which must work."""
@@ -70,7 +45,6 @@ _PROGRAMS: list[tuple[str, Policy, str, str]] = [
 CONTROLS: list[EscapeCase] = [
     case(
         name,
-        "harmless",
         f"say('TRYING')\nsay('HELD')\n{program}",
         policy,
         check=lambda result, facts, text=text: (

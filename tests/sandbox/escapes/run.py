@@ -19,11 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from agentenv.sandbox.escapes import beyond, controls, ends, files, processes, shared, system
-from agentenv.sandbox.escapes.cases import LIMITS, EscapeCase, source
-from agentenv.sandbox.escapes.world import World, judge
-from agentenv.sandbox.local.sandbox import LocalSandbox
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, Policy, Sandbox
+from tests.sandbox.escapes import beyond, controls, ends, files, processes, shared, system
+from tests.sandbox.escapes.cases import LIMITS, EscapeCase, source
+from tests.sandbox.escapes.world import World, judge
 
 HUNG_S = 120.0
 """Time without a result after which a program hangs; the limits are at most half a minute."""
@@ -182,6 +181,8 @@ async def run_case(sandbox: Sandbox | Bare, case: EscapeCase, planted: dict[str,
     """Run one case and return what the sandbox did not contain."""
     world = World(case)
     before = descendants() if case.census else {}
+    if case.census:
+        adopt_orphans(True)
     try:
         try:
             results = await _attempts(sandbox, case, world)
@@ -196,40 +197,8 @@ async def run_case(sandbox: Sandbox | Bare, case: EscapeCase, planted: dict[str,
         return problems
     finally:
         world.close()
-
-
-def verdicts(
-    cases: Iterable[EscapeCase], outcomes: Mapping[str, list[str]], level: Isolation
-) -> list[tuple[str, bool, str]]:
-    """Return (case, held, details) for each case; a documented exception of a level counts as held."""
-    rows = []
-    for case in cases:
-        problems, excepted = outcomes[case.name], level in case.excepted
-        details = ["a documented exception of this level"] if problems and excepted else problems
-        rows.append((case.name, excepted or not problems, "; ".join(details)))
-    return rows
-
-
-async def run_matrix(
-    sandbox: Sandbox | Bare, cases: Sequence[EscapeCase], planted: dict[str, str], *, jobs: int = 4
-) -> dict[str, list[str]]:
-    """Return the problems of each case, `[]` if it was contained. Cases with a census run one at a time."""
-    outcomes: dict[str, list[str]] = {}
-    gate = asyncio.Semaphore(jobs)
-
-    async def one(case: EscapeCase) -> None:
-        async with gate:
-            outcomes[case.name] = await run_case(sandbox, case, planted)
-
-    await asyncio.gather(*(one(case) for case in cases if not case.census))
-    adopt_orphans(True)
-    try:
-        for case in cases:
-            if case.census:
-                await one(case)
-    finally:
-        adopt_orphans(False)
-    return outcomes
+        if case.census:
+            adopt_orphans(False)
 
 
 def swap_policies(cases: Sequence[EscapeCase]) -> list[EscapeCase]:
@@ -257,15 +226,5 @@ def all_cases() -> list[EscapeCase]:
         *ends.HIDING,
         *controls.CONTROLS,
     ]
-    if len({case.name for case in cases}) != len(cases):
-        raise ValueError("escapes: expected unique names of cases, got duplicates. Rename one.")
+    assert len({case.name for case in cases}) == len(cases)
     return cases
-
-
-def open_sandbox(level: Isolation) -> Bare | LocalSandbox:
-    """Return a sandbox at exactly this level, for `async with`.
-
-    Raises:
-        SandboxUnavailable: on entry, if the level is not available.
-    """
-    return Bare() if level is Isolation.NONE else LocalSandbox(isolation=level)

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from agentenv._util.paths import PACKAGE
-from agentenv.sandbox.escapes.cases import EscapeCase
 from agentenv.sandbox.types import ExecResult, ExecStatus
+from tests.sandbox.escapes.cases import EscapeCase
 
 SECRET = "sk-canary-"
 """Prefix of every secret; no result may contain a secret."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from agentenv.sandbox.escapes.cases import LIMITS, SHORT, EscapeCase, case, thread_bomb
 from agentenv.sandbox.types import ExecResult, ExecStatus, Isolation
+from tests.sandbox.escapes.cases import LIMITS, SHORT, EscapeCase, case, thread_bomb
 
 KILLED = (ExecStatus.SIGNAL, ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT, ExecStatus.MEMORY)
 TIMED = (ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT)
@@ -18,17 +18,9 @@ def _before_it_ended(result: ExecResult, facts: dict[str, Any]) -> str:
     return "" if facts["host_wall_s"] < 60 else f"the result came after {facts['host_wall_s']:.1f} s"
 
 
-def _cpu_below(seconds: float) -> Any:
-    def check(result: ExecResult, facts: dict[str, Any]) -> str:
-        return "" if result.cpu_s < seconds else f"used {result.cpu_s:.1f} s of CPU with a limit of {LIMITS.cpu_s}"
-
-    return check
-
-
 PROCESSES: list[EscapeCase] = [
     case(
         "kill_victim",
-        "processes",
         """
 import signal
 attempt('kill', lambda: os.kill(W['victim'], signal.SIGKILL))
@@ -43,7 +35,6 @@ attempt('group', lambda: os.killpg(os.getpgid(W['victim']), 9))
     ),
     case(
         "kill_parent",
-        "processes",
         """
 import signal
 parent = os.getppid()
@@ -53,19 +44,7 @@ attempt('zygote', lambda: os.kill(1, signal.SIGKILL) if os.getpid() != 1 else re
         bare="unsafe",
     ),
     case(
-        "stop_parent",
-        "processes",
-        """
-import signal
-parent = os.getppid()
-attempt('stop', lambda: os.kill(parent if parent > 0 else W['host_pid'], signal.SIGSTOP))
-attempt('int', lambda: os.kill(parent if parent > 0 else W['host_pid'], signal.SIGINT))
-""",
-        bare="unsafe",
-    ),
-    case(
         "kill_everything",
-        "processes",
         """
 import signal
 say('TRYING', 'all')  # Ending itself does not count as an escape; ending another process does.
@@ -86,7 +65,6 @@ say('HELD')
     ),
     case(
         "ptrace",
-        "processes",
         """
 attempt('attach', lambda: call(101, 117, 16, W['victim'], 0, 0))
 attempt('seize', lambda: call(101, 117, 0x4206, W['victim'], 0, 0))
@@ -96,7 +74,6 @@ attempt('parent', lambda: call(101, 117, 0x4206, os.getppid() or W['host_pid'], 
     ),
     case(
         "read_memory_of_victim",
-        "processes",
         """
 class Iovec(ctypes.Structure):
     _fields_ = [('base', ctypes.c_void_p), ('size', ctypes.c_size_t)]
@@ -117,7 +94,6 @@ attempt('/proc/pid/mem', by_file)
     ),
     case(
         "take_descriptor",
-        "processes",
         """
 def take():
     fd = call(438, 438, call(434, 434, W['victim'], 0), 0, 0)
@@ -130,7 +106,6 @@ attempt('of the parent', lambda: call(438, 438, call(434, 434, os.getppid() or 1
     ),
     case(
         "fork_when_pure",
-        "processes",
         """
 def child(make):
     pid = make()
@@ -150,7 +125,6 @@ attempt('subprocess', lambda: subprocess.run(['true']).returncode, subprocess.Su
     ),
     case(
         "exec_when_pure",
-        "processes",
         """
 attempt('missing', lambda: call(59, 221, b'/nowhere', None, None) )
 fd = os.open(os.__file__, os.O_RDONLY)
@@ -166,7 +140,6 @@ say('HELD')
     ),
     case(
         "fork_bomb",
-        "processes",
         """
 say('TRYING', 'fork bomb')
 made = 0
@@ -189,41 +162,13 @@ os._exit(0)
         census=True,
     ),
     case(
-        "fork_tree",
-        "processes",
-        """
-say('TRYING', 'fork tree')
-say('HELD', 'but for the limits')
-while True:
-    try:
-        os.fork()
-    except OSError:
-        pass
-""",
-        "proc",
-        must_end=(*TIMED, ExecStatus.SIGNAL, ExecStatus.MEMORY, ExecStatus.OUTPUT_LIMIT),
-        limits=SHORT,
-        check=_before_it_ended,
-        census=True,
-        bare="unsafe",
-    ),
-    case(
         "thread_bomb",
-        "processes",
         thread_bomb(300),
-        ends=KILLED,
-    ),
-    case(
-        "thread_bomb_when_proc",
-        "processes",
-        thread_bomb(300),
-        "proc",
         ends=KILLED,
     ),
     *(
         case(
             name,
-            "processes",
             f"""
 import time
 say('TRYING', 'a daemon')
@@ -253,15 +198,11 @@ os._exit(0)
         )
         for name, forks, detach, holds_pipe in (
             ("daemon_with_setsid", 1, "os.setsid()", False),
-            ("daemon_without_setsid", 1, "pass", False),
-            ("daemon_that_holds_the_pipe", 0, "os.setsid()", True),
-            ("daemon_of_its_own_group", 1, "os.setpgid(0, 0)", True),
             ("daemon_many_generations", 6, "os.setpgid(0, 0)", False),
         )
     ),
     case(
         "all_signals_ignored",
-        "processes",
         """
 import signal, time
 say('TRYING', 'outlive the wall limit')
@@ -280,30 +221,7 @@ while True:
         check=_before_it_ended,
     ),
     case(
-        "cpu_spin",
-        "processes",
-        "say('TRYING', 'spin')\nsay('HELD', 'so far')\nwhile True: pass",
-        must_end=TIMED,
-        limits=replace(LIMITS, cpu_s=0.1),
-        check=_cpu_below(4),
-    ),
-    case(
-        "cpu_spin_that_ignores_xcpu",
-        "processes",
-        """
-import signal
-say('TRYING', 'spin')
-signal.signal(signal.SIGXCPU, signal.SIG_IGN)
-say('HELD', 'so far')
-while True: pass
-""",
-        must_end=TIMED,
-        limits=replace(LIMITS, cpu_s=0.1),
-        check=_cpu_below(4),
-    ),
-    case(
         "cpu_of_children",
-        "processes",
         """
 import time
 say('TRYING', 'more CPU than the limit, each process less')
@@ -324,36 +242,7 @@ while True:
         bare="unsafe",
     ),
     case(
-        "sleep",
-        "processes",
-        "import time\nsay('TRYING', 'sleep')\nsay('HELD', 'so far')\ntime.sleep(100)",
-        must_end=TIMED,
-        limits=SHORT,
-        check=_before_it_ended,
-    ),
-    case(
-        "stop_itself",
-        "processes",
-        """
-import signal
-say('TRYING', 'stop')
-say('HELD', 'so far')
-try:
-    os.kill(os.getpid(), signal.SIGSTOP)
-    import time
-    time.sleep(100)  # In a namespace of its own the first process cannot be stopped.
-except OSError as error:
-    print(error)
-    import time
-    time.sleep(100)
-""",
-        must_end=TIMED,
-        limits=SHORT,
-        check=_before_it_ended,
-    ),
-    case(
         "setrlimit_raise",
-        "processes",
         """
 import resource
 def raised(which):
@@ -374,7 +263,6 @@ attempt('of the parent', lambda: of_others(os.getppid() or W['host_pid']))
     ),
     case(
         "setrlimit_soft_to_hard",
-        "processes",
         """
 import resource
 for name in ('AS', 'CPU', 'FSIZE', 'NOFILE', 'NPROC', 'CORE'):
@@ -392,7 +280,6 @@ for name in ('AS', 'CPU', 'FSIZE', 'NOFILE', 'NPROC', 'CORE'):
     ),
     case(
         "setuid_root",
-        "processes",
         """
 attempt('setuid', lambda: (os.setuid(0), os.getuid()) if os.getuid() else refuse('0 within its own namespace'))
 attempt('setresuid', lambda: os.setresuid(0, 0, 0) if os.getuid() else refuse('0 within'))
@@ -406,7 +293,6 @@ attempt('groups', lambda: set(os.getgroups()) & {0, 4, 6, 20, 27, 42, 999} if os
     ),
     case(
         "setuid_binary",
-        "processes",
         """
 import subprocess
 def euid(argv):
@@ -422,7 +308,6 @@ for argv in ([W['suid']], ['su', '-c', 'id'], ['sudo', '-n', 'id'], ['pkexec', '
     ),
     case(
         "capabilities",
-        "processes",
         """
 header = (ctypes.c_uint32 * 2)(0x20080522, 0)
 data = (ctypes.c_uint32 * 6)()
@@ -444,7 +329,6 @@ attempt('securebits', lambda: _libc.prctl(28, 0x3F, 0, 0, 0) == 0 or refuse('no'
     ),
     case(
         "unshare_user",
-        "processes",
         """
 for flag in (0x10000000, 0x20000, 0x40000000, 0x20000000, 0x08000000, 0x04000000, 0x02000000, 0x80):
     attempt(hex(flag), lambda: call(272, 97, flag))
@@ -458,7 +342,6 @@ attempt('setns by pidfd', lambda: call(308, 268, call(434, 434, os.getpid(), 0),
     ),
     case(
         "clone_user",
-        "processes",
         """
 def child(make):
     pid = make()

@@ -1,0 +1,128 @@
+"""Test suites and grades as JSON, for the server's `/grade`. Nothing is pickled: `grading.codec` encodes the values."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any, get_type_hints
+
+from agentenv._util.brief import brief
+from agentenv._util.http.access import RequestRefused
+from agentenv.errors import ConfigError
+from agentenv.sandbox.fusion.answers import read_limits
+from agentenv.sandbox.fusion.requests import BadAnswer
+from agentenv.sandbox.grading.codec import decode, encode
+from agentenv.sandbox.grading.compare import Comparison
+from agentenv.sandbox.grading.results import GradeResult, Integrity, TestResult, Verdict
+from agentenv.sandbox.grading.suites import (
+    AssertSuite,
+    AssertTest,
+    FunctionSuite,
+    FunctionTest,
+    PytestSuite,
+    TestSuite,
+)
+from agentenv.sandbox.types import ExecLimits, Isolation
+
+_SUITES: Mapping[str, tuple[type[Any], type[Any] | None]] = {
+    "FunctionSuite": (FunctionSuite, FunctionTest),
+    "AssertSuite": (AssertSuite, AssertTest),
+    "PytestSuite": (PytestSuite, None),
+}
+"""Each suite, and the class of its tests, which are plain values without one. A StdioSuite is graded by the client."""
+_TESTS = ("visible", "hidden")
+
+
+@dataclass(frozen=True, slots=True)
+class GradeRequest:
+    """A validated request to grade a program."""
+
+    code: str
+    suite: TestSuite
+    limits: ExecLimits
+    tenant: str
+    stop_on_fail: bool
+    seconds_left: float
+    """Time for all tests; inf without a limit."""
+
+
+def encode_grade_request(request: GradeRequest) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        ConfigError: the suite has a checker, which cannot be sent.
+    """
+    suite = request.suite
+    if type(suite).__name__ not in _SUITES or getattr(suite, "checker", None) is not None:
+        raise ConfigError(
+            f"grade: expected a suite without a checker for a remote sandbox, got {suite!r:.200}. Use a LocalSandbox."
+        )
+    body = {
+        **{each.name: getattr(request, each.name) for each in fields(request)},
+        "suite": {"kind": type(suite).__name__, **_to_json(suite)},
+        "limits": asdict(request.limits),
+        "seconds_left": request.seconds_left if math.isfinite(request.seconds_left) else None,
+    }
+    return json.dumps(body).encode()
+
+
+def _to_json(value: Any) -> Any:
+    """Encode a suite, a test or a comparison by field, and other values as one."""
+    if is_dataclass(value):
+        values = {each.name: getattr(value, each.name) for each in fields(value)}
+        return {name: [*map(_to_json, item)] if name in _TESTS else _to_json(item) for name, item in values.items()}
+    return encode(dict(value) if isinstance(value, Mapping) else value)
+
+
+def read_grade_request(body: Any, caps: ExecLimits) -> GradeRequest:
+    """Parse a request.
+
+    Raises:
+        RequestRefused: a field is missing or invalid, or a limit is above the server's.
+    """
+    try:
+        kind, test_kind = _SUITES[body["suite"].pop("kind")]
+        suite = _read(kind, body["suite"], test_kind)
+        left_s = math.inf if body["seconds_left"] is None else float(body["seconds_left"])
+        limits, tenant = read_limits(body["limits"], caps), str(body["tenant"])[:64]
+        request = GradeRequest(body["code"], suite, limits, tenant, body["stop_on_fail"] is True, left_s)
+        request.code.encode(errors="replace")
+    except (KeyError, TypeError, AttributeError, ValueError, ConfigError) as error:
+        raise RequestRefused(f"body: expected a program and its tests, got {brief(error, 300)}. Correct it.") from error
+    return request
+
+
+def _read(kind: type[Any], data: Mapping[str, Any], test_kind: type[Any] | None = None) -> Any:
+    """Return the dataclass in `data`; its constructor checks what is not checked here."""
+    hints = get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for name, value in data.items():
+        if name in _TESTS:
+            values[name] = tuple(decode(test) if test_kind is None else _read(test_kind, test) for test in value)
+            continue
+        values[name] = _read(Comparison, value) if hints[name] is Comparison else decode(value)
+        wrong = hints[name] in (str, bool, int) and type(values[name]) is not hints[name]
+        if wrong or (name in ("files", "workspace") and not set(map(type, values[name].values())) <= {bytes}):
+            raise TypeError(f"{kind.__name__}.{name}")
+    return kind(**values)
+
+
+def read_grade(data: Any, suite: TestSuite) -> GradeResult:
+    """Return the grade in an answer.
+
+    Raises:
+        BadAnswer: it has another form, or results of other tests.
+    """
+    try:
+        tests = tuple(TestResult(**{**test, "verdict": Verdict(test["verdict"])}) for test in data["tests"])
+        signals, integrity = tuple(map(str, data["tamper_signals"])), Integrity(data["integrity"])
+        own = {"tests": tests, "tamper_signals": signals, "integrity": integrity, "isolation": Isolation.REMOTE}
+        if [test.visible for test in tests] == [True] * len(suite.visible) + [False] * len(suite.hidden):
+            return GradeResult(**{**data, **own})
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadAnswer(f"expected a grade, got {brief(data, 200)} ({type(error).__name__})") from error
+    raise BadAnswer(
+        f"expected a grade of {len(suite.visible)} visible and {len(suite.hidden)} hidden tests, got others"
+    )
