@@ -331,7 +331,8 @@ class _Trial:
         if ends and not ends & stops:
             found.append(
                 f"In history a turn ends with {self._chat.decode(sorted(ends))!r}, at which the engine does not stop. "
-                "Add it to eos_token_id in the model's generation_config.json if the model is trained to end its turns so."
+                "Add it to eos_token_id in the model's generation_config.json if the model is trained to end its "
+                "turns so."
             )
         markers = template.text_markers if self._chat.has_template else ("User:", "Assistant:")
         if markers:
