@@ -3,7 +3,7 @@
 AgentEnvError
 ├── ConfigError      ValueError    a flag, file or argument is wrong: one line before the first episode, exit code 2
 ├── DataError        ValueError    a row of a dataset or a record of a run directory cannot be read
-├── ContractError    TypeError     an agent broke the reset/step contract; not retried
+├── ContractError    TypeError     an agent broke the reset/step contract, or an engine has a bug; not retried
 ├── MissingDependency ImportError  an optional package is missing; the message contains the pip command
 ├── InfraError       RuntimeError  something outside the policy and the task failed: retried, then counted, never scored
 │   └── EngineError                the engine could not sample
@@ -20,12 +20,21 @@ Messages read "{where}: expected {what}, got {value!r}. {what to do}".
 
 from __future__ import annotations
 
+from typing import Literal
+
+ErrorKind = Literal["infra", "env", "contract", "data"]
+"""What failed: infrastructure (retried), the environment, its contract or the engine's, or the dataset row."""
+
 
 class AgentEnvError(Exception):
     """Base of every error that agentenv raises on purpose."""
 
     exit_code = 2
     """Exit code of a command that ends with this error."""
+    kind: ErrorKind = "env"
+    """What failed, where an episode fails with this error."""
+    ends_run = False
+    """Whether every other episode would fail too."""
 
 
 class ConfigError(AgentEnvError, ValueError):
@@ -35,9 +44,13 @@ class ConfigError(AgentEnvError, ValueError):
 class DataError(AgentEnvError, ValueError):
     """A dataset row or a stored record cannot be read."""
 
+    kind = "data"
+
 
 class ContractError(AgentEnvError, TypeError):
-    """An agent returned something that reset or step may not return."""
+    """An agent returned something that reset or step may not return, or an engine raised what it may not raise."""
+
+    kind = "contract"
 
 
 class MissingDependency(AgentEnvError, ImportError):
@@ -51,6 +64,7 @@ class InfraError(AgentEnvError, RuntimeError):
     it only if the step has not changed the environment.
     """
 
+    kind = "infra"
     retry_step: bool = False
     """Whether to call `step` again."""
 
@@ -75,3 +89,4 @@ class RunStopped(AgentEnvError, RuntimeError):
     """The run stopped itself: too many episodes failed or all would, or the disk is full. Ended episodes are kept."""
 
     exit_code = 3
+    ends_run = True

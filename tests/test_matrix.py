@@ -58,14 +58,6 @@ def test_cells_replace_those_of_the_same_file_of_tests():
     assert MATRIX.merged([FIRST, SECOND], [new]) == [new, SECOND]
 
 
-def test_the_page_on_records_names_as_compared_exactly_the_trainers_with_cells():
-    page = (ROOT / "docs/interop/other-trainers.md").read_text()
-    rows = [line.split("|")[1:-1] for line in page.splitlines() if re.match(r"\| .*`agentenv/interop/", line)]
-    compared = {re.search(r"[\w ]+", row[0].strip())[0]: row[-1].strip() != "no" for row in rows}
-    assert len(compared) == 7
-    assert compared == {name: name in {cell["trainer"] for cell in CELLS} for name in compared}
-
-
 def test_each_link_to_the_matrix_leads_to_a_heading():
     page = (ROOT / "docs/interop/matrix.md").read_text()
     headings = {f"#{title.lower().replace(' ', '-')}" for title in re.findall(r"^#+ (.+)$", page, re.MULTILINE)}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NoReturn, Protocol, Self, cast
 
 from agentenv.core.types import Completion, Conversation, Message, SamplingParams
-from agentenv.errors import ConfigError, EngineError
+from agentenv.errors import AgentEnvError, ConfigError, ContractError, EngineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,26 +202,43 @@ async def sample(
 
     Raises:
         EngineError: the engine failed, timed out, or returned a completion that cannot be recorded.
+        ContractError: the engine has a bug: its answer has wrong types, or it raised neither an EngineError, an
+            OSError, a MemoryError nor a RuntimeError.
         ConfigError: the engine ignored the structural tag.
     """
     where = engine.base_url or "generate"
     try:
         async with asyncio.timeout(limit_s) as deadline:
             completion = await engine.generate(cast(Sequence[int], prompt), sampling, request_id=request_id)
-    except TimeoutError as error:
-        if not deadline.expired():
+        _check(completion, sampling, where, engine.constraint_problem)
+    except AgentEnvError:
+        raise
+    except (OSError, RuntimeError, MemoryError, asyncio.CancelledError) as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
-        raise EngineError(
-            f"{where}: expected a completion within {limit_s:g} s, got none. "
-            "Look at the engine, or raise generate_timeout_s."
-        ) from error
+        if deadline.expired():
+            raise EngineError(
+                f"{where}: expected a completion within {limit_s:g} s, got none. "
+                "Look at the engine, or raise generate_timeout_s."
+            ) from error
+        raise EngineError(f"{where}: {type(error).__name__}: {error}").with_traceback(error.__traceback__) from error
+    except Exception as error:
+        raise ContractError(
+            f"{where}: expected a completion or an EngineError, got {type(error).__name__}: {error}. Fix the engine."
+        ).with_traceback(error.__traceback__) from error
+    return completion
+
+
+def _check(completion: Completion, sampling: SamplingParams, where: str, constraint_problem: str) -> None:
+    """Raise EngineError if no record can hold a completion, and ConfigError if it ignores the structural tag."""
     num, logprobs = len(completion.token_ids), completion.logprobs or ()
     if completion.finish_reason == "error":
         raise EngineError(f"{where}: expected a completion, got finish reason 'error'. Look at the engine's log.")
     if sampling.structural_tag is not None and completion.forced is None and (num or completion.answer is not None):
         raise ConfigError(
             f"{where}: expected an engine that follows structural_tag, got one that ignores it: "
-            f"{engine.constraint_problem}. Choose another --engine."
+            f"{constraint_problem}. Choose another --engine."
         )
     if sampling.max_tokens is not None and num > sampling.max_tokens:
         raise EngineError(
@@ -235,7 +253,17 @@ async def sample(
             )
     if completion.logprobs is not None and len(logprobs) != num:
         raise EngineError(f"{where}: expected {num} log-probabilities, got {len(logprobs)}. Fix the engine.")
-    return completion
+
+
+@contextmanager
+def engine_errors(where: str) -> Iterator[None]:
+    """Raise what another system's engine raises in the block as an EngineError, and errors of agentenv as they are."""
+    try:
+        yield
+    except AgentEnvError:
+        raise
+    except Exception as error:
+        raise EngineError(f"{where}: {type(error).__name__}: {error}. See the log of the engine.") from error
 
 
 def is_plain(sampling: SamplingParams) -> bool:

@@ -12,20 +12,17 @@ import struct
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from agentenv._util.brief import brief
 from agentenv._util.plurals import counted
 from agentenv.core.types import Answer, BridgeKind, Completion, FinishReason, Message, StepResult, StopReason, Task
-from agentenv.errors import DataError
+from agentenv.errors import DataError, ErrorKind
 
 NO_VERSION = -1
 """Policy version of a token that no policy sampled."""
 _NO_VERSION, _ZERO = array("i", [NO_VERSION]), array("f", [0.0])
 """One-element arrays that are repeated: the common values of most tokens."""
-
-ErrorKind = Literal["infra", "env", "contract", "data"]
-"""What failed: infrastructure (retried), the environment, its contract, or the dataset row."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Limits, SamplingParams, StepResult, StopReason, Task
 from agentenv.episode.failures import Aborted, error_name, record_failure
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage
-from agentenv.errors import ConfigError, DataError, EngineError, InfraError, PromptTooLong, RunStopped
+from agentenv.errors import AgentEnvError, ConfigError, DataError, EngineError, InfraError, PromptTooLong
 
 logger = logging.getLogger(__name__)
 
@@ -195,7 +195,11 @@ class Episode:
         )
         observation, tools = parse_reset(states, f"{type(self.agent).__name__}.reset")
         self.progress.stage = Stage.PROMPT
-        await off_loop(size_of((observation, tools)), self.dialogue.begin, observation, tools)
+        try:
+            await off_loop(size_of((observation, tools)), self.dialogue.begin, observation, tools)
+        except ConfigError as error:
+            error.kind = "data"  # the template cannot render the row
+            raise
         self.trajectory.prompt, self.trajectory.tools = self.dialogue.observation, tuple(self.dialogue.tools or ())
         num, max_length = self.dialogue.num_tokens, self.limits.max_length
         if not self.dialogue.prompt:
@@ -228,6 +232,9 @@ class Episode:
                 return None
             progress.stage = Stage.PROMPT
             raise DataError(f"prompt: {error}") from error
+        except ConfigError as error:
+            error.ends_run = True  # the engine is set up wrongly
+            raise
         generate_s, is_aborted = time.perf_counter() - started, completion.finish_reason == "abort"
         text = closing = ""
         if completion.token_ids or not is_aborted:
@@ -235,7 +242,7 @@ class Episode:
                 args = (completion, sampling.stop_token_ids)
                 text, closing = await off_loop(len(completion.token_ids), self.dialogue.action_of, *args)
                 self.trajectory.append_turn(completion, text, generate_s, began_s=started - self.started_s)
-            except (EngineError, ValueError) as error:
+            except (EngineError, TypeError, ValueError) as error:
                 raise EngineError(f"{where}: {error}") from error
         if is_aborted:
             raise Aborted(f"{where}: expected a completion, got finish reason 'abort'. Run the episode again.")
@@ -331,8 +338,8 @@ class Episode:
 def recording_errors(trajectory: Trajectory, progress: EpisodeProgress) -> Iterator[None]:
     """Record on the trajectory what the block raises: the one `except` that turns errors into data.
 
-    Three things pass: a cancellation of this task, and what concerns the whole run: a RunStopped, or a ConfigError of
-    the engine. A CancelledError that the block itself made is an error like any other.
+    Two things pass: a cancellation of this task, and an error after which every other episode would fail too. A
+    CancelledError that the block itself made is an error like any other.
     """
     try:
         yield
@@ -341,8 +348,7 @@ def recording_errors(trajectory: Trajectory, progress: EpisodeProgress) -> Itera
     except BaseException as error:
         task = asyncio.current_task()
         is_cancelled = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
-        is_of_engine = isinstance(error, ConfigError) and progress.stage is Stage.GENERATE
-        if is_cancelled or is_of_engine or isinstance(error, RunStopped):
+        if is_cancelled or (isinstance(error, AgentEnvError) and error.ends_run):
             raise
         progress.error = error if trajectory.stop_reason is None else progress.error
         record_failure(trajectory, error, progress.stage)

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from agentenv.core.engine import Engine
+from agentenv.core.engine import Engine, engine_errors
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, SamplingParams
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EpisodeSource
-from agentenv.errors import AgentEnvError, EngineError, InfraError
+from agentenv.errors import EngineError, InfraError
 
 logger = logging.getLogger(__name__)
 
@@ -156,14 +156,8 @@ class GatheringEngine(Engine):
         await asyncio.sleep(self._wait_s)
         async with self._one_at_a_time:
             self._answers = None  # what is asked from now on is the next batch
-            try:
+            with engine_errors("generate"):
                 answers = await asyncio.to_thread(self._ask_all, batch)
-            except AgentEnvError:
-                raise
-            except Exception as error:
-                raise EngineError(
-                    f"generate: expected {len(batch)} completions, got {error!r}. See its log."
-                ) from error
         if len(answers) != len(batch):
             raise EngineError(f"generate: expected {len(batch)} completions, got {len(answers)}. Return one for each.")
         return answers

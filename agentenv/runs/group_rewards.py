@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 from agentenv._util.suggest import did_you_mean
 from agentenv.core.engine import Tokenizer
-from agentenv.core.trajectory import EpisodeError, ErrorKind, Trajectory
+from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Task
 from agentenv.episode.runner import EpisodeRunner, OnEnd, PlannedEpisode, passed
-from agentenv.errors import ConfigError, ContractError, DataError
+from agentenv.errors import ConfigError, ContractError, DataError, ErrorKind
 from agentenv.interop.verl.judges import ScoreFunction, judge_of, mapping
 from agentenv.rewards.grading import MAX_CONCURRENT
 from agentenv.rewards.groups.batch import Each, grade_group

@@ -21,9 +21,10 @@ from types import MappingProxyType
 from typing import Any
 
 from agentenv._util.estimates import Estimate, Moments, Passes, over_tasks
-from agentenv.core.trajectory import ErrorKind, Trajectory
+from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import MAX_REWARD, StopReason
 from agentenv.core.views import spans_of
+from agentenv.errors import ErrorKind
 from agentenv.rewards.hygiene import HygieneCounts, RewardHygiene, Style, num_marks, repeated
 
 GROUP_REWARD = "group/reward"

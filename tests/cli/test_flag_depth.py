@@ -27,7 +27,7 @@ def frames_of_ours():
     return found[::-1]
 
 
-def test_thirteen_functions_lead_from_the_flag_to_the_engine(tmp_path, monkeypatch):
+def test_fourteen_functions_lead_from_the_flag_to_the_engine(tmp_path, monkeypatch):
     chains = []
     above = contextvars.ContextVar("above", default=())
     create_task = asyncio.BaseEventLoop.create_task
@@ -51,7 +51,8 @@ def test_thirteen_functions_lead_from_the_flag_to_the_engine(tmp_path, monkeypat
     names = [code.co_qualname for code in chains[0]]
     assert names == [
         "main", "run", "run", "then_end", "_run", "run_missing", "EpisodeRunner.run", "EpisodeRunner._work",
-        "EpisodeRunner.run_one", "EnvSource.run", "Episode.run", "Episode.generate", "sample",
+        "EpisodeRunner.run_one", "EnvSource.run", "Episode.run", "Episode.take_turns",
+        "Episode.generate", "sample",
     ]  # fmt: skip
 
 

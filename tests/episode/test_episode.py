@@ -1026,7 +1026,6 @@ async def test_an_empty_prompt_is_a_fault_of_the_data():
         Completion((), "length"),
         Completion((5,), "error"),
         Completion((5, 6), logprobs=(-0.5,)),
-        Completion((5, 6), logprobs=(-0.5, None)),
         Completion((5, 6), policy_versions=(1,)),
         Completion((5, "6")),
         Completion((5, 2**31)),
@@ -1047,6 +1046,20 @@ async def test_an_engine_that_fails_or_lies_is_infrastructure_and_returns_no_rew
     assert trajectory.error.where == "generate"
     assert (trajectory.reward, trajectory.score, agent.num_closed, agent.seen) == (None, None, 1, [])
     check_arrays(trajectory)
+
+
+@pytest.mark.parametrize("reply", [ZeroDivisionError("a bug"), Completion((5, 6), logprobs=(-0.5, None))], ids=repr)
+async def test_a_bug_of_an_engine_is_no_infrastructure_that_is_tried_again(reply):
+    def script(_):
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    trajectory, _ = await play(Scripted(END), script)
+    assert (trajectory.error.kind, trajectory.error.where, trajectory.reward) == ("contract", "generate", None)
+    if isinstance(reply, Exception):
+        assert trajectory.error.place.startswith(__file__)
+        assert "ZeroDivisionError: a bug" in trajectory.error.traceback
 
 
 async def test_an_engine_that_crashes_on_a_later_turn_keeps_the_turns_before_and_no_reward():

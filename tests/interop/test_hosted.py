@@ -149,6 +149,6 @@ async def test_a_host_that_raises_or_answers_too_few_is_an_engine_error_of_every
         return_exceptions=True,
     )
     assert [type(answer) for answer in answers] == [EngineError] * 2
-    assert "RuntimeError('out of memory')" in str(answers[0])
+    assert "RuntimeError: out of memory" in str(answers[0])
     with pytest.raises(EngineError, match="expected 2 completions, got 1"):
         await ask(GatheringEngine(lambda requests: [Completion((1,))]), [1], [2])

@@ -40,11 +40,12 @@ def test_a_long_message_is_cut_and_an_error_without_a_place_has_none():
 def test_the_last_line_of_plain_progress_is_written_once(wait_s, num_lines, monkeypatch):
     monkeypatch.setattr(progress, "_LINE_EVERY_S", wait_s)
     for kind in (progress.PlainProgress, progress.JSONProgress):
-        stream = io.StringIO()
-        shown = kind(progress.Stats(3, Tally(1)), stream)
+        stream, stats = io.StringIO(), progress.Stats(3, Tally(1))
+        shown = kind(stats, stream)
         shown.start()
         for name in "abc":
-            shown.update(Summary(f"{name}/0", name, reward=1.0))
+            stats.add(Summary(f"{name}/0", name, reward=1.0))
+            shown.update()
         shown.stop()
         written = stream.getvalue().splitlines()
         assert len(written) == num_lines

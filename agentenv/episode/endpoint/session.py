@@ -42,7 +42,6 @@ from agentenv.episode.endpoint.wire import (
 )
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.errors import (
-    AgentEnvError,
     ConfigError,
     ContractError,
     DataError,
@@ -193,8 +192,8 @@ class Session:
             raise
         except PromptTooLong as error:
             raise self._no_room(error) from error
-        except InfraError as error:
-            self._failures[work.asked.key] = EpisodeError("infra", type(error).__name__, str(error), "generate")
+        except (InfraError, ContractError) as error:
+            self._failures[work.asked.key] = EpisodeError(error.kind, type(error).__name__, str(error), "generate")
             raise
         finally:
             work.line.is_busy = False
@@ -264,12 +263,6 @@ class Session:
             completion = await sample(self.engine, work.prompt, sampling, request_id=request_id, limit_s=limit_s)
         except DataError as error:  # the request's schema has no grammar
             raise RequestError(str(error)) from error
-        except AgentEnvError:
-            raise
-        except Exception as error:  # any engine error, as in the loop
-            raise EngineError(
-                f"generate: expected a completion, got {type(error).__name__}: {error}. Look at the engine."
-            ) from error
         if completion.finish_reason == "abort" or not completion.token_ids:
             raise EngineError(
                 f"generate: expected a completion, got finish reason {completion.finish_reason!r} and "

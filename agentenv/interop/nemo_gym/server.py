@@ -35,7 +35,7 @@ from agentenv.core.types import Limits, SamplingParams, StopReason
 from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EpisodeSource
-from agentenv.errors import AgentEnvError, ConfigError, ContractError, DataError, InfraError
+from agentenv.errors import AgentEnvError, ConfigError, ContractError, DataError, ErrorKind, InfraError
 from agentenv.interop.hosted import problem_of, run_planned
 from agentenv.interop.nemo_gym.responses import GymRun, read_run, run_answer
 
@@ -78,7 +78,7 @@ class GymOptions:
 class GymEpisodeError(AgentEnvError):
     """An episode without a reward: an HTTP status and an error class."""
 
-    def __init__(self, message: str, *, kind: str, type: str = "", where: str = "", status: int = 422) -> None:
+    def __init__(self, message: str, *, kind: ErrorKind, type: str = "", where: str = "", status: int = 422) -> None:
         super().__init__(message)
         self.kind, self.type, self.where, self.status = kind, type, where, status
 

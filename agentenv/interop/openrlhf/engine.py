@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from agentenv.chat.chat import Chat
-from agentenv.core.engine import Engine
+from agentenv.core.engine import Engine, engine_errors
 from agentenv.core.step_dict import to_sampling
 from agentenv.core.types import Completion, FinishReason, SamplingParams
 from agentenv.engines.vllm.wire import versions_of
@@ -63,7 +63,8 @@ class OpenRLHFEngine(Engine):
     ) -> Completion:
         """Sample one action; see `Engine`. The log-probabilities are None if the caller did not request them."""
         prompt = list(prompt_token_ids)  # a copy: the episode's list grows, and a foreign engine may keep it
-        out = await self._output(prompt, self._params(sampling), request_id)
+        with engine_errors("llm_engine.generate"):
+            out = await self._output(prompt, self._params(sampling), request_id)
         if out is None or len(getattr(out, "outputs", ())) != 1:
             raise EngineError(
                 f"llm_engine.generate: expected a RequestOutput with one completion, got {out!r:.200}. "
@@ -239,7 +240,7 @@ class _Conversations:
             self._last.popitem(last=False)
 
 
-class LLMEngine:
+class LLMEngine(Engine):
     """An Engine as files of OpenRLHF 0.9.1 to 0.11.2 call it in their own `execute`.
 
     Calls in our form, with `request_id`, go straight to the engine. Calls from another event loop, such as that of a
@@ -266,7 +267,7 @@ class LLMEngine:
         except RuntimeError:
             self._home = None  # created outside any loop: the caller's loop is the engine's
 
-    async def generate(
+    async def generate(  # OpenRLHF calls it, too
         self,
         prompt_token_ids: Any,
         sampling_params: Any,

@@ -21,7 +21,7 @@ from operator import attrgetter
 from typing import Any
 
 from agentenv.chat.chat import Chat, ChatOptions, stop_token_ids_of
-from agentenv.core.engine import Engine
+from agentenv.core.engine import Engine, engine_errors
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Limits, SamplingParams, Task
 from agentenv.episode.registry import env_source
@@ -95,7 +95,8 @@ class SkyRLEngine(Engine):
             "cache_salt": self.cache_salt,
         }
         version = int(getattr(self.client, "weight_version", 0))
-        out = await self.client.generate(asked, model=self.model)
+        with engine_errors("generate"):
+            out = await self.client.generate(asked, model=self.model)
         logprobs = (out.get("response_logprobs") or [None])[0]
         return Completion(
             tuple(map(int, out["response_ids"][0])),

@@ -24,7 +24,7 @@ from importlib import import_module
 from typing import Any
 
 from agentenv.chat.chat import Chat, ChatOptions, stop_token_ids_of
-from agentenv.core.engine import Engine
+from agentenv.core.engine import Engine, engine_errors
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Limits, SamplingParams, Task
 from agentenv.episode.registry import env_source
@@ -109,9 +109,10 @@ class VerlEngine(Engine):
         params = {**self._params, "max_tokens": max_tokens}
         params |= {"stop": list(sampling.stop)} if sampling.stop else {}
         params |= {"stop_token_ids": list(sampling.stop_token_ids)} if sampling.stop_token_ids else {}
-        out = await self._server.generate(
-            self._session, prompt_ids=list(prompt_token_ids), sampling_params=params, **self._more
-        )
+        with engine_errors("generate"):
+            out = await self._server.generate(
+                self._session, prompt_ids=list(prompt_token_ids), sampling_params=params, **self._more
+            )
         return self._completion(out, max_tokens, self._stops | set(sampling.stop_token_ids))
 
     def _completion(self, out: Any, max_tokens: int, stops: frozenset[int]) -> Completion:

@@ -168,7 +168,7 @@ async def test_an_error_after_the_start_of_a_stream_is_an_error_of_the_sdk_and_c
 
     async def script(request):
         await may_fail.wait()
-        raise ValueError("a bug")
+        raise RuntimeError("gone")
 
     session, _ = session_of(script)
     async with served(session) as (_, _, client):
@@ -177,7 +177,7 @@ async def test_an_error_after_the_start_of_a_stream_is_an_error_of_the_sdk_and_c
         else:
             stream = await client.responses.create(model="m", input="Q", stream=True)
         may_fail.set()
-        with pytest.raises(openai.APIError, match="ValueError: a bug"):
+        with pytest.raises(openai.APIError, match="RuntimeError: gone"):
             [event async for event in stream]
     trajectory = session.finish(1.0)
     assert (trajectory.error.kind, trajectory.refusals) == ("infra", {"engine_failed": 1})

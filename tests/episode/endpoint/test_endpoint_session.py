@@ -19,7 +19,7 @@ from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.endpoint.session import Session, SessionOptions
 from agentenv.episode.endpoint.wire import OutOfRoom, OutOfTurns, RequestError, UnknownSession
 from agentenv.episode.setup import EpisodeSetup
-from agentenv.errors import ConfigError, EngineError, PromptTooLong
+from agentenv.errors import ConfigError, ContractError, EngineError, PromptTooLong
 from agentenv.runs.records.lines import trajectory_from_dict, trajectory_to_dict
 from tests.episode.endpoint.scenes import (
     CALLS,
@@ -383,13 +383,17 @@ async def test_an_agent_that_continues_with_less_after_a_refusal_is_not_truncate
     assert session.finish(1.0).stop_reason is StopReason.TERMINATED
 
 
-@pytest.mark.parametrize("error", [ValueError("a bug"), MemoryError(), EngineError("generate: gone.")], ids=repr)
-async def test_anything_that_an_engine_raises_is_an_infrastructure_error(error):
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(ValueError("a bug"), ContractError), (MemoryError(), EngineError), (EngineError("generate: gone."), EngineError)],
+    ids=repr,
+)
+async def test_what_an_engine_raises_is_an_infrastructure_error_unless_it_is_a_bug(error, raised):
     session, _ = session_of([error])
-    with pytest.raises(EngineError):
+    with pytest.raises(raised):
         await ask(session, [user("Q")])
-    trajectory = session.finish(1.0)
-    assert (trajectory.error.kind, trajectory.error.type, trajectory.reward) == ("infra", "EngineError", None)
+    found = session.finish(1.0)
+    assert (found.error.kind, found.error.type, found.reward) == (raised.kind, raised.__name__, None)
 
 
 async def test_half_of_a_surrogate_pair_that_the_model_wrote_goes_back_as_it_was():

@@ -169,9 +169,13 @@ async def test_those_who_ask_the_same_at_the_same_time_share_one_reply():
 
 
 async def test_a_failure_is_everybodys_who_waits_and_the_next_asks_again():
-    replies = iter([InfraError("down"), "yes"])
-    judge = CachedJudge(inner := Counting(lambda draw: next(replies)))
-    found = await asyncio.gather(*(judge.complete(HELLO) for _ in range(3)), return_exceptions=True)
+    replies, gate = iter([InfraError("down"), "yes"]), asyncio.Event()
+    judge = CachedJudge(inner := Counting(lambda draw: next(replies), gate=gate))
+    asked = [asyncio.create_task(judge.complete(HELLO)) for _ in range(3)]
+    while judge.usage["shared"] < 2:
+        await asyncio.sleep(0)
+    gate.set()
+    found = await asyncio.gather(*asked, return_exceptions=True)
     assert [type(each) for each in found] == [InfraError] * 3
     assert await judge.complete(HELLO) == "yes"
     assert len(inner.draws) == 2
