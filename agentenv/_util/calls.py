@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
+from dis import opname
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -24,6 +25,8 @@ _CANCEL_GRACE_S = 1.0
 """Time for a cancelled call of an agent to release its resources, and for its thread to end."""
 _MAX_GIVEN_BACK = 2.0
 """Largest part of its limit that a method gets again, as a program of the sandbox does."""
+_SETS = ("BUILD", "CACHE", "LOAD", "RESUME", "RETURN", "STORE")
+"""How instructions begin that load, make and store values."""
 _THREAD_WAITS_S = (0.05, 0.2, 0.8)
 """Waits before further attempts to start a thread: others may end in the meantime."""
 
@@ -108,12 +111,12 @@ _NEED_THE_LOOP: WeakSet[type] = WeakSet()
 async def create(cls: type[_Instance], kwargs: Mapping[str, Any]) -> _Instance:
     """Return a new instance of `cls`, whose constructor runs as `call` runs a function.
 
-    An instance that is made after its call was cancelled is closed. A plain constructor that asks for the running event
-    loop, such as one that makes an `aiohttp.ClientSession`, runs on it instead. An `async def __init__`, as OpenRLHF's
-    queue-era files write it, is awaited.
+    An instance that is made after its call was cancelled is closed. A plain constructor that only sets attributes, or
+    asks for the running event loop, such as one that makes an `aiohttp.ClientSession`, runs on it instead. An `async
+    def __init__`, as OpenRLHF's queue-era files write it, is awaited.
     """
     init: Any = cls.__init__
-    if init is object.__init__ or inspect.iscoroutinefunction(init) or cls in _NEED_THE_LOOP:
+    if init is object.__init__ or inspect.iscoroutinefunction(init) or cls in _NEED_THE_LOOP or _only_sets(init):
         return await create_here(cls, kwargs)
     instance = cls.__new__(cls)
 
@@ -129,6 +132,13 @@ async def create(cls: type[_Instance], kwargs: Mapping[str, Any]) -> _Instance:
         _NEED_THE_LOOP.add(cls)
         return await create_here(cls, kwargs)
     return instance
+
+
+def _only_sets(function: Any) -> bool:
+    """Return True if a function cannot block: its code has no call, no loop and no import."""
+    code = getattr(function, "__code__", None)
+    opcodes = set(code.co_code[::2]) if code is not None else ()
+    return bool(opcodes) and all(opname[each].startswith(_SETS) for each in opcodes)
 
 
 async def create_here(cls: type[_Instance], kwargs: Mapping[str, Any]) -> _Instance:

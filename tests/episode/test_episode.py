@@ -663,6 +663,19 @@ async def test_an_instance_whose_creation_is_cancelled_is_closed_before_the_canc
     assert len(closed) == 1
 
 
+@pytest.mark.parametrize(
+    ("body", "can_block"),
+    [("self.turn = [0]", False), ("self.turn = list()", True), ("import json; self.turn = 0", True),
+     ("while not self: pass\n self.turn = 0", True)],
+)  # fmt: skip
+async def test_a_plain_constructor_runs_on_the_loop_only_if_it_cannot_block(body, can_block):
+    threads, space = [], {}
+    exec(f"def __init__(self):\n {body}", space)
+    turn = property(fset=lambda self, value: threads.append(threading.current_thread()))
+    await create(type("Env", (AgentInstance,), {"__init__": space["__init__"], "turn": turn}), {})
+    assert (threads != [threading.current_thread()]) == can_block
+
+
 async def test_a_plain_constructor_that_asks_for_the_running_loop_runs_on_it():
     class Client(Scripted):
         def __init__(self):
