@@ -105,7 +105,7 @@ async def compare(args: argparse.Namespace) -> None:
     from math_verify import parse, verify
 
     verify(*(parse(r"$\frac{1}{2}$", parsing_timeout=None) for _ in range(2)), timeout_seconds=None)  # before the forks
-    await by_workers_alone(samples(2 * shared_pool().num_workers, 99))  # starts the workers
+    await by_workers_alone(samples(2 * shared_pool()._num_workers, 99))  # starts the workers
     rates: dict[str, list[float]] = {"process per sample": [], "workers alone": [], "MathReward": []}
     disagreements: list[str] = []
     for round_number in range(args.rounds):
@@ -192,7 +192,7 @@ async def main() -> None:
     args = parser.parse_args()
     logging.disable(logging.WARNING)  # of math-verify, which logs at every call without a timeout
     print(machine())
-    print(f"Load at the beginning: {os.getloadavg()[0]:.1f}; workers: {shared_pool().num_workers}")
+    print(f"Load at the beginning: {os.getloadavg()[0]:.1f}; workers: {shared_pool()._num_workers}")
     await compare(args)
     await lag(args)
     print(f"\nLoad at the end: {os.getloadavg()[0]:.1f}")

@@ -4,8 +4,9 @@ There are two limits, because a machine may be busy. A request that *computes* t
 worker that does not answer although it hardly computed is lost and replaced, like one that died (`WorkerFailed`). Both
 limits start when a worker takes the request: neither waiting for a free worker nor loading a handler counts.
 
-A request names its `task`, and `main.py` maps it to a handler. Each process has a thread here, which speaks
-length-prefixed JSON with it over a socket pair (its standard input and output), so that it serves any event loop.
+A request names its `task`, and `main.py` maps it to a handler. The worker speaks length-prefixed JSON over a socket
+pair (its standard input and output), with plain sockets, not asyncio transports, so that it outlives an event loop and
+serves the next one.
 
 Example:
     >>> await shared_pool().run({"task": "math", "answer": "1/2", "golds": ["0.5"]}, cpu_limit_s=2.0)
@@ -16,18 +17,20 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import os
+import subprocess
 import sys
-from collections import deque
-from concurrent.futures import Future
-from queue import SimpleQueue
-from threading import Lock, Thread
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from threading import Lock
 from typing import Any
 
 from agentenv._util.calls import waiting
 from agentenv._util.virtual_time import external_work
 from agentenv.errors import ConfigError
-from agentenv.rewards.workers.process import Key, Lost, Worker, WorkerFailed, WorkerLimits, WorkerTimeout, encode
+from agentenv.rewards.workers.process import Lost, Worker, WorkerFailed, WorkerLimits, WorkerTimeout, encode
 
 __all__ = ["WorkerFailed", "WorkerPool", "WorkerTimeout", "shared_pool"]
 
@@ -38,83 +41,23 @@ _WALL_PER_CPU = 10.0
 _MIN_WALL_S = 30.0
 _MAX_ATTEMPTS = 2
 _MOST_SHARED_WORKERS = 16
-_JOIN_S = 5.0
 
 
-class _Job:
-    """One request on its way from an event loop to a worker."""
+@dataclass(slots=True)
+class _LoopState:
+    """State of one event loop."""
 
-    def __init__(self, key: Key, body: str, limits: WorkerLimits) -> None:
-        self.key, self.body, self.limits = key, body, limits
-        self.started: Future[None] = Future()
-        self.answer: Future[dict[str, Any]] = Future()
-
-
-class _WorkerThread(Thread):
-    """The thread of one worker process, which it starts, replaces and ends; the pool's lock guards `job`."""
-
-    def __init__(self, pool: WorkerPool) -> None:
-        super().__init__(name="agentenv-worker", daemon=True)
-        self.pool = pool
-        self.jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self.job: _Job | None = None
-        self.worker: Worker | None = None
-        self.closed = False
-
-    def run(self) -> None:
-        """Serve jobs until `None`."""
-        while (job := self.jobs.get()) is not None:
-            answer, error = None, None
-            try:
-                answer = self._answered(job)
-            except Exception as raised:  # noqa: BLE001 - carried to the caller
-                error = raised
-            self.pool.settle(self, job)
-            if not job.answer.set_running_or_notify_cancel():
-                continue
-            if error is None:
-                job.answer.set_result(answer or {})
-            else:
-                job.answer.set_exception(error)
-        self._end_worker()
-
-    def loaded(self, key: Key) -> bool:
-        """Return True if the worker has this handler."""
-        return self.worker is not None and key in self.worker.loaded
-
-    def _answered(self, job: _Job) -> dict[str, Any]:
-        for attempt in range(1, _MAX_ATTEMPTS + 1):
-            try:
-                if self.worker is not None and self.worker.process.poll() is not None:
-                    self._end_worker()
-                if self.worker is None:
-                    self.worker = Worker([sys.executable, "-P", "-m", _WORKER_MODULE, str(os.getpid())])
-                if self.closed or job.answer.cancelled():  # meanwhile, when there was no worker to kill
-                    raise Lost("its caller left")
-                return self.worker.run(job.key, job.body, job.limits)
-            except Lost as lost:
-                if self.closed:
-                    raise WorkerFailed("the grader was closed during the check") from lost
-                if attempt == _MAX_ATTEMPTS or job.answer.cancelled():
-                    raise WorkerFailed(f"{lost} ({attempt} attempts)") from lost
-            finally:
-                worker = self.worker
-                if worker is not None and not (worker.at_rest and worker.num_tasks < self.pool.max_tasks):
-                    self._end_worker()
-        raise AssertionError("unreachable: the last attempt returns or raises")
-
-    def _end_worker(self) -> None:
-        worker, self.worker = self.worker, None
-        if worker is not None:
-            worker.end()
+    admitted: asyncio.Semaphore
+    free: asyncio.Semaphore
+    busy: set[Worker] = field(default_factory=set)
 
 
 class WorkerPool:
-    """A pool of up to `num_workers` worker processes that start on demand, for all event loops of the process.
+    """A pool of worker processes that start on demand; each event loop gets up to `num_workers`.
 
-    A request may compute for `cpu_limit_s`. A worker that exceeds that and cannot be interrupted is killed one to two
-    seconds of computing later. In any case it is killed `wall_limit_s` after it took the request; the default is ten
-    times `cpu_limit_s`, at least 30 s. Further requests wait in line. A worker is replaced after `max_tasks_per_worker`
+    A request may compute for `cpu_limit_s`. A worker that exceeds that is killed about a second of computing later. In
+    any case it is killed `wall_limit_s` after it took the request; the default is ten times `cpu_limit_s`, at least
+    30 s. Beyond `max_pending` requests, callers wait in line. A worker is replaced after `max_tasks_per_worker`
     requests.
 
     Raises:
@@ -127,31 +70,29 @@ class WorkerPool:
         num_workers: int = 2,
         cpu_limit_s: float = 2.0,
         wall_limit_s: float | None = None,
+        max_pending: int = 1024,
         max_tasks_per_worker: int = 2000,
     ) -> None:
         limits = {"cpu_limit_s": cpu_limit_s, "wall_limit_s": 1.0 if wall_limit_s is None else wall_limit_s}
-        whole = {"num_workers": num_workers, "max_tasks_per_worker": max_tasks_per_worker}
+        whole = {"num_workers": num_workers, "max_pending": max_pending, "max_tasks_per_worker": max_tasks_per_worker}
         for name, value in {**limits, **whole}.items():
             kinds: tuple[type, ...] = (int,) if name in whole else (int, float)
             if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
                 raise ConfigError(f"WorkerPool.{name}: expected a number above 0, got {value!r}. Change it.")
-        self.num_workers = num_workers
-        self.max_tasks = max_tasks_per_worker
+        self._num_workers = num_workers
         self._cpu_limit_s = cpu_limit_s
         self._wall_limit_s = wall_limit_s
+        self._max_pending = max_pending
+        self._max_tasks = max_tasks_per_worker
         self._reset()
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._lock = Lock()  # guards the containers below, and which job a thread has
-        self._threads: list[_WorkerThread] = []
-        self._idle: list[_WorkerThread] = []
-        self._pending: deque[_Job] = deque()
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the workers."""
-        return [thread.worker.process.pid for thread in self._threads if thread.worker is not None]
+        self._lock = Lock()  # guards the containers below: event loops of several threads share them
+        self._loops: dict[asyncio.AbstractEventLoop, _LoopState] = {}
+        self._idle: list[Worker] = []
+        self._dying: list[subprocess.Popen[bytes]] = []
+        self._num_closes = 0
 
     async def run(
         self,
@@ -174,92 +115,113 @@ class WorkerPool:
         """
         cpu_s = cpu_limit_s or self._cpu_limit_s
         wall_s = wall_limit_s or self._wall_limit_s or max(_WALL_PER_CPU * cpu_s, _MIN_WALL_S)
-        key = (str(request.get("task")), str(request.get("function", "")))
-        job = _Job(key, encode(request), WorkerLimits(cpu_s, wall_s, memory_limit_bytes))
+        limits = WorkerLimits(cpu_s, wall_s, memory_limit_bytes)
+        body = encode(request)
         if self._pid != os.getpid():  # forked: the workers are the parent's
             self._drop_inherited()
+        loop = asyncio.get_running_loop()
         with self._lock:
-            self._submit(job)
+            ended = [self._loops.pop(each) for each in list(self._loops) if each.is_closed()]
+            self._dying = [process for process in self._dying if process.poll() is None]
+            if loop not in self._loops:
+                free = asyncio.Semaphore(self._num_workers)
+                self._loops[loop] = _LoopState(asyncio.Semaphore(self._max_pending), free)
+            state = self._loops[loop]
+        for worker in [worker for one in ended for worker in one.busy]:
+            self._kill(worker)
+            worker.release()
+        num_closes = self._num_closes
+        async with contextlib.AsyncExitStack() as slots:
+            with waiting():
+                await slots.enter_async_context(state.admitted)
+                await slots.enter_async_context(state.free)
+            for attempt in count(1):
+                if self._num_closes != num_closes:
+                    raise WorkerFailed("the grader was closed during the check")
+                try:
+                    with external_work():
+                        return await self._run_once(state, request, body, limits)
+                except Lost as error:
+                    if attempt == _MAX_ATTEMPTS:
+                        raise WorkerFailed(f"{error} ({attempt} attempts)") from error
+        raise AssertionError("unreachable: count() has no end")
+
+    async def _run_once(
+        self, state: _LoopState, request: dict[str, Any], body: str, limits: WorkerLimits
+    ) -> dict[str, Any]:
+        key = (str(request.get("task")), str(request.get("function", "")))
+        worker = self._take_idle(lambda worker: key in worker.loaded) or self._take_idle(lambda worker: True)
+        if worker is None:
+            worker = Worker([sys.executable, "-P", "-m", _WORKER_MODULE, str(self._pid)])
+        state.busy.add(worker)
         try:
-            with external_work():
-                with waiting():
-                    await asyncio.wrap_future(job.started)
-                return await asyncio.wrap_future(job.answer)
-        finally:
-            if not job.answer.done() or job.answer.cancelled():
-                self._cancel(job)
+            return await worker.run(key, body, limits)
+        finally:  # a cancelled request leaves its worker in the middle of it, so that worker goes
+            with self._lock:
+                state.busy.discard(worker)
+                keep = worker.at_rest and not worker.killed and worker.num_tasks < self._max_tasks
+                if keep:
+                    self._idle.append(worker)
+            if not keep:
+                self._kill(worker)
+                worker.release()
 
-    def _submit(self, job: _Job) -> None:
-        """Hand a job to an idle worker, to one that has its handler if possible, or to a new one, or queue it."""
-        thread = next(filter(lambda each: each.loaded(job.key), reversed(self._idle)), None)
-        if thread is None and self._idle:
-            thread = self._idle[-1]
-        if thread is not None:
-            self._idle.remove(thread)
-        elif len(self._threads) < self.num_workers:
-            thread = _WorkerThread(self)
-            self._threads.append(thread)
-            thread.start()
-        else:
-            self._pending.append(job)
-            return
-        self._start(job, thread)
-
-    def _start(self, job: _Job, thread: _WorkerThread) -> None:
-        thread.job = job
-        job.started.set_result(None)
-        thread.jobs.put(job)
-
-    def settle(self, thread: _WorkerThread, job: _Job) -> None:
-        """Give a thread whose job ended the next one."""
-        with self._lock:
-            thread.job = None
-            if thread.closed:
-                return
-            while self._pending:
-                if self._pending[0].started.set_running_or_notify_cancel():
-                    self._start(self._pending.popleft(), thread)
-                    return
-                self._pending.popleft()
-            self._idle.append(thread)
-
-    def _cancel(self, job: _Job) -> None:
-        """Kill the worker that still works for a caller that left."""
-        job.started.cancel()
-        job.answer.cancel()
-        with self._lock:
-            for thread in self._threads:
-                if thread.job is job and thread.worker is not None:
-                    thread.worker.kill()
+    def _take_idle(self, fits: Callable[[Worker], bool]) -> Worker | None:
+        """Remove and return the youngest idle worker that is alive and fits."""
+        while True:
+            with self._lock:
+                worker = next(filter(fits, reversed(self._idle)), None)
+                if worker is None:
+                    return None
+                self._idle.remove(worker)
+            if worker.process.poll() is None:
+                return worker
+            self._kill(worker)
+            worker.release()
 
     def _drop_inherited(self) -> None:
-        for thread in self._threads:
-            if thread.worker is not None:
-                thread.worker.disown()
+        workers = self._workers()
+        for worker in workers:
+            worker.release()
+        for process in [*self._dying, *(worker.process for worker in workers)]:
+            process.returncode = 0  # not our child: keeps Popen from waiting for it
         self._reset()
+
+    def _workers(self) -> list[Worker]:
+        return [*self._idle, *(worker for state in self._loops.values() for worker in state.busy)]
+
+    def _kill(self, worker: Worker) -> None:
+        if not worker.killed:
+            worker.kill()
+            self._dying.append(worker.process)
+
+    def _kill_all(self) -> None:
+        self._num_closes += 1
+        with self._lock:
+            workers, idle = self._workers(), self._idle
+            self._idle = []
+        for worker in workers:
+            self._kill(worker)  # the caller that waits for a busy one reads its end, and releases it
+        for worker in idle:
+            worker.release()
 
     async def close(self) -> None:
         """Kill the workers and wait for their end; running checks fail, later ones start new workers."""
-        await asyncio.to_thread(self.close_now)
+        if self._pid != os.getpid():
+            self._drop_inherited()
+        self._kill_all()
+        while self._dying:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(self._dying.pop().wait, 5)
 
     def close_now(self) -> None:
         """Close without an event loop, at the end of the process."""
         if self._pid != os.getpid():
-            self._drop_inherited()
-        with self._lock:
-            threads, self._threads, self._idle = self._threads, [], []
-            pending, self._pending = self._pending, deque()
-            for thread in threads:
-                thread.closed = True
-                thread.jobs.put(None)
-                if thread.worker is not None:
-                    thread.worker.kill()
-        for job in pending:
-            if job.started.set_running_or_notify_cancel():
-                job.answer.set_exception(WorkerFailed("the grader was closed before the check"))
-                job.started.set_result(None)
-        for thread in threads:
-            thread.join(_JOIN_S)
+            return
+        self._kill_all()
+        while self._dying:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._dying.pop().wait(5)
 
 
 _shared: dict[str, WorkerPool] = {}

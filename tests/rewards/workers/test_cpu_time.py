@@ -1,6 +1,7 @@
-"""How much another process has computed, from /proc."""
+"""How much another process has computed: from /proc, from `ps`, or unknown."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.rewards.workers import process
-from agentenv.rewards.workers.process import process_cpu_s
+from agentenv.rewards.workers.process import process_cpu_s, ps_seconds
 
 
 class Computing:
@@ -42,6 +43,7 @@ def assert_measured(computing, resolution_s):
     before = computing.says()
     used_s = process_cpu_s(computing.process.pid)
     after = computing.says()
+    assert used_s is not None
     assert before - resolution_s <= used_s <= after + resolution_s
 
 
@@ -50,10 +52,18 @@ def test_reports_the_cpu_time_of_a_process_and_not_its_age(computing):
     assert_measured(computing, 0.03)
 
 
-def test_is_nothing_without_proc_and_for_a_process_that_is_gone(monkeypatch, tmp_path):
-    assert process_cpu_s(2**22 + 1) == 0.0
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("ps") is None, reason="asks ps")
+def test_uses_ps_without_proc(computing, monkeypatch, tmp_path):
     monkeypatch.setattr(process, "_PROC", tmp_path)
-    assert process_cpu_s(os.getpid()) == 0.0
+    assert_measured(computing, 1.0)
+
+
+def test_is_unknown_without_proc_and_ps_and_for_a_process_that_is_gone(monkeypatch, tmp_path):
+    assert process_cpu_s(2**22 + 1) is None
+    monkeypatch.setattr(process, "_PROC", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert process_cpu_s(os.getpid()) is None
 
 
 def test_a_name_with_spaces_and_brackets_works(monkeypatch, tmp_path):
@@ -62,3 +72,21 @@ def test_a_name_with_spaces_and_brackets_works(monkeypatch, tmp_path):
     (tmp_path / "7" / "stat").write_text(f"7 (a) R 1 (b)) S {numbers}\n")
     monkeypatch.setattr(process, "_PROC", Path(tmp_path))
     assert process_cpu_s(7) == (14 + 15) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        ("  0:00.35\n", 0.35),
+        ("12:34.50", 754.5),
+        ("125:00.00", 7500.0),
+        ("00:00:02", 2.0),
+        ("01:02:03", 3723.0),
+        ("2-01:02:03", 2 * 86400 + 3723.0),
+        ("", None),
+        ("-", None),
+        ("error", None),
+    ],
+)
+def test_reads_the_times_that_ps_writes(said, seconds):
+    assert ps_seconds(said) == seconds

@@ -3,10 +3,12 @@
 import asyncio
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from agentenv._util.calls import bounded
 from agentenv.errors import ConfigError, DataError
 from agentenv.rewards.rules.math.reward import math_outcome
 from agentenv.rewards.workers import pool as pool_module
+from agentenv.rewards.workers import process as pool_worker
 from agentenv.rewards.workers.pool import WorkerFailed, WorkerPool, WorkerTimeout, shared_pool
 from tests.rewards.workers.worker_processes import ANSWER, READY, alive, grade_with_fake, once, wait_until, workers
 
@@ -130,6 +133,7 @@ async def test_a_handler_is_loaded_once_by_each_worker_and_sent_where_it_is_load
         ("cpu_limit_s", 0),
         ("cpu_limit_s", float("nan")),
         ("wall_limit_s", -1),
+        ("max_pending", 0),
         ("max_tasks_per_worker", "5"),
     ],
 )
@@ -173,7 +177,8 @@ async def test_loading_a_handler_is_not_the_requests_computing():
 
 
 @pytest.mark.long
-async def test_what_a_worker_computed_before_is_not_the_requests_computing():
+async def test_what_a_worker_computed_before_is_not_the_requests_computing(monkeypatch):
+    monkeypatch.setattr(pool_worker, "_CPU_GRACE_S", 0.1)
     pool = one_worker()
     before = (await pool.run(asks("spin", until_cpu_s=1.0)))["pid"]
     assert (await pool.run(asks("sleep", seconds=1.0), cpu_limit_s=0.2))["pid"] == before
@@ -323,6 +328,19 @@ async def test_cancelling_at_any_moment_leaves_a_pool_that_works():
 
 
 @pytest.mark.long
+async def test_a_reply_that_came_while_the_loop_was_blocked_counts():
+    pool = one_worker()
+    await echo(pool)
+    check = asyncio.create_task(pool.run(asks("echo", say="late"), cpu_limit_s=0.2, wall_limit_s=0.2))
+    await asyncio.sleep(0)  # the request is sent at once
+    (worker,) = pool._workers()
+    assert select.select([worker.socket], [], [], 60)[0]
+    time.sleep(0.3)  # past the deadline
+    assert (await check)["said"] == "late"
+    await pool.close()
+
+
+@pytest.mark.long
 async def test_a_worker_is_replaced_after_its_share_of_tasks():
     pool = one_worker(max_tasks_per_worker=2)
     pids = [(await echo(pool))["pid"] for _ in range(4)]
@@ -330,8 +348,8 @@ async def test_a_worker_is_replaced_after_its_share_of_tasks():
     await pool.close()
 
 
-async def test_more_checks_than_workers_wait_in_line():
-    pool = one_worker()
+async def test_more_checks_than_max_pending_wait_in_line():
+    pool = one_worker(max_pending=1)
     assert [result["said"] for result in await asyncio.gather(*(echo(pool, n) for n in range(20)))] == list(range(20))
     await pool.close()
 
@@ -413,7 +431,7 @@ async def test_a_missing_interpreter_is_a_failure(monkeypatch):
 
 def test_one_process_has_one_pool_of_a_name():
     assert shared_pool() is shared_pool("rewards") is not shared_pool("functions")
-    assert shared_pool().num_workers >= 2
+    assert shared_pool()._num_workers >= 2
 
 
 def script(code: str) -> subprocess.Popen[str]:

@@ -56,13 +56,13 @@ def _result(status: Status, *, correct: bool = False, extracted: str | None = No
 class MathGrader:
     """A grader of answers against labels, from any event loop; workers start at the first answer that needs one.
 
-    Up to `num_workers` check concurrently. A check may take `timeout_s` CPU seconds, however long a busy machine needs
-    for them: then it is interrupted inside the worker, which is killed one or two CPU seconds later if even that
+    Each event loop gets up to `num_workers` concurrently. A check may take `timeout_s` CPU seconds, however long a busy
+    machine needs for them: then it is interrupted inside the worker, which is killed one CPU second later if even that
     fails. A worker that sends no answer in `max(10 * timeout_s, 30)` seconds without having computed that much is lost:
     a new one repeats the check once, and then the status is INFRA.
 
-    Further checks wait in line. A worker is replaced after `max_tasks_per_worker` checks. With a `pool`, these two are
-    the pool's, and its owner closes it. The last `cache_size` results are cached.
+    Beyond `max_pending` checks, callers wait in line. A worker is replaced after `max_tasks_per_worker` checks. With a
+    `pool`, these three are the pool's, and its owner closes it. The last `cache_size` results are cached.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class MathGrader:
         num_workers: int = 2,
         timeout_s: float = 2.0,
         *,
+        max_pending: int = 1024,
         max_tasks_per_worker: int = 2000,
         cache_size: int = 4096,
         pool: WorkerPool | None = None,
@@ -77,7 +78,10 @@ class MathGrader:
         self._timeout_s = timeout_s
         self._owns_pool = pool is None
         self._pool = pool or WorkerPool(
-            num_workers=num_workers, cpu_limit_s=timeout_s, max_tasks_per_worker=max_tasks_per_worker
+            num_workers=num_workers,
+            cpu_limit_s=timeout_s,
+            max_pending=max_pending,
+            max_tasks_per_worker=max_tasks_per_worker,
         )
         self._cache_size = cache_size
         self._cache: dict[_Key, RewardResult] = {}
