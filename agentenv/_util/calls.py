@@ -23,8 +23,8 @@ _Instance = TypeVar("_Instance")
 
 _CANCEL_GRACE_S = 1.0
 """Time for a cancelled call of an agent to release its resources, and for its thread to end."""
-_MAX_GIVEN_BACK = 2.0
-"""Largest part of its limit that a method gets again, as a program of the sandbox does."""
+MAX_GIVEN_BACK = 2.0
+"""Largest part of its limit that a method, or a program of the sandbox, gets again because others took the time."""
 _SETS = ("BUILD", "CACHE", "LOAD", "RESUME", "RETURN", "STORE")
 """How instructions begin that load, make and store values."""
 _THREAD_WAITS_S = (0.05, 0.2, 0.8)
@@ -225,7 +225,7 @@ class _Clock:
         self._loop, self._outer = asyncio.get_running_loop(), outer
         self._end, self._left_s, self._waits = end, limit_s, 0
         self._timer = self._loop.call_later(limit_s, end, None)
-        self._more_s = _MAX_GIVEN_BACK * limit_s
+        self._more_s = MAX_GIVEN_BACK * limit_s
         self.over = False
 
     @contextmanager

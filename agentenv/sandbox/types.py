@@ -175,6 +175,10 @@ class Sandbox(Protocol):
 
     isolation: Isolation
     backend: str
+    limits: ExecLimits
+    """Limits of an execution that names none."""
+    run_slots: int
+    """Number of programs of `run` that it executes concurrently; further ones wait."""
 
     async def run(
         self,

@@ -34,7 +34,7 @@ from agentenv.sandbox.grading import (
     Verdict,
 )
 from agentenv.sandbox.local.sandbox import LocalSandbox
-from agentenv.sandbox.types import ExecResult, ExecStatus, Isolation, SandboxUnavailable
+from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, SandboxUnavailable
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv_envs.code_sandbox import CodeSandbox
 from agentenv_envs.code_sandbox.datasets import code_task, form_of
@@ -66,7 +66,7 @@ MBPP_CLASS = {
 class BrokenSandbox:
     """Fails, as one on a host that is out of memory does."""
 
-    isolation, backend = Isolation.NONE, "broken"
+    isolation, backend, limits, run_slots = Isolation.NONE, "broken", ExecLimits(), 2
 
     async def run(self, program, **_):
         return ExecResult(ExecStatus.INFRA, detail="no memory for another process")

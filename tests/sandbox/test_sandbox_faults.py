@@ -776,9 +776,9 @@ def test_time_is_given_back_that_the_host_kept_a_program_waiting(
     monkeypatch.setattr(watch.linux, "read_at", lambda *_: f"{int(ran_s * 1e9)} {int(waited_s * 1e9)} 7\n")
     monkeypatch.setattr(watch.os, "getpriority", lambda *_: 10 + lowered)
     monkeypatch.setattr(watch.time, "clock_gettime", lambda _: cpu_s)
-    run = watch._RunningProgram(1, 1, 1, 1, 1, 1, "pure", {"wall_s": 2.0}, 100.0, crowded=crowded)
+    run = watch._RunningProgram(1, 1, 1, 1, 1, 1, "pure", {"wall_s": 2.0, "given_back_s": 4.0}, 100.0, crowded=crowded)
     assert run.due() <= 102.0
-    given_back = min(kept, 2 * watch.MAX_GIVEN_BACK)
+    given_back = min(kept, 4.0)
     watch.ProgramLoop._look(loop, run, 102.0 + given_back - 0.01)
     assert killed == []
     watch.ProgramLoop._look(loop, run, 102.0 + given_back)

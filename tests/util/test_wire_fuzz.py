@@ -57,7 +57,7 @@ async def answered(server, path, content, headers=None):
 class Instant:
     """A sandbox whose programs end at once."""
 
-    isolation, backend, run_slots = Isolation.NONE, "instant", 2
+    isolation, backend, limits, run_slots = Isolation.NONE, "instant", ExecLimits(), 2
 
     async def run(self, program, **given):
         return ExecResult(ExecStatus.OK, exit_code=0, stdout="4\n", stdout_bytes=2)

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn, Self, TypeVar
 from urllib.parse import urlsplit
 
+from agentenv._util.calls import MAX_GIVEN_BACK
 from agentenv._util.http.client import AttemptFailure, HTTPAnswer, HTTPClient, HTTPErrors, RetryPolicy
 from agentenv._util.http.json_bodies import parse_json
 from agentenv._util.off_loop import off_loop
@@ -29,7 +30,6 @@ from agentenv.sandbox.fusion.requests import RESULT_HEADER, BadAnswer, encode_re
 from agentenv.sandbox.fusion.suites import GradeRequest, encode_grade_request, read_grade
 from agentenv.sandbox.grading.results import GradeResult
 from agentenv.sandbox.grading.suites import TestSuite
-from agentenv.sandbox.guest.watch import MAX_GIVEN_BACK
 from agentenv.sandbox.local.session import TurnResult
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, Policy, SandboxUnavailable
 
@@ -109,7 +109,7 @@ class FusionSandbox:
             )
         self._turn = itertools.count()
         self._policy = RetryPolicy(max_attempts=MAX_ATTEMPTS, first_pause_s=pause_s)
-        self._max_concurrent, self._waiting = max_concurrent, waiting
+        self.run_slots, self._waiting = max_concurrent, waiting
         self._slots = asyncio.Semaphore(max_concurrent)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -150,7 +150,7 @@ class FusionSandbox:
 
     async def aclose(self) -> None:
         """Close the connections. Repeated calls have no effect; the sandbox may be opened again."""
-        self._loop, self._slots = None, asyncio.Semaphore(self._max_concurrent)
+        self._loop, self._slots = None, asyncio.Semaphore(self.run_slots)
         for endpoint in self.endpoints:
             await endpoint.client.close()
 

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentenv._util.calls import MAX_GIVEN_BACK
 from agentenv._util.http.access import AccessPolicy, RequestRefused, closing_headers, read_json_body, retry_after_header
 from agentenv._util.http.responses import json_response, large_response, until_disconnect
 from agentenv._util.http.server import Server
@@ -26,7 +27,6 @@ from agentenv.sandbox.fusion import answers
 from agentenv.sandbox.fusion.requests import REQUEST_HEADER, RESULT_HEADER
 from agentenv.sandbox.fusion.suites import GradeRequest, read_grade_request
 from agentenv.sandbox.grading.grader import grade
-from agentenv.sandbox.guest.watch import MAX_GIVEN_BACK
 from agentenv.sandbox.local.queue import FairQueue
 from agentenv.sandbox.local.sandbox import LocalSandbox
 from agentenv.sandbox.local.session import InterpreterSession, TurnResult

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from agentenv._util.calls import MAX_GIVEN_BACK
 from agentenv._util.off_loop import off_loop
 from agentenv.errors import DataError, InfraError
 from agentenv.sandbox.grading.codec import CodecError, decode, dump_line, parse_line
@@ -17,7 +18,6 @@ from agentenv.sandbox.grading.executions import GradingRun, guest_program, verdi
 from agentenv.sandbox.grading.guest.asserts import NO_CALL
 from agentenv.sandbox.grading.results import TestResult, Verdict, shorten, show
 from agentenv.sandbox.grading.suites import AssertSuite, AssertTest
-from agentenv.sandbox.guest.watch import MAX_GIVEN_BACK
 from agentenv.sandbox.local.verdicts import CROWDED
 from agentenv.sandbox.types import ExecStatus, Execution, Sandbox
 

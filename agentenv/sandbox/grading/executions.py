@@ -13,9 +13,9 @@ from importlib.resources import files
 from importlib.util import MAGIC_NUMBER
 from typing import Any
 
+from agentenv._util.calls import MAX_GIVEN_BACK
 from agentenv.errors import InfraError
 from agentenv.sandbox.grading.results import GradeResult, Integrity, TestResult, Verdict
-from agentenv.sandbox.guest.watch import MAX_GIVEN_BACK
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Execution, Isolation, Sandbox
 
 _CONCURRENT = 8

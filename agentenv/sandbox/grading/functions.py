@@ -112,7 +112,7 @@ async def grade_functions(grading: GradingRun, code: str, suite: FunctionSuite) 
     else:
         work = [_grade_batch(grading, code, suite=suite, cases=cases) for cases in batches]
         # No more than there are run slots: time in which one waits for another of them is not that of all tests.
-        done = await gather_limited(work, max_concurrent=getattr(grading.sandbox, "run_slots", len(work)))
+        done = await gather_limited(work, max_concurrent=grading.sandbox.run_slots)
         results = [result for each in done for result in each]
     if grading.not_loaded and not suite.visible and grading.out_of_time() is None:
         # The error may be shown to the model, so it must come from a process that has no hidden tests.

@@ -47,7 +47,7 @@ async def grade(
         DataError: the tests of an AssertSuite never call the solution, or no program can fail one of a PytestSuite.
         asyncio.CancelledError: after all programs have been killed.
     """
-    limits = limits or getattr(sandbox, "limits", None) or ExecLimits()
+    limits = limits or sandbox.limits
     if not isinstance(suite, StdioSuite) and (grade_there := getattr(sandbox, "grade", None)) is not None:
         graded: GradeResult = await grade_there(  # beside the programs that it runs, of a remote sandbox
             code, suite, limits=limits, stop_on_fail=stop_on_fail, tenant=tenant, seconds_left=seconds_left,

@@ -30,7 +30,7 @@ async def grade_stdio(grading: GradingRun, code: str, suite: StdioSuite) -> list
             for name, visible, test in tests
         ]
         # No more than there are run slots, because a waiting test may turn out to be unnecessary.
-        return await gather_limited(work, max_concurrent=getattr(grading.sandbox, "run_slots", len(work)))
+        return await gather_limited(work, max_concurrent=grading.sandbox.run_slots)
     results: list[TestResult] = []
     for name, visible, test in tests:
         if results and results[-1].verdict is not Verdict.PASSED:

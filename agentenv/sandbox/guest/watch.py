@@ -19,9 +19,6 @@ TICK_S = 0.05
 """Interval at which the usage of a program is checked."""
 _MAX_PAUSE_S = 0.5
 """Longest time between two checks."""
-MAX_GIVEN_BACK = 2.0
-"""Largest part of its wall limit that a program gets again because the host kept it waiting for a core."""
-FULL = "host: expected free space for temporary files, the disk is full. Free some, or set TMPDIR"
 _MAX_MESSAGE = 65536
 _SLACK_TASKS = 16
 """Allowance for threads that the user starts between the count and the start of the program."""
@@ -40,6 +37,7 @@ class _RunningProgram:
     slot: int
     policy: str
     limits: dict[str, float]
+    """Those of `ExecLimits`, and `given_back_s`: the most time that is added to its wall limit."""
     started: float
     work: str = ""
     names: int = -1
@@ -54,7 +52,7 @@ class _RunningProgram:
     seen_cpu_s: dict[str, float] = field(default_factory=dict)
     """CPU time of each process that was seen, as it was last seen."""
     given_back_s: float = 0.0
-    """Time that is added to its wall limit."""
+    """Time that is added to its wall limit, because the host kept it waiting for a core."""
 
     def ends(self) -> float:
         """Return the time of its wall limit."""
@@ -148,8 +146,8 @@ class ProgramLoop:
             self._start(request, named)
         except OSError as error:
             os.close(named["lease"])
-            problem = FULL if error.errno == errno.ENOSPC else f"zygote: {error}"
-            self._send({"id": request["id"], "cause": "setup", "error": problem})
+            has_room = error.errno != errno.ENOSPC
+            self._send({"id": request["id"], "cause": "setup" if has_room else "full", "error": f"zygote: {error}"})
         finally:
             for name, fd in named.items():
                 if name != "lease":
@@ -165,7 +163,7 @@ class ProgramLoop:
             work = self._work  # mounted by the program itself, in its mount namespace
             if self._base:  # a folder on the host's disk
                 if files.is_full(self._base):  # before it can make a difference what the program does
-                    raise OSError(errno.ENOSPC, FULL)
+                    raise OSError(errno.ENOSPC, "the disk is full")
                 work = f"{self._base}/{slot}"
                 os.mkdir(work, 0o700)
                 undo.callback(files.remove_tree, work)
@@ -245,7 +243,7 @@ class ProgramLoop:
             run.next_look = now + 1.0
             return
         if now >= run.ends():
-            run.given_back_s = min(self._kept_waiting_s(run), MAX_GIVEN_BACK * run.limits["wall_s"])
+            run.given_back_s = min(self._kept_waiting_s(run), run.limits["given_back_s"])
             if now >= run.ends():
                 self._kill(run, "wall")
                 return
@@ -346,9 +344,9 @@ class ProgramLoop:
         setup = os.read(run.ready, 4096)
         if setup != b"1":
             message = setup[1:].decode(errors="replace") or f"ended ({run.cause or 'by itself'}) while it was set up"
-            if self._base and message.startswith(f"{errno.ENOSPC} "):  # its own files fit, see `files.fits`
-                message = FULL
-            report |= {"cause": "cancelled" if run.cause == "cancelled" else "setup", "error": message}
+            lacked_room = self._base and message.startswith(f"{errno.ENOSPC} ")  # its own files fit, see `files.fits`
+            cause = "cancelled" if run.cause == "cancelled" else "full" if lacked_room else "setup"
+            report |= {"cause": cause, "error": message}
         elif killed_by_host:
             report["cause"] = "killed"
         elif self._base and not run.cause and _disk_exceeded(run):  # since the last check

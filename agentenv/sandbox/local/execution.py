@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from agentenv._util.calls import MAX_GIVEN_BACK
 from agentenv._util.off_loop import off_loop
 from agentenv._util.virtual_time import external_work
 from agentenv.errors import InfraError
 from agentenv.sandbox.guest import files
-from agentenv.sandbox.guest.watch import MAX_GIVEN_BACK
 from agentenv.sandbox.local.verdicts import classify
 from agentenv.sandbox.local.zygote_client import Zygote, ZygoteLost
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, Policy
@@ -234,7 +234,7 @@ class LocalExecution:
                 "id": number,
                 "policy": program.policy,
                 "argv": program.header["argv"] is not None,
-                "limits": asdict(limits),
+                "limits": {**asdict(limits), "given_back_s": MAX_GIVEN_BACK * limits.wall_s},
                 "fds": optional,
             }
             names = ("stdout", "stderr", "lease", "payload", *optional)
@@ -326,7 +326,7 @@ class LocalExecution:
                     sizes = json.loads(file.readline())
                     file.seek(_FETCHED_OFFSET)
                     fetched = {name: file.read(size) for name, size in zip(names, sizes, strict=True) if size >= 0}
-            elif names and outcome["cause"] != "setup":
+            elif names and outcome["cause"] not in ("setup", "full"):
                 outcome = {"cause": "setup", "error": "the files to fetch were lost: too many files are open here"}
             result = self._result(outcome, fetched)
         except (ZygoteLost, OSError, ValueError, KeyError, TypeError) as error:

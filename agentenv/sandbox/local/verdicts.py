@@ -7,7 +7,6 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from agentenv.sandbox.guest.watch import FULL
 from agentenv.sandbox.types import ExecLimits, ExecStatus
 
 _LIMIT_MESSAGES = {
@@ -18,6 +17,18 @@ _LIMIT_MESSAGES = {
 _NO_THREAD = re.compile(rb"^(RuntimeError: can't start new thread|BlockingIOError: \[Errno 11\])")
 CROWDED = "host: expected threads for the program, its neighbors had them. Run as root, or allow namespaces"
 """Detail of a program that may have more threads where it runs alone. Its status is that of a program that ran so."""
+_FULL = "host: expected free space for temporary files, the disk is full. Free some, or set TMPDIR"
+_ENDS: Mapping[str, tuple[ExecStatus, str | None]] = {
+    "wall": (ExecStatus.WALL_TIMEOUT, None),
+    "memory": (ExecStatus.MEMORY, None),
+    "disk": (ExecStatus.DISK_LIMIT, None),
+    "cancelled": (ExecStatus.SIGNAL, "killed by the caller"),
+    "killed": (
+        ExecStatus.INFRA,
+        "host: expected the program to end by itself, got a kill by the host, as when its memory runs out",
+    ),
+}
+"""Status and detail by the cause of an end, where it needs no more than that."""
 _NEARLY = 0.75
 """Share of the CPU limit from which an unexplained kill counts as the kernel's, whose CPU count runs ahead."""
 
@@ -25,23 +36,14 @@ _NEARLY = 0.75
 def classify(report: Mapping[str, Any], limits: ExecLimits, last_line: bytes) -> tuple[ExecStatus, str | None]:
     """Return the status for a zygote's report, and a detail for the user."""
     cause = report["cause"]
-    if cause == "setup":
-        return ExecStatus.INFRA, str(report.get("error"))
+    if cause in ("setup", "full"):
+        return ExecStatus.INFRA, _FULL if cause == "full" else str(report.get("error"))
     if cause == "cpu" or report["cpu_s"] >= limits.cpu_s:
         return ExecStatus.CPU_TIMEOUT, None
-    if cause == "wall":
-        return ExecStatus.WALL_TIMEOUT, None
-    if cause == "cancelled":
-        return ExecStatus.SIGNAL, "killed by the caller"
-    if cause == "killed":
-        return (
-            ExecStatus.INFRA,
-            "host: expected the program to end by itself, got a kill by the host, as when its memory runs out",
-        )
+    if cause in _ENDS:
+        return _ENDS[cause]
     if cause == "processes":
         return ExecStatus.POLICY, f"more than {limits.num_processes} processes"
-    if cause in ("memory", "disk"):
-        return {"memory": ExecStatus.MEMORY, "disk": ExecStatus.DISK_LIMIT}[cause], None
     if report["signal"] == signal.SIGKILL and report["cpu_s"] >= _NEARLY * limits.cpu_s:
         return ExecStatus.CPU_TIMEOUT, None
     if report["signal"]:
@@ -53,5 +55,5 @@ def classify(report: Mapping[str, Any], limits: ExecLimits, last_line: bytes) ->
     reached = (status for status, message in _LIMIT_MESSAGES.items() if message.match(last_line))
     status = next(reached, ExecStatus.NONZERO)
     if report.get("full") and status is ExecStatus.DISK_LIMIT:  # it was not when the program began
-        return ExecStatus.INFRA, FULL
+        return ExecStatus.INFRA, _FULL
     return status, detail

@@ -15,7 +15,7 @@ from agentenv.rewards.rules.code.assert_rows import split_tests
 from agentenv.rewards.types import Response, Status
 from agentenv.sandbox.grading import AssertSuite, PytestSuite
 from agentenv.sandbox.local.sandbox import LocalSandbox
-from agentenv.sandbox.types import ExecResult, ExecStatus, Isolation
+from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation
 
 one_loop = pytest.mark.asyncio(loop_scope="module")
 """Of all tests that share the sandbox."""
@@ -34,7 +34,7 @@ class Counted(LocalSandbox):
 class BrokenSandbox:
     """Fails, as one on a host that is out of memory does."""
 
-    isolation, backend = Isolation.NONE, "broken"
+    isolation, backend, limits, run_slots = Isolation.NONE, "broken", ExecLimits(), 2
 
     async def run(self, program, **_):
         return ExecResult(ExecStatus.INFRA, detail="no memory for another process")

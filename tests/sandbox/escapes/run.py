@@ -56,6 +56,8 @@ class Bare:
 
     isolation = Isolation.NONE
     backend = "bare"
+    limits = LIMITS
+    run_slots = 8
 
     async def __aenter__(self) -> Self:
         return self
@@ -76,7 +78,7 @@ class Bare:
         channel: bool = False,
     ) -> ExecResult:
         """Execute Python source with a time limit; the policy and the other limits are ignored."""
-        limits = limits or LIMITS
+        limits = limits or self.limits
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             for name, data in (files or {}).items():
                 (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)

@@ -172,6 +172,8 @@ class PlainSandbox:
 
     isolation = Isolation.NONE
     backend = "plain"
+    limits = ExecLimits()
+    run_slots = 8
 
     def __init__(self):
         self.executions = []
@@ -189,7 +191,7 @@ class PlainSandbox:
         return await self._started(program, stdin=b"", files=files, limits=limits, channel=True)
 
     async def _started(self, program, *, stdin, files, limits, channel):
-        execution = PlainExecution(limits or ExecLimits())
+        execution = PlainExecution(limits or self.limits)
         self.executions.append(execution)
         data = stdin if isinstance(stdin, bytes) else stdin.encode()
         launched = asyncio.ensure_future(execution.launch(program, stdin=data, files=files, channel=channel))
