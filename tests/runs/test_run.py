@@ -367,7 +367,7 @@ def test_metrics_of_a_resumed_run_cover_all_its_episodes(place, flags, capsys):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_lets_episodes_in_flight_end_and_names_the_command_that_continues(place, flags, number, code):
     make_data(place, ["ok"] * 200)
     run = place / "out"

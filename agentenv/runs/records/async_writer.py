@@ -27,6 +27,7 @@ class Outbox:
         self.writer = writer
         self._writing: set[asyncio.Future[Any]] = set()
         self._thread = ThreadPoolExecutor(1, "RunWriter")
+        self._thread.submit(int)  # starts the thread: when the first episode ends, the system may have none left
 
     async def append(self, trajectory: Trajectory) -> Summary:
         """Store a finished episode; see `append_all`."""
