@@ -265,8 +265,6 @@ class Server:
         body = json.loads(request.content) if request.content else {}
         if request.url.path == "/v1/models":
             return httpx.Response(200, json={"data": [{"id": "m", "root": "m", "max_model_len": 6}]})
-        if request.url.path == "/inference/v1/generate":
-            return httpx.Response(404, json={})
         prompt = body["prompt"]
         choice = {"finish_reason": "length", "prompt_token_ids": prompt, "token_ids": [9]}
         if "prompt_logprobs" not in body:  # the engine looks at the server

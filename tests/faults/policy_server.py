@@ -3,7 +3,7 @@
 It speaks HTTP over raw sockets, so that it can break HTTP too. The address chooses the fault,
 `http://127.0.0.1:PORT/ENDPOINT/WHEN/MODE`:
 
-- ENDPOINT is `text` (/v1/completions), `ids` (/inference/v1/generate) or `chat` (/chat/completions).
+- ENDPOINT is `text` (/v1/completions) or `chat` (/chat/completions).
 - WHEN is `always` (every generation), `once` (the first generation of each episode) or `start` (every request, also
   those of the look at the server).
 
@@ -39,17 +39,13 @@ def right(body: dict[str, Any], endpoint: str) -> dict[str, Any]:
         message = {"role": "assistant", "content": f"{len(body['messages'])}: {body['messages'][-1]['content']}"}
         usage = {"prompt_tokens": 10 * len(body["messages"]), "completion_tokens": 7}
         return {"model": body["model"], "choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}
-    prompt = body["token_ids" if endpoint == "ids" else "prompt"]
+    prompt = body["prompt"]
     seed = sum(place * token for place, token in enumerate(prompt, 1))
     ids = [97 + (seed + place) % 26 for place in range(3 + seed % 3)]
-    greedy = body.get("sampling_params", body).get("top_k") == 1  # only one token is left: its probability is 1
+    greedy = body.get("top_k") == 1  # only one token is left: its probability is 1
     logprobs = [0.0 if greedy else -0.25 * (1 + token % 7) for token in ids]
     choice = {"index": 0, "token_ids": ids, "finish_reason": "stop", "stop_reason": None}
     answer: dict[str, Any] = {"model": body.get("model"), "choices": [choice]}
-    if endpoint == "ids":
-        content = [{"token_id": token, "logprob": p} for token, p in zip(ids, logprobs, strict=True)]
-        choice["logprobs"] = {"content": content}
-        return {**answer, "request_id": body.get("request_id"), "prompt_token_ids": prompt}
     names = [f"token_id:{token}" for token in ids]
     choice |= {"text": "".join(map(chr, ids)), "prompt_token_ids": prompt}
     choice["logprobs"] = {"tokens": names, "token_logprobs": logprobs}
@@ -79,7 +75,7 @@ class Exchange:
             return 200, {"data": [{"id": "the-model", "max_model_len": 4096}]}
         if self.is_generation:
             return 200, right(self.body, self.endpoint)
-        return (400 if self.endpoint == "ids" else 404), {"error": {"message": "no prompt, or no such endpoint"}}
+        return 404, {"error": {"message": "no such endpoint"}}
 
     async def send(self, data: bytes, then: str = KEEP) -> None:
         self.writer.write(data)
@@ -181,11 +177,7 @@ def ids(expected: Any, make: Callable[[list[int]], list[Any]]) -> Mode:
 
     def change(answer: dict[str, Any]) -> Any:
         old, new = answer["choices"][0], make(answer["choices"][0]["token_ids"])
-        if "content" in old["logprobs"]:
-            logprobs: Any = {"content": [{"token_id": token, "logprob": -1.0} for token in new]}
-        else:
-            names = [f"token_id:{token}" for token in new]
-            logprobs = {"tokens": names, "token_logprobs": [-1.0] * len(new)}
+        logprobs = {"tokens": [f"token_id:{token}" for token in new], "token_logprobs": [-1.0] * len(new)}
         return {**answer, "choices": [{**old, "token_ids": new, "logprobs": logprobs}]}
 
     return changed(expected, change)
@@ -196,15 +188,9 @@ def logprobs(expected: Any, make: Callable[[list[float]], list[Any]]) -> Mode:
 
     def change(answer: dict[str, Any]) -> Any:
         old = answer["choices"][0]
-        if "content" in old["logprobs"]:
-            entries = old["logprobs"]["content"]
-            values = make([entry["logprob"] for entry in entries])
-            names = [entry["token_id"] for entry in entries] + [0] * len(values)
-            new: Any = {"content": [{"token_id": n, "logprob": v} for n, v in zip(names, values, strict=False)]}
-        else:
-            values = make(old["logprobs"]["token_logprobs"])
-            names = old["logprobs"]["tokens"] + ["token_id:0"] * len(values)
-            new = {"tokens": names[: len(values)], "token_logprobs": values}
+        values = make(old["logprobs"]["token_logprobs"])
+        names = old["logprobs"]["tokens"] + ["token_id:0"] * len(values)
+        new = {"tokens": names[: len(values)], "token_logprobs": values}
         return {**answer, "choices": [{**old, "logprobs": new}]}
 
     return changed(expected, change)
@@ -226,12 +212,11 @@ async def another(exchange: Exchange) -> None:
     """Answer for the prompt of the request before."""
     if not exchange.is_generation:
         return await exchange.answer()
-    name = "token_ids" if exchange.endpoint == "ids" else "prompt"
     before = exchange.memory.get("prompt", [1, 2, 3])
-    if before == exchange.body[name]:
+    if before == exchange.body["prompt"]:
         before = [*before, 1]
-    exchange.memory["prompt"] = exchange.body[name]
-    await exchange.send(http(as_json(right({**exchange.body, name: before}, exchange.endpoint))))
+    exchange.memory["prompt"] = exchange.body["prompt"]
+    await exchange.send(http(as_json(right({**exchange.body, "prompt": before}, exchange.endpoint))))
 
 
 async def cached(exchange: Exchange) -> None:

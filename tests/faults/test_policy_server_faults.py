@@ -16,7 +16,7 @@ from agentenv.errors import ConfigError
 from agentenv.testing.tokenizers import CharTokenizer
 from tests.episode.test_runner import END, make_runner, make_tasks
 from tests.faults import policy_server
-from tests.faults.policy_server import COMPLETION, MODES
+from tests.faults.policy_server import MODES
 
 QUICK = (
     "right",
@@ -39,10 +39,7 @@ class SizedTokenizer(CharTokenizer):
 
 
 def cases():
-    for name in MODES:
-        for endpoint in ("text", "ids") if name in COMPLETION else ("text",):
-            marks = () if name in QUICK and endpoint == "text" else pytest.mark.long
-            yield pytest.param(name, endpoint, marks=marks, id=f"{name}-{endpoint}")
+    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in MODES]
 
 
 def sockets():
@@ -89,15 +86,15 @@ def check_text(text, base_url):
     assert len(text) < 1500
 
 
-def check_record(trajectory, name, endpoint):
+def check_record(trajectory, name):
     """Assert that the record has the tokens and log-probabilities that the server sent, in a right completion."""
     assert (trajectory.error, trajectory.reward, len(trajectory.turns)) == (None, 1.0, 2)
     (segment,) = trajectory.segments
     for turn in trajectory.turns:
         prompt = list(segment.token_ids[: turn.start])
-        answer = policy_server.right({"prompt": prompt, "token_ids": prompt}, endpoint)
+        answer = policy_server.right({"prompt": prompt}, "text")
         sent = (MODES[name].change or (lambda same: same))(answer)["choices"][0]
-        values = sent["logprobs"].get("token_logprobs") or [entry["logprob"] for entry in sent["logprobs"]["content"]]
+        values = sent["logprobs"]["token_logprobs"]
         assert list(segment.token_ids[turn.start : turn.end]) == sent["token_ids"]
         recorded = list(segment.logprobs[turn.start : turn.end])
         assert len(recorded) == len(values)
@@ -105,13 +102,11 @@ def check_record(trajectory, name, endpoint):
             assert one == value if value is not None and math.isfinite(value) else math.isnan(one)
 
 
-@pytest.mark.parametrize(("name", "endpoint"), list(cases()))
-async def test_each_mode_of_the_server_is_a_record_of_what_it_sent_or_a_line_that_names_it(
-    ports, name, endpoint, monkeypatch
-):
+@pytest.mark.parametrize("name", cases())
+async def test_each_mode_of_the_server_is_a_record_of_what_it_sent_or_a_line_that_names_it(ports, name, monkeypatch):
     monkeypatch.setattr("agentenv.engines.vllm.http.FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr("tests.episode.test_runner.CharTokenizer", SizedTokenizer)
-    base_url, expected = f"http://127.0.0.1:{ports[name == 'refused']}/{endpoint}", MODES[name].expected
+    base_url, expected = f"http://127.0.0.1:{ports[name == 'refused']}/text", MODES[name].expected
 
     async def check(when):
         url = f"{base_url}/{when}/{name}"
@@ -121,7 +116,7 @@ async def test_each_mode_of_the_server_is_a_record_of_what_it_sent_or_a_line_tha
         if succeeds:
             assert (len(ended), stop) == (3, None)
             for trajectory in ended:
-                check_record(trajectory, "right" if when == "once" else name, endpoint)
+                check_record(trajectory, "right" if when == "once" else name)
             return
         assert {trajectory.reward for trajectory in ended} <= {None}
         texts = [trajectory.error.message for trajectory in ended] + ([str(stop)] if stop else [])
@@ -142,4 +137,4 @@ async def test_each_mode_of_the_server_is_a_record_of_what_it_sent_or_a_line_tha
 
 def test_no_two_modes_have_one_name():
     assert len(MODES) == sum(map(len, (policy_server.CONNECTION, policy_server.HEAD, policy_server.STATUS,
-                                       policy_server.BODY, COMPLETION)))  # fmt: skip
+                                       policy_server.BODY, policy_server.COMPLETION)))  # fmt: skip

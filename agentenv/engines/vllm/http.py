@@ -52,12 +52,10 @@ _CALL = re.compile("agentenv-([0-9a-f]{8})")
 
 
 class VLLMHTTPEngine(Engine):
-    """An engine over a vLLM server, which the first `generate` looks at once: its model, endpoints and log-prob mode.
+    """An engine over `/v1/completions` of a vLLM server: `vllm serve MODEL --logprobs-mode processed_logprobs`.
 
-    `vllm serve MODEL --logprobs-mode processed_logprobs` is enough; with `--enable-scale-out` the token-level endpoint
-    is used, which saves the server all work on text, counts policy versions and names each log-probability's token.
-    Failed attempts are repeated as `agentenv._util.http.client` says. It takes no new weights: training samples from
-    `VLLMEngine`.
+    The first `generate` looks at the server once: its model and log-prob mode. Failed attempts are repeated as
+    `agentenv._util.http.client` says. It takes no new weights: training samples from `VLLMEngine`.
 
     Example::
 
@@ -124,7 +122,6 @@ class VLLMHTTPEngine(Engine):
         self._policy = RetryPolicy(max_attempts=max_retries + 1, timeout_s=timeout_s, first_pause_s=FIRST_PAUSE_S)
         self._closed = False
         self._expected_model = ""
-        self._tokens_endpoint = False
         self._probing: asyncio.Task[None] | None = None
 
     @property
@@ -236,14 +233,11 @@ class VLLMHTTPEngine(Engine):
         await asyncio.shield(task)
 
     async def _look(self) -> None:
-        """Find the model, the endpoint and the log-prob mode."""
+        """Find the model and the log-prob mode."""
         if self.model is None:
             served = await self._request_object("/v1/models", None, _first_model)
             self.model, self.max_model_len = served["id"], served.get("max_model_len")
             self.served_names = tuple(name for key in ("id", "root") if isinstance(name := served.get(key), str))
-        # An empty request costs nothing: 400 or 422 where the endpoint is on, 403 or 404 where it is not.
-        answer = await self._request("/inference/v1/generate", {}, may_refuse=True)
-        self._tokens_endpoint = answer.status in (400, 422)
         # With top_k=1 the one token left has probability 1 after processing, so a raw log-probability shows.
         sampling = SamplingParams(top_k=1, max_tokens=4)
         seen = await self._sample([1, 2, 3], sampling, "agentenv-look/0")
@@ -258,20 +252,19 @@ class VLLMHTTPEngine(Engine):
 
     async def _sample(self, prompt: list[int], sampling: SamplingParams, request_id: str) -> Completion:
         headers = {"X-Session-ID": quote(request_id.rpartition("/")[0] or request_id, safe="/:@#=+, ")}
-        path = "/inference/v1/generate" if self._tokens_endpoint else "/v1/completions"
-        body = {"model": self.model, **request_body(prompt, sampling, tokens_endpoint=self._tokens_endpoint)}
+        body = {"model": self.model, **request_body(prompt, sampling)}
         num_tokens = len(prompt) + (MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens)
 
         def read(answer: dict[str, Any]) -> Completion:
             try:
-                return completion_of(answer, prompt, tokens_endpoint=self._tokens_endpoint)
+                return completion_of(answer, prompt)
             except ConfigError as error:
                 if self.logprobs_mode is None:  # the look at the server
                     raise
                 raise EngineError(str(error)) from error  # the server can do it, and failed this once
 
         completion = await self._request_object(
-            path, body, read, headers=headers, request_id=request_id, num_tokens=num_tokens
+            "/v1/completions", body, read, headers=headers, request_id=request_id, num_tokens=num_tokens
         )
         if self.logprobs_mode == "raw" and not is_plain(sampling):
             # Those of the model, not of the distribution that was sampled from: missing, rather than wrong.
@@ -322,9 +315,8 @@ class VLLMHTTPEngine(Engine):
         headers: dict[str, str] | None = None,
         request_id: str = "",
         num_tokens: int = 0,
-        may_refuse: bool = False,
     ) -> HTTPAnswer:
-        """Return the first answer of all attempts; with `may_refuse`, a refusal is an answer too."""
+        """Return the first answer of all attempts."""
         max_bytes = MAX_ANSWER_BYTES + BYTES_PER_TOKEN * num_tokens
 
         async def attempt(number: int) -> HTTPAnswer | AttemptFailure:
@@ -333,7 +325,7 @@ class VLLMHTTPEngine(Engine):
             # The server may still hold the id of a failed attempt.
             unique = {"request_id": f"{request_id}-{number}"} if request_id else {}
             content = None if body is None else json.dumps({**body, **unique}, separators=(",", ":")).encode()
-            return await self._http.attempt(path, content, headers=headers, max_bytes=max_bytes, may_refuse=may_refuse)
+            return await self._http.attempt(path, content, headers=headers, max_bytes=max_bytes)
 
         late = f"{self.base_url}{path}: expected an answer within {self.timeout_s:g} s, got none. Raise timeout_s."
         return await self._policy.run(attempt, EngineError(late))

@@ -1,7 +1,6 @@
-"""Convert requests and answers of vLLM: its own objects in this process, and JSON for a server.
+"""Convert requests and answers of vLLM: its own objects in this process, and JSON for `/v1/completions` of a server.
 
-`/inference/v1/generate` is vLLM's token-level endpoint (`tokens_endpoint`), `/v1/completions` OpenAI's.
-Source: vllm 0.32, vllm/entrypoints: scale_out/token_in_token_out/protocol.py and openai/completion/protocol.py.
+Source: vllm 0.32, vllm/entrypoints/openai/completion/protocol.py.
 """
 
 from __future__ import annotations
@@ -21,9 +20,10 @@ _MAX_INT = 2**31 - 1
 """Largest id, version and count that a record can hold."""
 
 
-def request_body(prompt: list[int], sampling: SamplingParams, *, tokens_endpoint: bool) -> dict[str, Any]:
+def request_body(prompt: list[int], sampling: SamplingParams) -> dict[str, Any]:
     """Return the request without model and id. It sets everything that the model's generation config could change."""
-    named: dict[str, Any] = {
+    body: dict[str, Any] = {
+        "prompt": prompt,
         "n": 1,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -39,13 +39,12 @@ def request_body(prompt: list[int], sampling: SamplingParams, *, tokens_endpoint
         "seed": sampling.seed,
         "skip_special_tokens": False,  # a stop string may be one
         "logprobs": 0,  # the sampled token's and no other
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
     }
     if sampling.structural_tag is not None:
-        named["structured_outputs"] = {"structural_tag": sampling.structural_tag}
-    if tokens_endpoint:
-        named["detokenize"] = bool(sampling.stop)
-        return {"token_ids": prompt, "sampling_params": named, "return_token_ids": True}
-    return {"prompt": prompt, **named, "return_token_ids": True, "return_tokens_as_token_ids": True}
+        body["structured_outputs"] = {"structural_tag": sampling.structural_tag}
+    return body
 
 
 def whole(value: Any, name: str) -> int:
@@ -69,14 +68,14 @@ def field_of(answer: dict[str, Any], name: str, kind: type) -> Any:
     return value
 
 
-def completion_of(answer: dict[str, Any], prompt: list[int], *, tokens_endpoint: bool) -> Completion:
+def completion_of(answer: dict[str, Any], prompt: list[int]) -> Completion:
     """Parse an answer. Raise EngineError if it is invalid, ConfigError if the server lacks a feature."""
     try:
         choices = field_of(answer, "choices", list)
         if len(choices) != 1 or not isinstance(choices[0], dict):
             raise EngineError(f"The server's answer: expected one choice, got {brief_json(choices)}.")
         choice = choices[0]
-        echo = answer.get("prompt_token_ids", prompt) if tokens_endpoint else choice.get("prompt_token_ids")
+        echo = choice.get("prompt_token_ids")
         if choice.get("token_ids") is None or echo is None:
             raise ConfigError(
                 "The server's answer: expected token ids (return_token_ids), got text only. "
@@ -95,19 +94,14 @@ def completion_of(answer: dict[str, Any], prompt: list[int], *, tokens_endpoint:
         stop_reason = choice.get("stop_reason")
         if stop_reason is not None and not isinstance(stop_reason, str):
             stop_reason = whole(stop_reason, "stop_reason")
-        spans = [
-            (span["version"], whole(span["start"], "start"), whole(span["end"], "end"))
-            for span in choice.get("weight_versions") or ()
-        ]
         details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         num_cached = details.get("cached_tokens")
         return Completion(
             token_ids=token_ids,
             finish_reason=choice["finish_reason"],
             stop_reason=stop_reason,
-            logprobs=_logprobs(choice, token_ids, tokens_endpoint=tokens_endpoint),
+            logprobs=_logprobs(choice, token_ids),
             num_cached_tokens=0 if num_cached is None else whole(num_cached, "cached_tokens"),
-            **versions_of(spans, len(token_ids), default=0),
         )
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, AgentEnvError):
@@ -117,13 +111,10 @@ def completion_of(answer: dict[str, Any], prompt: list[int], *, tokens_endpoint:
         ) from error
 
 
-def _logprobs(choice: dict[str, Any], token_ids: tuple[int, ...], *, tokens_endpoint: bool) -> tuple[float, ...]:
+def _logprobs(choice: dict[str, Any], token_ids: tuple[int, ...]) -> tuple[float, ...]:
     answered = field_of(choice, "logprobs", dict)
-    if tokens_endpoint:
-        pairs = [(entry.get("token_id"), entry.get("logprob")) for entry in field_of(answered, "content", list)]
-    else:
-        names, values = field_of(answered, "tokens", list), field_of(answered, "token_logprobs", list)
-        pairs = [(int(name.removeprefix("token_id:")), value) for name, value in zip(names, values, strict=False)]
+    names, values = field_of(answered, "tokens", list), field_of(answered, "token_logprobs", list)
+    pairs = [(int(name.removeprefix("token_id:")), value) for name, value in zip(names, values, strict=False)]
     if [token_id for token_id, _ in pairs] != list(token_ids):
         raise EngineError(
             f"The server's answer: expected log-probabilities of the {len(token_ids)} sampled tokens, got {len(pairs)} "
