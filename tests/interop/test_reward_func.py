@@ -4,12 +4,10 @@ import asyncio
 import contextlib
 import json
 import math
-import socket
 import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -163,57 +161,12 @@ async def test_calls_run_concurrently_in_threads(tmp_path):
 
 # --- what its answer becomes ----------------------------------------------------------------------------------------
 
-ANSWERS = {
-    "tensor": "torch.tensor([0.5])",
-    "column": "torch.tensor([[0.5]])",
-    "tensor without a dimension": "torch.tensor(0.5)",
-    "bfloat16 that learns": "torch.nn.Parameter(torch.tensor([0.5], dtype=torch.bfloat16))",
-    "list": "[0.5]",
-    "list of tensors": "[torch.tensor(0.5)]",
-    "number": "0.5",
-    "array": "torch.tensor([0.5]).numpy()",
-    "tuple": "(0.5,)",
-}
 
-
-@pytest.mark.parametrize("shape", ANSWERS)
-@pytest.mark.parametrize("form", ["{}", "{{'rewards': {}}}", "{{'rewards': {}, 'scores': None, 'extra_logs': None}}"])
-async def test_every_shape_of_one_reward_is_read_and_is_the_score_where_none_is_given(shape, form, tmp_path):
-    answer = form.format(ANSWERS[shape])
-    body = f"import torch\ndef reward_func(queries, prompts, labels):\n    return {answer}\n"
-    trajectory = await judged(tmp_path, body)
-    assert (trajectory.reward, trajectory.score, trajectory.error) == (0.5, 0.5, None)
-
-
-BREACHES = {
-    "two rewards": ("[1.0, 2.0]", "rewards: expected 1 number, one per query, got 2"),
-    "none": ("None", "rewards: expected one finite number, got None"),
-    "text": ("'1.0'", "rewards: expected one finite number, got '1.0'"),
-    "NaN": ("[float('nan')]", "rewards: expected one finite number, got nan"),
-    "too long for a float": ("10**400", "rewards: expected one finite number, got 1000"),
-    "infinite": ("torch.tensor([torch.inf])", "rewards: expected one finite number, got inf"),
-    "too large": ("[1e39]", "StepResult.reward: expected a finite number, got 1e+39"),
-    "no rewards": ("{'reward': [1.0]}", "expected the key 'rewards', got ['reward']"),
-    "two scores": ("{'rewards': [1.0], 'scores': [1, 2]}", "scores: expected 1 number, one per query, got 2"),
-    "a score of NaN": ("{'rewards': [1.0], 'scores': torch.tensor([1.0]).std()}", "scores: expected one finite number"),
-    "logs of two": ("{'rewards': [1.0], 'extra_logs': {'a': [1, 2]}}", "extra_logs['a']: expected 1 number"),
-    "logs of NaN": ("{'rewards': [1.0], 'extra_logs': {'a': float('nan')}}", "extra_logs['a']: expected one finite"),
-    "logs in a list": ("{'rewards': [1.0], 'extra_logs': [1.0]}", "extra_logs: expected a dict of numbers, got list"),
-}
-
-
-@pytest.mark.filterwarnings("ignore:std")
-@pytest.mark.parametrize("breach", BREACHES)
-async def test_an_answer_that_cannot_be_read_fails_the_episode_and_is_not_a_reward(breach, tmp_path):
-    answer, said = BREACHES[breach]
-    body = f"import torch\ndef reward_func(queries, prompts, labels):\n    return {answer}\n"
-    trajectory = await judged(tmp_path, body)
+async def test_an_answer_that_cannot_be_read_fails_the_episode_and_is_not_a_reward(tmp_path):
+    trajectory = await judged(tmp_path, "def reward_func(queries, prompts, labels):\n    return [float('nan')]\n")
     assert (trajectory.reward, trajectory.stop_reason) == (None, StopReason.ERROR)
     assert (trajectory.error.kind, trajectory.error.where) == ("contract", "step")
-    assert said in trajectory.error.message
-    is_of_a_reward = "finite number" in said and not said.startswith(("score", "a score"))
-    assert ("InfraError" in trajectory.error.message) == is_of_a_reward
-    assert "reward.py: reward_func: " in trajectory.error.message
+    assert "reward.py: reward_func: rewards: expected one finite number, got nan" in trajectory.error.message
 
 
 async def test_an_exception_of_the_function_is_an_error_of_the_environment_with_file_and_line(tmp_path):
@@ -316,6 +269,67 @@ def test_input_that_is_not_a_reward_function_is_refused_before_the_first_episode
 
 # --- reading, for any number of samples -----------------------------------------------------------------------------
 
+HALF = torch.tensor([0.5])
+HALVES = {
+    "tensor": HALF, "column": HALF[:, None], "tensor without a dimension": HALF[0], "half": HALF.half(),
+    "bfloat16 that learns": torch.nn.Parameter(HALF.bfloat16()), "part of a graph": torch.nn.Parameter(HALF) * 1,
+    "list": [0.5], "list of tensors": [HALF[0]], "number": 0.5, "array": HALF.numpy(), "tuple": (0.5,),
+    "numbers of numpy": [HALF.numpy()[0]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", HALVES)
+def test_every_shape_of_one_reward_is_read_and_is_the_score_where_none_is_given(shape):
+    half = HALVES[shape]
+    for answer in (half, {"rewards": half}, {"rewards": half, "scores": None, "extra_logs": None}):
+        (outcome,) = read_rewards(answer, 1, "f")
+        assert (outcome.reward, outcome.score) == (0.5, 0.5)
+
+
+def test_truth_and_whole_numbers_are_rewards_of_several_samples():
+    for ones in (torch.ones(3, dtype=torch.bool), torch.ones(3, dtype=torch.int64), [True] * 3):
+        assert [(each.reward, each.score) for each in read_rewards(ones, 3, "f")] == [(1.0, 1.0)] * 3
+
+
+UNREADABLE_TENSOR = torch.ones(1, device="meta")
+BREACHES = {
+    "two rewards": ([1.0, 2.0], "rewards: expected 1 number, one per query, got 2"),
+    "none": (None, "rewards: expected one finite number, got None"),
+    "text": ("1.0", "rewards: expected one finite number, got '1.0'"),
+    "NaN": ([math.nan], "rewards: expected one finite number, got nan"),
+    "too long for a float": (10**400, "rewards: expected one finite number, got 1000"),
+    "infinite": (torch.tensor([math.inf]), "rewards: expected one finite number, got inf"),
+    "too large": ([1e39], "StepResult.reward: expected a finite number, got 1e+39"),
+    "sparse": (torch.ones(1).to_sparse(), "rewards: expected a tensor or a list whose values can be read"),
+    "no rewards": ({"reward": [1.0]}, "expected the key 'rewards', got ['reward']"),
+    "two scores": ({"rewards": [1.0], "scores": [1, 2]}, "scores: expected 1 number, one per query, got 2"),
+    "a score of NaN": ({"rewards": [1.0], "scores": [math.nan]}, "scores: expected one finite number"),
+    "a score without a value": ({"rewards": [1.0], "scores": UNREADABLE_TENSOR}, "scores: expected a tensor or a list"),
+    "logs of two": ({"rewards": [1.0], "extra_logs": {"a": [1, 2]}}, "extra_logs['a']: expected 1 number"),
+    "logs of NaN": ({"rewards": [1.0], "extra_logs": {"a": math.nan}}, "extra_logs['a']: expected one finite"),
+    "logs without a value": ({"rewards": [1.0], "extra_logs": {"a": UNREADABLE_TENSOR}}, "extra_logs['a']: expected a"),
+    "logs in a list": ({"rewards": [1.0], "extra_logs": [1.0]}, "extra_logs: expected a dict of numbers, got list"),
+}
+
+
+@pytest.mark.parametrize("breach", BREACHES)
+def test_an_answer_that_cannot_be_read_is_an_error_that_names_it(breach):
+    answer, said = BREACHES[breach]
+    try:
+        (error,) = read_rewards(answer, 1, "f")
+    except ContractError as raised:
+        error = raised
+    assert isinstance(error, ContractError)
+    assert str(error).startswith("f: ")
+    assert said in str(error)
+
+
+def test_one_bad_reward_of_several_is_wrong_alone():
+    good, bad, other = read_rewards([1.0, math.nan, 0.0], 3, "f")
+    assert (good.reward, other.reward) == (1.0, 0.0)
+    assert isinstance(bad, ContractError)
+
+
 NUMBERS = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=9)
 
 
@@ -332,20 +346,6 @@ def test_rewards_are_matched_by_their_places(values, form):
         assert (outcome.info["own"], outcome.info["one"], outcome.info["text"]) == (value, 7.0, "t")
         assert outcome.info["texts"] == str(value)
         assert outcome.info["all"] == outcomes[0].info["all"]
-
-
-@pytest.mark.long
-@given(NUMBERS, st.integers(0, 10))
-def test_another_number_of_rewards_than_of_queries_is_never_read(values, num):
-    if num != len(values):
-        with pytest.raises(ContractError, match="one per query"):
-            read_rewards(values, num, "f")
-
-
-def test_one_bad_reward_of_several_is_wrong_alone():
-    good, bad, other = read_rewards([1.0, float("nan"), 0.0], 3, "f")
-    assert (good.reward, other.reward) == (1.0, 0.0)
-    assert isinstance(bad, ContractError)
 
 
 # --- batches --------------------------------------------------------------------------------------------------------
@@ -470,25 +470,6 @@ async def test_a_failure_that_may_pass_is_tried_again(trouble):
     assert len(asked) == 3
 
 
-@pytest.mark.long
-async def test_a_server_that_asks_for_time_gets_it():
-    told = iter([(429, "slowly", "Retry-After: 0.3\r\n"), rewards(1.0)])
-    async with serving(lambda body: next(told)) as (url, _):
-        started = time.monotonic()
-        trajectory = await episode(RewardSource(RewardServers([url], first_pause_s=0.0)))
-    assert (trajectory.reward, time.monotonic() - started >= 0.3) == (1.0, True)
-
-
-async def test_a_server_that_asks_for_more_time_than_there_is_is_not_waited_for():
-    async with serving(lambda body: (503, "busy", "Retry-After: 3600\r\n")) as (url, asked):
-        trajectory = await episode(RewardSource(RewardServers([url], first_pause_s=0.0)))
-    assert (trajectory.error.kind, len(asked)) == ("infra", 1)
-    assert (
-        "got 503: 'busy'. Check the server's log. (1 attempt; the next, in 3600.0 s, would be too late.)"
-        in trajectory.error.message
-    )
-
-
 async def test_another_server_is_asked_without_the_wait_that_the_first_one_asks_for():
     busy = serving(lambda body: (503, "busy", "Retry-After: 3600\r\n"))
     async with busy as (first, _), serving(lambda body: rewards(1.0)) as (second, asked):
@@ -508,21 +489,6 @@ async def test_a_server_that_stays_dead_is_an_error_of_infrastructure_and_never_
     assert len(asked) == 5
 
 
-async def test_the_runner_runs_such_an_episode_again():
-    told = iter([(500, "")] * 5 + [rewards(1.0)])
-    async with serving(lambda body: next(told)) as (url, _):
-        runner = EpisodeRunner(
-            RewardSource(RewardServers([url], first_pause_s=0.01)),
-            EpisodeSetup(
-                engine=engine_of("42", "42"), chat=Chat(CharTokenizer()), sampling=SamplingParams(), limits=Limits()
-            ),
-            policy=ErrorPolicy(max_retries=1, retry_wait_s=0.0),
-        )
-        ended = []
-        await runner.run(plan([Task("Q", "7", "t")], num_samples=1), ended.append)
-    assert [(each.reward, each.attempt) for each in ended] == [(1.0, 1)]
-
-
 @pytest.mark.long
 async def test_a_server_that_does_not_answer_ends_at_the_deadline():
     async def answer(body):
@@ -536,19 +502,14 @@ async def test_a_server_that_does_not_answer_ends_at_the_deadline():
     assert "expected rewards within 0.5 s, got none" in trajectory.error.message
 
 
-UNREADABLE = {
-    "refused": ((404, "no such page"), "expected status 200, got 404: 'no such page'"),
-    "a page": ((200, "<html>"), "expected JSON, got '<html>'"),
-    "no rewards": ((200, "{}"), "expected the key 'rewards', got []"),
-    "an empty list": (rewards(), "rewards: expected 1 number, one per query, got 0"),
-    "NaN": ((200, '{"rewards": [NaN]}'), "rewards: expected one finite number, got nan"),
-    "null": ((200, "null"), "rewards: expected one finite number, got None"),
-}
-
-
-@pytest.mark.parametrize("case", UNREADABLE)
-async def test_an_unreadable_answer_of_a_server_is_reported_and_not_requested_again(case):
-    told, said = UNREADABLE[case]
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ((404, "no such page"), "expected status 200, got 404: 'no such page'"),
+        ((200, "{}"), "expected the key 'rewards'"),
+    ],
+)
+async def test_an_unreadable_answer_of_a_server_is_reported_and_not_requested_again(told, said):
     async with serving(lambda body: told) as (url, asked):
         trajectory = await episode(load_reward_source(url))
     assert (trajectory.error.kind, trajectory.reward) == ("contract", None)
@@ -594,12 +555,6 @@ async def test_a_failed_request_is_retried_at_another_server_even_if_that_is_bus
         free.set()
         assert (await held).reward == 1.0
         assert (len(asked), len(refused)) == (2, 1)
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))  # it never listens
-        nobody = f"http://127.0.0.1:{silent.getsockname()[1]}/get_reward"
-        async with serving(lambda body: rewards(1.0)) as (alive, asked):
-            source = RewardSource(RewardServers([nobody, alive], first_pause_s=0.01))
-            assert [(await episode(source)).reward for _ in range(4)] == [1.0] * 4
 
 
 async def test_servers_that_are_as_busy_take_turns():
@@ -638,43 +593,6 @@ async def test_a_function_that_changes_its_arguments_changes_no_task(tmp_path):
     assert label == {"answer": [42]}
 
 
-UNREADABLE_TENSORS = {
-    "a tensor without values": "torch.ones(len(queries), device='meta')",
-    "a sparse tensor": "torch.ones(len(queries)).to_sparse()",
-}
-
-
-@pytest.mark.parametrize("key", ["rewards", "scores", "extra_logs"])
-@pytest.mark.parametrize("kind", UNREADABLE_TENSORS)
-async def test_a_tensor_that_cannot_be_read_is_named(kind, key, tmp_path):
-    value = UNREADABLE_TENSORS[kind]
-    more = f"'extra_logs': {{'a': {value}}}" if key == "extra_logs" else f"'{key}': {value}"
-    body = f"import torch\ndef reward_func(queries, prompts, labels):\n    return {{'rewards': [1.0], {more}}}\n"
-    trajectory = await judged(tmp_path, body)
-    assert (trajectory.reward, trajectory.error.kind) == (None, "contract")
-    named = "extra_logs['a']" if key == "extra_logs" else key
-    assert f"reward_func: {named}: expected" in trajectory.error.message
-
-
-READABLE = {
-    "bool": "torch.ones(len(queries), dtype=torch.bool)",
-    "half": "torch.ones(len(queries), dtype=torch.half)",
-    "int64": "torch.ones(len(queries), dtype=torch.int64)",
-    "part of a graph": "torch.ones(len(queries), requires_grad=True) * 1",
-    "numbers of numpy": "[torch.ones(1).numpy()[0] for _ in queries]",
-    "bools": "[True for _ in queries]",
-}
-
-
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("kind", READABLE)
-async def test_numbers_of_every_type_are_read_for_any_number_of_samples(kind, size, tmp_path):
-    body = f"import torch\ndef reward_func(queries, prompts, labels):\n    return {{'rewards': {READABLE[kind]}}}\n"
-    source = load_reward_source(write(tmp_path, body), batch_size=size, wait_s=60.0)
-    made = await asyncio.gather(*(episode(source) for _ in range(size)))
-    assert [(each.reward, each.score) for each in made] == [(1.0, 1.0)] * size
-
-
 ASYNC = {
     "coroutine function": "async def reward_func(queries, prompts, labels):\n    return [1.0] * len(queries)",
     "an object": "class Judge:\n    async def __call__(self, queries, prompts, labels):\n        return [1.0]\n"
@@ -698,17 +616,6 @@ async def test_a_nan_of_one_sample_costs_the_others_of_its_call_nothing(tmp_path
     made = await asyncio.gather(*(episode(source, label=label) for label in ("1", "nan", "2")))
     assert [each.reward for each in made] == [1.0, None, 2.0]
     assert made[1].error.kind == "contract"
-
-
-async def test_a_batch_with_a_list_of_another_length_is_requested_again_one_by_one(tmp_path):
-    body = """
-    def reward_func(queries, prompts, labels):
-        return [float(label) for label in labels if label != "9"]
-    """
-    source = load_reward_source(write(tmp_path, body), batch_size=3, wait_s=60.0)
-    made = await asyncio.gather(*(episode(source, label=label) for label in ("1", "9", "2")))
-    assert [each.reward for each in made] == [1.0, None, 2.0]
-    assert "expected 1 number, one per query, got 0" in made[1].error.message
 
 
 # --- the files of the guide to OpenRLHF's rewards, as they are ------------------------------------------------------
@@ -843,15 +750,6 @@ def test_answers_of_one_moment_are_judged_together_where_the_flag_says_so(data):
     assert max(asked) > 1
 
 
-@pytest.mark.long
-def test_a_function_that_raises_costs_its_episodes_their_rewards_and_never_returns_a_zero(data):
-    write(data, "def reward_func(queries, prompts, labels):\n    return [1.0 / float(labels[0])]\n")
-    assert main([*RUN, "--reward_func_path", "reward.py", "--max_error_share", "1"]) == 0
-    made = sorted(read_trajectories("out"), key=lambda each: each.episode_id)
-    assert [each.reward for each in made] == [None, 1.0, 0.5, pytest.approx(1 / 3)]
-    assert made[0].error.type == "ZeroDivisionError"
-
-
 async def test_a_function_that_says_infrastructure_failed_is_asked_again_by_the_runner(tmp_path):
     body = """
     from agentenv.errors import InfraError
@@ -872,26 +770,6 @@ async def test_a_function_that_says_infrastructure_failed_is_asked_again_by_the_
     ended = []
     await runner.run(plan([Task("Q", "7", "t")], num_samples=1), ended.append)
     assert [(each.reward, each.attempt) for each in ended] == [(1.0, 1)]
-
-
-@pytest.mark.long
-def test_the_preset_for_mathematics_is_such_a_file(data):
-    rows = [{"prompt": "Q", "label": "#### 42"}, {"prompt": "Q", "label": "41"}, {"prompt": "Q", "label": ""}]
-    (data / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    path = Path(__file__).parents[2] / "agent_funcs/reward_math.py"
-    assert main([*RUN, "--reward_func_path", str(path), "--max_error_share", "1"]) == 0
-    made = sorted(read_trajectories("out"), key=lambda each: each.episode_id)
-    assert [(each.reward, each.score) for each in made] == [(1.0, 1.0), (0.0, 0.0), (None, None)]
-    assert made[2].error.type == "DataError"
-
-
-def test_help_shows_both_names(capsys):
-    for command in ("run", "train"):
-        with contextlib.suppress(SystemExit):
-            main([command, "--help"])
-        said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-        assert "--remote_rm_url" in said
-        assert "--reward_func_path" in said
 
 
 @pytest.mark.long

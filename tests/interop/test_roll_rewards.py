@@ -19,7 +19,6 @@ from agentenv.interop.roll import CustomReward, RollRewards, worker_class
 from agentenv.interop.roll.dispatch import (
     FLAG,
     Dispatch,
-    LocalWorker,
     data_parallel,
     dispatched,
     one_to_all,
@@ -105,28 +104,12 @@ def test_a_single_row_and_none_at_all():
     assert response_level(rewards().compute_rewards(batch([]))) == []
 
 
-def test_results_are_in_the_order_of_the_rows_in_any_order_of_completion():
-    import asyncio
-
-    class Backwards(Length):
-        async def grade(self, response):
-            await asyncio.sleep(0.05 / len(response.text))
-            return await super().grade(response)
-
-    texts = ["a" * n for n in range(1, 9)]
-    assert response_level(rewards(Backwards()).compute_rewards(batch(texts))) == [float(n) for n in range(1, 9)]
-
-
 def test_a_reward_that_float16_cannot_hold_stays_finite():
     class Huge(Length):
         async def grade(self, response):
             return RewardResult(1e6 if response.text == "a" else -1e6)
 
     assert response_level(rewards(Huge()).compute_rewards(batch(["a", "b"]))) == [65504.0, -65504.0]
-
-
-def test_special_tokens_of_the_tokenizer_are_not_text():
-    assert response_level(rewards().compute_rewards(batch(["aa<|im_end|>", "b"]))) == [2.0, 1.0]
 
 
 def test_columns_and_the_training_step_reach_the_reward_and_stay_as_they_are():
@@ -177,11 +160,6 @@ def test_failures_may_end_the_batch():
 def test_without_ids_a_group_is_what_has_the_same_prompt():
     data = batch(["aa", "raise", "bbbb"], ids=[None] * 3, prompts=["p", "p", "q"])
     assert response_level(rewards().compute_rewards(data)) == [2.0, 2.0, 4.0]
-
-
-def test_the_reason_for_a_missing_reward_is_in_the_log(caplog):
-    rewards().compute_rewards(batch(["aa", "raise", "raise"]))
-    assert "2 of 3 responses have no reward; the first: RuntimeError: down" in caplog.text
 
 
 # --- domains ---------------------------------------------------------------------------------------------------------
@@ -237,7 +215,7 @@ def test_rolls_workers_are_there_by_their_names(name):
     worker = getattr(roll, name)(config())
     assert (type(worker).__name__, type(worker).__module__) == (name, "agentenv.interop.roll")
     assert type(worker.rewards.reward) is type(reward_from(ROLL_NAMES[name]))
-    assert getattr(roll, name) is getattr(roll, name)
+    assert pickle.loads(pickle.dumps(type(worker))) is type(worker) is getattr(roll, name)
     assert getattr(worker.compute_rewards, FLAG)["dispatch_mode"] is Dispatch.DP_MP_COMPUTE
     assert getattr(worker.initialize, FLAG)["dispatch_mode"] is Dispatch.ONE_TO_ALL
 
@@ -273,11 +251,6 @@ def test_a_judge_together_with_rewards_of_several_kinds_is_refused():
 
     with pytest.raises(ConfigError, match="no judge besides the reward"):
         Worker(config())
-
-
-def test_an_unknown_worker_is_not_an_attribute():
-    with pytest.raises(AttributeError, match="has no attribute 'PoetryRewardWorker'"):
-        roll.PoetryRewardWorker  # noqa: B018
 
 
 def test_a_correct_choice_is_rewarded():
@@ -464,11 +437,6 @@ def test_anything_that_cannot_be_dispatched_is_reported():
         data_parallel([], [])
     with pytest.raises(ConfigError, match="dispatch_mode: expected a Dispatch, got 'all'"):
         register("all")
-
-
-def test_a_local_worker_has_what_rolls_has():
-    worker = LocalWorker("config")
-    assert (worker.worker_config, worker.rank_info.dp_size, worker.world_size) == ("config", 1, 1)
 
 
 # --- ROLL ------------------------------------------------------------------------------------------------------------

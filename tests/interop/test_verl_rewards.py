@@ -11,7 +11,6 @@ import pickle
 import subprocess
 import sys
 import threading
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -92,24 +91,17 @@ def test_row_4_calls_from_several_threads_do_not_mix():
 # --- row 5: scores that are there ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("return_dict", [False, True])
-def test_row_5_scores_that_are_there_are_given_back_with_their_extras(return_dict):
+def test_row_5_scores_that_are_there_are_given_back_with_their_extras():
     data = simple(acc=[1.0, 0.0, 1.0, 0.0])
     data.batch["rm_scores"] = torch.ones(4, 7)
-    data.meta_info["reward_extra_keys"] = ["acc"]
-    answer = manager(compute_score=lambda **_: pytest.fail("graded"))(data, return_dict=return_dict)
-    if not return_dict:
-        assert answer is data.batch["rm_scores"]
-        return
-    assert answer["reward_tensor"] is data.batch["rm_scores"]
-    assert answer["reward_extra_info"]["acc"].tolist() == [1.0, 0.0, 1.0, 0.0]
-
-
-def test_row_5_scores_without_extras_are_given_back_alone():
-    data = simple()
-    data.batch["rm_scores"] = torch.ones(4, 7)
-    data.meta_info["reward_extra_keys"] = None
-    assert manager()(data, return_dict=True)["reward_extra_info"] == {}
+    judge = manager(compute_score=lambda **_: pytest.fail("graded"))
+    assert judge(data) is data.batch["rm_scores"]
+    for keys in (["acc"], None):
+        data.meta_info["reward_extra_keys"] = keys
+        answer = judge(data, return_dict=True)
+        assert answer["reward_tensor"] is data.batch["rm_scores"]
+        extra = {name: list(values) for name, values in answer["reward_extra_info"].items()}
+        assert extra == ({"acc": [1.0, 0.0, 1.0, 0.0]} if keys else {})
 
 
 # --- rows 6, 7: texts ------------------------------------------------------------------------------------------------
@@ -339,15 +331,6 @@ def test_row_14_what_is_not_a_list_of_numbers_costs_its_group_only(values):
     assert info["reward_valid"] == [1.0, 1.0, 0.0, 0.0]
 
 
-def test_row_14_order_does_not_depend_on_who_is_ready_first():
-    def slow_first(prompt, responses, extras):
-        time.sleep(0.2 if prompt == "p" else 0.0)
-        return lengths(prompt, responses)
-
-    tensor = manager(slow_first)(simple())
-    assert tensor.sum(dim=1).tolist() == [2.0, 1.0, 2.0, 4.0]
-
-
 @pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("uvw"), st.integers(0, 4)), max_size=12))
@@ -379,14 +362,6 @@ def test_row_15_the_batch_gets_the_rewards(key):
     manager(acc_key=key)(data)
     assert data.batch[key].tolist() == [2.0, 1.0, 2.0, 4.0]
     assert data.batch[key].dtype is torch.float32
-
-
-def test_row_16_a_tensor_or_both():
-    data = simple()
-    tensor, both = manager()(data), manager()(data, return_dict=True)
-    assert sorted(both) == ["reward_extra_info", "reward_tensor"]
-    assert torch.equal(tensor, both["reward_tensor"])
-    assert type(both["reward_extra_info"]) is dict
 
 
 # --- row 17: samples in the log --------------------------------------------------------------------------------------
@@ -589,9 +564,9 @@ async def test_a_sample_is_graded_by_the_reward_of_its_source():
     assert (await single().run_single(sample(r"\boxed{5}")))["reward_score"] == 0.0
 
 
-@pytest.mark.parametrize("source", ["openai/gsm8k", "lighteval/MATH", "math_dapo", "aime2024", "numina_olympiads"])
-async def test_sources_that_verl_knows_have_a_reward_here(source):
-    assert (await compute_score(source, "#### 4", "4"))["score"] == 1.0
+async def test_sources_that_verl_knows_have_a_reward_here():
+    for source in ("openai/gsm8k", "lighteval/MATH", "math_dapo", "aime2024", "numina_olympiads"):
+        assert (await compute_score(source, "#### 4", "4"))["score"] == 1.0
 
 
 async def test_a_source_without_a_reward_is_reported_once_and_clearly():
@@ -699,11 +674,6 @@ async def test_the_last_of_several_outputs_is_graded():
         ["p", "p"], [r"\boxed{5}", r"\boxed{4}"], data_source=["math"] * 2, reward_model=[{"ground_truth": "4"}] * 2
     )
     assert (await single().run_single(data))["reward_score"] == 1.0
-
-
-async def test_ctrl_c_and_hostile_text_are_not_special():
-    hostile = "\\boxed{" * 3000 + "9^{9^{9^9}}" + "</think><think>"
-    assert (await single().run_single(sample(hostile)))["reward_score"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -836,9 +806,10 @@ async def test_samples_of_a_group_are_judged_together_when_all_have_come():
     reward = Relative()
     gathering = groups(reward)
     texts = [("g", "aaa"), ("h", "b"), ("g", "a"), ("h", "bb"), ("h", "bbb"), ("g", "aa")]
-    results = await asyncio.gather(*(gathering.grade(key, of(text), 3) for key, text in texts))
-    assert [result.reward for result in results] == [2.0, 0.0, 0.0, 1.0, 2.0, 1.0]
-    assert reward.judged == [[1, 2, 3], [1, 2, 3]]
+    for _ in range(2):  # a group may come again under its key
+        results = await asyncio.gather(*(gathering.grade(key, of(text), 3) for key, text in texts))
+        assert [result.reward for result in results] == [2.0, 0.0, 0.0, 1.0, 2.0, 1.0]
+    assert reward.judged == [[1, 2, 3]] * 4
 
 
 async def test_a_sibling_that_fails_does_not_hold_up_the_others():
@@ -853,15 +824,11 @@ async def test_a_sibling_that_fails_does_not_hold_up_the_others():
         await waiting[0]
 
 
-async def test_a_sibling_that_never_comes_is_given_up():
+async def test_a_sibling_that_never_comes_is_given_up(caplog):
     gathering = groups(wait_s=0.05)
     results = await asyncio.gather(*(gathering.grade("g", of("a" * n), 3) for n in (1, 2)))
     assert [result.reward for result in results] == [0.0, 1.0]
-
-
-async def test_a_group_that_is_judged_without_its_rest_is_reported_in_the_log(caplog):
-    await groups(wait_s=0.01).grade("g", of("a"), 3)
-    assert "1 of 3 samples of g arrived" in caplog.text
+    assert "2 of 3 samples of g arrived" in caplog.text
 
 
 async def test_validation_is_what_the_batch_or_the_row_says():
@@ -876,14 +843,6 @@ async def test_as_many_groups_are_judged_at_a_time_as_max_concurrent_says():
     judge = single(reward=f"{__name__}:meets", n=1, max_concurrent=NUM_TOGETHER)
     answers = await asyncio.gather(*(judge.run_single(sample(uid=str(n))) for n in range(NUM_TOGETHER)))
     assert [answer["reward_score"] for answer in answers] == [1.0] * NUM_TOGETHER
-
-
-async def test_a_group_may_come_again_under_its_key():
-    reward = Relative()
-    gathering = groups(reward)
-    for _ in range(2):
-        await asyncio.gather(*(gathering.grade("g", of("a" * n), 2) for n in (1, 2)))
-    assert reward.judged == [[1, 2], [1, 2]]
 
 
 async def test_a_reward_of_groups_that_fails_fails_all_of_a_group():
