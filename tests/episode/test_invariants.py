@@ -22,16 +22,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from agentenv.core.agent import AgentInstance
-from agentenv.core.trajectory import NO_VERSION, Trajectory
-from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
+from agentenv.core.trajectory import NO_VERSION
+from agentenv.core.types import Limits, SamplingParams, StepResult, Task
 from agentenv.core.views import spans_of
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.loop import run_episode
 from agentenv.episode.setup import EpisodeKey
 from agentenv.interop.openrlhf import from_response, to_response
 from agentenv.runs.records.lines import trajectory_from_dict, trajectory_to_dict
-from agentenv.testing import run_virtual
 from tests.chat.families import load
 from tests.chat.test_bridge import STABLE, added, holds_added
 from tests.chat.test_families import ANSWER, FOLLOW_UPS, asks, render, says, try_render
@@ -39,8 +37,6 @@ from tests.strategies import (
     LASTING,
     OPTIONS,
     SUPPORTED,
-    Plan,
-    Said,
     Talking,
     chat_of,
     generations,
@@ -53,7 +49,6 @@ from tests.strategies import (
     with_contents,
 )
 
-BY_NAME = {family.name: family for family in SUPPORTED}
 RERENDER = OPTIONS.map(lambda options: {**options, "history": "rerender"})
 ANY_OPTIONS = OPTIONS | RERENDER
 
@@ -90,67 +85,59 @@ def followed(played):
 
 
 @pytest.mark.long
-@examples(400)
-@given(plan=plans(said=LASTING, options=OPTIONS))
-def test_invariant_01_every_prompt_begins_with_the_last_one_and_its_action(plan):
+@examples(600)
+@given(plan=plans(options=ANY_OPTIONS))
+def test_invariants_02_to_05_17_and_19_every_episode_leaves_a_faithful_record(plan):
     played = play(plan)
-    assert len(played.trajectory.segments) == 1
-    for (before, after), completion in zip(pairwise(played.engine.requests), played.sent, strict=False):
-        sofar = array("i", before.prompt_token_ids + completion.token_ids).tobytes()
-        assert array("i", after.prompt_token_ids).tobytes().startswith(sofar)
-
-
-@pytest.mark.long
-@examples(400)
-@given(plan=plans(options=ANY_OPTIONS))
-def test_invariant_02_the_engine_is_sent_what_the_record_has_before_each_action(plan):
-    played = play(plan)
-    for turn, request in zip(played.trajectory.turns, played.engine.requests, strict=False):
-        assert request.prompt_token_ids == tuple(segment_of(played, turn).token_ids[: turn.start])
-    unrecorded = played.engine.requests[len(played.trajectory.turns) :]
-    assert all(r.prompt_token_ids == tuple(played.trajectory.segments[-1].token_ids) for r in unrecorded)
-
-
-@pytest.mark.long
-@examples(400)
-@given(plan=plans(options=ANY_OPTIONS))
-def test_invariant_03_the_arrays_of_a_segment_are_of_one_length(plan):
-    for segment in play(plan).trajectory.segments:
-        columns = (segment.token_ids, segment.action_mask, segment.logprobs, segment.policy_versions, segment.rewards)
-        assert len({len(column) for column in columns}) == 1
-
-
-@pytest.mark.long
-@examples(400)
-@given(plan=plans(options=ANY_OPTIONS))
-def test_invariant_04_the_mask_is_set_on_the_actions_and_spans_cover_everything_once(plan):
-    trajectory = play(plan).trajectory
+    trajectory = played.trajectory
+    check_prompts_and_actions(played)
     for index, segment in enumerate(trajectory.segments):
-        turns = [turn for turn in trajectory.turns if turn.segment == index]
-        edges = [edge for turn in turns for edge in (turn.start, turn.end)]
-        assert edges == sorted(edges)
-        assert all(turn.start < turn.end for turn in turns)
-        sampled = {i for turn in turns for i in range(turn.start, turn.end)}
-        assert [i for i, flag in enumerate(segment.action_mask) if flag] == sorted(sampled)
-        spans = spans_of(trajectory, index)
-        assert [i for span in spans for i in range(span.start, span.end)] == list(range(len(segment)))
-        assert {i for span in spans if span.kind == "action" for i in range(span.start, span.end)} == sampled
+        check_segment(trajectory, index, segment)
+    again = trajectory_from_dict(json.loads(json.dumps(trajectory_to_dict(trajectory))))
+    assert trajectory_to_dict(again) == trajectory_to_dict(trajectory)
+    assert [repr(s.logprobs) for s in again.segments] == [repr(s.logprobs) for s in trajectory.segments]
+    if trajectory.reward is not None:
+        total = math.fsum(x for segment in trajectory.segments for x in segment.rewards)
+        assert total == pytest.approx(trajectory.reward, abs=1e-5)
+    missing = any(x is None or math.isnan(x) for c in played.sent for x in c.logprobs or [None])
+    if missing and len(trajectory.segments) == 1 and len(trajectory.turns) == len(played.sent):
+        assert to_response(trajectory)["rollout_log_probs"] is None
 
 
-@pytest.mark.long
-@examples(400)
-@given(plan=plans(options=ANY_OPTIONS))
-def test_invariant_05_actions_are_the_engines_ids_and_nothing_else(plan):
-    played = play(plan)
-    turns, sent = played.trajectory.turns, played.sent
-    actions = [tuple(segment_of(played, turn).token_ids[turn.start : turn.end]) for turn in turns]
-    assert actions == [completion.token_ids for completion in sent[: len(turns)]]
-    assert [turn.finish_reason for turn in turns] == [completion.finish_reason for completion in sent[: len(turns)]]
+def check_prompts_and_actions(played):
+    """Invariants 2, 5 and 17: what the engine was sent, and its ids and log-probabilities untouched."""
+    turns, sent, requests = played.trajectory.turns, played.sent, played.engine.requests
+    for turn, completion, request in zip(turns, sent, requests, strict=False):
+        segment = segment_of(played, turn)
+        assert request.prompt_token_ids == tuple(segment.token_ids[: turn.start])
+        assert tuple(segment.token_ids[turn.start : turn.end]) == completion.token_ids
+        assert turn.finish_reason == completion.finish_reason
+        values = segment.logprobs[turn.start : turn.end]
+        given_ = completion.logprobs or (math.nan,) * len(completion.token_ids)
+        assert [repr(x) for x in values] == [repr(x) for x in array("f", given_)]
+    assert all(r.prompt_token_ids == tuple(played.trajectory.segments[-1].token_ids) for r in requests[len(turns) :])
     for lost in sent[len(turns) :]:  # refused whole, with an error, or nothing at all
-        assert played.trajectory.error is not None
-        assert (
-            not lost.token_ids or lost.finish_reason == "error" or "Fix the engine" in played.trajectory.error.message
-        )
+        error = played.trajectory.error
+        assert error is not None
+        assert not lost.token_ids or lost.finish_reason == "error" or "Fix the engine" in error.message
+
+
+def check_segment(trajectory, index, segment):
+    """Invariants 3, 4, 17, 19: equal lengths, the mask on the actions, spans over all, nothing off the mask."""
+    columns = (segment.token_ids, segment.action_mask, segment.logprobs, segment.policy_versions, segment.rewards)
+    assert len({len(column) for column in columns}) == 1
+    turns = [turn for turn in trajectory.turns if turn.segment == index]
+    edges = [edge for turn in turns for edge in (turn.start, turn.end)]
+    assert edges == sorted(edges)
+    assert all(turn.start < turn.end for turn in turns)
+    sampled = {i for turn in turns for i in range(turn.start, turn.end)}
+    assert [i for i, flag in enumerate(segment.action_mask) if flag] == sorted(sampled)
+    spans = spans_of(trajectory, index)
+    assert [i for span in spans for i in range(span.start, span.end)] == list(range(len(segment)))
+    assert {i for span in spans if span.kind == "action" for i in range(span.start, span.end)} == sampled
+    assert all(x == 0.0 for i, x in enumerate(segment.logprobs) if i not in sampled)
+    ends = {turn.end - 1 for turn in turns}
+    assert all(x == 0.0 for i, x in enumerate(segment.rewards) if i not in ends)
 
 
 # --- what follows an action -------------------------------------------------------------------------------------------
@@ -275,8 +262,12 @@ def common(action, close):
 @pytest.mark.long
 @examples(400)
 @given(plan=plans(said=LASTING, options=OPTIONS))
-def test_invariant_09_what_closes_a_turn_for_the_model_is_masked_and_flagged(plan):
+def test_invariants_01_and_09_prompts_only_grow_and_what_closes_a_turn_for_the_model_is_masked(plan):
     played = play(plan)
+    assert len(played.trajectory.segments) == 1
+    for (before, after), completion in zip(pairwise(played.engine.requests), played.sent, strict=False):
+        sofar = array("i", before.prompt_token_ids + completion.token_ids).tobytes()
+        assert array("i", after.prompt_token_ids).tobytes().startswith(sofar)
     for turn, start, end in followed(played):
         segment, close = segment_of(played, turn), range(start, start + turn.num_synthesised)
         assert close.stop <= end
@@ -525,43 +516,7 @@ def test_invariant_16_episodes_at_the_same_time_do_not_touch_each_other(batch, s
     assert [record(played) for played in asyncio.run(together())] == [record(played) for played in apart]
 
 
-# --- log-probabilities, versions, other formats -----------------------------------------------------------------------
-
-
-@pytest.mark.long
-@examples(400)
-@given(plan=plans(options=ANY_OPTIONS))
-def test_invariant_17_every_action_token_has_its_own_log_probability_or_none(plan):
-    played = play(plan)
-    for turn, completion in zip(played.trajectory.turns, played.sent, strict=False):
-        values = segment_of(played, turn).logprobs[turn.start : turn.end]
-        given_ = completion.logprobs or (math.nan,) * len(completion.token_ids)
-        assert [repr(x) for x in values] == [repr(x) for x in array("f", given_)]
-        assert all(math.isnan(x) or (x <= 0.0 and math.isfinite(x)) for x in values)
-        missing = any(math.isnan(x) for x in given_)
-        if missing and len(played.trajectory.segments) == 1:
-            assert to_response(played.trajectory)["rollout_log_probs"] is None
-    for segment in played.trajectory.segments:
-        assert all(x == 0.0 for x, flag in zip(segment.logprobs, segment.action_mask, strict=True) if not flag)
-
-
-@pytest.mark.parametrize("change", [lambda x: x[1:], lambda x: (*x, -1.0), lambda x: ()], ids=["short", "long", "none"])
-def test_invariant_17_shifted_log_probabilities_are_refused_whole(change):
-    family = BY_NAME["Qwen3"]
-    ids = tuple(chat_of(family).encode("some words"))
-    wrong = Completion(ids, logprobs=change((-0.5,) * len(ids)))
-    played = asyncio.run(run_with(family, ScriptedEngine([wrong], load(family)), Talking([StepResult()])))
-    assert (played.stop_reason, played.error.type, played.turns) == (StopReason.ERROR, "EngineError", [])
-    assert not any(played.action_mask)
-
-
-@pytest.mark.parametrize("value", [0.5, math.inf, -math.inf])
-def test_invariant_17_what_is_not_a_log_probability_is_refused(value):
-    family = BY_NAME["Qwen3"]
-    ids = tuple(chat_of(family).encode("some words"))
-    wrong = Completion(ids, logprobs=(*(-0.5,) * (len(ids) - 1), value))
-    played = asyncio.run(run_with(family, ScriptedEngine([wrong], load(family)), Talking([StepResult()])))
-    assert (played.stop_reason, played.error.type, played.turns) == (StopReason.ERROR, "EngineError", [])
+# --- versions, other formats -----------------------------------------------------------------------
 
 
 async def run_with(family, engine, agent, *, max_turns=3, **options):
@@ -590,31 +545,6 @@ def test_invariant_18_versions_part_each_action_where_the_weights_changed(plan):
             assert runs == [(3, first), *([(5, len(versions) - first)] if len(versions) > first else [])]
     again = trajectory_from_dict(json.loads(json.dumps(trajectory_to_dict(played.trajectory))))
     assert [s.policy_versions for s in again.segments] == [s.policy_versions for s in played.trajectory.segments]
-
-
-@pytest.mark.long
-@examples(300)
-@given(plan=plans(options=ANY_OPTIONS))
-def test_invariant_19_a_record_read_back_is_the_same_and_rewards_add_up(plan):
-    """The formats of other trainers have their round trips in `interop/test_records.py`."""
-    played = play(plan)
-    trajectory = played.trajectory
-    again = trajectory_from_dict(json.loads(json.dumps(trajectory_to_dict(trajectory))))
-    assert trajectory_to_dict(again) == trajectory_to_dict(trajectory)
-    assert [segments(t) for t in (again, trajectory)] == [segments(trajectory)] * 2
-    if trajectory.reward is not None:
-        total = math.fsum(x for segment in trajectory.segments for x in segment.rewards)
-        assert total == pytest.approx(trajectory.reward, abs=1e-5)
-    for segment, index in zip(trajectory.segments, range(len(trajectory.segments)), strict=True):
-        ends = {turn.end - 1 for turn in trajectory.turns if turn.segment == index}
-        assert all(x == 0.0 for i, x in enumerate(segment.rewards) if i not in ends)
-
-
-def segments(trajectory):
-    return [
-        [repr(list(column)) for column in (s.token_ids, s.action_mask, s.logprobs, s.policy_versions, s.rewards)]
-        for s in trajectory.segments
-    ]
 
 
 @pytest.mark.long
@@ -703,51 +633,6 @@ def check_grown_by_whole_steps(trajectory, engine):
         assert request.prompt_token_ids == tuple(segment.token_ids[: None if turn is None else turn.start])
 
 
-async def cancelled_after(family, num_rounds, monkeypatch, **options):
-    """Run an episode for some rounds of the event loop, then cancel it; what it left, None when it was over before."""
-    import agentenv.episode.loop as module
-
-    kept = []
-    monkeypatch.setattr(module, "Trajectory", lambda *a, **k: kept.append(Trajectory(*a, **k)) or kept[-1])
-    said = [Said("<think>hm"), Said("one"), Said("", "cut")]
-    chat = chat_of(family, **options)
-    sent = []
-    plan = Plan(family, "", said, [])
-    agent = Waiting([StepResult([says("user", "more")], reward=0.5)])
-    engine = Watched(lambda r: sent.append(spoken(said[r.turn_index], chat, 50)) or sent[-1], chat.tokenizer)
-    task = asyncio.create_task(run_with(plan.family, engine, agent, **options))
-    for _ in range(num_rounds + 1):  # in the first the task begins
-        await asyncio.sleep(0)
-    if task.done():
-        return None
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert (engine.in_flight, asyncio.all_tasks()) == (0, {asyncio.current_task()})
-    check_grown_by_whole_steps(kept[0], engine)
-    return kept[0], sent
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("options", [{}, {"history": "rerender", "open_reasoning": "close"}], ids=["keep", "rerender"])
-@pytest.mark.parametrize("name", ["Qwen3", "GLM-4.5", "Llama-2"])
-def test_invariant_20_cancelling_at_any_await_leaves_a_whole_record(name, options, monkeypatch):
-    family, num_rounds, lengths = BY_NAME[name], 0, set()
-    while (left := asyncio.run(cancelled_after(family, num_rounds, monkeypatch, **options))) is not None:
-        trajectory, sent = left
-        check_whole(trajectory)
-        assert trajectory.stop_reason is not StopReason.TERMINATED
-        assert trajectory.truncated
-        turns = trajectory.turns
-        for turn, completion in zip(turns, sent, strict=False):
-            ids = trajectory.segments[turn.segment].token_ids[turn.start : turn.end]
-            assert tuple(ids) == completion.token_ids
-        lengths.add(len(turns))
-        num_rounds += 1
-    assert num_rounds > 15
-    assert lengths == {0, 1, 2, 3}
-
-
 @pytest.mark.long
 @examples(150)
 @given(
@@ -773,38 +658,3 @@ def test_invariant_20_a_failure_anywhere_leaves_a_whole_record(plan, fails, at):
     assert (trajectory.reward is None) == (
         trajectory.error is not None or not trajectory.turns or any(t.result is None for t in trajectory.turns)
     )
-
-
-@pytest.mark.parametrize("where", ["reset", "step", "generate"])
-def test_invariant_20_a_timeout_leaves_a_whole_record(where):
-    class Hanging(Talking):
-        async def reset(self, states):
-            await (asyncio.sleep(60) if where == "reset" else asyncio.sleep(0))
-            return states
-
-        async def step(self, states):
-            await (asyncio.sleep(60) if where == "step" and self.seen else asyncio.sleep(0))
-            return await super().step(states)
-
-    family = BY_NAME["Qwen3"]
-    engine = Watched(["one"], load(family), latency_s=60 if where == "generate" else 0)
-
-    async def run():
-        agent: AgentInstance = Hanging([StepResult([says("user", "more")])])
-
-        async def make():
-            return agent
-
-        return await run_episode(
-            make,
-            Task([says("user", "q")]),
-            engine=engine,
-            chat=chat_of(family),
-            sampling=SamplingParams(),
-            limits=Limits(2_000, episode_timeout_s=0.05),
-        )
-
-    trajectory = run_virtual(run())
-    check_whole(trajectory)
-    assert (trajectory.stop_reason, trajectory.truncated, engine.in_flight) == (StopReason.EPISODE_TIMEOUT, True, 0)
-    assert len(trajectory.turns) == {"reset": 0, "step": 2, "generate": 0}[where]

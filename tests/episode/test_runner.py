@@ -2,9 +2,6 @@
 
 import asyncio
 import functools
-import gc
-import threading
-import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -324,19 +321,6 @@ def failing(numbers):
     return behave
 
 
-@pytest.mark.long
-async def test_with_a_window_only_the_last_episodes_count_however_many_were_good_before():
-    behave = failing({number for number in range(400, 500) if number % 4})
-    policy = ErrorPolicy(window=40, max_error_share=0.25)
-    whole = make_runner(behave, concurrency=1, policy=replace(policy, window=None))
-    assert len(await run_all(whole, plan(make_tasks(500), 1))) == 500
-    runner, ended = make_runner(behave, concurrency=1, policy=policy), []
-    with pytest.raises(RunStopped, match=r"at most 25% of the episodes to fail, got 11 of the last 40") as stopped:
-        await runner.run(plan(make_tasks(500), 1), ended.append)
-    assert len(ended) == 415
-    assert "ValueError: bug 401 (1 time)" in str(stopped.value)
-
-
 async def test_with_a_window_an_old_failure_is_forgotten():
     policy = ErrorPolicy(window=40, max_error_share=0.25)
     early = failing(set(range(30, 40)))
@@ -426,56 +410,6 @@ async def test_cancelling_the_run_cancels_generations_and_closes_every_agent():
     assert runner.setup.engine.num_cancelled == 4
     assert log.open == 0
     assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-# --- soak ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-async def test_two_thousand_episodes_leave_no_task_no_thread_and_no_memory_behind():
-    class Forgetful(ScriptedEngine):
-        async def generate(self, *args, **kwargs):
-            self.requests.clear()
-            return await super().generate(*args, **kwargs)
-
-    class Plain(Watched):
-        def step(self, states):
-            return END
-
-    async def go(num):
-        log, tokenizer = Log(), CharTokenizer()
-        runner = make_runner(engine=Forgetful(["hi"], tokenizer), log=log, concurrency=64)
-        runner.source = EnvSource(Plain, {"log": log})
-        num_ended = 0
-
-        def on_end(_):
-            nonlocal num_ended
-            num_ended += 1
-
-        await runner.run(plan(make_tasks(num), 1), on_end)
-        assert num_ended == num
-        assert log.open == 0
-
-    others = threading.enumerate()  # of other tests, which may stay for ever
-    await go(200)
-    num_threads = threading.active_count()
-    gc.collect()
-    tracemalloc.start()
-    try:
-        await go(400)
-        gc.collect()
-        before, _ = tracemalloc.get_traced_memory()
-        await go(1_600)
-        gc.collect()
-        after, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    for thread in threading.enumerate():
-        if thread.name.startswith("agentenv-") and thread not in others:
-            thread.join(5)
-    assert threading.active_count() <= num_threads
-    assert after - before < 200_000  # bytes; a leak of 125 bytes an episode would show
 
 
 async def test_a_row_that_no_record_can_hold_fails_alone(tmp_path):

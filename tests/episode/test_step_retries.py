@@ -15,15 +15,12 @@ from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, plan
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EnvSource
 from agentenv.errors import InfraError
-from agentenv.gym.env import AgentEnv
 from agentenv.interop.agent_files import load_agent_func
 from agentenv.runs.display.conversation import episode_line
 from agentenv.runs.display.report import final_table
 from agentenv.runs.metrics import Tally, aggregate, summarize
 from agentenv.runs.records.index import make_row, summary_of
 from agentenv.runs.records.lines import trajectory_from_dict, trajectory_to_dict
-from agentenv.testing.episodes import Setup
-from agentenv.testing.simulation import simulate
 from agentenv.testing.tokenizers import CharTokenizer
 
 
@@ -140,35 +137,6 @@ async def test_the_errors_of_retries_are_named_in_record_metrics_and_conversatio
     assert metrics.to_dict()["retried_errors"] == {"InfraError (ConnectionRefusedError)": 3}
     assert "InfraError (ConnectionRefusedError) 3" in shown(metrics)
     assert "retried after InfraError (ConnectionRefusedError) 3" in episode_line(ended)
-
-
-def test_a_simulation_retries_in_virtual_time():
-    simulation = simulate(
-        Setup(Asks, ["hi"], env_kwargs={"service": Service(one_in=3)}, data=Task("Hello.", "x", task_id="t"))
-    )
-    (ended,) = simulation.trajectories
-    assert (ended.reward, ended.turns[2].num_retries, simulation.elapsed_s) == (3.0, 1, 1.0)
-
-
-class Second(Asks):
-    """The second call fails."""
-
-    def __init__(self):
-        super().__init__(Service())
-
-    async def step(self, states):
-        self.service.one_in = 2 if self.service.num_calls < 2 else 0
-        return await super().step(states)
-
-
-@pytest.mark.long
-def test_an_environment_of_gymnasium_retries(tmp_path):
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "Hello.", "label": "x"}')
-    env = AgentEnv(f"{__file__}:Second", data=str(tmp_path / "rows.jsonl"))
-    env.reset(seed=0)
-    rewards = [env.step("hi")[1] for _ in range(3)]
-    env.close()
-    assert rewards == [1.0] * 3
 
 
 async def test_an_agent_func_file_retries_as_often_as_the_run_says(tmp_path):

@@ -8,7 +8,7 @@ import json
 import pydantic
 import pytest
 
-from agentenv.core.types import Limits, SamplingParams
+from agentenv.core.types import SamplingParams
 from agentenv.episode.endpoint.responses import ResponseLog
 from agentenv.episode.endpoint.server import Endpoint
 from agentenv.episode.endpoint.session import SessionOptions
@@ -177,42 +177,21 @@ async def test_a_response_that_the_client_does_not_store_cannot_be_continued():
             await client.responses.create(model="m", input="R", previous_response_id=first.id)
 
 
-async def test_the_episodes_budget_is_told_as_for_chat_completions():
-    session, _ = session_of(["a"], limits=Limits(max_length=64, max_turns=1))
-    async with client_of(session) as client:
-        with pytest.raises(openai.BadRequestError) as refused:
-            await client.responses.create(model="m", input="long " * 500)
-        assert refused.value.code == "context_length_exceeded"
-        await client.responses.create(model="m", input="Q")
-        with pytest.raises(openai.NotFoundError):
-            await client.responses.create(model="m", input="R")
-
-
 @pytest.mark.parametrize(
     "body",
     [
         [],
         {},
         {"input": 5},
-        {"input": []},
         {"input": [5]},
         {"input": "Q", "previous_response_id": "resp_x"},
-        {"input": "Q", "previous_response_id": ["x"]},
         {"input": [{"type": "item_reference", "id": "msg_x"}]},
         {"input": [{"type": "computer_call"}]},
         {"input": [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}]},
-        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
         {"input": "Q", "background": True},
-        {"input": "Q", "conversation": "conv_x"},
-        {"input": "Q", "truncation": "auto"},
         {"input": "Q", "tools": [{"type": "web_search"}]},
         {"input": "Q", "tools": 5},
-        {"input": "Q", "include": 5},
         {"input": "Q", "text": 5},
-        {"input": "Q", "text": {"verbosity": "low"}},
-        {"input": "Q", "reasoning": {"effort": "high"}},
-        {"input": "Q", "parallel_tool_calls": False, "tools": [LOOKUP]},
-        {"input": "Q", "top_logprobs": 5},
     ],
 )
 async def test_requests_that_cannot_be_answered_say_why(body):

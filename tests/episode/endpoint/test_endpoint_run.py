@@ -2,14 +2,13 @@
 
 import importlib.util
 import json
-import signal
 import sys
 
 import pytest
 
 from agentenv.core.types import StopReason
 from agentenv.runs.records.directory import read_trajectories
-from tests.drivers import command, forked, lines, without_times, write_rows
+from tests.drivers import command, lines, without_times, write_rows
 
 pytest.importorskip("openai")
 
@@ -88,12 +87,6 @@ class Careless:
         return self.client.chat.completions.create(model="m", messages=context.messages).choices
 
 
-class Broken(Careless):
-    def run(self, context):
-        super().run(context)
-        raise KeyError("broken")  # HERE
-
-
 class Swallowing(Careless):
     def run(self, context):
         self.reward = super().run(context)
@@ -103,24 +96,6 @@ class Swallowing(Careless):
             except Exception:
                 pass
         return self.reward
-
-
-class Hanging(Careless):
-    async def run(self, context):
-        await asyncio.to_thread(super().run, context)
-        await asyncio.sleep(3600)
-
-
-class Elsewhere:
-    def run(self, context):
-        with OpenAI(base_url=context.base_url.replace("/s/", "/s/x"), api_key="x", max_retries=0) as client:
-            client.chat.completions.create(model="m", messages=context.messages)
-
-
-class Embedding:
-    def run(self, context):
-        with client_of(context, OpenAI, max_retries=0) as client:
-            client.embeddings.create(model="m", input="hello")
 '''
 
 
@@ -158,7 +133,7 @@ def test_a_run_is_recorded_counted_shown_and_replayed_like_any_other(place, caps
 
 
 @pytest.mark.long
-def test_segments_of_an_agent_that_rewrites_its_history_agree_with_what_was_said_and_sampled(place, capsys):
+def test_segments_of_an_agent_that_rewrites_its_history_agree_with_what_was_said_and_sampled(place):
     assert command(flags("Compacting")) == 0
     for trajectory in read_trajectories("Compacting"):
         assert (trajectory.error, trajectory.reward, len(trajectory.segments)) == (None, 0.5, 3)
@@ -166,10 +141,6 @@ def test_segments_of_an_agent_that_rewrites_its_history_agree_with_what_was_said
         assert kinds == ["edited", None, "branch", None]
         begun = trajectory.turns[0].result.observation
         assert [message["content"] for message in begun[-1:]] == ["Try 1."]
-    capsys.readouterr()
-    for position in range(8):
-        command(["tokens", "diff", "Compacting", position])
-    assert "template" not in capsys.readouterr().out.replace("template line", "")
     assert command(["tokens", "replay", "Compacting", "--tolerance", 1e-4]) == 0
 
 
@@ -187,19 +158,6 @@ def test_the_same_command_produces_the_same_tokens_and_a_resumed_run_adds_nothin
 
 
 @pytest.mark.long
-def test_a_run_that_is_killed_continues_with_every_episode_once(place):
-    slow = ["--engine", "scripted", "--engine_args", json.dumps({"script": ["no"], "latency_s": 0.2})]
-    with forked([*flags("Retry"), *slow, "--n", 20, "--concurrency", 4], place) as running:
-        running.until(lambda: len(lines(place / "Retry")) >= 6)
-        running.signal(signal.SIGKILL)
-        running.process.join(60)
-    assert 0 < len(lines(place / "Retry")) < 80
-    assert command(["run", "--resume", "--out", "Retry", "--concurrency", 32, "--progress", "none"]) == 0
-    kept = [each["episode_id"] for each in lines(place / "Retry")]
-    assert (len(kept), len(set(kept))) == (80, 80)
-
-
-@pytest.mark.long
 def test_an_agent_in_another_process_finds_its_session_by_openais_variables(place):
     assert command(flags("Subprocess", *scripted("it is 5"), "--concurrency", 2)) == 0
     rewards = {t.episode_id: t.reward for t in read_trajectories("Subprocess")}
@@ -214,40 +172,12 @@ def test_another_key_another_model_name_and_an_open_client_do_no_harm(place, cap
 
 
 @pytest.mark.long
-def test_an_exception_of_an_agent_is_the_error_of_the_episode_with_its_place(place):
-    assert command(flags("Broken", *scripted("five"))) == 0
-    line = next(number for number, text in enumerate(AGENTS.splitlines(), 1) if "# HERE" in text)
-    for trajectory in read_trajectories("Broken"):
-        error = trajectory.error
-        assert (error.kind, error.type, error.place) == ("env", "KeyError", f"{place / 'agents.py'}:{line}")
-        assert (trajectory.reward, len(trajectory.turns)) == (None, 1)
-
-
-@pytest.mark.long
 def test_refused_requests_that_an_agent_swallows_are_in_the_record_the_metrics_and_the_table(place, capsys):
     assert command(flags("Swallowing", *scripted("five"))) == 0
     assert "refused requests" in (told := capsys.readouterr().out)
     assert "invalid_request 16" in told
     assert json.loads((place / "Swallowing/metrics.json").read_text())["refusals"] == {"invalid_request": 16}
     assert {t.refusals["invalid_request"] for t in read_trajectories("Swallowing")} == {2}
-
-
-@pytest.mark.long
-def test_an_agent_that_hangs_is_given_up_and_keeps_its_turns(place):
-    assert command(flags("Hanging", *scripted("five"), "--episode_timeout_s", 4)) == 0
-    trajectories = list(read_trajectories("Hanging"))
-    assert [(t.stop_reason, t.error) for t in trajectories] == [(StopReason.EPISODE_TIMEOUT, None)] * 8
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("agent", "told"), [("Elsewhere", "Use the given base URL"), ("Embedding", "chat/completions")]
-)
-def test_a_missing_name_is_reported_with_the_available_ones(place, agent, told):
-    assert command(flags(agent, *scripted("five"))) == 0
-    for trajectory in read_trajectories(agent):
-        assert trajectory.error.type == "NotFoundError"
-        assert told in trajectory.error.message
 
 
 def test_a_missing_extra_is_one_line_with_the_command_that_installs_it(place, monkeypatch, capsys):
@@ -271,11 +201,3 @@ def test_flags_that_make_no_sense_are_refused_before_anything_runs(place, capsys
     assert command(flags("Retry", *more)) == 2
     assert told in capsys.readouterr().err
     assert not (place / "Retry").exists()
-
-
-@pytest.mark.long
-def test_a_file_with_one_such_agent_needs_no_class_name(place, capsys):
-    (place / "one.py").write_text(AGENTS.split("class Compacting")[0])
-    assert command(["run", "--env", "one.py", "--data", "tasks.jsonl", *scripted("5"), "--out", "one"]) == 0
-    assert command(["run", "--env", "agents.py", "--data", "tasks.jsonl", *scripted("5"), "--out", "many"]) == 2
-    assert "Write agents.py:ClassName" in capsys.readouterr().err

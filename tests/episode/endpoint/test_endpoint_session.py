@@ -19,8 +19,7 @@ from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.endpoint.session import Session, SessionOptions
 from agentenv.episode.endpoint.wire import OutOfRoom, OutOfTurns, RequestError, UnknownSession
 from agentenv.episode.setup import EpisodeSetup
-from agentenv.errors import ConfigError, ContractError, EngineError, PromptTooLong
-from agentenv.runs.records.lines import trajectory_from_dict, trajectory_to_dict
+from agentenv.errors import ContractError, EngineError, PromptTooLong
 from tests.episode.endpoint.scenes import (
     CALLS,
     NAMES,
@@ -310,15 +309,6 @@ async def test_another_request_after_one_that_failed_says_its_own_words():
     assert session.mismatches == ["branch"]
 
 
-async def test_one_request_sent_twice_at_once_is_answered_twice_from_the_same_ids():
-    session, engine = session_of(lambda r: f"said {r.call_index}", latency_s=0.01)
-    _, first = await ask(session, [user("Q")])
-    await asyncio.gather(*(ask(session, [*first, user("more")]) for _ in range(2)))
-    assert session.mismatches == ["branch"]
-    assert engine.requests[1].prompt_token_ids == engine.requests[2].prompt_token_ids
-    assert_exact(session.finish(1.0), engine)
-
-
 async def test_sampled_text_keeps_its_tokens_when_it_is_rendered_again():
     session, engine = session_of(["open <tool_call> so"])
     _, messages = await ask(session, [system("A"), user("Q")])
@@ -336,15 +326,6 @@ async def test_a_first_request_that_failed_leaves_nothing():
     await ask(session, [user("Q")])
     assert session.mismatches == []
     assert len(session.finish(1.0).segments) == 1
-
-
-async def test_an_engine_failure_that_nothing_made_good_is_the_episodes():
-    session, _ = session_of(["a", "b"], crash_at=[1])
-    _, messages = await ask(session, [user("Q")])
-    with pytest.raises(EngineError):
-        await ask(session, [*messages, user("Q2")])
-    trajectory = session.finish(1.0)
-    assert (trajectory.stop_reason, trajectory.error.kind, trajectory.reward) == (StopReason.ERROR, "infra", None)
 
 
 async def test_cancelling_cancels_the_generation_and_the_conversation_stays():
@@ -558,18 +539,12 @@ async def test_untrusted_text_forges_no_token():
     [
         [],
         {},
-        {"messages": []},
         {"messages": [{"content": "x"}]},
         {"messages": [user("Q"), {"role": "assistant", "content": "prefill"}]},
         {"messages": [user("Q")], "n": 2},
         {"messages": [user("Q")], "temperature": "hot"},
-        {"messages": [user("Q")], "temperature": -1},
         {"messages": [user("Q")], "max_tokens": 0},
-        {"messages": [user("Q")], "max_tokens": math.inf},
-        {"messages": [user("Q")], "seed": math.inf},
         {"messages": [user("Q")], "seed": 10**400},
-        {"messages": [user("Q")], "max_tokens": 10**400},
-        {"messages": [user("Q")], "temperature": 10**400},
         {"messages": [user("Q")], "temperature": math.inf},
         {"messages": [user("Q")], "top_p": math.nan},
         {"messages": [user("Q")], "stop": 5},
@@ -577,24 +552,12 @@ async def test_untrusted_text_forges_no_token():
         {"messages": [user("Q")], "tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]},
         {"messages": [user("Q")], "tools": [{"type": "function", "function": {"name": "f", "description": "\ud800"}}]},
         {"messages": [user("Q \ud800")]},
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "\udc00"}]}]},
         {"messages": [user("Q"), {"role": "assistant", "tool_calls": [CALL_OF_HALF_A_PAIR]}, user("R")]},
-        {"messages": [user("Q")], "tool_choice": "required"},
-        {"messages": [user("Q")], "response_format": {"type": "regex"}},
         {"messages": [user("Q")], "tools": [{"type": "web_search"}]},
         {"messages": [user("Q")], "tools": TOOL, "parallel_tool_calls": False},
         {"messages": [user("Q")], "chat_template_kwargs": {"enable_thinking": False}},
         {"messages": [user("Q")], "chat_template_kwargs": 5},
-        {"messages": [user("Q")], "logprobs": True, "top_logprobs": 3},
-        {"messages": [user("Q")], "repetition_penalty": 1.1},
-        {"messages": [user("Q")], "guided_json": {"type": "object"}},
-        {"messages": [user("Q")], "structured_outputs": {"choice": ["a", "b"]}},
-        {"messages": [user("Q")], "ignore_eos": True},
-        {"messages": [user("Q")], "stop_token_ids": [5]},
         {"messages": [user("Q")], "reasoning_effort": "high"},
-        {"messages": [user("Q")], "prediction": {"type": "content", "content": "a"}},
-        {"messages": [user("Q")], "web_search_options": {}},
-        {"messages": [user("Q")], "modalities": ["text", "audio"]},
         {"messages": [user("Q")], "stop": [""]},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
     ],
@@ -638,43 +601,11 @@ async def test_a_prompt_over_the_engines_own_length_is_the_requests_fault():
     assert (trajectory.stop_reason, trajectory.error) == (StopReason.MAX_LENGTH, None)
 
 
-async def test_a_closed_session_answers_nothing():
-    session, _ = session_of(["a"])
-    session.finish()
-    with pytest.raises(UnknownSession):
-        await ask(session, [user("Q")])
-
-
 async def test_without_a_reward_the_last_turn_has_no_result():
     session, _ = session_of(["a"])
     await ask(session, [user("Q")])
     trajectory = session.finish()
     assert (trajectory.turns[-1].result, trajectory.reward) == (None, None)
-
-
-def test_rendering_again_is_refused_as_an_option():
-    chat = Chat(chat_of("Qwen3").tokenizer, options=ChatOptions(history="rerender"))
-    with pytest.raises(ConfigError, match="history"):
-        Session(EpisodeSetup(None, chat))
-
-
-async def test_the_record_survives_being_written():
-    session, _ = session_of(["a", "b"])
-    await ask(session, [user("Q")])
-    await ask(session, [user("R")])
-    trajectory = session.finish(1.0)
-    again = trajectory_from_dict(json.loads(json.dumps(trajectory_to_dict(trajectory))))
-    assert [list(s.token_ids) for s in again.segments] == [list(s.token_ids) for s in trajectory.segments]
-    assert again.turns[0].result.info == {"mismatch": "separate"}
-
-
-async def test_an_odd_option_of_streams_is_passed_over_and_a_null_cap_is_none():
-    session, engine = session_of(["one two three"])
-    response, _ = await ask(
-        session, [user("Q")], stream_options="x", max_completion_tokens=None, max_tokens=1, stop=None
-    )
-    assert engine.requests[0].sampling.max_tokens == 1
-    assert response["usage"]["completion_tokens"] == 1
 
 
 MOVES = st.lists(
