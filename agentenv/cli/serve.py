@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,7 +57,8 @@ def serve(args: Sequence[str]) -> int:
     if config.max_sessions < 1:
         raise ConfigError(f"--max_sessions: expected a number >= 1, got {config.max_sessions}. Raise it.")
     flags = {name: value for name in _RUN_FLAGS if (value := getattr(config, name)) is not None}
-    asyncio.run(_serve(config, RunConfig.from_flags(**flags, **vars(config.dataset))))
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(_serve(config, RunConfig.from_flags(**flags, **vars(config.dataset))))
     return 0
 
 
