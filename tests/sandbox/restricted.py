@@ -12,60 +12,24 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
-import platform
 import resource
 import struct
 import sys
+
+from agentenv.sandbox.guest.linux import NUMBERS
 
 ALLOW, ERRNO = 0x7FFF0000, 0x00050000
 EPERM, ENOSYS = 1, 38
 NEW_NAMESPACE = 0x7E020000
 """The flags of clone that make one."""
 
-# Numbers on x86-64 and on aarch64.
-REFUSED = {
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fspick": (433, 433),
-    "mount_setattr": (442, 442),
-    "swapon": (167, 224),
-    "swapoff": (168, 225),
-    "reboot": (169, 142),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "open_by_handle_at": (304, 265),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "delete_module": (176, 106),
-    "kexec_load": (246, 104),
-    "acct": (163, 89),
-    "settimeofday": (164, 170),
-    "clock_settime": (227, 112),
-    "quotactl": (179, 60),
-    "lookup_dcookie": (212, 18),
-    "syslog": (103, 116),
-    "fanotify_init": (300, 262),
-    "sethostname": (170, 161),
-    "setdomainname": (171, 162),
-    "vhangup": (153, 58),
-}
-CLONE, CLONE3 = (56, 220), 435
-LANDLOCK = (444, 445, 446)
+REFUSED = """
+mount umount2 pivot_root unshare setns open_tree move_mount fsopen fsconfig fsmount fspick mount_setattr swapon swapoff
+reboot bpf perf_event_open add_key request_key keyctl userfaultfd io_uring_setup open_by_handle_at init_module
+finit_module delete_module kexec_load acct settimeofday clock_settime quotactl lookup_dcookie syslog fanotify_init
+sethostname setdomainname vhangup
+"""
+LANDLOCK = "landlock_create_ruleset landlock_add_rule landlock_restrict_self"
 KEPT = (0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31)
 """Docker's default capabilities, from CHOWN to SETFCAP."""
 
@@ -82,20 +46,18 @@ def _check(result: int, what: str) -> None:
 
 def _program(*, landlock: bool) -> bytes:
     """The filter, in classic BPF: a chain of comparisons of the call's number."""
-    arm = platform.machine() == "aarch64"
     load_number, load_flags = (0x20, 0, 0, 0), (0x20, 0, 0, 16)
     steps = [load_number]
 
-    def refuse(number: int, error: int) -> None:
-        steps.extend([(0x15, 0, 1, number), (0x06, 0, 0, ERRNO | error)])
+    def refuse(names: str, error: int) -> None:
+        for name in names.split():
+            if name in NUMBERS:
+                steps.extend([(0x15, 0, 1, NUMBERS[name]), (0x06, 0, 0, ERRNO | error)])
 
-    for numbers in REFUSED.values():
-        refuse(numbers[arm], EPERM)
-    refuse(CLONE3, ENOSYS)
-    for number in () if landlock else LANDLOCK:
-        refuse(number, ENOSYS)
+    refuse(REFUSED, EPERM)
+    refuse("clone3" if landlock else f"clone3 {LANDLOCK}", ENOSYS)
     # clone: its flags are the first argument on both machines.
-    steps += [(0x15, 0, 3, CLONE[arm]), load_flags, (0x45, 0, 1, NEW_NAMESPACE), (0x06, 0, 0, ERRNO | EPERM)]
+    steps += [(0x15, 0, 3, NUMBERS["clone"]), load_flags, (0x45, 0, 1, NEW_NAMESPACE), (0x06, 0, 0, ERRNO | EPERM)]
     steps.append((0x06, 0, 0, ALLOW))
     return b"".join(struct.pack("HBBI", *step) for step in steps)
 

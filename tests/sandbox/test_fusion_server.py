@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from agentenv._util.http.access import AccessPolicy
 from agentenv.cli.main import main
-from agentenv.errors import ConfigError, InfraError
+from agentenv.errors import InfraError
 from agentenv.sandbox import ExecResult, ExecStatus, Isolation
 from agentenv.sandbox.fusion.answers import MAX_LIMITS, read_run_request
 from agentenv.sandbox.fusion.client import FusionSandbox
@@ -352,84 +352,24 @@ async def test_a_mistake_of_ours_shows_neither_text_nor_traceback(caplog):
 
 
 @ours
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({}, 200),
-        ({"host": "localhost:PORT"}, 200),
-        ({"host": "[::1]:PORT"}, 200),
-        ({"host": "evil.com"}, 400),
-        ({"host": "localhost:1"}, 400),
-        ({"origin": "http://127.0.0.1:PORT"}, 200),
-        ({"origin": "http://evil.com"}, 403),
-        ({"origin": "null"}, 403),
-        ({"sec-fetch-site": "cross-site"}, 403),
-    ],
-)
-async def test_a_page_of_another_site_cannot_ask(served, headers, status):
-    headers = {name: value.replace("PORT", str(served.server.port)) for name, value in headers.items()}
+async def test_a_page_of_another_site_cannot_ask(served):
     before = served.server.counts["served"]
-    for path in ("/v1/ping", "/health"):
-        assert (await served.get(path, headers=headers)).status_code == status
-    assert (await served.post("/run_code", json=HELLO, headers=headers)).status_code == status
-    assert served.server.counts["served"] - before == (status == 200)
+    for headers, status in (({"host": "evil.com"}, 400), ({"origin": "http://evil.com"}, 403)):
+        for path in ("/v1/ping", "/health"):
+            assert (await served.get(path, headers=headers)).status_code == status
+        assert (await served.post("/run_code", json=HELLO, headers=headers)).status_code == status
+    assert served.server.counts["served"] == before
 
 
-async def test_two_hosts_or_none_are_refused():
-    async with serving(Gate()) as server:
-        for lines in (b"Host: localhost:%d\r\nHost: localhost:%d\r\n" % (server.port, server.port), b""):
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(b"GET /v1/ping HTTP/1.1\r\nConnection: close\r\n" + lines + b"\r\n")
-            assert (await reader.read()).startswith(b"HTTP/1.1 400")
-            writer.close()
-
-
-@pytest.mark.parametrize("hosts", [[], [b"localhost:80", b"localhost:80"], [b"localhost:80", b"evil.com"]])
-def test_one_host_is_needed_even_if_the_server_below_checks(hosts):
-    scope = {"method": "GET", "path": "/v1/ping", "headers": [(b"host", host) for host in hosts]}
-    assert AccessPolicy().refusal(scope, 80)[0] == 400
-    assert AccessPolicy().refusal({**scope, "headers": [(b"host", b"localhost")]}, 80) is None
-
-
-BASIC = "Basic " + base64.b64encode(b"me:hush").decode()
-
-
-@pytest.mark.long
-async def test_a_token_is_asked_for():
+async def test_a_token_is_asked_for_by_all_but_the_ping():
     gate = Gate()
     gate.go_on.set()
-    wrong = ("Bearer hus", "hush", "Bearer", "Basic !", None)
     async with serving(gate, access=AccessPolicy(token="hush")) as server, at(server) as http:
-        for authorization in ("Bearer hush", "bearer hush", BASIC, *wrong):
-            headers = {} if authorization is None else {"authorization": authorization}
-            reply = [
-                await http.post("/run_code", json=HELLO, headers=headers),
-                await http.get("/health", headers=headers),
-            ]
-            assert [each.status_code for each in reply] == ([401] * 2 if authorization in wrong else [200, 200])
-            assert (await http.get("/v1/ping")).status_code == 200
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.1", "node7"])
-def test_a_server_for_other_machines_needs_a_token_and_host_names(host):
-    with pytest.raises(ConfigError, match="expected a token"):
-        AccessPolicy(host, hosts=("node7",), variable="AGENTENV_SANDBOX_TOKEN")
-    if host in ("0.0.0.0", "::", ""):
-        with pytest.raises(ConfigError, match="--allowed_hosts: expected"):
-            AccessPolicy(host, "hush", variable="AGENTENV_SANDBOX_TOKEN")
-        with pytest.raises(
-            ConfigError, match=r"Set AGENTENV_SANDBOX_TOKEN or --token_file; and the names .* by --allowed_hosts"
-        ):
-            AccessPolicy(host, variable="AGENTENV_SANDBOX_TOKEN")
-    AccessPolicy(host, "hush", ("node7",))
-
-
-async def test_names_may_be_allowed_with_the_port_that_others_see():
-    access = AccessPolicy(hosts=("node7", "node8:80"))
-    async with serving(Gate(), access=access) as server, at(server) as http:
-        for name, status in (("node7:PORT", 200), ("node8:80", 200), ("node9:PORT", 400), ("node8:PORT", 400)):
-            headers = {"host": name.replace("PORT", str(server.port))}
-            assert (await http.get("/v1/ping", headers=headers)).status_code == status
+        for token, status in (("hush", 200), ("hus", 401)):
+            headers = {"authorization": f"Bearer {token}"}
+            assert (await http.post("/run_code", json=HELLO, headers=headers)).status_code == status
+            assert (await http.get("/health", headers=headers)).status_code == status
+        assert (await http.get("/v1/ping")).status_code == 200
 
 
 # --- no room ----------------------------------------------------------------------------------------------------------

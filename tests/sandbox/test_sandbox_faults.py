@@ -164,20 +164,6 @@ async def test_a_sandbox_says_that_all_user_ids_are_in_use(monkeypatch):
 
 
 @pytest.mark.long
-async def test_programs_of_a_killed_zygote_are_gone(own_sandbox):
-    program = (
-        "import os, time\nfor _ in range(3):\n    if os.fork() == 0: break\nprint('up', flush=True)\ntime.sleep(60)"
-    )
-    execution = await own_sandbox.start(program, policy="proc")
-    started = guardian(own_sandbox)
-    await until(lambda: len(below(started)) >= 4)
-    children = below(started)
-    os.kill(zygote(own_sandbox), signal.SIGKILL)
-    assert (await execution.finish()).status is ExecStatus.INFRA
-    await until(lambda: not children & processes(b"").keys())
-
-
-@pytest.mark.long
 async def test_a_cancelled_run_leaves_nothing_when_it_returns(own_sandbox):
     forks = "import os, time\nfor _ in range(3):\n    if os.fork() == 0: break\nos.write(1, b'u')\ntime.sleep(60)"
     for program in (SLEEP, "while True: pass", forks):
@@ -385,7 +371,8 @@ async def test_opening_warns_where_programs_lack_memory_together(monkeypatch, ca
 
 
 @pytest.mark.long
-async def test_nothing_of_a_program_outlives_a_killed_guardian(own_sandbox):
+@pytest.mark.parametrize("victim", [guardian, zygote])
+async def test_nothing_of_a_program_outlives_a_killed_guardian_or_zygote(own_sandbox, victim):
     program = """
 import ctypes, os, time
 libc = ctypes.CDLL(None)
@@ -399,7 +386,7 @@ time.sleep(60)
     execution = await own_sandbox.start(program, policy="proc")
     await until(lambda: len(below(zygote(own_sandbox))) >= 4)
     children = below(guardian(own_sandbox))
-    os.kill(guardian(own_sandbox), signal.SIGKILL)
+    os.kill(victim(own_sandbox), signal.SIGKILL)
     assert (await execution.finish()).status is ExecStatus.INFRA
     await until(lambda: not children & processes(b"").keys())
 
@@ -859,18 +846,6 @@ def belongings():
     return {"fds": len(os.listdir("/proc/self/fd")), "mounts": mounts, "temporary": os.listdir(tempfile.gettempdir())}
 
 
-async def soak(sandbox, count):
-    program = "import os; open('left', 'w').write('x'); print(len(os.listdir('.')))"
-    for _ in range(count // 100):
-        kinds = [
-            sandbox.run(program, files={"in/a": b"1"}, fetch=["left"], stdin="x", channel=True) if i % 10 == 0
-            else sandbox.run(program)
-            for i in range(100)
-        ]  # fmt: skip
-        for index, result in enumerate(await asyncio.gather(*kinds)):
-            assert result.stdout == ("2\n" if index % 10 == 0 else "1\n"), result
-
-
 def seen_inside(sandbox):
     """Descriptors and mounts of the zygote; where they are its own, for the host's come and go."""
     place = Path(f"/proc/{zygote(sandbox)}")
@@ -878,23 +853,22 @@ def seen_inside(sandbox):
     return len(os.listdir(place / "fd")), (place / "mountinfo").read_text().count("\n") if own else 0
 
 
-async def leaves_nothing(sandbox, count):
-    await sandbox.run("pass")
-    started, before = guardian(sandbox), belongings()
-    inside = seen_inside(sandbox) if os.geteuid() == 0 else ()
-    await soak(sandbox, count)
+@pytest.mark.long
+async def test_a_hundred_runs_leave_nothing(own_sandbox):
+    program = "import os; open('left', 'w').write('x'); print(len(os.listdir('.')))"
+    await own_sandbox.run("pass")
+    started, before = guardian(own_sandbox), belongings()
+    inside = seen_inside(own_sandbox) if os.geteuid() == 0 else ()
+    more = {"files": {"in/a": b"1"}, "fetch": ["left"], "stdin": "x", "channel": True}
+    results = await asyncio.gather(*(own_sandbox.run(program, **more if i % 10 == 0 else {}) for i in range(100)))
+    assert [result.stdout for result in results] == ["2\n", *["1\n"] * 9] * 10
     await until(lambda: belongings() == before)
-    if guardian(sandbox) == started:
+    if guardian(own_sandbox) == started:
         await until(lambda: len(below(started)) == 1)  # the zygote
         if inside:
-            await until(lambda: seen_inside(sandbox) == inside)
-    if base := sandbox._pool.zygotes[0]._base:
+            await until(lambda: seen_inside(own_sandbox) == inside)
+    if base := own_sandbox._pool.zygotes[0]._base:
         await until(lambda: os.listdir(base) == [])
-
-
-@pytest.mark.long
-async def test_hundreds_of_runs_leave_nothing(own_sandbox):
-    await leaves_nothing(own_sandbox, 100)
 
 
 @pytest.mark.long

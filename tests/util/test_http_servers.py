@@ -1,6 +1,7 @@
 """What all servers of ours do alike: who sends half a request, or leaves, costs nothing; errors name what to set."""
 
 import asyncio
+import base64
 import json
 import re
 import sys
@@ -98,6 +99,37 @@ def test_the_time_to_refuse_a_request_is_linear_in_its_headers(num, monkeypatch)
     access = AccessPolicy("0.0.0.0", token="hush", hosts=("node7",))
     assert access.refusal({"headers": headers, "path": "/run_code"}, 80)[0] == 401
     assert CountingHeaders.looks <= 4 * (num + 1)
+
+
+HUSH = {"token": "hush"}
+NODES = {"hosts": ("node7", "node8:80")}
+BASIC = "Basic " + base64.b64encode(b"me:hush").decode()
+
+
+@pytest.mark.parametrize(
+    ("policy", "headers", "status"),
+    [
+        ({}, [], 200), ({}, [("host", "localhost:8000")], 200), ({}, [("host", "[::1]:8000")], 200),
+        ({}, [("host", "evil.com")], 400), ({}, [("host", "localhost:1")], 400), ({}, [("host", None)], 400),
+        ({}, [("host", "localhost:8000"), ("host", "localhost:8000")], 400),
+        ({}, [("host", "localhost:8000"), ("host", "evil.com")], 400),
+        (NODES, [("host", "node7:8000")], 200), (NODES, [("host", "node8:80")], 200),
+        (NODES, [("host", "node9:8000")], 400), (NODES, [("host", "node8:8000")], 400),
+        ({}, [("origin", "http://127.0.0.1:8000")], 200), ({}, [("origin", "http://evil.com")], 403),
+        ({}, [("origin", "null")], 403), ({}, [("sec-fetch-site", "same-origin")], 200),
+        ({}, [("sec-fetch-site", "cross-site")], 403), ({}, [("sec-fetch-site", "same-site")], 403),
+        (HUSH, [("authorization", "Bearer hush")], 200), (HUSH, [("authorization", "bearer hush")], 200),
+        (HUSH, [("authorization", BASIC)], 200), (HUSH, [("authorization", "Bearer hus")], 401),
+        (HUSH, [("authorization", "hush")], 401), (HUSH, [("authorization", "Bearer")], 401),
+        (HUSH, [("authorization", "Basic !")], 401), (HUSH, [], 401),
+    ],
+)  # fmt: skip
+def test_requests_are_of_this_site_by_its_own_name_and_have_its_token(policy, headers, status):
+    own = [] if any(name == "host" for name, _ in headers) else [("host", "127.0.0.1:8000")]
+    sent = [(name.encode(), value.encode()) for name, value in [*own, *headers] if value is not None]
+    scope = {"method": "GET", "path": "/run_code", "headers": sent}
+    refusal = AccessPolicy(**policy).refusal(scope, 8000)
+    assert (200 if refusal is None else refusal[0]) == status
 
 
 def test_the_token_is_asked_before_anything_else():

@@ -11,7 +11,6 @@ import sys
 import httpx
 import pytest
 
-from agentenv._util.http.access import AccessPolicy
 from agentenv.core.views import spans_of
 from agentenv.errors import ConfigError
 from agentenv.runs.records.directory import RunWriter, read_trajectories
@@ -80,10 +79,6 @@ async def test_the_shell_needs_no_token_and_all_data_does(tmp_path):
     ("headers", "status"),
     [
         ({"host": "evil.example"}, 400),  # a name that an attacker lets point to this machine
-        ({"origin": "https://evil.example"}, 403),
-        ({"origin": "null"}, 403),
-        ({"sec-fetch-site": "cross-site"}, 403),
-        ({"sec-fetch-site": "same-site"}, 403),
         (NAVIGATION, 403),
         ({"sec-fetch-site": "same-origin"}, 200),
     ],
@@ -162,14 +157,6 @@ async def test_what_a_request_may_ask_for_is_bounded(tmp_path, query, status):
     write_run(tmp_path / "run", episode())
     async with serving(tmp_path / "run") as client:
         assert (await client.get(f"/api/episodes?run=0&{query}")).status_code == status
-
-
-def test_other_machines_need_a_token_and_a_name():
-    with pytest.raises(ConfigError, match="a token"):
-        view_access("0.0.0.0", None, ("node7",))
-    with pytest.raises(ConfigError, match="names of the server"):
-        view_access("0.0.0.0", TOKEN, ())
-    assert isinstance(view_access("0.0.0.0", TOKEN, ("node7",)), AccessPolicy)
 
 
 async def test_the_token_is_in_the_fragment_of_the_address_only(tmp_path):

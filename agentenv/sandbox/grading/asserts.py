@@ -49,10 +49,8 @@ async def grade_asserts(grading: GradingRun, code: str, suite: AssertSuite) -> l
     results: list[TestResult] = []
     for kind, tests in (("visible", suite.visible), ("hidden", suite.hidden)):
         verdicts: list[tuple[Verdict, str, str]] = []
-        failed = {result.verdict for result in results} - {Verdict.PASSED}
-        if grading.stop_on_fail and failed:
-            verdict = Verdict.INFRA if Verdict.INFRA in failed else Verdict.SKIPPED
-            verdicts = [(verdict, "", "")] * len(tests)
+        if (skipped := grading.skipped(results)) is not None:
+            verdicts = [(skipped, "", "")] * len(tests)
         elif tests:
             verdicts = await _grade_tests(grading, code, suite=suite, tests=tests)
         results += [

@@ -109,6 +109,13 @@ class GradingRun:
         self.give_back(max(elapsed_s - own_s - self._given_back_s, 0.0))
         self._given_back_s += self.seconds_left() - left_s
 
+    def skipped(self, results: Sequence[TestResult]) -> Verdict | None:
+        """Return the verdict on the tests after these, if they are left out because one of these did not pass."""
+        failed = {result.verdict for result in results} - {Verdict.PASSED}
+        if not self.stop_on_fail or not failed:
+            return None
+        return Verdict.INFRA if Verdict.INFRA in failed else Verdict.SKIPPED
+
     def turn(self, *, alone: bool = False) -> AbstractAsyncContextManager[None]:
         """Hold a run slot, or all, for the duration of the block, for programs by `start`, which take none."""
         turn = getattr(self.sandbox, "turn", None)

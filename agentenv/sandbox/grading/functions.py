@@ -11,12 +11,7 @@ from agentenv._util.off_loop import off_loop
 from agentenv.errors import InfraError
 from agentenv.sandbox.grading.codec import CodecError, decode, dump_line, encode, parse_line
 from agentenv.sandbox.grading.compare import run_checker, same_value
-from agentenv.sandbox.grading.executions import (
-    GradingRun,
-    gather_limited,
-    guest_program,
-    verdict_of,
-)
+from agentenv.sandbox.grading.executions import GradingRun, gather_limited, guest_program, verdict_of
 from agentenv.sandbox.grading.results import TestResult, Verdict, shorten, show
 from agentenv.sandbox.grading.suites import FunctionSuite, FunctionTest
 from agentenv.sandbox.types import ExecResult, ExecStatus
@@ -104,9 +99,8 @@ async def grade_functions(grading: GradingRun, code: str, suite: FunctionSuite) 
     results: list[TestResult] = []
     if grading.stop_on_fail:
         for cases in batches:
-            if any(result.verdict is not Verdict.PASSED for result in results):
-                infra = any(result.verdict is Verdict.INFRA for result in results)
-                results += [_result(case, Verdict.INFRA if infra else Verdict.SKIPPED) for case in cases]
+            if (skipped := grading.skipped(results)) is not None:
+                results += [_result(case, skipped) for case in cases]
             else:
                 results += await _grade_batch(grading, code, suite=suite, cases=cases)
     else:

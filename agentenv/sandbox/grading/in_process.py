@@ -48,10 +48,8 @@ async def grade_pytest(grading: GradingRun, code: str, suite: PytestSuite) -> li
     """Return a result per node id, visible ones first. Visible and hidden tests never share a process."""
     results: list[TestResult] = []
     for visible, nodes in ((True, suite.visible), (False, suite.hidden)):
-        failed = {result.verdict for result in results} - {Verdict.PASSED}
-        if grading.stop_on_fail and failed:
-            verdict = Verdict.INFRA if Verdict.INFRA in failed else Verdict.SKIPPED
-            results += [TestResult(node, visible, verdict) for node in nodes]
+        if (skipped := grading.skipped(results)) is not None:
+            results += [TestResult(node, visible, skipped) for node in nodes]
         elif nodes:
             results += await _grade_nodes(grading, code, suite=suite, nodes=nodes, visible=visible)
     return results

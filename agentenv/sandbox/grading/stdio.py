@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 
 from agentenv._util.off_loop import off_loop
 from agentenv.errors import InfraError
@@ -23,21 +24,17 @@ async def grade_stdio(grading: GradingRun, code: str, suite: StdioSuite) -> list
     """Return a result per test, visible ones first."""
     tests = [(f"visible[{index}]", True, test) for index, test in enumerate(suite.visible)]
     tests += [(f"hidden[{index}]", False, test) for index, test in enumerate(suite.hidden)]
+    grade_one = partial(_grade_test, grading, code, suite=suite, slow=[])
     if not grading.stop_on_fail:
-        slow: list[str] = []
-        work = [
-            _grade_test(grading, code, suite=suite, name=name, visible=visible, test=test, slow=slow)
-            for name, visible, test in tests
-        ]
+        work = [grade_one(name=name, visible=visible, test=test) for name, visible, test in tests]
         # No more than there are run slots, because a waiting test may turn out to be unnecessary.
         return await gather_limited(work, max_concurrent=grading.sandbox.run_slots)
     results: list[TestResult] = []
     for name, visible, test in tests:
-        if results and results[-1].verdict is not Verdict.PASSED:
-            skipped = Verdict.INFRA if results[-1].verdict is Verdict.INFRA else Verdict.SKIPPED
+        if (skipped := grading.skipped(results)) is not None:
             results.append(TestResult(name, visible, skipped))
-            continue
-        results.append(await _grade_test(grading, code, suite=suite, name=name, visible=visible, test=test, slow=[]))
+        else:
+            results.append(await grade_one(name=name, visible=visible, test=test))
     return results
 
 

@@ -5,7 +5,6 @@ import contextlib
 import os
 import shutil
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -146,10 +145,3 @@ def opened(watched, address):
         return page
 
     return open_place
-
-
-@pytest.fixture(scope="session")
-def pictures():
-    """Where pictures of the screens go, for people; None unless AGENTENV_PICTURES names a folder."""
-    folder = os.environ.get("AGENTENV_PICTURES")
-    return Path(folder) if folder else None

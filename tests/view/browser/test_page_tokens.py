@@ -1,5 +1,6 @@
 """Tokens on the page are those of the record: texts, origins, log-probabilities, versions, advantages."""
 
+import contextlib
 import math
 import random
 import re
@@ -23,8 +24,9 @@ COLORS = """nodes => nodes.map(node => [
 @pytest.fixture
 def of_one(watched, tmp_path):
     """Open the only episode of a run, with its template tokens."""
+    stack = contextlib.ExitStack()
 
-    def open_episode(trajectory, stack):
+    def open_episode(trajectory):
         address = stack.enter_context(serving(save(tmp_path / "run", [trajectory], metrics=False)))
         one = watched()
         one.context.add_init_script("try { localStorage.setItem('agentenv.template', '1') } catch {}")
@@ -32,20 +34,13 @@ def of_one(watched, tmp_path):
         page.wait_for_selector(".headline")
         return page
 
-    return open_episode
+    with stack:
+        yield open_episode
 
 
-@pytest.fixture
-def stack():
-    import contextlib
-
-    with contextlib.ExitStack() as held:
-        yield held
-
-
-def test_8_texts_and_origins_are_those_of_the_record(of_one, stack, tokenizer):
+def test_8_texts_and_origins_are_those_of_the_record(of_one, tokenizer):
     trajectory = small_run(tokenizer)[1]
-    page = of_one(trajectory, stack)
+    page = of_one(trajectory)
     page.wait_for_selector(".tokens")
     spans = page.locator(".span").evaluate_all("nodes => nodes.map(node => node.dataset.kind)")
     assert spans == [span.kind for span in spans_of(trajectory)]
@@ -53,24 +48,28 @@ def test_8_texts_and_origins_are_those_of_the_record(of_one, stack, tokenizer):
     assert joined == tokenizer.decode(list(trajectory.segments[0].token_ids))
 
 
+def of_one_turn(ids, reason=StopReason.TERMINATED, **completion):
+    """An episode in which these tokens were sampled after one of a prompt."""
+    trajectory = Trajectory(Task([], task_id="a"), 10**6, "a/0", "a")
+    trajectory.append_observation([1])
+    trajectory.append_turn(Completion(tuple(ids), **{"logprobs": (-0.1,) * len(ids)} | completion), "said")
+    trajectory.set_result(StepResult(reward=1.0, terminated=True))
+    trajectory.finish(reason)
+    return trajectory
+
+
 def step_of(logprob):
     """The color of a log-probability, at -0.1, -1, -3 and -6."""
     return "missing" if math.isnan(logprob) else f"p{sum(logprob < edge for edge in (-0.1, -1, -3, -6))}"
 
 
-def test_9_each_tokens_color_version_and_mask_are_those_of_the_record(of_one, stack, tokenizer):
+def test_9_each_tokens_color_version_and_mask_are_those_of_the_record(of_one, tokenizer):
     ids = tuple(tokenizer.encode("12 + 34 = 46, so 46", add_special_tokens=False))
     values = (-0.01, -0.5, -2.0, -4.0, -9.0, math.nan)
     logprobs = tuple(values[k % len(values)] for k in range(len(ids)))
-    trajectory = Trajectory(Task([], task_id="a"), 10**6, "a/0", "a")
-    trajectory.append_observation(tokenizer.encode("What?", add_special_tokens=False))
     versions = tuple(3 + (k > 4) for k in range(len(ids)))
-    trajectory.append_turn(
-        Completion(ids, logprobs=logprobs, policy_versions=versions, forced=(1, 2)), "12 + 34 = 46, so 46"
-    )
-    trajectory.set_result(StepResult(reward=1.0, terminated=True))
-    trajectory.finish(StopReason.TERMINATED)
-    page = of_one(trajectory, stack)
+    trajectory = of_one_turn(ids, logprobs=logprobs, policy_versions=versions, forced=(1, 2))
+    page = of_one(trajectory)
     page.wait_for_selector(".tokens")
     start = trajectory.turns[0].start
     shown = page.locator(".k-action [data-k]").evaluate_all(COLORS)
@@ -93,14 +92,9 @@ def test_9_advantages_are_those_that_the_step_trained_with(watched, server_addre
     page.wait_for_selector(".facts-side >> text=−0.500")
 
 
-def test_12_what_has_no_number_says_so(of_one, stack, tokenizer):
+def test_12_what_has_no_number_says_so(of_one, tokenizer):
     ids = tuple(tokenizer.encode("so 46", add_special_tokens=False))
-    trajectory = Trajectory(Task([], task_id="a"), 10**6, "a/0", "a")
-    trajectory.append_observation([1])
-    trajectory.append_turn(Completion(ids, logprobs=(math.nan,) * len(ids)), "so 46")
-    trajectory.set_result(StepResult(reward=1.0, terminated=True))
-    trajectory.finish(StopReason.ABORTED)
-    page = of_one(trajectory, stack)
+    page = of_one(of_one_turn(ids, StopReason.ABORTED, logprobs=(math.nan,) * len(ids)))
     page.wait_for_selector(".tokens")
     assert "aborted" in page.locator(".headline").inner_text()
     assert page.locator(".k-action .missing").count() == len(ids)
@@ -113,8 +107,8 @@ STRANGE = ["héllo wörld", "日本語 ok", "😀👍🏽", "a\u202eb\u200bc\u20
 
 
 @pytest.mark.parametrize("text", STRANGE)
-def test_10_what_cannot_be_seen_is_shown_and_all_else_stays(of_one, stack, tokenizer, text):
-    page = of_one(play(tokenizer, "a/0", (text, 1.0, "", {})), stack)
+def test_10_what_cannot_be_seen_is_shown_and_all_else_stays(of_one, tokenizer, text):
+    page = of_one(play(tokenizer, "a/0", (text, 1.0, "", {})))
     page.wait_for_selector(".tokens")
     shown = page.locator(".k-action .tokens").inner_text()
     hidden = {"\u202e", "\u200b", "\u2066", "\x00", "\x1b"}
@@ -129,23 +123,18 @@ def test_10_what_cannot_be_seen_is_shown_and_all_else_stays(of_one, stack, token
         assert text in page.locator(".role-assistant .text").inner_text()
 
 
-def test_10_a_token_without_a_text_has_its_place(of_one, stack, tokenizer):
+def test_10_a_token_without_a_text_has_its_place(of_one, tokenizer):
     known = tuple(tokenizer.encode("so 46", add_special_tokens=False))
     ids = (known[0], len(tokenizer) + 7, *known[1:])
-    trajectory = Trajectory(Task([], task_id="a"), 10**6, "a/0", "a")
-    trajectory.append_observation([1])
-    trajectory.append_turn(Completion(ids, logprobs=(-0.1,) * len(ids)), "so 46")
-    trajectory.set_result(StepResult(reward=1.0, terminated=True))
-    trajectory.finish(StopReason.TERMINATED)
-    page = of_one(trajectory, stack)
+    page = of_one(of_one_turn(ids))
     page.wait_for_selector(".tokens")
     assert page.locator(".k-action [data-k]").count() == len(ids)
     page.goto(page.url.split("?")[0] + "/t0/k2")
     page.wait_for_selector(f".facts-side >> text={ids[1]}")
 
 
-def test_a_long_text_breaks_its_lines_where_the_text_does(of_one, stack, tokenizer):
-    page = of_one(play(tokenizer, "a/0", ("12 + 34 = 46, so 46\n" * 80, 1.0, "", {})), stack)
+def test_a_long_text_breaks_its_lines_where_the_text_does(of_one, tokenizer):
+    page = of_one(play(tokenizer, "a/0", ("12 + 34 = 46, so 46\n" * 80, 1.0, "", {})))
     page.wait_for_selector(".k-action .block >> nth=2")
     blocks = page.locator(".k-action .block").evaluate_all("nodes => nodes.map(node => node.textContent)")
     assert len(blocks) > 2
@@ -168,8 +157,8 @@ def of_two_segments(tokenizer, episode_id, last, reward):
     return trajectory
 
 
-def test_11_segments_stand_one_after_the_other(of_one, stack, tokenizer):
-    page = of_one(of_two_segments(tokenizer, "a/0", "second", 1.0), stack)
+def test_11_segments_stand_one_after_the_other(of_one, tokenizer):
+    page = of_one(of_two_segments(tokenizer, "a/0", "second", 1.0))
     page.wait_for_selector(".segment-head")
     assert page.locator(".segment").count() == 2
     assert "second" in page.locator(".segment >> nth=1").inner_text()
@@ -185,22 +174,16 @@ def test_11_the_token_that_decided_is_found_in_a_later_segment(watched, tmp_path
         assert page.locator(".t.selected").inner_text() == "4"
 
 
-def test_12_what_failed_or_has_no_reward_says_so(of_one, stack, tokenizer):
+def test_12_what_failed_or_has_no_reward_says_so(of_one, tokenizer):
     error = EpisodeError("env", "ValueError", "no apples", "env.py:3", "")
-    page = of_one(play(tokenizer, "a/0", ("3", None, "", {}), error=error), stack)
+    page = of_one(play(tokenizer, "a/0", ("3", None, "", {}), error=error))
     assert "ValueError: no apples" in page.locator(".failure").inner_text()
     assert "reward —" in page.locator(".headline").inner_text()
 
 
-def test_14_an_episode_of_32768_tokens_is_drawn_whole(of_one, stack, tokenizer):
+def test_14_an_episode_of_32768_tokens_is_drawn_whole(of_one, tokenizer):
     ids = tuple(tokenizer.encode("12 + 34 = 46, so 46. ", add_special_tokens=False))
-    many = (ids * (32768 // len(ids) + 1))[:32768]
-    trajectory = Trajectory(Task([], task_id="a"), 10**6, "a/0", "a")
-    trajectory.append_observation([1])
-    trajectory.append_turn(Completion(many, logprobs=(-0.1,) * len(many)), "long")
-    trajectory.set_result(StepResult(reward=1.0, terminated=True))
-    trajectory.finish(StopReason.TERMINATED)
-    page = of_one(trajectory, stack)
+    page = of_one(of_one_turn((ids * (32768 // len(ids) + 1))[:32768]))
     page.wait_for_selector(".block.lazy")
     page.wait_for_function("() => document.querySelectorAll('.k-action [data-k]').length === 32768")
     at = page.url.split("?")[0]
@@ -233,7 +216,7 @@ def of_random(number, tokenizer):
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_9_of_random_episodes_too_and_the_learners_numbers_with_them(of_one, stack, tokenizer, tmp_path, number):
+def test_9_of_random_episodes_too_and_the_learners_numbers_with_them(of_one, tokenizer, tmp_path, number):
     trajectory = of_random(number, tokenizer)
     ids, places, versions, engine = sampled_tokens(trajectory), [], [], []
     for segment in trajectory.segments:
@@ -246,7 +229,7 @@ def test_9_of_random_episodes_too_and_the_learners_numbers_with_them(of_one, sta
     (tmp_path / "run").mkdir()
     stats = TokenStats(1, trajectory.episode_id, hash_actions(ids), learner, advantages)
     append_rows(tmp_path / "run" / TOKEN_STATS, [stats.to_dict()])
-    page = of_one(trajectory, stack)
+    page = of_one(trajectory)
     page.wait_for_selector(".tokens")
 
     def colors(by):
@@ -266,35 +249,3 @@ def test_9_of_random_episodes_too_and_the_learners_numbers_with_them(of_one, sta
     assert colors("version") == [f"v{min(4, max(versions) - version)}" for version in versions]
     assert colors("advantage") == [diverging(value, 1) for value in advantages]
     assert colors("ratio") == [diverging(b - a, 0.2) for a, b in zip(engine, learner, strict=True)]
-
-
-@pytest.mark.parametrize("reason", [StopReason.ABORTED, StopReason.EPISODE_TIMEOUT, StopReason.STEP_TIMEOUT])
-def test_12_an_episode_that_was_ended_early_says_why(of_one, stack, tokenizer, reason):
-    trajectory = Trajectory(Task([], task_id="a"), 10**6, "a/0", "a")
-    trajectory.append_observation(tokenizer.encode("What?", add_special_tokens=False))
-    ids = tuple(tokenizer.encode("12 + 34", add_special_tokens=False))
-    trajectory.append_turn(Completion(ids, logprobs=(math.nan,) * len(ids)), "12 + 34")
-    trajectory.finish(reason)
-    page = of_one(trajectory, stack)
-    page.wait_for_selector(".tokens")
-    headline = page.locator(".headline").inner_text()
-    assert "reward —" in headline
-    assert reason.value in headline
-    shown = page.locator(".k-action [data-k]").evaluate_all(COLORS)
-    assert [color for _, color in shown] == ["missing"] * len(ids)
-
-
-def test_14_an_episode_of_131072_tokens_opens_at_a_token_near_its_end(of_one, stack, tokenizer):
-    ids = tuple(tokenizer.encode("12 + 34 = 46, so 46. ", add_special_tokens=False))
-    many = (ids * (131_072 // len(ids) + 1))[:131_072]
-    trajectory = Trajectory(Task([], task_id="a"), 10**6, "a/0", "a")
-    trajectory.append_observation([1])
-    trajectory.append_turn(Completion(many, logprobs=(-0.1,) * len(many)), "long")
-    trajectory.set_result(StepResult(reward=1.0, terminated=True))
-    trajectory.finish(StopReason.TERMINATED)
-    page = of_one(trajectory, stack)
-    page.wait_for_function("() => document.querySelectorAll('.k-action [data-k]').length === 131072")
-    page.locator("[data-k='131000']").click()
-    facts = page.locator(".facts:has(dt:text-is('position'))").inner_text()
-    assert "131000" in facts
-    assert str(many[130_999]) in facts
