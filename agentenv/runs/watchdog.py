@@ -1,9 +1,10 @@
 """Watchdog of a run: reports what episodes wait for when none makes progress, and what blocks the event loop.
 
 It reads `EpisodeRunner.in_flight`, where the loop publishes how far each episode is, a few times per
-`stall_timeout_s`. Time in which the process was stopped (SIGSTOP, a suspended machine) does not count. Native code that
-never releases the GIL stops every Python thread, this one too: then `faulthandler`, which needs no GIL, writes the
-stacks to stderr; only SIGKILL ends such a process, and `--resume` continues its run.
+`stall_timeout_s`. Time in which the process was stopped (SIGSTOP, a suspended machine) does not count. While the event
+loop is blocked for that long, `faulthandler` writes the stacks to stderr. Native code that never releases the GIL stops
+every Python thread, this one too, but not `faulthandler`; only SIGKILL ends such a process, and `--resume` continues
+its run.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, NamedTuple, Self
+from types import FrameType
+from typing import Any, Self
 
 from agentenv._util.imports import is_own_import
 from agentenv._util.paths import PACKAGE
@@ -35,30 +36,8 @@ LAG_S = 1.0
 WARN_EVERY_S = 60.0
 _BEAT_S = 0.1
 _CANCEL_GRACE_S = 5.0
-_SAVE_GRACE_S = 5.0
-"""Longest wait for a dump to be written: the disk may be the cause of the stall."""
 _STDERR_FD = 2
 _LIBRARY = str(PACKAGE)
-
-
-class State(NamedTuple):
-    """How far an episode in flight is; it makes progress when this changes."""
-
-    episode_id: str
-    attempt: int
-    where: str
-    """The value of its `Stage`."""
-    turn_index: int
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """An episode in flight, its stack, and the time since it last made progress."""
-
-    state: State
-    seconds: float
-    stack: str
 
 
 class Watchdog:
@@ -89,11 +68,8 @@ class Watchdog:
         end: Callable[[str], None] | None = None,
         grading_s: float = 0.0,
     ) -> None:
-        self.runner = runner
-        self.folder = folder
+        self.runner, self.folder, self.tell = runner, folder, tell
         self.stall_timeout_s = stall_timeout_s
-        self.tell = tell
-        self.end = end
         limits = runner.setup.limits
         # An agent with its own loop is visible from outside only: nothing but its episode's deadline ends it.
         whole_s = 0.0 if isinstance(runner.source, EnvSource) else limits.episode_timeout_s + 3 * limits.step_timeout_s
@@ -101,15 +77,13 @@ class Watchdog:
         # A stall that a deadline will end is left to the deadline.
         self.stop_after_s = stall_timeout_s + max(deadline for deadline in deadlines if deadline is not None)
         self.num_dumps = 0
-        self._is_dumped = False  # the stall of the event loop that lasts now
-        self._since: dict[str, tuple[State, float]] = {}
-        self._lag = LagMonitor(tell, self._blocked)
+        self._lag = LagMonitor(tell, end_after_s=self.stop_after_s, end=end)
 
     def __enter__(self) -> Self:
         self._lag.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lag.stop()
 
     async def guard(self, work: asyncio.Future[Any]) -> None:
@@ -122,12 +96,11 @@ class Watchdog:
         work.add_done_callback(_forget)
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-                return
-            work.cancel()
-            await asyncio.wait({work}, timeout=_CANCEL_GRACE_S)
-            return watch.result()
+            if not work.done():
+                work.cancel()
+                await asyncio.wait({work}, timeout=_CANCEL_GRACE_S)
+                watch.result()
+            work.result()
         except asyncio.CancelledError:
             work.cancel()
             await asyncio.wait({work})
@@ -142,67 +115,39 @@ class Watchdog:
             RunStopped: no episode made progress for one period after the report, and for longer than any deadline.
         """
         tick_s = self.stall_timeout_s / 8
-        seen, last, idle_s, is_reported = -1, time.monotonic(), 0.0, False
+        before, last, idle_s = None, time.monotonic(), 0.0
         while True:
             self._lag.arm(3 * tick_s + self.stall_timeout_s)
             await asyncio.sleep(tick_s)
             now = time.monotonic()
             passed_s, last = min(now - last, 2 * tick_s), now
-            before, self._since = self._since, {}
-            for key, progress in self.runner.in_flight.items():
-                state = state_of(key, progress)
-                old, waited_s = before.get(key, (None, 0.0))
-                self._since[key] = (state, waited_s + passed_s if state == old else 0.0)
-            moved = before.keys() != self._since.keys() or any(not waited_s for _, waited_s in self._since.values())
-            if moved or self.runner.num_done != seen or not self.runner.in_flight:
-                seen, idle_s, is_reported = self.runner.num_done, 0.0, False
+            in_flight = self.runner.in_flight
+            state = self.runner.num_done, {key: state_of(progress) for key, progress in in_flight.items()}
+            if state != before or not in_flight:
+                before, idle_s = state, 0.0
                 continue
-            idle_s += passed_s
-            if idle_s >= self.stall_timeout_s and not is_reported:
-                is_reported = True
-                self.num_dumps += 1
-                path, waiting = self.folder / f"stall-{self.num_dumps}.txt", self.waiting()
-                found = f"{counted(len(waiting), 'episode')} in flight"
-                saved = write_dump(path, f"{found}, none made progress for {idle_s:.1f} s", waiting)
-                first = waiting[0].state
-                self.tell(
-                    f"stalled: {found} and none made progress for {idle_s:.1f} s; the first, "
-                    f"{first.episode_id}, waits in {first.where} of turn {first.turn_index}. {saved}"
-                )
+            was_s, idle_s = idle_s, idle_s + passed_s
+            if was_s < self.stall_timeout_s <= idle_s:
+                self._report(idle_s)
             if idle_s >= self.stop_after_s:
                 raise RunStopped(
                     f"run: expected an episode to make progress within {self.stop_after_s:g} s, got none of "
-                    f"{len(self.runner.in_flight)} in flight. {self.folder / f'stall-{self.num_dumps}.txt'} shows what "
+                    f"{len(in_flight)} in flight. {self.folder / f'stall-{self.num_dumps}.txt'} shows what "
                     "they wait for; fix that and --resume."
                 )
 
-    def _blocked(self, lag_s: float, where: Callable[[], str]) -> None:
-        """Write the stacks of a stall of the event loop once, and end the process if the loop stays blocked."""
-        if lag_s <= self.stall_timeout_s:
-            self._is_dumped = False
-        elif not self._is_dumped:
-            self._is_dumped = True
-            self.num_dumps += 1
-            path = self.folder / f"stall-{self.num_dumps}.txt"
-            saved = write_dump(path, f"the event loop is blocked for {lag_s:.1f} s", [])
-            self.tell(f"stalled: the event loop is blocked for {lag_s:.1f} s. {saved}")
-        elif lag_s > self.stop_after_s and self.end is not None:
-            self.end(
-                f"run: expected the event loop to be free within {self.stop_after_s:g} s, got one "
-                f"blocked {where()}. Fix that and --resume."
-            )
-
-    def waiting(self) -> list[Waiting]:
-        """Return every episode in flight, the longest waiting first."""
-        found = []
-        for key, progress in self.runner.in_flight.items():
-            state = state_of(key, progress)
-            old, waited_s = self._since.get(key, (None, 0.0))
-            stack = "".join(
-                line for frame in frames_of(progress.task) for line in traceback.format_stack(frame, limit=1)
-            )
-            found.append(Waiting(state, waited_s if state == old else 0.0, stack))
-        return sorted(found, key=lambda each: -each.seconds)
+    def _report(self, idle_s: float) -> None:
+        self.num_dumps += 1
+        path, in_flight = self.folder / f"stall-{self.num_dumps}.txt", self.runner.in_flight
+        found = f"{counted(len(in_flight), 'episode')} in flight and none made progress for {idle_s:.1f} s"
+        saved = f"Stacks: {path}"
+        try:
+            write_dump(path, found, in_flight)
+        except OSError as error:
+            saved = f"{path} cannot be written ({error})."
+        key, first = next(iter(in_flight.items()))
+        place = f"waits in {first.stage.value} of turn {first.turn_index}"
+        self.tell(f"stalled: {found}; the first, {key}, {place}. {saved}")
 
 
 def end_process(reason: str) -> None:
@@ -213,42 +158,24 @@ def end_process(reason: str) -> None:
     os._exit(RunStopped.exit_code)
 
 
-def write_dump(path: Path, title: str, waiting: list[Waiting]) -> str:
-    """Write what episodes wait for and every thread's stack, and return a sentence with the path."""
-    lines = [f"{time.strftime('%Y-%m-%d %H:%M:%S')} {title}", ""]
-    lines.append(f"{'episode':<32} {'attempt':>7} {'where':<12} {'turn':>4} {'tokens':>7} {'waits s':>8}")
-    stacks: dict[str, list[str]] = {}
-    for each in waiting:
-        episode_id, attempt, where, turn_index, num_tokens = each.state
-        lines.append(f"{episode_id:<32} {attempt:>7} {where:<12} {turn_index:>4} {num_tokens:>7} {each.seconds:>8.1f}")
-        stacks.setdefault(each.stack, []).append(episode_id)
-    for stack, ids in stacks.items():
-        lines += ["", f"{len(ids)} wait here: {', '.join(ids[:8])}{', …' if len(ids) > 8 else ''}", stack.rstrip()]
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for ident, frame in sys._current_frames().items():
-        stack = "".join(traceback.format_stack(frame)).rstrip()
-        lines += ["", f"thread {names.get(ident, ident)}", stack]
-    text, outcomes = "\n".join(lines) + "\n", list[str]()
-
-    def save() -> None:
-        try:
-            path.write_text(text, encoding="utf-8", errors="backslashreplace")
-            outcomes.append(f"Stacks: {path}")
-        except OSError as error:
-            outcomes.append(f"{path} cannot be written ({error}).")
-
-    try:
-        thread = threading.Thread(target=save, name="agentenv-dump", daemon=True)
-        thread.start()
-    except RuntimeError as error:
-        return f"{path} cannot be written ({error})."
-    thread.join(_SAVE_GRACE_S)
-    return outcomes[0] if outcomes else f"{path} cannot be written (the disk does not answer)."
+def write_dump(path: Path, title: str, in_flight: Mapping[str, EpisodeProgress]) -> None:
+    """Write what episodes wait for, those at the same place together, and every thread's stack."""
+    stacks = defaultdict[str, list[str]](list)
+    for key, progress in in_flight.items():
+        attempt, stage, turn_index, num_tokens = state_of(progress)
+        stack = "".join(line for frame in frames_of(progress.task) for line in traceback.format_stack(frame, limit=1))
+        stacks[stack].append(f"{key}: attempt {attempt}, {stage} of turn {turn_index}, {num_tokens} tokens")
+    with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {title}\n\n")
+        for stack, episodes in stacks.items():
+            file.write("\n".join([f"{len(episodes)} wait here:", *episodes, stack, ""]))
+        file.flush()
+        faulthandler.dump_traceback(file)
 
 
-def state_of(episode_id: str, progress: EpisodeProgress) -> State:
-    """Return how far an episode is, as it publishes it."""
-    return State(episode_id, progress.attempt, progress.stage.value, progress.turn_index, progress.num_tokens)
+def state_of(progress: EpisodeProgress) -> tuple[int, str, int, int]:
+    """Return how far an episode is, as it publishes it: attempt, stage, turn and number of tokens."""
+    return progress.attempt, progress.stage.value, progress.turn_index, progress.num_tokens
 
 
 def frames_of(task: asyncio.Task[Any] | None) -> Iterator[FrameType]:
@@ -280,48 +207,38 @@ class LagMonitor:
 
     Args:
         tell: shows a line; called from the thread.
-        blocked: called from the thread at each beat with the seconds for which the loop is blocked, and by what.
+        end_after_s: calls `end`, if there is one, with the reason when the loop is blocked for so long.
+        end: ends the process; called from the thread.
     """
 
     def __init__(
-        self,
-        tell: Callable[[str], None],
-        blocked: Callable[[float, Callable[[], str]], None] = lambda lag_s, where: None,
+        self, tell: Callable[[str], None], *, end_after_s: float = 0.0, end: Callable[[str], None] | None = None
     ) -> None:
-        self._tell, self._blocked = tell, blocked
+        self._tell, self._end_after_s, self._end = tell, end_after_s, end
         self._ended = threading.Event()
-        self._beat_at = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._armed = False
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._listen, name="agentenv-watchdog", daemon=True)
 
     def start(self) -> None:
         """Start, on the running loop and in this thread."""
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self._beat()
-        thread = threading.Thread(target=self._listen, name="agentenv-watchdog", daemon=True)
         try:
-            thread.start()
+            self._thread.start()
         except RuntimeError as error:
             self._tell(f"the event loop is not watched, only the episodes are: {error}")
-            return
-        self._thread = thread
 
     def stop(self) -> None:
         """Stop; the thread has ended when this returns."""
         self._ended.set()
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._armed:
-            faulthandler.cancel_dump_traceback_later()
-        if self._thread is not None:
+        self._timer.cancel()
+        faulthandler.cancel_dump_traceback_later()
+        if self._thread.ident is not None:
             self._thread.join()
 
     def arm(self, seconds: float) -> None:
         """Dump all stacks to stderr in so many seconds unless armed again, even if the GIL is never released."""
         with contextlib.suppress(ValueError, OSError, OverflowError):  # stderr is missing or closed
             faulthandler.dump_traceback_later(seconds, file=_STDERR_FD)
-            self._armed = True
 
     def _beat(self) -> None:
         self._beat_at = time.monotonic()
@@ -344,7 +261,11 @@ class LagMonitor:
                     f"the event loop, on which all episodes run, is blocked for {lag_s:.1f} s {self._where()}. Make it "
                     "a plain `def` method, which runs in a thread, or await instead: no time limit can end it here."
                 )
-            self._blocked(lag_s, self._where)
+            if self._end is not None and lag_s > self._end_after_s:
+                self._end(
+                    f"run: expected the event loop to be free within {self._end_after_s:g} s, got one "
+                    f"blocked {self._where()}. Fix that and --resume."
+                )
 
     def _where(self) -> str:
         """Return the code that blocks the loop: the innermost frame outside agentenv and libraries."""
@@ -353,9 +274,5 @@ class LagMonitor:
             return "its thread is gone"
         stack = traceback.extract_stack(frame)
         libraries = (_LIBRARY, sys.base_prefix, sys.prefix, "<")
-        own = [each for each in stack if not each.filename.startswith(libraries)] or stack
-        inner = stack[-1]
-        return (
-            f"by {own[-1].name} at {own[-1].filename}:{own[-1].lineno} "
-            f"(now in {inner.name}, {inner.filename}:{inner.lineno})"
-        )
+        own, inner = ([each for each in stack if not each.filename.startswith(libraries)] or stack)[-1], stack[-1]
+        return f"by {own.name} at {own.filename}:{own.lineno} (now in {inner.name}, {inner.filename}:{inner.lineno})"

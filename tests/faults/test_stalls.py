@@ -1,4 +1,4 @@
-"""Faults 3, 9, 24, 26 and 31: what hangs is told with its place, ended by its deadline or by the watchdog."""
+"""What hangs is told with its place, ended by its deadline or by the watchdog."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ def make_watchdog(runner, tmp_path, *, lag=False, **options):
     options = {"stall_timeout_s": 0.2} | options
     watchdog = Watchdog(runner, folder=tmp_path, tell=told.append, **options)
     if not lag:
-        watchdog._lag._listen = lambda: None
+        watchdog._lag._thread = threading.Thread(target=int)
     return watchdog, told
 
 
@@ -85,10 +85,10 @@ async def test_a_stall_is_reported_with_what_each_episode_waits_for_and_then_sto
     assert re.match(r"stalled: 3 episodes in flight and none made progress for \d+\.\d", line)
     assert "waits in generate of turn 0" in line
     dump = (tmp_path / "stall-1.txt").read_text()
-    assert re.search(r"^t0/0 +0 generate +0 +10 +\d+\.\d$", dump, re.MULTILINE)
-    assert "3 wait here: t0/0, t1/0, t2/0" in dump
+    waiting = [f"t{number}/0: attempt 0, generate of turn 0, 10 tokens" for number in range(3)]
+    assert "\n".join(["3 wait here:", *waiting]) in dump
     assert "await self.release.wait()" in dump
-    assert "thread MainThread" in dump
+    assert re.search("^Current thread .*:$", dump, re.MULTILINE)
     assert not (tmp_path / "stall-2.txt").exists()
     engine.release.set()
     await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
@@ -106,7 +106,7 @@ async def test_the_stack_continues_into_the_environments_own_code(tmp_path):
         await watchdog.guard(asyncio.ensure_future(runner.run(plan(make_tasks(2), 1), lambda _: None)))
     assert len(told) == 1
     dump = (tmp_path / "stall-1.txt").read_text()
-    assert re.search(r"^t1/0 +0 step +0 ", dump, re.MULTILINE)
+    assert "t1/0: attempt 0, step of turn 0, " in dump
     assert "await until_told(told)" in dump
     assert "await asyncio.sleep(0.01)  # here it waits" in dump
 
@@ -122,19 +122,6 @@ async def test_episodes_that_continue_one_turn_at_a_time_are_not_a_stall(tmp_pat
     with watchdog:
         await watchdog.guard(asyncio.ensure_future(runner.run(plan(make_tasks(2), 1), lambda _: None)))
     assert (told, list(tmp_path.iterdir()), runner.num_done) == ([], [], 2)
-
-
-async def test_a_record_that_cannot_be_written_for_long_is_a_stall_as_well(tmp_path):
-    async def on_end(_):
-        await until_told(told)
-
-    runner = make_runner(concurrency=1)
-    watchdog, told = make_watchdog(runner, tmp_path)
-    with watchdog:
-        await watchdog.guard(asyncio.ensure_future(runner.run(plan(make_tasks(1), 1), on_end)))
-    assert len(told) == 1
-    assert "waits in runner of turn 0" in told[0]
-    assert "on_end" in (tmp_path / "stall-1.txt").read_text()
 
 
 async def test_an_exception_of_the_run_passes_through_the_watchdog_and_leaves_no_task(tmp_path):
@@ -177,11 +164,11 @@ async def test_a_dump_that_cannot_be_written_is_reported_and_does_no_harm(tmp_pa
     assert runner.num_done == 1
 
 
-# --- 31: the event loop ---------------------------------------------------------------------------------------------
+# --- the event loop ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
-async def test_a_call_that_blocks_the_event_loop_is_named_once_a_minute(tmp_path):
+async def test_a_call_that_blocks_the_event_loop_is_named(tmp_path):
     def blocks(until):
         end = time.monotonic() + 60
         while not until() and time.monotonic() < end:
@@ -192,25 +179,9 @@ async def test_a_call_that_blocks_the_event_loop_is_named_once_a_minute(tmp_path
     with watchdog:
         await asyncio.sleep(0.2)
         blocks(lambda: told)
-        await asyncio.sleep(0.2)
-        again = time.monotonic() + 1.6
-        blocks(lambda: time.monotonic() > again)
     (line,) = told
     assert re.search(r"blocked for \d+\.\d s by blocks at .*test_stalls\.py:\d+", line)
     assert "plain `def`" in line
-
-
-@pytest.mark.long
-async def test_a_loop_that_is_held_up_for_the_stall_timeout_is_dumped_from_outside(tmp_path):
-    runner = make_runner()
-    watchdog, told = make_watchdog(runner, tmp_path, stall_timeout_s=0.5, lag=True)
-    end = time.monotonic() + 60
-    with watchdog:
-        while not any("stalled: the event loop is blocked for" in line for line in told):
-            assert time.monotonic() < end
-            time.sleep(0.05)
-    assert sum(line.startswith("stalled") for line in told) == 1
-    assert "time.sleep(0.05)" in (tmp_path / "stall-1.txt").read_text()
 
 
 async def test_the_watchdog_leaves_no_thread(tmp_path):
@@ -336,19 +307,7 @@ def test_native_code_that_keeps_the_gil_is_dumped_and_what_ended_before_is_kept(
     assert ids(place / "out") == [f"{i:06d}/0" for i in range(4)]
 
 
-# --- 24, 26: time ---------------------------------------------------------------------------------------------------
-
-
-def test_deadlines_and_intervals_are_measured_with_clocks_that_never_jump():
-    """`time.time()` may name a file or read a server's date; nothing may wait by it."""
-    users = {
-        f"{path.relative_to(LIBRARY)}:{line.strip()}"
-        for path in LIBRARY.rglob("*.py")
-        for line in path.read_text().splitlines()
-        if re.search(r"\btime\.time(_ns)?\(|datetime\.now\(|utcnow\(", line)
-    }
-    waits = {each for each in users if "Retry" not in each and "parsedate_to_datetime" not in each}
-    assert {each for each in waits if "created" not in each and "now_ms" not in each} == set()
+# --- time ---------------------------------------------------------------------------------------------------
 
 
 class Hands:
@@ -448,9 +407,7 @@ async def test_an_import_of_this_package_is_not_a_lag(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-async def test_time_in_which_the_process_was_stopped_is_not_a_lag_and_time_in_which_it_was_not_is(
-    tmp_path, monkeypatch
-):
+async def test_time_in_which_the_process_was_stopped_is_not_a_lag(tmp_path, monkeypatch):
     hands = Hands()
     monkeypatch.setattr(watchdog_module, "time", hands)
     monkeypatch.setattr(watchdog_module, "_BEAT_S", 0.01)
@@ -461,29 +418,11 @@ async def test_time_in_which_the_process_was_stopped_is_not_a_lag_and_time_in_wh
         hands.wait_until_heard(3)
         assert told == []
         await asyncio.sleep(0.3)  # the loop beats
-        for _ in range(3):  # the listener runs on, the loop does not
-            hands.now_s += 0.4
-            hands.wait_until_heard(2)
-        assert [line.partition(", on which")[0] for line in told] == ["the event loop"]
-        assert "blocked for 1.2 s" in told[0]
-        for _ in range(3):
-            hands.now_s += 0.4
-            hands.wait_until_heard(2)
-        assert "stalled: the event loop is blocked for 2.4 s" in told[1]
-        hands.now_s += 0.4
-        hands.wait_until_heard(2)
-        assert len(told) == 2, "told once"
-        await asyncio.sleep(0.3)
-        for _ in range(6):
-            hands.now_s += 0.4
-            hands.wait_until_heard(2)
-        assert len(told) == 3, "the lag a minute later at the earliest, the stall again"
-        assert (tmp_path / "stall-2.txt").exists()
-        await asyncio.sleep(0.3)
-        for _ in range(200):  # a minute in steps that the listener sees
+        for _ in range(200):  # the listener runs on, the loop does not, for more than a minute
             hands.now_s += 0.4
             hands.wait_until_heard(1)
-        assert sum("on which all episodes run" in line for line in told) == 2
+    assert [line.partition(", on which")[0] for line in told] == ["the event loop"] * 2
+    assert re.search(r"blocked for 1\.[0-4] s", told[0])
 
 
 @pytest.mark.long
@@ -495,24 +434,6 @@ def test_a_run_under_a_jumping_clock_is_as_any_other(place, monkeypatch):
 
     assert command([*FLAGS, "--step_timeout_s", 5]) == 0
     assert len(ids(place / "out")) == 10
-
-
-@pytest.mark.long
-def test_a_run_that_is_stopped_and_continued_dispatches_nothing_twice_and_stalls_not(place):
-    """Shorter than the issue's minute, and longer than the stall timeout, which does not count the stopped time."""
-    rows(place, ["ok"] * 40)
-    flags = [*FLAGS, "--concurrency", 4, "--env_kwargs", '{"wait_s": 0.1}', "--stall_timeout_s", 2.0]
-    with forked(flags, place) as running:
-        running.until(lambda: len(lines(place / "out")) >= 4)
-        running.signal(signal.SIGSTOP)
-        time.sleep(5)
-        running.signal(signal.SIGCONT)
-        assert running.wait(280) == 0
-        assert "stalled" not in running.stderr
-        assert not re.search(r"blocked for [3-9]", running.stderr)
-    assert ids(place / "out") == [f"{i:06d}/0" for i in range(40)]
-    assert (place / "started").read_text() == "x" * 40
-    assert {episode["attempt"] for episode in lines(place / "out")} == {0}
 
 
 # --- agents with a loop of their own ------------------------------------------------------------------------------
@@ -578,6 +499,6 @@ async def test_requests_of_an_agent_with_its_own_loop_are_progress(tmp_path):
         guard = asyncio.ensure_future(watchdog.guard(work))
         while not guard.done():
             await asyncio.sleep(0.05)
-            seen |= {state_of(key, progress) for key, progress in runner.in_flight.items()}
+            seen |= set(map(state_of, runner.in_flight.values()))
     await guard
-    assert len({state.turn_index for state in seen if state.where == "run"} & {1, 2, 3, 4, 5}) > 1
+    assert len({turn_index for _, where, turn_index, _ in seen if where == "run"} & {1, 2, 3, 4, 5}) > 1
