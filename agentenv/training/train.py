@@ -45,15 +45,14 @@ from agentenv.training.config import TrainConfig
 from agentenv.training.config_checks import GROUP_ESTIMATORS, validate
 from agentenv.training.curriculum import load_curriculum
 from agentenv.training.evaluation import Evaluation
-from agentenv.training.fixed_sampling import FixedSamplingEngine
 from agentenv.training.learner_gpus import reserve_gpus
-from agentenv.training.logs.evaluated import tasks_to_keep
 from agentenv.training.logs.journal import METRICS, read_metrics
 from agentenv.training.logs.plots import draw
 from agentenv.training.logs.records import Records, open_records
+from agentenv.training.logs.samples import tasks_to_keep
 from agentenv.training.logs.screen import TrainScreen
 from agentenv.training.loop import Loop
-from agentenv.training.rollouts import RolloutOptions, Rollouts
+from agentenv.training.rollouts import FixedSamplingEngine, RolloutOptions, Rollouts
 
 if TYPE_CHECKING:
     from agentenv.training.learner.learner import Learner

@@ -27,10 +27,9 @@ from agentenv.training.best_model import BestModel, EarlyStop
 from agentenv.training.checkpoint import Checkpoints
 from agentenv.training.config import TrainConfig
 from agentenv.training.evaluation import Evaluation
-from agentenv.training.logs.evaluated import cut_evaluations, keep_evaluation, tasks_to_keep
 from agentenv.training.logs.journal import Journal, read_metrics
 from agentenv.training.logs.records import Records
-from agentenv.training.logs.samples import groups_to_keep
+from agentenv.training.logs.samples import cut_evaluations, groups_to_keep, keep_evaluation, tasks_to_keep
 from agentenv.training.logs.screen import TrainScreen
 from agentenv.training.loop import Loop
 from agentenv.training.rollouts import RolloutOptions, Rollouts

@@ -20,8 +20,8 @@ import torch
 from agentenv.episode.registry import builtin_datasets
 from agentenv.runs.records.directory import read_config, read_trajectories
 from agentenv.runs.records.token_stats import read_token_stats
-from agentenv.training.logs.evaluated import keep_evaluation
 from agentenv.training.logs.journal import read_metrics
+from agentenv.training.logs.samples import keep_evaluation
 from tests.drivers import command, write_rows
 from tests.training.trainings import assert_same_numbers, flags, make_place, rows, tiny_model, without_times
 
