@@ -160,23 +160,23 @@ class RayEngine(Engine):
 
     async def pause(self) -> None:
         """Call the engine's method in the actor."""
-        await self._ask("pause")
+        await self._ask("call", "pause")
 
     async def resume(self) -> None:
         """Call the engine's method in the actor."""
-        await self._ask("resume")
+        await self._ask("call", "resume")
 
     async def sleep(self) -> None:
         """Call the engine's method in the actor."""
-        await self._ask("sleep")
+        await self._ask("call", "sleep")
 
     async def wake_up(self) -> None:
         """Call the engine's method in the actor."""
-        await self._ask("wake_up")
+        await self._ask("call", "wake_up")
 
     async def join_transfer(self, backend: str, info: Mapping[str, Any]) -> None:
         """Call the engine's method in the actor."""
-        await self._ask("join_transfer", backend, dict(info))
+        await self._ask("call", "join_transfer", backend, dict(info))
 
     async def update_weights(self, named_tensors: Iterable[tuple[str, Any]], policy_version: int) -> None:
         """Replace all weights through shared memory; see `agentenv.engines.weights`."""
@@ -257,30 +257,10 @@ class EngineActor:
         with _engine_death():
             return array("d", await self._engine.score(token_ids.tolist()))
 
-    async def pause(self) -> None:
-        """Call the engine's method."""
+    async def call(self, method: str, *args: Any) -> None:
+        """Call a method of the engine that returns nothing."""
         with _engine_death():
-            await self._engine.pause()
-
-    async def resume(self) -> None:
-        """Call the engine's method."""
-        with _engine_death():
-            await self._engine.resume()
-
-    async def sleep(self) -> None:
-        """Call the engine's method."""
-        with _engine_death():
-            await self._engine.sleep()
-
-    async def wake_up(self) -> None:
-        """Call the engine's method."""
-        with _engine_death():
-            await self._engine.wake_up()
-
-    async def join_transfer(self, backend: str, info: Mapping[str, Any]) -> None:
-        """Call the engine's method."""
-        with _engine_death():
-            await self._engine.join_transfer(backend, info)
+            await getattr(self._engine, method)(*args)
 
     async def load_offer(
         self, offer: WeightFile | Offer, content: np.ndarray[Any, Any] | None, policy_version: int

@@ -207,8 +207,6 @@ class TrainConfig(SourceConfig):
     """Modules that get LoRA adapters."""
     seed: int = 42
     """Seed of sampling, environments and training."""
-    full_determinism: bool = False
-    """Use deterministic kernels."""
 
     engine: Literal["auto", "vllm", "hf"] = "auto"
     """Engine for sampling. `auto` uses vLLM if it is installed and there are GPUs, otherwise transformers.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from agentenv.errors import ConfigError
 from agentenv.runs.flat_config import flag_message
@@ -52,7 +52,7 @@ def validate(config: TrainConfig) -> None:
         ConfigError: a value is out of bounds, or flags contradict each other. The message names the flag to change.
     """
     try:
-        _raise_first(config, _bounds, _source, _sizes, _asynchronous, _algorithm)
+        _raise_first(config, _bounds, _contradictions)
         _ = config.sampling
         if config.early_stop is not None:
             EarlyStop.parse(config.early_stop)
@@ -74,6 +74,8 @@ def check_effective(config: TrainConfig) -> None:
 _NO_CRITIC = "Only gae has a critic; leave the flag out."
 _Problems = Iterator[tuple[str, str, str, str]]
 """Flag, expected value, actual value and remedy."""
+_Rules = Sequence[tuple[str, object, str, str, str]]
+"""The same, with a condition after the flag that is true if there is a problem."""
 
 
 def _raise_first(config: TrainConfig, *checks: Callable[[TrainConfig], _Problems]) -> None:
@@ -90,6 +92,7 @@ def _bounds(config: TrainConfig) -> _Problems:
         (SHARES, lambda value: 0 <= value <= 1, "a number in [0, 1]"),
         (OFF_OR_COUNT, lambda value: value == -1 or value >= 1, "an integer >= 1, or -1 for never"),
         (RANGES, lambda value: value[0] < value[1], "LOW HIGH with LOW < HIGH"),
+        (("is_correction_threshold",), lambda value: value[0] >= 0, "bounds >= 0"),
         (("dual_clip",), lambda value: value > 1, "a number > 1"),
         (("vllm_gpu_memory_utilization",), lambda value: 0 < value <= 1, "a number in (0, 1]"),
         (("lora_dropout",), lambda value: 0 <= value < 1, "a number in [0, 1)"),
@@ -103,107 +106,71 @@ def _bounds(config: TrainConfig) -> _Problems:
             value = getattr(config, name)
             if value is not None and not holds(value):
                 yield name, expected, repr(value), "Change the value."
-    if config.is_correction_threshold[0] < 0:
-        yield (
-            "is_correction_threshold",
-            "bounds >= 0",
-            repr(config.is_correction_threshold),
-            "A ratio is never negative.",
-        )
-    max_length = config.max_length
-    if config.max_tokens is not None and config.max_tokens >= max_length:
-        got = f"{config.max_tokens} with --max_length {max_length}"
-        yield "max_tokens", "less than --max_length", got, "Leave room for the prompt."
-    bound = "max_length" if config.max_tokens is None else "max_tokens"
-    most = config.max_tokens or max_length
-    if (config.overlong_buffer_len or 0) > most:
-        got = str(config.overlong_buffer_len)
-        yield "overlong_buffer_len", f"at most --{bound} {most}", got, "Shorten the buffer."
 
 
-def _source(config: TrainConfig) -> _Problems:
-    sources = {name: getattr(config, name) for name in ("agent_func_path", "env", "remote_rm_url")}
-    sources = {name: value for name, value in (sources | {"env": " ".join(config.env)}).items() if value}
-    if len(sources) != 1:
-        got = ", ".join(f"--{name} {value}" for name, value in sources.items()) or "none"
-        remedy = "Name an agent_func.py, an environment, or a reward function."
-        yield "agent_func_path", "one of --agent_func_path, --env and --remote_rm_url", got, remedy
-    if config.agent_func_path and not config.agent_func_path.endswith(".py"):
-        remedy = "Name a Python file."
-        yield "agent_func_path", "a path ending in .py", repr(config.agent_func_path), remedy
-    if config.env_kwargs and not config.env:
-        yield "env_kwargs", "--env with it", "none", "An agent_func.py sets `agent_kwargs` in its AgentExecutor."
-
-
-def _sizes(config: TrainConfig) -> _Problems:
-    batch, samples = config.optimizer_batch_size, config.num_samples
+def _contradictions(config: TrainConfig) -> _Problems:
+    """Yield what cannot be together. Values are within their bounds."""
+    given = {name: getattr(config, name) for name in ("agent_func_path", "env", "remote_rm_url")}
+    sources = {name: value for name, value in (given | {"env": " ".join(config.env)}).items() if value}
+    named = ", ".join(f"--{name} {value}" for name, value in sources.items()) or "none"
+    batch, samples, generated = config.optimizer_batch_size, config.num_samples, config.vllm_generate_batch_size
     product = f"--rollout_batch_size x --n = {samples}"
-    if batch > samples:
-        yield "train_batch_size", f"at most {product}", str(batch), "Lower it, or sample more."
-    elif samples % batch:
-        yield (
-            "train_batch_size",
-            f"a divisor of {product}",
-            str(batch),
-            "Choose a divisor, so that no samples are left over.",
-        )
-    generated = config.vllm_generate_batch_size
-    if generated is not None and generated < config.rollout_batch_size:
-        expected = f"at least --rollout_batch_size {config.rollout_batch_size}"
-        yield "vllm_generate_batch_size", expected, str(generated), "Raise it, or leave it out."
-    if not config.ray and (config.num_engines > 1 or config.actors.ray_address):
-        flags = "--num_engines 1 and no --ray_address"
-        yield "no_ray", flags, "flags that use Ray", "Leave --no_ray out."
-    if config.vllm_enable_sleep and config.engine == "hf":
-        yield "vllm_enable_sleep", "--engine vllm or auto", "hf", "Only vLLM engines can sleep; leave the flag out."
-
-
-def _asynchronous(config: TrainConfig) -> _Problems:
-    needs = {
+    max_length, tokens, buffer = config.max_length, config.max_tokens, config.overlong_buffer_len
+    limit = f"--max_length {max_length}" if tokens is None else f"--max_tokens {tokens}"
+    needs_async = {
         "async_queue_size": config.async_queue_size != 1,
         "max_staleness": config.max_staleness is not None,
         "partial_rollout": config.partial_rollout,
-        "vllm_generate_batch_size": (config.vllm_generate_batch_size or 0) > config.rollout_batch_size,
+        "vllm_generate_batch_size": (generated or 0) > config.rollout_batch_size,
     }
-    for name, used in needs.items():
-        if used and not config.async_train:
-            yield name, "--async_train with it", "none", f"Add --async_train, or leave --{name} out."
-    if config.async_train and config.vllm_enable_sleep:
-        remedy = "An engine cannot generate while it sleeps; leave one of them out."
-        yield "vllm_enable_sleep", "no --async_train with it", "both", remedy
-    if config.async_train and config.max_staleness == 0:
-        yield (
-            "max_staleness",
-            "an integer >= 1 with --async_train",
-            "0",
-            "Leave --async_train out for synchronous training.",
-        )
-
-
-def _algorithm(config: TrainConfig) -> _Problems:
-    alone = config.n == 1
-    if config.advantage_estimator in GROUP_ESTIMATORS and alone:
-        remedy = "It compares the samples of a prompt; use more, or --advantage_estimator reinforce."
-        yield "n", f"at least 2 for {config.advantage_estimator}", "1", remedy
-    if config.dynamic_filtering and alone:
-        yield (
-            "n",
-            "at least 2 with --dynamic_filtering",
-            "1",
-            "It compares the samples of a prompt; use more.",
-        )
-    if config.use_kl_loss and config.init_kl_coef == 0:
-        yield "init_kl_coef", "a number > 0 with --use_kl_loss", "0.0", "Set it, for example to 0.001."
-    if config.is_correction != "off" and config.top_p < 1:
-        remedy = "The engine's log-probabilities belong to the cut distribution, the learner's do not; set --top_p 1."
-        yield "is_correction", f"off with --top_p {config.top_p}", config.is_correction, remedy
-    if config.advantage_estimator != "gae":
-        for name in _changed(config, ("critic_pretrain", "lambd", "freezing_actor_steps")):
-            yield name, "--advantage_estimator gae with it", repr(config.advantage_estimator), _NO_CRITIC
-    if config.early_stop is not None and config.eval_dataset and config.eval_steps == -1:
-        yield "early_stop", "--eval_steps with it", "none", "Say how often to evaluate."
-    if config.eval_steps != -1 and not config.eval_dataset:
-        yield "eval_steps", "--eval_dataset with it", "none", "Name the held-out tasks."
+    rules: _Rules = (
+        ("agent_func_path", len(sources) != 1, "one of --agent_func_path, --env and --remote_rm_url", named,
+            "Name an agent_func.py, an environment, or a reward function."),
+        ("agent_func_path", config.agent_func_path and not config.agent_func_path.endswith(".py"),
+            "a path ending in .py", repr(config.agent_func_path), "Name a Python file."),
+        ("env_kwargs", config.env_kwargs and not config.env, "--env with it", "none",
+            "An agent_func.py sets `agent_kwargs` in its AgentExecutor."),
+        ("max_tokens", tokens is not None and tokens >= max_length, "less than --max_length",
+            f"{tokens} with --max_length {max_length}", "Leave room for the prompt."),
+        ("overlong_buffer_len", (buffer or 0) > (tokens or max_length), f"at most {limit}", str(buffer),
+            "Shorten the buffer."),
+        ("train_batch_size", batch > samples, f"at most {product}", str(batch), "Lower it, or sample more."),
+        ("train_batch_size", samples % batch, f"a divisor of {product}", str(batch),
+            "Choose a divisor, so that no samples are left over."),
+        ("vllm_generate_batch_size", generated is not None and generated < config.rollout_batch_size,
+            f"at least --rollout_batch_size {config.rollout_batch_size}", str(generated),
+            "Raise it, or leave it out."),
+        ("no_ray", not config.ray and (config.num_engines > 1 or config.actors.ray_address),
+            "--num_engines 1 and no --ray_address", "flags that use Ray", "Leave --no_ray out."),
+        ("vllm_enable_sleep", config.vllm_enable_sleep and config.engine == "hf", "--engine vllm or auto", "hf",
+            "Only vLLM engines can sleep; leave the flag out."),
+        *((name, used and not config.async_train, "--async_train with it", "none",
+            f"Add --async_train, or leave --{name} out.") for name, used in needs_async.items()),
+        ("vllm_enable_sleep", config.vllm_enable_sleep and config.async_train, "no --async_train with it", "both",
+            "An engine cannot generate while it sleeps; leave one of them out."),
+        ("max_staleness", config.async_train and config.max_staleness == 0, "an integer >= 1 with --async_train", "0",
+            "Leave --async_train out for synchronous training."),
+        ("n", config.n == 1 and config.advantage_estimator in GROUP_ESTIMATORS,
+            f"at least 2 for {config.advantage_estimator}", "1",
+            "It compares the samples of a prompt; use more, or --advantage_estimator reinforce."),
+        ("n", config.n == 1 and config.dynamic_filtering, "at least 2 with --dynamic_filtering", "1",
+            "It compares the samples of a prompt; use more."),
+        ("init_kl_coef", config.use_kl_loss and config.init_kl_coef == 0, "a number > 0 with --use_kl_loss", "0.0",
+            "Set it, for example to 0.001."),
+        ("is_correction", config.is_correction != "off" and config.top_p < 1, f"off with --top_p {config.top_p}",
+            config.is_correction, "The engine's log-probabilities belong to the cut distribution, the learner's do "
+            "not; set --top_p 1."),
+        *((name, config.advantage_estimator != "gae", "--advantage_estimator gae with it",
+            repr(config.advantage_estimator), _NO_CRITIC)
+            for name in _changed(config, ("critic_pretrain", "lambd", "freezing_actor_steps"))),
+        ("early_stop", config.early_stop is not None and config.eval_dataset and config.eval_steps == -1,
+            "--eval_steps with it", "none", "Say how often to evaluate."),
+        ("eval_steps", config.eval_steps != -1 and not config.eval_dataset, "--eval_dataset with it", "none",
+            "Name the held-out tasks."),
+    )  # fmt: skip
+    for name, wrong, expected, got, remedy in rules:
+        if wrong:
+            yield name, expected, got, remedy
 
 
 def _alone(config: TrainConfig) -> _Problems:
@@ -226,7 +193,7 @@ def _alone(config: TrainConfig) -> _Problems:
 def _overridden(config: TrainConfig) -> _Problems:
     """Yield flags that another flag overrides."""
     estimator, queue, generated = config.advantage_estimator, config.async_queue_size, config.vllm_generate_batch_size
-    rules = (
+    rules: _Rules = (
         ("num_episodes", config.max_train_steps is not None, "no --max_train_steps with it", "both",
             "It sets the number of train steps; leave one of them out."),
         ("eps_clip", config.eps_clip_low_high is not None, "no --eps_clip_low_high with it", "both",
@@ -246,8 +213,9 @@ def _overridden(config: TrainConfig) -> _Problems:
             "--dynamic_filtering with it", "none",
             "Without it, extra samples become stale and are dropped; add it, or leave the flag out."),
     )  # fmt: skip
+    changed = _changed(config, [name for name, *_ in rules])
     for name, used, expected, got, remedy in rules:
-        if used and _changed(config, (name,)):
+        if used and name in changed:
             yield name, expected, got, remedy
 
 

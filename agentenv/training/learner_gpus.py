@@ -28,7 +28,7 @@ async def reserve_gpus(num_gpus: int, cluster: ClusterConfig) -> AsyncIterator[l
     Enter it before the engines start.
 
     Args:
-        num_gpus: number of GPUs. 0 yields an empty list and does not use Ray.
+        num_gpus: number of GPUs, at least 1.
         cluster: `wait_s` is the longest wait for them.
 
     Yields:
@@ -37,11 +37,6 @@ async def reserve_gpus(num_gpus: int, cluster: ClusterConfig) -> AsyncIterator[l
     Raises:
         ConfigError: the node has fewer GPUs, they are not free within the wait, or the process is not on a node.
     """
-    if num_gpus < 0:
-        raise ConfigError(f"learner's GPUs: expected an integer >= 0, got {num_gpus!r}. Change the value.")
-    if num_gpus == 0:
-        yield []
-        return
     ray = import_ray()
     from ray.util.client import ray as client
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

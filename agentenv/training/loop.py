@@ -35,9 +35,8 @@ from agentenv.training.evaluation import (
     speed_of,
     spread_of,
 )
-from agentenv.training.logs.evaluated import keep_evaluation
 from agentenv.training.logs.records import Records
-from agentenv.training.logs.samples import groups_to_keep, step_groups
+from agentenv.training.logs.samples import groups_to_keep, keep_evaluation, step_groups
 from agentenv.training.logs.screen import TrainScreen
 from agentenv.training.logs.step_warnings import RepeatedWarnings, check_step
 from agentenv.training.rollouts import Rollouts

@@ -69,7 +69,6 @@ DOTTED = {
     "lora_dropout": "ds.lora.dropout",
     "target_modules": "ds.lora.target_modules",
     "seed": "train.seed",
-    "full_determinism": "train.full_determinism_enable",
     "num_engines": "vllm.num_engines",
     "vllm_tensor_parallel_size": "vllm.tensor_parallel_size",
     "vllm_gpu_memory_utilization": "vllm.gpu_memory_utilization",
@@ -113,6 +112,6 @@ NO_COUNTERPART = frozenset({
     "ref.num_nodes", "ref.offload", "reward.model_name_or_path", "reward.normalize_enable",
     "reward.num_gpus_per_node", "reward.num_nodes", "reward.offload", "rollout.max_tokens_per_gpu",
     "train.colocate_actor_ref", "train.colocate_all", "train.colocate_critic_reward", "train.ema_beta",
-    "train.enable_ema", "use_ms", "vllm.sync_backend", "vllm.sync_with_ray",
+    "train.enable_ema", "train.full_determinism_enable", "use_ms", "vllm.sync_backend", "vllm.sync_with_ray",
 })  # fmt: skip
 """OpenRLHF's other flags. TrainConfig does not have a field for them."""

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentenv.core.engine import Engine
 from agentenv.core.trajectory import Group, Trajectory
-from agentenv.core.types import Task
+from agentenv.core.types import Completion, SamplingParams, Task
 from agentenv.episode.runner import EpisodeRunner, PlannedEpisode
 from agentenv.errors import ConfigError, RunStopped
 from agentenv.runs.group_rewards import GroupGrader, count_failures
@@ -25,6 +26,8 @@ from agentenv.runs.records.steps import StepGroup
 from agentenv.training.curriculum import Curriculum
 from agentenv.training.task_order import TaskOrder
 
+_FIXED = ("temperature", "top_p", "top_k", "min_p")
+"""Sampling parameters that no environment changes: the learner scores tokens as the flags describe them."""
 _MAX_KEPT_REJECTED = 10_000
 _MAX_REJECTED_BATCHES = 20
 """Training stops after this many batches of groups were rejected in a row."""
@@ -322,3 +325,59 @@ class Rollouts:
         self._changed.set()
         if self._failure is None and not task.cancelled():
             self._admit()  # replaces a rejected group
+
+
+class FixedSamplingEngine(Engine):
+    """The engine of training episodes. It refuses sampling parameters that the learner does not know about.
+
+    Forwards `generate`, `score`, `update_weights`, `sleep` and `wake_up`.
+
+    Args:
+        engine: the engine to forward to.
+        sampling: temperature, top_p, top_k and min_p of every action. Lengths, stops and seeds may vary.
+    """
+
+    def __init__(self, engine: Engine, sampling: SamplingParams) -> None:
+        self._engine = engine
+        self._sampling = sampling
+
+    @property
+    def constraint_problem(self) -> str:
+        """See `Engine`."""
+        return self._engine.constraint_problem
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
+    ) -> Completion:
+        """Sample one action; see `agentenv.core.engine.Engine`.
+
+        Raises:
+            ConfigError: an environment asks for another distribution than the one that is trained.
+        """
+        for name in _FIXED:
+            value, expected = getattr(sampling, name), getattr(self._sampling, name)
+            if name == "top_k":  # 0 and -1 mean the same
+                value, expected = max(value, 0), max(expected, 0)
+            if value != expected:
+                raise ConfigError(
+                    f"episode {request_id.rpartition('/')[0]}: expected actions that are sampled as they are trained, "
+                    f"with {name} {expected}, got {value} from the environment's sampling. Change only lengths and "
+                    f"stops there, with dataclasses.replace(states['sampling_params'], ...), or set --{name} {value}."
+                )
+        return await self._engine.generate(prompt_token_ids, sampling, request_id=request_id)
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Return the log-probability of each token; see `Engine`."""
+        return await self._engine.score(token_ids)
+
+    async def update_weights(self, named_tensors: Iterable[tuple[str, Any]], policy_version: int) -> None:
+        """Load new weights."""
+        await self._engine.update_weights(named_tensors, policy_version)
+
+    async def sleep(self) -> None:
+        """Free the GPU; ConfigError if the engine cannot."""
+        await self._engine.sleep()
+
+    async def wake_up(self) -> None:
+        """Take the GPU back."""
+        await self._engine.wake_up()

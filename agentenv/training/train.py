@@ -23,7 +23,7 @@ from agentenv._util.plurals import counted
 from agentenv._util.ray.cluster import ray_session
 from agentenv.core.engine import Engine
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Task
+from agentenv.core.types import SamplingParams, Task
 from agentenv.engines.models import load_stop_token_ids
 from agentenv.engines.ray_actor import EngineBackend
 from agentenv.episode.endpoint.agent import ChatAgentSource
@@ -45,15 +45,14 @@ from agentenv.training.config import TrainConfig
 from agentenv.training.config_checks import GROUP_ESTIMATORS, validate
 from agentenv.training.curriculum import load_curriculum
 from agentenv.training.evaluation import Evaluation
-from agentenv.training.fixed_sampling import FixedSamplingEngine
 from agentenv.training.learner_gpus import reserve_gpus
-from agentenv.training.logs.evaluated import tasks_to_keep
 from agentenv.training.logs.journal import METRICS, read_metrics
 from agentenv.training.logs.plots import draw
 from agentenv.training.logs.records import Records, open_records
+from agentenv.training.logs.samples import tasks_to_keep
 from agentenv.training.logs.screen import TrainScreen
 from agentenv.training.loop import Loop
-from agentenv.training.rollouts import RolloutOptions, Rollouts
+from agentenv.training.rollouts import FixedSamplingEngine, RolloutOptions, Rollouts
 
 if TYPE_CHECKING:
     from agentenv.training.learner.learner import Learner
@@ -120,6 +119,11 @@ class TrainJob:
     def weights(self) -> dict[str, float]:
         """Weights of the environments of a mixture that are trained on."""
         return {part.name: part.weight for part in self.episodes.parts if part.name and part.weight}
+
+    @property
+    def pass_scores(self) -> dict[str, float | None]:
+        """Scores from which an episode counts as passed, by environment; "" is the only one."""
+        return {part.name: part.config.pass_score for part in self.episodes.parts}
 
     @property
     def tasks(self) -> list[Task]:
@@ -358,41 +362,34 @@ def _make_learner(job: TrainJob, gpus: Sequence[str]) -> Learner:
     return NewLearner(config, model, num_train_steps=num_steps, device=gpus[0] if gpus else None)
 
 
-async def _build_loop(
-    job: TrainJob, opened: EpisodeRunner, gpus: Sequence[str], records: Records, screen: TrainScreen
-) -> Loop:
-    """Return the loop with all its parts, resumed from its checkpoint.
+def _runner(config: TrainConfig, opened: EpisodeRunner, sampling: SamplingParams, engine: Engine) -> EpisodeRunner:
+    """Return a runner with the flags' limits; `opened` has the open engine and environments."""
+    setup = replace(opened.setup, engine=engine, sampling=sampling)
+    return EpisodeRunner(opened.source, setup, concurrency=config.concurrency, policy=config.policy)
 
-    `opened` has the open engine and environments; `gpus` are the learner's, one per rank, by torch's names, and the
-    learner chooses if there are none.
-    """
-    config, num_steps = job.config, job.num_steps
-    with waiting("loading the learner", screen.note):
-        learner = await asyncio.to_thread(_make_learner, job, gpus)
-    learner.failed_batch_path = job.out / "failed-batch.pt"
 
-    def runner(temperature: float, seed: int, engine: Engine) -> EpisodeRunner:
-        sampling = replace(config.sampling, temperature=temperature, seed=seed)
-        setup = replace(opened.setup, engine=engine, sampling=sampling)
-        return EpisodeRunner(opened.source, setup, concurrency=config.concurrency, policy=config.policy)
+def make_evaluation(job: TrainJob, opened: EpisodeRunner) -> Evaluation:
+    """Return the evaluation on the held-out tasks, as the flags say; `opened` has the open engine and environments."""
+    config = job.config
+    sampling = replace(config.sampling, temperature=config.eval_temperature, seed=config.seed + 1)
+    return Evaluation(
+        _runner(config, opened, sampling, opened.setup.engine),
+        job.held_out,
+        config.eval_n_samples_per_prompt,
+        job.episodes.grader,
+        job.pass_scores,
+        tasks_to_keep(job.held_out, config),
+    )
 
-    pass_scores = {part.name: part.config.pass_score for part in job.episodes.parts}
-    evaluation = None
-    if job.held_out:
-        evaluating = runner(config.eval_temperature, config.seed + 1, opened.setup.engine)
-        evaluation = Evaluation(
-            evaluating,
-            job.held_out,
-            config.eval_n_samples_per_prompt,
-            job.episodes.grader,
-            pass_scores,
-            tasks_to_keep(job.held_out, config),
-        )
-    options = RolloutOptions(
+
+def rollout_options(job: TrainJob) -> RolloutOptions:
+    """Return what the flags say about sampling."""
+    config = job.config
+    return RolloutOptions(
         config.rollout_batch_size,
         config.n,
         max_ahead=min(config.async_queue_size, config.staleness_bound),
-        num_batches=num_steps,
+        num_batches=job.num_steps,
         num_extra=(config.vllm_generate_batch_size or config.rollout_batch_size) - config.rollout_batch_size,
         min_rewarded=2 if config.advantage_estimator in GROUP_ESTIMATORS else 1,
         score_range=config.dynamic_filtering_reward_range if config.dynamic_filtering else None,
@@ -402,20 +399,41 @@ async def _build_loop(
         seed=config.seed,
         weights=job.weights,
         curriculum=load_curriculum(config.curriculum) if config.curriculum else None,
-        pass_scores=pass_scores,
+        pass_scores=job.pass_scores,
     )
-    sampling = runner(config.temperature, config.seed, FixedSamplingEngine(opened.setup.engine, config.sampling))
+
+
+async def _build_loop(
+    job: TrainJob, opened: EpisodeRunner, gpus: Sequence[str], records: Records, screen: TrainScreen
+) -> Loop:
+    """Return the loop with all its parts, resumed from its checkpoint.
+
+    `opened` has the open engine and environments; `gpus` are the learner's, one per rank, by torch's names, and the
+    learner chooses if there are none.
+    """
+    config = job.config
+    with waiting("loading the learner", screen.note):
+        learner = await asyncio.to_thread(_make_learner, job, gpus)
+    learner.failed_batch_path = job.out / "failed-batch.pt"
+
+    engine = FixedSamplingEngine(opened.setup.engine, config.sampling)
+    sampling = _runner(config, opened, config.sampling, engine)
 
     def on_episode(trajectory: Trajectory) -> None:
         if screen.episode(summarize(trajectory)):  # no step may train on it: keep it for `agentenv show --failed`
             with contextlib.suppress(DataError):  # no record can hold it
                 records.samples.append(trajectory)
 
-    rollouts = Rollouts(sampling, job.tasks, options, on_episode, job.episodes.grader)
     loop = Loop(
-        config, learner=learner, rollouts=rollouts, evaluation=evaluation, records=records, screen=screen,
-        num_steps=num_steps, layout="module" if job.episodes.config.engine_backend == "hf" else "checkpoint",
-    )  # fmt: skip
+        config,
+        learner=learner,
+        rollouts=Rollouts(sampling, job.tasks, rollout_options(job), on_episode, job.episodes.grader),
+        evaluation=make_evaluation(job, opened) if job.held_out else None,
+        records=records,
+        screen=screen,
+        num_steps=job.num_steps,
+        layout="module" if job.episodes.config.engine_backend == "hf" else "checkpoint",
+    )
     await loop.resume()
     return loop
 

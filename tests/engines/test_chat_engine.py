@@ -277,12 +277,6 @@ async def test_a_refusal_for_another_limit_is_a_failure_and_is_sent_once(message
     assert len(server.requests) == 1
 
 
-async def test_a_code_of_the_server_says_that_a_conversation_is_too_long_whatever_its_words():
-    refusal = {"error": {"code": "context_length_exceeded", "message": "Your plan has 8192 tokens a day or request."}}
-    error, _ = await ask(in_turn((400, {}, refusal)))
-    assert isinstance(error, PromptTooLong)
-
-
 async def test_an_answer_keeps_reasoning_apart_and_counts_tokens():
     message = {"role": "assistant", "content": "4", "reasoning_content": "2 and 2 is 4."}
     usage = {"prompt_tokens": 1000, "completion_tokens": 200, "prompt_tokens_details": {"cached_tokens": 600}}
@@ -294,11 +288,6 @@ async def test_an_answer_keeps_reasoning_apart_and_counts_tokens():
     assert answer.cost_usd == pytest.approx((400 * 2 + 600 * 1 + 200 * 10) / 1e6)
     assert found.token_ids == ()
     assert found.logprobs is None
-
-
-async def test_a_refusal_of_the_model_is_its_text():
-    found, _ = await ask(in_turn({"role": "assistant", "content": None, "refusal": "I cannot help."}))
-    assert found.answer.content == "I cannot help."
 
 
 @pytest.mark.parametrize(
@@ -434,15 +423,6 @@ async def test_a_full_context_truncates_an_episode_and_refuses_a_first_prompt():
     trajectory, _ = await play(in_turn((400, {}, TOO_LONG)))
     assert (trajectory.reward, trajectory.error.kind, trajectory.error.where) == (None, "data", "prompt")
     assert "maximum context length" in trajectory.error.message
-
-
-async def test_another_limit_of_the_server_ends_no_episode_with_a_reward():
-    def answer(body):
-        refusal = {"error": {"message": "tokens per day limit exceeded"}}
-        return (403, {}, refusal) if len(body["messages"]) > 1 else "3"
-
-    trajectory, _ = await play(answer)
-    assert (trajectory.reward, trajectory.error.kind) == (None, "infra")
 
 
 async def test_a_filtered_answer_is_no_answer_and_has_no_reward():

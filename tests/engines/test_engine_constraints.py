@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agentenv.chat.chat import Chat
 from agentenv.chat.constraints import calls_tag, json_tag
-from agentenv.core.engine import Engine, is_plain, sample
+from agentenv.core.engine import Engine, sample
 from agentenv.core.types import Completion, SamplingParams
 from agentenv.engines.constraints import Constrainer, with_forced
 from agentenv.engines.hf.engine import HFEngine
@@ -22,7 +22,7 @@ from agentenv.engines.models import load_tokenizer, resolve_model
 from agentenv.engines.pool import EnginePool
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.errors import ConfigError, DataError, EngineError
-from agentenv.training.fixed_sampling import FixedSamplingEngine
+from agentenv.training.rollouts import FixedSamplingEngine
 
 MODEL = resolve_model("tiny-math")
 TOKENIZER = load_tokenizer(MODEL)
@@ -107,15 +107,6 @@ def test_what_is_sampled_under_a_schema_validates(schema, seed):
 
 
 @pytest.mark.long
-def test_a_text_of_limited_length_holds_no_control_characters():
-    schema = {"type": "object", "properties": {"minLength": {"type": "string", "minLength": 1, "maxLength": 2}}}
-    schema |= {"required": ["minLength"], "additionalProperties": False}
-    for seed in range(30):
-        if (text := drawn(json_tag(CHAT, schema), seed)) is not None:
-            assert 1 <= len(json.loads(text)["minLength"]) <= 2
-
-
-@pytest.mark.long
 def test_a_schema_with_references_is_followed():
     node = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}}}
     schema = {"$ref": "#/$defs/node", "$defs": {"node": {**node, "required": ["next"], "additionalProperties": False}}}
@@ -156,11 +147,6 @@ async def test_tokens_that_no_grammar_allows_are_an_engine_error(reason):
         EngineError, match=r"http://x: expected tokens that the structural tag allows, got \d+ as token"
     ):
         await with_forced(wrong, SamplingParams(structural_tag=constant("ab")), CONSTRAINER, "http://x")
-
-
-async def test_a_completion_without_a_tag_has_no_forced_tokens():
-    free = Completion((5, 6))
-    assert await with_forced(free, SamplingParams(), CONSTRAINER, "vLLM") is free
 
 
 # --- engines --------------------------------------------------------------------------------------------------------
@@ -224,11 +210,6 @@ async def test_pools_and_training_say_what_their_engines_can():
         pool = EnginePool([engine])
         assert pool.constraint_problem == FixedSamplingEngine(pool, SamplingParams()).constraint_problem == problem
         await pool.close()
-
-
-def test_log_probabilities_under_a_tag_are_not_the_models_own():
-    assert is_plain(SamplingParams())
-    assert not is_plain(SamplingParams(structural_tag=constant("a")))
 
 
 def test_a_tag_and_a_least_length_contradict_each_other():

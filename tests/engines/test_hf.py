@@ -28,7 +28,7 @@ from transformers import (
 from agentenv.core.types import Completion, SamplingParams
 from agentenv.engines.hf import engine as hf
 from agentenv.engines.hf.engine import HFEngine
-from agentenv.errors import ConfigError, EngineError, MissingDependency, PromptTooLong
+from agentenv.errors import ConfigError, EngineError, MissingDependency
 from tests.models import make_tiny_qwen2
 
 PROMPTS = [[40 + i, *range(50, 50 + 7 * i), 60 + i] for i in range(6)]
@@ -208,16 +208,6 @@ async def test_logprobs_are_those_of_a_full_forward_pass(
         assert completion.logprobs == pytest.approx(rescore(reference, prompt, completion, sampling), abs=1e-4)
 
 
-async def test_rows_of_different_sampling_share_a_batch(engine: HFEngine, reference: Any) -> None:
-    kinds = [
-        GREEDY,
-        *(SamplingParams(**kind, seed=1, max_tokens=24) for kind in ({"temperature": 0.7}, {"top_p": 0.8})),
-    ]
-    asked = [engine.generate(PROMPTS[1], kind, request_id="") for kind in kinds]
-    for kind, completion in zip(kinds, await asyncio.gather(*asked), strict=True):
-        assert completion.logprobs == pytest.approx(rescore(reference, PROMPTS[1], completion, kind), abs=1e-4)
-
-
 @pytest.mark.long
 async def test_a_seed_fixes_the_tokens_regardless_of_what_is_in_the_batch(engine: HFEngine) -> None:
     sampling = SamplingParams(max_tokens=40, seed=11, min_tokens=40)
@@ -232,12 +222,6 @@ async def test_a_seed_fixes_the_tokens_regardless_of_what_is_in_the_batch(engine
 
 
 @pytest.mark.long
-async def test_without_a_seed_samples_differ(engine: HFEngine) -> None:
-    first, second = await sample_all(engine, [PROMPTS[1]] * 2, SamplingParams(max_tokens=32, min_tokens=32))
-    assert first.token_ids != second.token_ids
-
-
-@pytest.mark.long
 async def test_long_prompts_are_computed_in_pieces(
     engine: HFEngine, reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,34 +229,6 @@ async def test_long_prompts_are_computed_in_pieces(
     prompts = [list(range(20, 20 + n)) for n in (1, 2, 15, 16, 17, 60, 130)]
     for prompt, completion in zip(prompts, await sample_all(engine, prompts, GREEDY), strict=True):
         assert completion.logprobs == pytest.approx(rescore(reference, prompt, completion, GREEDY), abs=1e-4)
-
-
-@pytest.mark.long
-async def test_a_request_may_move_before_anything_of_it_was_computed(path: Path, reference: Any) -> None:
-    fresh = HFEngine(path, max_length=512)
-    try:
-        await fresh.pause()
-        short = fresh.generate([40, 41], SamplingParams(max_tokens=1), request_id="")
-        longer = [fresh.generate(list(range(40, 40 + n)), GREEDY, request_id="") for n in (30, 200)]
-        asked = asyncio.gather(short, *longer)
-        await until(lambda: len(fresh._waiting) == 3)
-        await fresh.resume()
-        _, first, second = await asked
-        for num, completion in ((30, first), (200, second)):
-            expected = rescore(reference, list(range(40, 40 + num)), completion, GREEDY)
-            assert completion.logprobs == pytest.approx(expected, abs=1e-4)
-    finally:
-        await fresh.close()
-
-
-@pytest.mark.long
-async def test_more_requests_than_slots_wait_their_turn(path: Path, engine: HFEngine) -> None:
-    small = HFEngine(path, max_length=512, max_num_seqs=2)
-    try:
-        few, many = await sample_all(small, PROMPTS, GREEDY), await sample_all(engine, PROMPTS, GREEDY)
-        assert [c.token_ids for c in few] == [c.token_ids for c in many]
-    finally:
-        await small.close()
 
 
 # How a generation ends
@@ -315,19 +271,6 @@ async def test_end_of_sequence_comes_before_length_and_stays_in_the_action(path:
         completion = await engine.generate(prompt, sampling, request_id="")
         assert completion.token_ids == action[: first + 1]
         assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
-    finally:
-        await engine.close()
-
-
-async def test_all_ends_of_sequence_are_known(path: Path) -> None:
-    model = Qwen2ForCausalLM.from_pretrained(path, dtype=torch.float32)
-    action = plain_greedy(model, PROMPTS[3], 3)
-    model.generation_config.eos_token_id = [EOS, action[2]]
-    engine = HFEngine(model, max_length=512)
-    try:
-        completion = await engine.generate(PROMPTS[3], GREEDY, request_id="")
-        assert completion.token_ids[-1] == action[2]
-        assert (completion.finish_reason, completion.stop_reason) == ("stop", action[2])
     finally:
         await engine.close()
 
@@ -385,11 +328,6 @@ async def test_prompts_that_cannot_be_followed_are_refused(engine: HFEngine, pro
         await engine.generate(prompt, GREEDY, request_id="e/0")
 
 
-async def test_a_prompt_that_is_too_long_is_told_as_that(engine: HFEngine) -> None:
-    with pytest.raises(PromptTooLong):
-        await engine.generate([1] * 512, GREEDY, request_id="e/0")
-
-
 @pytest.mark.parametrize(
     ("build", "kwargs", "words"),
     [
@@ -413,33 +351,6 @@ async def test_windows_in_some_layers_are_refused_unless_never_reached(path: Pat
     with pytest.raises(ConfigError, match="Pass max_length=64"):
         HFEngine(model)
     await HFEngine(model, max_length=64).close()
-
-
-@pytest.mark.long
-async def test_on_a_cpu_a_half_precision_checkpoint_is_computed_in_float32(path: Path, tmp_path: Path) -> None:
-    AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).save_pretrained(tmp_path)
-    half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    engine = HFEngine(tmp_path, tokenizer=AutoTokenizer.from_pretrained(path), device="cpu", max_length=512)
-    try:
-        completion = await engine.generate(PROMPTS[1], GREEDY, request_id="")
-        assert completion.logprobs == pytest.approx(rescore(half, PROMPTS[1], completion, GREEDY), abs=1e-4)
-    finally:
-        await engine.close()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("build", [llama, gpt2])
-async def test_a_model_that_was_handed_over_still_computes_by_itself(build: Any) -> None:
-    model, same = build(), build().eval()
-    engine = HFEngine(model)
-    await engine.generate(PROMPTS[1], GREEDY, request_id="")
-    ids = torch.tensor([[0, 0, 7, 8, 9], [1, 2, 3, 4, 5]])
-    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
-    assert torch.allclose(
-        model(ids, attention_mask=mask).logits[:, -1], same(ids, attention_mask=mask).logits[:, -1], atol=1e-5
-    )
-    model(ids, labels=ids).loss.backward()
-    await engine.close()
 
 
 def test_a_missing_library_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -645,16 +556,6 @@ async def test_close_fails_what_is_in_flight_and_leaves_no_thread(path: Path) ->
     for call in (engine.generate(PROMPTS[0], GREEDY, request_id=""), engine.pause()):
         with pytest.raises(EngineError, match="closed"):
             await call
-
-
-@pytest.mark.long
-async def test_the_event_loop_is_free_during_each_forward_pass(
-    engine: HFEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    were_free = in_step_with_the_loop(engine, monkeypatch)
-    await asyncio.gather(*(engine.generate(PROMPTS[5], GREEDY, request_id="") for _ in range(32)))
-    assert len(were_free) >= 24
-    assert all(were_free)
 
 
 @pytest.mark.long

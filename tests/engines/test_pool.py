@@ -85,33 +85,6 @@ def hang(request):
 # --- dispatch -------------------------------------------------------------------------------------------------------
 
 
-async def test_weights_are_shared_once_and_a_successor_gets_them():
-    shared, made = [], []
-
-    async def send(tensors, engines, call, version):
-        shared.append(list(tensors))
-        offer = [("shared", len(shared[-1]))]
-        await call(lambda engine: engine.load_offer(offer, version))
-        return offer
-
-    def make(index):
-        made.append(Fragile())
-        return made[-1]
-
-    engines = [Fragile(), Fragile()]
-    pool = EnginePool(engines, make=make, policy=QUICK, send=send)
-    await pool.update_weights(iter([("a", 1), ("b", 2)]), 3)
-    assert shared == [[("a", 1), ("b", 2)]]
-    assert [engine.calls for engine in engines] == [[[("shared", 2)]]] * 2
-    engines[0].dead = True
-    for index in range(4):
-        await asyncio.wait_for(pool.generate([1, 2], SAMPLING, request_id=f"{index}/0"), 60)
-    await until(lambda: pool.num_alive == 2)
-    assert made[0].calls == [[("shared", 2)]]
-    assert made[0].policy_version == 3
-    await pool.close()
-
-
 async def test_requests_go_to_the_least_loaded_engine():
     engines = [Fragile(hang), Fragile(hang), Fragile(hang)]
     pool = EnginePool(engines, policy=QUICK)
@@ -175,16 +148,6 @@ async def test_an_engine_gets_no_more_than_its_share_at_once_and_the_rest_comes_
     assert order == [f"e{index}/0" for index in range(20)]
     for engine in engines:
         assert episodes(engine) == sorted(episodes(engine), key=lambda i: int(i[1:-2]))
-
-
-async def test_a_request_that_is_given_up_while_it_waits_takes_no_place():
-    pool = EnginePool([Fragile(latency_s=0.01)], policy=PoolPolicy(max_in_flight=1))
-    first, second, third = (ask(pool, f"e{index}/0") for index in range(3))
-    await asyncio.sleep(0)
-    second.cancel()
-    await asyncio.gather(first, third)
-    assert second.cancelled()
-    assert pool.in_flight == [0]
 
 
 async def test_a_place_that_comes_together_with_the_cancellation_is_given_back():
@@ -327,15 +290,6 @@ async def test_a_dead_engine_is_replaced_and_serves_again():
     assert engines[0].closed
 
 
-async def test_requests_wait_for_the_successor_of_the_only_engine():
-    engine = Fragile()
-    engine.dead = True
-    pool = EnginePool([engine], make=lambda _: Fragile(), policy=QUICK)
-    async with asyncio.timeout(60):
-        assert (await pool.generate([1], SAMPLING, request_id="e/0")).token_ids
-    assert pool.num_restarts == 1
-
-
 @pytest.mark.long
 async def test_an_engine_that_cannot_start_again_is_tried_with_longer_waits():
     trials = []
@@ -398,14 +352,6 @@ async def test_without_a_factory_the_death_of_the_last_engine_stops_the_run():
         await pool.generate([1], SAMPLING, request_id="e/0")
 
 
-async def test_a_factory_that_is_wrong_stops_the_run_with_its_message():
-    engine = Fragile()
-    engine.dead = True
-    pool = EnginePool([engine], make=lambda _: Fragile(start=ConfigError("no such model")), policy=QUICK)
-    with pytest.raises(RunStopped, match="no such model"):
-        await pool.generate([1], SAMPLING, request_id="e/0")
-
-
 async def test_an_engine_without_an_answer_for_too_long_counts_as_dead():
     stuck, new = Fragile(hang), Fragile()
     pool = EnginePool([stuck], make=lambda _: new, policy=PoolPolicy(stall_s=0.02, restart_wait_s=0.001))
@@ -429,19 +375,6 @@ async def test_a_long_request_at_an_engine_that_answers_others_is_not_a_stall():
     assert pool.num_alive == 1
 
 
-async def test_an_engine_that_ignores_its_end_is_left_behind():
-    class Deaf(Fragile):
-        async def close(self):
-            await asyncio.Event().wait()
-
-    deaf = Deaf()
-    deaf.dead = True
-    pool = EnginePool([deaf], make=lambda _: Deaf(), policy=QUICK)
-    async with asyncio.timeout(60):
-        await pool.generate([1], SAMPLING, request_id="e/0")
-        await pool.close()
-
-
 # --- start, close, weights ------------------------------------------------------------------------------------------
 
 
@@ -450,15 +383,6 @@ async def test_an_engine_that_cannot_start_fails_the_start_and_closes_the_others
     with pytest.raises(ConfigError, match="no such model"):
         await EnginePool(engines).start()
     assert [engine.closed for engine in engines] == [True, True]
-
-
-async def test_a_start_that_takes_too_long_is_an_error():
-    class Slow(Fragile):
-        async def start(self):
-            await asyncio.Event().wait()
-
-    with pytest.raises(EngineError, match=r"expected 1 engines within 0.01 s"):
-        await EnginePool([Slow()], policy=PoolPolicy(start_timeout_s=0.01)).start()
 
 
 async def test_close_fails_what_is_in_flight_and_what_waits_and_leaves_no_task():
@@ -493,11 +417,6 @@ async def test_weights_go_to_all_engines_and_a_successor_must_have_them():
     await pool.resume()
     assert successor.calls == ["pause", "resume"]
     await pool.close()
-
-
-async def test_a_pool_scores():
-    pool = EnginePool([Fragile(), Fragile()])
-    assert await pool.score([1, 2, 3]) == [0.0] * 3
 
 
 def test_a_pool_of_no_engines_is_refused():

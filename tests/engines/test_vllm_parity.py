@@ -158,25 +158,3 @@ async def test_logprobs_are_those_of_the_distribution_that_was_sampled_from(engi
         )
         for prompt, result in zip(prompts(8, seed=2), results, strict=True):
             assert result.logprobs == pytest.approx(rescore(model, prompt, result.token_ids, sampling), abs=1e-3)
-
-
-async def test_greedy_and_sampled_requests_share_a_batch(engines):
-    """Greedy log-probabilities are those at temperature 1, also beside requests at another."""
-    greedy, hot = (
-        SamplingParams(temperature=0.0, max_tokens=16),
-        SamplingParams(temperature=0.5, top_k=5, max_tokens=16),
-    )
-    results = []
-    for engine in engines:
-        alone = await engine.generate([1, 9, 9], greedy, request_id="alone/0")
-        mixed = await asyncio.gather(
-            *(
-                engine.generate([1, 9, 9], each, request_id=f"{i}/0")
-                for i, each in enumerate([greedy, hot, greedy, hot])
-            )
-        )
-        assert mixed[0].token_ids == mixed[2].token_ids == alone.token_ids
-        assert mixed[0].logprobs == pytest.approx(alone.logprobs, abs=1e-4)
-        results.append(alone)
-    assert results[0].token_ids == results[1].token_ids
-    assert results[0].logprobs == pytest.approx(results[1].logprobs, abs=1e-3)

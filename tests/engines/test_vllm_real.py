@@ -121,11 +121,6 @@ async def test_seed_decides_and_requests_do_not_disturb_each_other(engine):
     assert [result.token_ids for result in together[:3]] == tokens
 
 
-async def test_logprobs_are_those_after_truncation(engine):
-    result = await ask(engine, SamplingParams(temperature=0.7, top_k=1, max_tokens=8, min_tokens=8))
-    assert result.logprobs == pytest.approx([0.0] * 8, abs=1e-6)
-
-
 async def test_stop_token_string_and_length(engine, models):
     from transformers import AutoTokenizer
 
@@ -142,13 +137,6 @@ async def test_stop_token_string_and_length(engine, models):
     assert len(by_text.logprobs) == len(by_text.token_ids)
     short = await ask(engine, SamplingParams(temperature=0.0, max_tokens=3))
     assert (short.finish_reason, short.token_ids) == ("length", free[:3])
-
-
-async def test_second_turn_finds_the_first_in_the_cache(engine):
-    prompt = [7, *range(3, 200)]
-    first = await ask(engine, prompt=prompt, request_id="cached/0")
-    second = await ask(engine, prompt=[*prompt, *first.token_ids, 85, 201, 1], request_id="cached/1")
-    assert first.num_cached_tokens < 128 <= second.num_cached_tokens
 
 
 def is_asked(engine, num):

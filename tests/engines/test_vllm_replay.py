@@ -29,7 +29,6 @@ from agentenv.engines.vllm.local import VLLMEngine
 from agentenv.episode.runner import EpisodeRunner, plan
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EnvSource
-from agentenv.errors import EngineError
 from agentenv.runs.config import RunConfig
 from agentenv.runs.records.directory import RunWriter, read_trajectories
 from agentenv.runs.tokens.replay import replay, replay_run
@@ -294,21 +293,6 @@ async def test_scores_do_not_depend_on_the_prefix_cache_or_on_neighbours(engine)
     assert first[1:] == pytest.approx(again[1:], abs=TOLERANCE)
     assert others[0][1:] == pytest.approx(first[1:200], abs=TOLERANCE)
     assert sum(score != score for score in first) == 1
-
-
-async def test_whole_context_is_scored_but_for_its_last_token(engine):
-    ids = [20 + i % 300 for i in range(MAX_LENGTH)]
-    full, shorter = await engine.score(ids), await engine.score(ids[:-1])
-    assert len(full) == MAX_LENGTH
-    assert full[-1] != full[-1]
-    assert full[1:-1] == pytest.approx(shorter[1:], abs=TOLERANCE)
-    with pytest.raises(EngineError, match="maximum model length"):
-        await engine.score([*ids, 20])
-    with pytest.raises(EngineError, match="cannot be empty"):
-        await engine.score([])
-    one = await engine.score([20])
-    assert len(one) == 1
-    assert one[0] != one[0]
 
 
 async def test_scores_are_of_one_policy_version_when_weights_change_meanwhile(engine, folder):

@@ -332,20 +332,6 @@ async def test_weights_that_are_missing_are_an_error(engines, weights, greedy):
 
 
 @vllm
-async def test_requests_that_come_during_an_update_wait_for_its_end(engines, weights, greedy):
-    engine = engines[0]
-    updating = asyncio.ensure_future(engine.update_weights(weights[1].items(), 50))
-    asked = []
-    while not updating.done():
-        asked.append(asyncio.ensure_future(says(engine)))
-        await asyncio.sleep(0.005)
-    await updating
-    answers = await asyncio.gather(*asked)
-    assert answers[-1] == (greedy[1], 50), "and no one is refused"
-    await engine.update_weights(weights[0].items(), 5)
-
-
-@vllm
 async def test_on_a_cpu_there_is_neither_sleep_nor_a_transfer_between_gpus(engines, models, weights):
     with pytest.raises(ConfigError, match=r"VLLMEngine\.sleep: expected a GPU"):
         await engines[0].sleep()

@@ -96,11 +96,6 @@ def test_failed_members_are_counted_and_move_no_baseline():
         assert one[1] > 0
 
 
-def test_one_survivor_of_a_group_learns_nothing():
-    batch = build([failed(), episode([(2, 1.0)])])
-    assert estimate(batch.tokens, AdvantageOptions("rloo")).advantages_N.tolist() == [0.0, 0.0]
-
-
 def test_nothing_at_all_is_an_empty_batch():
     batch = build([failed()])
     assert (batch.num_failed, len(batch.token_ids_N), batch.num_dropped_tokens) == (1, 0, 0)
@@ -150,11 +145,6 @@ def test_an_action_with_a_missing_log_probability_is_in_no_loss_but_its_reward_i
     assert micro.index_n.tolist() == [0, 1, 4]
     returns = estimate(batch.tokens, AdvantageOptions("reinforce", scale=False)).returns_N
     assert returns[0] == 3.0
-
-
-def test_unneeded_log_probabilities_may_be_missing_without_a_word(caplog):
-    assert build([missing([[math.nan]])]).trained_N.tolist() == [True]
-    assert not caplog.text
 
 
 def test_a_sequence_without_a_trained_token_goes_through_no_model():
@@ -247,62 +237,6 @@ def test_a_micro_batch_can_be_split_again():
 
 
 # --- a model on them --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def model():
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=128, pad_token_id=39,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).double().eval()
-
-
-def scored(model, micro):
-    hidden = model.model(
-        input_ids=micro.input_ids_BT, attention_mask=micro.attention_mask_BT, position_ids=micro.position_ids_BT,
-        use_cache=False,
-    ).last_hidden_state  # fmt: skip
-    return score_tokens(
-        model.lm_head, hidden.flatten(0, 1)[micro.predicts_n], micro.token_ids_n, vocab_size=VOCAB, max_logits=3 * VOCAB
-    )
-
-
-def loss_of(model, batch, micros):
-    """The whole batch's loss and gradient, with weights and advantages of the whole."""
-    weights = token_weights(batch.tokens.episode_N, "seq-mean-token-mean")
-    advantages = estimate(batch.tokens, AdvantageOptions("dr_grpo")).advantages_N
-    model.zero_grad()
-    total = 0.0
-    for micro in micros:
-        scores = scored(model, micro)
-        old = batch.logprobs_N[micro.index_n]
-        inputs = PolicyInputs(
-            scores.logprobs_n, old, advantages[micro.index_n], weights[micro.index_n], micro.sequence_n,
-            rollout_logprobs_n=old,
-        )  # fmt: skip
-        loss, _ = policy_loss(inputs, LossOptions("gspo", clip_low=9.0, clip_high=1e9))
-        loss.backward()
-        total += loss.item()
-    return total, torch.cat([p.grad.flatten() for p in model.parameters()])
-
-
-def test_padded_packed_and_single_sequences_have_one_loss_and_one_gradient(model):
-    batch = build([episode([(3, 0.0), (2, 1.0)]), episode([(4, 0.5)], prompt=5), episode([(1, 0.0), (2, 0.2), (1, 0)])])
-    plans = [
-        micro_batches(batch, max_places=budget, packed=packed, pad_token_id=39)
-        for budget, packed in ((1, False), (22, False), (1000, False), (15, True), (1000, True))
-    ]
-    assert [len(plan) for plan in plans] == [3, 2, 1, 3, 1]
-    first, gradient = loss_of(model, batch, plans[0])
-    assert gradient.abs().max() > 1e-3
-    for plan in plans[1:]:
-        again, other = loss_of(model, batch, plan)
-        assert again == pytest.approx(first, rel=1e-6)
-        torch.testing.assert_close(other, gradient, rtol=1e-5, atol=1e-8)
 
 
 # --- the mask -------------------------------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import random
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -76,31 +74,6 @@ async def test_an_episode_waits_as_its_seed_says_and_ends_after_its_turns(train_
     assert ends == [False] * (len(ends) - 1) + [True]
 
 
-def test_waits_have_the_median_and_the_tail_that_they_are_drawn_for(train_async: ModuleType) -> None:
-    rng = random.Random(0)
-    found = sorted(train_async.heavy_tailed(rng, 0.2, 1.5) for _ in range(4000))
-    assert statistics.median(found) == pytest.approx(0.2, rel=0.1)
-    assert found[int(0.95 * len(found))] == pytest.approx(1.5, rel=0.15)
-
-
-def test_the_lines_of_a_training_are_summed_up(train_async: ModuleType) -> None:
-    def line(wall_s: float, train_s: float, oldest: float) -> dict[str, float]:
-        times = {"time/wall_s": wall_s, "time/wait_s": 1.0, "time/train_s": train_s, "time/sync_s": 0.5}
-        ages = {"rollout/staleness_mean": oldest / 2, "rollout/staleness_max": oldest}
-        return times | ages | {"rollout/turns": 3.0, "rollout/num_episodes": 64.0}
-
-    found = train_async.summed([line(4.0, 2.0, 0.0), line(6.0, 3.0, 2.0)])
-    assert (found.wall_s, found.wait_s, found.train_s, found.sync_s) == (10.0, 2.0, 5.0, 1.0)
-    assert (found.staleness_mean, found.staleness_max, found.num_samples) == (0.5, 2.0, 128.0)
-    assert found.idle_share == 0.5
-
-
-@pytest.mark.parametrize("argv", [["--ways", "partial"], ["--ways", "sync", "async"]])
-def test_ways_without_those_they_are_compared_with_are_refused(train_async: ModuleType, argv: list[str]) -> None:
-    with pytest.raises(SystemExit):
-        train_async.parse(argv)
-
-
 def test_both_sides_do_the_same_work(train_vs_trl: ModuleType, tmp_path: Path) -> None:
     args = train_vs_trl.parse(["--trl_python", "python", "--prompts", "4", "--samples", "2", "--tokens", "5"])
     way = train_vs_trl.Way("agentenv", 1, 8)
@@ -114,22 +87,6 @@ def test_both_sides_do_the_same_work(train_vs_trl: ModuleType, tmp_path: Path) -
     }  # fmt: skip
     assert {name: theirs[name] for name in same} == {name: str(value) for name, value in same.items()}
     assert (config.micro_train_batch_size, config.limits.max_turns, config.ray) == (8, 1, False)
-
-
-def test_the_model_of_both_sides_has_no_end(train_vs_trl: ModuleType, tmp_path: Path) -> None:
-    train_vs_trl.prepare(tmp_path, num_prompts=3)
-    ends = {json.loads((tmp_path / "model" / name).read_text())["eos_token_id"] for name in
-            ("config.json", "generation_config.json")}  # fmt: skip
-    assert ends == {0}
-    rows = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
-    assert len(rows) == 3
-    assert all(row["prompt"].endswith("<|im_start|>assistant\n") for row in rows)
-
-
-@pytest.mark.parametrize("argv", [[], ["--trl_python", "python", "--steps", "1"]])
-def test_a_comparison_that_cannot_be_made_is_refused(train_vs_trl: ModuleType, argv: list[str]) -> None:
-    with pytest.raises(SystemExit):
-        train_vs_trl.parse(argv)
 
 
 @pytest.mark.long

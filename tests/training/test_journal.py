@@ -3,8 +3,6 @@
 import logging
 import math
 import resource
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -79,29 +77,6 @@ def test_without_a_line_of_the_checkpoints_step_late_numbers_are_its_line(tmp_pa
     assert "the last line belongs to step 1" in caplog.text
 
 
-@pytest.mark.long
-def test_late_numbers_that_do_not_fit_leave_the_old_line(tmp_path):
-    code = f"""
-import resource
-from agentenv.errors import RunStopped
-from agentenv.training.logs.journal import Journal
-journal = Journal({str(tmp_path)!r})
-journal.log(1, {{"reward": 1.0}})
-resource.setrlimit(resource.RLIMIT_FSIZE, (40, 40))
-import signal
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-try:
-    journal.amend({{"eval/a long name": 0.5, "eval/another one": 0.25}})
-except RunStopped as error:
-    print(error)
-journal.close()
-"""
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "expected to write a line, got [Errno 27] File too large" in said
-    assert read_metrics(tmp_path) == [{"step": 1, "reward": 1.0}]
-    assert [path.name for path in tmp_path.iterdir()] == [METRICS]
-
-
 def test_numbers_of_other_libraries_are_numbers(tmp_path):
     import torch
 
@@ -110,12 +85,6 @@ def test_numbers_of_other_libraries_are_numbers(tmp_path):
     journal.log(0, {"tensor": torch.tensor(0.5), "numpy": torch.tensor(0.25).numpy()})
     journal.close()
     assert read_metrics(tmp_path) == [{"step": 0, "tensor": 0.5, "numpy": 0.25}]
-
-
-def test_there_are_no_metrics_where_nothing_was_logged(tmp_path):
-    assert read_metrics(tmp_path) == []
-    log_steps(tmp_path)
-    assert read_metrics(tmp_path) == []
 
 
 @pytest.mark.parametrize("step", [5, 4, 7, 0, -1])
@@ -156,12 +125,6 @@ def test_a_training_that_continues_cuts_off_what_it_does_again(tmp_path):
     assert steps_in(tmp_path) == [0, 1, 2, 3]
 
 
-def test_a_training_that_continues_from_the_last_line_keeps_all(tmp_path):
-    log_steps(tmp_path, 1, 2)
-    log_steps(tmp_path, 3, resume_step=2)
-    assert steps_in(tmp_path) == [1, 2, 3]
-
-
 @pytest.mark.parametrize("steps", [(), (0, 1)])
 def test_lost_lines_are_reported_and_steps_keep_their_numbers(tmp_path, caplog, steps):
     log_steps(tmp_path, *steps)
@@ -195,24 +158,6 @@ def test_a_folder_that_cannot_be_made_is_a_wrong_flag(tmp_path):
         Journal(tmp_path / "file")
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from agentenv.training.logs.journal import Journal
-journal = Journal(Path(sys.argv[1]))
-for step in range(1, 6):
-    journal.log(step, {"reward": 1.0})
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.long
-def test_a_kill_loses_no_line(tmp_path):
-    ran = subprocess.run([sys.executable, "-c", KILLED, tmp_path], timeout=300, check=False)
-    assert ran.returncode == -9
-    assert steps_in(tmp_path) == [1, 2, 3, 4, 5]
-
-
 def test_a_full_disk_stops_the_training_and_leaves_whole_lines(tmp_path):
     journal = Journal(tmp_path)
     journal.log(1, {"reward": 0.5})
@@ -221,9 +166,12 @@ def test_a_full_disk_stops_the_training_and_leaves_whole_lines(tmp_path):
     try:
         with pytest.raises(RunStopped, match=r"expected to write a line, got.*resume with --resume"):
             journal.log(2, {"reward": 0.5})
+        with pytest.raises(RunStopped, match="expected to write a line, got"):
+            journal.amend({"eval/a long name": 0.5, "eval/another one": 0.25})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert (tmp_path / METRICS).read_text() == '{"step": 1, "reward": 0.5}\n'
+    assert [path.name for path in tmp_path.iterdir()] == [METRICS]
     journal.log(2, {"reward": 0.75})
     journal.close()
     assert steps_in(tmp_path) == [1, 2]

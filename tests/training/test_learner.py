@@ -13,7 +13,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import SamplingParams, StepResult, StopReason, Task
 from agentenv.engines.hf.engine import HFEngine
 from agentenv.errors import RunStopped
-from agentenv.training.algorithm.batch import build, micro_batches
+from agentenv.training.algorithm.batch import build
 from agentenv.training.learner.learner import Learner, Totals
 from tests.training.worlds import batch_of, episode, flags, make_model
 
@@ -116,24 +116,6 @@ def test_the_gradient_does_not_depend_on_how_a_batch_is_split(path, setting):
 
 
 @pytest.mark.long
-@given(st.sampled_from([math.nan, math.inf, -math.inf, 1e30]), st.booleans(), st.sampled_from(list(SETTINGS)))
-@settings(max_examples=12, deadline=None)
-def test_the_record_between_actions_changes_no_bit(path, poison, packed, setting):
-    shapes = [[(3, 0.0), (2, 1.0)], [(4, 0.5)], [(1, 0.0), (2, 0.2)], [(6, 1.0)]]
-    clean, dirty = ([episode(turns, group=f"g{i // 2}", seed=i) for i, turns in enumerate(shapes)] for _ in range(2))
-    for made in dirty:
-        for place, acted in enumerate(made.segments[0].action_mask):
-            if not acted:
-                made.segments[0].logprobs[place] = poison
-                made.segments[0].rewards[place] = poison
-                made.segments[0].policy_versions[place] = 99
-    options = SETTINGS[setting] | {"packing_samples": packed, "rollout_batch_size": 2, "n": 2}
-    (one, first), (two, second) = (gradients_of(path, build(made), **options) for made in (clean, dirty))
-    assert first == second
-    assert all(same(a, b) for a, b in zip(one, two, strict=True))
-
-
-@pytest.mark.long
 @given(st.lists(st.integers(0, 95), min_size=2, max_size=2), st.booleans(), st.sampled_from(["plain", "corrected"]))
 @settings(max_examples=12, deadline=None)
 def test_observations_are_not_labels(path, observation, packed, setting):
@@ -186,16 +168,6 @@ def test_log_probabilities_under_a_constraint_are_no_difference_between_engine_a
     assert "logprob_diff" not in gradients_of(path, build(made))[1]
 
 
-@pytest.mark.long
-def test_untrained_actions_change_nothing_though_their_log_probabilities_are_missing(path):
-    made = [episode([(2, 0.0), (2, 1.0)], seed=0), episode([(3, 0.0)], seed=1)]
-    made[0].segments[0].logprobs[3] = math.nan
-    options = {"is_correction": "tis", "is_correction_threshold": (0.0, 100.0), "init_kl_coef": 0.1}
-    found, metrics = gradients_of(path, build(made, need_logprobs=True), **options)
-    assert (metrics["num_tokens"], metrics["num_dropped_tokens"]) == (5, 2)
-    assert all(torch.isfinite(g).all() for g in found[0].values())
-
-
 # --- on policy ----------
 
 
@@ -231,20 +203,6 @@ async def test_on_policy_the_learner_and_the_engine_agree(path, temperature, pac
     assert metrics["logprob_diff"] < 1e-4
     assert metrics["clip_ratio"] == metrics["approx_kl"] == metrics["is_rejected"] == 0.0
     assert learner.train_step(batch)["logprob_diff"] > 1e-3  # it has learned since
-
-
-@pytest.mark.long
-def test_actions_that_pay_become_more_likely(path):
-    batch = build([episode([(3, 1.0)], seed=0), episode([(3, 0.0)], seed=50)])
-    learner, fresh = learner_of(path), learner_of(path)
-    for _ in range(5):
-        learner.train_step(batch)
-    (micro,) = micro_batches(batch, max_places=1000, packed=False)
-    with torch.no_grad():
-        moved_n = learner.policy.score(micro).logprobs_n - fresh.policy.score(micro).logprobs_n
-    paid_n = batch.tokens.episode_N[micro.index_n] == 0
-    assert moved_n[paid_n].mean() > 0.1
-    assert moved_n[~paid_n].mean() < -0.1
 
 
 @pytest.mark.long
@@ -312,14 +270,6 @@ def test_a_step_is_whole_when_it_is_reported_and_not_before(path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         learner.train_step(batch_of())
     assert (learner.num_steps, learner.step_completed) == (0, False)
-
-
-def test_equal_rewards_teach_nothing(path):
-    learner = learner_of(path)
-    before = weights_of(learner)
-    metrics = learner.train_step(batch_of([[(2, 1.0)], [(3, 1.0)]]))
-    assert metrics["grad_norm"] == 0.0
-    assert same(before, weights_of(learner))
 
 
 def test_later_optimiser_steps_are_held_against_the_policy_before_the_first(path):
@@ -530,18 +480,6 @@ def test_float16_that_overflows_skips_the_step_and_scales_less(path):
 
 
 @pytest.mark.long
-def test_numbers_are_means_over_the_steps_that_were_taken(path):
-    options = {"param_dtype": "fp16", "rollout_batch_size": 3, "n": 2, "train_batch_size": 3}
-    told, skipping = (learner_of(path, actor_learning_rate=1e-9, **options) for _ in range(2))
-    norms = [math.inf]
-    norm = skipping._adam.norm
-    skipping._adam.norm = lambda: norms.pop() if norms else norm()
-    metrics = skipping.train_step(batch_of())
-    assert (metrics["num_skipped_steps"], metrics["num_optimizer_steps"]) == (1, 1)
-    assert metrics["entropy"] == pytest.approx(told.train_step(batch_of())["entropy"], rel=0.2)
-
-
-@pytest.mark.long
 def test_float16_and_bfloat16_have_nearly_the_gradient_of_float32(path):
     (full,), _ = gradients_of(path, batch_of())
     joined = torch.cat([g.flatten() for g in full.values()])
@@ -581,19 +519,6 @@ def test_a_learner_continues_bit_for_bit(path, tmp_path, changes):
     assert resumed.num_steps == 1
     assert [resumed.train_step(batch) for batch in batches] == expected
     assert same(weights_of(learner), weights_of(resumed))
-
-
-@pytest.mark.long
-def test_full_determinism_asks_torch_for_it(path, monkeypatch):
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
-    try:
-        learner_of(path)
-        assert not torch.are_deterministic_algorithms_enabled()
-        learner = learner_of(path, full_determinism=True)
-        assert torch.are_deterministic_algorithms_enabled()
-        assert learner.train_step(batch_of())["grad_norm"] > 0
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.long

@@ -12,7 +12,6 @@ from agentenv.training.algorithm.corrections import CorrectionOptions
 from agentenv.training.algorithm.losses import (
     LossOptions,
     PolicyInputs,
-    adapted_kl_coef,
     clipped_surrogate,
     kl_estimate,
     log_ratio,
@@ -60,11 +59,6 @@ def test_the_dual_clip_bounds_the_loss_of_bad_actions_that_became_likely():
     assert found.loss_n.tolist() == pytest.approx([3.0, 2.0, -1.2])
     assert found.clipped_n.tolist() == [True, False, True]
     assert leaf.grad.tolist() == pytest.approx([0.0, 2.0, 0.0])
-
-
-def test_a_dual_clip_of_one_or_less_is_refused():
-    with pytest.raises(ConfigError, match="dual_clip"):
-        clipped_surrogate(torch.zeros(1), torch.ones(1), dual_clip=1.0)
 
 
 def test_on_policy_the_gradient_is_that_of_reinforce():
@@ -148,25 +142,6 @@ def test_kl_estimates_and_gradients_stay_finite(estimator, distance):
     assert math.isfinite(leaf.grad.item())
 
 
-def test_estimates_are_the_divergence_on_average():
-    """Summed over a whole distribution of three tokens: k1 and k3 are unbiased, k2 is not."""
-    policy, reference = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.4, 0.4, 0.2])
-    exact = (policy * (policy / reference).log()).sum()
-    for estimator in ("k1", "k3"):
-        found = (policy * kl_estimate(policy.log(), reference.log(), estimator)).sum()
-        assert found.item() == pytest.approx(exact.item(), rel=1e-4)
-
-
-def test_an_unknown_estimator_is_refused():
-    with pytest.raises(ConfigError, match="kl_estimator"):
-        kl_estimate(torch.zeros(1), torch.zeros(1), "k4")
-
-
-def test_the_kl_coefficient_steers_to_its_target_by_a_fifth_at_most():
-    steered = [adapted_kl_coef(0.1, kl, target=6.0, num_samples=100, horizon=1000) for kl in (0.0, 6.6, 60.0)]
-    assert steered == pytest.approx([0.1 * 0.98, 0.1 * 1.01, 0.1 * 1.02])
-
-
 def test_the_value_loss_is_half_the_square_and_clipped_the_larger():
     values, old, returns = torch.tensor([3.0, 0.5]), torch.tensor([1.0, 1.0]), torch.tensor([4.0, 1.0])
     assert value_loss(values, old, returns).tolist() == [0.5, 0.125]
@@ -188,11 +163,19 @@ def test_no_token_has_no_weight(kind):
     assert token_weights(torch.empty(0, dtype=torch.int64), kind, limit_tokens=5).tolist() == []
 
 
-def test_aggregations_that_cannot_be_are_refused():
-    with pytest.raises(ConfigError, match="limit_tokens"):
-        token_weights(torch.zeros(1).long(), "seq-mean-token-sum-norm")
-    with pytest.raises(ConfigError, match="loss_agg_mode"):
-        token_weights(torch.zeros(1).long(), "mean")
+@pytest.mark.parametrize(
+    ("named", "call"),
+    [
+        ("limit_tokens", lambda: token_weights(torch.zeros(1).long(), "seq-mean-token-sum-norm")),
+        ("loss_agg_mode", lambda: token_weights(torch.zeros(1).long(), "mean")),
+        ("kl_estimator", lambda: kl_estimate(torch.zeros(1), torch.zeros(1), "k4")),
+        ("dual_clip", lambda: clipped_surrogate(torch.zeros(1), torch.ones(1), dual_clip=1.0)),
+        ("policy_loss_type", lambda: LossOptions("cispo")),
+    ],
+)
+def test_options_that_cannot_be_are_refused_by_name(named, call):
+    with pytest.raises(ConfigError, match=named):
+        call()
 
 
 OPTIONS = [
@@ -247,12 +230,6 @@ def test_the_loss_does_not_depend_on_how_a_batch_is_split(lengths, seed, aggrega
     assert sums == pytest.approx({name: value.item() for name, value in metrics.items()}, rel=1e-6, abs=1e-9)
 
 
-def test_a_mean_of_means_would_not_be_the_loss():
-    """What splitting must not do: two micro-batches of 1 and 3 tokens, each averaged by itself."""
-    losses, weights = torch.tensor([8.0, 0.0, 0.0, 0.0]), token_weights(torch.tensor([0, 1, 1, 1]), "token-mean")
-    assert (losses * weights).sum().item() == 2.0 != (losses[0] + losses[1:].mean()).item() / 2
-
-
 def test_kl_and_entropy_are_added_with_their_coefficients():
     one = torch.zeros(1)
     inputs = PolicyInputs(
@@ -277,11 +254,6 @@ def test_kl_and_entropy_are_added_with_their_coefficients():
 def test_missing_inputs_of_an_option_are_named(options, named):
     with pytest.raises(ConfigError, match=named):
         policy_loss(PolicyInputs(*[torch.zeros(1)] * 4, torch.zeros(1).long()), options)
-
-
-def test_an_unknown_policy_loss_is_refused():
-    with pytest.raises(ConfigError, match="policy_loss_type"):
-        LossOptions("cispo")
 
 
 # --- TRL's published formulas ----------------------------------------------------------------------------------------
@@ -309,19 +281,3 @@ def test_the_loss_is_trls_grpo_with_beta_in_the_loss():
         ref_logprobs_n=flat[2],
     )  # fmt: skip
     assert policy_loss(inputs, LossOptions(kl_coef=beta))[0].item() == pytest.approx(total, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("aggregation", "trl"),
-    [
-        ("token-mean", lambda rows: sum(map(sum, rows)) / sum(map(len, rows))),  # "dapo", "bnpo"
-        ("seq-mean-token-mean", lambda rows: sum(sum(r) / len(r) for r in rows) / len(rows)),  # "grpo"
-        ("seq-mean-token-sum-norm", lambda rows: sum(map(sum, rows)) / (len(rows) * 9)),  # "dr_grpo"
-    ],
-)
-def test_aggregations_are_trls_loss_types(aggregation, trl):
-    rows = [[1.0, -2.0, 0.5], [4.0], [0.25, 0.75]]
-    sequence = torch.tensor([0, 0, 0, 1, 2, 2])
-    losses = torch.tensor([x for row in rows for x in row])
-    found = (losses * token_weights(sequence, aggregation, limit_tokens=9)).sum().item()
-    assert found == pytest.approx(trl(rows))

@@ -54,31 +54,9 @@ def test_one_picture_shows_all(tmp_path):
     assert sorted(tmp_path.iterdir()) == sorted([path, tmp_path / "metrics.jsonl"])
 
 
-@pytest.mark.long
-def test_only_what_was_measured_is_drawn(tmp_path):
-    path = plots.draw(training(tmp_path, {"rollout/reward": 1.0, "train/entropy": math.nan}, {"eval/score": 0.5}))
-    assert int.from_bytes(path.read_bytes()[16:20]) == 2 * 624, "two panels: reward and score"
-
-
 def test_without_numbers_the_picture_is_not_drawn(tmp_path):
     assert plots.draw(tmp_path) is None
     assert plots.draw(training(tmp_path, {"train/policy_loss": 1.0}, {"rollout/reward": math.nan})) is None
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("num_steps", [1, 2, 31])
-def test_trainings_of_any_length_are_drawn(tmp_path, num_steps):
-    rows = [EVERYTHING if step % 3 else dict.fromkeys(EVERYTHING, math.nan) for step in range(1, num_steps + 1)]
-    assert plots.draw(training(tmp_path, *rows)).exists()
-
-
-@pytest.mark.long
-def test_the_picture_is_drawn_again_when_a_training_is_resumed(tmp_path):
-    first = plots.draw(training(tmp_path, EVERYTHING)).read_bytes()
-    journal = Journal(tmp_path, resume_step=1)
-    journal.log(2, {key: 2 * value for key, value in EVERYTHING.items()})
-    journal.close()
-    assert plots.draw(tmp_path).read_bytes() != first
 
 
 @pytest.mark.long
@@ -102,13 +80,6 @@ def test_without_matplotlib_the_answer_is_the_command(tmp_path, monkeypatch):
         plots.draw(training(tmp_path, EVERYTHING))
 
 
-@pytest.mark.parametrize("title", plots.PANELS)
-def test_axes_say_what_they_show_and_in_what_unit(title):
-    axes = panel(title, EVERYTHING, EVERYTHING)
-    assert (axes.get_xlabel(), axes.get_title()) == ("train step", title)
-    assert axes.get_ylabel()
-
-
 def test_curves_are_the_finite_numbers_by_their_steps():
     axes = panel("Score", {"eval/score": 0.1}, {"rollout/score": 0.2}, {"rollout/score": math.nan, "eval/score": 0.4})
     assert curves(axes) == {"training": [(2, 0.2)], "held-out": [(1, 0.1), (3, 0.4)]}
@@ -118,19 +89,3 @@ def test_curves_are_the_finite_numbers_by_their_steps():
 def test_every_k_of_pass_at_k_is_a_curve():
     axes = panel("Pass@k", EVERYTHING, EVERYTHING | {"rollout/pass@16": 1.0})
     assert list(curves(axes)) == ["training, k = 1", "training, k = 8", "training, k = 16", "held-out, k = 1"]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("scale", [1e-7, 0.4, 1e5])
-def test_labels_of_axes_are_inside_the_picture(tmp_path, monkeypatch, scale):
-    from matplotlib.figure import Figure
-
-    figures, savefig = [], Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **kw: (figures.append(self), savefig(self, *args, **kw)))
-    plots.draw(training(tmp_path, *[dict.fromkeys(EVERYTHING, -scale * step) for step in (1, 2, 3)]))
-    (figure,) = figures
-    for axes in figure.axes:
-        box = axes.get_tightbbox()
-        assert min(box.x0, box.y0) > 0
-        assert box.x1 < figure.bbox.width
-        assert box.y1 < figure.bbox.height

@@ -303,10 +303,3 @@ def test_a_tiny_checkpoint_in_bfloat16_keeps_float32_weights_for_engines_on_a_cp
     policy = policy_of(str(path))
     assert policy.model.checkpoint_dtype == torch.bfloat16
     assert {tensor.dtype for _, tensor in policy.weights()} == {torch.float32}
-
-
-def test_a_scorer_can_be_wrapped_as_a_module(models):
-    """All parameters are in its tree, so that what shards modules sees them."""
-    policy = policy_of(models["qwen2-tied"])
-    assert isinstance(policy.scorer, TokenScorer)
-    assert {id(p) for p in policy.scorer.parameters()} == {id(p) for p in policy.trained.values()}

@@ -165,13 +165,10 @@ class Given(AgentInstance):
         return StepResult("Go on.", reward=reward, terminated=label != "endless")
 """
 TRAININGS = {
-    "constant_reward": ("-0.4 -0.4", "", "every episode has the reward -0.400"),
     "no_spread": ("0.25 0.75", "", "no task has two episodes with different rewards"),
     "zero_gradient": ("letters", "--reward_clip_range 5 9", "Widen --reward_clip_range"),
-    "learning_rate": ("letters", "--actor_learning_rate 1e-16", "Raise --actor_learning_rate"),
     "kl": ("letters", "--actor_learning_rate 1 --init_kl_coef 1e-9 --max_train_steps 2", "the initial model"),
     "logprob_diff": ("letters", "--async_train --actor_learning_rate 0.3", "Add --is_correction tis"),
-    "entropy": ("letters", "--actor_learning_rate 3", "Set --entropy_loss_coef"),
     "failed": ("raises raises raises letters", "--max_error_share 1 --max_retries 0", "because their episodes failed"),
 }
 """Labels of the tasks, further flags, and a part of the warning."""

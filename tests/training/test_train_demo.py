@@ -65,27 +65,3 @@ def test_make_train_demo_runs_the_demo_with_flags_that_it_has(demo, monkeypatch)
         monkeypatch.setattr(sys, "argv", ["train_demo.py", *flags.replace("$(ENGINE)", engine).split()])
         args = demo.arguments()
         assert (args.demo, args.engines, args.at_least) == ("math", [engine], 20.0)
-
-
-def test_a_curve_is_made_of_the_evaluations_and_of_all_the_time_between_them(demo):
-    rows = [
-        {"step": 0, "time/wall_s": 60.0, "eval/score": 0.4},
-        {"step": 1, "time/wall_s": 30.0},
-        {"step": 2, "time/wall_s": 30.0, "eval/score": 0.5},
-        {"step": 4, "time/wall_s": 60.0, "eval/score": 0.7},
-    ]
-    curve = demo.curve_of(rows, "eval/score", demo.Curve("hf", 0, (), (), (), 200.0))
-    assert (curve.steps, curve.values, curve.minutes) == ((0, 2, 4), (0.4, 0.5, 0.7), (1.0, 2.0, 3.0))
-    assert curve.gained == pytest.approx(30.0)
-    assert (curve.minutes_to(10), curve.minutes_to(20), curve.minutes_to(31)) == (2.0, 3.0, None)
-
-
-def test_the_table_has_a_mean_of_each_variant(demo):
-    one = demo.Curve("hf", 0, (0, 5), (0.40, 0.70), (0.0, 3.0), 240.0)
-    two = demo.Curve("hf", 1, (0, 5), (0.50, 0.60), (0.0, 3.0), 120.0)
-    rows = demo.table([one, two]).splitlines()[2:]
-    assert rows == [
-        "| hf | 0 | 40.0% | 70.0% | +30.0 | 3.0 | 4.0 |",
-        "| hf | 1 | 50.0% | 60.0% | +10.0 | never | 2.0 |",
-        "| hf | mean | 45.0% | 65.0% | +20.0 | | 3.0 |",
-    ]

@@ -7,14 +7,6 @@ import pytest
 from agentenv._util.uncancelled import run_to_completion
 
 
-async def test_the_result_is_that_of_the_work():
-    async def work():
-        await asyncio.sleep(0)
-        return 3
-
-    assert await run_to_completion(work()) == 3
-
-
 @pytest.mark.parametrize("times", [1, 3])
 async def test_cancelled_it_ends_when_the_work_has_ended(times):
     may_end, ended = asyncio.Event(), []

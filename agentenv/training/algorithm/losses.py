@@ -144,11 +144,6 @@ def kl_estimate(
     return value_n.detach() + surrogate_n - surrogate_n.detach()
 
 
-def adapted_kl_coef(coef: float, kl: float, *, target: float, num_samples: int, horizon: int) -> float:
-    """Return the next KL coefficient on the way to `target`. Source: Ziegler et al. 2019, arXiv:1909.08593."""
-    return coef * (1 + min(max(kl / target - 1, -0.2), 0.2) * num_samples / horizon)
-
-
 def value_loss(values_n: Tensor, old_values_n: Tensor, returns_n: Tensor, *, clip: float | None = None) -> Tensor:
     """Return [n], (V - G)²/2; with `clip` the maximum of it and of that with V within ±clip of its old value."""
     loss_n = (values_n - returns_n).square()

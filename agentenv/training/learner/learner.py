@@ -28,7 +28,7 @@ from agentenv.training.learner.micro_batches import MicroBatchRunner
 from agentenv.training.learner.objective import MicroLoss, TokenState, critic_micro_loss, policy_micro_loss
 from agentenv.training.learner.optimizer import Optimizer, learning_rate_factor
 from agentenv.training.learner.policy import Layout, Policy
-from agentenv.training.learner.scoring import be_deterministic, pick_device
+from agentenv.training.learner.scoring import pick_device
 from agentenv.training.learner.sharding import Ranks
 
 if TYPE_CHECKING:
@@ -89,8 +89,6 @@ class Learner:
             MissingDependency: adapters need peft, which is not installed.
         """
         self._config, self._num_train_steps, self._device = config, num_train_steps, pick_device(device)
-        if config.full_determinism:
-            be_deterministic()
         if config.lora_dropout:
             torch.manual_seed(config.seed)  # dropout draws from the process's generator
         self._ranks = ranks or Ranks()

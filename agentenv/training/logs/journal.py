@@ -47,30 +47,28 @@ class Journal:
         self._logging_steps = logging_steps
         self._synced_s = time.monotonic()
         self._fd = -1
+        self.last_step = resume_step
+        """Step of the last line; None before the first."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            rows, size = _read(self.path)
+            content = self.path.read_bytes() if self.path.exists() else b""
+            rows = _rows(self.path, content)
             if rows and resume_step is None:
                 raise ConfigError(
-                    f"{self.path}: expected no training there, got one of {rows[-1][0]['step']} steps. "
+                    f"{self.path}: expected no training there, got one of {rows[-1]['step']} steps. "
                     "Resume it with --resume, or use another --out."
                 )
-            kept = [row for row in rows if resume_step is not None and row[0]["step"] <= resume_step]
-            self.last_step = resume_step
-            """Step of the last line; None before the first."""
-            if resume_step and (not kept or kept[-1][0]["step"] < resume_step):
-                last = kept[-1][0]["step"] if kept else None
+            kept = [row for row in rows if resume_step is not None and row["step"] <= resume_step]
+            self._last: dict[str, Any] = {"step": resume_step}
+            if kept and kept[-1]["step"] == resume_step:
+                self._last = kept[-1]
+            elif resume_step:
+                last = kept[-1]["step"] if kept else None
                 logger.warning(
                     "%s: the last line belongs to step %s, the checkpoint to step %d", self.path, last, resume_step
                 )
             self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            self._size = kept[-1][1] if kept else 0
-            self._last: dict[str, Any] = {"step": resume_step}
-            self._start = self._size
-            if kept and kept[-1][0]["step"] == resume_step:
-                self._last, self._start = kept[-1][0], kept[-2][1] if len(kept) > 1 else 0
-            if size != self._size:
-                os.ftruncate(self._fd, self._size)
+            os.ftruncate(self._fd, sum(len(line) + 1 for line in content.split(b"\n")[: len(kept)]))
             os.fsync(self._fd)
         except OSError as error:
             raise ConfigError(
@@ -91,26 +89,23 @@ class Journal:
                 f"Journal.log: expected the step after {self.last_step} in an open journal, got {step} with "
                 f"{len(numbers)} numbers. Log every step once, in order."
             )
-        start = self._size
         last: dict[str, Any] = {"step": step, **finite(numbers)}
         if warnings:
             last["warnings"] = list(warnings)
         try:
-            rest = memoryview(_line(last))
-            size = self._size + len(rest)
+            rest, size = memoryview(_line(last)), os.fstat(self._fd).st_size
             try:
                 while rest:
                     rest = rest[os.write(self._fd, rest) :]
             except OSError:
                 with contextlib.suppress(OSError):
-                    os.ftruncate(self._fd, self._size)
+                    os.ftruncate(self._fd, size)
                 raise
-            self._size = size
             if time.monotonic() - self._synced_s >= _SYNC_INTERVAL_S:
                 self.sync()
         except OSError as error:
             raise self._stopped(error) from error
-        self.last_step, self._last, self._start = step, last, start
+        self.last_step, self._last = step, last
         if step % self._logging_steps == 0 or any(key.startswith("eval/") for key in numbers):
             self._trackers.log(step, numbers)
 
@@ -128,14 +123,16 @@ class Journal:
         last = self._last | finite(numbers)
         temporary = self.path.with_name(f".{METRICS}.tmp")
         try:
-            content = self.path.read_bytes()[: self._start] + _line(last)
+            lines = self.path.read_bytes().splitlines(keepends=True)  # JSON has no other ends of lines
+            if lines and json.loads(lines[-1])["step"] == last["step"]:  # it may have none: lines were lost
+                del lines[-1]
             with temporary.open("wb") as file:
-                file.write(content)
+                file.writelines([*lines, _line(last)])
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(self.path)
             os.close(self._fd)
-            self._fd, self._last, self._size = os.open(self.path, os.O_WRONLY | os.O_APPEND), last, len(content)
+            self._fd, self._last = os.open(self.path, os.O_WRONLY | os.O_APPEND), last
             sync_directory(self.path.parent)
         except OSError as error:
             temporary.unlink(missing_ok=True)
@@ -182,36 +179,28 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 def finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
     """Return the numbers for JSON: those that are not finite become None."""
-    return {key: _number(value) for key, value in numbers.items()}
+    plain = {key: value if value is None or isinstance(value, int) else float(value) for key, value in numbers.items()}
+    infinite = {key for key, value in plain.items() if isinstance(value, float) and not math.isfinite(value)}
+    return plain | dict.fromkeys(infinite)
 
 
-def _number(value: float | None) -> float | None:
-    if value is None or isinstance(value, int):
-        return value
-    number = float(value)
-    return number if math.isfinite(number) else None
-
-
-def _read(path: Path) -> tuple[list[tuple[dict[str, Any], int]], int]:
-    # Each line with the offset of its end, and the file's size; an incomplete last line is left out.
-    content = path.read_bytes() if path.exists() else b""
-    rows: list[tuple[dict[str, Any], int]] = []
-    offset = 0
+def _rows(path: Path, content: bytes) -> list[dict[str, Any]]:
+    """Return the lines of a journal, without an incomplete last one."""
+    rows: list[dict[str, Any]] = []
     *lines, _ = content.split(b"\n")  # not splitlines: damaged bytes may contain other line ends
     for number, line in enumerate(lines, start=1):
-        offset += len(line) + 1
         try:
             row = json.loads(line)
         except ValueError:
             row = None
         step = row.get("step") if isinstance(row, dict) else None
-        if not isinstance(step, int) or (rows and step <= rows[-1][0]["step"]):
+        if not isinstance(step, int) or (rows and step <= rows[-1]["step"]):
             raise DataError(
                 f"{path}: expected the numbers of a train step in line {number}, got {line[:60]!r}. "
                 "Fix or remove the line."
             )
-        rows.append((row, offset))
-    return rows, len(content)
+        rows.append(row)
+    return rows
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -220,4 +209,5 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     Raises:
         DataError: a line is damaged, or repeats a step.
     """
-    return [row for row, _ in _read(Path(folder) / METRICS)[0]]
+    path = Path(folder) / METRICS
+    return _rows(path, path.read_bytes()) if path.exists() else []

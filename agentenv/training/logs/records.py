@@ -22,9 +22,8 @@ from agentenv.runs.trackers import Tracked, open_trackers
 from agentenv.training.best_model import BEST, BestModel, EarlyStop
 from agentenv.training.checkpoint import Checkpoints
 from agentenv.training.config import TrainConfig
-from agentenv.training.logs.evaluated import cut_evaluations
 from agentenv.training.logs.journal import METRICS, Journal, read_metrics
-from agentenv.training.logs.samples import cut_samples
+from agentenv.training.logs.samples import cut_evaluations, cut_samples
 
 FIXED_ON_RESUME = (
     "model", "critic_pretrain", "agent_func_path", "env", "env_kwargs", "remote_rm_url", "group_reward",

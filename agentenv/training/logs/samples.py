@@ -1,24 +1,31 @@
-"""Choose the episodes of a train step that are kept in `trajectories.jsonl`: whole groups."""
+"""Episodes of a training that are kept: whole groups of a train step, and those of evaluations.
+
+Those of evaluations are in `eval/`, a run directory whose ids name the train step, `task@step`.
+"""
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import pstdev
 from typing import TYPE_CHECKING
 
 from agentenv.core.trajectory import Group, Trajectory
-from agentenv.errors import DataError
+from agentenv.core.types import Task
+from agentenv.errors import ConfigError, DataError, RunStopped
 from agentenv.runs.metrics import Summary
+from agentenv.runs.records.directory import RunWriter, read_config
 from agentenv.runs.records.index import FIELDS, TRAJECTORIES, read_index
 from agentenv.runs.records.steps import StepGroup, read_steps
+from agentenv.runs.records.tokenizer import EVAL
 
 if TYPE_CHECKING:
     from agentenv.training.config import TrainConfig
 
-_OFFSET, _LENGTH, _ID = (list(FIELDS).index(name) for name in ("offset", "length", "episode_id"))
+_OFFSET, _LENGTH, _ID, _GROUP = (list(FIELDS).index(name) for name in ("offset", "length", "episode_id", "group_id"))
 
 
 def groups_to_keep(groups: Sequence[Group], config: TrainConfig, step: int) -> list[Trajectory]:
@@ -34,14 +41,10 @@ def groups_to_keep(groups: Sequence[Group], config: TrainConfig, step: int) -> l
     if config.save_samples_by in ("spread", "random"):
         random.Random(f"{config.seed} {step}").shuffle(order)
     if config.save_samples_by == "spread":
-        widest = sorted(order, key=lambda index: -_spread(groups[index]))[: -(-num // 2)]
+        rewards = [[each.reward for each in group.trajectories if each.reward is not None] for group in groups]
+        widest = sorted(order, key=lambda index: -pstdev(rewards[index] or [0.0]))[: -(-num // 2)]
         order = [*widest, *(index for index in order if index not in widest)]
     return [trajectory for index in sorted(order[:num]) for trajectory in groups[index].trajectories]
-
-
-def _spread(group: Group) -> float:
-    rewards = [each.reward for each in group.trajectories if each.reward is not None]
-    return pstdev(rewards) if rewards else 0.0
 
 
 def step_groups(groups: Sequence[Group], summaries: Sequence[Summary]) -> list[StepGroup]:
@@ -71,3 +74,64 @@ def cut_samples(folder: Path) -> None:
     ends = [row[_OFFSET] + row[_LENGTH] for row in read_index(folder) if row[_ID] in known]
     if ends and max(ends) < (folder / TRAJECTORIES).stat().st_size:
         os.truncate(folder / TRAJECTORIES, max(ends))
+
+
+def tasks_to_keep(sets: Mapping[str, Sequence[Task]], config: TrainConfig) -> frozenset[str]:
+    """Return the ids of the held-out tasks whose episodes are kept, the same at each evaluation.
+
+    These are as many as --save_samples episodes fill, at least one: the first with --save_samples_by first, all with
+    `all`, otherwise a choice at random that depends on --seed only.
+    """
+    ids = [task.task_id for tasks in sets.values() for task in tasks]
+    if not config.save_samples:
+        return frozenset()
+    if config.save_samples_by in ("spread", "random"):
+        random.Random(config.seed).shuffle(ids)
+    num = len(ids) if config.save_samples_by == "all" else -(-config.save_samples // config.eval_n_samples_per_prompt)
+    return frozenset(ids[:num])
+
+
+def keep_evaluation(folder: Path, step: int, episodes: Sequence[Trajectory]) -> None:
+    """Write episodes of an evaluation into `eval/` of a training's folder, in place of those of this step or a later.
+
+    Raises:
+        RunStopped: the disk is full or fails.
+    """
+    if not episodes:
+        return
+    config = read_config(folder)["config"]
+    try:
+        cut_evaluations(folder, step - 1)
+        with RunWriter.open(folder / EVAL, config, resume=True, may_differ=list(config)) as writer:
+            in_order = sorted(episodes, key=lambda each: each.episode_id)  # they come as they end
+            writer.append_all([_at_step(each, step) for each in in_order])
+    except (ConfigError, OSError) as error:
+        raise RunStopped(
+            f"{folder / EVAL}: expected to write the episodes of an evaluation, got: {error} Then resume with --resume."
+        ) from error
+
+
+def cut_evaluations(folder: Path, step: int) -> None:
+    """Remove the episodes of evaluations after a train step: a training resumes from there.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    record = folder / EVAL / TRAJECTORIES
+    if record.is_file():
+        later = [row[_OFFSET] for row in read_index(folder / EVAL) if _step_of(row[_GROUP]) > step]
+        if later:
+            os.truncate(record, min(later))
+
+
+def _at_step(trajectory: Trajectory, step: int) -> Trajectory:
+    """Return an episode with the train step in its ids: `task@step`, and `task@step/sample`."""
+    group = f"{trajectory.group_id}@{step}"
+    return replace(
+        trajectory, group_id=group, episode_id=group + trajectory.episode_id.removeprefix(trajectory.group_id)
+    )
+
+
+def _step_of(group_id: str) -> int:
+    step = group_id.rpartition("@")[2]
+    return int(step) if step.isdigit() else -1

@@ -1,0 +1,90 @@
+"""A flag moves its number: each test fails if the line that passes the flag on is deleted."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from agentenv.chat.chat import Chat
+from agentenv.core.types import Limits, SamplingParams
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode.setup import EpisodeSetup
+from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.training.config import TrainConfig
+from agentenv.training.curriculum import spread
+from agentenv.training.train import make_evaluation, prepare_training, rollout_options, with_engine
+
+MIX = ("math_retry:2", "guess_number")
+ROLLOUTS = {
+    "rollout_batch_size": ({}, 3, "batch_groups", 3),
+    "n": ({}, 3, "num_samples", 3),
+    "async_queue_size": ({"async_train": True}, 3, "max_ahead", 3),
+    "max_staleness": ({"async_train": True, "async_queue_size": 3}, 2, "max_ahead", 2),
+    "max_train_steps": ({}, 5, "num_batches", 5),
+    "num_episodes": ({"limit": 32}, 3, "num_batches", 6),
+    "limit": ({}, 48, "num_batches", 3),
+    "vllm_generate_batch_size": ({"async_train": True, "dynamic_filtering": True}, 20, "num_extra", 4),
+    "advantage_estimator": ({}, "reinforce", "min_rewarded", 1),
+    "dynamic_filtering": ({}, True, "score_range", (0.0, 1.0)),
+    "dynamic_filtering_reward_range": ({"dynamic_filtering": True}, (0.25, 0.5), "score_range", (0.25, 0.5)),
+    "partial_rollout": ({"async_train": True}, True, "partial", True),
+    "vllm_enable_sleep": ({}, True, "sleeps", True),
+    "concurrency": ({}, 7, "concurrency", 7),
+    "seed": ({}, 7, "seed", 7),
+    "env": ({}, MIX, "weights", {"math_retry": 2.0, "guess_number": 1.0}),
+    "curriculum": ({"env": MIX}, "spread", "curriculum", spread),
+}
+"""Of each flag: the flags beside it, its value, and the option that it moves."""
+
+
+async def job_of(**flags):
+    return await prepare_training(TrainConfig.from_flags(**{"env": "math_retry", "engine": "hf", "ray": False} | flags))
+
+
+@pytest.mark.parametrize("flag", ROLLOUTS)
+async def test_a_flag_moves_its_option_of_the_rollouts(flag):
+    beside, value, option, expected = ROLLOUTS[flag]
+    engine = {"engine": "auto"} if flag == "vllm_enable_sleep" else {}
+    before, after = [
+        getattr(rollout_options(await job_of(**engine, **beside, **more)), option) for more in ({}, {flag: value})
+    ]
+    assert before != expected
+    assert after == expected
+
+
+async def test_flags_of_evaluations_reach_their_runner():
+    flags = {"eval_dataset": "word_problems", "eval_temperature": 0.25, "eval_n_samples_per_prompt": 3, "seed": 7}
+    job = await job_of(**flags, top_p=0.9, max_tokens=9, concurrency=5, max_retries=4, save_samples=6)
+    setup = EpisodeSetup(
+        engine=ScriptedEngine(["a"]), chat=Chat(CharTokenizer()), sampling=SamplingParams(), limits=Limits()
+    )
+    evaluation = make_evaluation(job, SimpleNamespace(source=None, setup=setup))
+    sampling = SamplingParams(temperature=0.25, top_p=0.9, max_tokens=9, seed=8)
+    assert (evaluation.num_samples, evaluation.runner.setup.sampling) == (3, sampling)
+    assert (evaluation.runner.concurrency, evaluation.runner.policy.max_retries) == (5, 4)
+    assert list(evaluation.sets) == ["word_problems"]
+    assert len(evaluation.kept_tasks) == 2
+
+
+EPISODES = {
+    "data": "d.jsonl", "split": "s", "prompt_key": "q", "label_key": "l", "limit": 3, "n": 5, "model": "m",
+    "num_engines": 2, "max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "seed": 7, "max_turns": 3, "max_length": 99,
+    "max_retries": 5, "max_error_share": 0.25, "tool_role": "user", "env_actors": 2, "concurrency": 3,
+    "group_reward": "f.py:g", "reference_key": "r", "step_timeout_s": 9.0, "env_kwargs": {"a": 1},
+}  # fmt: skip
+
+
+def test_flags_about_episodes_are_those_of_the_run_that_samples_them():
+    given, default = (TrainConfig.from_flags(env="e", **flags).episodes.flags() for flags in (EPISODES, {}))
+    for name, value in EPISODES.items():
+        assert given[name] == value != default[name], name
+
+
+def test_flags_of_vllm_are_its_arguments(monkeypatch):
+    monkeypatch.setattr("agentenv.training.train.importlib.util.find_spec", lambda name: object())
+    flags = {
+        "vllm_tensor_parallel_size": 2, "vllm_gpu_memory_utilization": 0.3, "enable_prefix_caching": False,
+        "enforce_eager": True, "vllm_enable_sleep": True,
+    }  # fmt: skip
+    config = with_engine(TrainConfig.from_flags(env="e", engine="vllm", param_dtype="fp16", **flags))
+    assert list(config.engine_args.values()) == list(flags.values())
+    assert config.dtype == "float16"
