@@ -37,7 +37,6 @@ from agentenv.interop.nemo_rl import (
     TaskProcessor,
     masked,
 )
-from agentenv.interop.nemo_rl.types import Running, summary
 from tests.interop import nemo_stub
 from tests.models import make_tiny_tokenizer
 
@@ -442,18 +441,6 @@ def test_masking_keeps_what_is_known_the_means_and_leaves_no_nan(rows):
         assert after["loss_multiplier"].tolist() == (~failed).float().tolist()
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.floats(-100, 100), max_size=20))
-def test_running_figures_are_those_of_all_rewards_at_once(values):
-    running = Running()
-    for value in values:
-        running.add(value)
-    expected = summary(values, "x")
-    figures = {f"x/{name}": value for name, value in running.metrics().items()}
-    assert figures == pytest.approx({name: expected[name] for name in figures}, abs=1e-6)
-    assert len(figures) == (5 if values else 1)
-
-
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {}}}]
 
 
@@ -742,7 +729,6 @@ from _pytest.monkeypatch import MonkeyPatch
 import ray
 from tests.interop import nemo_stub
 from agentenv.interop import nemo_rl as nemo_rl_env
-from agentenv.interop.nemo_rl.types import Running, summary
 
 nemo = nemo_stub.installed(MonkeyPatch())
 nemo_rl_env.register()
