@@ -8,7 +8,6 @@ from agentenv._util.lazy import lazy_names
 
 if TYPE_CHECKING:
     from agentenv.interop.nemo_rl.environments import AgentEnvironment, AgentEnvironmentOptions, register
-    from agentenv.interop.nemo_rl.from_nemo import FromNemo
     from agentenv.interop.nemo_rl.records import from_records, to_records
     from agentenv.interop.nemo_rl.reward_model import RewardModelEnvironment, RewardModelOptions
     from agentenv.interop.nemo_rl.task_processor import TaskProcessor
@@ -19,7 +18,6 @@ __all__ = [
     "AgentEnvironmentOptions",
     "EnvironmentReturn",
     "EnvironmentUnavailable",
-    "FromNemo",
     "RewardModelEnvironment",
     "RewardModelOptions",
     "RowsFailed",
@@ -37,7 +35,6 @@ __getattr__ = lazy_names(
         "AgentEnvironmentOptions": "agentenv.interop.nemo_rl.environments",
         "EnvironmentReturn": "agentenv.interop.nemo_rl.types",
         "EnvironmentUnavailable": "agentenv.interop.nemo_rl.types",
-        "FromNemo": "agentenv.interop.nemo_rl.from_nemo",
         "RewardModelEnvironment": "agentenv.interop.nemo_rl.reward_model",
         "RewardModelEnvironmentActor": "agentenv.interop.nemo_rl.environments",
         "RewardModelOptions": "agentenv.interop.nemo_rl.reward_model",

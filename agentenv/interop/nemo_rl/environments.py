@@ -9,7 +9,7 @@
       agentenv: {env: guess_number, env_kwargs: {max_guesses: 4}, wrap_observation: chat, tokenizer: MODEL}
       agentenv_rm: {model_name: Skywork/Skywork-Reward-V2-Qwen3-0.6B, precision: bfloat16, max_model_len: 2048}
 
-`FromNemo` is the other direction. NeMo RL's interface has no place for these:
+NeMo RL's interface has no place for these:
 
 - Failures. An unknown reward cannot be expressed: every number counts in the baseline of its prompt, even in a masked
   row, and NaN makes the siblings' baseline NaN. `on_failure: raise` (the default) fails the call. If infrastructure
