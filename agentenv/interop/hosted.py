@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from agentenv.core.engine import Engine, engine_errors
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Completion, SamplingParams
+from agentenv.core.types import Completion, SamplingParams, StopReason
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EpisodeSource
@@ -58,6 +58,12 @@ def problem_of(trajectory: Trajectory) -> str | None:
         return None
     error = trajectory.error
     return f"{error.where}: {error.type}: {error.message}" if error else f"it ended as {trajectory.stop_reason}."
+
+
+def kind_of(trajectory: Trajectory) -> str:
+    """Return the kind of an episode's failure: "infra" also for one that a time limit ended, or the engine gave up."""
+    error, is_late = trajectory.error, trajectory.stop_reason in (StopReason.ABORTED, StopReason.STEP_TIMEOUT)
+    return "infra" if error is None or is_late else error.kind
 
 
 class FailureCount:

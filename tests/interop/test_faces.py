@@ -21,7 +21,7 @@ FACES = {
     "agentenv.interop.roll": "CustomReward Dispatch RewardWorker RollRewards data_parallel dispatched one_to_all "
     "register worker_class",
     "agentenv.interop.nemo_rl": "AgentEnvironment AgentEnvironmentOptions EnvironmentReturn EnvironmentUnavailable "
-    "FromNemo RewardModelEnvironment RewardModelOptions RowsFailed TaskProcessor from_records masked register "
+    "RewardModelEnvironment RewardModelOptions RowsFailed TaskProcessor from_records masked register "
     "to_records",
     "agentenv.interop.nemo_gym": "GymOptions GymServer",
 }

@@ -32,12 +32,10 @@ from agentenv.interop import nemo_rl as nemo_rl_env
 from agentenv.interop.nemo_rl import (
     AgentEnvironment,
     EnvironmentUnavailable,
-    FromNemo,
     RowsFailed,
     TaskProcessor,
     masked,
 )
-from agentenv.interop.nemo_rl.types import Running, summary
 from tests.interop import nemo_stub
 from tests.models import make_tiny_tokenizer
 
@@ -442,18 +440,6 @@ def test_masking_keeps_what_is_known_the_means_and_leaves_no_nan(rows):
         assert after["loss_multiplier"].tolist() == (~failed).float().tolist()
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.floats(-100, 100), max_size=20))
-def test_running_figures_are_those_of_all_rewards_at_once(values):
-    running = Running()
-    for value in values:
-        running.add(value)
-    expected = summary(values, "x")
-    figures = {f"x/{name}": value for name, value in running.metrics().items()}
-    assert figures == pytest.approx({name: expected[name] for name in figures}, abs=1e-6)
-    assert len(figures) == (5 if values else 1)
-
-
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {}}}]
 
 
@@ -622,71 +608,6 @@ def test_raw_observations_are_the_environments_text(made):
     assert "smaller" in logs[0][2]["content"] or "lower" in logs[0][2]["content"]
 
 
-# --- the other way around --------------------------------------------------------------------------------------------
-
-
-class Doubling(nemo_stub.EnvironmentInterface):
-    """An environment of NeMo RL's: says how often it was asked, rewards in parts, and ends at the third action."""
-
-    def __init__(self, config):
-        self.config = config
-
-    def step(self, message_log_batch, metadata):
-        turns = [sum(m["role"] == "assistant" for m in log) for log in message_log_batch]
-        assert all(m["ground_truth"] == "7" and m.get("turn", 0) == t - 1 for m, t in zip(metadata, turns, strict=True))
-        return nemo_stub.EnvironmentReturn(
-            observations=[{"role": "environment", "content": f"asked {turn}"} for turn in turns],
-            metadata=[{**m, "turn": turn} for m, turn in zip(metadata, turns, strict=True)],
-            next_stop_strings=[["</b>"]] * len(turns),
-            rewards={"reward/a": torch.tensor([1.0] * len(turns)), "reward/b": torch.tensor([0.5] * len(turns))},
-            terminateds=torch.tensor([turn >= self.config["turns"] for turn in turns]),
-            answers=None,
-        )
-
-    def global_post_process_and_metrics(self, batch):
-        return batch, {}
-
-
-class Poisoned(Doubling):
-    def step(self, message_log_batch, metadata):
-        return super().step(message_log_batch, metadata)._replace(rewards=torch.tensor([float("nan")]))
-
-
-async def run_from_nemo(name, **config):
-    engine = ScriptedEngine(["one", "two", "three"], tokenizer())
-    source = EnvSource(FromNemo, {"environment": f"{__name__}.{name}", "config": {"turns": 3} | config})
-    ended = []
-    runner = EpisodeRunner(
-        source,
-        EpisodeSetup(engine=engine, chat=Chat(tokenizer()), sampling=SamplingParams(), limits=Limits(max_length=4096)),
-    )
-    await runner.run_one(
-        PlannedEpisode(Task([{"role": "user", "content": "go"}], label="7", task_id="t"), 0), ended.append
-    )
-    return engine, ended[0]
-
-
-async def test_an_environment_of_nemos_runs_as_one_of_ours():
-    engine, trajectory = await run_from_nemo("Doubling")
-    assert trajectory.error is None
-    assert (trajectory.reward, len(trajectory.turns), trajectory.terminated) == (4.5, 3, True)
-    assert trajectory.turns[0].result.info == {"reward/a": 1.0, "reward/b": 0.5}
-    assert "asked 2" in engine.requests[2].prompt
-    assert [request.sampling.stop for request in engine.requests] == [(), ("</b>",), ("</b>",)]
-
-
-async def test_a_reward_of_nemos_that_is_not_a_number_fails_the_episode():
-    _, trajectory = await run_from_nemo("Poisoned")
-    assert trajectory.reward is None
-    assert trajectory.error.kind == "contract"
-
-
-@pytest.mark.parametrize("place", ["nowhere.At", "math.pi", "Doubling", "agentenv.core.types.Gone"])
-def test_input_that_is_not_an_environment_of_nemos_is_refused(place):
-    with pytest.raises((ConfigError, ContractError)):
-        FromNemo(place)
-
-
 # --- registering ------------------------------------------------------------------------------------------------------
 
 
@@ -742,7 +663,6 @@ from _pytest.monkeypatch import MonkeyPatch
 import ray
 from tests.interop import nemo_stub
 from agentenv.interop import nemo_rl as nemo_rl_env
-from agentenv.interop.nemo_rl.types import Running, summary
 
 nemo = nemo_stub.installed(MonkeyPatch())
 nemo_rl_env.register()
@@ -758,8 +678,6 @@ try:
     raise SystemExit("no error")
 except ConnectionError as error:  # what NeMo RL takes for infrastructure's
     assert "live episode" in str(error)
-from agentenv.interop.nemo_rl.from_nemo import undecorated
-assert undecorated(nemo_rl_env.AgentEnvironmentActor) is nemo_rl_env.AgentEnvironment
 figures = ray.get(actor.metrics.remote())
 assert figures["agentenv/num_live"] == 1.0, figures
 ray.get([actor.shutdown.remote(), actor.shutdown.remote()], timeout=20)

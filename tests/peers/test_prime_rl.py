@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.peers.where import ROOT, answer, folder_of, needs, python, versions
+from tests.peers.where import ROOT, answer, folder_of, needs, versions
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -119,10 +119,3 @@ def test_prime_rl_leaves_a_failed_episode_out_of_the_mean_and_of_the_samples(tra
 @in_prime_rl
 def test_prime_rl_reads_the_configuration_of_the_page(trained):
     assert trained["config"] == ["agentenv-math-retry", "subprocess", 8, "auto"]
-
-
-@in_verifiers
-def test_the_example_prints_what_it_says(tmp_path):
-    path = ROOT / "examples/interop/prime_rl_package.py"
-    expected = path.read_text().partition("expected last line: ")[2].splitlines()[0]
-    assert python("verifiers", path, cwd=tmp_path).splitlines()[-1] == expected

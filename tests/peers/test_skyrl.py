@@ -1,6 +1,5 @@
 """SkyRL 0.3.0's own training loop over our episodes: its batch holds the segments of our trajectories, bit by bit."""
 
-import ast
 import json
 import math
 import statistics
@@ -134,14 +133,6 @@ def test_skyrls_own_generator_over_text_has_the_tokens_of_our_loop_unless_an_act
 def test_in_text_tools_are_refused_and_a_failed_episode_ends_the_training(ran):
     assert ran["text_tool_use"]["error"].startswith("ConfigError: EnvText: expected an environment without tools")
     assert ran["text_failing"]["error"].startswith("EpisodeFailed: step: RuntimeError: some of four")
-
-
-def test_the_example_prints_the_last_line_that_its_docstring_promises(tmp_path):
-    path = ROOT / "examples/interop/skyrl_generator.py"
-    docstring = ast.get_docstring(ast.parse(path.read_text()))
-    (promised,) = [line for line in docstring.splitlines() if line.startswith("expected last line: ")]
-    printed = python("skyrl", path, cwd=tmp_path)
-    assert printed.splitlines()[-1] == promised.removeprefix("expected last line: ")
 
 
 def test_skyrl_takes_every_setting_of_the_script_of_the_page(tmp_path):

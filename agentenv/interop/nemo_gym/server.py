@@ -36,7 +36,7 @@ from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EpisodeSource
 from agentenv.errors import AgentEnvError, ConfigError, ContractError, DataError, ErrorKind, InfraError
-from agentenv.interop.hosted import problem_of, run_planned
+from agentenv.interop.hosted import kind_of, problem_of, run_planned
 from agentenv.interop.nemo_gym.responses import GymRun, read_run, run_answer
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class GymServer(Server):
         error, reason = trajectory.error, trajectory.stop_reason
         problem = problem_of(trajectory)
         if problem is not None:
-            kind = "infra" if error is None or reason in (StopReason.ABORTED, StopReason.STEP_TIMEOUT) else error.kind
+            kind = kind_of(trajectory)
             status = 503 if kind == "infra" else 422
             if reason in (StopReason.STEP_TIMEOUT, StopReason.EPISODE_TIMEOUT):
                 status = 504

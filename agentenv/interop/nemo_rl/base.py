@@ -40,6 +40,8 @@ class Environment:
         self._written = -math.inf
         self._writing = threading.Lock()  # steps run in many threads: one writes at a time
         self._num_stepping = 0
+        self._calls: set[asyncio.Task[Any]] = set()
+        """The calls of `step` that run on the loop."""
         self._lock = threading.Lock()  # guards _num_stepping and _thread
         self._thread: LoopThread | None = LoopThread(f"agentenv-{name}")
 
@@ -83,6 +85,9 @@ class Environment:
             self._emit(every_s=_METRICS_EVERY_S)
 
     async def _outcomes(self, logs: list[list[Any]], metadata: list[dict[str, Any]]) -> list[StepRow]:
+        call: Any = asyncio.current_task()
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
         rows = await asyncio.gather(*map(self._row, logs, metadata), return_exceptions=True)
         errors = {index: row for index, row in enumerate(rows) if isinstance(row, BaseException)}
         if errors and self._on_failure == "raise":
@@ -131,6 +136,13 @@ class Environment:
         figures = self.metrics() | batch_metrics(batch, self._name)
         return (masked(batch) if self._on_failure == "mask" else batch), figures
 
+    async def _cancel_calls(self) -> None:
+        """Cancel only the calls themselves: a second cancellation would interrupt the close of their episodes."""
+        for call in self._calls:
+            call.cancel()
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=_CLOSE_S / 4)
+
     def shutdown(self) -> None:
         """Cancel running steps, close everything and stop the event loop; a second call does nothing."""
         with self._lock:
@@ -140,20 +152,12 @@ class Environment:
         try:
             end = time.monotonic() + _CLOSE_S
             while self._num_stepping and time.monotonic() < end:  # a step may only be about to start
-                thread.run(_cancel_others())
+                thread.run(self._cancel_calls())
                 time.sleep(0.01)
             thread.run(_within(self._close()))
         finally:
             thread.close(_CLOSE_S)
             self._emit(every_s=0.0)
-
-
-async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    if others:
-        await asyncio.wait(others, timeout=_CLOSE_S / 4)
 
 
 async def _within(work: Coroutine[Any, Any, None]) -> None:

@@ -9,21 +9,21 @@
       agentenv: {env: guess_number, env_kwargs: {max_guesses: 4}, wrap_observation: chat, tokenizer: MODEL}
       agentenv_rm: {model_name: Skywork/Skywork-Reward-V2-Qwen3-0.6B, precision: bfloat16, max_model_len: 2048}
 
-`FromNemo` is the other direction. NeMo RL's interface has no place for these:
+NeMo RL's interface has no place for these:
 
 - Failures. An unknown reward cannot be expressed: every number counts in the baseline of its prompt, even in a masked
   row, and NaN makes the siblings' baseline NaN. `on_failure: raise` (the default) fails the call. If infrastructure
   failed, NeMo RL recognizes the error: its RolloutManager rolls the prompt out again, its older loops end the run.
   `mask` ends the row with the reward NaN; then `masked(batch)`, which `global_post_process_and_metrics` calls, must run
-  between rollout and advantages, and NeMo RL calls neither itself. Steps are never repeated here: an environment may
-  have acted already.
+  between rollout and advantages, and NeMo RL calls neither itself. A step is repeated only where the environment
+  itself asks for it.
 - `reset`. Rows exist before the environment does: `TaskProcessor` asks it for its first observation.
 - Limits. NeMo RL does not tell the environment that it cut an episode: the episode is closed after `idle_s`, without
   `on_truncate`.
 - GPUs. `create_env` requests none, and Ray may hide them from the actor: name a reward model as `ray:MODEL`, with
   `rm_args: {num_gpus: 1}`, or a server's address.
-- Tokens. `step` sees no `action_ids`, no `finish_reason` and no `tokens_left`; the action is text without its special
-  tokens. `tool_calls` need a tokenizer.
+- Tokens. The action is text without its special tokens, so that `step` sees the `action_ids` of that text, and neither
+  why the generation ended nor how many tokens are left. Without a tokenizer, `tool_calls` are read in one common form.
 
 Source: nemo_rl/environments/{interfaces,utils,reward_model_environment}.py and experience/rollouts.py, 0.6.0 of
 2026-08-22 (7ea279a).
@@ -150,7 +150,7 @@ class AgentEnvironment(Environment):
                     )
                 parts[name] = float(value)
         except BaseException:
-            await self._sessions.drop(session)
+            await self._sessions.forget(session.id)
             raise
         answer = result.info.get("extracted")
         return StepRow(

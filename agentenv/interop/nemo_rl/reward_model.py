@@ -11,7 +11,7 @@ from agentenv.core.types import Message
 from agentenv.errors import AgentEnvError, ConfigError, DataError
 from agentenv.interop.nemo_rl.base import Environment
 from agentenv.interop.nemo_rl.text import is_templated, prompt_of
-from agentenv.interop.nemo_rl.types import ON_FAILURE, Running, StepRow, bare, last_action, options_of
+from agentenv.interop.nemo_rl.types import ON_FAILURE, RewardFigures, StepRow, bare, last_action, options_of
 from agentenv.rewards.grading import grade
 from agentenv.rewards.models.factory import open_scorer
 from agentenv.rewards.models.reward import ModelReward
@@ -95,7 +95,7 @@ class RewardModelEnvironment(Environment):
     def __init__(self, config: Mapping[str, Any], *, reward: Any = None) -> None:
         self.options = options = options_of(RewardModelOptions, config, unused=IGNORED)
         self.counts = {"num_truncated": 0, "num_failed": 0}
-        self.rewards = Running()
+        self.rewards = RewardFigures()
         self._scorer: Any = None
         if reward is None and options.reward is None:
             name = options.checkpoint_path or options.model_name
@@ -145,7 +145,7 @@ class RewardModelEnvironment(Environment):
 
     def metrics(self) -> dict[str, float]:
         """Return NeMo RL's metrics over all rewards since the start, and counts of cut and failed conversations."""
-        figures = self.rewards.metrics() | self.counts
+        figures = {"num_samples": self.rewards.num, **self.rewards.metrics(), **self.counts}
         return {f"{self._name}/{name}": float(value) for name, value in figures.items()}
 
 

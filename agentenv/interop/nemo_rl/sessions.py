@@ -7,18 +7,23 @@ finds the episode. It ends with its last step, a failure, or `idle_s` without a 
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from agentenv._util.calls import StepTimeout, bounded, create
-from agentenv.core.agent import AgentInstance
-from agentenv.core.step_dict import parse_step, text_or_messages
-from agentenv.core.types import Message, StepResult
-from agentenv.errors import ContractError, DataError, InfraError
+from agentenv._util.calls import create
+from agentenv.chat.chat import Chat
+from agentenv.core.agent import AgentInstance, StepState
+from agentenv.core.types import Limits, Message, StepResult, Task
+from agentenv.engines.scripted import PlainTextTokenizer
+from agentenv.episode.setup import EpisodeKey
+from agentenv.episode.stepping import SteppedEpisode
+from agentenv.errors import ContractError, DataError, EpisodeFailed, InfraError
+from agentenv.interop.hosted import kind_of
 from agentenv.interop.nemo_rl.text import prompt_of
 from agentenv.interop.nemo_rl.types import EnvironmentUnavailable, bare, last_action
 
@@ -26,29 +31,22 @@ ID = "agentenv_id"
 """Key of an episode's id in a row's metadata."""
 OWN_KEYS = (ID, "label", "ground_truth", "seed", "metadata", "raw_prompt", "task_prompt", "tools")
 """Keys of the metadata that have a meaning here; the other keys are columns of the row."""
+_NO_LIMIT = 1_000_000_000
+"""Tokens, which are characters here, and turns: NeMo RL has its own limits."""
 
-
-@dataclass(frozen=True, slots=True)
-class ResetResult:
-    """The result of `reset`."""
-
-    observation: str | Sequence[Message]
-    tools: tuple[Mapping[str, Any], ...] = ()
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
 class EpisodeSession:
     """One live episode."""
 
-    agent: AgentInstance
-    metadata: Mapping[str, Any]
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    label: Any = None
-    seed: int | None = None
-    first: ResetResult = ResetResult("")
+    episode: SteppedEpisode = field(init=False)
     num_actions: int = 0
     """Number of assistant messages in the log at the last step; before the first step, those of the prompt."""
-    turn_index: int = 0
+    text: str = ""
+    """The text of the log before the current action: what the model saw."""
     stop: tuple[str, ...] | None = None
     """Strings that end the next generation; None if the environment never set any."""
     stop_before: tuple[str, ...] = ()
@@ -58,7 +56,11 @@ class EpisodeSession:
 
 
 class Sessions:
-    """Creates, finds, steps and closes the episodes of one environment class."""
+    """Creates, finds, steps and closes the episodes of one environment class.
+
+    An episode runs in our loop, in plain text. Its environment sees the text of NeMo RL's log, and the calls that
+    `parse` finds in an action.
+    """
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class Sessions:
         self.num_started = self.num_ended = self.num_abandoned = self.num_failed = 0
         self._cls = cls
         self._kwargs = kwargs
-        self._limit_s = step_timeout_s
+        self._limits = Limits(max_length=_NO_LIMIT, max_turns=_NO_LIMIT, step_timeout_s=step_timeout_s)
         self._idle_s = idle_s
         self._check_prompt = check_prompt
         self._parse = parse
@@ -91,10 +93,11 @@ class Sessions:
         """Take the log's last message as the episode's next action. An episode that ends or fails is closed.
 
         Raises:
-            EnvironmentUnavailable: the episode is unknown here, or too slow.
+            EnvironmentUnavailable: the episode is unknown here.
+            InfraError: infrastructure failed, or the environment is too slow.
             DataError: the log does not belong to this episode's next turn, or the model saw another prompt than `reset`
                 returns.
-            Exception: the environment raised it.
+            EpisodeFailed: the environment failed.
         """
         action = last_action(log)
         session_id = metadata.get(ID)
@@ -112,134 +115,117 @@ class Sessions:
         session.busy = True
         try:
             self._disarm(session)
-            result = await self._step_agent(session, log, action)
+            result = await self._act(session, log, action)
         except BaseException:
             self.num_failed += 1
-            await self.drop(session)
+            await self.forget(session.id)
             raise
         session.busy = False
         if result.done:
             self.num_ended += 1
-            await self.drop(session)
+            await self.forget(session.id)
         else:
             loop = asyncio.get_running_loop()
             session.timer = loop.call_later(self._idle_s, partial(self._abandon, session))
         return session, result
 
-    async def first(self, metadata: Mapping[str, Any], prompt: str | Sequence[Message]) -> ResetResult:
-        """Return the result of `reset` for a row, from an agent that is closed afterwards.
+    async def first(
+        self, metadata: Mapping[str, Any], prompt: str | Sequence[Message]
+    ) -> tuple[str | Sequence[Message], Sequence[Mapping[str, Any]]]:
+        """Return the first observation of a row and its tools, from an episode that is closed afterwards.
 
         Raises:
-            Exception: the environment raised it.
+            EpisodeFailed: the environment failed.
         """
-        agent = await self._make()
-        try:
-            return await self._reset(agent, metadata, prompt)
-        finally:
-            await bounded(agent.close, limit_s=self._limit_s)
-
-    async def drop(self, session: EpisodeSession) -> None:
-        """Close an episode, once."""
-        self._disarm(session)
-        if self._live.pop(session.id, None) is not None:
-            await asyncio.gather(bounded(session.agent.close, limit_s=self._limit_s), return_exceptions=True)
+        async with self._session(metadata, prompt).episode as episode:
+            await _played(episode, episode.begin())
+            return episode.trajectory.prompt, episode.trajectory.tools
 
     async def forget(self, session_id: str) -> None:
         """Close the episode of this id if it is live."""
-        session = self._live.get(session_id)
+        session = self._live.pop(session_id, None)
         if session is not None:
-            await self.drop(session)
+            self._disarm(session)
+            await session.episode.aclose()
 
     async def close(self) -> None:
         """Close all episodes."""
-        await asyncio.gather(*map(self.drop, list(self._live.values())), *self._closing)
+        await asyncio.gather(*map(self.forget, list(self._live)), *self._closing)
 
-    async def _make(self) -> AgentInstance:
-        """Return a new agent; one that is made while the call is cancelled is closed."""
-        made: list[AgentInstance] = []
+    def _session(self, metadata: Mapping[str, Any], prompt: str | Sequence[Message]) -> EpisodeSession:
+        """Return a new episode of a row, not yet started."""
+        session = EpisodeSession()
+        label = metadata.get("label", metadata.get("ground_truth"))
+        columns = {key: value for key, value in metadata.items() if key not in OWN_KEYS}
+        task = Task(prompt, label, session.id, metadata=columns | dict(metadata.get("metadata") or {}))
 
-        async def make() -> None:
-            made.append(await create(self._cls, self._kwargs))
+        async def make() -> AgentInstance:
+            agent = await create(self._cls, self._kwargs)
+            object.__setattr__(agent, "step", self._with_log(agent.step, session, metadata.get("tools") or None))
+            return agent
 
-        make.__qualname__ = "create"
-        try:
-            await bounded(make, limit_s=self._limit_s)
-        except BaseException:
-            for agent in made:
-                await bounded(agent.close, limit_s=self._limit_s)
-            raise
-        return made[0]
+        key = EpisodeKey(session.id, seed=metadata.get("seed"))
+        session.episode = SteppedEpisode(make, task, chat=Chat(PlainTextTokenizer()), limits=self._limits, key=key)
+        return session
+
+    def _with_log(self, step: Callable[..., Any], session: EpisodeSession, tools: Any) -> Callable[..., Any]:
+        """Return a `step` that sees the text of NeMo RL's log, and the calls in the policy's own form."""
+
+        def told(states: StepState) -> StepState:
+            states = {**states, "observation_text": session.text}
+            if self._parse is not None:
+                calls = self._parse(states["action_text"], turn_index=states["turn_index"], tools=tools)
+                states["tool_calls"] = calls
+            return states
+
+        @functools.wraps(step)
+        async def async_step(states: StepState) -> Any:
+            return await step(told(states))
+
+        @functools.wraps(step)
+        def plain_step(states: StepState) -> Any:
+            return step(told(states))
+
+        return async_step if inspect.iscoroutinefunction(step) else plain_step
 
     async def _start(self, log: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> EpisodeSession:
         shown = prompt_of(log, bare(log))
         task_prompt = metadata.get("task_prompt", metadata.get("raw_prompt"))
-        prompt: Any = shown if task_prompt is None else task_prompt
-        agent = await self._make()
-        session = EpisodeSession(agent, deepcopy(_columns(metadata)), num_actions=_num_actions(log) - 1)
+        session = self._session(metadata, shown if task_prompt is None else task_prompt)
+        session.num_actions, episode = _num_actions(log) - 1, session.episode
         self._live[session.id] = session
         self.num_started += 1
         try:
-            session.label, session.seed = deepcopy(_label(metadata)), metadata.get("seed")
-            session.first = await self._reset(agent, metadata, prompt)
+            first = await _played(episode, episode.begin())
             if self._check_prompt:
                 # An episode for another prompt than the model's would have the reward of another task.
-                first, shown = session.first, metadata.get("raw_prompt", shown)
+                shown = metadata.get("raw_prompt", shown)
                 tools = [dict(tool) for tool in metadata.get("tools") or ()]
-                if _plain(first.observation) != _plain(shown) or [dict(tool) for tool in first.tools] != tools:
+                if _plain(first) != _plain(shown) or [dict(tool) for tool in episode.trajectory.tools] != tools:
                     raise DataError(
-                        f"reset: expected the prompt that the model was shown, {shown!r:.200}, got "
-                        f"{first.observation!r:.200}. NeMo RL does not show what reset returns: create the rows with "
-                        "TaskProcessor, which does, or set check_prompt=false."
+                        f"reset: expected the prompt that the model was shown, {shown!r:.200}, got {first!r:.200}. "
+                        "NeMo RL does not show what reset returns: create the rows with TaskProcessor, which does, or "
+                        "set check_prompt=false."
                     )
         except BaseException:
             self.num_failed += 1
-            await self.drop(session)
+            await self.forget(session.id)
             raise
         return session
 
-    async def _reset(
-        self, agent: AgentInstance, metadata: Mapping[str, Any], prompt: str | Sequence[Message]
-    ) -> ResetResult:
-        columns, label, observation = deepcopy((_columns(metadata), _label(metadata), prompt))
-        states = {"observation": observation, "label": label, "metadata": columns, "images": ()}
-        where = f"{type(agent).__name__}.reset"
-        answer = await self._bounded(agent.reset, {**states, "seed": metadata.get("seed")})
-        if not isinstance(answer, Mapping) or "observation" not in answer:
-            raise ContractError(
-                f"{where}: expected a dict with the key 'observation', got {answer!r:.200}. Return one."
-            )
-        return ResetResult(text_or_messages(answer["observation"], where), tuple(answer.get("tools") or ()))
-
-    async def _step_agent(self, session: EpisodeSession, log: Sequence[Mapping[str, Any]], action: str) -> StepResult:
+    async def _act(self, session: EpisodeSession, log: Sequence[Mapping[str, Any]], action: str) -> StepResult:
         num_actions = _num_actions(log)
         if num_actions != session.num_actions + 1:
             raise DataError(
-                f"step: expected the log of turn {session.turn_index}, with {session.num_actions + 1} assistant "
-                f"messages, got {num_actions}. Send each action once, with everything before it."
+                f"step: expected the log of the next turn, with {session.num_actions + 1} assistant messages, got "
+                f"{num_actions}. Send each action once, with everything before it."
             )
-        states = {
-            "observation_text": "".join(str(message.get("content") or "") for message in log[:-1]),
-            "action_text": action,
-            "label": session.label,
-            "sampling_params": None,
-            "turn_index": session.turn_index,
-            "metadata": session.metadata,
-            "seed": session.seed,
-        }
-        if self._parse is not None:
-            states["tool_calls"] = self._parse(action, turn_index=session.turn_index, tools=session.first.tools or None)
-        value = await self._bounded(session.agent.step, states)
-        result = parse_step(value, f"{type(session.agent).__name__}.step", session.agent.score_range)
-        session.num_actions, session.turn_index = num_actions, session.turn_index + 1
+        session.text = "".join(str(message.get("content") or "") for message in log[:-1])
+        result = await _played(session.episode, session.episode.act(action))
+        session.num_actions = num_actions
         session.stop_before = session.stop or ()
         session.stop = result.sampling.stop if result.sampling is not None else session.stop
         return result
-
-    async def _bounded(self, method: Any, *args: Any) -> Any:
-        try:
-            return await bounded(method, *args, limit_s=self._limit_s)
-        except StepTimeout as error:
-            raise InfraError(str(error)) from error
 
     def _disarm(self, session: EpisodeSession) -> None:
         if session.timer is not None:
@@ -248,23 +234,28 @@ class Sessions:
 
     def _abandon(self, session: EpisodeSession) -> None:
         self.num_abandoned += 1
-        task = asyncio.get_running_loop().create_task(self.drop(session))
+        task = asyncio.get_running_loop().create_task(self.forget(session.id))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
 
+async def _played(episode: SteppedEpisode, work: Awaitable[T]) -> T:
+    """Return the result of a call of the episode.
+
+    Raises:
+        InfraError: it failed by infrastructure, or by a time limit.
+        EpisodeFailed: it failed otherwise.
+    """
+    try:
+        return await work
+    except EpisodeFailed as failure:
+        if kind_of(episode.trajectory) == "infra":
+            raise InfraError(str(failure)) from failure
+        raise
+
+
 def _num_actions(log: Sequence[Mapping[str, Any]]) -> int:
     return sum(message.get("role") == "assistant" for message in log)
-
-
-def _label(metadata: Mapping[str, Any]) -> Any:
-    return metadata.get("label", metadata.get("ground_truth"))
-
-
-def _columns(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the other columns of the row."""
-    rest = {key: value for key, value in metadata.items() if key not in OWN_KEYS}
-    return rest | dict(metadata.get("metadata") or {})
 
 
 def _plain(observation: Any) -> Any:

@@ -11,7 +11,7 @@ from agentenv.episode.factory import check_arguments
 from agentenv.episode.registry import load_env
 from agentenv.episode.runner import derive_seed
 from agentenv.errors import DataError
-from agentenv.interop.nemo_rl.sessions import ResetResult, Sessions
+from agentenv.interop.nemo_rl.sessions import Sessions
 
 _SHORT = 4
 """Tokens to keep of a prompt that is too long; its row is not trained on."""
@@ -61,7 +61,7 @@ class TaskProcessor:
 
         Raises:
             DataError: the row has no prompt.
-            Exception: the environment's `reset` raised it.
+            EpisodeFailed: the environment failed.
         """
         import torch
 
@@ -77,18 +77,18 @@ class TaskProcessor:
             "task_prompt": prompt,
             "metadata": {key: value for key, value in row.items() if key != "task_name"},
         }
-        first: ResetResult = run_sync(self._sessions.first(info, prompt))
+        observation, tools = run_sync(self._sessions.first(info, prompt))
         if self._chat is None or self._chat.tokenizer is not tokenizer:
             self._chat = Chat(tokenizer, options=self._options)
         chat = self._chat
-        ids, weight = chat.prompt(first.observation, list(first.tools) or None), 1.0
+        ids, weight = chat.prompt(observation, list(tools) or None), 1.0
         if max_seq_length is not None and len(ids) > max_seq_length:
             ids, weight = ids[: min(_SHORT, max_seq_length)], 0.0
         content = chat.decode(ids)
         return {
             "message_log": [{"role": "user", "content": content, "token_ids": torch.tensor(ids, dtype=torch.int64)}],
             "length": len(ids),
-            "extra_env_info": info | {"raw_prompt": first.observation, "tools": list(first.tools)},
+            "extra_env_info": info | {"raw_prompt": observation, "tools": list(tools)},
             "loss_multiplier": weight,
             "idx": idx,
             "task_name": row.get("task_name", self._task_name),

@@ -9,11 +9,12 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from agentenv._util.estimates import Moments
 from agentenv.core.types import Message
 from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError
 from agentenv.interop.nemo_rl.text import prompt_of
@@ -140,63 +141,38 @@ def batch_rewards(batch: Mapping[str, Any]) -> list[float]:
     return [float(value) for value in values]
 
 
-def summary(rewards: Sequence[float], prefix: str, *, num_samples: int | None = None) -> dict[str, float]:
-    """Return `PREFIX/num_samples`, `num_no_reward` and mean, std, min and max of the finite rewards.
+class RewardFigures(Moments):
+    """The figures of rewards, one at a time, by NeMo RL's names."""
 
-    std is the sample standard deviation, like torch's, and 0.0 for one reward. Without rewards, they are left out.
-    """
-    known = [reward for reward in rewards if math.isfinite(reward)]
-    figures: dict[str, float] = {
-        "num_samples": len(rewards) if num_samples is None else num_samples,
-        "num_no_reward": len(rewards) - len(known),
-    }
-    if known:
-        figures |= {
-            "mean_reward": statistics.fmean(known),
-            "std_reward": statistics.stdev(known) if len(known) > 1 else 0.0,
-            "min_reward": min(known),
-            "max_reward": max(known),
-        }
-    return {f"{prefix}/{name}": float(value) for name, value in figures.items()}
+    __slots__ = ("high", "low")
 
+    def __init__(self, rewards: Iterable[float] = ()) -> None:
+        self.low, self.high = math.inf, -math.inf
+        super().__init__(rewards)
 
-@dataclass(slots=True)
-class Running:
-    """Count, mean, std, min and max of a stream of numbers, without storing them (Welford)."""
-
-    num: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
-    """Sum of the squared differences from the mean."""
-    low: float = math.inf
-    high: float = -math.inf
-
-    def add(self, value: float) -> None:
-        """Add a number."""
-        self.num += 1
-        delta = value - self.mean
-        self.mean += delta / self.num
-        self.squares += delta * (value - self.mean)
+    def add(self, value: float, times: int = 1) -> None:
+        """Count a finite reward."""
+        super().add(value, times)
         self.low, self.high = min(self.low, value), max(self.high, value)
 
     def metrics(self) -> dict[str, float]:
-        """Return the keys of `summary` without a prefix; only the count before the first number."""
-        if not self.num:
-            return {"num_samples": 0.0}
-        std = math.sqrt(self.squares / (self.num - 1)) if self.num > 1 else 0.0
-        return {
-            "num_samples": float(self.num),
-            "mean_reward": self.mean,
-            "std_reward": std,
-            "min_reward": self.low,
-            "max_reward": self.high,
-        }
+        """Return mean, std, min and max; nothing before the first reward.
+
+        std is the sample standard deviation, like torch's, and 0.0 for one reward.
+        """
+        if self.mean is None:
+            return {}
+        std = math.sqrt(self.variance) if self.num > 1 else 0.0
+        return {"mean_reward": self.mean, "std_reward": std, "min_reward": self.low, "max_reward": self.high}
 
 
 def batch_metrics(batch: Mapping[str, Any], prefix: str) -> dict[str, float]:
-    """Return the `summary` of a NeMo RL batch."""
+    """Return a NeMo RL batch's `PREFIX/num_samples`, `num_no_reward` and the figures of the finite rewards."""
     rewards, logs = batch_rewards(batch), batch.get("message_log")
-    return summary(rewards, prefix, num_samples=None if logs is None else len(logs))
+    known = RewardFigures(reward for reward in rewards if math.isfinite(reward))
+    num_samples = len(rewards if logs is None else logs)
+    figures = {"num_samples": num_samples, "num_no_reward": len(rewards) - known.num, **known.metrics()}
+    return {f"{prefix}/{name}": float(value) for name, value in figures.items()}
 
 
 def masked(batch: Any, groups: Sequence[Hashable] | None = None) -> Any:
