@@ -40,10 +40,6 @@ WHY: Mapping[str, str] = {
     "reward only the result.",
     "truncation-pays": "An episode that a limit ends earns more than one that is finished, or pays for nothing, so a "
     "policy learns not to finish. Return from `on_truncate` only what was not paid yet.",
-    "limit-not-enforced": "A tool or command works more often than the prompt or its description allows, so a policy "
-    "learns to ignore the limit. Count its uses, and refuse further ones.",
-    "notation-rejected": "The right answer in another usual notation earns less, so a policy is punished for being "
-    "right. Read both, or have the prompt say which notation counts.",
     "no-gold": "The environment has no gold, so its tasks may be unsolvable. Implement `gold`.",
     "no-signal": "Gold earns no more than an empty action, so there is nothing to learn.",
     "answer-in-feedback": "Feedback on a wrong action contains the answer, so a policy learns to wait for it. "
@@ -140,6 +136,19 @@ def make_finding(
     first = [play for _, play in sorted(ranked, key=lambda pair: pair[0])][:MAX_EVIDENCE]
     evidence = tuple(Evidence(p.key, p.task_id, shorten(p.action), p.reward, p.score, describe(p)) for p in first)
     return AuditFinding(f"{kind}:{policy}" if policy else kind, severity, summary, evidence, len(plays))
+
+
+def findings_of(
+    kind: str,
+    severity: Severity,
+    summary: str,
+    plays: Sequence[Play],
+    *,
+    policy: str = "",
+    detail: str | Callable[[Play], str] = "",
+) -> list[AuditFinding]:
+    """Return the finding that these plays show, as `make_finding` does; none without plays."""
+    return [make_finding(kind, severity, summary, plays, policy=policy, detail=detail)] if plays else []
 
 
 def error_text(play: Play) -> str:

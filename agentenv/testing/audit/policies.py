@@ -20,12 +20,8 @@ from typing import Any, Literal
 from agentenv.errors import ConfigError
 from agentenv.testing.audit.explore import answering_policies, blind_calls, odd_policies, writing_policies
 from agentenv.testing.audit.hacks import FAMILIES, INJECTIONS, ROLE_MARKS, UNICODE
-from agentenv.testing.audit.listing import listing_policies
-from agentenv.testing.audit.notations import notation_policies
-from agentenv.testing.audit.shortcuts import shortcut_policies
 from agentenv.testing.audit.tamper import changing_policies, gold_policies
-from agentenv.testing.audit.use_limits import limit_policies
-from agentenv.testing.audit.variants import repeating_policies, shaped_policies
+from agentenv.testing.audit.variants import variant_policies
 from agentenv.testing.audit.view import View
 from agentenv.testing.marked_code import marked, marked_actions, marked_calls
 from agentenv.testing.odd_values import ODD_FLOATS, ODD_FORMS, odd_forms
@@ -168,14 +164,9 @@ def all_policies(hacks: Mapping[str, str] | None = None) -> list[AuditPolicy]:
         AuditPolicy("hedge", "others_last", "wrong", lambda view: _joined(view.gold, _others_like(view))),
         AuditPolicy("hedge", "others_first", "wrong", lambda view: _joined(_others_like(view), view.gold)),
         *[AuditPolicy("tamper", name, "wrong", act) for name, act in gold_policies().items()],
-        *[AuditPolicy("list_all", name, "wrong", act) for name, act in listing_policies().items()],
-        *[AuditPolicy("repeat", name, "wrong", act) for name, act in repeating_policies().items()],
-        *[AuditPolicy("notation", name, "wrong", act) for name, act in notation_policies().items()],
-        *[AuditPolicy("limit", name, "blind", act) for name, act in limit_policies().items()],
-        *[AuditPolicy("shape", name, "wrong", act) for name, act in shaped_policies().items()],
         *[
             AuditPolicy(name, variant, "wrong", act)
-            for name, variants in shortcut_policies().items()
+            for name, variants in variant_policies().items()
             for variant, act in variants.items()
         ],
     ]

@@ -1,4 +1,4 @@
-"""Judges plays of variants of gold: all options in its place, repeated parts, and values that feedback has told."""
+"""Judges plays of variants of gold: all options in its place, repeated parts, changed data, and limits."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from collections.abc import Iterator, Mapping
 from agentenv.core.types import StopReason
 from agentenv.testing.audit.episodes import Play
 from agentenv.testing.audit.explore import MARKER
-from agentenv.testing.audit.findings import AuditFinding, Severity, make_finding, tasks_of
+from agentenv.testing.audit.findings import AuditFinding, Severity, findings_of, tasks_of
 from agentenv.testing.audit.judging import EPS, Facts, actions_of
-from agentenv.testing.audit.listing import LISTED
-from agentenv.testing.audit.notations import SEPARATED
-from agentenv.testing.audit.shortcuts import OTHER_TEXT, slip_of
-from agentenv.testing.audit.use_limits import EXTRA, uses_beyond
-from agentenv.testing.audit.variants import REPEATS
+from agentenv.testing.audit.variants import LISTED, OTHER_TEXT, REPEATS
 
 _GROWN = 0.2
 """Growth of what an action earns when it says the same more often, as a part of what gold earns."""
@@ -28,20 +24,8 @@ _PAID = 0.1
 
 def judge_variants(facts: Facts) -> list[AuditFinding]:
     """Return the findings about variants of gold."""
-    return [
-        *_listed(facts),
-        *_repeated(facts),
-        *_multiplied(facts),
-        *_told(facts),
-        *_one_field(facts),
-        *_pasted(facts),
-        *_undone(facts),
-        *_corrected(facts),
-        *_tampered(facts),
-        *_cut_off(facts),
-        *_beyond_limits(facts),
-        *_rejected(facts),
-    ]
+    judges = (_listed, _repeated, _multiplied, _pasted, _undone, _tampered, _cut_off)
+    return [finding for judge in judges for finding in judge(facts)]
 
 
 def _by_task(facts: Facts, policy: str) -> Iterator[tuple[str, Mapping[str, Play]]]:
@@ -71,10 +55,8 @@ def _listed(facts: Facts) -> list[AuditFinding]:
             if len(both) == 2 and all(map(facts.full, both)) and others is not None and not facts.full(others):
                 found.append(both[0])
                 break
-    if not found:
-        return []
-    summary = f"{tasks_of(found)} solved by all options of the prompt ({found[0].variant})"
-    return [make_finding("hedging", "fail", summary, found, policy="list_all", detail=actions_of)]
+    summary = f"{tasks_of(found)} solved by all options of the prompt ({found[0].variant if found else ''})"
+    return findings_of("hedging", "fail", summary, found, policy="list_all", detail=actions_of)
 
 
 def _repeated(facts: Facts) -> list[AuditFinding]:
@@ -90,14 +72,12 @@ def _repeated(facts: Facts) -> list[AuditFinding]:
             if many - once >= _GROWN - EPS and many - once > usual + _GROWN / 2:
                 found.append(plays[f"{what}_many"])
                 break
-    if not found:
-        return []
     severity: Severity = "fail" if any(map(facts.full, found)) else "warn"
-    most = max(_share(facts, play) for play in found)
+    most = max((_share(facts, play) for play in found), default=0.0)
     summary = (
         f"one word or line, said {REPEATS} times, earns up to {most:.0%} on {tasks_of(found)}, and less if said once"
     )
-    return [make_finding("repeat-pays", severity, summary, found, policy="repeat", detail=actions_of)]
+    return findings_of("repeat-pays", severity, summary, found, policy="repeat", detail=actions_of)
 
 
 def _multiplied(facts: Facts) -> list[AuditFinding]:
@@ -107,37 +87,8 @@ def _multiplied(facts: Facts) -> list[AuditFinding]:
         play, gold = plays.get("action"), facts.gold[task_id]
         if play is not None and play.reward is not None and gold.reward is not None and play.reward > gold.reward + EPS:
             found.append(play)
-    if not found:
-        return []
     summary = f"gold earns more if an action is said several times at once, on {tasks_of(found)}"
-    return [make_finding("repeat-pays", "fail", summary, found, policy="action", detail=actions_of)]
-
-
-def _told(facts: Facts) -> list[AuditFinding]:
-    """Find tasks that the values solve which feedback says after an answer of the right form with wrong values."""
-    found = []
-    for _, plays in _by_task(facts, "shape"):
-        wrong, told = plays.get("wrong_values"), plays.get("told_values")
-        if wrong is None or told is None or len(told.steps) < 2:
-            continue
-        if _share(facts, told) >= _LARGE_PART - EPS and _share(facts, wrong) < _LARGE_PART - EPS:
-            found.append(told)
-    if not found:
-        return []
-    summary = f"{tasks_of(found)} solved by values that the feedback on wrong ones says"
-    return [make_finding("answer-in-feedback", "fail", summary, found, policy="shape", detail=_feedback)]
-
-
-def _one_field(facts: Facts) -> list[AuditFinding]:
-    """Find tasks that each of two fields of gold's object solves alone: what else an answer needs is not asked for."""
-    found = []
-    for _, plays in _by_task(facts, "part"):
-        full = [play for play in plays.values() if facts.full(play)]
-        found += full[:1] if len(full) > 1 else []
-    if not found:
-        return []
-    summary = f"{tasks_of(found)} solved by one field of the answer, whichever it is"
-    return [make_finding("prefix-earns", "fail", summary, found, policy="part")]
+    return findings_of("repeat-pays", "fail", summary, found, policy="action", detail=actions_of)
 
 
 def _pasted(facts: Facts) -> list[AuditFinding]:
@@ -150,11 +101,9 @@ def _pasted(facts: Facts) -> list[AuditFinding]:
         pasted = [play for play in plays.values() if len(play.action) > _PASTED * len(gold) + _PASTED_MORE]
         num += bool(pasted)
         found += [play for play in pasted if facts.full(play)][:1]
-    if not found:
-        return []
     severity: Severity = "fail" if len(found) > num / 2 else "warn"
     summary = f"{tasks_of(found)} solved by a tool's whole reply in place of the answer"
-    return [make_finding("hack-earns", severity, summary, found, policy="paste")]
+    return findings_of("hack-earns", severity, summary, found, policy="paste")
 
 
 def _undone(facts: Facts) -> list[AuditFinding]:
@@ -167,29 +116,8 @@ def _undone(facts: Facts) -> list[AuditFinding]:
             if len(cycles) > 1 and min(cycles[:2]) > EPS:
                 found.append(play)
                 break
-    if not found:
-        return []
     summary = f"an action that is taken back and done again earns each time, on {tasks_of(found)}"
-    return [make_finding("repeat-pays", "fail", summary, found, policy="undo", detail=actions_of)]
-
-
-def _corrected(facts: Facts) -> list[AuditFinding]:
-    """Find tasks on which the reply to an end with one wrong value says the right one."""
-    found = []
-    for _, plays in _by_task(facts, "slip"):
-        for play in plays.values():
-            slip = slip_of([step.action for step in play.steps])
-            if slip is not None and any(slip[1] in step.observation for step in play.steps[slip[0] + 1 :][:1]):
-                found.append(play)
-                break
-    if not found:
-        return []
-    summary = f"on {tasks_of(found)} the reply to an end with one wrong value says the right one"
-    return [make_finding("answer-in-feedback", "fail", summary, found, policy="slip", detail=_last_feedback)]
-
-
-def _last_feedback(play: Play) -> str:
-    return next((" ".join(step.observation.split())[:300] for step in reversed(play.steps) if step.observation), "")
+    return findings_of("repeat-pays", "fail", summary, found, policy="undo", detail=actions_of)
 
 
 def _tampered(facts: Facts) -> list[AuditFinding]:
@@ -208,10 +136,9 @@ def _tampered(facts: Facts) -> list[AuditFinding]:
         golds = {facts.gold[play.task_id].action for play in plays_of}
         if len(golds) > 1 and len({play.action for play in plays_of}) == 1:
             found += plays_of
-    if not found:
-        return []
-    summary = f"calls change the right answer on {tasks_of(found)}: after them, {found[0].action[-60:]!r} is right"
-    return [make_finding("hack-earns", "fail", summary, found, policy="tamper", detail=actions_of)]
+    answer = found[0].action[-60:] if found else ""
+    summary = f"calls change the right answer on {tasks_of(found)}: after them, {answer!r} is right"
+    return findings_of("hack-earns", "fail", summary, found, policy="tamper", detail=actions_of)
 
 
 def _cut_off(facts: Facts) -> list[AuditFinding]:
@@ -233,56 +160,7 @@ def _cut_off(facts: Facts) -> list[AuditFinding]:
                 break
     if above:
         summary = f"gold earns more on {tasks_of(above)} if a limit ends the episode"
-        return [make_finding("truncation-pays", "fail", summary, above, detail=actions_of)]
-    if idle:
-        most = max(play.reward or 0.0 for play in idle)
-        summary = f"empty actions earn up to {most:g} on {tasks_of(idle)} if a limit ends the episode"
-        return [make_finding("truncation-pays", "warn", summary, idle, detail=actions_of)]
-    return []
-
-
-def _beyond_limits(facts: Facts) -> list[AuditFinding]:
-    """Find tasks on which a tool or command works, or pays, more often than a text allows."""
-    found, paid = [], []
-    for play in facts.plays:
-        if play.policy != "limit" or play.error is not None or play.stop_reason not in ("", StopReason.ABORTED):
-            continue  # where the environment or a limit ends the episode, fewer uses were tried
-        most = len(play.steps) - EXTRA  # the policy uses it as often as it may, and then some more
-        beyond = uses_beyond(most, [step.observation for step in play.steps]) if most > 0 else []
-        if beyond:
-            found.append(play)
-        if most > 0 and sum(step.reward > EPS for step in play.steps[most:]) > 1:
-            paid.append(play)
-    if not found and not paid:
-        return []
-    plays = paid or found
-    most = len(plays[0].steps) - EXTRA
-    summary = f"{len(plays[0].steps)} uses {'pay' if paid else 'work'} on {tasks_of(plays)}, where {most} are allowed"
-    return [make_finding("limit-not-enforced", "fail" if paid else "warn", summary, plays, detail=_replies)]
-
-
-def _replies(play: Play) -> str:
-    return " | ".join(" ".join(step.observation.split())[:60] for step in play.steps[-EXTRA:])
-
-
-def _rejected(facts: Facts) -> list[AuditFinding]:
-    """Find notations of the right answer that earn less: a warning if the prompt uses them, else a note."""
-    found: dict[str, list[Play]] = defaultdict(list)
-    for _, plays in _by_task(facts, "notation"):
-        for how, play in plays.items():
-            is_said = play.error is None and "<tool_call>" not in play.action
-            if is_said and not facts.full(play):
-                found[how].append(play)
-    if not found:
-        return []
-    used = [play for play in found.get("separators", []) if SEPARATED.search(play.prompt)]
-    used += [play for play in found.get("unicode_minus", []) if "\u2212" in play.prompt]
-    shown = used or [play for own in found.values() for play in own]
-    names = ", ".join(each.replace("_", " ") for each in dict.fromkeys(play.variant for play in shown))
-    of_prompt = ", which the prompt uses" if used else ""
-    summary = f"the right answer in another notation ({names}{of_prompt}) earns less on {tasks_of(shown)}"
-    return [make_finding("notation-rejected", "warn" if used else "note", summary, shown)]
-
-
-def _feedback(play: Play) -> str:
-    return " ".join(play.steps[0].observation.split())[:300]
+        return findings_of("truncation-pays", "fail", summary, above, detail=actions_of)
+    most = max((play.reward or 0.0 for play in idle), default=0.0)
+    summary = f"empty actions earn up to {most:g} on {tasks_of(idle)} if a limit ends the episode"
+    return findings_of("truncation-pays", "warn", summary, idle, detail=actions_of)

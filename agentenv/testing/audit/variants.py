@@ -1,32 +1,122 @@
-"""Policies made from gold: parts of it repeated, its objects with other values, and notations that mean the same."""
+"""Policies made from gold: all options in its place, parts repeated, a tool's reply as the answer, and undo."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from agentenv.testing.audit.explore import MARKER
 from agentenv.testing.audit.view import View
+from agentenv.testing.tool_calls import calls_with_texts, ending_tools, right_calls
+from agentenv.testing.world import commands_of, options_of
 
 REPEATS = 12
 """Number of times that a word or line is said in one action."""
+LISTED = ("lines", "commas", "quoted", "as_a_list")
+"""Ways to write several options where gold has one or some."""
+OTHER_TEXT = "other_text"
+"""Variant of `paste` that says a fixed text: where it earns, the end of the episode is all that counts."""
 _ACTION_REPEATS = 5
+_MAX_OPTIONS = 30
+_TURNS = 6
+"""The first actions of gold that are taken back, each by a policy."""
 _WORD = re.compile(r"[^\W_][\w'-]*")
-_OBJECT = re.compile(r"\{.*\}", re.DOTALL)
-_PAIR = re.compile(r"^(\s*[A-Za-z][\w ]{0,30}\s*[:=]\s*)(\S.*)$", re.MULTILINE)
-_ATTEMPT = re.compile(r"submit|answer|guess|check|verify|validate|grade|attempt|propose|solve|finish|report", re.I)
-_NEAR = 60
-_STRONG = 4
-"""Minimum number of letters and digits of a value that does not occur in a text by chance."""
-_WRONG = "zzz"
+_NUMBERED = re.compile(r"^\s*(?:\d{1,2}[.):]|[-*\u2022]|\(?[A-Za-z][.)])\s+(\S.{0,78}?)\s*$", re.MULTILINE)
+_LETTERED = re.compile(r"(?:^|\s)\(?([A-J])[.):]\s*\S", re.MULTILINE)
+_COLON = re.compile(r": ([^\n:]+?)(?:[.;]|$)", re.MULTILINE)
+_TAKES_BACK = re.compile(r"\b(?:undo|revert|roll ?back|take back|unmake)\b", re.IGNORECASE)
+
+Act = Callable[[View], str | None]
+
+
+def variant_policies() -> dict[str, dict[str, Act]]:
+    """Return the policies by name and variant."""
+    listed: dict[str, Act] = {}
+    for how in LISTED:
+        for name, back, others in ((how, False, False), (f"{how}_back", True, False), (f"{how}_others", False, True)):
+            listed[name] = partial(_list, how, back, others)
+    repeated: dict[str, Act] = {"action": _repeat_action}
+    for name, num in (("once", 1), ("many", REPEATS)):
+        repeated |= {f"word_{place + 1}_{name}": partial(_repeat_word, place, num) for place in range(2)}
+        repeated |= {f"line_{name}": partial(_repeat_line, num), f"neutral_{name}": partial(_repeat_neutral, num)}
+    return {
+        "list_all": listed,
+        "repeat": repeated,
+        "paste": {what: partial(_paste, what=what) for what in ("reply", "replies", OTHER_TEXT)},
+        "undo": {f"turn_{turn + 1}": partial(_undo, turn) for turn in range(_TURNS)},
+    }
+
+
+# --- all options ------------------------------------------------------------------------------------------------------
+
+
+def option_lists(prompt: str) -> list[list[str]]:
+    """Return the lists of options in a prompt: numbered or marked lines, letters before options, and enumerations."""
+    letters = list(dict.fromkeys(_LETTERED.findall(prompt)))
+    after_colon = [[part.strip() for part in text.split(", ")] for text in _COLON.findall(prompt) if ", " in text]
+    found = [list(dict.fromkeys(_NUMBERED.findall(prompt))), letters, *after_colon, options_of(prompt)]
+    return [own[:_MAX_OPTIONS] for own in found if len(own) > 1]
+
+
+def listed(prompt: str, gold: str, how: str, *, back: bool = False, others: bool = False) -> str | None:
+    """Return gold with all options in place of those that it has; None if it has no option, or all of a list.
+
+    Args:
+        prompt: the text with the options.
+        gold: the right action.
+        how: one of `LISTED`.
+        back: whether to write the options in the opposite order.
+        others: whether to leave out those of gold.
+    """
+    for options in option_lists(prompt):
+        own = [option for option in options if _found(option, gold)]
+        if not own or len(own) == len(options):
+            continue
+        said = [option for option in options if not (others and option in own)]
+        return _written(gold, own, said[::-1] if back else said, how)
+    return None
+
+
+def _found(option: str, gold: str) -> list[re.Match[str]]:
+    return [*re.finditer(rf"(?<!\w){re.escape(option)}(?!\w)", gold, re.IGNORECASE)]
+
+
+def _written(gold: str, own: Sequence[str], said: Sequence[str], how: str) -> str | None:
+    """Return gold with the options `said` in place of `own`."""
+    places = [_found(option, gold)[-1] for option in own]
+    start, end = min(place.start() for place in places), max(place.end() for place in places)
+    if how == "lines":  # the form of the line with an option, once for each
+        first = gold.rfind("\n", 0, start) + 1
+        stop = gold.find("\n", end)
+        stop = len(gold) if stop < 0 else stop
+        line = gold[first:stop].partition("\n")[0]
+        place = min(places, key=lambda each: each.start())
+        form = line[: place.start() - first], line[place.end() - first :]
+        return gold[:first] + "\n".join(f"{form[0]}{option}{form[1]}" for option in said) + gold[stop:]
+    is_quoted = gold[start - 1 : start] == '"' and gold[end : end + 1] == '"'
+    if how == "commas":
+        return gold[:start] + ", ".join(said) + gold[end:]
+    if not is_quoted:
+        return None
+    if how == "quoted":
+        return gold[:start] + '", "'.join(said) + gold[end:]
+    return gold[: start - 1] + "[" + ", ".join(f'"{option}"' for option in said) + "]" + gold[end + 1 :]
+
+
+def _list(how: str, back: bool, others: bool, view: View) -> str | None:
+    if view.gold is None:
+        return None
+    said = listed(view.prompt, view.gold, how, back=back, others=others)
+    # Before the answer, gold may look something up.
+    return view.gold if said is None and (view.turn_index or "<tool_call>" in view.gold) else said
 
 
 # --- repeats ----------------------------------------------------------------------------------------------------------
 
 
-def key_words(view: View) -> list[str]:
+def _key_words(view: View) -> list[str]:
     """Return words that gold has once: those of a list as the label, else its longest."""
     if view.gold is None or "<tool_call>" in view.gold or "{" in view.gold:
         return []
@@ -40,96 +130,57 @@ def key_words(view: View) -> list[str]:
     return own[:2]
 
 
-def _said(place: int, num: int, view: View) -> str | None:
+def _repeat_word(place: int, num: int, view: View) -> str | None:
     if view.before:
         return view.before[0]
-    words = key_words(view)
+    words = _key_words(view)
     return " ".join([words[place]] * num) if place < len(words) else None
 
 
-def _neutral(num: int, view: View) -> str | None:
-    return " ".join(["something"] * num) if key_words(view) else None
+def _repeat_neutral(num: int, view: View) -> str | None:
+    return " ".join(["something"] * num) if _key_words(view) else None
 
 
-def _line(num: int, view: View) -> str | None:
+def _repeat_line(num: int, view: View) -> str | None:
     if view.before:
         return view.before[0]
     lines = [line for line in (view.gold or "").splitlines() if line.strip()]
     return "\n".join([lines[0]] * num) if len(set(lines)) > 1 and "<tool_call>" not in lines[0] else None
 
 
-def _action(view: View) -> str | None:
+def _repeat_action(view: View) -> str | None:
     return None if view.gold is None else "\n".join([view.gold] * _ACTION_REPEATS)
 
 
-def repeating_policies() -> dict[str, Callable[[View], str | None]]:
-    """Return the policies by variant: a word or line once and many times, and each action of gold many times."""
-    found: dict[str, Callable[[View], str | None]] = {"action": _action}
-    for name, num in (("once", 1), ("many", REPEATS)):
-        found |= {f"word_{place + 1}_{name}": partial(_said, place, num) for place in range(2)}
-        found |= {f"line_{name}": partial(_line, num), f"neutral_{name}": partial(_neutral, num)}
-    return found
+# --- a reply as the answer, and actions that are taken back -----------------------------------------------------------
 
 
-# --- objects with other values ----------------------------------------------------------------------------------------
-
-
-def _changed(value: Any, keep: Callable[[str, Any], bool], key: str = "") -> Any:
-    """Return an object with each value replaced by a wrong one of its type, except for those to keep."""
-    if isinstance(value, Mapping):
-        return {name: _changed(part, keep, str(name)) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_changed(part, keep, key) for part in value]
-    if value is None or keep(key, value):
-        return value
-    if isinstance(value, bool):
-        return not value
-    return value + 73_914 if isinstance(value, int | float) else _WRONG
-
-
-def is_told(key: str, value: Any, said: str, prompt: str) -> bool:
-    """Return True if a text says the value of a key, and does not quote the prompt."""
-    text = str(value)
-    for found in re.finditer(rf"(?<!\w){re.escape(text)}(?!\w)", said):
-        before = said[max(0, found.start() - _NEAR) : found.start()]
-        quoted = said[max(0, found.start() - 12) : found.end()]
-        is_strong = sum(char.isalnum() for char in text) >= _STRONG
-        if (is_strong or key.lower() in before.lower()) and quoted not in prompt:
-            return True
-    return False
-
-
-def with_values(gold: str, keep: Callable[[str, Any], bool]) -> str | None:
-    """Return gold with wrong values in its object or in its lines of a key and a value; None if it has neither."""
-    whole = _OBJECT.search(gold)
-    try:
-        values: Any = json.loads(whole[0]) if whole is not None else None
-    except (ValueError, RecursionError):
-        values = None
-    if whole is not None and isinstance(values, dict) and values:
-        arguments = values.get("arguments")
-        is_call = isinstance(arguments, dict)
-        if is_call and not _ATTEMPT.search(str(values.get("name"))):
-            return None
-        changed = {**values, "arguments": _changed(arguments, keep)} if is_call else _changed(values, keep)
-        return f"{gold[: whole.start()]}{json.dumps(changed, ensure_ascii=False)}{gold[whole.end() :]}"
-    if len(_PAIR.findall(gold)) < 2:
+def _paste(view: View, what: str) -> str | None:
+    """Return the calls of gold, and then the last reply, all of them, or another text in place of its answer."""
+    if view.gold is None or (not view.before and "<tool_call>" not in view.gold):
         return None
-
-    def other(found: re.Match[str]) -> str:
-        return found[0] if keep(found[1].strip(" :=\t\n"), found[2].strip()) else f"{found[1]}{_WRONG}"
-
-    return _PAIR.sub(other, gold)
-
-
-def _shaped(view: View, *, fill: bool) -> str | None:
-    if view.gold is None:
-        return None
-    said = "\n".join(view.seen) if fill else ""
-    shaped = with_values(view.gold, lambda key, value: is_told(key, value, said, view.prompt))
-    return view.gold if shaped is None and "<tool_call>" in view.gold else shaped
+    ends = [tool for tool in ending_tools(view.tools) if f'"{_name(tool)}"' in view.gold]
+    if "<tool_call>" in view.gold and not ends:
+        return view.gold
+    replies = {"reply": "".join(view.seen[-1:]), "replies": "\n".join(view.seen), OTHER_TEXT: MARKER}
+    calls = calls_with_texts(ends, lambda _: replies[what]) if ends else {}
+    return next(iter(calls.values()), replies[what]) or None
 
 
-def shaped_policies() -> dict[str, Callable[[View], str | None]]:
-    """Return the policies by variant: gold with wrong values, also with those that the feedback says."""
-    return {"wrong_values": partial(_shaped, fill=False), "told_values": partial(_shaped, fill=True)}
+def _taking_back(view: View) -> str | None:
+    """Return the command or the call that takes an action back; None without one."""
+    tools = [tool for tool in view.tools if _TAKES_BACK.search(_name(tool).replace("_", " "))]
+    said = [each for each in commands_of(view.prompt) if _TAKES_BACK.fullmatch(each)]
+    return next(iter([*right_calls(tools).values(), *said, *_TAKES_BACK.findall(view.prompt)]), None)
+
+
+def _name(tool: Mapping[str, Any]) -> str:
+    return str(tool.get("function", tool).get("name"))
+
+
+def _undo(turn: int, view: View) -> str | None:
+    """Return gold up to a turn, and then take the action of that turn back and do it again, in turns."""
+    num, back = len(view.before), _taking_back(view)
+    if back is None or num <= turn:
+        return view.gold if back is not None else None
+    return back if (num - turn) % 2 else view.before[turn]

@@ -51,8 +51,7 @@ async def test_an_audit_plays_no_more_turns_than_the_class_has():
 @pytest.mark.long
 async def test_a_sound_environment_has_no_findings_with_any_policy():
     result = await audited(envs.Sound, on=tasks(2))
-    assert ids(result, "fail", "warn") == set()
-    assert ids(result) == {"notation-rejected"}  # a grader of integers refuses 7.0
+    assert ids(result) == set()
     assert result.exit_code(strict=True) == 0
     gold = next(row for row in result.policies if row.policy == "gold")
     assert (gold.num_full, gold.num_failed, gold.reward.mean) == (2, 0, 1.0)

@@ -1,4 +1,4 @@
-"""Planted faults that short ways from gold show: one field, a pasted reply, undo, a wrong value; and sound ones."""
+"""Planted faults that short ways from gold show: a pasted reply, undo, an answer in the prompt; and sound ones."""
 
 import json
 
@@ -6,54 +6,17 @@ import pytest
 
 from agentenv.core.agent import AgentInstance
 from agentenv.core.types import StepResult, Task
-from agentenv.testing.audit.shortcuts import slip_of, slipped
 from agentenv.testing.odd_values import odd_forms, slow_pattern
 from agentenv.testing.tool_calls import call_text
 from agentenv.tools import answer_calls, schema_of
 from tests.testing.audit.audited import audited, ids
 
-INVOICES = tuple(
-    (
-        f"Invoice {n}: read number, total and currency as JSON.",
-        {"number": f"N-{n}", "total": 100 + n, "currency": "EUR"},
-    )
-    for n in range(3)
-)
 MANUAL = (
     "[m1] The filter is cleaned each month, and it is replaced when it tears. "
     "[m2] The pump holds 14 bar, and the valve opens at 15 bar. [m3] The warranty ends after 3 years."
 )
 QUESTIONS = (("When is the filter cleaned?", "each month"), ("What does the pump hold?", "14 bar"),
              ("How long is the warranty?", "3 years"))  # fmt: skip
-CONTRACTS = tuple((f"Fill the form of customer {n}: set(value), then submit().", f"47{n}1-C") for n in range(3))
-
-
-class Share(AgentInstance):
-    """The share of the fields that are right; `of` says of which."""
-
-    found, policy, rows = "prefix-earns:part", "part", INVOICES
-
-    def fields(self, said, label):
-        return said
-
-    async def step(self, states):
-        label = states["label"]
-        try:
-            said = json.loads(states["action_text"])
-        except ValueError:
-            said = {}
-        said = said if isinstance(said, dict) else {}
-        fields = self.fields(said, label)
-        share = sum(said.get(key) == label.get(key) for key in fields) / max(len(fields), 1)
-        return StepResult(reward=share, score=share, terminated=True)
-
-    async def gold(self, states):
-        return json.dumps(states["label"])
-
-
-class ShareOfAll(Share):
-    def fields(self, said, label):
-        return {**said, **label}
 
 
 class Manual(AgentInstance):
@@ -117,47 +80,6 @@ class Chest(AgentInstance):
 
 class ChargedChest(Chest):
     is_charged = True
-
-
-class Form(AgentInstance):
-    """A form that comes back with what it should have been."""
-
-    found, policy, rows = "answer-in-feedback:slip", "slip", CONTRACTS
-    remark = "{} is not the customer's {}"
-
-    def __init__(self):
-        self.value, self.num, self.label = "", 0, ""
-
-    async def reset(self, states):
-        self.label = states["label"]
-        return {"observation": states["observation"], "tools": [schema_of(self.set), schema_of(self.submit)]}
-
-    def set(self, value: str) -> str:
-        """Write the contract.
-
-        Args:
-            value: The contract.
-        """
-        self.value = value
-        return f"contract: {value}"
-
-    def submit(self) -> str:
-        """Hand in the form."""
-        self.num += 1
-        return "Accepted." if self.value == self.label else self.remark.format(self.value, self.label)
-
-    async def step(self, states):
-        reply = await answer_calls(states["tool_calls"], {"set": self.set, "submit": self.submit})
-        right = float(self.num == 1 and self.value == self.label)
-        done = self.num > 0 and (right or self.num == 3)
-        return StepResult(reply or "Use the tools.", reward=right, score=right, terminated=bool(done))
-
-    async def gold(self, states):
-        return call_text("submit", {}) if self.value == self.label else call_text("set", {"value": self.label})
-
-
-class ClosedForm(Form):
-    remark = "{} is not the customer's"
 
 
 class Header(AgentInstance):
@@ -350,9 +272,7 @@ async def findings(cls):
     return ids(await audited(cls, *cls.policy.split(), on=rows, repeat=False), "fail", "warn")
 
 
-@pytest.mark.parametrize(
-    "cls", [Share, Manual, Chest, Form, Header, Booking, Workspace, Conversion], ids=lambda cls: cls.__name__
-)
+@pytest.mark.parametrize("cls", [Manual, Chest, Header, Booking, Workspace, Conversion], ids=lambda cls: cls.__name__)
 async def test_a_short_way_that_earns_is_found(cls):
     assert cls.found in await findings(cls)
 
@@ -360,10 +280,8 @@ async def test_a_short_way_that_earns_is_found(cls):
 @pytest.mark.parametrize(
     "cls",
     [
-        ShareOfAll,
         ShortAnswers,
         ChargedChest,
-        ClosedForm,
         HeaderOfAll,
         StrictBooking,
         OpenBooking,
@@ -375,14 +293,6 @@ async def test_a_short_way_that_earns_is_found(cls):
 )
 async def test_a_short_way_that_earns_nothing_is_no_finding(cls):
     assert await findings(cls) == set()
-
-
-def test_one_character_of_the_last_id_of_a_call_is_changed():
-    call = call_text("set", {"name": "Ada", "contract": "4711-C", "year": "2029"})
-    assert slipped(call) == (call.replace("2029", "2020"), "2029")
-    assert slipped(call_text("set", {"name": "Ada"})) is None
-    assert slip_of([call, "x", call.replace("2029", "2020")]) == (2, "2029")
-    assert slip_of([call, "x"]) is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Planted faults that variants of gold show: all options, repeats, told values, changed data; and sound likenesses."""
+"""Planted faults that variants of gold show: all options, repeats, changed data, limits; and sound likenesses."""
 
 import json
 import re
@@ -13,12 +13,8 @@ from agentenv.core.dataset import in_messages
 from agentenv.core.types import Limits, StepResult, Task
 from agentenv.episode.source import EnvSource
 from agentenv.testing.audit.auditing import AuditOptions, audit_env
-from agentenv.testing.audit.listing import listed, option_lists
-from agentenv.testing.audit.notations import in_notation
 from agentenv.testing.audit.tamper import tables_of
-from agentenv.testing.audit.use_limits import limits_of, uses_beyond
-from agentenv.testing.audit.variants import is_told, with_values
-from agentenv.testing.tool_calls import call_text
+from agentenv.testing.audit.variants import listed, option_lists
 from agentenv.tools import ToolError, answer_calls, schema_of
 
 TREES = ("ash", "oak", "fir")
@@ -170,60 +166,6 @@ class LongTexts(Summary):
 
     async def gold(self, states):
         return "It had, as was told by all of them later, " + " and ".join(states["label"]) + "."
-
-
-# --- told values ------------------------------------------------------------------------------------------------------
-
-
-class Form(Row):
-    """An object; a checker says which values it wants."""
-
-    found, policies = "answer-in-feedback:shape", ("shape",)
-    attempts = 3
-    rows = (
-        ("Book: two nights for Ann Bell.", {"guest": "Ann Bell", "nights": 2}),
-        ("Book: five nights for Raj Nair.", {"guest": "Raj Nair", "nights": 5}),
-        ("Book: four nights for Eva Holm.", {"guest": "Eva Holm", "nights": 4}),
-    )
-    mask = False
-
-    def read(self, text):
-        try:
-            said = json.loads(text)
-        except (ValueError, RecursionError):
-            return None
-        return said if isinstance(said, dict) else None
-
-    def worth(self, text, states):
-        return float(self.read(text) == states["label"])
-
-    def said(self, states):
-        said, right = self.read(states["action_text"]), states["label"]
-        if said is None or said.keys() != right.keys():
-            return "That is not an object with the keys guest and nights."
-        wrong = [key for key in right if said[key] != right[key]]
-        return self.told(wrong, states)
-
-    def told(self, wrong, states):
-        return "; ".join(f"{key} should be {states['label'][key]}" for key in wrong)
-
-    async def gold(self, states):
-        return json.dumps(states["label"])
-
-
-class FormNamesKeys(Form):
-    found = None
-
-    def told(self, wrong, states):
-        return f"Wrong: {', '.join(wrong)}. Read again: {self.rows[0][0]}"
-
-
-class FormQuotesThePrompt(Form):
-    found = None
-
-    def told(self, wrong, states):
-        prompt = next(prompt for prompt, label in self.rows if label == states["label"])
-        return f"Wrong. The text was: {prompt}"
 
 
 # --- changed data -----------------------------------------------------------------------------------------------------
@@ -378,110 +320,6 @@ class WaitsInOneStep(PaysHaste):
         return Row.worth(self, text, states) if time.monotonic() < until_s else 0.0
 
 
-class Market(Row):
-    """A tool that may be called twice, says its description; a subclass counts the calls."""
-
-    found, policies = "limit-not-enforced", ("limit",)
-    attempts, counts = 30, False
-    rows = (
-        ("What do pears, figs, plums, kiwis and limes cost together?", "417"),
-        ("What do pears, figs and plums cost together?", "448"),
-        ("What do figs, plums and kiwis cost together?", "479"),
-    )
-
-    async def reset(self, states):
-        self.calls = 0
-        return {**states, "tools": [schema_of(self.price)]}
-
-    async def price(self, fruit: str) -> str:
-        """Say a price. You may call this twice.
-
-        Args:
-            fruit: pears, figs, plums, kiwis or limes.
-        """
-        self.calls += 1
-        if self.counts and self.calls > 2:
-            return "You have used both of your calls."
-        return f"{fruit[:20]}: {7 * len(fruit)} cents"
-
-    async def step(self, states):
-        if states["tool_calls"].items:
-            return StepResult(await answer_calls(states["tool_calls"], {"price": self.price}), score=0.0)
-        return await super().step(states)
-
-
-class MarketThatCounts(Market):
-    found = None
-    counts = True
-
-
-class MarketAskedFirst(MarketThatCounts):
-    """Gold asks, and then answers in words, which have no separators."""
-
-    policies = ("notation",)
-    rows = tuple((prompt, word) for (prompt, _), word in zip(Market.rows, ("seven", "eight", "nine"), strict=True))
-
-    async def gold(self, states):
-        return states["label"] if self.calls else call_text("price", {"fruit": "figs"})
-
-    def worth(self, text, states):
-        return float(text.strip().lower() == states["label"])
-
-
-class Hints(Row):
-    """Two hints, says the prompt; each further one tells more."""
-
-    found, policies = "limit-not-enforced", ("limit",)
-    attempts, counts = 30, False
-    rows = tuple(
-        (f"Word {n}? Write HINT for a letter, at most twice.", word) for n, word in enumerate(("gravel", "marble"))
-    )
-
-    async def reset(self, states):
-        self.hints = 0
-        return states
-
-    async def step(self, states):
-        if states["action_text"].strip() != "HINT":
-            return await super().step(states)
-        self.hints += 1
-        if self.counts and self.hints > 2:
-            return StepResult("Say the word.", score=0.0)
-        return StepResult(f"It begins with {states['label'][: self.hints]}", score=0.0)
-
-
-class HintsThatCount(Hints):
-    found = None
-    counts = True
-
-
-class HintsThatEndSoon(Hints):
-    """The environment ends the episode within the limit."""
-
-    found = None
-
-    async def step(self, states):
-        result = await super().step(states)
-        return replace(result, truncated=states["turn_index"] == 1 and not result.terminated)
-
-
-class Amounts(Row):
-    """Separators end the number, though the prompt has them."""
-
-    found, policies = "notation-rejected", ("notation",)
-    rows = (("Rent is 1,200 and food 950. And both?", "2150"), ("Cars cost 9,000 and 3,500. And both?", "12500"))
-    reads = r"-?\d+(?:\.\d+)?$"
-
-    def worth(self, text, states):
-        said = re.search(self.reads, text.strip())
-        return float(said is not None and float(said[0].replace(",", "")) == float(states["label"]))
-
-
-class AmountsWithSeparators(Amounts):
-    found = None
-    reads = r"-?[\d,]*\d(?:\.\d+)?$"
-
-
 def _classes(is_sound):
     made = [each for each in globals().values() if isinstance(each, type) and issubclass(each, Row) and each is not Row]
     return [each for each in made if (each.found is None) == is_sound]
@@ -498,25 +336,17 @@ async def audited(cls, *policies, with_notes=False):
     return {each.id: each for each in result.findings if with_notes or each.severity != "note"}
 
 
-WARNED = (PaysForWaiting, Market, Hints, Amounts)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("cls", _classes(is_sound=False), ids=lambda cls: cls.__name__)
 async def test_a_fault_is_found(cls):
     found = await audited(cls, *cls.policies)
-    assert found[cls.found].severity == ("warn" if cls in WARNED else "fail")
+    assert found[cls.found].severity == ("warn" if cls is PaysForWaiting else "fail")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("cls", _classes(is_sound=True), ids=lambda cls: cls.__name__)
 async def test_an_environment_without_the_fault_has_no_finding(cls):
     assert await audited(cls, *cls.policies) == {}
-
-
-@pytest.mark.long
-async def test_an_answer_that_has_no_other_notation_is_not_rejected():
-    assert await audited(MarketAskedFirst, "notation", with_notes=True) == {}
 
 
 @pytest.mark.long
@@ -537,55 +367,6 @@ def test_options_are_written_in_the_form_of_gold():
     assert listed(prompt, "TREE: oak.", "commas", back=True) == "TREE: fir, oak, ash."
     assert listed(prompt, '{"tree": "oak"}', "as_a_list", others=True) == '{"tree": ["ash", "fir"]}'
     assert listed(prompt, "ash oak fir", "commas") is None
-
-
-def test_values_of_objects_calls_and_lines_are_replaced():
-    keep = lambda key, value: key == "b"  # noqa: E731
-    assert with_values('{"a": "x", "b": 2, "c": [1]}', keep) == '{"a": "zzz", "b": 2, "c": [73915]}'
-    assert with_values("a: x\nb: y", keep) == "a: zzz\nb: y"
-    assert with_values('<tool_call>\n{"name": "look", "arguments": {"a": "x"}}\n</tool_call>', keep) is None
-
-
-def test_a_value_is_told_beside_its_key_and_not_in_a_quotation():
-    assert is_told("size", 3, "the size should be 3", "")
-    assert not is_told("size", 3, "3 attempts are left", "")
-    assert not is_told("name", "Ann Bell", "Read: two nights for Ann Bell.", "Book: two nights for Ann Bell.")
-
-
-@pytest.mark.parametrize(
-    ("prompt", "limits"),
-    [
-        ("Write SHOW n to see part n; you may look at three.", [("SHOW", 3, "n")]),
-        ("You may ask ten questions. Write 'ask <name>'.", []),
-        ("Write LOOK to look around, at most 4 times.", [("LOOK", 4, "")]),
-        ("Write LOOK. You have at most 4 turns.", []),
-        ("Write SUM in at most 20 words.", []),
-    ],
-)
-def test_limits_of_use_are_read(prompt, limits):
-    assert [(each.name, each.most, each.place) for each in limits_of(prompt, [])] == limits
-
-
-def test_replies_beyond_a_limit_that_refuse_or_are_alike_are_no_use():
-    assert uses_beyond(1, ["a b", "c d", "e f"]) == [1, 2]
-    assert uses_beyond(1, ["a b", "Go on.", "Go on."]) == []
-    assert uses_beyond(1, ["a b", "There are no more, x.", "There are no more, y."]) == []
-
-
-@pytest.mark.parametrize(
-    ("gold", "label", "how", "said"),
-    [
-        ("It is 12500", 12500, "separators", "It is 12,500"),
-        ("It is 12500", 12500, "decimals", "It is 12500.0"),
-        ("#### -3.5", "-3.5", "unicode_minus", "#### \u22123.5"),
-        ("#### 7", "7", "plus", "#### +7"),
-        ("#### 7", "8", "plus", None),
-        ("Answer: Oslo", "Oslo", "upper_case", "Answer: OSLO"),
-        ("7", 7, "in_a_box", r"\boxed{7}"),
-    ],
-)
-def test_answers_are_written_in_other_notations(gold, label, how, said):
-    assert in_notation(gold, label, how) == said
 
 
 def test_tables_and_columns_are_read():
