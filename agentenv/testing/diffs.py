@@ -7,8 +7,9 @@ times, cached tokens, ids and attempts.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -22,7 +23,8 @@ _CONTEXT, _WIDEST = 16, 40
 """TokenColumns of text shown before it and after it, and characters of it."""
 _MOST_LINES = 12
 """Maximum number of lines for differences other than tokens."""
-_MISSING = object()
+MISSING = object()
+"""Stands for a value that only the other side has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ def trajectory_diff(
         if not found:
             found = _sequences("policy_versions", one.policy_versions, other.policy_versions, 0.0, names)
         lines += [f"segment {index}: {found[0]}", *found[1:]] if found else []
-    facts = _changed(_facts(left), _facts(right), "", tolerance)
+    is_same = partial(_same_within, tolerance)
+    facts = [*changed_facts(facts_of(left), facts_of(right), is_same)]
     shown = [_differs(path, one, other, names) for path, one, other in facts[:_MOST_LINES]]
     more = [f"… and {len(facts) - _MOST_LINES} more"] if len(facts) > _MOST_LINES else []
     return lines + shown + more
@@ -176,15 +179,15 @@ def _around(side: TokenColumns, at: int, tokenizer: Tokenizer | None) -> str:
     return f"{opens}{first[-_WIDEST:]}⟪here⟫{last[:_WIDEST]}{ends}"
 
 
-def _facts(trajectory: Trajectory) -> dict[str, Any]:
-    """Return the facts that two runs of an episode share, besides the arrays of its segments."""
+def facts_of(trajectory: Trajectory) -> dict[str, Any]:
+    """Return the facts that two runs of an episode share, besides the arrays of its segments, as JSON values."""
     error = trajectory.error
     return {
-        "stop_reason": trajectory.stop_reason and trajectory.stop_reason.value,
-        "error": error and {"kind": error.kind, "type": error.type, "where": error.where, "message": error.message},
         "prompt": jsonable(trajectory.prompt),
         "tools": jsonable(trajectory.tools),
+        "error": error and f"{error.kind} error in {error.where}: {error.type}: {error.message}",
         "turns": [_turn_facts(turn) for turn in trajectory.turns],
+        "stop_reason": trajectory.stop_reason and trajectory.stop_reason.value,
     }
 
 
@@ -201,22 +204,30 @@ def _turn_facts(turn: Turn) -> dict[str, Any]:
     return {**facts, "result": {name: jsonable(getattr(result, name)) for name in reply}}
 
 
-def _changed(left: Any, right: Any, path: str, tolerance: float) -> list[tuple[str, Any, Any]]:
-    """Return every path at which two JSON values differ, with both values."""
+def changed_facts(
+    left: Any, right: Any, is_same: Callable[[str, Any, Any], bool], path: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield every path at which two JSON values differ, with both values.
+
+    Args:
+        left: one value.
+        right: the other.
+        is_same: returns True if the values at a path count as the same, though they are not equal.
+        path: that of the values.
+    """
     if isinstance(left, Mapping) and isinstance(right, Mapping):
-        keys = [*left, *(key for key in right if key not in left)]
-        pairs = [(f"{path}.{key}" if path else str(key), left, right, key) for key in keys]
-        return [
-            one
-            for where, a, b, key in pairs
-            for one in _changed(a.get(key, _MISSING), b.get(key, _MISSING), where, tolerance)
-        ]
-    if isinstance(left, list) and isinstance(right, list):
-        both = zip_longest(left, right, fillvalue=_MISSING)
-        return [one for at, (a, b) in enumerate(both) for one in _changed(a, b, f"{path}[{at}]", tolerance)]
-    if left == right or (_is_number(left) and _is_number(right) and _close(left, right, tolerance)):
-        return []
-    return [(path, left, right)]
+        for key in [*left, *(key for key in right if key not in left)]:
+            where = f"{path}.{key}" if path else str(key)
+            yield from changed_facts(left.get(key, MISSING), right.get(key, MISSING), is_same, where)
+    elif isinstance(left, list) and isinstance(right, list):
+        for at, (one, other) in enumerate(zip_longest(left, right, fillvalue=MISSING)):
+            yield from changed_facts(one, other, is_same, f"{path}[{at}]")
+    elif left != right and not is_same(path, left, right):
+        yield path, left, right
+
+
+def _same_within(tolerance: float, path: str, left: Any, right: Any) -> bool:
+    return _is_number(left) and _is_number(right) and _close(left, right, tolerance)
 
 
 def _is_number(value: Any) -> bool:
@@ -224,7 +235,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _differs(path: str, left: Any, right: Any, names: tuple[str, str]) -> str:
-    shown = ["nothing" if value is _MISSING else f"{value!r:.300}" for value in (left, right)]
+    shown = ["nothing" if value is MISSING else f"{value!r:.300}" for value in (left, right)]
     if max(map(len, shown)) > 60:
         wide = max(map(len, names))
         sides = [f"\n  {name:{wide}}  {value}" for name, value in zip(names, shown, strict=True)]

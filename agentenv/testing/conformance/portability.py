@@ -25,9 +25,10 @@ from agentenv.testing.conformance.context import (
 )
 from agentenv.testing.conformance.determinism import determinism
 from agentenv.testing.conformance.problems import Problem, problem_at, relative_path
-from agentenv.testing.conformance.records import Facts, culprit, facts_of, first_difference, own_classes
+from agentenv.testing.conformance.records import culprit, first_difference, own_classes
 from agentenv.testing.conformance.shared_episodes import separate_episodes
 from agentenv.testing.conformance.sleeps import shortened_sleeps
+from agentenv.testing.diffs import facts_of
 from agentenv.testing.shifted_clock import shifted_clock
 
 _CODE = """
@@ -57,7 +58,7 @@ Reads = dict[tuple[str, str], int]
 class _Elsewhere:
     """What another process reports: the facts of its episodes, or its error."""
 
-    episodes: list[Facts]
+    episodes: list[dict[str, Any]]
     reads: Reads
     error: str = ""
     clock_reads: tuple[tuple[str, int], ...] = ()
@@ -79,7 +80,7 @@ def portability(context: ConformanceContext) -> list[Problem]:
                 continue
             other = None if name in os.environ else "1"
             changed = _run(context, seed, folder, {**_OTHER_ZONE, name: other}, shifts_clock=True)
-            failed = changed.error or any(dict(facts)["error"] for facts in changed.episodes)
+            failed = changed.error or any(facts["error"] for facts in changed.episodes)
             found = None if failed else _first(there, changed)  # an error that names the variable is fine
             if found:
                 where = f"{context.agent_cls.__name__}.{culprit(found)}"
@@ -123,8 +124,7 @@ def _first(one: _Elsewhere, other: _Elsewhere) -> str | None:
     for mine, theirs in zip(one.episodes, other.episodes, strict=False):
         found = first_difference(mine, theirs, ("here", "there"))
         if found:
-            error = dict(theirs)["error"]
-            return f"{found}, because of {error}" if error and not dict(mine)["error"] else found
+            return f"{found}, because of {theirs['error']}" if theirs["error"] and not mine["error"] else found
     return None
 
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from itertools import zip_longest
+from typing import Any
 
 from agentenv.core.agent import AgentInstance
 from agentenv.core.trajectory import Trajectory
+from agentenv.testing.diffs import MISSING, changed_facts, facts_of
 
 _TIMES = ("_s", "_ms", "_seconds", "time")
-"""Suffixes of the names of measured times, which may differ."""
-
-
-Facts = list[tuple[str, object]]
-"""Names and values of what an episode shows."""
+"""Suffixes of the names of measured times in `info`, which may differ."""
 
 
 def same_number(one: float | None, other: float | None) -> bool:
@@ -35,63 +31,31 @@ def difference(one: Trajectory, other: Trajectory, names: tuple[str, str]) -> st
     return first_difference(facts_of(one), facts_of(other), names)
 
 
-def first_difference(one: Facts, other: Facts, names: tuple[str, str]) -> str | None:
-    """Return a description of the first fact that differs; None if none does."""
-    for (fact, mine), (other_fact, theirs) in zip_longest(one, other, fillvalue=("", None)):
-        if fact != other_fact:
-            fact, mine, theirs = (name := "number of turns"), dict(one)[name], dict(other)[name]
-        if not _same(mine, theirs):
-            return f"{fact}: {_brief(mine, theirs)} {names[0]}, {_brief(theirs, mine)} {names[1]}"
-    return None
+def first_difference(one: dict[str, Any], other: dict[str, Any], names: tuple[str, str]) -> str | None:
+    """Return a description of the first of two episodes' facts that differs; None if none does."""
+    found = next(changed_facts(one, other, _is_same), None)
+    if found is None:
+        return None
+    path, mine, theirs = found
+    return f"{path}: {_brief(mine, theirs)} {names[0]}, {_brief(theirs, mine)} {names[1]}"
 
 
-def _same(mine: object, theirs: object) -> bool:
-    # Exactly the same, except for numbers that a model may have computed.
-    if isinstance(mine, float) and isinstance(theirs, float):
-        return same_number(mine, theirs)
-    if isinstance(mine, dict) and isinstance(theirs, dict):
-        return mine.keys() == theirs.keys() and all(_same(mine[key], theirs[key]) for key in mine)
-    return mine == theirs
+def _is_same(path: str, mine: Any, theirs: Any) -> bool:
+    # Exactly the same, except for numbers that a model may have computed, and measured times.
+    if ".info." in path and path.endswith(_TIMES):
+        return True
+    return isinstance(mine, float) and isinstance(theirs, float) and same_number(mine, theirs)
 
 
 def culprit(found: str, trajectory: Trajectory | None = None) -> str:
     """Return the method that causes a difference, as far as the record shows; `found` is from `difference`."""
     has_turns = trajectory is None or bool(trajectory.turns)
-    return "step" if has_turns and not found.startswith(("prompt: ", "tools: ")) else "reset"
+    return "step" if has_turns and not found.startswith(("prompt", "tools")) else "reset"
 
 
-def facts_of(trajectory: Trajectory) -> Facts:
-    """Return what two records of an episode are compared by, in the order of the episode."""
-    return list(_facts(trajectory))
-
-
-def _facts(trajectory: Trajectory) -> Iterator[tuple[str, object]]:
-    yield "prompt", _plain(trajectory.prompt)
-    yield "tools", repr(trajectory.tools)
-    error = trajectory.error
-    yield "error", None if error is None else f"{error.type}: {error.message}"
-    for index, turn in enumerate(trajectory.turns):
-        result, at = turn.result, f"turn {index + 1}"
-        if result is None:
-            continue
-        yield f"{at}: observation", _plain(result.observation)
-        yield f"{at}: reward", result.reward
-        yield f"{at}: score", result.score
-        yield f"{at}: end", (result.terminated, result.truncated)
-        info = {key: value for key, value in result.info.items() if not key.endswith(_TIMES)}
-        yield f"{at}: info", {key: value if isinstance(value, str) else float(value) for key, value in info.items()}
-    yield "number of turns", len(trajectory.turns)
-    yield "tokens", [segment.token_ids.tolist() for segment in trajectory.segments]
-    yield "stop reason", str(trajectory.stop_reason)
-
-
-def _plain(observation: object) -> str:
-    return observation if isinstance(observation, str) else repr(observation)
-
-
-def _brief(value: object, other: object) -> str:
+def _brief(value: Any, other: Any) -> str:
     """Return a value in short form, from a little before the first difference to the other."""
-    mine, theirs = repr(value), repr(other)
+    mine, theirs = ("nothing" if each is MISSING else repr(each) for each in (value, other))
     same = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs)))
     first = max(0, same - 30) if len(mine) > 70 else 0
     return f"{'…' if first else ''}{mine[first : first + 70]}{'…' if first + 70 < len(mine) else ''}"

@@ -257,7 +257,7 @@ class Crowded(AgentInstance):
 
 def test_a_failure_only_among_other_episodes_is_reported_by_its_error():
     (problem,) = check_property(make_context(ConformanceOptions(Crowded)), "isolation").problems
-    assert problem.got.startswith("error: None alone, 'ConnectionError: too many' among 32")
+    assert problem.got.startswith("error: None alone, 'env error in step: ConnectionError: too many' among 32")
 
 
 @pytest.mark.parametrize("renders", [True, False])
