@@ -27,7 +27,7 @@ from agentenv.episode.endpoint.agent import owns_its_loop
 from agentenv.errors import InfraError
 from agentenv.runs.watchdog import frames_of
 from agentenv.testing.conformance.child import CheckProgress
-from agentenv.testing.conformance.sleeps import line_on_stack
+from agentenv.testing.conformance.sleeps import line_in
 
 ENV_METHODS = ("reset", "step", "on_truncate", "close")
 OWN_LOOP_METHODS = ("run", "on_truncate", "close")
@@ -178,7 +178,7 @@ class CallWatch:
             return call is None
         known = self.sleeps.get(call.method)
         if known is None or known.seconds < seconds:
-            self.sleeps[call.method] = Sleep(seconds, line_on_stack(call.file), call.action)
+            self.sleeps[call.method] = Sleep(seconds, line_in(call.file, sys._getframe()), call.action)
         return True
 
     async def run(self, function: Callable[[], Any], name: str = "") -> Any:

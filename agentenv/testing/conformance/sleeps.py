@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from unittest.mock import patch
 
 BLOCKS_S = 0.05
@@ -35,11 +35,8 @@ def shortened_sleeps(record: Callable[[float], bool]) -> Iterator[None]:
         _RECORDERS.remove(record)
 
 
-def line_on_stack(file: str) -> int:
-    """Return the innermost line of a file in the stack of the caller; 0 if there is none."""
-    frame = sys._getframe(1)
-    while frame.f_code.co_filename != file:
-        if frame.f_back is None:
-            return 0
+def line_in(file: str, frame: FrameType | None) -> int:
+    """Return the innermost line of a file in the stack of a frame; 0 if there is none."""
+    while frame is not None and frame.f_code.co_filename != file:
         frame = frame.f_back
-    return frame.f_lineno
+    return 0 if frame is None else frame.f_lineno

@@ -564,72 +564,6 @@ def test_numbers_are_the_same_but_for_rounding(one, other, same):
 
 
 @pytest.mark.long
-def test_a_client_that_reads_certificates_in_async_code_is_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("agentenv.testing.conformance.blocking.BLOCKS_S", 0.004)
-    write(tmp_path, """
-        import ssl
-
-        class Agent(Two):
-            async def reset(self, states):
-                for _ in range(5):
-                    ssl.create_default_context()
-                return states
-    """)  # fmt: skip
-    problems = check_property(make_context(ConformanceOptions("agent.py:Agent")), "blocking").problems
-    assert "certificates for TLS" in next(each.fix for each in problems if each.where == "Agent.reset")
-
-
-SHOP = """
-    import sqlite3
-    from agentenv.tools import ToolError, answer_calls, schema_of
-
-    class Agent(Two):
-        async def reset(self, states):
-            self.database = sqlite3.connect(":memory:", check_same_thread=False)
-            return {"observation": states["observation"], "tools": [schema_of(self.query)]}
-
-        def query(self, sql: str) -> str:
-            \"\"\"Run a statement.
-
-            Args:
-                sql: The statement.
-            \"\"\"
-            try:
-                return str(self.database.execute(sql).fetchmany(5))
-            except sqlite3.Error as error:
-                raise ToolError(str(error)) from error
-
-        async def step(self, states):
-            called = states["tool_calls"]
-            replies = await answer_calls(called, {"query": self.query})
-            return StepResult(replies or "Call the tool.", terminated=not replies)
-
-        async def close(self):  # HERE
-            self.database.close()
-"""
-
-
-@pytest.mark.long
-def test_a_query_of_a_policy_that_still_computes_at_close_is_found_without_closing_its_database(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    line = write(tmp_path, SHOP)
-    problems = check_property(make_context(ConformanceOptions("agent.py:Agent")), "blocking").problems
-    (problem,) = [each for each in problems if each.where == "Agent.close"]  # a busy machine may add another method
-    assert problem.line == line
-    assert "no query that still computes when `close` is called" in str(problem)
-
-
-@pytest.mark.long
-def test_a_query_of_a_policy_that_computes_on_the_event_loop_is_found_at_its_line(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    text = SHOP.replace("  # HERE", "").replace("fetchmany(5))", "fetchmany(5))  # HERE")
-    line = write(tmp_path, text.replace("def query", "async def query"))
-    (problem,) = check_property(make_context(ConformanceOptions("agent.py:Agent")), "blocking").problems
-    assert (problem.line, problem.where) == (line, "Agent.step")
-
-
-@pytest.mark.long
 def test_the_line_of_a_method_that_blocks_is_the_one_that_it_is_at_for_longest_not_the_last_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     body = """
@@ -649,13 +583,6 @@ def test_the_line_of_a_method_that_blocks_is_the_one_that_it_is_at_for_longest_n
     options = ConformanceOptions("agent.py:Agent", policy=["seven"])
     (problem,) = check_property(make_context(options), "blocking").problems
     assert (problem.line, problem.where) == (line, "Agent.step")
-
-
-def test_queries_that_the_environment_ends_are_no_problem(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    ends = "; self.database.set_progress_handler(lambda: 1, 100_000)"
-    write(tmp_path, SHOP.replace("thread=False)", f"thread=False){ends}"))
-    assert check_property(make_context(ConformanceOptions("agent.py:Agent")), "blocking").state == "held"
 
 
 def test_time_in_which_a_busy_machine_has_no_core_for_a_call_does_not_block(monkeypatch):
