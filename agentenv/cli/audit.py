@@ -17,11 +17,10 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
-
-import tyro
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from agentenv.cli.flags import parse, print_json
+from agentenv.cli.help import POSITIONAL
 from agentenv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ _MIN_BLOCK_S = 60.0
 class AuditConfig:
     """Play an environment with policies that solve nothing, cheat and break things, and report what they earn."""
 
-    target: tyro.conf.Positional[str]
+    target: Annotated[str, POSITIONAL]
     """agent_func.py, or an environment: installed, module:Attr, path/file.py:Attr, KIND:NAME."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """JSON object of arguments for the environment's constructor."""

@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
-
-import tyro
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from agentenv._util.brief import brief
 from agentenv._util.plurals import counted
 from agentenv.cli.flags import parse
+from agentenv.cli.help import POSITIONAL
 
 if TYPE_CHECKING:
     from agentenv.testing.conformance.child import CheckProgress, ChildDeath
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 class CheckConfig:
     """Find breaches of the contract in an agent_func.py or an environment before training."""
 
-    target: tyro.conf.Positional[str]
+    target: Annotated[str, POSITIONAL]
     """agent_func.py, or an environment or an agent with `run`: installed, module:Attr, path/file.py:Attr, KIND:NAME."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """JSON object of arguments for the environment's constructor."""

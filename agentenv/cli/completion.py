@@ -7,15 +7,14 @@ import importlib
 import io
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
-from types import MappingProxyType
-from typing import Annotated, Any, Literal, Union, get_type_hints
+from dataclasses import dataclass, field, make_dataclass
+from typing import Annotated, Any, Literal, Union
 
 import tyro
 
 from agentenv._util.version import __version__
-from agentenv.cli.flags import REGISTRY, parse
-from agentenv.cli.help import CONFIG_FLAG, CONFIG_TEXT, field_texts
+from agentenv.cli.flags import parse
+from agentenv.cli.help import CONFIG_FLAG, CONFIG_TEXT, POSITIONAL, Flag, flags_of, is_repeatable
 from agentenv.episode.registry import installed_envs
 from agentenv.runs.flat_config import FlatConfig
 
@@ -67,7 +66,7 @@ passes the word at the cursor too."""
 class CompletionConfig:
     """Print a script that completes commands, flags and their values: `source <(agentenv completion bash)`."""
 
-    shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]
+    shell: Annotated[Literal["bash", "zsh", "fish"], POSITIONAL]
     """The shell."""
 
 
@@ -75,7 +74,7 @@ class CompletionConfig:
 class HelpConfig:
     """Show the help of agentenv, or of a command."""
 
-    command: tyro.conf.Positional[tuple[str, ...]] = ()
+    command: Annotated[tuple[str, ...], POSITIONAL] = ()
     """The command, such as `run` or `tokens show`."""
 
 
@@ -102,7 +101,6 @@ def completion(args: Sequence[str]) -> int:
             prog="agentenv",
             use_underscores=True,
             config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
-            registry=REGISTRY,
         )
     text = script.getvalue()
     for old, new in _REPLACEMENTS.items():
@@ -125,29 +123,27 @@ def config_class(path: str) -> type[Any]:
     return found
 
 
-def _fill_help(config: type[Any]) -> None:
-    """Set the docstrings of fields as their help: tyro's own reading keeps line ends, which end a completion."""
-    texts, hints = field_texts(config), get_type_hints(config)
-    for each in fields(config):
-        if text := texts.get(each.name):
-            each.metadata = MappingProxyType({**each.metadata, "help": text})
-        if is_dataclass(hints[each.name]):
-            _fill_help(hints[each.name])
-
-
 def _commands(tree: Mapping[str, Any]) -> Any:
     """Return a type from which tyro makes these subcommands."""
     kinds: list[Any] = []
     for name, config in tree.items():
-        if isinstance(config, Mapping):
-            config = make_dataclass(name, [("command", _commands(config))])
-        elif issubclass(config, FlatConfig):  # --config is not a field
-            names: Any = tuple[Literal[tuple(installed_envs())], ...]  # type: ignore[misc]
-            more = [
-                (CONFIG_FLAG, str | None, field(default=None, metadata={"help": CONFIG_TEXT})),
-                ("env", names, field(default=())),
-            ]
-            config = make_dataclass(name, more, bases=(config,), frozen=True)
-        _fill_help(config)
-        kinds.append(Annotated[config, tyro.conf.subcommand(name)])
+        made = make_dataclass(name, [("command", _commands(config))]) if isinstance(config, Mapping) else _flags(config)
+        kinds.append(Annotated[made, tyro.conf.subcommand(name)])
     return Union[tuple(kinds)]  # noqa: UP007 - of a list
+
+
+def _flags(config: type[Any]) -> type[Any]:
+    """Return a class with the flags of a command, in types that tyro can complete."""
+    flags = [*flags_of(config)]
+    flags += [Flag(CONFIG_FLAG, str, None, CONFIG_TEXT)] if issubclass(config, FlatConfig) else []
+    made = []
+    for flag in flags:
+        kind: Any = Literal[flag.choices] if flag.choices else str  # type: ignore[valid-type]
+        if flag.name == "env" and issubclass(config, FlatConfig):
+            kind = Literal[tuple(installed_envs())]  # type: ignore[misc]
+        kind, default = (tuple[kind, ...], ()) if is_repeatable(flag.kind) else (kind | None, None)
+        if flag.kind is bool:
+            kind, default = (bool, True) if flag.default else (tyro.conf.FlagCreatePairsOff[bool], False)
+        kind = tyro.conf.Positional[kind] if flag.is_positional else kind
+        made.append((flag.name, kind, field(default=default, metadata={"help": flag.text})))
+    return make_dataclass(config.__name__, made)

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import quote
 
-import tyro
-
 from agentenv.cli.flags import parse, print_json
+from agentenv.cli.help import POSITIONAL
 from agentenv.errors import ConfigError
 
 FAILING: Mapping[str, frozenset[str]] = {
@@ -31,7 +30,7 @@ class DiffRunsConfig:
     What is not comparable is said first. Exit codes: 0; 1 if --fail_if holds; 2 if it cannot be decided.
     """
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_A RUN_B")]
+    runs: Annotated[tuple[str, ...], POSITIONAL]
     """Two run directories, of `run` or `train`; RUN@STEP is the evaluation of a training at a train step, RUN its last
     one. One training alone: its last evaluation against its first."""
     by: Literal["reward", "score", "passed"] = "reward"

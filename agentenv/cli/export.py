@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
-
 from agentenv._util.plurals import counted
 from agentenv.cli.flags import parse
+from agentenv.cli.help import POSITIONAL
 
 
 @dataclass(frozen=True)
 class ExportConfig:
     """Write a run as flat tables of episodes and turns, or as the training records of another framework."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[str, POSITIONAL]
     """Run directory, of `run` or `train`."""
     to: Literal["parquet", "csv", "jsonl", "hf", "verl", "nemo_rl"]
     """`parquet`, `csv`, `jsonl` and `hf` (folders that `datasets.load_from_disk` reads) are tables: `episodes` and

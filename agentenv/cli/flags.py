@@ -1,46 +1,25 @@
-"""Parse flags, and files of flags, into frozen configs with tyro, with each error in one line."""
+"""Parse flags, and files of flags, into frozen configs, with each error in one line."""
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
+from dataclasses import MISSING, fields
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
-import tyro
-
-from agentenv.cli.help import CONFIG_FLAG, help_text, is_repeatable
+from agentenv.cli.help import CONFIG_FLAG, field_texts, help_text, is_repeatable, positionals
 from agentenv.core.arguments import parse_json_object
 from agentenv.errors import ConfigError
-from agentenv.runs.flat_config import FlatConfig, flag_fields, flag_message
+from agentenv.runs.flat_config import FlatConfig, flag_fields, with_values
 
 if TYPE_CHECKING:
     from agentenv.runs.config_file import Given
 
-try:  # private in tyro, which has no public way to read an error. Without it tyro prints the error itself and exits.
-    from tyro._errors import on_parse_error
-except ImportError:
-    on_parse_error = contextlib.nullcontext  # type: ignore[assignment]
-
 T = TypeVar("T")
-REGISTRY = tyro.constructors.ConstructorRegistry()
-
-
-@REGISTRY.primitive_rule
-def _json_object(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-    if get_origin(info.type) is not Mapping:
-        return None
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="JSON",
-        instance_from_str=lambda words: parse_json_object("JSON", words[0]),
-        is_instance=lambda value: isinstance(value, Mapping),
-        str_from_instance=lambda value: [json.dumps(dict(value))],
-    )
 
 
 def parse(
@@ -58,16 +37,12 @@ def parse(
     Raises:
         ConfigError: a flag is unknown, is given twice, or has a wrong value.
     """
-
-    def refuse(event: Any) -> None:
-        raise ConfigError(_message(event, config, name, words))
-
     args, rest = _split(args)
     if asked := next((arg for arg in args if arg == "-h" or arg.replace("_", "-") in ("--help", "--help-all")), None):
         is_short = asked == "-h" and issubclass(config, FlatConfig) and bool(config.FIRST_FLAGS)
         sys.stdout.write(help_text(config, name, is_short=is_short))
         raise SystemExit(0)
-    words, given = _given(args)
+    stray, given = _given(args)
     given = _canonical(config, given)
     of_file: list[Given] = []
     path = next((values for flag, values in given if flag == CONFIG_FLAG), None)
@@ -79,34 +54,23 @@ def parse(
         from agentenv.runs.config_file import read_flags
 
         of_file = [each for each in read_flags(config, path[0]) if _field(config, each[0]) not in known]
-    more: dict[str, Any] = {} if default is None else {"default": default}
     try:
-        for flag, values in translate([*of_file, *given]):
-            flag = flag if flag.startswith("--") else f"--{flag}"
-            is_dashed = len(values) == 1 and values[0].startswith("-")  # which could be taken for a flag
-            words += [f"{flag}={values[0]}"] if is_dashed else [flag, *values]
-        words += rest
-        with on_parse_error(refuse):
-            parsed: T = tyro.cli(
-                config,
-                prog=f"agentenv {name}",
-                args=words,
-                use_underscores=True,
-                config=(tyro.conf.OmitArgPrefixes,),
-                registry=REGISTRY,
-                **more,
-            )
+        values, more = _values(config, name, translate([*of_file, *given]))
+        values |= _positional_values(config, name, [*stray, *more], rest)
+        if default is None:
+            _check_complete(config, name, values)
+        made: T = with_values(config, default, values)
     except ConfigError as error:
         if path is not None and any(f"--{flag}:" in str(error) for flag, _ in of_file):
             raise ConfigError(f"{path[0]}: {error}") from error
         raise
-    return parsed
+    return made
 
 
 def _split(args: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the arguments before `--`, and `--` with those after it, which are values."""
+    """Return the arguments before `--`, and those after it, which are values."""
     end = args.index("--") if "--" in args else len(args)
-    return args[:end], args[end:]
+    return args[:end], args[end + 1 :]
 
 
 def _given(args: Sequence[str]) -> tuple[list[str], list[Given]]:
@@ -166,73 +130,130 @@ def _field(config: type[Any], flag: str) -> str:
     return rest if flag not in known and rest in known and known[rest][1] is bool else flag
 
 
-def _message(event: Any, config: type[Any], name: str, args: Sequence[str]) -> str:
-    """Return one line about a tyro._errors.ParseErrorEvent."""
-    kind, command = type(event).__name__, f"agentenv {name}"
-    advice = f"Run `{command} --help` for the flags."
-    unknown = getattr(event, "tokens", None) or getattr(event, "unrecognized_tokens", None)
-    if unknown:  # with both, the unknown flag is the likelier reason
-        flag = next((token for token in unknown if token.startswith("-")), None)
-        if flag is None:
-            return f"{command}: expected flags, got {unknown[0]!r}. {advice}"
-        slip = flag.split("=")[0].lstrip("-").replace("-", "_")
-        names = [
-            *flag_fields(config),
-            *getattr(config, "ALIASES", ()),
-            *([CONFIG_FLAG] if issubclass(config, FlatConfig) else []),
-        ]
-        near = next(iter(difflib.get_close_matches(slip, names, n=1)), None)
-        return f"{command}: expected one of its flags, got {flag}. {f'Did you mean --{near}?' if near else advice}"
-    if kind == "MissingArgs":
-        fields = [(each.arg, each.arg.field.helptext) for each in event.missing_arguments]
-        texts = [(_flag(arg), (text() if callable(text) else text) or "required") for arg, text in fields]
-        missing = ", ".join(f"{flag} ({' '.join(text.split()).rstrip('.')})" for flag, text in texts)
-        return f"{command}: expected {missing}, got none. {advice}"
-    if kind == "InstantiationFailure" and (event.argument is None or re.match(r"\S+: expected ", event.message)):
-        message = flag_message(event.message)
-        return message if event.argument is None else re.sub(r"\bJSON(?=: | ')", _flag(event.argument), message)
-    argument = getattr(event, "argument", None)
-    if argument is None:
-        return f"{command}: expected other flags. {advice}"
-    flag = _flag(argument)
-    if kind == "InvalidChoice":
-        return f"{flag}: expected one of {', '.join(event.choices)}, got {event.value!r}. Choose one of them."
-    if kind == "BadValue":
-        num = argument.lowered.nargs
-        what, which = (f"{num} values", "all of them") if isinstance(num, int) and num > 1 else ("a value", "it")
-        return f"{flag}: expected {what}, got {_words_after(flag, args)}. Add {which}."
-    what = _description(argument.field.type_stripped)
-    return f"{flag}: expected {what}, got {_words_after(flag, args)}. Change the value."
+def _values(config: type[Any], command: str, given: Sequence[Given]) -> tuple[dict[str, Any], list[str]]:
+    """Return the value of each flag by its field, and the words that stand after the value of a flag.
+
+    Raises:
+        ConfigError: a flag is unknown, or has a wrong value.
+    """
+    kinds = {name: kind for name, (_, kind) in flag_fields(config).items()}
+    named = [(flag.removeprefix("--"), words) for flag, words in given]
+    for flag, _ in named:
+        if _field(config, flag) not in kinds:
+            raise _unknown(config, command, f"--{flag}")
+    values: dict[str, Any] = {}
+    stray: list[str] = []
+    for flag, words in named:
+        field = _field(config, flag)
+        if kinds[field] is bool:
+            values[field], num = flag == field, 0
+        else:
+            num = _num_words(kinds[field], len(words))
+            values[field] = _read(f"--{field}", kinds[field], words[:num])
+        stray += words[num:]
+    return values, stray
 
 
-def _flag(argument: Any) -> str:
-    name: str = argument.field.intern_name
-    return name.upper() if argument.is_positional() else f"--{name}"
+def _positional_values(
+    config: type[Any], command: str, words: Sequence[str], after_dashes: Sequence[str]
+) -> dict[str, Any]:
+    """Return the values that belong to no flag, by field, from the words before and after `--`.
+
+    Raises:
+        ConfigError: there are too many, or one is wrong.
+    """
+    dashed = next((word for word in words if re.match(r"-[^\W\d]", word)), None)
+    if dashed is not None:
+        raise _unknown(config, command, dashed)
+    kinds = {name: kind for name, (_, kind) in flag_fields(config).items()}
+    values: dict[str, Any] = {}
+    left = [*words, *after_dashes]
+    for name in positionals(config):
+        if left:
+            num = _num_words(kinds[name], len(left))
+            values[name], left = _read(name.upper(), kinds[name], left[:num]), left[num:]
+    if left:
+        raise ConfigError(f"agentenv {command}: expected flags, got {left[0]!r}. {_advice(command)}")
+    return values
+
+
+def _check_complete(config: type[Any], command: str, values: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a field without a default has no value."""
+    missing = [
+        each.name
+        for each in fields(config)
+        if each.init and each.default is MISSING and each.default_factory is MISSING and each.name not in values
+    ]
+    if missing:
+        texts, named = field_texts(config), positionals(config)
+        shown = [f"{name.upper() if name in named else f'--{name}'} ({texts[name].rstrip('.')})" for name in missing]
+        raise ConfigError(f"agentenv {command}: expected {', '.join(shown)}, got none. {_advice(command)}")
+
+
+def _unknown(config: type[Any], command: str, flag: str) -> ConfigError:
+    """Return the error of a flag that the config does not have."""
+    names = [*flag_fields(config), *getattr(config, "ALIASES", ())]
+    names += [CONFIG_FLAG] if issubclass(config, FlatConfig) else []
+    near = difflib.get_close_matches(flag.lstrip("-").replace("-", "_"), names, n=1)
+    advice = f"Did you mean --{near[0]}?" if near else _advice(command)
+    return ConfigError(f"agentenv {command}: expected one of its flags, got {flag}. {advice}")
+
+
+def _advice(command: str) -> str:
+    return f"Run `agentenv {command} --help` for the flags."
+
+
+def _some(kind: Any) -> Any:
+    """Return a type without None."""
+    is_union = get_origin(kind) in (Union, UnionType)
+    return next(each for each in get_args(kind) if each is not NoneType) if is_union else kind
+
+
+def _num_words(kind: Any, num_given: int) -> int:
+    """Return the number of words that a value of a type takes."""
+    if is_repeatable(kind):
+        return num_given
+    kind = _some(kind)
+    return len(get_args(kind)) if get_origin(kind) is tuple else 1
+
+
+def _read(flag: str, kind: Any, words: Sequence[str]) -> Any:
+    """Return the value of a flag.
+
+    Raises:
+        ConfigError: the words are not a value of the type.
+    """
+    if NoneType in get_args(kind) and list(words) == ["None"]:
+        return None
+    one = _some(kind)
+    inner = get_args(one)[0] if get_origin(one) is tuple else one
+    if not is_repeatable(kind) and len(words) < _num_words(kind, 0):
+        what, which = (f"{_num_words(kind, 0)} values", "all of them") if inner is not one else ("a value", "it")
+        raise ConfigError(f"{flag}: expected {what}, got {_shown(words)}. Add {which}.")
+    if get_origin(inner) is Literal:
+        for word in words:
+            if word not in get_args(inner):
+                choices = ", ".join(get_args(inner))
+                raise ConfigError(f"{flag}: expected one of {choices}, got {word!r}. Choose one of them.")
+    if get_origin(inner) is Mapping:
+        return parse_json_object(flag, words[0])
+    try:
+        found = tuple(inner(word) for word in words) if inner in (int, float) else tuple(words)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: expected {_description(kind)}, got {_shown(words)}. Change the value.") from error
+    return found[0] if inner is one else found
 
 
 def _description(kind: Any) -> str:
-    """Return the words for values of a type: "an integer", "2 numbers or None"."""
-    kinds = [each for each in get_args(kind) or (kind,) if each not in (NoneType, Ellipsis)]
-    or_none = " or None" if NoneType in get_args(kind) else ""
-    if get_origin(kinds[0]) is tuple:
-        kind = kinds[0]
-        kinds = [each for each in get_args(kind) if each is not Ellipsis]
-    if get_origin(kind) is tuple and kinds[0] in (int, float):
-        return f"{len(kinds) if Ellipsis not in get_args(kind) else 'only'} numbers{or_none}"
-    return {int: "an integer", float: "a number"}.get(kinds[0], "another value") + or_none
+    """Return the words for numbers of a type: "an integer", "2 numbers or None"."""
+    one = _some(kind)
+    what = {int: "an integer", float: "a number"}.get(one)
+    if what is None:
+        what = f"{'only' if is_repeatable(kind) else len(get_args(one))} numbers"
+    return what + (" or None" if NoneType in get_args(kind) else "")
 
 
-def _words_after(flag: str, args: Sequence[str]) -> str:
-    """Return the words after the last occurrence of a flag, quoted; "none" if there are none."""
-    words: list[str] = []
-    is_value = False
-    for arg in args:
-        if arg.startswith("--"):
-            name, equals, value = arg.partition("=")
-            is_value = name.replace("-", "_") == flag.replace("-", "_")
-            words = ([value] if equals else []) if is_value else words
-        elif is_value:
-            words.append(arg)
+def _shown(words: Sequence[str]) -> str:
     return repr(" ".join(words)) if words else "none"
 
 

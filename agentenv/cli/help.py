@@ -25,6 +25,10 @@ _CHOICES_COLUMNS = 24
 """Longer lists of choices stand in the text of a flag."""
 
 
+POSITIONAL = "positional"
+"""Marks a field whose value is given without a flag: `Annotated[str, POSITIONAL]`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Flag:
     """A flag of a command, as its config class declares it."""
@@ -76,8 +80,13 @@ def flags_of(config: type[Any], defaults: Any = None, section: str = "") -> Iter
         default = getattr(defaults, field.name, field.default)
         if default is MISSING and field.default_factory is not MISSING:
             default = field.default_factory()
-        is_positional = any("positional" in str(mark).lower() for mark in marks)
-        yield Flag(field.name, kind, default, text, section, is_positional)
+        yield Flag(field.name, kind, default, text, section, POSITIONAL in marks)
+
+
+def positionals(config: type[Any]) -> list[str]:
+    """Return the fields of a config class whose values are given without a flag, in their order."""
+    hints = get_type_hints(config, include_extras=True)
+    return [field.name for field in fields(config) if POSITIONAL in get_args(hints[field.name])]
 
 
 def field_texts(config: type[Any]) -> dict[str, str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import tyro
+from typing import Annotated
 
 from agentenv.cli.flags import parse, print_json
+from agentenv.cli.help import POSITIONAL
 from agentenv.cli.scaffold.agent_func import write_agent_func
 from agentenv.cli.scaffold.plugin import PluginKind, make_plugin
 from agentenv.errors import ConfigError
@@ -21,7 +21,7 @@ class NewConfig:
     With --env, write an agent_func file for that environment instead.
     """
 
-    name: tyro.conf.Positional[str]
+    name: Annotated[str, POSITIONAL]
     """Name of the environment: lowercase letters, digits and underscores, at most 64 of them; with --env, a file."""
     env: str | None = None
     """Write NAME, such as agent_func.py, the file with which OpenRLHF trains this environment."""

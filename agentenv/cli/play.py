@@ -14,13 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TextIO
 
-import tyro
-
 from agentenv._util.calls import create
 from agentenv._util.plurals import counted
 from agentenv._util.terminal import safe
 from agentenv.chat.chat import Chat, text_of
 from agentenv.cli.flags import parse
+from agentenv.cli.help import POSITIONAL
 from agentenv.core.dataset import place_of_task
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Message, Task
@@ -61,7 +60,7 @@ class PlayConfig:
     Actions may come from a pipe, one per line.
     """
 
-    env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
+    env: Annotated[str, POSITIONAL]
     """An installed environment (`agentenv list`), module:Attr, path/file.py[:Attr] or KIND:NAME."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """JSON object of arguments for the environment's constructor."""

@@ -18,10 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
-
 from agentenv.cli.commands import Commands, subcommand, summary_of
 from agentenv.cli.flags import parse, print_json
+from agentenv.cli.help import POSITIONAL
 from agentenv.cli.rm_serve import RMServeConfig, serve
 from agentenv.episode.registry import builtin_datasets
 from agentenv.errors import ConfigError, RunStopped
@@ -98,7 +97,7 @@ class RMEvalConfig:
 class RMCheckConfig:
     """Check a reward model for common traps: template, pooled token, BOS, pad token, activation, batching."""
 
-    rm: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    rm: Annotated[str, POSITIONAL]
     """Folder or name of a model, or any value of `rm eval --rm`."""
     rm_args: str = "{}"
     """JSON object of further arguments for the model's constructor."""
@@ -120,7 +119,7 @@ class RMCheckConfig:
 class RMCompareConfig:
     """Compare evaluations: a table of their accuracies by subset."""
 
-    outs: tyro.conf.Positional[tuple[str, ...]]
+    outs: Annotated[tuple[str, ...], POSITIONAL]
     """Two or more folders of `rm eval --out`, or RewardBench's result files."""
     json: bool = False
     """Print JSON."""

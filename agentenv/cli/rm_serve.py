@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
-
 from agentenv._util.http.responses import require_server
 from agentenv.cli.flags import parse
+from agentenv.cli.help import POSITIONAL
 from agentenv.errors import ConfigError
 from agentenv.runs.shutdown import interruptible
 
@@ -32,7 +31,7 @@ TOKEN_VARIABLE = "AGENTENV_RM_TOKEN"
 class RMServeConfig:
     """Serve a reward model over HTTP in OpenRLHF's format: POST /get_reward, and GET /health and /metrics."""
 
-    rm: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    rm: Annotated[str, POSITIONAL]
     """Folder or name of a model, or any value of `rm eval --rm` except judges and rewards."""
     rm_args: str = "{}"
     """JSON object of further arguments for the model's constructor."""

@@ -15,10 +15,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import tyro
-
 from agentenv.cli.commands import Commands, subcommand, summary_of
 from agentenv.cli.flags import parse, print_json
+from agentenv.cli.help import POSITIONAL
 from agentenv.cli.sandbox_serve import SandboxServeConfig, serve
 from agentenv.errors import ConfigError, InfraError
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, Policy
@@ -51,7 +50,7 @@ class SandboxDoctorConfig:
 class SandboxRunConfig:
     """Run a Python program isolated, and report how it ended and which resources it used."""
 
-    file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    file: Annotated[str, POSITIONAL]
     """Python source file, in UTF-8."""
     stdin: str | None = None
     """File to use as standard input; default: empty."""
@@ -61,7 +60,7 @@ class SandboxRunConfig:
     """Use exactly this level; default: the strongest that works here, at least landlock."""
     preimport: tuple[str, ...] = ()
     """Packages of this environment that the program may import, such as numpy."""
-    limits: Annotated[ExecLimits, tyro.conf.arg(name="")] = field(default_factory=ExecLimits)
+    limits: ExecLimits = field(default_factory=ExecLimits)
     json: bool = False
     """Print JSON."""
 

@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-import tyro
-
 from agentenv._util.http.responses import UvicornServer
 from agentenv._util.plurals import counted
 from agentenv.cli.flags import parse
+from agentenv.cli.help import POSITIONAL
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError
 from agentenv.runs.config import RunConfig
@@ -30,7 +29,7 @@ class ServeConfig:
     A client's `reset` takes `index`, the row of a task, and `seed`. An action is `{"message": TEXT}`.
     """
 
-    env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
+    env: Annotated[str, POSITIONAL]
     """An installed environment (`agentenv list`), module:Attr, path/file.py[:Attr] or KIND:NAME."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """JSON object of arguments for the environment's constructor."""

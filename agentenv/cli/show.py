@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Annotated
 
-import tyro
 from rich.console import Console
 from rich.style import Style
 
 from agentenv.cli.flags import parse
+from agentenv.cli.help import POSITIONAL
 from agentenv.errors import ConfigError
 
 
@@ -29,7 +29,7 @@ class ShowRunConfig:
     continues can be read.
     """
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[str, POSITIONAL]
     """Run directory, of `run` or `train`."""
     failed: bool = False
     """Only episodes that failed."""

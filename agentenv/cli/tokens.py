@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-import tyro
-
 from agentenv._util.terminal import safe, wide_console
 from agentenv.cli.commands import Commands, subcommand, summary_of
 from agentenv.cli.flags import parse, print_json
+from agentenv.cli.help import POSITIONAL
 from agentenv.runs.display.report import quiet_transformers
 
 
@@ -20,7 +19,7 @@ from agentenv.runs.display.report import quiet_transformers
 class CertifyConfig:
     """Test a model's chat template: its class, whether it is exact on examples, and which tokens text can forge."""
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    model: Annotated[str, POSITIONAL]
     """A model that ships with the package, a folder, or a Hugging Face id."""
     tokenizer: str | None = None
     """Folder or Hugging Face id of the tokenizer. Default: the model's."""
@@ -34,9 +33,9 @@ class CertifyConfig:
 class ShowConfig:
     """Show an episode's tokens: prompt, actions, feedback and synthesised closes separately."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[str, POSITIONAL]
     """Run directory."""
-    episode: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="EPISODE")]
+    episode: Annotated[str, POSITIONAL]
     """Id of the episode, a prefix that no other id has, or a number, which is an index: 0 is the first episode that
     ended, -1 the last."""
     logprobs: bool = False
@@ -55,7 +54,7 @@ class ShowConfig:
 class ReplayConfig:
     """Score a run's stored tokens again and compare with the recorded log-probabilities."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[str, POSITIONAL]
     """Run directory."""
     engine: Literal["hf", "vllm_local", "vllm_http"] | None = None
     """Engine that scores. Default: the engine of the run."""

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
-import tyro
-
 from agentenv._util.http.access import LOOPBACK, read_token
 from agentenv.cli.flags import parse
+from agentenv.cli.help import POSITIONAL
 from agentenv.errors import ConfigError
 from agentenv.view.viewed import ViewedRun, find_runs
 
@@ -30,7 +29,7 @@ class ViewConfig:
     shows is what the runs hold, private labels included.
     """
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = ()
+    runs: Annotated[tuple[str, ...], POSITIONAL] = ()
     """Run directories, of `run` or `train`, or folders of them. Default: the newest in runs/."""
     host: str = "127.0.0.1"
     """Address to listen on. All except the loopback address need a token, in AGENTENV_VIEW_TOKEN or --token_file."""

@@ -6,13 +6,11 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 from agentenv._util.suggest import did_you_mean
 from agentenv.core.arguments import parse_json_object
 from agentenv.errors import ConfigError
-
-C = TypeVar("C", bound="FlatConfig")
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,8 @@ class FlatConfig:
         Raises:
             ConfigError: a flag is unknown, or has a wrong value.
         """
-        return _rebuilt(cls, None, flags)
+        made: Self = with_values(cls, None, flags)
+        return made
 
     def with_flags(self, **flags: Any) -> Self:
         """Return a copy with these flags changed.
@@ -52,7 +51,8 @@ class FlatConfig:
         Raises:
             ConfigError: a flag is unknown, or has a wrong value.
         """
-        return _rebuilt(type(self), self, flags)
+        made: Self = with_values(type(self), self, flags)
+        return made
 
     def to_dict(self) -> dict[str, Any]:
         """Return every flag and its value under flat keys, as `config.json` holds them."""
@@ -89,12 +89,17 @@ def flag_fields(config: type[Any]) -> dict[str, tuple[str, Any]]:
     return flags
 
 
-def _rebuilt(cls: type[C], base: C | None, flags: Mapping[str, Any]) -> C:
-    known = flag_fields(cls)
+def with_values(cls: Any, base: Any, flags: Mapping[str, Any]) -> Any:
+    """Return a config dataclass with these flags, by their flat names; all others are those of `base`, or defaults.
+
+    Raises:
+        ConfigError: a flag is unknown, or has a wrong value.
+    """
+    known, aliases = flag_fields(cls), getattr(cls, "ALIASES", {})
     top: dict[str, Any] = {}
     groups: dict[str, dict[str, Any]] = {}
     for given, value in flags.items():
-        name = cls.ALIASES.get(given, given)
+        name = aliases.get(given, given)
         if name not in known:
             raise ConfigError(
                 f"{given}: expected a flag's name.{did_you_mean(given, known) or ' Run `agentenv run --help`.'}"
@@ -103,7 +108,7 @@ def _rebuilt(cls: type[C], base: C | None, flags: Mapping[str, Any]) -> C:
             raise ConfigError(f"{given}: expected one name, got {name} as well, which means the same. Leave one out.")
         group, kind = known[name]
         kinds = {get_origin(each) or each for each in (kind, *get_args(kind))}
-        if name in cls.REPEATABLE:
+        if name in getattr(cls, "REPEATABLE", ()):
             texts = [] if value is None else value if isinstance(value, list | tuple) else [value]
             value = tuple(json.dumps(each) if isinstance(each, Mapping) else each for each in texts)
         elif isinstance(value, str) and Mapping in kinds:

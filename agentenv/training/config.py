@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
 
-import tyro
-
 from agentenv.chat.chat import ChatOptions
 from agentenv.core.types import SamplingParams
 from agentenv.episode.runner import ErrorPolicy
@@ -148,7 +146,7 @@ class TrainConfig(SourceConfig):
     """Discount of later rewards."""
     lambd: float = 1.0
     """Lambda of gae."""
-    no_advantage_std_norm: tyro.conf.FlagCreatePairsOff[bool] = False
+    no_advantage_std_norm: bool = False
     """Subtract the mean from advantages but do not divide them by their standard deviation."""
     policy_loss_type: Literal["ppo", "gspo"] = "ppo"
     """`ppo`: one ratio per token. `gspo`: one ratio per sample, and the mean over samples with any --loss_agg_mode."""
