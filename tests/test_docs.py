@@ -205,7 +205,7 @@ def test_make_demo_runs_as_many_episodes_as_the_readme_says():
     flags = re.search(r"^demo:.*\n\t.*agentenv run (.*)$", MAKEFILE, re.MULTILINE)[1].split()
     config = parse(RunConfig, "run", flags)
     num_tasks = len(read_tasks("word_problems", builtin=builtin_datasets()))
-    assert (config.env, config.limit, config.data) == (("math_retry",), None, None)
+    assert (config.env, config.limit, config.dataset.data) == (("math_retry",), None, None)
     assert f"{num_tasks * config.n} episodes of {config.source}" in README
 
 

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from agentenv.cli.flags import parse, print_json
 from agentenv.cli.help import POSITIONAL
+from agentenv.episode.tasks import TaskSource
 from agentenv.errors import ConfigError
+from agentenv.runs.flat_config import flag_values
 
 if TYPE_CHECKING:
     from agentenv.episode.source import EnvSource
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from agentenv.testing.conformance.child import CheckProgress, ChildDeath
 
 
+_AGAIN = ("env_kwargs", "data", "prompt_key", "label_key", "split", "seed", "model", "max_turns", "pass_reward")
+"""Flags of an audit that the command which reproduces a finding has too."""
 _PROGRESS_EVERY_S = 10.0
 """Seconds between progress lines in a log."""
 _MIN_BLOCK_S = 60.0
@@ -44,14 +48,8 @@ class AuditConfig:
     """agent_func.py, or an environment: installed, module:Attr, path/file.py:Attr, KIND:NAME."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """JSON object of arguments for the environment's constructor."""
-    data: str | None = None
-    """Tasks, as for `agentenv run --data`. Default: the environment's own."""
-    prompt_key: str = "prompt"
-    """Column with the prompt."""
-    label_key: str = "label"
-    """Column with the label."""
-    split: str | None = None
-    """Split of a Hugging Face dataset."""
+    dataset: TaskSource = field(default_factory=TaskSource)
+    """Tasks."""
     apply_chat_template: bool = True
     """Make text prompts user messages."""
     tasks: int = 8
@@ -159,8 +157,7 @@ def _audit(config: AuditConfig, progress: CheckProgress | None = None) -> int:
     from agentenv.runs.prepare import load_tasks
 
     run_config = RunConfig.from_flags(
-        env=config.target, data=config.data, prompt_key=config.prompt_key, label_key=config.label_key,
-        split=config.split, apply_chat_template=config.apply_chat_template,
+        env=config.target, apply_chat_template=config.apply_chat_template, **vars(config.dataset)
     )  # fmt: skip
     tasks, options, tokenizer = load_tasks(run_config, source), _options(config), None
     if config.model is not None:
@@ -168,10 +165,9 @@ def _audit(config: AuditConfig, progress: CheckProgress | None = None) -> int:
 
         tokenizer = load_tokenizer(resolve_model(config.model))
     # The command line of the same audit, without the flags that select a part of it.
-    words, default = ["agentenv", "audit", config.target], AuditConfig(config.target)
-    for name in ("env_kwargs", "data", "prompt_key", "label_key", "split", "seed", "model", "max_turns", "pass_reward"):
-        value = getattr(config, name)
-        if value != getattr(default, name):
+    words, default = ["agentenv", "audit", config.target], flag_values(AuditConfig(config.target))
+    for name, value in flag_values(config).items():
+        if name in _AGAIN and value != default[name]:
             words += [f"--{name}", json.dumps(value) if isinstance(value, Mapping) else str(value)]
     words += [] if config.apply_chat_template else ["--no_apply_chat_template"]
     with _quiet_episodes(), _progress() as show:

@@ -16,6 +16,7 @@ from agentenv._util.brief import brief
 from agentenv._util.plurals import counted
 from agentenv.cli.flags import parse
 from agentenv.cli.help import POSITIONAL
+from agentenv.episode.tasks import TaskSource
 
 if TYPE_CHECKING:
     from agentenv.testing.conformance.child import CheckProgress, ChildDeath
@@ -43,12 +44,8 @@ class CheckConfig:
     """Properties to check. Default: all."""
     skip: tuple[str, ...] = ()
     """Properties to skip."""
-    data: str | None = None
-    """Rows to check it with: built-in data, a file or a Hugging Face dataset. Default: its own `datasets`."""
-    prompt_key: str = "prompt"
-    """Column with the prompt."""
-    label_key: str = "label"
-    """Column with the label."""
+    dataset: TaskSource = field(default_factory=TaskSource)
+    """Tasks."""
     rows: int = 50
     """Rows of each dataset to call `reset` with, spread over the dataset."""
     max_turns: int | None = None
@@ -103,10 +100,8 @@ def _check(config: CheckConfig, progress: CheckProgress | None = None) -> int:
     options = ConformanceOptions(
         config.target,
         dict(config.env_kwargs),
-        None if config.data else task_from_flags(config.prompt, label),
-        data=config.data,
-        prompt_key=config.prompt_key,
-        label_key=config.label_key,
+        None if config.dataset.data else task_from_flags(config.prompt, label),
+        **vars(config.dataset),
         num_rows=config.rows,
         step_timeout_s=config.step_timeout_s,
         max_turns=config.max_turns,

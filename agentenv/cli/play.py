@@ -30,6 +30,7 @@ from agentenv.episode.runner import derive_seed
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, Stage
 from agentenv.episode.source import EnvSource
 from agentenv.episode.stepping import SteppedEpisode
+from agentenv.episode.tasks import TaskSource
 from agentenv.errors import ConfigError
 from agentenv.runs.config import RunConfig
 from agentenv.runs.metrics import Tally
@@ -44,9 +45,7 @@ A line is an action. For several lines: """ on its own line, the lines, and """ 
 /next     end this episode and start the next task
 /quit     quit; so do Ctrl-D and Ctrl-C
 Write // for a / at the beginning of an action.'''
-_RUN_FLAGS = (
-    "env", "env_kwargs", "data", "prompt_key", "label_key", "max_length", "max_turns", "step_timeout_s", "out",
-)  # fmt: skip
+_RUN_FLAGS = ("env", "env_kwargs", "max_length", "max_turns", "step_timeout_s", "out")
 _FENCE, _MORE = '"""', "… "
 _STARTS = ("/restart", "/next")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -64,12 +63,8 @@ class PlayConfig:
     """An installed environment (`agentenv list`), module:Attr, path/file.py[:Attr] or KIND:NAME."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """JSON object of arguments for the environment's constructor."""
-    data: str | None = None
-    """Tasks, as for `agentenv run --data`. Default: the environment's own."""
-    prompt_key: str = "prompt"
-    """Column with the prompt."""
-    label_key: str = "label"
-    """Column with the label."""
+    dataset: TaskSource = field(default_factory=TaskSource)
+    """Tasks."""
     task: str = "0"
     """The first task to play: its id, or the number of its row, from 0."""
     seed: int | None = None
@@ -91,7 +86,7 @@ def play(args: Sequence[str]) -> int:
     """Take the policy's place in an environment, in the terminal."""
     config = parse(PlayConfig, "play", args)
     model = config.model or ("tiny-math" if config.out else None)
-    flags: dict[str, Any] = {name: getattr(config, name) for name in _RUN_FLAGS}
+    flags: dict[str, Any] = {name: getattr(config, name) for name in _RUN_FLAGS} | vars(config.dataset)
     if model is not None:
         flags["model"] = model
     screen, with_model = Screen(sys.stdin, sys.stdout), model is not None

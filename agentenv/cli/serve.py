@@ -14,11 +14,12 @@ from agentenv._util.plurals import counted
 from agentenv.cli.flags import parse
 from agentenv.cli.help import POSITIONAL
 from agentenv.episode.source import EnvSource
+from agentenv.episode.tasks import TaskSource
 from agentenv.errors import ConfigError
 from agentenv.runs.config import RunConfig
 from agentenv.runs.prepare import check_constructor, load_source, load_tasks
 
-_RUN_FLAGS = ("env", "env_kwargs", "data", "prompt_key", "label_key", "max_length", "max_turns", "step_timeout_s")
+_RUN_FLAGS = ("env", "env_kwargs", "max_length", "max_turns", "step_timeout_s")
 _CLOSE_S = 10.0
 
 
@@ -33,12 +34,8 @@ class ServeConfig:
     """An installed environment (`agentenv list`), module:Attr, path/file.py[:Attr] or KIND:NAME."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """JSON object of arguments for the environment's constructor."""
-    data: str | None = None
-    """Tasks, as for `agentenv run --data`. Default: the environment's own."""
-    prompt_key: str = "prompt"
-    """Column with the prompt."""
-    label_key: str = "label"
-    """Column with the label."""
+    dataset: TaskSource = field(default_factory=TaskSource)
+    """Tasks."""
     host: str = "127.0.0.1"
     """Address to listen on. OpenEnv has no access control: on another address, everyone who reaches it may play."""
     port: int = 8000
@@ -59,7 +56,7 @@ def serve(args: Sequence[str]) -> int:
     if config.max_sessions < 1:
         raise ConfigError(f"--max_sessions: expected a number >= 1, got {config.max_sessions}. Raise it.")
     flags = {name: value for name in _RUN_FLAGS if (value := getattr(config, name)) is not None}
-    asyncio.run(_serve(config, RunConfig.from_flags(**flags)))
+    asyncio.run(_serve(config, RunConfig.from_flags(**flags, **vars(config.dataset))))
     return 0
 
 

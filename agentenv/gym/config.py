@@ -21,7 +21,7 @@ from agentenv._util.calls import create
 from agentenv._util.suggest import did_you_mean
 from agentenv.chat.chat import Chat
 from agentenv.core.agent import AgentInstance
-from agentenv.core.dataset import in_messages, read_tasks
+from agentenv.core.dataset import in_messages
 from agentenv.core.engine import Tokenizer
 from agentenv.core.types import Completion, Limits, Task
 from agentenv.engines.models import load_stop_token_ids, load_tokenizer, resolve_model
@@ -29,9 +29,10 @@ from agentenv.engines.scripted import PlainTextTokenizer
 from agentenv.episode.endpoint.agent import owns_its_loop
 from agentenv.episode.factory import check_arguments
 from agentenv.episode.loop import AgentFactory
-from agentenv.episode.registry import builtin_datasets, load_env
+from agentenv.episode.registry import load_env
 from agentenv.episode.setup import EpisodeKey
 from agentenv.episode.stepping import SteppedEpisode
+from agentenv.episode.tasks import TaskSource
 from agentenv.errors import ConfigError, ContractError
 from agentenv.gym import views
 from agentenv.gym.spaces import AnyText, Messages, TokenSeq
@@ -167,8 +168,7 @@ class EpisodeMaker:
         data = config.data if config.data is not None else next(iter(own), None)
         if data is None:
             raise ConfigError(f"AgentEnv.data: expected tasks, got None; {config.env} ships no data. Name a file.")
-        builtin = own if data in own else builtin_datasets()
-        tasks = read_tasks(data, limit=config.limit, builtin=builtin, needs_label=self.cls.needs_label)
+        tasks = TaskSource(str(data)).read(own, needs_label=self.cls.needs_label, limit=config.limit)
         self.tasks: Sequence[Task] = [in_messages(task) for task in tasks]
         self._index = {task.task_id: index for index, task in enumerate(self.tasks)}
         if config.obs_mode != "tokens":

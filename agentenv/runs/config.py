@@ -14,6 +14,7 @@ from agentenv.core.arguments import parse_json_object
 from agentenv.core.types import Limits, SamplingParams
 from agentenv.engines.factory import engine_class
 from agentenv.episode.runner import ErrorPolicy
+from agentenv.episode.tasks import TaskSource
 from agentenv.errors import ConfigError
 from agentenv.rewards.groups.batch import GROUP_LIMIT_S
 from agentenv.runs.flat_config import FlatConfig
@@ -314,8 +315,10 @@ class SourceConfig(FlatConfig):
     labels), or the URLs of reward servers, separated by commas."""
     reward_batch_size: int = 1
     """Maximum number of answers per call of reward_func. With 1, as in OpenRLHF, no reward depends on other answers."""
-    label_key: str = "label"
-    """Column with the label that the environment grades against."""
+    dataset: TaskSource = field(default_factory=TaskSource)
+    """Tasks."""
+    limit: int | None = None
+    """Use only the first LIMIT tasks."""
     apply_chat_template: bool = True
     """Make text prompts a user message in the model's chat template. If off, send the text as it is."""
     concurrency: int = 64
@@ -360,19 +363,13 @@ class RunConfig(SourceConfig):
     }
     SECTIONS: ClassVar[Mapping[str, str]] = {
         "env": "What to run",
-        "data": "Tasks",
+        "limit": "Tasks",
+        "concurrency": "What to run",
+        "n": "Tasks",
         "model": "Model and engine",
         "pass_score": "Report",
     }
 
-    data: str | None = None
-    """Tasks: FILE.jsonl, FILE.parquet, a Hugging Face dataset id or a built-in name. Default: the environment's own."""
-    split: str | None = None
-    """Split of a Hugging Face dataset."""
-    prompt_key: str = "prompt"
-    """Column with the prompt: text or chat messages."""
-    limit: int | None = None
-    """Use only the first LIMIT tasks."""
     n: int = 1
     """Samples per task."""
 

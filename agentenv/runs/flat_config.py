@@ -67,10 +67,13 @@ class FlatConfig:
 
     def flags(self) -> dict[str, Any]:
         """Return every flag and its value, by the flat names."""
-        return {
-            name: getattr(getattr(self, group) if group else self, name)
-            for name, (group, _) in flag_fields(type(self)).items()
-        }
+        return flag_values(self)
+
+
+def flag_values(config: Any) -> dict[str, Any]:
+    """Return every flag of a config dataclass and its value, by the flat names."""
+    known = flag_fields(type(config))
+    return {name: getattr(getattr(config, group) if group else config, name) for name, (group, _) in known.items()}
 
 
 def flag_fields(config: type[Any]) -> dict[str, tuple[str, Any]]:

@@ -16,14 +16,14 @@ from typing import Any
 
 from agentenv._util.calls import StepTimeout, bounded, create
 from agentenv.chat.chat import Chat
-from agentenv.core.dataset import in_messages, read_tasks
+from agentenv.core.dataset import in_messages
 from agentenv.core.engine import NoTokenizer, Tokenizer
 from agentenv.core.types import Limits, Task
 from agentenv.engines.chat.wire import read_prices
 from agentenv.engines.factory import choose_engine, engine_class
 from agentenv.engines.models import load_light_tokenizer, load_stop_token_ids, load_tokenizer, resolve_model
 from agentenv.episode.endpoint.agent import ChatAgentSource
-from agentenv.episode.registry import builtin_datasets, env_source
+from agentenv.episode.registry import env_source
 from agentenv.episode.source import EnvSource, EpisodeSource, Member, Mixture
 from agentenv.errors import AgentEnvError, ConfigError, MissingDependency
 from agentenv.interop.agent_files import load_agent_func, load_reward_source
@@ -198,8 +198,9 @@ def load_parts(config: RunConfig, source: EpisodeSource | None = None) -> list[P
     """
     if source is not None or is_plain(config.env):
         return [_part(config, source or load_source(config))]
+    flags = config.flags()
     for name in ("env_kwargs", "data", "split"):
-        if value := getattr(config, name):
+        if value := flags[name]:
             raise ConfigError(
                 f"--{name}: expected one --env with it, got several and {value!r}. "
                 f"Use a file of entries, --env FILE.yaml, with `{name}` in them."
@@ -365,25 +366,11 @@ def load_tasks(
         ConfigError: no data is given.
         DataError: a row cannot be read.
     """
-    own_data = {name: Path(path) for name, path in getattr(source, "datasets", {}).items()}
-    data = rows if rows is not None else config.data or next(iter(own_data), None)
-    # All classes are imported for their data only if it may be theirs.
-    is_found = data in own_data or Path(data).is_file() if isinstance(data, str) else rows is not None
-    # A class in a file may bring data that is not installed.
-    builtin = own_data if is_found else builtin_datasets() | own_data
-    if data is None:
-        raise ConfigError(
-            "--data: expected tasks, got none. Add --data FILE.jsonl or a built-in name; write several environments, "
-            f"each with its `data`, to a YAML file, and name that as --env. Built in are {', '.join(builtin)}."
-        )
-    tasks = read_tasks(
-        data,
-        prompt_key=config.prompt_key,
-        label_key=config.label_key,
+    tasks = config.dataset.read(
+        getattr(source, "datasets", {}),
+        needs_label=bool(getattr(agent_class(source), "needs_label", True)),
         limit=config.limit,
-        split=config.split,
-        builtin=builtin,
-        needs_label=config.label_key != RunConfig.label_key or bool(getattr(agent_class(source), "needs_label", True)),
+        rows=rows,
     )
     return [in_messages(task) for task in tasks] if config.apply_chat_template else tasks
 

@@ -16,18 +16,19 @@ from typing import Any
 
 from agentenv._util.calls import create
 from agentenv.chat.chat import Chat, ChatOptions
-from agentenv.core.dataset import in_messages, read_tasks
+from agentenv.core.dataset import in_messages
 from agentenv.core.engine import Engine, Tokenizer
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Limits, Message, SamplingParams, Task
 from agentenv.engines.scripted import Request, ScriptedEngine
 from agentenv.episode.endpoint.agent import ChatAgentSource, owns_its_loop
 from agentenv.episode.factory import as_agent
-from agentenv.episode.registry import builtin_datasets, env_source
+from agentenv.episode.registry import env_source
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, derive_seed, plan
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.source import EnvSource, EpisodeSource
 from agentenv.episode.stepping import SteppedEpisode
+from agentenv.episode.tasks import TaskSource
 from agentenv.errors import ConfigError
 from agentenv.testing.chats import stand_in
 
@@ -105,13 +106,11 @@ def _tasks(data: Any, source: Any, limit: int | None) -> Sequence[Task]:
     if data is not None and not isinstance(data, str | Path):
         return list(data)[:limit]
     own: Mapping[str, str | Path] = getattr(source, "datasets", {})
-    spec = str(data) if data is not None else next((str(path) for path in own.values()), None)
-    if spec is None:
+    if data is None and not own:
         empty: Message = {"role": "user", "content": ""}
         return [Task([empty])]
     needs_label = bool(getattr(getattr(source, "cls", None), "needs_label", True))
-    builtin = {spec: Path(own[spec])} if spec in own else {} if Path(spec).is_file() else builtin_datasets()
-    return read_tasks(spec, limit=limit, builtin=builtin, needs_label=needs_label)
+    return TaskSource(data and str(data)).read(own, needs_label=needs_label, limit=limit)
 
 
 async def play(setup: Setup) -> Trajectory:

@@ -58,6 +58,8 @@ class TrainConfig(SourceConfig):
     }
     SECTIONS: ClassVar[Mapping[str, str]] = {
         "env": "What to train on",
+        "limit": "Tasks",
+        "concurrency": "What to train on",
         "model": "Model and data",
         "num_episodes": "Sizes",
         "max_tokens": "Sampling",
@@ -73,15 +75,6 @@ class TrainConfig(SourceConfig):
     """Model to train: a shipped model, a folder, or a Hugging Face id."""
     critic_pretrain: str | None = None
     """Model to initialize the critic from, for gae. None uses --model."""
-    data: str | None = None
-    """Tasks: FILE.jsonl, FILE.parquet, a Hugging Face dataset id, or a built-in name. None: the environment's own, the
-    first whose name ends in _train, else the first; word_problems_train for an agent or reward file that has none."""
-    split: str | None = None
-    """Split of a Hugging Face dataset."""
-    prompt_key: str = "prompt"
-    """Column with the prompt: text or chat messages."""
-    limit: int | None = None
-    """Use only the first LIMIT tasks."""
     curriculum: str | None = None
     """Change the weights of a mixture's environments before each train step. `spread` prefers those whose groups have
     different rewards; FILE.py:name is a function from statistics to weights."""
@@ -294,10 +287,6 @@ class TrainConfig(SourceConfig):
         """The flags about episodes as a RunConfig. `train` chooses the engine later."""
         return RunConfig(
             **{each.name: getattr(self, each.name) for each in fields(SourceConfig)},
-            data=self.data,
-            split=self.split,
-            prompt_key=self.prompt_key,
-            limit=self.limit,
             n=self.n,
             model=self.model,
             num_engines=self.num_engines,

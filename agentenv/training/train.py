@@ -177,11 +177,10 @@ def _describe_data(job: TrainJob) -> str:
     weights, num_tasks = job.weights, Counter(task.env for task in job.tasks)
     total = sum(weights.values())
     if not weights:
-        return f"{job.config.data}: {counted(len(job.tasks), 'task')}"
+        return f"{job.config.dataset.data}: {counted(len(job.tasks), 'task')}"
+    parts = [(part.name, part.config.dataset.data) for part in job.episodes.parts if part.name in weights]
     return "; ".join(
-        f"{part.name} {weights[part.name] / total:.0%} of {part.config.data}: {counted(num_tasks[part.name], 'task')}"
-        for part in job.episodes.parts
-        if part.name in weights
+        f"{name} {weights[name] / total:.0%} of {data}: {counted(num_tasks[name], 'task')}" for name, data in parts
     )
 
 
@@ -197,7 +196,7 @@ async def prepare_training(config: TrainConfig, rank_group: RankGroup | None = N
         raise ConfigError("--resume: expected --out with it, got none. Name the training's folder.")
     parts = [_for_training(part) for part in load_parts(config.episodes)]
     if len(parts) == 1 and not parts[0].name:
-        config = config.with_flags(data=parts[0].config.data)
+        config = config.with_flags(data=parts[0].config.dataset.data)
     job = await prepare(with_engine(config), parts=parts)
     complete = config.with_flags(**{name: job.config.flags()[name] for name in ("env", "max_length", "max_turns")})
     validate(complete)
@@ -221,7 +220,7 @@ def _for_training(part: Part) -> Part:
     if isinstance(source, ChatAgentSource):
         # Requests of its SDK may set a temperature; in training the flags decide.
         source = replace(source, options=replace(source.options, request_sampling=False))
-    config = part.config.with_flags(data=part.config.data or own_data(source))
+    config = part.config.with_flags(data=part.config.dataset.data or own_data(source))
     return replace(part, source=source, config=config)
 
 
@@ -297,9 +296,9 @@ async def check_rows(part: Part, job: Job, config: TrainConfig) -> None:
     refusals = list(filter(None, await asyncio.gather(*map(refusal, tasks))))
     if len(refusals) > max(0.5, config.errors.max_error_share) * len(tasks):
         raise DataError(
-            f"--data {part.config.data}: expected rows that {source.cls.__name__} can use, got "
+            f"--data {part.config.dataset.data}: expected rows that {source.cls.__name__} can use, got "
             f"{len(refusals)} of {len(tasks)} that it refuses: {refusals[0]} The columns are --prompt_key "
-            f"{part.config.prompt_key} and --label_key {part.config.label_key}."
+            f"{part.config.dataset.prompt_key} and --label_key {part.config.dataset.label_key}."
         )
 
 

@@ -110,7 +110,7 @@ def test_both_sides_do_the_same_work(train_vs_trl: ModuleType, tmp_path: Path) -
     same = {
         "num_prompts": config.rollout_batch_size, "samples": config.n, "micro": 8,
         "tokens": config.max_tokens, "steps": config.max_train_steps, "model": config.model,
-        "prompts": config.data,
+        "prompts": config.dataset.data,
     }  # fmt: skip
     assert {name: theirs[name] for name in same} == {name: str(value) for name, value in same.items()}
     assert (config.micro_train_batch_size, config.limits.max_turns, config.ray) == (8, 1, False)

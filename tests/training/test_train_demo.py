@@ -37,7 +37,7 @@ def config_of(demo, kind, name, out):
 def test_the_flags_of_every_demo_parse_and_its_environment_takes_its_arguments(demo, kind, name, tmp_path):
     config = config_of(demo, kind, name, tmp_path)
     assert config.seed == 7
-    assert {config.data, *config.eval_dataset} <= builtin_datasets().keys()
+    assert {config.dataset.data, *config.eval_dataset} <= builtin_datasets().keys()
     assert config.eval_temperature == 1.0
     assert config.eval_n_samples_per_prompt >= 4
     source = env_source(config.source, dict(config.env_kwargs))
@@ -47,7 +47,7 @@ def test_the_flags_of_every_demo_parse_and_its_environment_takes_its_arguments(d
 @pytest.mark.long
 def test_the_maths_demo_is_measured_on_other_tasks_than_it_trains_on(demo, tmp_path):
     config = config_of(demo, "math", "hf", tmp_path)
-    assert (config.data, config.eval_dataset) == ("word_problems_train", ("word_problems",))
+    assert (config.dataset.data, config.eval_dataset) == ("word_problems_train", ("word_problems",))
 
 
 @pytest.mark.long

@@ -83,6 +83,8 @@ class ConformanceOptions:
     """The task to run; None: the first rows of `data`, of the environment's own data, or a built-in question."""
     data: str | None = None
     """A file, a dataset or the name of built-in data, in place of the environment's own data."""
+    split: str | None = None
+    """Split of `data`, if that is a Hugging Face dataset."""
     prompt_key: str = "prompt"
     label_key: str = "label"
     num_rows: int = 20
@@ -262,8 +264,9 @@ class ConformanceContext:
         for name, path in found.items():
             try:
                 tasks = read_tasks(
-                    str(path), prompt_key=prompt_key, label_key=label_key, limit=limit, needs_label=needs_label
-                )
+                    str(path), prompt_key=prompt_key, label_key=label_key, limit=limit, needs_label=needs_label,
+                    split=self.options.split,
+                )  # fmt: skip
                 read[name] = [in_messages(task) for task in tasks]  # as `agentenv run` does
             except AgentEnvError as error:
                 read[name] = error
