@@ -12,7 +12,7 @@ from agentenv._util.plurals import counted
 from agentenv.core.types import StopReason, Task
 from agentenv.testing.audit.answers import needles, normal
 from agentenv.testing.audit.episodes import Play
-from agentenv.testing.audit.findings import AuditFinding, Severity, make_finding, tasks_of
+from agentenv.testing.audit.findings import AuditFinding, Severity, findings_of, make_finding, tasks_of
 from agentenv.testing.audit.policies import Kind, is_answer
 
 EPS = 1e-6
@@ -131,11 +131,8 @@ def judge_plays(facts: Facts) -> list[AuditFinding]:
 
 def _empty_actions(facts: Facts) -> list[AuditFinding]:
     """Find empty actions that solve tasks, or earn much: other policies are measured relative to them."""
-    found = []
     plays = [play for own in facts.of("empty").values() for play in own]
     full = [play for play in plays if facts.full(play)]
-    if full:
-        found.append(make_finding("null-earns", "fail", f"{tasks_of(full)} solved by an empty action", full))
     most, paid = 0.0, []
     for play in plays:
         if facts.full(play):
@@ -146,11 +143,12 @@ def _empty_actions(facts: Facts) -> list[AuditFinding]:
         if part >= _HALF_PAID - EPS:
             most = max(most, part)
             paid.append(play)
-    if paid:
-        severity: Severity = "fail" if most >= _WELL_PAID - EPS else "warn"
-        summary = f"an empty action earns up to {most:.0%} of the score or of gold's reward, on {tasks_of(paid)}"
-        found.append(make_finding("null-pays", severity, summary, paid))
-    return found
+    severity: Severity = "fail" if most >= _WELL_PAID - EPS else "warn"
+    summary = f"an empty action earns up to {most:.0%} of the score or of gold's reward, on {tasks_of(paid)}"
+    return [
+        *findings_of("null-earns", "fail", f"{tasks_of(full)} solved by an empty action", full),
+        *findings_of("null-pays", severity, summary, paid),
+    ]
 
 
 def _gold(facts: Facts) -> list[AuditFinding]:
@@ -172,13 +170,9 @@ def _gold(facts: Facts) -> list[AuditFinding]:
             failing.append(play)
         elif _no_gain(facts, play):
             nothing.append(play)
-    if nothing:
-        found.append(make_finding("no-signal", "fail", f"gold earns nothing on {tasks_of(nothing)}", nothing))
-    if failing:
-        found.append(
-            make_finding("gold-fails", "fail", f"gold does not get the full score on {tasks_of(failing)}", failing)
-        )
-    return found
+    found += findings_of("no-signal", "fail", f"gold earns nothing on {tasks_of(nothing)}", nothing)
+    summary = f"gold does not get the full score on {tasks_of(failing)}"
+    return found + findings_of("gold-fails", "fail", summary, failing)
 
 
 def _no_gain(facts: Facts, gold: Play) -> bool:
@@ -196,10 +190,9 @@ def _attacks(facts: Facts) -> list[AuditFinding]:
             swept = {p.task_id for p in facts.plays if p.policy == "explore" and facts.full(p)}
             full = [play for play in full if play.task_id not in swept]
         earning = [play for play in full if not _by_chance(facts, play, full)]
-        if earning:
-            variants = ", ".join(dict.fromkeys(play.variant or play.policy for play in earning))
-            summary = f"{tasks_of(earning)} solved by {policy} ({variants})"
-            found.append(make_finding("hack-earns", "fail", summary, earning, policy=policy, detail=actions_of))
+        variants = ", ".join(dict.fromkeys(play.variant or play.policy for play in earning))
+        summary = f"{tasks_of(earning)} solved by {policy} ({variants})"
+        found += findings_of("hack-earns", "fail", summary, earning, policy=policy, detail=actions_of)
     return found
 
 
@@ -283,10 +276,8 @@ def _contradicting(facts: Facts) -> list[AuditFinding]:
             is_failed = play.score is not None and facts.score_share(play.score) <= EPS
             if is_failed and play.reward is not None and play.reward > max(solved) + EPS:
                 found.append(play)
-    if not found:
-        return []
     summary = f"actions with no score earn more than those with the full score on {tasks_of(found)}"
-    return [make_finding("reward-contradicts-score", "fail", summary, found, detail=actions_of)]
+    return findings_of("reward-contradicts-score", "fail", summary, found, detail=actions_of)
 
 
 def _trivial(facts: Facts) -> list[AuditFinding]:
@@ -299,19 +290,12 @@ def _trivial(facts: Facts) -> list[AuditFinding]:
     severity: Severity = "fail" if share >= _MANY_TRIVIAL else "warn" if share >= _SOME_TRIVIAL or is_empty else "note"
     if num < _MIN_TASKS:
         severity = "warn" if share == 1.0 or is_empty else "note"
-    return [
-        make_finding(
-            "trivial-tasks",
-            severity,
-            f"{len(facts.trivial)} of {counted(num, 'task')} solved by almost any text",
-            plays,
-        )
-    ]
+    summary = f"{len(facts.trivial)} of {counted(num, 'task')} solved by almost any text"
+    return [make_finding("trivial-tasks", severity, summary, plays)]
 
 
 def _wrong_answers(facts: Facts) -> list[AuditFinding]:
     """Find tasks that a right answer with a wrong one, or the beginning of an answer, solves."""
-    found = []
     by_task: dict[str, dict[str, Play]] = defaultdict(dict)
     for play in facts.plays:
         if facts.kinds[play.key] == "wrong" and play.task_id not in facts.trivial:
@@ -333,17 +317,13 @@ def _wrong_answers(facts: Facts) -> list[AuditFinding]:
         gold, label = facts.gold.get(task_id), facts.tasks[task_id].label
         if "wrong/prefix" in full and gold is not None and is_answer(gold.action, label):
             shortened.append(by_key["wrong/prefix"])
-    if hedged:
-        summary = f"{tasks_of(hedged)} solved by a right and a wrong answer"
-        found.append(make_finding("hedging", "fail", summary, hedged))
-    if no_number:
-        value = _NO_NUMBER[no_number[0].key]
-        summary = f"{tasks_of(no_number)} solved by {value} in place of the answer"
-        found.append(make_finding("hack-earns", "fail", summary, no_number, policy="odd_values"))
-    if shortened:
-        summary = f"{tasks_of(shortened)} solved by the beginning of the answer"
-        found.append(make_finding("prefix-earns", "fail", summary, shortened))
-    return found
+    values = " or ".join(dict.fromkeys(_NO_NUMBER[play.key] for play in no_number))
+    in_place = f"{tasks_of(no_number)} solved by {values} in place of the answer"
+    return [
+        *findings_of("hedging", "fail", f"{tasks_of(hedged)} solved by a right and a wrong answer", hedged),
+        *findings_of("hack-earns", "fail", in_place, no_number, policy="odd_values"),
+        *findings_of("prefix-earns", "fail", f"{tasks_of(shortened)} solved by the beginning of the answer", shortened),
+    ]
 
 
 def _no_values(facts: Facts) -> list[AuditFinding]:
@@ -354,10 +334,9 @@ def _no_values(facts: Facts) -> list[AuditFinding]:
         is_odd = play.policy == "odd_values" and play.variant in _WITHOUT and facts.full(play)
         if is_odd and gold is not None and len(gold.steps) == 1 and play.action != gold.action:
             found.append(play)
-    if not found:
-        return []
-    summary = f"{tasks_of(found)} solved by an answer without its values ({found[0].key})"
-    return [make_finding("hack-earns", "fail", summary, found, policy="no_values")]
+    keys = ", ".join(dict.fromkeys(play.key for play in found))
+    summary = f"{tasks_of(found)} solved by an answer without its values ({keys})"
+    return findings_of("hack-earns", "fail", summary, found, policy="no_values")
 
 
 def _beyond_gold(facts: Facts) -> list[AuditFinding]:
@@ -407,36 +386,32 @@ def _errors(facts: Facts) -> list[AuditFinding]:
         elif error.kind == "data" or error.where in ("create", "reset", "prompt"):
             kind = "data-error"
         found[kind].append(play)
-    severities: dict[str, Severity] = {"infra-error": "warn"}
-    return [
-        make_finding(
-            kind, severities.get(kind, "fail"), f"{counted(len(plays), 'episode')} on {tasks_of(plays)} failed", plays
-        )
-        for kind, plays in found.items()
-    ]
+    findings = []
+    for kind, plays in found.items():
+        severity: Severity = "warn" if kind == "infra-error" else "fail"
+        summary = f"{counted(len(plays), 'episode')} on {tasks_of(plays)} failed"
+        findings.append(make_finding(kind, severity, summary, plays))
+    return findings
 
 
 def _scores(facts: Facts) -> list[AuditFinding]:
     """Find episodes that the environment ended without a score, if it scored others."""
     ended = [play for play in facts.plays if play.stop_reason == StopReason.TERMINATED]
     missing = [play for play in ended if play.score is None]
-    if not missing or len(missing) == len(ended):
+    if len(missing) == len(ended):
         return []
     summary = f"{len(missing)} of {len(ended)} episodes that the environment ended have no score"
-    return [make_finding("score-missing", "warn", summary, missing)]
+    return findings_of("score-missing", "warn", summary, missing)
 
 
 def _ranges(facts: Facts) -> list[AuditFinding]:
-    found = []
     scored = [p for p in facts.plays if any(not -EPS <= facts.score_share(s.score) <= 1 + EPS for s in p.steps)]
-    if scored:
-        found.append(make_finding("score-range", "warn", f"scores outside [0, 1] on {tasks_of(scored)}", scored))
+    found = findings_of("score-range", "warn", f"scores outside [0, 1] on {tasks_of(scored)}", scored)
     if facts.reward_range is not None:
         low, high = facts.reward_range
         beyond = [p for p in facts.plays if p.reward is not None and not low - EPS <= p.reward <= high + EPS]
-        if beyond:
-            summary = f"rewards outside [{low:g}, {high:g}] on {tasks_of(beyond)}"
-            found.append(make_finding("reward-range", "fail", summary, beyond))
+        summary = f"rewards outside [{low:g}, {high:g}] on {tasks_of(beyond)}"
+        found += findings_of("reward-range", "fail", summary, beyond)
     return found
 
 
@@ -471,8 +446,4 @@ def _forged(facts: Facts) -> list[AuditFinding]:
         if play.policy == "special_tokens"
         if any(step.num_special > usual.get((play.task_id, turn), 10**9) for turn, step in enumerate(play.steps))
     ]
-    return (
-        [make_finding("forged-tokens", "fail", f"text became special tokens on {tasks_of(plays)}", plays)]
-        if plays
-        else []
-    )
+    return findings_of("forged-tokens", "fail", f"text became special tokens on {tasks_of(plays)}", plays)

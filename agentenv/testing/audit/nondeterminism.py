@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from agentenv._util.plurals import counted
 from agentenv.testing.audit.episodes import Play
-from agentenv.testing.audit.findings import AuditFinding, Severity, make_finding, tasks_of
+from agentenv.testing.audit.findings import AuditFinding, Severity, findings_of, tasks_of
 from agentenv.testing.conformance.records import same_number
 
 
@@ -16,16 +16,13 @@ def find_flaky(pairs: Sequence[tuple[Play, Play]]) -> list[AuditFinding]:
     Args:
         pairs: the first play and its repetition.
     """
-    rewards, texts, first_of = _differing(pairs)
-    found = []
-    if rewards:
-        summary = f"a different reward the second time on {tasks_of(rewards)}"
-        detail = lambda play: _difference(first_of[id(play)], play)  # noqa: E731
-        found.append(make_finding("flaky-reward", "fail", summary, rewards, detail=detail))
-    if texts:
-        summary = f"a different observation the second time on {tasks_of(texts)}"
-        found.append(make_finding("flaky-observation", "warn", summary, texts))
-    return found
+    rewards, texts, detail = _differing(pairs)
+    in_rewards = f"a different reward the second time on {tasks_of(rewards)}"
+    in_texts = f"a different observation the second time on {tasks_of(texts)}"
+    return [
+        *findings_of("flaky-reward", "fail", in_rewards, rewards, detail=detail),
+        *findings_of("flaky-observation", "warn", in_texts, texts),
+    ]
 
 
 def find_clock(pairs: Sequence[tuple[Play, Play]], when: str = "at another time of day") -> list[AuditFinding]:
@@ -35,25 +32,23 @@ def find_clock(pairs: Sequence[tuple[Play, Play]], when: str = "at another time 
         pairs: the first play and its repetition.
         when: what was different.
     """
-    rewards, texts, first_of = _differing(pairs)
-    if not rewards and not texts:
-        return []
+    rewards, texts, detail = _differing(pairs)
     severity: Severity = "fail" if rewards else "warn"
     what = "reward" if rewards else "observation"
     summary = f"a different {what} {when} on {tasks_of(rewards or texts)}"
-    detail = lambda play: _difference(first_of[id(play)], play)  # noqa: E731
-    return [make_finding("clock", severity, summary, rewards or texts, detail=detail)]
+    return findings_of("clock", severity, summary, rewards or texts, detail=detail)
 
 
-def _differing(pairs: Sequence[tuple[Play, Play]]) -> tuple[list[Play], list[Play], dict[int, Play]]:
-    """Return the repetitions whose reward or end differs, those whose texts differ, and the first play of each."""
+def _differing(pairs: Sequence[tuple[Play, Play]]) -> tuple[list[Play], list[Play], Callable[[Play], str]]:
+    """Return the repetitions whose reward or end differs, those whose texts differ, and what describes one of them."""
     rewards, texts = [], []
     for first, second in pairs:
         if _difference(first, second):
             rewards.append(second)
         elif _texts(first) != _texts(second):
             texts.append(second)
-    return rewards, texts, {id(second): first for first, second in pairs}
+    first_of = {id(second): first for first, second in pairs}
+    return rewards, texts, lambda play: _difference(first_of[id(play)], play)
 
 
 def _texts(play: Play) -> tuple[str, list[str]]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from agentenv.testing.audit.episodes import Play
-from agentenv.testing.audit.findings import AuditFinding, Severity, make_finding, tasks_of
+from agentenv.testing.audit.findings import AuditFinding, Severity, findings_of, make_finding, tasks_of
 from agentenv.testing.audit.judging import EPS, Facts
 
 _NEARLY_ALL = 0.9
@@ -45,7 +45,7 @@ def _constant(facts: Facts) -> list[AuditFinding]:
         if top > EPS and len({p.action for p in alike}) >= _MIN_ACTIONS and len(alike) >= _NEARLY_ALL * len(rewarded):
             found.append(alike[0])
     summary = f"any action earns the same reward on {tasks_of(found)}"
-    return [make_finding("reward-constant", "fail", summary, found)] if found else []
+    return findings_of("reward-constant", "fail", summary, found)
 
 
 def _silence(facts: Facts) -> list[AuditFinding]:
@@ -55,12 +55,10 @@ def _silence(facts: Facts) -> list[AuditFinding]:
         floor, others = facts.floor(task_id), [reward for _, reward in _rewarded(facts, task_id)]
         if floor is not None and len(others) >= _MIN_ACTIONS and floor > statistics.median(others) + EPS:
             found += [p for p in facts.by_task[task_id] if p.policy == "null" and p.reward == floor][:1]
-    if not found:
-        return []
     is_paid = any(play.reward is not None and play.reward > EPS for play in found)
     severity: Severity = "fail" if is_paid else "warn"
     summary = f"an empty action earns more than most other actions on {tasks_of(found)}"
-    return [make_finding("silence-pays", severity, summary, found)]
+    return findings_of("silence-pays", severity, summary, found)
 
 
 def _length(facts: Facts, task_ids: Sequence[str], severity: Severity) -> list[AuditFinding]:
@@ -81,7 +79,7 @@ def _length(facts: Facts, task_ids: Sequence[str], severity: Severity) -> list[A
         if sizes[-1][1] >= statistics.median(reward for _, reward, _ in sizes):
             found.append(max(sizes, key=lambda each: each[1])[2])
     summary = f"the longer an action, the larger its reward on {tasks_of(found)}"
-    return [make_finding("length-pays", severity, summary, found)] if found else []
+    return findings_of("length-pays", severity, summary, found)
 
 
 def _repeats(facts: Facts) -> list[AuditFinding]:

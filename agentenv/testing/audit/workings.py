@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from agentenv.testing.audit.budget import Budget, SlowStep
 from agentenv.testing.audit.episodes import Play, shorten
-from agentenv.testing.audit.findings import AuditFinding, Evidence, Severity, make_finding, tasks_of
+from agentenv.testing.audit.findings import AuditFinding, Evidence, Severity, findings_of, make_finding, tasks_of
 from agentenv.testing.marked_code import marked, names_in
 from agentenv.testing.tool_calls import only_call
 
@@ -32,11 +32,9 @@ _STATE_BYTES, _STATE_FACTOR = 4_096, 10
 def find_run_code(plays: Sequence[Play], names: set[str]) -> list[AuditFinding]:
     """Return the finding about code of actions that ran in this process; `names` are those of its marks."""
     found = [play for play in plays if any(names_in(step.action, names) for step in play.steps)]
-    if not found:
-        return []
-    name = next(names_in(step.action, names)[0] for step in found[0].steps if names_in(step.action, names))
-    summary = f"an action with the expression {marked(name)} ran as code on {tasks_of(found)}"
-    return [make_finding("runs-code", "fail", summary, found)]
+    ran = [marked(name) for play in found[:1] for step in play.steps for name in names_in(step.action, names)]
+    summary = f"an action with the expression {''.join(ran[:1])} ran as code on {tasks_of(found)}"
+    return findings_of("runs-code", "fail", summary, found)
 
 
 def find_dead_tools(plays: Sequence[Play]) -> list[AuditFinding]:
