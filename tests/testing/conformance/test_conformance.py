@@ -72,8 +72,6 @@ def test_a_breach_of_a_property_is_named_with_its_line_and_breaks_no_other(kind,
     module = sys.modules[context.agent_cls.__module__]
     for left in getattr(module, "OPEN_CACHE", ()):
         left.close()
-    if hasattr(module, "GO"):
-        module.GO.set()
     end_processes(getattr(module, "PIDS_CACHE", ()))
     broken = {one.name: one for one in outcomes if one.state == "broken"}
     assert set(broken) == {name} | ALSO.get(kind, set()), [str(one) for one in broken.values()]
