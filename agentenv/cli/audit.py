@@ -191,32 +191,18 @@ def _source(config: AuditConfig) -> EnvSource:
         ConfigError: the environment does not exist, or is an agent with its own loop, which accepts no actions.
     """
     from agentenv.core.agent import AgentInstance
-    from agentenv.engines.scripted import ScriptedEngine
-    from agentenv.episode.factory import as_agent
-    from agentenv.episode.registry import env_source
+    from agentenv.episode.endpoint.agent import ChatAgentSource
     from agentenv.episode.source import EnvSource
-    from agentenv.interop.agent_files import load_agent_func
-    from agentenv.testing.tokenizers import CharTokenizer
+    from agentenv.testing.conformance.target import load_target
 
     kwargs = dict(config.env_kwargs)
-    path = Path(config.target)
-    code = path.read_text(errors="replace") if path.suffix == ".py" and path.is_file() else ""
-    if "AgentExecutor" in code or "AgentRunner" in code:
-        tokenizer = CharTokenizer()
-        cls: Any = load_agent_func(path).agent_class(ScriptedEngine([""], tokenizer), tokenizer)
-        if not isinstance(cls, type) or not callable(getattr(cls, "step", None)):
-            raise ConfigError(
-                f"{config.target}: expected an AgentExecutor with an agent class that has `step`, got {cls!r}. An "
-                "agent with its own loop cannot be audited. Audit the environment or the reward that it uses."
-            )
-        return EnvSource(as_agent(cls), kwargs)
-    source = env_source(config.target, kwargs)
-    if not isinstance(source, EnvSource) or not issubclass(source.cls, AgentInstance):
+    source, cls = load_target(config.target, kwargs)
+    if isinstance(source, ChatAgentSource) or not issubclass(cls, AgentInstance):
         raise ConfigError(
             f"agentenv audit: expected an environment with `step`, got {config.target!r}, an agent with its own loop, "
             "which accepts no actions. Audit the environment or reward that it uses; `agentenv check` runs it."
         )
-    return source
+    return source if isinstance(source, EnvSource) else EnvSource(cls, kwargs)
 
 
 def _options(config: AuditConfig) -> AuditOptions:

@@ -38,6 +38,7 @@ from agentenv.testing.conformance.cases import (
     Policy,
     script,
     word_calls,
+    yielding,
 )
 from agentenv.testing.conformance.problems import relative_path, source_of
 from agentenv.testing.conformance.target import load_target
@@ -101,6 +102,15 @@ class ConformanceOptions:
     """The model whose chat template and tokenizer are used; None: stand-ins that need no download."""
 
 
+@dataclass(frozen=True)
+class RecordedEpisode:
+    """One episode, with the calls of the environment's methods."""
+
+    case: EpisodeCase
+    trajectory: Trajectory
+    seen: list[MethodCall]
+
+
 class ConformanceContext:
     """An environment or agent, loaded once, whose properties are checked one after the other.
 
@@ -127,7 +137,8 @@ class ConformanceContext:
         """The class of the environment or agent; None until it is loaded."""
         self.uses_default_task = False
         """Whether the task is the built-in question, for lack of another task and of data."""
-        self._cache: dict[str, Any] = {}
+        self._separate: list[Trajectory] | None = None
+        self._recorded: list[RecordedEpisode] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._budget_s = max(_MIN_BUDGET_S, _BUDGET_STEPS * options.step_timeout_s)
         self._deadline = time.monotonic() + self._budget_s
@@ -180,7 +191,7 @@ class ConformanceContext:
         watch = self.watch
         quick = tuple(action for action in watch.quick if action not in watch.slow)
         self.avoided = Avoided(frozenset(watch.slow), quick, watch.num_hangs > 0)
-        self._cache.clear()
+        self._separate = self._recorded = None
         self.__dict__.pop("cases", None)
 
     def close(self) -> None:
@@ -454,11 +465,30 @@ class ConformanceContext:
                 failed = error
         raise InfraError(f"the outside failed in {NUM_ATTEMPTS} attempts, {failed}") from failed
 
-    def cached(self, name: str, make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Return the result of `make`, computed once for all properties that need it."""
-        if name not in self._cache:
-            self._cache[name] = self.run(make())
-        return self._cache[name]
+    @property
+    def separate_episodes(self) -> list[Trajectory]:
+        """The trajectory of each of `cases`, run one after the other, once for all properties."""
+        if self._separate is None:
+            self._separate = self.run(self._run_separately(self.cases))
+        return self._separate
+
+    async def _run_separately(self, cases: Sequence[EpisodeCase]) -> list[Trajectory]:
+        return [await self.episode(case, engine=yielding(case, self.tokenizer)) for case in cases]
+
+    @property
+    def recorded_episodes(self) -> list[RecordedEpisode]:
+        """The same episodes with the calls of the environment's methods."""
+        if self._recorded is None:
+            self._recorded = self.run(self._run_recorded(self.cases))
+        return self._recorded
+
+    async def _run_recorded(self, cases: Sequence[EpisodeCase]) -> list[RecordedEpisode]:
+        episodes = []
+        for case in cases:
+            seen: list[MethodCall] = []
+            trajectory = await self.episode(case, source=self.recording_source(seen))
+            episodes.append(RecordedEpisode(case, trajectory, seen))
+        return episodes
 
 
 def raise_outage(trajectory: Trajectory) -> None:

@@ -17,7 +17,6 @@ from agentenv.testing.conformance.cases import EpisodeCase, yielding
 from agentenv.testing.conformance.context import ConformanceContext
 from agentenv.testing.conformance.problems import Problem, problem_at, unique
 from agentenv.testing.conformance.records import culprit, difference, own_classes, same_number
-from agentenv.testing.conformance.shared_episodes import separate_episodes
 from agentenv.testing.shifted_clock import elapsing_clock, modules_of, reads_clocks
 
 _DELAY_S = 61.0
@@ -31,7 +30,7 @@ def determinism(context: ConformanceContext) -> list[Problem]:
     drawn = context.run(_drawn(context))
     if drawn:
         return unique(drawn)  # the cause if episodes differ
-    records, again = separate_episodes(context), context.run(_again(context))
+    records, again = context.separate_episodes, context.run(_again(context))
     problems = []
     for case, one, other in zip(context.cases, records, again, strict=True):
         found = difference(one, other, ("the first time", "the second time"))

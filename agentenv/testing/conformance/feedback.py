@@ -16,7 +16,6 @@ from agentenv.testing import chats
 from agentenv.testing.conformance.cases import FORGED
 from agentenv.testing.conformance.context import ConformanceContext
 from agentenv.testing.conformance.problems import Problem, problem_at, unique
-from agentenv.testing.conformance.shared_episodes import recorded_episodes
 
 _ROLES = ("system", "user", "assistant", "tool")
 _EMPTY_FIX = "Return what was wrong, or end the episode: a policy without feedback repeats its action."
@@ -53,7 +52,7 @@ def feedback(context: ConformanceContext) -> list[Problem]:
 
 def _outputs(context: ConformanceContext) -> Iterator[_Output]:
     """Return the prompts, and every observation that a policy reads."""
-    for one in recorded_episodes(context):
+    for one in context.recorded_episodes:
         prompt = one.trajectory.prompt
         if prompt:
             yield _Output("reset", prompt, one.trajectory.tools or None, isinstance(prompt, str))

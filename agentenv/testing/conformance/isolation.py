@@ -25,7 +25,6 @@ from agentenv.testing.conformance.problems import (
     unique,
 )
 from agentenv.testing.conformance.records import culprit, difference, own_classes
-from agentenv.testing.conformance.shared_episodes import separate_episodes
 from agentenv.testing.conformance.shared_state import SHARED_ON_PURPOSE, shared_state
 from agentenv.testing.conformance.system_calls import FILE_EVENTS, PROCESS_EVENTS, Event, record_events
 
@@ -47,7 +46,7 @@ def isolation(context: ConformanceContext) -> list[Problem]:
     context.require_steps()
     cls = context.agent_cls
     before = _class_state(cls), _module_state(cls)
-    records = separate_episodes(context)
+    records = context.separate_episodes
     filled = shared_state(cls)  # after one episode of each case, so that what is loaded once is there
     with record_events(PROCESS_EVENTS, place_of_method(cls, "step")[0]) as events:
         together = context.run(_together(context))

@@ -1,18 +1,28 @@
-"""The properties `constructor` and `close`: the start and the end of an environment."""
+"""The properties `constructor`, `data` and `close`: an environment starts, takes every row, and ends."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from agentenv._util.calls import bounded, create, create_here
 from agentenv.core.agent import AgentInstance
-from agentenv.errors import InfraError
-from agentenv.testing.conformance.context import ConformanceContext
-from agentenv.testing.conformance.problems import Problem, exception_problem, place_of_method, problem_at, unique
+from agentenv.core.types import Task
+from agentenv.errors import AgentEnvError, InfraError
+from agentenv.testing.conformance.context import ConformanceContext, NotApplicable, raise_outage
+from agentenv.testing.conformance.problems import (
+    Problem,
+    exception_problem,
+    place_of_method,
+    problem_at,
+    relative_path,
+    unique,
+)
 from agentenv.testing.conformance.system_calls import IO_EVENTS, record_events
 
 QUICK_S = 0.1
@@ -81,3 +91,43 @@ def close(context: ConformanceContext) -> list[Problem]:
         return []
 
     return unique(context.run(run()))
+
+
+def data(context: ConformanceContext) -> list[Problem]:
+    """Every row of the data can be read, and `reset` accepts a sample of the rows, spread evenly."""
+    found = context.rows()
+    if not found:
+        raise NotApplicable("it has no data; pass --data")
+    problems: list[Problem] = []
+    for name, tasks in found.items():
+        if isinstance(tasks, AgentEnvError):
+            expected, fix, error = f"data {name!r} that can be read", "Fix the file.", str(tasks)
+            if name != context.options.data:  # the data of the class
+                problems.append(problem_at(context.agent_cls, "reset", expected, error, fix))
+                continue
+            line = re.search(r", (?:line|item|row) (\d+)\b", error.partition(": expected ")[0])
+            problems.append(Problem(relative_path(name), int(line[1]) if line else 0, "data", expected, error, fix))
+        elif not context.own_loop:
+            problems += context.run(_problems_of_rows(context, name, tasks))
+    return unique(problems)
+
+
+async def _problems_of_rows(context: ConformanceContext, name: str, tasks: list[Task]) -> list[Problem]:
+    step = max(1, len(tasks) // context.options.num_rows)
+    for number in range(0, len(tasks), step):
+        error = await context.retried(partial(_error_of_reset, context, tasks[number], number))
+        if error is not None:
+            expected = f"`reset` to accept every row of {name!r}"
+            got = f"an error at row {number + 1} ({tasks[number].task_id!r}): {error}"
+            return [problem_at(context.agent_cls, "reset", expected, got, "Fix the row, or make `reset` accept it.")]
+    return []
+
+
+async def _error_of_reset(context: ConformanceContext, task: Task, seed: int) -> AgentEnvError | None:
+    async with context.stepped(task, seed) as episode:
+        try:
+            await episode.begin()
+        except AgentEnvError as error:
+            raise_outage(episode.trajectory)
+            return error
+    return None

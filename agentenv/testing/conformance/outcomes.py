@@ -20,7 +20,6 @@ from agentenv.testing.conformance.problems import (
     relative_path,
     unique,
 )
-from agentenv.testing.conformance.shared_episodes import recorded_episodes
 
 _EPS = 1e-4
 """Rewards and scores that differ by less are the same."""
@@ -30,7 +29,7 @@ def rewards(context: ConformanceContext) -> list[Problem]:
     """Every policy gets finite rewards, a score within its range, and numbers or text in info; no call raises."""
     context.require_steps()
     cls, problems = context.agent_cls, list[Problem]()
-    for one in recorded_episodes(context):
+    for one in context.recorded_episodes:
         if one.case.cut:
             continue  # as in `truncation`
         raised = [exception_problem(cls, call.method, call.error) for call in one.seen if call.error is not None]
@@ -47,7 +46,7 @@ def ends(context: ConformanceContext) -> list[Problem]:
     problems = []
     # Right calls of tools may continue until the limit of a run ends the episode.
     unjudged = {case.policy for case in context.reached or ()}
-    for one in recorded_episodes(context):
+    for one in context.recorded_episodes:
         trajectory, turns = one.trajectory, context.limits.max_turns
         is_judged = context.must_end and not one.case.cut and one.case.policy not in unjudged
         if trajectory.stop_reason is StopReason.MAX_TURNS and is_judged:

@@ -26,7 +26,6 @@ from agentenv.testing.conformance.context import (
 from agentenv.testing.conformance.determinism import determinism
 from agentenv.testing.conformance.problems import Problem, problem_at, relative_path
 from agentenv.testing.conformance.records import culprit, first_difference, own_classes
-from agentenv.testing.conformance.shared_episodes import separate_episodes
 from agentenv.testing.conformance.sleeps import shortened_sleeps
 from agentenv.testing.diffs import facts_of
 from agentenv.testing.shifted_clock import shifted_clock
@@ -68,7 +67,7 @@ class _Elsewhere:
 def portability(context: ConformanceContext) -> list[Problem]:
     """An episode is the same with another hash seed, working directory, time zone, date, and environment variables."""
     context.require_steps()
-    here = _Elsewhere([facts_of(each) for each in separate_episodes(context)], {})
+    here = _Elsewhere([facts_of(each) for each in context.separate_episodes], {})
     with tempfile.TemporaryDirectory() as folder:
         for seed in _HASH_SEEDS:
             there = _run(context, seed, folder, _OTHER_ZONE, shifts_clock=True)
@@ -197,7 +196,7 @@ def run_elsewhere(
         episodes, outage = [], None
         try:
             context.require_steps()
-            episodes = [facts_of(trajectory) for trajectory in separate_episodes(context)]
+            episodes = [facts_of(trajectory) for trajectory in context.separate_episodes]
         except InfraError as error:
             outage = str(error)
     part = Path(f"{answer}.part")

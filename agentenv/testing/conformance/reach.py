@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import random
 import re
+import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import CodeType, FrameType
 from typing import Any
 
 from agentenv.chat.chat import text_of
@@ -21,7 +25,6 @@ from agentenv.errors import AgentEnvError, EpisodeFailed
 from agentenv.interop.openrlhf.executor import AgentFunc
 from agentenv.testing.conformance.cases import ODD_ACTIONS, EpisodeCase
 from agentenv.testing.conformance.context import ConformanceContext
-from agentenv.testing.conformance.coverage import Instruction, recorded_instructions
 from agentenv.testing.conformance.records import own_classes
 from agentenv.testing.shifted_clock import modules_of
 from agentenv.testing.tool_calls import calls_with_world
@@ -41,6 +44,10 @@ _NUMBERS = ("1", "2", "3", "10", "0", "100")
 _PLACE = re.compile(r"<[^<>\n]{1,30}>|\[[^\[\]\n]{1,30}\]|\{[^{}\n]{1,30}\}")
 _WORD = re.compile(r"[\w.-]+")
 _MAX_FILLED = 24
+_MAX_EVENTS = 50_000
+"""Instructions that are recorded within one block; a long computation continues without a record."""
+Instruction = tuple[CodeType, int]
+"""A code object, and the offset in it."""
 
 
 @dataclass
@@ -236,3 +243,32 @@ def _text(observation: str | Sequence[Mapping[str, Any]]) -> str:
     if isinstance(observation, str):
         return observation
     return "\n".join(text_of(message) for message in observation)
+
+
+@contextmanager
+def recorded_instructions(files: Collection[str]) -> Iterator[set[Instruction]]:
+    """Return a set to which the instructions of these files are added that this thread, and new ones, run."""
+    seen: set[Instruction] = set()
+    num_left = _MAX_EVENTS
+
+    def of_frame(frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename not in files or num_left <= 0:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return of_instruction
+
+    def of_instruction(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal num_left
+        if event == "opcode":
+            seen.add((frame.f_code, frame.f_lasti))
+            num_left -= 1
+        return of_instruction if num_left > 0 else None
+
+    before, of_threads = sys.gettrace(), threading.gettrace()
+    threading.settrace(of_frame)
+    sys.settrace(of_frame)
+    try:
+        yield seen
+    finally:
+        sys.settrace(before)
+        threading.settrace(of_threads)
