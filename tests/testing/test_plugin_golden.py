@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv import Completion, Limits, StepResult, StopReason, Task
+from agentenv import Completion, StepResult, StopReason, Task
 from agentenv.errors import ConfigError, DataError
 from agentenv.testing import assert_same_trajectory, trajectory_diff
 from agentenv.testing.diffs import TokenColumns, explained, tokens_diff
@@ -279,7 +279,3 @@ def test_rewards_may_differ_by_rounding_alone(tmp_path):
 def test_files_of_different_names_are_different(tmp_path):
     names = ["a/b", "a_b", "a b", "é", "è", "x" * 200, "x" * 201, "", "A"]
     assert len({Golden(tmp_path, "t").path(name) for name in names}) == len(names)
-
-
-def test_limits_can_be_given():
-    assert guesses("1", limits=Limits(max_turns=1)).stop_reason is StopReason.MAX_TURNS
