@@ -27,7 +27,7 @@ from agentenv.errors import ConfigError, EngineError
 Reply = str | Sequence[int] | Completion | Exception
 """One generation: text (the terminator is added), token ids as they are, a whole Completion, or an error to raise."""
 Latency = float | Callable[["Request"], float]
-"""Seconds that a generation takes, or a function of the request; `agentenv.testing.latency` has distributions."""
+"""Seconds that a generation takes, or a function of the request; `agentenv.testing.simulation` has distributions."""
 Script = Iterable[Reply] | Callable[["Request"], Reply | Awaitable[Reply]]
 
 CLOSE, OPEN = "<|im_end|>", "<|im_start|>"

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from agentenv.testing.diffs import assert_same_trajectory, trajectory_diff
     from agentenv.testing.episodes import Setup, play, play_all
     from agentenv.testing.golden import Golden
-    from agentenv.testing.latency import exponential, lognormal, uniform
-    from agentenv.testing.simulation import Simulation, simulate
+    from agentenv.testing.simulation import Simulation, exponential, lognormal, simulate, uniform
     from agentenv.testing.tokenizers import (
         BosTokenizer,
         ByteFallbackTokenizer,
@@ -45,8 +44,7 @@ _PLACES = {
     "agentenv.testing.diffs": ("assert_same_trajectory", "trajectory_diff"),
     "agentenv.testing.episodes": ("Setup", "play", "play_all"),
     "agentenv.testing.golden": ("Golden",),
-    "agentenv.testing.latency": ("exponential", "lognormal", "uniform"),
-    "agentenv.testing.simulation": ("Simulation", "simulate"),
+    "agentenv.testing.simulation": ("Simulation", "exponential", "lognormal", "simulate", "uniform"),
     "agentenv.testing.tokenizers": (
         "BosTokenizer", "ByteFallbackTokenizer", "CharTokenizer", "LongPromptTokenizer", "MergingTokenizer",
         "OpenEndedTokenizer", "RewritingTokenizer", "ToollessTokenizer",

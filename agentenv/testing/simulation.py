@@ -1,4 +1,7 @@
-"""simulate: a whole run in virtual time with the real runner, and its duration and utilization.
+"""simulate: a whole run in virtual time with the real runner, and its duration and utilization; latencies.
+
+A latency draws seconds from a seed and the request only: the same on every machine and in every order. Give it to
+`ScriptedEngine(latency_s=…)` for generations and to `simulate(env_latency_s=…)` for environments.
 
 Example:
     >>> setup = Setup("guess_number", ScriptedEngine(["8"], CharTokenizer(), latency_s=lognormal(2.0)))
@@ -9,6 +12,8 @@ Example:
 from __future__ import annotations
 
 import asyncio
+import math
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +25,7 @@ from agentenv.core.agent import AgentInstance
 from agentenv.core.engine import Engine
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, SamplingParams, Task
+from agentenv.engines.scripted import Request
 from agentenv.episode.loop import Episode
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.source import EnvSource, EpisodeSource
@@ -29,6 +35,8 @@ from agentenv.testing.episodes import Setup, play_all
 
 EnvLatency = float | Callable[[str], float]
 """Seconds of a step of the environment, or a function that returns them for `episode/turn`."""
+Drawn = Callable[[Request | str], float]
+"""Seconds for a request of an engine, or for a key: `episode/turn`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,3 +179,48 @@ class _Timed:
 
         agent.step = slowed_step  # type: ignore[method-assign]
         return agent
+
+
+def lognormal(median_s: float, sigma: float = 0.5, *, seed: int = 0) -> Drawn:
+    """Return lognormal latencies with this median.
+
+    With `sigma` 0.5 one in a hundred is over 3.2 times the median, with 1.0 over 10 times.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+    _check("lognormal", median_s=median_s, sigma=sigma)
+    if median_s == 0:
+        return lambda key: 0.0
+    return lambda key: _random(key, seed).lognormvariate(math.log(median_s), sigma)
+
+
+def exponential(mean_s: float, *, seed: int = 0) -> Drawn:
+    """Return exponential latencies, as of a memoryless service; one in a hundred is over 4.6 times the mean.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+    _check("exponential", mean_s=mean_s)
+    return lambda key: -mean_s * math.log(1.0 - _random(key, seed).random())
+
+
+def uniform(low_s: float, high_s: float, *, seed: int = 0) -> Drawn:
+    """Return latencies that are uniform between the two.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+    _check("uniform", low_s=low_s, high_s=high_s)
+    return lambda key: _random(key, seed).uniform(low_s, high_s)
+
+
+def _random(key: Request | str, seed: int) -> random.Random:
+    name = key if isinstance(key, str) else f"{key.request_id}/{key.sampling.seed}"
+    return random.Random(f"{seed}/{name}")
+
+
+def _check(where: str, **numbers: float) -> None:
+    for name, value in numbers.items():
+        if not 0.0 <= value < math.inf:
+            raise ValueError(f"{where}.{name}: expected a number >= 0, got {value!r}. Change it.")

@@ -28,7 +28,6 @@ from agentenv.testing.audit.findings import AuditFinding, apply_allowances
 from agentenv.testing.audit.follow import follow_up, named_policies
 from agentenv.testing.audit.judging import Facts, judge_plays
 from agentenv.testing.audit.leaks import find_leaks
-from agentenv.testing.audit.nondeterminism import find_clock, find_flaky
 from agentenv.testing.audit.policies import (
     HEAVY,
     PART,
@@ -42,9 +41,17 @@ from agentenv.testing.audit.policies import (
 from agentenv.testing.audit.report import Audit, Times, policy_rows
 from agentenv.testing.audit.unrated import judge_unrated
 from agentenv.testing.audit.variant_judging import judge_variants
-from agentenv.testing.audit.workings import MIN_SIZES, find_dead_tools, find_growth, find_run_code, find_slow_calls
+from agentenv.testing.audit.workings import (
+    MIN_SIZES,
+    find_clock,
+    find_dead_tools,
+    find_flaky,
+    find_growth,
+    find_run_code,
+    find_slow_calls,
+)
 from agentenv.testing.conformance.records import own_classes
-from agentenv.testing.hacks import hacks_of
+from agentenv.testing.conformance.target import hacks_of
 from agentenv.testing.marked_code import recorded_marks
 from agentenv.testing.shifted_clock import elapsing_clock, modules_of, shifted_clock
 

@@ -22,7 +22,6 @@ from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import EpisodeFailed
 from agentenv.testing.audit.budget import Budget
 from agentenv.testing.audit.policies import BASELINES, CUT, LONG_NAMES, LONG_POLICIES, PART, AuditPolicy
-from agentenv.testing.audit.state_size import state_size
 from agentenv.testing.audit.view import View
 
 GOLD_TURNS = 500
@@ -32,6 +31,9 @@ _MEASURED = ("constant/0", "calls/each_tool", "gold")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_SHOWN_CHARS = 400
 """Maximum number of characters of an action or observation in a report."""
+_PER_ITEM = 8
+_MAX_ITEMS = 50_000
+"""Maximum number of values to visit, so that a large state delays no step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,3 +343,25 @@ def _num_special(trajectory: Trajectory, turn: int, chat: Chat) -> int:
 
 def _text(observation: str | Sequence[Message]) -> str:
     return observation if isinstance(observation, str) else "\n".join(map(text_of, observation))
+
+
+def state_size(instance: Any) -> int:
+    """Return the approximate bytes in the attributes of an object and of what they refer to, each counted once."""
+    size, seen, left = 0, set[int](), [instance]
+    while left and len(seen) < _MAX_ITEMS:
+        value = left.pop()
+        if id(value) in seen or isinstance(value, type):
+            continue
+        seen.add(id(value))
+        if isinstance(value, str | bytes | bytearray):
+            size += len(value)
+        elif isinstance(value, dict):
+            size += 2 * _PER_ITEM * len(value)
+            left += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple | set | frozenset | deque):
+            size += _PER_ITEM * len(value)
+            left += value
+        else:
+            size += int(getattr(value, "nbytes", 0)) if type(value).__module__ == "numpy" else _PER_ITEM
+            left.append(getattr(value, "__dict__", None))
+    return size

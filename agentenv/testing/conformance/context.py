@@ -41,8 +41,7 @@ from agentenv.testing.conformance.cases import (
     yielding,
 )
 from agentenv.testing.conformance.problems import relative_path, source_of
-from agentenv.testing.conformance.target import load_target
-from agentenv.testing.hacks import hacks_of
+from agentenv.testing.conformance.target import hacks_of, load_target
 from agentenv.testing.tool_calls import right_calls, wrong_calls
 
 NUM_ATTEMPTS, RETRY_WAIT_S = 3, 0.2

@@ -37,7 +37,7 @@ from agentenv.testing.conformance.problems import (
     source_of,
     unique,
 )
-from agentenv.testing.hacks import hacks_of
+from agentenv.testing.conformance.target import hacks_of
 from agentenv.testing.marked_code import marked, marked_actions, marked_calls, recorded_marks
 from agentenv.testing.odd_values import odd_forms, slow_pattern
 from agentenv.testing.tool_calls import calls_with_texts, right_calls, wrong_calls

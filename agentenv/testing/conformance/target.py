@@ -1,4 +1,4 @@
-"""Loads the target of a check: a class, an environment, or an agent_func.py."""
+"""Loads the target of a check or an audit: a class, an environment, or an agent_func.py; and its hacks."""
 
 from __future__ import annotations
 
@@ -56,3 +56,18 @@ def _agent_class(func: AgentFunc, target: str) -> type[AgentInstance]:
             "Set `agent_cls`, or pass the class to super().__init__."
         )
     return as_agent(cls)
+
+
+def hacks_of(cls: type[Any]) -> Mapping[str, str]:
+    """Return the hacks that a class names.
+
+    Raises:
+        ConfigError: they are not a mapping of names to actions.
+    """
+    hacks = getattr(cls, "hacks", {})
+    if not isinstance(hacks, Mapping) or not all(isinstance(text, str) for pair in hacks.items() for text in pair):
+        raise ConfigError(
+            f"{cls.__name__}.hacks: expected a mapping of names to actions, got {hacks!r:.200}. Write "
+            'hacks = {"name": "action"} in the class.'
+        )
+    return hacks

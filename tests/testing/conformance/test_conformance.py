@@ -64,7 +64,7 @@ def end_processes(pids):
 def test_a_breach_of_a_property_is_named_with_its_line_and_breaks_no_other(kind, tmp_path, monkeypatch):
     name, body, where, expected = BROKEN[kind]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("agentenv.testing.conformance.leftovers._SETTLE_S", 0.1)
+    monkeypatch.setattr("agentenv.testing.conformance.cancellation._SETTLE_S", 0.1)
     line = write(tmp_path, body)
     context = make_context(ConformanceOptions("agent.py:Agent"))
     skip = {} if name == "portability" else {"portability": "it starts a process"}

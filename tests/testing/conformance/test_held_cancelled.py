@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from agentenv._util.task_bound import TaskBoundContext
-from agentenv.testing.conformance import leftovers
+from agentenv.testing.conformance import cancellation
 
 
 async def test_a_resource_whose_opener_is_cancelled_is_closed():
@@ -39,7 +39,7 @@ async def test_a_resource_whose_opener_is_cancelled_is_closed():
 
 @pytest.mark.long
 async def test_a_thread_that_still_computes_is_not_a_leftover_and_one_that_waits_is(monkeypatch):
-    monkeypatch.setattr(leftovers, "_SETTLE_S", 1.0)
+    monkeypatch.setattr(cancellation, "_SETTLE_S", 1.0)
     over = threading.Event()
 
     def compute():
@@ -48,10 +48,10 @@ async def test_a_thread_that_still_computes_is_not_a_leftover_and_one_that_waits
             sum(range(1000))
 
     for work, left in ((compute, []), (over.wait, ["threads"])):
-        before = leftovers.inventory([])
+        before = cancellation.inventory([])
         thread = threading.Thread(target=work)
         thread.start()
-        assert list(await leftovers.lasting_growth(before, [])) == left
+        assert list(await cancellation.lasting_growth(before, [])) == left
         if left:
             over.set()
         thread.join()
@@ -59,8 +59,8 @@ async def test_a_thread_that_still_computes_is_not_a_leftover_and_one_that_waits
 
 @pytest.mark.long
 async def test_a_thread_that_never_ends_is_a_leftover_although_it_computes(monkeypatch):
-    monkeypatch.setattr(leftovers, "_SETTLE_S", 0.02)
-    over, before = threading.Event(), leftovers.inventory([])
+    monkeypatch.setattr(cancellation, "_SETTLE_S", 0.02)
+    over, before = threading.Event(), cancellation.inventory([])
 
     def compute():
         while not over.is_set():
@@ -68,6 +68,6 @@ async def test_a_thread_that_never_ends_is_a_leftover_although_it_computes(monke
 
     thread = threading.Thread(target=compute)
     thread.start()
-    assert list(await leftovers.lasting_growth(before, [])) == ["threads"]
+    assert list(await cancellation.lasting_growth(before, [])) == ["threads"]
     over.set()
     thread.join()

@@ -18,7 +18,7 @@ def broken(cls):
 
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch):
-    monkeypatch.setattr("agentenv.testing.conformance.leftovers._SETTLE_S", 0.1)
+    monkeypatch.setattr("agentenv.testing.conformance.cancellation._SETTLE_S", 0.1)
     yield
     while hidden_faults.LEFT_CACHE:
         file, path = hidden_faults.LEFT_CACHE.pop()

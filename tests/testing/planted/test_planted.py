@@ -33,7 +33,7 @@ async def audited(cls, policies=()):
 
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch):
-    monkeypatch.setattr("agentenv.testing.conformance.leftovers._SETTLE_S", 0.1)
+    monkeypatch.setattr("agentenv.testing.conformance.cancellation._SETTLE_S", 0.1)
     yield
     faults.GO.set()
     while faults.OPEN_CACHE:
