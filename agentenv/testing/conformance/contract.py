@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,9 +29,10 @@ from agentenv.testing.conformance.problems import (
     after_action,
     attribute_at,
     exception_problem,
-    place_of_method,
+    info_problems,
     problem_at,
     read_message,
+    record_problem,
     relative_path,
     source_of,
     unique,
@@ -232,19 +232,11 @@ class _Trial:
             return [self.at_line(problem_at(cls, "run", expected, "none", fix), "run")]
         if trajectory.stop_reason is StopReason.STEP_TIMEOUT:
             return [self.timed_out(cls, trajectory)]
-        error = trajectory.error
-        if error is not None:
-            method = {"create": "__init__"}.get(error.where, error.where)
-            where = f"{cls.__name__}.{method}"
-            if error.message.startswith(f"{where}: expected "):
-                return [problem_at(cls, method, *read_message(error.message, where))]
-            file, line = place_of_method(cls, method)
-            path, _, number = error.place.rpartition(":")
-            fix = "Handle every answer a policy may give: empty, cut off, or a call of an unknown tool."
-            fix = fix if method == "run" else "Fix it."
-            got = f"{error.type}: {error.message}".rstrip(".")
-            return [Problem(relative_path(path or file), int(number or line), where, "no exception", got, fix)]
-        return []
+        if trajectory.error is None:
+            return []
+        fix = "Handle every answer a policy may give: empty, cut off, or a call of an unknown tool."
+        fix = fix if trajectory.error.where == "run" else "Fix it."
+        return [record_problem(cls, trajectory.error, "no exception", fix)]
 
     def judge(self, cls: type[AgentInstance], seen: list[MethodCall], trajectory: Trajectory) -> list[Problem]:
         """Return the problems of one episode of an environment."""
@@ -258,10 +250,7 @@ class _Trial:
                 problems += _judge_step(cls, one.value)
         error = trajectory.error
         if error is not None and not problems:
-            method = {"create": "__init__", "prompt": "reset"}.get(error.where, error.where)
-            problems.append(
-                problem_at(cls, method, "an episode without an error", f"{error.type}: {error.message}", "Fix it.")
-            )
+            problems.append(record_problem(cls, error))
         is_cut = error is None and trajectory.stop_reason is StopReason.MAX_TURNS
         if is_cut and self.context.must_end and not self.context.may_go_on:
             problems.append(
@@ -303,14 +292,7 @@ def _judge_step(cls: type[AgentInstance], value: Any) -> list[Problem]:
         result = parse_step(value, where, cls.score_range)
     except ContractError as error:
         return [problem_at(cls, "step", *read_message(str(error), where))]
-    problems = []
-    bad = {
-        key: fact
-        for key, fact in result.info.items()
-        if not isinstance(fact, str) and not (hasattr(fact, "__float__") and math.isfinite(float(fact)))
-    }
-    if bad:
-        problems.append(problem_at(cls, "step", "finite numbers or text in info", f"{bad!r}", "Convert or omit them."))
+    problems = info_problems(cls, "step", result.info)
     if (
         isinstance(value, Mapping)
         and not issubclass(cls, MoltEnv)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from agentenv._util.plurals import counted
@@ -15,9 +14,9 @@ from agentenv.testing.conformance.context import ConformanceContext, NotApplicab
 from agentenv.testing.conformance.problems import (
     Problem,
     exception_problem,
+    info_problems,
     problem_at,
-    read_message,
-    relative_path,
+    record_problem,
     unique,
 )
 
@@ -125,20 +124,9 @@ async def _cut_off(
 def _of_record(context: ConformanceContext, trajectory: Trajectory, method: str) -> list[Problem]:
     cls, error = context.agent_cls, trajectory.error
     if error is not None:
-        at = {"create": "__init__", "prompt": "reset"}.get(error.where, error.where)
-        where = f"{cls.__name__}.{at}"
-        if error.message.startswith(f"{where}: expected "):
-            return [problem_at(cls, at, *read_message(error.message, where))]
-        problem = problem_at(cls, at, "an episode without an error", f"{error.type}: {error.message}", "Fix it.")
-        path, _, line = error.place.rpartition(":")
-        return [replace(problem, file=relative_path(path), line=int(line)) if path else problem]
-    problems = []
-    for turn in trajectory.turns:
-        info = turn.result.info if turn.result is not None else {}
-        bad = {key: fact for key, fact in info.items() if not isinstance(fact, str) and not math.isfinite(float(fact))}
-        if bad:
-            expected = "finite numbers or text in info"
-            problems.append(problem_at(cls, method, expected, f"{bad!r}", "Convert or omit them."))
+        return [record_problem(cls, error)]
+    infos = [turn.result.info for turn in trajectory.turns if turn.result is not None]
+    problems = [problem for info in infos for problem in info_problems(cls, method, info)]
     if trajectory.reward is not None and not abs(trajectory.reward) <= MAX_REWARD:
         fix = "Keep rewards near 1: a sum like this distorts the advantages of a batch."
         problems.append(problem_at(cls, method, "a finite sum of rewards", f"{trajectory.reward!r}", fix))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from agentenv._util.brief import brief
 from agentenv._util.suggest import did_you_mean
 from agentenv.core.agent import AgentInstance
+from agentenv.core.trajectory import EpisodeError
 from agentenv.errors import ContractError
 
 HANDLE_ACTIONS = "Handle every action a policy may sample: empty, cut off, or in any language."
@@ -100,6 +102,30 @@ def _missing_key(error: KeyError, code: str, names: Mapping[str, Any]) -> str | 
             return NO_METADATA
         return f"The row has no column {key!r}.{did_you_mean(key, metadata)} It has {', '.join(sorted(metadata))}."
     return None
+
+
+def record_problem(
+    cls: type[AgentInstance], error: EpisodeError, expected: str = "an episode without an error", fix: str = "Fix it."
+) -> Problem:
+    """Return the problem of the error that an episode recorded, at the line that raised it if that is known."""
+    method = {"create": "__init__", "prompt": "reset"}.get(error.where, error.where)
+    where = f"{cls.__name__}.{method}"
+    if error.message.startswith(f"{where}: expected "):
+        return problem_at(cls, method, *read_message(error.message, where))
+    problem = problem_at(cls, method, expected, f"{error.type}: {error.message}", fix)
+    path, _, line = error.place.rpartition(":")
+    return replace(problem, file=relative_path(path), line=int(line)) if path else problem
+
+
+def info_problems(cls: type[AgentInstance], method: str, info: Mapping[str, Any]) -> list[Problem]:
+    """Return the problem of values in `info` that are neither text nor finite numbers."""
+    bad = {
+        key: fact
+        for key, fact in info.items()
+        if not isinstance(fact, str) and not (hasattr(fact, "__float__") and math.isfinite(float(fact)))
+    }
+    expected = "finite numbers or text in info"
+    return [problem_at(cls, method, expected, f"{bad!r}", "Convert or omit them.")] if bad else []
 
 
 def problem_at(cls: type[AgentInstance], method: str, expected: str, got: str, fix: str) -> Problem:
