@@ -7,7 +7,6 @@ cannot listen.
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from agentenv._util.http.responses import require_server
 from agentenv.cli.flags import parse
 from agentenv.errors import ConfigError
+from agentenv.runs.shutdown import stop_event
 from agentenv.sandbox.types import Isolation, Policy
 
 if TYPE_CHECKING:
@@ -112,20 +112,9 @@ async def _serve(config: SandboxServeConfig, options: FusionServeOptions) -> Non
     isolation = Isolation(config.isolation) if config.isolation else None
     local = LocalSandbox(isolation=isolation, preimport=config.preimport, run_slots=config.run_slots)
     async with local, FusionServer(local, options) as server:
+        stopped = stop_event()
         sys.stdout.write(f"serving {server.url}, isolation {local.isolation}, {local.run_slots} at a time\n")
         sys.stdout.flush()
-        # The first signal stops the server, a second one cancels this task.
-        loop, stopped = asyncio.get_running_loop(), asyncio.Event()
-        task = asyncio.current_task()
-        assert task is not None
-
-        def on_signal() -> None:
-            if stopped.is_set():
-                task.cancel()
-            stopped.set()
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, on_signal)
         await stopped.wait()
         running = f"{server.running} program{' still runs' if server.running == 1 else 's still run'}"
         sys.stderr.write(f"agentenv: stopping; {running}. Press Ctrl-C again to end running programs.\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import signal
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from agentenv.episode.tasks import TaskSource
 from agentenv.errors import ConfigError
 from agentenv.runs.config import RunConfig
 from agentenv.runs.prepare import check_constructor, load_source, load_tasks
+from agentenv.runs.shutdown import stop_event
 
 _RUN_FLAGS = ("env", "env_kwargs", "max_length", "max_turns", "step_timeout_s")
 _CLOSE_S = 10.0
@@ -56,7 +57,8 @@ def serve(args: Sequence[str]) -> int:
     if config.max_sessions < 1:
         raise ConfigError(f"--max_sessions: expected a number >= 1, got {config.max_sessions}. Raise it.")
     flags = {name: value for name in _RUN_FLAGS if (value := getattr(config, name)) is not None}
-    asyncio.run(_serve(config, RunConfig.from_flags(**flags, **vars(config.dataset))))
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(_serve(config, RunConfig.from_flags(**flags, **vars(config.dataset))))
     return 0
 
 
@@ -73,9 +75,7 @@ async def _serve(config: ServeConfig, run: RunConfig) -> None:
     await check_constructor(source, run.limits.step_timeout_s)
     app = openenv_app(ServedTasks(source, tasks, run.limits.for_env(source.cls), config.max_sessions))
     server = UvicornServer("serve", app, ws="auto")
-    stopped, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
+    stopped = stop_event()
     port = await server.start(config.host, config.port)
     try:
         sys.stdout.write(f"serving {config.env} at http://{config.host}:{port}, {counted(len(tasks), 'task')}\n")

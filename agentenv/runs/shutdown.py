@@ -18,6 +18,21 @@ from agentenv.runs.watchdog import Watchdog
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+def stop_event() -> asyncio.Event:
+    """Return an event that SIGINT and SIGTERM set from now on; a second one cancels the current task."""
+    loop, stopped, task = asyncio.get_running_loop(), asyncio.Event(), asyncio.current_task()
+    assert task is not None
+
+    def on_signal() -> None:
+        if stopped.is_set():
+            task.cancel()
+        stopped.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    return stopped
+
+
 @contextmanager
 def interruptible(
     drain: Callable[[], str],
