@@ -14,16 +14,17 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from agentenv.cli.commands import Commands, subcommand, summary_of
 from agentenv.cli.flags import parse, print_json
 from agentenv.cli.help import POSITIONAL
-from agentenv.cli.rm_serve import RMServeConfig, serve
+from agentenv.cli.rm_serve import ModelFlags, RMServeConfig, serve
 from agentenv.episode.registry import builtin_datasets
 from agentenv.errors import ConfigError, RunStopped
+from agentenv.runs.flat_config import flag_values, with_values
 
 if TYPE_CHECKING:
     from agentenv.rewards.evaluation.evaluate import Invariance, ItemOutcome
@@ -36,7 +37,6 @@ TOO_MANY_FAILED = 3
 _MAX_ERRORS = 20
 _PROGRESS_EVERY_S = 5.0
 _MARKS = {"ok": "✓", "warning": "!", "problem": "✗"}
-OverflowName = Literal["error", "left", "right"]
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,6 @@ class RMEvalConfig:
     rm: str = ""
     """hf:PATH, ray:PATH, http://…/get_reward, classify:http://…, FILE.py, judge:MODEL@http://…/v1,
     judge-score:MODEL@http://…/v1, or reward:NAME."""
-    rm_args: str = "{}"
-    """JSON object of further arguments for the model's constructor."""
     out: str | None = None
     """Folder for items.jsonl, report.json and report.md. Without it, the report is only printed."""
     resume: bool = False
@@ -70,17 +68,8 @@ class RMEvalConfig:
     --tolerance, the exit code is 1."""
     tolerance: float = 3.0
     """Number of items by which a subset may differ from the reference."""
-    max_length: int | None = None
-    """Maximum number of tokens per conversation. Default: the model's limit."""
-    overflow: OverflowName | None = None
-    """Treatment of longer conversations: `error` fails the item, `left` and `right` cut the beginning or the end.
-    Default: error."""
-    device: str | None = None
-    """Torch device, such as cuda:0."""
-    dtype: str | None = None
-    """Dtype of the weights. Default: float32 on a CPU, the checkpoint's on a GPU."""
-    max_batch: int | None = None
-    """Maximum number of conversations per batch."""
+    model: ModelFlags = field(default_factory=ModelFlags)
+    """The model."""
     max_concurrent: int = 64
     """Items evaluated concurrently."""
     limit_s: float = 3600.0
@@ -99,18 +88,8 @@ class RMCheckConfig:
 
     rm: Annotated[str, POSITIONAL]
     """Folder or name of a model, or any value of `rm eval --rm`."""
-    rm_args: str = "{}"
-    """JSON object of further arguments for the model's constructor."""
-    max_length: int | None = None
-    """Maximum number of tokens per conversation. Default: the model's limit."""
-    overflow: OverflowName | None = None
-    """Treatment of longer conversations."""
-    device: str | None = None
-    """Torch device, such as cuda:0."""
-    dtype: str | None = None
-    """Dtype of the weights. Default: float32 on a CPU, the checkpoint's on a GPU."""
-    max_batch: int | None = None
-    """Maximum number of conversations per batch."""
+    model: ModelFlags = field(default_factory=ModelFlags)
+    """The model."""
     json: bool = False
     """Print JSON."""
 
@@ -134,13 +113,8 @@ def rm(args: Sequence[str]) -> int:
 def _options(config: RMEvalConfig | RMCheckConfig) -> RMOptions:
     from agentenv.rewards.evaluation.specs import RMOptions
 
-    try:
-        args = json.loads(config.rm_args)
-    except ValueError:
-        args = None
-    if not isinstance(args, dict):
-        raise ConfigError(f"--rm_args: expected a JSON object, got {config.rm_args!r}. Write it as '{{\"label\": 0}}'.")
-    return RMOptions(config.max_length, config.overflow, config.device, config.dtype, config.max_batch, args)
+    model = config.model
+    return RMOptions(model.max_length, model.overflow, model.device, model.dtype, model.max_batch, model.rm_args)
 
 
 # --- eval -------------------------------------------------------------------------------------------------------------
@@ -208,11 +182,11 @@ def _stored_config(config: RMEvalConfig) -> RMEvalConfig | None:
         )
     if flags is None:
         return None
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in flags.items()}
     try:
-        return RMEvalConfig(**{**values, "resume": True})  # type: ignore[arg-type]
-    except TypeError as error:
+        stored: RMEvalConfig = with_values(RMEvalConfig, None, {**flags, "resume": True})
+    except ConfigError as error:
         raise ConfigError(f"--resume: expected flags of this version in {config.out}, got {error}.") from error
+    return stored
 
 
 async def _evaluated(
@@ -226,9 +200,10 @@ async def _evaluated(
     rm = open_rm(config.rm, options)
     log = None
     if config.out is not None:
-        identity = {name: getattr(config, name) for name in ("rm", "rm_args", "max_length", "overflow", "dtype")}
+        flags = flag_values(config) | {"rm_args": json.dumps(dict(config.model.rm_args))}
+        identity = {name: flags[name] for name in ("rm", "rm_args", "max_length", "overflow", "dtype")}
         identity["data_sha256"] = fingerprint(items)
-        flags = {name: value for name, value in asdict(config).items() if name not in ("out", "resume", "json")}
+        flags = {name: value for name, value in flags.items() if name not in ("out", "resume", "json")}
         log = EvaluationLog(config.out, identity, resume=config.resume, flags=flags)
     try:
         await ready(rm.scorer)  # first, so that a model that fails to load leaves no files
@@ -338,7 +313,7 @@ async def _findings(config: RMCheckConfig) -> list[Any]:
             raise ConfigError(
                 f"MODEL: expected a reward model, got {config.rm!r}. Judges and rewards cannot be checked."
             )
-        return await check(rm.scorer, exact=config.dtype in (None, "auto", "float32"))
+        return await check(rm.scorer, exact=config.model.dtype in (None, "auto", "float32"))
     finally:
         await rm.close()
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from agentenv._util.http.responses import require_server
@@ -28,13 +27,32 @@ TOKEN_VARIABLE = "AGENTENV_RM_TOKEN"
 
 
 @dataclass(frozen=True)
+class ModelFlags:
+    """How a reward model reads conversations, and where it runs."""
+
+    rm_args: Mapping[str, Any] = field(default_factory=dict)
+    """JSON object of further arguments for the model's constructor."""
+    max_length: int | None = None
+    """Maximum number of tokens per conversation. Default: the model's limit."""
+    overflow: Literal["error", "left", "right"] | None = None
+    """Treatment of longer conversations: `error` fails the item, or answers with status 422; `left` and `right` cut the
+    beginning or the end. Default: error."""
+    device: str | None = None
+    """Torch device, such as cuda:0."""
+    dtype: str | None = None
+    """Dtype of the weights. Default: float32 on a CPU, the checkpoint's on a GPU."""
+    max_batch: int | None = None
+    """Maximum number of conversations per batch of the model."""
+
+
+@dataclass(frozen=True)
 class RMServeConfig:
     """Serve a reward model over HTTP in OpenRLHF's format: POST /get_reward, and GET /health and /metrics."""
 
     rm: Annotated[str, POSITIONAL]
     """Folder or name of a model, or any value of `rm eval --rm` except judges and rewards."""
-    rm_args: str = "{}"
-    """JSON object of further arguments for the model's constructor."""
+    model: ModelFlags = field(default_factory=ModelFlags)
+    """The model."""
     host: str = "127.0.0.1"
     """Address to listen on. All except the loopback address need a token, in AGENTENV_RM_TOKEN or --token_file."""
     port: int = 5000
@@ -44,17 +62,6 @@ class RMServeConfig:
     supports: http://rm:TOKEN@node7:5000/get_reward."""
     allowed_hosts: tuple[str, ...] = ()
     """Further names of this server, such as node7 or node7:80; * allows any. Required with --host 0.0.0.0."""
-    max_length: int | None = None
-    """Maximum number of tokens per conversation. Default: the model's limit."""
-    overflow: Literal["error", "left", "right"] | None = None
-    """Treatment of longer conversations: `error` answers with status 422, `left` and `right` cut the beginning or the
-    end. Default: error."""
-    device: str | None = None
-    """Torch device, such as cuda:0."""
-    dtype: str | None = None
-    """Dtype of the weights. Default: float32 on a CPU, the checkpoint's on a GPU."""
-    max_batch: int | None = None
-    """Maximum number of conversations per batch of the model."""
     shift: float = 0.0
     """Added to the model's score; --shift -MEAN --scale 1/STD normalizes as OpenRLHF's models do."""
     scale: float = 1.0
@@ -79,14 +86,8 @@ def serve(args: Sequence[str]) -> int:
     from agentenv.rewards.models.factory import open_scorer
 
     options = _options(config)
-    try:
-        rm_args: Any = json.loads(config.rm_args)
-    except ValueError:
-        rm_args = None
-    if not isinstance(rm_args, dict):
-        raise ConfigError(f"--rm_args: expected a JSON object, got {config.rm_args!r}. Write it as '{{\"label\": 0}}'.")
-    named = {name: getattr(config, name) for name in ("max_length", "overflow", "device", "dtype", "max_batch")}
-    scorer = open_scorer(config.rm, **{name: value for name, value in named.items() if value is not None}, **rm_args)
+    named = {name: value for name, value in vars(config.model).items() if name != "rm_args" and value is not None}
+    scorer = open_scorer(config.rm, **named, **config.model.rm_args)
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
         asyncio.run(_serve(scorer, options))
     return 0
