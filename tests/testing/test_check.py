@@ -514,7 +514,6 @@ class Base:
 """
 RUN_BREACHES = {
     "no context": ("async def run(self):  # HERE\n        return 1.0", "run", "a method that takes the context"),
-    "no number": ("async def run(self, context):  # HERE\n        await self.ask(context)", "run", "one finite number"),
     "no request": ("async def run(self, context):  # HERE\n        return 1.0", "run", "a chat completion or more"),
     "one answer breaks it": (
         "async def run(self, context):\n        answer = (await self.ask(context))['content']\n"
@@ -528,16 +527,6 @@ RUN_BREACHES = {
         "            {'add': 1}[call['function']['name']]  # HERE\n"
         "        return 0.0",
         "run", "no exception",
-    ),
-    "a score of 3": (
-        "async def run(self, context):  # HERE\n        await self.ask(context)\n"
-        "        return StepResult(reward=1.0, score=3.0)",
-        "run", "a score in [0, 1]",
-    ),
-    "the constructor raises": (
-        "def __init__(self):\n        raise ValueError('no')  # HERE\n"
-        "    async def run(self, context):\n        return 1.0",
-        "__init__", "no exception",
     ),
 }  # fmt: skip
 
