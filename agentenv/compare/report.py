@@ -117,13 +117,8 @@ def _headline_rows(c: RunComparison) -> Iterator[tuple[str, str]]:
     if c.share_bound is not None and c.are_identical:
         yield "", f"With 95 % confidence at most {c.share_bound:.1%} of such tasks differ (rule of three)."
     elif c.share_bound is not None:
-        yield (
-            "",
-            (
-                "All tasks differ by the same amount, so no interval can be estimated. With 95 % confidence at most "
-                f"{c.share_bound:.1%} of such tasks differ by another (rule of three)."
-            ),
-        )
+        same = "All tasks differ by the same amount, so no interval can be estimated. With 95 % confidence at most "
+        yield "", f"{same}{c.share_bound:.1%} of such tasks differ by another (rule of three)."
     if c.cluster is not None and d.num_units < 20:
         yield "", f"{d.num_units} clusters are few: intervals of fewer than 20 are often too narrow."
     if c.smallest_effect is not None:
@@ -213,13 +208,8 @@ def _task_rows(c: RunComparison) -> Iterator[tuple[str, str]]:
     if len(changed) > MAX_TASKS:
         yield "", f"{len(changed) - MAX_TASKS} other tasks changed, {len(c.tasks) - len(changed)} did not."
     if c.num_needed is not None and not c.are_identical:
-        yield (
-            "",
-            (
-                f"With so few episodes, a task that changed alone cannot be told from chance among {len(c.tasks)}: "
-                f"that takes {c.num_needed} per task in each run."
-            ),
-        )
+        few = f"With so few episodes, a task that changed alone cannot be told from chance among {len(c.tasks)}"
+        yield "", f"{few}: that takes {c.num_needed} per task in each run."
 
 
 def _task(task: TaskChange) -> str:

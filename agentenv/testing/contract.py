@@ -121,6 +121,8 @@ class EnvContract:
 _CONTEXTS: WeakKeyDictionary[type[EnvContract], ConformanceContext] = WeakKeyDictionary()
 _STOPPED: WeakKeyDictionary[type[EnvContract], str] = WeakKeyDictionary()
 """The failed property that must be fixed first."""
+_OPTIONS = ("env_kwargs", "task", "prompt_key", "label_key", "num_rows", "step_timeout_s", "max_turns", "policy")
+"""Attributes of the class that are options of the suite."""
 _FLAG = re.compile(r"--(env_kwargs|data|prompt_key|label_key|rows|max_turns|step_timeout_s|label)\b")
 _ATTRIBUTES = {"rows": "num_rows", "label": "task"}
 
@@ -128,19 +130,9 @@ _ATTRIBUTES = {"rows": "num_rows", "label": "task"}
 def _context(cls: type[EnvContract]) -> ConformanceContext:
     """Return the context that all tests of a class share, so that its episodes run once."""
     if cls not in _CONTEXTS:
-        options = ConformanceOptions(
-            cls.env,
-            cls.env_kwargs,
-            cls.task,
-            data=None if cls.data is None else str(cls.data),
-            prompt_key=cls.prompt_key,
-            label_key=cls.label_key,
-            num_rows=cls.num_rows,
-            step_timeout_s=cls.step_timeout_s,
-            max_turns=cls.max_turns,
-            policy=cls.policy,
-        )
-        _CONTEXTS[cls] = make_context(options)
+        options = {name: getattr(cls, name) for name in _OPTIONS}
+        data = None if cls.data is None else str(cls.data)
+        _CONTEXTS[cls] = make_context(ConformanceOptions(cls.env, data=data, **options))
     return _CONTEXTS[cls]
 
 
