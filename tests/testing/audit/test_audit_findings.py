@@ -64,10 +64,8 @@ async def test_a_sound_environment_has_no_findings_with_any_policy():
     [
         (envs.PaysSilence, (*CORE, "unicode/nul"), {"null-earns"}),
         (envs.PaysEnumeration, (*CORE, "enumeration"), {"hack-earns:enumeration"}),
-        (envs.PaysOrders, (*CORE, "injection"), {"hack-earns:injection"}),
         (envs.PaysItsHack, (*CORE, "hacks"), {"hack-earns:hacks"}),
         (envs.PaysEmptyForms, (*CORE, "format_only"), {"hack-earns:format_only"}),
-        (envs.PaysLength, (*CORE, "length_bomb/words"), {"reward-exceeds-gold:length_bomb"}),
         (envs.SaysYes, CORE, {"guess-earns:constant"}),
         (envs.TakesAnything, CORE, {"trivial-tasks"}),
         (envs.WrongGold, CORE, {"gold-fails"}),
