@@ -13,7 +13,6 @@ from agentenv import AgentInstance, Limits, StepResult, StopReason, Task
 from agentenv._util.calls import call
 from agentenv.errors import ContractError
 from agentenv.rewards.workers.pool import WorkerPool
-from agentenv.rewards.workers.threads import Threads
 from agentenv.sandbox.local.sandbox import LocalSandbox
 from agentenv.testing import (
     CharTokenizer,
@@ -70,13 +69,6 @@ def test_time_ends_however_late_it_is(clock, start_s):
     assert clock.num_jumps < 20_000
 
 
-def test_it_continues_from_where_it_was(clock):
-    clock.run(asyncio.sleep(1.5))
-    clock.run(asyncio.sleep(2.0))
-    assert clock.elapsed_s == 3.5
-    assert clock.num_jumps == 2
-
-
 def test_run_virtual_returns_the_result_and_leaves_the_time_on_the_clock(clock):
     async def work():
         await asyncio.sleep(8.0)
@@ -85,20 +77,6 @@ def test_run_virtual_returns_the_result_and_leaves_the_time_on_the_clock(clock):
     assert run_virtual(work()) == "morning"
     assert run_virtual(work(), clock=clock) == "morning"
     assert clock.elapsed_s == 8.0
-
-
-def test_timers_end_in_the_order_of_their_times(clock):
-    ended = []
-
-    async def waits(seconds):
-        await asyncio.sleep(seconds)
-        ended.append((seconds, now()))
-
-    async def work():
-        await asyncio.gather(*(waits(seconds) for seconds in (3.0, 0.1, 2.0, 0.0, 1.0)))
-
-    clock.run(work())
-    assert ended == [(seconds, seconds) for seconds in (0.0, 0.1, 1.0, 2.0, 3.0)]
 
 
 async def test_timeouts_end_what_is_too_slow(virtual_clock):
@@ -133,13 +111,6 @@ async def test_time_stands_still_while_a_thread_works(virtual_clock, how):
     await jumped
     assert virtual_clock.elapsed_s == 3600
     assert virtual_clock.num_stalls == 0
-
-
-async def test_time_stands_still_while_a_reward_works_in_a_thread(virtual_clock):
-    opened, works = gate()
-    threading.Timer(0.05, opened.set).start()
-    assert await Threads(1).run(works, limit_s=0.01) is True
-    assert virtual_clock.elapsed_s == 0
 
 
 @pytest.mark.long
