@@ -19,7 +19,7 @@ class TaskSource:
 
     data: str | None = None
     """Tasks: FILE.jsonl, FILE.parquet, a Hugging Face dataset id or a built-in name. Default: the environment's own.
-    `train` takes its first whose name ends in _train, and word_problems_train if there is none of its own."""
+    `train` takes its first whose name ends in _train, and word_problems_train if it has none."""
     split: str | None = None
     """Split of a Hugging Face dataset."""
     prompt_key: str = "prompt"

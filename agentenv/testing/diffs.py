@@ -64,8 +64,10 @@ def trajectory_diff(
         lines.append(_differs("segments", len(left.segments), len(right.segments), names))
     for index, (one, other) in enumerate(zip(left.segments, right.segments, strict=False)):
         found = tokens_diff(tokens_of(one), tokens_of(other), tokenizer=tokenizer, tolerance=tolerance, names=names)
-        if not found:
-            found = _sequences("policy_versions", one.policy_versions, other.policy_versions, 0.0, names)
+        versions = one.policy_versions, other.policy_versions
+        if not found and (at := _first(*versions, 0.0)) is not None:
+            values = [repr(side[at]) if at < len(side) else "nothing" for side in versions]
+            found = [f"other policy_versions, the first at {at}: {names[0]} {values[0]}, {names[1]} {values[1]}"]
         lines += [f"segment {index}: {found[0]}", *found[1:]] if found else []
     is_same = partial(_same_within, tolerance)
     facts = [*changed_facts(facts_of(left), facts_of(right), is_same)]
@@ -111,16 +113,6 @@ def tokens_diff(
             head = f"same tokens, other {name}, the first at {at}: {names[0]} {one[at]!r}, {names[1]} {other[at]!r}"
             return [head, *_table(left, right, at, tokenizer, names)]
     return []
-
-
-def _sequences(
-    what: str, left: Sequence[float], right: Sequence[float], tolerance: float, names: tuple[str, str]
-) -> list[str]:
-    at = _first(left, right, tolerance)
-    if at is None:
-        return []
-    values = [repr(side[at]) if at < len(side) else "nothing" for side in (left, right)]
-    return [f"other {what}, the first at {at}: {names[0]} {values[0]}, {names[1]} {values[1]}"]
 
 
 def _first(left: Sequence[float], right: Sequence[float], tolerance: float) -> int | None:

@@ -138,7 +138,8 @@ class PolicyRunner:
 
         async def act(episode: SteppedEpisode, prompt: str, feedback: str) -> str | None:
             if episode.trajectory.turns:
-                budget.add(policy.key, task.task_id, *_last_step(episode.trajectory))
+                last = episode.trajectory.turns[-1]
+                budget.add(policy.key, task.task_id, last.action, last.step_s)
             check_time()
             gold = await _gold_action(episode) if policy.sees_gold else None
             room = (episode.asked.sampling.max_tokens if episode.asked else None) or self.limits.max_length
@@ -309,11 +310,6 @@ async def replay_all(
             break
         notify(index + 1)
     return pairs
-
-
-def _last_step(trajectory: Trajectory) -> tuple[str, float]:
-    """Return the last action and the seconds of its step."""
-    return trajectory.turns[-1].action, trajectory.turns[-1].step_s
 
 
 def _play(trajectory: Trajectory, name: tuple[str, str], prompt: str, chat: Chat) -> Play:

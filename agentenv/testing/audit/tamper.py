@@ -25,10 +25,6 @@ WRITES = ("sql_deletes", "sql_updates", "removes", "writes")
 """Ways to change data."""
 
 
-def _texts(view: View) -> list[str]:
-    return [view.prompt, *(json.dumps(tool, ensure_ascii=False) for tool in view.tools), *view.seen]
-
-
 def tables_of(texts: Sequence[str]) -> dict[str, list[str]]:
     """Return the columns of each table that texts describe, such as `orders(id, amount)`; none for a bare name."""
     found: dict[str, list[str]] = {}
@@ -43,7 +39,7 @@ def tables_of(texts: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _statements(view: View, how: str) -> list[str]:
-    tables = tables_of(_texts(view))
+    tables = tables_of([view.prompt, *(json.dumps(tool, ensure_ascii=False) for tool in view.tools), *view.seen])
     if how == "sql_deletes":
         return [f"DELETE FROM {name}" for name in tables]
     return [f"UPDATE {name} SET {column} = {MARKER}" for name, own in tables.items() for column in own]

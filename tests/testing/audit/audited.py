@@ -1,12 +1,13 @@
-"""Environments that an audit is tried on: a sound one, and the same with one fault each."""
+"""Environments that an audit is tried on: the planted `Sum`, which is sound, and the same with one fault each."""
 
 import re
 from random import Random
 
 from agentenv.core.agent import AgentInstance
-from agentenv.core.types import Limits, StepResult, Task
+from agentenv.core.types import Limits, Task
 from agentenv.episode.source import EnvSource
 from agentenv.testing.audit.auditing import AuditOptions, audit_env
+from tests.testing.planted.faults import Sum as Sound
 
 LIMITS = Limits(max_length=60_000, max_turns=4, step_timeout_s=60.0)
 
@@ -31,40 +32,6 @@ async def audited(cls, *policies, on=None, **options):
 def ids(result, *severities):
     """The ids of what was found, of these severities or all."""
     return {each.id for each in result.findings if not severities or each.severity in severities}
-
-
-class Sound(AgentInstance):
-    """A sum, two attempts, the last #### counts."""
-
-    def __init__(self):
-        self.num = 0
-
-    async def step(self, states):
-        self.num += 1
-        right = self.right(states["action_text"], states)
-        done = right or self.num == 2
-        return StepResult(
-            "" if done else self.said(states),
-            reward=self.reward(right, states),
-            score=self.score(right),
-            terminated=done,
-        )
-
-    def right(self, text, states):
-        found = re.findall(r"#### ?(-?\d+)\s*$", text)
-        return bool(found) and found[-1] == states["label"]
-
-    def reward(self, right, states):
-        return float(right)
-
-    def score(self, right):
-        return float(right)
-
-    def said(self, states):
-        return "That is not right. 1 attempt left."
-
-    async def gold(self, states):
-        return f"#### {states['label']}"
 
 
 class PaysSilence(Sound):
@@ -94,8 +61,7 @@ class PaysEmptyForms(Sound):
 class PaysForm(Sound):
     """Most of the reward is for the form; one attempt."""
 
-    def __init__(self):
-        self.num = 1
+    attempts = 1
 
     def reward(self, right, states):
         return 0.8 * ("####" in states["action_text"]) + 0.2 * right

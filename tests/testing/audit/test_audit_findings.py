@@ -327,7 +327,7 @@ async def test_a_reward_that_differs_by_rounding_is_not_flaky_and_more_is_shown_
 
     class Rounds(envs.Sound):
         def reward(self, right, states):
-            play = states["label"], states["action_text"], self.num
+            play = states["label"], states["action_text"], self.attempts
             again = play in paid
             paid.add(play)
             return float(right) + noise * again

@@ -63,7 +63,7 @@ class AsksFirst(envs.Sound):
     """Gold asks with a number, and then knows the answer without one."""
 
     async def gold(self, states):
-        return "What is 7 + 1?" if self.num == 0 else "I know it."
+        return "What is 7 + 1?" if self.attempts == 0 else "I know it."
 
 
 async def test_an_episode_that_its_policy_leaves_has_not_failed():

@@ -157,13 +157,6 @@ BROKEN = {
                 self.turns += 1
                 return StepResult(f"It was {datetime.fromtimestamp(1_000_000_000)}.", terminated=self.turns == 2)
         """, "step", "the same episode in another time zone"),
-    "a task that goes on": ("cancel", """
-        class Agent(Two):
-            async def reset(self, states):  # HERE
-                self.work = asyncio.ensure_future(asyncio.sleep(3600))
-                await asyncio.sleep(0)
-                return states
-        """, "reset", "nothing left behind by an episode"),
     "a task that is left where step is cancelled": ("cancel", """
         class Agent(Two):
             async def step(self, states):  # HERE
@@ -225,14 +218,6 @@ BROKEN = {
                     raise ZeroDivisionError  # HERE
                 return await super().step(states)
         """, "step", "no exception"),
-    "a file": ("cancel", """
-        OPEN_CACHE = []
-        class Agent(Two):
-            async def reset(self, states):  # HERE
-                OPEN_CACHE.append(open(os.devnull))
-                await asyncio.sleep(0)
-                return states
-        """, "reset", "nothing left behind by an episode"),
     "a process": ("cancel", """
         PIDS_CACHE = []
         class Agent(Two):
