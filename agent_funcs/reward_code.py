@@ -13,7 +13,7 @@ from typing import Any
 
 from agentenv.interop.openrlhf.answers import answers, grade_or_raise
 from agentenv.rewards.models.openrlhf_wire import as_answer
-from agentenv.rewards.rules.code import CodeReward
+from agentenv.rewards.rules.code.reward import CodeReward
 
 LIMIT_S = 600.0
 """Time for all tests of an answer; each test has its own limits."""

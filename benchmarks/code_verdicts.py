@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentenv.rewards.rules.code import CodeReward
+from agentenv.rewards.rules.code.reward import CodeReward
 from agentenv.rewards.types import Response
 from agentenv.sandbox.local.sandbox import LocalSandbox
 

@@ -27,7 +27,7 @@ from agentenv.errors import ConfigError, RunStopped
 from agentenv.runs.flat_config import flag_values, with_values
 
 if TYPE_CHECKING:
-    from agentenv.rewards.evaluation.evaluate import Invariance, ItemOutcome
+    from agentenv.rewards.evaluation.evaluate import ItemOutcome
     from agentenv.rewards.evaluation.log import EvaluationLog
     from agentenv.rewards.evaluation.report import Report
     from agentenv.rewards.evaluation.rows import Item
@@ -76,8 +76,6 @@ class RMEvalConfig:
     """Time limit per answer, in seconds."""
     max_failed: float = 0.0
     """Share of the items that may end without a score; above it, the exit code is 3."""
-    invariance: int = 16
-    """Number of answers scored both alone and all at once, to measure how far scores depend on their batch."""
     json: bool = False
     """Print JSON."""
 
@@ -131,8 +129,6 @@ def _eval(args: Sequence[str]) -> int:
         raise ConfigError("--rm: expected a reward model or judge, got none. Pass one, such as hf:PATH.")
     if not 0.0 <= config.max_failed <= 1.0:
         raise ConfigError(f"--max_failed: expected a share in 0..1, got {config.max_failed!r}. Change the value.")
-    if config.invariance < 0:
-        raise ConfigError(f"--invariance: expected a number of answers >= 0, got {config.invariance!r}. Change it.")
     from agentenv.rewards.evaluation.rows import read_items
     from agentenv.rewards.evaluation.specs import flags_in_errors, parse_rm_spec
     from agentenv.rewards.evaluation.tables import check_bench, read_reference
@@ -192,7 +188,6 @@ def _stored_config(config: RMEvalConfig) -> RMEvalConfig | None:
 async def _evaluated(
     config: RMEvalConfig, options: RMOptions, items: Sequence[Item], reference: dict[str, float] | None
 ) -> Report:
-    from agentenv.rewards.evaluation.evaluate import invariance
     from agentenv.rewards.evaluation.log import EvaluationLog, fingerprint
     from agentenv.rewards.evaluation.specs import open_rm
     from agentenv.rewards.models.types import ready
@@ -208,10 +203,7 @@ async def _evaluated(
     try:
         await ready(rm.scorer)  # first, so that a model that fails to load leaves no files
         outcomes = await _outcomes(config, rm, items, log)
-        batch_effect = None
-        if rm.scorer is not None and config.invariance:
-            batch_effect = await invariance(rm.scorer, items, num=config.invariance)
-        return _report(config, rm, items, outcomes, batch_effect=batch_effect, reference=reference)
+        return _report(config, rm, items, outcomes, reference)
     except asyncio.CancelledError:
         if log is None:
             advice = "nothing is stored. With --out DIR, scored items would be."
@@ -260,8 +252,6 @@ def _report(
     rm: RewardModel,
     items: Sequence[Item],
     outcomes: Sequence[ItemOutcome],
-    *,
-    batch_effect: Invariance | None,
     reference: dict[str, float] | None,
 ) -> Report:
     from agentenv.rewards.evaluation.report import Report
@@ -281,7 +271,6 @@ def _report(
         table=table,
         hygiene=hygiene_of(items, outcomes),
         deltas={} if reference is None else deltas(table, reference, tolerance=config.tolerance),
-        invariance=batch_effect,
         judge=rm.metrics(),
         errors=dict(counts.most_common(_MAX_ERRORS)),
     )

@@ -13,10 +13,11 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, get_args, get_origin, get_type_hints
 from zlib import crc32
 
 from agentenv._util.paths import place_of
+from agentenv._util.suggest import did_you_mean
 from agentenv.core.arguments import is_finite
 from agentenv.errors import AgentEnvError, ConfigError, ContractError, InfraError
 from agentenv.rewards.types import Response, RewardResult
@@ -31,17 +32,24 @@ def load_function(spec: str) -> Callable[..., Any]:
     """Return the function that `FILE.py:name` or `module:name` names.
 
     Raises:
-        ConfigError: it is neither, the file or module is missing, or has nothing callable of that name.
+        ConfigError: it is neither, the file or module is missing or fails to import, or has nothing callable of that
+            name.
     """
     where, colon, name = spec.rpartition(":")
     if not colon or not where or not name:
         raise ConfigError(f"function: expected FILE.py:name or module:name, got {spec!r}. Name the function.")
     try:
         module = _load_file(where) if where.endswith(".py") else importlib.import_module(where)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{where}.".startswith(f"{error.name}."):
-            raise  # the module exists; one that it needs does not
-        raise ConfigError(f"function: expected an importable module, got {spec!r}: {error}. Fix the name.") from error
+    except AgentEnvError:
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{where}.".startswith(f"{error.name}."):
+            raise ConfigError(
+                f"function: expected an importable module, got {spec!r}: {error}. Fix the name."
+            ) from error
+        raise ConfigError(
+            f"function: expected {spec!r} to import, got {type(error).__name__}: {error}. Fix it, or its name."
+        ) from error
     function = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(f"function: expected a function {name!r} in {where}, got {function!r}. Define it.")
@@ -209,3 +217,39 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
 
 async def _await(value: Any) -> Any:
     return await value
+
+
+def construct(name: str, cls: Callable[..., Any], options: Mapping[str, Any], *args: Any) -> Any:
+    """Return an object constructed with these options, and `args` before them.
+
+    Raises:
+        ConfigError: the constructor takes other options, which the message lists, or it failed.
+    """
+    try:
+        parameters = list(inspect.signature(cls).parameters.values())[len(args) :]
+    except ValueError as error:
+        raise ConfigError(f"{name}: expected a class of Python, got {cls!r}: {error}. Name another.") from error
+    known = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+    rest = [each.name for each in parameters if each.kind is each.VAR_KEYWORD]
+    takes_any = False
+    if rest:  # `**name: Unpack[…]` lists its fields; any other `**name` takes every option
+        hint = get_type_hints(cls.__init__).get(rest[0]) if inspect.isclass(cls) else None
+        fields = [*get_type_hints(*get_args(hint))] if get_origin(hint) is Unpack else []
+        known, takes_any = [*known, *fields], not fields
+    unknown = [each for each in options if each not in known]
+    expected = f"{name}: expected options among {', '.join(known) or 'none'}, got"
+    if unknown and not takes_any:
+        raise ConfigError(f"{expected} {unknown[0]!r}.{did_you_mean(unknown[0], known, 'Check its name.')}")
+    try:
+        inspect.signature(cls).bind(*args, **options)
+    except TypeError as error:
+        raise ConfigError(f"{expected} {dict(options)!r:.200} ({error}). Pass what is missing.") from error
+    try:
+        return cls(*args, **options)
+    except AgentEnvError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{name}: expected it to be constructed with {dict(options)!r:.200}, got {type(error).__name__}: {error}. "
+            "Change the options, or fix the class."
+        ) from error

@@ -22,9 +22,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from agentenv._util.suggest import did_you_mean
-from agentenv.errors import AgentEnvError, ConfigError
-from agentenv.rewards.construct import construct
-from agentenv.rewards.loading import load_function
+from agentenv.errors import ConfigError
+from agentenv.rewards.loading import construct, load_function
 from agentenv.rewards.types import Reward
 
 
@@ -41,7 +40,7 @@ class RewardEntry(NamedTuple):
 
 REWARDS = {
     "math": RewardEntry("rules.math.reward:MathReward", by_row=True),
-    "code": RewardEntry("rules.code:CodeReward", by_row=True),
+    "code": RewardEntry("rules.code.reward:CodeReward", by_row=True),
     "ifeval": RewardEntry("rules.ifeval.reward:IFEvalReward", by_row=True),
     "choice": RewardEntry("rules.choice:ChoiceReward", by_row=True),
     "general_val": RewardEntry(
@@ -113,14 +112,7 @@ def make_reward(name: str, /, **options: Any) -> Reward:
         advice = did_you_mean(name, [*REWARDS, *ROLL_NAMES], "Check its name.")
         expected = f"one of {', '.join(REWARDS)}, module:Name or FILE.py:Name"
         raise ConfigError(f"reward: expected {expected}, got {name!r}.{advice}")
-    try:
-        target = load_function(path)
-    except AgentEnvError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"reward: expected {path!r} to import, got {type(error).__name__}: {error}. Fix it, or its name."
-        ) from error
+    target = load_function(path)
     if inspect.isclass(target):
         reward = construct(name, target, {**(entry.defaults if entry else {}), **options})
     else:

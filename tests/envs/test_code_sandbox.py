@@ -15,18 +15,19 @@ import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.chat.chat import Chat
-from agentenv.cli.main import main
-from agentenv.core.types import Limits, SamplingParams, StopReason, Task
-from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode.registry import load_env
-from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.core.types import StopReason, Task
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.interop.agent_files import load_agent_func
 from agentenv.rewards.rules.code.extract import extract_code
-from agentenv.rewards.rules.code.reward import guide_reward, status_of
-from agentenv.rewards.rules.code.texts import HIDDEN_FAILED, INSTRUCTION, NO_CODE, example_text, feedback_text
+from agentenv.rewards.rules.code.plain import example_text
+from agentenv.rewards.rules.code.reward import (
+    HIDDEN_FAILED,
+    INSTRUCTION,
+    feedback_text,
+    guide_reward,
+    status_of,
+)
 from agentenv.sandbox.grading import (
     GradeResult,
     Integrity,
@@ -35,11 +36,10 @@ from agentenv.sandbox.grading import (
 )
 from agentenv.sandbox.local.sandbox import LocalSandbox
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, SandboxUnavailable
-from agentenv.testing.tokenizers import CharTokenizer
 from agentenv_envs.code_sandbox import CodeSandbox
 from agentenv_envs.code_sandbox.datasets import code_task, form_of
 from agentenv_envs.code_sandbox.problems import TASK_SET, answer, load_problems, reference_policy
-from tests.testing.contract_check import check
+from tests.envs.scripted import play
 
 ROOT = Path(__file__).parents[2]
 PROBLEMS = load_problems()
@@ -99,20 +99,6 @@ def said(result):
     return result.observation[0]["content"] if result.observation else ""
 
 
-async def play(source, task, script, max_turns=8):
-    tokenizer = CharTokenizer()
-    return await source.run(
-        task,
-        EpisodeSetup(
-            engine=ScriptedEngine(script, tokenizer),
-            chat=Chat(tokenizer),
-            sampling=SamplingParams(),
-            limits=Limits(max_length=20_000, max_turns=max_turns),
-        ),
-        EpisodeKey(f"{task.task_id}/0", "t"),
-    )
-
-
 # --- the shipped tasks --------------------------------------------------------------------------------------------
 
 
@@ -142,24 +128,6 @@ async def test_every_wrong_program_of_the_shipped_tasks_fails(sandbox, number):
     assert [(name, code) for name, code, score in outcomes if score != 0.0] == []
 
 
-@pytest.mark.long
-@one_loop
-async def test_a_program_that_hard_codes_the_visible_tests_passes_them_and_earns_little(sandbox):
-    for problem in PROBLEMS[::6]:
-        (result,) = await attempts(sandbox, answer(problem.mutants[-1]), label=problem.label, max_attempts=1)
-        assert result.info["visible_share"] == 1.0, problem.id
-        assert result.reward <= 0.5, problem.id
-
-
-@pytest.mark.long
-def test_the_command_line_solves_the_shipped_tasks_offline_with_the_reference_policy(tmp_path, capsys):
-    script = json.dumps({"script": "agentenv_envs.code_sandbox.problems:reference_policy"})
-    flags = ["run", "--env", "code_sandbox", "--engine", "scripted", "--engine_args", script, "--limit", "5", "--json"]
-    assert main([*flags, "--max_length", "20000", "--out", str(tmp_path / "run")]) == 0
-    done = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert done["metrics"]["score"]["mean"] == 1.0
-
-
 def test_the_task_set_is_large_mixed_and_has_enough_tests():
     assert len(PROBLEMS) >= 44
     assert len({problem.id for problem in PROBLEMS}) == len({problem.prompt for problem in PROBLEMS}) == len(PROBLEMS)
@@ -184,8 +152,6 @@ PROGRAM = "def f(x):\n    return x\n"
 BLOCK = f"{FENCE}python\n{PROGRAM}{FENCE}"
 EXAMPLE = f"    {FENCE}python\n    f(1)\n    {FENCE}\n"
 DOCUMENTED = f'def f(x):\n    """Return x.\n\n{EXAMPLE}    """\n    return x\n'
-AT_THE_MARGIN = f'"""As here:\n{FENCE}\nf(1)\n{FENCE}\n"""\n{PROGRAM}'
-MARKS = f'TAG = \'<think>\'  # until </think>\nTEXT = """\n</think>\n"""\n{PROGRAM}'
 
 
 @pytest.mark.parametrize(
@@ -331,12 +297,6 @@ async def test_a_sandbox_elsewhere_that_is_down_is_infrastructure_and_one_that_c
         await CodeSandbox(sandbox={"isolation": "remote"}).reset({"observation": PROMPT, "label": ADD})
 
 
-async def test_options_of_the_sandbox_may_come_from_json():
-    (result,) = await attempts({"min_isolation": "landlock", "run_slots": 1}, RIGHT)
-    assert result.score == 1.0
-    assert Isolation(result.info["isolation"]).strength >= Isolation.LANDLOCK.strength
-
-
 # --- what is said -------------------------------------------------------------------------------------------------
 
 
@@ -350,27 +310,9 @@ async def test_after_a_failed_visible_test_its_input_and_values_aresaid_of(sandb
 
 
 @one_loop
-async def test_an_exception_is_reported_with_the_models_own_lines_only(sandbox):
-    code = "def half(a):\n    return a / 0\n\n\ndef add(a, b):\n    return half(a)\n"
-    result, *_ = await attempts(sandbox, answer(code))
-    text = said(result)
-    assert "ZeroDivisionError" in text
-    assert "return a / 0" in text
-    assert not any(ours in text for ours in ("_serve", "agentenv", "zygote", str(ROOT)))
-
-
-@one_loop
 async def test_the_feedback_for_a_program_that_cannot_be_loaded_says_why(sandbox):
     result, *_ = await attempts(sandbox, answer("def add(a, b)\n    return a + b\n"))
     assert "SyntaxError" in said(result)
-
-
-@one_loop
-async def test_without_a_program_the_form_is_reported_again(sandbox):
-    first, second, last = await attempts(sandbox, "I think so.", "", "Perhaps.")
-    assert said(first) == f"{NO_CODE}\n\n2 attempts left."
-    assert said(second) == f"{NO_CODE}\n\n1 attempt left."
-    assert (last.observation, last.terminated) == ("", True)
 
 
 @one_loop
@@ -591,18 +533,9 @@ class _Imports:
 UNREADABLE = {
     "no tests at all": ({"question": "What?"}, "the tests of a task"),
     "a word as the label": ("42", "the tests of a task"),
-    "no test": ({"visible": [], "hidden": []}, "at least one test"),
     "no entry point": ({"hidden": [{"args": [1], "expected": 1}]}, "entry_point"),
-    "no expected value": ({"entry_point": "f", "hidden": [{"args": [1]}]}, "expected"),
-    "a mode of its own": ({"mode": "essay", "hidden": [{"stdin": "", "stdout": ""}]}, "essay"),
     "numbers as output": ({"hidden": [{"stdin": "", "stdout": 4}]}, "4 where text is needed"),
-    "a comparison of its own": ({"comparison": {"fuzzy": 1}, **PLAIN_STDIO}, "fuzzy"),
     "broken JSON": ({"input_output": '{"inputs": ['}, "input_output: expected JSON"),
-    "inputs without outputs": ({"input_output": {"inputs": ["1"], "outputs": []}}, "1 inputs and 0 outputs"),
-    "a check without asserts": ({"test": "def check(candidate):\n    pass", "entry_point": "f"}, "without asserts"),
-    "asserts of nothing": ({"test_list": ["assert 1 == 1"]}, "asserts without a call"),
-    "asserts that are no Python": ({"test_list": ["assert f(1) ="]}, "invalid syntax"),
-    "functional without a name": ({**LCB_CALL, "metadata": "{}"}, "func_name"),
     "packed tests that import": ({**LCB_STDIO, "private_test_cases": base64.b64encode(
         zlib.compress(pickle.dumps(_Imports()))).decode()}, "a pickle with STACK_GLOBAL"),
     "packed tests that are cut": (
@@ -623,11 +556,6 @@ def test_a_row_that_cannot_be_read_is_the_datas_error_and_says_why(case, capsys)
 # --- as others see it ---------------------------------------------------------------------------------------------
 
 
-def test_it_is_installed_under_its_name_and_passes_its_check():
-    assert load_env("code_sandbox") is CodeSandbox
-    assert check("code_sandbox", label=ADD) == []
-
-
 @pytest.mark.long
 async def test_the_shipped_agent_func_runs_the_episode_of_the_environment():
     func = load_agent_func(ROOT / "agent_funcs/code_sandbox.py")
@@ -636,15 +564,6 @@ async def test_the_shipped_agent_func_runs_the_episode_of_the_environment():
     by_class = await play(EnvSource(CodeSandbox, {}), task, [HALF, RIGHT])
     assert (by_file.reward, by_file.score, by_file.stop_reason) == (1.0, 1.0, StopReason.TERMINATED)
     assert [turn.result.info for turn in by_file.turns] == [turn.result.info for turn in by_class.turns]
-
-
-async def test_an_instance_can_be_pickled_in_the_middle_of_its_episode():
-    env = CodeSandbox()
-    await env.reset({"observation": PROMPT, "label": ADD})
-    await env.step({"action_text": HALF, "label": ADD})
-    copy = pickle.loads(pickle.dumps(env))
-    result = await copy.step({"action_text": RIGHT, "label": ADD})
-    assert (result.reward, result.info["attempts"]) == (1.0, 2.0)
 
 
 SHARED = """

@@ -5,23 +5,21 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import gymnasium
 import pytest
 
 from agentenv._util.calls import create
 from agentenv.chat.chat import Chat
 from agentenv.core.dataset import read_tasks
-from agentenv.core.types import Limits, SamplingParams, StopReason, Task
-from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode.registry import load_env
-from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.core.types import Limits, StopReason, Task
+from agentenv.episode.setup import EpisodeKey
 from agentenv.episode.source import EnvSource
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError, DataError
 from agentenv.interop.agent_files import load_agent_func
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv_envs.gymnasium_text import GymnasiumText, games, planning, texts
+from agentenv_envs.gymnasium_text import GymnasiumText, games, planning
 from examples.make import game_tasks as tasks
+from tests.envs.scripted import play
 
 ROOT = Path(__file__).parents[2]
 GAMES = list(games.GAMES)
@@ -67,12 +65,6 @@ def test_a_lake_is_shown_with_the_player_on_its_map_and_won_at_the_goal():
     assert result.observation[0]["content"] == "You are at row 1, column 2.\nS @ F\nH F F\nF F G"
     won = say(env, "down", "down", "right")
     assert (won.terminated, won.reward, won.score, won.info["won"]) == (True, 1.0, 1.0, 1.0)
-
-
-def test_a_hole_ends_the_lake_without_a_score():
-    env, _ = begun({"game": "frozen_lake", "map": MAP})
-    result = say(env, "down")
-    assert (result.terminated, result.reward, result.score, result.info["optimal"]) == (True, 0.0, 0.0, 0.0)
 
 
 def test_a_cliff_throws_back_and_is_won_at_the_goal():
@@ -122,47 +114,13 @@ def test_slippery_ice_is_scored_by_the_share_of_best_moves_and_gold_gives_up_aft
     assert say(env, "nothing").score == pytest.approx(1 / 3)
 
 
-def test_a_game_of_luck_that_was_given_up_has_no_share_of_the_best_moves():
-    task = rows("frozen_lake_slippery")[0]
-    env, _ = begun(task.label, seed=task.seed)
-    assert say(env, env.gold({})).score == 1.0
-    scores = [say(env, "nothing") for _ in range(3)]
-    assert [result.score for result in scores] == [0.5, pytest.approx(1 / 3), 0.0]
-    assert (scores[-1].terminated, scores[-1].reward) == (True, -0.1)
-
-
-def test_the_games_own_rewards_and_an_illegal_answer_that_costs_more_than_playing_on():
-    env, _ = begun({"game": "cliff_walking"}, reward="game")
-    assert (say(env, "up").reward, say(env, "no idea").reward) == (-1.0, -100.0)
-    mild, _ = begun({"game": "cliff_walking"}, reward="game", invalid_reward=-2)
-    assert say(mild, "no idea").reward == -2
-
-
 async def test_a_limit_of_turns_still_pays_for_the_best_moves_of_a_game_of_luck():
     task = next(task for task in rows("frozen_lake_slippery"))
-    tokenizer = CharTokenizer()
-    episode = await EnvSource(GymnasiumText, {}).run(
-        task,
-        EpisodeSetup(
-            engine=ScriptedEngine(["nothing"], tokenizer),
-            chat=Chat(tokenizer),
-            sampling=SamplingParams(),
-            limits=replace(LIMITS, max_turns=1),
-        ),
-        EpisodeKey("t/0", "t", seed=task.seed),
-    )
+    episode = await play(EnvSource(GymnasiumText, {}), task, ["nothing"], seed=task.seed, max_turns=1)
     assert (episode.stop_reason, episode.reward) == (StopReason.MAX_TURNS, -0.1)
     env, _ = begun(task.label, seed=task.seed)
     say(env, env.gold({}))
     assert env.on_truncate({}).reward == 1.0
-
-
-def test_rainy_streets_make_the_taxi_a_game_of_luck():
-    if "is_rainy" not in gymnasium.make(games.newest("Taxi")).unwrapped.__init__.__code__.co_varnames:
-        pytest.skip("this Gymnasium's taxi knows no rain")
-    env, _ = begun({"game": "taxi", "state": 44}, make_kwargs={"is_rainy": True})
-    assert not env._best().is_certain
-    assert say(env, env.gold({})).score == 1.0
 
 
 # --- best play --------------------------------------------------------------------------------------------------------
@@ -178,18 +136,6 @@ def test_blackjack_values_are_basic_strategy():
     assert planning.blackjack_values(20, 10, False)[0] == pytest.approx(0.4349578)  # the odds of an endless deck
     hard = [max(planning.blackjack_values(11 + card, 5, False)) for card in range(1, 11)]
     assert planning.blackjack_values(21, 5, True)[planning.HIT] == pytest.approx((sum(hard) + 3 * hard[-1]) / 13)
-
-
-def test_value_iteration_finds_the_shortest_way_and_all_that_are_as_good():
-    chain = {
-        0: {0: [(1.0, 1, -1.0, False)], 1: [(1.0, 0, -1.0, False)]},
-        1: {0: [(1.0, 1, 5.0, True)], 1: [(1.0, 1, 5.0, True)]},
-    }
-    values = planning.action_values(chain)
-    assert values[0].tolist() == pytest.approx([-1 + 0.99 * 5, -1 + 0.99 * (-1 + 0.99 * 5)])
-    assert (planning.best_actions(values[0]), planning.best_actions(values[1])) == ([0], [0, 1])
-    assert planning.is_certain(chain)
-    assert not planning.is_certain({0: {0: [(0.5, 0, 0.0, False), (0.5, 1, 0.0, True)]}})
 
 
 # --- the data ---------------------------------------------------------------------------------------------------------
@@ -234,11 +180,6 @@ def test_the_shipped_rows_are_those_of_the_committed_function(name):
     assert len({json.dumps(row["label"]) for row in shipped}) == 32
 
 
-def test_the_mixed_data_has_every_row_of_every_game():
-    mixed = {task.task_id for task in rows()}
-    assert mixed == {task.task_id for name in GAMES for task in rows(name)}
-
-
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -270,27 +211,12 @@ def test_a_row_of_another_game_than_was_asked_for_is_refused():
 # --- where it runs ----------------------------------------------------------------------------------------------------
 
 
-def test_it_is_installed_under_its_name_and_has_the_newest_taxi():
-    assert load_env("gymnasium_text") is GymnasiumText
-    assert games.newest("Taxi") in gymnasium.registry
-    assert texts.STOPS[3] == "B"
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 async def test_the_agent_func_plays_rows_that_have_only_a_label():
-    source, tokenizer = load_agent_func(ROOT / "agent_funcs/gymnasium_text.py"), CharTokenizer()
+    source = load_agent_func(ROOT / "agent_funcs/gymnasium_text.py")
 
     async def played(label, *actions, seed):
-        return await source.run(
-            Task(PROMPT, json.dumps(label), task_id="t"),
-            EpisodeSetup(
-                engine=ScriptedEngine(list(actions), tokenizer),
-                chat=Chat(tokenizer),
-                sampling=SamplingParams(),
-                limits=LIMITS,
-            ),
-            EpisodeKey("t/0", "t", seed=seed),
-        )
+        return await play(source, Task(PROMPT, json.dumps(label), task_id="t"), actions, seed=seed)
 
     episode = await played({"game": "frozen_lake", "map": MAP}, "right", "down", "right", "down", seed=1)
     assert (episode.score, episode.reward, len(episode.turns)) == (1.0, 1.0, 4)

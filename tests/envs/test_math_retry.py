@@ -10,10 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.chat.chat import Chat
-from agentenv.core.types import Limits, SamplingParams, StopReason, Task
-from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.core.types import StopReason, Task
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.interop.agent_files import load_agent_func
@@ -21,7 +18,8 @@ from agentenv.rewards.rules.math.reward import MathGrader, math_outcome
 from agentenv.rewards.types import RewardResult, Status
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv_envs.math_retry import MathRetry
-from agentenv_envs.math_retry.texts import INSTRUCTION, feedback_text, question_text
+from agentenv_envs.math_retry.texts import INSTRUCTION
+from tests.envs.scripted import play
 
 ROOT = Path(__file__).parents[2]
 GRADES = {
@@ -57,23 +55,9 @@ async def attempts(*actions, **options):
 QUESTION = Task([{"role": "user", "content": "What is 3 + 4?"}], "#### 7")
 
 
-async def play(*actions, task=QUESTION, **options):
+async def played(*actions, **options):
     """A whole episode with the real grader, or with the one in `options`."""
-    return await play_source(EnvSource(MathRetry, options), actions, task)
-
-
-async def play_source(source, actions, task):
-    tokenizer = CharTokenizer()
-    return await source.run(
-        task,
-        EpisodeSetup(
-            engine=ScriptedEngine(actions, tokenizer),
-            chat=Chat(tokenizer),
-            sampling=SamplingParams(),
-            limits=Limits(max_length=4_000, max_turns=8),
-        ),
-        EpisodeKey("t/0", "t"),
-    )
+    return await play(EnvSource(MathRetry, options), QUESTION, actions)
 
 
 async def test_an_answer_in_a_thought_that_the_prompt_opened_and_a_limit_cut_is_no_answer():
@@ -127,12 +111,6 @@ async def test_every_number_of_the_rewards_can_be_set():
     assert (await attempts(*["wrong"] * 3, "garbled", **options))[-1].reward == -4.0
 
 
-@pytest.mark.parametrize(("action", "reward"), [("right", 1.0), ("wrong", -0.3), ("none", -0.5), ("garbled", -0.5)])
-async def test_with_one_attempt_the_first_is_the_last_and_nothing_is_reported(action, reward):
-    (result,) = await attempts(action, max_attempts=1)
-    assert (result.reward, result.terminated, result.observation) == (reward, True, "")
-
-
 @pytest.mark.parametrize("number", [0, -1, 1.5, "3", None])
 def test_a_number_of_attempts_that_makes_no_sense_is_refused(number):
     with pytest.raises(ConfigError, match=r"MathRetry\.max_attempts: expected an integer >= 1"):
@@ -156,21 +134,13 @@ async def test_an_answer_that_takes_too_long_to_check_is_worth_what_no_readable_
     (only,) = await attempts("slow", max_attempts=1)
     assert (only.reward, only.score, only.terminated, only.observation) == (-0.5, 0.0, True, "")
     assert only.info["outcome"] == "timeout"
-    trajectory = await play("slow", "wrong", "slow", grader=FakeGrader())
+    trajectory = await played("slow", "wrong", "slow", grader=FakeGrader())
     assert (trajectory.stop_reason, trajectory.reward, trajectory.error) == (StopReason.TERMINATED, -0.5, None)
-
-
-@pytest.mark.long
-async def test_a_policy_does_not_escape_its_penalty_with_an_endless_power():
-    async with MathGrader(num_workers=1, timeout_s=0.3) as grader:
-        trajectory = await play(*[r"\boxed{9^{9^{9^9}}}"] * 3, grader=grader)
-    assert (trajectory.reward, trajectory.score, trajectory.error) == (-0.5, 0.0, None)
-    assert [turn.result.info["outcome"] for turn in trajectory.turns] == ["timeout"] * 3
 
 
 @pytest.mark.parametrize("actions", [["broken"], ["wrong", "broken"], ["wrong", "slow", "broken"]])
 async def test_an_episode_whose_grader_failed_has_no_reward_and_may_be_tried_again(actions):
-    trajectory = await play(*actions, grader=FakeGrader())
+    trajectory = await played(*actions, grader=FakeGrader())
     assert (trajectory.stop_reason, trajectory.reward) == (StopReason.ERROR, None)
     assert (trajectory.error.kind, trajectory.error.where) == ("infra", "step")
 
@@ -179,12 +149,6 @@ async def test_an_episode_whose_grader_failed_has_no_reward_and_may_be_tried_aga
 async def test_a_label_that_is_not_an_answer_is_found_before_the_first_action(label):
     with pytest.raises(DataError, match="label: expected"):
         await MathRetry().reset({"observation": "2+2?", "label": label})
-
-
-@pytest.mark.parametrize("label", ["7", "#### 1,234", "1/2", "50%"])
-async def test_a_label_that_is_a_number_is_checked_without_a_worker(label, monkeypatch):
-    monkeypatch.setattr(MathGrader, "check", None)
-    await MathRetry().reset({"observation": "2+2?", "label": label})
 
 
 # --- info ---------------------------------------------------------------------------------------------------------
@@ -222,13 +186,6 @@ async def test_the_feedback_for_each_failed_attempt_says_what_was_wrong(action, 
     assert result.observation == [{"role": "user", "content": said}]
 
 
-async def test_the_attempts_left_are_counted_down_and_the_last_has_no_feedback():
-    results = await attempts("wrong", "wrong", "wrong")
-    assert results[0].observation[0]["content"].endswith(" 2 attempts left.")
-    assert results[1].observation[0]["content"].endswith(" 1 attempt left.")
-    assert results[2].observation == ""
-
-
 def numbers_in(text):
     return {Fraction(number) for number in re.findall(r"\d+", text)}
 
@@ -256,19 +213,6 @@ def test_feedback_never_contains_the_right_answer(grader, gold, given_, form):
         assert numbers_in(said) <= {Fraction(given_), Fraction(1), Fraction(2)}
 
 
-@pytest.mark.long
-@given(
-    outcome=st.sampled_from(["wrong", "no_answer", "parse_error", "timeout"]),
-    extracted=st.text(max_size=20),
-    left=st.integers(1, 9),
-)
-def test_every_feedback_ends_with_the_attempts_left_and_no_template_shows(outcome, extracted, left):
-    said = feedback_text(outcome, extracted, left)
-    assert said.endswith("1 attempt left." if left == 1 else f"{left} attempts left.")
-    assert "None" not in feedback_text("no_answer", None, left)
-    assert extracted in said or outcome == "no_answer"
-
-
 # --- the prompt ---------------------------------------------------------------------------------------------------
 
 
@@ -278,15 +222,6 @@ async def test_the_instruction_goes_under_the_last_user_message_and_the_task_is_
     assert states["observation"] == [messages[0], {"role": "user", "content": f"2 + 2?\n{INSTRUCTION}"}]
     assert states["label"] == "4"
     assert messages[1]["content"] == "2 + 2?"
-
-
-async def test_the_instruction_can_be_changed_and_left_out():
-    messages = [{"role": "user", "content": "2 + 2?"}]
-    asked = await MathRetry(instruction="Box it.", grader=FakeGrader()).reset({"observation": messages})
-    assert asked["observation"][-1]["content"] == "2 + 2?\nBox it."
-    plain = await MathRetry(instruction="", grader=FakeGrader()).reset({"observation": messages})
-    assert plain["observation"] == messages
-    assert question_text("2 + 2?", "") == "2 + 2?"
 
 
 @pytest.mark.parametrize(
@@ -307,7 +242,7 @@ async def test_a_prompt_that_is_rendered_already_or_does_not_end_with_a_users_te
 
 
 async def test_an_episode_of_three_attempts_with_the_real_grader(grader):
-    trajectory = await play("It is 12.", "#### 8", r"No: \boxed{7}", grader=grader)
+    trajectory = await played("It is 12.", "#### 8", r"No: \boxed{7}", grader=grader)
     assert trajectory.stop_reason is StopReason.TERMINATED
     assert (trajectory.reward, trajectory.score) == (1.0, 1.0)
     assert [turn.result.info["outcome"] for turn in trajectory.turns] == ["no_answer", "wrong", "correct"]
@@ -330,9 +265,8 @@ def test_the_shipped_tasks_have_labels_that_the_grader_reads(grader):
 
 async def test_the_shipped_agent_func_runs_the_episode_of_the_environment():
     func = load_agent_func(ROOT / "agent_funcs/math_retry.py")
-    task = Task([{"role": "user", "content": "What is 3 + 4?"}], "#### 7", metadata={"k": 1})
     actions = ["no idea", "#### 7"]  # neither needs a worker
-    by_file, by_class = await play_source(func, actions, task), await play(*actions, task=task)
+    by_file, by_class = await play(func, QUESTION, actions), await played(*actions)
     assert by_file.error is None
     assert (by_file.reward, by_file.score, by_file.stop_reason) == (1.0, 1.0, StopReason.TERMINATED)
     assert [turn.action for turn in by_file.turns] == [turn.action for turn in by_class.turns] == actions

@@ -10,8 +10,7 @@ from agentenv.errors import InfraError
 from agentenv.rewards.types import Response, Status
 from agentenv.rewards.workers.pool import WorkerFailed
 from agentenv_envs.reasoning_gym import ReasoningGym, ReasoningGymReward
-from agentenv_envs.reasoning_gym.data_only import refusal
-from agentenv_envs.reasoning_gym.hazards import EXECUTED
+from agentenv_envs.reasoning_gym.data_only import EXECUTED, refusal
 from tests.envs.reasoning_gym_items import golds, item
 
 pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="pip install 'agentenv-rl[reasoning-gym]'")

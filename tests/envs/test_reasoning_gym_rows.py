@@ -2,22 +2,18 @@
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
 
 from agentenv.core.dataset import read_tasks
-from agentenv.errors import ConfigError, DataError
+from agentenv.errors import ConfigError
 from agentenv.rewards.types import Response
 from agentenv_envs.reasoning_gym import ReasoningGym, ReasoningGymReward
 from agentenv_envs.reasoning_gym.__main__ import main
 from agentenv_envs.reasoning_gym.answers import INSTRUCTIONS, wrapped
-from agentenv_envs.reasoning_gym.hazards import CHANCE, EXECUTED, REPAIRED
 from agentenv_envs.reasoning_gym.oracles import oracle
-from agentenv_envs.reasoning_gym.rows import Mixture, dataset_names, hash64, make_rows, split_of
+from agentenv_envs.reasoning_gym.rows import Mixture, dataset_names, make_rows, split_of
 
 pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="pip install 'agentenv-rl[reasoning-gym]'")
 
@@ -29,16 +25,6 @@ def made(*names, **settings):
 
 def questions(rows):
     return {json.loads(row["label"])["question"] for row in rows}
-
-
-@pytest.mark.long
-def test_the_datasets_are_the_105_by_category():
-    groups = dataset_names()
-    assert sum(map(len, groups.values())) == 105
-    assert {"algorithmic": 34, "arithmetic": 18, "games": 17, "arc": 3}.items() <= {
-        name: len(names) for name, names in groups.items()
-    }.items()
-    assert EXECUTED | REPAIRED.keys() | CHANCE.keys() <= {name for names in groups.values() for name in names}
 
 
 @pytest.mark.parametrize("name", ["chain_sum", "n_queens", "coin_flip", "gcd"])
@@ -54,16 +40,6 @@ def test_variations_of_one_arc_puzzle_are_in_one_split():
     assert len({split_of(item) for item in variations}) == 1
     others = [{"question": str(n), "metadata": {"source_dataset": "gcd"}} for n in range(200)]
     assert {split_of(item) for item in others} == {"train", "eval"}
-
-
-def test_seeds_of_neighbours_have_nothing_in_common():
-    """With reasoning-gym's own, item i + 1 of seed 42 is item i of seed 43."""
-    from reasoning_gym.factory import create_dataset
-
-    ours = [create_dataset("gcd", seed=hash64(seed, "train", "gcd") >> 33, size=30) for seed in (42, 43)]
-    theirs = [create_dataset("gcd", seed=seed, size=30) for seed in (42, 43)]
-    assert [theirs[0][i + 1]["question"] for i in range(20)] == [theirs[1][i]["question"] for i in range(20)]
-    assert not {ours[0][i]["question"] for i in range(30)} & {ours[1][i]["question"] for i in range(30)}
 
 
 def test_weights_share_the_rows_and_every_dataset_has_one():
@@ -83,13 +59,6 @@ def test_a_level_is_harder_and_the_settings_go_before_it():
     assert made("chain_sum", size=1, level=99)
 
 
-@pytest.mark.long
-def test_settings_that_a_scorer_reads_go_with_the_item():
-    row = made("puzzle24", size=1, configs={"puzzle24": {"max_value": 6}})[0]
-    assert json.loads(row["label"])["config"] == {"max_value": 6}
-    assert "config" not in json.loads(made("puzzle24", size=1)[0]["label"])
-
-
 async def test_the_composite_dataset_makes_items_of_its_parts():
     parts = [{"name": "gcd", "weight": 2.0}, {"name": "lcm", "config": {"min_numbers": 3, "max_numbers": 3}}]
     rows = made("composite", size=8, configs={"composite": {"datasets": parts}})
@@ -104,11 +73,7 @@ async def test_the_composite_dataset_makes_items_of_its_parts():
     [
         (["--datasets", "syllogism"], "no constant answer solves more than 66%, got syllogism (72%)"),
         (["--datasets", "chain_sun"], "got 'chain_sun'. Did you mean 'chain_sum'? --list shows all."),
-        (["--datasets", "algebr"], "got 'algebr'. Did you mean 'algebra'?"),
-        (["--datasets", "zzzzzz"], "reasoning_gym.datasets: expected a dataset, a category, all or composite, got"),
         (["--datasets", "gcd=-1"], "reasoning_gym.weights: expected weights > 0"),
-        (["--datasets", "gcd=x"], "--datasets: expected NAME=WEIGHT"),
-        (["--datasets", ""], "reasoning_gym.weights"),
         (["--datasets", "gcd,lcm", "--size", "1"], "reasoning_gym.size: expected at least 2"),
         (["--datasets", "gcd", "--level", "-1"], "reasoning_gym.level"),
         (["--datasets", "gcd", "--config", '{"lcm": {}}'], "reasoning_gym.config: expected among gcd"),
@@ -126,12 +91,6 @@ def test_anything_that_cannot_be_made_is_reported_in_one_line(flags, said, tmp_p
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 400
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.long
-def test_a_dataset_with_too_few_questions_says_how_many_there_are():
-    with pytest.raises(DataError, match=r"reasoning_gym.coin_flip: expected 300 different questions .* got \d+ in"):
-        made("coin_flip", size=300, configs={"coin_flip": {"min_trials": 3, "max_trials": 3}})
 
 
 @pytest.mark.long
@@ -173,33 +132,3 @@ async def test_all_105_reward_only_their_gold_answer():
 
     assert [each for found in await asyncio.gather(*map(one, rows)) for each in found] == []
     assert len({row["dataset"] for row in rows}) == 105
-
-
-@pytest.mark.slow
-def test_items_that_depend_on_the_process_are_carried_and_not_made_again(tmp_path):
-    """Five datasets make another item of the same seed where strings hash differently."""
-    made = []
-    for hash_seed in ("1", "2"):
-        out = tmp_path / f"{hash_seed}.jsonl"
-        command = [
-            sys.executable,
-            "-m",
-            "agentenv_envs.reasoning_gym",
-            "--datasets",
-            "isomorphic_strings",
-            "--size",
-            "20",
-        ]
-        subprocess.run([*command, "--out", str(out)], env={**os.environ, "PYTHONHASHSEED": hash_seed}, check=True)
-        made.append(out)
-    rows = [[json.loads(line) for line in out.read_text().splitlines()] for out in made]
-    assert questions(rows[0]) != questions(rows[1])
-
-    async def all_right():
-        for row in [*rows[0], *rows[1]]:
-            result = await ReasoningGymReward().grade(
-                Response(wrapped(json.loads(row["label"])["answer"]), row["label"])
-            )
-            assert result.reward == 1.0
-
-    asyncio.run(all_right())

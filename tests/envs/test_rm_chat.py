@@ -4,27 +4,19 @@ import asyncio
 import gc
 import json
 import logging
-import os
-import pickle
-import subprocess
-import sys
 import textwrap
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from agentenv._util.http.client import AttemptFailure
-from agentenv.chat.chat import Chat, PromptText
+from agentenv.chat.chat import PromptText
 from agentenv.cli.main import main
-from agentenv.core.dataset import read_tasks
-from agentenv.core.types import Limits, SamplingParams, StopReason, Task
+from agentenv.core.types import StopReason, Task
 from agentenv.engines.models import load_tokenizer, resolve_model
-from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, plan
-from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, DataError, InfraError, MissingDependency, RunStopped
 from agentenv.interop.agent_files import load_agent_func
@@ -38,17 +30,14 @@ from agentenv.rewards.types import RewardResult
 from agentenv.rewards.workers.threads import Threads
 from agentenv.runs.records.directory import read_trajectories
 from agentenv.testing.clock import run_virtual
-from agentenv.testing.tokenizers import CharTokenizer
 from agentenv_envs.rm_chat import RMChat
-from agentenv_envs.rm_chat.factory import first_messages
 from agentenv_envs.rm_chat.shared import CLOSE_LIMIT_S, Shared, closable
-from agentenv_envs.rm_chat.users import END, Played
+from agentenv_envs.rm_chat.users import END
+from tests.envs.scripted import play, scripted
 
 ROOT = Path(__file__).parents[2]
 ENV = "agentenv_envs.rm_chat:RMChat"
 DATA = RMChat.datasets["rm_chat_prompts"]
-ROWS = [json.loads(line) for line in DATA.read_text("utf-8").splitlines()]
-TOKENIZER = resolve_model("tiny-math")
 QUESTION = [{"role": "user", "content": "Hi?"}]
 TEXT = "<|im_start|>user\nHi?<|im_end|>\n<|im_start|>assistant\n"
 
@@ -118,15 +107,9 @@ def contents(conversation):
 
 async def episodes(env, *actions, task=None, tokenizer=None, max_retries=1, **limits):
     """The runner's records of one task."""
-    tokenizer = tokenizer or CharTokenizer()
     runner = EpisodeRunner(
         EnvSource(RMChat, env),
-        EpisodeSetup(
-            engine=ScriptedEngine(actions, tokenizer),
-            chat=Chat(tokenizer),
-            sampling=SamplingParams(),
-            limits=Limits(**limits),
-        ),
+        scripted(actions, tokenizer, **limits),
         policy=ErrorPolicy(max_retries=max_retries, retry_wait_s=0.0, max_error_share=1.0),
     )
     ended = []
@@ -249,12 +232,6 @@ async def test_rows_that_cannot_be_scored_are_refused_at_the_reset(prompt, colum
         await Talk(RMChat(ModelReward(Asked())), prompt, **columns).open()
 
 
-async def test_rows_and_settings_are_left_as_they_were():
-    prompt, label = list(QUESTION), {"messages": list(QUESTION), "user_turns": ["a", "b"]}
-    await talked(RMChat(ModelReward(Asked()), system="Be brief."), "x", "y", "z", prompt=prompt, label=label)
-    assert (prompt, label) == (QUESTION, {"messages": QUESTION, "user_turns": ["a", "b"]})
-
-
 # --- the conversation -----------------------------------------------------------------------------------------------
 
 
@@ -308,14 +285,6 @@ async def test_a_conversation_that_a_limit_of_the_run_ends_is_paid_once(when, li
     assert contents(scorer.asked[-1]) == ["Hi?", "ab", "1", "cde"]
     assert (trajectory.reward, len(scorer.asked)) == {"each": (5.0, 2), "gain": (3.0, 2), "end": (3.0, 1)}[when]
     assert trajectory.turns[-1].result.info["rm/value"] == 3.0
-
-
-async def test_score_and_reward_are_the_rewards_own():
-    env = {"reward": {"model": {"scorer": Asked(), "shift": -1.0, "scale": 2.0, "clip": [-3, 3], "score": [3.0, 1.0]}}}
-    (reply,) = await talked(RMChat(**env), "abc")
-    assert (reply.reward, reply.score) == (3.0, 0.5)
-    assert (reply.info["rm/value"], reply.info["rm/clipped"]) == (3.0, 1.0)
-    assert (await talked(RMChat(ModelReward(Asked())), "abc"))[0].score is None
 
 
 # --- figures --------------------------------------------------------------------------------------------------------
@@ -400,15 +369,6 @@ async def test_a_scorer_that_fails_raises_and_the_runner_tries_again():
     assert (failed.reward, failed.error.kind, failed.attempt, len(scorer.asked)) == (None, "infra", 2, 3)
 
 
-async def test_a_scorer_that_hangs_is_given_up_in_time():
-    class Hanging:
-        async def score(self, conversation):
-            await asyncio.sleep(600)
-
-    with pytest.raises(InfraError, match=r"within 0.05 s"):
-        await talked(RMChat(ModelReward(Hanging()), limit_s=0.05), "x")
-
-
 async def test_a_reward_model_that_cannot_be_loaded_is_reported_before_anything_is_generated_and_not_tried_again():
     class Missing(Asked):
         async def load(self):
@@ -455,32 +415,6 @@ async def test_pending_waits_at_the_end_of_a_run_are_not_unhandled_errors():
     assert unheard == []
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("status", [404, 405])
-def test_an_address_where_no_reward_server_is_ends_the_run_with_one_error(status, tmp_path, monkeypatch, capsys):
-    class Elsewhere(BaseHTTPRequestHandler):
-        def do_POST(self):
-            asked.append(self.path)
-            self.send_error(status)
-
-        def log_message(self, *_):
-            pass
-
-    monkeypatch.chdir(tmp_path)
-    asked = []
-    with ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        kwargs = {"rm": f"http://127.0.0.1:{server.server_port}/reward", "rm_args": {"tokenizer": str(TOKENIZER)}}
-        try:
-            code = main(["run", "--env", ENV, "--env_kwargs", json.dumps(kwargs), "--engine", "scripted",
-                         "--out", "out", "--concurrency", "2", "--progress", "none"])  # fmt: skip
-        finally:
-            server.shutdown()
-    said = capsys.readouterr().err
-    assert (code, said.count("error:"), str(status) in said) == (2, 1, True)
-    assert 0 < len(asked) <= 2
-
-
 async def test_a_conversation_that_cannot_be_scored_is_the_datas_fault_and_not_tried_again():
     (trajectory,) = await episodes({"reward": ModelReward(Asked(DataError("too long")))}, "a", "b")
     assert (trajectory.reward, trajectory.error.type, trajectory.attempt) == (None, "DataError", 0)
@@ -507,13 +441,6 @@ async def test_a_language_model_plays_the_user_and_ends_the_conversation():
     assert contents(talk)[1:] == ["Hi?", "Yes.", "And why?", "So."]
 
 
-async def test_a_rows_persona_goes_before_that_of_all():
-    player = Player("x")
-    env = RMChat(ModelReward(Asked()), user={"judge": player, "persona": "One."})
-    await talked(env, "Yes.", persona="Another.")
-    assert ("Another." in contents(player.asked[0])[0], "One." in contents(player.asked[0])[0]) == (True, False)
-
-
 async def test_a_user_who_says_what_no_tokenizer_takes_is_asked_again(monkeypatch):
     monkeypatch.setattr("agentenv_envs.rm_chat.users.JudgeRetry", lambda limit_s: JudgeRetry(2, limit_s, 0.0))
     player = Player("half a pair: \ud800", "Well?")  # which JSON can say
@@ -531,34 +458,6 @@ async def test_a_user_who_fails_raises_and_is_not_a_bad_answer(monkeypatch):
     assert (failed.reward, failed.error.kind, failed.attempt) == (None, "infra", 1)
 
 
-async def test_a_user_who_hangs_is_given_up_in_time():
-    class Hanging:
-        async def complete(self, messages):
-            await asyncio.sleep(600)
-
-    with pytest.raises(InfraError, match=r"within 0.05 s"):
-        await Played(Hanging(), "Anybody.", limit_s=0.05).reply(QUESTION)
-
-
-async def test_score_and_user_are_asked_at_the_same_time():
-    """Each waits for the other; one after the other, neither would ever end."""
-    scored, replied = asyncio.Event(), asyncio.Event()
-
-    class Waiting(Asked):
-        async def score(self, conversation):
-            scored.set()
-            await asyncio.wait_for(replied.wait(), 30)
-            return Scored(1.0)
-
-        async def complete(self, messages):
-            replied.set()
-            await asyncio.wait_for(scored.wait(), 30)
-            return "Go on."
-
-    (reply,) = await talked(RMChat(ModelReward(Waiting()), user={"judge": Waiting()}), "x")
-    assert (reply.reward, reply.observation[0]["content"]) == (1.0, "Go on.")
-
-
 # --- settings, and what is shared -----------------------------------------------------------------------------------
 
 
@@ -567,18 +466,11 @@ async def test_score_and_user_are_asked_at_the_same_time():
     [
         ({"reward": "maths"}, "Did you mean 'math'"),
         ({"reward": "length", "rm": "hf:x"}, "RMChat.rm: expected None besides reward"),
-        ({"rm": "hff:x"}, "expected a model's folder"),
-        ({"rm": 3}, "expected rm"),
         ({"rm": "hf:x", "rm_args": {"max_lenght": 3}}, "Did you mean 'max_length'"),
-        ({"rm": "hf:x", "rm_args": 3}, "rm_args"),
         ({"rm_args": {"max_length": 3}}, "RMChat.rm_args: expected it together with rm"),
-        ({"reward": "length", "rm_args": {"max_length": 3}}, "RMChat.rm_args: expected it together with rm"),
         ({"rm": "hf:x", "clip": [-5, 5]}, r'{"reward": {"model": {"rm": "hf:x", "clip": \[-5, 5\]}}}'),
-        ({"rm": "hf:x", "shift": 1}, r'{"reward": {"model": {"rm": "hf:x", "shift": 1}}}'),
         ({"scale": 2}, r'{"reward": {"model": {"rm": "hf:PATH", "scale": 2}}}'),
-        ({"rm": "hf:x", "rm_args": {"label": 1}, "score": 1}, r'"rm": "hf:x", "rm_args": {"label": 1}, "score": 1}'),
         ({"rm": "hf:x", "rm_args": {"label": 1}, "max_length": 9}, r'"rm_args": {"label": 1, "max_length": 9}'),
-        ({"max_length": 9}, r'"rm_args": {"max_length": 9}'),
         ({"max_turn": 3}, "Did you mean 'max_turns'"),
         ({"reward": {"model": {"rm": "hf:x", "shfit": 1}}}, "Did you mean 'shift'"),
         ({"when": "always"}, "RMChat.when"),
@@ -588,14 +480,7 @@ async def test_score_and_user_are_asked_at_the_same_time():
         ({"system": " "}, "RMChat.system"),
         ({"user": {}}, r"RMChat.user: .*'script': column.*'base_url': …, 'model': ….*'persona': text"),
         ({"user": {"base_url": "http://x/v1"}}, "no model"),
-        ({"user": {"base_url": "http://x/v1", "judge": {}}}, "RMChat.user"),
-        ({"user": "script"}, "RMChat.user"),
-        ({"user": {"script": ""}}, "RMChat.user"),
-        ({"user": {"script": "a", "judge": {}}}, "RMChat.user"),
-        ({"user": {"judge": {}, "persona": ""}}, "RMChat.user"),
         ({"user": {"judge": 3}}, "RMChat.user.judge: expected settings"),
-        ({"user": {"judge": {"base_url": "http://x/v1"}}}, "no model"),
-        ({"user": {"judge": {"base_url": "x", "model": "m"}}}, "base_url"),
         ({"user": {"judge": {"base_url": "http://x", "model": "m", "sampling": {"heat": 1}}}}, "judge.sampling"),
     ],
 )
@@ -608,11 +493,6 @@ def test_a_model_that_is_loaded_here_sees_the_end_of_what_is_too_long_and_a_serv
     assert RMChat(rm="hf:some/model").reward["model"]["rm_args"] == {"overflow": "left"}
     own = {"model": {"rm": "hf:some/model"}}
     assert RMChat(own).reward == own
-
-
-async def test_instances_can_be_pickled_before_they_are_used():
-    env = pickle.loads(pickle.dumps(RMChat({"length": {"max_length": 10}}, user={"script": "says"})))
-    assert (await talked(env, "x" * 10, says=[]))[0].reward == 0.0
 
 
 async def test_without_settings_length_and_repetition_stand_in_and_that_is_reported(caplog):
@@ -695,20 +575,6 @@ def test_closing_what_hangs_or_fails_holds_nothing_up(caplog):
     assert "OSError: gone" in caplog.text
 
 
-def test_an_environment_made_of_objects_belongs_to_the_caller_and_is_made_once():
-    made = []
-    shared = Shared(lambda settings: made.append(Resource()) or made[-1])
-    spec = {"sum": object()}
-
-    async def use():
-        """Twice."""
-        assert await shared.open(spec) is await shared.open(spec)
-
-    asyncio.run(use())
-    asyncio.run(use())
-    assert [each.closed for each in made] == [0]
-
-
 def test_scorers_and_judges_are_found_in_sums_and_routes_and_what_is_normalised():
     scorer, judge, own = Asked(), Resource(), Resource()
     scored = {"normalised": {"reward": {"model": {"scorer": scorer}}}}
@@ -758,67 +624,13 @@ def test_the_scorer_of_a_run_is_shared_and_closed_before_the_run_ends(tmp_path, 
 # --- the rows that ship, the command line, the agent file -----------------------------------------------------------
 
 
-def test_the_shipped_rows_are_over_thirty_conversations_of_three_kinds_and_all_different():
-    assert {row["kind"] for row in ROWS} == {"helpful", "harmless", "multi_turn"}
-    assert len({row["id"] for row in ROWS}) == len({json.dumps(row["prompt"]) for row in ROWS}) == len(ROWS) >= 30
-    assert sum("user_turns" in row for row in ROWS) >= 10
-    assert all(row["label"] and all(row.get("user_turns", ["x"])) for row in ROWS)
-    for task in read_tasks(str(DATA)):
-        shown, messages = first_messages(task.prompt, None, None)
-        assert shown == messages
-        assert roles(messages)[-1] == "user"
-
-
-@pytest.mark.long
-def test_check_finds_nothing(capsys):
-    assert main(["check", ENV]) == 0
-    assert "no contract errors" in capsys.readouterr().out
-
-
-@pytest.mark.long
-def test_rows_need_no_label_and_the_run_says_at_its_start_that_rules_stand_in(tmp_path):
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "Hi?", "user_turns": ["And?"]}\n{"prompt": "Ho?", "label": 1}\n')
-    flags = ["run", "--env", ENV, "--data", "rows.jsonl", "--engine", "scripted", "--progress", "none"]
-    run = [sys.executable, "-m", "agentenv.cli", *flags, "--out", "out"]
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"}
-    done = subprocess.run(run, capture_output=True, text=True, env=env, cwd=tmp_path)
-    assert (done.returncode, done.stderr.count("do not measure quality")) == (0, 1), done.stderr[-2000:]
-    found = sorted(read_trajectories(tmp_path / "out"), key=lambda each: each.episode_id)
-    assert [(each.error, len(each.turns), each.task.label) for each in found] == [(None, 2, None), (None, 1, 1)]
-
-
-@pytest.mark.long
-def test_the_figures_are_in_the_metrics_of_a_run_and_it_can_be_resumed(tmp_path, monkeypatch):
-    """NeMo RL's reward model environment computes such figures in a method that nothing calls."""
-    monkeypatch.chdir(tmp_path)
-    assert main(["run", "--env", ENV, "--data", str(DATA), "--limit", "6", "--n", "2", "--engine", "scripted",
-                 "--env_kwargs", '{"reward": {"length": {"min_length": 0, "max_length": 5}}, "when": "end"}',
-                 "--out", "out", "--progress", "none"]) == 0  # fmt: skip
-    info = json.loads((tmp_path / "out/metrics.json").read_text())["info"]
-    assert set(info) == {
-        "turns", "cut", "rm/reward", "rm/length_chars", "rm/length_words", "rm/no_answer", "rm/length",
-    }  # fmt: skip
-    assert info["rm/reward"]["num_episodes"] == 12
-    first = {each.episode_id: each.reward for each in read_trajectories("out")}
-    assert main(["run", "--resume", "--out", "out", "--progress", "none"]) == 0
-    assert {each.episode_id: each.reward for each in read_trajectories("out")} == first
-
-
 async def test_the_agent_func_runs_it_with_the_settings_of_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("AGENTENV_RM_CHAT", '{"reward": {"length": {"min_length": 4}}, "when": "gain", "max_turns": 3}')
     path = tmp_path / "rm_chat.py"  # another path: a module is loaded once
     path.write_text((ROOT / "agent_funcs/rm_chat.py").read_text())
     tokenizer = load_tokenizer(resolve_model("tiny-math"))
-    trajectory = await load_agent_func(path).run(
-        Task(QUESTION, {"user_turns": ["And?"], "label": None}),
-        EpisodeSetup(
-            engine=ScriptedEngine(["Yes", "Well"], tokenizer),
-            chat=Chat(tokenizer),
-            sampling=SamplingParams(),
-            limits=Limits(),
-        ),
-        EpisodeKey("e"),
-    )
+    task = Task(QUESTION, {"user_turns": ["And?"], "label": None})
+    trajectory = await play(load_agent_func(path), task, ["Yes", "Well"], tokenizer=tokenizer)
     assert (trajectory.error, len(trajectory.turns)) == (None, 2)
     assert [turn.result.reward for turn in trajectory.turns] == pytest.approx([-0.01, 0.01])
     monkeypatch.setenv("AGENTENV_RM_CHAT", "hf:x")

@@ -2,18 +2,12 @@
 
 import json
 import os
-import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
-from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
@@ -133,78 +127,6 @@ def test_a_server_that_is_killed_and_comes_back_costs_no_episode_and_no_score_is
     assert max(each.attempt for each in ended) >= 1
     assert_same(values(out), {f"{key[:-1]}{n}": value for key, value in in_process.items() for n in range(24)})
     assert json.loads((out / "metrics.json").read_text())["num_no_reward"] == 0
-
-
-class Faulty(BaseHTTPRequestHandler):
-    """A reward server that fails once in each way, then says 2.5."""
-
-    kinds = ("500", "hang", "nan", "count", "cut", "text", "good")
-    seen: ClassVar[Counter] = Counter()
-    lock = threading.Lock()
-
-    def do_POST(self):
-        query = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["query"]
-        with self.lock:
-            kind = self.kinds[min(self.seen.total(), len(self.kinds) - 1)]
-            self.seen[kind] += 1
-        if kind == "hang":
-            return time.sleep(30)
-        if kind == "cut":
-            return self.close_connection
-        bodies = {"nan": {"rewards": [float("nan")] * len(query)}, "count": {"rewards": [2.5] * (len(query) + 1)},
-                  "text": {"rewards": ["2.5x"] * len(query)}, "good": {"rewards": [2.5] * len(query)}}  # fmt: skip
-        body = json.dumps(bodies.get(kind, {})).encode()
-        self.send_response(500 if kind == "500" else 200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args):
-        """Say nothing."""
-
-
-@pytest.mark.parametrize("retries", [0, 3])
-def test_errors_hangs_and_what_is_not_a_number_are_tried_again_and_never_a_score(tmp_path, retries):
-    Faulty.seen.clear()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Faulty)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}/get_reward"
-    arguments = {"tokenizer": str(tiny_rm()), "timeout_s": 4.0, "retries": retries, "max_batch": 1}
-    try:
-        more = ("--limit", "10", "--concurrency", "4", "--max_retries", "6")
-        assert main(flags(tmp_path / "out", {"rm": url, "rm_args": arguments}, *more)) == 0
-    finally:
-        server.shutdown()
-        server.server_close()
-    ended = list(read_trajectories(tmp_path / "out"))
-    assert len(ended) == 10
-    assert {each.reward for each in ended} == {2.5}
-    assert [Faulty.seen[kind] for kind in Faulty.kinds[:-1]] == [1] * 6
-    assert Faulty.seen["good"] == 10  # rows of one turn
-    assert sum(each.attempt for each in ended) == (6 if not retries else 0)
-    metrics = json.loads((tmp_path / "out/metrics.json").read_text())
-    retried = metrics["info"]["rm/num_retried"]
-    assert (metrics["num_retries"], retried["sum"] * retried["num_episodes"]) == ((6, 0.0) if not retries else (0, 6.0))
-    assert [each["mean"] for each in metrics["pass_at_k"].values()] == [None]
-
-
-def test_a_run_that_is_interrupted_with_a_hung_reward_server_ends(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections and never answers
-        reward = {
-            "rm": f"http://127.0.0.1:{silent.getsockname()[1]}/get_reward",
-            "rm_args": {"tokenizer": str(tiny_rm())},
-        }
-        run = agentenv(
-            *flags(tmp_path / "out", reward, "--grace_s", "1"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        silent.settimeout(300)
-        connection, _ = silent.accept()
-        run.send_signal(signal.SIGINT)
-        _, errors = run.communicate(timeout=120)
-        connection.close()
-    assert run.returncode == 130, errors[-2000:]
-    assert not any(each.reward is not None for each in read_trajectories(tmp_path / "out"))
 
 
 def test_a_policy_is_trained_on_it_and_what_its_rewards_go_by_is_logged(tmp_path):

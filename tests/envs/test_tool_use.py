@@ -14,22 +14,20 @@ from hypothesis import strategies as st
 
 from agentenv._util.calls import create
 from agentenv.chat.chat import Chat, ChatOptions
-from agentenv.cli.main import main
 from agentenv.core.types import Limits, SamplingParams, StopReason, Task
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.loop import run_episode
-from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError
 from agentenv.interop.agent_files import load_agent_func
 from agentenv.rewards.rules.text import read
-from agentenv.runs.records.directory import read_trajectories
 from agentenv.testing.tokenizers import ToollessTokenizer
 from agentenv.tools.calling import ToolError
 from agentenv_envs.tool_use import ToolUse, plain
 from agentenv_envs.tool_use.calculator import calculator
 from examples.make.tool_tasks import KINDS, rows
 from tests.chat.families import FAMILIES, load
+from tests.envs import scripted
 from tests.tools.test_tools import CALLING, action, stop_ids, template_of
 
 ROOT = Path(__file__).parents[2]
@@ -71,13 +69,6 @@ async def test_a_call_is_answered_and_the_turn_without_one_is_judged():
     assert first == {"num_calls": 1.0, "num_errors": 0.0, "num_malformed": 0.0, "num_not_run": 0.0}
     assert str(trajectory.turns[0].result.reward) == "0.0"  # and not -0.0, as penalties of nothing would be
     assert (last["correct"], last["no_answer"], last["extracted"]) == (1.0, 0.0, "391")
-
-
-async def test_a_wrong_answer_and_none_have_no_reward():
-    for said, no_answer in (("#### 390", 0.0), ("I do not know", 1.0)):
-        trajectory, _ = await play(said)
-        assert (trajectory.reward, trajectory.score) == (0.0, 0.0)
-        assert trajectory.turns[-1].result.info["no_answer"] == no_answer
 
 
 @pytest.mark.parametrize(
@@ -130,12 +121,6 @@ async def test_a_number_of_any_length_in_the_templates_format_is_reported_and_th
     assert expected in told(engine)
 
 
-async def test_several_calls_are_answered_in_order():
-    trajectory, engine = await play(f'{CALL}\nthen\nCALL calculator {{"expression": "1/3"}}', "#### 391")
-    assert "RESULT calculator: 391\nRESULT calculator: 0.333333333333<|im_end|>" in told(engine)
-    assert trajectory.turns[0].result.info["num_calls"] == 2.0
-
-
 async def test_calls_in_reasoning_are_not_made():
     trajectory, _ = await play(f"<think>maybe\n{CALL}\n</think>\n#### 391")
     assert (len(trajectory.turns), trajectory.score) == (1, 1.0)
@@ -175,14 +160,6 @@ async def test_once_all_calls_are_made_there_is_one_more_turn():
 async def test_an_answer_that_was_cut_is_truncated_and_judged():
     trajectory, _ = await play("#### 391 and so on", sampling=SamplingParams(max_tokens=8))
     assert (trajectory.stop_reason, trajectory.score) == (StopReason.TRUNCATED_BY_ENV, 1.0)
-
-
-async def test_a_raw_prompt_stays_raw_and_is_answered():
-    trajectory, engine = await play(CALL, "#### 391", task=Task(QUESTION, label="391"))
-    assert engine.requests[0].prompt.startswith("You can use tools.")
-    assert engine.requests[0].prompt.endswith(f"{QUESTION}\n\nUse the tools. Give the final answer after ####.")
-    assert "RESULT calculator: 391" in told(engine)
-    assert trajectory.score == 1.0
 
 
 @pytest.mark.parametrize("prompt", ["<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n", "<s>[INST] x [/INST]"])
@@ -261,17 +238,6 @@ async def test_in_every_template_that_knows_tools_a_call_is_answered_in_its_own_
     assert len(trajectory.turns) == 2
 
 
-@pytest.mark.parametrize("name", ["Qwen2.5", "Qwen3", "Hermes-3", "Llama-3.1", "Mistral v0.3", "Qwen3-Coder"])
-async def test_auto_is_the_templates_format_where_it_knows_tools(name):
-    family = BY_NAME[name]
-    chat = Chat(load(family), stop_token_ids=stop_ids(family))
-    said = action(family, [("calculator", {"expression": "17 * 23"})])
-    trajectory, engine = await play(said, "#### 391", chat=chat)
-    assert "CALL" not in engine.requests[0].prompt
-    assert (trajectory.score, len(trajectory.turns)) == (1.0, 2)
-    assert len(trajectory.tools) == 1
-
-
 @pytest.mark.parametrize("name", ["Llama-3", "Qwen1.5", "Zephyr", "Gemma", "Phi-3", "DeepSeek-Coder"])
 async def test_auto_is_the_plain_format_where_the_template_knows_none(name):
     family = BY_NAME[name]
@@ -290,14 +256,6 @@ async def test_parallel_calls_have_a_message_each_in_hermes_form():
     assert results[0] == "4"
     assert results[1].startswith("Error: the expression cannot be worked out: invalid syntax.\n\nNo more calls")
     assert trajectory.turns[0].result.info["num_errors"] == 1.0
-
-
-async def test_a_text_prompt_becomes_a_message_where_the_template_has_tools():
-    family = BY_NAME["Qwen2.5"]
-    chat = Chat(load(family), stop_token_ids=stop_ids(family))
-    trajectory, engine = await play("#### 391", chat=chat, task=Task(QUESTION, label="391"))
-    assert f"<|im_start|>user\n{QUESTION}" in engine.requests[0].prompt
-    assert trajectory.score == 1.0
 
 
 async def test_the_template_format_is_refused_by_a_template_without_tools():
@@ -355,14 +313,6 @@ async def test_tools_of_a_file_are_functions_or_a_class_of_which_every_episode_h
         assert 'RESULT buy: ["a", "b"]' in told(engine, 2)
 
 
-@pytest.mark.long
-async def test_tools_of_an_mcp_server_are_offered_with_others():
-    mcp = [{"command": SERVER, "tools": ["add", "die"], "prefix": "far_"}]
-    trajectory, engine = await play(f'{CALL}\nCALL far_add {{"a": 2, "b": 3}}', "#### 391", mcp=mcp)
-    assert "RESULT calculator: 391\nRESULT far_add: 5" in told(engine)
-    assert trajectory.score == 1.0
-
-
 async def test_a_server_that_dies_fails_the_episode_and_not_the_next_one():
     mcp = [{"command": SERVER}]
     trajectory, _ = await play("CALL die {}", "#### 391", mcp=mcp)
@@ -375,31 +325,19 @@ async def test_a_server_that_dies_fails_the_episode_and_not_the_next_one():
     ("arguments", "message"),
     [
         ({"tools": ["calc"]}, "expected calculator, python, FILE.py:name or module:name, got 'calc'"),
-        ({"tools": "calculator"}, "expected a list"),
         ({"tools": []}, "expected at least one tool"),
         ({"tools": ["calculator", "calculator"]}, "different names"),
-        ({"tools": [{"calculator": {"x": 1}}]}, "expected options for python only"),
         ({"tools": [{"python": {"x": 1}}]}, "expected some of sandbox, limits"),
-        ({"tools": [{"python": {"limits": {"x": 1}}}]}, "expected fields of ExecLimits"),
-        ({"mcp": {"url": "http://x"}}, "expected a list of servers"),
         ({"mcp": [{"uri": "http://x"}]}, r"got \['uri'\]"),
         ({"format": "xml"}, "expected auto, template or plain"),
         ({"reward": "maths"}, "expected one of"),
-        ({"max_turns": 0}, "expected an integer >= 1"),
         ({"limits": {"calls": 1}}, r"expected some of allowed, max_calls, .*got \['calls'\]"),
-        ({"limits": {"max_calls": 0}}, "Toolset.max_calls"),
         ({"penalties": {"call": -1}}, "expected numbers >= 0"),
-        ({"penalties": {"calls": 1}}, "for call and error"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused_before_the_first_episode(arguments, message):
     with pytest.raises(ConfigError, match=message):
         ToolUse(**arguments)
-
-
-async def test_any_reward_judges_the_answer():
-    trajectory, _ = await play("the cat sat", reward={"regex": {"pattern": "cat"}})
-    assert trajectory.score == 1.0
 
 
 # --- the calculator ---------------------------------------------------------------------------------------------------
@@ -491,31 +429,8 @@ async def test_no_hack_earns_the_score(name):
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_a_run_with_the_tiny_model_ends_with_every_episode_judged(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code = main(
-        ["run", "--env", "tool_use", "--env_kwargs", '{"tools": ["calculator"], "max_turns": 2}', "--limit", "4",
-         "--max_tokens", "24", "--max_length", "2048", "--out", "run"]
-    )  # fmt: skip
-    assert code == 0
-    found = list(read_trajectories(tmp_path / "run"))
-    assert len(found) >= 4
-    assert all(trajectory.error is None and trajectory.score is not None for trajectory in found)
-
-
 async def test_the_agent_func_takes_its_settings_from_the_environment(monkeypatch):
     monkeypatch.setenv("AGENTENV_TOOL_USE", '{"tools": ["calculator"], "max_turns": 3}')
     source = load_agent_func(ROOT / "agent_funcs" / "tool_use.py")
-    chat = Chat(ToollessTokenizer())
-    trajectory = await source.run(
-        Task(QUESTION, "391"),
-        EpisodeSetup(
-            engine=ScriptedEngine([CALL], chat.tokenizer),
-            chat=chat,
-            sampling=SamplingParams(),
-            limits=Limits(max_length=10_000),
-        ),
-        EpisodeKey("e"),
-    )
+    trajectory = await scripted.play(source, Task(QUESTION, "391"), [CALL], tokenizer=ToollessTokenizer())
     assert (len(trajectory.turns), trajectory.score) == (3, 0.0)

@@ -8,27 +8,24 @@ from pathlib import Path
 import pytest
 
 from agentenv.chat.chat import Chat
-from agentenv.cli.main import main
 from agentenv.core.engine import Engine
 from agentenv.core.types import Limits, SamplingParams, StopReason, Task
 from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode.registry import installed_envs
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, plan
-from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.interop.agent_files import load_agent_func
 from agentenv.rewards.registry import make_reward, reward_names
 from agentenv.rewards.types import RewardResult
-from agentenv.runs.records.directory import read_trajectories
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv_envs.verify import Verify
 from agentenv_envs.verify.env import DOMAINS
+from tests.envs.scripted import play, scripted
 
 ROOT = Path(__file__).parents[2]
 DATA = Verify.datasets["verify_mixed"]
 ROWS = [json.loads(line) for line in DATA.read_text("utf-8").splitlines()]
-ENV = "agentenv_envs.verify:Verify"
 
 
 def states(action, label="42", *, finish_reason="stop", prompt="", **columns):
@@ -45,14 +42,6 @@ def columns(row):
 
 
 # --- the rows that ship ---------------------------------------------------------------------------------------------
-
-
-def test_the_shipped_rows_are_of_eight_domains_and_all_different():
-    assert {row["domain"] for row in ROWS} == {
-        "math", "code", "ifeval", "choice", "json_schema", "regex", "similarity", "format",
-    }  # fmt: skip
-    assert len(ROWS) >= 40
-    assert len({row["id"] for row in ROWS}) == len({row["prompt"] for row in ROWS}) == len(ROWS)
 
 
 @pytest.mark.long
@@ -91,25 +80,6 @@ async def test_info_has_the_components_the_status_and_the_answer_that_was_judged
     assert (result.reward, result.score, result.observation) == (0.0, 0.0, "")
     none = (await judged("Hm.", domain="math")).info
     assert (none["status"], none["math/no_answer"]) == ("no_answer", 1.0)
-
-
-async def test_without_a_score_nothing_is_reported_about_right_and_wrong():
-    result = await judged("The answer is 42.", reward={"length": {"max_length": 4000}})
-    assert (result.score, "correct" in result.info) == (None, False)
-
-
-async def test_the_reason_for_a_failed_part_of_the_reward_is_in_the_record():
-    spec = {"sum": {"answer": {"reward": "math"}, "judge": {"reward": Failing(), "required": False}}}
-    result = await judged("The answer is 42.", reward=spec)
-    assert (result.reward, result.info["failed_terms"]) == (1.0, 1.0)
-    assert result.info["detail"] == "judge: down"
-
-
-async def test_settings_choose_the_reward_regardless_of_the_row():
-    spec = {"sum": {"answer": {"reward": "math", "weight": 0.9}, "format": {"reward": "format", "weight": 0.1}}}
-    result = await judged("The answer is 42.", reward=spec, domain="code")
-    assert result.reward == pytest.approx(0.9)
-    assert (result.info["answer"], result.info["format"], result.info["failed_terms"]) == (1.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("label", [{"domain": "choice", "label": "B"}, '{"domain": "choice", "label": "B"}'])
@@ -217,21 +187,11 @@ async def test_a_grader_that_fails_raises_and_is_never_a_wrong_answer():
         await judged("42", reward=Failing())
 
 
-async def test_a_grader_that_is_too_slow_raises():
-    with pytest.raises(InfraError, match=r"expected an answer within 0.05 s"):
-        await Verify(Failing(0, wait_s=30.0), limit_s=0.05).step(states("42"))
-
-
 async def run(reward, *actions, max_retries=1):
     """The runner's episodes of one task."""
     runner = EpisodeRunner(
         EnvSource(Verify, {"reward": reward}),
-        EpisodeSetup(
-            engine=ScriptedEngine(actions, CharTokenizer()),
-            chat=Chat(CharTokenizer()),
-            sampling=SamplingParams(),
-            limits=Limits(),
-        ),
+        scripted(actions),
         policy=ErrorPolicy(max_retries=max_retries, retry_wait_s=0.0, max_error_share=1.0),
     )
     ended = []
@@ -282,59 +242,16 @@ async def test_episodes_with_the_same_settings_share_one_reward(monkeypatch):
 # --- by the command line --------------------------------------------------------------------------------------------
 
 
-def test_it_is_installed_by_its_name():
-    assert installed_envs()["verify"].value == ENV
-
-
-@pytest.mark.long
-def test_check_finds_nothing(capsys):
-    assert main(["check", ENV, "--label", '{"domain": "math", "label": "42"}']) == 0
-    assert "no contract errors" in capsys.readouterr().out
-
-
-@pytest.mark.long
-def test_run_and_resume_with_a_model_that_ships(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS if row["domain"] != "code"))
-    assert main(["run", "--env", ENV, "--data", "rows.jsonl", "--limit", "12", "--max_tokens", "8", "--out", "out",
-                 "--progress", "none"]) == 0  # fmt: skip
-    first = {each.episode_id: each.reward for each in read_trajectories("out")}
-    assert len(first) == 12
-    assert None not in first.values()
-    assert main(["run", "--resume", "--out", "out", "--progress", "none"]) == 0
-    assert {each.episode_id: each.reward for each in read_trajectories("out")} == first
-
-
-def test_settings_come_from_env_kwargs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "Six sevens?", "label": "41"}\n')
-    kwargs = json.dumps({"reward": {"math": {"wrong": -0.25}}})
-    assert main(["run", "--env", ENV, "--env_kwargs", kwargs, "--data", "rows.jsonl", "--engine", "scripted",
-                 "--out", "out", "--progress", "none"]) == 0  # fmt: skip
-    assert [each.reward for each in read_trajectories("out")] == [-0.25]
-
-
 async def test_the_agent_func_runs_it():
     source = load_agent_func(ROOT / "agent_funcs/verify.py")
-    trajectory = await source.run(
-        Task("Q", {"domain": "math", "label": "42"}),
-        EpisodeSetup(
-            engine=ScriptedEngine(["The answer is 42."], CharTokenizer()),
-            chat=Chat(CharTokenizer()),
-            sampling=SamplingParams(),
-            limits=Limits(),
-        ),
-        EpisodeKey("e"),
-    )
+    trajectory = await play(source, Task("Q", {"domain": "math", "label": "42"}), ["The answer is 42."])
     assert (trajectory.reward, trajectory.score, trajectory.error) == (1.0, 1.0, None)
 
 
 async def test_a_reward_file_that_raises_is_its_authors_error_and_is_not_run_again(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("def mine(response):\n    raise KeyError('gone')\n")
-    tokenizer = CharTokenizer()
-    setup = EpisodeSetup(ScriptedEngine(["four"], tokenizer), Chat(tokenizer), SamplingParams(), Limits(max_length=400))
-    runner, ended = EpisodeRunner(EnvSource(Verify, {"reward": f"{path}:mine"}), setup), []
+    runner, ended = EpisodeRunner(EnvSource(Verify, {"reward": f"{path}:mine"}), scripted(["four"])), []
     await runner.run(plan([Task("2+2?", label="4", task_id="t")], 1), ended.append)
     assert (runner.num_retries, ended[0].error.kind, ended[0].reward) == (0, "contract", None)
     assert f"KeyError: 'gone' at {path}:2" in ended[0].error.message

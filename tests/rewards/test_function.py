@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 import urllib.error
 from pathlib import Path
 
@@ -163,18 +162,6 @@ def test_a_name_that_leads_nowhere_is_refused_at_once(functions):
             FunctionReward(name)
 
 
-async def test_a_function_of_an_installed_module_is_found_by_name():
-    def known(response):
-        return os.path.exists(response)
-
-    sys.modules["a_users_module"] = type(sys)("a_users_module")
-    sys.modules["a_users_module"].known = known  # type: ignore[attr-defined]
-    try:
-        assert (await FunctionReward("a_users_module:known").grade(Response("/"))).reward == 1.0
-    finally:
-        del sys.modules["a_users_module"]
-
-
 @pytest.mark.parametrize(
     ("value", "result"),
     [
@@ -286,14 +273,6 @@ async def test_a_function_cannot_change_its_callers_row():
         await FunctionReward(greedy).grade(Response("x", [threading.Lock()], "", {"tests": []}))
 
 
-async def test_an_async_function_runs_on_the_loop():
-    async def loop(response):
-        return asyncio.get_running_loop() is here
-
-    here = asyncio.get_running_loop()
-    assert (await FunctionReward(loop).grade(RESPONSE)).reward == 1.0
-
-
 def test_an_async_function_ends_at_its_limit(virtual_clock):
     async def here(response):
         await asyncio.sleep(0 if response == "quick" else 3600)
@@ -333,50 +312,6 @@ async def test_one_plain_function_that_never_returns_costs_the_others_and_the_lo
     forever.set()
     while reward.num_abandoned:
         await asyncio.sleep(0.01)
-
-
-@pytest.mark.long
-async def test_the_deadline_starts_when_the_thread_starts_and_not_in_the_queue():
-    reward = FunctionReward(lambda response: time.sleep(0.15) or 1.0, limit_s=1.4, num_threads=2)
-    results = await asyncio.gather(*(reward.grade(RESPONSE) for _ in range(20)))  # 1.5 s of work for each thread
-    assert {result.reward for result in results} == {1.0}
-
-
-async def test_threads_are_few_and_live_on():
-    seen, most, now, lock = set(), 0, 0, threading.Lock()
-
-    def note(response):
-        nonlocal most, now
-        with lock:
-            now += 1
-            most = max(most, now)
-        seen.add(threading.get_ident())
-        time.sleep(0.002)
-        with lock:
-            now -= 1
-        return 1
-
-    reward = FunctionReward(note, num_threads=3)
-    for _ in range(3):
-        await asyncio.gather(*(reward.grade(RESPONSE) for _ in range(10)))
-    assert most <= 3
-    assert len(seen) <= 3
-
-
-async def test_threads_that_have_nothing_to_do_end_and_new_ones_take_the_next_calls(monkeypatch):
-    monkeypatch.setattr(threads, "_IDLE_S", 0.05)
-    made_in = []
-
-    def note(response):
-        made_in.append(threading.current_thread())
-        time.sleep(0.01)
-        return 1
-
-    reward = FunctionReward(note, num_threads=3)
-    for _ in range(2):
-        assert len(await asyncio.gather(*(reward.grade(RESPONSE) for _ in range(6)))) == 6
-        while any(thread.is_alive() for thread in made_in):
-            await asyncio.sleep(0.01)
 
 
 async def test_a_call_given_up_in_the_queue_is_never_made():
@@ -449,14 +384,6 @@ async def test_a_killable_function_that_computes_without_end_is_killed_and_costs
     priced = FunctionReward(f"{functions}:endless", killable=True, limit_s=0.3, timeout_reward=-1.0)
     result = await grade(priced, Response("pathological"))
     assert (result.reward, result.status) == (-1.0, Status.TIMEOUT)
-
-
-async def test_users_functions_have_their_own_workers(functions):
-    reward = FunctionReward(f"{functions}:pid", killable=True)
-    pids = {(await reward.grade(RESPONSE)).reward for _ in range(3)}
-    assert len(pids) == 1
-    assert shared_pool("functions") is not shared_pool()
-    assert {worker.process.pid for worker in shared_pool()._idle}.isdisjoint(pids)
 
 
 async def test_a_reward_by_name_travels_to_other_processes_as_that_name(functions):

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from agentenv.core.arguments import is_finite, whole_number
-from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError
+from agentenv.errors import AgentEnvError, ConfigError, DataError
 from agentenv.rewards.evaluation.rewardbench import is_tie
 from agentenv.rewards.evaluation.rows import Candidate, Item
 from agentenv.rewards.evaluation.specs import RewardModel
@@ -204,42 +204,3 @@ async def _compare(rm: RewardModel, item: Item, limit_s: float) -> list[_AnswerS
     if points is None or not is_finite(points):
         return [_AnswerScore(None, error=f"infra: expected a verdict, got {points!r}")] * 2
     return [_AnswerScore(points), _AnswerScore(1.0 - points)]
-
-
-# --- whether a score depends on its batch -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Invariance:
-    """The difference between conversations scored one at a time and all at once."""
-
-    num: int
-    """Conversations with both scores."""
-    max_diff: float | None
-    """Largest difference; None without conversations."""
-    largest: float | None
-    """Largest absolute score, for comparison with the difference."""
-
-
-async def invariance(scorer: RewardScorer, items: Sequence[Item], *, num: int = 16) -> Invariance:
-    """Measure how much scores depend on their batch, on answers spread evenly over the items.
-
-    Raises:
-        ConfigError: the model cannot be loaded.
-    """
-    answers = [candidate for item in items for candidate in item.candidates]
-    step = max(1, len(answers) // max(1, num))
-    conversations = [[*each.prompt, {"role": "assistant", "content": each.text}] for each in answers[::step][:num]]
-    alone = [await _score_or_none(scorer, conversation) for conversation in conversations]
-    together = await asyncio.gather(*(_score_or_none(scorer, conversation) for conversation in conversations))
-    both = [(a, b) for a, b in zip(alone, together, strict=True) if a is not None and b is not None]
-    if not both:
-        return Invariance(0, None, None)
-    return Invariance(len(both), max(abs(a - b) for a, b in both), max(abs(a) for a, _ in both))
-
-
-async def _score_or_none(scorer: RewardScorer, conversation: Conversation) -> float | None:
-    try:
-        return (await scorer.score(conversation)).value
-    except (DataError, InfraError):
-        return None

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from agentenv.rewards.evaluation.evaluate import Invariance
 from agentenv.rewards.evaluation.rewardbench import SECTIONS
 from agentenv.rewards.evaluation.tables import AccuracyTable, Delta, Hygiene
 
@@ -20,7 +19,6 @@ class Report:
     table: AccuracyTable
     hygiene: Hygiene
     deltas: Mapping[str, Delta] = field(default_factory=dict)
-    invariance: Invariance | None = None
     judge: Mapping[str, float] = field(default_factory=dict)
     errors: Mapping[str, int] = field(default_factory=dict)
     """Errors of items without a score, and their counts."""
@@ -79,14 +77,6 @@ class Report:
             f"{total.ties} tied (rule: {self.table.ties}). {total.failed} failed and are not counted; "
             f"{self.table.num_truncated} answers were truncated.",
         ]
-        if self.invariance is not None and self.invariance.max_diff is None:
-            lines += ["", "Batch invariance: unknown; no conversation could be scored both alone and with others."]
-        elif self.invariance is not None:
-            lines += [
-                "",
-                f"Batch invariance: {self.invariance.num} conversations scored alone and all at once differ by at most "
-                f"{self.invariance.max_diff:.2g} (scores up to {self.invariance.largest:.3g}).",
-            ]
         compared, flipped = (self.judge.get(f"judge/num_{name}") for name in ("compared", "flipped"))
         if compared and flipped is not None:
             lines += [

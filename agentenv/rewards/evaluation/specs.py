@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentenv.errors import ConfigError
-from agentenv.rewards.construct import construct
 from agentenv.rewards.groups.tournament import Comparer
+from agentenv.rewards.loading import construct
 from agentenv.rewards.models.factory import SCORERS, open_scorer, parsed, unknown
 from agentenv.rewards.models.types import RewardScorer
 from agentenv.rewards.types import Reward

@@ -76,7 +76,7 @@ class Classifier:
         self._pad = pad if isinstance(pad, int) and 0 <= pad < self.vocab_size else 0
         self._turns_at: int | None = None
         """Length beyond which the rotary scaling changes; None if it never does."""
-        if "longrope" in self._rope_types():
+        if any(rope.get("rope_type", rope.get("type")) == "longrope" for rope in self._rope()):
             own = getattr(self.config.get_text_config(), "original_max_position_embeddings", None)
             known = [rope.get("original_max_position_embeddings") or own for rope in self._rope()]
             self._turns_at = next((length for length in known if length), None)
@@ -99,9 +99,6 @@ class Classifier:
         found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
         return [found, *(each for each in found.values() if isinstance(each, Mapping))]
 
-    def _rope_types(self) -> set[Any]:
-        return {rope.get("rope_type", rope.get("type")) for rope in self._rope()}
-
     @torch.inference_mode()
     def score_batch(self, sequences: list[list[int]]) -> list[float]:
         """Return [B] the label's raw number for each non-empty sequence of ids."""
@@ -112,7 +109,9 @@ class Classifier:
             return [next(long if far else short) for far in is_long]
         ids_BT, mask_BT = self._padded(sequences)
         lengths_B = mask_BT.sum(1)
-        inputs = {"input_ids": ids_BT.to(self.device), **self._masked(mask_BT)}
+        inputs = {"input_ids": ids_BT.to(self.device)}
+        if not bool(mask_BT.all()):  # attention without a mask is faster
+            inputs["attention_mask"] = mask_BT.long().to(self.device)
         if self._head is None:
             logits_BL: Tensor = self.model(**inputs).logits
         else:
@@ -126,10 +125,6 @@ class Classifier:
         longest = int(lengths_B.max())
         ids_BT = torch.tensor([[*ids, *[self._pad] * (longest - len(ids))] for ids in sequences])
         return ids_BT, torch.arange(longest) < lengths_B[:, None]
-
-    def _masked(self, mask_BT: Tensor) -> dict[str, Tensor]:
-        """Return the attention mask; nothing if it is all True, since attention without a mask is faster."""
-        return {} if bool(mask_BT.all()) else {"attention_mask": mask_BT.long().to(self.device)}
 
     def _pooled_BL(self, output: Any, lengths_B: Tensor) -> Tensor:
         """Return [B, labels] the logits of each sequence's last token."""

@@ -60,14 +60,7 @@ class FunctionScorer(TextScorer):
         self.where = given if isinstance(given, str) else getattr(given, "__qualname__", repr(given))
         self._function: Any = given
         if isinstance(given, str):
-            try:
-                self._function = load_function(f"{given}:{_NAME}" if given.endswith(".py") else given)
-            except AgentEnvError:
-                raise
-            except Exception as error:
-                raise ConfigError(
-                    f"{given}: expected a file that can be loaded, got {type(error).__name__}: {error}. Fix it."
-                ) from error
+            self._function = load_function(f"{given}:{_NAME}" if given.endswith(".py") else given)
         try:
             inspect.signature(self._function).bind([], [], [])
         except (TypeError, ValueError) as error:

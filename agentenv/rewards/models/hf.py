@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from agentenv._util.calls import waiting
 from agentenv.core.arguments import one_of, whole_number
 from agentenv.errors import ConfigError, MissingDependency
-from agentenv.rewards.construct import construct
+from agentenv.rewards.loading import construct
 from agentenv.rewards.models.batching import MicroBatcher
 from agentenv.rewards.models.checkpoint import DTYPES, RenderOptions, known_ids
 from agentenv.rewards.models.render import OVERFLOWS, ConversationRenderer, Overflow, Rendered

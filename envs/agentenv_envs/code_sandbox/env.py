@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -12,13 +12,11 @@ from agentenv.core.agent import AgentInstance, ResetState, StepState
 from agentenv.core.types import StepResult
 from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards.rules.code.forms import code_task, comparison, program_of, question_of
-from agentenv.rewards.rules.code.phases import grade_in_turn, passed_share
+from agentenv.rewards.rules.code.reward import INSTRUCTION, feedback_text, grade_in_turn, passed_share
 from agentenv.rewards.rules.code.shared import LIMITS, exec_limits, sandbox_for
 from agentenv.rewards.rules.code.task import CodeTask
-from agentenv.rewards.rules.code.texts import INSTRUCTION, feedback_text
 from agentenv.sandbox.grading import GradeResult
 from agentenv.sandbox.types import ExecLimits, Sandbox
-from agentenv_envs.code_sandbox.texts import attempts_text, question_text
 
 
 class CodeSandbox(AgentInstance):
@@ -205,3 +203,18 @@ class CodeSandbox(AgentInstance):
             "integrity": result.integrity.value,
             "isolation": result.isolation.value,
         }
+
+
+def question_text(question: str, examples: Sequence[str], starter_code: str, instruction: str) -> str:
+    """Return the user message of the first turn: the question, the starter code, examples, and the instruction."""
+    parts = [question.rstrip()]
+    if starter_code.strip():
+        parts.append(f"Start from this:\n```python\n{starter_code.strip()}\n```")
+    if examples:
+        parts.append("Examples:\n" + "\n".join(examples))
+    return "\n\n".join(part for part in [*parts, instruction] if part)
+
+
+def attempts_text(left: int) -> str:
+    """Return the text about the remaining attempts, at least 1."""
+    return "1 attempt left." if left == 1 else f"{left} attempts left."

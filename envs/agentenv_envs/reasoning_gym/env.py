@@ -16,9 +16,14 @@ from agentenv.rewards.types import Response, Status
 from agentenv_envs.reasoning_gym.answers import INSTRUCTIONS, AnswerForm, wrapped
 from agentenv_envs.reasoning_gym.oracles import oracle
 from agentenv_envs.reasoning_gym.reward import ReasoningGymReward, entry_of
-from agentenv_envs.reasoning_gym.texts import feedback_text
 
 _REPORTED = (Status.NO_ANSWER, Status.PARSE_ERROR, Status.TIMEOUT)
+_FEEDBACK = {
+    "no_answer": "No answer was found. {instruction}",
+    "parse_error": "Your answer could not be read in the form that the question asks for. Check its form.",
+    "timeout": "Your answer took too long to check. Write it in a simpler form.",
+    "ok": "Your answer is not correct. Check each step and try again.",
+}
 
 
 class ReasoningGym(AgentInstance):
@@ -146,3 +151,12 @@ class ReasoningGym(AgentInstance):
         entry: dict[str, Any] = entry_of(states.get("label"))
         answer = await asyncio.to_thread(oracle, entry)
         return None if answer is None else wrapped(answer, self.answer)
+
+
+def feedback_text(status: str, instruction: str, attempts_left: int) -> str:
+    """Return the user message after a failed attempt: what was wrong, but not the right answer.
+
+    It does not say how close the answer was: otherwise the policy could search for the answer by attempts.
+    """
+    left = "1 attempt left." if attempts_left == 1 else f"{attempts_left} attempts left."
+    return f"{_FEEDBACK[status].format(instruction=instruction).strip()} {left}"

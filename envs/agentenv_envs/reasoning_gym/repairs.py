@@ -1,4 +1,4 @@
-"""Stricter checks than the scorers': six have a trivial full score (`hazards.py`), many accept too much text."""
+"""Stricter checks than the scorers': six have a trivial full score (`REPAIRED`), many accept too much text."""
 
 from __future__ import annotations
 

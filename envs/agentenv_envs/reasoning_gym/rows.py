@@ -19,7 +19,7 @@ from typing import Any, Literal
 from agentenv._util.suggest import did_you_mean
 from agentenv.errors import ConfigError, DataError
 from agentenv_envs.reasoning_gym.answers import INSTRUCTIONS
-from agentenv_envs.reasoning_gym.hazards import BY_TASK_ID, CHANCE, SCORED_BY_CONFIG
+from agentenv_envs.reasoning_gym.data_only import BY_TASK_ID, CHANCE, SCORED_BY_CONFIG
 from agentenv_envs.reasoning_gym.reward import require_reasoning_gym
 
 Split = Literal["train", "eval", "all"]

@@ -15,8 +15,7 @@ from typing import Any
 
 from agentenv.errors import DataError
 from agentenv.rewards.workers.main import DeadlineReached
-from agentenv_envs.reasoning_gym.data_only import refusal
-from agentenv_envs.reasoning_gym.hazards import EXECUTED
+from agentenv_envs.reasoning_gym.data_only import EXECUTED, refusal
 from agentenv_envs.reasoning_gym.repairs import repaired, says_more
 
 TASK = f"{__name__}:handle"

@@ -6,31 +6,37 @@ import asyncio
 import inspect
 import json
 import logging
-from collections.abc import Awaitable, Iterator, Mapping
+import re
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict, TypeVar, Unpack
 
 from agentenv._util.suggest import did_you_mean
+from agentenv.chat.chat import PromptText
 from agentenv.core.agent import AgentInstance, ResetState, StepState
 from agentenv.core.types import Message, StepResult
-from agentenv.errors import ConfigError, ContractError, MissingDependency, RunStopped
-from agentenv.rewards.grading import collect_failures, collect_usage, grade
+from agentenv.errors import ConfigError, ContractError, DataError, MissingDependency, RunStopped
+from agentenv.rewards.grading import RM_RETRIED, collect_failures, collect_usage, grade
 from agentenv.rewards.judges.protocol import JudgeMisaddressed
 from agentenv.rewards.models.factory import parsed
+from agentenv.rewards.models.render import checked
 from agentenv.rewards.models.reward import ModelReward
 from agentenv.rewards.models.types import ready
 from agentenv.rewards.registry import reward_from
 from agentenv.rewards.rules.text import final_text, with_opened_thought, without_special_tokens
 from agentenv.rewards.types import Response, Reward, RewardResult
-from agentenv_envs.rm_chat.factory import MESSAGES, PERSONA, TURNS, first_messages
-from agentenv_envs.rm_chat.figures import lengths, of_grade, of_user
 from agentenv_envs.rm_chat.shared import Shared, closable
 from agentenv_envs.rm_chat.users import PERSONA as DEFAULT_PERSONA
 from agentenv_envs.rm_chat.users import Played, Script, User, player_from, user_from
 from agentenv_envs.rows import row_of
 
 logger = logging.getLogger(__name__)
+PREFIX = "rm/"
+MESSAGES, TURNS, PERSONA = "messages", "user_turns", "persona"
+"""Columns: raw messages, if the prompt is a rendering; the user's later messages; the persona of a played user."""
+_ADVICE = f"Use raw messages: the reward model has its own template. Or put them into the column {MESSAGES!r}."
+_RENDERED = re.compile(r"\s*(?:<\|[^<>|\s]{1,40}\|>|<｜[^<>｜\s]{1,40}｜>|<(?:s|bos|start_of_turn)>|\[INST\])")
 _SETTINGS_ERRORS = (ConfigError, MissingDependency, JudgeMisaddressed)
 _T = TypeVar("_T")
 _U = TypeVar("_U")
@@ -143,7 +149,7 @@ class RMChat(AgentInstance):
         self.limit_s = limit_s
         self.reward = STAND_IN if reward is None and rm is None else reward
         if rm is not None:
-            if isinstance(rm, str) and parsed(rm)[0] in ("hf", "vllm", "ray"):
+            if isinstance(rm, str) and parsed(rm)[0] in ("hf", "ray"):
                 rm_args = {"overflow": "left", **rm_args}
             self.reward = {"model": {"rm": rm, "part": part, **({"rm_args": rm_args} if rm_args else {})}}
         _REWARDS.get(self.reward)
@@ -305,3 +311,82 @@ async def _both(first: Awaitable[_T], second: Awaitable[_U]) -> tuple[_T, _U]:
     if isinstance(other, BaseException):
         raise other
     return one, other
+
+
+def first_messages(prompt: str | Sequence[Message], column: Any, system: str | None) -> tuple[Any, list[Message]]:
+    """Return the first observation for the policy, and the raw messages behind it.
+
+    A reward model renders messages with its own template. If they contain the policy's rendering, it sees one template
+    inside another and its scores are meaningless, which nothing else would show: such rows are refused.
+
+    Args:
+        prompt: messages; or text, either a user's message or a rendering of the messages in `column`.
+        column: the row's column with the raw messages, or None.
+        system: inserted before messages without a system message; a rendering stays unchanged.
+
+    Raises:
+        DataError: raw messages are missing, or their roles are out of order, or it is not the assistant's turn.
+    """
+    if isinstance(prompt, PromptText):
+        prompt = prompt.messages
+    if not isinstance(prompt, str):
+        messages = _raw(prompt, system)
+        return messages, messages
+    if not _RENDERED.match(prompt):
+        messages = _raw([{"role": "user", "content": prompt}] if column is None else column, system)
+        return messages, messages
+    if column is None:
+        raise DataError(f"rm_chat: expected a raw prompt, got a chat template's text: {prompt!r:.120}. {_ADVICE}")
+    return prompt, _raw(column, None)
+
+
+def _raw(messages: Any, system: str | None) -> list[Message]:
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        raise DataError(f"rm_chat: {MESSAGES}: expected messages, got {messages!r:.120}. Correct the row.")
+    raw: list[Message] = [*checked([*messages, {"role": "assistant", "content": ""}])[:-1]]
+    for index, message in enumerate(raw):
+        if _RENDERED.match(message["content"]):
+            got = f"a chat template's text: {message['content']!r:.120}"
+            raise DataError(f"rm_chat: message {index}: expected raw text, got {got}. {_ADVICE}")
+    if system is None or raw[0]["role"] in ("system", "developer"):
+        return raw
+    return [{"role": "system", "content": system}, *raw]
+
+
+def lengths(answer: str) -> dict[str, float]:
+    """Return the answer's length, because rewards are biased towards long ones, and a flag for an empty answer."""
+    return {
+        f"{PREFIX}length_chars": float(len(answer)),
+        f"{PREFIX}length_words": float(len(answer.split())),
+        f"{PREFIX}no_answer": float(not answer),
+    }
+
+
+def of_grade(result: RewardResult, spent: Mapping[str, float]) -> dict[str, float | str]:
+    """Return a grade's components, its cost, and its reward and status.
+
+    `rm/value` is the reward model's raw number if there is exactly one in the reward; `rm/truncated` and `rm/clipped`
+    are 1.0 if any was truncated or clipped. They and `rm/num_retried` exist if there is a reward model;
+    `judge/requests`, `judge/retries`, `judge/cost` and others exist if a judge was asked.
+    """
+    known = {name: float(value) for name, value in result.components.items() if value is not None}
+    values = _named(known, "value")
+    facts = {
+        "reward": float(result.reward or 0.0),
+        **{name: max(flags) for name in ("truncated", "clipped") if (flags := _named(known, name))},
+        **({"value": values[0]} if len(values) == 1 else {}),
+    }
+    texts = {"status": result.status.value, **({"detail": result.detail} if result.detail else {})}
+    found: dict[str, float | str] = {**known, **facts, **texts}
+    retried = {RM_RETRIED: 0.0} if "truncated" in facts else {}
+    return {**retried, **spent, **{f"{PREFIX}{name}": fact for name, fact in found.items()}}
+
+
+def of_user(spent: Mapping[str, float]) -> dict[str, float]:
+    """Return the cost of playing the user: `user/requests`, `user/cost` and others; nothing for a script."""
+    return {f"user/{name.rpartition('/')[2]}": count for name, count in spent.items()}
+
+
+def _named(components: dict[str, float], name: str) -> list[float]:
+    """Return the components of that name, of the reward itself or of a term."""
+    return [value for key, value in components.items() if key.rpartition("/")[2] == name]

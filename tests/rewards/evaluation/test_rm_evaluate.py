@@ -6,10 +6,9 @@ import json
 import pytest
 
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError, RunStopped
-from agentenv.rewards.evaluation.evaluate import ItemOutcome, evaluate, invariance
-from agentenv.rewards.evaluation.log import EvaluationLog, fingerprint, stored_flags
+from agentenv.rewards.evaluation.evaluate import ItemOutcome, evaluate
+from agentenv.rewards.evaluation.log import EvaluationLog
 from agentenv.rewards.evaluation.specs import RewardModel
-from agentenv.rewards.judges.pairwise import PairwiseJudge
 from agentenv.rewards.judges.pointwise import PointwiseReward
 from agentenv.rewards.judges.voting import JudgeRetry
 from agentenv.rewards.models.hf import HFScorer
@@ -27,14 +26,6 @@ async def test_every_item_has_its_scores_in_order_the_chosen_first():
     assert [outcome.tie for outcome in outcomes] == [False, False, True]
     assert outcomes[1].num_tokens == (1, 3)
     assert outcomes[1].truncated == (False, True)
-
-
-async def test_an_item_is_asked_about_as_a_rollout_asks_with_the_raw_messages():
-    """nemo RL #854: its reward model sees a prompt that another template made."""
-    rm = model()
-    await evaluate(rm, ITEMS[:1])
-    first = rm.scorer.asked[0]
-    assert first == [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a longer one"}]
 
 
 @pytest.mark.long
@@ -132,14 +123,6 @@ class Replies:
         return self.reply(messages[-1]["content"])
 
 
-async def test_a_judge_that_goes_by_the_place_says_nothing_and_is_found_out():
-    """RewardBench #272: the order is drawn without a seed, and accuracies spread by 0.04."""
-    comparer = PairwiseJudge(Replies(lambda asked: "Verdict: A"))
-    outcomes = await evaluate(RewardModel("judge", comparer=comparer), ITEMS)
-    assert [outcome.scores for outcome in outcomes] == [(0.5, 0.5)] * 3
-    assert RewardModel("judge", comparer=comparer).metrics() == {"judge/num_compared": 3.0, "judge/num_flipped": 3.0}
-
-
 async def test_a_judge_that_scores_is_asked_about_each_answer():
     reward = PointwiseReward(Replies(lambda asked: f"Score: {9 if 'longer' in asked else 'x'}/10"), retry=JudgeRetry(1))
     first, second, _ = await evaluate(RewardModel("judge", reward=reward), ITEMS)
@@ -151,21 +134,6 @@ async def test_a_judge_that_scores_is_asked_about_each_answer():
 async def test_a_judge_that_compares_takes_pairs_only():
     with pytest.raises(ConfigError, match="judge-score"):
         await evaluate(RewardModel("judge", comparer=Comparer(1.0)), [pair(["a"], ["b", "c", "d"])])
-
-
-# --- batches ----------------------------------------------------------------------------------------------------------
-
-
-async def test_scores_that_depend_on_their_batch_are_found_out():
-    """RewardBench #137: three accuracies at three batch sizes."""
-    found = await invariance(Scripted(drift=0.25), ITEMS)
-    assert (found.num, found.max_diff, found.largest) == (6, 0.25, 12.0)
-    assert (await invariance(Scripted(), ITEMS)).max_diff == 0.0
-
-
-async def test_without_scores_the_dependence_is_unknown():
-    found = await invariance(Scripted(failing(DataError("no"))), [pair("bad", "bad")])
-    assert (found.num, found.max_diff) == (0, None)
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------
@@ -216,21 +184,6 @@ def test_another_evaluation_is_not_mixed_into_one_that_is_there(tmp_path):
         written(tmp_path, resume=True, config=CONFIG | {"dtype": "float16"})
 
 
-def test_a_folder_in_which_nothing_was_scored_yet_is_a_new_one(tmp_path):
-    written(tmp_path)
-    assert written(tmp_path, config=CONFIG | {"rm": "b"}).done == {}
-    assert stored_flags(tmp_path) is None
-
-
-def test_the_flags_that_are_kept_are_those_of_the_command_or_else_what_it_was_of(tmp_path):
-    log = EvaluationLog(tmp_path / "a", CONFIG, flags={"data": ["x"], "ties": "half"})
-    log.start()
-    log.close()
-    assert (log.started, log.num_stored, stored_flags(tmp_path / "a")) == (True, 0, {"data": ["x"], "ties": "half"})
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))  # of an older version
-    assert stored_flags(tmp_path) == {name: CONFIG[name] for name in CONFIG if name != "data_sha256"}
-
-
 async def test_a_disk_that_is_full_ends_the_evaluation_and_says_so(tmp_path):
     log = EvaluationLog(tmp_path, CONFIG)
     log.close()
@@ -246,9 +199,3 @@ def test_a_log_of_something_else_is_named_as_such(tmp_path, text):
     (tmp_path / "items.jsonl").write_text(text)
     with pytest.raises(DataError):
         written(tmp_path, resume=True)
-
-
-def test_the_fingerprint_is_of_the_data_and_their_order():
-    assert fingerprint(ITEMS) == fingerprint(list(ITEMS))
-    others = [ITEMS[::-1], ITEMS[:2], [*ITEMS[:2], pair("abc", "abe", index=2)]]
-    assert fingerprint(ITEMS) not in [fingerprint(items) for items in others]

@@ -2,8 +2,6 @@
 
 import gzip
 import json
-import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -37,12 +35,6 @@ def test_every_form_of_a_pair_is_the_same_item(row):
     found = item(**row)
     assert [(each.prompt, each.text) for each in found.candidates] == [((USER,), "Hello."), ((USER,), "Go.")]
     assert (found.num_chosen, found.is_pair, found.subset, found.item_id) == (1, True, "file", "0")
-
-
-def test_a_row_of_rewardbench_1_keeps_its_subset_and_its_id():
-    row = {"chosen_model": "a", "rejected_model": "b", "subset": "hep-go", "id": 0}
-    found = item(prompt="Hi?", chosen="Hello.", rejected="Go.", **row)
-    assert (found.subset, found.item_id) == ("hep-go", "0")
 
 
 def test_a_row_of_rewardbench_2_has_several_answers_the_right_ones_first():
@@ -142,32 +134,9 @@ def pairs():
     return read_items([str(PAIRS)])
 
 
-def preference_for_length(items):
-    """The accuracy of preferring the longer answer; a half for equal lengths."""
-    lengths = [[len(each.text) for each in item.candidates] for item in items]
-    return sum((chosen > rejected) + (chosen == rejected) / 2 for chosen, rejected in lengths) / len(items)
-
-
 def test_the_pairs_that_ship_are_pairs_of_all_flaws_each_as_often(pairs):
     assert all(item.is_pair for item in pairs)
     assert {flaw: sum(item.subset == flaw for item in pairs) for flaw in FLAWS} == dict.fromkeys(FLAWS, 36)
     assert len(pairs) == 36 * len(FLAWS)
     roles = {tuple(message["role"] for message in item.candidates[0].prompt) for item in pairs}
     assert roles == {("user",), ("system", "user"), ("user", "assistant", "user")}
-
-
-def test_length_alone_predicts_nothing_in_the_shipped_pairs(pairs):
-    assert preference_for_length(pairs) == pytest.approx(0.5, abs=0.03)
-    totals = [sum(len(item.candidates[side].text) for item in pairs) for side in (0, 1)]
-    assert 0.9 < totals[0] / totals[1] <= 1.0, "chosen answers are not the longer ones on average"
-    for flaw in FLAWS:
-        assert 0.3 < preference_for_length([item for item in pairs if item.subset == flaw]) < 0.7, flaw
-
-
-def test_no_single_word_or_mark_predicts_much_in_the_shipped_pairs(pairs):
-    ahead = Counter()
-    for item in pairs:
-        chosen, rejected = (set(re.findall(r"\w+|[^\w\s]", each.text.lower())) for each in item.candidates)
-        ahead.update(chosen - rejected)
-        ahead.subtract(rejected - chosen)
-    assert max(map(abs, ahead.values())) / len(pairs) < 0.15

@@ -11,7 +11,6 @@ from agentenv.rewards.judges.openai import OpenAIJudge
 from agentenv.rewards.judges.pairwise import PairwiseJudge
 from agentenv.rewards.judges.pointwise import PointwiseReward
 from agentenv.rewards.models import factory as opening
-from agentenv.rewards.models.hf import HFScorer
 
 
 @pytest.mark.parametrize(
@@ -42,13 +41,6 @@ async def test_a_spec_names_its_scorer_and_what_that_is_given_first(spec, kind, 
     assert (rm.scorer.target, rm.scorer.max_length, rm.scorer.label) == (target, 9, "good")
     await rm.close()
     assert rm.scorer.closed
-
-
-async def test_a_folder_is_opened_by_transformers_and_nothing_is_loaded():
-    rm = open_rm("some/folder", RMOptions(overflow="left", dtype="float32"))
-    assert isinstance(rm.scorer, HFScorer)
-    assert rm.metrics() == {}
-    await rm.close()
 
 
 async def test_judges_compare_or_score_and_have_their_client_closed():
@@ -87,12 +79,6 @@ def test_an_option_that_a_backend_has_not_is_refused_and_names_those_it_has():
         open_rm("some/folder", RMOptions(args={"max_bach": 3}))
     with pytest.raises(ConfigError, match="got 'dtype'"):
         open_rm("judge:m@http://h/v1", RMOptions(dtype="float32"))
-
-
-@pytest.mark.parametrize("spec", ["http://h:5000/get_reward", "classify:http://h:8000"])
-def test_the_options_of_a_server_s_scorer_are_all_named(spec):
-    with pytest.raises(ConfigError, match=r"among (?=.*\btokenizer,)(?=.*\bretries,).*Did you mean 'tokenizer'"):
-        open_rm(spec, RMOptions(args={"tokeniser": "x"}))
 
 
 def test_a_backend_that_is_not_installed_is_named_as_such(monkeypatch):

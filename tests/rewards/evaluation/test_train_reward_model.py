@@ -81,26 +81,3 @@ def test_its_saved_model_passes_the_check_and_is_evaluated(trained, capsys):
     assert not [line for line in shown.splitlines() if not line.startswith("✓")]
     assert rm(["eval", "--data", str(folder / "pairs.jsonl"), "--rm", str(folder / "rm"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["total"]["score"] >= 0.9
-
-
-def test_no_question_is_in_both_halves(script):
-    from agentenv.rewards.evaluation.rows import item_of
-
-    def half(question, answer):
-        row = {"prompt": question, "chosen": answer, "rejected": "no"}
-        return script.half_of(item_of(row, where="row"))
-
-    assert half("What is it?", "a") == half("what is IT?", "b")
-    assert {half(f"{number}?", "a") for number in range(20)} == {0, 1}
-
-
-def test_an_untrained_model_takes_the_mean_of_all_tokens_regardless_of_their_order(script, trained):
-    import torch
-
-    args = script.Args(Path("unused"))
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        model = script.new_model(script.Tokens.from_pretrained(trained[0] / "rm"), args).eval()
-        ids = torch.tensor([[5, 6, 7, 8, 9, 2], [9, 7, 5, 8, 6, 2], [9, 9, 9, 9, 9, 2]])
-        first, same, other = model(ids).logits[:, 0].tolist()
-    assert first == pytest.approx(same, abs=1e-6)
-    assert first != pytest.approx(other, abs=1e-6)

@@ -114,12 +114,6 @@ def longest_first(shown):
     return "Ranking: " + " > ".join(f"[{place}]" for place, _ in sorted(texts, key=lambda each: -len(each[1])))
 
 
-def as_shown(shown):
-    """A judge that ranks them as they are shown."""
-    count = len(re.findall(r"<response_[0-9]+_", shown))
-    return "Ranking: " + " > ".join(str(place) for place in range(1, count + 1))
-
-
 async def ranked(judge, texts, reference=None, *, retry=QUICK, **options):
     """The results of a group."""
     reward = ListwiseReward(judge, retry=retry, **options)
@@ -148,18 +142,6 @@ async def test_a_judge_that_ranks_them_as_they_are_shown_ranks_none_first__rm_ga
     assert await rewards(ScriptedJudge(ranking_line), texts) == pytest.approx([0.0] * 5)
 
 
-async def test_orders_depend_on_the_seed_and_the_texts_only():
-    async def shown(seed, texts):
-        """What the judge saw."""
-        judge = ScriptedJudge("Ranking: 1 > 2 > 3 > 4 > 5")
-        await ranked(judge, texts, orders=4, seed=seed)
-        return sorted(messages[1]["content"] for messages in judge.asked)
-
-    texts = list(string.ascii_lowercase[:5])
-    assert await shown(0, texts) == await shown(0, texts[::-1])
-    assert await shown(0, texts) != await shown(1, texts)
-
-
 async def test_failed_rankings_are_left_out_if_enough_succeeded_else_the_result_is_unknown():
     replies = ["Ranking: 1 > 2", "first", "Ranking: 1 > 2", "second"]
     with pytest.raises(InfraError, match="at least 4 of 4 verdicts, got 2"):
@@ -167,13 +149,6 @@ async def test_failed_rankings_are_left_out_if_enough_succeeded_else_the_result_
     found = await ranked(ScriptedJudge(*replies), ["a", "b"], orders=4, min_orders=2, retry=ONCE)
     assert sorted(result.reward for result in found) == [-1.0, 1.0]
     assert [result.components["n_valid"] for result in found] == [2.0, 2.0]
-
-
-async def test_places_become_rewards_from_one_to_minus_one():
-    results = await ranked(RuleJudge(longest_first), ["x", "xxx", "xx"])
-    assert [result.reward for result in results] == [-1.0, 1.0, 0.0]
-    assert [result.score for result in results] == [0.0, 1.0, 0.5]
-    assert tuple(results[0].components) == ListwiseReward.component_names
 
 
 @pytest.mark.parametrize(
@@ -189,24 +164,6 @@ async def test_a_missing_ranking_is_a_missing_reward_and_never_the_order_of_arri
     said = "InfraError: judge: expected a reply" if down else "JudgeUnclear: judge: expected a ranking of 3"
     assert graded.results[0].detail.startswith(f"{said} in 3 attempts, the last ")
     assert len(judge.asked) == 3
-
-
-async def test_a_judge_that_ranks_as_shown_prefers_no_place_in_the_group():
-    texts = [f"text {index}" for index in range(5)]
-    straight = [result.reward for result in await ranked(RuleJudge(as_shown), texts, orders=1)]
-    turned = [result.reward for result in await ranked(RuleJudge(as_shown), texts[::-1], orders=1)]
-    assert turned == straight[::-1]
-    other = [result.reward for result in await ranked(RuleJudge(as_shown), texts, orders=1, seed=1)]
-    assert sorted(other) == sorted(straight) != straight or other != straight
-
-
-async def test_several_orders_average_out_what_places_do():
-    texts = [f"text {index}" for index in range(4)]
-    judge = RuleJudge(as_shown)
-    results = await ranked(judge, texts, orders=201)
-    assert judge.num_asked == 201
-    assert 0.0 < max(abs(result.reward) for result in results) < 0.3
-    assert results[0].components["n_valid"] == 201.0
 
 
 async def test_equal_texts_share_a_rank_and_no_answer_comes_last():

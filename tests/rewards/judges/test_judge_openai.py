@@ -4,10 +4,7 @@ import asyncio
 import gzip
 import json
 import threading
-import time
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from types import SimpleNamespace
 
 import pytest
@@ -15,10 +12,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, StreamingRespon
 
 from agentenv._util.http import json_bodies
 from agentenv.core.types import SamplingParams
-from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.rewards.grading import grade
+from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards.judges.openai import OpenAIJudge, RequestOptions
-from agentenv.rewards.judges.pointwise import JudgeReward, PointwiseReward
+from agentenv.rewards.judges.pointwise import JudgeReward
 from agentenv.rewards.judges.protocol import (
     JudgeMisaddressed,
     JudgeRefused,
@@ -30,7 +26,7 @@ from agentenv.rewards.judges.protocol import (
 )
 from agentenv.rewards.judges.usage import JudgeUsage, Price
 from agentenv.rewards.judges.voting import JudgeRetry
-from agentenv.rewards.types import Response, Status
+from agentenv.rewards.types import Response
 from tests.rewards.judges.servers import chat_server, completion, http, raw_server
 
 HELLO = [{"role": "user", "content": "hello \ud800 é"}]
@@ -177,40 +173,10 @@ async def test_other_statuses_are_not(code):
         assert "too long" in await failing(server, kind, "refused", num_requests=1)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("date", [False, True])
-async def test_retry_after_is_waited_for(date):
-    started = time.monotonic()  # before the date: what passes until the answer counts as waited for
-    when = format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True) if date else "1"
-    async with chat_server(status(429, Retry_After=when), "ok") as server:
-        await judge_at(server).complete(HELLO)
-    assert time.monotonic() - started >= 0.9
-
-
 async def test_a_wait_beyond_the_deadline_is_not_started():
     async with chat_server(status(429, Retry_After="3600")) as server:
         said = await failing(server, JudgeUnavailable, "unavailable", num_requests=1)
     assert "in 3600.0 s, would be too late" in said
-
-
-async def test_a_retry_after_of_nothing_does_not_shorten_our_own_wait():
-    async with chat_server(status(429, Retry_After="0")) as server:
-        judge = judge_at(server, request_options=replace(SOON, first_pause_s=0.2, max_retries=1))
-        started = time.monotonic()
-        with pytest.raises(JudgeUnavailable):
-            await judge.complete(HELLO)
-    assert time.monotonic() - started >= 0.1
-
-
-@pytest.mark.long
-async def test_waits_grow__roll_1_3_rm_gallery():
-    """There three attempts follow each other at once."""
-    async with chat_server(status(500)) as server:
-        judge = judge_at(server, request_options=replace(SOON, first_pause_s=0.1, max_retries=3))
-        started = time.monotonic()
-        with pytest.raises(JudgeUnavailable):
-            await judge.complete(HELLO)
-    assert time.monotonic() - started >= 0.05 + 0.1 + 0.2
 
 
 @pytest.mark.long
@@ -247,23 +213,17 @@ async def test_a_server_that_always_hangs_is_a_timeout_by_the_deadline_of_all_at
     "trouble",
     [
         None,
-        b"",
         b"\x00\xff garbage\r\n\r\n",
-        http(completion("ok"))[:-20],
         http(completion("ok"), length=100_000),
         http(json.dumps(completion("ok")).encode()[:-9]),
-        http(b"<html>Bad gateway</html>"),
         http(b"null"),
         http({"choices": []}),
-        http({"choices": [{"message": "text"}]}),
         http({"error": {"message": "overloaded"}}),
         http(b"[" * 100_000),
         http(gzip.compress(json.dumps(completion("ok")).encode()), headers="Content-Encoding: gzip\r\n"),
     ],
-    ids=[
-        "reset", "hung up", "no HTTP", "torn", "shorter than it says", "cut JSON", "page", "null", "no choice",
-        "no message", "error with status 200", "deep", "compressed",
-    ],
+    ids=["reset", "no HTTP", "shorter than it says", "cut JSON", "null", "no choice", "error with status 200", "deep",
+         "compressed"],
 )  # fmt: skip
 async def test_an_answer_that_breaks_is_tried_again(trouble):
     async with raw_server(trouble, trouble, http(completion("ok"))) as server:
@@ -315,20 +275,6 @@ async def test_hundreds_that_ask_at_once_are_all_answered__gym_4():
 
 
 @pytest.mark.long
-async def test_no_more_requests_than_allowed_are_in_flight_and_all_are_answered():
-    async def slowly(body):
-        """After a while, the question."""
-        await asyncio.sleep(0.02)
-        return completion(body["messages"][0]["content"])
-
-    async with chat_server(slowly) as server:
-        judge = judge_at(server, request_options=replace(SOON, max_concurrent=3))
-        asked = [judge.complete([{"role": "user", "content": f"{i}"}]) for i in range(20)]
-        assert await asyncio.gather(*asked) == [f"{i}" for i in range(20)]
-        assert server.most == 3
-
-
-@pytest.mark.long
 async def test_a_wait_for_its_turn_takes_no_time_of_who_asks():
     async def slowly(body):
         """After a while."""
@@ -362,16 +308,6 @@ def watched_reads(monkeypatch):
 
     monkeypatch.setattr(json_bodies, "json", SimpleNamespace(**{**vars(json), "loads": watched}))
     return found
-
-
-@pytest.mark.long
-async def test_an_answer_of_megabytes_does_not_hold_the_loop_up(monkeypatch):
-    """Two megabytes of empty lists take the parser that is written in C 0.3 s, in which everything stands still."""
-    reads = watched_reads(monkeypatch)
-    async with raw_server(with_others([[]] * 400_000)) as server:
-        judge = judge_at(server, request_options=replace(SOON, max_body_bytes=1 << 22))
-        assert await judge.complete(HELLO) == "Verdict: YES"
-    assert reads == [(True, 1)]
 
 
 @pytest.mark.long
@@ -455,33 +391,6 @@ async def test_a_closed_client_sends_nothing_and_closing_again_does_nothing():
         assert len(server.bodies) == 1
 
 
-async def test_closing_ends_what_is_under_way():
-    began = asyncio.Event()
-
-    async def hangs(body):
-        """No answer at all."""
-        began.set()
-        await asyncio.sleep(3600)
-
-    async with chat_server(hangs) as server:
-        judge = judge_at(server)
-        task = asyncio.create_task(judge.complete(HELLO))
-        await asyncio.wait_for(began.wait(), 30)
-        await judge.close()
-        with pytest.raises(InfraError):
-            await asyncio.wait_for(task, 30)
-        assert len(server.bodies) == 1
-
-
-async def test_proxies_of_the_environment_are_not_asked(monkeypatch):
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    async with chat_server("ok") as server:
-        assert await judge_at(server, request_options=replace(SOON, max_retries=0)).complete(HELLO) == "ok"
-
-
 async def test_a_redirection_is_not_followed_with_the_key(monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", "sk-1")
     async with chat_server("stolen") as other:
@@ -500,30 +409,16 @@ async def test_the_key_is_in_no_error_and_no_representation(monkeypatch):
     assert "secret" not in f"{raised.value} {judge!r} {judge.identity}"
 
 
-async def test_a_refusal_is_one_request_for_a_whole_reward():
-    async with chat_server(status(400, "context length")) as server:
-        result = await grade(PointwiseReward(judge_at(server), retry=JudgeRetry(backoff_s=0.0)), Response("4"))
-        assert (result.reward, result.status, len(server.bodies)) == (None, Status.INFRA, 1)
-        assert "context length" in result.detail
-
-
 @pytest.mark.parametrize(
     "make",
     [
         lambda: OpenAIJudge("localhost:8000", "m"),
-        lambda: OpenAIJudge("ftp://x", "m"),
-        lambda: OpenAIJudge("", "m"),
         lambda: OpenAIJudge("http://x", ""),
         lambda: OpenAIJudge("http://x", "m", api_key_env="NO_SUCH_VARIABLE"),
         lambda: RequestOptions(limit_s=0),
         lambda: RequestOptions(request_s=float("nan")),
-        lambda: RequestOptions(connect_s=-1),
-        lambda: RequestOptions(max_retries=-1),
-        lambda: RequestOptions(max_concurrent=0),
-        lambda: RequestOptions(first_pause_s=-1),
         lambda: RequestOptions(max_body_bytes=1),
         lambda: Price(prompt=-1.0),
-        lambda: Price(completion=float("nan")),
     ],
 )
 def test_wrong_arguments(make):
@@ -536,8 +431,3 @@ def test_a_key_that_no_header_can_hold_is_refused_unseen(monkeypatch):
     with pytest.raises(ConfigError) as raised:
         OpenAIJudge("http://x", "m", api_key_env="JUDGE_KEY")
     assert "vil" not in str(raised.value)
-
-
-async def test_messages_that_are_not_json_are_the_rows_fault():
-    with pytest.raises(DataError):
-        await OpenAIJudge("http://x", "m").complete([{"role": "user", "content": {1, 2}}])

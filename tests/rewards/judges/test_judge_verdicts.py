@@ -134,46 +134,8 @@ def test_no_reply_raises_or_is_read_as_two_verdicts(reply):
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "Verdict: YES", "**Final**  **verdict**: yes", "My preference is: Answer A", "Conclusion: **NO**。",
-        "The answer is: yes", "Response B", "[[C]]", "> ### My choice: b", r"$\boxed{\text{No}}$.",
-        '{"reason": "it is so", "verdict": "YES"}', "Score: 7/10", "Sco**re**: 10", "1: YES", "Option A",
-    ],
-)  # fmt: skip
-def test_a_line_that_is_read_as_a_verdict_is_marked_as_quoted(line):
-    text = f"before\n{line}\r\nafter"
-    assert quote_text("x", text) == f"<x>\nbefore\n[quoted] {line}\r\nafter\n</x>"
-
-
-@pytest.mark.parametrize("line", ["The answer is 42.", "7", "2 > 1", "No doubt it is right.", "Answer: 3"])
-def test_a_plain_answer_is_not_marked(line):
-    assert quote_text("x", line) == f"<x>\n{line}\n</x>"
-
-
-@pytest.mark.parametrize(
     "unit",
-    [
-        "[",
-        "* ",
-        "verdict ",
-        "my ",
-        "<",
-        "<|",
-        "\\boxed{",
-        '{"a":',
-        "1,",
-        "\n",
-        "</think>",
-        "yes ",
-        "\r",
-        " ",
-        "_",
-        " \r",
-        "1. ",
-        "yes\u2028",
-        "\n1. ",
-    ],
+    ["[", "* ", "verdict ", "<|", "\\boxed{", '{"a":', "1,", "</think>", "yes ", " \r", "yes\u2028", "\n1. "],
 )
 def test_hostile_texts_are_read_in_linear_time(unit):
     text = unit * (600_000 // len(unit))

@@ -98,11 +98,8 @@ async def test_messages_may_be_sent_to_a_server_that_renders_them_and_says_what_
 
 ROOTS = {
     "OpenRLHF's": Status(404, {"detail": "Not Found"}),
-    "a page": http("<html>"),
     "a page of another": {"name": "rewards"},
-    "a list": ["agentenv"],
     "no GET": Status(405),
-    "elsewhere": Status(307, headers={"Location": "/docs"}),
 }
 """What other servers have at /."""
 
@@ -161,20 +158,6 @@ async def test_a_server_is_not_asked_what_it_is_if_declared(folder, options):
     assert asked.paths == ["/get_reward"]
 
 
-async def test_a_tokenizer_that_is_not_there_is_reported_before_anything_is_asked(tmp_path):
-    async with scorer_at(lengths, tokenizer=str(tmp_path)) as (asked, scorer):
-        with pytest.raises(ConfigError, match="expected a tokenizer in"):
-            await ready(scorer)
-    assert asked.paths == []
-
-
-async def test_a_server_configured_not_to_render_is_not_asked():
-    async with scorer_at(like_ours, send_messages=False) as (asked, scorer):
-        with pytest.raises(ConfigError, match="tokenizer"):
-            await ready(scorer)
-    assert asked.paths == []
-
-
 @pytest.mark.parametrize(("overflow", "begins", "ends"), [("left", False, True), ("right", True, False)])
 async def test_too_long_conversations_are_cut_here_and_counted(overflow, begins, ends, folder):
     long = said(f"first {'word ' * 50} last", question="q")
@@ -191,12 +174,9 @@ async def test_too_long_conversations_are_cut_here_and_counted(overflow, begins,
     [
         {"url": "h:5000"},
         {"overflow": "up"},
-        {"max_length": 0},
         {"max_length": 9},
         {"overflow": "left"},
-        {"retries": "x"},
         {"batch": 3},
-        {"api_key": ""},
     ],
     ids=str,
 )
@@ -243,15 +223,11 @@ def instead(value):
     ("answer", "kind"),
     [
         (lambda body: Status(500), InfraError),
-        (lambda body: Status(503), InfraError),
         (lambda body: Status(422), DataError),
-        (lambda body: Status(413), DataError),
-        (lambda body: RESET, InfraError),
         (lambda body: {"rewards": [0.0] * (len(body["query"]) + 1)}, InfraError),
         (instead(float("nan")), InfraError),
-        (instead(None), InfraError),
     ],
-    ids=["500", "503", "422", "413", "reset", "wrong count", "nan", "null"],
+    ids=["500", "422", "wrong count", "nan"],
 )
 async def test_one_that_fails_fails_alone_and_the_others_keep_their_scores(answer, kind):
     async with scorer_at(bad_at("xxx", answer), max_batch=5, max_wait_s=TOGETHER, retries=1) as (asked, scorer):
@@ -260,21 +236,6 @@ async def test_one_that_fails_fails_alone_and_the_others_keep_their_scores(answe
     assert [each.value for each in found] == [1.0, 2.0, 4.0, 5.0]
     assert (scorer.num_scored, scorer.num_failed) == (4, 1)
     assert len(asked.bodies[0]["query"]) == 5
-
-
-async def test_one_that_makes_a_server_answer_503_fails_alone_without_retries_too():
-    answer = bad_at("xxx", lambda body: Status(503))
-    async with scorer_at(answer, max_batch=5, max_wait_s=TOGETHER, retries=0) as (_, scorer):
-        found = await asyncio.gather(*map(scorer.score, texts(5)), return_exceptions=True)
-    assert isinstance(found.pop(2), InfraError)
-    assert [each.value for each in found] == [1.0, 2.0, 4.0, 5.0]
-
-
-async def test_a_wrong_path_is_a_config_error():
-    async with scorer_at(lambda path, body: Status(404)) as (asked, scorer):
-        with pytest.raises(ConfigError, match="Check the address"):
-            await scorer.score("x")
-    assert len(asked.bodies) == 1
 
 
 async def test_messages_for_an_address_without_the_path_are_refused_by_naming_the_path():

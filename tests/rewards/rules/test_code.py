@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from agentenv.errors import ConfigError, DataError, InfraError
+from agentenv.errors import DataError, InfraError
 from agentenv.rewards.grading import grade as grade_in_time
-from agentenv.rewards.rules.code import CodeReward, code_task
 from agentenv.rewards.rules.code.assert_rows import split_tests
+from agentenv.rewards.rules.code.forms import code_task
+from agentenv.rewards.rules.code.reward import CodeReward
 from agentenv.rewards.types import Response, Status
 from agentenv.sandbox.grading import AssertSuite, PytestSuite
 from agentenv.sandbox.local.sandbox import LocalSandbox
@@ -176,12 +177,6 @@ def test_a_row_may_hold_arrays_where_it_holds_lists(row):
     assert code_task(None, as_arrays(row)) == code_task(None, row)
 
 
-def test_a_label_may_be_an_array_of_tests():
-    assert code_task(as_arrays(ADD["hidden"]), {"entry_point": "add"}) == code_task(
-        ADD["hidden"], {"entry_point": "add"}
-    )
-
-
 def test_the_tests_of_a_label_go_before_those_of_its_row():
     assert code_task(ADD, {**SUM, "test_list": ["assert f(1)"]}).form == "plain"
     assert code_task(json.loads(CHECK["test_cases"]), {"case_type": "check_based"}).form == "roll"
@@ -308,11 +303,6 @@ async def test_quotation_marks_in_a_text_run_nothing(sandbox, tmp_path):
 
 
 @one_loop
-async def test_the_word_user_in_the_output_does_not_make_candidates_pass(sandbox):
-    assert (await grade(sandbox, "print('User', *range(100))", SUM)).reward == 0.0
-
-
-@one_loop
 async def test_an_expected_output_of_nothing_is_not_passed_by_any_output(sandbox):
     row = roll("input", {"stdin": "", "expected_stdout": ""})
     assert (await grade(sandbox, "print('x')", row)).reward == 0.0
@@ -372,24 +362,6 @@ USAGE = "```python\nprint(add(1, 2))  # 3\n```"
 async def test_a_block_that_shows_how_to_use_the_solution_is_not_taken_for_it(sandbox, text, right):
     label = {"entry_point": "add", "hidden": [{"args": [1, 2], "expected": 3}]}
     assert (await CodeReward(sandbox=sandbox).grade(Response(text, label))).reward == right
-
-
-@one_loop
-async def test_imports_classes_constants_and_example_usage_stay_in_a_program(sandbox):
-    code = (
-        "import math\nONE = 1\nclass Adder:\n    def add(self, a, b):\n        return a + b * ONE\n# Example usage\n"
-        "def add(a, b):\n    return Adder().add(a, b)\nif __name__ == '__main__':\n    print(add(1, 2))"
-    )
-    prompted = Response(block(code), None, "```python\ndef add(a, b):\n```", CHECK)
-    assert (await CodeReward(sandbox=sandbox).grade(prompted)).reward == 1.0
-
-
-@one_loop
-async def test_a_float_that_is_nearly_right_is_wrong_where_no_tolerance_is_named(sandbox):
-    row = roll("input", {"stdin": "", "expected_stdout": "1.0"})
-    assert (await grade(sandbox, "print(1.00001)", row)).reward == 0.0
-    plain = {"tests": [{"stdin": "", "stdout": "1.0"}], "text_mode": "floats", "comparison": {"rel_tol": 1e-3}}
-    assert (await grade(sandbox, "print(1.00001)", plain)).reward == 1.0
 
 
 @one_loop
@@ -461,14 +433,6 @@ async def test_tests_beside_the_solution_may_call_its_functions_by_other_names(s
         assert (await grade(sandbox, code, row)).reward == reward
 
 
-@one_loop
-async def test_tests_may_import_functions_with_the_names_of_built_in_ones(sandbox):
-    for source in ("import solution\nsum = solution.sum", "from solution import sum"):
-        row = roll("pytest", {"assert_code": f"{source}\ndef test_it():\n    assert sum([1, 1]) == 3"})
-        assert (await grade(sandbox, "x = 1", row)).reward == 0.0
-        assert (await grade(sandbox, "def sum(_): return 3", row)).reward == 1.0
-
-
 TWO = "def two():\n    return 2"
 SCOPES = {
     "local": "def test_a(tmp_path):\n    assert two() == 2\ndef test_b(tmp_path):\n    two = [1]\n    assert two",
@@ -487,15 +451,6 @@ async def test_tests_take_from_the_solution_what_they_use_outside_the_scopes_tha
     row = roll("pytest", {"assert_code": f"from solution import *\n{source}"})
     assert (await grade(sandbox, TWO, row)).reward == 1.0
     assert (await grade(sandbox, "x = 1", row)).reward < 1.0
-
-
-@pytest.mark.parametrize("imports", ["from math import *\nfrom solution import *", "from solution import two as deux"])
-@one_loop
-async def test_asserts_beside_the_solution_keep_the_imports_of_their_row(sandbox, imports):
-    name = "deux" if "deux" in imports else "two"
-    row = roll("pytest", {"assert_code": f"import pytest\n{imports}\nassert {name}() == 2\nassert {name}() < 3"})
-    for code, reward in ((TWO, 1.0), ("def two(): return 1", 0.5)):
-        assert (await grade(sandbox, code, row)).reward == reward
 
 
 # --- how the rows of a benchmark are compared -----------------------------------------------------------------------
@@ -525,47 +480,29 @@ def returns(text):
 THIRD = "print(1 / 3)"
 COMPARED = {
     # (row, program, as its own evaluator, strictly)
-    "apps: a float of more digits": (apps("0.333333333\n"), THIRD, True, False),
     "apps: floats in a line": (apps("0.25 0.333333333"), "print(0.25, 1 / 3)", True, False),
-    "apps: a float that is not close": (apps("0.34\n"), THIRD, False, False),
     "apps: an integer that is close": (apps("1000000\n"), "print(1000001)", False, False),
     "apps: lines in another order": (apps("1\n2\n"), "print(2)\nprint(1)", True, False),
     "apps: a line for a row": (apps("1 2\n"), "print(1)\nprint(2)", False, True),
     "apps: spaces and blank lines": (apps("1 2\n3\n"), "print(' 1  2 ')\nprint()\nprint(3)", True, True),
     "apps: an exit code": (apps("3"), "print(3)\nraise SystemExit(1)", True, False),
-    "apps: an exception": (apps("3"), "print(3)\nraise ValueError", False, False),
     "apps: true for 1": (apps_call([1], 1), returns("True"), True, False),
     "apps: a float for an integer": (apps_call([2], 1), returns("2.0"), True, False),
     "apps: a boxed value": (apps_call([[1, 2]], 1), returns("(1, 2)"), True, True),
     "apps: the first of several": (apps_call([1, 2], 1), returns("1"), False, False),
     "apps: keys are integers": (apps_call([{"1": 2}], 1), returns("{1: 2}"), True, False),
     "apps: keys as text": (apps_call([{"1": 2}], 1), returns("{'1': 2}"), False, True),
-    "apps: keys that are words": (apps_call([{"a": 2}], 1), returns("{'a': 2}"), True, True),
-    "apps: arguments with keys": (apps_call([5], {"1": 5}), returns("args[0].get(1)"), True, False),
-    "apps: a float without tolerance": (apps_call([0.3], 1), returns("0.1 + 0.2"), False, False),
     "livecodebench: a space before": (live_code_bench("5\n"), "print(' 5')", True, False),
     "livecodebench: two spaces": (live_code_bench("3 4\n"), "print('3  4')", True, False),
-    "livecodebench: zeros": (live_code_bench("0.5\n"), "print('0.50')", True, False),
-    "livecodebench: an exponent": (live_code_bench("1e3\n"), "print(1000)", True, False),
-    "livecodebench: a blank first line": (live_code_bench("5\n"), "print()\nprint(5)", True, False),
     "livecodebench: a blank line between": (live_code_bench("5\n6\n"), "print(5)\nprint()\nprint(6)", False, False),
-    "livecodebench: another order": (live_code_bench("5\n6\n"), "print(6)\nprint(5)", False, False),
     "livecodebench: a float of more digits": (live_code_bench("0.333333333\n"), THIRD, False, False),
-    "livecodebench: words": (live_code_bench("a b\n"), "print('a  b')", False, False),
-    "livecodebench: an exit code": (live_code_bench("3"), "print(3)\nraise SystemExit(1)", True, False),
-    "livecodebench: an exception": (live_code_bench("3"), "print(3)\nraise ValueError", False, False),
     "livecodebench: nothing and no program": (live_code_bench(""), "1 +", False, False),
     "livecodebench: a float for an integer": (live_code_bench_call(2), returns("2.0"), True, False),
     "livecodebench: true for 1": (live_code_bench_call([1]), returns("[True]"), True, False),
     "livecodebench: a tuple": (live_code_bench_call([1, 2]), returns("(1, 2)"), True, True),
-    "livecodebench: a tuple in a list": (live_code_bench_call([[1, 2]]), returns("[(1, 2)]"), True, True),
     "livecodebench: keys as text": (live_code_bench_call({"1": 2}), returns("{'1': 2}"), True, True),
     "livecodebench: keys are integers": (live_code_bench_call({"1": 2}), returns("{1: 2}"), False, False),
-    "livecodebench: text for a number": (live_code_bench_call(2), returns("'2'"), False, False),
-    "livecodebench: a set": (live_code_bench_call([1]), returns("{1}"), False, False),
     "mbpp: as Python compares": ({"test_list": ["assert f(1) == 1"]}, returns("True"), True, True),
-    "mbpp: a float": ({"test_list": ["assert f(1) == 0.3"]}, returns("0.1 + 0.2"), False, False),
-    "mbpp: a tuple for a list": ({"test_list": ["assert f(1) == [1]"]}, returns("(1,)"), False, False),
     "mbpp: a reference that is assigned": (
         {"test_list": ["assert f(1) == 2"], "code": "f = lambda n: 2 * n"}, returns("2"), True, True
     ),
@@ -686,27 +623,11 @@ async def test_a_script_that_does_not_compile_does_not_load(sandbox):
     assert (result.status, result.reward) == (Status.PARSE_ERROR, -1.0)
 
 
-@one_loop
-async def test_a_program_that_takes_too_much_memory_fails_its_tests(sandbox):
-    result = await grade(sandbox, "def add(a, b):\n    return len(bytearray(1 << 40)) and a + b", ADD)
-    assert (result.reward, result.status) == (0.0, Status.OK)
-
-
 async def test_a_failed_sandbox_returns_no_number():
     for row in (SUM, ADD, ASSERTS):
         result = await grade(BrokenSandbox(), RIGHT, row)
         assert (result.reward, result.status) == (None, Status.INFRA)
         assert "no memory" in result.detail or "expected a process" in result.detail
-
-
-@one_loop
-async def test_the_feedback_reveals_nothing_of_hidden_tests(sandbox):
-    for code in ("def add(a, b):\n    raise ValueError(a, b)", PROGRAMS["by heart"][0], PROGRAMS["half"][0]):
-        said = (await grade(sandbox, code, ADD)).feedback
-        assert said
-        assert "-1" not in said
-        assert "2, 2" not in said
-        assert "hidden" not in said
 
 
 @pytest.mark.parametrize(
@@ -736,22 +657,6 @@ async def test_the_feedback_reveals_nothing_of_hidden_tests(sandbox):
 async def test_a_row_that_cannot_be_used_is_the_datas_error(label, row):
     with pytest.raises(DataError, match="code_task"):
         await CodeReward().grade(Response(block("pass"), label, metadata=row))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"scale": "half"}, {"limits": {"seconds": 1}}, {"limits": 3}, {"sandbox": {"colour": "red"}},
-     {"sandbox": {"backend": "dokcer"}}],
-)  # fmt: skip
-def test_options_that_make_no_sense_are_refused_at_once(options):
-    with pytest.raises(ConfigError, match=r"(CodeReward\.(scale|limits)|sandbox): expected"):
-        CodeReward(**options)
-
-
-async def test_a_text_that_is_too_long_has_no_program():
-    for row in (ADD, TEXT):
-        result = await CodeReward(sandbox=BrokenSandbox()).grade(Response("x = 1\n" * 200_000, None, metadata=row))
-        assert (result.status, result.reward) == (Status.NO_ANSWER, 0.0)
 
 
 SLOW = """

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from agentenv._util.syntax import parse_source
 from agentenv.errors import DataError
-from agentenv.rewards.rules.code import code_task
-from agentenv.rewards.rules.code.forms import FORMS, program_of
+from agentenv.rewards.rules.code.forms import FORMS, code_task, program_of
 from agentenv.sandbox.grading import AssertSuite, FunctionSuite, PytestSuite
 from tests.damage import check_message, damaged
 from tests.envs.test_code_sandbox import ADD, MBPP_CLASS, ROWS

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from agentenv.rewards.rules.code import CodeReward
+from agentenv.rewards.rules.code.reward import CodeReward
 from agentenv.sandbox.local.sandbox import LocalSandbox
 from benchmarks.code_verdicts import both_verdicts, cases, causes, humaneval_cases
 from tests.sandbox.grading.cheats import CHEATS, HONEST, MAIN

@@ -13,7 +13,6 @@ from typing import Any
 
 from agentenv.rewards.rules.code.assert_rows import with_asserts
 from agentenv.rewards.rules.code.task import CodeTask, as_items, as_text, first_visible
-from agentenv.rewards.rules.code.texts import example_text
 from agentenv.sandbox.grading import (
     AssertSuite,
     AssertTest,
@@ -27,6 +26,7 @@ from agentenv.sandbox.grading import (
 
 JSON_VALUES = {"tuple_as_list": True}
 """Expected values that were stored as JSON have no tuples."""
+MAX_EXAMPLE_CHARS = 600
 
 
 def plain_task(row: Mapping[str, Any]) -> CodeTask:
@@ -94,3 +94,22 @@ _SUITES: dict[str, Callable[[Mapping[str, Any], Sequence[Any], Sequence[Any]], T
     "stdio": stdio_suite,
     "assert": _assert_suite,
 }
+
+
+def example_text(entry_point: str, test: FunctionTest | StdioTest) -> str:
+    """Return a visible test as text: a call and its value, or an input and its output."""
+    if isinstance(test, FunctionTest):
+        arguments = [*map(repr, test.args), *(f"{name}={value!r}" for name, value in test.kwargs.items())]
+        return _shorten(f"{entry_point}({', '.join(arguments)}) == {test.expected!r}")
+    return f"Input:\n{_block(test.stdin)}\nOutput:\n{_block(test.expected)}"
+
+
+def _block(text: str) -> str:
+    return f"```\n{_shorten(text.rstrip(chr(10)))}\n```"
+
+
+def _shorten(text: str) -> str:
+    if len(text) <= MAX_EXAMPLE_CHARS:
+        return text
+    half = MAX_EXAMPLE_CHARS // 2
+    return f"{text[:half]} … {text[-half:]}"

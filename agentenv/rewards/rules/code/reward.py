@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
+from agentenv._util.calls import give_back, seconds_left
 from agentenv.errors import ConfigError
 from agentenv.rewards.rules.code.forms import code_task, comparison, program_of, question_of
-from agentenv.rewards.rules.code.phases import grade_in_turn, passed_share
 from agentenv.rewards.rules.code.shared import configured_sandbox, exec_limits, sandbox_for
 from agentenv.rewards.rules.code.task import CodeTask
-from agentenv.rewards.rules.code.texts import feedback_text
 from agentenv.rewards.types import Response, RewardResult, Status
-from agentenv.sandbox.grading import GradeResult, TestSuite, Verdict
-from agentenv.sandbox.types import ExecLimits, Sandbox
+from agentenv.sandbox.grading import GradeResult, TestResult, TestSuite, Verdict, feedback, grade
+from agentenv.sandbox.types import ExecLimits, Isolation, Sandbox
 
+INSTRUCTION = "Write the whole program in one block between ```python and ```."
+NO_CODE = "No program was found. " + INSTRUCTION
+HIDDEN_FAILED = "All examples pass, but other tests do not. Think of the cases that the examples leave out."
 Scale = Literal["fraction", "binary", "guide", "roll"]
 _NO_PROGRAM = ("SyntaxError:", "IndentationError:", "TabError:")
+_END_S = 5.0
+"""Time before the end of the caller's time limit, in which the last tests are judged."""
 
 
 class CodeReward:
@@ -129,14 +134,6 @@ def status_of(result: GradeResult | None) -> Status:
     return Status.OK
 
 
-def _fraction(result: GradeResult | None, _: Status) -> float:
-    return passed_share(result)
-
-
-def _binary(result: GradeResult | None, _: Status) -> float:
-    return float(result is not None and bool(result.all_passed))
-
-
 def guide_reward(result: GradeResult | None, status: Status) -> float:
     """Return the reward of the scale `guide`."""
     if result is not None and result.count(Verdict.PASSED):
@@ -144,14 +141,68 @@ def guide_reward(result: GradeResult | None, status: Status) -> float:
     return {Status.TIMEOUT: -0.5, Status.OK: 0.0}.get(status, -1.0)
 
 
-def _roll(result: GradeResult | None, _: Status) -> float:
-    return 1.0 if result is not None and result.all_passed else -1.0
+async def grade_in_turn(
+    sandbox: Sandbox, code: str, suite: TestSuite, *, limits: ExecLimits, all_or_nothing: bool, tenant: str
+) -> GradeResult:
+    """Return the verdict of every test; the visible ones run first, so that a program that hangs costs these only.
+
+    Hidden tests are skipped, which is not a pass, if their outcome is known.
+
+    That is the case if a visible test timed out or the program could not be loaded; and, with `all_or_nothing`, if any
+    test did not pass. Tests that the caller's time limit leaves no time for are timeouts. See `sandbox.grading.grade`.
+    """
+    end_s = min(_END_S, 0.1 * seconds_left())
+    how: dict[str, Any] = {
+        "limits": limits,
+        "stop_on_fail": all_or_nothing,
+        "tenant": tenant,
+        "seconds_left": lambda: seconds_left() - end_s,
+        "give_back": give_back,
+    }
+    whole: Any = suite
+    if not suite.visible or not suite.hidden:
+        return await grade(sandbox, code, suite, **how)
+    first = await grade(sandbox, code, replace(whole, hidden=()), **how)
+    known = bool(first.load_error or first.count(Verdict.TIMEOUT)) or (all_or_nothing and not first.all_passed)
+    if known or first.sandbox_failed:
+        skipped = [TestResult(f"hidden[{index}]", False, Verdict.SKIPPED) for index in range(len(suite.hidden))]
+        return replace(first, tests=(*first.tests, *skipped))
+    second = await grade(sandbox, code, replace(whole, visible=()), **how)
+    return replace(
+        first,
+        tests=(*first.tests, *second.tests),
+        tamper_signals=tuple(sorted({*first.tamper_signals, *second.tamper_signals})),
+        infra_detail=first.infra_detail or second.infra_detail,
+        isolation=min(first.isolation, second.isolation, key=lambda level: Isolation(level).strength),
+        num_executions=first.num_executions + second.num_executions,
+        wall_s=first.wall_s + second.wall_s,
+        cpu_s=first.cpu_s + second.cpu_s,
+        queue_s=first.queue_s + second.queue_s,
+    )
+
+
+def passed_share(result: GradeResult | None) -> float:
+    """Return the passed share of the hidden tests, at most that of all, so that memorizing visible tests does not pay.
+
+    The share is 0.0 without a program; the result must have a score.
+    """
+    shares = () if result is None else (result.share(visible=False), result.score)
+    return min((share for share in shares if share is not None), default=0.0)
+
+
+def feedback_text(result: GradeResult | None) -> str:
+    """Return the feedback on a program, None if there is none; of hidden tests it says only that some failed."""
+    if result is None:
+        return NO_CODE
+    if result.share(visible=True) == 1.0 and not result.all_passed:
+        return HIDDEN_FAILED
+    return feedback(result, hidden_count=False)
 
 
 _SCALES: dict[str, Callable[[GradeResult | None, Status], float]] = {
-    "fraction": _fraction,
-    "binary": _binary,
+    "fraction": lambda result, _: passed_share(result),
+    "binary": lambda result, _: float(result is not None and bool(result.all_passed)),
     "guide": guide_reward,
-    "roll": _roll,
+    "roll": lambda result, _: 1.0 if result is not None and result.all_passed else -1.0,
 }
 _BOUNDS = {"guide": (-1.0, 1.0), "roll": (-1.0, 1.0)}

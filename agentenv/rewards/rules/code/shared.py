@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from agentenv._util.calls import waiting
-from agentenv.errors import ConfigError, InfraError
+from agentenv.errors import InfraError
+from agentenv.rewards.judges.settings import settings_from
 from agentenv.sandbox.factory import open_sandbox
 from agentenv.sandbox.grading import PytestSuite, TestSuite
 from agentenv.sandbox.types import ExecLimits, Sandbox, SandboxUnavailable
@@ -69,14 +70,7 @@ def exec_limits(
     Raises:
         ConfigError: a field is unknown.
     """
-    if isinstance(fields, ExecLimits):
-        return fields
-    try:
-        return replace(default, **(fields or {}))
-    except TypeError as error:
-        raise ConfigError(
-            f"{where}.limits: expected fields of ExecLimits, got {fields!r:.200}: {error}. Change them."
-        ) from error
+    return settings_from(f"{where}.limits", fields, default)
 
 
 def configured_sandbox(options: Mapping[str, Any]) -> Sandbox:

@@ -4,8 +4,6 @@ import os
 
 import pytest
 
-from agentenv.errors import ConfigError
-from agentenv.rewards.grading import grade
 from agentenv.rewards.rules.ifeval import reward as reward_module
 from agentenv.rewards.rules.ifeval.reward import MAX_CHARS, IFEvalReward
 from agentenv.rewards.types import Response, Status
@@ -65,31 +63,6 @@ async def test_no_answer_follows_nothing(text):
     assert result.components == {"followed": 0.0, "all": 0.0, "num_instructions": 1.0}
 
 
-@pytest.mark.parametrize("end", ["<|im_end|>", "<|endoftext|>", "</s>\n", "<|eot_id|>"])
-async def test_thinking_and_special_tokens_are_not_judged(end):
-    label = {"func_name": "validate_end", "end_phrase": "The end."}
-    assert (await grade_with(f"<think>Well, so.</think>The end.{end}", label)).reward == 1.0
-    assert (
-        await grade_with(f"<think>Well, so.</think>No comma{end}", {"func_name": "validate_no_commas"})
-    ).reward == 1.0
-
-
-async def test_a_row_without_instructions_is_a_label_error_and_no_reward():
-    result = await grade(IFEvalReward(), Response("a", label={"func_name": "unknown"}))
-    assert (result.status, result.reward) == (Status.LABEL, None)
-    assert "'unknown'" in result.detail
-
-
-@pytest.mark.parametrize(("options", "message"), [
-    ({"mode": "lenient"}, "IFEvalReward.mode: expected one of strict, loose, got 'lenient'"),
-    ({"credit": 1}, "IFEvalReward.credit: expected one of all, fraction, got 1"),
-    ({"pool": "pool"}, "IFEvalReward.pool: expected a WorkerPool"),
-])  # fmt: skip
-def test_wrong_arguments_are_refused_at_once(options, message):
-    with pytest.raises(ConfigError, match=message):
-        IFEvalReward(**options)
-
-
 @pytest.mark.long
 async def test_short_texts_are_judged_here_and_long_ones_in_the_pool(pool):
     before = workers()
@@ -116,7 +89,6 @@ async def test_a_language_that_needs_langdetect_is_infra_without_it(pool, tmp_pa
     result = await reward.grade(Response("Guten Morgen, mein Herr.", label=GERMAN))
     assert (result.status, result.reward) == (Status.INFRA, None)
     assert "agentenv-rl[ifeval]" in result.detail
-    assert (await reward.grade(Response("สวัสดี", label=GERMAN))).reward == 0.0
 
 
 @pytest.mark.long

@@ -61,11 +61,6 @@ def test_arrays_and_whole_floats_of_tables_are_read():
     assert names({"func_name": "verify_bullet_points", "N": np.int64(3)}) == [("verify_bullet_points", {"N": 3})]
 
 
-def test_a_list_of_functions_is_all_of_them():
-    label = [BY_NAME, {"func_name": "validate_no_commas"}]
-    assert [name for name, _ in names(label)] == ["validate_word_constraint", "validate_no_commas"]
-
-
 def test_zero_kwargs_are_zero_parameters():
     assert names({"instruction_id_list": ["punctuation:no_comma"]}) == [("punctuation:no_comma", {})]
     assert names({"instruction_id_list": ["punctuation:no_comma"], "kwargs": [None]}) == [("punctuation:no_comma", {})]
