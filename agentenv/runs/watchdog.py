@@ -22,8 +22,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
-from agentenv._util.imports import is_own_import
-from agentenv._util.paths import PACKAGE
+from agentenv._util.paths import PACKAGE, is_own_import
 from agentenv._util.plurals import counted
 from agentenv.episode.runner import EpisodeRunner
 from agentenv.episode.setup import EpisodeProgress

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agentenv._util.uncancelled import run_to_completion
+from agentenv._util.calls import run_to_completion
 
 
 async def test_the_result_is_that_of_the_work():

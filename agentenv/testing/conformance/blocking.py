@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from agentenv._util.calls import bounded
-from agentenv._util.imports import is_own_import
+from agentenv._util.paths import is_own_import
 from agentenv.core.types import Limits
 from agentenv.testing.conformance.call_watch import MethodCall
 from agentenv.testing.conformance.cases import EpisodeCase, script
