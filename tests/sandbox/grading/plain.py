@@ -12,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from agentenv.sandbox.local.execution import readable
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation
 
 BOOT = """
@@ -30,14 +31,6 @@ names = {"__name__": "__main__", "__builtins__": __builtins__}
 del sys.argv[1:]
 exec(compile(source, "<program>", "exec"), names)
 """
-
-
-def escaped(data):
-    """Bytes as a result shows them."""
-    text = data.decode(errors="backslashreplace")
-    return "".join(
-        each if each in "\n\t" or (ord(each) >= 32 and ord(each) != 127) else f"\\x{ord(each):02x}" for each in text
-    )
 
 
 class PlainExecution:
@@ -126,7 +119,7 @@ class PlainExecution:
 
     def _told(self, late, cpu_s):
         out, err = (self.folder / "out").read_bytes(), (self.folder / "err").read_bytes()
-        kept, limits, code = limits_kb(self.limits.stdout_kb), self.limits, self.process.returncode
+        kept, code = self.limits.stdout_kb * 1024, self.process.returncode
         if late:
             status = ExecStatus.WALL_TIMEOUT
         elif code in (-signal.SIGXCPU, -signal.SIGKILL):
@@ -146,10 +139,10 @@ class PlainExecution:
             status,
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
-            stdout=escaped(out[:kept]),
-            stderr=escaped(err[: limits_kb(limits.stderr_kb)]),
+            stdout=readable(out[:kept]),
+            stderr=readable(err[: self.limits.stderr_kb * 1024]),
             stdout_truncated=len(out) > kept,
-            stderr_truncated=len(err) > limits_kb(limits.stderr_kb),
+            stderr_truncated=len(err) > self.limits.stderr_kb * 1024,
             stdout_bytes=len(out),
             channel=self.kept,
             files=files,
@@ -161,10 +154,6 @@ class PlainExecution:
     async def kill(self):
         await self._end()
         return await self.finish()
-
-
-def limits_kb(kb):
-    return kb * 1024
 
 
 class PlainSandbox:
