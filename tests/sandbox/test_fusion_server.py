@@ -26,8 +26,8 @@ from agentenv.sandbox.fusion.server import FusionServeOptions, FusionServer
 from agentenv.sandbox.local.sandbox import MIN_MEMORY_MB
 from tests.ports import held_port
 from tests.sandbox.conftest import opened
+from tests.sandbox.escapes.beyond import SHARED
 from tests.sandbox.escapes.cases import source
-from tests.sandbox.escapes.shared import SHARED
 from tests.sandbox.fusion_servers import until
 
 ROOT = Path(__file__).parents[2]
