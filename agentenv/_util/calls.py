@@ -8,7 +8,7 @@ import functools
 import inspect
 import math
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dis import opname
@@ -20,6 +20,7 @@ from agentenv._util.virtual_time import external_work
 from agentenv.errors import ContractError, InfraError
 
 _Instance = TypeVar("_Instance")
+_Result = TypeVar("_Result")
 
 _CANCEL_GRACE_S = 1.0
 """Time for a cancelled call of an agent to release its resources, and for its thread to end."""
@@ -339,3 +340,23 @@ def retrieve_exception(work: asyncio.Future[Any]) -> None:
     """Retrieve the exception of work that is abandoned, if it has one; asyncio would warn about it otherwise."""
     if not work.cancelled():
         work.exception()
+
+
+async def run_to_completion(work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Await `work` to its end, even if this is cancelled meanwhile; then raise the cancellation.
+
+    `asyncio.shield` is not enough: its caller continues, and the end of the event loop cancels the work.
+
+    Raises:
+        CancelledError: this was cancelled and the work succeeded. Errors of the work are always raised.
+    """
+    task, is_cancelled = asyncio.ensure_future(work), False
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            is_cancelled = True
+    result = task.result()
+    if is_cancelled:
+        raise asyncio.CancelledError
+    return result

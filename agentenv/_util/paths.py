@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import sysconfig
 import traceback
 from itertools import dropwhile
 from pathlib import Path
+from types import FrameType
 
 PACKAGE = Path(__file__).resolve().parents[1]
 """The folder `agentenv`: stack frames of files in it belong to the library, not to the user."""
@@ -33,6 +35,7 @@ def place_of(error: BaseException) -> str:
 MAX_ERROR_CHARS = 4000
 """Bound of the texts of an error in a record."""
 _STDLIB = sysconfig.get_path("stdlib")
+_IMPORTLIB = ("<frozen importlib", "<frozen zipimport", str(importlib.__file__))
 
 
 def traceback_of(error: BaseException) -> str:
@@ -65,3 +68,15 @@ def _is_caller(frame: traceback.FrameSummary) -> bool:
     """Return True for a frame of agentenv or of the standard library, which called the code that failed."""
     name = frame.filename
     return name.startswith((str(PACKAGE), "<")) or (name.startswith(_STDLIB) and "-packages" not in name)
+
+
+def is_own_import(frame: FrameType | None) -> bool:
+    """Return True if the stack ending at this frame runs an import statement of a file of this package."""
+    is_import = False
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_import and file.startswith(str(PACKAGE)):
+            return True
+        is_import = file.startswith(_IMPORTLIB)
+        frame = frame.f_back
+    return False

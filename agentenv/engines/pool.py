@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentenv._util.restarts import Restarts
 from agentenv.core.engine import Engine
 from agentenv.core.types import Completion, SamplingParams
 from agentenv.engines.dispatch import EngineSlot, RequestDispatcher, settle
@@ -24,6 +25,39 @@ SendWeights = Callable[..., Awaitable[Any]]
 
 class EngineDead(EngineError):
     """The engine is gone, with its process or machine. A pool replaces it."""
+
+
+class Restarts:
+    """A budget of restarts within a window of time, so that a training of weeks survives many of them.
+
+    Args:
+        max_restarts: restarts of all workers within the window.
+        wait_s: wait before a worker's first restart.
+        window_s: how long a restart counts.
+    """
+
+    def __init__(self, max_restarts: int, *, wait_s: float = 0.0, window_s: float = 3600.0) -> None:
+        self.num = 0
+        """Restarts so far."""
+        self._max = max_restarts
+        self._window_s = window_s
+        self._wait_s = wait_s
+        self._recent: deque[tuple[float, int]] = deque()
+
+    def spend(self, index: int = 0) -> float | None:
+        """Return the wait in seconds before worker `index` restarts, None if the budget is spent.
+
+        The wait doubles with each restart of the same worker within the window.
+        """
+        now = time.monotonic()
+        while self._recent and now - self._recent[0][0] > self._window_s:
+            self._recent.popleft()
+        if len(self._recent) >= self._max:
+            return None
+        num_own = sum(worker == index for _, worker in self._recent)
+        self._recent.append((now, index))
+        self.num += 1
+        return min(30.0, self._wait_s * 2.0**num_own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,12 @@ from agentenv._util.ray.cluster import (
     ClusterConfig,
     call_actor,
     check_node,
+    import_ray,
     kill_actor,
     ray_session,
     reserve,
     restore_sigchld,
 )
-from agentenv._util.ray.library import import_ray
 from agentenv._util.version import __version__
 from agentenv.core.engine import Engine, EngineOptions
 from agentenv.core.types import Completion, SamplingParams

@@ -23,8 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
-from agentenv._util.imports import is_own_import
-from agentenv._util.paths import PACKAGE
+from agentenv._util.paths import PACKAGE, is_own_import
 from agentenv._util.plurals import counted
 from agentenv.episode.runner import EpisodeRunner
 from agentenv.episode.setup import EpisodeProgress

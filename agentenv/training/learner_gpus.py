@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from agentenv._util.ray.cluster import ClusterConfig, call_result, kill_actor
-from agentenv._util.ray.library import import_ray
+from agentenv._util.ray.cluster import ClusterConfig, call_result, import_ray, kill_actor
 from agentenv.errors import ConfigError
 
 

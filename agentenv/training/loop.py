@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from agentenv._util.uncancelled import run_to_completion
+from agentenv._util.calls import run_to_completion
 from agentenv.core.trajectory import Group
 from agentenv.errors import EngineError, RunStopped
 from agentenv.runs.metrics import summarize

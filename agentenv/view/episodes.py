@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -15,7 +16,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Message
 from agentenv.core.views import Span, spans_of
 from agentenv.errors import DataError
-from agentenv.runs.records.lines import decode_line, trajectory_from_dict
+from agentenv.runs.records.lines import MAX_LINE_BYTES, decode_line, trajectory_from_dict
 from agentenv.view.texts import TokenTexts
 from agentenv.view.viewed import TRAJECTORIES, ViewedRun
 
@@ -23,6 +24,9 @@ Place = tuple[int, int]
 """Offset and length of a line of `trajectories.jsonl`."""
 HEAD_CHARS = 300
 """Maximum length of a text of `head_of`."""
+SLICE_S = 10.0
+"""Longest time of a search until its caller has to ask again."""
+_READ_BYTES = 1 << 23
 _OPENING = re.compile(r"(?:system|developer|user|assistant|tool)\n+")
 """What a template writes behind a special token to begin a message."""
 _COMPACT: Any = {"separators": (",", ":")}
@@ -274,3 +278,43 @@ def texts_of(values: Mapping[str, Any]) -> list[str]:
         is_text = isinstance(observation, str)
         texts += [turn["action"], observation if is_text else json.dumps(observation, ensure_ascii=False)]
     return texts
+
+
+def search(run: ViewedRun, text: str, start: int = 0, *, fold: bool = False) -> Iterator[Place | int]:
+    """Yield the place of each line whose texts contain `text`; last, an offset to continue at if the time is over.
+
+    Args:
+        run: the run.
+        text: not empty.
+        start: offset of a line.
+        fold: ignore case; each line is then decoded, which takes ten times as long.
+    """
+    needle = b"" if fold else json.dumps(text)[1:-1].encode()
+    wanted = text.casefold() if fold else text
+    end_s = time.monotonic() + SLICE_S
+    with run.open(TRAJECTORIES) as file:
+        if file is None:
+            return
+        file.seek(start)
+        # Not mapped into memory: a file that is cut meanwhile would end the process.
+        while lines := file.read(_READ_BYTES) + file.readline(MAX_LINE_BYTES):
+            lines = lines[: lines.rfind(b"\n") + 1]
+            at = 0
+            while lines and (at := lines.find(needle, at)) >= 0 and at < len(lines):
+                first, last = lines.rfind(b"\n", 0, at) + 1, lines.index(b"\n", at) + 1
+                if time.monotonic() > end_s:
+                    yield start + first
+                    return
+                if _occurs(lines[first:last], wanted, fold=fold):
+                    yield start + first, last - first
+                at = last
+            start += len(lines)
+
+
+def _occurs(line: bytes, text: str, *, fold: bool) -> bool:
+    try:
+        episode = decode_line(line)
+        found = [] if episode is None else texts_of(parse_texts(episode))
+        return any(text in (each.casefold() if fold else each) for each in found)
+    except (AttributeError, DataError, KeyError, TypeError):
+        return False  # damaged; `/api/episodes` tells it

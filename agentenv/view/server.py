@@ -22,13 +22,11 @@ from agentenv._util.http.responses import json_response
 from agentenv._util.http.server import Server
 from agentenv._util.version import __version__
 from agentenv.errors import ConfigError, DataError
-from agentenv.view.comparison import MEASURES, compared
-from agentenv.view.episodes import Place, head_of, read_episodes, read_lines
+from agentenv.view.episodes import Place, head_of, read_episodes, read_lines, search
 from agentenv.view.index import IndexTail
 from agentenv.view.learned import LearnedLines
-from agentenv.view.meta import Defaults, run_meta
+from agentenv.view.meta import MEASURES, Defaults, compared, run_meta
 from agentenv.view.page import HEADERS, STATIC, asset, server_shell
-from agentenv.view.search import search
 from agentenv.view.tail import FileTail, TailPlace, read_tail
 from agentenv.view.texts import TokenTexts, load_texts
 from agentenv.view.viewed import STEPS, TRAIN_METRICS, ViewedRun

@@ -17,11 +17,10 @@ from agentenv._util.version import __version__
 from agentenv.errors import ConfigError, DataError
 from agentenv.runs.records.filters import parse_filter
 from agentenv.runs.records.selection import Selection, select
-from agentenv.view.comparison import comparisons
 from agentenv.view.episodes import Place, head_of, parse_texts, read_episodes, read_lines
 from agentenv.view.index import IndexTail
 from agentenv.view.learned import LearnedLines
-from agentenv.view.meta import Defaults, run_meta
+from agentenv.view.meta import Defaults, comparisons, run_meta
 from agentenv.view.page import file_shell
 from agentenv.view.redaction import Redaction
 from agentenv.view.tail import TailPlace, read_tail

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv._util.restarts import Restarts
 from agentenv.core.types import SamplingParams
 from agentenv.engines import factory
 from agentenv.engines.dispatch import EngineSlot, RequestDispatcher
-from agentenv.engines.pool import EngineDead, EnginePool, PoolPolicy
+from agentenv.engines.pool import EngineDead, EnginePool, PoolPolicy, Restarts
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.errors import ConfigError, EngineError, RunStopped
 from agentenv.testing.tokenizers import CharTokenizer
@@ -332,7 +331,7 @@ async def test_one_death_more_than_allowed_stops_the_run():
 
 def test_restarts_of_long_ago_count_neither_against_the_run_nor_for_the_wait(monkeypatch):
     now_s = 0.0
-    monkeypatch.setattr("agentenv._util.restarts.time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr("agentenv.engines.pool.time", SimpleNamespace(monotonic=lambda: now_s))
     restarts = Restarts(2, wait_s=1.0, window_s=3600.0)
     assert [restarts.spend(0), restarts.spend(0), restarts.spend(0)] == [1.0, 2.0, None]
     now_s += 3601.0

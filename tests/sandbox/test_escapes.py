@@ -23,10 +23,11 @@ import pytest_asyncio
 
 import agentenv
 from agentenv.errors import ConfigError
-from agentenv.sandbox import ExecStatus, Isolation, LocalSandbox, SandboxUnavailable
+from agentenv.sandbox import ExecStatus, Isolation
 from agentenv.sandbox.guest import linux
 from agentenv.sandbox.guest.files import used
 from agentenv.sandbox.local import plan
+from tests.sandbox.conftest import opened
 from tests.sandbox.escapes.cases import LIMITS, SHORT
 from tests.sandbox.escapes.run import (
     Bare,
@@ -64,7 +65,7 @@ def planted():
 async def test_our_packages_are_empty_in_the_sandbox_if_installed_next_to_others(monkeypatch):
     folder = os.path.realpath(os.path.dirname(xml.__file__))
     monkeypatch.setattr(plan, "own_folders", lambda: (folder,))
-    sandbox = await opened(Isolation.NAMESPACES)
+    sandbox = await opened(isolation=Isolation.NAMESPACES)
     try:
         result = await sandbox.run(
             f"import os; print(os.listdir({os.path.dirname(folder)!r}) != [], os.listdir({folder!r}))"
@@ -72,16 +73,6 @@ async def test_our_packages_are_empty_in_the_sandbox_if_installed_next_to_others
         assert result.stdout == "True []\n"
     finally:
         await sandbox.aclose()
-
-
-async def opened(level, **options):
-    sandbox = LocalSandbox(isolation=level, **options)
-    try:
-        await sandbox.open()
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
-    assert sandbox.isolation is level
-    return sandbox
 
 
 @pytest_asyncio.fixture(
@@ -93,7 +84,7 @@ async def opened(level, **options):
 async def attacked(request, planted):
     """A sandbox of each level, started from an environment with secrets."""
     before = set(descendants())
-    sandbox = await opened(request.param)
+    sandbox = await opened(isolation=request.param)
     yield sandbox
     await sandbox.aclose()
     assert wait_for_descendants(before, 30) == {}, "processes outlive the sandbox"
@@ -383,7 +374,7 @@ async def test_packages_in_a_folder_of_the_name_of_the_working_folder_are_shown_
     """Once a package that pytest imports when it is needed was hidden, and right programs failed their tests."""
     first = os.path.join("/", Path(pytest.__file__).resolve().parts[1])
     monkeypatch.setattr(plan, "_WORK_FOLDERS", (first, "/sandbox-work"))
-    sandbox = await opened(Isolation.NAMESPACES, preimport=("pytest",))
+    sandbox = await opened(isolation=Isolation.NAMESPACES, preimport=("pytest",))
     program = "import os, pytest; open('x', 'w'); print(os.getcwd(), os.path.isfile(pytest.__file__), os.listdir('.'))"
     try:
         result = await sandbox.run(program)
@@ -397,7 +388,7 @@ async def test_packages_in_a_folder_of_the_name_of_the_working_folder_are_shown_
 
 @pytest.fixture(params=LEVELS[:2], ids=str)
 async def sandbox(request):
-    sandbox = await opened(request.param, limits=replace(LIMITS, cpu_s=30.0, wall_s=60.0))
+    sandbox = await opened(isolation=request.param, limits=replace(LIMITS, cpu_s=30.0, wall_s=60.0))
     yield sandbox
     await sandbox.aclose()
 
@@ -451,7 +442,7 @@ async def test_nothing_of_a_program_stays_in_a_process_that_forks_the_next(level
     mark = "of-a-program-" + os.urandom(8).hex()
     text = f"{mark}\n" * 4000
     before = set(descendants())
-    sandbox = await opened(level)
+    sandbox = await opened(isolation=level)
     try:
         for given in (
             {"fetch": [mark, *(f"{mark}-{number}" for number in range(200))]},

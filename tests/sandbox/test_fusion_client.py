@@ -503,13 +503,17 @@ ADD = FunctionSuite(
     visible=(FunctionTest((1, 2), 3),),
     hidden=(FunctionTest((2, 2), 4), FunctionTest(("a", "b"), "ab"), FunctionTest(((1,), (2,)), (1, 2))),
 )
-
-
+ASSERTS = AssertSuite(
+    ("add",),
+    visible=(AssertTest("assert add(1, 2) == 3\nassert add([1], [2]) == [1, 2]"),),
+    hidden=(AssertTest("try:\n    add(1, 'a')\nexcept TypeError:\n    pass\nelse:\n    assert False"),),
+)
+STDIO = StdioSuite(visible=(StdioTest("1 2\n", "3\n"),), hidden=(StdioTest("2 2\n", "4\n"),))
 FORGED = """\
 import os
 for fd in range(1, 10):
     try:
-        os.write(fd, b'{"ready":true}\\nSAID\\n')
+        os.write(fd, b'{"ready":true}\\n{"id":0,"value":3}\\n')
     except OSError:
         pass
 os._exit(0)
@@ -519,55 +523,23 @@ os._exit(0)
 @pytest.mark.long
 @ours
 @pytest.mark.parametrize(
-    ("code", "score"),
+    ("suite", "code", "score"),
     [
-        ("def add(a, b):\n    print('chatter', a)\n    return a + b", 1.0),
-        ("def add(a, b): return 3", 0.25),
-        ("import os; os._exit(0)", 0.0),
+        (ADD, "def add(a, b):\n    print('chatter', a)\n    return a + b", 1.0),
+        (ADD, "def add(a, b): return 3", 0.25),
+        (ADD, "import os; os._exit(0)", 0.0),
         # Protocol lines of its own making on every descriptor: what it says is its answer, right or wrong.
-        (FORGED.replace("SAID", '{"id":0,"value":3}'), 0.25),
+        (ADD, FORGED, 0.25),
+        (ASSERTS, "def add(a, b):\n    print('chatter')\n    return a + b", 1.0),
+        (ASSERTS, "import os\ndef add(a, b): os._exit(0)", 0.0),
+        (STDIO, "print(sum(map(int, input().split())))", 1.0),
+        (STDIO, "print(3)", 0.5),
     ],
 )  # fmt: skip
-async def test_functions_are_graded_from_afar_as_here_and_cheats_have_nothing_of_it(local, remote, code, score):
-    here, there = [await grade(sandbox, code, ADD, limits=ENDLESS) for sandbox in (local, remote)]
+async def test_programs_are_graded_from_afar_as_here_and_cheats_have_nothing_of_it(local, remote, suite, code, score):
+    here, there = [await grade(sandbox, code, suite, limits=ENDLESS) for sandbox in (local, remote)]
     assert there.score == score, [(test.verdict, test.detail) for test in there.tests]
     assert [test.verdict for test in there.tests] == [test.verdict for test in here.tests]
-
-
-ASSERTS = AssertSuite(
-    ("add",),
-    visible=(AssertTest("assert add(1, 2) == 3\nassert add([1], [2]) == [1, 2]"),),
-    hidden=(
-        AssertTest("import random\nfor _ in range(3):\n    n = random.random()\n    assert add(n, 1) == n + 1"),
-        AssertTest("try:\n    add(1, 'a')\nexcept TypeError:\n    pass\nelse:\n    assert False"),
-    ),
-)
-
-
-@pytest.mark.long
-@ours
-@pytest.mark.parametrize(
-    ("code", "score"),
-    [
-        ("def add(a, b):\n    print('chatter')\n    return a + b", 1.0),
-        ("import os\ndef add(a, b): os._exit(0)", 0.0),
-    ],
-)
-async def test_asserts_are_graded_from_afar_as_here(local, remote, code, score):
-    here, there = [await grade(sandbox, code, ASSERTS, limits=ENDLESS) for sandbox in (local, remote)]
-    assert there.score == score, [(test.verdict, test.detail) for test in there.tests]
-    assert [test.verdict for test in there.tests] == [test.verdict for test in here.tests]
-
-
-@ours
-async def test_programs_that_print_are_graded_from_afar(remote):
-    suite = StdioSuite(visible=(StdioTest("1 2\n", "3\n"),), hidden=(StdioTest("2 2\n", "4\n"),))
-    for code, score in (
-        ("print(sum(map(int, input().split())))", 1.0),
-        ("print(3)", 0.5),
-        ("import os; os._exit(0)", 0),
-    ):
-        assert (await grade(remote, code, suite)).score == score
 
 
 @ours

@@ -26,8 +26,8 @@ from agentenv.sandbox.fusion.server import FusionServeOptions, FusionServer
 from agentenv.sandbox.local.sandbox import MIN_MEMORY_MB
 from tests.ports import held_port
 from tests.sandbox.conftest import opened
+from tests.sandbox.escapes.beyond import SHARED
 from tests.sandbox.escapes.cases import source
-from tests.sandbox.escapes.shared import SHARED
 from tests.sandbox.fusion_servers import until
 
 ROOT = Path(__file__).parents[2]
@@ -448,20 +448,6 @@ async def test_a_port_that_is_taken_is_reported():
             await serving(Gate(), port=server.port).start()
 
 
-async def test_an_address_gets_its_turn_next_to_a_busy_one():
-    gate = Gate()
-    async with serving(gate) as server, at(server, timeout=60) as http:
-        ask = {"x-agentenv-ask": json.dumps({"tenant": "many"})}
-        work = [asyncio.create_task(http.post("/run_code", json=HELLO, headers=ask)) for _ in range(4)]
-        await until(lambda: server._queue.num_waiting == 3)
-        other = asyncio.create_task(http.post("/run_code", json=HELLO, headers={"x-agentenv-ask": '{"tenant": "few"}'}))
-        await until(lambda: server._queue.num_waiting == 4)
-        gate.go_on.set()
-        await other
-        await asyncio.gather(*work)
-        assert gate.started == 5
-
-
 async def test_an_address_that_names_many_tenants_lets_others_wait_for_one_turn():
     gate = Gate()
     other_address = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
@@ -488,17 +474,12 @@ async def test_an_address_that_names_many_tenants_lets_others_wait_for_one_turn(
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def command(*flags, **variables):
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}", **variables}
-    return subprocess.Popen(
-        [sys.executable, "-m", "agentenv.cli", "sandbox", "serve", *flags], env=env, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
 def serving_at(*flags, **variables):
     """The command, and its address as soon as it listens."""
-    process = command(*flags, **variables)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agentenv.cli", "sandbox", "serve", *flags], text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}", **variables},
+    )  # fmt: skip
     return process, process.stdout.readline().split()[1].rstrip(",")
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import json
 import os
 import signal
 
@@ -60,13 +59,6 @@ async def test_a_traceback_shows_the_programs_frames_and_lines_alone(sandbox):
         'Traceback (most recent call last):\n  File "main.py", line 4, in <module>\n    f(0)\n'
         '  File "main.py", line 2, in f\n    return 1 / x\n           ~~^~~\nZeroDivisionError: division by zero\n'
     )
-
-
-async def test_a_syntax_error_names_the_line(sandbox):
-    result = await sandbox.run("x = 1\ndef f(:\n")
-    assert 'File "main.py", line 2' in result.stderr
-    assert "SyntaxError" in result.stderr
-    assert "_child" not in result.stderr
 
 
 async def test_a_crash_is_a_signal(sandbox):
@@ -270,22 +262,7 @@ async def test_the_channel_is_collected(sandbox):
     assert (big.status, len(big.channel)) == (ExecStatus.OK, 1 << 20)
 
 
-async def test_without_a_channel_only_three_descriptors_are_open(sandbox):
-    program = "import os\nfor fd in range(3, 1100):\n try: os.fstat(fd); print(fd)\n except OSError: pass"
-    assert await ok(sandbox, program) == ""
-
-
 # --- what a program finds -------------------------------------------------------------------------------------------
-
-
-async def test_the_environment_holds_nothing_of_ours(sandbox, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "secret-value")
-    seen = json.loads(await ok(sandbox, "import json, os; print(json.dumps(dict(os.environ)))"))
-    assert "secret-value" not in str(seen)
-    assert set(seen) <= {
-        "PATH", "LANG", "LC_ALL", "TZ", "HOME", "USER", "LOGNAME", "PWD", "TMPDIR", "PYTHONHASHSEED",
-        "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "MALLOC_ARENA_MAX",
-    }  # fmt: skip
 
 
 async def test_the_frames_around_a_program_do_not_name_what_is_hidden_from_it(sandbox):
@@ -308,12 +285,6 @@ assert not [name for name in sys.modules if name.startswith('agentenv')]
 print(sorted(name for name in globals() if not name.startswith('__')), __import__('os').listdir('.'))
 """
     assert await ok(sandbox, program) == "['A', 'pickle', 'sys'] []\n"
-
-
-async def test_nothing_stays_from_one_program_to_the_next(sandbox):
-    await ok(sandbox, "import json, os; json.mine = 1; os.environ['MINE'] = '1'; open('mine', 'w').close()")
-    left = "import json, os; print(hasattr(json, 'mine'), 'MINE' in os.environ, os.listdir('.'))"
-    assert await ok(sandbox, left) == "False False []\n"
 
 
 async def test_sets_have_the_same_order_in_every_run_and_random_numbers_differ(sandbox):

@@ -32,6 +32,8 @@ from agentenv.sandbox.local.plan import Plan
 from agentenv.sandbox.local.queue import FairQueue
 from agentenv.sandbox.local.verdicts import CROWDED, classify
 from tests.sandbox.conftest import opened
+from tests.sandbox.escapes.run import descendants, live_processes
+from tests.sandbox.fusion_servers import until
 
 ROOT = Path(__file__).parents[2]
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
@@ -53,48 +55,13 @@ def room(monkeypatch):
     os.rmdir(room)
 
 
-def processes(marker=b"_zygote"):
-    """Processes of ours: guardians, zygotes, and what was forked from them, by pid."""
-    found = {}
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            try:
-                line = Path(entry.path, "cmdline").read_bytes()
-                fields = Path(entry.path, "stat").read_text(errors="replace").rpartition(")")[2].split()
-            except OSError:
-                continue
-            if marker in line and fields[0] != "Z":
-                found[int(entry.name)] = int(fields[1])
-    return found
-
-
-def below(pid):
-    """The processes under one, all generations."""
-    everything = processes(b"")
-    found, todo = set(), [pid]
-    while todo:
-        parent = todo.pop()
-        children = [child for child, its in everything.items() if its == parent]
-        found.update(children)
-        todo += children
-    return found
-
-
-async def until(condition, seconds=60.0):
-    """Wait for something that is about to be so."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to be"
-        await asyncio.sleep(0.01)
-
-
 def guardian(sandbox):
     return sandbox._pool.zygotes[0].pid
 
 
 def zygote(sandbox):
     """The process that forks, which the guardian watches."""
-    (pid,) = [child for child, parent in processes(b"").items() if parent == guardian(sandbox)]
+    (pid,) = [child for child, (parent, _) in live_processes().items() if parent == guardian(sandbox)]
     return pid
 
 
@@ -107,7 +74,7 @@ async def test_a_killed_zygote_is_replaced_and_its_program_run_again(own_sandbox
     task = asyncio.create_task(
         own_sandbox.run("import time; time.sleep(2.0); print('done')", limits=ExecLimits(wall_s=120))
     )
-    await until(lambda: below(zygote(own_sandbox)))
+    await until(lambda: descendants(zygote(own_sandbox)))
     os.kill(victim(own_sandbox), signal.SIGKILL)
     result = await task
     assert (result.status, result.stdout) == (ExecStatus.OK, "done\n"), result
@@ -141,9 +108,9 @@ async def test_a_program_ends_no_program_of_another_sandbox(level, other_level, 
     )
     try:
         victim = await other.start(SLEEP, policy=policy, limits=ExecLimits(wall_s=120))
-        await until(lambda: below(zygote(other)))
+        await until(lambda: descendants(zygote(other)))
         await one.run("import os\nfor _ in range(3): os.kill(-1, 9)", policy=policy)
-        assert below(zygote(other)), "the program of the other sandbox is gone"
+        assert descendants(zygote(other)), "the program of the other sandbox is gone"
         assert (await victim.kill()).detail == "killed by the caller"
     finally:
         await one.aclose()
@@ -169,12 +136,12 @@ async def test_a_cancelled_run_leaves_nothing_when_it_returns(own_sandbox):
     for program in (SLEEP, "while True: pass", forks):
         policy, least = ("proc", 4) if program is forks else ("pure", 1)
         task = asyncio.create_task(own_sandbox.run(program, policy=policy, limits=ExecLimits(cpu_s=60, wall_s=60)))
-        await until(lambda least=least: len(below(zygote(own_sandbox))) >= least)
+        await until(lambda least=least: len(descendants(zygote(own_sandbox))) >= least)
         task.cancel()
         started = time.monotonic()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert not below(zygote(own_sandbox))
+        assert not descendants(zygote(own_sandbox))
         assert time.monotonic() - started < 30  # milliseconds, where nothing else runs; by itself it ends after 60 s
 
 
@@ -241,10 +208,10 @@ async def test_a_report_that_never_comes_is_an_infra_failure(strongest, monkeypa
 
 async def running(sandbox, program=SLEEP, **options):
     """An execution that has begun, and its process."""
-    known = below(zygote(sandbox))
+    known = {*descendants(zygote(sandbox))}
     execution = await sandbox.start(program, **options)
     pids = set()
-    await until(lambda: pids.update(below(zygote(sandbox)) - known) or pids)
+    await until(lambda: pids.update(descendants(zygote(sandbox)).keys() - known) or pids)
     status = Path(f"/proc/{min(pids)}/status")
     await until(lambda: "Seccomp:\t2" in status.read_text())
     return execution, min(pids)
@@ -254,7 +221,7 @@ async def running(sandbox, program=SLEEP, **options):
 async def test_a_program_that_the_host_killed_is_run_again(own_sandbox):
     task = asyncio.create_task(own_sandbox.run("import time; time.sleep(2); print('done')"))
     pids = []
-    await until(lambda: pids.extend(below(zygote(own_sandbox))) or pids)
+    await until(lambda: pids.extend(descendants(zygote(own_sandbox))) or pids)
     status = Path(f"/proc/{pids[0]}/status")
     await until(lambda: "Seccomp:\t2" in status.read_text())
     os.kill(pids[0], signal.SIGKILL)
@@ -384,11 +351,11 @@ print('up', flush=True)
 time.sleep(60)
 """
     execution = await own_sandbox.start(program, policy="proc")
-    await until(lambda: len(below(zygote(own_sandbox))) >= 4)
-    children = below(guardian(own_sandbox))
+    await until(lambda: len(descendants(zygote(own_sandbox))) >= 4)
+    children = descendants(guardian(own_sandbox))
     os.kill(victim(own_sandbox), signal.SIGKILL)
     assert (await execution.finish()).status is ExecStatus.INFRA
-    await until(lambda: not children & processes(b"").keys())
+    await until(lambda: not children.keys() & live_processes().keys())
 
 
 @pytest.mark.long
@@ -496,10 +463,10 @@ async def test_nothing_outlives_a_killed_trainer(level):
         if not message:
             pytest.skip(trainer.stderr.read()[-2000:])
         started, base = [*message.split(), ""][:2]
-        await until(lambda: len(below(int(started))) >= 7)
-        ours = below(int(started)) | {int(started)}
+        await until(lambda: len(descendants(int(started))) >= 7)
+        ours = {*descendants(int(started)), int(started)}
         trainer.kill()
-        await until(lambda: not ours & processes(b"").keys())
+        await until(lambda: not ours & live_processes().keys())
         await until(lambda: not base or not os.path.exists(base))
     finally:
         trainer.kill()
@@ -567,7 +534,7 @@ async def test_a_zygote_without_room_says_so_and_stays(own_sandbox, kind, messag
 
 
 @contextlib.contextmanager
-def small_disk(room, options):
+def small_disk(room, monkeypatch, options="size=4m,nr_inodes=1k"):
     """A folder of temporary files on a disk of its own."""
     folder = os.path.join(room, "disk")
     os.mkdir(folder, 0o711)
@@ -575,6 +542,7 @@ def small_disk(room, options):
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         os.rmdir(folder)
         pytest.skip("no disk of our own can be mounted here")
+    monkeypatch.setattr(tempfile, "tempdir", folder)
     try:
         yield folder
     finally:
@@ -583,8 +551,7 @@ def small_disk(room, options):
 
 
 async def test_a_full_disk_of_the_host_is_not_a_fault_of_the_program(room, monkeypatch):
-    with small_disk(room, "size=4m,nr_inodes=1k") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
+    with small_disk(room, monkeypatch) as folder:
         async with await opened(isolation=Isolation.LANDLOCK) as sandbox:
             Path(folder, "of the host").write_bytes(bytes(3 << 20))
             with contextlib.suppress(OSError):
@@ -608,8 +575,7 @@ async def test_only_a_program_that_lacked_the_disk_has_no_verdict_where_the_host
     room, monkeypatch, end, status
 ):
     program = "import os, time\nopen('up', 'w').close()\nwhile os.statvfs('.').f_bavail: time.sleep(0.01)\n"
-    with small_disk(room, "size=4m,nr_inodes=1k") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
+    with small_disk(room, monkeypatch) as folder:
         async with await opened(isolation=Isolation.LANDLOCK) as sandbox:
             running = asyncio.create_task(sandbox.run(program + end))
             await until(lambda: any(Path(folder).rglob("up")))
@@ -628,8 +594,7 @@ except OSError: pass
 
 @pytest.mark.parametrize("end", ["os._exit(1)", "raise OSError(28, 'No space')", "import ctypes; ctypes.string_at(0)"])
 async def test_a_program_that_fills_the_disk_within_its_quota_has_a_verdict(room, monkeypatch, end):
-    with small_disk(room, "size=4m,nr_inodes=1k") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
+    with small_disk(room, monkeypatch):
         async with await opened(isolation=Isolation.LANDLOCK, run_slots=4) as sandbox:
             programs = [FILLS + "import time; time.sleep(0.3)\n" + end] * 3 + ["import time; time.sleep(0.1)\n" + end]
             results = await asyncio.gather(*(sandbox.run(program) for program in programs))
@@ -641,8 +606,7 @@ async def test_a_program_that_fills_the_disk_within_its_quota_has_a_verdict(room
 
 
 async def test_a_program_whose_files_the_disk_has_no_room_for_runs_again_alone(room, monkeypatch):
-    with small_disk(room, "size=4m,nr_inodes=1k") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
+    with small_disk(room, monkeypatch) as folder:
         async with await opened(isolation=Isolation.LANDLOCK, run_slots=2) as sandbox:
             neighbor = "open('f', 'wb', buffering=0).write(bytes(3 << 20))\nimport time; time.sleep(2)"
             filling = asyncio.create_task(sandbox.run(neighbor))
@@ -657,10 +621,8 @@ def test_a_disk_of_unknown_size_does_not_count_as_full():
 
 
 async def test_without_room_for_a_folder_the_sandbox_says_so(room, monkeypatch):
-    with small_disk(room, "nr_inodes=1") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        with pytest.raises(SandboxUnavailable, match="No space left"):
-            await LocalSandbox(isolation=Isolation.LANDLOCK).open()
+    with small_disk(room, monkeypatch, "nr_inodes=1"), pytest.raises(SandboxUnavailable, match="No space left"):
+        await LocalSandbox(isolation=Isolation.LANDLOCK).open()
 
 
 LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
@@ -864,7 +826,7 @@ async def test_a_hundred_runs_leave_nothing(own_sandbox):
     assert [result.stdout for result in results] == ["2\n", *["1\n"] * 9] * 10
     await until(lambda: belongings() == before)
     if guardian(own_sandbox) == started:
-        await until(lambda: len(below(started)) == 1)  # the zygote
+        await until(lambda: len(descendants(started)) == 1)  # the zygote
         if inside:
             await until(lambda: seen_inside(own_sandbox) == inside)
     if base := own_sandbox._pool.zygotes[0]._base:
@@ -879,7 +841,7 @@ async def test_an_old_zygote_is_replaced_while_it_works(strongest, monkeypatch):
     results = await asyncio.gather(*(strongest.run("print(1)", tenant=str(i)) for i in range(25)))
     assert {(result.stdout, result.attempts) for result in results} == {("1\n", 1)}
     assert (await long).attempts == 1
-    await until(lambda: first not in processes(b""))
+    await until(lambda: first not in live_processes())
 
 
 async def test_closing_leaves_nothing(own_temporary_folder):
@@ -893,7 +855,7 @@ async def test_closing_leaves_nothing(own_temporary_folder):
     assert (await execution.finish()).status is ExecStatus.INFRA
     await session.aclose()
     await asyncio.sleep(0)
-    assert started not in processes(b"")
+    assert started not in live_processes()
     await until(lambda: belongings() == before)
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agentenv._util.uncancelled import run_to_completion
+from agentenv._util.calls import run_to_completion
 
 
 @pytest.mark.parametrize("times", [1, 3])

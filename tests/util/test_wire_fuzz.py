@@ -94,20 +94,13 @@ def is_served_or_refused(run, path, content, ask):
 
 
 @given(sent=RUNS | ASKED)
-@settings(max_examples=30)
+@settings(max_examples=60)
 def test_a_damaged_request_of_a_program_is_served_or_refused_with_a_reason(run, sent):
     is_served_or_refused(run, *sent)
 
 
 def test_a_file_name_of_any_length_is_refused_in_few_words(run):
     is_served_or_refused(run, "/run_code", json.dumps({**HELLO, "files": {"x" * 9000: "eA=="}}), b"")
-
-
-@pytest.mark.long
-@given(sent=RUNS | ASKED)
-@settings(max_examples=250)
-def test_many_damaged_requests_of_programs_are_served_or_refused_with_a_reason(run, sent):
-    is_served_or_refused(run, *sent)
 
 
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {"query": {}}}}}
@@ -161,28 +154,14 @@ def test_right_requests_are_answered(run):
 
 
 @given(CHAT)
-@settings(max_examples=30)
+@settings(max_examples=60)
 def test_a_damaged_chat_request_is_answered_or_refused_with_a_reason(run, content):
     is_completed_or_refused(run, content)
 
 
-@pytest.mark.long
-@given(CHAT)
-@settings(max_examples=250)
-def test_many_damaged_chat_requests_are_answered_or_refused_with_a_reason(run, content):
-    is_completed_or_refused(run, content)
-
-
 @given(RESPONSE)
-@settings(max_examples=30)
+@settings(max_examples=60)
 def test_a_damaged_response_request_is_answered_or_refused_with_a_reason(run, content):
-    is_completed_or_refused(run, content, "responses")
-
-
-@pytest.mark.long
-@given(RESPONSE)
-@settings(max_examples=250)
-def test_many_damaged_response_requests_are_answered_or_refused_with_a_reason(run, content):
     is_completed_or_refused(run, content, "responses")
 
 

@@ -225,7 +225,7 @@ async def test_heads_and_search_find_the_texts_of_an_episode(tmp_path):
 
 async def test_a_long_search_answers_in_slices(tmp_path, monkeypatch):
     write_run(tmp_path / "run", *(episode(f"a/{number}") for number in range(5)))
-    monkeypatch.setattr("agentenv.view.search.SLICE_S", -1.0)
+    monkeypatch.setattr("agentenv.view.episodes.SLICE_S", -1.0)
     async with serving(tmp_path / "run") as client:
         rows = await rows_of(client)
         found, controls = await lines_of(client, "/api/grep?run=0&q=apples")

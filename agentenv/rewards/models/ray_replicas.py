@@ -27,12 +27,12 @@ from agentenv._util.ray.cluster import (
     Placement,
     call_actor,
     check_node,
+    import_ray,
     kill_actor,
     ray_session,
     reserve,
     restore_sigchld,
 )
-from agentenv._util.ray.library import import_ray
 from agentenv._util.version import __version__
 from agentenv.core.arguments import number, one_of, whole_number
 from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError, MissingDependency

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agentenv._util.ray.cluster import call_result, describe_death, kill_actor, missing_package_error
-from agentenv._util.ray.library import import_ray
+from agentenv._util.ray.cluster import call_result, describe_death, import_ray, kill_actor, missing_package_error
 from agentenv.episode.env_actors.actors import ActorLost, no_plain_data
 from agentenv.episode.env_actors.host import EnvActor, Spec
 from agentenv.errors import AgentEnvError, InfraError

@@ -146,7 +146,7 @@ class FusionServer(Server):
     async def _open_session(self, request: Request) -> Response:
         limits, seconds = await self._read(request, lambda body: answers.read_session_request(body, self.options.caps))
         session = self._sandbox.session(limits=limits, tenant=_peer(request), **seconds)
-        if not await until_disconnect(request, _opened(session), _stopping()):
+        if await until_disconnect(request, session.__aenter__(), _stopping()) is None:
             return await self._client_left(request)
         for name in [name for name, each in self._sessions.items() if each.over]:
             await self._sessions.pop(name).aclose()
@@ -292,11 +292,6 @@ class FusionServer(Server):
         status = 429 if isinstance(error, SandboxBusy) else 504 if isinstance(error, QueueTimeout) else 503
         wait_s = self._mean_s * (1 + self._queue.num_waiting) / self._slots
         return json_response({"detail": str(error)}, status, retry_after_header(wait_s))
-
-
-async def _opened(session: InterpreterSession) -> bool:
-    await session.open()
-    return True
 
 
 def _peer(request: Request) -> str:

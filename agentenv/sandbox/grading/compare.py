@@ -34,7 +34,7 @@ _ROUNDING = Decimal("1e-9")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Options of a comparison. By default types count: 1, 1.0 and True are different values."""
+    """Options of a comparison. By default types count: 1, 1.0 and True are different values. NaN equals only NaN."""
 
     rel_tol: float = 0.0
     abs_tol: float = 0.0
@@ -45,10 +45,6 @@ class Comparison:
     """True equals 1, and False equals 0."""
     tuple_as_list: bool = False
     """(1, 2) equals [1, 2], for expectations stored as JSON."""
-    nan_equal: bool = True
-    """NaN equals NaN; it never equals anything else."""
-    signed_zero: bool = False
-    """-0.0 differs from 0.0."""
 
     def __post_init__(self) -> None:
         for name in ("rel_tol", "abs_tol"):
@@ -57,7 +53,7 @@ class Comparison:
                 raise ConfigError(
                     f"Comparison.{name}: expected a finite number of at least 0, got {value!r:.200}. Correct it."
                 )
-        for name in ("int_as_float", "bool_as_int", "tuple_as_list", "nan_equal", "signed_zero"):
+        for name in ("int_as_float", "bool_as_int", "tuple_as_list"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"Comparison.{name}: expected True or False, got {value!r:.200}. Correct it.")
 
@@ -113,9 +109,7 @@ def _same_number(expected: float, got: float, how: Comparison) -> bool:
     if type(expected) is not type(got) and not (how.tolerant or how.int_as_float):
         return False
     if expected != expected or got != got:
-        return how.nan_equal and expected != expected and got != got
-    if how.signed_zero and expected == 0 == got and type(expected) is float is type(got):
-        return math.copysign(1, expected) == math.copysign(1, got)
+        return expected != expected and got != got
     if expected == got:
         return True
     try:
@@ -130,10 +124,10 @@ def _typed(value: Any, how: Comparison) -> Any:
         return (int, int(value))
     if isinstance(value, float):
         if value != value:
-            return (float, "nan") if how.nan_equal else object()
+            return (float, "nan")
         if how.int_as_float and value.is_integer():
             return (int, int(value))
-        return (float, value, math.copysign(1, value) if how.signed_zero else None)
+        return (float, value)
     if isinstance(value, complex):
         return (complex, _typed(value.real, how), _typed(value.imag, how))
     if isinstance(value, tuple):
@@ -250,7 +244,10 @@ def _same_numeral(expected: str, got: str) -> bool:
         ArithmeticError: one of them is too large, or `nan`.
     """
     wanted, actual = _number(expected), _number(got)
-    return _without_error(got) == wanted if isinstance(wanted, int) else _is_close(wanted, actual)
+    if isinstance(wanted, int):
+        return _without_error(got) == wanted
+    # As `numpy.allclose` says by default.
+    return wanted == actual or abs(actual - wanted) <= 1e-8 + 1e-5 * abs(wanted) < math.inf
 
 
 def _without_error(word: str) -> Decimal:
@@ -264,11 +261,6 @@ def _without_error(word: str) -> Decimal:
     value = Decimal(word)
     nearest = value.to_integral_value()
     return nearest if abs(value - nearest) <= _ROUNDING else value
-
-
-def _is_close(expected: float, got: float) -> bool:
-    """Return True if two numbers are close, as `numpy.allclose` says by default."""
-    return expected == got or abs(got - expected) <= 1e-8 + 1e-5 * abs(expected) < math.inf
 
 
 def _number(word: str) -> float:

@@ -266,18 +266,14 @@ def remove_tree(path: str, *, wait_s: float = math.inf) -> bool:
                 if below is None and not depth:
                     break
                 depth += 1 if below is not None else -1
-                current = _close_first(current, os.open("..", _FOLDER, dir_fd=current) if below is None else below)
+                left, current = current, os.open("..", _FOLDER, dir_fd=current) if below is None else below
+                os.close(left)
         finally:
             os.close(current)
         os.rmdir(path)
     except OSError:
         return not os.path.lexists(path)
     return True
-
-
-def _close_first(old: int, new: int) -> int:
-    os.close(old)
-    return new
 
 
 def _open_folder(above: int, name: int | bytes) -> int:

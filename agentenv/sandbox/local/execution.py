@@ -141,11 +141,6 @@ class Capture:
         """Return the kept bytes."""
         return bytes(self._data)
 
-    async def text(self) -> str:
-        """Return the kept bytes as safe text."""
-        data = self.data()
-        return await off_loop(len(data), readable, data, truncated=self.truncated)
-
     async def take(self) -> tuple[str, bool]:
         """Return the text since the last call and True if it is truncated; the next call starts from there."""
         self.drain()
@@ -338,7 +333,7 @@ class LocalExecution:
         """Add the texts of the output, which a program may have filled with characters to escape, and end."""
         out, err = self._captures["stdout"], self._captures["stderr"]
         try:
-            result = replace(result, stdout=await out.text(), stderr=await err.text())
+            result = replace(result, stdout=(await out.take())[0], stderr=(await err.take())[0])
         except InfraError as error:
             result = replace(result, status=ExecStatus.INFRA, detail=str(error))
         finally:

@@ -20,12 +20,7 @@ OPT_IN = "AGENTENV_ALLOW_UNSAFE_SANDBOX"
 MAX_STARTS = 3
 """Attempts at a level whose zygote dies."""
 _LOG = logging.getLogger(__name__)
-_LAYERS = {
-    Isolation.NAMESPACES: ("user, pid, mount, net, ipc and uts namespaces", "read-only root", "tmpfs", "no /proc"),
-    Isolation.LANDLOCK: (),
-    Isolation.UID: (),
-    Isolation.NONE: (),
-}
+_OF_NAMESPACES = ("user, pid, mount, net, ipc and uts namespaces", "read-only root", "tmpfs", "no /proc")
 
 
 @dataclass(frozen=True)
@@ -139,7 +134,8 @@ async def _prove(plan: Plan) -> IsolationLevel:
     finally:
         if not accepted:
             await zygote.close()
-    layers = [*_LAYERS[plan.tier], *[f"landlock {zygote.landlock}"] * bool(zygote.landlock)]
+    layers = list(_OF_NAMESPACES) if plan.tier is Isolation.NAMESPACES else []
+    layers += [f"landlock {zygote.landlock}"] if zygote.landlock else []
     if plan.tier is not Isolation.NONE:
         layers += ["seccomp", "no capabilities"]
     if plan.ids and plan.tier is not Isolation.NONE:

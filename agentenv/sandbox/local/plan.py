@@ -141,11 +141,9 @@ def plans(tier: Isolation, preimport: tuple[str, ...]) -> list[Plan]:
         pythons = pythons[:1]
     paths = package_folders() if preimport else ()
     entries = entries_of(preimport, paths)
-    return [
-        Plan(tier, ids, python, paths, entries, preimport, own_folders(), _work_folder((python, *paths)))
-        for python in pythons
-    ]
-
-
-def _work_folder(shown: tuple[str, ...]) -> str:
-    return next(work for work in _WORK_FOLDERS if not any(f"{path}/".startswith(f"{work}/") for path in shown))
+    made = []
+    for python in pythons:
+        shown = (python, *paths)
+        work = next(each for each in _WORK_FOLDERS if not any(f"{path}/".startswith(f"{each}/") for path in shown))
+        made.append(Plan(tier, ids, python, paths, entries, preimport, own_folders(), work))
+    return made

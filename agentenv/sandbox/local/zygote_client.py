@@ -288,7 +288,7 @@ class Zygote:
             await asyncio.to_thread(self._process.wait, WEDGED_S)
         except subprocess.TimeoutExpired:
             self._process.kill()  # the zygote and its programs end with their guardian
-            await asyncio.to_thread(self._process.wait, WEDGED_S)
+            await asyncio.to_thread(self._process.wait, READY_S)
         if self._base:
             await asyncio.to_thread(files.remove_tree, self._base)
 

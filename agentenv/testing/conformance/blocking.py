@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agentenv._util.imports import is_own_import
+from agentenv._util.paths import is_own_import
 from agentenv.testing.conformance.cases import EpisodeCase, script
 from agentenv.testing.conformance.context import ConformanceContext
 from agentenv.testing.conformance.instrumented import InstrumentedCoroutine

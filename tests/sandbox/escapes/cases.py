@@ -3,7 +3,7 @@
 Every program begins with `PREAMBLE`: `attempt(what, deed)` prints TRYING before the deed and HELD or ESCAPED after it.
 A program that dies before its first attempt does not count as contained (`world.judge`). The host checks files,
 listeners, processes and secrets itself and does not rely on the program's output. The cases are in `files.py`,
-`processes.py`, `system.py`, `beyond.py`, `shared.py` and `ends.py`, harmless programs in `controls.py`;
+`processes.py`, `system.py`, `beyond.py` and `ends.py`, harmless programs in `controls.py`;
 `run.all_cases` returns them.
 """
 

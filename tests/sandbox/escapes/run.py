@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, Policy, Sandbox
-from tests.sandbox.escapes import beyond, controls, ends, files, processes, shared, system
+from tests.sandbox.escapes import beyond, controls, ends, files, processes, system
 from tests.sandbox.escapes.cases import LIMITS, EscapeCase, source
 from tests.sandbox.escapes.world import World, judge
 
@@ -103,9 +103,9 @@ class Bare:
         )
 
 
-def descendants() -> dict[int, str]:
-    """Return the pid and name of every living descendant of this process, zombies excluded."""
-    parents: dict[int, tuple[int, str]] = {}
+def live_processes() -> dict[int, tuple[int, str]]:
+    """Return the parent and the name of every living process of this machine by its pid, zombies excluded."""
+    found: dict[int, tuple[int, str]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
@@ -115,13 +115,19 @@ def descendants() -> dict[int, str]:
             name, _, rest = text.partition("(")[2].rpartition(")")
             state, parent = rest.split()[:2]
             if state not in "ZX":
-                parents[int(entry)] = (int(parent), name)
+                found[int(entry)] = (int(parent), name)
+    return found
+
+
+def descendants(root: int = 0) -> dict[int, str]:
+    """Return the pid and name of every living descendant of a process, or of this one."""
+    everything, root = live_processes(), root or os.getpid()
     living: dict[int, str] = {}
-    for pid, (_, name) in parents.items():
+    for pid, (_, name) in everything.items():
         ancestor = pid
-        while ancestor in parents and ancestor != os.getpid():
-            ancestor = parents[ancestor][0]
-        if ancestor == os.getpid() and pid != ancestor:
+        while ancestor in everything and ancestor != root:
+            ancestor = everything[ancestor][0]
+        if ancestor == root and pid != ancestor:
             living[pid] = name
     return living
 
@@ -223,7 +229,7 @@ def all_cases() -> list[EscapeCase]:
         *beyond.REPORTS,
         *beyond.SIGNALS,
         *beyond.CHEATS,
-        *shared.SHARED,
+        *beyond.SHARED,
         *ends.ENDS,
         *ends.HIDING,
         *controls.CONTROLS,

@@ -10,7 +10,6 @@ from agentenv.errors import ConfigError, InfraError
 from agentenv.sandbox.grading import AssertSuite, AssertTest, Verdict, asserts, grade
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus
 from tests.sandbox.conftest import opened
-from tests.sandbox.grading.plain import PlainSandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = ExecLimits(cpu_s=4.0, wall_s=60.0)
@@ -40,13 +39,10 @@ async def test_asserts_are_judged_one_by_one(sandbox):
     assert (result.integrity.value, result.num_executions) == ("proxy", 2)
 
 
-async def test_they_are_judged_the_same_without_isolation():
-    tests = suite("assert add(1, 2) == 3", "assert add(1, 2) == 4")
-    assert await verdicts(PlainSandbox(), ADD, tests) == ["passed", "failed"]
-
-
 @pytest.mark.parametrize("times", [1, 2])
-async def test_a_kill_of_the_tests_process_by_the_host_is_no_verdict_if_it_is_killed_alone_too(monkeypatch, times):
+async def test_a_kill_of_the_tests_process_by_the_host_is_no_verdict_if_it_is_killed_alone_too(
+    sandbox, monkeypatch, times
+):
     ends = [InfraError("the tests' sandbox failed: host: a kill")] * times
     examine_pair = asserts._examine_pair
 
@@ -56,7 +52,7 @@ async def test_a_kill_of_the_tests_process_by_the_host_is_no_verdict_if_it_is_ki
         return await examine_pair(*args, **kwargs)
 
     monkeypatch.setattr(asserts, "_examine_pair", killed)
-    result = await grade(PlainSandbox(), ADD, suite("assert add(1, 2) == 3"), limits=LIMITS)
+    result = await grade(sandbox, ADD, suite("assert add(1, 2) == 3"), limits=LIMITS)
     assert (result.score, result.infra_detail != "") == ((1.0, False) if times == 1 else (None, True))
 
 

@@ -17,7 +17,6 @@ from agentenv.sandbox.grading import (
 from agentenv.sandbox.local.sandbox import LocalSandbox
 from agentenv.sandbox.types import ExecLimits, Isolation, SandboxUnavailable
 from tests.sandbox.grading.cheats import CHEATS, HONEST, MAIN
-from tests.sandbox.grading.plain import PlainSandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SUMS = ((1, 2, 3), (10, -4, 6), (20, 22, 42))
@@ -55,9 +54,8 @@ async def test_there_are_enough_cheats_of_different_names():
 @pytest.mark.long
 @pytest.mark.parametrize("suite", [*SUITES.values(), PYTEST], ids=[*SUITES, "pytest"])
 async def test_an_honest_solution_passes_every_grader(sandbox_with_pytest, suite):
-    for opened in (sandbox_with_pytest, PlainSandbox()):
-        result = await grade(opened, program(suite, HONEST), suite, limits=LIMITS)
-        assert (result.score, result.tamper_signals) == (1.0, ())
+    result = await grade(sandbox_with_pytest, program(suite, HONEST), suite, limits=LIMITS)
+    assert (result.score, result.tamper_signals) == (1.0, ())
 
 
 async def refused(sandbox, kind, cheat, *, stop_on_fail):

@@ -25,8 +25,9 @@ from agentenv.sandbox.grading import (
 from agentenv.sandbox.grading.executions import GradingRun
 from agentenv.sandbox.grading.stdio import own_traceback
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, SandboxBusy
-from tests.sandbox.grading.plain import PlainSandbox
+from tests.sandbox.grading.conftest import Wrapped
 
+ours = pytest.mark.asyncio(loop_scope="module")
 LIMITS = ExecLimits(cpu_s=4.0, wall_s=60.0)
 SUITES = {
     "stdio": StdioSuite(visible=(StdioTest("1", "1"),), hidden=(StdioTest("2", "SECRET"),)),
@@ -39,11 +40,28 @@ SUITES = {
 }  # fmt: skip
 
 
-class Failing(PlainSandbox):
+FAILED = ExecResult(ExecStatus.INFRA, isolation=Isolation.NONE, detail="no more forks")
+
+
+class Ended:
+    """An execution that the sandbox has lost."""
+
+    async def send(self, data): ...
+
+    async def receive(self, max_bytes=0):
+        return b""
+
+    async def finish(self):
+        return FAILED
+
+    kill = finish
+
+
+class Failing(Wrapped):
     """A sandbox that fails from its nth execution on, in one of two ways."""
 
-    def __init__(self, after=0, busy=False):
-        super().__init__()
+    def __init__(self, inner, after, busy):
+        super().__init__(inner)
         self.left = after
         self.busy = busy
 
@@ -55,34 +73,29 @@ class Failing(PlainSandbox):
         return self.left < 0
 
     async def run(self, program, **options):
-        if self.failed():
-            return ExecResult(ExecStatus.INFRA, isolation=Isolation.NONE, detail="no more forks")
-        return await super().run(program, **options)
+        return FAILED if self.failed() else await super().run(program, **options)
 
     async def start(self, program, **options):
-        failed = self.failed()
-        execution = await super().start(program, **options)
-        if failed:
-            await execution.kill()
-            execution.result = ExecResult(ExecStatus.INFRA, isolation=Isolation.NONE, detail="no more forks")
-        return execution
+        return Ended() if self.failed() else await super().start(program, **options)
 
 
+@ours
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("after", "busy", "stop_on_fail"), [(0, False, False), (0, True, True), (1, False, True), (1, True, False)]
 )
 @pytest.mark.parametrize("kind", SUITES)
-async def test_a_sandbox_that_fails_yields_no_number(kind, after, busy, stop_on_fail):
+async def test_a_sandbox_that_fails_yields_no_number(sandbox_with_pytest, kind, after, busy, stop_on_fail):
     code = "def f(x): return x\nif __name__ == '__main__': print(input())\n"
-    result = await grade(Failing(after, busy), code, SUITES[kind], limits=LIMITS, stop_on_fail=stop_on_fail)
+    failing = Failing(sandbox_with_pytest, after, busy)
+    result = await grade(failing, code, SUITES[kind], limits=LIMITS, stop_on_fail=stop_on_fail)
     assert (result.sandbox_failed, result.score, result.all_passed) == (True, None, None)
     assert result.share(visible=True) is result.share(visible=False) is None
     assert result.infra_detail
     assert feedback(result) == "The tests could not be run. This says nothing about the program."
 
 
-class Broken(PlainSandbox):
+class Broken(Wrapped):
     """A sandbox in which the grader's own part of a program does not come to run."""
 
     async def run(self, program, **options):
@@ -92,26 +105,32 @@ class Broken(PlainSandbox):
         return await super().start("import sys\nsys.exit('no such library')\n", **options)
 
 
+@ours
 @pytest.mark.parametrize("kind", [kind for kind in SUITES if kind != "stdio"])
-async def test_a_grader_that_does_not_come_to_run_says_nothing_of_the_program(kind):
-    result = await grade(Broken(), "def f(x): return x\n", SUITES[kind], limits=LIMITS)
+async def test_a_grader_that_does_not_come_to_run_says_nothing_of_the_program(sandbox_with_pytest, kind):
+    result = await grade(Broken(sandbox_with_pytest), "def f(x): return x\n", SUITES[kind], limits=LIMITS)
     assert (result.sandbox_failed, result.score) == (True, None)
     assert "no such library" in result.infra_detail
 
 
+@ours
 @pytest.mark.parametrize("kind", SUITES)
-async def test_cancelling_leaves_no_process(kind):
-    sandbox = PlainSandbox()
-    task = asyncio.create_task(grade(sandbox, "import time\ntime.sleep(600)\n", SUITES[kind], limits=LIMITS))
+async def test_cancelling_leaves_no_process(sandbox_with_pytest, kind):
+    def in_flight():
+        return sum(zygote.in_flight for zygote in sandbox_with_pytest._pool.zygotes)
+
+    code = "import time\ntime.sleep(600)\n"
+    task = asyncio.create_task(grade(sandbox_with_pytest, code, SUITES[kind], limits=LIMITS))
     async with asyncio.timeout(60):
-        while not sandbox.executions:
+        while not in_flight():
             await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert all(execution.result is not None for execution in sandbox.executions)
+    assert in_flight() == 0
 
 
+@ours
 @pytest.mark.parametrize(
     "suite",
     [
@@ -120,9 +139,9 @@ async def test_cancelling_leaves_no_process(kind):
     ],
     ids=["stdio", "functions"],
 )
-async def test_programs_of_one_answer_do_not_wait_for_each_others_run_slots(suite):
-    class Counting(PlainSandbox):
-        run_slots, running, most = 2, 0, 0
+async def test_programs_of_one_answer_do_not_wait_for_each_others_run_slots(sandbox, suite):
+    class Counting(Wrapped):
+        running, most = 0, 0
 
         async def run(self, program, **options):
             self.running += 1
@@ -131,31 +150,31 @@ async def test_programs_of_one_answer_do_not_wait_for_each_others_run_slots(suit
             self.running -= 1
             return result
 
-    sandbox = Counting()
-    await grade(sandbox, "def f(x): return x\nif __name__ == '__main__': print(input())\n", suite, limits=LIMITS)
-    assert sandbox.most == 2
+    counting = Counting(sandbox)
+    counting.run_slots = 2
+    await grade(counting, "def f(x): return x\nif __name__ == '__main__': print(input())\n", suite, limits=LIMITS)
+    assert counting.most == 2
 
 
+@ours
 @pytest.mark.parametrize(("delay_s", "num_passed"), [(0.0, 3), (8.0, 5), (13.0, 5)])
-async def test_tests_after_the_time_for_all_are_timeouts_unless_the_host_took_it(delay_s, num_passed):
+async def test_tests_after_the_time_for_all_are_timeouts_unless_the_host_took_it(sandbox, delay_s, num_passed):
     left_s = 40.0
 
     def give_back(seconds):
         nonlocal left_s
         left_s += seconds
 
-    class Slow(PlainSandbox):
-        run_slots = 1
-
+    class Slow(Wrapped):
         async def run(self, program, **options):
             nonlocal left_s
             left_s -= 14.0
             return replace(await super().run(program, **options), wall_s=14.0, run_delay_s=delay_s)
 
     tests = StdioSuite(hidden=(StdioTest("1", "1"),) * 5)
-    result = await grade(
-        Slow(), "print(input())", tests, limits=LIMITS, seconds_left=lambda: left_s, give_back=give_back
-    )
+    slow = Slow(sandbox)
+    slow.run_slots = 1
+    result = await grade(slow, "print(input())", tests, limits=LIMITS, seconds_left=lambda: left_s, give_back=give_back)
     late = [Verdict.TIMEOUT] * (5 - num_passed)
     assert [test.verdict for test in result.tests] == [Verdict.PASSED] * num_passed + late
 
@@ -181,9 +200,7 @@ def test_what_programs_waited_is_given_back_once(executions, given_back_s, most_
         more_s = min(seconds, most_s - given_s)
         left_s, given_s = left_s + more_s, given_s + more_s
 
-    grading = GradingRun(
-        PlainSandbox(), LIMITS, "", stop_on_fail=False, seconds_left=lambda: left_s, give_back=give_back
-    )
+    grading = GradingRun(None, LIMITS, "", stop_on_fail=False, seconds_left=lambda: left_s, give_back=give_back)
     for wall_s, run_delay_s in executions:
         result = ExecResult(ExecStatus.OK, isolation=Isolation.NONE)
         grading.record(replace(result, wall_s=wall_s, run_delay_s=run_delay_s))
@@ -197,12 +214,12 @@ def test_what_programs_waited_is_given_back_once(executions, given_back_s, most_
     assert grading.out_of_time()[0] is Verdict.TIMEOUT
 
 
+@ours
 @pytest.mark.parametrize("kind", SUITES)
-async def test_no_kind_of_test_starts_without_time(kind):
-    sandbox = PlainSandbox()
+async def test_no_kind_of_test_starts_without_time(sandbox, kind):
     result = await grade(sandbox, "def f(x): return x\n", SUITES[kind], limits=LIMITS, seconds_left=lambda: 0.5)
     assert {test.verdict for test in result.tests} == {Verdict.TIMEOUT}
-    assert not sandbox.executions
+    assert result.num_executions == 0
 
 
 VERDICTS = st.lists(st.tuples(st.booleans(), st.sampled_from(Verdict)), min_size=1, max_size=6)
@@ -238,22 +255,24 @@ LEAKY = {
 }
 
 
+@ours
 @pytest.mark.long
 @pytest.mark.parametrize("kind", LEAKY)
-async def test_a_program_that_shows_all_it_sees_shows_no_hidden_test(kind):
-    result = await grade(PlainSandbox(), LEAKY[kind], SUITES[kind], limits=LIMITS)
+async def test_a_program_that_shows_all_it_sees_shows_no_hidden_test(sandbox_with_pytest, kind):
+    result = await grade(sandbox_with_pytest, LEAKY[kind], SUITES[kind], limits=LIMITS)
     assert result.score == 0.0
     assert "SECRET" not in feedback(result, max_tests=9)
     assert "SECRET" not in result.load_error
 
 
-async def test_feedback_names_the_first_visible_failure_and_how_many_hidden_tests_passed():
+@ours
+async def test_feedback_names_the_first_visible_failure_and_how_many_hidden_tests_passed(sandbox):
     suite = FunctionSuite(
         "double",
         visible=(FunctionTest((1,), 2), FunctionTest(([1],), [2]), FunctionTest((None,), None)),
         hidden=(FunctionTest((3,), 6), FunctionTest((0,), 1)),
     )
-    result = await grade(PlainSandbox(), "def double(x): return x * 2\n", suite, limits=LIMITS)
+    result = await grade(sandbox, "def double(x): return x * 2\n", suite, limits=LIMITS)
     assert feedback(result) == (
         "1 of 3 tests passed.\n\nTest visible[1] gave a wrong result.\ninput: double([1])\nexpected: [2]\n"
         "got: [1, 1]\n\n1 of 2 hidden tests passed."
@@ -262,32 +281,35 @@ async def test_feedback_names_the_first_visible_failure_and_how_many_hidden_test
     assert "hidden" not in feedback(result, hidden_count=False)
 
 
-async def test_feedback_of_a_program_that_cannot_be_loaded_shows_why():
+@ours
+async def test_feedback_of_a_program_that_cannot_be_loaded_shows_why(sandbox):
     suite = FunctionSuite("double", visible=(FunctionTest((1,), 2),))
-    result = await grade(PlainSandbox(), "def double(x)\n    return 2 * x\n", suite, limits=LIMITS)
+    result = await grade(sandbox, "def double(x)\n    return 2 * x\n", suite, limits=LIMITS)
     assert feedback(result).startswith("The program could not be loaded.\n")
     assert "def double(x)" in feedback(result)
     assert "SyntaxError: expected ':'" in feedback(result)
 
 
+@ours
 @pytest.mark.long
-async def test_a_load_error_is_reported_without_visible_tests_too_by_a_process_that_knows_no_test():
+async def test_a_load_error_is_reported_without_visible_tests_too_by_a_process_that_knows_no_test(sandbox):
     suite = FunctionSuite("f", hidden=(FunctionTest(("SECRET",), 1),))
-    result = await grade(PlainSandbox(), "def f(x)\n", suite, limits=LIMITS)
+    result = await grade(sandbox, "def f(x)\n", suite, limits=LIMITS)
     assert "SyntaxError" in feedback(result)
     assert result.num_executions == 2
-    result = await grade(PlainSandbox(), LEAKY["functions"], suite, limits=LIMITS)
+    result = await grade(sandbox, LEAKY["functions"], suite, limits=LIMITS)
     assert "ValueError" in feedback(result)
     assert "SECRET" not in feedback(result)
-    result = await grade(PlainSandbox(), "1 / 0\n", AssertSuite(("f",), hidden=(AssertTest("f(1)"),)), limits=LIMITS)
+    result = await grade(sandbox, "1 / 0\n", AssertSuite(("f",), hidden=(AssertTest("f(1)"),)), limits=LIMITS)
     assert "ZeroDivisionError" in feedback(result)
 
 
+@ours
 @pytest.mark.long
-async def test_feedback_names_the_limit_that_was_hit():
+async def test_feedback_names_the_limit_that_was_hit(sandbox):
     suite = FunctionSuite("f", visible=(FunctionTest((), 1),))
     limits = ExecLimits(cpu_s=30.0, wall_s=3.0)
-    result = await grade(PlainSandbox(), "def f():\n    while True: pass\n", suite, limits=limits)
+    result = await grade(sandbox, "def f():\n    while True: pass\n", suite, limits=limits)
     assert "took too long" in feedback(result)
     assert "it did not finish within wall_s = 3 s" in feedback(result)
 

@@ -1,6 +1,9 @@
 """pytest beside the solution: evidence, which must be complete and agree with itself."""
 
 import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,6 @@ import pytest
 from agentenv.errors import ConfigError, DataError
 from agentenv.sandbox.grading import PytestSuite, grade, in_process
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation
-from tests.sandbox.grading.plain import PlainSandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = ExecLimits(cpu_s=10.0, wall_s=120.0)
@@ -111,23 +113,23 @@ async def test_files_that_configure_python_or_pytest_are_left_out_and_noted(sand
 
 
 @pytest.mark.long
-async def test_a_right_program_that_raises_inside_an_assertion_passes():
+async def test_a_right_program_that_raises_inside_an_assertion_passes(sandbox_with_pytest):
     tests = (
         b"import pytest\nfrom solution import div\ndef test_a():\n    with pytest.raises(ZeroDivisionError):\n"
         b"        assert div(1, 0) == 0\n"
     )
     for code, verdict in (("def div(a, b): return a / b\n", "passed"), ("def div(a, b): return 0\n", "failed")):
-        result = await graded(PlainSandbox(), code, files={"test.py": tests}, nodes=("test.py::test_a",))
+        result = await graded(sandbox_with_pytest, code, files={"test.py": tests}, nodes=("test.py::test_a",))
         assert [test.verdict.value for test in result.tests] == [verdict]
 
 
 @pytest.mark.long
-async def test_a_conftest_of_the_suites_own_counts():
+async def test_a_conftest_of_the_suites_own_counts(sandbox_with_pytest):
     files = {
         "conftest.py": b"import pytest\n@pytest.fixture\ndef two(): return 2\n",
         "test.py": b"from solution import add\ndef test_it(two):\n    assert add(two, 0) == 2\n",
     }
-    assert (await graded(PlainSandbox(), SOLUTION, files=files, nodes=("test.py::test_it",))).score == 1.0
+    assert (await graded(sandbox_with_pytest, SOLUTION, files=files, nodes=("test.py::test_it",))).score == 1.0
 
 
 FIXED = {
@@ -181,9 +183,9 @@ async def test_files_of_the_policy_that_cannot_be_written_fail_its_tests(sandbox
     assert (result.score, result.infra_detail) == (float(verdict == "passed"), "")
 
 
-async def test_test_files_that_do_not_fit_are_an_error_of_configuration():
+async def test_test_files_that_do_not_fit_are_an_error_of_configuration(sandbox):
     with pytest.raises(ConfigError, match=r"PytestSuite\.files: expected files that fit"):
-        await graded(PlainSandbox(), SOLUTION, files={**FILES, "data": 40 * MIB})
+        await graded(sandbox, SOLUTION, files={**FILES, "data": 40 * MIB})
 
 
 OVERLAP = b"""
@@ -276,11 +278,12 @@ async def test_a_test_whose_asserts_are_not_reached_is_not_passed_and_is_no_tamp
     assert ([test.verdict.value for test in result.tests], result.tamper_signals) == (expected, ())
 
 
-class Telling(PlainSandbox):
+class Telling:
     """A sandbox whose program says this instead."""
 
+    isolation, limits = Isolation.NONE, LIMITS
+
     def __init__(self, **result):
-        super().__init__()
         self.result = result
 
     async def run(self, program, *, files=None, fetch=(), **_):
@@ -353,9 +356,24 @@ async def test_a_suite_that_cannot_be_graded_is_refused_at_once(options, words):
         PytestSuite({"test.py": b"def test_it(): pass\n"}, **options)
 
 
-async def test_a_test_file_that_is_not_python_is_refused():
+async def test_a_test_file_that_is_not_python_is_refused(sandbox):
     with pytest.raises(ConfigError, match="expected Python in"):
-        await graded(PlainSandbox(), "", files={"test.py": b"def test_it(:\n"}, nodes=("test.py::test_it",))
+        await graded(sandbox, "", files={"test.py": b"def test_it(:\n"}, nodes=("test.py::test_it",))
+
+
+class OnHost:
+    """The program of a grader as a process of this machine, which sees its files."""
+
+    isolation, limits = Isolation.NONE, LIMITS
+
+    async def run(self, program, *, stdin=b"", **_):
+        with tempfile.TemporaryFile() as channel:
+            command = [sys.executable, "-I", "-S", "-c", f"import os; os.dup2({channel.fileno()}, 3)\n{program}"]
+            done = subprocess.run(command, input=stdin, capture_output=True, pass_fds=[channel.fileno()], check=False)
+            channel.seek(0)
+            status = ExecStatus.NONZERO if done.returncode else ExecStatus.OK
+            stderr = done.stderr.decode(errors="replace")
+            return ExecResult(status, exit_code=done.returncode, stderr=stderr, channel=channel.read())
 
 
 @pytest.mark.parametrize("broken", ["pytest/__init__.py", "_pytest/config/__init__.py", "_pytest/junitxml.py"])
@@ -369,8 +387,9 @@ async def test_a_pytest_that_breaks_before_the_solution_is_an_error_of_configura
     (tmp_path / broken).write_text(source)
     path = [str(tmp_path), *in_process._pytest_path()]
     monkeypatch.setattr(in_process, "_pytest_path", lambda: path)
+    files = {"test.py": b"def test_it(): pass\n"}
     with pytest.raises(ConfigError, match=r"expected a sandbox with pytest, got .*nothing_of_this_name"):
-        await graded(PlainSandbox(), SOLUTION, files={"test.py": b"def test_it(): pass\n"}, nodes=("test.py::test_it",))
+        await graded(OnHost(), SOLUTION, files=files, nodes=("test.py::test_it",))
 
 
 @pytest.mark.parametrize("decoys", [True, False])
@@ -379,11 +398,11 @@ async def test_a_pytest_that_breaks_before_the_solution_is_an_error_of_configura
     ["assert True", "assert add(1, 2) == 3 or True", "assert (add(1, 2) == 3, 'wrong')",
      "assert (n for n in [add(1, 2)])", "'text'\n        assert add(1, 2) == add(1, 2)\n        pass"],
 )  # fmt: skip
-async def test_a_test_that_no_program_can_fail_is_an_error_of_the_data(body, decoys):
+async def test_a_test_that_no_program_can_fail_is_an_error_of_the_data(sandbox, body, decoys):
     tests = f"from solution import add\nclass TestIt:\n    def test_it(self):\n        {body}\n".encode()
     node = "test.py::TestIt::test_it"
     with pytest.raises(DataError, match=f"PytestSuite: expected tests that can fail, got '{node}'"):
-        await graded(PlainSandbox(), SOLUTION, files={"test.py": tests}, nodes=(node,), decoys=decoys)
+        await graded(sandbox, SOLUTION, files={"test.py": tests}, nodes=(node,), decoys=decoys)
 
 
 @pytest.mark.parametrize(
@@ -409,7 +428,5 @@ async def test_a_test_that_catches_its_own_errors_shows_nothing(sandbox_with_pyt
 
 
 async def test_a_sandbox_without_pytest_is_an_error_of_configuration_and_no_failure_of_infrastructure(sandbox):
-    if isinstance(sandbox, PlainSandbox):
-        pytest.skip("here programs have all of this environment's packages")
     with pytest.raises(ConfigError, match=r"PytestSuite: expected a sandbox with pytest, got .No module named"):
         await graded(sandbox, SOLUTION, files={"test.py": b"def test_it(): pass\n"}, nodes=("test.py::test_it",))

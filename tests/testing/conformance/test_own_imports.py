@@ -6,8 +6,7 @@ import threading
 import pytest
 
 from agentenv import AgentInstance, StepResult
-from agentenv._util.imports import is_own_import
-from agentenv._util.paths import PACKAGE
+from agentenv._util.paths import PACKAGE, is_own_import
 from agentenv.testing.conformance import blocking
 from agentenv.testing.conformance.context import ConformanceOptions
 from agentenv.testing.conformance.suite import make_context, run_suite

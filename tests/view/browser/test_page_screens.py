@@ -292,7 +292,7 @@ def test_17_a_step_leads_to_its_episodes_and_back_to_the_same_zoom(opened):
     assert "zoom=1_3" in page.evaluate("location.hash")
 
 
-def test_trainings_stand_in_the_same_charts(watched, tokenizer, tmp_path):
+def test_two_trainings_stand_in_the_same_charts_and_are_compared_down_to_their_episodes(watched, tokenizer, tmp_path):
     with serving(*(train_run(tmp_path / name, tokenizer) for name in ("one", "two"))) as address:
         page = watched().open(address, "/0/training")
         page.wait_for_selector(".chart")
@@ -302,25 +302,11 @@ def test_trainings_stand_in_the_same_charts(watched, tokenizer, tmp_path):
         page.wait_for_selector(".chart-legend >> text=training, two")
         page.keyboard.press("j")
         page.wait_for_selector("text=Step 1")
-
-
-def test_two_trainings_are_compared_down_to_their_episodes(watched, tokenizer, tmp_path):
-    with serving(*(train_run(tmp_path / name, tokenizer) for name in ("one", "two"))) as address:
-        page = watched().open(address, "/0/training")  # run 1 is that of its evaluations
-        page.wait_for_selector(".chart")
-        page.evaluate("location.hash = '#/compare/0/2?task=t'")
-        page.wait_for_function("() => document.querySelectorAll('.pair-side .strand-head').length === 2")
-
-
-def test_compare_leads_from_a_training_to_the_next_training_and_not_to_its_own_evaluations(
-    watched, tokenizer, tmp_path
-):
-    with serving(*(train_run(tmp_path / name, tokenizer) for name in ("one", "two"))) as address:
-        page = watched().open(address, "/0/training")
-        page.wait_for_selector(".chart")
         page.get_by_role("navigation", name="screens").get_by_role("link", name="Compare").click()
         page.wait_for_selector(".interval, .tiles")
-        assert page.evaluate("location.hash").startswith("#/compare/0/2")
+        assert page.evaluate("location.hash").startswith("#/compare/0/2")  # run 1 is that of its own evaluations
+        page.evaluate("location.hash = '#/compare/0/2?task=t'")
+        page.wait_for_function("() => document.querySelectorAll('.pair-side .strand-head').length === 2")
 
 
 def test_a_step_is_compared_with_any_other(opened):
@@ -401,14 +387,6 @@ def test_23_a_special_token_has_the_text_color_of_its_ground(opened):
     page = opened("/1/task/g", ".t.special.p3")
     color = "node => getComputedStyle(node).color"
     assert page.locator(".t.special.p3").first.evaluate(color) == page.locator(".legend .p3").first.evaluate(color)
-
-
-def test_23_nothing_is_cut_off_at_200_percent(opened):
-    page = opened("/0/overview", ".tiles")
-    page.set_viewport_size({"width": 720, "height": 450})  # what 200 % leaves of 1,440 pixels
-    assert page.evaluate("document.documentElement.scrollWidth") <= 720
-    page = opened("/0/episode/a%2F1", ".tokens")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 720
 
 
 def test_24_headings_names_and_roles(opened):
