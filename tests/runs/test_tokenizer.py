@@ -2,7 +2,7 @@
 
 import os
 
-from agentenv.engines.models import load_tokenizer, resolve_model
+from agentenv.engines.models import load_stop_token_ids, load_tokenizer, resolve_model
 from agentenv.runs.records.directory import RunWriter
 from agentenv.runs.records.tokenizer import keep_tokenizer
 from agentenv.runs.tokens.view import load_run_tokenizer
@@ -16,9 +16,9 @@ def test_a_run_directory_has_the_tokenizer_and_the_stops_of_a_model_that_is_not_
     tokenizer = load_tokenizer(resolve_model("tiny-math"))
     keep_tokenizer(tmp_path / "run", tokenizer, (2, 7))
     (tmp_path / "run").rename(tmp_path / "copied")
-    found, stops = load_run_tokenizer(tmp_path / "copied")
-    assert (found.get_vocab(), found.chat_template, stops) == (tokenizer.get_vocab(), tokenizer.chat_template, (2, 7))
-    assert load_run_tokenizer(tmp_path / "copied", "tiny-math")[1] == (2, 7)
+    found = load_run_tokenizer(tmp_path / "copied")
+    assert (found.get_vocab(), found.chat_template) == (tokenizer.get_vocab(), tokenizer.chat_template)
+    assert load_stop_token_ids(str(tmp_path / "copied" / "tokenizer")) == (2, 7)
 
 
 def test_a_resumed_run_does_not_write_the_tokenizer_again(tmp_path):
