@@ -13,8 +13,7 @@ from agentenv._util.jsonable import jsonable
 from agentenv.core.trajectory import Trajectory
 from agentenv.runs.metrics import Metrics, Summary, Tally, Totals, summarize
 from agentenv.runs.prepare import Job
-from agentenv.runs.records.async_writer import Outbox
-from agentenv.runs.records.directory import METRICS
+from agentenv.runs.records.directory import METRICS, Outbox
 from agentenv.runs.trackers import Trackers
 
 

@@ -16,7 +16,7 @@ from agentenv.core.types import Completion, StepResult, StopReason, Task
 from agentenv.errors import ConfigError, DataError
 from agentenv.runs.records import directory as record
 from agentenv.runs.records.directory import RunWriter, read_config, read_trajectories
-from agentenv.runs.records.encoded import EncodedTrajectory, encoded
+from agentenv.runs.records.index import EncodedTrajectory, encoded
 from agentenv.runs.records.lines import trajectory_to_dict
 from agentenv.runs.records.scan import ReadReport
 

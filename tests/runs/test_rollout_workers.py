@@ -16,7 +16,7 @@ from tests.drivers import command, forked, ids, lines, write_rows
 from tests.drivers import without_times as without_durations
 from tests.training.trainings import flags, make_place, without_times
 
-SCENE = Path(__file__).parents[2] / "episode" / "env_actors" / "scene.py"
+SCENE = Path(__file__).parents[1] / "episode" / "env_actors" / "scene.py"
 
 pytestmark = pytest.mark.long
 

@@ -25,11 +25,11 @@ from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError
 from agentenv.runs.config import RunConfig
-from agentenv.runs.env_actors.source import AgentFuncSpec, RayPlaces, RemoteEnv, in_actors, open_ray_actors
+from agentenv.runs.env_actors import AgentFuncSpec, RayPlaces, RemoteEnv, in_actors, open_ray_actors
 from agentenv.testing.tokenizers import CharTokenizer
 from tests.drivers import command, lines, write_rows
 
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[1]
 SCENE = TESTS / "episode" / "env_actors" / "scene.py"
 FILES = TESTS / "interop" / "agent_funcs"
 ONCE = ErrorPolicy(max_retries=0)
