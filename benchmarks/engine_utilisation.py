@@ -45,8 +45,7 @@ from agentenv.engines.vllm.wire import vllm_sampling
 from agentenv.episode.runner import EpisodeRunner, plan
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EnvSource
-from agentenv.runs.records.async_writer import Outbox
-from agentenv.runs.records.directory import RunWriter
+from agentenv.runs.records.directory import Outbox, RunWriter
 from agentenv_envs.math_retry import MathRetry
 
 sys.path.insert(0, str(ROOT))

@@ -23,7 +23,7 @@ from agentenv.episode.runner import plan
 from agentenv.runs.config import RunConfig
 from agentenv.runs.opening import open_runner
 from agentenv.runs.prepare import prepare
-from agentenv.runs.records.async_writer import Outbox
+from agentenv.runs.records.directory import Outbox
 from agentenv.runs.run import open_run
 
 

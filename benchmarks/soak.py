@@ -33,8 +33,7 @@ from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EnvSource
 from agentenv.errors import EngineError
 from agentenv.runs.metrics import Tally
-from agentenv.runs.records.async_writer import Outbox
-from agentenv.runs.records.directory import RunWriter
+from agentenv.runs.records.directory import Outbox, RunWriter
 from agentenv.runs.records.index import INDEX
 from agentenv.runs.watchdog import Watchdog
 from agentenv.testing.tokenizers import CharTokenizer

@@ -261,33 +261,34 @@ class _Group:
     num_passed: int = 0
 
 
-class TimeCounts:
-    """The running counts behind Time."""
+_KINDS = ("error_types", "stop_reasons", "bridges", "refusals", "retried_errors")
 
-    def __init__(self) -> None:
-        self.num_episodes = self.num_action_tokens = self.num_input_tokens = 0
-        self.generate_s = self.step_s = self.wait_s = 0.0
 
-    def add(self, e: Summary) -> None:
+class Totals(Counter[str]):
+    """Sums over episodes of the numbers in a Summary, and "num_episodes"."""
+
+    NAMES = (
+        "attempt", "num_action_tokens", "num_cached_tokens", "num_cut", "num_input_tokens", "num_observation_tokens",
+        "num_prompt_tokens", "num_step_retries", "generate_s", "step_s", "wait_s",
+    )  # fmt: skip
+
+    def count(self, e: Summary) -> None:
         """Count an episode."""
-        self.num_episodes += 1
-        self.num_action_tokens += e.num_action_tokens
-        self.num_input_tokens += e.num_input_tokens
-        self.generate_s += e.generate_s
-        self.step_s += e.step_s
-        self.wait_s += e.wait_s
+        self["num_episodes"] += 1
+        for name in self.NAMES:
+            self[name] += getattr(e, name)
 
     def time(self, wall_s: float) -> Time:
         """Return the Time of a run of `wall_s` seconds."""
-        total_s = self.generate_s + self.step_s + self.wait_s
+        total_s = self["generate_s"] + self["step_s"] + self["wait_s"]
         return Time(
             wall_s=wall_s,
-            episodes_per_s=_ratio(self.num_episodes, wall_s),
-            action_tokens_per_s=_ratio(self.num_action_tokens, wall_s),
-            input_tokens_per_s=_ratio(self.num_input_tokens, wall_s),
-            generate_share=_ratio(self.generate_s, total_s),
-            step_share=_ratio(self.step_s, total_s),
-            wait_share=_ratio(self.wait_s, total_s),
+            episodes_per_s=_ratio(self["num_episodes"], wall_s),
+            action_tokens_per_s=_ratio(self["num_action_tokens"], wall_s),
+            input_tokens_per_s=_ratio(self["num_input_tokens"], wall_s),
+            generate_share=_ratio(self["generate_s"], total_s),
+            step_share=_ratio(self["step_s"], total_s),
+            wait_share=_ratio(self["wait_s"], total_s),
         )
 
 
@@ -303,36 +304,25 @@ class _Counts:
         self.pass_scores = dict(pass_scores)
         self.group_size, self.passes = group_size, Passes(pass_score)
         self.rewards_in_range = self.scores_in_range = True
-        self.num_truncated = self.num_retries = self.num_step_retries = self.turns = self.turns_max = 0
-        self.num_cut = self.num_prompt_tokens = self.num_observation_tokens = self.num_cached_tokens = 0
-        self.times = TimeCounts()
-        self.error_types, self.stop_reasons, self.bridges = Counter[str](), Counter[str](), Counter[str]()
-        self.refusals, self.retried = Counter[str](), Counter[str]()
+        self.num_truncated = self.turns = self.turns_max = 0
+        self.totals = Totals()
+        self.kinds: dict[str, Counter[str]] = defaultdict(Counter)
+        """Counts of errors, stop reasons, bridges, refusals and retried errors, by name of the field of Metrics."""
         self.info: dict[str, tuple[Moments, Moments]] = {}
-        self.rewards, self.scores, self.task_rewards, self.task_scores = (Moments() for _ in range(4))
+        self.rewards, self.scores, self.task_rewards, self.task_scores, self.cost = (Moments() for _ in range(5))
         self.hygiene = HygieneCounts()
-        self.cost = Moments()
         self.open: dict[str, _Group] = {}
 
     def add(self, e: Summary) -> None:
         """Count an episode."""
-        self.times.add(e)
-        self.num_retries += e.attempt
-        self.num_step_retries += e.num_step_retries
+        self.totals.count(e)
         self.num_truncated += e.stop_reason is not None and e.stop_reason.truncated
-        self.stop_reasons[str(e.stop_reason) if e.stop_reason else "unfinished"] += 1
+        self.kinds["stop_reasons"][str(e.stop_reason) if e.stop_reason else "unfinished"] += 1
         if e.error_kind:
-            self.error_types[f"{e.error_kind}:{e.error_type}"] += 1
-        for kind, num in e.bridges.items():  # `Counter.update` is slow for few values
-            self.bridges[kind] += num
-        for code, num in e.refusals.items():
-            self.refusals[code] += num
-        for name, num in e.retried.items():
-            self.retried[name] += num
-        self.num_prompt_tokens += e.num_prompt_tokens
-        self.num_observation_tokens += e.num_observation_tokens
-        self.num_cached_tokens += e.num_cached_tokens
-        self.num_cut += e.num_cut
+            self.kinds["error_types"][f"{e.error_kind}:{e.error_type}"] += 1
+        for field_name, counts in (("bridges", e.bridges), ("refusals", e.refusals), ("retried_errors", e.retried)):
+            for kind, num in counts.items():  # `Counter.update` is slow for few values
+                self.kinds[field_name][kind] += num
         if e.cost_usd is not None:
             self.cost.add(e.cost_usd)
         key = e.group_id or e.episode_id
@@ -373,9 +363,9 @@ class _Counts:
         """Return the Metrics. Nothing can be counted afterwards."""
         while self.open:
             self._fold(self.open.popitem()[1])
-        times, num_rewarded = self.times, self.rewards.num
-        num, sent = times.num_episodes, times.num_input_tokens
-        num_infra = sum(num for name, num in self.error_types.items() if name.startswith("infra:"))
+        totals, num, num_rewarded = self.totals, self.totals["num_episodes"], self.rewards.num
+        kinds = {name: dict(self.kinds[name].most_common()) for name in _KINDS}
+        num_infra = sum(num for name, num in kinds["error_types"].items() if name.startswith("infra:"))
         at_least_one, all_of = self.passes.estimates(num_samples)
         return Metrics(
             num_tasks=num_tasks,
@@ -384,13 +374,10 @@ class _Counts:
             num_missing=max(0, num_tasks * num_samples - num),
             num_rewarded=num_rewarded,
             num_no_reward=num - num_rewarded,
-            num_retries=self.num_retries,
-            num_step_retries=self.num_step_retries,
-            retried_errors=dict(self.retried.most_common()),
+            num_retries=totals["attempt"],
+            num_step_retries=totals["num_step_retries"],
             num_infra_errors=num_infra,
-            num_env_errors=self.error_types.total() - num_infra,
-            error_types=dict(self.error_types.most_common()),
-            stop_reasons=dict(self.stop_reasons.most_common()),
+            num_env_errors=sum(kinds["error_types"].values()) - num_infra,
             truncated_share=_ratio(self.num_truncated, num),
             reward=over_tasks(self.task_rewards, self.rewards.num, in_range=self.rewards_in_range),
             score=over_tasks(self.task_scores, self.scores.num, in_range=self.scores_in_range),
@@ -401,23 +388,22 @@ class _Counts:
             hygiene=self.hygiene.hygiene(),
             turns_mean=_ratio(self.turns, num_rewarded),
             turns_max=self.turns_max,
-            num_cut=self.num_cut,
-            bridges=dict(self.bridges.most_common()),
-            refusals=dict(self.refusals.most_common()),
+            num_cut=totals["num_cut"],
             tokens=TokenCounts(
-                num_prompt=self.num_prompt_tokens,
-                num_action=times.num_action_tokens,
-                num_observation=self.num_observation_tokens,
-                num_input=sent,
-                cached_share=_ratio(self.num_cached_tokens, sent),
+                num_prompt=totals["num_prompt_tokens"],
+                num_action=totals["num_action_tokens"],
+                num_observation=totals["num_observation_tokens"],
+                num_input=totals["num_input_tokens"],
+                cached_share=_ratio(totals["num_cached_tokens"], totals["num_input_tokens"]),
             ),
-            time=times.time(wall_s),
+            time=totals.time(wall_s),
             cost_usd=self.cost.total if self.cost.num else None,
             num_priced=self.cost.num,
             info={
                 key: {"last": last.mean or 0.0, "sum": total.mean or 0.0, "num_episodes": last.num}
                 for key, (last, total) in sorted(self.info.items())
             },
+            **kinds,
         )
 
 

@@ -19,12 +19,9 @@ from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EpisodeSource
 from agentenv.errors import ConfigError
 from agentenv.runs.display.progress import waiting
-from agentenv.runs.env_actors.source import in_actors
+from agentenv.runs.env_actors import in_actors
 from agentenv.runs.prepare import Job, naming, open_source
-from agentenv.runs.rollout_workers.source import open_workers
-from agentenv.runs.rollout_workers.worker import WorkerSpec
-
-"""Engines that each worker opens for itself: clients of servers, which share nothing, and scripts."""
+from agentenv.runs.rollout_workers import WorkerSpec, open_workers
 
 
 @asynccontextmanager

@@ -26,8 +26,7 @@ from agentenv.runs.display.screen import RunScreen
 from agentenv.runs.metrics import Metrics, Tally
 from agentenv.runs.opening import open_runner
 from agentenv.runs.prepare import load_parts, prepare
-from agentenv.runs.records.async_writer import Outbox
-from agentenv.runs.records.directory import RecordedEpisodes, read_config, read_trajectories
+from agentenv.runs.records.directory import Outbox, RecordedEpisodes, read_config, read_trajectories
 from agentenv.runs.records.scan import ReadReport
 from agentenv.runs.records.tables import episode_row, turn_rows
 from agentenv.runs.run import open_run, open_run_trackers, report_changed_files, run_missing

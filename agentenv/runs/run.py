@@ -23,8 +23,15 @@ from agentenv.runs.group_rewards import OpenGroups, Recorder
 from agentenv.runs.metrics import Tally
 from agentenv.runs.opening import open_runner
 from agentenv.runs.prepare import Job, code_digest, prepare
-from agentenv.runs.records.async_writer import Outbox
-from agentenv.runs.records.directory import CONFIG, METRICS, RunWriter, read_config, read_trajectories, write_json
+from agentenv.runs.records.directory import (
+    CONFIG,
+    METRICS,
+    Outbox,
+    RunWriter,
+    read_config,
+    read_trajectories,
+    write_json,
+)
 from agentenv.runs.records.scan import ReadReport
 from agentenv.runs.records.tokenizer import keep_tokenizer
 from agentenv.runs.run_log import RunLog

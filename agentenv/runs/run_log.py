@@ -11,10 +11,9 @@ from typing import Any
 
 from agentenv._util.jsonable import jsonable
 from agentenv.core.trajectory import Trajectory
-from agentenv.runs.metrics import Metrics, Summary, Tally, TimeCounts, summarize
+from agentenv.runs.metrics import Metrics, Summary, Tally, Totals, summarize
 from agentenv.runs.prepare import Job
-from agentenv.runs.records.async_writer import Outbox
-from agentenv.runs.records.directory import METRICS
+from agentenv.runs.records.directory import METRICS, Outbox
 from agentenv.runs.trackers import Trackers
 
 
@@ -72,7 +71,7 @@ class RunLog:
         self.tally = outbox.writer.tally if outbox else new
         self.stats = Stats(self.num_tasks * config.n, self.tally)
         self._env_tasks = dict.fromkeys(job.pass_scores, 0) | Counter(task.env for task in job.tasks if task.env)
-        self._session = TimeCounts()
+        self._session = Totals()
 
     @property
     def damage(self) -> str:
@@ -93,7 +92,7 @@ class RunLog:
         for summary in summaries:
             if self.outbox is None:
                 self.tally.add(summary)
-            self._session.add(summary)
+            self._session.count(summary)
             self.stats.add(summary)
         if self.trackers.is_due:
             facts = self.stats.facts()
@@ -113,7 +112,7 @@ class RunLog:
         wall_s = self.stats.facts()["elapsed_s"]
         metrics = self.tally.metrics(**counts, wall_s=wall_s, env_tasks=self._env_tasks)
         metrics = replace(metrics, time=self._session.time(wall_s))
-        if self.outbox and (self._session.num_episodes or self._differs(metrics)):
+        if self.outbox and (self._session["num_episodes"] or self._differs(metrics)):
             await self.outbox.write_metrics(metrics.to_dict())
         await self.trackers.finish(metrics.num_episodes, metrics.to_dict())
         return metrics

@@ -15,10 +15,10 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from agentenv.errors import ConfigError, MissingDependency
 from agentenv.runs.config import TrackerOptions
@@ -30,21 +30,21 @@ _RETRY_AFTER_S = 60.0
 """Pause after a tracker failed, because each attempt may hang."""
 _EVERY_S = 5.0
 """Seconds between the updates of a run."""
+Failures = tuple[type[Exception], ...]
+"""Exceptions of a library if its service or the disk fails. They stop nothing."""
 
 
-class Tracker(Protocol):
+@dataclass(frozen=True, slots=True)
+class Tracker:
     """A service that receives numbers."""
 
     name: str
     """Name in warnings."""
-    failures: tuple[type[Exception], ...]
-    """Exceptions of its methods if the service or disk fails. They stop nothing."""
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Log the numbers of a step."""
-
-    def close(self) -> None:
-        """Send pending numbers and end."""
+    failures: Failures
+    log: Callable[[int, Mapping[str, float]], object]
+    """Logs the numbers of a step."""
+    close: Callable[[], object]
+    """Sends pending numbers and ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +76,27 @@ def open_trackers(run: Tracked, *, resume_step: int | None = None) -> list[Track
         MissingDependency: a tracker's library is not installed.
         ConfigError: a tracker cannot be reached, or refuses its flags.
     """
-    trackers: list[Tracker] = []
-    if run.options.use_tensorboard:
-        trackers.append(TensorBoard(run, resume_step=resume_step))
-    if run.options.use_wandb:
-        trackers.append(WandB(run))
-    if run.options.use_mlflow:
-        trackers.append(MLflow(run))
-    if run.options.use_trackio:
-        trackers.append(Trackio(run))
-    return trackers
+    wanted = [service for service in _SERVICES if getattr(run.options, service[0])]
+    if wanted:
+        run.folder.mkdir(parents=True, exist_ok=True)
+    return [_opened(run, resume_step, *service) for service in wanted]
+
+
+def _opened(
+    run: Tracked, resume_step: int | None, flag: str, name: str, extra: str, expected: str, load: Callable[[], Any]
+) -> Tracker:
+    try:
+        failures, open_run = load()
+    except ImportError as error:
+        raise MissingDependency(
+            f"--{flag}: expected {name}, got {error}. Install it: pip install 'agentenv-rl[{extra}]'"
+        ) from error
+    try:
+        log, close = open_run(run, resume_step)
+    except failures as error:
+        got = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"--{flag}: expected {expected}, got {got}. Fix it, or leave it out.") from error
+    return Tracker(name, failures, log, close)
 
 
 class Trackers:
@@ -166,159 +177,111 @@ def flat_numbers(tree: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     return numbers
 
 
-class TensorBoard:
-    """Event files in --use_tensorboard, in a folder with the run's name.
+def _tensorboard() -> tuple[Failures, Callable[[Tracked, int | None], Any]]:
+    """Return what opens event files in --use_tensorboard; on resume, events after `resume_step` are hidden."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    On resume, events after `resume_step` are hidden.
-    """
-
-    name = "TensorBoard"
-    failures: tuple[type[Exception], ...] = (OSError, RuntimeError)
-
-    def __init__(self, run: Tracked, *, resume_step: int | None = None) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise _missing("--use_tensorboard", "TensorBoard", "'agentenv-rl[train]'", error) from error
+    def open_run(run: Tracked, resume_step: int | None) -> Any:
         path = Path(str(run.options.use_tensorboard)) / run.run_name
-        try:
-            self._writer = SummaryWriter(str(path), purge_step=None if resume_step is None else resume_step + 1)
-        except OSError as error:
-            raise _refused("--use_tensorboard", "a writable folder", error) from error
+        writer = SummaryWriter(str(path), purge_step=None if resume_step is None else resume_step + 1)
 
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Log the numbers of a step."""
-        for key, value in numbers.items():
-            self._writer.add_scalar(key, value, step)
-        self._writer.flush()
+        def log(step: int, numbers: Mapping[str, float]) -> None:
+            for key, value in numbers.items():
+                writer.add_scalar(key, value, step)
+            writer.flush()
 
-    def close(self) -> None:
-        """Write pending events and end."""
-        self._writer.close()
+        return log, writer.close
+
+    return (OSError, RuntimeError), open_run
 
 
-class WandB:
-    """A run of Weights & Biases. WANDB_MODE=offline writes it to the run's folder, for `wandb sync`.
+def _wandb() -> tuple[Failures, Callable[[Tracked, int | None], Any]]:
+    """Return what opens a run of Weights & Biases. WANDB_MODE=offline writes it to the folder, for `wandb sync`.
 
     Steps that are repeated after a kill keep their first numbers, because a run accepts each step once.
     """
+    import wandb
 
-    name = "Weights & Biases"
-    failures: tuple[type[Exception], ...]
-
-    def __init__(self, run: Tracked) -> None:
-        options, folder = run.options, run.folder
-        try:
-            import wandb
-        except ImportError as error:
-            raise _missing("--use_wandb", "Weights & Biases", "'agentenv-rl[wandb]'", error) from error
-        self.failures = (wandb.Error, OSError)
+    def open_run(run: Tracked, resume_step: int | None) -> Any:
+        options = run.options
         key = None if str(options.use_wandb).lower() == "true" else options.use_wandb
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self._run = wandb.init(
-                project=run.project_name,
-                entity=options.wandb_org,
-                group=options.wandb_group,
-                name=run.run_name,
-                config=dict(run.flags),
-                dir=str(folder),
-                id=_stored(folder, "wandb") or _store(folder, "wandb", uuid.uuid4().hex[:16]),
-                resume="allow",
-                settings=wandb.Settings(silent=True, console="off", api_key=key),
-            )
-        except self.failures as error:
-            raise _refused("--use_wandb", "a run of Weights & Biases", error) from error
+        opened = wandb.init(
+            project=run.project_name,
+            entity=options.wandb_org,
+            group=options.wandb_group,
+            name=run.run_name,
+            config=dict(run.flags),
+            dir=str(run.folder),
+            id=_stored(run.folder, "wandb") or _store(run.folder, "wandb", uuid.uuid4().hex[:16]),
+            resume="allow",
+            settings=wandb.Settings(silent=True, console="off", api_key=key),
+        )
+        return lambda step, numbers: opened.log(dict(numbers), step=step), opened.finish
 
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Log the numbers of a step."""
-        self._run.log(dict(numbers), step=step)
-
-    def close(self) -> None:
-        """Send pending numbers and end the run."""
-        self._run.finish()
+    return (wandb.Error, OSError), open_run
 
 
-class MLflow:
-    """A run of MLflow in the experiment --wandb_project. `@` in keys becomes `_`, as MLflow requires."""
+def _mlflow() -> tuple[Failures, Callable[[Tracked, int | None], Any]]:
+    """Return what opens a run of MLflow in the experiment --wandb_project. `@` in keys becomes `_`, as it requires."""
+    import mlflow
+    from mlflow.entities import Metric, Param
 
-    name = "MLflow"
-    failures: tuple[type[Exception], ...]
+    def open_run(run: Tracked, resume_step: int | None) -> Any:
+        client = mlflow.MlflowClient(tracking_uri=run.options.use_mlflow)
+        run_id = _stored(run.folder, "mlflow")
+        if run_id is None:
+            experiment = client.get_experiment_by_name(run.project_name)
+            experiment_id = experiment.experiment_id if experiment else client.create_experiment(run.project_name)
+            run_id = client.create_run(experiment_id, run_name=run.run_name).info.run_id
+            flags = [Param(key, str(value)[:250]) for key, value in run.flags.items()]
+            for start in range(0, len(flags), 100):  # MLflow's limit per request
+                client.log_batch(run_id, params=flags[start : start + 100])
+            _store(run.folder, "mlflow", run_id)
 
-    def __init__(self, run: Tracked) -> None:
-        options, folder = run.options, run.folder
-        try:
-            import mlflow
-            from mlflow.entities import Metric, Param
-        except ImportError as error:
-            raise _missing("--use_mlflow", "MLflow", "'agentenv-rl[mlflow]'", error) from error
-        self.failures = (mlflow.MlflowException, OSError)
-        self._metric, project = Metric, run.project_name
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self._client = mlflow.MlflowClient(tracking_uri=options.use_mlflow)
-            run_id = _stored(folder, "mlflow")
-            if run_id is None:
-                experiment = self._client.get_experiment_by_name(project)
-                experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(project)
-                run_id = self._client.create_run(experiment_id, run_name=run.run_name).info.run_id
-                flags = [Param(key, str(value)[:250]) for key, value in run.flags.items()]
-                for start in range(0, len(flags), 100):  # MLflow's limit per request
-                    self._client.log_batch(run_id, params=flags[start : start + 100])
-                _store(folder, "mlflow", run_id)
-        except self.failures as error:
-            raise _refused("--use_mlflow", "a tracking URI that answers", error) from error
-        self._run_id = run_id
+        def log(step: int, numbers: Mapping[str, float]) -> None:
+            now_ms = int(time.time() * 1000)
+            names = {key: re.sub(r"[^\w./ -]", "_", key) for key in numbers}
+            client.log_batch(run_id, metrics=[Metric(names[key], numbers[key], now_ms, step) for key in numbers])
 
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Log the numbers of a step."""
-        now_ms = int(time.time() * 1000)
-        metrics = [self._metric(re.sub(r"[^\w./ -]", "_", key), value, now_ms, step) for key, value in numbers.items()]
-        self._client.log_batch(self._run_id, metrics=metrics)
+        return log, lambda: client.set_terminated(run_id)
 
-    def close(self) -> None:
-        """End the run."""
-        self._client.set_terminated(self._run_id)
+    return (mlflow.MlflowException, OSError), open_run
 
 
-class Trackio:
-    """A run of trackio, on this machine (`trackio show`) or in a Space. Resumed runs continue under their name."""
+def _trackio() -> tuple[Failures, Callable[[Tracked, int | None], Any]]:
+    """Return what opens a run of trackio, here (`trackio show`) or in a Space; a resumed run keeps its name."""
+    import trackio
 
-    name = "trackio"
-    failures: tuple[type[Exception], ...] = (OSError, RuntimeError, ValueError)
-
-    def __init__(self, run: Tracked) -> None:
-        try:
-            import trackio
-        except ImportError as error:
-            raise _missing("--use_trackio", "trackio", "'agentenv-rl[trackio]'", error) from error
-        space = run.options.use_trackio
-        stored = _stored(run.folder, "trackio")
-        run.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):
-                self._run = trackio.init(
-                    project=run.project_name,
-                    name=stored or run.run_name,
-                    group=run.options.wandb_group,
-                    space_id=None if str(space).lower() == "true" else space,
-                    config=dict(run.flags),
-                    resume="allow" if stored else "never",
-                    embed=False,
-                )
-        except self.failures as error:
-            raise _refused("--use_trackio", "a Space, or True", error) from error
-        if not stored:
-            _store(run.folder, "trackio", str(self._run.name))
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Log the numbers of a step."""
-        self._run.log(dict(numbers), step=step)
-
-    def close(self) -> None:
-        """Send pending numbers and end the run."""
+    def open_run(run: Tracked, resume_step: int | None) -> Any:
+        space, stored = run.options.use_trackio, _stored(run.folder, "trackio")
         with contextlib.redirect_stdout(io.StringIO()):
-            self._run.finish()
+            opened = trackio.init(
+                project=run.project_name,
+                name=stored or run.run_name,
+                group=run.options.wandb_group,
+                space_id=None if str(space).lower() == "true" else space,
+                config=dict(run.flags),
+                resume="allow" if stored else "never",
+                embed=False,
+            )
+        _store(run.folder, "trackio", str(opened.name))
+
+        def close() -> None:
+            with contextlib.redirect_stdout(io.StringIO()):
+                opened.finish()
+
+        return lambda step, numbers: opened.log(dict(numbers), step=step), close
+
+    return (OSError, RuntimeError, ValueError), open_run
+
+
+_SERVICES = (
+    ("use_tensorboard", "TensorBoard", "train", "a writable folder", _tensorboard),
+    ("use_wandb", "Weights & Biases", "wandb", "a run of Weights & Biases", _wandb),
+    ("use_mlflow", "MLflow", "mlflow", "a tracking URI that answers", _mlflow),
+    ("use_trackio", "trackio", "trackio", "a Space, or True", _trackio),
+)
+"""The flag of each service, its name, the extra that installs it, what the flag expects, and what loads it."""
 
 
 def _stored(folder: Path, name: str) -> str | None:
@@ -333,11 +296,3 @@ def _store(folder: Path, name: str, run_id: str) -> str:
     temporary.write_text(json.dumps({**ids, name: run_id}))
     temporary.replace(path)
     return run_id
-
-
-def _missing(flag: str, what: str, package: str, error: ImportError) -> MissingDependency:
-    return MissingDependency(f"{flag}: expected {what}, got {error}. Install it: pip install {package}")
-
-
-def _refused(flag: str, expected: str, error: Exception) -> ConfigError:
-    return ConfigError(f"{flag}: expected {expected}, got {type(error).__name__}: {error}. Fix it, or leave it out.")

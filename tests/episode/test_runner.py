@@ -14,8 +14,7 @@ from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, PlannedEpisode, 
 from agentenv.episode.setup import EpisodeSetup, Stage
 from agentenv.episode.source import EnvSource
 from agentenv.errors import InfraError, RunStopped
-from agentenv.runs.records.async_writer import Outbox
-from agentenv.runs.records.directory import RunWriter, read_trajectories
+from agentenv.runs.records.directory import Outbox, RunWriter, read_trajectories
 from agentenv.testing.tokenizers import CharTokenizer
 
 QUICK = ErrorPolicy(retry_wait_s=0.0)

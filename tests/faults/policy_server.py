@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import email.utils
 import functools
 import gzip
 import json
 import socket
 import struct
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -268,126 +266,66 @@ def stops(serve: Serve) -> Mode:
 CONNECTION = {
     "right": ok(Exchange.answer),
     "refused": fails(Exchange.answer),  # at the port on which nothing listens
-    "reset-before-the-head": fails(raw(lambda _: b"", RESET)),
     "reset-in-the-body": fails(raw(lambda body: http(body)[:-20], RESET)),
     "closed-without-a-byte": fails(raw(lambda _: b"", CLOSE)),
-    "closed-in-the-body": fails(raw(lambda body: http(body)[:-20], CLOSE)),
-    "closed-after-each-answer": ok(raw(lambda body: http(body), CLOSE)),
     "says-that-it-closes-and-does-not": ok(raw(lambda body: http(body, "200 OK", "connection: close"), HANG)),
     "never-answers": fails(raw(lambda _: b"", HANG)),
-    "half-of-the-body-then-silence": fails(raw(lambda body: http(body)[:-20], HANG)),
     "byte-by-byte-too-slow": fails(drip),
     "two-faults-then-right": ok(after(2, raw(lambda _: b"", RESET))),
 }
 
 HEAD = {
-    "status-line-of-words": fails(raw(lambda body: http(body, "fine"))),
     "not-http": fails(raw(lambda _: b"220 mail.example ESMTP\r\n\r\n", CLOSE)),
-    "content-length-too-long-then-close": fails(
-        raw(lambda body: http(body, "200 OK", f"content-length: {len(body) + 9}", length=False), CLOSE)
-    ),
     "content-length-too-long-then-silence": fails(
         raw(lambda body: http(body, "200 OK", f"content-length: {len(body) + 9}", length=False), HANG)
     ),
-    "content-length-of-words": fails(raw(lambda body: http(body, "200 OK", "content-length: all", length=False))),
     "chunked": ok(raw(chunked)),
-    "chunked-without-end-then-close": fails(raw(lambda body: chunked(body, b""), CLOSE)),
     "chunked-without-end-of-data": fails(endless),
-    "gzip": fails(raw(lambda body: http(gzip.compress(body), "200 OK", "content-encoding: gzip"))),
-    "gzip-that-is-none": ok(raw(lambda body: http(body, "200 OK", "content-encoding: gzip"))),
     "gzip-bomb": fails(raw(lambda _: http(bomb(), "200 OK", "content-encoding: gzip"))),
     "head-of-1-mib": fails(raw(lambda body: http(body, "200 OK", "x-padding: " + "x" * (1 << 20)))),
-    "wrong-content-type": ok(raw(lambda body: http(body, "200 OK", "content-type: image/png"))),
     "continue-then-silence": fails(raw(lambda _: b"HTTP/1.1 100 Continue\r\n\r\n", HANG)),
-    "switching-protocols": fails(raw(lambda _: b"HTTP/1.1 101 Switching\r\nupgrade: h2c\r\n\r\n", CLOSE)),
 }
 
-LATER = email.utils.formatdate(time.time() + 3600, usegmt=True)
-
 STATUS = {
-    "204": stops(raw(lambda _: b"HTTP/1.1 204 No Content\r\n\r\n")),
     "301-to-itself": stops(status("301 Moved", "location: ")),
     "400-too-long": fails(status("400 Bad Request", body=b'{"error": {"message": "maximum context length is 9"}}')),
     "400-of-megabytes": fails(status("400 Bad Request", body=b"<br>\n" * 500_000)),
-    "401": stops(status("401 Unauthorized")),
     "403": stops(status("403 Forbidden")),
     "404": stops(status("404 Not Found")),
-    "422": fails(status("422 Unprocessable Content")),
     "429-for-a-moment": fails(status("429 Too Many Requests", "retry-after: 0.1")),
-    "429-until-a-date": fails(status("429 Too Many Requests", f"retry-after: {LATER}")),
-    "429-until-nonsense": fails(status("429 Too Many Requests", "retry-after: ½ of NaN")),
     "429-until-the-end": fails(status("429 Too Many Requests", f"retry-after: {10**400}")),
-    "500": fails(status("500 Internal Server Error")),
     "502-of-html": fails(status("502 Bad Gateway", body=b"<html>\r\n<body>nginx</body>\r\n</html>")),
-    "999": fails(status("999 What")),
     "503-twice-then-right": ok(after(2, status("503 Service Unavailable"))),
 }
 
 BODY = {
-    "body-empty": fails(content(lambda _: b"")),
     "body-of-html": fails(content(lambda _: b"<html>\n<title>Sign in</title>\n</html>")),
     "body-cut": fails(content(lambda body: body[:-20])),
-    "body-twice": fails(content(lambda body: body + body)),
-    "body-nan": fails(content(lambda _: b"NaN")),
-    "body-list": fails(content(lambda body: b"[" + body + b"]")),
     "body-deep": fails(content(lambda body: b"[" * 200_000)),
     "body-huge": fails(content(lambda body: b" " * (20 << 20) + body)),
-    "body-large": ok(content(lambda body: b" " * (4 << 20) + body)),
     "body-huge-number": fails(content(lambda _: b'{"choices": ' + b"9" * 100_000 + b"}")),
-    "body-duplicate-keys": ok(content(lambda body: b'{"choices": [], ' + body[1:])),
     "body-bom": ok(content(lambda body: b"\xef\xbb\xbf" + body)),
-    "body-not-utf-8": fails(content(lambda body: b'{"id": "\xff\xfe", ' + body[1:])),
     "body-lone-surrogate": fails(content(lambda _: b'{"choices": "\\ud800"}')),
     "body-after-an-error": fails(content(lambda _: b'{"error": {"message": "CUDA out of memory"}}')),
 }
 
 COMPLETION = {
     "no-choices": changed("fails", lambda answer: {**answer, "choices": []}),
-    "choices-missing": changed("fails", lambda answer: {"model": answer["model"]}),
-    "choices-null": changed("fails", lambda answer: {**answer, "choices": None}),
-    "choice-of-text": changed("fails", lambda answer: {**answer, "choices": ["hello"]}),
-    "two-choices": changed("fails", lambda answer: {**answer, "choices": answer["choices"] * 2}),
     "choice-index-wrong": choice("succeeds", index=7),  # there is only one
-    "ids-missing": changed("fails", without("token_ids")),
-    "ids-null": choice("fails", token_ids=None),
-    "ids-as-text": ids("fails", lambda old: [str(token) for token in old]),
-    "ids-as-floats": ids("fails", lambda old: [float(token) for token in old]),
-    "ids-as-booleans": ids("fails", lambda old: [True for _ in old]),
-    "ids-as-one-text": choice("fails", token_ids="abc"),
-    "ids-nested": ids("fails", lambda old: [old]),
-    "ids-negative": ids("fails", lambda old: [-token for token in old]),
     "ids-beyond-the-vocabulary": ids("fails", lambda old: [*old, UNKNOWN_ID]),
-    "ids-beyond-32-bits": ids("fails", lambda old: [2**31, *old]),
     "ids-more-than-asked": ids("fails", lambda old: old * 1000),
-    "ids-none": ids("fails", lambda old: []),
     "ids-that-do-not-fit-the-text": choice("succeeds", text="something else"),
-    "logprobs-missing": changed("fails", without("logprobs")),
-    "logprobs-null": choice("fails", logprobs=None),
-    "logprobs-empty": logprobs("fails", lambda old: []),
     "logprobs-fewer": logprobs("fails", lambda old: old[:-1]),
-    "logprobs-more": logprobs("fails", lambda old: [*old, -1.0]),
-    "logprobs-of-other-tokens": logprobs("fails", lambda old: [-1.0] * 9),
-    "logprobs-positive": logprobs("fails", lambda old: [*old[:-1], 0.5]),
-    "logprobs-infinite": logprobs("fails", lambda old: [*old[:-1], float("inf")]),
-    "logprobs-as-text": logprobs("fails", lambda old: [str(value) for value in old]),
-    "logprobs-as-booleans": logprobs("fails", lambda old: [False for _ in old]),
     "logprob-nan": logprobs("succeeds", lambda old: [*old[:-1], float("nan")]),  # missing, as null is
-    "logprob-minus-infinity": logprobs("succeeds", lambda old: [*old[:-1], float("-inf")]),
     "logprob-null": logprobs("succeeds", lambda old: [*old[:-1], None]),
-    "finish-reason-missing": changed("fails", without("finish_reason")),
     "finish-reason-unknown": choice("fails", finish_reason="content_filter"),
-    "finish-reason-a-list": choice("fails", finish_reason=["stop"]),
-    "finish-reason-error": choice("fails", finish_reason="error"),
     "finish-reason-abort": choice("fails", finish_reason="abort"),
     "length-with-fewer-tokens": choice("succeeds", finish_reason="length"),  # the server's context may be full
-    "stop-without-a-stop-token": choice("succeeds", stop_reason=None),
-    "stop-reason-an-object": choice("fails", stop_reason={"a": 1}),
     "answer-to-another-request": fails(another),
     "answer-to-another-request-with-its-prompt": fails(cached),
     "id-of-a-proxy": changed("succeeds", lambda answer: {**answer, "id": "b3c1", "request_id": "b3c1"}),
     "id-of-a-list": changed("succeeds", lambda answer: {**answer, "id": [1], "request_id": {"a": 1}}),
     "two-answers-swapped": fails(swapped),
-    "model-of-another-name": changed("succeeds", lambda answer: {**answer, "model": "not-ours"}),  # a name may be alias
 }
 
 MODES = CONNECTION | HEAD | STATUS | BODY | COMPLETION
@@ -413,11 +351,7 @@ CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{
 NO_CREDIT = b'{"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}'
 CHAT = {
     "no-choices": COMPLETION["no-choices"],
-    "choices-missing": COMPLETION["choices-missing"],
-    "choices-null": COMPLETION["choices-null"],
-    "choice-of-text": COMPLETION["choice-of-text"],
     "choices-a-number": changed("fails", lambda answer: {**answer, "choices": 3}),
-    "two-choices": COMPLETION["two-choices"],
     "choice-with-an-error": changed("fails", error(502)),
     "message-missing": changed("fails", without("message")),
     "message-of-text": choice("fails", message="hello"),
@@ -425,36 +359,27 @@ CHAT = {
     "content-and-tokens-missing": changed(
         "fails", lambda answer: {"choices": [{"message": {"content": None}, "finish_reason": "stop"}]}
     ),
-    "content-a-number": message("fails", content=42),
     "content-of-parts": message("succeeds", content=[{"type": "text", "text": "hello"}]),
     "content-of-nonsense": message("fails", content=[1, None, {"type": "text", "text": 3}]),
     "reasoning-beside": message("succeeds", reasoning_content="Let me think."),
     "reasoning-a-number": message("fails", reasoning=7),
     "calls-of-text": message("fails", tool_calls="f()"),
-    "calls-of-numbers": message("fails", tool_calls=[1]),
     "calls-without-function": message("fails", tool_calls=[{"id": "a"}]),
     "calls-without-ids": message("succeeds", tool_calls=[{**CALL, "id": None}, {**CALL, "id": ""}]),
     "calls-with-one-id": message("succeeds", tool_calls=[CALL, CALL]),
     "calls-of-no-json": message("succeeds", tool_calls=[{**CALL, "function": {"name": "f", "arguments": "{"}}]),
-    "finish-reason-missing": changed("fails", without("finish_reason")),
-    "finish-reason-null": choice("fails", finish_reason=None),
-    "finish-reason-a-list": choice("fails", finish_reason=["stop"]),
     "finish-reason-unknown": choice("fails", finish_reason="who knows"),
-    "finish-reason-error": choice("fails", finish_reason="error"),
     "content-filter": choice("fails", finish_reason="content_filter"),
     "cut": choice("succeeds", finish_reason="length"),
     "usage-missing": usage("succeeds", None),
     "usage-of-text": usage("succeeds", "many"),
     "usage-negative": usage("succeeds", {"prompt_tokens": -1, "completion_tokens": -1}),
-    "usage-of-floats": usage("succeeds", {"prompt_tokens": 1.5, "completion_tokens": float("nan")}),
     "usage-enormous": usage("succeeds", {"prompt_tokens": 10**400, "completion_tokens": 10**400}),
     "usage-more-cached-than-read": usage(
         "succeeds",
         {"prompt_tokens": 5, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 99}},
     ),
     "same-answer-again": changed("fails", lambda answer: {**answer, "id": "chatcmpl-the-one-and-only-answer"}),
-    "numbered-answers": changed("succeeds", lambda answer: {**answer, "id": "chatcmpl-7"}),
-    "model-of-another-name": COMPLETION["model-of-another-name"],
     "402": stops(status("402 Payment Required")),
     "429-without-credit": stops(status("429 Too Many Requests", body=NO_CREDIT)),
     "403": fails(status("403 Forbidden")),

@@ -32,15 +32,6 @@ def attempt_of(whole, attempt):
     return whole
 
 
-def test_a_late_result_of_a_superseded_attempt_changes_nothing(tmp_path):
-    with RunWriter.open(tmp_path, CONFIG) as writer:
-        assert writer.append(attempt_of(episode("a/0"), 1)).attempt == 1
-        size = (tmp_path / "trajectories.jsonl").stat().st_size
-        for late in (failed("a/0", 0), attempt_of(episode("a/0"), 0), failed("a/0", 2)):
-            assert writer.append(late).attempt == 1
-        assert (tmp_path / "trajectories.jsonl").stat().st_size == size
-
-
 def test_a_late_failure_does_not_replace_the_failure_of_a_later_attempt(tmp_path):
     """A bug once: a resumed run then counted attempts, and so its seeds, from the older one."""
     with RunWriter.open(tmp_path, CONFIG) as writer:

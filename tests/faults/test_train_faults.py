@@ -133,17 +133,6 @@ def test_the_second_signal_amid_a_train_step_ends_it_with_that_step_and_loses_no
 
 
 @pytest.mark.long
-def test_a_hung_step_times_out_and_training_continues(place):
-    rows(place, ["ok"] * 7 + ["hang"])
-    more = ["--step_timeout_s", 1, "--max_error_share", 0.5, "--max_train_steps", 5, "--n", 2]
-    assert command(flags(*more, "--async_train")) == 0, "the hung step would take an hour"
-    assert steps(place) == [1, 2, 3, 4, 5]
-    assert sum(line.get("rollout/num_rejected_failed", 0) for line in read_metrics(place / "out")) >= 1
-    learned = {t.task.label for t in read_trajectories(place / "out") if t.error is None}
-    assert learned == {"ok"}, "nothing is learned from what hung"
-
-
-@pytest.mark.long
 def test_an_episode_that_fails_in_a_group_is_left_out_of_it_and_counted(place):
     """A group of four of which one hangs still has three to compare."""
     (place / "env.py").write_text((place / "env.py").read_text().replace(
@@ -234,25 +223,18 @@ def test_a_loss_that_is_not_a_number_stops_it_with_the_batch_saved_and_the_check
 
 # --- disks -----------------------------------------------------------------------------------------------------------
 
-FULL = {
-    "samples": (["--save_samples", 8], "out: expected"),
-    "metrics": (["--save_samples", 0], "metrics.jsonl: expected to write a line"),
-}
-
 
 @pytest.mark.long
-@pytest.mark.parametrize("what", FULL)
-def test_a_full_disk_stops_it_with_a_line_that_says_where_and_it_continues_from_its_checkpoint(place, what):
+def test_a_full_disk_stops_it_with_a_line_that_says_where_and_it_continues_from_its_checkpoint(place):
     """A checkpoint of step 5 is there when the disk fills up; then there is no room for another."""
-    more, expected = FULL[what]
-    more = [*more, "--save_steps", 5]
+    more = ["--save_samples", 0, "--save_steps", 5]
     with forked(flags("--max_train_steps", 10**6, *more), place) as running:
         running.until(lambda: 5 in saved(place) and num_lines(place) > 5)
-        limit = max((place / "out" / name).stat().st_size for name in ("metrics.jsonl", "trajectories.jsonl")) + 500
+        limit = (place / "out/metrics.jsonl").stat().st_size + 500
         resource.prlimit(running.process.pid, resource.RLIMIT_FSIZE, (limit, limit))
         assert running.wait(WAIT_S) == 3
         said = running.stderr
-    assert expected in said
+    assert "metrics.jsonl: expected to write a line" in said
     check_full(place, said, *more, after=saved(place)[-1])
 
 

@@ -6,7 +6,6 @@ import pytest
 import yaml
 
 from agentenv.cli.flags import parse
-from agentenv.cli.list import ListConfig
 from agentenv.cli.main import main
 from agentenv.cli.train import configured
 from agentenv.errors import ConfigError
@@ -95,11 +94,6 @@ def test_a_file_that_is_not_there_and_a_flag_without_a_file_are_refused(tmp_path
         run_flags("--config", "--env", "e")
     with pytest.raises(ConfigError, match=r"^--config: expected it once, got it twice"):
         run_flags("--config", "a.yaml", "--config", "b.yaml")
-
-
-def test_only_commands_with_many_flags_take_a_file():
-    with pytest.raises(ConfigError, match="got --config"):
-        parse(ListConfig, "list", ["--config", "a.yaml"])
 
 
 @pytest.mark.long

@@ -94,15 +94,6 @@ def test_a_start_that_takes_long_is_told_again_and_again_even_while_it_blocks(ev
     assert len(told) == num, "nothing after the end"
 
 
-def test_a_start_that_fails_is_told_no_longer(every_moment):
-    told = []
-    with pytest.raises(ValueError, match="broken"), progress.waiting("starting vLLM", told.append):
-        raise ValueError("broken")
-    num = len(told)
-    time.sleep(0.05)
-    assert len(told) == num
-
-
 @pytest.mark.long
 def test_engines_and_learners_that_start_are_told_unless_progress_is_off(every_moment, tmp_path, monkeypatch, capfd):
     make_place(tmp_path, monkeypatch)

@@ -3,14 +3,12 @@
 import csv
 import importlib
 import json
-import subprocess
 import sys
-from typing import get_args, get_type_hints
+from typing import get_args
 
 import pytest
 
 from agentenv import load_run, read_trajectories
-from agentenv.cli.export import ExportConfig
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Answer, Completion, StepResult, StopReason, Task
 from agentenv.errors import ConfigError, DataError
@@ -94,22 +92,6 @@ def test_the_columns_are_the_documented_ones_and_then_those_of_info(run, tmp_pat
     assert EPISODE_COLUMNS.keys() | TURN_COLUMNS.keys() >= INTEGERS | FLOATS
 
 
-def test_the_types_of_columns_do_not_depend_on_the_rows(run, tmp_path):
-    from pyarrow import parquet
-
-    with RunWriter.open(tmp_path / "failed", {}) as writer:
-        writer.append(record("b/0", [], error=EpisodeError("env", "KeyError", "'x'", "reset", "e.py:3")))
-    schemas = []
-    for path in (run, tmp_path / "failed"):
-        export(path, "parquet", tmp_path / "out")
-        schemas.append(parquet.read_schema(tmp_path / "out" / "episodes.parquet"))
-    with_info, without = schemas
-    assert list(with_info)[: len(without)] == list(without)
-    assert [str(with_info.field(name).type) for name in ("reward", "seed", "label", "info.n", "info.mixed")] == [
-        "double", "int64", "string", "double", "string",
-    ]  # fmt: skip
-
-
 def test_every_value_of_a_row_has_the_type_of_its_column(run):
     priced = Trajectory(Task("Q", task_id="c"), 1000, "c/0", "c", seed=1, prompt="Q")
     answer = Answer("hi", num_input_tokens=3, num_output_tokens=2, cost_usd=0.5)
@@ -176,11 +158,6 @@ def test_an_episode_that_a_trainer_cannot_learn_from_is_an_error(tmp_path):
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_the_command_offers_every_format():
-    formats = get_args(get_type_hints(ExportConfig)["to"])
-    assert sorted(formats) == sorted([*get_args(TableFormat), *get_args(TrainerFormat)])
-
-
 def test_the_command_names_its_files_and_what_it_left_out(run, capsys):
     assert command(["export", run, "--to", "csv"]) == 0
     assert capsys.readouterr().out == f"{run}/export/episodes.csv: 3 rows\n{run}/export/turns.csv: 3 rows\n"
@@ -201,25 +178,3 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(run, capsy
     monkeypatch.setitem(sys.modules, package, None)
     assert command(["export", run, "--to", to]) == 2
     assert f"expected {package}, got none. Run: pip install 'agentenv-rl[data]'" in capsys.readouterr().err
-
-
-@pytest.mark.long
-def test_csv_and_json_lines_need_no_package(run, tmp_path):
-    code = (
-        "import sys; sys.modules.update(dict.fromkeys(['pyarrow', 'datasets', 'pandas', 'torch', 'transformers']));"
-        f"from agentenv.runs.records.export import export; [export({str(run)!r}, to, {str(tmp_path)!r}) for to in "
-        "('csv', 'jsonl')]"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-    assert (tmp_path / "turns.jsonl").exists()
-
-
-def test_a_run_that_is_loaded_has_trajectories_metrics_and_tables(run):
-    loaded = load_run(run)
-    assert [each.episode_id for each in loaded] == ["a/0", "a/1", "b/0"]
-    assert (loaded.metrics.num_tasks, loaded.metrics.num_samples, loaded.metrics.num_env_errors) == (2, 2, 1)
-    assert loaded.metrics.reward.mean == 0.375
-    assert loaded.out == run
-    assert [row["error_place"] for row in loaded.rows()] == [None, None, "e.py:3"]
-    with pytest.raises(ConfigError, match="expected a run directory"):
-        load_run(run / "nothing")

@@ -3,10 +3,7 @@
 import asyncio
 import importlib
 import json
-import subprocess
 import sys
-import time
-from collections import Counter
 
 import pytest
 
@@ -299,63 +296,3 @@ def test_a_thought_that_the_prompt_opened_is_part_of_the_answer(rewards):
 
     run(rows=[{"prompt": "Question 0? <think>", "label": ""}], apply_chat_template=False, group_reward=compute_score)
     assert sorted(said) == ["x", "xx", "xxx"], "a function of verl's kind gets the text as verl passes it"
-
-
-KEEPS_COUNT = """
-import time
-
-def counted(prompt, responses, extras):
-    with open("asked", "a") as file:
-        print(prompt.split()[-2], file=file)
-    time.sleep(0.01)
-    return [1.0] * len(responses), {"call": [float(time.monotonic_ns() % 10**9)] * len(responses)}
-"""
-
-
-@pytest.mark.long
-def test_killed_and_resumed_a_run_has_one_grade_of_each_answer_from_one_call(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "counted.py").write_text(KEEPS_COUNT)
-    (tmp_path / "env.py").write_text(
-        "from agentenv import AgentInstance, StepResult\n"
-        "class Once(AgentInstance):\n"
-        "    async def step(self, states):\n"
-        "        return StepResult(reward=0.5, terminated=True)\n"
-    )
-    num_tasks = 40
-
-    def asked():
-        return Counter((tmp_path / "asked").read_text().split()) if (tmp_path / "asked").exists() else Counter()
-
-    write_rows(tmp_path / "tasks.jsonl", [{"prompt": f"Question {i} ?", "label": ""} for i in range(num_tasks)])
-    start = [
-        sys.executable, "-m", "agentenv.cli", "run", "--env", "env.py:Once", "--data", "tasks.jsonl", "--n", "3",
-        "--engine", "scripted", "--concurrency", "2", "--group_reward", "counted.py:counted", "--out", "out",
-    ]  # fmt: skip
-    log = tmp_path / "out/trajectories.jsonl"
-    asked_before = []  # at each kill: how often was asked for the groups that were graded by then
-    command = [*start, "--progress", "none"]
-    for more in (24, 38, 5):
-        before = log.read_bytes().count(b"\n") if log.exists() else 0
-        running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while running.poll() is None and (not log.exists() or log.read_bytes().count(b"\n") < before + more):
-            time.sleep(0.002)
-        if running.poll() is not None:  # it was faster
-            break
-        running.kill()
-        running.wait()
-        done = {str(int(each.group_id)) for each in read_trajectories("out") if each.error is None}
-        asked_before.append({task: num for task, num in asked().items() if task in done})
-        command = [sys.executable, "-m", "agentenv.cli", "run", "--resume", "--out", "out", "--progress", "none"]
-    assert subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
-    graded = [row for row in map(json.loads, log.read_text().splitlines()) if row["episode"]["error"] is None]
-    ids = Counter(row["episode"]["episode_id"] for row in graded)
-    assert ids == Counter({f"{task:06d}/{sample}": 1 for task in range(num_tasks) for sample in range(3)})
-    assert {row["episode"]["reward"] for row in graded} == {1.5}
-    calls = {}
-    for row in graded:
-        info = row["episode"]["turns"][-1]["result"]["info"]
-        calls.setdefault(row["episode"]["group_id"], set()).add(info["group/call"])
-    assert {len(each) for each in calls.values()} == {1}, "the answers of a task have their rewards from one comparison"
-    assert len(asked()) == num_tasks
-    assert all(asked()[task] == num for each in asked_before for task, num in each.items()), "no group is graded twice"

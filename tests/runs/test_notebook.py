@@ -9,7 +9,7 @@ from agentenv.cli.main import main
 from agentenv.errors import ConfigError, InfraError
 from agentenv.runs import view_process
 from agentenv.runs.rollout import load_run
-from agentenv.runs.view_process import PageBeside, ViewProcess
+from agentenv.runs.view_process import ViewProcess
 from tests.view.viewed_runs import PAYLOADS, episode, hostile_run, write_run
 
 
@@ -70,12 +70,6 @@ def test_the_page_of_a_run_is_a_process_that_ends_with_it(tmp_path, monkeypatch)
 def test_a_page_that_cannot_start_says_why(tmp_path):
     with pytest.raises(InfraError, match="expected a run directory or a folder of runs"):
         ViewProcess.start(tmp_path / "nowhere")
-
-
-async def test_without_the_flag_no_page_is_opened(tmp_path):
-    with PageBeside(False) as page:
-        await page.open(tmp_path, pytest.fail)
-        page.wait()
 
 
 def test_rollout_refuses_the_flag_of_the_command():

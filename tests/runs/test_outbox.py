@@ -7,8 +7,7 @@ import pytest
 
 from agentenv.errors import RunStopped
 from agentenv.runs.records import directory as record
-from agentenv.runs.records.async_writer import Outbox
-from agentenv.runs.records.directory import RunWriter
+from agentenv.runs.records.directory import Outbox, RunWriter
 from tests.runs.test_record import CONFIG, episode, read_ids
 
 

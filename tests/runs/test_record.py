@@ -1,6 +1,5 @@
 """The run directory: what was appended is there whatever happens, once, and nobody else writes into it."""
 
-import contextlib
 import json
 import os
 import stat
@@ -17,7 +16,7 @@ from agentenv.core.types import Completion, StepResult, StopReason, Task
 from agentenv.errors import ConfigError, DataError
 from agentenv.runs.records import directory as record
 from agentenv.runs.records.directory import RunWriter, read_config, read_trajectories
-from agentenv.runs.records.encoded import EncodedTrajectory, encoded
+from agentenv.runs.records.index import EncodedTrajectory, encoded
 from agentenv.runs.records.lines import trajectory_to_dict
 from agentenv.runs.records.scan import ReadReport
 
@@ -47,12 +46,6 @@ def read_ids(path, report=None):
     return [trajectory.episode_id for trajectory in read_trajectories(path, report=report)]
 
 
-def test_appended_lines_are_read_back_in_order(tmp_path):
-    log = write_run(tmp_path / "runs" / "a", "b/0", "a/0", "a/1")
-    assert read_ids(log.parent) == read_ids(log) == ["b/0", "a/0", "a/1"]
-    assert all(json.loads(line)["episode"]["reward"] == 1.0 for line in log.read_text().splitlines())
-
-
 def test_an_episode_that_another_process_encoded_is_recorded_as_the_episode_itself(tmp_path):
     given = [episode("a/0", reward=0.5), episode("b/0", text="é\ud800")]
     encodings = [EncodedTrajectory.of(*encoded(each), each.task) for each in given]
@@ -75,22 +68,6 @@ def test_an_encoded_episode_has_the_fields_of_a_recorded_one():
     assert not hasattr(found, "nothing")
 
 
-def test_the_config_is_stored_with_schema_and_versions(tmp_path):
-    write_run(tmp_path)
-    stored = read_config(tmp_path)
-    assert stored["schema_version"] == 2
-    assert stored["config"] == CONFIG
-    assert {"agentenv", "python"} <= stored["versions"].keys()
-
-
-def test_metrics_are_replaced_whole(tmp_path):
-    with RunWriter.open(tmp_path, CONFIG) as writer:
-        writer.write_metrics({"reward": 0.5, "missing": None})
-        writer.write_metrics({"reward": 1.0})
-    assert json.loads((tmp_path / "metrics.json").read_text()) == {"reward": 1.0}
-    assert sorted(os.listdir(tmp_path)) == [".lock", "config.json", "index.jsonl", "metrics.json", "trajectories.jsonl"]
-
-
 def test_a_resumed_run_knows_what_is_finished_and_what_failed(tmp_path):
     with RunWriter.open(tmp_path, CONFIG) as writer:
         writer.append(episode("a/0"))
@@ -102,13 +79,6 @@ def test_a_resumed_run_knows_what_is_finished_and_what_failed(tmp_path):
         metrics = writer.tally.metrics(num_tasks=1, num_samples=2, wall_s=1.0)
         assert (metrics.num_episodes, metrics.num_infra_errors, metrics.reward.mean) == (2, 1, 1.0)
         assert writer.report == ReadReport(num_lines=2)
-
-
-def test_resuming_a_complete_run_changes_no_file(tmp_path):
-    log = write_run(tmp_path, "a/0")
-    before = log.read_bytes(), (tmp_path / "config.json").read_bytes()
-    RunWriter.open(tmp_path, CONFIG, resume=True).close()
-    assert (log.read_bytes(), (tmp_path / "config.json").read_bytes()) == before
 
 
 def test_an_episode_that_comes_twice_is_written_once(tmp_path):
@@ -162,32 +132,6 @@ def test_a_failed_episode_gives_way_to_a_later_one_even_from_another_run(tmp_pat
     assert (report.num_lines, report.num_superseded) == (3, 1)
 
 
-def test_a_run_with_an_info_near_the_largest_float_is_continued(tmp_path):
-    for number in range(2):
-        with RunWriter.open(tmp_path, CONFIG, resume=number > 0) as writer:
-            assert len(writer.tally) == number
-            trajectory = Trajectory(Task("p"), max_length=100, episode_id=f"t{number}/0", group_id=f"t{number}")
-            trajectory.append_observation([1])
-            for turn in range(2):
-                trajectory.append_turn(Completion((2,)), "x")
-                trajectory.set_result(StepResult(terminated=turn == 1, info={"best": 1.7e308}))
-            trajectory.finish(StopReason.TERMINATED)
-            writer.append(trajectory)
-            writer.write_metrics(writer.tally.metrics(num_tasks=2, num_samples=1, wall_s=1.0).to_dict())
-    assert read_ids(tmp_path) == ["t0/0", "t1/0"]
-
-
-def test_duplicated_lines_count_once_and_the_first_holds(tmp_path):
-    log = write_run(tmp_path / "a", "a/0")
-    other = write_run(tmp_path / "b", "x/0")
-    with RunWriter.open(tmp_path / "c", CONFIG) as writer:
-        writer.append(episode("a/0", reward=0.0))
-    log.write_bytes(log.read_bytes() + other.read_bytes() + (tmp_path / "c" / "trajectories.jsonl").read_bytes())
-    report = ReadReport()
-    assert [(t.episode_id, t.reward) for t in read_trajectories(log, report=report)] == [("a/0", 1.0), ("x/0", 1.0)]
-    assert report.num_superseded == 1
-
-
 def test_an_unfinished_or_nameless_episode_is_refused(tmp_path):
     running = Trajectory(Task("p"), 100, "a/0")
     nameless = episode("")
@@ -203,17 +147,6 @@ def test_a_closed_writer_refuses_and_closes_again(tmp_path):
     writer.close()
     with pytest.raises(ValueError, match="closed one"):
         writer.append(episode())
-
-
-def test_threads_may_append_at_once(tmp_path):
-    with RunWriter.open(tmp_path, CONFIG) as writer:
-        work = [lambda t=t: [writer.append(episode(f"{t}/{i}")) for i in range(20)] for t in range(4)]
-        threads = [threading.Thread(target=target) for target in work]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(set(read_ids(tmp_path))) == 80
 
 
 def test_the_file_is_synced_at_most_once_a_second_and_on_close(tmp_path, monkeypatch):
@@ -298,11 +231,6 @@ def test_a_run_that_recorded_nothing_may_be_started_again_with_another_config(tm
         assert read_config(tmp_path)["config"]["model"] == f"other-{resume}"
 
 
-def test_resuming_where_nothing_is_starts_a_run(tmp_path):
-    with RunWriter.open(tmp_path / "new", CONFIG, resume=True) as writer:
-        assert not writer.finished
-
-
 @pytest.mark.parametrize("content", ['{"model_type": "qwen2"}', "[]", "not json", ""])
 @pytest.mark.parametrize("resume", [True, False])
 def test_another_owners_config_json_is_never_overwritten(tmp_path, content, resume):
@@ -340,19 +268,6 @@ def test_keys_that_may_differ_stand_for_what_is_below_them(tmp_path):
     assert read_config(tmp_path)["config"] == CONFIG
 
 
-def test_the_same_config_in_other_types_is_the_same(tmp_path):
-    with RunWriter.open(tmp_path, {"stop": ("a",), "out": Path("x")}) as writer:
-        writer.append(episode())
-    RunWriter.open(tmp_path, {"stop": ["a"], "out": "x"}, resume=True).close()
-
-
-def test_a_long_list_of_differences_is_cut(tmp_path):
-    with RunWriter.open(tmp_path, {f"key{index}": 0 for index in range(30)}) as writer:
-        writer.append(episode())
-    with pytest.raises(ConfigError, match="key7 was 0, is now 1; and 22 more"):
-        RunWriter.open(tmp_path, {f"key{index}": 1 for index in range(30)}, resume=True)
-
-
 @pytest.mark.parametrize("version", [1, 3])
 def test_another_schema_is_refused_in_config_and_in_lines(tmp_path, version):
     log = write_run(tmp_path, "a/0")
@@ -374,24 +289,6 @@ def test_a_directory_that_cannot_be_written_is_a_config_error(tmp_path):
         RunWriter.open(tmp_path / "file", CONFIG)
     with pytest.raises(ConfigError, match="expected a writable directory"):
         RunWriter.open(tmp_path / "file" / "below", CONFIG)
-
-
-def test_a_refused_opening_leaves_no_lock_and_no_descriptor(tmp_path):
-    write_run(tmp_path, "a/0")
-    for _ in range(3):
-        with pytest.raises(ConfigError):
-            RunWriter.open(tmp_path, CONFIG)
-    RunWriter.open(tmp_path, CONFIG, resume=True).close()
-    assert open_below(tmp_path) == []
-
-
-def open_below(folder):
-    """The files of a folder that this process has open, as far as its system tells."""
-    found = []
-    for link in Path("/proc/self/fd").glob("*"):
-        with contextlib.suppress(OSError):  # closed meanwhile, by another thread
-            found += [name] if (name := os.readlink(link)).startswith(str(folder)) else []
-    return found
 
 
 def test_reading_what_is_not_there_is_a_config_error(tmp_path):

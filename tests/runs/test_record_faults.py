@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from agentenv.errors import ConfigError, DataError, RunStopped
-from agentenv.runs.records import directory as record
 from agentenv.runs.records import scan
 from agentenv.runs.records.directory import RunWriter, read_trajectories
 from agentenv.runs.records.lines import decode_line
@@ -170,23 +169,11 @@ def test_a_line_beyond_the_limit_is_skipped_without_being_held_in_memory(tmp_pat
     assert report.torn_bytes == 10 * len(first)
 
 
-def test_reading_holds_one_episode_at_a_time(tmp_path):
-    write_run(tmp_path, *(f"a/{index}" for index in range(50)))
-    reader = read_trajectories(tmp_path)
-    assert next(reader).episode_id == "a/0"
-    with RunWriter.open(tmp_path, CONFIG, resume=True) as writer:
-        writer.append(episode("late/0"))
-    assert len(list(reader)) == 49
-
-
 FILLING = """
 import os, resource, sys
 from pathlib import Path
-path, mode = Path(sys.argv[1]), sys.argv[2]
-if mode == "limit":
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
-else:
-    (path / "filler").write_bytes(bytes(100_000))
+path = Path(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 writer = RunWriter.open(path / "run", CONFIG)
 writer.write_metrics({"old": True})
 number = 0
@@ -212,10 +199,7 @@ assert not list((path / "run").glob("*.tmp")) + list((path / "run").glob(".*.tmp
 report = ReadReport()
 assert len(list(read_trajectories(path / "run", report=report))) == number == report.num_lines > 20, (number, report)
 assert (report.torn_bytes, report.corrupt_lines) == (0, [])
-if mode == "limit":
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-else:
-    (path / "filler").unlink()
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 for index in range(number, number + 10):
     writer.append(episode(f"{index}/0"))
 writer.close()
@@ -223,32 +207,15 @@ assert [int(t.episode_id.split("/")[0]) for t in read_trajectories(path / "run")
 """
 
 
-def fill(path, mode, *before):
-    command = [*before, sys.executable, "-c", HELPERS + FILLING, str(path), mode]
-    result = subprocess.run(command, capture_output=True, text=True, env=ENV)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
 @pytest.mark.long
 def test_a_file_that_may_not_grow_stops_the_run_and_keeps_every_earlier_line(tmp_path):
-    output = fill(tmp_path, "limit")
-    assert "File too large" in output
-    assert "earlier episodes are kept. Make room, then continue with --resume" in output
-    assert "not refused" not in output
-
-
-@pytest.mark.long
-def test_a_full_disk_stops_the_run_and_keeps_every_earlier_line(tmp_path):
-    mount = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
-    tmpfs = f"mount -t tmpfs -o size=256k tmpfs {tmp_path}"
-    try:
-        subprocess.run([*mount, tmpfs], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no small file system can be mounted here: {error}")
-    output = fill(tmp_path, "disk", *mount, f'{tmpfs} && exec "$@"', "sh")
-    assert "No space left on device" in output
-    assert "not refused" not in output
+    done = subprocess.run(
+        [sys.executable, "-c", HELPERS + FILLING, tmp_path], capture_output=True, text=True, env=ENV, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "File too large" in done.stdout
+    assert "earlier episodes are kept. Make room, then continue with --resume" in done.stdout
+    assert "not refused" not in done.stdout
 
 
 def test_a_short_write_that_cannot_be_taken_back_is_taken_back_later(tmp_path, monkeypatch):
@@ -276,19 +243,6 @@ def test_a_short_write_that_cannot_be_taken_back_is_taken_back_later(tmp_path, m
     report = ReadReport()
     assert read_ids(tmp_path, report) == ["a/0", "a/1"]
     assert report == ReadReport(num_lines=2)
-
-
-def test_a_disk_that_fails_to_sync_stops_the_run_and_frees_the_directory(tmp_path, monkeypatch):
-    def fail(fd):
-        raise OSError(5, "Input/output error")
-
-    writer = RunWriter.open(tmp_path, CONFIG)
-    writer.append(episode())
-    monkeypatch.setattr(record, "_fdatasync", fail)
-    with pytest.raises(RunStopped, match="Input/output error"):
-        writer.close()
-    monkeypatch.undo()
-    RunWriter.open(tmp_path, CONFIG, resume=True).close()
 
 
 def test_no_file_descriptor_left_is_a_config_error(tmp_path):

@@ -5,9 +5,6 @@ import math
 import os
 import random
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -303,16 +300,3 @@ def test_the_rows_of_lines_that_a_run_adds_are_those_of_the_index(tmp_path):
     assert [row[-1] for row in made] == ["", ""]
     assert row_line(first[:-2] + b"]}\n", 0) is None
     assert row_line(encode_line(episode("a/0")).replace(b'"turns"', b'"turnz"'), 0) is None
-
-
-@pytest.mark.long
-def test_the_index_is_read_without_torch_transformers_and_numpy(tmp_path):
-    write_run(tmp_path, episode("a/0"))
-    code = (
-        "import sys; from agentenv.runs.records.index import read_index; "
-        f"print(len(read_index({str(tmp_path)!r}).counting()), {{'torch', 'transformers', 'numpy'}} & {{*sys.modules}})"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
-    )
-    assert done.stdout == "1 set()\n"

@@ -8,7 +8,7 @@ import pytest
 
 import agentenv
 from agentenv import AgentInstance, ScriptedEngine, StepResult, Task
-from agentenv.errors import ConfigError, MissingDependency, RunStopped
+from agentenv.errors import MissingDependency
 
 ROWS = [{"prompt": "Guess.", "label": "7"}, Task("Guess again.", label="3", task_id="three")]
 
@@ -67,16 +67,6 @@ def test_scores_without_a_declared_range_have_no_pass_rate_outside_0_to_1():
     assert graded(unknown).pass_at_k["1"].mean is None
 
 
-def test_rows_per_episode_and_per_turn():
-    run = guess()
-    rows, turns = run.rows(), run.turn_rows()
-    assert [row["task_id"] for row in rows] == ["000000", "three"]
-    assert [row["num_turns"] for row in rows] == [
-        sum(turn["episode_id"] == row["episode_id"] for turn in turns) for row in rows
-    ]
-    assert {turn["info.tries"] for turn in turns} == {1.0}
-
-
 def test_data_frames_have_these_rows():
     pytest.importorskip("pandas")
     run = guess()
@@ -118,16 +108,6 @@ def test_the_limits_are_the_environments_and_a_flag_overrides_them():
     assert len(run[0].turns) == 2
     run = agentenv.rollout(Guess, ROWS[:1], engine=never, progress="none", max_turns=1)
     assert len(run[0].turns) == 1
-
-
-def test_an_unknown_flag_is_refused_with_the_nearest():
-    with pytest.raises(ConfigError, match=r"temprature: expected a flag's name\. Did you mean 'temperature'"):
-        guess(temprature=0.0)
-
-
-def test_too_many_failures_stop_the_run():
-    with pytest.raises(RunStopped):
-        guess(env_kwargs={"fail": True})
 
 
 def test_the_traceback_of_a_failed_step_is_the_environments_alone():

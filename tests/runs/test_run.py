@@ -3,7 +3,6 @@
 import asyncio
 import io
 import json
-import os
 import re
 import shlex
 import signal
@@ -16,10 +15,8 @@ import pytest
 from agentenv.core.agent import AgentInstance
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError
-from agentenv.runs.display.progress import clock
 from agentenv.runs.prepare import check_constructor
 from agentenv.runs.records.directory import read_trajectories
-from agentenv.runs.records.scan import ReadReport
 from tests.drivers import command, forked, ids, lines, without_times, write_rows
 from tests.models import make_tiny_qwen2, make_tiny_tokenizer
 
@@ -144,14 +141,6 @@ def test_live_progress_draws_a_bar_on_stderr_and_ends_at_the_last_episode(place,
     assert "20/20" not in captured.out
 
 
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [(0, "0s"), (59.4, "59s"), (59.6, "1m00s"), (185, "3m05s"), (3_600, "1h00m"), (7_620, "2h07m")],
-)
-def test_times_are_shown_in_the_two_largest_units(seconds, shown):
-    assert clock(seconds) == shown
-
-
 @pytest.mark.long
 def test_the_header_shows_the_flags_that_were_changed_and_no_other(place, flags, capsys):
     assert command([*flags, "--temperature", 0.5, "--stop", "a", "b"]) == 0
@@ -259,31 +248,10 @@ def test_a_file_that_was_fixed_before_a_resume_is_reported_and_kept_once(place, 
 
 
 @pytest.mark.long
-def test_resuming_a_complete_run_exits_with_0_and_adds_no_line(place, flags, capsys):
-    assert command(flags) == 0
-    before = (place / "out/trajectories.jsonl").read_bytes()
-    assert command(resume()) == 0
-    assert (place / "out/trajectories.jsonl").read_bytes() == before
-    assert json.loads((place / "out/metrics.json").read_text())["num_episodes"] == 20
-
-
-@pytest.mark.long
-def test_a_run_that_was_not_resumed_never_writes_into_the_directory_of_another(place, flags, capsys):
-    assert command(flags) == 0
-    before = (place / "out/trajectories.jsonl").read_bytes()
-    capsys.readouterr()
-    assert command(flags) == 2
-    assert "--resume" in capsys.readouterr().err
-    assert (place / "out/trajectories.jsonl").read_bytes() == before
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "diff"),
     [
         (["--temperature", 0.5], "flags.temperature was 1.0, is now 0.5"),
-        (["--seed", 7], "flags.seed was 0, is now 7"),
-        (["--n", 3], "flags.n was 2, is now 3"),
         (["--env_kwargs", '{"wait_s": 0.1}'], "flags.env_kwargs was {}, is now {'wait_s': 0.1}"),
     ],
 )
@@ -314,33 +282,6 @@ def test_resume_with_flags_that_change_only_how_it_runs_is_allowed(place, flags,
 
 
 @pytest.mark.long
-def test_a_torn_last_line_is_cut_off_reported_and_run_again(place, flags, capsys):
-    assert command(flags) == 0
-    log = place / "out/trajectories.jsonl"
-    whole = log.read_bytes()
-    log.write_bytes(whole[:-40])
-    kept = whole[: whole[:-1].rindex(b"\n") + 1]
-    torn = len(whole) - 40 - len(kept)
-    capsys.readouterr()
-    assert command(resume()) == 0
-    assert f"skipped {torn} bytes of a torn last line" in capsys.readouterr().err
-    assert log.read_bytes().startswith(kept)
-    assert ids(place / "out") == ALL
-
-
-@pytest.mark.long
-def test_a_damaged_line_is_skipped_reported_and_its_episode_run_again(place, flags, capsys):
-    assert command(flags) == 0
-    log = place / "out/trajectories.jsonl"
-    whole = log.read_bytes().splitlines(keepends=True)
-    log.write_bytes(b"".join([*whole[:3], whole[3].replace(b"terminated", b"terminatod", 1), *whole[4:]]))
-    capsys.readouterr()
-    assert command(resume()) == 0
-    assert "skipped 1 damaged lines" in capsys.readouterr().err
-    assert sorted(t.episode_id for t in read_trajectories(place / "out", report=ReadReport())) == ALL
-
-
-@pytest.mark.long
 def test_resume_tries_infrastructure_failures_again_with_a_higher_attempt(place, flags, capsys):
     crash = ["--engine_args", '{"script": ["#### 42"], "crash_at": [0]}', "--max_retries", 0]
     assert command([*flags, *crash]) == 0
@@ -351,16 +292,6 @@ def test_resume_tries_infrastructure_failures_again_with_a_higher_attempt(place,
     assert [(e["error"]["kind"], e["attempt"]) for e in tries] == [("infra", 0), ("infra", 1), ("infra", 2)]
     metrics = json.loads((place / "out/metrics.json").read_text())
     assert (metrics["num_episodes"], metrics["num_infra_errors"], metrics["num_missing"]) == (20, 1, 0)
-
-
-@pytest.mark.long
-def test_metrics_of_a_resumed_run_cover_all_its_episodes(place, flags, capsys):
-    assert command(flags) == 0
-    log = place / "out/trajectories.jsonl"
-    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:15]))
-    assert command(resume("--json")) == 0
-    done = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (done["metrics"]["num_episodes"], done["metrics"]["num_missing"]) == (20, 0)
 
 
 # --- signals ------------------------------------------------------------------------------------------------------
@@ -467,50 +398,12 @@ def test_a_third_signal_ends_the_process_no_matter_what_hangs(place, flags):
 
 
 @pytest.mark.long
-def test_a_resumed_run_with_nothing_left_shows_no_speed(place, flags, capsys):
-    assert command(flags) == 0
-    capsys.readouterr()
-    assert command(resume()) == 0
-    shown = capsys.readouterr().out
-    assert "Result" in shown
-    assert "episodes/s" not in shown
-
-
-@pytest.mark.long
-def test_resume_starts_a_run_that_has_not_started_where_the_flags_name_it(place, flags):
-    assert command([*flags, "--resume"]) == 0
-    before = (place / "out/trajectories.jsonl").read_bytes()
-    assert command([*flags, "--resume"]) == 0
-    assert (place / "out/trajectories.jsonl").read_bytes() == before
-    assert ids(place / "out") == ALL
-
-
-@pytest.mark.long
-def test_episodes_that_the_engine_gave_up_are_tried_again(place, flags, capsys):
-    args = '{"script": ["hi"], "finish_reason": "abort"}'
-    assert command([*flags, "--engine_args", args, "--max_retries", 0]) == 3
-    assert "infra:Aborted" in capsys.readouterr().out
-    assert command(resume("--max_error_share", 1.0)) == 0
-    assert max(line["attempt"] for line in lines(place / "out")) == 1
-
-
-@pytest.mark.long
 def test_episodes_that_do_not_end_within_the_grace_are_cancelled(place, flags):
     with hanging(place, flags, "--grace_s", 0.2) as running:
         running.until(lambda: all_in_flight(place))
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
     assert ids(place / "out") == ["000000/0", "000000/1"]
-
-
-@pytest.mark.long
-def test_json_stays_json_when_a_run_is_interrupted(place, flags):
-    with hanging(place, flags, "--grace_s", 0, "--json") as running:
-        running.until(lambda: all_in_flight(place))
-        running.signal(signal.SIGINT)
-        assert running.wait() == 130
-        events = [json.loads(line)["event"] for line in running.stdout.splitlines()]
-    assert (events[0], events[-1]) == ("launch", "done")
 
 
 @pytest.mark.long
@@ -570,58 +463,7 @@ def test_a_small_run_with_too_many_failures_is_judged_at_its_end(place, flags, c
     assert "run directory: out" in captured.out
 
 
-@pytest.mark.long
-def test_a_second_run_in_the_same_directory_is_refused_while_the_first_continues(place, flags, capsys):
-    with hanging(place, flags) as running:
-        running.until(lambda: all_in_flight(place))
-        pid = running.process.pid
-        for argv in (flags, resume()):
-            assert command(argv) == 2
-            err = capsys.readouterr().err
-            assert "expected no other run" in err
-            assert f"process {pid}" in err
-        assert running.alive
-        running.signal(signal.SIGKILL)
-        running.wait()
-    make_data(place, ["ok"] * 10)
-    assert command(resume()) == 2
-    err = capsys.readouterr().err
-    assert "expected no other run" not in err, "a killed run holds no lock"
-    assert "resolved.tasks was" in err, "labels are part of what a run is"
-
-
-@pytest.mark.long
-def test_a_full_disk_stops_the_run_with_3_and_keeps_what_is_there(place, flags):
-    import resource
-
-    def limit():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    argv = [sys.executable, "-m", "agentenv.cli", *map(str, flags)]
-    done = subprocess.run(
-        argv, cwd=place, capture_output=True, text=True, preexec_fn=limit, env=env, timeout=120, check=False
-    )
-    assert done.returncode == 3, done.stderr
-    assert "File too large" in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
-    kept = lines(place / "out")
-    assert 0 < len(kept) < 20
-    assert command(resume()) == 0
-    assert ids(place / "out") == ALL
-
-
 # --- seeds --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_the_same_command_twice_produces_the_same_trajectories(place, flags, capsys):
-    assert command([*flags, "--concurrency", 3]) == 0
-    assert command([*flags, "--concurrency", 7, "--out", "again"]) == 0
-    assert without_times(lines(place / "out")) == without_times(lines(place / "again"))
-    assert command([*flags, "--seed", 1, "--out", "other"]) == 0
-    assert {e["seed"] for e in lines(place / "other")}.isdisjoint({e["seed"] for e in lines(place / "out")})
 
 
 @pytest.mark.long
@@ -653,14 +495,6 @@ def test_output_of_an_environment_stays_out_of_the_json(place, flags, capfd):
     out, err = capfd.readouterr()
     assert {json.loads(line)["event"] for line in out.splitlines()} == {"launch", "progress", "done"}
     assert err.count("looking at ok") == 20
-
-
-@pytest.mark.long
-def test_progress_of_a_resumed_run_counts_what_was_kept(place, flags, capfd):
-    assert command(flags) == 0
-    capfd.readouterr()
-    assert command(resume()) == 0
-    assert "20/20 episodes · reward 1.000 · score 1.000 ·" in capfd.readouterr().err
 
 
 @pytest.mark.long

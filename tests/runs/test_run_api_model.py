@@ -126,27 +126,6 @@ def test_a_reward_function_judges_text(place):
 
 
 @pytest.mark.long
-def test_a_group_reward_compares_answers(place):
-    with served(answer) as server:
-        flags = ("--env", "verify", "--limit", "2", "--n", "2", "--out", "out", "--group_reward", "length")
-        assert run(server, *flags) == 0
-    assert all("group/reward" in each.turns[-1].result.info for each in read_trajectories("out"))
-
-
-@pytest.mark.long
-def test_python_gets_rows_with_tokens_and_cost(place):
-    with served(answer) as server:
-        found = agentenv.rollout(
-            "math_retry", engine="chat", base_url=server.base_url, model="the-model", limit=1, progress="none",
-            prices=PRICES,
-        )  # fmt: skip
-    (row,) = found.rows()
-    assert row["num_action_tokens"] == 3 * len(server.requests)
-    assert row["cost_usd"] == pytest.approx(found.metrics.cost_usd)
-    assert [each["num_action_tokens"] for each in found.turn_rows()] == [3] * len(server.requests)
-
-
-@pytest.mark.long
 def test_show_and_tables_have_its_text_reasoning_tokens_and_cost(place, capsys):
     with served(answer) as server:
         flags = ("--env", "tool_use", "--limit", "1", "--out", "out", "--prices", json.dumps(PRICES))
@@ -199,9 +178,7 @@ async def test_an_engine_from_python_needs_no_other_tokenizer_and_cut_answers_ar
     ("flags", "message"),
     [
         (("--history", "rerender"), "--history: expected none with --engine chat"),
-        (("--max_observation_tokens", "9"), "--max_observation_tokens: expected none with --engine chat"),
         (("--tokenizer", "tiny-math"), "--tokenizer: expected none with --engine chat"),
-        (("--no_apply_chat_template",), "--no_apply_chat_template: expected none with --engine chat"),
         (("--stop_token_ids", "7"), "--stop_token_ids: expected none with --engine chat"),
         (("--prices", "{}"), "--prices: expected"),
         (("--api_key_env", "NO_SUCH_KEY"), "--api_key_env: expected a key in the environment variable 'NO_SUCH_KEY'"),
@@ -217,14 +194,6 @@ def test_what_cannot_be_done_without_token_ids_is_refused_before_the_run(flags, 
         assert command(["run", "--engine", "chat", "--model", "m", *url, *env, *flags, "--progress", "none"]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert server.requests == []
-
-
-@pytest.mark.parametrize("flags", [("--agent_func_path", "own.py"), ("--prices", "{}")])
-def test_flags_of_other_engines_and_of_this_one_are_told_apart(flags, place, capsys):
-    engine = ("--engine", "chat", "--base_url", "http://127.0.0.1:1/v1") if flags[0] == "--agent_func_path" else ()
-    env = () if engine else ("--env", "math_retry")
-    assert command(["run", *env, *engine, *flags]) == 2
-    assert f"{flags[0]}: expected" in capsys.readouterr().err
 
 
 def test_chat_needs_an_address():

@@ -26,7 +26,7 @@ from agentenv.runs.tokens.view import (
 )
 from tests.chat.families import load
 from tests.drivers import command
-from tests.runs.tokens.episodes import BY_NAME, Played, play, user
+from tests.runs.tokens.episodes import BY_NAME, play, user
 
 END = "<|im_end|>"
 REASONED = f"<think>\nhmm\n</think>\n\nHello{END}"
@@ -147,19 +147,6 @@ def test_a_run_without_a_model_needs_a_tokenizer(tmp_path):
 
 
 @pytest.mark.long
-def test_a_run_of_the_command_is_shown(tmp_path):
-    run = tmp_path / "run"
-    argv = ["run", "--env", "math_retry", "--limit", 2, "--n", 1, "--max_turns", 2, "--progress", "none"]
-    assert command([*argv, "--out", run]) == 0
-    tokenizer = load_run_tokenizer(run)
-    for index in (0, -1):
-        trajectory = load_episode(run, index)
-        text = shown(Played(trajectory, tokenizer, []))
-        assert trajectory.episode_id in text
-        assert len(headers(text)) == len(spans_of(trajectory))
-
-
-@pytest.mark.long
 def test_a_damaged_line_is_said_and_is_an_exit_code(tmp_path, capsys):
     run = write_run(tmp_path / "run", IDS)
     argv = ["tokens", "show", run, 0]
@@ -210,16 +197,6 @@ def test_newlines_leading_spaces_tabs_and_escapes_are_visible_and_break_where_th
 
 def test_markup_in_a_text_is_text():
     assert "[red]x[/red]" in shown(play("Qwen2.5", [user("q")], [f"[red]x[/red]{END}"]))
-
-
-def test_bytes_of_a_torn_character_are_marked():
-    tokenizer = load(BY_NAME["Qwen2.5"])
-    ids = tokenizer.encode("𝔘", add_special_tokens=False)
-    assert len(ids) == 4, "a character of four tokens"
-    whole = shown(play("Qwen2.5", [user("q")], [ids]))
-    torn = shown(play("Qwen2.5", [user("q")], [ids[:3]]))
-    assert "⋯⋯⋯𝔘" in whole
-    assert "⋯⋯�" in torn
 
 
 def test_an_episode_that_failed_says_why_and_its_reward_is_unknown():
@@ -295,14 +272,6 @@ def test_no_color_is_obeyed(monkeypatch):
     console.print(episode_view(played.trajectory, played.tokenizer))
     assert "⟦‹<|im_end|>›⟧" in file.getvalue()
     assert "\x1b" not in file.getvalue()
-
-
-def test_shades_distinguish_likely_tokens_from_unlikely_ones(monkeypatch):
-    ids = load(BY_NAME["Qwen2.5"]).encode("abcdefg", add_special_tokens=False)[:3]
-    action = Completion(tuple(ids), logprobs=(-0.01, -9.0, math.nan)[: len(ids)])
-    text = coloured(play("Qwen2.5", [user("q")], [action]), monkeypatch, logprobs=True)
-    for colour in ("32", "31", "35"):
-        assert f"\x1b[{colour}m" in text
 
 
 # --- for programs -----------------------------------------------------------------------------------------------------

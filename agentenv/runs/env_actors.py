@@ -1,4 +1,4 @@
-"""Episode sources for the runner whose environments live in actors."""
+"""Episode sources whose environments live in actors, as `agentenv.episode.env_actors` has them: local ones or Ray's."""
 
 from __future__ import annotations
 
@@ -10,23 +10,87 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from agentenv._util.ray.cluster import ActorDemand, ClusterConfig, ray_session, reserve
+from agentenv._util.ray.cluster import (
+    ActorDemand,
+    ClusterConfig,
+    call_result,
+    describe_death,
+    kill_actor,
+    missing_package_error,
+    ray_session,
+    reserve,
+)
+from agentenv._util.ray.library import import_ray
 from agentenv.core.agent import AgentInstance
 from agentenv.core.engine import Tokenizer
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
-from agentenv.episode.env_actors.actors import EnvActorConfig, EnvActors, check_kwargs, made_agent
-from agentenv.episode.env_actors.host import EnvSpec, Spec, found_file
+from agentenv.episode.env_actors.actors import (
+    ActorLost,
+    EnvActorConfig,
+    EnvActors,
+    check_kwargs,
+    made_agent,
+    no_plain_data,
+)
+from agentenv.episode.env_actors.host import EnvActor, EnvSpec, Spec, found_file
 from agentenv.episode.env_actors.local import num_cores, open_local_actors
 from agentenv.episode.factory import as_agent
 from agentenv.episode.loop import Episode
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.source import EnvSource, EpisodeSource
-from agentenv.errors import ConfigError
+from agentenv.errors import AgentEnvError, ConfigError, InfraError
 from agentenv.interop.agent_files import load_agent_func
 from agentenv.interop.openrlhf.executor import AgentFunc
 from agentenv.runs.config import RayOptions, RunConfig
-from agentenv.runs.env_actors.ray_actor import RayActor
+
+_MAX_CALLS = 10_000
+"""Maximum number of concurrent calls of an actor."""
+
+
+class RayActor:
+    """An EnvActor in Ray, which must be running; see `Actor` in `agentenv.episode.env_actors.actors`."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    @classmethod
+    async def start(cls, spec: Spec, options: Mapping[str, Any]) -> RayActor:
+        """Start an actor with Ray's options."""
+        fixed = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": _MAX_CALLS}
+        return cls(import_ray().remote(EnvActor).options(**fixed, **options).remote(spec))
+
+    async def call(self, method: str, *args: Any, where: str) -> Any:
+        """Call a method of the EnvActor."""
+        ray = import_ray()
+        try:
+            return await call_result(getattr(self._handle, method).remote(*args))
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, AgentEnvError):
+                raise error.cause from None
+            raise no_plain_data(where, error.cause) from error
+        except ray.exceptions.RaySystemError as error:  # the result cannot be unpickled here
+            raise no_plain_data(where, error) from error
+        except ray.exceptions.TaskCancelledError as error:
+            raise InfraError(f"{where}: expected an answer, got a call that was cancelled. Run it again.") from error
+        except (ray.exceptions.RayError, ConnectionError) as error:
+            if (absent := missing_package_error("--env_actors", error)) is not None:
+                raise absent from error
+            raise ActorLost(describe_death(error)) from error
+        except TypeError as error:
+            raise no_plain_data(where, error) from error
+
+    def send(self, method: str, *args: Any) -> None:
+        """Call a method without waiting for its result."""
+        getattr(self._handle, method).remote(*args)
+
+    def kill(self) -> None:
+        """End the process."""
+        kill_actor(self._handle)
+
+    async def close(self) -> None:
+        """End the process; the raylet waits for it."""
+        self.kill()
 
 
 @dataclass(frozen=True, slots=True)

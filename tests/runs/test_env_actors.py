@@ -3,9 +3,7 @@
 import asyncio
 import ctypes
 import os
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -25,13 +23,13 @@ from agentenv.episode.registry import load_env
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, plan
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.source import EnvSource
-from agentenv.errors import ConfigError, MissingDependency
+from agentenv.errors import ConfigError
 from agentenv.runs.config import RunConfig
-from agentenv.runs.env_actors.source import AgentFuncSpec, RayPlaces, RemoteEnv, in_actors, open_ray_actors
+from agentenv.runs.env_actors import AgentFuncSpec, RayPlaces, RemoteEnv, in_actors, open_ray_actors
 from agentenv.testing.tokenizers import CharTokenizer
-from tests.drivers import command, ids, lines, write_rows
+from tests.drivers import command, lines, write_rows
 
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[1]
 SCENE = TESTS / "episode" / "env_actors" / "scene.py"
 FILES = TESTS / "interop" / "agent_funcs"
 ONCE = ErrorPolicy(max_retries=0)
@@ -48,21 +46,6 @@ def test_a_source_without_actors_is_itself():
             assert same is source
 
     asyncio.run(check())
-
-
-@pytest.mark.parametrize("flag", ["--env_actors", "--env_actor_cpus"])
-def test_numbers_that_mean_nothing_are_refused(flag, capsys):
-    assert command(["run", "--env", "math_retry", flag, "-1"]) == 2
-    assert f"{flag}: expected a" in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.long
-def test_without_ray_the_message_has_the_command_that_installs_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "ray", None)
-    argv = ["run", "--env", "math_retry", "--env_actors", "1", "--ray_address", "auto"]
-    assert command(argv) == MissingDependency.exit_code
-    assert "pip install 'agentenv-rl[ray]'" in " ".join(capsys.readouterr().err.split())
 
 
 def test_cores_of_actors_are_refused_without_ray():
@@ -359,87 +342,3 @@ class Counts(AgentInstance):
 class AgentExecutor(Base):
     agent_cls = Counts
 """
-
-
-AGENT_FUNC = """
-import os
-from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
-
-class AgentInstance(AgentInstanceBase):
-    async def __init__(self, *args, **kwargs):
-        self.turns = 0
-
-    async def step(self, states):
-        self.turns += 1
-        feedback = {"environment_feedback": " and then", "done": self.turns == 2}
-        return feedback | {"rewards": 1.0, "scores": 1.0, "extra_logs": {"pid": os.getpid()}}
-
-class AgentExecutor(MultiTurnAgentExecutor):
-    def __init__(self):
-        super().__init__(AgentInstance)
-"""
-
-
-@pytest.mark.slow
-def test_the_agents_of_an_agent_func_run_in_the_actors_with_the_same_tokens(session, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "agent_func.py").write_text(AGENT_FUNC)
-    write_rows(tmp_path / "data.jsonl", [{"prompt": f"What is {n} + 1?", "label": str(n + 1)} for n in range(4)])
-    for file, out in (("agent_func.py", "mine"), (FILES / "own_loop_queue.py", "own_loop")):
-        argv = ["run", "--agent_func_path", file, "--data", "data.jsonl", "--max_tokens", 16, "--max_length", 256]
-        argv += ["--temperature", 0, "--json"]
-        assert command([*argv, "--out", f"{out}-here"]) == 0
-        assert command([*argv, "--out", f"{out}-there", "--env_actors", 1, "--env_actor_cpus", 0.5]) == 0
-        here, there = (
-            sorted(lines(Path(f"{out}-{where}")), key=lambda e: e["episode_id"]) for where in ("here", "there")
-        )
-        for ours, theirs in zip(here, there, strict=True):
-            assert theirs["error"] is None
-            assert theirs["segments"][0]["token_ids"] == ours["segments"][0]["token_ids"]
-            assert (theirs["reward"], len(theirs["turns"])) == (ours["reward"], len(ours["turns"]))
-    pids = {turn["result"]["info"]["pid"] for e in lines(tmp_path / "mine-there") for turn in e["turns"]}
-    assert len(pids) == 1
-    assert os.getpid() not in pids
-
-
-@pytest.mark.slow
-def test_a_run_loses_nothing_when_an_environments_actor_is_killed(session, tmp_path):
-    argv = ["run", "--env", "math_retry", "--temperature", 0, "--json", "--max_tokens", 60, "--concurrency", 16]
-    argv += ["--limit", 100]
-    killed = []
-
-    def kill():
-        deadline = time.monotonic() + 250
-        while time.monotonic() < deadline and not killed:
-            if len(lines(tmp_path / "there")) >= 10:
-                killed.extend(actors_of_this_ray()[:1])
-                os.kill(killed[0], signal.SIGKILL)
-            time.sleep(0.01)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    assert command([*argv, "--out", tmp_path / "there", "--env_actors", 2, "--env_actor_cpus", 0.5]) == 0
-    thread.join()
-    assert killed
-    assert ids(tmp_path / "there") == [f"{index:06d}/0" for index in range(100)]
-    assert all(episode["error"] is None for episode in lines(tmp_path / "there"))
-    assert any(episode["attempt"] for episode in lines(tmp_path / "there"))
-
-
-def actors_of_this_ray():
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if path.read_bytes().startswith(b"ray::EnvActor"):
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
-
-
-@pytest.mark.long
-def test_a_cluster_that_the_shell_names_does_not_turn_processes_into_ray_actors(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    argv = ["run", "--env", "guess_number", "--engine", "scripted", "--limit", 2, "--progress", "none"]
-    assert command([*argv, "--env_actors", 1, "--out", tmp_path / "out"]) == 0
-    assert all(episode["error"] is None for episode in lines(tmp_path / "out"))

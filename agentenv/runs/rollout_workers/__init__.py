@@ -1,1 +1,0 @@
-"""`--rollout_workers`: processes that run episodes, each for many at once."""
