@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, Protocol
 
 from agentenv._util.suggest import did_you_mean
@@ -142,14 +142,10 @@ class CurriculumState:
 
     def state(self) -> dict[str, Any]:
         """Return numbers and texts for `load_state`."""
-
-        def row(stats: GroupStats) -> tuple[Any, ...]:
-            return (stats.task_id, stats.reward, stats.score, stats.spread)
-
         return {
             "num_groups": dict(self.num_groups),
-            "recent": {env: [row(each) for each in groups] for env, groups in self.recent.items()},
-            "new": [(number, env, *row(stats)) for number, (env, stats) in self._new.items()],
+            "recent": {env: list(map(astuple, groups)) for env, groups in self.recent.items()},
+            "new": [(number, env, *astuple(stats)) for number, (env, stats) in self._new.items()],
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from agentenv.core.engine import Engine
@@ -248,8 +249,6 @@ class Rollouts:
             task.add_done_callback(self._over)
 
     async def _sample(self, admitted: AdmittedGroup, task: Task) -> None:
-        from agentenv.training.algorithm.shaping import filter_groups
-
         planned = [PlannedEpisode(task, index) for index in range(self.options.num_samples)]
         async with asyncio.TaskGroup() as episodes:
             running = [episodes.create_task(self._episode(each, admitted)) for each in planned]
@@ -267,9 +266,10 @@ class Rollouts:
         if len(rewarded) < self.options.min_rewarded:
             reason = "failed"
         elif self.options.score_range is not None:
-            low, high = self.options.score_range
-            filtered = filter_groups([[t.reward if t.score is None else t.score for t in rewarded]], low=low, high=high)
-            reason = "low" if filtered.num_low else "high" if filtered.num_high else None
+            # Dynamic sampling of DAPO, arXiv:2503.14476, section 3.2: groups of equal scores have no advantages.
+            (low, high), scores = self.options.score_range, [t.reward if t.score is None else t.score for t in rewarded]
+            mean = fmean(score for score in scores if score is not None)
+            reason = "low" if mean <= low else "high" if mean >= high else None
         failed = [each for each in trajectories if each.error is not None and each.error.kind == "infra"]
         if self.runner.draining and any(each.attempt < self.runner.policy.max_retries for each in failed):
             self._again.append(admitted.number)  # draining prevented an episode's retry

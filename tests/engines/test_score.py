@@ -10,14 +10,7 @@ import threading
 import httpx
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
 from agentenv.core.types import SamplingParams
 from agentenv.engines.hf import scoring as _score
@@ -25,19 +18,11 @@ from agentenv.engines.hf.engine import HFEngine
 from agentenv.engines.vllm.http import VLLMHTTPEngine
 from agentenv.errors import EngineError
 from tests.engines.streamed import StreamedTransport
+from tests.engines.test_hf import gpt2, mistral, one_thread  # noqa: F401 - a fixture of all tests here
 from tests.models import make_tiny_qwen2
 
 IDS = [40 + (7 * i * i) % 150 for i in range(200)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """On busy cores, two threads take ten times as long."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -73,37 +58,16 @@ def by_transformers(model, token_ids):
     return logprobs.gather(1, torch.tensor([token_ids[1:]]).T)[:, 0].tolist()
 
 
-def seeded(build, config):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        return build(config).float().eval()
-
-
-def gpt2():
-    return seeded(GPT2LMHeadModel, GPT2Config(
-        vocab_size=200, n_embd=64, n_layer=2, n_head=4, n_positions=256, initializer_range=0.2, bos_token_id=None,
-        eos_token_id=None,
-    ))  # fmt: skip
-
-
-def mistral():
-    return seeded(MistralForCausalLM, MistralConfig(
-        vocab_size=200, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2, sliding_window=16,
-        bos_token_id=None, eos_token_id=None,
-    ))  # fmt: skip
-
-
 # --- hf ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("piece", [1, 7, 64, 1024])
-@pytest.mark.parametrize("build", [gpt2, mistral, None])
+@pytest.mark.parametrize("build", [gpt2, lambda: mistral(16), None], ids=["gpt2", "mistral", "qwen2"])
 async def test_scores_are_those_of_one_plain_forward_pass(folder, monkeypatch, build, piece):
     monkeypatch.setattr(_score, "MAX_PIECE_TOKENS", piece)
     ids = IDS if build else [*IDS, *range(300, 384)]
-    expected = by_transformers(build() if build else AutoModelForCausalLM.from_pretrained(folder), ids)
+    expected = by_transformers(build().eval() if build else AutoModelForCausalLM.from_pretrained(folder), ids)
     engine = HFEngine(build() if build else folder)
     try:
         scores = await engine.score(tuple(ids))

@@ -218,22 +218,16 @@ async def test_start_says_in_one_line_that_nothing_answers():
 
 BAD_ANSWERS = {
     "garbage": (httpx.Response(200, text="<html>nginx</html>"), "JSON object.*nginx"),
-    "a list": (httpx.Response(200, json=[1]), "JSON object"),
     "an error with status 200": ({"error": {"message": "CUDA out of memory"}}, "without an error, got .*CUDA out of"),
     "no choices": ({}, "choices to be a list"),
-    "empty choices": ({"choices": []}, "one choice"),
     "two choices": ({"choices": [{}, {}]}, "one choice"),
     "wrong echo": (completion(prompt=[1, 11, 12, 13]), "3 prompt tokens sent"),
     "no log-probs": (completion(logprobs=None, tokens=[]), "token_logprobs to be a list"),
     "short log-probs": (completion(logprobs=[-0.5]), "3 sampled tokens, got 1"),
-    "log-probs of none": (completion(logprobs=[]), "3 sampled tokens, got 0"),
-    "tokens that are no ids": (completion(tokens=["a", "b", "c"]), "token_ids to be a whole number"),
     "tokens that no record holds": (completion(tokens=[2**31]), "token_ids to be a whole number"),
-    "log-probs that are no numbers": (completion(logprobs=["a", "b", "c"]), "log-probabilities of at most 0"),
     "log-probs that are no floats": (completion(logprobs=[10**400, 0, 0]), "log-probabilities of at most 0"),
     "odd finish reason": (completion(finish_reason="content_filter"), "finish_reason"),
     "a stop reason that is a list": (completion(stop_reason=[1]), "stop_reason to be a whole number"),
-    "a huge number": (httpx.Response(200, content=b'{"choices": ' + b"9" * 5000 + b"}"), "JSON object"),
     "deep brackets": (httpx.Response(200, content=b"[" * 100_000), "JSON object"),
     "gzip": (httpx.Response(200, content=gzip.compress(json.dumps(completion()).encode())), "JSON object"),
     **{
@@ -241,7 +235,7 @@ BAD_ANSWERS = {
             {**completion(), "usage": {"prompt_tokens_details": {"cached_tokens": value}}},
             "cached_tokens to be a whole number",
         )
-        for value in ("many", [1], -1, 0.5, True, 10**400)
+        for value in ("many", -1, True, 10**400)
     },
 }
 
@@ -372,9 +366,7 @@ async def test_retries_then_success_with_growing_jittered_waits():
     assert len({body["request_id"] for body in fake.bodies}) == 4  # a server may still hold the failed one
 
 
-@pytest.mark.parametrize(
-    "failure", [status(500), status(502), status(504), status(408), httpx.ReadError("reset"), httpx.ConnectTimeout("")]
-)
+@pytest.mark.parametrize("failure", [status(502), status(408), httpx.ReadError("reset"), httpx.ConnectTimeout("")])
 async def test_retries_are_bounded_and_the_last_failure_is_named(failure):
     fake = Fake(lambda body: failure)
     async with engine_over(fake, max_retries=2) as engine:
@@ -385,7 +377,7 @@ async def test_retries_are_bounded_and_the_last_failure_is_named(failure):
 
 @pytest.mark.parametrize(
     ("code", "kind"),
-    [(400, EngineError), (413, EngineError), (422, EngineError), (401, ConfigError), (404, ConfigError)],
+    [(400, EngineError), (422, EngineError), (401, ConfigError), (404, ConfigError)],
 )
 async def test_refusals_are_not_retried_and_quote_the_server(code, kind):
     fake = Fake(lambda body: status(code, "The model `x` does not exist."))

@@ -1,16 +1,11 @@
-"""OpenRLHF's own argument parser, run from its source without its imports: what it takes, and what it makes of a line.
+"""OpenRLHF's own argument parser, run from its source without its imports: what it takes.
 
-    python openrlhf_parser.py FOLDER < LINES    LINES: a JSON list of command lines, each a list of arguments. For each,
-                                                the values that it parsed and checked, or its own error as text
-
-FOLDER holds `openrlhf/`, as `pip install --no-deps --target FOLDER openrlhf==VERSION` leaves it. The data file beside
-this one is made by `python openrlhf_parser.py --write PARENT`, where each PARENT/VERSION is such a folder.
+The data file beside this one is made by `python openrlhf_parser.py PARENT`, where each PARENT/VERSION holds
+`openrlhf/`, as `pip install --no-deps --target PARENT/VERSION openrlhf==VERSION` leaves it.
 """
 
 import argparse
 import ast
-import contextlib
-import io
 import json
 import math
 import os
@@ -74,17 +69,6 @@ def flags(folder):
         return found
 
 
-def values(namespace):
-    """A namespace, nested or not, as {dotted name: value}."""
-    found = {}
-    for key, value in vars(namespace).items():
-        nested = isinstance(value, types.SimpleNamespace)
-        found |= {f"{key}.{name}": inner for name, inner in values(value).items()} if nested else {key: value}
-    return {
-        key: str(value) if isinstance(value, float) and math.isinf(value) else value for key, value in found.items()
-    }
-
-
 def order(version):
     """A key that sorts versions as they came out."""
     return [int(part.removeprefix("post")) for part in version.split(".")]
@@ -108,19 +92,5 @@ def write(parent):
     DATA.write_text(head + ",\n".join(lines) + "\n  }\n}\n")
 
 
-def outcome(folder, argv):
-    """The values of one line, or what it says instead."""
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            return values(run(folder, argv))
-    except (SystemExit, AssertionError) as error:
-        return f"{said.getvalue()[-300:]} {error}"
-
-
 if __name__ == "__main__":
-    if sys.argv[1] == "--write":
-        write(sys.argv[2])
-    else:
-        folder = sys.argv[1]
-        print(json.dumps([outcome(folder, argv) for argv in json.load(sys.stdin)], default=str))
+    write(sys.argv[1])

@@ -228,7 +228,8 @@ def test_other_names_say_the_same(line, expected):
 
 # --- what is wrong ------------------------------------------------------------------------------------------------
 
-UNKNOWN = {
+CORRECT = "--algo.advantage.is_correction"
+UNREAD = {
     "--n_sample_per_prompt 4": "got --n_sample_per_prompt. Did you mean --n_samples_per_prompt?",
     "--train.agent_path x": "Did you mean --train.agent_func_path?",
     "--learning_rate 1": "Did you mean --actor_learning_rate?",
@@ -240,141 +241,157 @@ UNKNOWN = {
     "--seed 1 --seed 2": "expected it once, got it twice",
     "--no_ray --no_ray": "expected it once, got it twice",
     "--no_no_advantage_std_norm": "got --no_no_advantage_std_norm",
-    "--is_correction tis --algo.advantage.is_correction_enable": "They set the same",
+    f"--is_correction tis {CORRECT}_enable": "They set the same",
+    f"{CORRECT}_gating tv": f"{CORRECT}_gating: expected 'ratio'",
+    f"{CORRECT}_level seq {CORRECT}_mode clip": f"{CORRECT}_level: expected",
+    f"{CORRECT}_enable False": f"{CORRECT}_enable: expected no value",
+    f"{CORRECT}_type icepop": f"{CORRECT}_type: expected {CORRECT}_enable with it",
+    f"{CORRECT}_mode clip": f"{CORRECT}_mode: expected {CORRECT}_level with it",
+    "--advantage_estimator ppo2": "--advantage_estimator: expected one of reinforce, reinforce_baseline",
+    "--adam_betas 0.9": "--adam_betas: expected 2 values, got '0.9'. Add all of them.",
+    "--dual_clip q": "--dual_clip: expected a number or None, got 'q'.",
+    "--ray_runtime_env x": "--ray_runtime_env: expected a JSON object",
+    "--chat_template_kwargs x": "--chat_template_kwargs: expected a JSON object",
+    "--n 1": "--n: expected at least 2 for reinforce_baseline, got 1",
+    "--lora_alpha 64": "--lora_alpha: expected --lora_rank with it, got none.",
 }
-"""Lines with flags that are none, or given twice, and a part of the error."""
-LEVEL = "--algo.advantage.is_correction"
+"""Lines that make no configuration, and a part of the error."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("line", UNREAD)
+def test_a_line_that_makes_no_configuration_is_refused(line):
+    assert UNREAD[line] in wrong(AGENT + line)
+
+
+ASYNC = {"async_train": True}
 REFUSED = {
-    "algo.advantage.is_correction_gating": (f"{LEVEL}_gating tv",),
-    "algo.advantage.is_correction_level": (f"{LEVEL}_level seq {LEVEL}_mode clip",),
-    "algo.advantage.is_correction_enable": (f"{LEVEL}_enable False",),
-    "algo.advantage.is_correction_type": (f"{LEVEL}_type icepop",),
-    "algo.advantage.is_correction_mode": (f"{LEVEL}_mode clip",),
-    "agent_func_path": ("--env math_retry", "--remote_rm_url r.py"),
-    "env_kwargs": ("--env_kwargs '{\"a\": 1}'",),
-    "advantage_estimator": ("--advantage_estimator ppo2",),
-    "adam_betas": ("--adam_betas 0.9",),
-    "dual_clip": ("--dual_clip q", "--dual_clip 1"),
-    "n": ("--n 1", "--advantage_estimator reinforce --n 1 --dynamic_filtering"),
-    "dynamic_filtering_reward_range": ("--dynamic_filtering --dynamic_filtering_reward_range 1 0",),
-    "train_batch_size": ("--train_batch_size 256", "--train_batch_size 100"),
-    "vllm_generate_batch_size": (
-        "--async_train --vllm_generate_batch_size 8", "--vllm_generate_batch_size 32",
-        "--async_train --vllm_generate_batch_size 64",
-    ),
-    "async_queue_size": ("--async_queue_size 2",),
-    "max_staleness": ("--max_staleness 2", "--async_train --max_staleness 0", "--async_train --max_staleness 4"),
-    "partial_rollout": ("--partial_rollout",),
-    "vllm_enable_sleep": ("--async_train --vllm_enable_sleep", "--vllm_enable_sleep --engine hf"),
-    "is_correction": ("--is_correction tis --top_p 0.9",),
-    "is_correction_threshold": ("--is_correction tis --is_correction_threshold -1 2",),
-    "overlong_buffer_len": ("--overlong_buffer_len 65 --max_tokens 64", "--overlong_buffer_len 129 --max_length 128"),
-    "init_kl_coef": ("--use_kl_loss",),
-    "eval_steps": ("--eval_steps 5",),
-    "early_stop": ("--early_stop score:2 --eval_dataset d", "--early_stop score --eval_dataset d --eval_steps 1"),
-    "max_tokens": ("--max_length 64 --max_tokens 64",),
-    "max_turns": ("--max_steps 0",),
-    "max_length": ("--max_length 1",),
-    "temperature": ("--temperature 0",),
-    "no_ray": ("--no_ray --num_engines 2",),
-    "eps_clip_low_high": ("--eps_clip_low_high 0 0.2",),
-    "stop_properly_penalty_coef": ("--stop_properly_penalty_coef 2",),
-    "ray_runtime_env": ("--ray_runtime_env x",),
-    "chat_template_kwargs": ("--chat_template_kwargs x",),
-    "max_observation_tokens": ("--max_observation_tokens 0",),
-    "num_episodes": ("--num_episodes 3 --max_train_steps 5",),
-    "eps_clip": ("--eps_clip 0.1 --eps_clip_low_high 0.2 0.3",),
-    "loss_agg_mode": ("--loss_agg_mode seq-mean-token-sum-norm --policy_loss_type gspo",),
-    "gamma": ("--gamma 0.5 --credit episode",),
-    "no_advantage_std_norm": ("--no_advantage_std_norm --advantage_estimator rloo",),
-    **{each.split()[0]: (f"--{each} --engine hf",) for each in (
-        "vllm_tensor_parallel_size 2", "vllm_gpu_memory_utilization 0.3", "enforce_eager", "no_enable_prefix_caching",
-    )},
-    **{each.split()[0]: (f"--{each} --no_ray",) for each in (
-        "engine_cpus 4", "engine_gpus 2", "ray_placement SPREAD", "ray_wait_s 5",
-    )},
-    **{each.split()[0]: (f"--{each}",) for each in (
-        "critic_pretrain m", "lambd 0.9", "freezing_actor_steps 3", "value_clip 0.1", "critic_learning_rate 1e-3",
-    )},
+    "agent_func_path": [{"env": "math_retry"}, {"remote_rm_url": "r.py"}, {"agent_func_path": "package.module"},
+                        {"agent_func_path": None}],
+    "env_kwargs": [{"env_kwargs": {"a": 1}}],
+    "dual_clip": [{"dual_clip": 1}],
+    "n": [{"n": 1}, {"n": 1, "advantage_estimator": "reinforce", "dynamic_filtering": True}],
+    "dynamic_filtering_reward_range": [{"dynamic_filtering": True, "dynamic_filtering_reward_range": (1, 0)}],
+    "train_batch_size": [{"train_batch_size": 256}, {"train_batch_size": 100}],
+    "vllm_generate_batch_size": [
+        {**ASYNC, "vllm_generate_batch_size": 8}, {"vllm_generate_batch_size": 32},
+        {**ASYNC, "vllm_generate_batch_size": 64},
+    ],
+    "async_queue_size": [{"async_queue_size": 2}],
+    "max_staleness": [{"max_staleness": 2}, {**ASYNC, "max_staleness": 0}, {**ASYNC, "max_staleness": 4}],
+    "partial_rollout": [{"partial_rollout": True}],
+    "vllm_enable_sleep": [{**ASYNC, "vllm_enable_sleep": True}, {"vllm_enable_sleep": True, "engine": "hf"}],
+    "is_correction": [{"is_correction": "tis", "top_p": 0.9}],
+    "is_correction_threshold": [{"is_correction": "tis", "is_correction_threshold": (-1, 2)}],
+    "overlong_buffer_len": [{"overlong_buffer_len": 65, "max_tokens": 64},
+                            {"overlong_buffer_len": 129, "max_length": 128}],
+    "init_kl_coef": [{"use_kl_loss": True}],
+    "eval_steps": [{"eval_steps": 5}],
+    "early_stop": [{"early_stop": "score:2", "eval_dataset": ("d",)},
+                   {"early_stop": "score", "eval_dataset": ("d",), "eval_steps": 1}],
+    "max_tokens": [{"max_length": 64, "max_tokens": 64}],
+    "max_turns": [{"max_turns": 0}],
+    "max_length": [{"max_length": 1}],
+    "temperature": [{"temperature": 0}],
+    "no_ray": [{"ray": False, "num_engines": 2}],
+    "eps_clip_low_high": [{"eps_clip_low_high": (0, 0.2)}],
+    "stop_properly_penalty_coef": [{"stop_properly_penalty_coef": 2}],
+    "max_observation_tokens": [{"max_observation_tokens": 0}],
+    "num_episodes": [{"num_episodes": 3, "max_train_steps": 5}],
+    "eps_clip": [{"eps_clip": 0.1, "eps_clip_low_high": (0.2, 0.3)}],
+    "loss_agg_mode": [{"loss_agg_mode": "seq-mean-token-sum-norm", "policy_loss_type": "gspo"}],
+    "gamma": [{"gamma": 0.5, "credit": "episode"}],
+    "no_advantage_std_norm": [{"no_advantage_std_norm": True, "advantage_estimator": "rloo"}],
+    "vllm_tensor_parallel_size": [{"vllm_tensor_parallel_size": 2, "engine": "hf"}],
+    "no_enable_prefix_caching": [{"enable_prefix_caching": False, "engine": "hf"}],
+    "engine_cpus": [{"engine_cpus": 4.0, "ray": False}],
+    "critic_pretrain": [{"critic_pretrain": "m"}],
+    "value_clip": [{"value_clip": 0.1}],
 }  # fmt: skip
-"""Lines that are out of bounds, contradict themselves, or have a flag that nothing reads, by the flag to change."""
-ALONE = (
-    "lora_alpha 64", "lora_dropout 0.1", "target_modules q_proj", "overlong_penalty_factor 3",
-    "is_correction_threshold 0.1 2", "dynamic_filtering_reward_range 0.2 0.8", "train_max_tokens_per_gpu 100",
-    "env_actor_cpus 4", "eval_split test", "eval_temperature 0.1", "eval_n_samples_per_prompt 9", "early_stop score:2",
-)  # fmt: skip
+"""Flags that are out of bounds, contradict each other, or that nothing would read, by the one that the error names."""
+ALONE = {
+    "lora_alpha": 64, "lora_dropout": 0.1, "target_modules": ("q_proj",), "overlong_penalty_factor": 3,
+    "is_correction_threshold": (0.1, 2), "dynamic_filtering_reward_range": (0.2, 0.8), "env_actor_cpus": 4,
+    "train_max_tokens_per_gpu": 100, "eval_split": "test", "eval_temperature": 0.1, "eval_n_samples_per_prompt": 9,
+    "early_stop": "score:2", "reward_batch_size": 3,
+}  # fmt: skip
 """Flags that nothing reads without another flag."""
 
 
-@pytest.mark.long
-def test_a_flag_that_is_none_or_given_twice_is_refused():
-    for line, said in UNKNOWN.items():
-        assert said in wrong(AGENT + line)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("flag", REFUSED)
-def test_a_line_that_cannot_be_is_refused_with_the_flag_to_change(flag):
-    for line in REFUSED[flag]:
-        assert wrong(AGENT + line).startswith(f"--{flag}: expected "), line
-
-
-@pytest.mark.long
-def test_a_flag_without_the_one_that_it_needs_and_a_line_without_a_source_are_refused():
-    for each in ALONE:
-        (needed,) = config_checks.ONLY_WITH[flag := each.split()[0]]
-        assert wrong(f"{AGENT}--{each}").startswith(f"--{flag}: expected --{needed} with it, got none."), each
-    for line in ("", "--seed 1"):
-        assert "expected one of --agent_func_path, --env and --remote_rm_url, got none" in wrong(line)
-    assert "expected a path ending in .py, got 'package.module'" in wrong("--agent_func_path package.module")
-
-
-@pytest.mark.long
-def test_a_flag_that_is_read_or_says_its_default_or_is_just_within_its_bound_is_taken():
-    defaults = (
-        "lora_alpha", "value_clip", "critic_learning_rate", "eval_temperature", "wandb_project", "gamma", "eps_clip",
-        "kl_estimator", "overlong_penalty_factor", "train_max_tokens_per_gpu", "env_actor_cpus", "num_episodes",
-    )  # fmt: skip
-    for line in (
-        *(f"--{flag} {DEFAULTS[flag]}" for flag in defaults),
-        "--lora_rank 4 --lora_alpha 64 --lora_dropout 0.1 --target_modules q_proj",
-        "--is_correction tis --is_correction_threshold 0 2 --top_p 1",
-        "--overlong_buffer_len 64 --overlong_penalty_factor 3 --max_tokens 64",
-        "--overlong_buffer_len 128 --max_length 128 --top_p 0.9",
-        "--dynamic_filtering --dynamic_filtering_reward_range 0.2 0.8 --async_train --vllm_generate_batch_size 64",
-        "--advantage_estimator gae --value_clip 0.1 --critic_learning_rate 1e-3 --gamma 0.9 --credit episode",
-        "--advantage_estimator gae --no_advantage_std_norm",
-        "--use_dynamic_batch --train_max_tokens_per_gpu 100",
-        "--env_actors 2 --env_actor_cpus 4",
-        "--eval_dataset d --eval_split s --eval_temperature 0 --eval_n_samples_per_prompt 9 --eval_steps 1",
-        "--policy_loss_type gspo --loss_agg_mode seq-mean-token-mean",
-        "--async_train --async_queue_size 4 --max_staleness 4",
-        "--engine vllm --vllm_tensor_parallel_size 2 --vllm_gpu_memory_utilization 0.3 --vllm_enable_sleep",
-        "--ray_placement SPREAD --ray_wait_s 5 --engine_cpus 4 --engine_gpus 2",
-    ):
-        assert config_checks.notes(config(AGENT + line)) == [], line
-
-
-@pytest.mark.long
-def test_flags_of_openrlhf_without_effect_are_noted():
-    for line, said in {
-        "--use_dynamic_batch --micro_train_batch_size 1": "--micro_train_batch_size 1 has no effect here: --use_dyn",
-        "--use_dynamic_batch --micro_rollout_batch_size 1": "--micro_rollout_batch_size 1 has no effect here",
-        "--init_kl_coef 0 --kl_estimator k2": "--kl_estimator k2 has no effect here: --init_kl_coef is 0",
-    }.items():
-        (note,) = config_checks.notes(config(AGENT + line))
-        assert said in note
-
-
-def refused(name, value):
+def refusal(**flags):
     with pytest.raises(ConfigError) as raised:
-        validate(TrainConfig.from_flags(env="e", **{name: value}))
+        checked(**flags)
     return str(raised.value)
+
+
+def checked(**flags):
+    made = TrainConfig.from_flags(**{"agent_func_path": "a.py"} | flags)
+    validate(made)
+    config_checks.check_effective(made)
+    return made
+
+
+@pytest.mark.parametrize("flag", REFUSED)
+def test_flags_that_cannot_be_are_refused_with_the_one_to_change(flag):
+    for flags in REFUSED[flag]:
+        assert refusal(**flags).startswith(f"--{flag}: expected "), flags
+
+
+def test_a_flag_without_the_one_that_it_needs_is_refused():
+    assert ALONE.keys() | {"eval_steps"} == config_checks.ONLY_WITH.keys()
+    for flag, value in ALONE.items():
+        (needed,) = config_checks.ONLY_WITH[flag]
+        assert refusal(**{flag: value}).startswith(f"--{flag}: expected --{needed} with it, got none."), flag
+
+
+def test_a_flag_that_is_read_or_just_within_its_bound_is_taken():
+    for flags in (
+        DEFAULTS | {"agent_func_path": "a.py"},
+        {"lora_rank": 4, "lora_alpha": 64, "lora_dropout": 0.1, "target_modules": ("q_proj",)},
+        {"is_correction": "tis", "is_correction_threshold": (0, 2), "top_p": 1},
+        {"overlong_buffer_len": 64, "overlong_penalty_factor": 3, "max_tokens": 64},
+        {"overlong_buffer_len": 128, "max_length": 128, "top_p": 0.9},
+        {
+            "dynamic_filtering": True,
+            "dynamic_filtering_reward_range": (0.2, 0.8),
+            **ASYNC,
+            "vllm_generate_batch_size": 64,
+        },
+        {
+            "advantage_estimator": "gae",
+            "value_clip": 0.1,
+            "critic_learning_rate": 1e-3,
+            "gamma": 0.9,
+            "credit": "episode",
+        },
+        {"advantage_estimator": "gae", "no_advantage_std_norm": True},
+        {"use_dynamic_batch": True, "train_max_tokens_per_gpu": 100},
+        {"env_actors": 2, "env_actor_cpus": 4},
+        {"eval_dataset": ("d",), "eval_split": "s", "eval_temperature": 0, "eval_steps": 1},
+        {"policy_loss_type": "gspo", "loss_agg_mode": "seq-mean-token-mean"},
+        {**ASYNC, "async_queue_size": 4, "max_staleness": 4},
+        {"engine": "vllm", "vllm_tensor_parallel_size": 2, "vllm_enable_sleep": True},
+        {"ray_placement": "SPREAD", "ray_wait_s": 5, "engine_cpus": 4, "engine_gpus": 2},
+    ):
+        assert config_checks.notes(checked(**flags)) == [], flags
+
+
+def test_flags_of_openrlhf_without_effect_are_noted():
+    for flags, said in (
+        (
+            {"use_dynamic_batch": True, "micro_train_batch_size": 1},
+            "--micro_train_batch_size 1 has no effect here: --use",
+        ),
+        ({"use_dynamic_batch": True, "micro_rollout_batch_size": 1}, "--micro_rollout_batch_size 1 has no effect here"),
+        ({"kl_estimator": "k2"}, "--kl_estimator k2 has no effect here: --init_kl_coef is 0"),
+    ):
+        (note,) = config_checks.notes(checked(**flags))
+        assert said in note
 
 
 def test_counts_begin_at_one():
     for name in (*config_checks.COUNTS, *config_checks.OFF_OR_COUNT):
-        assert refused(name, 0).startswith(f"--{name}: expected an integer >= 1")
+        assert refusal(**{name: 0}).startswith(f"--{name}: expected an integer >= 1")
 
 
 def test_numbers_out_of_bounds_are_refused():
@@ -382,9 +399,9 @@ def test_numbers_out_of_bounds_are_refused():
     more = ("vllm_gpu_memory_utilization", "max_retries", "max_error_share", "engine_cpus", "engine_gpus",
             "env_actors", "env_actor_cpus", "ray_wait_s")  # fmt: skip
     for name, value in itertools.product((*names, *more), (-1, math.nan, math.inf)):
-        assert re.match(f"--{name}: expected an? (number|integer)", refused(name, value))
+        assert re.match(f"--{name}: expected an? (number|integer)", refusal(**{name: value}))
     for name in ("step_timeout_s", "episode_timeout_s", "generate_timeout_s"):
-        assert refused(name, 0).startswith(f"--{name}: expected")
+        assert refusal(**{name: 0}).startswith(f"--{name}: expected")
 
 
 def test_every_number_has_a_bound():
@@ -403,39 +420,27 @@ def test_every_number_has_a_bound():
 # --- what follows from the flags --------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-def test_staleness_is_bounded_by_the_queue_by_default():
-    assert config("--env e").staleness_bound == 0
-    assert config("--env e --async_train").staleness_bound == 1
-    assert config("--env e --async_train --async_queue_size 3").staleness_bound == 3
-    assert config("--env e --async_train --async_queue_size 3 --max_staleness 2").staleness_bound == 2
+def test_what_follows_from_flags():
+    def made(**flags):
+        return TrainConfig.from_flags(env="e", **flags)
+
+    assert made().staleness_bound == 0
+    assert made(async_train=True).staleness_bound == 1
+    assert made(async_train=True, async_queue_size=3).staleness_bound == 3
+    assert made(async_train=True, async_queue_size=3, max_staleness=2).staleness_bound == 2
+    assert made(eps_clip=0.1).clip_range == (0.1, 0.1)
+    assert made(eps_clip_low_high=(0.2, 0.3)).clip_range == (0.2, 0.3)
+    assert made(max_retries=5).policy.max_retries == 5
+    assert [made(rollout_batch_size=num).policy.window for num in (4, 16)] == [200, 2 * 16 * 8]
 
 
-@pytest.mark.long
-def test_the_groups_hold_the_flags_values():
-    made = config("--env e --max_turns 3 --max_length 99 --max_tokens 7 --temperature 0.5 --top_p 0.9 --eps_clip 0.1")
-    assert (made.limits.max_turns, made.limits.max_length) == (3, 99)
-    assert (made.sampling.max_tokens, made.sampling.temperature, made.sampling.top_p) == (7, 0.5, 0.9)
-    assert made.clip_range == (0.1, 0.1)
-    assert config("--env e --eps_clip_low_high 0.2 0.3").clip_range == (0.2, 0.3)
-    assert config("--env e --max_retries 5").policy.max_retries == 5
-    assert config("--env e --rollout_batch_size 4").policy.window == 200
-    assert config("--env e --rollout_batch_size 16").policy.window == 2 * 16 * 8
-    assert config("--env e --tool_role user").chat.tool_role == "user"
-
-
-@pytest.mark.long
 def test_the_class_of_the_environment_sets_limits_that_no_flag_sets():
-    class Short:
-        max_turns = 3
-        max_length = 99
-
-    limits = config("--env e").limits.for_env(Short)
-    assert (limits.max_turns, limits.max_length) == (3, 99)
-    limits = config("--env e --max_turns 16 --max_length 2048").limits.for_env(Short)
-    assert (limits.max_turns, limits.max_length) == (16, 2048)
-    limits = config("--env e").limits.for_env()
-    assert (limits.max_turns, limits.max_length) == (16, 2048)
+    short = type("Short", (), {"max_turns": 3, "max_length": 99})
+    for flags, cls, expected in (
+        ({}, short, (3, 99)), ({"max_turns": 16, "max_length": 2048}, short, (16, 2048)), ({}, None, (16, 2048)),
+    ):  # fmt: skip
+        limits = TrainConfig.from_flags(env="e", **flags).limits.for_env(cls)
+        assert (limits.max_turns, limits.max_length) == expected
 
 
 def test_the_written_config_has_no_api_key_and_is_json():

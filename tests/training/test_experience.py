@@ -8,12 +8,10 @@ import torch
 
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, StepResult, StopReason, Task
-from agentenv.errors import ConfigError
 from agentenv.training.algorithm import experience
 from agentenv.training.algorithm.batch import build
 from agentenv.training.algorithm.corrections import CorrectionOptions
 from agentenv.training.algorithm.losses import PolicyInputs, policy_loss
-from agentenv.training.algorithm.shaping import filter_groups
 from agentenv.training.learner.optimizer import MIN_LR_RATIO, Optimizer, learning_rate_factor
 from tests.training.worlds import batch_of, episode, flags
 
@@ -200,29 +198,6 @@ def test_only_what_was_cut_short_is_worth_something_after_its_newest_segment():
     assert experience.bootstrap(batch, after_S).tolist() == [0.0]
     cut = replace(batch, truncated_E=torch.tensor([True]))
     assert experience.bootstrap(cut, after_S).tolist() == [4.0]
-
-
-# --- filters ----------
-
-
-def test_groups_on_the_edge_of_the_range_or_without_a_score_are_rejected_and_counted():
-    groups = [[0.0, 0.0], [0.0, 1.0], [1.0, 1.0], [None, None], [None, 0.5], [], [0.0, None]]
-    found = filter_groups(groups, low=0.0, high=1.0)
-    assert (found.kept, found.num_low, found.num_high, found.num_unscored) == ((1, 4), 2, 1, 2)
-    assert found.rejection_rate == 5 / 7
-
-
-def test_a_score_of_zero_is_a_score():
-    assert filter_groups([[0.0, 1.0, 1.0]], low=0.7, high=1.0).num_low == 1
-
-
-def test_no_group_has_no_rejection():
-    assert filter_groups([], low=0.0, high=1.0).rejection_rate == 0.0
-
-
-def test_an_empty_range_is_refused():
-    with pytest.raises(ConfigError, match="dynamic_filtering_reward_range"):
-        filter_groups([], low=1.0, high=1.0)
 
 
 # --- the optimiser ----------

@@ -331,18 +331,6 @@ async def test_a_drain_finishes_the_step_and_training_resumes_from_there(tmp_pat
     assert len(set(trained_on)) == len(trained_on) == 10, "no episode is trained on twice"
 
 
-async def test_an_evaluation_that_is_cut_short_is_not_an_estimate(tmp_path):
-    scene = Scene(tmp_path, held_out="0101", eval_steps=1, engine={"latency_s": 0.01})
-    running = asyncio.ensure_future(scene.run())
-    while not scene.events_of("evaluate") and not running.done():
-        await asyncio.sleep(0.001)
-    for runner in (scene.loop.rollouts.runner, scene.loop.evaluation.runner):
-        runner.drain()
-    scene.loop.rollouts.wake()
-    assert not await running
-    assert scene.lines("eval/score") == [None]
-
-
 async def test_too_many_failures_leave_a_checkpoint_of_the_steps_before(tmp_path):
     scene = Scene(tmp_path, labels="11111xx", steps=20, error_share=0.1)
     order = [scene.loop.rollouts.order.task(number).label for number in range(7)]
@@ -387,18 +375,6 @@ async def test_groups_that_are_thrown_away_are_counted_in_the_line_of_their_step
     assert low == [float(order.index("1")), float(second - order.index("1") - 1)]
     assert scene.lines("rollout/rejection_rate") == [num / (num + 1) for num in low]
     assert scene.lines("rollout/score") == [1.0, 1.0]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kept", [0, 1, 8])
-async def test_whole_groups_of_each_step_are_kept_and_named_in_its_line(tmp_path, kept):
-    scene = Scene(tmp_path, save_samples=kept)
-    await scene.run()
-    stored = [trajectory.episode_id for trajectory in read_trajectories(tmp_path)]
-    trained_on = [each for batch in scene.learner.batches for each in batch.episode_ids]
-    assert stored == (trained_on if kept else [])
-    named = [episode for line in read_steps(tmp_path, "train").values() for episode in rows_of(line) if episode["kept"]]
-    assert [each["episode_id"] for each in named] == stored
 
 
 @pytest.mark.parametrize("kept", [0, 2])
@@ -533,8 +509,10 @@ async def test_a_training_that_ends_in_a_failure_keeps_the_steps_before_and_the_
     assert sorted(second.learner.batches[0].episode_ids) == sorted(failed), "handed out again"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("save_steps", "ahead", "wrong_at"), [(-1, 0, 3), (1, 1, 3), (-1, 0, 1)])
+@pytest.mark.parametrize(
+    ("save_steps", "ahead", "wrong_at"),
+    [(1, 0, 3), *(pytest.param(*each, marks=pytest.mark.long) for each in ((-1, 1, 3), (-1, 0, 1)))],
+)
 async def test_a_batch_that_the_learner_refuses_is_left_out_when_training_continues(
     tmp_path, ahead, save_steps, wrong_at
 ):
@@ -611,7 +589,7 @@ async def goes_on(scene, step):
     assert len(set(trained_on)) == len(trained_on), "no episode is trained on twice"
 
 
-def slowly(scene, call, *, when=lambda: True):
+def slowly(scene, call, *, when):
     """A thread of the loop's that says when it is in there, and stays until the scene was cancelled."""
 
     def slow(*args):
@@ -624,36 +602,23 @@ def slowly(scene, call, *, when=lambda: True):
 
 
 @pytest.mark.long
-async def test_cancelled_amid_a_train_step_it_ends_with_that_step(tmp_path):
-    def during():
-        if len(scene.learner.batches) == 3:
-            scene.events.append("in there")
-            scene.may_go_on.wait(LIMIT_S)
-
-    scene = Scene(tmp_path, steps=6, learner={"during": during})
+@pytest.mark.parametrize(
+    ("method", "steps", "save_steps", "step"),
+    [("train_step", 6, -1, 4), ("log", 4, -1, 3), ("state", 2, -1, 2), ("state", 4, 2, 2)],
+)
+async def test_cancelled_amid_a_step_its_line_or_its_checkpoint_it_ends_with_that_step(
+    tmp_path, method, steps, save_steps, step
+):
+    scene = Scene(tmp_path, steps=steps, save_steps=save_steps)
+    owner = scene.loop.records.journal if method == "log" else scene.learner
+    when = {
+        "train_step": lambda: len(scene.learner.batches) == 3, "log": lambda: scene.loop.step == 3,
+        "state": lambda: True,
+    }  # fmt: skip
+    setattr(owner, method, slowly(scene, getattr(owner, method), when=when[method]))
     await cancelled(scene, lambda: "in there" in scene.events)
-    assert scene.lines("step") == [1, 2, 3, 4]
-    assert scene.lines("train/loss")[-1] == 1 / 4
-    await goes_on(scene, 4)
-
-
-@pytest.mark.long
-async def test_cancelled_while_a_line_is_written_the_step_is_kept(tmp_path):
-    scene = Scene(tmp_path, steps=4)
-    journal = scene.loop.records.journal
-    journal.log = slowly(scene, journal.log, when=lambda: scene.loop.step == 3)
-    await cancelled(scene, lambda: "in there" in scene.events)
-    assert scene.lines("step") == [1, 2, 3]
-    await goes_on(scene, 3)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("save_steps", [-1, 2])
-async def test_cancelled_while_a_checkpoint_is_gathered_it_is_written(tmp_path, save_steps):
-    scene = Scene(tmp_path, steps=2 if save_steps < 0 else 4, save_steps=save_steps)
-    scene.learner.state = slowly(scene, scene.learner.state)
-    await cancelled(scene, lambda: "in there" in scene.events)
-    await goes_on(scene, 2)
+    assert scene.lines("step") == list(range(1, step + 1))
+    await goes_on(scene, step)
 
 
 @pytest.mark.long

@@ -39,15 +39,14 @@ def steps_of(folder):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("more", [[], ["--curriculum", "spread"]], ids=str)
-def test_a_mixture_of_three_shipped_environments_is_killed_and_resumed_to_the_same_losses(tmp_path, monkeypatch, more):
+def test_a_mixture_of_three_shipped_environments_is_killed_and_resumed_to_the_same_losses(tmp_path, monkeypatch):
     make_place(tmp_path, monkeypatch)
     three = ["--env", "math_retry", "guess_number:0.5", "tool_use:0.5"]
     argv = [
         "train", *three, "--model", "tiny-math", "--engine", "hf", "--no_ray", "--max_train_steps", 3,
         "--rollout_batch_size", 4, "--n", 4, "--max_tokens", 24, "--max_turns", 2,
         "--limit", 12, "--save_steps", 1,
-        "--actor_learning_rate", 1e-4, "--progress", "plain", *more,
+        "--actor_learning_rate", 1e-4, "--progress", "plain", "--curriculum", "spread",
     ]  # fmt: skip
     with forked([*argv, "--out", "whole"], tmp_path) as running:
         assert running.wait(240) == 0
@@ -125,18 +124,6 @@ def test_an_episode_passes_by_the_score_range_of_its_own_environment(place, is_m
     for key in ("pass@1", "pass@4"):
         assert 0.0 < line[f"rollout/{key}"] <= 1.0
     assert 0.5 <= line["eval/pass@1"] <= 1.0
-
-
-@pytest.mark.long
-def test_async_training_with_partial_rollouts_and_filtering_keeps_its_bounds_in_a_mixture(place):
-    more = ["--async_train", "--partial_rollout", "--dynamic_filtering", "--curriculum", "spread", "--save_steps", 1]
-    assert command(mixed(*more, "--max_train_steps", 4)) == 0
-    assert command(mixed(*more, "--max_train_steps", 6, "--resume")) == 0
-    lines = read_metrics(place / "out")
-    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
-    assert max(line["rollout/staleness_max"] for line in lines) <= 1
-    shares = [[line[f"rollout/env/{name}/share"] for name in ("Letters", "Turns")] for line in lines]
-    assert all(sum(each) == pytest.approx(1.0) and min(each) > 0 for each in shares)
 
 
 @pytest.mark.parametrize(

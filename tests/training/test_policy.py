@@ -263,8 +263,10 @@ def test_adapters_start_from_the_seed_and_leave_the_callers_random_state_alone(m
 
 def test_named_modules_get_adapters_and_unknown_ones_are_refused(models):
     pytest.importorskip("peft")
-    policy = policy_of(models["llama"], lora_rank=2, target_modules=("q_proj",))
+    policy = policy_of(models["llama"], lora_rank=2, lora_alpha=7, lora_dropout=0.25, target_modules=("q_proj",))
     assert all(".q_proj." in name for name in policy.trained)
+    adapters = policy.model.peft_config["default"]
+    assert (adapters.r, adapters.lora_alpha, adapters.lora_dropout) == (2, 7, 0.25)
     with pytest.raises(ConfigError, match="--target_modules: expected modules of the model"):
         policy_of(models["llama"], lora_rank=2, target_modules=("nothing",))
 

@@ -141,11 +141,12 @@ async def test_no_batch_is_staler_than_allowed_and_no_group_comes_twice(
     assert len(set(seen)) == len(seen) == 8 * batch
 
 
-async def test_groups_outside_the_range_of_scores_are_refilled_and_counted():
-    rollouts = make_rollouts(make_tasks("xyyxyx"), score_range=(0.0, 2.0), batch_groups=3)
+@pytest.mark.parametrize(("score_range", "kept", "reason"), [((0.0, 2.0), "x", "low"), ((-1.0, 1.0), "y", "high")])
+async def test_groups_on_the_edge_of_the_range_of_scores_are_refilled_and_counted(score_range, kept, reason):
+    rollouts = make_rollouts(make_tasks("xyyxyx"), score_range=score_range, batch_groups=3)
     groups = await rollouts.take()
-    assert {t.task.label for g in groups for t in g.trajectories} == {"x"}
-    assert rollouts.rejected["low"] >= 1
+    assert {t.task.label for g in groups for t in g.trajectories} == {kept}
+    assert rollouts.rejected.keys() == {reason}
     await rollouts.close()
 
 

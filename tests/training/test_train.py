@@ -1,10 +1,8 @@
 """`agentenv train` from its command line to the files it leaves: what is learned, written, resumed and refused."""
 
-import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import signal
 import statistics
@@ -21,7 +19,6 @@ from agentenv.episode.registry import builtin_datasets
 from agentenv.runs.records.directory import read_config, read_trajectories
 from agentenv.runs.records.token_stats import read_token_stats
 from agentenv.training.logs.journal import read_metrics
-from agentenv.training.logs.samples import keep_evaluation
 from tests.drivers import command, write_rows
 from tests.training.trainings import assert_same_numbers, flags, make_place, rows, tiny_model, without_times
 
@@ -88,19 +85,6 @@ def test_a_training_leaves_a_model_that_changed_its_numbers_samples_checkpoint_a
 
 
 @pytest.mark.long
-def test_the_model_that_it_leaves_loads_and_runs(place):
-    from transformers import AutoModelForCausalLM
-
-    assert command(flags("--max_train_steps", 1)) == 0
-    model = AutoModelForCausalLM.from_pretrained(place / "out/model")
-    state = torch.load(place / "out/checkpoints/step-00000001/state.pt", weights_only=True)
-    assert torch.equal(model.lm_head.weight, state["learner"]["policy"]["lm_head.weight"])
-    argv = ["run", "--env", "env.py:Letters", "--data", "tasks.jsonl", "--model", "out/model", "--engine", "hf"]
-    assert command([*argv, "--n", 1, "--max_tokens", 8, "--out", "run"]) == 0
-    assert len(list(read_trajectories(place / "run"))) == 8
-
-
-@pytest.mark.long
 def test_what_it_says_names_the_agent_data_model_engine_and_result(place, capfd):
     assert command(flags()) == 0
     said = capfd.readouterr().err
@@ -119,13 +103,11 @@ def test_warnings_are_on_the_screen_and_a_training_without_any_shows_its_steps_a
         "share = sum(", 'logging.getLogger("env").warning("a mishap")\n        share = sum('
     )  # fmt: skip
     (place / "loud.py").write_text(f"import logging\n{env}")
-    for level, shown in (("warning", True), ("error", False)):
+    for chosen in ([], ["--log_level", "error"]):
         monkeypatch.setattr(logging.root, "handlers", [])
-        chosen = [] if shown else ["--log_level", level]
-        argv = flags("--max_train_steps", 1, *chosen, env="loud.py:Letters", out=level)
-        assert command(argv) == 0
+        assert command(flags("--max_train_steps", 1, *chosen, env="loud.py:Letters", out=f"out{len(chosen)}")) == 0
         said = capfd.readouterr().err
-        assert ("WARNING env: a mishap\n" in said) == shown
+        assert ("WARNING env: a mishap\n" in said) == (not chosen)
         assert "\nstep 1/1" in said
 
 
@@ -288,17 +270,6 @@ def test_an_agent_func_of_several_turns_trains_on_raw_text(place):
     assert not list((place / "out").glob("*.txt"))
 
 
-SEED = "71213ffa108fe6b606c0c9201c6da702fc646e6ab7b2a3561fd0fd523ffc6ec8"
-"""Of the guide's agent_func_math.py: its lines without white space, backslashes and commas before a closing bracket."""
-
-
-def test_the_guides_agent_is_unchanged_but_for_the_white_space_and_backslashes_that_its_page_lost():
-    lines = [line for line in (AGENT_FUNCS / "math_agent.py").read_text().splitlines() if line.strip()]
-    code = "".join(lines[next(i for i, line in enumerate(lines) if not line.startswith("#")) :])
-    bare = re.sub(r",([)}\]])", r"\1", re.sub(r"[\s\\]", "", code))
-    assert hashlib.sha256(bare.encode()).hexdigest() == SEED
-
-
 @pytest.mark.long
 def test_the_guides_agent_trains_with_the_guides_command_line(place):
     (place / "agent_func_math.py").write_text((AGENT_FUNCS / "math_agent.py").read_text())
@@ -343,28 +314,6 @@ def test_a_resumed_training_has_the_numbers_of_one_that_was_never_interrupted(pl
     stored = [[t.episode_id for t in read_trajectories(place / name)] for name in ("parts", "whole")]
     assert stored[0] == stored[1]
     assert set(read_token_stats(place / "whole")) == set(stored[0])
-
-
-@pytest.mark.long
-def test_kept_episodes_of_evaluations_are_those_of_a_training_that_was_not_interrupted_and_are_shown(place, capfd):
-    base = ["--eval_dataset", "tasks.jsonl", "--eval_n_samples_per_prompt", 2, "--eval_steps", 1, "--save_samples", 4]
-    assert command(flags(*base, "--max_train_steps", 4, out="whole")) == 0
-    assert command(flags(*base, "--max_train_steps", 2, out="parts")) == 0
-    keep_evaluation(place / "parts", 3, [next(read_trajectories(place / "parts"))])  # a kill before its checkpoint
-    assert command(flags(*base, "--max_train_steps", 4, "--resume", out="parts")) == 0
-    stored = [
-        [(t.episode_id, t.reward, list(t.token_ids)) for t in read_trajectories(place / name / "eval")]
-        for name in ("parts", "whole")
-    ]
-    assert stored[0] == stored[1]
-    assert [key.partition("@")[2].partition("/")[0] for key, *_ in stored[0]] == [n for n in "01234" for _ in range(4)]
-    first = stored[0][0][0]
-    capfd.readouterr()
-    assert command(["show", "whole/eval", "--episode", first]) == 0
-    assert command(["tokens", "show", "whole/eval", first]) == 0
-    assert first in capfd.readouterr().out
-    assert command(["diff", "whole/eval", "whole@2"]) == 2
-    assert "whole@STEP" in capfd.readouterr().err
 
 
 def _last_step(out):
@@ -426,9 +375,7 @@ def test_a_training_that_is_there_is_not_written_over(place, capfd, kept):
 CHANGED = {
     "another model": ["--model", "other"],
     "another environment": ["--env", "env.py:Turns"],
-    "another batch": ["--rollout_batch_size", 4],
     "another seed": ["--seed", 7],
-    "another estimator": ["--advantage_estimator", "rloo"],
     "other data": ["--data", "other.jsonl"],
     "less data": ["--limit", 3],
 }
@@ -501,14 +448,10 @@ def test_a_model_that_an_interrupted_training_has_not_left_yet_is_answered_with_
     assert command([*run, "out/checkpoints/step-00000001"]) == 2
     assert "of a training run. Its model is out/model." in capfd.readouterr().err
     shutil.rmtree(place / "out/model")
-    for model in ("out/model", "out", "out/checkpoints/step-00000001"):
-        assert command([*run, model]) == 2
-        said = capfd.readouterr().err
-        assert "out has only checkpoints. Finish it: agentenv train --resume --out out;" in said
-    assert command([*run, "no/such/folder"]) == 2
-    assert "got 'no/such/folder': the folder does not exist." in capfd.readouterr().err
+    assert command([*run, "out"]) == 2
+    assert "out has only checkpoints. Finish it: agentenv train --resume --out out;" in capfd.readouterr().err
     assert command(["tokens", "replay", "out"]) == 2
-    assert "out: expected a run of `agentenv run`, got a training run, whose weights changed." in capfd.readouterr().err
+    assert "got a training run, whose weights changed." in capfd.readouterr().err
     assert command(["train", "--resume", "--out", "out", "--max_train_steps", 1]) == 0
     assert (place / "out/model").is_dir()  # as the message says
 
@@ -644,20 +587,3 @@ def test_rewards_of_groups_train_and_their_win_rates_are_curves_of_training_and_
                 line[f"{prefix}score"] + line[f"{prefix}info/group/reward"], abs=1e-6
             )
     assert all(each.turns[-1].result.info["group/reward"] >= 1.0 for each in read_trajectories(out))
-
-
-# --- what two trainings of one seed are to `agentenv diff` -----------------------------------------------------------
-
-
-@pytest.mark.long
-def test_two_trainings_of_one_seed_show_no_difference_and_their_evaluations_are_over_the_same_tasks(place, capfd):
-    evaluation = ["--eval_dataset", "tasks.jsonl", "--eval_steps", 3, "--eval_n_samples_per_prompt", 2, "--seed", 5]
-    for out in ("one", "two"):
-        assert command(flags(*evaluation, out=out)) == 0
-    capfd.readouterr()
-    assert command(["diff", "one", "two", "--json"]) == 0
-    found = json.loads(capfd.readouterr().out)
-    assert (found["verdict"], found["a"]["step"], found["b"]["step"]) == ("no_difference", 3, 3)
-    assert found["difference"]["num_tasks"] == 8
-    assert command(["diff", "one", "two", "--fail_if", "different"]) == 0
-    assert "no difference is shown" in capfd.readouterr().out

@@ -69,7 +69,6 @@ def advantage_case(estimator, ours=None, theirs=None, values=None, mask=MASK):
 
 KL = normal(7, 0.3)
 BAND = {"is_correction_threshold": (0.5, 2.0)}
-DIVERGENCE = {"is_correction_threshold": (0.0, 0.2), "is_correction_mode": "mask"}
 POLICY = {
     "ppo": policy_case({}, LossOptions()),
     "ppo, per sequence": policy_case({}, LossOptions(), "seq-mean-token-mean"),
@@ -92,14 +91,6 @@ POLICY = {
     "sequence mask": policy_case(
         {"is_correction_level": "seq", "is_correction_mode": "mask", **BAND},
         LossOptions(correction=CorrectionOptions("sequence", "mask", low=0.5, high=2.0, truncate=False)),
-    ),
-    "binary kl": policy_case(
-        {"is_correction_level": "seq", "is_correction_gating": "binary_kl", **DIVERGENCE},
-        LossOptions(correction=CorrectionOptions("sequence", "mask", "binary_kl", 0.0, 0.2)),
-    ),
-    "tv": policy_case(
-        {"is_correction_level": "token", "is_correction_gating": "tv", **DIVERGENCE},
-        LossOptions(correction=CorrectionOptions("token", "mask", "tv", 0.0, 0.2)),
     ),
 }
 ADVANTAGE = {

@@ -5,7 +5,7 @@ Source: OpenAI's API reference, "Create chat completion"; vLLM's, DeepSeek's and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,9 @@ def _calls(found: Any, turn_index: int) -> tuple[Mapping[str, Any], ...]:
     """Return the calls, with ids for those whose id is missing or repeated."""
     calls: list[Mapping[str, Any]] = []
     taken: set[str] = set()
-    for index, call in enumerate(_list(found)):
+    if found is not None and (not isinstance(found, list) or len(found) > _MAX_CALLS):
+        raise EngineError(f"tool_calls: expected a list of at most {_MAX_CALLS}, got {brief_json(found)}.")
+    for index, call in enumerate(found or ()):
         if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
             raise EngineError(f"tool_calls: expected calls of functions, got {brief_json(call)}.")
         given = call.get("id")
@@ -150,12 +152,6 @@ def _calls(found: Any, turn_index: int) -> tuple[Mapping[str, Any], ...]:
         taken.add(name)
         calls.append({"type": "function", **call, "id": name})
     return tuple(calls)
-
-
-def _list(found: Any) -> Sequence[Any]:
-    if found is None or (isinstance(found, list) and len(found) <= _MAX_CALLS):
-        return found or ()
-    raise EngineError(f"tool_calls: expected a list of at most {_MAX_CALLS}, got {brief_json(found)}.")
 
 
 def _text(found: Any, name: str) -> str:

@@ -9,8 +9,8 @@ import math
 import os
 import re
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -209,14 +209,6 @@ class VLLMHTTPEngine(Engine):
                 "Look at the server's load, or raise timeout_s."
             ) from error
 
-    @contextmanager
-    def _naming(self, path: str) -> Iterator[None]:
-        """Put the address before errors about the content of an answer."""
-        try:
-            yield
-        except (ConfigError, EngineError) as error:
-            raise type(error)(f"{self.base_url}{path}: {error}") from error
-
     async def close(self) -> None:
         """Close all connections; calling it again does nothing."""
         if self._probing is not None:
@@ -284,8 +276,18 @@ class VLLMHTTPEngine(Engine):
         """Return what `read` returns for the JSON object that the server answers, which may speak of so many tokens."""
         call = uuid.uuid4().hex[:8]
         request_id = request_id and f"{request_id}-agentenv-{call}"
-        answer = await self._request(path, body, headers=headers, request_id=request_id, num_tokens=num_tokens)
+        max_bytes = MAX_ANSWER_BYTES + BYTES_PER_TOKEN * num_tokens
 
+        async def attempt(number: int) -> HTTPAnswer | AttemptFailure:
+            if self._closed:
+                raise EngineError(f"{self.base_url}{path}: expected an open engine, got a closed one. Make another.")
+            # The server may still hold the id of a failed attempt.
+            unique = {"request_id": f"{request_id}-{number}"} if request_id else {}
+            content = None if body is None else json.dumps({**body, **unique}, separators=(",", ":")).encode()
+            return await self._http.attempt(path, content, headers=headers, max_bytes=max_bytes)
+
+        late = f"{self.base_url}{path}: expected an answer within {self.timeout_s:g} s, got none. Raise timeout_s."
+        answer = await self._policy.run(attempt, EngineError(late))
         wrong = f"expected a JSON object without an error, got {answer.excerpt}. Is it a vLLM server?"
 
         def read_object(parsed: Any) -> T:
@@ -301,34 +303,13 @@ class VLLMHTTPEngine(Engine):
                 )
             return read(parsed)
 
-        with self._naming(path):
+        try:
             found = await self._http.parse_json(answer, path, read_object)
             if isinstance(found, AttemptFailure):
                 raise EngineError(wrong) from found.error
+        except (ConfigError, EngineError) as error:
+            raise type(error)(f"{self.base_url}{path}: {error}") from error
         return found
-
-    async def _request(
-        self,
-        path: str,
-        body: dict[str, Any] | None = None,
-        *,
-        headers: dict[str, str] | None = None,
-        request_id: str = "",
-        num_tokens: int = 0,
-    ) -> HTTPAnswer:
-        """Return the first answer of all attempts."""
-        max_bytes = MAX_ANSWER_BYTES + BYTES_PER_TOKEN * num_tokens
-
-        async def attempt(number: int) -> HTTPAnswer | AttemptFailure:
-            if self._closed:
-                raise EngineError(f"{self.base_url}{path}: expected an open engine, got a closed one. Make another.")
-            # The server may still hold the id of a failed attempt.
-            unique = {"request_id": f"{request_id}-{number}"} if request_id else {}
-            content = None if body is None else json.dumps({**body, **unique}, separators=(",", ":")).encode()
-            return await self._http.attempt(path, content, headers=headers, max_bytes=max_bytes)
-
-        late = f"{self.base_url}{path}: expected an answer within {self.timeout_s:g} s, got none. Raise timeout_s."
-        return await self._policy.run(attempt, EngineError(late))
 
 
 def _first_model(listed: dict[str, Any]) -> dict[str, Any]:

@@ -63,15 +63,16 @@ class ActionTokens:
     @property
     def episode_ends_N(self) -> Tensor:
         """bool[N] True at the last action token of an episode."""
-        return _ends(self.episode_N)
+        return ends_of(self.episode_N)
 
     @property
     def turn_ends_N(self) -> Tensor:
         """bool[N] True at the last token of an action."""
-        return _ends(self.episode_N) | _ends(self.turn_N)
+        return ends_of(self.episode_N) | ends_of(self.turn_N)
 
 
-def _ends(ids_N: Tensor) -> Tensor:
+def ends_of(ids_N: Tensor) -> Tensor:
+    """Return bool[N], True at the last occurrence of each value of an ascending column."""
     return torch.cat([ids_N[1:] != ids_N[:-1], torch.ones(min(1, len(ids_N)), dtype=torch.bool)])
 
 

@@ -20,27 +20,19 @@ from agentenv.errors import ConfigError, DataError
 
 Level = Literal["off", "token", "sequence"]
 Mode = Literal["clip", "mask"]
-Statistic = Literal["ratio", "binary_kl", "tv"]
-
-_PROBABILITY_EPS = 1e-6
-"""Smallest distance of probabilities from 0 and 1 in divergences, so that logarithms stay finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class CorrectionOptions:
-    """Options of a correction. TIS is token/clip, IcePop token/mask, the sequence mask sequence/mask.
-
-    FlashREINFORCE uses sequence/mask by binary_kl with low 0.
-    """
+    """Options of a correction. TIS is token/clip, IcePop token/mask, the sequence mask sequence/mask."""
 
     level: Level = "off"
     mode: Mode = "clip"
-    statistic: Statistic = "ratio"
     low: float = 0.5
     high: float = 5.0
     truncate: bool = True
-    """Clamp the weights that a sequence mask keeps to [low, high], if the statistic is the ratio. Otherwise one token
-    of a kept sequence may weigh thousands, as in OpenRLHF 0.11.2 and NeMo RL."""
+    """Clamp the weights that a sequence mask keeps to [low, high]. Otherwise one token of a kept sequence may weigh
+    thousands, as in OpenRLHF 0.11.2 and NeMo RL."""
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -48,22 +40,15 @@ class CorrectionOptions:
         Raises:
             ConfigError: a value is unknown, or values contradict each other.
         """
-        choices: tuple[tuple[str, object], ...] = (("level", Level), ("mode", Mode), ("statistic", Statistic))
+        choices: tuple[tuple[str, object], ...] = (("level", Level), ("mode", Mode))
         for name, kind in choices:
             if getattr(self, name) not in get_args(kind):
                 known = ", ".join(get_args(kind))
                 raise ConfigError(
                     f"correction {name}: expected one of {known}, got {getattr(self, name)!r}. Change it."
                 )
-        if self.mode == "clip" and (self.level == "sequence" or self.statistic != "ratio"):
-            raise ConfigError(
-                f"correction: expected mode clip with level token and statistic ratio, got {self.level} and "
-                f"{self.statistic}. Use mode mask."
-            )
-        if self.statistic != "ratio" and self.low > 0:
-            raise ConfigError(
-                f"correction: expected low 0 for {self.statistic}, got {self.low}. Set only an upper bound."
-            )
+        if self.mode == "clip" and self.level == "sequence":
+            raise ConfigError("correction: expected mode clip with level token, got sequence. Use mode mask.")
         if not 0 <= self.low <= self.high:
             raise ConfigError(f"correction: expected 0 <= low <= high, got {self.low} and {self.high}. Swap them.")
 
@@ -100,11 +85,6 @@ def correct(
             f"correct: expected log-probabilities, got NaN at {int(log_ratio_n.isnan().sum())} of {len(log_ratio_n)} "
             "tokens. Build the batch with batch.build(need_logprobs=True), which leaves such actions out."
         )
-    if options.statistic != "ratio":
-        statistic_n = divergence(logprobs_n.detach(), rollout_logprobs_n, options.statistic)
-        if options.level == "sequence":
-            statistic_n = sequence_means(statistic_n, sequence_n)
-        return _masked(log_ratio_n.exp(), statistic_n, options)
     if options.level == "sequence":
         return sequence_mask(log_ratio_n, sequence_n, low=options.low, high=options.high, truncate=options.truncate)
     chosen = tis if options.mode == "clip" else icepop
@@ -135,18 +115,6 @@ def sequence_mask(
     options = CorrectionOptions("sequence", "mask", low=low, high=high)
     weights_n = ratio_n.clamp(low, high) if truncate else ratio_n
     return _masked(weights_n, sequence_means(log_ratio_n, sequence_n).exp(), options)
-
-
-def divergence(logprobs_n: Tensor, rollout_logprobs_n: Tensor, statistic: Statistic) -> Tensor:
-    """Return [n], the divergence of p and q as probabilities of this token against all others.
-
-    binary_kl: p·log(p/q) + (1-p)·log((1-p)/(1-q)); tv: |p - q|. Source: FlashREINFORCE, as in OpenRLHF 0.11.2.
-    """
-    p_n = rollout_logprobs_n.exp().clamp(_PROBABILITY_EPS, 1 - _PROBABILITY_EPS)
-    q_n = logprobs_n.exp().clamp(_PROBABILITY_EPS, 1 - _PROBABILITY_EPS)
-    if statistic == "tv":
-        return (p_n - q_n).abs()
-    return p_n * (p_n / q_n).log() + (1 - p_n) * ((1 - p_n) / (1 - q_n)).log()
 
 
 def sequence_means(values_n: Tensor, sequence_n: Tensor) -> Tensor:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from agentenv.training.algorithm.advantages import ActionTokens, AdvantageOptions, Advantages, add_at_the_end
+from agentenv.training.algorithm.advantages import ActionTokens, AdvantageOptions, Advantages, add_at_the_end, ends_of
 from agentenv.training.algorithm.advantages import estimate as estimate_advantages
 from agentenv.training.algorithm.batch import Batch
 from agentenv.training.algorithm.corrections import CorrectionOptions
 from agentenv.training.algorithm.losses import Aggregation, LossOptions, kl_estimate
-from agentenv.training.algorithm.shaping import overlong_penalty, truncated_rewards
 
 if TYPE_CHECKING:
     from agentenv.training.config import TrainConfig
@@ -102,21 +101,34 @@ def bootstrap(batch: Batch, after_S: Tensor) -> Tensor:
 
     `after_S` is the critic's value after the last action of each sequence.
     """
-    is_last_S = _ends(batch.tokens.episode_N[_ends(batch.sequence_N)])  # the last segment of each episode
+    is_last_S = ends_of(batch.tokens.episode_N[ends_of(batch.sequence_N)])  # the last segment of each episode
     return after_S[is_last_S].where(batch.truncated_E, 0.0)
 
 
-def _ends(ids: Tensor) -> Tensor:
-    """Return True at the last occurrence of each value of an ascending column."""
-    return torch.cat([ids[1:] != ids[:-1], torch.ones(min(1, len(ids)), dtype=torch.bool)])
+def overlong_penalty(num_tokens_E: Tensor, *, limit_tokens: int, buffer_tokens: int, factor: float = 1.0) -> Tensor:
+    """Return float64[E] in [-factor, 0], linearly falling over the last `buffer_tokens` before `limit_tokens`.
+
+    `num_tokens_E` counts sampled tokens only, not observations.
+    The buffer is not longer than `limit_tokens`.
+    Source: soft overlong punishment of DAPO, Yu et al. 2025, arXiv:2503.14476, eq. 13.
+    """
+    over_E = num_tokens_E.double() - (limit_tokens - buffer_tokens)
+    return -over_E.clamp(0, buffer_tokens) / buffer_tokens * factor
+
+
+def truncated_rewards(tokens: ActionTokens, truncated_E: Tensor, coef: float) -> Tensor:
+    """Return float64[N], rewards in which a truncated episode's R becomes coef·R, or coef if it is negative.
+
+    Each turn's reward is scaled on its own, so credit per turn stays correct. A negative coefficient replaces all
+    rewards and is paid at the end. Source: ProRL's "stop properly" penalty, as in OpenRLHF.
+    """
+    truncated_N, rewards_N = truncated_E.bool()[tokens.episode_N], tokens.rewards_N.double()
+    instead_N = coef * rewards_N if coef >= 0 else coef * tokens.episode_ends_N
+    return torch.where(truncated_N, instead_N, rewards_N)
 
 
 def shape_rewards(batch: Batch, config: TrainConfig) -> ActionTokens:
-    """Return the batch's tokens with penalties in their rewards: first for length, then for truncation.
-
-    Raises:
-        ConfigError: a penalty's flags contradict each other.
-    """
+    """Return the batch's tokens with penalties in their rewards: first for length, then for truncation."""
     tokens = batch.tokens
     if config.overlong_buffer_len is not None:
         penalty_E = overlong_penalty(

@@ -67,8 +67,9 @@ def open_model(
     try:
         config = AutoConfig.from_pretrained(path)
         for part in {id(c): c for c in (config, config.get_text_config())}.values():
-            for name in [n for n, value in vars(part).items() if _is_dropout(n) and isinstance(value, float)]:
-                setattr(part, name, 0.0)
+            for name, value in list(vars(part).items()):
+                if isinstance(value, float) and ("dropout" in name or name.endswith(("pdrop", "_drop"))):
+                    setattr(part, name, 0.0)
         stored = config.get_text_config().dtype or torch.float32
         model = kind.from_pretrained(path, config=config, dtype=dtype, attn_implementation=attention)
     except (OSError, ValueError, KeyError, ImportError) as error:
@@ -79,10 +80,6 @@ def open_model(
         disable_cudnn_attention()
     model.checkpoint_dtype = getattr(torch, stored) if isinstance(stored, str) else stored
     return model.to(device)
-
-
-def _is_dropout(name: str) -> bool:
-    return "dropout" in name or name.endswith(("pdrop", "_drop"))
 
 
 def best_attention(*, packed: bool, device: torch.device, dtype: torch.dtype) -> str | None:

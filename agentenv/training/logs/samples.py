@@ -119,8 +119,8 @@ def cut_evaluations(folder: Path, step: int) -> None:
     """
     record = folder / EVAL / TRAJECTORIES
     if record.is_file():
-        later = [row[_OFFSET] for row in read_index(folder / EVAL) if _step_of(row[_GROUP]) > step]
-        if later:
+        steps = [(row[_OFFSET], row[_GROUP].rpartition("@")[2]) for row in read_index(folder / EVAL)]
+        if later := [offset for offset, text in steps if text.isdigit() and int(text) > step]:
             os.truncate(record, min(later))
 
 
@@ -130,8 +130,3 @@ def _at_step(trajectory: Trajectory, step: int) -> Trajectory:
     return replace(
         trajectory, group_id=group, episode_id=group + trajectory.episode_id.removeprefix(trajectory.group_id)
     )
-
-
-def _step_of(group_id: str) -> int:
-    step = group_id.rpartition("@")[2]
-    return int(step) if step.isdigit() else -1
