@@ -12,15 +12,19 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from types import MappingProxyType
+from typing import Any
 
+from agentenv.chat.chat import Chat, ChatOptions, stop_token_ids_of
 from agentenv.core.engine import Engine
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, SamplingParams, StopReason
+from agentenv.episode.registry import env_source
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
-from agentenv.episode.source import EpisodeSource
-from agentenv.errors import AgentEnvError, EngineError, InfraError
+from agentenv.episode.source import EnvSource, EpisodeSource
+from agentenv.errors import AgentEnvError, ConfigError, EngineError, InfraError
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +98,47 @@ class FailureCount:
         if idiom is FailureIdiom.RAISE or self.in_a_row >= max_in_a_row:
             raise InfraError(f"{message} Failures in a row: {self.in_a_row}. Fix the cause.")
         logger.warning("%s %s", message, result)
+
+
+_stop_token_ids = lru_cache(maxsize=4)(stop_token_ids_of)
+"""Read once in a process, and not for each row."""
+
+
+def stops_of(tokenizer: Any) -> tuple[int, ...]:
+    """Return the ids that end an action of the model that a host's tokenizer belongs to."""
+    return _stop_token_ids(str(getattr(tokenizer, "name_or_path", "")))
+
+
+def chat_of(tokenizer: Any, options: ChatOptions) -> Chat:
+    """Return the chat of a host's tokenizer."""
+    return Chat(tokenizer, stop_token_ids=stops_of(tokenizer), options=options)
+
+
+def stepped_source(env: str | type[Any], env_kwargs: Mapping[str, Any], where: str, advice: str) -> EnvSource:
+    """Return the source of an environment that a host steps.
+
+    Raises:
+        ConfigError: there is no such environment, or it has a loop that calls an endpoint; starts with `where` and
+            ends with `advice`.
+    """
+    source = env_source(env, env_kwargs)
+    if isinstance(source, EnvSource):
+        return source
+    raise ConfigError(f"{where}: expected an environment with `step`, got {env!r}, which has a loop of calls. {advice}")
+
+
+def client_params(
+    params: Mapping[str, Any], sampling: SamplingParams, max_tokens: int | None, where: str
+) -> dict[str, Any]:
+    """Return a host's sampling parameters, in vLLM's names, with the stops that the episode asks for.
+
+    Raises:
+        ConfigError: the action must match a grammar; starts with `where`.
+    """
+    if sampling.structural_tag is not None:
+        raise ConfigError(f"{where}: expected no structural_tag, got one. The trainer's client takes none: remove it.")
+    stops = {"stop": list(sampling.stop), "stop_token_ids": list(sampling.stop_token_ids)}
+    return {**params, "max_tokens": max_tokens, **{name: value for name, value in stops.items() if value}}
 
 
 async def run_planned(

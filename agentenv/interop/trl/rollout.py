@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from agentenv._util.loop_thread import is_loop_running, run_sync
-from agentenv.chat.chat import Chat, ChatOptions, stop_token_ids_of
+from agentenv.chat.chat import ChatOptions
 from agentenv.core.dataset import in_messages, read_tasks
 from agentenv.core.engine import Engine
 from agentenv.core.trajectory import Trajectory
@@ -31,6 +31,7 @@ from agentenv.interop.hosted import (
     FailureCount,
     GatheringEngine,
     GenerationRequest,
+    chat_of,
     problem_of,
     run_planned,
 )
@@ -156,9 +157,7 @@ class EnvRollout:
         return columns([self._row(trajectory, trainer) for trajectory in trajectories])
 
     async def _run(self, planned: list[PlannedEpisode], trainer: Any, sampling: SamplingParams) -> list[Trajectory]:
-        tokenizer = _tokenizer(trainer)
-        stops = stop_token_ids_of(str(getattr(tokenizer, "name_or_path", "")))
-        chat = Chat(tokenizer, stop_token_ids=stops, options=self.chat_options)
+        chat = chat_of(_tokenizer(trainer), self.chat_options)
         async with _engine(trainer) as engine:
             setup = EpisodeSetup(engine, chat, sampling, self.limits)
             return await run_planned(self.source, setup, planned, max_retries=self.max_retries)
