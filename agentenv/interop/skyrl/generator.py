@@ -29,7 +29,6 @@ from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.interop._records import Record, columns, records
-from agentenv.interop._task_rows import task_dataset, task_of
 from agentenv.interop.hosted import (
     FAILURE_IDIOMS,
     FailureCount,
@@ -38,6 +37,8 @@ from agentenv.interop.hosted import (
     client_params,
     problem_of,
     run_planned,
+    task_dataset,
+    task_of,
 )
 
 _WHERE = "interop.skyrl"

@@ -25,8 +25,7 @@ from agentenv.episode.runner import derive_seed
 from agentenv.episode.setup import EpisodeKey
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError
-from agentenv.interop._task_rows import task_of
-from agentenv.interop.hosted import stepped_source
+from agentenv.interop.hosted import stepped_source, task_of
 
 _MAX_CHARS = 1_000_000
 """`max_length` of an episode, whose tokens are characters here; SkyRL has its own limit."""

@@ -24,7 +24,7 @@ from agentenv.core.types import Completion, Limits, SamplingParams, Task
 from agentenv.episode.registry import env_source
 from agentenv.episode.runner import PlannedEpisode, derive_seed
 from agentenv.episode.setup import EpisodeSetup
-from agentenv.errors import ConfigError, ContractError, DataError, MissingDependency
+from agentenv.errors import ConfigError, ContractError, DataError
 from agentenv.interop._records import columns, facts, records, required_logprobs
 from agentenv.interop.hosted import (
     FAILURE_IDIOMS,
@@ -32,6 +32,7 @@ from agentenv.interop.hosted import (
     GatheringEngine,
     GenerationRequest,
     chat_of,
+    dataset_of,
     problem_of,
     run_planned,
 )
@@ -53,11 +54,7 @@ def dataset(rows: Sequence[Mapping[str, Any] | Task]) -> Any:
         MissingDependency: `datasets` is not installed.
         DataError: a row is not a task.
     """
-    try:
-        from datasets import Dataset
-    except ImportError as error:
-        raise MissingDependency(f"{_WHERE}: expected datasets, got {error}. pip install 'agentenv-rl[trl]'") from error
-    return Dataset.from_list([{"prompt": _carrier(task)} for task in _tasks(rows).values()])
+    return dataset_of([{"prompt": _carrier(task)} for task in _tasks(rows).values()], _WHERE, "trl")
 
 
 def reward(completions: Sequence[Any], reward: Sequence[float | None], **columns: Any) -> list[float | None]:

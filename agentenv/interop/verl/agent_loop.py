@@ -31,7 +31,6 @@ from agentenv.episode.registry import env_source
 from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.errors import ConfigError, ContractError, DataError, EngineError, PromptTooLong
-from agentenv.interop._task_rows import task_dataset, task_of
 from agentenv.interop.hosted import (
     FAILURE_IDIOMS,
     FailureCount,
@@ -40,6 +39,8 @@ from agentenv.interop.hosted import (
     problem_of,
     run_planned,
     stops_of,
+    task_dataset,
+    task_of,
 )
 from agentenv.interop.verl.records import to_records
 
