@@ -226,7 +226,12 @@ class AgentExecutor:
         cls: Any = self.agent_instance_cls
         is_ours = issubclass(cls, AgentInstance) and not issubclass(cls, AgentInstanceBase)
         if is_ours and self._passes_messages:  # it gets what it gets elsewhere
-            task = replace(task, prompt=_messages(task.prompt, setup.chat))
+            prompt = task.prompt
+            if isinstance(prompt, PromptText):
+                prompt = prompt.messages
+            elif isinstance(prompt, str):
+                prompt = messages_of(prompt, setup.chat) or prompt
+            task = replace(task, prompt=prompt)
 
         async def make() -> AgentInstance:
             agent = await create(as_agent(cls), type(self).agent_kwargs)
@@ -346,13 +351,6 @@ class _PlayedBy:
     async def run(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
         """Run one episode; see `Episode.run`."""
         return await self.executor._play(task, setup, key)
-
-
-def _messages(prompt: Any, chat: Chat) -> Any:
-    if isinstance(prompt, PromptText):
-        return prompt.messages
-    found = messages_of(prompt, chat) if isinstance(prompt, str) else None
-    return prompt if found is None else found
 
 
 def _with_writable_sampling(step: Callable[[StepState], Any]) -> Callable[[StepState], Any]:
