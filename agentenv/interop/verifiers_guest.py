@@ -110,7 +110,7 @@ class VerifiersTask(Guest):
         kind, value = await self.events.get()
         if kind == _OVER:
             return self._last(value.result())
-        messages = [{"role": one["role"], "content": text_of_content(one, self.spec)} for one in value]
+        messages: list[Message] = [{"role": one["role"], "content": text_of_content(one, self.spec)} for one in value]
         if messages[: len(self.seen)] != self.seen or len(messages) == len(self.seen):
             raise ContractError(
                 f"{self.spec}: expected one conversation that only grows, got another one. Choose a taskset whose "
