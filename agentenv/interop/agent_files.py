@@ -12,10 +12,15 @@ from agentenv.episode.registry import load_file
 from agentenv.errors import ConfigError
 from agentenv.interop.molt.files import MoltFunc, Runner, molt_stand_in
 from agentenv.interop.openrlhf.executor import AgentExecutor, AgentFunc, AgentInstanceBase
-from agentenv.interop.openrlhf.reward_func import AnswerJudge, RewardFunction, RewardSource
-from agentenv.interop.openrlhf.reward_server import TIMEOUT_S, RewardServers
+from agentenv.interop.openrlhf.reward_func import (
+    TIMEOUT_S,
+    AnswerJudge,
+    RewardFunction,
+    RewardServers,
+    RewardSource,
+    SingleTurnAgentExecutor,
+)
 from agentenv.interop.openrlhf.shim import openrlhf_stand_in
-from agentenv.interop.openrlhf.single_turn import SingleTurnAgentExecutor
 
 OPENRLHF_NAMES: Mapping[str, type] = {
     "AgentExecutorBase": AgentExecutor,

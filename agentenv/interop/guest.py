@@ -16,9 +16,9 @@ from typing import Any, ClassVar, TypeVar, cast
 import numpy as np
 
 from agentenv.core.agent import AgentInstance, ResetState, StepState
-from agentenv.core.types import StepResult
+from agentenv.core.types import Message, StepResult
 from agentenv.episode.registry import load_env
-from agentenv.errors import ContractError, InfraError, MissingDependency
+from agentenv.errors import ConfigError, ContractError, InfraError, MissingDependency
 from agentenv.rewards.rules.text import final_text
 
 _REASON_CHARS = 500
@@ -149,6 +149,19 @@ class Guest(AgentInstance, metaclass=_ByName):
 def answer_of(states: StepState) -> str:
     """Return the action without its thoughts; empty if a thought does not end."""
     return final_text(states["action_text"], states.get("observation_text", "")) or ""
+
+
+def text_of_content(message: Message, spec: str) -> str:
+    """Return the text of a message whose content is text, or a list of parts.
+
+    Raises:
+        ConfigError: a part is media.
+    """
+    content = message.get("content") or ""
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if any(part.get("type") != "text" for part in parts):
+        raise ConfigError(f"{spec}: expected messages of text, got media. Engines sample without them.")
+    return "".join(part["text"] for part in parts)
 
 
 def import_library(module: str, kind: str, packages: str = "") -> Any:

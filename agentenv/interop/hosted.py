@@ -8,19 +8,25 @@ OpenRLHF's groups must keep their size, and a failed one gets the mean of its si
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import lru_cache
 from types import MappingProxyType
+from typing import Any
 
+from agentenv.chat.chat import Chat, ChatOptions, stop_token_ids_of
+from agentenv.core.dataset import in_messages, read_tasks
 from agentenv.core.engine import Engine, engine_errors
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Completion, SamplingParams, StopReason
+from agentenv.core.types import Completion, SamplingParams, StopReason, Task
+from agentenv.episode.registry import env_source
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
-from agentenv.episode.source import EpisodeSource
-from agentenv.errors import EngineError, InfraError
+from agentenv.episode.source import EnvSource, EpisodeSource
+from agentenv.errors import ConfigError, DataError, EngineError, InfraError, MissingDependency
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +102,47 @@ class FailureCount:
         logger.warning("%s %s", message, result)
 
 
+_stop_token_ids = lru_cache(maxsize=4)(stop_token_ids_of)
+"""Read once in a process, and not for each row."""
+
+
+def stops_of(tokenizer: Any) -> tuple[int, ...]:
+    """Return the ids that end an action of the model that a host's tokenizer belongs to."""
+    return _stop_token_ids(str(getattr(tokenizer, "name_or_path", "")))
+
+
+def chat_of(tokenizer: Any, options: ChatOptions) -> Chat:
+    """Return the chat of a host's tokenizer."""
+    return Chat(tokenizer, stop_token_ids=stops_of(tokenizer), options=options)
+
+
+def stepped_source(env: str | type[Any], env_kwargs: Mapping[str, Any], where: str, advice: str) -> EnvSource:
+    """Return the source of an environment that a host steps.
+
+    Raises:
+        ConfigError: there is no such environment, or it has a loop that calls an endpoint; starts with `where` and
+            ends with `advice`.
+    """
+    source = env_source(env, env_kwargs)
+    if isinstance(source, EnvSource):
+        return source
+    raise ConfigError(f"{where}: expected an environment with `step`, got {env!r}, which has a loop of calls. {advice}")
+
+
+def client_params(
+    params: Mapping[str, Any], sampling: SamplingParams, max_tokens: int | None, where: str
+) -> dict[str, Any]:
+    """Return a host's sampling parameters, in vLLM's names, with the stops that the episode asks for.
+
+    Raises:
+        ConfigError: the action must match a grammar; starts with `where`.
+    """
+    if sampling.structural_tag is not None:
+        raise ConfigError(f"{where}: expected no structural_tag, got one. The trainer's client takes none: remove it.")
+    stops = {"stop": list(sampling.stop), "stop_token_ids": list(sampling.stop_token_ids)}
+    return {**params, "max_tokens": max_tokens, **{name: value for name, value in stops.items() if value}}
+
+
 async def run_planned(
     source: EpisodeSource,
     setup: EpisodeSetup,
@@ -167,3 +214,66 @@ class GatheringEngine(Engine):
         if len(answers) != len(batch):
             raise EngineError(f"generate: expected {len(batch)} completions, got {len(answers)}. Return one for each.")
         return answers
+
+
+# --- tasks as rows of a parquet file, in the columns that verl and SkyRL read -----------------------------------------
+
+_TASK = "agentenv_task"
+"""The key of `extra_info` that has our task as JSON: a parquet column has one type, and labels have any."""
+
+
+def task_dataset(rows: Sequence[Mapping[str, Any] | Task], where: str, data_source: str) -> Any:
+    """Return a `datasets.Dataset` of tasks, for `to_parquet`; errors start with `where`.
+
+    Raises:
+        MissingDependency: `datasets` is not installed.
+        DataError: a row is not a task, has images, or is not JSON.
+    """
+    tasks = [in_messages(task) for task in read_tasks(rows, needs_label=False)]
+    return dataset_of([_row(task, index, where, data_source) for index, task in enumerate(tasks)], where)
+
+
+def dataset_of(rows: list[dict[str, Any]], where: str, extra: str = "data") -> Any:
+    """Return a `datasets.Dataset` of rows; errors start with `where`.
+
+    Raises:
+        MissingDependency: `datasets` is not installed; names the extra of ours that has it.
+    """
+    try:
+        from datasets import Dataset
+    except ImportError as error:
+        raise MissingDependency(
+            f"{where}: expected datasets, got {error}. pip install 'agentenv-rl[{extra}]'"
+        ) from error
+    return Dataset.from_list(rows)
+
+
+def _row(task: Task, index: int, where: str, data_source: str) -> dict[str, Any]:
+    messages = [message for message in task.prompt if not isinstance(message, str)]
+    try:
+        text = json.dumps(asdict(task) | {"images": list(task.images)}, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where}: expected JSON in task {task.task_id!r}, got {error}. Change the row.") from error
+    if task.images:
+        raise DataError(f"{where}: expected a task without images, got {task.task_id!r}. Remove the row.")
+    return {
+        "prompt": [{"role": str(each["role"]), "content": str(each.get("content") or "")} for each in messages],
+        "data_source": data_source,
+        "reward_model": {"style": "rule", "ground_truth": json.dumps(task.label)},
+        "extra_info": {"index": index, _TASK: text},
+    }
+
+
+def task_of(prompt: Sequence[Any], columns: Mapping[str, Any], task_id: str) -> Task:
+    """Return the task of a row: the one that `task_dataset` wrote, or one of the trainer's own columns.
+
+    Args:
+        prompt: the row's messages.
+        columns: its other columns; `reward_model` or `reward_spec` has the label, `extra_info` the metadata.
+        task_id: the id of a row that `task_dataset` did not write.
+    """
+    extra_info = dict(columns.get("extra_info") or {})
+    if _TASK in extra_info:
+        return Task(**{**json.loads(extra_info[_TASK]), "images": ()})
+    label = (columns.get("reward_model") or columns.get("reward_spec") or {}).get("ground_truth")
+    return Task(list(prompt), label=label, task_id=task_id, metadata=extra_info)

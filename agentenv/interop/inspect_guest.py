@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import concurrent.futures
+import contextlib
 import functools
 import importlib.util
 import itertools
-from collections.abc import Mapping
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -20,12 +27,101 @@ from agentenv._util.suggest import did_you_mean
 from agentenv.core.agent import ResetState, StepState
 from agentenv.core.types import Message, StepResult
 from agentenv.errors import AgentEnvError, ConfigError, ContractError, InfraError
-from agentenv.interop.guest import Guest, clipped, guest_class, import_library
-from agentenv.interop.guest_process import GuestProcess, guest_process
+from agentenv.interop.guest import Guest, clipped, guest_class, import_library, text_of_content
 from agentenv.tools.calling import assistant_message
 
 _ERRORS: dict[str, type[AgentEnvError]] = {"config": ConfigError, "contract": ContractError, "infra": InfraError}
 _ids = itertools.count()
+
+
+class GuestProcess:
+    """A process of a library that answers messages, each by the `id` of its episode; it ends with this one.
+
+    Messages are lines of JSON.
+    """
+
+    def __init__(self, module: str) -> None:
+        self._waiting: dict[int, concurrent.futures.Future[dict[str, Any]]] = {}
+        self._lock = threading.Lock()
+        command = [sys.executable, "-m", module]
+        # Another session: Ctrl-C is for this process, whose end closes the pipe.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", start_new_session=True
+        )
+        threading.Thread(target=self._read, name=f"agentenv-{module}", daemon=True).start()
+
+    @property
+    def is_alive(self) -> bool:
+        """True if the process runs."""
+        return self._process.poll() is None
+
+    def ask(self, message: dict[str, Any]) -> concurrent.futures.Future[dict[str, Any]]:
+        """Send a message of an episode, by its `id`, and return the future of the next one that comes back.
+
+        Raises:
+            ConfigError: the arguments are not JSON.
+        """
+        future = concurrent.futures.Future[dict[str, Any]]()
+        self._waiting[message["id"]] = future
+        self._send(message)
+        return future
+
+    def end(self, number: int) -> None:
+        """End an episode, which sends nothing more."""
+        self._waiting.pop(number, None)
+        self._send({"id": number, "cancel": True})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            text = json.dumps(message)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"--env_kwargs: expected JSON, got {error}. Change them.") from error
+        try:
+            with self._lock:
+                self._process.stdin.write(text + "\n")
+                self._process.stdin.flush()
+        except (OSError, ValueError):  # ended, or ended and closed
+            self._fail()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        assert self._process.stdin is not None
+        for line in self._process.stdout:
+            answer = json.loads(line)
+            future = self._waiting.pop(answer["id"], None)
+            if future is not None and future.set_running_or_notify_cancel():
+                future.set_result(answer)
+        self._process.wait()
+        self._process.stdout.close()
+        with self._lock, contextlib.suppress(OSError):  # a message that it did not read
+            self._process.stdin.close()
+        self._fail()
+
+    def _fail(self) -> None:
+        for number in list(self._waiting):
+            future = self._waiting.pop(number, None)
+            if future is not None and future.set_running_or_notify_cancel():
+                future.set_result(
+                    {
+                        "kind": "infra",
+                        "error": f"expected its process to run, got its end, {self._process.returncode}. "
+                        "Read what it printed.",
+                    }
+                )
+
+
+_processes: dict[tuple[str, int], GuestProcess] = {}
+_starting = threading.Lock()
+
+
+def guest_process(module: str) -> GuestProcess:
+    """Return the process that runs a module, started if need be; a forked process has its own."""
+    key = module, os.getpid()
+    with _starting:
+        if key not in _processes or not _processes[key].is_alive:
+            _processes[key] = GuestProcess(module)
+        return _processes[key]
 
 
 class InspectTask(Guest):
@@ -58,7 +154,7 @@ class InspectTask(Guest):
         if "messages" not in asked:
             raise ContractError(f"{self.spec}: expected a request for a completion, got none. Report it to its author.")
         self.seen, self.tools = asked["messages"], asked["tools"]
-        begun: ResetState = {**states, "observation": [_as_text(self.spec, one) for one in self.seen]}
+        begun: ResetState = {**states, "observation": self._shown(self.seen)}
         return {**begun, "tools": self.tools} if self.tools else begun
 
     async def step(self, states: StepState) -> StepResult:  # type: ignore[override]
@@ -83,7 +179,7 @@ class InspectTask(Guest):
                 "a task whose solver keeps it."
             )
         self.seen = messages
-        return StepResult([_as_text(self.spec, one) for one in new])
+        return StepResult(self._shown(new))
 
     async def on_truncate(self, states: StepState) -> StepResult | None:
         """Return what Inspect's scorers say of the sample that a limit of the episode ends."""
@@ -94,6 +190,9 @@ class InspectTask(Guest):
         """End the sample."""
         if self.process is not None:
             self.process.end(self.id)
+
+    def _shown(self, messages: Sequence[Message]) -> list[Message]:
+        return [{**message, "content": text_of_content(message, self.spec)} for message in messages]
 
     async def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         assert self.process is not None
@@ -107,15 +206,6 @@ class InspectTask(Guest):
         reward = next(iter(numbers.values()))
         info: dict[str, float | str] = {"num_messages": float(answer["num_messages"]), "limit": answer["limit"]}
         return StepResult(reward=reward, score=clipped(reward), terminated=True, info=info | numbers)
-
-
-def _as_text(spec: str, message: Message) -> Message:
-    """Return a message whose content is text."""
-    content = message.get("content") or ""
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if any(part.get("type") != "text" for part in parts):
-        raise ConfigError(f"{spec}: expected messages of text, got media. Engines sample without them.")
-    return {**message, "content": "".join(part["text"] for part in parts)}
 
 
 def tasks_in(path: Path) -> list[str]:

@@ -18,12 +18,13 @@ from agentenv._util.calls import create
 from agentenv.chat.chat import Chat, ChatOptions, stop_token_ids_of
 from agentenv.core.dataset import in_messages, read_tasks
 from agentenv.core.types import Completion, Limits, StopReason, Task
-from agentenv.episode.registry import builtin_datasets, env_source
+from agentenv.episode.registry import builtin_datasets
 from agentenv.episode.runner import derive_seed
 from agentenv.episode.setup import EpisodeKey
 from agentenv.episode.source import EnvSource
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError
+from agentenv.interop.hosted import stepped_source
 
 _WHERE = "interop.tinker"
 _STOP_REASONS = {StopReason.TERMINATED: "completed", StopReason.MAX_LENGTH: "max_tokens"}
@@ -176,13 +177,8 @@ class EnvDatasetBuilder:
         Raises:
             ConfigError: there is no such environment, or it has a loop that calls an endpoint.
         """
-        source = env_source(self.env, self.env_kwargs)
-        if isinstance(source, EnvSource):
-            return source
-        raise ConfigError(
-            f"EnvDatasetBuilder.env: expected an environment with `step`, got {self.env!r}, which has a loop of calls. "
-            "Train it with `agentenv train`."
-        )
+        advice = "Train it with `agentenv train`."
+        return stepped_source(self.env, self.env_kwargs, "EnvDatasetBuilder.env", advice)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, cast
 
 from agentenv._util.http.client import HTTPClient
@@ -19,13 +20,13 @@ from agentenv.core.engine import Engine
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Conversation, Limits, SamplingParams, Task
 from agentenv.engines.chat.engine import KEEPALIVE_S, ChatEngine
-from agentenv.episode.registry import builtin_datasets, env_source
+from agentenv.episode.registry import builtin_datasets
 from agentenv.episode.runner import derive_seed
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
-from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, ContractError, EngineError, PromptTooLong
 from agentenv.interop.guest import import_library
-from agentenv.interop.hosted import problem_of
+from agentenv.interop.hosted import problem_of, stepped_source
+from agentenv.interop.verifiers_guest import messages_of
 
 _WHERE = "interop.verifiers_env"
 INFO = "agentenv"
@@ -177,7 +178,7 @@ def _harness(env: str | type[Any]) -> type:
             limits = Limits(max_turns=max_turns, episode_timeout_s=math.inf, generate_timeout_s=math.inf, **budgets)
             engine = InterceptionEngine(endpoint, secret, ctx.model)
             setup = EpisodeSetup(cast(Engine, engine), Chat(engine.tokenizer), limits=limits)
-            task = Task(_prompt(*self.resolve_prompt(data)), data.label, data.id, metadata=data.metadata)
+            task = Task(messages_of(*self.resolve_prompt(data)), data.label, data.id, metadata=data.metadata)
             try:
                 trajectory = await source.run(task, setup, EpisodeKey(trace.id, data.id, seed=data.seed))
             finally:
@@ -190,23 +191,7 @@ def _harness(env: str | type[Any]) -> type:
     return EnvHarness
 
 
-def _source(env: str | type[Any], kwargs: Mapping[str, Any]) -> EnvSource:
-    source = env_source(env, kwargs)
-    if isinstance(source, EnvSource):
-        return source
-    raise ConfigError(
-        f"{_WHERE}: expected an environment with `step`, got {env!r}, which has a loop of calls. "
-        "Train it with `agentenv train`."
-    )
-
-
-def _prompt(system: str | None, prompt: Any) -> Any:
-    """Return verifiers' prompt as messages, after its own system prompt, which replaces that of the task."""
-    given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    messages = [one if isinstance(one, dict) else one.model_dump(exclude_none=True) for one in given]
-    if system is None:
-        return messages
-    return [{"role": "system", "content": system}, *(one for one in messages if one["role"] != "system")]
+_source = partial(stepped_source, where=_WHERE, advice="Train it with `agentenv train`.")
 
 
 def facts_of(trajectory: Trajectory) -> dict[str, Any]:

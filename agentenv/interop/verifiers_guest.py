@@ -17,7 +17,7 @@ from typing import Any
 from agentenv.core.agent import ResetState, StepState
 from agentenv.core.types import Message, StepResult
 from agentenv.errors import ConfigError, ContractError, InfraError, MissingDependency
-from agentenv.interop.guest import Guest, OwnRandom, clipped, guest_class, import_library
+from agentenv.interop.guest import Guest, OwnRandom, clipped, guest_class, import_library, text_of_content
 
 NUM_TASKS = 1000
 """A seed chooses one of so many first tasks of a taskset."""
@@ -110,7 +110,7 @@ class VerifiersTask(Guest):
         kind, value = await self.events.get()
         if kind == _OVER:
             return self._last(value.result())
-        messages: list[Message] = [{"role": one["role"], "content": self._text(one)} for one in value]
+        messages: list[Message] = [{"role": one["role"], "content": text_of_content(one, self.spec)} for one in value]
         if messages[: len(self.seen)] != self.seen or len(messages) == len(self.seen):
             raise ContractError(
                 f"{self.spec}: expected one conversation that only grows, got another one. Choose a taskset whose "
@@ -118,13 +118,6 @@ class VerifiersTask(Guest):
             )
         new, self.seen = messages[len(self.seen) :], messages
         return new
-
-    def _text(self, message: Mapping[str, Any]) -> str:
-        content = message.get("content") or ""
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        if any(part.get("type") != "text" for part in parts):
-            raise ConfigError(f"{self.spec}: expected messages of text, got images. Engines sample without them.")
-        return "".join(part["text"] for part in parts)
 
     def _last(self, episode: Any) -> StepResult:
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
@@ -140,6 +133,15 @@ class VerifiersTask(Guest):
         info |= {name: score for name, (score, _) in rewards.items()}
         info |= {"stop_condition": str(trace.stop_condition or "")}
         return StepResult(reward=reward, score=clipped(reward), terminated=True, info=info)
+
+
+def messages_of(system: str | None, prompt: Any) -> list[Message]:
+    """Return verifiers' prompt as messages, after its own system prompt, which replaces that of the task."""
+    given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
+    messages = [one if isinstance(one, dict) else one.model_dump(exclude_none=True) for one in given]
+    if not system:
+        return messages
+    return [{"role": "system", "content": system}, *(one for one in messages if one["role"] != "system")]
 
 
 @contextlib.asynccontextmanager
@@ -216,11 +218,7 @@ def _install_harness() -> None:
         async def launch(
             self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: Any, data: Any
         ) -> Any:
-            system, prompt = self.resolve_prompt(data)
-            given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
-            messages = [one if isinstance(one, dict) else one.model_dump(exclude_none=True) for one in given]
-            if system:
-                messages = [{"role": "system", "content": system}, *(m for m in messages if m["role"] != "system")]
+            messages = messages_of(*self.resolve_prompt(data))
             body = {
                 "model": ctx.model,
                 "messages": [{k: m[k] for k in ("role", "content") if k in m} for m in messages],

@@ -15,12 +15,12 @@ from agentenv._util.ray.cluster import (
     ClusterConfig,
     call_result,
     describe_death,
+    import_ray,
     kill_actor,
     missing_package_error,
     ray_session,
     reserve,
 )
-from agentenv._util.ray.library import import_ray
 from agentenv.core.agent import AgentInstance
 from agentenv.core.engine import Tokenizer
 from agentenv.core.trajectory import Trajectory

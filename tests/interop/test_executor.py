@@ -18,8 +18,8 @@ from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.errors import ConfigError, EngineError, InfraError, RunStopped
 from agentenv.interop.agent_files import OPENRLHF_NAMES
 from agentenv.interop.openrlhf.executor import AgentExecutor, AgentFunc, AgentInstanceBase
+from agentenv.interop.openrlhf.reward_func import SingleTurnAgentExecutor
 from agentenv.interop.openrlhf.shim import install_shim
-from agentenv.interop.openrlhf.single_turn import SingleTurnAgentExecutor
 from agentenv.testing.tokenizers import CharTokenizer
 
 FILES = Path(__file__).parent / "agent_funcs"

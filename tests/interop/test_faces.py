@@ -57,7 +57,7 @@ def test_documentation_and_entry_points_name_what_exists():
 def test_faces_that_frameworks_load_early_import_nothing_heavy():
     code = (
         "import sys, agentenv.interop.verl.plugin, agentenv.interop.roll, agentenv.interop.nemo_rl, "
-        "agentenv.interop.openrlhf, agentenv.interop.molt\n"
+        "agentenv.interop.openrlhf, agentenv.interop.molt, agentenv.interop.verl.records\n"
         "print(sorted({'torch', 'transformers', 'numpy', 'ray', 'httpx', 'verl', 'roll'} & set(sys.modules)))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)

@@ -7,8 +7,7 @@ import pytest
 
 from agentenv import load_env
 from agentenv.errors import ConfigError, MissingDependency
-from agentenv.interop.guest_process import GuestProcess
-from agentenv.interop.inspect_guest import tasks_in
+from agentenv.interop.inspect_guest import GuestProcess, tasks_in
 
 SOURCE = """
 import inspect_ai

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import importlib.util
 import subprocess
 import sys
@@ -27,7 +26,6 @@ from tests.episode.endpoint.scenes import chat_of
 from tests.testing.contract_check import check
 from tests.with_molt import fakes
 from tests.with_molt.fakes import Router, rollout
-from tests.with_openrlhf.fakes import Params
 
 ROOT = Path(__file__).parents[2]
 USER = [{"role": "user", "content": "1 + 1?"}]
@@ -144,15 +142,6 @@ async def test_fields_of_molts_engine_other_than_tokens_reach_its_trajectory(mol
     assert got.rollout_top_logprobs == [top, top]
 
 
-async def test_the_callers_sampling_parameters_stay_as_they_are(molt):
-    params = Params(max_tokens=30, min_tokens=2)
-    before = copy.deepcopy(params)
-    llm = Router("ab")
-    await asyncio.gather(*(rollout(runner(StepResult("no"), ENDS), llm, params=params) for _ in range(2)))
-    assert params == before
-    assert all(asked is not params and asked.max_tokens == 30 for _, asked in llm.requests)
-
-
 @pytest.mark.parametrize(
     ("reply", "changes", "told"),
     [
@@ -176,11 +165,6 @@ async def test_a_failed_episode_may_stay_in_its_group_as_a_neutral_sample(molt):
         1.0,
         len(got.observation_tokens),
     )
-
-
-async def test_without_log_probabilities_asked_for_there_are_none(molt):
-    got = await rollout(runner(ENDS), Router("ab"), params=Params(logprobs=None))
-    assert got.rollout_log_probs is None
 
 
 async def test_a_history_that_is_rendered_again_is_a_list_of_segments_with_the_episodes_reward(molt):

@@ -601,13 +601,6 @@ async def test_episodes_in_chat_form_have_the_tokens_and_rewards_of_our_own_loop
     assert environment.metrics()["agentenv/num_live"] == 0.0
 
 
-def test_raw_observations_are_the_environments_text(made):
-    datum = TaskProcessor("guess_number")({"prompt": "Guess.", "label": "3"}, None, tokenizer(), None, 0)
-    logs, _ = rollout(made("guess_number"), [datum], lambda i, turn: ["8", "3"][turn])
-    assert "<|im_start|>" not in logs[0][2]["content"]
-    assert "smaller" in logs[0][2]["content"] or "lower" in logs[0][2]["content"]
-
-
 # --- registering ------------------------------------------------------------------------------------------------------
 
 
@@ -623,6 +616,8 @@ def test_register_does_both_and_may_be_repeated(monkeypatch):
     for _ in range(2):
         nemo_rl_env.register()
     nemo_rl_env.register("agentenv_rm", "reward_model")
+    nemo_rl_env.register(kind="reward_model")
+    assert nemo.ENV_REGISTRY.keys() == {"reward_model", "agentenv", "agentenv_rm", "agentenv_reward_model"}
     for name, place in (("agentenv", "AgentEnvironmentActor"), ("agentenv_rm", "RewardModelEnvironmentActor")):
         fqn = nemo.ENV_REGISTRY[name]["actor_class_fqn"]
         assert fqn == f"agentenv.interop.nemo_rl.{place}"
@@ -630,13 +625,6 @@ def test_register_does_both_and_may_be_repeated(monkeypatch):
     assert issubclass(AgentEnvironment, nemo.EnvironmentInterface)
     with pytest.raises(ConfigError, match="free name"):
         nemo_rl_env.register("reward_model")
-
-
-def test_each_kind_has_its_own_name(monkeypatch):
-    nemo = nemo_stub.installed(monkeypatch)
-    nemo_rl_env.register()
-    nemo_rl_env.register(kind="reward_model")
-    assert nemo.ENV_REGISTRY.keys() == {"reward_model", "agentenv", "agentenv_reward_model"}
 
 
 def test_if_nemo_is_installed_its_own_class_is_returned(monkeypatch, made):

@@ -24,8 +24,7 @@ from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, plan
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.errors import ConfigError, ContractError
 from agentenv.interop.agent_files import load_reward_source
-from agentenv.interop.openrlhf.reward_func import RewardSource
-from agentenv.interop.openrlhf.reward_server import RewardServers
+from agentenv.interop.openrlhf.reward_func import RewardServers, RewardSource
 from agentenv.rewards.models.openrlhf_wire import read_rewards
 from agentenv.runs.records.directory import read_trajectories
 from agentenv.testing.tokenizers import CharTokenizer

@@ -8,7 +8,7 @@ import pytest
 
 from agentenv.core.types import Task
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError
-from agentenv.interop._task_rows import task_of
+from agentenv.interop.hosted import task_of
 from agentenv.interop.verl import agent_loop
 from agentenv.interop.verl.agent_loop import EnvAgentLoop, dataset
 from agentenv.testing.tokenizers import CharTokenizer

@@ -12,8 +12,7 @@ from transformers import AutoTokenizer
 from agentenv import Limits, load_env
 from agentenv.engines.models import resolve_model
 from agentenv.errors import AgentEnvError
-from agentenv.interop.guest_process import guest_process
-from agentenv.interop.inspect_guest import names
+from agentenv.interop.inspect_guest import guest_process, names
 from agentenv.testing.episodes import Setup, play
 
 FILE = sys.argv[1]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.peers.where import ROOT, answer, needs, python
+from tests.peers.where import ROOT, answer, needs
 
 pytestmark = [pytest.mark.slow, needs("textworld"), pytest.mark.timeout(900)]
 GAMES = ("tw-simple", "tw-coin_collector", "tw-treasure_hunter", "tw-cooking", "custom")
@@ -55,14 +55,3 @@ def test_settings_are_those_of_the_game_and_others_are_refused(played):
     assert "Did you mean 'recipe'?" in played["setting"]
     assert "Did you mean 'tw-cooking'?" in played["unknown"]
     assert set(played["names"]) == set(GAMES)
-
-
-def test_run_plays_a_game_in_processes_of_its_actors(tmp_path):
-    words = ["--env", "textworld:tw-treasure_hunter", "--limit", "2", "--max_turns", "2", "--max_tokens", "8"]
-    printed = python("textworld", "-m", "agentenv.cli", "run", *words, "--env_actors", "1", cwd=tmp_path)
-    assert "0 infrastructure, 0 environment" in printed
-
-
-def test_list_shows_the_games(tmp_path):
-    printed = python("textworld", "-m", "agentenv.cli", "list", "--from", "textworld", "--json", cwd=tmp_path)
-    assert '"textworld:tw-cooking"' in printed

@@ -33,10 +33,10 @@ def versions(name, *packages):
     return {**named, "transformers": version("transformers"), "agentenv": version("agentenv-rl")}
 
 
-def python(name, *arguments, cwd, timeout=800):
+def python(name, *arguments, cwd=None, timeout=800, **variables):
     """What a Python with the package on its path prints; its errors where it fails."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "envs"), str(folder_of(name)), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | variables
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
         cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout, check=False,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -154,13 +155,8 @@ class Environment:
             while self._num_stepping and time.monotonic() < end:  # a step may only be about to start
                 thread.run(self._cancel_calls())
                 time.sleep(0.01)
-            thread.run(_within(self._close()))
+            with contextlib.suppress(TimeoutError):
+                thread.run(asyncio.wait_for(self._close(), _CLOSE_S))
         finally:
             thread.close(_CLOSE_S)
             self._emit(every_s=0.0)
-
-
-async def _within(work: Coroutine[Any, Any, None]) -> None:
-    done, _ = await asyncio.wait([asyncio.ensure_future(work)], timeout=_CLOSE_S)
-    for task in done:
-        task.result()

@@ -16,7 +16,7 @@ from uuid import uuid4
 from zlib import crc32
 
 from agentenv._util.calls import accepted_arguments, create
-from agentenv.chat.chat import Chat, ChatOptions, PromptText, stop_token_ids_of
+from agentenv.chat.chat import Chat, ChatOptions, PromptText
 from agentenv.chat.rendered_prompt import messages_of
 from agentenv.core.agent import AgentInstance, StepState
 from agentenv.core.engine import Engine, Tokenizer
@@ -28,7 +28,7 @@ from agentenv.episode.loop import Episode, recording_errors
 from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage, StepRetries
 from agentenv.errors import ConfigError, ContractError, EngineError, RunStopped
-from agentenv.interop.hosted import FailureCount, FailureIdiom, run_planned
+from agentenv.interop.hosted import FailureCount, FailureIdiom, chat_of, run_planned
 from agentenv.interop.openrlhf.engine import LLMEngine, VLLMStyleSampling, as_engine, last_of
 from agentenv.interop.openrlhf.response import (
     LogRule,
@@ -185,7 +185,8 @@ class AgentExecutor:
             is_own = type(self).execute.__module__.startswith("agentenv.")
             if call.progress.error is not None and not is_own:  # a file's own `execute` may handle it, as in OpenRLHF
                 raise call.progress.error
-            response = to_response(_recorded(call)) | {"prompt": prompt}
+            assert call.trajectory is not None
+            response = to_response(call.trajectory) | {"prompt": prompt}
         else:
             call = self._foreign_call(prompt, label, max_length, hf_tokenizer, llm_engine, images)
             call.engine = as_engine(call.engine, sampling_params)
@@ -225,7 +226,12 @@ class AgentExecutor:
         cls: Any = self.agent_instance_cls
         is_ours = issubclass(cls, AgentInstance) and not issubclass(cls, AgentInstanceBase)
         if is_ours and self._passes_messages:  # it gets what it gets elsewhere
-            task = replace(task, prompt=_messages(task.prompt, setup.chat))
+            prompt = task.prompt
+            if isinstance(prompt, PromptText):
+                prompt = prompt.messages
+            elif isinstance(prompt, str):
+                prompt = messages_of(prompt, setup.chat) or prompt
+            task = replace(task, prompt=prompt)
 
         async def make() -> AgentInstance:
             agent = await create(as_agent(cls), type(self).agent_kwargs)
@@ -327,8 +333,7 @@ class AgentExecutor:
         task = Task(prompt, label, images=tuple(images or ()))
         # One Chat for all samples of a prompt; OpenRLHF sends a new copy of the tokenizer with every prompt.
         if self._chat is None or self._chat.tokenizer is not tokenizer:
-            stops = stop_token_ids_of(str(getattr(tokenizer, "name_or_path", "")))
-            self._chat = Chat(tokenizer, stop_token_ids=stops, options=type(self).chat_options)
+            self._chat = chat_of(tokenizer, type(self).chat_options)
         # The environment's seed: other for each sample of a prompt, the same when the job runs again.
         prompt_hash = crc32(repr(prompt).encode(errors="surrogatepass"))
         self._seen[prompt_hash] += 1
@@ -346,19 +351,6 @@ class _PlayedBy:
     async def run(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
         """Run one episode; see `Episode.run`."""
         return await self.executor._play(task, setup, key)
-
-
-def _messages(prompt: Any, chat: Chat) -> Any:
-    if isinstance(prompt, PromptText):
-        return prompt.messages
-    found = messages_of(prompt, chat) if isinstance(prompt, str) else None
-    return prompt if found is None else found
-
-
-def _recorded(call: _EpisodeCall) -> Trajectory:
-    if call.trajectory is None:
-        raise ContractError("AgentExecutor.execute: expected a record, got none. Report this as a bug.")
-    return call.trajectory
 
 
 def _with_writable_sampling(step: Callable[[StepState], Any]) -> Callable[[StepState], Any]:

@@ -1,12 +1,14 @@
 """Reward functions: OpenRLHF's `--remote_rm_url`, a file with `reward_func(queries, prompts, labels)` or an address.
 
-One turn per episode: the model answers the prompt, and the function judges it. Source of the contract:
-openrlhf/utils/agent.py, SingleTurnAgentExecutor, 0.9.1 to 0.11.2; trainer/ray and remote_rm_utils.py before.
+One turn per episode: the model answers the prompt, and the function, or a reward model over HTTP, judges it. Source of
+the contract: openrlhf/utils/agent.py, SingleTurnAgentExecutor, 0.9.1 to 0.11.2; trainer/ray and remote_rm_utils.py
+before.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -14,6 +16,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from agentenv._util.calls import bounded
+from agentenv._util.http.client import AttemptFailure, HTTPAnswer, HTTPClient, HTTPErrors, RetryPolicy
 from agentenv._util.per_loop import PerLoop
 from agentenv.chat.chat import Chat
 from agentenv.core.agent import AgentInstance, StepState
@@ -21,12 +24,23 @@ from agentenv.core.engine import Engine
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Conversation, SamplingParams, StepResult, Task
 from agentenv.episode.loop import Episode
+from agentenv.episode.registry import load_file
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.errors import ConfigError, ContractError, InfraError
+from agentenv.interop.openrlhf.executor import AgentExecutor
+from agentenv.interop.openrlhf.response import without_response_reward
 from agentenv.rewards.models.openrlhf_wire import Outcome, Sample, read_rewards
 
 MAX_CALLS = 32
 """Maximum number of concurrent calls of a reward_func: OpenRLHF calls it in at most this many threads."""
+TIMEOUT_S = 180.0
+"""Deadline of an answer, including all attempts and pauses; OpenRLHF's."""
+MAX_ATTEMPTS = 5
+"""OpenRLHF's."""
+FIRST_PAUSE_S = 0.5
+MAX_ANSWER_BYTES = 64 << 20
+_MARGIN_S = 5.0
+_ERRORS = HTTPErrors(misaddressed=ContractError, refused=ContractError, unreadable=ContractError)
 
 
 class AnswerJudge(Protocol):
@@ -197,3 +211,111 @@ class RewardFunction:
         async with self._slots.here():
             answer = await bounded(self.function, *lists, limit_s=limit_s)
         return read_rewards(answer, len(samples), self.where)
+
+
+class RewardServers:
+    """Judges by `POST {"query": […], "prompts": […], "labels": […]}` to the server with the fewest requests in flight.
+
+    The answer is `{"rewards": […], "scores": […], "extra_logs": {…}}`. Failed attempts are repeated by
+    `agentenv._util.http.client.RetryPolicy`, at another server if there is one; only with a single server is
+    `Retry-After` respected.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], *, timeout_s: float = TIMEOUT_S, first_pause_s: float = FIRST_PAUSE_S
+    ) -> None:
+        wrong = [url for url in urls if not url.startswith(("http://", "https://"))]
+        if wrong or not urls:
+            raise ConfigError(
+                f"--remote_rm_url: expected addresses with http://, split by commas, got {wrong or urls!r}. Fix them."
+            )
+        self.in_flight = dict.fromkeys(urls, 0)
+        """Current requests to each server. Equally busy servers take turns: the last one asked is at the end."""
+        self.timeout_s = timeout_s
+        self._policy = RetryPolicy(max_attempts=MAX_ATTEMPTS, timeout_s=timeout_s, first_pause_s=first_pause_s)
+        self._clients = {url: HTTPClient(url, errors=_ERRORS) for url in urls}
+
+    async def judge(self, samples: Sequence[Sample], limit_s: float) -> Sequence[Outcome]:
+        """Ask a server; `limit_s` is ignored, since reward models have `timeout_s`.
+
+        Raises:
+            InfraError: no server answered before the deadline or within the allowed attempts.
+            ContractError: the answer has another form, or the server refused the request.
+        """
+        body = {
+            "query": [each.query for each in samples],
+            "prompts": [each.prompt for each in samples],
+            "labels": [each.label for each in samples],
+        }
+        content = json.dumps(body).encode()
+        url = ""
+
+        async def attempt(number: int) -> HTTPAnswer | AttemptFailure:
+            nonlocal url
+            others = [each for each in self.in_flight if each != url]  # not the server that just failed
+            url = min(others or [url], key=self.in_flight.__getitem__)
+            self.in_flight[url] = self.in_flight.pop(url) + 1
+            try:
+                answer = await self._clients[url].attempt("", content, max_bytes=MAX_ANSWER_BYTES)
+            finally:
+                self.in_flight[url] -= 1
+            if isinstance(answer, AttemptFailure) and len(self._clients) > 1:
+                return replace(answer, retry_after_s=0.0)
+            return answer
+
+        timeout = InfraError(
+            f"{', '.join(client.url for client in self._clients.values())}: expected rewards within "
+            f"{self.timeout_s:g} s, got none. Check the server's load."
+        )
+        answer = await self._policy.run(attempt, timeout)
+        client = self._clients[url]
+        rewards = await client.parse_json(answer, "", partial(read_rewards, num=len(samples), where=client.url))
+        if isinstance(rewards, AttemptFailure):
+            raise rewards.error
+        return rewards
+
+    @property
+    def patience_s(self) -> float:
+        """A little more than the deadline of an answer, whose own error is more precise."""
+        return self.timeout_s + _MARGIN_S
+
+    async def close(self) -> None:
+        """Close all connections; calling it again does nothing."""
+        for client in self._clients.values():
+            await client.close()
+
+
+class OneAnswer(AgentInstance):
+    """The environment of one answer, which says nothing about its worth."""
+
+    score_range = None
+
+    async def step(self, states: StepState) -> StepResult:
+        """End the episode."""
+        cut = states["finish_reason"] == "length"
+        return StepResult(terminated=not cut, truncated=cut)
+
+
+class SingleTurnAgentExecutor(AgentExecutor):
+    """Samples one answer. Its reward is that of `remote_rm_url`, else None until a subclass sets it in the response."""
+
+    agent_cls = OneAnswer
+
+    def __init__(self, remote_rm_url: str | Sequence[str] | None = None) -> None:
+        """Take a FILE.py with `reward_func`, or addresses of reward servers."""
+        super().__init__()
+        self.reward_endpoints = [remote_rm_url] if isinstance(remote_rm_url, str) else list(remote_rm_url or ())
+        self._judged: RewardSource | None = None
+        if self.reward_endpoints and self.reward_endpoints[0].endswith(".py"):
+            path = self.reward_endpoints[0]
+            self._judged = RewardSource(RewardFunction(load_file(path).reward_func, f"{path}: reward_func"))
+        elif self.reward_endpoints:
+            self._judged = RewardSource(RewardServers(self.reward_endpoints))
+
+    async def execute(self, prompt: Any, label: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return OpenRLHF's response dict of one answer; the arguments are those of `AgentExecutor.execute`."""
+        response = await super().execute(prompt, label, sampling_params, *args, **kwargs)
+        return without_response_reward(response) if self._judged is None else response
+
+    async def _play(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
+        return await (super()._play(task, setup, key) if self._judged is None else self._judged.run(task, setup, key))

@@ -20,7 +20,7 @@ from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any
 
-from agentenv.chat.chat import Chat, ChatOptions, stop_token_ids_of
+from agentenv.chat.chat import Chat, ChatOptions
 from agentenv.core.engine import Engine, engine_errors
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Limits, SamplingParams, Task
@@ -29,8 +29,17 @@ from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.interop._records import Record, columns, records
-from agentenv.interop._task_rows import task_dataset, task_of
-from agentenv.interop.hosted import FAILURE_IDIOMS, FailureCount, FailureIdiom, problem_of, run_planned
+from agentenv.interop.hosted import (
+    FAILURE_IDIOMS,
+    FailureCount,
+    FailureIdiom,
+    chat_of,
+    client_params,
+    problem_of,
+    run_planned,
+    task_dataset,
+    task_of,
+)
 
 _WHERE = "interop.skyrl"
 _CONCURRENCY = 256
@@ -81,17 +90,10 @@ class SkyRLEngine(Engine):
         Raises:
             ConfigError: the action must match a grammar.
         """
-        if sampling.structural_tag is not None:
-            raise ConfigError(
-                f"{_WHERE}: expected no structural_tag, got one. SkyRL's client takes no grammar: remove it."
-            )
-        params = {**self.params, "max_tokens": sampling.max_tokens}
-        params |= {"stop": list(sampling.stop)} if sampling.stop else {}
-        params |= {"stop_token_ids": list(sampling.stop_token_ids)} if sampling.stop_token_ids else {}
         asked = {
             "prompt_token_ids": [list(prompt_token_ids)],
             "session_ids": [request_id.rpartition("/")[0]],  # the episode
-            "sampling_params": params,
+            "sampling_params": client_params(self.params, sampling, sampling.max_tokens, _WHERE),
             "cache_salt": self.cache_salt,
         }
         version = int(getattr(self.client, "weight_version", 0))
@@ -157,10 +159,7 @@ class EnvGenerator:
     def chat(self) -> Chat:
         """The chat of all episodes."""
         given = {**self.config.chat_template_kwargs, **self.chat_options.chat_template_kwargs}
-        stops = stop_token_ids_of(str(getattr(self.tokenizer, "name_or_path", "")))
-        return Chat(
-            self.tokenizer, stop_token_ids=stops, options=replace(self.chat_options, chat_template_kwargs=given)
-        )
+        return chat_of(self.tokenizer, replace(self.chat_options, chat_template_kwargs=given))
 
     async def generate(self, input_batch: Mapping[str, Any], disable_tqdm: bool = False) -> dict[str, Any]:
         """Run the episodes and return SkyRL's GeneratorOutput, in the order of the prompts.

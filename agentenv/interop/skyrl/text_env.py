@@ -21,13 +21,11 @@ from agentenv._util.loop_thread import run_sync
 from agentenv.chat.chat import Chat
 from agentenv.core.types import Limits, Message
 from agentenv.engines.scripted import PlainTextTokenizer
-from agentenv.episode.registry import env_source
 from agentenv.episode.runner import derive_seed
 from agentenv.episode.setup import EpisodeKey
-from agentenv.episode.source import EnvSource
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError
-from agentenv.interop._task_rows import task_of
+from agentenv.interop.hosted import stepped_source, task_of
 
 _MAX_CHARS = 1_000_000
 """`max_length` of an episode, whose tokens are characters here; SkyRL has its own limit."""
@@ -55,12 +53,7 @@ class EnvText(BaseTextEnv):  # type: ignore[misc]
         extras: Any = None,
     ) -> None:
         super().__init__()
-        source = env_source(env, env_kwargs or {})
-        if not isinstance(source, EnvSource):
-            raise ConfigError(
-                f"EnvText.env: expected an environment with `step`, got {env!r}, which has a loop of calls. Train it "
-                "with EnvGenerator."
-            )
+        source = stepped_source(env, env_kwargs or {}, "EnvText.env", "Train it with EnvGenerator.")
         self._make_agent, self._ends, self._extras = partial(create, source.cls, source.kwargs), ends, extras
 
     def init(self, prompt: Sequence[Message]) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from agentenv._util.loop_thread import is_loop_running, run_sync
-from agentenv.chat.chat import Chat, ChatOptions, stop_token_ids_of
+from agentenv.chat.chat import ChatOptions
 from agentenv.core.dataset import in_messages, read_tasks
 from agentenv.core.engine import Engine
 from agentenv.core.trajectory import Trajectory
@@ -24,13 +24,15 @@ from agentenv.core.types import Completion, Limits, SamplingParams, Task
 from agentenv.episode.registry import env_source
 from agentenv.episode.runner import PlannedEpisode, derive_seed
 from agentenv.episode.setup import EpisodeSetup
-from agentenv.errors import ConfigError, ContractError, DataError, MissingDependency
+from agentenv.errors import ConfigError, ContractError, DataError
 from agentenv.interop._records import columns, facts, records, required_logprobs
 from agentenv.interop.hosted import (
     FAILURE_IDIOMS,
     FailureCount,
     GatheringEngine,
     GenerationRequest,
+    chat_of,
+    dataset_of,
     problem_of,
     run_planned,
 )
@@ -52,11 +54,7 @@ def dataset(rows: Sequence[Mapping[str, Any] | Task]) -> Any:
         MissingDependency: `datasets` is not installed.
         DataError: a row is not a task.
     """
-    try:
-        from datasets import Dataset
-    except ImportError as error:
-        raise MissingDependency(f"{_WHERE}: expected datasets, got {error}. pip install 'agentenv-rl[trl]'") from error
-    return Dataset.from_list([{"prompt": _carrier(task)} for task in _tasks(rows).values()])
+    return dataset_of([{"prompt": _carrier(task)} for task in _tasks(rows).values()], _WHERE, "trl")
 
 
 def reward(completions: Sequence[Any], reward: Sequence[float | None], **columns: Any) -> list[float | None]:
@@ -156,9 +154,7 @@ class EnvRollout:
         return columns([self._row(trajectory, trainer) for trajectory in trajectories])
 
     async def _run(self, planned: list[PlannedEpisode], trainer: Any, sampling: SamplingParams) -> list[Trajectory]:
-        tokenizer = _tokenizer(trainer)
-        stops = stop_token_ids_of(str(getattr(tokenizer, "name_or_path", "")))
-        chat = Chat(tokenizer, stop_token_ids=stops, options=self.chat_options)
+        chat = chat_of(_tokenizer(trainer), self.chat_options)
         async with _engine(trainer) as engine:
             setup = EpisodeSetup(engine, chat, sampling, self.limits)
             return await run_planned(self.source, setup, planned, max_retries=self.max_retries)

@@ -23,7 +23,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-from agentenv.chat.chat import Chat, ChatOptions, stop_token_ids_of
+from agentenv.chat.chat import ChatOptions
 from agentenv.core.engine import Engine, engine_errors
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Limits, SamplingParams, Task
@@ -31,8 +31,17 @@ from agentenv.episode.registry import env_source
 from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.errors import ConfigError, ContractError, DataError, EngineError, PromptTooLong
-from agentenv.interop._task_rows import task_dataset, task_of
-from agentenv.interop.hosted import FAILURE_IDIOMS, FailureCount, problem_of, run_planned
+from agentenv.interop.hosted import (
+    FAILURE_IDIOMS,
+    FailureCount,
+    chat_of,
+    client_params,
+    problem_of,
+    run_planned,
+    stops_of,
+    task_dataset,
+    task_of,
+)
 from agentenv.interop.verl.records import to_records
 
 _WHERE = "EnvAgentLoop"
@@ -101,14 +110,8 @@ class VerlEngine(Engine):
         room = min(self._max_response, self._num_prompt + self._max_response - num)
         if room < 1:
             raise PromptTooLong(f"expected room within rollout.response_length={self._max_response}, got none.")
-        if sampling.structural_tag is not None:
-            raise ConfigError(
-                f"{_WHERE}: expected no structural_tag, got one. verl's client takes no grammar: remove it."
-            )
         max_tokens = min(sampling.max_tokens or room, room)
-        params = {**self._params, "max_tokens": max_tokens}
-        params |= {"stop": list(sampling.stop)} if sampling.stop else {}
-        params |= {"stop_token_ids": list(sampling.stop_token_ids)} if sampling.stop_token_ids else {}
+        params = client_params(self._params, sampling, max_tokens, _WHERE)
         with engine_errors("generate"):
             out = await self._server.generate(
                 self._session, prompt_ids=list(prompt_token_ids), sampling_params=params, **self._more
@@ -136,10 +139,6 @@ class VerlEngine(Engine):
         oldest = [first for first, _ in self.versions if first is not None]
         newest = [last for _, last in self.versions if last is not None]
         return {"min_global_steps": min(oldest, default=None), "max_global_steps": max(newest, default=None)}
-
-
-_stop_token_ids = lru_cache(maxsize=4)(stop_token_ids_of)
-"""Read once in a process, and not for each row."""
 
 
 @lru_cache(maxsize=64)
@@ -206,16 +205,15 @@ class EnvAgentLoop:
             DataError: a segment does not fit into `rollout.prompt_length` and `rollout.response_length`.
             ContractError: the episode has several segments, and the trainer is v0.
         """
-        stops = _stop_token_ids(str(getattr(self._tokenizer, "name_or_path", "")))
         engine = VerlEngine(
             self._server,
             sampling_params,
             max_prompt=self._max_prompt,
             max_response=self._max_response,
-            stops=frozenset((*stops, self._tokenizer.eos_token_id)),
+            stops=frozenset((*stops_of(self._tokenizer), self._tokenizer.eos_token_id)),
             more={"priority": int(row["priority"])} if "priority" in row else {},
         )
-        chat = Chat(self._tokenizer, stop_token_ids=stops, options=self._options)
+        chat = chat_of(self._tokenizer, self._options)
         setup = EpisodeSetup(engine, chat, SamplingParams(max_tokens=self._max_tokens, seed=self._seed), self._limits)
         task = task_of(row["raw_prompt"], row, str(row.get("uid", "task")))
         # v1 numbers the siblings, v0 all rows of a step.
