@@ -42,21 +42,22 @@ def parse(
         is_short = asked == "-h" and issubclass(config, FlatConfig) and bool(config.FIRST_FLAGS)
         sys.stdout.write(help_text(config, name, is_short=is_short))
         raise SystemExit(0)
+    kinds = {name: kind for name, (_, kind) in flag_fields(config).items()}
     stray, given = _given(args)
-    given = _canonical(config, given)
+    given = _canonical(config, kinds, given)
     of_file: list[Given] = []
     path = next((values for flag, values in given if flag == CONFIG_FLAG), None)
     if path is not None and issubclass(config, FlatConfig):
         if len(path) != 1:
             raise ConfigError(f"--{CONFIG_FLAG}: expected a file, got {' '.join(path) or 'none'!r}. Name one.")
         given = [each for each in given if each[0] != CONFIG_FLAG]
-        known = {_field(config, flag) for flag, _ in given}
+        known = {_field(kinds, flag) for flag, _ in given}
         from agentenv.runs.config_file import read_flags
 
-        of_file = [each for each in read_flags(config, path[0]) if _field(config, each[0]) not in known]
+        of_file = [each for each in read_flags(config, path[0]) if _field(kinds, each[0]) not in known]
     try:
-        values, more = _values(config, name, translate([*of_file, *given]))
-        values |= _positional_values(config, name, [*stray, *more], rest)
+        values, more = _values(config, name, kinds, translate([*of_file, *given]))
+        values |= _positional_values(config, name, kinds, [*stray, *more], rest)
         if default is None:
             _check_complete(config, name, values)
         made: T = with_values(config, default, values)
@@ -86,7 +87,7 @@ def _given(args: Sequence[str]) -> tuple[list[str], list[Given]]:
     return head, given
 
 
-def _canonical(config: type[Any], given: Sequence[Given]) -> list[Given]:
+def _canonical(config: type[Any], kinds: Mapping[str, Any], given: Sequence[Given]) -> list[Given]:
     """Return the flags under the names of their fields, with the values of a repeated flag in one place.
 
     Flags that the config does not have keep the form in which they were given.
@@ -94,7 +95,6 @@ def _canonical(config: type[Any], given: Sequence[Given]) -> list[Given]:
     Raises:
         ConfigError: a flag is given twice, and it takes one value, or has two names.
     """
-    kinds = {name: kind for name, (_, kind) in flag_fields(config).items()}
     bare: Mapping[str, str] = getattr(config, "BARE", {})
     aliases: Mapping[str, str] = getattr(config, "ALIASES", {})
     found: dict[str, Given] = {}
@@ -102,7 +102,7 @@ def _canonical(config: type[Any], given: Sequence[Given]) -> list[Given]:
     for flag, values in given:
         typed = flag[2:].replace("-", "_")
         name = aliases.get(typed, typed)
-        field = _field(config, name)
+        field = _field(kinds, name)
         if field not in found:
             is_known = field in kinds or (field == CONFIG_FLAG and issubclass(config, FlatConfig))
             words = list(values) or ([bare[field]] if field in bare else [])
@@ -123,28 +123,28 @@ def _canonical(config: type[Any], given: Sequence[Given]) -> list[Given]:
     return list(found.values())
 
 
-def _field(config: type[Any], flag: str) -> str:
+def _field(kinds: Mapping[str, Any], flag: str) -> str:
     """Return the field of a flag's name: `ray` for `no_ray`."""
-    known = flag_fields(config)
     rest = flag.removeprefix("no_")
-    return rest if flag not in known and rest in known and known[rest][1] is bool else flag
+    return rest if flag not in kinds and kinds.get(rest) is bool else flag
 
 
-def _values(config: type[Any], command: str, given: Sequence[Given]) -> tuple[dict[str, Any], list[str]]:
+def _values(
+    config: type[Any], command: str, kinds: Mapping[str, Any], given: Sequence[Given]
+) -> tuple[dict[str, Any], list[str]]:
     """Return the value of each flag by its field, and the words that stand after the value of a flag.
 
     Raises:
         ConfigError: a flag is unknown, or has a wrong value.
     """
-    kinds = {name: kind for name, (_, kind) in flag_fields(config).items()}
     named = [(flag.removeprefix("--"), words) for flag, words in given]
     for flag, _ in named:
-        if _field(config, flag) not in kinds:
+        if _field(kinds, flag) not in kinds:
             raise _unknown(config, command, f"--{flag}")
     values: dict[str, Any] = {}
     stray: list[str] = []
     for flag, words in named:
-        field = _field(config, flag)
+        field = _field(kinds, flag)
         if kinds[field] is bool:
             values[field], num = flag == field, 0
         else:
@@ -155,7 +155,7 @@ def _values(config: type[Any], command: str, given: Sequence[Given]) -> tuple[di
 
 
 def _positional_values(
-    config: type[Any], command: str, words: Sequence[str], after_dashes: Sequence[str]
+    config: type[Any], command: str, kinds: Mapping[str, Any], words: Sequence[str], after_dashes: Sequence[str]
 ) -> dict[str, Any]:
     """Return the values that belong to no flag, by field, from the words before and after `--`.
 
@@ -165,7 +165,6 @@ def _positional_values(
     dashed = next((word for word in words if re.match(r"-[^\W\d]", word)), None)
     if dashed is not None:
         raise _unknown(config, command, dashed)
-    kinds = {name: kind for name, (_, kind) in flag_fields(config).items()}
     values: dict[str, Any] = {}
     left = [*words, *after_dashes]
     for name in positionals(config):

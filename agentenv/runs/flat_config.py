@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from functools import cache
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 from agentenv._util.suggest import did_you_mean
@@ -77,7 +76,6 @@ def flag_values(config: Any) -> dict[str, Any]:
     return {name: getattr(getattr(config, group) if group else config, name) for name, (group, _) in known.items()}
 
 
-@cache
 def flag_fields(config: type[Any]) -> dict[str, tuple[str, Any]]:
     """Return each flag of a config dataclass with the field of its group ("" at the top level) and its type.
 
