@@ -17,9 +17,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, Policy, Sandbox
+from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, Sandbox
 from tests.sandbox.escapes import beyond, controls, ends, files, processes, system
 from tests.sandbox.escapes.cases import LIMITS, EscapeCase, source
 from tests.sandbox.escapes.world import World, judge
@@ -59,12 +59,6 @@ class Bare:
     limits = LIMITS
     run_slots = 8
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: Any) -> None:
-        return None
-
     async def run(
         self,
         program: str | Sequence[str],
@@ -72,10 +66,8 @@ class Bare:
         stdin: str | bytes = b"",
         files: Mapping[str, bytes] | None = None,
         fetch: Sequence[str] = (),
-        policy: Policy = "pure",
         limits: ExecLimits | None = None,
-        tenant: str = "",
-        channel: bool = False,
+        **_: Any,
     ) -> ExecResult:
         """Execute Python source with a time limit; the policy and the other limits are ignored."""
         limits = limits or self.limits
