@@ -27,10 +27,10 @@ from agentenv.core.types import Completion, Limits, Task
 from agentenv.engines.models import load_stop_token_ids, load_tokenizer, resolve_model
 from agentenv.engines.scripted import PlainTextTokenizer
 from agentenv.episode.endpoint.agent import owns_its_loop
-from agentenv.episode.factory import check_arguments
 from agentenv.episode.loop import AgentFactory
 from agentenv.episode.registry import load_env
 from agentenv.episode.setup import EpisodeKey
+from agentenv.episode.source import check_arguments
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.episode.tasks import TaskSource
 from agentenv.errors import ConfigError, ContractError
@@ -243,6 +243,10 @@ class EpisodeMaker:
         if self.config.obs_mode == "messages":
             return views.conversation(episode.trajectory)
         return np.array(episode.trajectory.segments[-1].token_ids, np.int64)
+
+    def empty_observation(self) -> Any:
+        """Return the observation of an environment without an episode."""
+        return {"text": "", "messages": [], "tokens": np.zeros(0, np.int64)}[self.config.obs_mode]
 
     def action(self, value: Any) -> Taken:
         """Return an action in the form that `SteppedEpisode.act` takes.

@@ -62,9 +62,9 @@ def http_client(headers: Mapping[str, str], *, connect_s: float) -> Any:
     refuses a call, its answer is the JSON-RPC error LOST: the package would report the status as the tool's failure,
     and drop all other calls when a connection breaks.
     """
-    from mcp.client.streamable_http import httpx2
+    import httpx2  # with which mcp comes
 
-    client = httpx2.AsyncClient(
+    client: Any = httpx2.AsyncClient(
         headers=dict(headers),
         timeout=httpx2.Timeout(connect_s, read=None, pool=None),
         limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
