@@ -26,7 +26,7 @@ from agentenv.episode.registry import env_source
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EnvSource, EpisodeSource
-from agentenv.errors import ConfigError, DataError, EngineError, InfraError, MissingDependency
+from agentenv.errors import ConfigError, DataError, EngineError, ErrorKind, InfraError, MissingDependency
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def problem_of(trajectory: Trajectory) -> str | None:
     return f"{error.where}: {error.type}: {error.message}" if error else f"it ended as {trajectory.stop_reason}."
 
 
-def kind_of(trajectory: Trajectory) -> str:
+def kind_of(trajectory: Trajectory) -> ErrorKind:
     """Return the kind of an episode's failure: "infra" also for one that a time limit ended, or the engine gave up."""
     error, is_late = trajectory.error, trajectory.stop_reason in (StopReason.ABORTED, StopReason.STEP_TIMEOUT)
     return "infra" if error is None or is_late else error.kind

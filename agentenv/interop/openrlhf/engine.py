@@ -14,7 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 from agentenv.chat.chat import Chat
 from agentenv.core.engine import Engine, engine_errors
@@ -29,9 +29,7 @@ _TAKEN = tuple(name for name in SamplingParams.__dataclass_fields__ if name != "
 
 def as_engine(llm_engine: Any, sampling_params: Any) -> Engine:
     """Return what a trainer passes to `execute` as an Engine: ours unchanged, OpenRLHF's and vLLM's adapted."""
-    if isinstance(llm_engine, Engine | LLMEngine):
-        return cast(Engine, llm_engine)
-    return OpenRLHFEngine(llm_engine, sampling_params)
+    return llm_engine if isinstance(llm_engine, Engine) else OpenRLHFEngine(llm_engine, sampling_params)
 
 
 async def last_of(outputs: AsyncIterator[Any]) -> Any:
