@@ -33,7 +33,7 @@ from agentenv.episode.endpoint.wire import OutOfTurns
 from agentenv.episode.loop import run_episode
 from agentenv.errors import AgentEnvError
 from agentenv.interop.nemo_gym import server as gym_server
-from agentenv.interop.openrlhf import reward_server
+from agentenv.interop.openrlhf import reward_func
 from agentenv.rewards.models import get_reward, render_in_batches
 from agentenv.rewards.models import vllm_http as vllm_scorer
 from agentenv.rewards.models.openrlhf_wire import Sample
@@ -86,7 +86,7 @@ WATCHED = [
     (chat_engine, "completion_of"),
     (vllm_scorer, "answers_of"),
     (get_reward, "rewards_of"),
-    (reward_server, "read_rewards"),
+    (reward_func, "read_rewards"),
     (render_in_batches, "checked"),
     (endpoint_session, "logprobs_of"),
     (stdio_grading, "_output_verdict"),
@@ -437,7 +437,7 @@ ANSWERS = {
     ),
     "rewards to OpenRLHF": (
         "read_rewards",
-        lambda url: reward_server.RewardServers([url]).judge([Sample("?", "", None)], 60.0),
+        lambda url: reward_func.RewardServers([url]).judge([Sample("?", "", None)], 60.0),
         {"rewards": [1.5] * LARGE},
     ),
     "a conversation": (

@@ -34,6 +34,8 @@ class Idle:
 class IdleSession:
     """It is never asked, and counts nothing."""
 
+    read = None
+
     def count_refusal(self, code, reason):
         pass
 
