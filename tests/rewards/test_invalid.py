@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards.groups.statistics import statistics
-from agentenv.rewards.invalid import INVALID_REWARD, InvalidPolicy, apply_policy
+from agentenv.rewards.invalid import InvalidPolicy, apply_policy
 from agentenv.rewards.types import RewardResult, Status
 
 NONE = RewardResult.failed("HTTP 503")
@@ -37,17 +37,6 @@ def test_raising_says_how_many_and_why__row_20():
     assert "each of 4 responses, got none for 3 (2 infra, 1 label; the first: HTTP 503)" in str(raised.value)
 
 
-@pytest.mark.parametrize("policy", list(InvalidPolicy))
-def test_no_policy_changes_rewards_that_are_there(policy):
-    applied = apply_policy(results(1.0, -2.0, 0.0), "aab", policy)
-    assert (applied.rewards, applied.mask, applied.num_invalid) == ([1.0, -2.0, 0.0], [True] * 3, 0)
-
-
-@pytest.mark.parametrize("policy", list(InvalidPolicy))
-def test_an_empty_batch(policy):
-    assert apply_policy([], [], policy).rewards == []
-
-
 @pytest.mark.parametrize("policy", ["drop", "", None, 3])
 def test_an_unknown_policy_is_named_with_those_that_are_known(policy):
     with pytest.raises(ConfigError, match="keep, group_mean, zero, mask, raise"):
@@ -70,10 +59,3 @@ def test_the_groups_mean_moves_no_groups_mean(rows):
         filled = [reward for reward, group in zip(applied.rewards, groups, strict=True) if group == key]
         mean = means[key]["reward"].mean
         assert sum(filled) / len(filled) == pytest.approx(0.0 if mean is None else mean, abs=1e-9)
-
-
-def test_the_marks_of_missing_rewards_are_not_part_of_statistics__row_20():
-    graded = results(1.0, None, 3.0)
-    apply_policy(graded, "aaa", "keep")
-    assert statistics(graded, "aaa").batch["reward"].mean == 2.0
-    assert INVALID_REWARD == -999.0

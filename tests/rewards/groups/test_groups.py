@@ -1,24 +1,17 @@
 """Groups side by side: keys, deadlines, outcomes, functions. Rows are those of the table of RM-Gallery's defects."""
 
 import asyncio
-import contextlib
 import copy
 import logging
-import subprocess
-import sys
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.groups.batch import (
     Each,
     GroupSizeError,
-    align_components,
     check_group_sizes,
     grade_group,
     grade_groups,
@@ -79,14 +72,6 @@ async def test_results_come_in_the_order_of_the_responses():
     ]
 
 
-@pytest.mark.long
-@given(st.lists(st.sampled_from("abcd")))
-async def test_every_response_has_its_own_result_regardless_of_the_order_of_groups(prompts):
-    graded = await grade_groups(ByPrompt(), rows(*prompts), prompts)
-    assert [result.reward for result in graded.results] == [float(index) for index in range(len(prompts))]
-    assert sorted(index for group in graded.groups for index in group.indices) == list(range(len(prompts)))
-
-
 def test_one_slow_and_one_raising_group_cost_the_others_nothing__row_3(in_virtual_time):
     reward = ByPrompt(slow=forever, broken=ValueError("boom"), label=DataError("no label"), down=InfraError("down"))
     keys = ["fine", "slow", "broken", "label", "down", "good"]
@@ -120,22 +105,6 @@ async def test_groups_are_given_as_they_end_while_a_slow_one_still_runs__row_3()
             release.set()
     assert sorted(given[:2]) == [("a", (1, 3), "ok", [1.0, 3.0]), ("broken", (2,), "error", [None])]
     assert given[2:] == [("slow", (0,), "ok", [0.0])]
-
-
-async def test_groups_without_a_waiter_any_more_are_cancelled():
-    cancelled = asyncio.Event()
-
-    async def waits():
-        try:
-            await forever()
-        finally:
-            cancelled.set()
-
-    groups = stream_groups(ByPrompt(slow=waits), rows("slow", "a"), ["slow", "a"])
-    async with contextlib.aclosing(groups):
-        outcome, _ = await anext(groups)
-        assert outcome.key == "a"
-    assert cancelled.is_set()
 
 
 def test_a_group_that_ignores_being_cancelled_is_left_behind(virtual_clock):
@@ -187,21 +156,6 @@ def test_a_groups_time_starts_when_its_work_starts__row_1(in_virtual_time):
     assert [group.seconds for group in graded.groups] == [pytest.approx(40.0)] * 4
 
 
-async def test_no_more_groups_run_at_a_time_than_may():
-    running, most, three = 0, 0, asyncio.Barrier(3)
-
-    async def work():
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await three.wait()
-        running -= 1
-
-    keys = [f"g{index}" for index in range(9)]
-    await grade_groups(ByPrompt(**dict.fromkeys(keys, work)), rows(*keys), keys, max_concurrent=3)
-    assert most == 3
-
-
 @pytest.mark.parametrize("answer", [[], [RewardResult(1.0)] * 3, [1.0, 2.0], ["no", "results"]])
 async def test_an_answer_that_is_not_a_result_for_each_response_is_not_a_reward(answer):
     graded = await grade_groups(ByPrompt(a=answer), rows("a", "a"), ["a", "a"])
@@ -214,13 +168,6 @@ async def test_a_reward_outside_its_bounds_is_not_a_reward():
     assert [result.reward for result in graded.results] == [None, 100.0]
 
 
-async def test_a_reward_without_bounds_fails_its_groups_and_not_the_batch():
-    reward = ByPrompt()
-    reward.bounds = None
-    graded = await grade_groups(reward, rows("a", "b"), ["a", "b"])
-    assert [result.status for result in graded.results] == [Status.ERROR] * 2
-
-
 async def test_all_responses_have_the_same_components__row_14():
     graded = await grade_groups(ByPrompt(c=ValueError("boom")), rows("a", "b", "c"), ["a", "b", "c"])
     assert [dict(result.components) for result in graded.results] == [
@@ -228,16 +175,6 @@ async def test_all_responses_have_the_same_components__row_14():
         {"a": None, "b": 1.0},
         {"a": None, "b": None},
     ]
-
-
-def test_aligning_keeps_what_is_there_and_changes_no_callers_dict():
-    first, second = {"a": 1.0}, {"b": 2.0, "a": 3.0}
-    results = align_components([RewardResult(1.0, components=first), RewardResult(2.0, components=second)])
-    assert [list(result.components.items()) for result in results] == [
-        [("a", 1.0), ("b", None)],
-        [("a", 3.0), ("b", 2.0)],
-    ]
-    assert (first, second) == ({"a": 1.0}, {"b": 2.0, "a": 3.0})
 
 
 async def test_each_group_gets_its_own_reference_and_an_empty_one_is_none__row_10():
@@ -284,11 +221,6 @@ async def test_the_error_for_a_key_that_is_a_list_says_how_to_make_a_key():
         await grade_groups(ByPrompt(), rows("a", "b"), [[1, 5], [2, 5]])
 
 
-async def test_a_response_without_a_key_is_named():
-    with pytest.raises(ConfigError, match="one for each of 2 responses, got 1"):
-        await grade_groups(ByPrompt(), rows("a", "b"), ["a"])
-
-
 # --- keys and sizes -------------------------------------------------------------------------------------------------
 
 
@@ -302,14 +234,6 @@ async def test_the_same_prompt_twice_in_a_batch_is_two_groups__row_8():
 def test_prompts_are_distinguished_by_their_ids_where_there_are_no_uids__row_8():
     """Ids 1 and 2 may both decode to nothing, as special tokens do."""
     assert group_keys(prompt_ids=[[1, 5], (2, 5), [1, 5]]) == [(1, 5), (2, 5), (1, 5)]
-
-
-def test_keys_of_an_array_of_ids_are_plain_numbers():
-    import numpy
-
-    keys = group_keys(prompt_ids=numpy.array([[1, 5], [2, 5]]))
-    assert keys == [(1, 5), (2, 5)]
-    assert {type(token) for key in keys for token in key} == {int}
 
 
 @pytest.mark.parametrize("uid", [None, float("nan"), ["a"]])
@@ -378,15 +302,6 @@ async def test_a_function_gets_what_the_seed_gives_it__row_1():
     ]
 
 
-async def test_a_function_gets_only_the_arguments_that_it_takes():
-    def compute_score(prompt, responses, extras):
-        return [1.0] * len(responses), {}
-
-    assert (await one_group(FunctionGroupReward(compute_score, kwargs={"max_workers": 8}), ["x"])).results[
-        0
-    ].reward == 1.0
-
-
 async def test_a_function_may_be_async__row_1():
     loop = asyncio.get_running_loop()
 
@@ -413,13 +328,6 @@ async def test_wins_are_those_over_the_reference_for_every_response__row_11():
     assert [result.reward for result in graded.results] == [2.0, 4.0, 3.0]
     assert [result.components["win"] for result in graded.results] == [0.0, 1.0, 0.0]
     assert [result.components["win_and"] for result in graded.results] == [0.0, 1.0, 1.0]
-
-
-async def test_one_response_wins_as_in_the_seed__row_11():
-    for text, win, win_and in (("xxxx", 1.0, 1.0), ("xxx", 0.0, 1.0), ("x", 0.0, 0.0)):
-        graded = await one_group(FunctionGroupReward(lengths), [text], reference="yyy")
-        components = graded.results[0].components
-        assert (components["win"], components["win_and"]) == (win, win_and)
 
 
 async def test_the_reference_is_judged_last_with_the_first_rows_extras_and_has_no_result__row_10():
@@ -507,32 +415,6 @@ async def test_an_answer_that_cannot_be_read_says_what_is_wrong__row_14(answer, 
     assert named in graded.groups[0].detail
 
 
-async def test_threads_live_on_between_batches__row_2():
-    threads = set()
-
-    def compute_score(prompt, responses, extras):
-        threads.add(threading.get_ident())
-        return [1.0] * len(responses), {}
-
-    reward = FunctionGroupReward(compute_score, max_threads=1)
-    for _ in range(3):
-        assert (await one_group(reward, ["x"])).groups[0].status == "ok"
-    assert len(threads) == 1
-
-
-@pytest.mark.long
-async def test_a_call_waits_for_a_thread_without_its_time_running__row_1():
-    """One thread, four calls of 0.4 s each: the last one waits longer than any call may take."""
-
-    def compute_score(prompt, responses, extras):
-        time.sleep(0.4)
-        return [1.0] * len(responses), {}
-
-    reward = FunctionGroupReward(compute_score, max_threads=1)
-    graded = await grade_groups(reward, [Response("x")] * 4, [1, 2, 3, 4], limit_s=1.5)
-    assert [group.status for group in graded.groups] == ["ok"] * 4
-
-
 @pytest.mark.long
 async def test_a_timeout_does_not_wait_for_the_stuck_call__row_2():
     """The seed's pool joins its threads: its 0.3 s took as long as the stuck call."""
@@ -552,22 +434,6 @@ async def test_a_timeout_does_not_wait_for_the_stuck_call__row_2():
         release.set()
     while reward.num_abandoned:
         await asyncio.sleep(0.01)
-
-
-@pytest.mark.long
-def test_a_stuck_call_does_not_hold_up_the_end_of_the_process__row_2():
-    code = """
-import asyncio, time
-from agentenv.rewards.groups.batch import grade_groups
-from agentenv.rewards.groups.function import FunctionGroupReward
-from agentenv.rewards.types import Response
-def stuck(prompt, responses, extras):
-    time.sleep(600)
-graded = asyncio.run(grade_groups(FunctionGroupReward(stuck), [Response("x")], ["k"], limit_s=0.05))
-print(graded.groups[0].status)
-"""
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENT_S, check=False)
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "timeout\n", "")
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,6 @@ from agentenv.errors import ConfigError
 from agentenv.rewards.groups.tournament import bradley_terry
 
 
-def test_two_competitors_without_a_prior_have_the_odds_of_their_points():
-    """3 of 4 points: odds 3, so the strengths are apart by ln 3."""
-    first, second = bradley_terry([[0, 3], [1, 0]], prior=1e-6)
-    assert first - second == pytest.approx(math.log(3), abs=1e-4)
-    assert first == pytest.approx(-second)
-
-
 def test_the_prior_keeps_a_winner_of_everything_finite():
     """Two games won of two, and one tied with the average: x solves 2.5/x = 2/(x + 1/x) + 1/(x + 1), by hand 2.7511."""
     strength = bradley_terry([[0, 2], [0, 0]])[0]
@@ -27,12 +20,6 @@ def test_a_cycle_and_no_games_are_even():
     assert bradley_terry([[0, 1, 0], [0, 0, 1], [1, 0, 0]]) == pytest.approx([0.0] * 3, abs=1e-9)
     assert bradley_terry([[0, 0], [0, 0]]) == pytest.approx([0.0, 0.0], abs=1e-9)
     assert bradley_terry([]) == []
-
-
-def test_a_winner_against_a_strong_one_is_stronger_than_a_winner_against_a_weak_one():
-    """a beat b and b beat c; d beat c: of two with one win each, a met the stronger."""
-    strengths = bradley_terry([[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 1, 0]])
-    assert strengths[0] > strengths[3] > strengths[2]
 
 
 @pytest.mark.long
@@ -54,15 +41,6 @@ def test_strengths_are_where_expected_points_are_those_taken(points):
         games = sum((points[i][j] + points[j][i]) * chance(strengths[i] - strengths[j]) for j in others)
         assert games + chance(strengths[i]) == pytest.approx(taken, abs=1e-5)
     assert sum(map(chance, strengths)) == pytest.approx(count / 2, abs=1e-6)
-
-
-@pytest.mark.long
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 4), min_size=5, max_size=5), min_size=5, max_size=5), st.permutations(range(5)))
-def test_no_index_matters(points, order):
-    straight = bradley_terry(points)
-    permuted = bradley_terry([[points[i][j] for j in order] for i in order])
-    assert permuted == pytest.approx([straight[index] for index in order], abs=1e-9)
 
 
 @pytest.mark.parametrize("points", [[[0, 1]], [[0, -1], [1, 0]], [[0, math.nan], [1, 0]], [[0, math.inf], [1, 0]]])

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.errors import ConfigError, ContractError, DataError, InfraError
-from agentenv.rewards.groups.batch import grade_groups
+from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.rewards.groups.tournament import Tournament
 from agentenv.rewards.types import Response, Status
 from tests.rewards.judges.rule_judges import Comparing
@@ -163,14 +162,6 @@ async def test_a_dead_judge_leaves_no_reward_for_what_needs_no_comparison(texts,
     assert all(result.reward < 0 for result in results if not result.extracted and result.reward is not None)
 
 
-async def test_a_row_that_cannot_be_compared_is_the_labels_fault():
-    def judged(a, b):
-        raise DataError("label: expected a rubric")
-
-    graded = await grade_groups(Tournament(Comparing(judged)), [Response("a"), Response("b")], ["k", "k"])
-    assert [result.status for result in graded.results] == [Status.LABEL] * 2
-
-
 def test_a_comparison_that_hangs_fails_alone(virtual_clock):
     class Hangs:
         async def compare(self, prompt, a, b):
@@ -242,36 +233,11 @@ async def test_a_budget_of_opponents_is_spread_evenly(opponents, count, games):
     assert len(other) == len(asked)
 
 
-async def test_no_more_comparisons_run_at_a_time_than_may():
-    running, most = 0, 0
-
-    class Counting:
-        async def compare(self, prompt, a, b):
-            nonlocal running, most
-            running += 1
-            most = max(most, running)
-            await asyncio.sleep(0)
-            running -= 1
-            return 0.5
-
-    await Tournament(Counting(), max_concurrent=3).grade_group([Response(str(index)) for index in range(6)])
-    assert most == 3
-
-
 async def test_bradley_terry_is_the_chance_to_beat_an_average_answer():
     results, _ = await played(by_length, ["aaa", "bb", "c"], measure="bradley_terry")
     high, middle, low = (result.reward for result in results)
     assert (0 < high < 1, middle, low) == (True, pytest.approx(0.0, abs=1e-9), pytest.approx(-high))
     assert set(results[0].components) == set(Tournament(Comparing(by_length), measure="bradley_terry").component_names)
-
-
-async def test_a_plain_comparer_runs_in_a_thread():
-    class Plain:
-        def compare(self, prompt, a, b):
-            return by_length(a, b)
-
-    results = await Tournament(Plain()).grade_group([Response("aa"), Response("b")])
-    assert [result.reward for result in results] == [1.0, -1.0]
 
 
 @pytest.mark.parametrize(

@@ -81,22 +81,6 @@ async def test_a_lone_caller_waits_for_others_but_not_for_ever():
     await batcher.close()
 
 
-async def test_a_full_batch_does_not_wait():
-    batcher = MicroBatcher(Model(), max_batch=4, max_wait_s=3600.0)
-    await asyncio.wait_for(asyncio.gather(*(batcher.score([index]) for index in range(4))), 30)
-    await batcher.close()
-
-
-async def test_all_batches_are_computed_in_one_thread_that_is_not_the_event_loops():
-    model = Model()
-    batcher = MicroBatcher(model, max_batch=2)
-    for _ in range(5):
-        await asyncio.gather(*(batcher.score([1]) for _ in range(4)))
-    assert len(model.threads) == 1
-    assert threading.get_ident() not in model.threads
-    await batcher.close()
-
-
 async def test_the_event_loop_continues_while_a_batch_is_computed():
     model = Model(held=True)
     batcher = MicroBatcher(model)
@@ -217,16 +201,6 @@ async def test_a_model_that_returns_something_else_fails_typed(answer):
     await batcher.close()
 
 
-async def test_an_error_of_ours_is_given_as_it_is():
-    def refuse(sequences):
-        raise DataError("no such token")
-
-    batcher = MicroBatcher(refuse)
-    with pytest.raises(DataError, match="no such token"):
-        await batcher.score([1])
-    await batcher.close()
-
-
 async def test_ids_may_be_made_in_the_workers_thread_and_fail_there_alone():
     model, threads = Model(), set()
     batcher = MicroBatcher(model, max_batch=3, max_wait_s=0.05)
@@ -267,41 +241,6 @@ async def test_cancelled_callers_cost_nothing():
     await batcher.close()
 
 
-async def test_a_caller_cancelled_in_the_queue_is_not_even_prepared():
-    model, prepared = Model(held=True), []
-    batcher = MicroBatcher(model)
-    first, tasks = await asked_while_busy(batcher, model, [lambda i=i: prepared.append(i) or [i] for i in range(4)])
-    tasks[2].cancel()
-    await asyncio.wait(tasks[2:3])
-    model.free.set()
-    await asyncio.gather(first, *tasks[:2], tasks[3])
-    assert sorted(prepared) == [0, 1, 3]
-    await batcher.close()
-
-
-async def test_a_caller_cancelled_between_two_batches_is_not_in_the_second():
-    free, seen = threading.Semaphore(0), []
-
-    def model(sequences):
-        seen.append([len(ids) for ids in sequences])
-        assert free.acquire(timeout=60)
-        return [0.0] * len(sequences)
-
-    batcher = MicroBatcher(model, max_batch=2)
-    first = asyncio.create_task(batcher.score([1]))
-    await until(lambda: len(seen) == 1)
-    tasks = [asyncio.create_task(batcher.score([1] * num)) for num in (300, 300, 3, 2)]
-    await until(lambda: batcher.num_waiting == 5)
-    free.release()
-    await until(lambda: len(seen) == 2)
-    tasks[2].cancel()
-    await asyncio.wait(tasks[2:3])
-    free.release(9)
-    await asyncio.gather(first, *tasks[:2], tasks[3])
-    assert seen == [[1], [300, 300], [2]]
-    await batcher.close()
-
-
 async def test_closing_fails_who_waits_and_lets_the_batch_that_runs_end():
     model = Model(held=True)
     batcher = MicroBatcher(model)
@@ -326,14 +265,6 @@ async def test_closing_gives_a_model_that_hangs_up(monkeypatch):
     with pytest.raises(InfraError, match="expected an open scorer"):
         await task
     model.free.set()
-
-
-async def test_closing_again_or_before_the_first_call_is_harmless_and_closed_stays_closed():
-    batcher = MicroBatcher(Model())
-    await batcher.close()
-    await batcher.close()
-    with pytest.raises(InfraError, match="expected an open scorer"):
-        await batcher.score([1])
 
 
 async def test_a_closed_batcher_leaves_no_thread():
@@ -375,21 +306,6 @@ def test_a_process_that_ends_lets_the_batch_that_runs_end_and_begins_no_other():
     ended = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=280, check=False)
     assert (ended.returncode, ended.stdout.split()) == (1, ["begun", "ended"])
     assert "nobody closes it" in ended.stderr
-
-
-async def test_an_event_loop_that_has_ended_does_not_affect_others():
-    model = Model(held=True)
-    batcher = MicroBatcher(model, max_batch=2, max_wait_s=0.001)
-
-    async def give_up():
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(batcher.score([2]), 0.05)
-
-    await asyncio.to_thread(lambda: asyncio.run(give_up()))
-    task = asyncio.create_task(batcher.score([3]))
-    model.free.set()
-    assert await task == 3.0
-    await batcher.close()
 
 
 @pytest.mark.parametrize(

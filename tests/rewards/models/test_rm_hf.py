@@ -25,7 +25,6 @@ from transformers import (
     T5Config,
     T5ForSequenceClassification,
 )
-from transformers.utils import logging as transformers_logging
 
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.models.classifier import Classifier
@@ -170,11 +169,6 @@ def test_padding_reaches_no_score_in_any_family_of_models(family):
     assert len({round(value, 3) for value in alone}) == 4
 
 
-def test_scores_have_no_gradient_and_no_dropout(classifier):
-    assert not classifier.model.training
-    assert classifier.score_batch([[40, 41]]) == pytest.approx(classifier.score_batch([[40, 41]]), abs=TOLERANCE)
-
-
 # --- loading --------------------------------------------------------------------------------------------------------
 
 
@@ -193,25 +187,6 @@ async def test_the_model_is_loaded_once_in_a_thread_and_not_before_it_is_needed(
     assert len(loads) == 1
     assert loads != [threading.get_ident()]
     await scorer.close()
-
-
-@pytest.mark.parametrize(("given", "used"), [(None, 2048), (100, 100)])
-async def test_batches_are_smaller_on_a_cpu_unless_their_size_is_given(given, used):
-    scorer = HFScorer(tiny_rm(), device="cpu", options=HFOptions(max_batch_tokens=given))
-    await scorer.load()
-    assert scorer.batcher.max_batch_tokens == used
-    await scorer.close()
-
-
-@pytest.mark.long
-async def test_loading_draws_no_progress_bars_and_leaves_those_of_others(capfd):
-    path = tiny_rm()
-    transformers_logging.enable_progress_bar()
-    AutoModelForSequenceClassification.from_pretrained(path)
-    assert "Loading weights" in capfd.readouterr().err
-    await once(HFScorer(path), said("x"))
-    assert capfd.readouterr().err == ""
-    assert transformers_logging.is_progress_bar_enabled()
 
 
 @pytest.mark.parametrize("spoil", [
@@ -292,12 +267,6 @@ async def test_a_model_with_several_labels_needs_one_named(tmp_path):
     assert len(set(values)) == 3
 
 
-async def test_a_label_of_a_model_with_one_may_be_given_and_must_be_its():
-    assert await once(HFScorer(tiny_rm(), label="LABEL_0"), "text")
-    with pytest.raises(ConfigError, match=r"HFScorer\.label"):
-        await once(HFScorer(tiny_rm(), label=1), "text")
-
-
 def test_an_encoder_with_a_decoder_is_refused():
     config = T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, num_labels=1)
     with pytest.raises(ConfigError, match="got T5ForSequenceClassification"):
@@ -314,12 +283,6 @@ async def test_a_model_object_is_taken_as_it_is_with_a_tokenizer(tokenizer):
     assert not model.training
     with pytest.raises(ConfigError, match="expected a folder, a name or a PreTrainedModel"):
         await once(HFScorer(torch.nn.Linear(1, 1), options=HFOptions(tokenizer=tokenizer)), "text")
-
-
-async def test_the_head_of_a_model_object_keeps_its_dtype(tokenizer):
-    model = AutoModelForSequenceClassification.from_pretrained(tiny_rm(), dtype=torch.bfloat16)
-    await once(HFScorer(model, options=HFOptions(tokenizer=tokenizer)), "text")
-    assert model.score.weight.dtype == torch.bfloat16
 
 
 async def test_a_dtype_is_the_weights_and_the_head_stays_in_float32():
@@ -363,14 +326,6 @@ async def test_by_default_the_models_positions_are_the_limit_and_never_more(scor
         await once(HFScorer(tiny_rm(), max_length=513), "text")
 
 
-@pytest.mark.long
-async def test_outcomes_of_conversations_are_counted():
-    scorer = HFScorer(tiny_rm(), max_length=32, overflow="left")
-    await asyncio.gather(scorer.score("short"), scorer.score("x" * 300), scorer.score(""), return_exceptions=True)
-    await scorer.close()
-    assert scorer.metrics() == {"rm/num_scored": 2.0, "rm/num_failed": 1.0, "rm/num_truncated": 1.0}
-
-
 async def test_a_token_that_the_model_does_not_know_fails_alone(tokenizer):
     larger = AutoTokenizer.from_pretrained(tiny_rm())
     larger.add_tokens(["<unheard-of>"])
@@ -379,19 +334,6 @@ async def test_a_token_that_the_model_does_not_know_fails_alone(tokenizer):
     assert isinstance(bad, DataError)
     assert "below 384, got 384" in str(bad)
     assert good.value == pytest.approx((await once(HFScorer(tiny_rm()), said("42"))).value, abs=TOLERANCE)
-    await scorer.close()
-
-
-@pytest.mark.long
-async def test_a_model_that_returns_nan_has_no_score(tokenizer):
-    model = AutoModelForSequenceClassification.from_pretrained(tiny_rm())
-    with torch.no_grad():
-        model.get_input_embeddings().weight[EOS] = torch.nan
-    scorer = HFScorer(model, options=HFOptions(tokenizer=tokenizer))
-    good, bad = await asyncio.gather(scorer.score("fine"), scorer.score("bad<|im_end|>"), return_exceptions=True)
-    assert isinstance(bad, InfraError)
-    assert "expected a finite score, got nan" in str(bad)
-    assert good.value == pytest.approx((await once(HFScorer(tiny_rm()), "fine")).value, abs=TOLERANCE)
     await scorer.close()
 
 

@@ -46,12 +46,6 @@ def test_messages_are_rendered_by_the_models_template_without_a_generation_promp
     )
 
 
-def test_the_pooled_token_is_the_templates_last_one_and_not_the_policys(renderer):
-    """A policy's sample ends with <|im_end|>; reward models were trained on what their template puts behind it."""
-    ids = renderer.ids(said("42")).token_ids
-    assert renderer.tokenizer.decode(ids[-2:]) == "<|im_end|>\n"
-
-
 def test_a_conversation_is_encoded_whole_and_not_message_by_message(tokenizer):
     """NeMo RL encodes each message alone, which changes tokens where messages meet."""
     renderer = ConversationRenderer(tokenizer, max_length=512)
@@ -95,24 +89,6 @@ def test_the_template_never_sees_that_a_message_is_trusted(tokenizer):
 def test_text_is_taken_as_it_is_special_tokens_included(renderer):
     text = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
     assert renderer.ids(text) == renderer.ids(said("Hello", question="Hi"))
-
-
-def test_callers_messages_are_left_alone(renderer):
-    conversation = [
-        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
-        {"role": "assistant", "content": "H"},
-    ]
-    before = copy.deepcopy(conversation)
-    assert renderer.ids(conversation) == renderer.ids(said("H", question="Hi"))
-    assert conversation == before
-
-
-def test_template_variables_reach_the_template(tokenizer):
-    tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.chat_template = "{{ preface }}" + CHATML
-    assert text_of(
-        ConversationRenderer(tokenizer, max_length=512, template_kwargs={"preface": "P!"}), said("x")
-    ).startswith("P!<|im")
 
 
 # --- BOS and EOS ----------------------------------------------------------------------------------------------------
@@ -165,14 +141,6 @@ def test_too_long_conversations_are_refused_by_default_with_both_numbers(tokeniz
     with pytest.raises(DataError, match=rf"expected at most {num - 1} tokens, got {num}\."):
         ConversationRenderer(tokenizer, max_length=num - 1).ids(said("42"))
     assert ConversationRenderer(tokenizer, max_length=num).ids(said("42")).truncated is False
-
-
-def test_left_keeps_the_end_and_right_the_beginning_and_both_say_so(tokenizer):
-    whole = ConversationRenderer(tokenizer, max_length=512).ids(said("42")).token_ids
-    left = ConversationRenderer(tokenizer, max_length=10, overflow="left").ids(said("42"))
-    right = ConversationRenderer(tokenizer, max_length=10, overflow="right").ids(said("42"))
-    assert left == Rendered(whole[-10:], truncated=True)
-    assert right == Rendered(whole[:10], truncated=True)
 
 
 def test_a_cut_at_the_left_keeps_the_bos_and_one_at_the_right_the_eos():

@@ -1,14 +1,13 @@
 """ModelReward: what the model is asked about, and what becomes of its number."""
 
 import asyncio
-import copy
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.errors import ConfigError, DataError, InfraError
+from agentenv.errors import DataError, InfraError
 from agentenv.rewards.grading import DEADLINE_S, grade, patience_s
 from agentenv.rewards.models.get_reward import GetRewardScorer
 from agentenv.rewards.models.hf import HFScorer
@@ -83,14 +82,6 @@ def test_a_prompt_that_is_text_is_taken_as_it_is_or_as_what_a_user_said():
     assert user.asked == [[{"role": "user", "content": "6 x 7 = "}, {"role": "assistant", "content": "42"}]]
 
 
-def test_several_turns_are_asked_about_whole():
-    scorer, prompt = Saying(), [*said("41", system="Be exact."), {"role": "user", "content": "Again."}]
-    before = copy.deepcopy(prompt)
-    grade_with(scorer, "42", prompt)
-    assert scorer.asked == [[*before, {"role": "assistant", "content": "42"}]]
-    assert prompt == before
-
-
 @pytest.mark.parametrize("text", ["", "  <|im_end|>", "<think>never ends"])
 def test_no_answer_is_the_models_number_of_an_empty_one_or_what_is_declared(text):
     asked, declared = Saying(-3.0), Saying(-3.0)
@@ -145,28 +136,6 @@ def test_a_reward_that_no_float32_holds_is_none():
 def test_a_model_that_fails_returns_no_reward(error, status):
     result = asyncio.run(grade(ModelReward(Saying(error)), Response("42", prompt=PROMPT)))
     assert (result.reward, result.status) == (None, status)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        ({"shift": math.nan}, "shift"),
-        ({"scale": 0.0}, "scale"),
-        ({"scale": True}, "scale"),
-        ({"clip": (1.0, 1.0)}, "clip"),
-        ({"clip": (2.0, 1.0)}, "clip"),
-        ({"clip": 5.0}, "clip"),
-        ({"clip": (1.0,)}, "clip"),
-        ({"score": (0.0, 0.0)}, "score"),
-        ({"score": "sigmoid"}, "score"),
-        ({"part": "thought"}, "part"),
-        ({"no_answer": 2.0, "clip": (-1.0, 1.0)}, "no_answer"),
-        ({"text_prompt": "chat"}, "text_prompt"),
-    ],
-)
-def test_wrong_arguments_are_refused(wrong, named):
-    with pytest.raises(ConfigError, match=rf"ModelReward\.{named}"):
-        ModelReward(Saying(), **wrong)
 
 
 def test_a_reward_has_the_patience_of_its_scorer_regardless_of_what_is_around_it():

@@ -15,15 +15,10 @@ from email.utils import format_datetime
 import httpx
 import pytest
 
-from agentenv._util.calls import bounded
 from agentenv._util.http.client import retry_after_s
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.models import request_queue as _asking
-from agentenv.rewards.models.factory import open_scorer
-from agentenv.rewards.models.reward import ModelReward
-from agentenv.rewards.models.types import ready
 from agentenv.rewards.models.vllm_http import VLLMHTTPScorer
-from agentenv.rewards.types import Response
 from tests.models import make_tiny_tokenizer
 from tests.ports import held_port
 from tests.rewards.models.rm_servers import HANG, RESET, FakeVLLM, Status, http, in_turn, raw_value, server
@@ -131,17 +126,12 @@ async def test_a_server_of_several_models_needs_the_name_of_one(tokenizer):
     [
         {"url": "localhost:8000"},
         {"url": "ftp://h"},
-        {"url": None},
         {"endpoint": "score"},
         {"overflow": "middle"},
-        {"max_length": 1},
         {"label": "good"},
         {"tokenizer": 3},
-        {"timeout_s": 0},
         {"retries": -1},
-        {"max_concurrent": 0},
         {"max_batch": 1.5},
-        {"max_wait_s": -1},
         {"timeout": 5},
         {"api_key": "two words"},
     ],
@@ -150,21 +140,6 @@ async def test_a_server_of_several_models_needs_the_name_of_one(tokenizer):
 def test_a_wrong_argument_is_refused_when_it_is_made(wrong):
     with pytest.raises(ConfigError):
         VLLMHTTPScorer(**({"url": "http://h:1"} | wrong))
-
-
-@pytest.mark.parametrize("wrong", [{"model": "other"}, {"tokenizer": "/no/such"}, {"max_length": 513}], ids=str)
-async def test_a_wrong_setting_is_found_before_anything_is_scored(wrong):
-    async with scorer_at(FakeVLLM(), **wrong) as (asked, scorer):
-        with pytest.raises(ConfigError):
-            await ready(scorer)
-    assert asked.paths == ["/v1/models"]
-
-
-async def test_a_server_that_is_ready_is_asked_about_its_model_once(tokenizer):
-    async with scorer_at(FakeVLLM(), tokenizer=tokenizer) as (asked, scorer):
-        await ready(scorer)
-        await scorer.score(said("x"))
-    assert asked.paths == ["/v1/models", "/classify"]
 
 
 # --- what is believed: activations, labels, lengths -----------------------------------------------------------------
@@ -282,27 +257,17 @@ def row(*values, index=0):
 
 FAILURES = {
     "500": Status(500, "CUDA error"),
-    "503": Status(503),
     "429": Status(429, headers={"Retry-After": "0"}),
-    "408": Status(408),
     "reset": RESET,
     "half an answer": http({"data": [row(5.0)]}, length=1000),
-    "no http": b"hello\r\n\r\n",
     "no json": "<html>",
     "nan": b'{"data": [{"index": 0, "probs": [NaN]}]}',
-    "infinite": b'{"data": [{"index": 0, "probs": [1e999]}]}',
     "too large": {"data": [row(1e300)]},
     "null": {"data": [row(None)]},
-    "text": {"data": [row("1.0")]},
-    "bool": {"data": [row(True)]},
-    "no numbers": {"data": [row()]},
     "a number": {"data": [{"index": 0, "probs": 1.0}]},
     "none": {"data": []},
-    "two": {"data": [row(1.0), row(1.0, index=1)]},
     "one index twice": {"data": [row(1.0), row(2.0)]},
     "another index": {"data": [row(1.0, index=7)]},
-    "no data": {"error": "x"},
-    "a list": [1.0],
     "deep": b"[" * 100_000,
 }
 FAILURES = {name: http(each) if isinstance(each, str | dict | list) else each for name, each in FAILURES.items()}
@@ -335,10 +300,7 @@ async def test_a_hang_and_a_slow_drip_end_in_time_and_are_tried_again(answer, to
     ("header", "low", "high"),
     [
         (None, 0, 0),
-        ("", 0, 0),
         ("soon", 0, 0),
-        ("-3", 0, 0),
-        ("nan", 0, 0),
         ("2", 2, 2),
         (" 1.5 ", 1.5, 1.5),
     ],
@@ -390,14 +352,11 @@ def with_nan(ids):
     ("make", "kind", "retries"),
     [
         (lambda ids: lambda body: Status(400, "Token id 99999 is out of vocabulary"), DataError, 0),
-        (lambda ids: lambda body: Status(413), DataError, 0),
         (lambda ids: lambda body: Status(500), InfraError, 3),
-        (lambda ids: lambda body: RESET, InfraError, 3),
-        (lambda ids: lambda body: http(b"{"), InfraError, 3),
         (lambda ids: lambda body: {"data": [row(1.0)] * (len(body["input"]) - 1)}, InfraError, 3),
         (lambda ids: with_nan(ids), InfraError, 3),
     ],
-    ids=["400", "413", "500", "reset", "half", "wrong count", "nan"],
+    ids=["400", "500", "wrong count", "nan"],
 )
 async def test_one_that_makes_requests_fail_fails_alone(make, kind, retries, tokenizer):
     conversations = [said(f"{number}") for number in range(8)]
@@ -412,21 +371,6 @@ async def test_one_that_makes_requests_fail_fails_alone(make, kind, retries, tok
     assert [each.value for each in found] == [raw_value(ids_of(tokenizer, each)) for each in conversations]
     assert (scorer.num_scored, scorer.num_failed, scorer.num_retried) == (7, 1, retries)
     assert len(asked.bodies[0]["input"]) == 8
-
-
-@pytest.mark.long
-async def test_one_that_makes_the_server_hang_costs_the_others_time_and_no_score(tokenizer):
-    conversations = [said(f"{number}") for number in range(4)]
-    bad = ids_of(tokenizer, conversations[0])
-    async with scorer_at(
-        poisoned(bad, lambda body: HANG), tokenizer=tokenizer, timeout_s=2.0, max_batch=4, max_wait_s=TOGETHER
-    ) as (
-        _,
-        scorer,
-    ):
-        found = await asyncio.gather(*map(scorer.score, conversations), return_exceptions=True)
-    assert isinstance(found[0], InfraError)
-    assert [each.value for each in found[1:]] == [raw_value(ids_of(tokenizer, each)) for each in conversations[1:]]
 
 
 async def test_a_busy_server_is_not_asked_about_each_alone(tokenizer):
@@ -472,23 +416,6 @@ async def test_cancelling_all_who_wait_ends_the_request_and_frees_its_place(toke
         assert all(task.cancelled() for task in (*hanging, given_up))
     assert [len(body["input"]) for body in asked.bodies] == [3, 1]
     assert (scorer.num_scored, scorer.num_failed) == (1, 0)
-
-
-@pytest.mark.long
-async def test_a_wait_for_its_turn_takes_nothing_from_the_time_of_an_agents_step(tokenizer):
-    async def slow(body):
-        await asyncio.sleep(0.2)
-        return FakeVLLM()("/classify", body)
-
-    def answer(path, body):
-        return FakeVLLM()(path, body) if body is None else slow(body)
-
-    begun = time.monotonic()
-    async with scorer_at(answer, tokenizer=tokenizer, max_concurrent=1, max_batch=1) as (_, scorer):
-        await scorer.score(said("first"))  # what loads, loads
-        found = await asyncio.gather(*(bounded(scorer.score, said(f"{number}"), limit_s=2.0) for number in range(12)))
-    assert len(found) == 12
-    assert time.monotonic() - begun > 2.0
 
 
 async def test_one_who_is_cancelled_does_not_end_the_request_of_the_others(tokenizer):
@@ -632,18 +559,6 @@ async def test_vllm_returns_the_raw_numbers_of_transformers(endpoint, by, vllm, 
 
 
 @pytest.mark.slow
-async def test_vllm_by_default_returns_what_a_sigmoid_makes_of_it(vllm, expected):
-    async with httpx.AsyncClient(trust_env=False) as client:
-        body = {"model": "tiny-rm", "messages": CONVERSATIONS[0]}
-        answer = (await client.post(f"{vllm[0]}/classify", json=body, timeout=60)).json()
-        body["activation"] = False  # what older ones listened to is ignored
-        older = (await client.post(f"{vllm[0]}/classify", json=body, timeout=60)).json()
-    sigmoid = 1 / (1 + math.exp(-expected[0][0]))
-    assert answer["data"][0]["probs"] == pytest.approx([sigmoid], abs=1e-4)
-    assert older["data"][0]["probs"] == answer["data"][0]["probs"]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("by", ["ids", "messages"])
 async def test_vllm_refuses_what_is_too_long_and_cuts_where_that_is_asked(by, vllm):
     url, folder = vllm
@@ -672,23 +587,3 @@ async def test_vllm_refuses_a_token_out_of_its_vocabulary_and_the_others_have_th
     assert isinstance(found[-1], DataError)
     assert "out of vocabulary" in str(found[-1])
     assert [[each.value] for each in found[:-1]] == [pytest.approx(each, abs=1e-3) for each in expected]
-
-
-@pytest.mark.slow
-async def test_vllm_rewards_a_response_by_its_name_alone(vllm):
-    url, folder = vllm
-    scorer = open_scorer(f"classify:{url}", tokenizer=str(folder), max_length=64, max_batch=4)
-    response = Response("It is 42.", prompt=[{"role": "user", "content": "12 + 30?"}])
-    graded = await ModelReward(scorer, shift=1.0, scale=0.5).grade(response)
-    scored = await scorer.score(said("It is 42.", question="12 + 30?"))
-    await scorer.close()
-    assert graded.components["value"] == pytest.approx(scored.value, abs=1e-4)
-    assert graded.reward == pytest.approx(0.5 * (scored.value + 1.0), abs=1e-4)
-
-
-@pytest.mark.slow
-async def test_vllm_of_another_model_is_a_config_error(vllm):
-    scorer = VLLMHTTPScorer(vllm[0], model="other", tokenizer=vllm[1])
-    with pytest.raises(ConfigError, match="tiny-rm"):
-        await scorer.score(CONVERSATIONS[0])
-    await scorer.close()

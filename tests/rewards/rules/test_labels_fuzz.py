@@ -109,6 +109,29 @@ def test_a_damaged_row_of_any_reward_is_graded_or_is_the_datas_error(run, case, 
     is_graded_or_refused(run, *case, text)
 
 
+PIECES = (
+    r"\boxed{", "}", "{", "B", "a ", " or ", "the answer is ", "(", ".", "<think>", "</think>", "<answer>", "</answer>",
+    "<tool_call>", "</tool_call>", '{"name": "f", "arguments": {}}', "```json\n", "\n```", '{"a": 1}', "Paris", "天",
+    "Ｂ", " not ", "答案是", "\n", "<|im_end|>", "\ud800", "\x00",
+)  # fmt: skip
+RULES = RIGHT | {
+    name: [{}] for name in ("format", "tool_call_format", "length", "thought_length", "overlong", "repetition")
+}
+
+
+@pytest.mark.long
+@given(st.sampled_from(sorted(RULES)), st.text() | st.lists(st.sampled_from(PIECES), max_size=15).map("".join))
+@settings(max_examples=300, deadline=None)
+def test_any_text_has_the_same_result_within_bounds(run, name, text):
+    options = {"max_length": 20, "buffer": 7, "count": len} if name == "overlong" else {}
+    reward, row = make_reward(name, **options), {**RULES[name][0]}
+    response = Response(text, row.pop("label", None), metadata=row)
+    first, second = run(reward.grade(response)), run(reward.grade(response))
+    assert first == second
+    assert first.status.valid
+    assert reward.bounds[0] <= first.reward <= reward.bounds[1]
+
+
 USER, ANSWER = {"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Hello."}
 PAIRS = [
     {"prompt": "Hi?", "chosen": "Hello.", "rejected": "Go."},

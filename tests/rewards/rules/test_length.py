@@ -1,10 +1,8 @@
 """Length penalties: RM-Gallery's band, ROLL's ramp, DAPO's soft punishment, and what is measured."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from agentenv.errors import ConfigError, DataError, InfraError
+from agentenv.errors import DataError, InfraError
 from agentenv.rewards.grading import grade
 from agentenv.rewards.rules.length import (
     LengthReward,
@@ -107,29 +105,6 @@ async def test_a_counter_that_fails_is_infra_and_no_length(count):
     assert (await grade(reward, Response("x"))).reward is None
 
 
-@pytest.mark.parametrize(
-    ("reward", "arguments", "name"),
-    [
-        (LengthReward, {"min_length": -1}, "min_length"), (LengthReward, {"min_length": 1.5}, "min_length"),
-        (LengthReward, {"max_length": 5}, "max_length"), (LengthReward, {"rate": -0.1}, "rate"),
-        (LengthReward, {"rate": float("nan")}, "rate"), (LengthReward, {"floor": 0.5}, "floor"),
-        (LengthReward, {"floor": float("-inf")}, "floor"), (LengthReward, {"unit": "bytes"}, "unit"),
-        (LengthReward, {"part": "answer"}, "part"), (LengthReward, {"count": len}, "count"),
-        (LengthReward, {"unit": "tokens", "count": 3}, "count"),
-        (LengthReward, {"unit": "tokens", "part": "final"}, "count"),
-        (ThoughtLengthReward, {"max_penalty": -1.0}, "max_penalty"),
-        (ThoughtLengthReward, {"unit": "tokens"}, "count"),
-        (OverlongReward, {"max_length": 0, "buffer": 1}, "max_length"),
-        (OverlongReward, {"max_length": 9, "buffer": 0}, "buffer"),
-        (OverlongReward, {"max_length": 9, "buffer": 10}, "buffer"),
-        (OverlongReward, {"max_length": 9, "buffer": 3, "factor": -1}, "factor"),
-    ],
-)  # fmt: skip
-def test_wrong_arguments_are_config_errors(reward, arguments, name):
-    with pytest.raises(ConfigError, match=f"{reward.__name__}.{name}"):
-        reward(**arguments)
-
-
 def test_the_seeds_functions_give_penalties_and_lengths():
     responses = ["", "<think>short</think>" + "x" * 30, "<think>" + "y" * 2000]
     penalties, lengths = compute_total_length_reward(responses)
@@ -137,25 +112,3 @@ def test_the_seeds_functions_give_penalties_and_lengths():
     penalties, lengths = compute_thought_length_reward(responses, max_penalty=0.5)
     assert (penalties, lengths) == ([-0.1, -0.05, -0.5], [0, 5, 2000])
     assert compute_total_length_reward([]) == ([], [])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "make",
-    [
-        LengthReward,
-        lambda: LengthReward(unit="words", part="final", floor=-0.3),
-        ThoughtLengthReward,
-        lambda: OverlongReward(max_length=20, buffer=7, count=len),
-    ],
-)
-@given(text=st.text() | st.lists(st.sampled_from(["<think>", "</think>", "a ", "<|im_end|>", "\ud800"])).map("".join))
-@settings(max_examples=50, deadline=None)
-async def test_any_text_has_the_same_penalty_within_bounds(make, text):
-    reward = make()
-    results = [await reward.grade(Response(text)) for _ in range(2)]
-    assert results[0] == results[1]
-    assert reward.bounds[0] <= results[0].reward <= 0.0
-    total, thought = compute_total_length_reward([text])[0][0], compute_thought_length_reward([text])[0][0]
-    assert -1.0 <= total <= 0.0
-    assert -1.0 <= thought <= 0.0

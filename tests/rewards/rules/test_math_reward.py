@@ -1,21 +1,18 @@
-"""MathReward: what each outcome is worth, agreement with hand-checked answers, ROLL's traps, and hostile text."""
+"""MathReward: what each outcome is worth, who else is held up by a check, and hostile text."""
 
 import asyncio
 import math
 import random
 import signal
 import threading
-import time
 
 import pytest
 
-from agentenv.errors import ConfigError, DataError
+from agentenv.errors import DataError
 from agentenv.rewards.grading import grade, grade_all
-from agentenv.rewards.rules.math.answers import extract_answer, extract_boxes
-from agentenv.rewards.rules.math.reward import MathGrader, MathReward, default_grader, math_outcome
+from agentenv.rewards.rules.math.reward import MathGrader, MathReward, default_grader
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.rewards.workers.pool import shared_pool
-from tests.rewards.rules.math_cases import CASES
 
 ENDLESS = "9^{9^{9^9}}"
 WORTH = {"correct": 2.0, "wrong": -0.1, "no_answer": -0.2, "parse_error": -0.3, "timeout": -0.4}
@@ -59,12 +56,6 @@ async def test_every_outcome_has_its_reward_its_status_and_the_same_components(
     assert "7" not in result.feedback
 
 
-@pytest.mark.parametrize("value", [None, "1", math.nan, math.inf, True])
-def test_a_reward_that_is_not_a_number_is_refused_at_once(value):
-    with pytest.raises(ConfigError, match=r"^MathReward\.wrong: expected a finite number, got "):
-        MathReward(wrong=value)
-
-
 @pytest.mark.parametrize("label", [None, "", [], True, math.nan, {"a": 1}, object()])
 async def test_a_row_without_an_answer_in_its_label_is_the_rows_fault(label):
     with pytest.raises(DataError, match=r"^label: expected "):
@@ -87,73 +78,6 @@ async def test_the_default_grader_works_in_the_shared_pool_and_never_closes_it()
     await default_grader().close()
     default_grader().close_now()
     assert [worker.process.pid for worker in shared_pool()._idle if worker.process.poll() is None] == idle
-
-
-# --- agreement ------------------------------------------------------------------------------------------------------
-
-SAID = {
-    "correct": "right", "wrong": "wrong", "parse_error": "wrong", "no_answer": "no_answer"
-}  # fmt: skip
-
-
-@pytest.mark.long
-async def test_agrees_with_hand_checked_answers():
-    async def said(text: str, label: object) -> str:
-        return SAID.get(math_outcome(await default_grader().grade(text, label)), "failed")
-
-    verdicts = await asyncio.gather(*(said(text, label) for text, label, _ in CASES))
-    pairs = zip(CASES, verdicts, strict=True)
-    differ = [
-        f"{text!r} for {label!r}: {expected}, graded {got}" for (text, label, expected), got in pairs if got != expected
-    ]
-    assert len({(text, str(label)) for text, label, _ in CASES}) == len(CASES) >= 300
-    assert len(differ) <= 0.005 * len(CASES), "\n".join(differ)
-
-
-# --- ROLL's math_rule, defect by defect -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "label"),
-    [
-        pytest.param(r"So 3+4 gives \boxed{7}.", 7, id="one paragraph without </think>"),
-        pytest.param("\\boxed{7}\n\nHope this helps!", 7, id="a blank line and a pleasantry behind the answer"),
-        pytest.param(r"<think>3+4</think>\boxed{7}", 7, id="the echo of a <think> that the prompt ends with"),
-        pytest.param('It is \\boxed{5"} wide', 5, id="an unbalanced quotation mark in the box"),
-        pytest.param(r"\boxed{7}<|im_end|>", 7, id="<|im_end|>"),
-        pytest.param("\\boxed{7}<|eot_id|>", 7, id="the end token of another family"),
-        pytest.param(r"\boxed{7}<end_of_turn>", 7, id="and another"),
-        pytest.param(r"\boxed{6}, no wait, \boxed{7}", 7, id="two boxes are not merged"),
-        pytest.param(r"\boxed{\text{Monday}}", "Monday", id="a gold that is no mathematics"),
-        pytest.param(r"\boxed{8}", [7, 8], id="the second of several golds"),
-        pytest.param(r"\boxed{1/3}", "0.333", id="a gold that is the rounding of the answer"),
-        pytest.param(r"\boxed{\frac{a}{\{b\}}}", r"\frac{a}{\{b\}}", id="nested and escaped braces"),
-    ],
-)
-async def test_answers_that_roll_grades_wrong_are_graded_right_here(text, label, grader):
-    assert (await judged(text, label, grader)).score == 1.0
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("text", "label", "status"),
-    [
-        pytest.param("1 2 3 4 5 6 7", 7, Status.NO_ANSWER, id="an enumeration in prose"),
-        pytest.param(r"\boxed{1, 2, 3, 4, 5, 6, 7}", 7, Status.OK, id="an enumeration in a box"),
-        pytest.param("Sample 7 of run 42: nothing to say.", 42, Status.NO_ANSWER, id="numbers of prose"),
-        pytest.param(r"<think>\boxed{7}", 7, Status.NO_ANSWER, id="an unfinished thought"),
-        pytest.param(r"<think>\boxed{7}</think> I do not know.", 7, Status.NO_ANSWER, id="a box in a thought"),
-        pytest.param(r"</think> a <think> \boxed{7}", 7, Status.NO_ANSWER, id="a thought that begins again"),
-        pytest.param("<answer>1/2004!</answer>", "1/2006!", Status.OK, id="factorials too small to tell apart"),
-        pytest.param(r"\boxed{4\sqrt(2)}", "4", Status.OK, id="a root read as its factor"),
-        pytest.param(r"\boxed{3*x-1*y+13=0}", "3x+4y+14=0", Status.OK, id="bare equations"),
-        pytest.param(r"\boxed{1.414214}", r"\sqrt{2}", Status.OK, id="a decimal for an irrational number"),
-        pytest.param(r"\boxed{dayMon}", "Monday", Status.OK, id="an anagram"),
-    ],
-)
-async def test_tricks_that_others_reward_earn_nothing_here(text, label, status, grader):
-    result = await judged(text, label, grader)
-    assert (result.score, result.status) == (0.0, status)
 
 
 async def test_an_alarm_of_the_caller_survives_a_check(grader):
@@ -226,39 +150,14 @@ def fuzzed(rng: random.Random) -> str:
     )
 
 
-async def no_crash_no_hang_no_wrong_type(count: int, seed: int, grader: MathGrader) -> int:
-    rng = random.Random(seed)
-    batch = [Response(fuzzed(rng), rng.choice(LABELS)) for _ in range(count)]
+@pytest.mark.long
+async def test_a_thousand_fuzzed_texts_neither_crash_nor_hang_nor_give_a_wrong_type(grader):
+    rng = random.Random(0)
+    batch = [Response(fuzzed(rng), rng.choice(LABELS)) for _ in range(1000)]
     results = await grade_all(MathReward(grader=grader, **WORTH), batch, limit_s=120.0, max_concurrent=64)
     for response, result in zip(batch, results, strict=True):
         assert result.status in (Status.OK, Status.NO_ANSWER, Status.PARSE_ERROR, Status.TIMEOUT), (response, result)
         assert result.reward in WORTH.values(), (response, result)
         assert type(result.score) is float, (response, result)
         assert result.extracted is None or isinstance(result.extracted, str), (response, result)
-    return len({result.status for result in results})
-
-
-@pytest.mark.long
-async def test_a_thousand_fuzzed_texts_neither_crash_nor_hang_nor_give_a_wrong_type(grader):
-    assert await no_crash_no_hang_no_wrong_type(1000, 0, grader) >= 3
-
-
-@pytest.mark.slow
-async def test_ten_thousand_fuzzed_texts_neither_crash_nor_hang_nor_give_a_wrong_type(grader):
-    assert await no_crash_no_hang_no_wrong_type(10_000, 1, grader) >= 3
-
-
-@pytest.mark.parametrize(
-    "piece",
-    [
-        *["{", r"\boxed{", r"\boxed{1}", "####", "answer: ", "answer to ", "<answer>", "\\", "<|", "</think>"],
-        r"\boxed{\{x \in R : " + "<" * 15_000 + "}} ",
-    ],
-    ids=lambda piece: piece[:10],
-)
-def test_a_megabyte_of_anything_is_searched_in_linear_time(piece):
-    text = piece * (1_000_000 // len(piece))
-    started = time.process_time()
-    extract_answer(text)
-    extract_boxes(text)
-    assert time.process_time() - started < 30.0  # some 20 ms; quadratic time would take minutes
+    assert len({result.status for result in results}) >= 3

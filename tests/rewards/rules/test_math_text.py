@@ -11,39 +11,36 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from agentenv.errors import DataError
-from agentenv.rewards.rules.math.answers import extract_answer, numbers_equal, parse_label, quick_match, read_number
+from agentenv.rewards.rules.math.answers import (
+    extract_answer,
+    extract_boxes,
+    numbers_equal,
+    parse_label,
+    quick_match,
+    read_number,
+)
 
 
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        (r"so \boxed{5}", "5"),
         (r"\boxed{6} no wait \boxed{5}", "5"),
         ("The answer is 5. Or 6.", "5. Or 6"),
         ("The answer is 5. Or so they say.", "5"),
         (r"\boxed{\frac{1}{2}} or \boxed{6", r"\frac{1}{2}"),
         (r"\boxed{\boxed{5}}", "5"),
-        (r"\boxed 5", "5"),
-        ("<answer>5</answer>", "5"),
         ("<answer>4</answer> no, <answer>5</answer> is it", "5"),
         ("The answer to part (a) is 5.", "5"),
         ("The answer: B) 12", "B) 12"),
         (r"\boxed{5} goes into \boxed{}", "5"),
         (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
         (r'\boxed{5"} tall', "5"),
-        (r"} \boxed{5} {", "5"),
-        (r"<think>\boxed{3}</think> \boxed{4}", "4"),
         (r"<think>a</think> \boxed{1} <think>b</think> \boxed{2}", "2"),
         ("#### 41\nwork\n#### 42<|im_end|>\n<|endoftext|>", "42"),
-        ("#### Answer: 42", "42"),
         ("#### Step 1\nadd\n#### Step 2\nThe answer is 7", "7"),
         (r"#### 3 and \boxed{4}", "4"),
-        ("The answer is 42.", "42"),
-        ("The answer is 41. No, the answer is 42.", "42"),
         ("**Answer:** 42 apples", "42"),
-        ("**Final Answer:**\n42", "42"),
         ("The answer is **$18** per day", "18"),
-        ("The answer is 10 because 5 + 5 = 10", "10"),
         (r"The answer is \(x = 5\).", "x = 5"),
     ],
 )
@@ -52,54 +49,27 @@ def test_extracts_the_final_answer(text, answer):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "I think it is 5, maybe 6.",
-        "<think>the answer is 5, so \\boxed{5}",
-        "\\boxed{5} </think> I forgot",
-        "\\boxed{5",
-        "\\boxed{}",
-        "####",
-        "The answer is",
-    ],
-)
-def test_prose_and_thoughts_are_not_an_answer(text):
-    assert extract_answer(text) is None
-
-
-@pytest.mark.parametrize(
     ("written", "cleaned"),
     [
         (r"42\text{ apples}", "42"),
-        ("42 apples", "42"),
         ("$18/day", "18"),
         ("5/x", "5/x"),
         ("12 cm^2", "12"),
-        (r"90^\circ", "90"),
         ("1st", "1"),
-        ("7/8 cup", "7/8"),
         (r"\$1,234.50", "1234.50"),
         ("$1{,}234", "1234"),
         (r"1\,234", "1234"),
-        ("1 234", "1234"),
         ("-$5", "-5"),
         ("\u22125", "-5"),
         ("50%", "50%"),
-        ("50 percent", "50%"),
         ("3.5 million dollars", "3500000"),
         ("**42**", "42"),
-        ("= 42", "42"),
         (r"\text{Monday}", "Monday"),
-        ("(A)", "A"),
         ("1½", "1 1/2"),
         # not a number with a unit, so left alone
         ("5 or 6", "5 or 6"),
         ("5, 6", "5, 6"),
-        ("1,2345", "1,2345"),
         ("2 x", "2 x"),
-        (r"3\pi", r"3\pi"),
-        ("10:30", "10:30"),
     ],
 )
 def test_cleans_markup_units_and_separators(written, cleaned):
@@ -144,16 +114,13 @@ def test_a_long_label_is_shown_in_part():
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("5", 5),
         ("-5", -5),
-        ("- 5", -5),
         (".5", "1/2"),
         ("1,234,567.5", "2469135/2"),
         ("1.5e-2", "3/200"),
         ("3/4", "3/4"),
         (r"-\dfrac{3}{4}", "-3/4"),
         (r"\frac{-3}{4}", "-3/4"),
-        (r"\frac34", "3/4"),
         ("1 2/3", "5/3"),
         (r"-1 \frac{2}{3}", "-5/3"),
     ],
@@ -186,22 +153,18 @@ def test_does_not_read_what_is_not_a_plain_number(text):
 @pytest.mark.parametrize(
     ("gold", "answer", "equal"),
     [
-        ("5", "5.1", False),
-        ("1/2", "0.5", True),
         ("1/3", "0.333333", True),
         ("1/3", "0.333", False),
         ("0.333", "1/3", True),
         ("0.333", "0.3333", False),
         ("2.000", "20001/10000", False),
         ("1.414214", "1.4142136", True),
-        ("0", "0.0000001", False),
         ("0.0000001", "0.0000002", False),
         ("1e-7", "0.0000001", True),
         ("50%", "50", True),
         ("50", "50%", True),
         ("50%", "0.5", True),
         ("50", "0.5", False),
-        ("50%", "5", False),
         ("100000000000000000000", "100000000000000000001", False),
     ],
 )
@@ -268,33 +231,16 @@ def test_reading_never_fails(text):
 
 @pytest.mark.parametrize(
     "piece",
-    [
-        "\\boxed{",
-        "}",
-        "{",
-        " ",
-        "\n",
-        "####",
-        "#### \n",
-        "#### a\n",
-        "answer",
-        "answer is ",
-        "answer  ",
-        "<|a|>",
-        "<|",
-        "1,",
-        "1 ",
-        "\\text{",
-        "=",
-        "*",
-        "1",
-    ],
-)
-@pytest.mark.parametrize("frame", ["{}", "\\boxed{{{}}}", "#### {}", "answer: {}", "answer: 5 {}"])
+    ["\\boxed{", "\\boxed{1}", "}", "\n", "#### a\n", "answer is ", "answer to ", "<answer>", "</think>", "<|", "1,",
+     r"\boxed{\{x \in R : " + "<" * 15_000 + "}} "],
+    ids=lambda piece: piece[:10],
+)  # fmt: skip
+@pytest.mark.parametrize("frame", ["{}", "\\boxed{{{}}}", "answer: 5 {}"])
 def test_hostile_text_is_read_in_linear_time(piece, frame):
     text = frame.format(piece * (1_000_000 // len(piece)))
     started = time.process_time()
     answer = extract_answer(text)
+    extract_boxes(text)
     if answer is not None:
         read_number(answer)
     assert time.process_time() - started < 30.0  # some 20 ms; quadratic time would take minutes

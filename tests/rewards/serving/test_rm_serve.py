@@ -1,7 +1,6 @@
 """The reward server: OpenRLHF's exact form, what it refuses, what it does when there is no room, what it counts."""
 
 import asyncio
-import contextlib
 import json
 import math
 import time
@@ -183,11 +182,6 @@ def test_a_shaping_that_cannot_be_is_refused(wrong):
         Shaping(*wrong)
 
 
-async def test_a_reward_that_leaves_the_floats_is_not_a_number():
-    response = await answered({"query": ["abc"]}, shaping=Shaping(0.0, 3e38))
-    assert (response.status_code, "--clip" in response.json()["detail"]) == (503, True)
-
-
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -195,19 +189,12 @@ async def test_a_reward_that_leaves_the_floats_is_not_a_number():
 @pytest.mark.parametrize(
     ("body", "status", "says"),
     [
-        ([], 422, "query and messages"),
-        ("query", 422, "query and messages"),
         ({}, 422, "query and messages"),
         ({"query": ["a"], "messages": []}, 422, "query and messages"),
         ({"query": "abc"}, 422, "query: expected a list"),
-        ({"query": None}, 422, "query: expected a list"),
-        ({"query": {"0": "a"}}, 422, "query: expected a list"),
         ({"query": ["a", 7]}, 422, "query[1]: expected text"),
-        ({"query": ["a", ["b"]]}, 422, "query[1]: expected text"),
-        ({"query": [None]}, 422, "query[0]: expected text"),
         ({"messages": ["a"]}, 422, "messages[0]: expected a list of messages"),
         ({"messages": [SAID, ["a"]]}, 422, "messages[1]: expected a list of messages"),
-        ({"messages": [SAID[0]]}, 422, "messages[0]: expected a list of messages"),
         ({"query": ["a"] * 9}, 413, "at most 8 items, got 9"),
         ({"query": ["a", "b" * (1 << 17)]}, 413, "at most 65536 bytes"),
     ],
@@ -222,10 +209,8 @@ async def test_input_that_is_not_a_request_is_refused_and_its_first_item_named(s
 @pytest.mark.parametrize(
     ("content", "headers", "status"),
     [
-        (b"", {}, 400),
         (b"{", {}, 400),
         (b"[" * 30_000, {}, 400),
-        (b"\xff", {}, 400),
         (b'{"query": [' + b"1" * 5000 + b"]}", {}, 400),
         (b'{"query": [NaN]}', {}, 422),
         (json.dumps(ROWS), {"content-type": "text/plain"}, 415),
@@ -306,12 +291,6 @@ async def test_pages_of_others_and_rebound_names_are_kept_out_of_every_route(ser
         assert (await served.get(path, headers=headers)).status_code == status
 
 
-def test_it_listens_only_on_this_machine_unless_configured_with_a_token():
-    assert ServeOptions().access.host == "127.0.0.1"
-    with pytest.raises(ConfigError, match="token"):
-        AccessPolicy("0.0.0.0", hosts=("node7",))
-
-
 @pytest.mark.long
 async def test_with_a_token_all_but_health_needs_it():
     access = AccessPolicy("127.0.0.1", "hush", without_token=("/health",))
@@ -342,21 +321,6 @@ async def test_64_clients_are_scored_in_one_batch_or_two_and_each_has_its_own_nu
     await scorer.close()
 
 
-@pytest.mark.long
-async def test_the_event_loop_continues_while_the_model_computes():
-    scorer = Batched(call_s=2.0)
-    async with serving(scorer) as server, at(server) as http:
-        work = asyncio.create_task(http.post("/get_reward", json={"query": ["x"] * 64}))
-        await until(lambda: scorer.sizes)
-        pings = 0
-        while not work.done():
-            assert (await http.get("/health")).json()["waiting"] in (64, 0)
-            pings += 1
-        assert (await work).status_code == 200
-    await scorer.close()
-    assert (sum(scorer.sizes), pings >= 3) == (64, True)
-
-
 async def test_no_room_is_429_with_a_time_and_what_waits_is_answered():
     gate = Gate()
     async with serving(gate, max_waiting=3, max_items=3) as server, at(server) as http:
@@ -374,11 +338,6 @@ async def test_no_room_is_429_with_a_time_and_what_waits_is_answered():
         assert [(await task).status_code for task in work] == [200, 200]
         assert (await http.post("/get_reward", json={"query": ["a", "b"]})).status_code == 200
         assert (server.waiting, len(gate.asked)) == (0, 5)
-
-
-async def test_a_batch_that_could_never_fit_is_refused_at_the_start():
-    with pytest.raises(ConfigError, match="--max_items"):
-        ServeOptions(max_waiting=10, max_items=11)
 
 
 async def test_a_client_that_goes_away_gives_up_its_conversations():
@@ -413,44 +372,6 @@ async def test_half_a_request_is_cut_off_and_others_are_served_meanwhile(half):
         assert (await http.post("/get_reward", json=ROWS)).status_code == 200
         said = await asyncio.wait_for(reader.read(), 60)
         assert (said[:12], said.count(b"HTTP/1.1")) == (b"HTTP/1.1 408", 1)
-
-
-@pytest.mark.long
-async def test_a_connection_that_asks_again_later_is_kept():
-    async with serving(Lengths(), header_s=2.0) as server, connected(server) as (reader, writer):
-        for _ in range(2):
-            writer.write(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1:%d\r\n\r\n" % server.port)
-            assert (await asyncio.wait_for(reader.readuntil(b"}"), 60)).startswith(b"HTTP/1.1 200")
-            await asyncio.sleep(2.2)
-
-
-@pytest.mark.long
-async def test_a_head_that_comes_byte_by_byte_gets_no_more_time():
-    async with serving(Lengths(), header_s=2.0) as server, connected(server) as (reader, writer):
-
-        async def drip():
-            with contextlib.suppress(OSError):
-                while True:
-                    writer.write(b"G")
-                    await writer.drain()
-                    await asyncio.sleep(0.02)
-
-        drips = asyncio.create_task(drip())
-        assert b"408" in await asyncio.wait_for(reader.read(4096), 60)
-        drips.cancel()
-        await asyncio.gather(drips, return_exceptions=True)
-
-
-@pytest.mark.long
-async def test_a_request_that_is_scored_for_longer_than_heads_may_take_is_answered():
-    gate = Gate()
-    async with serving(gate, header_s=2.0) as server, at(server) as http:
-        task = asyncio.create_task(http.post("/get_reward", json=ROWS))
-        await until(lambda: len(gate.asked) == 2)
-        await asyncio.sleep(2.2)
-        gate.go_on.set()
-        assert (await task).status_code == 200
-        assert (await http.post("/get_reward", json=ROWS)).status_code == 200
 
 
 # --- health, metrics, the end -----------------------------------------------------------------------------------------
@@ -500,17 +421,6 @@ async def test_metrics_agree_with_what_was_sent():
     assert buckets == sorted(buckets)
     assert buckets[-1] == told["agentenv_rm_request_seconds_count"] == 3
     assert 0 < told["agentenv_rm_request_seconds_sum"] < 60
-
-
-async def test_prometheus_own_parser_reads_the_metrics():
-    parser = pytest.importorskip("prometheus_client.parser")
-    scorer = Batched(max_wait_s=0.0)
-    async with serving(scorer) as server, at(server) as http:
-        await http.post("/get_reward", json=ROWS)
-        text = (await http.get("/metrics")).text
-    await scorer.close()
-    kinds = {family.name: family.type for family in parser.text_string_to_metric_families(text)}
-    assert (kinds["agentenv_rm_request_seconds"], kinds["agentenv_rm_batch_size"]) == ("histogram", "summary")
 
 
 async def test_stopping_answers_what_is_being_scored_and_503_to_the_new(port):

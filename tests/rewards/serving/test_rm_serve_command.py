@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -20,7 +19,7 @@ from agentenv.rewards.models.get_reward import GetRewardScorer
 from agentenv.rewards.models.hf import HFScorer
 from agentenv.rewards.serving.server import RewardServer, ServeOptions
 from tests.rewards.models.tiny import said, tiny_rm
-from tests.rewards.serving.test_rm_serve import Lengths, until
+from tests.rewards.serving.test_rm_serve import Lengths
 from tests.with_openrlhf.where import needs_openrlhf, python
 
 ROOT = Path(__file__).parents[3]
@@ -79,12 +78,6 @@ def test_impossible_options_are_refused_before_anything_is_loaded(flags, says, c
     shown = capsys.readouterr().err
     assert says in shown
     assert shown.count("\n") == 1
-
-
-def test_any_name_needs_to_be_said_where_all_addresses_are_listened_on(capsys, monkeypatch):
-    monkeypatch.setenv("AGENTENV_RM_TOKEN", "hush")
-    assert main(["rm", "serve", "no-such-model", "--host", "0.0.0.0"]) == 2
-    assert "--allowed_hosts" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken_ends_the_command(tmp_path, capsys):
@@ -181,41 +174,3 @@ def test_openrlhfs_own_client_has_its_rewards_from_the_command_which_ends_with_s
     assert scores == rewards
     assert [log["rm_value"] for log in logs] == [pytest.approx([value], abs=1e-4) for value in expected[:64]]
     assert answer.json()["rewards"] == pytest.approx(shaped[64:], abs=1e-4)
-
-
-@pytest.mark.slow
-def test_sigterm_lets_what_is_being_scored_end_and_a_second_one_does_not(tmp_path):
-    slow = tmp_path / "slow.py"
-    slow.write_text(
-        "import time\ndef reward_func(queries, prompts, labels):\n"
-        "    time.sleep(float(queries[0]))\n    return {'rewards': [1.0] * len(queries)}\n"
-    )
-    for seconds, statuses, signals in (("2", {200}, 1), ("100", {503, 0}, 2)):
-        with command(slow) as (process, address), ThreadPoolExecutor() as pool:
-            task = pool.submit(asked, address, seconds)
-            url = address.removesuffix("/get_reward")
-            asyncio.run(until(lambda url=url: metric(url, "agentenv_rm_waiting") == 1))
-            process.send_signal(signal.SIGTERM)
-            line = process.stderr.readline()
-            while "SIGTERM" not in line:
-                line = process.stderr.readline()
-            assert "finishing 1 conversation, at most 30 s." in line
-            if signals == 2:
-                process.send_signal(signal.SIGTERM)
-            assert process.wait(280) == 0
-            assert task.result(60) in statuses
-
-
-def asked(address, text):
-    """The status of an answer, 0 where there was none."""
-    try:
-        return httpx.post(address, json={"query": [text]}, trust_env=False, verify=False, timeout=280).status_code
-    except httpx.TransportError:
-        return 0
-
-
-@pytest.mark.slow
-def test_a_model_that_is_not_there_ends_the_command_with_its_error(capsys):
-    assert main(["rm", "serve", "no/such-model", "--port", "0"]) == 2
-    shown = capsys.readouterr().err.splitlines()
-    assert ("serving http://127.0.0.1:" in shown[0], "no/such-model" in shown[-1]) == (True, True)

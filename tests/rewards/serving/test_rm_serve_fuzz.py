@@ -86,46 +86,6 @@ def test_bytes_that_are_not_http_are_answered_4xx(port, content):
     assert 400 <= told(port, content + b"\r\n\r\n")[0] < 500
 
 
-NAMES = (
-    "host", "origin", "authorization", "content-type", "content-length", "content-encoding", "transfer-encoding",
-    "expect", "connection", "upgrade", "sec-fetch-site", "x-other", "accept-encoding", "range",
-)  # fmt: skip
-VALUES = st.one_of(
-    st.sampled_from(
-        ["", "0", "1", "1000000000000", "-1", "chunked", "websocket", "close", "upgrade", "null", "100-continue",
-         "application/json", "application/json; charset=utf-16", "localhost", "[::1]", "[", "Bearer x", "Basic !"]
-    ),
-    st.text(st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=40),
-    st.sampled_from(["a" * num for num in (16_000, 16_384, 40_000)]),
-)  # fmt: skip
-
-
-@pytest.mark.long
-@settings(max_examples=100, deadline=None)
-@given(
-    headers=st.lists(st.tuples(st.sampled_from(NAMES), VALUES), max_size=4), path=st.sampled_from(["get_reward", ""])
-)
-def test_heads_of_any_kind_are_answered_and_never_as_an_error_of_ours(port, headers, path):
-    content = b'{"query": ["a"]}'
-    lines = [f"host: 127.0.0.1:{port}", "content-type: application/json", f"content-length: {len(content)}"]
-    lines = [f"POST /{path} HTTP/1.1", *lines, *(f"{name}: {value}" for name, value in headers)]
-    status, _ = told(port, "\r\n".join([*lines, "", ""]).encode("latin-1") + content)
-    assert status == 200 or 400 <= status < 500 or (status == 100 and ("expect", "100-continue") in headers)
-
-
-@pytest.mark.long
-@settings(max_examples=60, deadline=None)
-@given(content=st.binary(max_size=200) | st.text(max_size=100).map(str.encode))
-def test_bodies_of_any_bytes_are_answered_as_what_they_are(port, content):
-    try:
-        json.loads(content)
-    except ValueError:
-        expected = 400
-    else:
-        expected = 422
-    assert told(port, request(port, content))[0] == expected
-
-
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 MESSAGES = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "x"]), "content": st.text(max_size=9)})
 JSON = st.recursive(
