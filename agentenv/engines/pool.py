@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentenv._util.restarts import Restarts
@@ -232,7 +232,7 @@ class EnginePool(Engine):
             slot.num_blamed += 1
             if slot.num_blamed >= self.policy.max_failures:
                 self._lose(slot, engine, f"it failed {slot.num_blamed} requests in a row that others served")
-        return answer
+        return replace(answer, num_failovers=1) if isinstance(answer, Completion) else answer
 
     async def _ask(self, slot: EngineSlot, ask: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
         """Run a request at an engine while that is alive. Its place is already taken."""
