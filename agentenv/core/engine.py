@@ -64,6 +64,11 @@ class Engine(ABC):
         """Why the engine cannot follow `SamplingParams.structural_tag`; empty if it can."""
         return f"{type(self).__name__} does not constrain what it samples"
 
+    @property
+    def num_restarts(self) -> int:
+        """How often engines were started again after they had failed."""
+        return 0
+
     @classmethod
     def from_options(cls, options: EngineOptions) -> Self:
         """Return an engine that is not started yet, as the flags describe it. TypeError: it has no such argument."""

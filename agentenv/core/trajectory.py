@@ -75,6 +75,8 @@ class Turn:
     """True if the middle of the reply's content was cut out because it did not fit."""
     num_retries: int = 0
     """How often `step` was called again because infrastructure failed."""
+    num_failovers: int = 0
+    """How many engines failed before the one that sampled the action."""
     answer: Answer | None = None
     """What an engine that takes messages returned. Such a turn has no tokens: `start` equals `end`."""
     forced: tuple[int, ...] | None = None
@@ -341,7 +343,7 @@ class Trajectory:
         self.turns.append(Turn(
             start, end, action, completion.finish_reason, stop_reason=completion.stop_reason,
             generate_s=generate_s, num_cached_tokens=completion.num_cached_tokens, segment=len(self.segments) - 1,
-            answer=completion.answer,
+            num_failovers=completion.num_failovers, answer=completion.answer,
             forced=completion.forced, began_s=began_s,
         ))  # fmt: skip
 

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentenv.core.engine import Engine
@@ -266,7 +266,7 @@ class EnginePool(Engine):
             slot.num_blamed += 1
             if slot.num_blamed >= self.policy.max_failures:
                 self._lose(slot, engine, f"it failed {slot.num_blamed} requests in a row that others served")
-        return answer
+        return replace(answer, num_failovers=1) if isinstance(answer, Completion) else answer
 
     async def _ask(self, slot: EngineSlot, ask: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
         """Run a request at an engine while that is alive. Its place is already taken."""

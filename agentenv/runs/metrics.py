@@ -82,6 +82,10 @@ class Summary:
     """Calls of `step` again, after an InfraError that asks for it."""
     retried: Mapping[str, int] = field(default_factory=dict)
     """Errors in `Trajectory.retried`, by name."""
+    num_failovers: int = 0
+    """Actions that an engine failed to sample before another one did."""
+    isolation: str = ""
+    """`isolation` in the last `StepResult.info` that has it: the level of the sandbox of its programs."""
 
 
 def summarize(trajectory: Trajectory) -> Summary:
@@ -93,12 +97,15 @@ def summarize(trajectory: Trajectory) -> Summary:
     num_prompt = turns[0].num_input_tokens if is_text else sum(span.end for span in spans if span.kind == "prompt")
     last: dict[str, float] = {}
     total: dict[str, float] = defaultdict(float)
+    isolation = ""
     for turn in turns:
         for key, value in turn.result.info.items() if turn.result is not None else ():
-            number = _number(value)
-            if number is not None:
-                last[key] = number
-                total[key] += number
+            if key == "isolation":
+                isolation = str(value)
+            # Neither text nor NaN, and no number whose sums would be infinite.
+            if not isinstance(value, str) and abs(value) <= MAX_REWARD:
+                last[key] = float(value)
+                total[key] += last[key]
     text = "\n".join(turn.action for turn in turns) if trajectory.reward is not None else ""
     return Summary(
         trajectory.episode_id,
@@ -133,12 +140,9 @@ def summarize(trajectory: Trajectory) -> Summary:
         num_cut=sum(turn.finish_reason == "length" for turn in turns),
         num_step_retries=sum(turn.num_retries for turn in turns),
         retried=Counter(trajectory.retried),
+        num_failovers=sum(turn.num_failovers for turn in turns),
+        isolation=isolation,
     )
-
-
-def _number(value: float | str) -> float | None:
-    # Neither text nor NaN, and no number whose sums would be infinite.
-    return float(value) if not isinstance(value, str) and abs(value) <= MAX_REWARD else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +203,10 @@ class Metrics:
     """Calls of `step` again, after an InfraError that asks for it, in the recorded attempts."""
     retried_errors: dict[str, int]
     """Errors after which a step or an attempt ran again, by class and class of the cause, the most frequent first."""
+    num_failovers: int
+    """Actions that an engine failed to sample before another one did, in the recorded attempts."""
+    isolation: dict[str, int]
+    """Episodes by level of the sandbox of their programs: `isolation` of `StepResult.info`."""
     num_infra_errors: int
     """Failures of engine, grader or sandbox: independent of policy and environment."""
     num_env_errors: int
@@ -239,6 +247,8 @@ class Metrics:
     info: dict[str, dict[str, float]]
     """By key of `StepResult.info`: "last", the mean over episodes of the last turn's value, "sum", the mean of the sum
     over turns, and "num_episodes" that have the key."""
+    num_engine_restarts: int = 0
+    """How often engines were started again in this session, after they had failed."""
     environments: dict[str, Metrics] = field(default_factory=dict)
     """In a mixture: the numbers of each environment, by its name; in JSON without `time`, which they share."""
 
@@ -261,15 +271,15 @@ class _Group:
     num_passed: int = 0
 
 
-_KINDS = ("error_types", "stop_reasons", "bridges", "refusals", "retried_errors")
+_KINDS = ("error_types", "stop_reasons", "bridges", "refusals", "retried_errors", "isolation")
 
 
 class Totals(Counter[str]):
     """Sums over episodes of the numbers in a Summary, and "num_episodes"."""
 
     NAMES = (
-        "attempt", "num_action_tokens", "num_cached_tokens", "num_cut", "num_input_tokens", "num_observation_tokens",
-        "num_prompt_tokens", "num_step_retries", "generate_s", "step_s", "wait_s",
+        "attempt", "num_action_tokens", "num_cached_tokens", "num_cut", "num_failovers", "num_input_tokens",
+        "num_observation_tokens", "num_prompt_tokens", "num_step_retries", "generate_s", "step_s", "wait_s",
     )  # fmt: skip
 
     def count(self, e: Summary) -> None:
@@ -323,6 +333,8 @@ class _Counts:
         for field_name, counts in (("bridges", e.bridges), ("refusals", e.refusals), ("retried_errors", e.retried)):
             for kind, num in counts.items():  # `Counter.update` is slow for few values
                 self.kinds[field_name][kind] += num
+        if e.isolation:
+            self.kinds["isolation"][e.isolation] += 1
         if e.cost_usd is not None:
             self.cost.add(e.cost_usd)
         key = e.group_id or e.episode_id
@@ -376,6 +388,7 @@ class _Counts:
             num_no_reward=num - num_rewarded,
             num_retries=totals["attempt"],
             num_step_retries=totals["num_step_retries"],
+            num_failovers=totals["num_failovers"],
             num_infra_errors=num_infra,
             num_env_errors=sum(kinds["error_types"].values()) - num_infra,
             truncated_share=_ratio(self.num_truncated, num),

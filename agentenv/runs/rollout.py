@@ -214,7 +214,7 @@ async def arollout(
             await run_missing(job, runner, log, record, earlier)
         finally:
             screen.progress.stop()
-            metrics = await log.finish()
+            metrics = await log.finish(runner.setup.engine)
         runner.check_error_share()
     order = [each.episode_id for each in plan(job.tasks, config.n)]
     return Run(tuple(trajectories[key] for key in order if key in trajectories), metrics, out)

@@ -106,7 +106,7 @@ async def _run(config: RunConfig, stdout: TextIO, page: PageBeside) -> int:
                 signals = await until_signal(work, watchdog, runner.drain, grace_s=errors.grace_s)
             finally:
                 screen.progress.stop()
-                metrics = await log.finish()
+                metrics = await log.finish(runner.setup.engine)
                 screen.show_result(metrics)
             if signals:
                 kept, command = (

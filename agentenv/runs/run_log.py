@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv._util.jsonable import jsonable
+from agentenv.core.engine import Engine
 from agentenv.core.trajectory import Trajectory
 from agentenv.runs.metrics import Metrics, Summary, Tally, Totals, summarize
 from agentenv.runs.prepare import Job
@@ -104,14 +105,17 @@ class RunLog:
         if self.outbox:
             await self.outbox.append(trajectory)
 
-    async def finish(self) -> Metrics:
-        """Return the metrics of the run and write them to `metrics.json`; speed and time are those of this session."""
+    async def finish(self, engine: Engine) -> Metrics:
+        """Return the metrics of the run and write them to `metrics.json`; speed and time are those of this session.
+
+        `engine` knows how often it was started again.
+        """
         if self.outbox:
             await self.outbox.settle()
         counts: dict[str, Any] = {"num_tasks": self.num_tasks, "num_samples": self.num_samples}
         wall_s = self.stats.facts()["elapsed_s"]
         metrics = self.tally.metrics(**counts, wall_s=wall_s, env_tasks=self._env_tasks)
-        metrics = replace(metrics, time=self._session.time(wall_s))
+        metrics = replace(metrics, time=self._session.time(wall_s), num_engine_restarts=engine.num_restarts)
         if self.outbox and (self._session["num_episodes"] or self._differs(metrics)):
             await self.outbox.write_metrics(metrics.to_dict())
         await self.trackers.finish(metrics.num_episodes, metrics.to_dict())
@@ -125,4 +129,5 @@ class RunLog:
         except (OSError, ValueError):
             return True
         now = jsonable(metrics.to_dict())
-        return not isinstance(stored, dict) or stored | {"time": None} != now | {"time": None}
+        of_session = {"time": None, "num_engine_restarts": None}
+        return not isinstance(stored, dict) or stored | of_session != now | of_session

@@ -1,5 +1,6 @@
 """What a run shows beside its progress: one line for each kind of failure, and how long a start has taken."""
 
+import asyncio
 import io
 import json
 import re
@@ -7,8 +8,11 @@ import time
 
 import pytest
 
+import agentenv
+from agentenv import ScriptedEngine, StepResult
 from agentenv._util.plurals import counted
 from agentenv.core.types import StopReason
+from agentenv.engines.pool import EngineDead, EnginePool, PoolPolicy
 from agentenv.runs.display import progress
 from agentenv.runs.display.report import FailureKinds, result_rows
 from agentenv.runs.metrics import Summary, Tally, aggregate
@@ -110,3 +114,39 @@ def test_engines_and_learners_that_start_are_told_unless_progress_is_off(every_m
         said = capfd.readouterr().err
         assert "starting" not in said
         assert "loading the learner" not in said
+
+
+class Mortal(ScriptedEngine):
+    """Dies of its first request."""
+
+    async def generate(self, prompt_token_ids, sampling, *, request_id):
+        raise EngineDead("gone")
+
+
+class Isolated(agentenv.AgentInstance):
+    """Waits for the new engine; its programs ran in a weaker sandbox."""
+
+    pool: EnginePool
+
+    async def step(self, states):
+        while not self.pool.num_restarts:
+            await asyncio.sleep(0.001)
+        return StepResult(reward=1.0, terminated=True, info={"isolation": "landlock"})
+
+
+async def test_what_a_run_survived_is_in_its_table_in_its_metrics_and_on_the_record_of_the_episode(tmp_path):
+    engines, policy = [Mortal(["x"]), ScriptedEngine(["x"])], PoolPolicy(restart_wait_s=0.0)
+    Isolated.pool = EnginePool(engines, make=lambda _: ScriptedEngine(["x"]), policy=policy)
+    Isolated.pool.tokenizer = engines[0].tokenizer
+    rows = [{"prompt": "?", "label": ""}] * 2
+    run = await agentenv.arollout(Isolated, rows, engine=Isolated.pool, out=str(tmp_path / "out"), progress="none")
+    await Isolated.pool.close()
+    shown = dict(result_rows(run.metrics))
+    assert shown["sandbox"] == "landlock 2, weaker than namespaces"
+    assert shown["failovers"] == "1 action was sampled by another engine"
+    assert shown["engine restarts"] == "1"
+    stored = json.loads((tmp_path / "out/metrics.json").read_text())
+    assert [stored[name] for name in ("num_engine_restarts", "num_failovers", "isolation")] == [1, 1, {"landlock": 2}]
+    again = agentenv.load_run(tmp_path / "out")
+    assert sorted(turn.num_failovers for each in again for turn in each.turns) == [0, 1]
+    assert (again.metrics.num_failovers, again.metrics.isolation) == (1, {"landlock": 2})

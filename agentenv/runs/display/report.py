@@ -18,6 +18,7 @@ from agentenv._util.plurals import counted, histogram
 from agentenv.runs.config import RunConfig
 from agentenv.runs.display.progress import clock
 from agentenv.runs.metrics import Metrics, Summary
+from agentenv.sandbox.types import Isolation
 
 _ERROR_CHARS = 500
 
@@ -135,11 +136,16 @@ def result_rows(m: Metrics) -> list[tuple[str, str]]:
 def _error_rows(m: Metrics) -> list[tuple[str, str]]:
     attempts = "attempt failed and was retried", "attempts failed and were retried"
     calls = "call of `step` failed and was repeated", "calls of `step` failed and were repeated"
+    failovers = "action was", "actions were"
+    weak = m.isolation.keys() & {level for level in Isolation if level.strength < Isolation.NAMESPACES.strength}
     rows = [
+        ("sandbox", histogram(m.isolation) + ", weaker than namespaces" * bool(weak) if m.isolation else ""),
         ("errors", f"{m.num_infra_errors} infrastructure, {m.num_env_errors} environment"),
         ("refused requests", histogram(m.refusals) if m.refusals else ""),
         ("retries", counted(m.num_retries, *attempts) if m.num_retries else ""),
         ("step retries", counted(m.num_step_retries, *calls) if m.num_step_retries else ""),
+        ("engine restarts", str(m.num_engine_restarts) if m.num_engine_restarts else ""),
+        ("failovers", f"{counted(m.num_failovers, *failovers)} sampled by another engine" if m.num_failovers else ""),
         ("retried errors", histogram(m.retried_errors) if m.retried_errors else ""),
         ("error types", histogram(m.error_types) if m.num_infra_errors + m.num_env_errors else ""),
     ]

@@ -70,7 +70,7 @@ async def choose(request: IsolationRequest) -> IsolationLevel:
         if isolation is Isolation.NONE:
             _LOG.warning("LocalSandbox: programs run WITHOUT isolation (%s=1 and allow_unsafe)", OPT_IN)
         elif failures:
-            _LOG.info("LocalSandbox: %s is the strongest level here: %s", isolation, "; ".join(failures))
+            _LOG.warning("LocalSandbox: %s is the strongest level here: %s", isolation, "; ".join(failures))
         return level
     # Blame a missing package instead of the isolation, if one made a level fail.
     matches = [re.search(r"\((\S+)\): .*No module named '([\w.]+)'", failure) for failure in failures]
