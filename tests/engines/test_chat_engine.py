@@ -277,6 +277,12 @@ async def test_a_refusal_for_another_limit_is_a_failure_and_is_sent_once(message
     assert len(server.requests) == 1
 
 
+async def test_a_code_of_the_server_says_that_a_conversation_is_too_long_whatever_its_words():
+    refusal = {"error": {"code": "context_length_exceeded", "message": "Your plan has 8192 tokens a day or request."}}
+    error, _ = await ask(in_turn((400, {}, refusal)))
+    assert isinstance(error, PromptTooLong)
+
+
 async def test_an_answer_keeps_reasoning_apart_and_counts_tokens():
     message = {"role": "assistant", "content": "4", "reasoning_content": "2 and 2 is 4."}
     usage = {"prompt_tokens": 1000, "completion_tokens": 200, "prompt_tokens_details": {"cached_tokens": 600}}
@@ -288,6 +294,11 @@ async def test_an_answer_keeps_reasoning_apart_and_counts_tokens():
     assert answer.cost_usd == pytest.approx((400 * 2 + 600 * 1 + 200 * 10) / 1e6)
     assert found.token_ids == ()
     assert found.logprobs is None
+
+
+async def test_a_refusal_of_the_model_is_its_text():
+    found, _ = await ask(in_turn({"role": "assistant", "content": None, "refusal": "I cannot help."}))
+    assert found.answer.content == "I cannot help."
 
 
 @pytest.mark.parametrize(

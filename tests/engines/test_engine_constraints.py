@@ -149,6 +149,11 @@ async def test_tokens_that_no_grammar_allows_are_an_engine_error(reason):
         await with_forced(wrong, SamplingParams(structural_tag=constant("ab")), CONSTRAINER, "http://x")
 
 
+async def test_a_completion_without_a_tag_has_no_forced_tokens():
+    free = Completion((5, 6))
+    assert await with_forced(free, SamplingParams(), CONSTRAINER, "vLLM") is free
+
+
 # --- engines --------------------------------------------------------------------------------------------------------
 
 

@@ -139,6 +139,14 @@ def test_stop_strings_wait_for_whole_characters() -> None:
         assert first_stop(text.encode(), stop) == (end, stop)
 
 
+def test_stop_strings_wait_for_characters_started_in_the_prompt() -> None:
+    assert first_stop("é!".encode()[1:], "!", prompt="é".encode()[:1]) == (2, "!")
+
+
+def test_stop_strings_survive_bytes_that_are_not_text() -> None:
+    assert first_stop(b"\xff" * 40 + b" stop", "stop") == (45, "stop")
+
+
 def test_stop_strings_are_looked_for_after_min_tokens() -> None:
     assert first_stop(b"xx xx", "x", min_tokens=2) == (4, "x")
     assert first_stop(b"abc", "ab", min_tokens=2) is None

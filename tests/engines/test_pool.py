@@ -149,6 +149,16 @@ async def test_an_engine_gets_no_more_than_its_share_at_once_and_the_rest_comes_
         assert episodes(engine) == sorted(episodes(engine), key=lambda i: int(i[1:-2]))
 
 
+async def test_a_request_that_is_given_up_while_it_waits_takes_no_place():
+    pool = EnginePool([Fragile(latency_s=0.01)], policy=PoolPolicy(max_in_flight=1))
+    first, second, third = (ask(pool, f"e{index}/0") for index in range(3))
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.gather(first, third)
+    assert second.cancelled()
+    assert pool.in_flight == [0]
+
+
 async def test_a_place_that_comes_together_with_the_cancellation_is_given_back():
     slot = EngineSlot(0, object())
     dispatch = RequestDispatcher([slot], max_in_flight=1, max_skew=0)
@@ -351,6 +361,14 @@ async def test_without_a_factory_the_death_of_the_last_engine_stops_the_run():
         await pool.generate([1], SAMPLING, request_id="e/0")
 
 
+async def test_a_factory_that_is_wrong_stops_the_run_with_its_message():
+    engine = Fragile()
+    engine.dead = True
+    pool = EnginePool([engine], make=lambda _: Fragile(start=ConfigError("no such model")), policy=QUICK)
+    with pytest.raises(RunStopped, match="no such model"):
+        await pool.generate([1], SAMPLING, request_id="e/0")
+
+
 async def test_an_engine_without_an_answer_for_too_long_counts_as_dead():
     stuck, new = Fragile(hang), Fragile()
     pool = EnginePool([stuck], make=lambda _: new, policy=PoolPolicy(stall_s=0.02, restart_wait_s=0.001))
@@ -382,6 +400,15 @@ async def test_an_engine_that_cannot_start_fails_the_start_and_closes_the_others
     with pytest.raises(ConfigError, match="no such model"):
         await EnginePool(engines).start()
     assert [engine.closed for engine in engines] == [True, True]
+
+
+async def test_a_start_that_takes_too_long_is_an_error():
+    class Slow(Fragile):
+        async def start(self):
+            await asyncio.Event().wait()
+
+    with pytest.raises(EngineError, match=r"expected 1 engines within 0.01 s"):
+        await EnginePool([Slow()], policy=PoolPolicy(start_timeout_s=0.01)).start()
 
 
 async def test_close_fails_what_is_in_flight_and_what_waits_and_leaves_no_task():

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
 from agentenv.core.types import SamplingParams
-from agentenv.engines.hf import scoring as _score
+from agentenv.engines.hf import jobs as _score
 from agentenv.engines.hf.engine import HFEngine
 from agentenv.engines.vllm.http import VLLMHTTPEngine
 from agentenv.errors import EngineError
@@ -140,6 +140,18 @@ async def test_scores_are_of_one_policy_version_when_weights_change_meanwhile(en
     assert (await scoring)[1:] == pytest.approx(by_transformers(other, IDS), abs=1e-5)
 
 
+async def test_cancelled_score_is_given_up(engine, one_token_at_a_time):
+    scoring = asyncio.create_task(engine.score(IDS))
+    while not engine._scores:
+        await asyncio.sleep(0)
+    scoring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await scoring
+    one_token_at_a_time.set()
+    assert len(await engine.score(IDS[:3])) == 3
+    assert not engine._scores
+
+
 async def test_scores_wait_while_the_engine_is_paused(engine):
     await engine.pause()
     scoring = asyncio.create_task(engine.score(IDS))
@@ -167,6 +179,18 @@ async def test_a_failed_score_affects_no_other(engine, monkeypatch):
     )
     assert results[0].token_ids == alone.token_ids
     assert (type(results[1]), len(results[2])) == (RuntimeError, 8)
+
+
+async def test_weights_that_are_not_finite_are_an_error(engine):
+    name, weight = next((n, w) for n, w in engine._slots.model.state_dict().items() if n.endswith("lm_head.weight"))
+    await engine.update_weights([(name, torch.full_like(weight, math.nan))], 1)
+    with pytest.raises(EngineError, match="finite logits"):
+        await engine.score(IDS)
+
+
+async def test_sequence_of_one_token_has_nothing_before_it(engine):
+    (score,) = await engine.score([5])
+    assert math.isnan(score)
 
 
 async def test_whole_context_can_be_scored_and_no_more(engine):

@@ -131,6 +131,14 @@ async def test_completions_endpoint_gives_tokens_logprobs_and_stop_reason():
     assert body["repetition_penalty"] == 1.0  # else the model's generation config would decide
 
 
+@pytest.mark.parametrize("base_url", ["http://vllm", "http://vllm/", "http://vllm/v1", "http://vllm/v1/"])
+async def test_base_url_with_and_without_v1(base_url):
+    fake = Fake()
+    async with engine_over(fake, base_url=base_url) as engine:
+        await ask(engine)
+    assert str(fake.requests[-1].url) == "http://vllm/v1/completions"
+
+
 async def test_server_is_looked_at_once_for_many_calls():
     fake = Fake()
     async with engine_over(fake) as engine:
@@ -271,6 +279,13 @@ async def test_an_answer_longer_than_its_tokens_need_is_refused():
         with pytest.raises(EngineError, match=r"expected at most \d+ bytes, got more"):
             await ask(engine, max_tokens=100)
     assert stream.num_read < 10 << 20
+
+
+async def test_text_only_is_an_engine_error_once_the_server_answered_ids():
+    fake = Fake(lambda body: completion(token_ids=None))
+    async with engine_over(fake) as engine:
+        with pytest.raises(EngineError, match="got text only"):
+            await ask(engine)
 
 
 ODD = st.recursive(

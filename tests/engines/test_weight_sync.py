@@ -166,14 +166,6 @@ def test_a_way_that_there_is_not_is_refused_when_the_engine_is_made():
         VLLMEngine("model", engine_args={"transfer": "gloo"})
 
 
-async def test_engines_without_a_gpu_cannot_sleep():
-    pool = EnginePool([ScriptedEngine(["a"], tokenizer=CharTokenizer())])
-    for ask in (pool.sleep, pool.wake_up):
-        with pytest.raises(ConfigError, match="--vllm_enable_sleep: expected vLLM on GPUs, got ScriptedEngine"):
-            await ask()
-    await pool.close()
-
-
 class Picky(ScriptedEngine):
     """Takes weights but "bad" ones, and dies when it is told to."""
 

@@ -16,12 +16,13 @@ from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EnvSource
-from agentenv.errors import InfraError, RunStopped
+from agentenv.errors import ConfigError, InfraError, RunStopped
 from agentenv.rewards.types import RewardResult
 from agentenv.runs.config import GroupOptions
 from agentenv.runs.group_rewards import GroupGrader
 from agentenv.runs.records.lines import trajectory_from_dict, trajectory_to_dict
 from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.training.evaluation import Evaluation
 from agentenv.training.rollouts import RolloutOptions, Rollouts
 from agentenv.training.task_order import TaskOrder
 
@@ -208,12 +209,27 @@ async def test_a_checkpoint_keeps_what_is_finished_and_samples_again_what_was_in
     assert sorted(ids(batches[0]) + ids(batches[1])) == ["t0", "t1", "t2", "t3"]
 
 
+async def test_no_task_is_an_error():
+    with pytest.raises(ConfigError, match="--data: expected at least one task"):
+        make_rollouts([])
+
+
 async def test_every_episode_is_reported_once():
     told = []
     rollouts = make_rollouts(make_tasks("xxxx"), on_episode=told.append)
     await rollouts.take()
     await rollouts.close()
     assert sorted(Counter(each.group_id for each in told).values()) == [2, 2]
+
+
+async def test_a_group_whose_sampling_failed_is_sampled_again_after_a_resume():
+    tasks = [Task("q", label="raises", task_id=f"t{index}") for index in range(30)]
+    rollouts = make_rollouts(tasks, max_error_share=0.2)
+    with pytest.raises(RunStopped):
+        await rollouts.take()
+    facts, _ = rollouts.state()
+    await rollouts.close()
+    assert len(facts["again"]) + len(facts["ready"]) + rollouts.rejected.total() == facts["next"]
 
 
 async def test_samples_that_a_lower_bound_makes_too_old_are_sampled_again():
@@ -335,6 +351,13 @@ async def test_groups_are_taken_with_their_reward_and_every_episode_is_shown_wit
     assert compares.graded == Counter(x1=2, x2=2, y3=2)
     assert sorted(each.reward for each in shown) == [10.0] * 2 + [11.0] * 4
     await rollouts.close()
+
+
+async def test_two_failures_of_a_small_evaluation_end_no_training():
+    rollouts, compares, _ = grading(["x"], max_error_share=0.2)
+    evaluation = Evaluation(rollouts.runner, {"held": make_tasks(["x1", "x2", "x3", "raises"])}, 2, rollouts._grader)
+    assert (await evaluation.run())["num_failed"] == 2
+    assert compares.graded == Counter(x1=2, x2=2, x3=2)
 
 
 @pytest.mark.parametrize("partial", [False, True])

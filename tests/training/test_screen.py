@@ -83,6 +83,17 @@ def test_a_terminal_gets_the_lines_and_a_live_line_of_the_step_that_continues():
     assert f"step  3/10 · {LINE}" in out.getvalue()
 
 
+def test_the_counts_of_episodes_start_again_with_each_step():
+    shown, _ = screen("plain")
+    shown.start(10, 1)
+    shown.episode(ended(error="infra"))
+    shown.step(1, {})
+    shown.episode(ended(score=0.25))
+    console = Console(file=io.StringIO(), width=200)
+    console.print(shown._draw())
+    assert "step  2/10 · 1/128 episodes · score 0.250 so far · 0s" in console.file.getvalue()
+
+
 def test_the_estimate_of_the_end_is_made_from_the_last_steps(monkeypatch):
     now_s = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)

@@ -44,3 +44,11 @@ async def test_an_exception_of_the_work_is_reported_although_it_was_cancelled(ca
     may_end.set()
     with pytest.raises(OSError, match="no space left"):
         await running
+
+
+async def test_the_result_is_that_of_the_work():
+    async def work():
+        await asyncio.sleep(0)
+        return 3
+
+    assert await run_to_completion(work()) == 3

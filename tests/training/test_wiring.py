@@ -9,8 +9,10 @@ from agentenv.core.types import Limits, SamplingParams
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.training.best_model import EarlyStop
 from agentenv.training.config import TrainConfig
 from agentenv.training.curriculum import spread
+from agentenv.training.logs.records import open_records
 from agentenv.training.train import make_evaluation, prepare_training, rollout_options, with_engine
 
 MIX = ("math_retry:2", "guess_number")
@@ -63,6 +65,16 @@ async def test_flags_of_evaluations_reach_their_runner():
     assert (evaluation.runner.concurrency, evaluation.runner.policy.max_retries) == (5, 4)
     assert list(evaluation.sets) == ["word_problems"]
     assert len(evaluation.kept_tasks) == 2
+
+
+def test_flags_of_files_reach_the_journal_the_checkpoints_and_the_best_model(tmp_path):
+    config = TrainConfig.from_flags(
+        env="math_retry", logging_steps=3, max_ckpt_num=2, ckpt_path=str(tmp_path / "c"), early_stop="score:2"
+    )
+    with open_records(config, tmp_path / "out", {}, lambda text: None) as records:
+        assert records.journal._logging_steps == 3
+        assert (records.checkpoints.keep, records.checkpoints.folder) == (2, tmp_path / "c")
+        assert records.best._early_stop == EarlyStop("score", 2)
 
 
 EPISODES = {

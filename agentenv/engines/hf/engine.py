@@ -21,13 +21,12 @@ from agentenv._util.virtual_time import external_work
 from agentenv.core.engine import Engine, EngineOptions, Tokenizer
 from agentenv.core.types import Completion, FinishReason, SamplingParams
 from agentenv.engines.constraints import Constrainer, missing_xgrammar
-from agentenv.engines.hf.jobs import GenerationJob, post, settle
+from agentenv.engines.hf.jobs import GenerationJob, ScoreJob, post, settle
 from agentenv.errors import ConfigError, EngineError, MissingDependency
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentenv.engines.hf.scoring import ScoreJob
     from agentenv.engines.weights.shared import SharedWeights, WeightFile
 
 MAX_PREFILL_TOKENS = 4096
@@ -82,7 +81,6 @@ class HFEngine(Engine):
             from transformers import AutoTokenizer
 
             from agentenv.engines.hf import sampling as _sampling
-            from agentenv.engines.hf import scoring as _score
             from agentenv.engines.hf import slot_model
 
         except ImportError as error:
@@ -91,7 +89,7 @@ class HFEngine(Engine):
             ) from error
         if tokenizer is None and isinstance(model, str | Path):
             tokenizer = AutoTokenizer.from_pretrained(str(model))
-        self._sampling, self._tokenizer, self._new_job = _sampling, tokenizer, _score.ScoreJob
+        self._sampling, self._tokenizer = _sampling, tokenizer
         self._slots = slot_model.SlotModel(model, device=device, dtype=dtype, max_length=max_length)
         self._new_cache, self._prefixes = slot_model.SlotCache, slot_model.PrefixStore(prefix_cache_tokens)
         self._constrainer = None if tokenizer is None else Constrainer(tokenizer, self._slots.vocab_size)
@@ -171,7 +169,7 @@ class HFEngine(Engine):
         """
         loop, ids = asyncio.get_running_loop(), list(token_ids)
         self._slots.check_prompt(ids, "HFEngine.score", room=0)
-        job = self._new_job(self._slots.model, ids, loop, loop.create_future())
+        job = ScoreJob(self._slots.model, ids, loop, loop.create_future())
         with self._changed:
             self._check_open()
             self._scores.append(job)
