@@ -355,6 +355,13 @@ def test_row_15_the_batch_gets_the_rewards(key):
     assert data.batch[key].dtype is torch.float32
 
 
+def test_row_16_a_tensor_or_both():
+    data = simple()
+    tensor, both = manager()(data), manager()(data, return_dict=True)
+    assert sorted(both) == ["reward_extra_info", "reward_tensor"]
+    assert torch.equal(tensor, both["reward_tensor"])
+
+
 # --- row 17: samples in the log --------------------------------------------------------------------------------------
 
 
