@@ -144,7 +144,7 @@ def _flags(config: type[Any]) -> type[Any]:
         default: Any = () if is_repeatable(flag.kind) else None
         kind = tuple[kind, ...] if is_repeatable(flag.kind) else kind | None
         if flag.kind is bool:
-            kind, default = (bool, True) if flag.default else (tyro.conf.FlagCreatePairsOff[bool], False)  # type: ignore[misc]
-        kind = tyro.conf.Positional[kind] if flag.is_positional else kind
+            kind, default = (bool, True) if flag.default else (tyro.conf.FlagCreatePairsOff[bool], False)
+        kind = tyro.conf.Positional[kind] if flag.is_positional else kind  # type: ignore[misc]
         made.append((flag.name, kind, field(default=default, metadata={"help": flag.text})))
     return make_dataclass(config.__name__, made)
