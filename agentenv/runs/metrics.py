@@ -375,7 +375,7 @@ class _Counts:
         while self.open:
             self._fold(self.open.popitem()[1])
         totals, num, num_rewarded = self.totals, self.totals["num_episodes"], self.rewards.num
-        kinds = {name: dict(self.kinds[name].most_common()) for name in _KINDS}
+        kinds: dict[str, Any] = {name: dict(self.kinds[name].most_common()) for name in _KINDS}
         num_infra = sum(num for name, num in kinds["error_types"].items() if name.startswith("infra:"))
         at_least_one, all_of = self.passes.estimates(num_samples)
         return Metrics(
