@@ -72,7 +72,9 @@ async def _engine(job: Job, stack: contextlib.AsyncExitStack, note: Callable[[st
         args=job.engine_args,
         ray=_ray_config(job),
     )
-    with naming(*_of_longest(job)), waiting(f"starting {_engine_words(job)}", note):
+    backend = config.engine_backend if job.engine == "ray" else job.engine
+    words = (engine_class(backend).words or backend) + " in Ray actors" * (job.engine == "ray")
+    with naming(*_of_longest(job)), waiting(f"starting {words}", note):
         return await stack.enter_async_context(opening)
 
 
@@ -96,13 +98,6 @@ def _check_engine(job: Job, engine: Engine, note: Callable[[str], None]) -> None
             "the server returns raw log-probabilities. They are recorded as missing where temperature or "
             "truncation changes them. Start it with --logprobs-mode processed_logprobs."
         )
-
-
-def _engine_words(job: Job) -> str:
-    """Return the name of the engine for the screen: "vLLM in Ray actors"."""
-    name = job.config.engine_backend if job.engine == "ray" else job.engine
-    words = engine_class(name).words or name
-    return f"{words} in Ray actors" if job.engine == "ray" else words
 
 
 async def _source(job: Job, stack: contextlib.AsyncExitStack) -> EpisodeSource:

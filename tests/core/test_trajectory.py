@@ -141,18 +141,6 @@ def test_no_sequence_of_calls_breaks_the_record(calls):
         check_invariants(trajectory, actions)
 
 
-@given(st.lists(ids, min_size=1, max_size=5), st.integers(0, 9))
-def test_legal_appends_are_taken(prompt, version):
-    trajectory = Trajectory(Task("q"), MAX_LENGTH)
-    trajectory.append_observation(prompt)
-    trajectory.append_turn(Completion((1, 2, 3), logprobs=(-0.5, math.nan, -0.25), policy_version=version), "abc")
-    trajectory.set_result(StepResult(reward=0.5))
-    trajectory.append_observation([4])
-    assert trajectory.token_ids.tolist() == [*prompt, 1, 2, 3, 4]
-    assert list(trajectory.action_mask) == [0] * len(prompt) + [1, 1, 1, 0]
-    assert math.isnan(trajectory.logprobs[len(prompt) + 1])
-
-
 def test_a_missing_logprob_is_nan_and_never_zero():
     trajectory = one_turn(logprobs=None)
     assert [math.isnan(x) for x in trajectory.logprobs] == [False, True, True]
@@ -161,13 +149,6 @@ def test_a_missing_logprob_is_nan_and_never_zero():
 def test_an_action_needs_a_token_before_it():
     with pytest.raises(ValueError, match="after at least one prompt token, got 1 after 0"):
         Segment().append_action(Completion((1,)))
-
-
-def test_an_action_needs_a_token():
-    segment = Segment()
-    segment.append_observation([1])
-    with pytest.raises(ValueError, match="expected at least one token"):
-        segment.append_action(Completion(()))
 
 
 def test_a_shifted_logprob_is_refused_with_both_lengths():
@@ -235,16 +216,6 @@ def test_a_failed_episode_has_neither_reward_nor_score():
     trajectory = one_turn(result=StepResult(reward=1.0, score=1.0))
     trajectory.finish(StopReason.ERROR)
     assert (trajectory.reward, trajectory.score) == (None, None)
-
-
-def test_an_episode_without_a_turn_has_no_reward():
-    trajectory = Trajectory(Task("q"), 8)
-    trajectory.finish(StopReason.ABORTED)
-    assert trajectory.reward is None
-
-
-def test_a_running_episode_is_neither_terminated_nor_truncated():
-    assert (one_turn().terminated, one_turn().truncated) == (False, False)
 
 
 def test_the_shortcuts_refuse_to_guess_between_segments():

@@ -262,10 +262,6 @@ def check_full(place, said, *more, after):
 # --- what there is to go on from -------------------------------------------------------------------------------------
 
 
-def without(name, argv):
-    return [arg for arg, before in zip(argv, [None, *argv], strict=False) if name not in (arg, before)]
-
-
 @pytest.mark.long
 def test_missing_or_damaged_checkpoints_are_reported_and_earlier_files_are_kept(place, capfd):
     assert command(flags("--max_train_steps", 2)) == 0
@@ -281,23 +277,6 @@ def test_missing_or_damaged_checkpoints_are_reported_and_earlier_files_are_kept(
     assert kept == before
     assert steps(place) == [1]
     assert len(list(read_trajectories(place / "out"))) == 8, "of this attempt only"
-
-
-@pytest.mark.long
-def test_checkpoints_of_another_training_are_refused_no_matter_what_folder_it_writes_to(place, capfd):
-    base = without("--out", flags("--ckpt_path", "checkpoints", "--max_train_steps", 1))
-    assert command([*base, "--out", "out"]) == 0
-    more = [*base, "--resume", "--max_train_steps", 2]
-    for changed, said in (
-        (["--seed", 7], "seed was 42, is now 7"),
-        (["--limit", 3], "tasks was '8 tasks, "),
-        (["--advantage_estimator", "rloo"], "advantage_estimator was 'reinforce_baseline', is now 'rloo'"),
-    ):
-        capfd.readouterr()
-        assert command([*more, *changed]) == 2, changed
-        assert said in capfd.readouterr().err
-    assert command([*more, "--out", "elsewhere"]) == 0
-    assert [line["step"] for line in read_metrics(place / "elsewhere")] == [2]
 
 
 # --- who samples how -------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """`--group_reward` of `agentenv run`: when groups are graded, what is recorded, and what a resumed run does."""
 
-import asyncio
 import importlib
 import json
 import sys
@@ -12,7 +11,6 @@ from agentenv import AgentInstance, ScriptedEngine, StepResult
 from agentenv.errors import ConfigError, DataError, RunStopped
 from agentenv.runs.records.directory import read_trajectories
 from tests.drivers import command, write_rows
-from tests.rewards.judges.servers import chat_server
 
 LENGTHS = """
 calls = []
@@ -171,32 +169,6 @@ def test_the_other_groups_do_not_wait_for_a_slow_one(rewards, tmp_path):
     assert numbers(done) == [1.0] * 9, (
         "the first group was graded after the others, although one episode runs at a time"
     )
-
-
-@pytest.mark.long
-def test_a_hanging_judge_holds_up_its_own_group_only(rewards):
-    async def main():
-        over = asyncio.Event()
-
-        async def answer(body):
-            if "Question 1?" in json.dumps(body):
-                await over.wait()
-            return "Verdict: A"
-
-        async with chat_server(answer) as server:
-            spec = json.dumps({"pairwise": {"judge": {"base_url": server.url, "model": "judge"}}})
-            done = await agentenv.arollout(
-                OneTurn, ROWS, engine=by_sample("x", "xx", "xxx"), n=3, progress="none", max_error_share=1,
-                group_reward=spec, group_timeout_s=5,
-            )  # fmt: skip
-            over.set()
-        return done
-
-    done = asyncio.run(main())
-    assert [each.reward is None for each in done] == [False] * 3 + [True] * 3 + [False] * 3
-    assert done[3].error.where == "group_reward"
-    assert "Raise --group_timeout_s" in done[3].error.message
-    assert numbers(done)[:3] == [0.0] * 3, "it prefers what is shown first, so that all tie"
 
 
 def test_a_grader_that_fails_counts_into_the_share_of_failed_episodes(rewards, tmp_path):

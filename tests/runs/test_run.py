@@ -133,15 +133,6 @@ def test_json_writes_nothing_but_json_lines_to_stdout(place, flags, capsys):
 
 
 @pytest.mark.long
-def test_live_progress_draws_a_bar_on_stderr_and_ends_at_the_last_episode(place, flags, capsys):
-    assert command([*flags, "--progress", "live"]) == 0
-    captured = capsys.readouterr()
-    assert "20/20 episodes · reward 1.000" in " ".join(captured.err.split())
-    assert captured.out.count("Result") == 1
-    assert "20/20" not in captured.out
-
-
-@pytest.mark.long
 def test_the_header_shows_the_flags_that_were_changed_and_no_other(place, flags, capsys):
     assert command([*flags, "--temperature", 0.5, "--stop", "a", "b"]) == 0
     out = capsys.readouterr().out
@@ -179,20 +170,6 @@ def test_failed_episodes_are_in_the_record_in_the_table_and_in_the_metrics(place
     assert "env:ValueError 2" in captured.out
     assert captured.err.count("failed (env): ValueError: ") == 1  # of a kind, as it comes
     assert re.search(r"^failed episodes: agentenv show (.+) --failed$", captured.out, re.MULTILINE)
-
-
-@pytest.mark.long
-def test_an_environment_whose_methods_are_plain_runs(place, flags, capsys):
-    (place / "env.py").write_text(
-        "class Slow:\n"
-        "    def reset(self, states):\n        return states\n"
-        "    def step(self, states):\n"
-        "        from agentenv import StepResult\n        return StepResult(reward=2.0, terminated=True)\n"
-        "    def close(self):\n        with open('closed', 'a') as file:\n            file.write('x')\n"
-    )
-    assert command(flags) == 0
-    assert {e["reward"] for e in lines(place / "out")} == {2.0}
-    assert len((place / "closed").read_text()) == 21  # one was made and closed to see that it can be
 
 
 # --- resume -------------------------------------------------------------------------------------------------------
@@ -384,17 +361,6 @@ def test_a_failed_run_ends_although_a_step_ignores_being_cancelled(place, flags)
         assert running.wait() == 3
         assert "ignored cancellation" in running.stderr
         assert "agentenv: error: run: expected at most 20% of the episodes to fail, got 20 of 20" in running.stderr
-
-
-@pytest.mark.long
-def test_a_third_signal_ends_the_process_no_matter_what_hangs(place, flags):
-    (place / "stubborn.py").write_text(STUBBORN)
-    with forked([*flags, "--env", "stubborn.py:Stubborn"], place) as running:
-        running.until(lambda: (place / "started").exists())
-        running.signal(signal.SIGINT)
-        running.until(lambda: "finishing" in running.stderr)
-        running.signal_until_dead(signal.SIGINT)
-        assert running.wait() == -signal.SIGINT
 
 
 @pytest.mark.long

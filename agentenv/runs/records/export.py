@@ -118,15 +118,11 @@ def _cells(row: Row, kinds: Mapping[str, type]) -> Row:
                 f"{column}: expected {expected}, got {brief(value)}, since the run changed while it was exported. "
                 "Export again."
             )
-    # Files cannot hold lone surrogates.
-    return {
-        column: None if row.get(column) is None else kind(row[column]) if kind is not str else _text(str(row[column]))
-        for column, kind in kinds.items()
+    cells = {column: None if row.get(column) is None else kind(row[column]) for column, kind in kinds.items()}
+    return {  # files cannot hold lone surrogates
+        column: cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
+        for column, cell in cells.items()
     }
-
-
-def _text(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _path(folder: Path, name: str, to: str) -> Path:

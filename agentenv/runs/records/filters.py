@@ -56,18 +56,14 @@ class _Term:
         if not self.column:
             return self.value in (cell.casefold() if self.operator == "i:" else cell)
         if self.operator in ("=", "!="):
-            return (self.operator == "=") == self._equals(cell)
+            same = self.value == ("none" if cell is None else str(cell))
+            return (self.operator == "=") == (_as_number(self.value) == cell if _is_number(cell) else same)
         if self.operator == ":":
             return cell is not None and fnmatchcase(str(cell), self.value)
         if not _is_number(cell):
             return False
         number, value = float(self.value), float(cell)
         return {"<": value < number, "<=": value <= number, ">": value > number, ">=": value >= number}[self.operator]
-
-    def _equals(self, cell: Any) -> bool:
-        if cell is None:
-            return self.value == "none"
-        return _as_number(self.value) == cell if _is_number(cell) else self.value == str(cell)
 
 
 def _is_number(value: Any) -> bool:

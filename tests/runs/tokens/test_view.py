@@ -264,16 +264,6 @@ def test_in_a_terminal_each_kind_has_its_colour(monkeypatch):
     assert "⟦" not in text
 
 
-def test_no_color_is_obeyed(monkeypatch):
-    monkeypatch.setenv("NO_COLOR", "1")
-    played = play("Qwen2.5", [user("q")], ["Hello there", f"More{END}"], ["next"])
-    file = io.StringIO()
-    console = Console(file=file, width=200, force_terminal=True)
-    console.print(episode_view(played.trajectory, played.tokenizer))
-    assert "⟦‹<|im_end|>›⟧" in file.getvalue()
-    assert "\x1b" not in file.getvalue()
-
-
 # --- for programs -----------------------------------------------------------------------------------------------------
 
 
