@@ -475,6 +475,21 @@ def test_nemo_shows_no_prompt_of_reset_so_rows_whose_model_saw_another_are_refus
     assert unchecked.step([log("8", asked="Guess my number.")], [{"label": "8"}]).rewards.tolist() == [1.0]
 
 
+def test_an_environment_sees_the_text_of_the_log_with_what_the_template_began(made):
+    seen = []
+
+    class Looks(AgentInstance):
+        def step(self, states):
+            seen.append((states["observation_text"], states["action_text"]))
+            return StepResult("o", terminated=states["turn_index"] == 1)
+
+    asked = "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n<think>\n"
+    environment, metadata = made(Looks), [{"raw_prompt": [{"role": "user", "content": "2 + 2?"}]}]
+    metadata = environment.step([log("a", asked=asked)], metadata).metadata
+    environment.step([log("a", "o", "b", asked=asked)], metadata)
+    assert seen == [(asked, "a"), (asked + "ao", "b")]
+
+
 def test_rows_of_the_task_processor_have_raw_messages_and_the_rendering():
     row = {"prompt": "Guess my number.", "label": "8", "column": 1}
     datum = TaskProcessor("guess_number")(row, None, tokenizer(), 4096, 5)

@@ -20,7 +20,6 @@ from agentenv.cli.train import configured
 from agentenv.core.types import Limits, SamplingParams, StopReason, Task
 from agentenv.engines.models import load_tokenizer, resolve_model
 from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, plan
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.errors import ConfigError, ContractError
 from agentenv.interop.agent_files import load_reward_source
@@ -747,28 +746,6 @@ def test_answers_of_one_moment_are_judged_together_where_the_flag_says_so(data):
     assert main([*RUN, "--reward_func_path", "reward.py", "--reward_batch_size", "4"]) == 0
     asked = [each.turns[0].result.info["asked"] for each in read_trajectories("out")]
     assert max(asked) > 1
-
-
-async def test_a_function_that_says_infrastructure_failed_is_asked_again_by_the_runner(tmp_path):
-    body = """
-    from agentenv.errors import InfraError
-    failures = [1]
-    def reward_func(queries, prompts, labels):
-        if failures:
-            failures.pop()
-            raise InfraError("the grader is down")
-        return [1.0]
-    """
-    runner = EpisodeRunner(
-        load_reward_source(write(tmp_path, body)),
-        EpisodeSetup(
-            engine=engine_of("42", "42"), chat=Chat(CharTokenizer()), sampling=SamplingParams(), limits=Limits()
-        ),
-        policy=ErrorPolicy(max_retries=1, retry_wait_s=0.0),
-    )
-    ended = []
-    await runner.run(plan([Task("Q", "7", "t")], num_samples=1), ended.append)
-    assert [(each.reward, each.attempt) for each in ended] == [(1.0, 1)]
 
 
 @pytest.mark.long

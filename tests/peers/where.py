@@ -59,21 +59,8 @@ def answer(name, *arguments, cwd):
 
 def trained(name, env, cwd):
     """Figures of ten steps of `agentenv train` on an environment, by a Python with the package on its path."""
-    words = [
-        "--env",
-        env,
-        "--model",
-        "tiny-math",
-        "--engine",
-        "hf",
-        "--no_ray",
-        "--rollout_batch_size",
-        "2",
-        "--n",
-        "2",
-    ]
-    words += ["--max_tokens", "8", "--max_train_steps", "10", "--out", "out"]
-    python(name, "-m", "agentenv.cli", "train", *words, cwd=cwd)
+    flags = "--model tiny-math --engine hf --no_ray --rollout_batch_size 2 --n 2 --max_tokens 8 --max_train_steps 10"
+    python(name, "-m", "agentenv.cli", "train", "--env", env, *flags.split(), "--out", "out", cwd=cwd)
     steps = [json.loads(line) for line in (cwd / "out/metrics.jsonl").read_text().splitlines()]
     sums = {key: sum(int(step.get(f"rollout/{key}", 0)) for step in steps) for key in ("num_episodes", "num_failed")}
     gaps = [step["train/logprob_diff"] for step in steps if "train/logprob_diff" in step]

@@ -2,7 +2,7 @@
 
 Each test calls `AgentExecutor.execute` as OpenRLHF 0.10.0 to 0.11.2 do. Not here, since they are the trainer's own,
 after the dict was read: 29 (GAE over masked tokens) and 31 (its pass@k wants prompts that are text). 20 and 32 are in
-tests/interop, and 24 and 28 in the tests of 21 to 27. What 18 costs in time is measured in benchmarks/.
+tests/interop, and 24, 28 and 30 in the tests of 10 and 21 to 27. What 18 costs in time is measured in benchmarks/.
 """
 
 import asyncio
@@ -464,11 +464,6 @@ async def test_26_and_27_no_action_is_first_and_nothing_passes_the_length(prompt
 async def test_27_the_last_action_is_whole_so_the_reward_stays_with_it():
     response = sound(await execute(executor(reply("a", rewards=1.0)), LLM("x" * 99), max_length=50), 50)
     assert response["action_ranges"][-1][1] == len(response["observation_tokens"]) == 50
-
-
-async def test_30_the_reward_is_the_sum_over_the_turns():
-    steps = reply("a", rewards=0.25), reply("a", rewards=0.5), reply(done=True)
-    assert (await execute(executor(*steps), LLM("hi")))["reward"] == 0.75
 
 
 PIECES = st.text("ab", max_size=30)
