@@ -6,15 +6,12 @@ Example::
 
 Connections are shared by an event loop and close with it, or belong to one episode. If a server dies or stops
 responding, the episodes that use it raise InfraError, and the next episode reconnects: a lost call never becomes a
-result. Works with mcp 1 and 2 (tested: 1.30, 2.3); names that differ between them are looked up here. With 1.x, a
-server is not notified of an abandoned call. With the older server-sent events, a result has at most 1 MiB.
+result. With the older server-sent events, a result has at most 1 MiB.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
-import inspect
 import json
 import logging
 import math
@@ -187,8 +184,7 @@ class Connection:
     def _tool(self, session: Any, found: Any, most_s: float = math.inf) -> Tool:
         limit_s = min(self.server.timeout_s, most_s)
         name = self.server.prefix + found.name
-        parameters = getattr(found, "input_schema", None) or getattr(found, "inputSchema", None) or {"type": "object"}
-        function = {"name": name, "description": found.description or "", "parameters": parameters}
+        function = {"name": name, "description": found.description or "", "parameters": found.input_schema}
         return Tool(
             name, {"type": "function", "function": function}, partial(self._call, session, found.name, limit_s),
             f"MCP server {self.server.name}", limit_s + _PING_LIMIT_S + _GRACE_S, checks_types=False,
@@ -221,7 +217,7 @@ class Connection:
             raise InfraError(f"MCP server {self.server.name}: expected an answer, got {_error_text(error)}.") from error
         result = work.result()
         text = result_text(result)
-        if getattr(result, "is_error", getattr(result, "isError", False)):
+        if result.is_error:
             raise ToolError(text.removeprefix("Error: "))
         return text
 
@@ -263,36 +259,34 @@ class Connection:
 async def _session(server: McpServer, log: Tail) -> AsyncIterator[tuple[Any, list[Any]]]:
     """Yield a session with a server, and the tools that it lists."""
     try:
-        mcp = importlib.import_module("mcp")
+        import mcp
+        from mcp.client.sse import sse_client
+        from mcp.client.stdio import stdio_client
+        from mcp.client.streamable_http import streamable_http_client
     except ImportError as error:
         raise MissingDependency(
-            "tools of MCP servers: expected the package mcp, got none. Run: pip install 'agentenv-rl[mcp]'"
+            "tools of MCP servers: expected the package mcp >= 2, got none. Run: pip install 'agentenv-rl[mcp]'"
         ) from error
+    errors: Any
+    streams: Any
     async with AsyncExitStack() as stack:
         if server.command:
-            stdio = importlib.import_module("mcp.client.stdio")
             errors = await stack.enter_async_context(log.opened())
             env = {**server.env, **{name: os.environ[name] for name in server.pass_env}}
-            asked = mcp.StdioServerParameters(
-                command=server.command[0], args=list(server.command[1:]), env=env, cwd=server.cwd
-            )
-            streams = await stack.enter_async_context(stdio.stdio_client(asked, errlog=errors))
+            command, *args = server.command
+            asked = mcp.StdioServerParameters(command=command, args=args, env=env, cwd=server.cwd)
+            streams = await stack.enter_async_context(stdio_client(asked, errlog=errors))
             errors.close()
         else:
             variables = server.headers_env.items()
             headers = {**server.headers, **{name: os.environ[variable] for name, variable in variables}}
             if server.transport == "sse":
-                sse = importlib.import_module("mcp.client.sse")
                 limits: Any = {"timeout": server.open_timeout_s, "sse_read_timeout": None}
-                streams = await stack.enter_async_context(sse.sse_client(server.url, headers=headers, **limits))
+                opened: Any = sse_client(server.url, headers=headers, **limits)
             else:
-                http = importlib.import_module("mcp.client.streamable_http")
-                library = getattr(http, "httpx2", None) or http.httpx  # mcp 2, and 1
-                client = await stack.enter_async_context(http_client(library, headers, connect_s=server.open_timeout_s))
-                takes_size = "max_sse_event_size" in inspect.signature(http.streamable_http_client).parameters
-                size = {"max_sse_event_size": _MAX_EVENT_BYTES} if takes_size else {}
-                opened = http.streamable_http_client(server.url, http_client=client, **size)
-                streams = await stack.enter_async_context(opened)
+                client = await stack.enter_async_context(http_client(headers, connect_s=server.open_timeout_s))
+                opened = streamable_http_client(server.url, http_client=client, max_sse_event_size=_MAX_EVENT_BYTES)
+            streams = await stack.enter_async_context(opened)
         session = await stack.enter_async_context(mcp.ClientSession(streams[0], streams[1]))
         await session.initialize()
         yield session, await listed(session)

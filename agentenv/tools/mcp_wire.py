@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import os
 from collections.abc import AsyncIterator, Mapping
@@ -56,19 +55,21 @@ def refuse_unsendable(tool_name: str, arguments: Mapping[str, Any]) -> None:
     )
 
 
-def http_client(library: Any, headers: Mapping[str, str], *, connect_s: float) -> Any:
-    """Return a client for the calls of all episodes, from httpx or from a `library` with the same names.
+def http_client(headers: Mapping[str, str], *, connect_s: float) -> Any:
+    """Return a client for the calls of all episodes, of the package's own library.
 
     No call waits for another's connection; a call ends only at its caller's deadline. If the network or a gateway
     refuses a call, its answer is the JSON-RPC error LOST: the package would report the status as the tool's failure,
     and drop all other calls when a connection breaks.
     """
-    client = library.AsyncClient(
+    import httpx2  # with which mcp comes
+
+    client: Any = httpx2.AsyncClient(
         headers=dict(headers),
-        timeout=library.Timeout(connect_s, read=None, pool=None),
-        limits=library.Limits(max_connections=None, max_keepalive_connections=20),
+        timeout=httpx2.Timeout(connect_s, read=None, pool=None),
+        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
     )
-    client.send = partial(_sent, library, client.send)
+    client.send = partial(_sent, httpx2, client.send)
     return client
 
 
@@ -156,12 +157,13 @@ async def listed(session: Any) -> list[Any]:
     Raises:
         InfraError: the server returns too many pages.
     """
-    params_of = importlib.import_module("mcp.types").PaginatedRequestParams
+    from mcp.types import PaginatedRequestParams
+
     found, cursor = [], None
     for _ in range(_MAX_PAGES):
-        result = await session.list_tools(params=params_of(cursor=cursor))
+        result = await session.list_tools(params=PaginatedRequestParams(cursor=cursor))
         found += result.tools
-        cursor = getattr(result, "next_cursor", None) or getattr(result, "nextCursor", None)
+        cursor = result.next_cursor
         if not cursor:
             return found
     raise InfraError(f"MCP server: expected at most {_MAX_PAGES} pages of tools, got more. Fix the server.")
@@ -170,16 +172,14 @@ async def listed(session: Any) -> list[Any]:
 def result_text(result: Any) -> str:
     """Return a result as text; content of other kinds is named."""
     parts = []
-    for part in result.content or ():
-        within, kind = getattr(part, "resource", part), getattr(part, "type", "unknown")
+    for part in result.content:
+        within = getattr(part, "resource", part)
         if isinstance(getattr(within, "text", None), str):
             parts.append(within.text if within is part else f"[Resource {within.uri}]\n{within.text}")
-        elif kind == "resource_link":
+        elif part.type == "resource_link":
             parts.append(f"[A resource, not shown: {part.uri}]")
         else:
-            mime = getattr(within, "mime_type", None) or getattr(within, "mimeType", None) or "unknown type"
-            parts.append(f"[Content that is not text, not shown: {kind}, {mime}]")
-    structured = getattr(result, "structured_content", getattr(result, "structuredContent", None))
-    if not parts and structured is not None:
-        return json.dumps(structured, ensure_ascii=False)
+            parts.append(f"[Content that is not text, not shown: {part.type}, {within.mime_type or 'unknown type'}]")
+    if not parts and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
     return "\n".join(parts) or "[No output.]"
