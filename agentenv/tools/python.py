@@ -18,6 +18,7 @@ from agentenv.sandbox.fusion.client import FusionSandbox, FusionSession
 from agentenv.sandbox.local.sandbox import LocalSandbox
 from agentenv.sandbox.local.session import InterpreterSession
 from agentenv.sandbox.types import ExecLimits, ExecStatus
+from agentenv.tools.toolset import shortened
 
 _GONE = "[The interpreter has ended: variables and files are gone, the next call starts a new one.]"
 _EXPIRED = "[A new interpreter: the last one had ended, its variables and files are gone.]"
@@ -75,10 +76,7 @@ class PythonTool:
         parts = [_EXPIRED * expired, turn.stdout, turn.stderr, turn.traceback or turn.value or "", ended]
         parts.append(_GONE * turn.ended)
         text = "\n".join(part.rstrip("\n") for part in parts if part.strip()) or "[No output.]"
-        if len(text) <= self._max_chars:
-            return text
-        half = self._max_chars // 2
-        return f"{text[:half]}\n[… {len(text) - 2 * half} characters …]\n{text[-half:]}"
+        return shortened(text, self._max_chars)
 
     async def aclose(self) -> None:
         """End the interpreter; safe to call again. A later call starts a new interpreter."""

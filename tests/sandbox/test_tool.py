@@ -94,7 +94,7 @@ async def test_an_interpreter_that_the_code_ends_is_replaced_and_both_answers_sa
 
 async def test_a_long_answer_keeps_its_beginning_and_its_end(tool):
     text = await tool.python("print('a' * 3000 + 'b' * 3000)")
-    assert text.startswith("a" * 200 + "\n[… 5600 characters …]\n")
+    assert text.startswith("a" * 200 + "\n[… 5600 characters left out …]\n")
     assert text.endswith("b" * 200)
 
 
