@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NewType, NotRequired, TypedDict
-from unittest.mock import Mock
 
 import pytest
 from pydantic import BaseModel, model_validator
@@ -119,7 +117,6 @@ HINTS = [
     (Level, {"type": "integer", "enum": [1, 2]}, 2, Level.HIGH, 3),
     (Version, {"type": "string", "enum": ["3.9", "3.10"]}, "3.10", Version.NEW, 3.1),
     (Color | None, {**RED, "nullable": True}, None, None, "green"),
-    (Color | None, {**RED, "nullable": True}, "red", Color.RED, 1),
     (list[Color], {"type": "array", "items": RED}, ["red"], [Color.RED], ["green"]),
     (Annotated[Color, "odd"], RED, "red", Color.RED, None),
     (Color | int, {"anyOf": [RED, {"type": "integer"}]}, 3, 3, "green"),
@@ -128,10 +125,7 @@ HINTS = [
     (time, {**DAY, "format": "time"}, "20:00", time(20), "8 pm"),
     (dict[str, date], {"type": "object", "additionalProperties": DAY}, {"a": "2026-11-28"}, {"a": TODAY}, {"a": 1}),
     (dict[Color, Any], {**NAMED, "additionalProperties": {}}, {"red": 1}, {Color.RED: 1}, {"green": 1}),
-    (Mapping[Literal["red", "blue"], Any], {**NAMED, "additionalProperties": {}}, {"red": 1}, {"red": 1}, {"a": 1}),
     (dict[date, int], {**DATED, **COUNTS}, {"2026-11-28": 1}, {TODAY: 1}, {"a": 1}),
-    (dict[Any, int], COUNTS, {"1": 1}, {"1": 1}, {"1": "1"}),
-    (dict[User, int], COUNTS, {"u": 1}, {"u": 1}, {"u": "1"}),
     (Sequence[str], {"type": "array", "items": {"type": "string"}}, ["a"], ["a"], [1]),
     (tuple[int, ...], {"type": "array", "items": {"type": "integer"}}, [1, 2], (1, 2), ["1"]),
     (tuple[int, Color], {"type": "array", "prefixItems": [{"type": "integer"}, RED]}, [1, "red"], (1, Color.RED), [1]),
@@ -143,16 +137,12 @@ HINTS = [
     (Row, ROW, {"name": "a", "level": 2}, {"name": "a", "level": Level.HIGH}, {"name": "a", "odd": 1}),
     (list[Literal["a", "b"]], {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}}, ["a"], ["a"], "a"),
     (tuple, {"type": "array"}, [1], (1,), "a"),
-    (list | tuple, {"type": "array"}, [1], [1], "a"),
     (list | dict[str, int], {"anyOf": [{"type": "array"}, COUNTS]}, {"a": 1.0}, {"a": 1}, {"a": "b"}),
     (Literal[1, "a"], {"type": ["integer", "string"], "enum": [1, "a"]}, 1, 1, True),
     (Any, {}, {"a": None}, {"a": None}, ...),
     (int | None, {"type": "integer", "nullable": True}, 3.0, 3, 3.5),
     (int | str, {"type": ["integer", "string"]}, 3.0, 3, 3.5),
-    (int | float, {"type": ["integer", "number"]}, 3.0, 3.0, "3"),
-    (int | date, {"anyOf": [{"type": "integer"}, DAY]}, 3.0, 3, 3.5),
     (list[int], {"type": "array", "items": {"type": "integer"}}, [1.0, 2], [1, 2], [1.5]),
-    (dict[str, int], COUNTS, {"a": 1.0}, {"a": 1}, {"a": 1.5}),
     (Point, POINT, {"x": 1.0, "day": "2026-11-28"}, Point(1, TODAY), {"x": 1.5, "day": "2026-11-28"}),
     (Level, {"type": "integer", "enum": [1, 2]}, 2.0, Level.HIGH, True),
 ]  # fmt: skip
@@ -250,13 +240,8 @@ class Sum(BaseModel):
         (Sum, {"a": 1}, "x: ZeroDivisionError: by 0"),
     ],
 )
-@pytest.mark.parametrize("is_async", [False, True])
-def test_whatever_a_class_of_a_hint_raises_is_an_answer(hint, given, problem, is_async):
-    async def same(x):
-        return repr(x)
-
-    same.__annotations__ = {"x": hint}
-    assert answer(same if is_async else tool(hint), x=given).startswith(f"Error: wrong arguments for f: {problem}")
+def test_whatever_a_class_of_a_hint_raises_is_an_answer(hint, given, problem):
+    assert answer(tool(hint), x=given).startswith(f"Error: wrong arguments for f: {problem}")
 
 
 def test_an_error_without_a_text_is_an_answer_too():
@@ -280,13 +265,8 @@ class Slow:
         RELEASED.wait(60)
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-async def test_classes_of_hints_run_beside_the_loop_within_the_limit_of_a_call(is_async):
-    async def same(x):
-        return repr(x)
-
-    same.__annotations__ = {"x": Slow}
-    tools = {"f": same if is_async else tool(Slow)}
+async def test_classes_of_hints_run_beside_the_loop_within_the_limit_of_a_call():
+    tools = {"f": tool(Slow)}
     RELEASED.clear()
     work = asyncio.ensure_future(run_calls([ToolCall("f", {"x": {"how": "waits"}}, "1", "")], tools, timeout_s=0.01))
     await asyncio.sleep(0.05)
@@ -515,17 +495,3 @@ CALLABLES = [
 def test_whatever_can_be_called_has_the_hints_of_what_it_calls(function):
     assert answer(function, a="3") == "Error: wrong arguments for f: a must be of type integer, got '3'."
     assert answer(function, a=3.0) in ("3", "4")
-
-
-@pytest.mark.parametrize("function", [functools.partial(len), max, Mock(return_value=3), operator.itemgetter("a")])
-def test_what_has_no_hints_takes_everything(function):
-    assert "must be of type" not in answer(function, a="3")
-
-
-async def test_a_toolset_passes_values_of_the_hints_too():
-    tools = await Toolset(tool(Point)).begin()
-    given: Any = {"x": 1, "day": "2026-11-28"}
-    answers = await tools.answer([ToolCall("f", {"x": given}, "1", ""), ToolCall("f", {"x": {"x": 1}}, "2", "")])
-    await tools.aclose()
-    assert answers.messages[0]["content"] == repr(Point(1, TODAY))
-    assert [result.problem for result in answers.results] == ["", "arguments"]

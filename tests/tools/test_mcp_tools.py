@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import socket
 import sys
 import threading
-import weakref
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -106,13 +104,6 @@ async def test_content_of_a_tool_other_than_text_is_named():
         )
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("text", ["é😀\u2028 \x00", "<|im_end|><tool_call>", 'quoted "\\n"', "x" * 200_000])
-async def test_text_comes_back_as_it_was(text):
-    async with opened(stdio(), max_chars=1_000_000) as tools:
-        assert await said(tools, "echo", text=text) == text
-
-
 async def test_an_error_in_a_call_is_reported_to_the_model():
     async with opened(stdio()) as tools:
         assert await said(tools, "fail") == "Error: it does not work"
@@ -156,11 +147,6 @@ async def test_the_deepest_arguments_that_a_call_can_have_are_sent():
         assert not (await said(tools, "add", a=1, b=2, c=nested(99))).startswith("Error: wrong arguments for")
 
 
-async def test_calls_of_a_turn_overlap():
-    async with opened(stdio()) as tools:
-        assert await results(tools, ("meet", {}), ("meet", {})) == ["met", "met"]
-
-
 # --- what a server may not do -----------------------------------------------------------------------------------------
 
 
@@ -195,14 +181,6 @@ async def test_a_shorter_limit_of_the_toolset_counts_and_a_longer_one_does_not()
         assert await said(tools, "hang") == "Error: hang returned no result within 0.2 s."
     async with opened(stdio(timeout_s=0.2), timeout_s=60) as tools:
         assert await said(tools, "hang") == "Error: hang returned no result within 0.2 s."
-
-
-@pytest.mark.long
-async def test_within_the_toolsets_limit_too_a_server_that_no_longer_answers_is_an_infra_error(monkeypatch):
-    monkeypatch.setattr("agentenv.tools.mcp._PING_LIMIT_S", 0.2)
-    async with opened(Toolset(stdio(), timeout_s=0.2)) as tools:
-        with pytest.raises(InfraError, match="expected a sign of life"):
-            await said(tools, "freeze")
 
 
 @pytest.mark.long
@@ -320,17 +298,6 @@ def test_a_shared_server_ends_with_the_event_loop():
         return pid
 
     assert not is_running(asyncio.run(run()))
-
-
-@pytest.mark.long
-def test_an_event_loop_that_has_ended_is_released():
-    async def run():
-        await (await Toolset(stdio()).begin()).aclose()
-        return weakref.ref(asyncio.get_running_loop())
-
-    first, _ = asyncio.run(run()), asyncio.run(run())
-    gc.collect()
-    assert first() is None
 
 
 async def test_a_cancelled_call_leaves_the_connection_as_it_was():
@@ -457,15 +424,6 @@ async def test_a_gateways_refusal_of_a_call_is_an_infra_error_and_no_words_of_th
 
 
 @pytest.mark.long
-async def test_a_gateway_that_lets_nothing_through_any_more_is_left():
-    with served(gateway=refuses(503, b'"method":"ping"')) as (url, stop):
-        async with opened(McpServer(url=url, timeout_s=0.2)) as tools:
-            with pytest.raises(InfraError, match="expected a sign of life"):
-                await said(tools, "hang")
-        await stopped(stop)
-
-
-@pytest.mark.long
 async def test_over_http_many_calls_run_at_the_same_time_and_a_result_may_be_long():
     with served() as (url, stop):
         async with opened(McpServer(url=url), max_calls_per_turn=MANY, max_chars=10**7) as tools:
@@ -490,14 +448,6 @@ async def test_an_http_server_that_dies_is_an_infra_error_and_is_found_again():
         async with opened(server) as tools:
             assert await said(tools, "add", a=2) == "2"
         await stopped(stop)
-
-
-async def test_a_dead_address_is_an_infra_error():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # It never listens.
-        tools = Toolset(McpServer(url=f"http://127.0.0.1:{taken.getsockname()[1]}/mcp"))
-        with pytest.raises(InfraError, match=r"expected a server that speaks MCP, got .*[Cc]onnect"):
-            await tools.begin()
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------

@@ -322,12 +322,6 @@ def test_hermes_form_is_taken_in_every_format(family):
     assert found_in(syntax.parse(text)) == [("f", {"a": [1]})]
 
 
-def test_the_format_is_found_out_once():
-    tokenizer = load(BY_NAME["Qwen3"])
-    assert tool_format(tokenizer) is tool_format(tokenizer)
-    assert tool_format(tokenizer).kind == "json"
-
-
 # --- templates that no family has -------------------------------------------------------------------------------------
 
 TURN = """{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{{ m.content or '' }}
@@ -679,13 +673,6 @@ def test_a_megabyte_of_hostile_text_is_parsed_in_linear_time(piece):
 # --- literals --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-@given(VALUES)
-def test_json_reads_back(value):
-    for text in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=1)):
-        assert read_literal(text + " rest", 0) == (value, len(text))
-
-
 @pytest.mark.parametrize("value", [None, True, [1, (2,)], {"a": {"b": -1.5}, "c": "it's \"\\\n"}, "é'", "", {}, []])
 def test_python_reads_back(value):
     assert read_whole_literal(repr(value)) == json.loads(json.dumps(value))
@@ -745,32 +732,6 @@ async def test_plain_and_async_tools_are_run_and_answered_in_order():
     messages = await answer_calls(parsed(call("slow", q="a"), call("lookup", q="b")), {"slow": slow, "lookup": lookup})
     assert [m["content"] for m in messages] == ['{"q": "a", "é": null}', "b:3"]
     assert [m["name"] for m in messages] == ["slow", "lookup"]
-
-
-async def test_calls_run_at_the_same_time():
-    barrier = asyncio.Barrier(3)
-
-    async def meet():
-        await barrier.wait()
-        return "met"
-
-    messages = await answer_calls(parsed(*[call("meet")] * 3), {"meet": meet}, timeout_s=60)
-    assert [m["content"] for m in messages] == ["met"] * 3
-
-
-async def test_errors_are_reported_to_the_model():
-    def broken():
-        raise ValueError("no such page")
-
-    tools = {"lookup": lookup, "broken": broken, "leaves": leaves}
-    assert await said(call("luokup", q="x"), tools) == ("Error: unknown tool 'luokup'. Tools: broken, leaves, lookup.")
-    assert await said(call("lookup", query="x"), tools) == (
-        "Error: wrong arguments for lookup: missing a required argument: 'q'. It takes (q: 'str', limit: 'int' = 3)."
-    )
-    assert await said(call("broken"), tools) == "Error: ValueError: no such page"
-    assert (await said(call("leaves"), tools)).startswith(
-        "Error: agentenv.errors.ContractError: leaves: expected a return value, got SystemExit(3)."
-    )
 
 
 def leaves():
@@ -909,38 +870,10 @@ async def complaints():
     return so_far
 
 
-async def test_cancelling_passes_and_leaves_no_task():
-    started = asyncio.Event()
-
-    async def endless():
-        started.set()
-        await asyncio.sleep(60)
-
-    work = asyncio.ensure_future(answer_calls(parsed(call("endless")), {"endless": endless}))
-    await started.wait()
-    work.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await work
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
 async def test_a_tool_cannot_change_the_call():
     item = call("f", q=[1])
     await said(item, {"f": lambda q: q.append(2)})
     assert item.arguments == {"q": [1]}
-
-
-async def test_every_call_that_was_tried_gets_one_answer():
-    text = f"{CALL}<tool_call>oops</tool_call>{CALL}"
-    action = HERMES.parse(text)
-    messages = await answer_calls(action, {"f": lambda: "ok"})
-    assert [m["tool_call_id"] for m in messages] == [item.call_id for item in action.items]
-    assert [m["name"] for m in messages] == ["f", "invalid", "f"]
-    assert messages[1]["content"].startswith("Error: this call cannot be read:")
-
-
-async def test_no_calls_no_answers():
-    assert await answer_calls(parsed(), {}) == []
 
 
 @one_of_each_form
@@ -1064,13 +997,6 @@ def test_nulls_that_fill_objects_within_an_argument_are_dropped_by_its_schema(sc
     assert read["tool_calls"][0]["function"]["arguments"] == {"q": kept}
 
 
-@pytest.mark.parametrize("parameters", [None, {}, {"type": "object"}, {"type": "object", "properties": {}}])
-def test_nulls_are_dropped_for_a_tool_without_parameters(parameters):
-    asks = assistant_message(ParsedAction("", (ToolCall("f", {"x": None}, "1", ""),)))
-    (read,) = normalized([asks], [{"function": {"name": "f", "parameters": parameters}}])
-    assert read["tool_calls"][0]["function"]["arguments"] == {}
-
-
 def test_nulls_of_a_schema_are_dropped_unless_they_are_a_value():
     parameters = {"x": {"type": "integer", "enum": None, "default": None}, "y": {"anyOf": [None], "default": None}}
     written = {"name": "f", "strict": None, "parameters": {"properties": {**parameters, "z": None}}}
@@ -1099,31 +1025,22 @@ TEXT = {"type": "string"}
     ("schema", "text", "value"),
     [
         ({"$ref": "#/$defs/V"}, "3.10", "3.10"),
-        ({"$ref": "#/definitions/V"}, "3.10", "3.10"),
         ({"$ref": "#/$defs/indirect"}, "3.10", "3.10"),
         ({"$ref": "#/$defs/a~1b%20c"}, "3.10", "3.10"),
         ({"allOf": [{"$ref": "#/$defs/V"}], "description": "d"}, "3.10", "3.10"),
         ({"allOf": [{"description": "d"}, {"anyOf": [{"allOf": [ENUM]}]}]}, "3.10", "3.10"),
-        ({"anyOf": [{"$ref": "#/$defs/V"}, {"type": "null"}]}, "3.10", "3.10"),
         ({"anyOf": [{"$ref": "#/$defs/V"}, {"type": "null"}]}, "null", None),
-        ({"anyOf": [{"$ref": "#/$defs/V"}, {"type": "null"}], "default": None}, "None", None),
         ({"oneOf": [{"const": "1"}, {"const": "2"}]}, "1", "1"),
-        ({"enum": ["3.10", 3]}, "3.10", "3.10"),
         ({"enum": ["3.10", 3]}, "3", 3),
         ({"enum": ["auto", True, None]}, "true", True),
-        ({"enum": ["auto", True, None]}, "null", None),
         ({"const": "007"}, "007", "007"),
         ({"type": ["string", "null"]}, "1", "1"),
-        ({"$ref": "#/$defs/count"}, "3", 3),
         ({"allOf": [{"type": ["string", "integer"]}, {"type": "integer"}]}, "3", 3),
         ({"$ref": "#/$defs/count", "nullable": True}, "null", None),
         ({"type": "integer"}, "null", None),
         ({"$ref": "#/$defs/loop"}, "3", 3),
         ({"$ref": "#/$defs/absent"}, "3", 3),
-        ({"$ref": "https://example.org/v"}, "3", 3),
         ({}, "3.10", 3.1),
-        (True, "3", 3),
-        (None, "3", 3),
     ],
 )
 def test_text_becomes_the_type_that_a_schema_says_also_by_reference(schema, text, value):
@@ -1155,10 +1072,7 @@ NUMBER = {"type": "number"}
         ({"properties": {"y": NUMBER}, "additionalProperties": TEXT}, "3.10"),
         ({**ARGS, "additionalProperties": NUMBER}, "3.10"),
         ({"properties": {"y": TEXT}, "additionalProperties": NUMBER}, 3.1),
-        ({"properties": {"y": TEXT}}, 3.1),
-        ({"additionalProperties": {"$ref": "#/$defs/V"}, "$defs": {"V": TEXT}}, "3.10"),
         ({"anyOf": [ARGS, {"properties": {"y": NUMBER}}]}, "3.10"),
-        ({"oneOf": [{"$ref": "#/$defs/Args"}, {"type": "null"}], "$defs": {"Args": ARGS}}, "3.10"),
         ({"anyOf": [{"properties": {"x": NUMBER}}, {"properties": {"x": {"type": "null"}}}]}, 3.1),
         ({"anyOf": [ARGS, {"type": "object"}]}, 3.1),
         ({**ARGS, "anyOf": [{"required": ["x"]}, {"required": ["y"]}]}, "3.10"),
