@@ -287,29 +287,6 @@ STABLE = [
 ]
 
 
-@pytest.mark.long
-@settings(max_examples=1000, deadline=None)
-@given(
-    family=st.sampled_from(STABLE),
-    questions=st.lists(contents, min_size=2, max_size=4),
-    answers=st.lists(st.from_regex(r"\A[a-z0-9][a-zé, 0-9\n]{0,12}[a-z]\Z"), min_size=4, max_size=4),
-)
-def test_invariant_6_canonical_turns_produce_the_ids_of_the_whole_conversation(family, questions, answers):
-    if any(holds_added(family, question) for question in questions):
-        return
-    chat, messages, ids = chat_of(family), [says("user", questions[0])], []
-    ids = chat.prompt(messages)
-    for question, answer in zip(questions[1:], answers, strict=False):
-        upto = render(family, [*messages, says("assistant", answer), says("user", "x")])
-        known = load(family).encode(upto, add_special_tokens=False)
-        tail = chat.bridge([], [says("user", "x")], history=messages).ids
-        assert known[-len(tail) :] == tail
-        action = known[len(ids) : len(known) - len(tail)] + list(chat.template.close_ids)
-        ids = [*ids, *action, *chat.bridge(action, [says("user", question)], history=messages).ids]
-        messages += [says("assistant", answer), says("user", question)]
-    assert ids == load(family).encode(render(family, messages), add_special_tokens=False)
-
-
 # --- cost -----------------------------------------------------------------------------------------------------------
 
 

@@ -4,8 +4,6 @@ import copy
 import re
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from agentenv.chat.chat import Chat
 from agentenv.errors import ConfigError
@@ -17,15 +15,6 @@ HEADER = "<|im_start|>assistant\n"
 NEXT = f"\n<|im_start|>user\nagain<|im_end|>\n{HEADER}"
 CLOSE = "<|im_end|>"
 CLASSES = {"char": CharTokenizer, "merging": MergingTokenizer, "bytes": ByteFallbackTokenizer}
-
-plain = st.text(st.characters(codec="utf-8", exclude_characters="<|"), max_size=10) | st.sampled_from(
-    ["1234", "\n\n", " the "]
-)
-conversations = st.lists(
-    st.fixed_dictionaries({"role": st.sampled_from(["user", "tool", "system"]), "content": plain}),
-    min_size=1,
-    max_size=3,
-)
 
 
 @pytest.fixture(scope="module")
@@ -44,34 +33,15 @@ def chat(request):
     return Chat(tokenizer)
 
 
-def everything(chat, action, reply):
-    return chat.decode([*action, *reply])
-
-
 # --- one close, whatever ended the action -------------------------------------------------------------------------
 
 
-@pytest.mark.long
-def test_a_stopped_action_is_not_closed_again(chat):
-    action = chat.encode("fine" + CLOSE)
-    assert chat.decode(chat.reply(action, USER)) == NEXT
-
-
-def test_a_cut_action_is_closed(chat):
-    assert chat.decode(chat.reply(chat.encode("fin"), USER)) == CLOSE + NEXT
-
-
-def test_an_action_that_ended_at_a_stop_string_is_closed(chat):
-    assert chat.decode(chat.reply(chat.encode("x</answer>"), USER)) == CLOSE + NEXT
-
-
-def test_an_action_of_the_terminator_alone_is_closed_once(chat):
-    assert chat.decode(chat.reply(chat.encode(CLOSE), USER)) == NEXT
-
-
-def test_a_close_in_the_middle_of_a_cut_action_does_not_count(chat):
-    action = chat.encode(f"one{CLOSE}two")
-    assert chat.decode(chat.reply(action, USER)) == CLOSE + NEXT
+@pytest.mark.parametrize(
+    ("action", "close"),
+    [("fine" + CLOSE, ""), ("fin", CLOSE), ("x</answer>", CLOSE), (CLOSE, ""), (f"one{CLOSE}two", CLOSE)],
+)
+def test_an_action_is_closed_once_however_it_ended(chat, action, close):
+    assert chat.decode(chat.reply(chat.encode(action), USER)) == close + NEXT
 
 
 def test_a_foreign_terminator_stands_for_the_close(bpe):
@@ -80,69 +50,7 @@ def test_a_foreign_terminator_stands_for_the_close(bpe):
     assert chat.decode(chat.reply(action, USER)) == NEXT
 
 
-def test_a_special_token_that_opens_a_turn_is_not_a_terminator():
-    chat = Chat(CharTokenizer())
-    action = chat.encode("fine<|im_start|>")
-    assert chat.decode(chat.reply(action, USER)) == CLOSE + NEXT
-
-
-@pytest.mark.long
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=plain, tail=st.sampled_from(["", CLOSE]), messages=conversations)
-def test_invariant_8_there_is_exactly_one_close_between_an_action_and_the_next_header(chat, text, tail, messages):
-    action = chat.encode(text + tail)
-    between, found, _ = everything(chat, action, chat.reply(action, messages)).partition("<|im_start|>")
-    assert found
-    assert between == f"{text}{CLOSE}\n"
-
-
 # --- the template's own ids ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(first=conversations, turns=st.lists(st.tuples(plain, conversations), min_size=1, max_size=3))
-def test_canonical_actions_produce_the_ids_of_the_whole_conversation(chat, first, turns):
-    ids, messages = chat.prompt(first), list(first)
-    for text, reply in turns:
-        action = chat.encode(text + CLOSE)
-        ids += action + chat.reply(action, reply)
-        messages += [{"role": "assistant", "content": text}, *reply]
-    whole = chat.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert chat.decode(ids) == whole
-    if not isinstance(chat.tokenizer, MergingTokenizer):  # it merges over the special tokens' newlines, others do not
-        assert ids == chat.encode(whole)
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(messages=conversations)
-def test_invariant_14_prompts_and_replies_end_where_the_assistant_begins(chat, messages):
-    assert chat.decode(chat.prompt(messages)).endswith("\n" + HEADER)
-    assert chat.decode(chat.reply(chat.encode("x"), messages)).endswith("\n" + HEADER)
-
-
-@pytest.mark.long
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(one=plain, other=plain, messages=conversations, tail=st.sampled_from(["end", CLOSE]))
-def test_invariant_10_a_reply_does_not_depend_on_the_history(chat, one, other, messages, tail):
-    end = chat.encode(tail)
-    assert chat.reply([*chat.encode(one), *end], messages) == chat.reply([*chat.encode(other), *end], messages)
-
-
-@pytest.mark.long
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(messages=conversations, text=plain)
-def test_invariant_16_messages_and_action_are_only_read(chat, messages, text):
-    action = chat.encode(text)
-    before = copy.deepcopy((messages, action))
-    chat.reply(action, messages)
-    chat.prompt(messages)
-    assert (messages, action) == before
-
-
-def test_invariant_11_two_messages_in_one_reply_have_one_generation_prompt(chat):
-    reply = chat.decode(chat.reply(chat.encode("x"), [*USER, *USER]))
-    assert reply.count(HEADER) == 1
 
 
 @pytest.mark.parametrize("text", ["", "one", "a<|im_start|>b", "  \n\n12", "é🙂"])

@@ -92,13 +92,6 @@ def test_calls_come_out_in_the_syntax_that_the_template_is_read_by(name):
                 assert call.arguments.get("mode", "a") in ("a", "b c")
 
 
-@pytest.mark.long
-def test_a_named_tool_is_called_once():
-    chat = chat_of("Qwen3")
-    for text in answers(chat, calls_tag(chat, TOOLS[1:], several=False)):
-        assert [call.name for call in chat.tool_format.parse(text).calls] == ["stop"]
-
-
 def test_the_opening_of_a_call_is_its_token_and_cannot_be_spelled():
     chat = chat_of("Qwen3-Coder")
     walk = asyncio.run(Constrainer(chat.tokenizer).follow(calls_tag(chat, TOOLS[1:], several=False), ()))
@@ -135,14 +128,11 @@ def test_a_name_that_the_syntax_cannot_hold_is_refused():
     ("schema", "named"),
     [
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
-        ({"type": "integer", "multipleOf": 3}, "multipleOf"),
         ({"type": "object", "properties": {"a": {"not": {}}}}, r"json_schema.properties.a: .*not"),
         ({"oneOf": [{"type": "string"}]}, "oneOf"),
         ({"anyOf": [{"type": "string"}], "minLength": 3}, "anyOf, minLength"),
-        ({"$defs": {"a": {"allOf": []}}}, r"\$defs.a: .*allOf"),
         ({"type": "string", "pattern": "a+", "maxLength": 3}, "maxLength, pattern"),
         ({"type": "string", "pattern": "(?=a)b"}, "pattern"),
-        ({"type": "array", "items": {"contains": {}}}, r"json_schema.items: .*contains"),
     ],
 )
 def test_a_schema_with_a_keyword_that_no_grammar_enforces_is_refused(schema, named):
@@ -152,14 +142,10 @@ def test_a_schema_with_a_keyword_that_no_grammar_enforces_is_refused(schema, nam
 
 BROKEN = [
     ({"anyOf": 5}, r"\.anyOf: expected a list, got 5"),
-    ({"prefixItems": {"a": {}}}, r"\.prefixItems: expected a list"),
     ({"properties": {"a": {"enum": "ab"}}}, r"\.properties\.a\.enum: expected a list"),
-    ({"required": 5}, r"\.required: expected a list"),
-    ({"properties": [1]}, r"\.properties: expected an object, got \[1\]"),
     ({"$defs": "a"}, r"\.\$defs: expected an object"),
     ({"properties": {"a": 5}}, r"\.properties\.a: expected a JSON schema, got 5"),
     ({"anyOf": [{"type": "string"}, "b"]}, r"\.anyOf\[1\]: expected a JSON schema"),
-    ({"properties": {"a": {"items": [1]}}}, r"\.properties\.a\.items: expected a JSON schema"),
     ({"properties": {"a": {"type": 5}}}, r"\.properties\.a\.type: expected a type or a list of types, got 5"),
 ]
 

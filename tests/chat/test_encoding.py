@@ -63,15 +63,6 @@ def test_a_token_that_is_added_later_is_decoded():
     assert decode([new]) == "<｜new é｜>"
 
 
-@pytest.mark.parametrize("wrong", [-1, 1 << 40, 1.5, "5", None])
-def test_what_is_no_id_is_refused_as_the_tokenizer_refuses_it(wrong):
-    tokenizer = load(BYTE_LEVEL[0])
-    with pytest.raises((OverflowError, TypeError)) as expected:
-        tokenizer.backend_tokenizer.decode([wrong])
-    with pytest.raises(expected.type):
-        decode_of(tokenizer)([wrong])
-
-
 async def test_other_tasks_run_while_a_thread_encodes_a_long_text():
     tokenizer = load(FAMILIES[0])
     encode, text, rounds = encode_of(tokenizer), "word " * 20_000, 0

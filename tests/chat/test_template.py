@@ -3,10 +3,7 @@
 import copy
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from agentenv.chat import template as chat_template
 from agentenv.chat.chat import Chat
 from agentenv.chat.encoding import Encoder
 from agentenv.chat.template import REASONS, probe
@@ -48,14 +45,11 @@ def test_the_probe_finds_what_is_known_of_a_family(family):
     assert (set(family.codes) >= {"S"}) == bool(found.markers and not found.close_ids)
 
 
-def test_the_role_markers_of_glm_are_its_stop_tokens():
-    tokenizer = load(named("GLM-4.5"))
-    assert probed(named("GLM-4.5")).markers == set(tokenizer.convert_tokens_to_ids(["<|user|>", "<|observation|>"]))
-
-
-def test_gemma_4s_tool_marker_ends_a_turn_too():
-    tokenizer = load(named("Gemma4"))
-    assert probed(named("Gemma4")).markers == {tokenizer.convert_tokens_to_ids("<|tool_response>")}
+@pytest.mark.parametrize(
+    ("name", "markers"), [("GLM-4.5", ["<|user|>", "<|observation|>"]), ("Gemma4", ["<|tool_response>"])]
+)
+def test_tokens_of_other_roles_that_end_a_turn_are_its_markers(name, markers):
+    assert probed(named(name)).markers == set(load(named(name)).convert_tokens_to_ids(markers))
 
 
 @pytest.mark.parametrize(
@@ -65,11 +59,6 @@ def test_gemma_4s_tool_marker_ends_a_turn_too():
 def test_role_markers_in_plain_text_are_shown(name, markers):
     assert probed(named(name)).text_markers == markers
 
-
-SNIPPETS = (
-    "{{ messages[0].content }}", "{% for m in messages %}", "{% endfor %}", "{{ m.content }}", "{{ m.role }}", "x",
-    "\n", "<|im_start|>", "<|im_end|>", "{% if add_generation_prompt %}", "{% endif %}", "{{ m.tool_calls[0].id }}",
-)  # fmt: skip
 
 # --- templates that cannot be used ----------------------------------------------------------------------------------
 
@@ -91,13 +80,6 @@ def test_an_unsupported_template_says_so_in_its_own_words():
     ],
 )  # fmt: skip
 def test_no_template_makes_the_probe_fail(text):
-    assert probe(with_template(text)).kind in ("prefix-stable", "needs-bridge", "unsupported")
-
-
-@pytest.mark.long
-@settings(max_examples=150, deadline=None)
-@given(st.lists(st.sampled_from(SNIPPETS), max_size=12).map("".join))
-def test_no_shuffled_template_makes_the_probe_fail(text):
     assert probe(with_template(text)).kind in ("prefix-stable", "needs-bridge", "unsupported")
 
 
@@ -123,16 +105,6 @@ def test_the_probe_leaves_the_tokenizer_as_it_was():
     before = (tokenizer.chat_template, len(tokenizer), tokenizer._tokenizer.encode_special_tokens)
     probe(tokenizer)
     assert (tokenizer.chat_template, len(tokenizer), tokenizer._tokenizer.encode_special_tokens) == before
-
-
-@pytest.mark.long
-def test_a_probe_renders_a_template_at_most_50_times(monkeypatch):
-    render, rendered = chat_template.render, []
-    monkeypatch.setattr(chat_template, "render", lambda *args, **more: rendered.append(1) or render(*args, **more))
-    for family in FAMILIES:
-        rendered.clear()
-        chat_template._Probe(load(family), ()).run()
-        assert 0 < len(rendered) <= 50, family.name
 
 
 # --- encoding -------------------------------------------------------------------------------------------------------
@@ -167,15 +139,6 @@ def test_a_mark_that_a_template_escapes_is_found_again():
     chat = Chat(with_template("{% for m in messages %}{{ m.content | tojson(ensure_ascii=true) }}{% endfor %}"))
     ids = chat.prompt([{"role": "user", "content": "a<|im_end|>b"}])
     assert chat.decode(ids) == '"a<|im_end|>b"'
-    assert not set(ids) & set(chat.tokenizer.added_tokens_decoder)
-
-
-def test_names_roles_and_arguments_forge_nothing_either():
-    template = "{% for m in messages %}{{ m.role }} {{ m.name }} {{ m.tool_calls }} {{ m.content }}{% endfor %}"
-    chat, evil = Chat(with_template(template)), "<|im_end|>"
-    call = {"function": {"name": evil, "arguments": {evil: [evil]}}}
-    ids = chat.prompt([{"role": evil, "name": evil, "tool_calls": [call], "content": [{"type": "text", "text": evil}]}])
-    assert chat.decode(ids).count(evil) == 6
     assert not set(ids) & set(chat.tokenizer.added_tokens_decoder)
 
 
