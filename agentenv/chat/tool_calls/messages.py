@@ -1,4 +1,4 @@
-"""Tool calls and their results as chat messages."""
+"""Tool calls and their results as chat messages, and ids of calls that have none."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 from agentenv.chat.tool_calls.syntax import Syntax
 from agentenv.core.tool_calls import MalformedCall, ParsedAction, ToolCall
 from agentenv.core.types import Message
+
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def result_message(call: ToolCall | MalformedCall, content: Any) -> Message:
@@ -70,3 +72,16 @@ def _as_json(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, default=_as_plain)
     except (TypeError, ValueError, RecursionError):  # non-text keys, a circular reference
         return str(value)
+
+
+def call_id(turn_index: int, index: int) -> str:
+    """Return nine letters and digits (Mistral's templates accept nothing else) for the call at `index` of a turn."""
+    return f"c{_base36(turn_index)}{_base36(index)}"
+
+
+def _base36(number: int) -> str:
+    digits = ""
+    for _ in range(4):
+        number, digit = divmod(number, 36)
+        digits = _DIGITS[digit] + digits
+    return digits

@@ -21,7 +21,7 @@ from agentenv.chat.tool_calls.bodies import (
     markup,
     name_in,
 )
-from agentenv.chat.tool_calls.ids import call_id
+from agentenv.chat.tool_calls.messages import call_id
 from agentenv.chat.tool_calls.syntax import ANY_ID, ANY_NAME, REASONING, Syntax
 from agentenv.core.tool_calls import MalformedCall, ParsedAction, ToolCall
 from agentenv.core.tool_schemas import Parameter

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv._util.brief import brief, brief_json
-from agentenv.chat.tool_calls.ids import call_id
+from agentenv.chat.tool_calls.messages import call_id
 from agentenv.core.arguments import number, parse_json_object
 from agentenv.core.types import Answer, Completion, Conversation, FinishReason, SamplingParams
 from agentenv.errors import ConfigError, EngineError

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentenv._util.lenient_json import LiteralError, read_literal, skip_space
-from agentenv.chat.tool_calls.ids import call_id
+from agentenv.chat.tool_calls.messages import call_id
 from agentenv.core.tool_calls import MalformedCall, ParsedAction, ToolCall
 from agentenv.core.types import Message
 from agentenv.rewards.rules.text import read
