@@ -196,7 +196,8 @@ class _Trial:
     def examples(self) -> tuple[Example, ...]:
         """Return a prompt, and every accepted shape after a stop and after a cut; then those of other contexts."""
         plain = _Before(_HEAD, self._tools)
-        found = [Example("prompt", difference=self._difference(self._prompt, plain))]
+        prompt = self._difference(lambda: (self._chat.prompt(plain.messages), self._ids(plain)))
+        found = [Example("prompt", difference=prompt)]
         endings: tuple[Ending, ...] = ("stop", "length")
         for before, shapes in ((plain, self._template.shapes), *self._contexts()):
             for shape, ending in itertools.product(shapes, endings):
@@ -242,10 +243,6 @@ class _Trial:
             offered = DUMMY_TOOLS if self._template.renders_tools else self._tools
             shapes = [shape for shape in ("user", "tool", "tool+user") if shape in self._template.shapes]
             yield _Before(system, offered, "system and tools"), shapes
-
-    def _prompt(self, before: _Before) -> tuple[list[int], list[int]]:
-        """Return the ids of a prompt by `Chat` and by the template."""
-        return self._chat.prompt(before.messages), self._ids(before)
 
     def _after(self, before: _Before, new: Sequence[Message], ending: Ending) -> tuple[list[int], list[int]]:
         """Return what `Chat` and the template put after an action that ended so.

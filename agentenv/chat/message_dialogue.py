@@ -118,7 +118,7 @@ class MessageDialogue:
         check_open(new)
         results = [message for message in new if message.get("role") == "tool"]
         if not self._calls:  # servers refuse results without calls; calls in words have answers in words
-            new = [_in_words(message) if message.get("role") == "tool" else message for message in new]
+            new = [{"role": "user", "content": m.get("content")} if m.get("role") == "tool" else m for m in new]
             results = []
         calls = [str(call["id"]) for call in self._calls]
         open_ids = iter(calls)
@@ -149,10 +149,6 @@ def _as_messages(observation: str | Sequence[Message]) -> Sequence[Message]:
     if not isinstance(observation, str):
         return observation
     return [{"role": "user", "content": observation}] if observation else []
-
-
-def _in_words(message: Message) -> Message:
-    return {"role": "user", "content": message.get("content")}
 
 
 def _for_server(message: Message) -> Message:

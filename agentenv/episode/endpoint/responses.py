@@ -48,10 +48,11 @@ class ResponseLog:
         if not isinstance(body, Mapping):
             raise RequestError(f"request: expected a JSON object, got {type(body).__name__}. Send one.")
         check_neutral(body, _NEUTRAL)
-        text, reasoning = _object(body, "text"), _object(body, "reasoning")
+        text, reasoning, instructions = _object(body, "text"), _object(body, "reasoning"), body.get("instructions")
+        system = [{"role": "system", "content": instructions}] if instructions else []
         return {
             **{name: value for name, value in body.items() if name not in _TRANSLATED},
-            "messages": [*_system(body.get("instructions")), *self.conversation(body)],
+            "messages": [*system, *self.conversation(body)],
             "tools": [_tool(tool) for tool in _list(body, "tools")],
             "tool_choice": _tool_choice(body.get("tool_choice")),
             "response_format": _response_format(text.get("format")),
@@ -135,10 +136,6 @@ def _list(body: Mapping[str, Any], name: str) -> list[Any]:
     if not isinstance(value, list):
         raise RequestError(f"{name}: expected a list, got {brief(value)}. Change it.")
     return value
-
-
-def _system(instructions: Any) -> list[Message]:
-    return [{"role": "system", "content": instructions}] if instructions else []
 
 
 def _tool(tool: Any) -> Any:
