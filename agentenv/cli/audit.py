@@ -197,9 +197,8 @@ def _source(config: AuditConfig) -> EnvSource:
     """
     from agentenv.core.agent import AgentInstance
     from agentenv.engines.scripted import ScriptedEngine
-    from agentenv.episode.factory import as_agent
     from agentenv.episode.registry import env_source
-    from agentenv.episode.source import EnvSource
+    from agentenv.episode.source import EnvSource, as_agent
     from agentenv.interop.agent_files import load_agent_func
     from agentenv.testing.tokenizers import CharTokenizer
 

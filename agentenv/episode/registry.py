@@ -20,8 +20,7 @@ from zlib import crc32
 from agentenv._util.suggest import did_you_mean
 from agentenv.core.agent import AgentInstance
 from agentenv.episode.endpoint.agent import ChatAgentSource, owns_its_loop
-from agentenv.episode.factory import as_agent
-from agentenv.episode.source import EnvSource
+from agentenv.episode.source import EnvSource, as_agent
 from agentenv.errors import ConfigError
 
 ENTRY_POINT_GROUP = "agentenv.envs"

@@ -27,10 +27,10 @@ from agentenv.core.types import Completion, Limits, Task
 from agentenv.engines.models import load_stop_token_ids, load_tokenizer, resolve_model
 from agentenv.engines.scripted import PlainTextTokenizer
 from agentenv.episode.endpoint.agent import owns_its_loop
-from agentenv.episode.factory import check_arguments
 from agentenv.episode.loop import AgentFactory
 from agentenv.episode.registry import builtin_datasets, load_env
 from agentenv.episode.setup import EpisodeKey
+from agentenv.episode.source import check_arguments
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError, ContractError
 from agentenv.gym import views

@@ -22,11 +22,10 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Limits, Message, SamplingParams, Task
 from agentenv.engines.scripted import Request, ScriptedEngine
 from agentenv.episode.endpoint.agent import ChatAgentSource, owns_its_loop
-from agentenv.episode.factory import as_agent
 from agentenv.episode.registry import builtin_datasets, env_source
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, derive_seed, plan
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
-from agentenv.episode.source import EnvSource, EpisodeSource
+from agentenv.episode.source import EnvSource, EpisodeSource, as_agent
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError
 from agentenv.testing.chats import stand_in

@@ -19,10 +19,9 @@ from agentenv.core.types import Limits, SamplingParams, Task
 from agentenv.engines.models import load_tokenizer, resolve_model
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.endpoint.agent import ChatAgentSource
-from agentenv.episode.factory import as_agent
 from agentenv.episode.registry import builtin_datasets, env_source, installed_envs, load_env, load_file
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
-from agentenv.episode.source import EnvSource
+from agentenv.episode.source import EnvSource, as_agent
 from agentenv.errors import ConfigError
 from agentenv.interop.agent_files import load_agent_func
 from agentenv.testing.tokenizers import CharTokenizer

@@ -14,8 +14,8 @@ from agentenv.chat.chat import Chat
 from agentenv.core.agent import AgentInstance
 from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
 from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode.factory import as_agent
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.episode.source import as_agent
 from agentenv.errors import ConfigError, EngineError, InfraError, RunStopped
 from agentenv.interop.agent_files import OPENRLHF_NAMES
 from agentenv.interop.openrlhf import ResponseDict

@@ -31,9 +31,9 @@ from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Message, SamplingParams, StepResult, StopReason, Task
 from agentenv.episode.endpoint.session import Session, SessionOptions
 from agentenv.episode.endpoint.wire import OutOfRoom, OutOfTurns
-from agentenv.episode.factory import check_arguments
 from agentenv.episode.loop import recording_errors
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup, Stage
+from agentenv.episode.source import check_arguments
 from agentenv.errors import ConfigError, ContractError
 
 if TYPE_CHECKING:
@@ -253,11 +253,9 @@ class _Run:
         self.stop_reason = record.stop_reason or self.stop_reason
         return record.error
 
-    async def _create(self) -> None:
-        self.agent = await create(self.source.cls, deepcopy(dict(self.source.kwargs)))
-
     async def _run(self) -> None:
-        await bounded(self._create, limit_s=self.limits.step_timeout_s)
+        kwargs = deepcopy(dict(self.source.kwargs))
+        self.agent = await bounded(create, self.source.cls, kwargs, limit_s=self.limits.step_timeout_s)
         self.progress.stage = Stage.RUN
         limit_s = self.limits.episode_timeout_s
         try:

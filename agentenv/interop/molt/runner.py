@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 from agentenv._util.calls import call
 from agentenv.core.agent import AgentInstance, ResetState
 from agentenv.core.types import Completion, SamplingParams
-from agentenv.episode.factory import as_agent
+from agentenv.episode.source import as_agent
 from agentenv.errors import ConfigError, EngineError
 from agentenv.interop.openrlhf.engine import LLMEngine, OpenRLHFEngine
 from agentenv.interop.openrlhf.executor import AgentExecutor

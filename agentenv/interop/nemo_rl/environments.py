@@ -41,8 +41,8 @@ from agentenv._util.ray.library import import_ray
 from agentenv.chat.chat import Chat, ChatOptions
 from agentenv.core.arguments import number, one_of
 from agentenv.engines.models import load_tokenizer
-from agentenv.episode.factory import check_arguments
 from agentenv.episode.registry import load_env
+from agentenv.episode.source import check_arguments
 from agentenv.errors import ConfigError, ContractError
 from agentenv.interop.nemo_rl.base import Environment
 from agentenv.interop.nemo_rl.reward_model import RewardModelEnvironment

@@ -7,9 +7,9 @@ from typing import Any
 
 from agentenv._util.loop_thread import run_sync
 from agentenv.chat.chat import Chat, ChatOptions
-from agentenv.episode.factory import check_arguments
 from agentenv.episode.registry import load_env
 from agentenv.episode.runner import derive_seed
+from agentenv.episode.source import check_arguments
 from agentenv.errors import DataError
 from agentenv.interop.nemo_rl.sessions import ResetResult, Sessions
 

@@ -23,10 +23,10 @@ from agentenv.core.engine import Engine, Tokenizer
 from agentenv.core.step_dict import to_sampling
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Limits, SamplingParams, StopReason, Task
-from agentenv.episode.factory import as_agent
 from agentenv.episode.loop import Episode, recording_errors
 from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage, StepRetries
+from agentenv.episode.source import as_agent
 from agentenv.errors import ConfigError, ContractError, EngineError, RunStopped
 from agentenv.interop.hosted import FailureCount, FailureIdiom, run_planned
 from agentenv.interop.openrlhf.engine import LLMEngine, VLLMStyleSampling, as_engine, last_of

@@ -18,10 +18,9 @@ from agentenv.core.types import Task
 from agentenv.episode.env_actors.actors import EnvActorConfig, EnvActors, check_kwargs, made_agent
 from agentenv.episode.env_actors.host import EnvSpec, Spec, found_file
 from agentenv.episode.env_actors.local import num_cores, open_local_actors
-from agentenv.episode.factory import as_agent
 from agentenv.episode.loop import Episode
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
-from agentenv.episode.source import EnvSource, EpisodeSource
+from agentenv.episode.source import EnvSource, EpisodeSource, as_agent
 from agentenv.errors import ConfigError
 from agentenv.interop.agent_files import load_agent_func
 from agentenv.interop.openrlhf.executor import AgentFunc

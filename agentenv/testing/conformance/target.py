@@ -11,9 +11,8 @@ from agentenv._util.paths import place_of
 from agentenv.core.agent import AgentInstance
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.endpoint.agent import ChatAgentSource, owns_its_loop
-from agentenv.episode.factory import as_agent
 from agentenv.episode.registry import env_source
-from agentenv.episode.source import EnvSource, EpisodeSource
+from agentenv.episode.source import EnvSource, EpisodeSource, as_agent
 from agentenv.errors import AgentEnvError, ConfigError
 from agentenv.interop.agent_files import load_agent_func
 from agentenv.interop.openrlhf.executor import AgentFunc
