@@ -8,7 +8,7 @@ import pytest
 
 from agentenv.core.types import StopReason
 from agentenv.runs.records.directory import read_trajectories
-from tests.drivers import command, lines, without_times, write_rows
+from tests.drivers import command, write_rows
 
 pytest.importorskip("openai")
 
@@ -142,19 +142,6 @@ def test_segments_of_an_agent_that_rewrites_its_history_agree_with_what_was_said
         begun = trajectory.turns[0].result.observation
         assert [message["content"] for message in begun[-1:]] == ["Try 1."]
     assert command(["tokens", "replay", "Compacting", "--tolerance", 1e-4]) == 0
-
-
-@pytest.mark.long
-def test_the_same_command_produces_the_same_tokens_and_a_resumed_run_adds_nothing(place):
-    assert command(flags("Retry")) == 0
-    assert command([*flags("Retry"), "--out", "again"]) == 0
-    tokens = [
-        [s["token_ids"] for e in without_times(lines(place / run)) for s in e["segments"]] for run in ("Retry", "again")
-    ]
-    assert tokens[0] == tokens[1]
-    before = (place / "Retry/trajectories.jsonl").read_bytes()
-    assert command(["run", "--resume", "--out", "Retry", "--progress", "none"]) == 0
-    assert (place / "Retry/trajectories.jsonl").read_bytes() == before
 
 
 @pytest.mark.long
