@@ -1,9 +1,8 @@
 """The twenty invariants of exact tokens, over random conversations on every family of templates.
 
 Invariants of the loop are held by whole episodes (`strategies.plans`: family x messages x engine), invariants of what
-follows an action by `Chat` alone. 6, 8, 10 and 12 have thousands of examples more in `test_bridge.py`; here they go
-through the loop. Elsewhere: the tokenizer-level ones on hand-made tokenizers (`test_chat.py`, `test_episode.py`), 17's
-scoring of stored ids by an engine (`tokens/test_replay.py`), 19's other formats (`interop/test_records.py`).
+follows an action by `Chat` alone. Elsewhere: 12, what contents can forge (`test_bridge.py`), 17's scoring of stored ids
+by an engine (`tokens/test_replay.py`), 19's other formats (`interop/test_records.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from agentenv.episode.setup import EpisodeKey
 from agentenv.interop.openrlhf import from_response, to_response
 from agentenv.runs.records.lines import trajectory_from_dict, trajectory_to_dict
 from tests.chat.families import load
-from tests.chat.test_bridge import STABLE, added, holds_added
+from tests.chat.test_bridge import STABLE, holds_added
 from tests.chat.test_families import ANSWER, FOLLOW_UPS, asks, render, says, try_render
 from tests.strategies import (
     LASTING,
@@ -336,24 +335,6 @@ def parted(family, new):
         if text is not None and without is not None and text.startswith(without) and ANSWER in text:
             return without[without.rindex(ANSWER) :], text[len(without) :]
     return "", ""
-
-
-@pytest.mark.long
-@examples(300)
-@given(plan=plans(said=LASTING, options=st.just({"text_feedback": "user"}), rooms=st.just(2_000)))
-def test_invariant_12_no_observation_adds_an_added_token_or_changes_its_text(plan):
-    assume(not isinstance(plan.prompt, str))
-    played = play(plan)
-    family, chat = plan.family, played.chat
-    first = played.engine.requests[0].prompt_token_ids if played.engine.requests else chat.prompt(plan.prompt)
-    assert added(family, first) <= added(family, chat.prompt([says("user", "x y")]))
-    for turn, start, end in followed(played):
-        ids, new = segment_of(played, turn).token_ids.tolist(), as_messages(turn.result.observation)
-        if turn.result.observation == "":
-            assert start == end
-            continue
-        plain = [{**message, "content": "x y"} for message in new]
-        assert added(family, ids[start:end]) <= added(family, chat.reply(ids[turn.start : turn.end], plain))
 
 
 BOS = [family for family in SUPPORTED if family.bos_token is not None]

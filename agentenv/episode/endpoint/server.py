@@ -126,7 +126,7 @@ class Endpoint(Server):
 
     async def _completions(self, request: Request) -> Response:
         session = self._session(request)
-        read = await parse_body(await self._body(request), partial(_read, session))
+        read = await parse_body(await self._body(request), lambda body: session.read(_json(body)))
         return await self._answer(request, session, read, ChatForm(read, _base(session, read)))
 
     async def _responses(self, request: Request) -> Response:
@@ -276,11 +276,6 @@ def _json(body: bytes) -> Any:
         return parse_json(body)
     except ValueError as error:
         raise RequestError(f"body: expected JSON, got {body[:80]!r}: {error}. Fix it.") from error
-
-
-def _read(session: Session, body: bytes) -> ChatRequest:
-    document = _json(body)
-    return session.read(document)
 
 
 def _read_response(session: Session, log: ResponseLog, body: bytes) -> tuple[dict[str, Any], ChatRequest]:
