@@ -244,6 +244,10 @@ class EpisodeMaker:
             return views.conversation(episode.trajectory)
         return np.array(episode.trajectory.segments[-1].token_ids, np.int64)
 
+    def empty_observation(self) -> Any:
+        """Return the observation of an environment without an episode."""
+        return {"text": "", "messages": [], "tokens": np.zeros(0, np.int64)}[self.config.obs_mode]
+
     def action(self, value: Any) -> Taken:
         """Return an action in the form that `SteppedEpisode.act` takes.
 

@@ -11,10 +11,11 @@ import gymnasium
 
 from agentenv._util.loop_thread import run_sync, submit_detached
 from agentenv.core.trajectory import Trajectory
+from agentenv.episode.loop import AgentFactory
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError, ContractError
 from agentenv.gym import views
-from agentenv.gym.config import EpisodeMaker, GymConfig, Outcome
+from agentenv.gym.config import EpisodeMaker, GymConfig, Outcome, Start
 from agentenv.gym.registration import spec_of
 
 _OPTIONS = ("task",)
@@ -66,6 +67,8 @@ class AgentEnv(gymnasium.Env[Any, Any]):
         self.render_mode = render_mode
         self.observation_space, self.action_space = self._maker.observation_space, self._maker.action_space
         self.spec = spec_of(env, settings if render_mode is None else {**settings, "render_mode": render_mode})
+        self._make_agent: AgentFactory | None = None
+        """Makes the agents of a vector elsewhere than in this process."""
         self._episode: SteppedEpisode | None = None
         self._pid = 0
         self._abandoned: Any = None
@@ -95,24 +98,27 @@ class AgentEnv(gymnasium.Env[Any, Any]):
             ConfigError: an option is unknown or names an unknown task.
             EpisodeFailed: the environment failed.
         """
+        first = run_sync(self._begin(self._draw(seed, options)))
+        self._show()
+        return first
+
+    def _draw(self, seed: int | None, options: dict[str, Any] | None) -> Start:
+        """Draw the start of the next episode."""
         super().reset(seed=seed)
         unknown = [name for name in options or {} if name not in _OPTIONS]
         if unknown:
             raise ConfigError(f"AgentEnv.reset: expected options of {_OPTIONS}, got {unknown}. Leave them out.")
-        start = self._maker.draw(self.np_random, (options or {}).get("task"))
+        return self._maker.draw(self.np_random, (options or {}).get("task"))
+
+    async def _begin(self, start: Start) -> tuple[Any, dict[str, Any]]:
+        """End the current episode and begin the next, on the background loop."""
         former, self._num_written = self._release(), 0
-        episode = self._episode = self._maker.episode(start)
+        episode = self._episode = self._maker.episode(start, self._make_agent)
         self._pid = os.getpid()
         self._abandoned = weakref.finalize(self, _abandon, episode, self._pid)
-
-        async def begin() -> tuple[Any, dict[str, Any]]:
-            if former is not None:
-                await former.aclose()
-            return await self._maker.begin(episode)
-
-        first = run_sync(begin())
-        self._show()
-        return first
+        if former is not None:
+            await former.aclose()
+        return await self._maker.begin(episode)
 
     def step(self, action: Any) -> Outcome:
         """Take an action; return observation, reward, terminated, truncated and info.

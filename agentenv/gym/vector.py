@@ -8,18 +8,15 @@ processes, one per core.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
-import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import Any, Literal, TypeVar
+from collections.abc import Coroutine, Mapping, Sequence
+from copy import copy
+from typing import Any, Literal, TypeVar, cast
 
-import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from agentenv._util.brief import brief
 from agentenv._util.loop_thread import run_sync, submit, submit_detached
@@ -28,18 +25,15 @@ from agentenv.episode.env_actors.actors import EnvActorConfig, check_kwargs
 from agentenv.episode.env_actors.host import EnvSpec
 from agentenv.episode.env_actors.local import LocalEnv, num_cores
 from agentenv.errors import ConfigError, ContractError, EpisodeFailed
-from agentenv.gym import batching, views
-from agentenv.gym.batching import Info
-from agentenv.gym.config import EpisodeMaker, GymConfig
-from agentenv.gym.slots import Outcome, Slot
+from agentenv.gym.config import Outcome, Start, Taken
+from agentenv.gym.env import AgentEnv
 
 T = TypeVar("T")
+Info = dict[str, Any]
 Observations = tuple[Any, ...]
 Reset = tuple[Observations, Info]
 Step = tuple[Observations, np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any], Info]
 OnError = Literal["raise", "truncate"]
-
-_OPTIONS = ("reset_mask", "task")
 
 
 class BatchFailed(EpisodeFailed):
@@ -51,27 +45,92 @@ class BatchFailed(EpisodeFailed):
     """Error messages by index of the environment."""
 
 
-class AgentVectorEnv(VectorEnv[Observations, Any, np.ndarray[Any, Any]]):
+class _Member(AgentEnv):
+    """One environment of a vector, which runs all of them concurrently; `reset` and `step` only return what came."""
+
+    def __init__(self, env: str, *, render_mode: str | None = None, **settings: Any) -> None:
+        super().__init__(env, render_mode=render_mode, **settings)
+        self.results: list[Any] = []
+        self.error: str | None = None
+        """Message of the first failure in this call of the vector."""
+        self.ended: Trajectory | None = None
+        """Record of the last episode that ended."""
+
+    def twin(self) -> _Member:
+        """Return another one, with the same tasks."""
+        other = copy(self)
+        other.results = []
+        return other
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        """Return what `begin` got."""
+        first: tuple[Any, Info] = self.results.pop(0)
+        return first
+
+    def step(self, action: Any) -> Outcome:
+        """Return what `act` got."""
+        outcome: Outcome = self.results.pop(0)
+        return outcome
+
+    async def begin(self, start: Start) -> None:
+        """Begin an episode. If that fails, the observation is empty, and the next step returns NaN, truncated."""
+        try:
+            self.results.append(await self._begin(start))
+        except EpisodeFailed as failed:
+            self.results.append((self._maker.empty_observation(), self._failed(str(failed))))
+
+    async def act(self, action: Taken, *, autoreset: bool) -> None:
+        """Take an action; with `autoreset`, begin the next episode at the end."""
+        outcome = await self._taken(action)
+        self.results.append(outcome)
+        if autoreset and (outcome[2] or outcome[3]):
+            await self.begin(self._draw(None, None))
+
+    async def _taken(self, action: Taken) -> Outcome:
+        episode = self._running("step")
+        if episode.over:
+            info = self._failed("step: expected an episode, got none: its reset had failed.")
+            return self._maker.empty_observation(), math.nan, False, True, info
+        try:
+            outcome = await self._maker.take(episode, action)
+        except EpisodeFailed as failed:
+            return self._maker.observation(episode), math.nan, False, True, self._failed(str(failed))
+        if episode.over:
+            self.ended = episode.trajectory
+        return outcome
+
+    def _failed(self, message: str) -> Info:
+        """Return the info of a call that failed."""
+        self.error, self.ended = self.error or message, self._running("step").trajectory
+        return {"error": message}
+
+    async def aclose(self) -> None:
+        """End the current episode, if any."""
+        episode = self._release()
+        if episode is not None:
+            await episode.aclose()
+
+
+class AgentVectorEnv(SyncVectorEnv):
     """`num_envs` environments of one class as one `gymnasium.vector.VectorEnv`, on one event loop.
 
     A class with `cpu_bound = True` runs in local processes, one per core; see `env_actors`.
 
     Observations are tuples [num_envs], rewards float64, terminations and truncations bool. Seeds, infos, `reset_mask`
-    and the autoreset modes follow Gymnasium; the defaults waste no action.
+    and the autoreset modes are those of Gymnasium's SyncVectorEnv, except that the environments run concurrently and
+    that the default mode wastes no action.
 
     SAME_STEP: the next episode starts in the call in which one ends; the last observation and info of the ended one
     are in `infos["final_obs"]` and `infos["final_info"]`. DISABLED: `reset(options={"reset_mask": ended})` starts the
     next. NEXT_STEP: the step after the end only resets and ignores its action (None is allowed).
-
-    Infos are arrays with a mask under `_key`, as `batch_infos` returns them; `infos["by_env"]` holds each
-    environment's own info.
 
     If an environment fails (raises, or exceeds `step_timeout_s`), the others' results stay valid. The failed one is
     truncated, its reward is NaN, and `infos["error"]` (or that of `final_info`) holds the message. `on_error="raise"`
     raises BatchFailed with these values in `outcome`; "truncate" returns them. An environment whose reset fails has
     the empty observation, and its next step is truncated with NaN in the same way.
 
-    `areset`, `astep` and `aclose` are the same for async callers, on any event loop.
+    `areset`, `astep` and `aclose` are the same for async callers, on any event loop. Concurrent calls wait for each
+    other; a call that is cancelled ends all episodes.
 
     Example::
 
@@ -115,24 +174,17 @@ class AgentVectorEnv(VectorEnv[Observations, Any, np.ndarray[Any, Any]]):
             raise ConfigError(f"AgentVectorEnv.on_error: expected raise or truncate, got {on_error!r}. Change it.")
         if render_mode not in (None, "ansi"):
             raise ConfigError(f"AgentVectorEnv.render_mode: expected None or ansi, got {render_mode!r}. Change it.")
-        self.num_envs, self.on_error, self.render_mode = int(num_envs), on_error, render_mode
-        modes = [mode for mode in AutoresetMode if autoreset_mode in (mode, mode.value, mode.name)]
-        if not modes:
-            names = ", ".join(mode.name for mode in AutoresetMode)
-            raise ConfigError(
-                f"AgentVectorEnv.autoreset_mode: expected one of {names}, got {autoreset_mode!r}. Change it."
-            )
-        self.autoreset_mode = modes[0]
-        self.metadata = {"render_modes": ["ansi"], "autoreset_mode": self.autoreset_mode}
-        self.maker = EpisodeMaker(GymConfig.of(env, settings))
-        self.single_observation_space = self.maker.observation_space
-        self.single_action_space = self.maker.action_space
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self._elsewhere = self._local_env(env_actors)
-        make = None if self._elsewhere is None else self._elsewhere.make
-        self._slots = [Slot(self.maker, make) for _ in range(self.num_envs)]
-        self._adopt()
+        self.on_error = on_error
+        first = _Member(env, render_mode=render_mode, **settings)
+        self.maker = first._maker
+        self._elsewhere = self._local_env(env_actors, int(num_envs))
+        if self._elsewhere is not None:
+            first._make_agent = self._elsewhere.make
+            weakref.finalize(self, _let_go, self._elsewhere, os.getpid())
+        super().__init__([first.twin] * int(num_envs), copy=False, autoreset_mode=autoreset_mode)
+        self._members = cast(list[_Member], self.envs)
+        self._turn = asyncio.Lock()
+        self._working: asyncio.Task[Any] | None = None
         self.closed = False
 
     def reset(
@@ -146,34 +198,29 @@ class AgentVectorEnv(VectorEnv[Observations, Any, np.ndarray[Any, Any]]):
 
         Raises:
             BatchFailed: environments failed, and `on_error` is "raise".
-            ContractError: a seed or a mask does not fit, or another call is still running.
+            ContractError: a seed, a mask or a list of tasks does not fit.
             ConfigError: an option is unknown or names an unknown task.
         """
-        with self._call("reset"):
-            return self._settled_reset(run_sync(self._reset(seed, options)))
+        return run_sync(self._reset(seed, options))
 
     def step(self, actions: Sequence[Any]) -> Step:
         """Take one action per environment; return observations, rewards, terminations, truncations and infos.
 
         Raises:
             BatchFailed: environments failed, and `on_error` is "raise".
-            ContractError: the actions do not fit, an episode that ended was not reset, or another call is still
-                running; no environment was stepped.
+            ContractError: the actions do not fit, or an episode that ended was not reset; no environment was stepped.
         """
-        with self._call("step"):
-            return self._settled_step(run_sync(self._step(actions)))
+        return run_sync(self._step(actions))
 
     async def areset(
         self, *, seed: int | Sequence[int | None] | None = None, options: Mapping[str, Any] | None = None
     ) -> Reset:
         """Run `reset` without blocking the caller's loop."""
-        with self._call("reset"):
-            return self._settled_reset(await _awaited(self._reset(seed, options)))
+        return await _awaited(self._reset(seed, options))
 
     async def astep(self, actions: Sequence[Any]) -> Step:
         """Run `step` without blocking the caller's loop."""
-        with self._call("step"):
-            return self._settled_step(await _awaited(self._step(actions)))
+        return await _awaited(self._step(actions))
 
     async def aclose(self) -> None:
         """Run `close` without blocking the caller's loop."""
@@ -186,33 +233,12 @@ class AgentVectorEnv(VectorEnv[Observations, Any, np.ndarray[Any, Any]]):
         self.closed = True
         run_sync(self._close())
 
-    def render(self) -> tuple[str, ...] | None:
-        """Return each environment's episode so far as text with "ansi"; empty for an environment without an episode."""
-        if self.render_mode is None:
-            gymnasium.logger.warn("AgentVectorEnv.render: expected a render_mode, got None. Make it with 'ansi'.")
-            return None
-        running = [slot.episode for slot in self._slots]
-        return tuple("" if episode is None else views.transcript(episode.trajectory) for episode in running)
-
     @property
     def records(self) -> tuple[Trajectory | None, ...]:
         """[num_envs] full record of the last episode that ended in each environment; None before the first."""
-        return tuple(slot.ended for slot in self._slots)
+        return tuple(env.ended for env in self._members)
 
-    @property  # type: ignore[misc]  # read-only and a tuple, as gymnasium's own vector environments have it
-    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
-        """[num_envs] generators that draw tasks and seeds."""
-        return tuple(slot.generator() for slot in self._slots)
-
-    @property
-    def np_random_seed(self) -> tuple[int | None, ...]:  # type: ignore[override]
-        """[num_envs] seeds of the generators."""
-        _ = self.np_random
-        return tuple(slot.np_random_seed for slot in self._slots)
-
-    # --- in the caller's thread --------------------------------------------------------------------------------------
-
-    def _local_env(self, num: int | None) -> LocalEnv | None:
+    def _local_env(self, num: int | None, num_envs: int) -> LocalEnv | None:
         """Return what makes agents in processes; None if this process does."""
         if num is not None and (not isinstance(num, int) or isinstance(num, bool) or num < 0):
             raise ConfigError(
@@ -226,62 +252,99 @@ class AgentVectorEnv(VectorEnv[Observations, Any, np.ndarray[Any, Any]]):
         spec = EnvSpec(config.env, os.getcwd())
         spec.check()
         check_kwargs(config.env_kwargs, "AgentEnv.env_kwargs")
-        limits = EnvActorConfig.of(config.step_timeout_s)
-        return LocalEnv(spec, config.env_kwargs, min(num, self.num_envs), limits)
+        return LocalEnv(spec, config.env_kwargs, min(num, num_envs), EnvActorConfig.of(config.step_timeout_s))
 
-    def _adopt(self) -> None:
-        """Drop the episodes after a fork, as they belong to the parent process."""
-        self._pid, self._calling = os.getpid(), threading.Lock()
-        self._working: asyncio.Task[Any] | None = None
-        for slot in self._slots:
-            slot.forget()
-        if self._elsewhere is not None:
-            self._elsewhere.forget()
-        self._finalizer = weakref.finalize(self, _let_go, self._slots, self._elsewhere, self._pid)
+    # --- on the background loop --------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _call(self, where: str) -> Iterator[None]:
-        """Allow one call at a time, on an open vector."""
+    async def _reset(self, seed: Any, options: Mapping[str, Any] | None) -> Reset:
+        given = dict(options or {})
+        mask = given.pop("reset_mask", np.ones(self.num_envs, np.bool_))
+        if not isinstance(mask, np.ndarray) or (mask.shape, mask.dtype) != ((self.num_envs,), np.bool_):
+            raise ContractError(
+                f"reset: options['reset_mask']: expected a bool array of shape ({self.num_envs},), got {mask!r:.200}. "
+                "Pass `terminations | truncations`."
+            )
+        seeds = [seed + index for index in range(self.num_envs)] if isinstance(seed, int | np.integer) else seed
+        seeds = self._one_each("seed", [None] * self.num_envs if seeds is None else seeds)
+        task = given.pop("task", None)
+        tasks = self._one_each("options['task']", task if isinstance(task, list | tuple) else [task] * self.num_envs)
+        async with self._turn:
+            self._check_open("reset")
+            each = [(env, seeds[i], {**given, "task": tasks[i]}) for i, env in enumerate(self._members) if mask[i]]
+            starts = [(env, env._draw(one, own)) for env, one, own in each]
+            await self._together("reset", [env.begin(start) for env, start in starts])
+            first: Reset = self._or_raise("reset", super().reset(seed=seeds, options={"reset_mask": mask}))
+            return first
+
+    async def _step(self, actions: Any) -> Step:
+        listed = self._one_each("actions", actions)
+        async with self._turn:
+            self._check_open("step")
+            for env in self._members:
+                env._running("step")
+            over = self._autoreset_envs
+            if over.any() and self.autoreset_mode is AutoresetMode.DISABLED:
+                raise ContractError(
+                    f"AgentVectorEnv.step: expected running episodes, got none in {np.flatnonzero(over).tolist()}. "
+                    "Call reset with options={'reset_mask': terminations | truncations}."
+                )
+            again = over & (self.autoreset_mode is AutoresetMode.NEXT_STEP)
+            taken = [None if again[i] else self.maker.action(action) for i, action in enumerate(listed)]
+            autoreset = self.autoreset_mode is AutoresetMode.SAME_STEP
+            work = [
+                env.begin(env._draw(None, None)) if action is None else env.act(action, autoreset=autoreset)
+                for env, action in zip(self._members, taken, strict=True)
+            ]
+            await self._together("step", work)
+            step: Step = self._or_raise("step", super().step(tuple(listed)))
+            return step
+
+    def _one_each(self, name: str, values: Any) -> list[Any]:
+        """Return a list of one value per environment."""
+        if not isinstance(values, list | tuple | np.ndarray) or len(values) != self.num_envs:
+            raise ContractError(
+                f"AgentVectorEnv: {name}: expected one per environment ({self.num_envs}), got {brief(values)}. "
+                "Pass a list of that many."
+            )
+        return list(values)
+
+    async def _together(self, where: str, work: Sequence[Coroutine[Any, Any, None]]) -> None:
+        """Run all; if the call is cancelled, end every episode, as some have taken their action and some have not."""
+        for env in self._members:
+            env.results, env.error = [], None
+        tasks = [asyncio.ensure_future(each) for each in work]
+        self._working = asyncio.current_task()
+        try:
+            await asyncio.gather(*tasks)
+        except BaseException:
+            await self._end(tasks)
+            self._check_open(where)
+            raise
+        finally:
+            self._working = None
+
+    def _check_open(self, where: str) -> None:
         if self.closed:
             raise ContractError(
-                f"AgentVectorEnv.{where}: expected an open one, got one that is closed. Make a new one."
-            )
-        if self._pid != os.getpid():
-            self._adopt()
-        calling = self._calling
-        if not calling.acquire(blocking=False):
-            raise ContractError(
-                f"AgentVectorEnv.{where}: expected one call at a time, got a concurrent one. Wait for the first."
-            )
-        try:
-            yield
-        finally:
-            calling.release()
+                f"AgentVectorEnv.{where}: expected an open one, got a closed one. Make a new one."
+            ) from None
 
-    def _settled_reset(self, outcomes: Sequence[Outcome | None]) -> Reset:
-        observations = tuple(
-            slot.observation() if outcome is None else outcome.observation
-            for slot, outcome in zip(self._slots, outcomes, strict=True)
-        )
-        infos = batching.batch_infos([None if outcome is None else outcome.info for outcome in outcomes])
-        return self._or_raise("reset", outcomes, (observations, infos))
+    async def _end(self, tasks: Sequence[asyncio.Task[None]] = ()) -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(env.aclose() for env in self._members))
 
-    def _settled_step(self, outcomes: Sequence[Outcome]) -> Step:
-        observations = tuple(outcome.observation for outcome in outcomes)
-        infos = batching.batch_infos([outcome.info for outcome in outcomes])
-        ended = [outcome.final_info for outcome in outcomes]
-        if any(info is not None for info in ended):
-            infos["final_obs"] = batching.objects([outcome.final_obs for outcome in outcomes])
-            infos["final_info"] = batching.batch_infos(ended)
-            infos["_final_obs"] = np.array([info is not None for info in ended], dtype=np.bool_)
-            infos["_final_info"] = infos["_final_obs"].copy()
-        rewards = np.array([outcome.reward for outcome in outcomes], dtype=np.float64)
-        terminations = np.array([outcome.terminated for outcome in outcomes], dtype=np.bool_)
-        truncations = np.array([outcome.truncated for outcome in outcomes], dtype=np.bool_)
-        return self._or_raise("step", outcomes, (observations, rewards, terminations, truncations, infos))
+    async def _close(self) -> None:
+        if self._working is not None:
+            self._working.cancel()
+            await asyncio.wait({self._working})
+        await self._end()
+        if self._elsewhere is not None:
+            await self._elsewhere.close()
 
-    def _or_raise(self, where: str, outcomes: Sequence[Outcome | None], result: T) -> T:
-        errors = {index: o.error for index, o in enumerate(outcomes) if o is not None and o.error is not None}
+    def _or_raise(self, where: str, result: Any) -> Any:
+        errors = {index: env.error for index, env in enumerate(self._members) if env.error is not None}
         if not errors or self.on_error == "truncate":
             return result
         index, error = next(iter(errors.items()))
@@ -293,87 +356,19 @@ class AgentVectorEnv(VectorEnv[Observations, Any, np.ndarray[Any, Any]]):
         failed.errors = errors
         raise failed
 
-    # --- on the background loop --------------------------------------------------------------------------------------
-
-    async def _alone(self) -> None:
-        """Wait until a cancelled call has ended its episodes; otherwise it would end those of the next call."""
-        if self._working is not None:
-            await asyncio.wait({self._working})
-
-    async def _reset(self, seed: Any, options: Mapping[str, Any] | None) -> list[Outcome | None]:
-        await self._alone()
-        unknown = dict(options or {})
-        mask = batching.reset_mask(unknown.pop("reset_mask", None), self.num_envs)
-        tasks = batching.task_list(unknown.pop("task", None), self.num_envs)
-        if unknown:
-            raise ConfigError(
-                f"AgentVectorEnv.reset: expected options of {_OPTIONS}, got {list(unknown)}. Leave them out."
-            )
-        seeds = batching.seed_list(seed, self.num_envs)
-        starts = {int(i): self._slots[i].draw(seeds[i], tasks[i]) for i in np.flatnonzero(mask)}
-        outcomes = await self._together(
-            "reset", [partial(self._slots[index].reset, start) for index, start in starts.items()]
-        )
-        by_index = dict(zip(starts, outcomes, strict=True))
-        return [by_index.get(index) for index in range(self.num_envs)]
-
-    async def _step(self, actions: Any) -> list[Outcome]:
-        await self._alone()
-        listed = batching.action_list(actions, self.num_envs)
-        over = [index for index, slot in enumerate(self._slots) if not slot.ready]
-        not_reset = [index for index in over if not self._slots[index].begun]
-        if not_reset or (over and self.autoreset_mode is not AutoresetMode.NEXT_STEP):
-            how = "" if not_reset else " with options={'reset_mask': terminations | truncations}"
-            raise ContractError(
-                f"AgentVectorEnv.step: expected running episodes, got none in {not_reset or over}. Call reset{how}."
-            )
-        autoreset = self.autoreset_mode is AutoresetMode.SAME_STEP
-        work: list[Callable[[], Awaitable[Outcome]]] = [
-            partial(slot.step, self.maker.action(action), autoreset=autoreset) if slot.ready else slot.reset
-            for slot, action in zip(self._slots, listed, strict=True)
-        ]
-        return await self._together("step", work)
-
-    async def _together(self, where: str, work: Sequence[Callable[[], Awaitable[Outcome]]]) -> list[Outcome]:
-        """Run all; if the call is cancelled, end every episode, as some have taken their action and some have not."""
-        closed = f"AgentVectorEnv.{where}: expected an open one, got one that was closed meanwhile. Make a new one."
-        if self.closed:
-            raise ContractError(closed)
-        self._working = asyncio.current_task()
-        tasks = [asyncio.ensure_future(begin()) for begin in work]
-        try:
-            return list(await asyncio.gather(*tasks))
-        except BaseException as error:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            await _end(self._slots)
-            if self.closed and isinstance(error, asyncio.CancelledError):
-                raise ContractError(closed) from None
-            raise
-        finally:
-            self._working = None
-
-    async def _close(self) -> None:
-        self._finalizer.detach()
-        if self._pid != os.getpid():  # after a fork: the episodes are the parent's
-            return
-        if self._working is not None:
-            self._working.cancel()
-            await asyncio.wait({self._working})
-        await _end(self._slots, self._elsewhere)
+    def _add_info(self, vector_infos: Info, env_info: Info, env_num: int) -> Info:
+        """Add an info as Gymnasium does; a column of numbers also takes a text, such as the message of a failure."""
+        for key, value in env_info.items():
+            if isinstance(value, str) and key in vector_infos and vector_infos[key].dtype != object:
+                vector_infos[key] = vector_infos[key].astype(object)
+        infos: Info = super()._add_info(vector_infos, env_info, env_num)
+        return infos
 
 
-async def _end(slots: Sequence[Slot], elsewhere: LocalEnv | None = None) -> None:
-    await asyncio.gather(*(slot.aclose() for slot in slots))
-    if elsewhere is not None:
-        await elsewhere.close()
-
-
-def _let_go(slots: Sequence[Slot], elsewhere: LocalEnv | None, pid: int) -> None:
-    """End the episodes of a vector that was garbage-collected without `close`, and its processes."""
-    if pid == os.getpid() and (elsewhere is not None or any(slot.episode is not None for slot in slots)):
-        submit_detached(_end(slots, elsewhere))
+def _let_go(elsewhere: LocalEnv, pid: int) -> None:
+    """End the processes of a vector that was garbage-collected without `close`."""
+    if pid == os.getpid():
+        submit_detached(elsewhere.close())
 
 
 async def _awaited(work: Coroutine[Any, Any, T]) -> T:

@@ -3,13 +3,10 @@
 import asyncio
 import gc
 import math
-import os
 import pickle
-import signal
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -95,18 +92,6 @@ def test_after_a_failure_the_vector_continues(make, mode):
     assert rewards.tolist() == [0.5] * 3
 
 
-@pytest.mark.parametrize("stop", Fragile.stops)
-def test_what_would_end_the_loop_ends_one_episode_and_the_vector_continues(make, stop):
-    envs = make(on_error="truncate", autoreset_mode=AutoresetMode.DISABLED)
-    reset_all(envs)
-    _, rewards, _, truncations, infos = envs.step(["stay", stop, "stay"])
-    np.testing.assert_array_equal(rewards, [0.5, np.nan, 0.5])
-    assert truncations.tolist() == [False, True, False]
-    assert f"ContractError: Fragile.step: expected a return value, got {stop}()" in infos["error"][1]
-    reset_all(envs)
-    assert envs.step(["stay"] * 3)[1].tolist() == [0.5] * 3
-
-
 def test_a_fact_that_is_called_error_is_not_a_failure(make):
     envs = make()
     reset_all(envs)
@@ -145,19 +130,6 @@ def test_a_reset_that_fails_after_the_end_keeps_the_reward_that_was_earned(make)
     assert infos["final_info"]["stop_reason"][0] == "terminated"
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
-def test_a_fixed_environment_continues_by_itself(make, mode):
-    envs = make(autoreset_mode=mode, on_error="truncate", limit=1)
-    Fragile.broken = True
-    assert envs.reset(seed=0)[0] == ("", "", "")
-    assert np.isnan(envs.step(["stay"] * 3)[1]).all()
-    Fragile.broken = False
-    for _ in range(2):
-        observations = envs.step(["stay"] * 3)[0]
-    assert observations[0] in ("good", "turn 0")
-    assert not np.isnan(envs.step(["stay"] * 3)[1]).any()
-
-
 # --- closing ----------------------------------------------------------------------------------------------------------
 
 
@@ -170,18 +142,10 @@ def test_close_ends_all_episodes_once_and_then_nothing_goes(make):
     envs.close()
     assert not Fragile.open
     assert Fragile.num_closed == 3
-    with pytest.raises(ContractError, match="one that is closed"):
+    with pytest.raises(ContractError, match="a closed one"):
         envs.reset()
-    with pytest.raises(ContractError, match="one that is closed"):
+    with pytest.raises(ContractError, match="a closed one"):
         envs.step(["stay"] * 3)
-
-
-async def test_an_awaited_close_ends_all_episodes(make):
-    envs = make()
-    await envs.areset(seed=0, options={"task": 0})
-    await envs.aclose()
-    assert not Fragile.open
-    envs.close()
 
 
 def test_a_reset_closes_what_it_replaces(make):
@@ -208,24 +172,25 @@ def test_unused_resources_are_closed(make, tmp_path):
 # --- who calls --------------------------------------------------------------------------------------------------------
 
 
-def test_a_second_call_meanwhile_is_refused_and_a_close_ends_the_first(make):
+def test_a_close_ends_the_call_that_runs_and_the_one_that_waits_for_it(make):
     envs, failures = make(), []
     reset_all(envs)
 
-    def hang():
+    def call(method, *args):
         try:
-            envs.step(["hang"] * 3)
+            method(*args)
         except ContractError as error:
             failures.append(str(error))
 
-    thread = threading.Thread(target=hang)
-    thread.start()
+    calls = [(envs.step, ["hang"] * 3), (envs.reset,)]
+    threads = [threading.Thread(target=call, args=each) for each in calls]
+    threads[0].start()
     run_sync(until(lambda: Fragile.num_hanging == 3))
-    with pytest.raises(ContractError, match="one call at a time"):
-        envs.reset()
+    threads[1].start()
     envs.close()
-    thread.join(30)
-    assert failures == ["AgentVectorEnv.step: expected an open one, got one that was closed meanwhile. Make a new one."]
+    for thread in threads:
+        thread.join(30)
+    assert ["expected an open one, got a closed one" in text for text in failures] == [True, True]
 
 
 async def test_a_step_that_is_given_up_ends_all_episodes_and_a_reset_continues(make):
@@ -263,24 +228,6 @@ def test_what_begins_right_after_a_call_that_was_given_up_is_not_ended_with_it(m
         run_sync(given_up_after(turns))  # all on one loop, so that each order of events comes about
 
 
-def test_an_interrupt_ends_a_hanging_step_and_all_episodes(make):
-    envs = make()
-    reset_all(envs)
-
-    def interrupt():
-        while not Fragile.num_hanging:
-            time.sleep(0.01)
-        time.sleep(0.1)  # the step waits by now
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        envs.step(["stay", "hang", "stay"])
-    run_sync(until(lambda: not Fragile.open))
-    thread.join()
-
-
 def test_a_task_that_lets_an_interrupt_out_fails_alone_and_others_of_the_loop_continue():
     async def interrupts():
         await asyncio.sleep(0)
@@ -290,15 +237,6 @@ def test_a_task_that_lets_an_interrupt_out_fails_alone_and_others_of_the_loop_co
     with pytest.raises(KeyboardInterrupt):
         run_sync(interrupts())
     assert waiting.result(60) == "other"
-
-
-def test_stopping_the_loop_does_not_stop_others():
-    async def stops():
-        asyncio.get_running_loop().stop()
-        await asyncio.sleep(0.01)
-        return "went on"
-
-    assert run_sync(stops()) == "went on"
 
 
 BREAKING = """
@@ -331,31 +269,3 @@ def test_waiters_of_a_loop_that_breaks_get_an_error_and_the_next_call_has_anothe
         *["agentenv-background: expected the background loop to continue"] * 2,
         "another",
     ], ran.stderr
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_process_has_its_own_episodes_and_leaves_its_parents_alone(make):
-    envs = make()
-    reset_all(envs)
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        said = b"nothing"
-        signal.alarm(60)  # whatever happens, it is no orphan
-        try:
-            with pytest.raises(ContractError, match="Call reset"):
-                envs.step(["stay"] * 3)
-            Fragile.open.clear()
-            reset_all(envs)
-            said = envs.step(["stay"] * 3)[0][0].encode()
-            envs.close()
-            said += b", closed" if not Fragile.open else b", open"
-        finally:
-            os.write(writing, said)
-            os._exit(0)
-    os.waitpid(child, 0)
-    assert os.read(reading, 100) == b"turn 0, closed"
-    os.close(reading)
-    os.close(writing)
-    assert len(Fragile.open) == 3
-    assert envs.step(["stay"] * 3)[0] == ("turn 0",) * 3

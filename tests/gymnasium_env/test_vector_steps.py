@@ -7,9 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 
-import agentenv.gym
 from agentenv.errors import ConfigError, ContractError
 from agentenv.gym.env import AgentEnv
 from agentenv.gym.vector import AgentVectorEnv
@@ -17,7 +15,6 @@ from tests.gymnasium_env.vector_worlds import HERE, Blocking, OneTurn, Together,
 
 NUM = 3
 MODES = list(AutoresetMode)
-forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
 @pytest.fixture
@@ -62,7 +59,7 @@ def of_each(infos):
     """Infos by environment, as far as masks say that they are there."""
     listed = [{} for _ in range(NUM)]
     for key, column in infos.items():
-        if key.startswith("_") or key == "by_env":
+        if key.startswith("_"):
             continue
         values = of_each(column) if isinstance(column, dict) else column
         for index in np.flatnonzero(infos[f"_{key}"]):
@@ -93,13 +90,6 @@ def test_the_same_seeds_and_policy_give_what_gymnasiums_serial_vector_gives(make
     same(play(make("Wandering", mode)), theirs)
 
 
-@pytest.mark.long
-@forks
-@pytest.mark.parametrize("mode", MODES)
-def test_the_same_seeds_and_policy_give_what_gymnasiums_processes_give(make, mode):
-    same(play(make("Wandering", mode)), play(make("Wandering", mode, AsyncVectorEnv)))
-
-
 @pytest.mark.parametrize("obs_mode", ["messages", "tokens"])
 def test_conversations_and_token_ids_of_any_length_are_those_of_the_serial_vector(make, obs_mode):
     from agentenv.engines.scripted import PlainTextTokenizer
@@ -123,32 +113,6 @@ def test_seeds_are_taken_as_gymnasium_takes_them(make, mode, seed):
     assert [seen[0][i] for i in known] == [seen[1][i] for i in known]
     assert [ours.np_random_seed[i] for i in known] == [theirs.np_random_seed[i] for i in known]
     assert len(ours.np_random) == NUM
-
-
-def test_observations_and_actions_lie_in_the_spaces(make):
-    envs = make("Wandering")
-    observations, _ = envs.reset(seed=1)
-    assert envs.single_observation_space == make("Wandering", kind=SyncVectorEnv).single_observation_space
-    for _ in range(6):
-        assert observations in envs.observation_space
-        actions = envs.action_space.sample()
-        assert actions in envs.action_space
-        observations, rewards, terminations, truncations, _ = envs.step(actions)
-        assert (rewards.dtype, terminations.dtype, truncations.dtype) == (np.float64, np.bool_, np.bool_)
-
-
-@forks
-@pytest.mark.parametrize("way", ["vector_entry_point", "sync", "async"])
-def test_make_vec_makes_it_by_id(way):
-    options = {} if way == "vector_entry_point" else {"vector_kwargs": {"autoreset_mode": "SameStep"}}
-    envs = agentenv.gym.make_vec("agentenv/GuessNumber-v0", 2, vectorization_mode=way, **options)
-    try:
-        assert isinstance(envs.unwrapped, AgentVectorEnv) == (way == "vector_entry_point")
-        observations, _ = envs.reset(seed=0)
-        assert all("number" in text for text in observations)
-        assert envs.step(("8", "8"))[1].shape == (2,)
-    finally:
-        envs.close()
 
 
 def test_gymnasiums_own_make_vec_takes_ours_by_default_and_its_spec_makes_it_again():
@@ -203,54 +167,26 @@ def test_64_environments_whose_step_blocks_overlap_as_well(make):
 # --- resets and options -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_a_mask_resets_those_it_names_and_shows_the_others_as_they_are(make, wrapped):
+def test_a_mask_resets_those_it_names_and_shows_the_others_as_they_are(make):
     envs = make("Wandering", AutoresetMode.DISABLED)
-    envs = RecordEpisodeStatistics(envs) if wrapped else envs
     before, _ = envs.reset(seed=2, options={"task": [0, 1, 2]})
     options = {"reset_mask": np.array([False, True, False]), "task": 6}
     after, infos = envs.reset(options=options)
     assert after == (before[0], "row 6", before[2])
     assert infos["_task_id"].tolist() == [False, True, False]
-    assert "reset_mask" in options or wrapped  # gymnasium's own takes it out of the caller's dict, we do not
-
-
-def test_statistics_under_a_mask_are_those_of_each_episode(make):
-    envs = RecordEpisodeStatistics(make("Scored", AutoresetMode.DISABLED, num=2))
-    envs.reset(seed=0)
-    envs.step(["0", "0"])
-    _, _, ended, _, _ = envs.step(["0", "0"])
-    assert ended.all()
-    envs.reset(options={"reset_mask": np.array([True, False])})
-    assert envs.episode_lengths.tolist() == [0, 2]
-
-
-@pytest.mark.parametrize(
-    "mask", [[True, False, False], np.array([1, 0, 0]), np.array([True, False]), np.zeros(NUM, bool)]
-)
-def test_a_mask_that_does_not_fit_is_refused_and_nothing_is_lost(make, mask):
-    envs = make("Wandering", AutoresetMode.DISABLED)
-    envs.reset(seed=0)
-    with pytest.raises(ContractError, match=r"reset_mask.*expected a bool array of shape \(3,\)"):
-        envs.reset(options={"reset_mask": mask})
-    envs.step(["x"] * NUM)
+    assert "reset_mask" in options  # gymnasium's own takes it out of the caller's dict, we do not
 
 
 @pytest.mark.parametrize(
     ("asked", "error", "words"),
     [
-        ({"seed": [1, 2]}, ContractError, r"one per environment \(3\), got 2"),
-        ({"seed": "123"}, ContractError, r"reset: seed: expected an integer, .* got '123'"),
-        ({"seed": b"123"}, ContractError, r"reset: seed: expected an integer, .* got b'123'"),
-        ({"seed": 1.5}, ContractError, r"reset: seed: expected an integer, .* got 1.5"),
-        ({"seed": [1.5] * 3}, ContractError, r"reset: seed: expected an integer, .* got \[1.5, 1.5, 1.5\]"),
-        ({"seed": [1, "2", 3]}, ContractError, r"reset: seed: expected an integer, .* got \[1, '2', 3\]"),
-        ({"seed": {0: 1, 1: 2, 2: 3}}, ContractError, "reset: seed: expected an integer"),
-        ({"seed": np.array([1.0, 2.0, 3.0])}, ContractError, "reset: seed: expected an integer"),
-        ({"seed": np.array(5.0)}, ContractError, "reset: seed: expected an integer"),
+        ({"seed": [1, 2]}, ContractError, r"seed: expected one per environment \(3\), got \[1, 2\]"),
+        ({"seed": "123"}, ContractError, "seed: expected one per environment"),
         ({"options": {"tusk": 1}}, ConfigError, r"got \['tusk'\]"),
-        ({"options": {"task": [1, 2]}}, ContractError, r"one per environment \(3\), got 2"),
+        ({"options": {"task": [1, 2]}}, ContractError, r"one per environment \(3\), got \[1, 2\]"),
         ({"options": {"task": 99}}, ConfigError, "an index below 7"),
+        ({"options": {"reset_mask": [True, False, False]}}, ContractError, r"expected a bool array of shape \(3,\)"),
+        ({"options": {"reset_mask": np.array([True, False])}}, ContractError, r"a bool array of shape \(3,\)"),
     ],
 )
 def test_a_reset_that_does_not_fit_is_refused_and_nothing_is_lost(make, asked, error, words):
@@ -263,7 +199,7 @@ def test_a_reset_that_does_not_fit_is_refused_and_nothing_is_lost(make, asked, e
 
 @pytest.mark.parametrize(
     "actions",
-    ["abc", ["a", "b"], ["a", "b", "c", "d"], {0: "a"}, ["a", "b", 3], ["a", "b", None], None, 5, np.array(5)],
+    ["abc", ["a", "b"], ["a", "b", 3], None],
 )
 def test_actions_that_do_not_fit_are_refused_before_anything_is_stepped(make, actions):
     OneTurn.num_steps = 0
@@ -277,7 +213,7 @@ def test_actions_that_do_not_fit_are_refused_before_anything_is_stepped(make, ac
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_step_before_any_reset_is_refused(make, mode):
-    with pytest.raises(ContractError, match=r"got none in \[0, 1, 2\]. Call reset."):
+    with pytest.raises(ContractError, match="Call reset"):
         make("OneTurn", mode).step(["x"] * NUM)
 
 
@@ -294,9 +230,7 @@ def test_a_step_of_what_ended_and_was_not_reset_is_refused(make):
     envs.step(["x"] * NUM)
 
 
-@pytest.mark.parametrize(
-    "setting", [{"num_envs": 0}, {"autoreset_mode": "soon"}, {"on_error": "ignore"}, {"render_mode": "human"}, {"a": 1}]
-)
+@pytest.mark.parametrize("setting", [{"num_envs": 0}, {"on_error": "ignore"}, {"render_mode": "human"}, {"a": 1}])
 def test_settings_that_mean_nothing_are_refused(setting):
     with pytest.raises(ConfigError):
         AgentVectorEnv("guess_number", **setting)
@@ -305,36 +239,8 @@ def test_settings_that_mean_nothing_are_refused(setting):
 # --- what else gymnasium's have ---------------------------------------------------------------------------------------
 
 
-def episodes_of(given, mode):
-    """Returns and lengths of the episodes, in the order in which they ended."""
-    sums, lengths, over, ended = np.zeros(NUM), np.zeros(NUM), np.zeros(NUM, bool), []
-    for step in given[1:]:
-        if len(step) == 2:
-            continue
-        counts = ~over if mode is AutoresetMode.NEXT_STEP else np.ones(NUM, bool)
-        sums, lengths, over = sums + step[1], lengths + counts, step[2] | step[3]
-        ended += [(sums[i], lengths[i]) for i in np.flatnonzero(over)]
-        sums[over], lengths[over] = 0.0, 0
-    return ended
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_gymnasiums_statistics_and_lists_of_infos_are_right_over_it(make, mode):
-    envs = RecordEpisodeStatistics(make("Wandering", mode))
-    given = play(DictInfoToList(envs), steps=15)
-    assert all(isinstance(info, dict) for step in given for info in step[-1])
-    expected = episodes_of(given, mode)
-    assert len(expected) > NUM
-    assert list(zip(envs.return_queue, envs.length_queue, strict=True)) == expected
-    if mode is not AutoresetMode.DISABLED:  # there gymnasium's own takes the mask out of the wrapper's options
-        theirs = RecordEpisodeStatistics(make("Wandering", mode, SyncVectorEnv))
-        play(theirs, steps=15)
-        assert list(zip(theirs.return_queue, theirs.length_queue, strict=True)) == expected
-
-
 def test_render_returns_the_text_of_every_episode(make):
     envs = make("Wandering", render_mode="ansi", mode=AutoresetMode.DISABLED)
-    assert envs.render() == ("", "", "")
     envs.reset(options={"task": [0, 1, 2]})
     envs.step(["x"] * NUM)
     assert all(f"row {index}" in text for index, text in enumerate(envs.render()))
@@ -370,3 +276,16 @@ async def test_a_caller_with_its_own_loop_awaits_the_same_and_does_other_work_me
     same(given, play(plain))  # plain calls, inside a running loop
     assert ticks > 12
     assert awaited.closed
+
+
+def test_the_last_info_of_an_episode_and_the_first_of_the_next_are_both_there(make):
+    envs = make("Scored", num=2)
+    envs.reset(options={"task": 0})
+    envs.step(["0", "0"])
+    _, _, terminations, _, infos = envs.step(["0", "0.75"])
+    assert terminations.all()
+    assert infos["final_obs"].tolist() == ["Again.", "Again."]
+    assert infos["final_info"]["score"].tolist() == [0.0, 0.75]
+    assert infos["final_info"]["stop_reason"][1] == "terminated"
+    assert infos["_task_id"].all()
+    assert "score" not in infos

@@ -188,6 +188,7 @@ class LocalEnv:
 
     def forget(self) -> None:
         """Drop the actors without ending them, as after a fork: they belong to another process."""
+        self._pid = os.getpid()
         self._stack: AsyncExitStack | None = None
         self._opening: asyncio.Future[EnvActors] | None = None
 
@@ -198,6 +199,8 @@ class LocalEnv:
             ConfigError: the processes cannot load the class.
             InfraError: no process is alive.
         """
+        if self._pid != os.getpid():
+            self.forget()
         if self._opening is None:
             self._stack = AsyncExitStack()
             opening = open_local_actors(self._spec, self._num, self._config)
@@ -212,8 +215,8 @@ class LocalEnv:
 
     async def close(self) -> None:
         """End the actors; the next agent starts new ones."""
-        stack, opening = self._stack, self._opening
+        stack, opening, is_own = self._stack, self._opening, self._pid == os.getpid()
         self.forget()
-        if opening is not None and stack is not None:
+        if is_own and opening is not None and stack is not None:
             await asyncio.wait({opening})
             await stack.aclose()
