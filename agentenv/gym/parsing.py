@@ -21,7 +21,6 @@ from agentenv.rewards.rules.text import final_text
 
 _READ_CHARS = 20_000
 """Characters at the end of an answer in which an action counts as the last one."""
-_JSON_CHARS = 4_000
 _NUMBER = r"[-+]?(?:\d{1,18}(?:\.\d{0,18})?|\.\d{1,18})(?:[eE][-+]?\d{1,3})?"
 _ONE = re.compile(rf"(?<![\w.]){_NUMBER}(?![\w]|\.\d)")
 _RUN = re.compile(rf"(?<![\w.]){_NUMBER}(?:[\s,;\[\]()]+{_NUMBER})*(?![\w]|\.\d)")
@@ -95,11 +94,6 @@ def read_action(answer: str, space: Any, *, names: Names = {}, form: str = "last
         return _discrete(text, space, names, whole=form == "tags")
     if isinstance(space, _ARRAYS):
         return _numbers(text, space)
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        value = _last_json(text[-_JSON_CHARS:], dict if isinstance(space, spaces.Dict) else list)
-        if value is None:
-            return Illegal(f"No JSON value of the form {_form(space)} was found.")
-        return _of_json(value, space, "the action")
     raise unreadable(space)
 
 
@@ -115,9 +109,6 @@ def is_text(space: Any) -> bool:
 
 def can_be_read(space: Any) -> bool:
     """Return True if `read_action` can read actions of the space."""
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        inner = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-        return all(can_be_read(one) for one in inner)
     return is_text(space) or isinstance(space, spaces.Discrete | _ARRAYS)
 
 
@@ -132,8 +123,6 @@ def describe_actions(space: Any, *, names: Names = {}, form: str = "last") -> st
     if isinstance(space, _ARRAYS):
         example = ", ".join(["0"] * _size(space))
         return f"Say {_expected(space)}, such as [{example}]; the last list you say counts.{end}"
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        return f"Say a JSON value of the form {_form(space)}; the last one you say counts.{end}"
     return end.strip()
 
 
@@ -167,20 +156,14 @@ def _numbers(text: str, space: Any) -> Any:
     numbers = [float(text) for text in _ONE.findall(runs[-1])]
     if len(numbers) != _size(space):
         return Illegal(f"Expected {_expected(space)}, got {len(numbers)} numbers.")
-    return _array(numbers, space)
-
-
-def _array(numbers: Any, space: Any) -> Any:
-    """Return the numbers in the shape and type of a space; Illegal if they are not an element."""
-    values = np.asarray(numbers, dtype=np.float64)
+    values = np.asarray(numbers).reshape(space.shape)
     whole = np.issubdtype(space.dtype, np.integer)
-    if values.size != _size(space) or not np.isfinite(values).all() or (whole and (values != np.floor(values)).any()):
-        return Illegal(f"Expected {_expected(space)}, got {_short(numbers)}.")
     limits = np.iinfo(space.dtype) if whole else np.finfo(space.dtype)
-    if (values < float(limits.min)).any() or (values > float(limits.max)).any():
-        return Illegal(f"Expected {_expected(space)}, got {_short(numbers)}.")
-    action = values.reshape(space.shape).astype(space.dtype)
-    return action if space.contains(action) else Illegal(f"Expected {_expected(space)}, got {_short(numbers)}.")
+    is_held = ((values >= limits.min) & (values <= limits.max)).all() and not (whole and (values % 1).any())
+    if is_held and space.contains(action := values.astype(space.dtype)):
+        return action
+    some = ", ".join(f"{each:g}" for each in numbers[:8])
+    return Illegal(f"Expected {_expected(space)}, got {some}.")
 
 
 def _size(space: Any) -> int:
@@ -209,75 +192,6 @@ def _between(low: float, high: float) -> str:
     return f"{low:g} or more" if math.isinf(high) else f"up to {high:g}" if math.isinf(low) else f"{low:g} to {high:g}"
 
 
-def _last_json(text: str, kind: type) -> Any:
-    """Return the last outermost JSON object or array in a text."""
-    decoder, at, last, opening = json.JSONDecoder(), 0, None, "{" if kind is dict else "["
-    while (at := text.find(opening, at)) >= 0:
-        try:
-            last, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            at += 1
-    return last
-
-
-def _of_json(value: Any, space: Any, where: str) -> Any:
-    """Return a JSON value as an element of a space; Illegal with the place that does not fit."""
-    if isinstance(space, spaces.Dict):
-        if not isinstance(value, dict) or set(value) != set(space.spaces):
-            return Illegal(f"Expected an object with the keys {', '.join(map(str, space.spaces))} for {where}.")
-        return _all({key: _of_json(value[key], inner, str(key)) for key, inner in space.spaces.items()}, dict)
-    if isinstance(space, spaces.Tuple):
-        if not isinstance(value, list) or len(value) != len(space.spaces):
-            return Illegal(f"Expected a list of {len(space.spaces)} values for {where}.")
-        pairs = enumerate(zip(value, space.spaces, strict=True))
-        return _all({i: _of_json(one, inner, f"value {i + 1}") for i, (one, inner) in pairs}, tuple)
-    if isinstance(space, _ARRAYS):
-        flat = _flat(value)
-        array = Illegal("") if flat is None else _array(flat, space)
-        return Illegal(f"Expected {_expected(space)} for {where}.") if isinstance(array, Illegal) else array
-    if is_text(space):
-        return value if isinstance(value, str) and space.contains(value) else Illegal(f"Expected a text for {where}.")
-    if isinstance(space, spaces.Discrete):
-        whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
-        last = int(space.start + space.n - 1)
-        illegal = Illegal(f"Expected a whole number from {int(space.start)} to {last} for {where}.")
-        return value if whole and space.contains(value) else illegal
-    raise unreadable(space)
-
-
-def _all(read: dict[Any, Any], kind: type) -> Any:
-    """Return the parts as one value, or the first Illegal among them."""
-    wrong = next((part for part in read.values() if isinstance(part, Illegal)), None)
-    return wrong or (read if kind is dict else tuple(read.values()))
-
-
-def _flat(value: Any) -> list[float] | None:
-    """Return the numbers of a JSON number or (nested) list; None if it holds anything else."""
-    if isinstance(value, list):
-        parts = [_flat(one) for one in value]
-        return None if None in parts else [number for part in parts for number in part or ()]
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-    return [float(value)] if is_number else None
-
-
-def _form(space: Any) -> str:
-    """Return the JSON form of a space's elements, with words instead of values."""
-    if isinstance(space, spaces.Dict):
-        return "{" + ", ".join(f'"{key}": {_form(inner)}' for key, inner in space.spaces.items()) + "}"
-    if isinstance(space, spaces.Tuple):
-        return "[" + ", ".join(_form(inner) for inner in space.spaces) + "]"
-    if isinstance(space, spaces.Discrete):
-        return f"({int(space.start)} to {int(space.start + space.n - 1)})"
-    if is_text(space):
-        return "(text)"
-    return f"[({_expected(space)})]" if isinstance(space, _ARRAYS) else "?"
-
-
 def _quoted(text: str) -> str:
     short = " ".join(text.split())
     return f'"{short[:40]}…"' if len(short) > 40 else f'"{short}"'
-
-
-def _short(numbers: Any) -> str:
-    text = ", ".join(f"{number:g}" for number in list(numbers)[:8])
-    return text + (", …" if len(numbers) > 8 else "")

@@ -7,7 +7,7 @@ raises an error for them, because text has no fixed size; use `shared_memory=Fal
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,21 @@ _SAMPLE_TOKENS = 32
 _ROLES = ("system", "user", "assistant", "tool")
 
 
-class AnyText(Space[str]):
+class _Unsized(Space[Any]):
+    """A space of values without a fixed size; equal to another one if both are written alike."""
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        """False: the values have no fixed size."""
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and repr(other) == repr(self)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class AnyText(_Unsized):
     """Texts of at most `max_chars` characters, including the empty text; None allows any length.
 
     `sample` draws short texts from `np_random`; they include characters that break parsers.
@@ -34,11 +48,6 @@ class AnyText(Space[str]):
     def __init__(self, max_chars: int | None = None, *, seed: int | np.random.Generator | None = None) -> None:
         self.max_chars = _size("AnyText.max_chars", max_chars, least=0)
         super().__init__(seed=seed)
-
-    @property
-    def is_np_flattenable(self) -> bool:
-        """False: text has no fixed size."""
-        return False
 
     def contains(self, x: Any) -> bool:
         """Return True for a text that is short enough."""
@@ -52,25 +61,15 @@ class AnyText(Space[str]):
         piece = _PIECES[int(self.np_random.integers(len(_PIECES)))]
         return ("".join(_ALPHABET[i] for i in chars) + piece)[:most]
 
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and isinstance(other, AnyText) and other.max_chars == self.max_chars
-
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"AnyText({'' if self.max_chars is None else self.max_chars})"
 
 
-class Messages(Space[Sequence[Mapping[str, Any]]]):
+class Messages(_Unsized):
     """Conversations: a list or tuple of dicts, each with a text `role` and a `content` (text, parts or None)."""
 
     def __init__(self, *, seed: int | np.random.Generator | None = None) -> None:
         super().__init__(seed=seed)
-
-    @property
-    def is_np_flattenable(self) -> bool:
-        """False: conversations have no fixed size."""
-        return False
 
     def contains(self, x: Any) -> bool:
         """Return True for a list or tuple of messages."""
@@ -84,16 +83,11 @@ class Messages(Space[Sequence[Mapping[str, Any]]]):
         roles = [_ROLES[i] for i in self.np_random.integers(len(_ROLES), size=num)]
         return [{"role": role, "content": text.sample()} for role in roles]
 
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self)
-
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return "Messages()"
 
 
-class TokenSeq(Space[Any]):
+class TokenSeq(_Unsized):
     """Token ids: a list, tuple or one-dimensional integer array of `min_len` to `max_len` ids below `vocab_size`."""
 
     def __init__(
@@ -108,11 +102,6 @@ class TokenSeq(Space[Any]):
         self.min_len = _size("TokenSeq.min_len", min_len, least=0)
         self.max_len = _size("TokenSeq.max_len", max_len, least=min_len)
         super().__init__(seed=seed)
-
-    @property
-    def is_np_flattenable(self) -> bool:
-        """False: sequences have no fixed size."""
-        return False
 
     def contains(self, x: Any) -> bool:
         """Return True for ids in range; a sequence of 8,000 takes less than a millisecond."""
@@ -146,13 +135,6 @@ class TokenSeq(Space[Any]):
     def from_jsonable(self, sample_n: list[Any]) -> list[Any]:
         """Return each sequence as int64[n]."""
         return [np.asarray(ids, np.int64) for ids in sample_n]
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self) or not isinstance(other, TokenSeq):
-            return False
-        return (other.vocab_size, other.min_len, other.max_len) == (self.vocab_size, self.min_len, self.max_len)
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"TokenSeq({self.vocab_size}, {self.max_len}{f', min_len={self.min_len}' if self.min_len else ''})"

@@ -3,7 +3,6 @@
 import copy
 import math
 import pickle
-import threading
 
 import gymnasium
 import numpy as np
@@ -21,13 +20,12 @@ from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, ContractError, EpisodeFailed, MissingDependency
 from agentenv.gym.from_gymnasium import FromGymnasium, from_gymnasium
-from agentenv.gym.parsing import Illegal, describe_actions, names_of, read_action
+from agentenv.gym.parsing import Illegal, names_of, read_action
 from agentenv.gym.rendering import describe, mask_text, plain
 from agentenv.gym.spaces import AnyText, Messages
 from agentenv.runs.config import RunConfig
 from agentenv.runs.prepare import load_source, load_tasks
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv_envs.guess_number import GuessNumber
 
 PROMPT = [{"role": "user", "content": "Play."}]
 MOVES = ["left", "down", "right", "up"]
@@ -141,28 +139,12 @@ def test_rewards_are_floats_and_numbers_of_the_info_are_metrics():
     assert result.info == {"a": 3.0, "t": "x", "steps": 1.0, "illegal": 0.0, "total_reward": 0.5}
 
 
-class Tensor:
-    """A number as torch has it: `size` is a method there."""
-
-    def __init__(self, *values):
-        self.values = values
-
-    def size(self):
-        return (len(self.values),)
-
-    def item(self):
-        if len(self.values) != 1:
-            raise RuntimeError("a Tensor with 2 elements cannot be converted to Scalar")
-        return self.values[0]
-
-    __float__ = item
-
-
 def test_tensors_of_one_number_are_numbers():
-    cls, _ = odd(step=(0, Tensor(0.5), False, False, {"score": Tensor(0.25), "x": Tensor(2.0), "two": Tensor(1, 2)}))
+    info = {"score": torch.tensor(0.25), "x": torch.tensor([2.0]), "two": torch.tensor([1, 2])}
+    cls, _ = odd(step=(0, torch.tensor(0.5), False, False, info))
     result = begun(cls)[0].step({"action_text": "1"})
     assert (result.reward, result.score, result.info["x"], "two" in result.info) == (0.5, 0.25, 2.0, False)
-    cls, _ = odd(step=(0, Tensor(1, 2), False, False, {}))
+    cls, _ = odd(step=(0, torch.tensor([1, 2]), False, False, {}))
     with pytest.raises(ContractError, match="reward: expected a finite number"):
         begun(cls)[0].step({"action_text": "1"})
 
@@ -176,31 +158,13 @@ def test_without_a_rule_the_score_is_what_the_info_says(info, score):
     assert begun(cls)[0].step({"action_text": "1"}).score == score
 
 
-def test_a_score_beyond_one_is_the_rules_mistake():
-    cls, _ = odd(kwargs={"score": lambda moment: 2.0})
-    with pytest.raises(ContractError, match=r"score: expected a number in \[0, 1\], got 2.0"):
-        begun(cls)[0].step({"action_text": "1"})
-
-
-async def test_agentenvs_own_environment_plays_like_the_original():
+async def test_agentenvs_own_environment_has_its_own_prompt_and_scores():
     back = from_gymnasium("agentenv/GuessNumber-v0")
-    task = Task([{"role": "user", "content": "Guess my number."}], 11, task_id="t", metadata={"options": {"task": 0}})
-    guesses = ("8", "I say 4", "none", "6")
+    task = Task([{"role": "user", "content": "Not this."}], task_id="t", metadata={"options": {"task": 0}})
+    guesses = [str(number) for number in range(1, 16)]
     theirs = await played(back, *guesses, task=task, make_kwargs={"data": "guess_number"})
-    results = [turn.result for turn in theirs.turns]
     assert theirs.prompt[-1]["content"].startswith("Guess my number.\nIt is a whole number from 1 to 15.")
-    assert [turn.action for turn in theirs.turns] == list(guesses[: len(results)])
-    assert any([await _same(n, guesses, results) for n in range(1, 16)]), "no number gives these replies"
-
-
-async def _same(number, guesses, results):
-    env = GuessNumber()
-    for guess, theirs in zip(guesses, results, strict=False):
-        ours = await env.step({"action_text": guess, "label": number})
-        told = (said(ours), ours.reward, ours.terminated, ours.score)
-        if told != (said(theirs), theirs.reward, theirs.terminated, theirs.score):
-            return False
-    return True
+    assert (theirs.stop_reason, theirs.score is not None) == (StopReason.TERMINATED, True)
 
 
 def test_messages_are_the_prompt_and_of_a_conversation_only_what_is_new_is_reported():
@@ -319,9 +283,7 @@ def test_in_tags_only_what_the_last_tag_holds_counts():
 
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
-NESTED = spaces.Dict(
-    {"go": spaces.Discrete(3), "at": BOX, "say": AnyText(), "both": spaces.Tuple((spaces.Discrete(2),))}
-)
+NESTED = spaces.Dict({"go": spaces.Discrete(3), "at": BOX})
 
 
 @pytest.mark.parametrize(
@@ -345,10 +307,6 @@ NESTED = spaces.Dict(
         ("300", spaces.Box(0, 255, (1,), np.uint8), None),
         ("é漢 ", AnyText(), "é漢 "),
         ("abcdef", spaces.Text(3), None),
-        ("{[[[" * 900, NESTED, None),
-        ('{"go": 1, "at": [0, 2], "say": "", "both": [1]}', NESTED, None),
-        ('{"go": true, "at": [0, 1], "say": "", "both": [1]}', NESTED, None),
-        ('{"go": 1}', NESTED, None),
     ],
 )  # fmt: skip
 def test_actions_are_read_of_every_space_or_are_illegal(text, space, action):
@@ -370,11 +328,10 @@ def test_a_thought_that_did_not_end_says_no_action_however_long_it_is_or_where_i
     assert made[0].actions == [0]
 
 
-def test_a_structure_is_the_last_json_value():
-    read = read_action('{"go": 0} so {"go": 2, "at": [0, 1], "say": "hi", "both": [1]}.', NESTED)
-    assert NESTED.contains(read)
-    assert (read["go"], read["say"], read["both"]) == (2, "hi", (1,))
-    assert '"go": (0 to 2)' in describe_actions(NESTED)
+def test_actions_of_several_parts_need_a_parse():
+    cls, _ = odd(action_space=NESTED)
+    with pytest.raises(ConfigError, match=r"expected actions that can be read from text, got Dict.*Pass `parse`"):
+        begun(cls)
 
 
 def test_if_actions_have_names_a_number_in_prose_is_not_an_action():
@@ -386,7 +343,7 @@ def test_if_actions_have_names_a_number_in_prose_is_not_an_action():
     ) == (1, 3)
 
 
-@given(st.text(max_size=60), st.sampled_from([spaces.Discrete(4), BOX, spaces.MultiDiscrete([3, 3]), NESTED]))
+@given(st.text(max_size=60), st.sampled_from([spaces.Discrete(4), BOX, spaces.MultiDiscrete([3, 3])]))
 def test_any_text_is_an_action_of_the_space_or_illegal(text, space):
     read = read_action(text, space)
     assert isinstance(read, Illegal) or space.contains(read)
@@ -405,26 +362,15 @@ def test_observations_become_words():
     assert plain("\n\x1b[41mS\x1b[0mF\x1b[34;1mB\x1b[0m\x1b]0;title\x07") == "[S]FB"
 
 
-def test_pictures_need_a_render():
-    cls, _ = odd(
-        observation_space=spaces.Box(0, 255, (64, 64, 3), np.uint8), observation=np.zeros((64, 64, 3), np.uint8)
-    )
-    with pytest.raises(ConfigError, match=r"at most 256 numbers, got 12288 .* Pass `render`"):
-        begun(cls)
-
-
-GRAPH = spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(3))
-NODES = np.zeros((2, 2), np.float32)
-
-
 @pytest.mark.parametrize(
     ("space", "observation"),
     [
-        (GRAPH, spaces.GraphInstance(NODES, None, None)),
-        (GRAPH, spaces.GraphInstance(NODES, np.array([1]), np.array([[0, 1]]))),
-        (GRAPH, spaces.GraphInstance(NODES, NODES, np.array([[0, 1], [1, 0]]))),
-        (spaces.Dict({"a": GRAPH}), {"a": spaces.GraphInstance(NODES, np.array([1]), np.array([[0, 1]]))}),
+        (
+            spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(3)),
+            spaces.GraphInstance(np.zeros((2, 2), np.float32), np.array([1]), np.array([[0, 1]])),
+        ),
         (spaces.Box(0, 1, (2,)), [[1.0], [1.0, 2.0]]),
+        (spaces.Box(0, 255, (64, 64, 3), np.uint8), np.zeros((64, 64, 3), np.uint8)),
     ],
 )
 def test_observations_without_words_need_a_render(space, observation):
@@ -449,12 +395,6 @@ def test_own_render_parse_rules_and_gold_are_used():
     assert made[0].actions == [2]
 
 
-def test_a_parse_that_returns_no_action_of_the_space_is_named():
-    cls, _ = odd(kwargs={"parse": lambda text, space: 99})
-    with pytest.raises(ContractError, match=r"parse: expected an action of Discrete\(3\), got 99"):
-        begun(cls)[0].step({"action_text": "1"})
-
-
 # --- errors, threads, copies ------------------------------------------------------------------------------------------
 
 
@@ -468,7 +408,7 @@ def test_a_parse_that_returns_no_action_of_the_space_is_named():
         ((0, 1.0, False, "False", {}), "truncated: expected True or False, got 'False'"),
         *(
             ((0, 1.0, flag, False, {}), "terminated: expected True or False, got")
-            for flag in (None, "", 2, -1, math.nan, [], [True], {}, np.array([True, False]), np.array(["False"]), b"\0")
+            for flag in (None, 2, math.nan, [True], np.array([True, False]))
         ),
     ],
 )
@@ -545,17 +485,6 @@ def test_close_closes_once_and_also_what_is_made_after_it():
     assert [one.num_closed for one in made] == [1, 1]
 
 
-async def test_a_slow_environment_runs_in_a_thread():
-    class Slow(Odd):
-        def step(self, action):
-            self.actions.append(threading.current_thread() is threading.main_thread())
-            return 0, 0.0, True, False, {}
-
-    made = []
-    await played(from_gymnasium(lambda: made.append(Slow()) or made[-1]), "1")
-    assert made[0].actions == [False]
-
-
 def test_classes_and_instances_survive_pickle_and_deepcopy():
     assert pickle.loads(pickle.dumps(FromGymnasium)) is FromGymnasium
     again = pickle.loads(pickle.dumps(Lake))
@@ -579,11 +508,6 @@ def test_a_file_names_it(tmp_path):
     assert [task.seed for task in load_tasks(config, load_source(config))] == list(range(100))
     with pytest.raises(ConfigError, match="expected a class that from_gymnasium made"):
         FromGymnasium()
-
-
-def test_invalid_names_for_actions_are_refused():
-    with pytest.raises(ConfigError, match=r"expected names of actions of Discrete\(4\), got \['jump'\]"):
-        begun(from_gymnasium("FrozenLake-v1", actions=[*MOVES, "jump"]))
 
 
 @pytest.mark.parametrize("names", [["left"], ["left", "LEFT", "right", "up"], {"left": 0, "jump": 9}, [*MOVES, "jump"]])
@@ -620,19 +544,6 @@ def test_an_invalid_result_or_exception_of_a_rule_is_named_with_the_rule(name, r
     with pytest.raises((ContractError, EpisodeFailed), match=match) as caught:
         play()
     assert ".." not in str(caught.value)
-
-
-def test_a_space_that_cannot_check_a_parsed_action_is_an_error_of_parse():
-    cls, _ = odd(action_space=Picky(2), kwargs={"parse": lambda text, space: [1]})
-    with pytest.raises(EpisodeFailed, match=r"make: parse: .*TypeError: not even looked at"):
-        begun(cls)[0].step({"action_text": "1"})
-
-
-class Picky(spaces.Discrete):
-    """Looks at numbers only."""
-
-    def contains(self, x):
-        raise TypeError("not even looked at")
 
 
 def test_the_registered_step_limit_sets_the_turns_of_an_episode():
