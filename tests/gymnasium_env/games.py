@@ -40,26 +40,6 @@ class Echo(AgentInstance):
         self.closed.append(self.name)
 
 
-class Unscored(Echo):
-    """Gives no score, and a reward that is no float."""
-
-    def result(self, *, right):
-        return {"reward": Scalar(right)}
-
-
-class Scalar:
-    """What a tensor of one element has."""
-
-    def __init__(self, value):
-        self.value = value
-
-    def __float__(self):
-        return float(self.value)
-
-    def item(self):
-        return self.value
-
-
 class Breaks(Echo):
     """Raises at the action `break`."""
 
@@ -115,21 +95,6 @@ class Tools(Echo):
     async def step(self, states):
         calls = [(call.name, dict(call.arguments)) for call in states["tool_calls"].calls]
         return StepResult([{"role": "tool", "content": str(calls)}], reward=float(len(calls)))
-
-
-class Dicts(AgentInstance):
-    """Answers in OpenRLHF's form, with an info of a clock's."""
-
-    datasets: ClassVar = Echo.datasets
-
-    async def step(self, states):
-        return {
-            "rewards": Scalar(0.25),
-            "scores": Scalar(0.25),
-            "environment_feedback": "next",
-            "done": False,
-            "extra_logs": {"count": 3, "half": Scalar(0.5)},
-        }
 
 
 class OwnLoop:

@@ -1,7 +1,6 @@
 """What an environment raises that would end the event loop: an error of its own, but for the user's own interrupt."""
 
 import asyncio
-import sys
 import threading
 
 import pytest
@@ -66,22 +65,3 @@ def test_all_but_an_interrupt_in_the_main_thread_is_a_contract_error(stop, way, 
         assert type(error) is ContractError
         assert f"expected a return value, got {stop.__name__}()" in str(error)
         assert type(error.__cause__) is stop
-
-
-async def test_a_coroutine_that_is_closed_from_outside_ends_without_a_word():
-    ended = []
-
-    async def waits():
-        try:
-            await asyncio.get_running_loop().create_future()
-        finally:
-            ended.append(sys.exception())
-
-    async def begins():
-        work = call(waits)
-        work.send(None)
-        return work
-
-    (await asyncio.create_task(begins())).close()
-    (await asyncio.to_thread(asyncio.run, begins())).close()
-    assert list(map(type, ended)) == [GeneratorExit] * 2

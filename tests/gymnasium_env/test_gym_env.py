@@ -4,28 +4,20 @@ import asyncio
 import concurrent.futures
 import gc
 import random
-from functools import partial
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from agentenv._util.calls import create
 from agentenv._util.loop_thread import run_sync
-from agentenv.chat.chat import Chat
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Completion, Limits, SamplingParams, StopReason, Task
-from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode.loop import run_episode
+from agentenv.core.types import Completion, StopReason, Task
 from agentenv.episode.registry import load_env
-from agentenv.episode.setup import EpisodeKey
 from agentenv.errors import ConfigError, ContractError, EpisodeFailed
 from agentenv.gym import AgentEnv, EpisodeMaker, GymConfig, views
 from agentenv.testing import tokenizers
-from agentenv.testing.tokenizers import ByteFallbackTokenizer, CharTokenizer, MergingTokenizer
+from agentenv.testing.tokenizers import CharTokenizer
 
 GAMES = f"{Path(__file__).parent / 'games.py'}"
 YES, NO, NOTHING = range(3)
@@ -112,9 +104,7 @@ def test_naming_the_task_leaves_the_generator_where_drawing_it_does():
     assert env.reset() == other.reset()
 
 
-@pytest.mark.parametrize(
-    "options", [{"task": task} for task in (3, -1, "maybe", 1.7, True, [1])] + [{"tsak": 1}], ids=repr
-)
+@pytest.mark.parametrize("options", [{"task": task} for task in (3, "maybe", True)] + [{"tsak": 1}], ids=repr)
 def test_options_that_name_nothing_are_refused(options):
     with pytest.raises(ConfigError, match="expected"):
         game().reset(options=options)
@@ -126,14 +116,9 @@ def test_options_that_name_nothing_are_refused(options):
         ({"obs_mode": "pixels"}, "obs_mode"),
         ({"obs_mode": "tokens"}, "model"),
         ({"max_episode_steps": 0}, "max_episode_steps"),
-        ({"max_episode_steps": "3"}, "max_episode_steps"),
         ({"max_length": 1}, "max_length"),
         ({"step_timeout_s": 0}, "step_timeout_s"),
-        ({"step_timeout_s": "1"}, "step_timeout_s"),
-        ({"step_timeout_s": float("nan")}, "step_timeout_s"),
         ({"limit": 0}, "AgentEnv.limit"),
-        ({"data": 3}, "AgentEnv.data"),
-        ({"obs_mode": "tokens", "model": 3}, "AgentEnv.model"),
         ({"max_lenght": 10}, "Did you mean 'max_length'"),
         ({"env_kwargs": {"nmae": 1}}, "^env_kwargs: expected arguments of .*nmae.* Change them.$"),
         ({"env_kwargs": 3}, "env_kwargs"),
@@ -295,50 +280,6 @@ def test_tools_are_offered_in_text_and_their_calls_are_read():
     assert env.step("no call")[0] == "Tool: []"
 
 
-def test_openrlhfs_dicts_and_scalars_become_floats__trap_tensor_reward():
-    env = game("Dicts")
-    env.reset(options={"task": YES})
-    assert env.step("a") == ("next", 0.25, False, False, {"count": 3.0, "half": 0.5, "score": 0.25})
-    unscored = game("Unscored")
-    unscored.reset(options={"task": YES})
-    _, reward, *_, info = unscored.step("yes")
-    assert (type(reward), reward) == (float, 1.0)
-    assert "score" not in info
-
-
-TOKENIZERS = {t.__name__: t() for t in (CharTokenizer, MergingTokenizer, ByteFallbackTokenizer)}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
-def test_tokens_are_those_of_the_loop_one_by_one(tokenizer):
-    env = game(obs_mode="tokens", tokenizer=tokenizer, max_length=2_000)
-
-    @settings(max_examples=15, deadline=None)
-    @given(st.lists(st.text(max_size=12), min_size=1, max_size=5), st.integers(0, 2))
-    def check(texts, task):
-        actions = [[*tokenizer.encode(text), tokenizer.eos_token_id] for text in texts]
-        observation, _ = env.reset(options={"task": task})
-        seen = [observation.tolist()]
-        for action in actions:
-            (
-                observation,
-                *_,
-            ) = step = env.step(action)
-            assert observation in env.observation_space
-            seen.append(observation.tolist())
-            if step[2]:
-                break
-        engine = ScriptedEngine(actions, tokenizer)
-        wanted = run_sync(_run(engine, tokenizer, env.trajectory))
-        num = len(env.trajectory.turns)
-        assert [list(request.prompt_token_ids) for request in engine.requests[:num]] == seen[:num]
-        assert wanted.token_ids[: len(env.trajectory.token_ids)] == env.trajectory.token_ids
-        assert wanted.action_mask[: len(env.trajectory.token_ids)] == env.trajectory.action_mask
-
-    check()
-
-
 KIT = {name: kind() for name, kind in vars(tokenizers).items() if name.endswith("Tokenizer") and name != "Tokenizer"}
 
 
@@ -352,14 +293,6 @@ def test_every_action_that_the_space_of_a_tokenizer_of_the_kit_has_can_be_taken(
     with pytest.raises(ContractError, match="expected token ids"):
         env.step([env.action_space.vocab_size])
     env.close()
-
-
-async def _run(engine, tokenizer, like):
-    make = partial(create, load_env(f"{GAMES}:Echo"), {})
-    return await run_episode(
-        make, like.task, engine=engine, chat=Chat(tokenizer), sampling=SamplingParams(),
-        limits=Limits(max_length=2_000, max_turns=len(engine.script) + 1), key=EpisodeKey(seed=like.seed),
-    )  # fmt: skip
 
 
 def test_token_actions_may_be_arrays_or_completions_whose_logprobs_are_kept():
