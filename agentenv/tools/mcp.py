@@ -6,7 +6,7 @@ Example::
 
 Connections are shared by an event loop and close with it, or belong to one episode. If a server dies or stops
 responding, the episodes that use it raise InfraError, and the next episode reconnects: a lost call never becomes a
-result. With the older server-sent events, a result has at most 1 MiB.
+result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from agentenv._util.per_loop import PerLoop
 from agentenv._util.task_bound import TaskBoundContext, first_error
@@ -48,9 +48,7 @@ class McpServer:
     command: Sequence[str] = ()
     """A program that speaks MCP on stdin and stdout, and its arguments; or `url`."""
     url: str = ""
-    """URL of a server that speaks MCP over HTTP."""
-    transport: Literal["http", "sse"] = "http"
-    """Protocol of `url`: streamable HTTP, or the older server-sent events."""
+    """URL of a server that speaks MCP over streamable HTTP."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the program. It inherits only HOME, LOGNAME, PATH, SHELL, TERM and USER."""
     pass_env: Sequence[str] = ()
@@ -88,8 +86,6 @@ class McpServer:
             )
         if self.url and not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"McpServer.url: expected http://… or https://…, got {self.url!r}. Change it.")
-        if self.transport not in ("http", "sse"):
-            raise ConfigError(f"McpServer.transport: expected http or sse, got {self.transport!r}. Change it.")
         for name, value in {"timeout_s": self.timeout_s, "open_timeout_s": self.open_timeout_s}.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
                 raise ConfigError(f"McpServer.{name}: expected seconds > 0, got {value!r}. Change it.")
@@ -260,7 +256,6 @@ async def _session(server: McpServer, log: Tail) -> AsyncIterator[tuple[Any, lis
     """Yield a session with a server, and the tools that it lists."""
     try:
         import mcp
-        from mcp.client.sse import sse_client
         from mcp.client.stdio import stdio_client
         from mcp.client.streamable_http import streamable_http_client
     except ImportError as error:
@@ -280,12 +275,8 @@ async def _session(server: McpServer, log: Tail) -> AsyncIterator[tuple[Any, lis
         else:
             variables = server.headers_env.items()
             headers = {**server.headers, **{name: os.environ[variable] for name, variable in variables}}
-            if server.transport == "sse":
-                limits: Any = {"timeout": server.open_timeout_s, "sse_read_timeout": None}
-                opened: Any = sse_client(server.url, headers=headers, **limits)
-            else:
-                client = await stack.enter_async_context(http_client(headers, connect_s=server.open_timeout_s))
-                opened = streamable_http_client(server.url, http_client=client, max_sse_event_size=_MAX_EVENT_BYTES)
+            client = await stack.enter_async_context(http_client(headers, connect_s=server.open_timeout_s))
+            opened = streamable_http_client(server.url, http_client=client, max_sse_event_size=_MAX_EVENT_BYTES)
             streams = await stack.enter_async_context(opened)
         session = await stack.enter_async_context(mcp.ClientSession(streams[0], streams[1]))
         await session.initialize()

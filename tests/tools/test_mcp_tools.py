@@ -319,7 +319,7 @@ MANY = 110
 
 
 @contextmanager
-def served(port=0, transport="http", gateway=lambda app: app):
+def served(port=0, gateway=lambda app: app):
     """The package's server on loopback, in a thread, behind a gateway; gives its address and a way to end it."""
     import uvicorn
     from mcp.server import MCPServer
@@ -349,7 +349,7 @@ def served(port=0, transport="http", gateway=lambda app: app):
         """Say much."""
         return "x" * 2_000_000
 
-    app = gateway(server.streamable_http_app() if transport == "http" else server.sse_app())
+    app = gateway(server.streamable_http_app())
     listening = socket.create_server(("127.0.0.1", port))
     config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=0)  # other tests read these loggers
     web = uvicorn.Server(config)
@@ -363,7 +363,7 @@ def served(port=0, transport="http", gateway=lambda app: app):
 
     number = listening.getsockname()[1]
     try:
-        yield f"http://127.0.0.1:{number}/{'mcp' if transport == 'http' else 'sse'}", stop
+        yield f"http://127.0.0.1:{number}/mcp", stop
     finally:
         stop()
 
@@ -373,10 +373,9 @@ async def stopped(stop):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("transport", ["http", "sse"])
-async def test_a_server_over_http_is_called_and_its_refusals_are_reported(transport):
-    with served(transport=transport) as (url, stop):
-        async with opened(McpServer(url=url, transport=transport)) as tools:
+async def test_a_server_over_http_is_called_and_its_refusals_are_reported():
+    with served() as (url, stop):
+        async with opened(McpServer(url=url)) as tools:
             assert set(tools.tools) == {"add", "hang", "meet", "much"}
             limit(tools, "hang", 0.5)
             assert await results(tools, ("add", {"a": 1, "b": 2}), ("add", {"a": "3"})) == ["3", "3"]
@@ -460,7 +459,6 @@ async def test_an_http_server_that_dies_is_an_infra_error_and_is_found_again():
         ({"command": ["x"], "url": "http://x"}, "expected command or url"),
         ({"command": "python server.py"}, "expected a list of texts"),
         ({"url": "ftp://x"}, "expected http://"),
-        ({"url": "http://x", "transport": "udp"}, "expected http or sse"),
         ({"url": "http://x", "timeout_s": 0}, "expected seconds > 0"),
         ({"command": ["x"], "pass_env": ["NOT_SET_ANYWHERE"]}, "NOT_SET_ANYWHERE"),
         ({"comand": ["x"]}, r"expected an object with some of command, .*got \['comand'\]"),
