@@ -30,7 +30,7 @@ from agentenv.gym.parsing import (
     read_action,
     unreadable,
 )
-from agentenv.gym.rendering import allows, describe, is_messages, mask_text, plain
+from agentenv.gym.rendering import describe, is_messages, mask_text, plain
 from agentenv.rewards.rules.text import with_opened_thought
 
 __all__ = ["FromGymnasium", "Illegal", "Moment", "TextGame", "from_gymnasium"]
@@ -65,7 +65,7 @@ def from_gymnasium(
     env_id: str | Callable[..., Any],
     *,
     make_kwargs: Mapping[str, Any] | None = None,
-    render: Render | Literal["auto", "ansi", "observation"] = "auto",
+    render: Render | None = None,
     parse: Parse | None = None,
     actions: Sequence[str] | Mapping[str, int] | None = None,
     rules: str | Callable[[Moment], str] = "",
@@ -77,9 +77,8 @@ def from_gymnasium(
     Args:
         env_id: a registered id, also `module:Id`; or a function that makes an environment.
         make_kwargs: arguments of the environment; --env_kwargs overrides them.
-        render: a function that renders a Moment as text; "ansi": the picture that the environment draws as text;
-            "observation": the observation by its space; "auto": the picture, if any, and the observation (a text
-            observation alone).
+        render: a function that renders a Moment as text; None: the picture that the environment draws as text, if any,
+            and the observation by its space (a text observation alone).
         parse: `parse(answer, space)` returns an action or `Illegal("reason")`; None parses by the action space.
         actions: words for the actions of a Discrete space: a list with one word per action, in order; or a mapping,
             which may have several words for one action and none for another.
@@ -134,7 +133,6 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
         max_invalid: int = 3,
         invalid_reward: float = -1.0,
         form: Literal["last", "tags"] = "last",
-        mask: Literal["tell", "enforce"] = "tell",
     ) -> None:
         """Set the arguments and limits of an episode.
 
@@ -145,7 +143,6 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
             max_invalid: number of answers without a legal action at which the episode terminates.
             invalid_reward: reward of each such answer.
             form: "last": the last action in the answer counts; "tags": the content of the last <action>…</action>.
-            mask: "tell": the feedback names the actions in `info["action_mask"]`; "enforce": others are illegal too.
 
         Raises:
             ConfigError: an argument is wrong, or the environment is not registered.
@@ -154,15 +151,21 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
             raise ConfigError(
                 "FromGymnasium: expected a class that from_gymnasium made, got its base. Call from_gymnasium."
             )
-        _check(max_steps, max_invalid, invalid_reward)
-        for name, value, choices in (("form", form, ("last", "tags")), ("mask", mask, ("tell", "enforce"))):
-            if value not in choices:
-                raise ConfigError(f"{type(self).__name__}.{name}: expected one of {choices}, got {value!r}. Change it.")
-        if make_kwargs is not None and not isinstance(make_kwargs, Mapping):
-            raise ConfigError(f"{type(self).__name__}.make_kwargs: expected an object, got {make_kwargs!r}. Change it.")
+        is_number = not isinstance(invalid_reward, bool) and is_finite(invalid_reward)
+        is_object = make_kwargs is None or isinstance(make_kwargs, Mapping)
+        checks = (
+            ("max_steps", max_steps, max_steps is None or _is_count(max_steps), "None or an integer >= 1"),
+            ("max_invalid", max_invalid, _is_count(max_invalid), "an integer >= 1"),
+            ("invalid_reward", invalid_reward, is_number, "a number"),
+            ("form", form, form in ("last", "tags"), "last or tags"),
+            ("make_kwargs", make_kwargs, is_object, "None or an object"),
+        )
+        for name, value, holds, expected in checks:
+            if not holds:
+                raise ConfigError(f"{type(self).__name__}.{name}: expected {expected}, got {value!r:.100}. Change it.")
         self.make_kwargs = dict(make_kwargs or {})
         self.max_steps, self.max_invalid, self.invalid_reward = max_steps, max_invalid, invalid_reward
-        self.form, self.mask = form, mask
+        self.form = form
         self.names: dict[str, int] = {}
         self.moment: Moment | None = None
         self.env: Any = None
@@ -183,8 +186,7 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
         """
         game, where = self._game(), self._game().name
         kwargs = {**game.make_kwargs, **self.make_kwargs}
-        ansi = game.render in ("auto", "ansi")
-        self.env = foreign.make(game.env, kwargs, ansi=ansi, max_steps=self.max_steps)
+        self.env = foreign.make(game.env, kwargs, ansi=game.render is None, max_steps=self.max_steps)
         if self._closed:  # the episode was closed meanwhile
             self.close()
         self.names = names_of(game.actions, self.env.action_space)
@@ -296,19 +298,13 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
     def _observation_text(self, moment: Moment) -> str:
         """Return the observation and the action mask as text."""
         game, space = self._game(), self.env.observation_space
-        if callable(game.render):
+        if game.render is not None:
             text = self._call_text_function("render", game.render, moment)
         else:
-            mode = "observation" if game.render == "auto" and is_text(space) else game.render
-            picture = self.env.render() if mode != "observation" and self.env.render_mode == "ansi" else None
-            if mode == "ansi" and not isinstance(picture, str):
-                raise ConfigError(f"{game.name}: render: expected a picture in text, got none. Use another render.")
-            picture = plain(picture) if isinstance(picture, str) else ""
-            if mode == "ansi":
-                text = picture
-            else:
-                text = describe(moment.observation, space)
-                text = f"{picture}\nObservation: {text}" if picture else text
+            text = describe(moment.observation, space)
+            picture = self.env.render() if self.env.render_mode == "ansi" and not is_text(space) else None
+            if isinstance(picture, str):
+                text = f"{plain(picture)}\nObservation: {text}"
         return "\n".join(filter(None, (text, mask_text(moment.info, self.env.action_space, self.names))))
 
     def _message(self, moment: Moment, before: Any) -> Any:
@@ -337,9 +333,7 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
                 raise ContractError(
                     f"{game.name}: parse: expected an action of {space}, got {action!r:.60}. Return Illegal for others."
                 )
-        if isinstance(action, Illegal) or self.mask == "tell" or allows(self._now().info, space, action):
-            return action
-        return Illegal(f"{first_name(action, self.names)} is not possible now.")
+        return action
 
     def _refuse(self, illegal: Illegal) -> StepResult:
         num = self._now().num_illegal + 1
@@ -384,11 +378,5 @@ def _append_to_prompt(prompt: Any, text: str) -> Any:
     return [*prompt[:-1], {**last, "content": f"{last['content']}\n{text}"}]
 
 
-def _check(max_steps: Any, max_invalid: Any, invalid_reward: Any) -> None:
-    for name, value, may_be_none in (("max_steps", max_steps, True), ("max_invalid", max_invalid, False)):
-        if value is None and may_be_none:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"from_gymnasium: {name}: expected an integer >= 1, got {value!r}. Change it.")
-    if isinstance(invalid_reward, bool) or not is_finite(invalid_reward):
-        raise ConfigError(f"from_gymnasium: invalid_reward: expected a number, got {invalid_reward!r:.100}. Change it.")
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from agentenv.errors import ConfigError, ContractError
 from agentenv.gym.guarded_calls import named, number_of
@@ -51,7 +51,7 @@ class TextGame:
     """Id of an environment, or a function that makes one."""
     make_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `gymnasium.make`, or of the function."""
-    render: Render | Literal["auto", "ansi", "observation"] = "auto"
+    render: Render | None = None
     """How to write an observation as text."""
     parse: Parse | None = None
     """How to read an action from an answer."""
@@ -72,9 +72,7 @@ class TextGame:
         """
         if not (isinstance(self.env, str) and self.env) and not callable(self.env):
             self._refuse("env_id", "the id of an environment or a function that makes one", self.env)
-        if self.render not in ("auto", "ansi", "observation") and not callable(self.render):
-            self._refuse("render", "auto, ansi, observation or a function of a Moment", self.render)
-        for name in ("parse", "gold"):
+        for name in ("render", "parse", "gold"):
             value = getattr(self, name)
             if value is not None and not callable(value):
                 self._refuse(name, "a function", value)

@@ -90,12 +90,3 @@ def mask_text(info: Mapping[str, Any], space: Any, names: Names) -> str:
         return ""
     legal = [first_name(int(space.start) + int(index), names) for index in np.flatnonzero(allowed)]
     return f"Possible now: {', '.join(legal)}." if legal else "No action is possible now."
-
-
-def allows(info: Mapping[str, Any], space: Any, action: Any) -> bool:
-    """Return True if the mask allows the action, or the info has no mask."""
-    mask = info.get("action_mask")
-    if mask is None or not isinstance(space, spaces.Discrete):
-        return True
-    allowed = np.asarray(mask).ravel() != 0
-    return allowed.size != int(space.n) or bool(allowed[int(action) - int(space.start)])

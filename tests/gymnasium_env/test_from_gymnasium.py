@@ -252,15 +252,12 @@ def test_an_illegal_action_is_never_played_costs_what_is_set_and_says_what_is_le
     assert (second.reward, second.terminated, second.observation) == (-0.25, True, "")
 
 
-def test_a_mask_is_reported_or_enforced():
+def test_a_mask_is_reported():
     cls, made = odd()
     env, prompt = begun(cls)
     assert "Possible now: 0, 2." in prompt
     env.step({"action_text": "1"})
     assert made[0].actions == [1]
-    strict, _ = begun(cls, mask="enforce")
-    assert strict.step({"action_text": "1"}).info["illegal"] == 1.0
-    assert made[1].actions == []
     assert mask_text({"action_mask": [1, 1]}, spaces.Discrete(2), {}) == ""
 
 
@@ -467,7 +464,6 @@ def test_arguments_that_cannot_be_used_are_refused(arguments):
         {"invalid_reward": math.inf},
         {"invalid_reward": 10**400},
         {"form": "xml"},
-        {"mask": "on"},
     ):
         with pytest.raises(ConfigError, match=f"{next(iter(wrong))}: expected"):
             Lake(**wrong)
