@@ -86,20 +86,6 @@ def test_content_that_holds_the_sentinel_is_content_like_any_other(chat, content
     assert chat.decode(reply) == NEXT.replace("again", content)
 
 
-def test_content_of_a_nested_message_may_hold_the_sentinel():
-    class Parts(CharTokenizer):
-        def apply_chat_template(self, conversation, **options):
-            flat = [
-                m | {"content": m["content"] if isinstance(m["content"], str) else m["content"][0]["text"]}
-                for m in conversation
-            ]
-            return super().apply_chat_template(flat, **options)
-
-    chat = Chat(Parts())
-    message = {"role": "user", "content": [{"type": "text", "text": "qzSENTINELqz"}]}
-    assert chat.decode(chat.reply(chat.encode(CLOSE), [message])) == NEXT.replace("again", "qzSENTINELqz")
-
-
 # --- tokenizers without a template, templates that refuse -----------------------------------------------------------
 
 

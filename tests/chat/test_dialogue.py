@@ -744,11 +744,6 @@ def test_after_raw_text_nothing_is_rendered_again():
     assert len(run.trajectory.segments) == 1
 
 
-def test_a_raw_prompt_is_never_rendered_again():
-    run = Run("Qwen3", [StepResult([says("user", "more")])] * 2, THINKING, prompt="raw", history="rerender")
-    assert len(run.trajectory.segments) == 1
-
-
 def test_tools_stay_in_the_head_of_every_segment():
     run = Run("Qwen3", [StepResult("more")], THINKING, reset={"observation": Q, "tools": TOOLS}, history="rerender")
     heads = [run.chat.decode(segment.token_ids.tolist()).count('"lookup"') for segment in run.trajectory.segments]
@@ -798,16 +793,6 @@ def test_reasoning_that_a_variable_closes_is_not_closed_again():
     options = {"chat_template_kwargs": {"enable_thinking": False}, "open_reasoning": "close"}
     run = Run("Qwen3", StepResult("more"), ["half…"], **options)
     assert run.chat.decode(run.feedback()).startswith("<|im_end|>\n")
-
-
-def test_variables_reach_a_second_rendering():
-    options = {"chat_template_kwargs": {"enable_thinking": False}, "history": "rerender"}
-    run = Run("Qwen3", StepResult("more"), ["42"], **options)
-    text = run.chat.decode(run.trajectory.segments[-1].token_ids[: run.trajectory.turns[-1].start].tolist())
-    whole = load(run.family).apply_chat_template(
-        talk_of(run, ["42"], 1), tokenize=False, add_generation_prompt=True, enable_thinking=False
-    )
-    assert text == whole
 
 
 VARIED = [

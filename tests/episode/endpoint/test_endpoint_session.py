@@ -403,17 +403,6 @@ async def test_an_answer_that_the_room_cut_ends_the_episode_as_max_length_unless
     assert session.finish(1.0).stop_reason is StopReason.TERMINATED
 
 
-async def test_a_length_cut_answer_is_closed_for_the_model():
-    session, _ = session_of(["one two three four five six seven eight nine ten", "b"])
-    response, messages = await ask(session, [user("Q")], max_tokens=3)
-    assert response["choices"][0]["finish_reason"] == "length"
-    assert response["usage"]["completion_tokens"] == 3
-    await ask(session, [*messages, user("Q2")])
-    turn = session.finish(1.0).turns[0]
-    assert (turn.finish_reason, turn.bridge) == ("length", "truncated")
-    assert turn.num_synthesised > 0
-
-
 @pytest.mark.parametrize(
     "body",
     [
