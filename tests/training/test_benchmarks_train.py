@@ -1,51 +1,38 @@
 """The benchmarks of training: that their flags are flags, and that their workload is what they say."""
 
-from __future__ import annotations
-
-import importlib.util
+import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
 from agentenv.cli.flags import parse
-from agentenv.core.agent import ResetState
+from agentenv.episode.registry import builtin_datasets, env_source
 from agentenv.training.config import TrainConfig
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks"
 
 
-def load(name: str) -> ModuleType:
-    """A script of benchmarks/ as a module; importing it measures nothing."""
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(scope="module", autouse=True)
+def found():
+    """Scripts of benchmarks/ are modules; importing them measures nothing."""
+    sys.path.insert(0, str(FOLDER))
+    yield
+    sys.path.remove(str(FOLDER))
+    sys.modules.pop("common", None)
 
 
-def config_of(flags: list[str]) -> TrainConfig:
+def config_of(flags):
     return parse(TrainConfig, "train", flags)
 
 
-@pytest.fixture(scope="module")
-def train_async() -> ModuleType:
-    return load("train_async")
-
-
-@pytest.fixture(scope="module")
-def train_vs_trl() -> ModuleType:
-    return load("train_vs_trl")
-
-
 @pytest.mark.long
-def test_the_ways_differ_in_nothing_but_how_far_sampling_runs_ahead(train_async: ModuleType, tmp_path: Path) -> None:
+def test_the_ways_differ_in_nothing_but_how_far_sampling_runs_ahead(tmp_path):
+    train_async = importlib.import_module("train_async")
     args = train_async.parse(["--queue", "3", "--in_process"])
     configs = {way: config_of(train_async.flags_of(way, args, tmp_path)).to_dict() for way in train_async.WAYS}
     changed = {
@@ -61,25 +48,13 @@ def test_the_ways_differ_in_nothing_but_how_far_sampling_runs_ahead(train_async:
     }
 
 
-async def test_an_episode_waits_as_its_seed_says_and_ends_after_its_turns(train_async: ModuleType) -> None:
-    def drawn(seed: int) -> ResetState:
-        return {"observation": "", "seed": seed}
-
-    one, same, other = train_async.Waits(1000.0), train_async.Waits(1000.0), train_async.Waits(1000.0)
-    await one.reset(drawn(5))
-    await same.reset(drawn(5))
-    await other.reset(drawn(6))
-    assert one.waits_s == same.waits_s != other.waits_s
-    ends = [(await one.step({"turn_index": turn, "action_text": "12"})).terminated for turn in range(len(one.waits_s))]
-    assert ends == [False] * (len(ends) - 1) + [True]
-
-
-def test_both_sides_do_the_same_work(train_vs_trl: ModuleType, tmp_path: Path) -> None:
+def test_both_sides_do_the_same_work(tmp_path):
+    train_vs_trl = importlib.import_module("train_vs_trl")
     args = train_vs_trl.parse(["--trl_python", "python", "--prompts", "4", "--samples", "2", "--tokens", "5"])
     way = train_vs_trl.Way("agentenv", 1, 8)
     ours = train_vs_trl.our_command(way, args, tmp_path, tmp_path / "out")
     config = config_of(ours[ours.index("train") + 1 :])
-    theirs: dict[str, Any] = json.loads(train_vs_trl.trl_command(way, args, tmp_path, tmp_path / "out")[-1])
+    theirs = json.loads(train_vs_trl.trl_command(way, args, tmp_path, tmp_path / "out")[-1])
     same = {
         "num_prompts": config.rollout_batch_size, "samples": config.n, "micro": 8,
         "tokens": config.max_tokens, "steps": config.max_train_steps, "model": config.model,
@@ -90,7 +65,7 @@ def test_both_sides_do_the_same_work(train_vs_trl: ModuleType, tmp_path: Path) -
 
 
 @pytest.mark.long
-def test_the_benchmark_of_a_gpu_measures_each_part_and_reports_those_that_fail(tmp_path: Path) -> None:
+def test_the_benchmark_of_a_gpu_measures_each_part_and_reports_those_that_fail(tmp_path):
     command = [sys.executable, str(FOLDER / "gpu.py"), "--device", "cpu", "--size", "tiny", "--out", "gpu"]
     subprocess.run([*command, "--parts", "card", "learner"], cwd=tmp_path, check=True)
     found = json.loads((tmp_path / "gpu.json").read_text())
@@ -100,3 +75,40 @@ def test_the_benchmark_of_a_gpu_measures_each_part_and_reports_those_that_fail(t
     assert "of the card" in (tmp_path / "gpu.md").read_text()
     subprocess.run([*command, "--parts", "card", "--budget_s", "0"], cwd=tmp_path, check=True)
     assert json.loads((tmp_path / "gpu.json").read_text())["failed"] == {"card": "it took more than 1 s"}
+
+
+# --- `make train-demo` -----------------------------------------------------------------------------------------------
+
+
+def demo_config(kind, name, out):
+    subcommand, *flags = importlib.import_module("train_demo").command(kind, name, 7, out)
+    assert subcommand == "train"
+    return config_of(flags)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("kind", "name"), [("math", "vllm"), ("math", "hf"), ("guess", "turns"), ("guess", "episode"), ("guess", "single")]
+)
+def test_the_flags_of_every_demo_parse_and_it_is_measured_on_tasks_that_ship(kind, name, tmp_path):
+    config = demo_config(kind, name, tmp_path)
+    assert (config.seed, config.eval_temperature) == (7, 1.0)
+    assert {config.dataset.data, *config.eval_dataset} <= builtin_datasets().keys()
+    assert config.dataset.data not in config.eval_dataset or kind == "guess"
+    assert config.eval_n_samples_per_prompt >= 4
+    source = env_source(config.source, dict(config.env_kwargs))
+    assert source.cls(**source.kwargs)
+
+
+@pytest.mark.long
+def test_the_variants_of_the_guessing_demo_differ_in_what_their_names_say(tmp_path):
+    configs = [demo_config("guess", name, tmp_path) for name in ("turns", "episode", "single")]
+    assert [(each.credit, each.limits.max_turns) for each in configs] == [("turn", 4), ("episode", 4), ("turn", 1)]
+
+
+def test_make_train_demo_runs_the_demo_with_flags_that_it_has(monkeypatch):
+    flags = re.search(r"^train-demo:.*\n\t.*train_demo\.py (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    for engine in ("vllm", "hf"):
+        monkeypatch.setattr(sys, "argv", ["train_demo.py", *flags.replace("$(ENGINE)", engine).split()])
+        args = importlib.import_module("train_demo").arguments()
+        assert (args.demo, args.engines, args.at_least) == ("math", [engine], 20.0)
