@@ -203,11 +203,11 @@ class Completion:
     """Number of prompt tokens whose keys and values the engine had cached."""
     answer: Answer | None = None
     """What an engine that takes messages returns, without tokens."""
-    num_failovers: int = 0
-    """How many engines of a pool failed before the one that sampled it."""
     forced: tuple[int, ...] | None = None
     """Indices of the tokens that `SamplingParams.structural_tag` forced: one token was legal, or only tokens that end
     the action. None: sampled without a structural tag."""
+    num_failovers: int = 0
+    """How many engines of a pool failed before the one that sampled it."""
 
     @property
     def min_policy_version(self) -> int:

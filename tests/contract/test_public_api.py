@@ -91,7 +91,7 @@ def test_the_executors_constructor_keeps_openrlhfs_keywords():
         (
             Completion,
             "token_ids finish_reason stop_reason logprobs policy_versions policy_version num_cached_tokens answer "
-            "forced",
+            "forced num_failovers",
         ),
         (StepResult, "observation reward terminated truncated score info sampling images"),
     ],
