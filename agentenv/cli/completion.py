@@ -138,12 +138,14 @@ def _flags(config: type[Any]) -> type[Any]:
     flags += [Flag(CONFIG_FLAG, str, None, CONFIG_TEXT)] if issubclass(config, FlatConfig) else []
     made = []
     for flag in flags:
-        kind: Any = Literal[flag.choices] if flag.choices else str  # type: ignore[valid-type]
+        kind: Any = Literal[flag.choices] if flag.choices else str
         if flag.name == "env" and issubclass(config, FlatConfig):
-            kind = Literal[tuple(installed_envs())]  # type: ignore[misc]
-        kind, default = (tuple[kind, ...], ()) if is_repeatable(flag.kind) else (kind | None, None)
+            kind = Literal[tuple(installed_envs())]
+        default: Any = () if is_repeatable(flag.kind) else None
+        kind = tuple[kind, ...] if is_repeatable(flag.kind) else kind | None
         if flag.kind is bool:
             kind, default = (bool, True) if flag.default else (tyro.conf.FlagCreatePairsOff[bool], False)
-        kind = tyro.conf.Positional[kind] if flag.is_positional else kind
+        positional: Any = tyro.conf.Positional
+        kind = positional[kind] if flag.is_positional else kind
         made.append((flag.name, kind, field(default=default, metadata={"help": flag.text})))
     return make_dataclass(config.__name__, made)

@@ -110,7 +110,7 @@ def _tasks(data: Any, source: Any, limit: int | None) -> Sequence[Task]:
         empty: Message = {"role": "user", "content": ""}
         return [Task([empty])]
     needs_label = bool(getattr(getattr(source, "cls", None), "needs_label", True))
-    return TaskSource(data and str(data)).read(own, needs_label=needs_label, limit=limit)
+    return TaskSource(None if data is None else str(data)).read(own, needs_label=needs_label, limit=limit)
 
 
 async def play(setup: Setup) -> Trajectory:
