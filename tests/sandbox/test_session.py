@@ -78,8 +78,9 @@ async def test_memory_runs_out_without_ending_the_session(sandbox):
         "import os; os._exit(0)",
         "import os; os.close(3)",
         "import os; os.write(3, b'\\xff' * 100)",
-        "import os; os.write(3, b'\\x02\\0\\0\\0[]')",
-        "import os; os.write(3, bytes(4))",
+        "import os; os.write(3, b'[]\\n')",
+        "import os; os.write(3, b'\\n')",
+        "import os; os.write(3, b'1' * (3 << 19))",
     ],
 )
 async def test_code_that_breaks_the_session_ends_it_and_nothing_else(sandbox, code):

@@ -1,6 +1,6 @@
 """The driver of an interpreter session: executes turns in one namespace. Runs inside the sandbox, as a program.
 
-Requests and answers on descriptor 3 are frames of JSON after a 4-byte length. A request has code and limits; an answer
+Requests and answers on descriptor 3 are lines of JSON. A request has code and limits; an answer
 has the value of the last expression, the traceback, and the limit that was reached. Answers are as untrusted as the
 code, which runs in the same interpreter.
 """
@@ -36,14 +36,14 @@ def _stop(number: int, _frame: FrameType | None) -> None:
     raise TimeLimit("cpu" if number == signal.SIGPROF else "wall")
 
 
-def _read(size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = os.read(3, size - len(data))
+def _read_line() -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        part = os.read(3, 1 << 16)
         if not part:
             raise SystemExit
-        data += part
-    return data
+        line += part
+    return line
 
 
 def _execute(code: str, name: str, namespace: dict[str, Any]) -> str | None:
@@ -99,7 +99,7 @@ def main() -> None:
     namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
     number = 0
     while True:
-        request = json.loads(_read(int.from_bytes(_read(4), "little")))
+        request = json.loads(_read_line())
         number += 1
         turn = _Turn()
         with turn as answer:
@@ -114,8 +114,7 @@ def main() -> None:
                 stream.flush()
             except (OSError, ValueError, AttributeError):
                 continue
-        data = json.dumps(turn.answer).encode()
-        rest = memoryview(len(data).to_bytes(4, "little") + data)
+        rest = memoryview(json.dumps(turn.answer).encode() + b"\n")
         while rest:
             rest = rest[os.write(3, rest) :]
 

@@ -26,7 +26,7 @@ from agentenv.sandbox.types import ExecLimits, ExecStatus, Isolation
 
 GRACE_S = 1.0
 """Time past its limit in which a turn may end without ending the session."""
-_MAX_FRAME = 1 << 20
+_MAX_ANSWER = 1 << 20
 _LIMITS = {"cpu": ExecStatus.CPU_TIMEOUT, "wall": ExecStatus.WALL_TIMEOUT, "memory": ExecStatus.MEMORY}
 
 
@@ -147,12 +147,12 @@ class InterpreterSession:
     async def _take_turn(self, execution: LocalExecution, code: str) -> TurnResult:
         started = time.monotonic()
         limits = self._limits
-        request = json.dumps({"code": code, "cpu_s": limits.cpu_s, "wall_s": limits.wall_s}).encode()
+        request = json.dumps({"code": code, "cpu_s": limits.cpu_s, "wall_s": limits.wall_s}).encode() + b"\n"
         answer: dict[str, Any] | None = None
         timed_out = False
         try:
             async with asyncio.timeout(limits.wall_s + GRACE_S):
-                await execution.send(len(request).to_bytes(4, "little") + request)
+                await execution.send(request)
                 answer = await self._receive(execution)
         except TimeoutError:
             timed_out = True
@@ -197,23 +197,17 @@ class InterpreterSession:
 
     async def _receive(self, execution: LocalExecution) -> dict[str, Any] | None:
         """Return the driver's answer; None if the driver ended or sent something else."""
-        while True:
-            size = int.from_bytes(self._buffer[:4], "little") if len(self._buffer) >= 4 else 0
-            if size > _MAX_FRAME:
-                return None
-            if len(self._buffer) >= 4 + size > 4:
-                frame, self._buffer = self._buffer[4 : 4 + size], self._buffer[4 + size :]
-                try:
-                    answer = await off_loop(size, json.loads, frame)
-                except (ValueError, RecursionError):
-                    return None
-                return answer if isinstance(answer, dict) else None
-            if len(self._buffer) >= 4 and size == 0:
-                return None
+        while (end := self._buffer.find(b"\n")) < 0:
             data = await execution.receive()
-            if not data:
+            if not data or len(self._buffer) > _MAX_ANSWER:
                 return None
             self._buffer += data
+        line, self._buffer = self._buffer[:end], self._buffer[end + 1 :]
+        try:
+            answer = await off_loop(end, json.loads, line)
+        except (ValueError, RecursionError):
+            return None
+        return answer if isinstance(answer, dict) else None
 
     def _wait_idle(self) -> None:
         # Also called when a turn got no slot, so that every session ends.
