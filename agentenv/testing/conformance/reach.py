@@ -264,11 +264,25 @@ def recorded_instructions(files: Collection[str]) -> Iterator[set[Instruction]]:
             num_left -= 1
         return of_instruction if num_left > 0 else None
 
-    before, of_threads = sys.gettrace(), threading.gettrace()
-    threading.settrace(of_frame)
-    sys.settrace(of_frame)
+    before, run = sys.gettrace(), threading.Thread.run
+
+    def traced(thread: threading.Thread) -> None:  # `threading.settrace` ends a thread that cannot be traced at once
+        _trace(of_frame)
+        run(thread)
+
+    threading.Thread.run = traced  # type: ignore[method-assign]
+    _trace(of_frame)
     try:
         yield seen
     finally:
-        sys.settrace(before)
-        threading.settrace(of_threads)
+        _trace(before)
+        threading.Thread.run = run  # type: ignore[method-assign]
+
+
+def _trace(function: Any) -> None:
+    """Trace this thread, as soon as no other one is about to: Python 3.11 refuses two at once."""
+    while True:
+        try:
+            return sys.settrace(function)
+        except RuntimeError:
+            time.sleep(0.0)

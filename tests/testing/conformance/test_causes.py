@@ -1,5 +1,8 @@
 """What a problem says to do fits its cause: a missing key is named, and an action is blamed only if it is at fault."""
 
+import subprocess
+import sys
+
 import pytest
 
 from tests.drivers import command
@@ -47,3 +50,25 @@ def test_a_column_that_rows_lack_is_named_with_those_that_they_have(tmp_path, mo
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "label": "b", "test": "c", "level": 1}\n')
     command(["check", "agent.py", "--data", "rows.jsonl", "--quick"])
     assert "The row has no column 'tests'. Did you mean 'test'? It has level, test." in capsys.readouterr().out
+
+
+AT_ONCE = """
+import sys, threading, time
+from agentenv.testing.conformance.reach import recorded_instructions
+
+sys.addaudithook(lambda event, _: time.sleep(0.001) if event == "sys.settrace" else None)
+ran = []
+with recorded_instructions([]):
+    threads = [threading.Thread(target=ran.append, args=(number,)) for number in range(50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+print(len(ran))
+"""
+
+
+@pytest.mark.long
+def test_threads_that_start_at_once_all_run_while_instructions_are_recorded():
+    ended = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.stdout, ended.stderr) == ("50\n", "")
