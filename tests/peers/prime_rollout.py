@@ -25,6 +25,7 @@ from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
 from agentenv import Chat, Completion, Limits, SamplingParams, StepResult, Task, run_episode
 from agentenv.core.dataset import in_messages
+from agentenv.core.engine import Engine
 from agentenv.engines.hf.engine import HFEngine
 from agentenv.engines.models import load_tokenizer
 from agentenv.episode.registry import load_env
@@ -117,7 +118,7 @@ class Server:
             await runner.cleanup()
 
 
-class Replay:
+class Replay(Engine):
     """Answers our loop as the server answered verifiers, where the tokens before are the same."""
 
     def __init__(self, trace_id):

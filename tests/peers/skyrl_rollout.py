@@ -18,6 +18,7 @@ from skyrl_parts import GROUP, MODEL, TOKENIZER, Failing, Paying, asynchronous, 
 from agentenv import Chat, Limits, SamplingParams, run_episode
 from agentenv.chat.chat import ChatOptions, stop_token_ids_of
 from agentenv.core.dataset import in_messages, read_tasks
+from agentenv.core.engine import Engine
 from agentenv.core.types import Completion
 from agentenv.episode.registry import builtin_datasets, load_env
 from agentenv.episode.setup import EpisodeKey
@@ -129,7 +130,7 @@ async def evaluation(env, settings):
         return await evaluated(cfg, file, client, EnvGenerator(cfg.generator, client, TOKENIZER, env=env))
 
 
-class Again:
+class Again(Engine):
     """An engine that answers actions that were sampled before."""
 
     def __init__(self, actions):
