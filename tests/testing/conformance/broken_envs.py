@@ -308,13 +308,13 @@ BROKEN = {
                 self.turns += 1
                 return StepResult([{"role": "user", "content": text} for text in "ab"], terminated=self.turns == 2)
         """, "step", "messages whose roles alternate"),
-    "speaks for the policy": ("feedback", """
+    "speaks for the policy": ("contract", """
         class Agent(Two):
             async def step(self, states):  # HERE
                 self.turns += 1
                 said = [{"role": "user", "content": "No."}, {"role": "assistant", "content": "I see."}]
                 return StepResult(said, terminated=self.turns == 2)
-        """, "step", "a last message for the policy to answer"),
+        """, "step", "an episode without an error"),
     "trusts what the policy said": ("feedback", """
         class Agent(Two):
             async def step(self, states):  # HERE
