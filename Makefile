@@ -76,7 +76,7 @@ bench: $(VENV)/installed-slow
 	$(BIN)/python benchmarks/loop_overhead.py
 	$(BIN)/python benchmarks/blocking_env.py
 	$(BIN)/python benchmarks/live_memory.py
-	$(BIN)/python benchmarks/engine_utilisation.py
+	$(BIN)/python benchmarks/engine_utilization.py
 	$(BIN)/python benchmarks/vector_env.py
 	$(BIN)/python benchmarks/soak.py --resume
 	$(BIN)/python benchmarks/view.py

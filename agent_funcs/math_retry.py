@@ -1,4 +1,4 @@
-"""Maths with retries: `--agent_func_path` here and in OpenRLHF, `--train.agent_path` in Molt."""
+"""Math with retries: `--agent_func_path` here and in OpenRLHF, `--train.agent_path` in Molt."""
 
 from agentenv.interop.molt import AgentRunner as _AgentRunner
 from agentenv.interop.openrlhf import AgentExecutor as _AgentExecutor

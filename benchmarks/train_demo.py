@@ -51,7 +51,7 @@ GUESS_VARIANTS = {
 }
 KEYS = {"math": "eval/info/first_correct", "guess": "eval/score"}
 LABELS = {"math": "right first attempts, held-out tasks", "guess": "numbers found within four guesses"}
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00")
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,14 +209,14 @@ def draw(curves: Sequence[Curve], label: str, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6.0, 3.2), dpi=100)
-    for variant, colour in zip(dict.fromkeys(curve.variant for curve in curves), COLOURS, strict=False):
+    for variant, color in zip(dict.fromkeys(curve.variant for curve in curves), COLORS, strict=False):
         own = [curve for curve in curves if curve.variant == variant]
         for curve in own:
-            axes.plot(curve.steps, [100 * value for value in curve.values], color=colour, alpha=0.3, linewidth=1)
+            axes.plot(curve.steps, [100 * value for value in curve.values], color=color, alpha=0.3, linewidth=1)
         steps = sorted(set.intersection(*(set(curve.steps) for curve in own)))
         means = [100 * fmean(curve.values[curve.steps.index(step)] for curve in own) for step in steps]
         axes.plot(
-            steps, means, color=colour, linewidth=2, marker="o", markersize=4, label=f"{variant}, mean of {len(own)}"
+            steps, means, color=color, linewidth=2, marker="o", markersize=4, label=f"{variant}, mean of {len(own)}"
         )
     axes.set(xlabel="train steps", ylabel="%", title=label, ylim=(0, 100))
     axes.grid(color="#E6E6E6")

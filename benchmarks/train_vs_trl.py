@@ -3,7 +3,7 @@
     python benchmarks/train_vs_trl.py --trl_python PATH/TO/A/VENV/bin/python
 
 tiny-math in float32 on the CPU, one process and no vLLM on either side; each train step samples the same 16 prompts
-8 times at temperature 1, 64 tokens each, scores them by their share of digits and makes one optimiser step of GRPO
+8 times at temperature 1, 64 tokens each, scores them by their share of digits and makes one optimizer step of GRPO
 (group advantages, no KL term). The model is a copy whose end of sequence is a token that it never samples, so that all
 samples have all their tokens; both sides count them. The sides alternate, each round in a separate process. The
 speed of a round is that of its median step, without the first; memory is the process's peak resident memory.

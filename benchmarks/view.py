@@ -112,7 +112,7 @@ def make_run(folder: Path, num_episodes: int, tokens: int) -> list[bytes]:
         task = b"%07d" % (number // SIBLINGS)
         episode = parts[number % TEMPLATES].replace(HIDDEN_ID.encode(), b"%b/%d" % (task, number % SIBLINGS))
         episode = episode.replace(b'"0000000"', b'"%b"' % task)
-        return b'{"v":2,"crc":"%08x","episode":%b}\n' % (zlib.crc32(episode, 2), episode)
+        return b'{"v":3,"crc":"%08x","episode":%b}\n' % (zlib.crc32(episode, 3), episode)
 
     offset, crc = 0, zlib.crc32(HEADER)
     with (folder / TRAJECTORIES).open("wb") as record, (folder / INDEX).open("wb") as index:

@@ -238,13 +238,13 @@ def spoken(said: Said, chat: Chat, max_tokens: int) -> Completion:
     """The completion of one turn."""
     parts = list(said.text) if said.spelled else [said.text]
     token_ids = [i for part in parts for i in chat._encoder.follow(part)]
-    reason, stop_reason = "stop", None
+    reason, matched_stop = "stop", None
     if said.ending in ("abort at once", "empty"):
         token_ids = []
     elif said.ending == "terminator only":
         token_ids = ending_ids("close", chat)
     elif said.ending == "stop string":
-        token_ids, stop_reason = [*token_ids, *chat._encoder.follow("</answer>")], "</answer>"
+        token_ids, matched_stop = [*token_ids, *chat._encoder.follow("</answer>")], "</answer>"
     elif said.ending == "cut":
         token_ids, reason = token_ids or chat._encoder.follow("x"), "length"
     else:
@@ -261,7 +261,7 @@ def spoken(said: Said, chat: Chat, max_tokens: int) -> Completion:
     if said.ending == "wrong versions":
         versions = (3,) * (num + 1)
     return Completion(
-        tuple(token_ids), reason, stop_reason, logprobs=logprobs, policy_versions=versions, policy_version=2
+        tuple(token_ids), reason, matched_stop, logprobs=logprobs, policy_versions=versions, policy_version=2
     )
 
 

@@ -83,7 +83,7 @@ class Bridge:
     """The tokens between one action and the next."""
 
     ids: list[int]
-    num_synthesised: int
+    num_synthesized: int
     """Number of leading ids that close the turn when the model did not."""
     kind: BridgeKind
     """How the action ended."""
@@ -266,7 +266,7 @@ class Chat:
         if text.rfind(opens) <= text.rfind(closes):
             return bridge
         ids = self._encoder.follow(end)  # the action was cut off within reasoning
-        return Bridge([*ids, *bridge.ids], len(ids) + bridge.num_synthesised, bridge.kind)
+        return Bridge([*ids, *bridge.ids], len(ids) + bridge.num_synthesized, bridge.kind)
 
     def _joined(self, action_ids: Sequence[int], tail: _Tail) -> Bridge:
         """Return the part of a tail that the action did not sample."""
@@ -278,16 +278,16 @@ class Chat:
         if last in ids[:num_close]:
             at = ids.index(last) + 1
             return Bridge(ids[at:], num_close - at, "non-canonical-close")
-        num_synthesised = 0 if tail.shared else num_close
+        num_synthesized = 0 if tail.shared else num_close
         if last in self.template.markers:  # it opens a turn; in a template with a close it ends none
-            return Bridge(ids, num_synthesised, "role-marker-mismatch")
+            return Bridge(ids, num_synthesized, "role-marker-mismatch")
         ends = last in self.template.terminators
         if not ends and not self._stop_token_ids:  # then every other special token counts as one
             special = last in self._encoder.special_ids and last != getattr(self.tokenizer, "bos_token_id", None)
             ends = special and last not in ids[num_close:]
         if last is not None and ends:
-            return Bridge(ids[num_synthesised:], 0, "foreign-terminator")
-        return Bridge(ids, num_synthesised, "truncated")
+            return Bridge(ids[num_synthesized:], 0, "foreign-terminator")
+        return Bridge(ids, num_synthesized, "truncated")
 
     def _tail(self, messages: Sequence[Message], mark: str, head: Sequence[Message]) -> _Tail:
         """Return the ids after the assistant's turn that follows `head`, without the syntax of a dummy call."""

@@ -36,7 +36,7 @@ class Reply:
     ids: list[int]
     """The ids after the action; for a new segment, all of its ids."""
     kind: BridgeKind
-    num_synthesised: int = 0
+    num_synthesized: int = 0
     cut: bool = False
     """True if the middle of a content was left out."""
 
@@ -51,7 +51,7 @@ class Reply:
             trajectory.open_segment(self.ids, cut=self.cut)
         else:
             trajectory.append_observation(
-                self.ids, bridge=self.kind, num_synthesised=self.num_synthesised, cut=self.cut
+                self.ids, bridge=self.kind, num_synthesized=self.num_synthesized, cut=self.cut
             )
 
 
@@ -196,7 +196,7 @@ class Dialogue:
                 rendered = rendered_again(self.chat, [*history, *new], self.tools, [*self.ids, *added.ids])
             if rendered is not None:
                 return Reply(rendered, "rerendered"), len(rendered) - len(self.ids)
-            return Reply(added.ids, added.kind, added.num_synthesised), len(added.ids)
+            return Reply(added.ids, added.kind, added.num_synthesized), len(added.ids)
 
         fitter = ObservationFitter(
             self.chat.options, self._room, self.max_length, make, lambda new: len(bridge(new).ids)

@@ -31,7 +31,7 @@ class CertifyConfig:
 
 @dataclass(frozen=True)
 class ShowConfig:
-    """Show an episode's tokens: prompt, actions, feedback and synthesised closes separately."""
+    """Show an episode's tokens: prompt, actions, feedback and synthesized closes separately."""
 
     run: Annotated[str, POSITIONAL]
     """Run directory."""

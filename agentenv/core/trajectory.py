@@ -57,7 +57,7 @@ class Turn:
     """Why the generation ended."""
     result: StepResult | None = None
     """None if the step timed out, raised or never ran: then this turn's reward is unknown."""
-    stop_reason: int | str | None = None
+    matched_stop: int | str | None = None
     """The stop token id or stop string that ended the generation."""
     generate_s: float = 0.0
     """Seconds in the engine."""
@@ -69,7 +69,7 @@ class Turn:
     """Index in `Trajectory.segments`."""
     bridge: BridgeKind | None = None
     """How the reply's tokens were joined to the action; None without a reply."""
-    num_synthesised: int = 0
+    num_synthesized: int = 0
     """Number of tokens after `end` that close the turn for the model: the first of the reply, masked like the rest."""
     observation_cut: bool = False
     """True if the middle of the reply's content was cut out because it did not fit."""
@@ -300,7 +300,7 @@ class Trajectory:
             )
 
     def append_observation(
-        self, token_ids: Sequence[int], *, bridge: BridgeKind | None = None, num_synthesised: int = 0, cut: bool = False
+        self, token_ids: Sequence[int], *, bridge: BridgeKind | None = None, num_synthesized: int = 0, cut: bool = False
     ) -> None:
         """Add prompt or environment tokens; after an action, with the kind of bridge.
 
@@ -309,7 +309,7 @@ class Trajectory:
         """
         self._check_growth(len(token_ids))
         self.segments[-1].append_observation(token_ids)
-        self._note(bridge, num_synthesised, cut=cut)
+        self._note(bridge, num_synthesized, cut=cut)
 
     def open_segment(self, token_ids: Sequence[int], *, cut: bool = False) -> None:
         """Start a new segment with the tokens of a history that was rendered again.
@@ -323,10 +323,10 @@ class Trajectory:
         self.segments.append(segment)
         self._note("rerendered", 0, cut=cut)
 
-    def _note(self, bridge: BridgeKind | None, num_synthesised: int, *, cut: bool) -> None:
+    def _note(self, bridge: BridgeKind | None, num_synthesized: int, *, cut: bool) -> None:
         if self.turns and bridge is not None:
             turn = self.turns[-1]
-            turn.bridge, turn.num_synthesised, turn.observation_cut = bridge, num_synthesised, cut
+            turn.bridge, turn.num_synthesized, turn.observation_cut = bridge, num_synthesized, cut
 
     def append_turn(
         self, completion: Completion, action: str, generate_s: float = 0.0, *, began_s: float | None = None
@@ -341,7 +341,7 @@ class Trajectory:
         if completion.answer is None:
             start, end = self.segments[-1].append_action(completion)
         self.turns.append(Turn(
-            start, end, action, completion.finish_reason, stop_reason=completion.stop_reason,
+            start, end, action, completion.finish_reason, matched_stop=completion.matched_stop,
             generate_s=generate_s, num_cached_tokens=completion.num_cached_tokens, segment=len(self.segments) - 1,
             num_failovers=completion.num_failovers, answer=completion.answer,
             forced=completion.forced, began_s=began_s,

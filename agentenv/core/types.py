@@ -190,7 +190,7 @@ class Completion:
     """[n] the sampled tokens, unchanged, including a sampled terminator."""
     finish_reason: FinishReason = "stop"
     """Why the generation ended; "abort" and "error" mean that the engine failed."""
-    stop_reason: int | str | None = None
+    matched_stop: int | str | None = None
     """The stop token id or stop string that ended it; None for the model's own end of sequence."""
     logprobs: tuple[float, ...] | None = None
     """[n] log-probability of each sampled token after a constraint, temperature and truncation (vLLM:

@@ -30,7 +30,7 @@ def spans_of(trajectory: Trajectory, segment: int = 0) -> list[Span]:
     num_tokens = len(trajectory.segments[segment])
     for start, next_end, index in [*ends, (num_tokens, num_tokens, -1)]:
         # Between two actions: the tokens that close a turn for the model are a separate span.
-        closed = end if before < 0 else min(start, end + trajectory.turns[before].num_synthesised)
+        closed = end if before < 0 else min(start, end + trajectory.turns[before].num_synthesized)
         spans += [
             Span(end, closed, "close", before),
             Span(closed, start, "prompt" if before < 0 else "feedback", before),

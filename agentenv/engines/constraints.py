@@ -119,7 +119,7 @@ async def with_forced(
     if tag is None or not ids:
         return completion
     stops = set(sampling.stop_token_ids)
-    if completion.finish_reason == "stop" and not isinstance(completion.stop_reason, str):
+    if completion.finish_reason == "stop" and not isinstance(completion.matched_stop, str):
         stops.add(ids[-1])  # also one that only the server knows
     walk = await constrainer.follow(tag, stops)
 

@@ -71,7 +71,7 @@ REWARDS = {
     "judge_score": RewardEntry("judges.pointwise:PointwiseReward"),
     "rubric": RewardEntry("judges.rubric:RubricReward"),
     "model": RewardEntry("models.reward:ModelReward"),
-    "normalised": RewardEntry("models.normalise:Normalised"),
+    "normalized": RewardEntry("models.normalize:Normalized"),
 }
 """The one list of rewards."""
 ROLL_NAMES = {
@@ -99,7 +99,7 @@ def make_reward(name: str, /, **options: Any) -> Reward:
         name: a function becomes a `FunctionReward`.
         options: arguments of the class's constructor. Constructors accept settings from JSON: `judge` may be an object
             for `judges.settings.judge_from`, `rm` a string such as "hf:PATH" (see `models.factory`), and `reward` of
-            `normalised` whatever `reward_from` accepts.
+            `normalized` whatever `reward_from` accepts.
 
     Raises:
         ConfigError: the name is unknown, it is not a reward, or the options are wrong.

@@ -185,7 +185,7 @@ def facts_of(trajectory: Trajectory) -> dict[str, Any]:
 
 def _turn_facts(turn: Turn) -> dict[str, Any]:
     names = (
-        "action", "finish_reason", "stop_reason", "segment", "start", "end", "bridge", "num_synthesised",
+        "action", "finish_reason", "matched_stop", "segment", "start", "end", "bridge", "num_synthesized",
         "observation_cut",
     )  # fmt: skip
     facts: dict[str, Any] = {name: getattr(turn, name) for name in names}

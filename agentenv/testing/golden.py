@@ -116,7 +116,7 @@ class _Replay:
 def _completion(trajectory: Trajectory, turn: Any) -> Completion:
     segment, span = trajectory.segments[turn.segment], slice(turn.start, turn.end)
     return Completion(
-        tuple(segment.token_ids[span]), turn.finish_reason, turn.stop_reason, tuple(segment.logprobs[span]),
+        tuple(segment.token_ids[span]), turn.finish_reason, turn.matched_stop, tuple(segment.logprobs[span]),
         tuple(segment.policy_versions[span]),
     )  # fmt: skip
 

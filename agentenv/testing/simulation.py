@@ -6,7 +6,7 @@ A latency draws seconds from a seed and the request only: the same on every mach
 Example:
     >>> setup = Setup("guess_number", ScriptedEngine(["8"], CharTokenizer(), latency_s=lognormal(2.0)))
     >>> simulation = simulate(setup, num_tasks=15, num_samples=8, concurrency=32, env_latency_s=exponential(0.5))
-    >>> assert simulation.elapsed_s < 600 and simulation.utilisation > 0.5 and simulation.longest_stall_s < 5
+    >>> assert simulation.elapsed_s < 600 and simulation.utilization > 0.5 and simulation.longest_stall_s < 5
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Simulation:
         return self.generating_s / self.elapsed_s if self.elapsed_s else 0.0
 
     @property
-    def utilisation(self) -> float:
+    def utilization(self) -> float:
         """Share of the places for episodes in which a generation was running, on average over the run: 0 to 1."""
         return self.mean_generating / self.concurrency
 

@@ -109,7 +109,7 @@ class BestModel:
         return is_best and step > 0
 
     @property
-    def stop_reason(self) -> str:
+    def end_reason(self) -> str:
         """Why --early_stop ends the training now; "" if it does not."""
         if self._early_stop is None or not self._values:
             return ""

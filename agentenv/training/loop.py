@@ -146,7 +146,7 @@ class Loop:
                 await self._log(0, numbers)
             elif numbers:
                 await run_to_completion(asyncio.to_thread(journal.amend, numbers))
-        while self.step < self.num_steps and not self.best.stop_reason:
+        while self.step < self.num_steps and not self.best.end_reason:
             try:
                 with self._timed("wait_s"):
                     groups = await self.rollouts.take()
@@ -169,14 +169,14 @@ class Loop:
             if self._is_due(self.config.save_steps):
                 await self._save()
         await self._save()
-        return self.step == self.num_steps or bool(self.best.stop_reason)
+        return self.step == self.num_steps or bool(self.best.end_reason)
 
     async def _save_after_error(self) -> None:
         """Write the log line and checkpoint of the last completed step."""
         if not self.learner.step_completed or self.learner.num_steps != self.step:
             return
         if self.rollouts.version == self.step:
-            self.rollouts.put_back()  # nothing was learned from them
+            self.rollouts.requeue()  # nothing was learned from them
         try:
             try:
                 if self._logged_step < self.step:
@@ -215,7 +215,7 @@ class Loop:
         try:
             learned = await asyncio.get_running_loop().run_in_executor(self._thread, self.learner.train_step, batch)
         except RunStopped:  # the batch may be the cause: if it were handed out again, a restart would fail again
-            self.rollouts.give_up()
+            self.rollouts.discard()
             self._saved_step = _NO_STEP
             raise
         tokens = self.learner.learned

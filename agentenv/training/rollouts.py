@@ -155,13 +155,13 @@ class Rollouts:
             await self._changed.wait()
         return None
 
-    def put_back(self) -> None:
+    def requeue(self) -> None:
         """Return the last batch to the queue, because it was not trained on."""
         self._ready += self._handed_out
         self.num_consumed -= len(self._handed_out)
         self._handed_out = []
 
-    def give_up(self) -> None:
+    def discard(self) -> None:
         """Drop the last batch, because it cannot be trained on; other groups replace it."""
         self.num_consumed -= len(self._handed_out)
         self._handed_out = []

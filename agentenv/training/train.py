@@ -472,7 +472,7 @@ async def _run(job: TrainJob, loop: Loop) -> int:
     if is_cut:
         return 128 + signals[0]
     facts = {}
-    if reason := loop.best.stop_reason:
+    if reason := loop.best.end_reason:
         facts["stopped early"] = f"after step {loop.step} of {loop.num_steps}: {reason}"
         screen.note(f"stopped early {facts['stopped early']}")
     model = job.out / "model"

@@ -105,13 +105,13 @@ def test_after_a_stop_or_a_cut_the_ids_are_those_of_the_whole_conversation(famil
     known, chat = oracle(family, FOLLOW_UPS[shape]), chat_of(family)
     bridge = chat.bridge(known.ids[known.start : known.close_end], FOLLOW_UPS[shape])
     assert bridge.ids == known.ids[known.close_end :]
-    assert (bridge.kind, bridge.num_synthesised) == ("exact" if is_closed(family, shape) else "truncated", 0)
+    assert (bridge.kind, bridge.num_synthesized) == ("exact" if is_closed(family, shape) else "truncated", 0)
     shared = known.ids[known.close_start] in chat.template.markers
     for lost in (0, 2):
         bridge = chat.bridge(known.ids[known.start : known.close_start - lost], FOLLOW_UPS[shape])
         assert bridge.ids == known.ids[known.close_start :]
-        synthesised = 0 if shared else known.close_end - known.close_start
-        assert (bridge.kind, bridge.num_synthesised) == ("truncated", synthesised)
+        synthesized = 0 if shared else known.close_end - known.close_start
+        assert (bridge.kind, bridge.num_synthesized) == ("truncated", synthesized)
 
 
 @every_kind
@@ -138,7 +138,7 @@ def test_a_foreign_terminator_stands_for_the_close(family):
     for stop in {*stop_ids(family), load(family).eos_token_id} - set(close) - chat.template.markers:
         bridge = chat.bridge([*body, stop], FOLLOW_UPS["user"])
         assert bridge.ids == known.ids[known.close_start if "S" in family.codes else known.close_end :]
-        assert (bridge.kind, bridge.num_synthesised) == ("foreign-terminator", 0)
+        assert (bridge.kind, bridge.num_synthesized) == ("foreign-terminator", 0)
 
 
 @every_kind
@@ -157,11 +157,11 @@ def test_the_rest_of_a_close_follows_its_beginning_and_nothing_its_end(family):
     for num in range(1, len(close)):
         bridge = chat.bridge([*body, *close[:num]], FOLLOW_UPS["user"])
         assert bridge.ids == known.ids[known.close_start + num :]
-        assert (bridge.kind, bridge.num_synthesised) == ("partial-close", len(close) - num)
+        assert (bridge.kind, bridge.num_synthesized) == ("partial-close", len(close) - num)
     if len(close) > 1:
         bridge = chat.bridge([*body, close[-1]], FOLLOW_UPS["user"])
         assert bridge.ids == known.ids[known.close_end :]
-        assert (bridge.kind, bridge.num_synthesised) == ("non-canonical-close", 0)
+        assert (bridge.kind, bridge.num_synthesized) == ("non-canonical-close", 0)
 
 
 @every_kind

@@ -584,12 +584,12 @@ def test_reasoning_that_was_cut_is_closed_before_the_turn_is(name, said):
     kept = chat_of(BY_NAME[name]).bridge(run.action(), [says("user", "more")])
     assert run.feedback() == [*end, *kept.ids]
     turn = run.trajectory.turns[0]
-    assert (turn.bridge, turn.num_synthesised) == ("truncated", len(end) + kept.num_synthesised)
+    assert (turn.bridge, turn.num_synthesized) == ("truncated", len(end) + kept.num_synthesized)
     close = [span for span in spans_of(run.trajectory) if span.kind == "close"]
-    assert [(span.start, span.end) for span in close] == [(turn.end, turn.end + turn.num_synthesised)]
+    assert [(span.start, span.end) for span in close] == [(turn.end, turn.end + turn.num_synthesized)]
     segment = run.trajectory.segments[0]
-    assert not any(segment.action_mask[turn.end : turn.end + turn.num_synthesised])
-    assert set(segment.policy_versions[turn.end : turn.end + turn.num_synthesised]) == {-1}
+    assert not any(segment.action_mask[turn.end : turn.end + turn.num_synthesized])
+    assert set(segment.policy_versions[turn.end : turn.end + turn.num_synthesized]) == {-1}
 
 
 @pytest.mark.parametrize(("name", "said"), THINKERS)
@@ -602,7 +602,7 @@ def test_closed_reasoning_and_clean_stops_are_left_alone(name, said):
     ):
         closed, kept = (Run(name, StepResult("more"), [text, "two"], **o) for o in ({"open_reasoning": "close"}, {}))
         assert closed.feedback() == kept.feedback()
-        assert closed.trajectory.turns[0].num_synthesised == kept.trajectory.turns[0].num_synthesised
+        assert closed.trajectory.turns[0].num_synthesized == kept.trajectory.turns[0].num_synthesized
 
 
 @pytest.mark.parametrize("name", ["Llama-3", "Gemma", "Phi-3", "Mistral-Nemo"])

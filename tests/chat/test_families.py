@@ -104,8 +104,8 @@ def test_every_template_has_a_source_and_every_copy_is_unchanged() -> None:
         assert hashlib.sha256((TEMPLATES / name).read_bytes()).hexdigest()[:12] == digest
 
 
-def test_the_licences_of_the_copies_are_here() -> None:
-    licences = TEMPLATES / "LICENSES"
+def test_the_licenses_of_the_copies_are_here() -> None:
+    licenses = TEMPLATES / "LICENSES"
     for name in re.findall(r"LICENSES/(\S+\.txt)", (TEMPLATES / "SOURCES.md").read_text(encoding="utf-8")):
-        assert (licences / name).stat().st_size > 500
-    assert len(list(licences.iterdir())) == 3
+        assert (licenses / name).stat().st_size > 500
+    assert len(list(licenses.iterdir())) == 3

@@ -236,7 +236,7 @@ def test_list_as_json_has_environments_data_and_models_with_one_line_each(capsys
     rows = json.loads(capsys.readouterr().out)
     found = {(row["kind"], row["name"]): row for row in rows}
     assert {("env", "math_retry"), ("data", "word_problems"), ("model", "tiny-math")} <= found.keys()
-    assert found["env", "math_retry"]["summary"].startswith("Answer a maths question")
+    assert found["env", "math_retry"]["summary"].startswith("Answer a math question")
     assert "agentenv_envs.math_retry:MathRetry" in found["env", "math_retry"]["origin"]
     assert found["data", "word_problems"]["summary"] == "200 tasks"
     assert all("\n" not in row["summary"] for row in rows)

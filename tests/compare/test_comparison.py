@@ -273,7 +273,7 @@ def test_the_index_has_what_the_episodes_of_a_run_have_and_one_of_each_task_is_r
 def test_damaged_lines_are_said(tmp_path):
     a = write_run(tmp_path / "a", {"a": [0.0], "b": [1.0]})
     with (a / TRAJECTORIES).open("ab") as file:
-        file.write(b'{"v":2,"crc":"00000000","episode":{}}\n')
+        file.write(b'{"v":3,"crc":"00000000","episode":{}}\n')
     assert "A: skipped 1 damaged lines (3)" in [each.text for each in compare(a, a).caveats]
 
 

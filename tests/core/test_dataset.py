@@ -357,7 +357,7 @@ def test_a_nearly_right_builtin_name_is_suggested(tmp_path):
         read_tasks("gsm8", builtin={"gsm8k": tmp_path, "words": tmp_path})
 
 
-def test_a_missing_file_suggests_its_neighbour(tmp_path):
+def test_a_missing_file_suggests_its_neighbor(tmp_path):
     write(tmp_path / "train.jsonl", row())
     with pytest.raises(ConfigError, match=r"expected a file, got none there. Did you mean 'train.jsonl'\?"):
         read_tasks(str(tmp_path / "trian.jsonl"))

@@ -266,7 +266,7 @@ def talk(*replies):
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans()), max_size=4))
 def test_spans_cover_every_token_once_and_in_order(shapes):
     replies = [
-        ([9] * (close + num or 1), {"new": True} if new else {"bridge": "truncated", "num_synthesised": close})
+        ([9] * (close + num or 1), {"new": True} if new else {"bridge": "truncated", "num_synthesized": close})
         for close, num, new in shapes
     ]
     trajectory = talk(*replies, None)
@@ -276,14 +276,14 @@ def test_spans_cover_every_token_once_and_in_order(shapes):
         acted = [(span.start, span.end) for span in spans if span.kind == "action"]
         assert acted == [(turn.start, turn.end) for turn in trajectory.turns if turn.segment == index]
         closes = sum(span.end - span.start for span in spans if span.kind == "close")
-        assert closes == sum(turn.num_synthesised for turn in trajectory.turns if turn.segment == index)
+        assert closes == sum(turn.num_synthesized for turn in trajectory.turns if turn.segment == index)
     assert sum(
         span.kind == "prompt" for i in range(len(trajectory.segments)) for span in spans_of(trajectory, i)
     ) == len(trajectory.segments)
 
 
 def test_a_span_says_whose_tokens_they_are():
-    spans = spans_of(talk(([8, 9, 9], {"bridge": "truncated", "num_synthesised": 1}), None))
+    spans = spans_of(talk(([8, 9, 9], {"bridge": "truncated", "num_synthesized": 1}), None))
     assert [(s.kind, s.start, s.end, s.turn) for s in spans] == [
         ("prompt", 0, 2, -1), ("action", 2, 4, 0), ("close", 4, 5, 0), ("feedback", 5, 7, 0), ("action", 7, 9, 1),
     ]  # fmt: skip

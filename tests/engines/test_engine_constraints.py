@@ -135,14 +135,14 @@ async def test_a_token_is_forced_where_one_was_legal_or_only_the_end():
 
 async def test_an_end_that_only_the_server_knows_counts_as_the_end():
     other = 0  # <|endoftext|>
-    ended = Completion((*TOKENIZER.encode("a"), *TOKENIZER.encode("b"), other), stop_reason=other)
+    ended = Completion((*TOKENIZER.encode("a"), *TOKENIZER.encode("b"), other), matched_stop=other)
     found = await with_forced(ended, SamplingParams(structural_tag=constant("ab")), CONSTRAINER, "vLLM")
     assert found.forced == (1, 2)
 
 
 @pytest.mark.parametrize("reason", ["length", "stop"])
 async def test_tokens_that_no_grammar_allows_are_an_engine_error(reason):
-    wrong = Completion(tuple(TOKENIZER.encode("ac")), reason, stop_reason="c" if reason == "stop" else None)
+    wrong = Completion(tuple(TOKENIZER.encode("ac")), reason, matched_stop="c" if reason == "stop" else None)
     with pytest.raises(
         EngineError, match=r"http://x: expected tokens that the structural tag allows, got \d+ as token"
     ):

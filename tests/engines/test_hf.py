@@ -1,4 +1,4 @@
-"""HFEngine: what it samples, and that neighbours in the batch, turns, weights, cancels and crashes do not change it."""
+"""HFEngine: what it samples, and that neighbors in the batch, turns, weights, cancels and crashes do not change it."""
 
 import asyncio
 import sys
@@ -250,7 +250,7 @@ LONG = SamplingParams(max_tokens=60, seed=5)
 
 async def test_length_ends_at_max_tokens_and_at_the_context(engine: HFEngine) -> None:
     capped = await engine.generate(PROMPTS[0], SamplingParams(max_tokens=5, min_tokens=5), request_id="")
-    assert (len(capped.token_ids), capped.finish_reason, capped.stop_reason) == (5, "length", None)
+    assert (len(capped.token_ids), capped.finish_reason, capped.matched_stop) == (5, "length", None)
     prompt = list(range(50, 361)) + list(range(50, 250))
     last = await engine.generate(prompt, SamplingParams(max_tokens=99), request_id="")
     assert len(prompt) == 511
@@ -270,7 +270,7 @@ async def test_end_of_sequence_comes_before_length_and_stays_in_the_action(path:
         sampling = SamplingParams(temperature=0.0, max_tokens=first + 1)
         completion = await engine.generate(prompt, sampling, request_id="")
         assert completion.token_ids == action[: first + 1]
-        assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
+        assert (completion.finish_reason, completion.matched_stop) == ("stop", None)
     finally:
         await engine.close()
 
@@ -284,7 +284,7 @@ async def test_stop_token_ids_end_it_and_are_named(endless: HFEngine) -> None:
         sampling = replace(LONG, max_tokens=max_tokens, stop_token_ids=(383, stop_id))
         completion = await endless.generate(PROMPTS[3], sampling, request_id="")
         assert completion.token_ids == free.token_ids[:end]
-        assert (completion.finish_reason, completion.stop_reason) == ("stop", stop_id)
+        assert (completion.finish_reason, completion.matched_stop) == ("stop", stop_id)
 
 
 async def test_min_tokens_forbids_every_end_before_it(engine: HFEngine, reference: Any) -> None:
@@ -309,7 +309,7 @@ async def test_a_stop_string_keeps_the_token_that_completes_it(endless: HFEngine
             sampling = replace(LONG, max_tokens=max_tokens, stop=("never said", stop))
             completion = await endless.generate(PROMPTS[3], sampling, request_id="")
             assert completion.token_ids == free.token_ids[:end]
-            assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
+            assert (completion.finish_reason, completion.matched_stop) == ("stop", stop)
 
 
 async def test_stop_strings_need_a_tokenizer() -> None:

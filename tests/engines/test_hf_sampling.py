@@ -44,7 +44,7 @@ def test_tokens_are_as_frequent_as_their_reported_probabilities(sampling: Sampli
     ),
     st.one_of(st.just(0.0), st.just(1 - 2**-53), st.floats(0, 1, exclude_max=True)),
 )
-def test_a_row_does_not_depend_on_its_neighbours(values: list[float], sampling: SamplingParams, uniform: float) -> None:
+def test_a_row_does_not_depend_on_its_neighbors(values: list[float], sampling: SamplingParams, uniform: float) -> None:
     row = torch.tensor(values)
     others = [SamplingParams(temperature=0.0), SamplingParams(top_k=2), SamplingParams(temperature=3.0)]
     alone, score = draw(row[None], [sampling], [uniform], [()])

@@ -123,7 +123,7 @@ async def test_completions_endpoint_gives_tokens_logprobs_and_stop_reason():
         result = await ask(engine, temperature=0.5, max_tokens=9, stop=("</answer>",), seed=3)
     assert result.token_ids == (5, 6, 7)
     assert result.logprobs == (-0.5, -1.25, -2.0)
-    assert (result.finish_reason, result.stop_reason) == ("stop", "</answer>")
+    assert (result.finish_reason, result.matched_stop) == ("stop", "</answer>")
     (body,) = fake.bodies
     assert body["prompt"] == PROMPT
     assert (body["model"], body["return_token_ids"], body["logprobs"]) == ("the-model", True, 0)

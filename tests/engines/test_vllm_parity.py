@@ -85,7 +85,7 @@ def assert_same(ours, theirs):
     for one, other in zip(ours, theirs, strict=True):
         for left, right in zip(one, other, strict=True):
             assert left.token_ids == right.token_ids
-            assert (left.finish_reason, left.stop_reason) == (right.finish_reason, right.stop_reason)
+            assert (left.finish_reason, left.matched_stop) == (right.finish_reason, right.matched_stop)
             assert left.logprobs == pytest.approx(right.logprobs, abs=1e-3)
 
 
@@ -109,7 +109,7 @@ async def test_generations_end_at_the_same_stop_string(engines, min_tokens):
     sampling = SamplingParams(temperature=0.0, max_tokens=32, min_tokens=min_tokens, stop=("e", " a", "\n", "!"))
     hf, vllm = [await episodes(engine, sampling) for engine in engines]
     assert_same(hf, vllm)
-    assert {completion.stop_reason for each in hf for completion in each} & {"e", " a", "\n", "!"}
+    assert {completion.matched_stop for each in hf for completion in each} & {"e", " a", "\n", "!"}
 
 
 def rescore(model, prompt, token_ids, sampling):

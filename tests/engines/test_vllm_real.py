@@ -127,11 +127,11 @@ async def test_stop_token_string_and_length(engine, models):
     tokenizer = AutoTokenizer.from_pretrained(models[0])
     free = (await ask(engine)).token_ids
     by_id = await ask(engine, SamplingParams(temperature=0.0, max_tokens=24, stop_token_ids=(free[4],)))
-    assert (by_id.finish_reason, by_id.stop_reason, by_id.token_ids) == ("stop", free[4], free[:5])
+    assert (by_id.finish_reason, by_id.matched_stop, by_id.token_ids) == ("stop", free[4], free[:5])
     index = next(i for i in range(3, 20) if tokenizer.decode(free[i]).isascii() and free[i] not in free[:i])
     text = tokenizer.decode(free[index])
     by_text = await ask(engine, SamplingParams(temperature=0.0, max_tokens=24, stop=(text,)))
-    assert (by_text.finish_reason, by_text.stop_reason) == ("stop", text)
+    assert (by_text.finish_reason, by_text.matched_stop) == ("stop", text)
     assert by_text.token_ids == free[: len(by_text.token_ids)]
     assert text in tokenizer.decode(by_text.token_ids)
     assert len(by_text.logprobs) == len(by_text.token_ids)
@@ -257,9 +257,9 @@ async def test_http_returns_what_the_local_engine_returns(engine, server):
             here, there = await ask(engine, sampling), await ask(remote, sampling)
             assert there.token_ids == here.token_ids
             assert there.logprobs == pytest.approx(here.logprobs, abs=1e-5)
-            assert (there.finish_reason, there.stop_reason) == (here.finish_reason, here.stop_reason)
+            assert (there.finish_reason, there.matched_stop) == (here.finish_reason, here.matched_stop)
         stop = SamplingParams(temperature=0.0, max_tokens=24, stop_token_ids=(here.token_ids[0],))
-        assert (await ask(remote, stop)).stop_reason == (await ask(engine, stop)).stop_reason
+        assert (await ask(remote, stop)).matched_stop == (await ask(engine, stop)).matched_stop
     finally:
         await remote.close()
 

@@ -172,7 +172,7 @@ def show(name, report, started):
 
 def closes(trajectory, turn):
     """The tokens with which the loop closed a turn in the model's place."""
-    return range(turn.end, turn.end + turn.num_synthesised)
+    return range(turn.end, turn.end + turn.num_synthesized)
 
 
 async def test_turns_end_in_every_way_and_many_are_truncated(played):
@@ -181,7 +181,7 @@ async def test_turns_end_in_every_way_and_many_are_truncated(played):
     assert [each.error for each in trajectories if each.error] == []
     turns = [turn for each in trajectories for turn in each.turns]
     ends = Counter(
-        "length" if t.finish_reason == "length" else type(t.stop_reason).__name__ if t.stop_reason else "eos"
+        "length" if t.finish_reason == "length" else type(t.matched_stop).__name__ if t.matched_stop else "eos"
         for t in turns
     )
     bridges = Counter(turn.bridge for turn in turns)
@@ -207,7 +207,7 @@ async def test_recorded_ids_are_those_that_vllm_echoed(played):
     assert num_turns == len(heard)
 
 
-async def test_synthesised_closes_are_masked_and_flagged(played, config):
+async def test_synthesized_closes_are_masked_and_flagged(played, config):
     close = Chat(load_tokenizer(config.model)).template.close_ids
     num_cut = 0
     for trajectory in read_trajectories(played[0]):
@@ -218,8 +218,8 @@ async def test_synthesised_closes_are_masked_and_flagged(played, config):
             if turn.bridge is None:  # nothing followed
                 continue
             ended = segment.token_ids[turn.end - len(close) : turn.end].tolist() == list(close)
-            assert (turn.num_synthesised, turn.bridge) == ((0, "exact") if ended else (len(close), "truncated"))
-            assert segment.token_ids[turn.end : turn.end + turn.num_synthesised].tolist() == list(close) * (not ended)
+            assert (turn.num_synthesized, turn.bridge) == ((0, "exact") if ended else (len(close), "truncated"))
+            assert segment.token_ids[turn.end : turn.end + turn.num_synthesized].tolist() == list(close) * (not ended)
             for position in closes(trajectory, turn):
                 assert (segment.action_mask[position], segment.logprobs[position]) == (0, 0.0)
                 assert segment.policy_versions[position] == -1
@@ -280,7 +280,7 @@ async def test_tampered_record_is_found_by_vllm(engine, played, config):
 # --- scoring on vLLM ------------------------------------------------------------------------------------------------
 
 
-async def test_scores_do_not_depend_on_the_prefix_cache_or_on_neighbours(engine):
+async def test_scores_do_not_depend_on_the_prefix_cache_or_on_neighbors(engine):
     ids = [20 + (11 * i) % 480 for i in range(310)]
     first = await engine.score(ids)
     await engine.generate(ids, SamplingParams(max_tokens=4, temperature=0.0), request_id="warm/0")

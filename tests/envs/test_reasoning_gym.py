@@ -287,7 +287,7 @@ def test_it_is_found_by_name_and_as_an_openrlhf_file():
 # --- the rows that ship ---------------------------------------------------------------------------------------------
 
 
-def test_the_shipped_rows_are_two_of_each_dataset_with_their_licence():
+def test_the_shipped_rows_are_two_of_each_dataset_with_their_license():
     names = [row["dataset"] for row in rows()]
     assert (len(set(names)), {names.count(name) for name in names}) == (105, {2})
     assert len({row["id"] for row in rows()}) == len({row["prompt"][0]["content"] for row in rows()}) == 210

@@ -575,9 +575,9 @@ def test_closing_what_hangs_or_fails_holds_nothing_up(caplog):
     assert "OSError: gone" in caplog.text
 
 
-def test_scorers_and_judges_are_found_in_sums_and_routes_and_what_is_normalised():
+def test_scorers_and_judges_are_found_in_sums_and_routes_and_what_is_normalized():
     scorer, judge, own = Asked(), Resource(), Resource()
-    scored = {"normalised": {"reward": {"model": {"scorer": scorer}}}}
+    scored = {"normalized": {"reward": {"model": {"scorer": scorer}}}}
     env = RMChat({"sum": {"rm": scored, "other": {"route": {"a": "math", "b": own}},
                           "says": {"judge": {"judge": with_complete(judge)}}}})  # fmt: skip
     from agentenv.rewards.registry import reward_from

@@ -60,7 +60,7 @@ async def test_every_shipped_row_rewards_the_right_response_fully_and_the_wrong_
 
 def test_every_reward_that_needs_no_more_than_a_row_is_a_domain():
     assert set(reward_names()) - set(DOMAINS) == {
-        "judge", "judge_score", "rubric", "model", "normalised", "overlong",
+        "judge", "judge_score", "rubric", "model", "normalized", "overlong",
     }  # fmt: skip
     assert set(DOMAINS) <= set(reward_names())
 

@@ -210,7 +210,7 @@ def test_invariant_07_where_a_template_rewrites_history_all_from_the_close_on_is
     assert bridge.ids
     assert whole[-len(bridge.ids) :] == bridge.ids
     if bridge.kind == "truncated" and chat.template.close_ids and not num_results:  # a call may end otherwise
-        assert tuple(bridge.ids[: bridge.num_synthesised]) == chat.template.close_ids
+        assert tuple(bridge.ids[: bridge.num_synthesized]) == chat.template.close_ids
 
 
 @st.deferred
@@ -235,14 +235,14 @@ def test_invariant_08_there_is_one_close_between_an_action_and_the_next_header(p
         action, feedback = ids[turn.start : turn.end], ids[start:end]
         tail = played.chat.reply(close, as_messages(turn.result.observation))
         assert feedback[len(feedback) - len(tail) :] == tail
-        assert turn.num_synthesised == len(feedback) - len(tail)
+        assert turn.num_synthesized == len(feedback) - len(tail)
         if is_tool:
             continue  # calls may end in another way than text
         assert [*action, *feedback[: len(feedback) - len(tail)]][-1:] in ([close[-1]], action[-1:])
         missing = {"exact": 0, "truncated": len(close), "foreign-terminator": 0, "non-canonical-close": 0}
         missing["partial-close"] = len(close) - common(action, close)
         missing["role-marker-mismatch"] = len(close)
-        assert turn.num_synthesised == missing[turn.bridge]
+        assert turn.num_synthesized == missing[turn.bridge]
         whole = common(action, close) == len(close)
         assert (turn.bridge == "exact", turn.bridge == "partial-close") == (
             whole,
@@ -268,7 +268,7 @@ def test_invariants_01_and_09_prompts_only_grow_and_what_closes_a_turn_for_the_m
         sofar = array("i", before.prompt_token_ids + completion.token_ids).tobytes()
         assert array("i", after.prompt_token_ids).tobytes().startswith(sofar)
     for turn, start, end in followed(played):
-        segment, close = segment_of(played, turn), range(start, start + turn.num_synthesised)
+        segment, close = segment_of(played, turn), range(start, start + turn.num_synthesized)
         assert close.stop <= end
         assert not any(segment.action_mask[i] for i in range(start, end))
         assert all(segment.logprobs[i] == 0.0 for i in range(start, end))
@@ -312,7 +312,7 @@ def test_invariant_11_several_messages_have_one_generation_prompt_behind_the_las
     for num in range(1, len(new)):
         if chat.template.close_ids and new[num]["role"] != "tool":
             second = chat.bridge([], new[num:])
-            assert second.num_synthesised == len(chat.template.close_ids)
+            assert second.num_synthesized == len(chat.template.close_ids)
 
 
 def squeezed(chat, ids):

@@ -255,14 +255,14 @@ def test_dataclasses_with_postponed_annotations_and_pickles_work_in_a_file(tmp_p
     assert pickle.loads(pickle.dumps(module.State(x=2))) == module.State(x=2)
 
 
-def test_a_file_may_import_its_neighbour_and_hides_no_module_of_others(tmp_path):
+def test_a_file_may_import_its_neighbor_and_hides_no_module_of_others(tmp_path):
     write(tmp_path / "site/installed_for_loading.py", "VALUE = 'installed'\n")
     sys.path.insert(0, str(tmp_path / "site"))
     write(tmp_path / "own/installed_for_loading.py", "VALUE = 'hidden by accident'\n")
-    write(tmp_path / "own/neighbour_of_loading.py", "VALUE = 'neighbour'\n")
-    text = "import installed_for_loading, neighbour_of_loading\n"
+    write(tmp_path / "own/neighbor_of_loading.py", "VALUE = 'neighbor'\n")
+    text = "import installed_for_loading, neighbor_of_loading\n"
     module = load_file(write(tmp_path / "own/file.py", text))
-    assert module.neighbour_of_loading.VALUE == "neighbour"
+    assert module.neighbor_of_loading.VALUE == "neighbor"
     assert module.installed_for_loading.VALUE == "installed"
 
 
@@ -340,7 +340,7 @@ class AgentExecutor({base}):
 
 
 @pytest.mark.parametrize("base", ["AgentExecutorBase", "MultiTurnAgentExecutor"])
-async def test_an_openrlhf_file_runs_with_its_dataclass_and_its_neighbour(tmp_path, base):
+async def test_an_openrlhf_file_runs_with_its_dataclass_and_its_neighbor(tmp_path, base):
     write(tmp_path / "my_grader_of_loading.py", "def grade(action, label):\n    return action == label\n")
     func = load_agent_func(write(tmp_path / f"{base}.py", AGENT_FUNC.format(base=base)))
     trajectory = await episode(func, actions=("6", "7"))

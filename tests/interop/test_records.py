@@ -38,7 +38,7 @@ def golden():
     first = Completion((10, 11), "length", logprobs=(-0.5, -0.25), policy_versions=(3, 4))
     trajectory.append_turn(first, "10 11", generate_s=2.0)
     trajectory.set_result(StepResult("3", reward=0.5), step_s=1.0)
-    trajectory.append_observation([90, 3], bridge="truncated", num_synthesised=1)
+    trajectory.append_observation([90, 3], bridge="truncated", num_synthesized=1)
     trajectory.append_turn(Completion((12, 13), logprobs=(-1.0, -2.0), policy_version=4), "12", generate_s=2.0)
     trajectory.set_result(StepResult("4", reward=1.0), step_s=1.0)
     trajectory.append_observation([4], bridge="text")
@@ -220,7 +220,7 @@ def append_reply(trajectory, draw):
         case "text":
             trajectory.append_observation(draw(IDS), bridge="text")
         case "close":
-            trajectory.append_observation([90, *draw(IDS)], bridge="truncated", num_synthesised=1)
+            trajectory.append_observation([90, *draw(IDS)], bridge="truncated", num_synthesized=1)
         case "segment":
             trajectory.open_segment(draw(IDS))
 

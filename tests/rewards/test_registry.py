@@ -25,7 +25,7 @@ NEEDED = {
     "judge_score": None,
     "rubric": None,
     "model": None,  # of what?
-    "normalised": {"reward": "math"},
+    "normalized": {"reward": "math"},
 }
 """Options without which there is no such reward."""
 
@@ -134,7 +134,7 @@ WRONG = {
         {"shift": math.nan}, {"scale": 0.0}, {"scale": True}, {"clip": (1.0, 1.0)}, {"clip": 5.0}, {"clip": (1.0,)},
         {"score": (0.0, 0.0)}, {"part": "thought"}, {"clip": (-1.0, 1.0), "no_answer": 2.0}, {"text_prompt": "chat"},
     )],
-    "normalised": [{"reward": "math"} | wrong for wrong in (
+    "normalized": [{"reward": "math"} | wrong for wrong in (
         {"kind": "mean"}, {"clip": 0.0}, {"half_life": 0.5}, {"calibration": "1,2"}, {"calibration": [1.0, math.nan]},
         {"kind": "fixed", "calibration": [2.0, 2.0]},
     )],

@@ -138,7 +138,7 @@ def test_openrlhfs_feedback_stays_raw_where_its_author_wrote_it_so(place, feedba
     assert run("--max_tokens", 2, *more, source=("--agent_func_path", "func.py")) == 0
     trajectory = episode()
     assert {turn.bridge for turn in trajectory.turns[:2]} == {bridge}
-    assert all(turn.num_synthesised == (1 if bridge == "truncated" else 0) for turn in trajectory.turns[:2])
+    assert all(turn.num_synthesized == (1 if bridge == "truncated" else 0) for turn in trajectory.turns[:2])
 
 
 def test_the_kinds_of_joints_are_counted(place, capsys):

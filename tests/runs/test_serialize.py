@@ -106,7 +106,7 @@ def trajectories(draw):
             if draw(st.booleans()):
                 reply = draw(st.lists(ids, max_size=4))
                 kind, num = draw(st.sampled_from(get_args(BridgeKind))), draw(st.integers(0, len(reply)))
-                trajectory.append_observation(reply, bridge=kind, num_synthesised=num, cut=draw(st.booleans()))
+                trajectory.append_observation(reply, bridge=kind, num_synthesized=num, cut=draw(st.booleans()))
             trajectory.set_result(replace(draw(results), truncated=False), draw(st.floats(0, 9)))
     if trajectory.turns and draw(st.booleans()):
         trajectory.turns[-1] = replace(trajectory.turns[-1], result=None)

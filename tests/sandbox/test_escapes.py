@@ -494,31 +494,31 @@ if os.getpid() != reply['pid']:
     tried('signal', lambda: os.kill(reply['pid'], 9))
 print(found)
 """
-NEIGHBOUR = """
+NEIGHBOR = """
 import ctypes, json, os, socket, time
 open('mark', 'w').write('theirs')
 libc = ctypes.CDLL(None)
 libc.syscall(29, 4711, 1, 0o1666)
 try:
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind('\\0mark-of-a-neighbour')
+    listener.bind('\\0mark-of-a-neighbor')
     listener.listen()
 except OSError:
     pass
-os.write(3, json.dumps({'cwd': os.getcwd(), 'pid': os.getpid(), 'mark': 'mark-of-a-neighbour'}).encode())
+os.write(3, json.dumps({'cwd': os.getcwd(), 'pid': os.getpid(), 'mark': 'mark-of-a-neighbor'}).encode())
 time.sleep(60)
 """
 
 
 @pytest.mark.long
 async def test_two_programs_at_a_time_do_not_meet(sandbox):
-    neighbour = await sandbox.start(NEIGHBOUR)
+    neighbor = await sandbox.start(NEIGHBOR)
     try:
-        reply = await neighbour.receive()
+        reply = await neighbor.receive()
         spied = await sandbox.run(SPY, stdin=reply + b"\n")
         assert (spied.status, spied.stdout) == (ExecStatus.OK, "[]\n"), spied
     finally:
-        ended = await neighbour.kill()
+        ended = await neighbor.kill()
     assert ended.status is not ExecStatus.OK
 
 

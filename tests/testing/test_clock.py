@@ -378,7 +378,7 @@ def test_ten_thousand_episodes_with_latencies_take_seconds():
     assert 0.6 < sum(trajectory.reward for trajectory in simulation.trajectories) / 10_000 < 0.73
     assert 100 < simulation.elapsed_s < 130  # 10,000 times about 2.77 s, 256 at a time
     assert sum(simulation.durations_s) > 7 * 3600
-    assert 0.7 < simulation.utilisation < 0.9
+    assert 0.7 < simulation.utilization < 0.9
     assert simulation.longest_stall_s == 0.0
 
 
@@ -404,7 +404,7 @@ def test_figures_of_a_simulation_that_can_be_counted_by_hand():
     assert simulation.durations_s == (5, 5, 5, 5)
     assert simulation.generating_s == 8
     assert simulation.mean_generating == 0.8
-    assert simulation.utilisation == 0.4
+    assert simulation.utilization == 0.4
     assert simulation.longest_stall_s == 3
     assert (simulation.num_generations, simulation.most_generating) == (4, 2)
     assert (simulation.duration_s(0.0), simulation.duration_s(0.5), simulation.duration_s(1.0)) == (5, 5, 5)

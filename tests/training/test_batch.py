@@ -174,7 +174,7 @@ def test_every_action_token_is_in_one_micro_batch_and_the_place_before_it_predic
         assert [micro.sequences[s] for s in micro.sequence_n] == batch.sequence_N[micro.index_n].tolist()
 
 
-def test_padding_is_marked_and_rows_are_neighbours_by_length():
+def test_padding_is_marked_and_rows_are_neighbors_by_length():
     batch = build([episode([(n, 0.0)]) for n in (1, 7, 2, 6)])
     first, second = micro_batches(batch, max_places=20, packed=False, pad_token_id=39)
     assert (first.sequences, second.sequences) == ((1, 3), (2, 0))

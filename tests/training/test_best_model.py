@@ -112,10 +112,10 @@ def test_a_full_disk_keeps_the_old_model_and_says_so(tmp_path):
 )
 def test_it_stops_after_so_many_evaluations_that_are_not_better_than_the_best(tmp_path, scores, stops):
     early_stop = EarlyStop.parse("eval/score:2")
-    assert bool(evaluated(BestModel(tmp_path, early_stop=early_stop), *scores).stop_reason) == stops
-    assert not evaluated(BestModel(tmp_path), *scores).stop_reason
+    assert bool(evaluated(BestModel(tmp_path, early_stop=early_stop), *scores).end_reason) == stops
+    assert not evaluated(BestModel(tmp_path), *scores).end_reason
     lines = [{"step": step, "eval/score": score} for step, score in enumerate(scores)]
-    assert bool(BestModel(tmp_path, lines, early_stop).stop_reason) == stops, "a resumed training knows"
+    assert bool(BestModel(tmp_path, lines, early_stop).end_reason) == stops, "a resumed training knows"
 
 
 def test_a_metric_that_evaluations_do_not_have_is_an_error_that_names_theirs(tmp_path):
@@ -134,12 +134,12 @@ def test_an_evaluation_without_the_metric_is_no_improvement_and_before_its_first
     best = BestModel(tmp_path, early_stop=EarlyStop(metric, 2))
     for step in range(4):
         assert not best.add(step, {"eval/num_failed": 0.0})
-    assert best.stop_reason == ""
+    assert best.end_reason == ""
     evaluated(best, 0.4, first=4, key=f"eval/{metric}")
     assert not best.add(5, {"eval/num_failed": 0.0})
-    assert best.stop_reason == ""
+    assert best.end_reason == ""
     assert not best.add(6, {"eval/num_failed": 0.0})
-    assert "best at step 4, with 0.400, and 2 evaluations since are not better" in best.stop_reason
+    assert "best at step 4, with 0.400, and 2 evaluations since are not better" in best.end_reason
     assert kept(tmp_path) == 4
 
 

@@ -200,7 +200,7 @@ def test_only_what_was_cut_short_is_worth_something_after_its_newest_segment():
     assert experience.bootstrap(cut, after_S).tolist() == [4.0]
 
 
-# --- the optimiser ----------
+# --- the optimizer ----------
 
 
 def test_learning_rates_end_where_their_names_say():

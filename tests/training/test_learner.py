@@ -35,7 +35,7 @@ def same(one, two):
 
 
 class Gradients(Learner):
-    """Keeps the gradients of each optimiser step, and changes nothing."""
+    """Keeps the gradients of each optimizer step, and changes nothing."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -248,13 +248,13 @@ def test_empty_batches_are_not_training(path):
 
 def test_a_step_is_whole_when_it_is_reported_and_not_before(path, monkeypatch):
     learner = learner_of(path)
-    monkeypatch.setattr("agentenv.training.learner.learner.mismatch", lambda *_: 1 / 0)  # after the optimiser's step
+    monkeypatch.setattr("agentenv.training.learner.learner.mismatch", lambda *_: 1 / 0)  # after the optimizer's step
     with pytest.raises(ZeroDivisionError):
         learner.train_step(batch_of())
     assert (learner.num_steps, learner.step_completed) == (0, False)
 
 
-def test_later_optimiser_steps_are_held_against_the_policy_before_the_first(path):
+def test_later_optimizer_steps_are_held_against_the_policy_before_the_first(path):
     learner = learner_of(path, max_epochs=3, actor_learning_rate=0.05)
     old_N = learner._score_batch(batch_of(), Totals(), several=True).logprobs_N
     metrics = learner.train_step(batch_of())

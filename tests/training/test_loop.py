@@ -242,7 +242,7 @@ async def test_a_resume_removes_the_episodes_of_later_evaluations_and_of_one_tha
     assert steps() == ["0", "1", "2", "3"]
     kept = list(read_trajectories(tmp_path / "eval"))
     with (tmp_path / "eval/trajectories.jsonl").open("ab") as file:
-        file.write(b'{"v":2,"crc":"torn')
+        file.write(b'{"v":3,"crc":"torn')
     cut_evaluations(tmp_path, 1)
     assert steps() == ["0", "1"]
     keep_evaluation(tmp_path, 2, [replace(kept[0], group_id="held0", episode_id="held0/0")])

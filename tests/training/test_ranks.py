@@ -117,7 +117,7 @@ SETTINGS = {
     "odd number of micro-batches": {"micro_train_batch_size": 1},
     "packed": {"packing_samples": True, "micro_train_batch_size": 2},
     "packed by tokens": {"packing_samples": True, "use_dynamic_batch": True, "train_max_tokens_per_gpu": 20},
-    "several optimiser steps": {"max_epochs": 2, "train_batch_size": 2, "policy_loss_type": "gspo"},
+    "several optimizer steps": {"max_epochs": 2, "train_batch_size": 2, "policy_loss_type": "gspo"},
     "gae": {"advantage_estimator": "gae", "lambd": 0.9},
     "kl in the loss": {"init_kl_coef": 0.1, "use_kl_loss": True, "entropy_loss_coef": 0.05},
     "kl in the reward": {"init_kl_coef": 0.1, "micro_train_batch_size": 1},

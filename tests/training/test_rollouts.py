@@ -253,7 +253,7 @@ async def test_samples_that_a_lower_bound_makes_too_old_are_sampled_again():
 async def test_a_batch_that_was_put_back_is_handed_out_again():
     rollouts = make_rollouts(make_tasks("x" * 6))
     taken = ids(await rollouts.take())
-    rollouts.put_back()
+    rollouts.requeue()
     assert ids(await rollouts.take()) == taken
     await rollouts.close()
 
@@ -261,7 +261,7 @@ async def test_a_batch_that_was_put_back_is_handed_out_again():
 async def test_a_batch_that_was_given_up_makes_room_for_another():
     rollouts = make_rollouts(make_tasks("x" * 6), num_batches=2)
     taken = ids(await rollouts.take())
-    rollouts.give_up()
+    rollouts.discard()
     others = ids(await asyncio.wait_for(rollouts.take(), 60))
     assert len(others) == len(taken)
     assert not set(others) & set(taken)

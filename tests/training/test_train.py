@@ -186,7 +186,7 @@ ALGORITHMS = {
     "dual clip": (OFF_POLICY, "--dual_clip 1.001", {}),
     "two clip ranges": (OFF_POLICY, "--eps_clip_low_high 0.01 0.02", {"clip_ratio": positive}),
     "entropy": ("", "--entropy_loss_coef 0.1", {"entropy": positive}),
-    "several optimiser steps": ("", "--max_epochs 2 --train_batch_size 4", {"num_optimizer_steps": (4.0).__eq__}),
+    "several optimizer steps": ("", "--max_epochs 2 --train_batch_size 4", {"num_optimizer_steps": (4.0).__eq__}),
     "credit of whole episodes": ("--advantage_estimator reinforce", "--credit episode --gamma 0.9", {}),
     "overlong": (DISCOUNTED, "--overlong_buffer_len 4", {}),
     "schedule": ("", "--lr_scheduler cosine", {"learning_rate": (1e-2).__gt__}),

@@ -374,10 +374,10 @@ class HFEngine(Engine):
             return False
         return True
 
-    def _finish(self, request: GenerationJob, reason: FinishReason, stop_reason: int | str | None) -> None:
+    def _finish(self, request: GenerationJob, reason: FinishReason, matched_stop: int | str | None) -> None:
         versions = tuple(request.policy_versions)
         completion = Completion(
-            tuple(request.token_ids[request.num_prompt :]), reason, stop_reason,
+            tuple(request.token_ids[request.num_prompt :]), reason, matched_stop,
             logprobs=tuple(request.logprobs),
             policy_versions=versions if len(set(versions)) > 1 else (), policy_version=versions[-1],
             num_cached_tokens=request.num_cached,

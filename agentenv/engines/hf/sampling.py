@@ -2,7 +2,7 @@
 
 Shapes: B rows, V tokens of the vocabulary. The conventions are vLLM 0.32's with `logprobs_mode=processed_logprobs`
 (vllm/v1/sample/sampler.py, ops/topk_topp_sampler.py): log-probabilities are taken after temperature and truncation,
-renormalised, in float32; greedy rows report the plain log-softmax, as if at temperature 1 and without truncation.
+renormalized, in float32; greedy rows report the plain log-softmax, as if at temperature 1 and without truncation.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Shapes: N slots, B rows of one forward, T new tokens of a row (left-padded), L columns of a slot, K columns that a
 forward reads, H heads, D width of a head. Position p of a sequence lives in column p of its slot; column L, which
 nothing reads, takes what padding would write. So rows of any length share a forward, nothing is shifted or copied as
-they grow, and a row's result does not depend on its neighbours.
+they grow, and a row's result does not depend on its neighbors.
 """
 
 from __future__ import annotations

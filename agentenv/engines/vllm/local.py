@@ -262,7 +262,7 @@ class VLLMEngine(Engine):
         await self._llm.pause_generation(mode="keep", clear_cache=True)
         try:
             if self._half_updated:
-                await self._llm.collective_rpc("agentenv_give_up_update")
+                await self._llm.collective_rpc("agentenv_abort_update")
             await self._llm.start_weight_update()
             await self._llm.update_weights(WeightTransferUpdateRequest({"pickled": offer.pickled}))
             await self._llm.finish_weight_update()

@@ -91,15 +91,15 @@ def completion_of(answer: dict[str, Any], prompt: list[int]) -> Completion:
             raise EngineError(
                 f"The server's answer: expected a finish_reason, got {brief_json(choice.get('finish_reason'))}."
             )
-        stop_reason = choice.get("stop_reason")
-        if stop_reason is not None and not isinstance(stop_reason, str):
-            stop_reason = whole(stop_reason, "stop_reason")
+        matched_stop = choice.get("stop_reason")
+        if matched_stop is not None and not isinstance(matched_stop, str):
+            matched_stop = whole(matched_stop, "stop_reason")
         details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         num_cached = details.get("cached_tokens")
         return Completion(
             token_ids=token_ids,
             finish_reason=choice["finish_reason"],
-            stop_reason=stop_reason,
+            matched_stop=matched_stop,
             logprobs=_logprobs(choice, token_ids),
             num_cached_tokens=0 if num_cached is None else whole(num_cached, "cached_tokens"),
         )
@@ -246,7 +246,7 @@ def completion_of_output(out: Any, prompt: list[int], policy_version: int) -> Co
     return Completion(
         token_ids=token_ids,
         finish_reason=output.finish_reason,
-        stop_reason=output.stop_reason,
+        matched_stop=output.stop_reason,
         logprobs=_own(flat, token_ids),
         num_cached_tokens=out.num_cached_tokens or 0,
         **versions_of(spans, len(token_ids), default=policy_version),

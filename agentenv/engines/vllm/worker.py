@@ -154,7 +154,7 @@ class WorkerExtension:
             return self.device.type
         return str(torch.cuda.get_device_properties(self.device).uuid)
 
-    def agentenv_give_up_update(self) -> None:
+    def agentenv_abort_update(self) -> None:
         """Discard a failed update, so that the next one starts clean."""
         finalize_layerwise_reload(self.model_runner.get_model(), self.model_runner.model_config)
         self._weight_update_active = False

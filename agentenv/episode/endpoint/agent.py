@@ -231,7 +231,7 @@ class _Run:
             if error is not None and self.session.num_calls == 0 and self.session.refusals:
                 error = replace(error, message=f"{error.message.rstrip()} ({self.session.last_refusal})")
             if error is None and self.stop_reason not in (None, StopReason.TRUNCATED_BY_ENV):
-                error = await self._guarded(self._last_word())
+                error = await self._guarded(self._closing_result())
         finally:
             self.session.is_closed = True
             await self._guarded(self._close())
@@ -272,7 +272,7 @@ class _Run:
         if self.result.truncated:
             self.stop_reason = StopReason.TRUNCATED_BY_ENV
 
-    async def _last_word(self) -> None:
+    async def _closing_result(self) -> None:
         self.progress.stage, self.session.is_closed = Stage.ON_TRUNCATE, True
         ask = getattr(self.agent, "on_truncate", None)
         if ask is None:

@@ -485,7 +485,7 @@ class Session:
         self, completion: Completion, action: str, parsed: ParsedAction | None, *, is_json: bool
     ) -> dict[str, Any]:
         """Return the answer for the agent: without the stop string, and with separate reasoning if requested."""
-        text, stop = action, completion.stop_reason
+        text, stop = action, completion.matched_stop
         if isinstance(stop, str) and stop in text and not (parsed and parsed.items):
             text = text[: text.rfind(stop)]
         separate = self.options.reasoning_content or is_json

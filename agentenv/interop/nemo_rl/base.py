@@ -92,7 +92,7 @@ class Environment:
         rows = await asyncio.gather(*map(self._row, logs, metadata), return_exceptions=True)
         errors = {index: row for index, row in enumerate(rows) if isinstance(row, BaseException)}
         if errors and self._on_failure == "raise":
-            await self._give_up([row for row in rows if isinstance(row, StepRow)])
+            await self._end_unfinished([row for row in rows if isinstance(row, StepRow)])
             error = batch_failure(errors, len(rows))
             raise error from next(iter(errors.values()))
         return [self._failed(row) if isinstance(row, BaseException) else row for row in rows]
@@ -103,7 +103,7 @@ class Environment:
     def _failed(self, error: BaseException) -> StepRow:
         return StepRow(f"Environment: failed: {type(error).__name__}", float("nan"), terminated=True)
 
-    async def _give_up(self, rows: Sequence[StepRow]) -> None:
+    async def _end_unfinished(self, rows: Sequence[StepRow]) -> None:
         """Release rows to which NeMo RL will not return."""
 
     async def _close(self) -> None:

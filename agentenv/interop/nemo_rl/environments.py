@@ -167,7 +167,7 @@ class AgentEnvironment(Environment):
         parts = dict.fromkeys((*self._parts, "rest"), float("nan")) if self._parts else {}
         return StepRow(f"Environment: failed: {type(error).__name__}", float("nan"), terminated=True, parts=parts)
 
-    async def _give_up(self, rows: Sequence[StepRow]) -> None:
+    async def _end_unfinished(self, rows: Sequence[StepRow]) -> None:
         ids = [row.metadata[ID] for row in rows if row.metadata is not None]
         await asyncio.gather(*map(self._sessions.forget, ids))
 

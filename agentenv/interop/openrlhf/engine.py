@@ -127,7 +127,7 @@ def _completion(out: Any, prompt: list[int]) -> Completion:
     return Completion(
         token_ids=token_ids,
         finish_reason=output.finish_reason,
-        stop_reason=getattr(output, "stop_reason", None),
+        matched_stop=getattr(output, "stop_reason", None),
         logprobs=logprobs,
         num_cached_tokens=getattr(out, "num_cached_tokens", None) or 0,
         **versions_of(spans, len(token_ids), default=0),
@@ -290,7 +290,7 @@ class LLMEngine(Engine):
         if completion.logprobs is not None:
             logprobs = [{i: Logprob(value)} for i, value in zip(ids, completion.logprobs, strict=True)]
         text = self._chat.action_text(ids)
-        output = CompletionOutput(ids, text, logprobs, completion.finish_reason, completion.stop_reason)
+        output = CompletionOutput(ids, text, logprobs, completion.finish_reason, completion.matched_stop)
         return RequestOutput(request_id, prompt, [output])
 
     async def _sample(

@@ -199,7 +199,7 @@ class GroupGatherer:
         group.members[mine] = response
         if group.timer is not None:
             group.timer.cancel()
-        group.timer = loop.call_later(self._wait_s, self._give_up_waiting, key, group)
+        group.timer = loop.call_later(self._wait_s, self._end_waiting, key, group)
         self._judge_if_complete(key, group)
         try:
             return await mine
@@ -214,7 +214,7 @@ class GroupGatherer:
         if len(group.members) >= group.size:
             self._judge(key, group)
 
-    def _give_up_waiting(self, key: Hashable, group: _GatheredGroup) -> None:
+    def _end_waiting(self, key: Hashable, group: _GatheredGroup) -> None:
         shown = len(group.members), group.size, key, self._wait_s
         logger.warning("%d of %d samples of %s arrived, the last %g s ago; judging without the others", *shown)
         self._judge(key, group)

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-4
 """Largest change of a score with its batch, in float32; relative for scores above 1."""
 _SHOWN_TOKENS = 8
-_QUESTIONS = ("What is 12 + 30?", "Name a colour.", "Is it safe to look into the sun?", "Write a line about rain.")
+_QUESTIONS = ("What is 12 + 30?", "Name a color.", "Is it safe to look into the sun?", "Write a line about rain.")
 _ANSWERS = (
-    "42.", "It is 41, I think", "Blue, which is the colour of a clear sky at noon, and of much of the sea below it.",
+    "42.", "It is 41, I think", "Blue, which is the color of a clear sky at noon, and of much of the sea below it.",
     "No. Looking into the sun harms your eyes within seconds; use a projection or a proper filter instead.",
 )  # fmt: skip
 

@@ -4,7 +4,7 @@ Legend: B sequences, T tokens of the longest, D width.
 
 transformers pools the last token that is not `config.pad_token_id`: where that is the EOS too, as in many chat models,
 a text that ends with EOS is scored without it, mask or no mask; and where there is none, batches are refused. Here the
-position comes from the lengths alone, so no token's value and no neighbour in the batch changes a score.
+position comes from the lengths alone, so no token's value and no neighbor in the batch changes a score.
 """
 
 from __future__ import annotations

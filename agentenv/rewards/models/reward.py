@@ -26,7 +26,7 @@ class ModelReward:
 
     Args:
         scorer: the reward model, which the caller closes; or settings of `open_scorer`: `{"rm": "hf:PATH", …}`.
-        shift: added first; `shift=-mean, scale=1 / std` normalises as OpenRLHF's reward models do.
+        shift: added first; `shift=-mean, scale=1 / std` normalizes as OpenRLHF's reward models do.
         scale: multiplied with then; not 0.
         clip: lowest and highest reward, or None.
         score: (middle, width) of the raw value's sigmoid, `1 / (1 + exp(-(value - middle) / width))`, which becomes the

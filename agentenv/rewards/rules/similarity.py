@@ -55,7 +55,7 @@ def exact(answer: str, reference: str) -> float:
     return float(answer.strip() == reference.strip())
 
 
-def normalised_exact(answer: str, reference: str) -> float:
+def normalized_exact(answer: str, reference: str) -> float:
     """Return 1.0 for the same words, see `normalize`."""
     return float(normalize(answer) == normalize(reference))
 
@@ -91,7 +91,7 @@ def char_ngram(answer: str, reference: str, size: int = 3) -> float:
 
 METRICS: dict[str, Callable[[str, str], float]] = {
     "exact": exact,
-    "normalised_exact": normalised_exact,
+    "normalized_exact": normalized_exact,
     "token_f1": token_f1,
     "rouge_l": rouge_l,
     "edit": edit_ratio,

@@ -189,7 +189,7 @@ class LastingStream:
         try:
             return self._stream.write(text)
         except OSError:
-            self._give_up()
+            self._stop_display()
             return len(text)
 
     def flush(self) -> None:
@@ -197,9 +197,9 @@ class LastingStream:
         try:
             self._stream.flush()
         except OSError:
-            self._give_up()
+            self._stop_display()
 
-    def _give_up(self) -> None:
+    def _stop_display(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._stream.fileno())

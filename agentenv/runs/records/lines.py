@@ -1,6 +1,6 @@
 """Trajectories as JSON values and as lines of `trajectories.jsonl`, and back.
 
-A line is `{"v":2,"crc":"0a1b2c3d","episode":{…}}`: plain JSON in ASCII. `v` is the schema version, `crc` is
+A line is `{"v":3,"crc":"0a1b2c3d","episode":{…}}`: plain JSON in ASCII. `v` is the schema version, `crc` is
 `zlib.crc32(bytes of the episode's value, v)` in hexadecimal, so that a flipped bit anywhere in the line shows.
 """
 
@@ -21,7 +21,7 @@ from agentenv.core.trajectory import NO_VERSION, EpisodeError, Segment, Trajecto
 from agentenv.core.types import Answer, SamplingParams, StepResult, StopReason, Task
 from agentenv.errors import DataError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of every line and of `config.json`. Readers refuse all others."""
 MAX_LINE_BYTES = 1 << 28
 """Maximum number of bytes of a line, which bounds the memory of a reader."""
@@ -74,9 +74,9 @@ def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _turn_to_dict(turn: Turn) -> dict[str, Any]:
-    names = ("segment", "start", "end", "action", "finish_reason", "stop_reason")
+    names = ("segment", "start", "end", "action", "finish_reason", "matched_stop")
     numbers = ("generate_s", "step_s", "num_cached_tokens", "num_retries", "began_s")
-    reply = ("bridge", "num_synthesised", "observation_cut")
+    reply = ("bridge", "num_synthesized", "observation_cut")
     values: dict[str, Any] = {name: getattr(turn, name) for name in names + numbers + reply}
     if turn.answer is not None:
         values["answer"] = jsonable(asdict(turn.answer))

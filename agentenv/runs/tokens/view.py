@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-_TITLES = {"prompt": "prompt", "action": "action", "close": "synthesised close", "feedback": "feedback"}
+_TITLES = {"prompt": "prompt", "action": "action", "close": "synthesized close", "feedback": "feedback"}
 _STYLES = {"prompt": "blue", "action": "green", "close": "black on yellow", "feedback": "cyan"}
 _SHADES = ("green", "bright_green", "yellow", "dark_orange", "red")
 """Colors of action tokens by log-probability: above -0.1, -1, -3, -6, and below."""
@@ -162,13 +162,13 @@ def _span_to_json(
     }
     if turn is not None and span.kind == "action":
         result = turn.result
-        values["finish_reason"], values["stop_reason"] = turn.finish_reason, turn.stop_reason
+        values["finish_reason"], values["matched_stop"] = turn.finish_reason, turn.matched_stop
         values["reward"], values["score"] = (None, None) if result is None else (result.reward, result.score)
         logprobs = segment.logprobs[span.start : end]
         values["logprobs"] = [float(f"{value:.9g}") if math.isfinite(value) else None for value in logprobs]
         values["policy_versions"] = segment.policy_versions[span.start : end].tolist()
     elif turn is not None:
-        values["bridge"], values["num_synthesised"] = turn.bridge, turn.num_synthesised
+        values["bridge"], values["num_synthesized"] = turn.bridge, turn.num_synthesized
         values["observation_cut"] = turn.observation_cut
     return values
 
@@ -199,7 +199,7 @@ def episode_view(
 ) -> RenderableType:
     """Return an episode for a rich console: a block with a header for each span, in color if the console has any.
 
-    Without color, an added token is in ‹ › and a synthesised close in ⟦ ⟧. ↵ is a newline, · a space at the beginning
+    Without color, an added token is in ‹ › and a synthesized close in ⟦ ⟧. ↵ is a newline, · a space at the beginning
     of a token, ⇥ a tab, and ⋯ a token with bytes of a character that a later token completes; other invisible
     characters are escaped. With `logprobs`, the tokens of actions are shaded and listed in a table. At most
     `max_tokens` of a span are shown, half from its beginning and half from its end.
@@ -304,9 +304,9 @@ def _span_line(trajectory: Trajectory, segment: Segment, span: Span, texts: Sequ
     parts.append(f"tokens [{span.start}, {span.end}) = {span.end - span.start}")
     if turn is not None and span.kind == "action":
         parts.append(f"finish {turn.finish_reason}")
-        if turn.stop_reason is not None:
-            last = turn.stop_reason == segment.token_ids[turn.end - 1]
-            stop = texts[turn.end - 1] if last else turn.stop_reason
+        if turn.matched_stop is not None:
+            last = turn.matched_stop == segment.token_ids[turn.end - 1]
+            stop = texts[turn.end - 1] if last else turn.matched_stop
             parts.append(f"stop reason {visible(str(stop)).replace(chr(10), '')}")
         logprobs = segment.logprobs[turn.start : turn.end]
         parts.append(f"mean log-prob {number_text(math.fsum(logprobs) / len(logprobs))}")
@@ -315,8 +315,8 @@ def _span_line(trajectory: Trajectory, segment: Segment, span: Span, texts: Sequ
             parts.append(f"score {number_text(turn.result.score)}")
     elif turn is not None:
         parts.append(f"bridge {turn.bridge or 'none'}")
-        if turn.num_synthesised:
-            parts.append(f"{turn.num_synthesised} synthesised")
+        if turn.num_synthesized:
+            parts.append(f"{turn.num_synthesized} synthesized")
         if turn.observation_cut:
             parts.append("observation cut")
     return " · ".join(parts)

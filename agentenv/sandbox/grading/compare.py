@@ -285,7 +285,7 @@ Checker = Callable[[Any, Any, Any], bool]
 
 
 def run_checker(checker: Checker, given: Any, expected: Any, got: Any) -> bool:
-    """Return the checker's judgement of `got`.
+    """Return the checker's judgment of `got`.
 
     If the checker raises on `got` but accepts the expected value, `got` is wrong: the checker cannot parse it.
 

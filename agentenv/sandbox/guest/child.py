@@ -38,7 +38,7 @@ _MIB = 1 << 20
 class Setting:
     """The settings that all programs of a zygote share."""
 
-    tier: str
+    isolation: str
     landlock_version: int
     """0 without landlock."""
     ids: tuple[int, int] | None
@@ -113,7 +113,7 @@ def run(setting: Setting, job: ProgramJob, fds: ProgramFds) -> NoReturn:
 def _prepare(setting: Setting, job: ProgramJob, fds: ProgramFds) -> tuple[dict[str, Any], str]:
     """Make the working folder and read the program."""
     os.umask(0o022)
-    if setting.tier == "namespaces":
+    if setting.isolation == "namespaces":
         linux.unshare(linux.CLONE_NEWNS)
         owner = f",uid={job.slot},gid={job.slot}" if setting.ids else ""
         flags = linux.MS_NOSUID | linux.MS_NODEV | (linux.MS_NOEXEC if job.policy == "pure" else 0)
@@ -123,7 +123,7 @@ def _prepare(setting: Setting, job: ProgramJob, fds: ProgramFds) -> tuple[dict[s
         linux.write_at(setting.proc, "self/oom_score_adj", "1000")
     if setting.ids:
         # In the zygote's user namespace, slots count from 0, which is the zygote.
-        user = job.slot if setting.tier == "namespaces" else setting.ids[0] + job.slot
+        user = job.slot if setting.isolation == "namespaces" else setting.ids[0] + job.slot
         linux.become(user, user)
     os.chdir(job.work)
     program, source, contents = read_payload(fds.payload)
@@ -161,20 +161,20 @@ def _confine(setting: Setting, job: ProgramJob, fds: ProgramFds) -> None:
     os.dup2(fds.stderr, 2)
     if fds.channel >= 0:
         os.dup2(fds.channel, 3)
-    if setting.tier == "namespaces" and not setting.ids:
+    if setting.isolation == "namespaces" and not setting.ids:
         # A separate user namespace: it loses the capabilities outside, and its processes are counted separately.
         linux.unshare(linux.CLONE_NEWUSER)
         linux.map_ids(setting.proc, "self", inside=1000, outside=(0, 0))
-    if setting.tier != "none":
+    if setting.isolation != "none":
         linux.drop_capabilities()
     os.nice(NICE)
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     # A zygote of the same user must be able to count the open files. Landlock keeps other processes out, and no core
     # is written.
     linux.prctl(
-        linux.PR_SET_DUMPABLE, int(setting.landlock_version > 0 and setting.tier == "landlock" and not setting.ids)
+        linux.PR_SET_DUMPABLE, int(setting.landlock_version > 0 and setting.isolation == "landlock" and not setting.ids)
     )
-    if setting.tier != "namespaces":
+    if setting.isolation != "namespaces":
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != setting.pid:
             os._exit(125)

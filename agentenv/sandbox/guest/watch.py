@@ -93,7 +93,7 @@ class ProgramLoop:
         self._self = os.pidfd_open(os.getpid())
         self._slots = list(range((setting.ids or (0, 1024))[1] - 1, 0, -1))
         self._nice = min(os.nice(0) + child.NICE, 19)
-        self._shares_user = setting.tier != "namespaces" and not setting.ids
+        self._shares_user = setting.isolation != "namespaces" and not setting.ids
         """True if programs have one user, whose threads the kernel counts together, those of other zygotes too."""
         self._own_tasks = (0.0, 0)
         self._work = work
@@ -207,7 +207,7 @@ class ProgramLoop:
 
     def _fork(self, job: child.ProgramJob, fds: child.ProgramFds) -> int:
         """Fork a program's process; at the namespaces level it is the first one of a new pid namespace."""
-        new_namespace = self._setting.tier == "namespaces"
+        new_namespace = self._setting.isolation == "namespaces"
         if new_namespace:
             linux.unshare(linux.CLONE_NEWPID)
         pid = -1
@@ -232,7 +232,7 @@ class ProgramLoop:
         run.next_look = time.monotonic() + 1.0
         self._poll.unregister(run.lease)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if self._setting.tier != "namespaces":
+            if self._setting.isolation != "namespaces":
                 os.killpg(run.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(run.pidfd, signal.SIGKILL)
@@ -322,12 +322,12 @@ class ProgramLoop:
         wall = time.monotonic() - run.started
         delay_s = self._kept_waiting_s(run)
         killed_by_host = not run.cause and self._is_killed_by_host(run)
-        if self._setting.tier != "namespaces":
+        if self._setting.isolation != "namespaces":
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(run.pid, signal.SIGKILL)
         _, status, resources = os.wait4(run.pid, 0)
         orphans_s = 0.0
-        if self._setting.tier != "namespaces":
+        if self._setting.isolation != "namespaces":
             orphans_s = usage.reap_group(run.pid)
         code = os.waitstatus_to_exitcode(status)
         report: dict[str, Any] = {

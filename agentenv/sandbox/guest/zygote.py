@@ -50,10 +50,10 @@ def main(plan: dict[str, Any], control_fd: int) -> NoReturn:
     trainer = os.pidfd_open(os.getppid())
     code = 1
     try:
-        if plan["ids"] and plan["tier"] != "namespaces":
+        if plan["ids"] and plan["isolation"] != "namespaces":
             _reserve_users(plan)
         proc = _setup(plan)
-        guardian = os.pidfd_open(os.getpid()) if plan["tier"] != "namespaces" else -1
+        guardian = os.pidfd_open(os.getpid()) if plan["isolation"] != "namespaces" else -1
         pid = os.fork()
         if pid == 0:
             os.close(trainer)
@@ -101,7 +101,7 @@ def _reserve_users(plan: dict[str, Any]) -> None:
 
 def _end_programs(plan: dict[str, Any]) -> None:
     """Kill the programs and remove their folders; a pid namespace ends its programs and folders itself."""
-    if plan["tier"] != "namespaces":
+    if plan["isolation"] != "namespaces":
         usage.kill_descendants()
         if "base" in plan:
             files.remove_tree(plan["base"])
@@ -121,7 +121,7 @@ def _setup(plan: dict[str, Any]) -> int:
     for name in _WARM.split():
         importlib.import_module(name)
     proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
-    if plan["tier"] == "namespaces":
+    if plan["isolation"] == "namespaces":
         rootfs.enter(plan, proc, lambda: _import(plan["preimport"], plan["paths"]))
     else:
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
@@ -156,7 +156,7 @@ def _linked(plan: dict[str, Any]) -> list[str]:
 def _serve(plan: dict[str, Any], control: socket.socket, proc: int, guardian: int) -> NoReturn:
     """Run the zygote until the trainer or the guardian is gone, or the trainer sends an invalid request."""
     try:
-        if plan["tier"] == "namespaces":
+        if plan["isolation"] == "namespaces":
             linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
         else:
             # It ends the programs before itself, even if it was stopped when the guardian died.
@@ -166,7 +166,7 @@ def _serve(plan: dict[str, Any], control: socket.socket, proc: int, guardian: in
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         setting = _setting(plan, proc)
-        for name in plan.keys() - {"tier", "base", "work"}:  # a program reads the frames around it
+        for name in plan.keys() - {"isolation", "base", "work"}:  # a program reads the frames around it
             del plan[name]
         # Create the standard streams once for all programs, on pipes like theirs.
         reader, writer = os.pipe()
@@ -191,15 +191,15 @@ def _serve(plan: dict[str, Any], control: socket.socket, proc: int, guardian: in
 
 
 def _setting(plan: dict[str, Any], proc: int) -> child.Setting:
-    tier, ids = plan["tier"], plan["ids"]
-    confined = tier != "none"
-    own_user = tier == "namespaces" or bool(ids)
+    isolation, ids = plan["isolation"], plan["ids"]
+    confined = isolation != "none"
+    own_user = isolation == "namespaces" or bool(ids)
     version = 0
-    if tier in ("namespaces", "landlock"):
+    if isolation in ("namespaces", "landlock"):
         try:
             version = landlock.abi()
         except linux.StepError:
-            if tier == "landlock":
+            if isolation == "landlock":
                 raise
     signals_confined = own_user or version >= 6
 
@@ -208,14 +208,14 @@ def _setting(plan: dict[str, Any], proc: int) -> child.Setting:
             seccomp.assemble(
                 processes=policy == "proc",
                 own_signals=not signals_confined,
-                on_host=tier != "namespaces",
+                on_host=isolation != "namespaces",
                 # Reported as successful, so that a copy of a file's mode does not fail a program.
                 metadata=seccomp.ALLOW if own_user else seccomp.ERRNO,
             )
         )
 
     rules = {}
-    if version and tier == "namespaces":
+    if version and isolation == "namespaces":
         # The root shows nothing else and is read-only, so only writing must be forbidden.
         writing = landlock.Ruleset(version, {"/dev": landlock.DEVICE}, handled=landlock.ALL_FS & ~landlock.READ)
         rules = dict.fromkeys(POLICIES, writing)
@@ -226,7 +226,7 @@ def _setting(plan: dict[str, Any], proc: int) -> child.Setting:
         rules = {"pure": landlock.Ruleset(version, without_zero), "proc": landlock.Ruleset(version, shown)}
     pages = int(linux.read_at(proc, "self/statm").split()[0])
     return child.Setting(
-        tier=tier,
+        isolation=isolation,
         landlock_version=version,
         ids=tuple(ids[:2]) if ids else None,
         proc=proc,

@@ -27,7 +27,7 @@ from agentenv.sandbox.local.verdicts import classify
 from agentenv.sandbox.local.zygote_client import Zygote, ZygoteLost
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, Policy
 
-GIVE_UP_S = 0.5
+UNHEARD_S = 0.5
 BACKSTOP_S = 5.0
 """Time past the wall limit in which the zygote must report a program; otherwise the zygote is lost."""
 FLOOD_FACTOR = 64
@@ -242,7 +242,7 @@ class LocalExecution:
             for fd in fds.values():
                 os.close(fd)
         self._report = report
-        self._backstop = self._loop.call_later((1 + MAX_GIVEN_BACK) * limits.wall_s + BACKSTOP_S, self._give_up)
+        self._backstop = self._loop.call_later((1 + MAX_GIVEN_BACK) * limits.wall_s + BACKSTOP_S, self._end_unheard)
         report.add_done_callback(self._finish)
 
     # --- while the program runs --------------------------------------------------------------------------------------
@@ -300,11 +300,11 @@ class LocalExecution:
             self._lease.close()
             self._lease = None
 
-    def _give_up(self, *, again: bool = False) -> None:
+    def _end_unheard(self, *, again: bool = False) -> None:
         if self._report is None or self._report.done() or self._zygote is None:
             return
         if not again:  # this loop may have been blocked: read pending messages first
-            self._backstop = self._loop.call_later(GIVE_UP_S, functools.partial(self._give_up, again=True))
+            self._backstop = self._loop.call_later(UNHEARD_S, functools.partial(self._end_unheard, again=True))
         else:
             self._zygote.lose(f"zygote: expected a report within {BACKSTOP_S:g} s of the limit, got none")
 

@@ -127,19 +127,19 @@ async def _prove(plan: Plan) -> IsolationLevel:
     zygote = await Zygote.start(plan)
     accepted = False
     try:
-        count, escaped = await canary.escapes(zygote, plan.tier)
+        count, escaped = await canary.escapes(zygote, plan.isolation)
         if escaped:
             raise InfraError(f"canary programs could {', '.join(escaped)}")
         accepted = True
     finally:
         if not accepted:
             await zygote.close()
-    layers = list(_OF_NAMESPACES) if plan.tier is Isolation.NAMESPACES else []
+    layers = list(_OF_NAMESPACES) if plan.isolation is Isolation.NAMESPACES else []
     layers += [f"landlock {zygote.landlock}"] if zygote.landlock else []
-    if plan.tier is not Isolation.NONE:
+    if plan.isolation is not Isolation.NONE:
         layers += ["seccomp", "no capabilities"]
-    if plan.ids and plan.tier is not Isolation.NONE:
+    if plan.ids and plan.isolation is not Isolation.NONE:
         layers.append("own user")
-    elif plan.tier is Isolation.NAMESPACES:
+    elif plan.isolation is Isolation.NAMESPACES:
         layers.append("own user namespace")
-    return IsolationLevel(plan.tier, (*layers, "rlimits"), plan, zygote, count)
+    return IsolationLevel(plan.isolation, (*layers, "rlimits"), plan, zygote, count)

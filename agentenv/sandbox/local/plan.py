@@ -29,7 +29,7 @@ _SETUID_AND_SETGID = 1 << 7 | 1 << 6
 class Plan:
     """The configuration of a zygote."""
 
-    tier: Isolation
+    isolation: Isolation
     ids: tuple[int, int, int] | None
     """User ids to run programs as: the first, the size of a range, and the number of ranges; None for the current user.
     The namespaces level uses the first range; each zygote of another level reserves a later one."""
@@ -128,13 +128,13 @@ def own_folders() -> tuple[str, ...]:
     return tuple(dict.fromkeys(os.path.realpath(folder) for folder in folders))
 
 
-def plans(tier: Isolation, preimport: tuple[str, ...]) -> list[Plan]:
+def plans(isolation: Isolation, preimport: tuple[str, ...]) -> list[Plan]:
     """Return the configurations to try for a level, in order; none if the current user cannot run it."""
     ids = user_ranges()
-    if ids is None and (tier is Isolation.UID or runs_as_host_root()):
+    if ids is None and (isolation is Isolation.UID or runs_as_host_root()):
         return []
     pythons = interpreters()
-    if ids and tier is not Isolation.NAMESPACES:
+    if ids and isolation is not Isolation.NAMESPACES:
         # On these levels programs see the host's folders, and a private home is closed to other users.
         pythons = [path for path in pythons if reachable_by_others(path)]
     elif pythons:
@@ -145,5 +145,5 @@ def plans(tier: Isolation, preimport: tuple[str, ...]) -> list[Plan]:
     for python in pythons:
         shown = (python, *paths)
         work = next(each for each in _WORK_FOLDERS if not any(f"{path}/".startswith(f"{each}/") for path in shown))
-        made.append(Plan(tier, ids, python, paths, entries, preimport, own_folders(), work))
+        made.append(Plan(isolation, ids, python, paths, entries, preimport, own_folders(), work))
     return made

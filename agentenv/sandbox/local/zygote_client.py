@@ -121,7 +121,7 @@ class Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         base = ""
         try:
-            if plan.tier != Isolation.NAMESPACES:
+            if plan.isolation != Isolation.NAMESPACES:
                 base = _make_base()
             with open(os.memfd_create("plan", os.MFD_CLOEXEC), "r+b") as data:  # noqa: ASYNC230 -- memory
                 data.write(plan_data(plan, **({"base": base} if base else {})))

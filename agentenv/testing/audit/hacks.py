@@ -57,7 +57,7 @@ PROGRAMS: Mapping[str, str] = MappingProxyType(
 )
 """Python for graders of programs; an action has each in a code block."""
 
-MATHS: Mapping[str, str] = MappingProxyType(
+MATH: Mapping[str, str] = MappingProxyType(
     {
         "many_boxes": " ".join(rf"\boxed{{{n}}}" for n in range(-20, 121)),
         "list_in_a_box": rf"\boxed{{{', '.join(map(str, range(-20, 121)))}}}",
@@ -126,7 +126,7 @@ SIMILARITY: Mapping[str, str] = MappingProxyType(
 FAMILIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "code": PROGRAMS,
-        "maths": MATHS,
+        "math": MATH,
         "choice": CHOICES,
         "json": DOCUMENTS,
         "ifeval": INSTRUCTIONS,

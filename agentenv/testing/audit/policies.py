@@ -38,7 +38,7 @@ CONSTANTS = ("0", "1", "2", "3", "10", "42", "yes", "no", "A", "B", "C", "D", "T
 LONG_NAMES = ("explore", "odd_calls", "overwrite", "call", "again", "tamper", "limit", "undo")
 LONG_POLICIES = ("calls/each_tool", "calls/each_choice")
 """Have as many turns as a run, so that rewards of repeated calls add up as they would in training."""
-HEAVY = ("maths/tower", "maths/factorial")
+HEAVY = ("math/tower", "math/factorial")
 """Policies whose actions take graders to their time limit, whatever the task is: they are played on few tasks."""
 _FARMED_TURNS = 3
 """Number of the first gold actions that are repeated, each by a policy."""
@@ -195,7 +195,7 @@ def select_policies(policies: Sequence[AuditPolicy], names: Iterable[str]) -> li
 
 def ends_a_process(policy: AuditPolicy) -> bool:
     """Return True if the actions are programs that would end the process in which they run."""
-    return policy.name == "code" or policy.key == "maths/python_inside"
+    return policy.name == "code" or policy.key == "math/python_inside"
 
 
 def label_text(label: Any) -> str:

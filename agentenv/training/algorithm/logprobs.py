@@ -85,12 +85,12 @@ def _score_chunk(
     logits_CV = logits_CV - logits_CV.detach().amax(-1, keepdim=True)
     if divisor != 1.0:
         logits_CV = logits_CV / divisor
-    normaliser_C = logits_CV.logsumexp(-1)
+    normalizer_C = logits_CV.logsumexp(-1)
     chosen_C = logits_CV.gather(1, token_ids_C[:, None])[:, 0]
-    logprobs_C = chosen_C - normaliser_C
+    logprobs_C = chosen_C - normalizer_C
     if not entropy_gradient:
-        logits_CV, normaliser_C = logits_CV.detach(), normaliser_C.detach()
-    probs_CV = (logits_CV - normaliser_C[:, None]).exp()
+        logits_CV, normalizer_C = logits_CV.detach(), normalizer_C.detach()
+    probs_CV = (logits_CV - normalizer_C[:, None]).exp()
     # The entropy is -Σ p·log p; a token with logit -inf adds nothing.
     finite_CV = logits_CV.clamp(min=torch.finfo(logits_CV.dtype).min)  # 0·-inf would be NaN
-    return logprobs_C, normaliser_C - (probs_CV * finite_CV).sum(-1)
+    return logprobs_C, normalizer_C - (probs_CV * finite_CV).sum(-1)

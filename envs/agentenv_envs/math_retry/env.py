@@ -1,4 +1,4 @@
-"""MathRetry: a maths question, several attempts, feedback that says what was wrong but never what is right."""
+"""MathRetry: a math question, several attempts, feedback that says what was wrong but never what is right."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentenv_envs.math_retry.texts import INSTRUCTION, feedback_text, question_
 
 
 class MathRetry(AgentInstance):
-    """Answer a maths question; after a failed attempt, hear what was wrong with it and try again.
+    """Answer a math question; after a failed attempt, hear what was wrong with it and try again.
 
     Reward per attempt: `correct_reward` times `retry_discount` to the power of the failed attempts when it is right,
     `wrong_reward` when another attempt follows, and at the last attempt `final_wrong_penalty` or, without an answer

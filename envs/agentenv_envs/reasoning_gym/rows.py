@@ -27,7 +27,7 @@ SPLITS = ("train", "eval", "all")
 EVAL_SHARE = 0.1
 """Share of all possible questions. It is fixed: with two values, files of different splits could share a question."""
 _TRIES_PER_ROW = 60
-_LICENCE = "Apache-2.0"
+_LICENSE = "Apache-2.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def make_rows(mixture: Mixture) -> Iterator[dict[str, Any]]:
         DataError: a dataset does not have that many different questions.
         MissingDependency: reasoning-gym is not installed.
     """
-    source = f"reasoning-gym {require_reasoning_gym()} ({_LICENCE})"
+    source = f"reasoning-gym {require_reasoning_gym()} ({_LICENSE})"
     rows: list[dict[str, Any]] = []
     for name, count in _shares(mixture).items():
         for number, item in enumerate(_items(name, count, mixture)):

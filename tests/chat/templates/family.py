@@ -25,7 +25,7 @@ class Added:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A chat template with the tokens around it, and the behaviour that is known of it."""
+    """A chat template with the tokens around it, and the behavior that is known of it."""
 
     name: str
     template: Path

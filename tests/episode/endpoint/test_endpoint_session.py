@@ -487,7 +487,7 @@ async def test_reasoning_apart_is_kept_in_the_tokens_when_it_is_not_sent_back():
 async def test_the_stop_string_is_not_part_of_the_content():
     chat = chat_of("Qwen3")
     said = tuple(chat.encode("The answer is 42 STOP"))
-    session, _ = session_of([Completion(said, "stop", stop_reason="STOP")])
+    session, _ = session_of([Completion(said, "stop", matched_stop="STOP")])
     response, _ = await ask(session, [user("Q")], stop=["STOP"])
     assert response["choices"][0]["message"]["content"] == "The answer is 42 "
     assert session.finish(1.0).turns[0].action.endswith("STOP")

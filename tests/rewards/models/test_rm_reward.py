@@ -11,7 +11,7 @@ from agentenv.errors import DataError, InfraError
 from agentenv.rewards.grading import DEADLINE_S, grade, patience_s
 from agentenv.rewards.models.get_reward import GetRewardScorer
 from agentenv.rewards.models.hf import HFScorer
-from agentenv.rewards.models.normalise import Normalised
+from agentenv.rewards.models.normalize import Normalized
 from agentenv.rewards.models.ray_replicas import RayScorer
 from agentenv.rewards.models.reward import ModelReward
 from agentenv.rewards.models.types import Scored
@@ -102,7 +102,7 @@ def test_the_reward_is_the_models_number_unless_something_is_declared():
 
 
 def test_shift_comes_before_scale_and_clipping_last():
-    """`shift=-mean, scale=1 / std` is OpenRLHF's normalisation."""
+    """`shift=-mean, scale=1 / std` is OpenRLHF's normalization."""
     assert grade_with(Saying(5.0), shift=-1.0, scale=0.5).reward == 2.0
     assert grade_with(Saying(5.0), shift=-1.0, scale=0.5, clip=(-1.0, 1.5)).reward == 1.5
     result = grade_with(Saying(5.0), shift=-1.0, scale=-0.5, clip=(-1.0, 1.5))
@@ -142,5 +142,5 @@ def test_a_reward_has_the_patience_of_its_scorer_regardless_of_what_is_around_it
     patient = GetRewardScorer("http://h:1/get_reward", timeout_s=300.0)
     assert patience_s(ModelReward(Saying())) == DEADLINE_S
     assert patience_s(ModelReward(patient)) > 300.0
-    assert patience_s(Normalised(ModelReward(patient))) > 300.0
+    assert patience_s(Normalized(ModelReward(patient))) > 300.0
     assert patience_s(ModelReward(RayScorer("rm", timeout_s=300.0))) == 300.0

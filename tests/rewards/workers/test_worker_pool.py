@@ -318,7 +318,7 @@ def test_loops_of_several_threads_share_a_pool():
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("behaviour", "detail"),
+    ("behavior", "detail"),
     [
         ("raise SystemExit('no math-verify here')", "no math-verify here"),
         ("print('hello ' * 100)", "garbage"),
@@ -330,8 +330,8 @@ def test_loops_of_several_threads_share_a_pool():
         (READY + "os.write(1, b'\\xff' * 100); time.sleep(60)", "garbage"),
     ],
 )
-async def test_a_broken_worker_is_a_failure_and_never_a_wrong_answer(behaviour, detail, tmp_path, monkeypatch):
-    grade = await grade_with_fake(behaviour, tmp_path, monkeypatch)
+async def test_a_broken_worker_is_a_failure_and_never_a_wrong_answer(behavior, detail, tmp_path, monkeypatch):
+    grade = await grade_with_fake(behavior, tmp_path, monkeypatch)
     assert math_outcome(grade) == "infra"
     assert detail in grade.detail
 

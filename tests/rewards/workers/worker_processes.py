@@ -57,8 +57,8 @@ request = receive()
 ANSWER = "result(status='ok', correct=True, detail='')"
 
 
-def once(tmp_path, behaviour: str) -> str:
-    return f"flag = {str(tmp_path / 'flag')!r}\nif not os.path.exists(flag):\n    open(flag, 'w'); {behaviour}\n"
+def once(tmp_path, behavior: str) -> str:
+    return f"flag = {str(tmp_path / 'flag')!r}\nif not os.path.exists(flag):\n    open(flag, 'w'); {behavior}\n"
 
 
 REAL = r"""
@@ -75,8 +75,8 @@ main.serve()
 """
 
 
-async def grade_with_fake(behaviour: str, tmp_path, monkeypatch, label=3):
-    (tmp_path / "fake_worker.py").write_text(behaviour)
+async def grade_with_fake(behavior: str, tmp_path, monkeypatch, label=3):
+    (tmp_path / "fake_worker.py").write_text(behavior)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(pool, "_WORKER_MODULE", "fake_worker")
     async with MathGrader(num_workers=1, timeout_s=0.2) as grader:

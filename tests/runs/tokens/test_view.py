@@ -49,7 +49,7 @@ def shown(played, *, width=200, **options):
     return file.getvalue()
 
 
-def coloured(played, monkeypatch, **options):
+def colored(played, monkeypatch, **options):
     monkeypatch.delenv("NO_COLOR", raising=False)
     file = io.StringIO()
     console = Console(file=file, width=200, force_terminal=True, color_system="truecolor")
@@ -166,14 +166,14 @@ def test_a_damaged_line_is_said_and_is_an_exit_code(tmp_path, capsys):
 def test_every_span_has_a_block_with_its_facts():
     played = play("Qwen2.5", [user("q")], ["Hello there", f"More{END}"], [StepResult("next", reward=0.25, score=0.5)])
     trajectory = played.trajectory
-    trajectory.turns[0] = replace(trajectory.turns[0], stop_reason="there")
+    trajectory.turns[0] = replace(trajectory.turns[0], matched_stop="there")
     [prompt, first, close, feedback, last] = headers(shown(played))
     spans = [f"tokens [{s.start}, {s.end}) = {s.end - s.start}" for s in spans_of(trajectory)]
     assert prompt == f"prompt · {spans[0]}"
     expected = "finish stop · stop reason there · mean log-prob -0.5 · reward 0.25 · score 0.5"
     assert first == f"turn 0 · action · {spans[1]} · {expected}"
-    assert close == f"turn 0 · synthesised close · {spans[2]} · bridge truncated · 1 synthesised"
-    assert feedback == f"turn 0 · feedback · {spans[3]} · bridge truncated · 1 synthesised"
+    assert close == f"turn 0 · synthesized close · {spans[2]} · bridge truncated · 1 synthesized"
+    assert feedback == f"turn 0 · feedback · {spans[3]} · bridge truncated · 1 synthesized"
     assert last == f"turn 1 · action · {spans[4]} · finish stop · mean log-prob -0.5 · reward 1 · score 0.5"
 
 
@@ -254,12 +254,12 @@ def test_log_probabilities_are_a_table_of_the_actions_tokens():
     assert "log-prob " not in shown(played).replace("mean log-prob ", "")
 
 
-def test_in_a_terminal_each_kind_has_its_colour(monkeypatch):
+def test_in_a_terminal_each_kind_has_its_color(monkeypatch):
     played = play("Qwen2.5", [user("q")], ["Hello there", f"More{END}"], ["next"])
-    text = coloured(played, monkeypatch)
+    text = colored(played, monkeypatch)
     assert "\x1b[32mHello" in text or "\x1b[32mH" in text
-    for colour in ("34", "36", "1;30;43", "1;7;30;43"):
-        assert f"\x1b[{colour}m" in text
+    for color in ("34", "36", "1;30;43", "1;7;30;43"):
+        assert f"\x1b[{color}m" in text
     assert "‹" not in text
     assert "⟦" not in text
 
@@ -291,7 +291,7 @@ def test_json_says_how_a_reply_is_joined_and_has_null_for_what_is_missing():
     played = play("Qwen2.5", [user("q")], [action, f"x{END}"], ["next"])
     _, first, close, feedback, _ = episode_to_json(played.trajectory, played.tokenizer)["segments"][0]["spans"]
     assert first["logprobs"] == [None] * len(ids)
-    assert [(span["kind"], span["bridge"], span["num_synthesised"]) for span in (close, feedback)] == [
+    assert [(span["kind"], span["bridge"], span["num_synthesized"]) for span in (close, feedback)] == [
         ("close", "truncated", 1),
         ("feedback", "truncated", 1),
     ]

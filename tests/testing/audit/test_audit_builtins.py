@@ -10,7 +10,7 @@ from agentenv_envs.code_sandbox.problems import load_problems
 
 QUICK = (
     "null", "random", "echo", "repeat_feedback", "format_only", "search", "enumeration", "injection/verdict_words",
-    "special_tokens/chatml", "unicode", "ifeval", "maths/many_boxes", "choice/every_box", "hacks", "gold", "wrong",
+    "special_tokens/chatml", "unicode", "ifeval", "math/many_boxes", "choice/every_box", "hacks", "gold", "wrong",
     "hedge",
 )  # fmt: skip
 """Some of all but programs, bombs, and what graders of mathematics compute for long."""

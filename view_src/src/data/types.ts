@@ -88,13 +88,13 @@ export interface TurnRecord {
   action?: string;
   answer?: unknown;
   finish_reason?: string | null;
-  stop_reason?: string | null;
+  matched_stop?: string | null;
   generate_s?: number;
   step_s?: number;
   began_s?: number | null;
   num_cached_tokens?: number | null;
   bridge?: string | null;
-  num_synthesised?: number;
+  num_synthesized?: number;
   observation_cut?: boolean;
   /** Indices in the action of tokens that a constraint forced. */
   forced?: number[] | null;

@@ -16,8 +16,8 @@ METRICS = ("iou_max_label_first", "iou_max_iou_first", "map", "map50", "map75")
 RATIOS = (*METRICS, "iou_completeness")
 MAX_TRUTH = 200
 """Maximum number of true boxes of a row: matching is cubic in the number of overlapping ones."""
-NORMALISED = 1000.0
-"""The side of an image in normalised coordinates."""
+NORMALIZED = 1000.0
+"""The side of an image in normalized coordinates."""
 _STAGES = ((0.1, 0.85), (0.25, 0.95))
 _LAST_STAGE = 0.99
 
@@ -157,8 +157,8 @@ def stage_threshold(metadata: Mapping[str, Any]) -> float:
 
 
 def _scaled(box: Box, width: float, height: float) -> Box:
-    x1, x2 = (float(int(x / width * NORMALISED)) for x in (box.x1, box.x2))
-    y1, y2 = (float(int(y / height * NORMALISED)) for y in (box.y1, box.y2))
+    x1, x2 = (float(int(x / width * NORMALIZED)) for x in (box.x1, box.x2))
+    y1, y2 = (float(int(y / height * NORMALIZED)) for y in (box.y1, box.y2))
     return Box(box.label, x1, y1, x2, y2)
 
 

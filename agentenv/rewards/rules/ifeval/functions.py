@@ -94,7 +94,7 @@ def choice(text: str, *, options: list[str]) -> bool:
 
 
 def highlighted_sections(text: str, *, N: int) -> bool:
-    """Return True if at least that many parts are emphasised with stars; `**bold**` is one, a bullet's star none."""
+    """Return True if at least that many parts are emphasized with stars; `**bold**` is one, a bullet's star none."""
     return sum(not is_blank(found.strip("*")) for found in _HIGHLIGHT.findall(text)) >= N
 
 

@@ -1,7 +1,7 @@
 """Rewards brought to a scale: by the mean and deviation of all so far, or by those of a calibration set.
 
 Example:
-    >>> reward = Normalised(ModelReward(HFScorer("my-rm")), half_life=2000, clip=5.0, calibration=[1.2, -0.4, 3.1])
+    >>> reward = Normalized(ModelReward(HFScorer("my-rm")), half_life=2000, clip=5.0, calibration=[1.2, -0.4, 3.1])
     >>> (await reward.grade(response)).components["raw"]
     1.7
 
@@ -53,7 +53,7 @@ class RunningNorm:
         self._squares = self._squares * self._kept + away * (value - self.mean)
 
 
-class Normalised:
+class Normalized:
     """A reward in deviations from a mean, clipped; both are those of the rewards so far, or of a calibration set.
 
     Args:
@@ -84,20 +84,20 @@ class Normalised:
             from agentenv.rewards.registry import reward_from
 
             reward = reward_from(reward)
-        is_reward("Normalised.reward", reward, "grade")
+        is_reward("Normalized.reward", reward, "grade")
         self.reward: Reward = reward
         self._center = bool(center)
-        self._running = one_of("Normalised.kind", kind, KINDS) == "running"
-        self._clip = number("Normalised.clip", clip, low=1e-6)
+        self._running = one_of("Normalized.kind", kind, KINDS) == "running"
+        self._clip = number("Normalized.clip", clip, low=1e-6)
         if not isinstance(calibration, list | tuple):
-            raise ConfigError(f"Normalised.calibration: expected numbers, got {calibration!r:.200}. Pass a list.")
+            raise ConfigError(f"Normalized.calibration: expected numbers, got {calibration!r:.200}. Pass a list.")
         self.norm = RunningNorm(half_life=half_life)
         """Of the rewards so far."""
         for value in calibration:
-            self.norm.update(number("Normalised.calibration", value))
+            self.norm.update(number("Normalized.calibration", value))
         if not self._running and not self.norm.std:
             raise ConfigError(
-                "Normalised.calibration: expected at least two different rewards for kind 'fixed', got "
+                "Normalized.calibration: expected at least two different rewards for kind 'fixed', got "
                 f"{calibration!r:.200}. Grade some responses first."
             )
         self._lock = threading.Lock()  # guards the norm: event loops of several threads may share a reward

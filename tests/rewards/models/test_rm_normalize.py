@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentenv.errors import InfraError
 from agentenv.rewards.grading import grade, grade_all
-from agentenv.rewards.models.normalise import Normalised, RunningNorm
+from agentenv.rewards.models.normalize import Normalized, RunningNorm
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.rewards.weighted_sum import Term, WeightedSum
 
@@ -67,25 +67,25 @@ def test_a_norm_has_numpys_mean_and_deviation_and_with_a_half_life_later_numbers
 
 
 async def test_a_running_scale_is_that_of_the_rewards_so_far():
-    found = await rewards(Normalised(Says()), 4, 8, 0)
+    found = await rewards(Normalized(Says()), 4, 8, 0)
     assert found[:2] == [0.0, 1.0]  # the first is its own mean
     assert found[2] == pytest.approx(-4.0 / numpy.std([4, 8, 0]))
 
 
 async def test_a_calibration_set_fixes_the_scale_from_the_first_response_on():
-    reward = Normalised(Says(), calibration=[1.0, 3.0])
+    reward = Normalized(Says(), calibration=[1.0, 3.0])
     assert await rewards(reward, 2) == [0.0]
     assert reward.norm.num == 3
 
 
 async def test_a_fixed_scale_does_not_depend_on_what_came_before():
-    reward = Normalised(Says(), kind="fixed", calibration=[1.0, 3.0])
+    reward = Normalized(Says(), kind="fixed", calibration=[1.0, 3.0])
     assert await rewards(reward, 5, 5, -1, 5) == [3.0, 3.0, -3.0, 3.0]
     assert reward.norm.num == 2
 
 
 async def test_a_result_keeps_its_fields_and_adds_the_raw_reward_and_the_clip():
-    reward = Normalised(Says(), kind="fixed", calibration=[1.0, 3.0], clip=2.0)
+    reward = Normalized(Says(), kind="fixed", calibration=[1.0, 3.0], clip=2.0)
     high, plain = await grade_all(reward, [Response("9"), Response("3")])
     assert (high.reward, high.score, high.extracted) == (2.0, 0.5, "9")
     assert dict(high.components) == {"said": 9.0, "raw": 9.0, "clipped": 1.0}
@@ -94,7 +94,7 @@ async def test_a_result_keeps_its_fields_and_adds_the_raw_reward_and_the_clip():
 
 
 async def test_a_failed_reward_stays_none_and_enters_no_statistics():
-    reward = Normalised(Says(), calibration=[1.0, 3.0])
+    reward = Normalized(Says(), calibration=[1.0, 3.0])
     failed, raised = await grade_all(reward, [Response("none"), Response("raise")])
     assert (failed.reward, failed.status, raised.reward) == (None, Status.INFRA, None)
     assert dict(failed.components) == {"raw": None, "clipped": None}
@@ -102,7 +102,7 @@ async def test_a_failed_reward_stays_none_and_enters_no_statistics():
 
 
 async def test_a_scaled_reward_is_a_term_of_a_sum():
-    scaled = Normalised(Says(), kind="fixed", calibration=[1.0, 3.0])
+    scaled = Normalized(Says(), kind="fixed", calibration=[1.0, 3.0])
     result = await grade(WeightedSum({"rm": Term(scaled, 0.5)}), Response("5"))
     assert result.reward == 1.5
     assert {"rm": 3.0, "rm/raw": 5.0, "rm/clipped": 0.0}.items() <= dict(result.components).items()
@@ -110,7 +110,7 @@ async def test_a_scaled_reward_is_a_term_of_a_sum():
 
 @pytest.mark.long
 def test_event_loops_of_many_threads_lose_no_reward(monkeypatch):
-    reward = Normalised(Says(), half_life=None)
+    reward = Normalized(Says(), half_life=None)
     update = RunningNorm.update
 
     def interrupted(norm, value):

@@ -1,7 +1,7 @@
 """How busy episodes keep vLLM: tokens per second of multi-turn math_retry compared with the same requests without
 episodes.
 
-    python benchmarks/engine_utilisation.py
+    python benchmarks/engine_utilization.py
 
 One AsyncLLM serves all ways, one thread of the engine's process (OMP_NUM_THREADS=1). `raw` sends what a first round of
 episodes recorded: for every episode its prompts, one after the other, as many episodes at once and in the same order,
