@@ -270,7 +270,7 @@ def recorded_instructions(files: Collection[str]) -> Iterator[set[Instruction]]:
         _trace(of_frame)
         run(thread)
 
-    threading.Thread.run = traced  # type: ignore[method-assign]
+    threading.Thread.run = traced  # type: ignore[assignment, method-assign]
     _trace(of_frame)
     try:
         yield seen
