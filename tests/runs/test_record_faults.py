@@ -110,7 +110,7 @@ def test_a_line_with_values_that_are_none_of_a_trajectory_is_a_data_error(tmp_pa
     first, second = log.read_bytes().splitlines(keepends=True)
     episode = decode_line(second).replace(old, new)
     assert new in episode
-    log.write_bytes(first + b'{"v":%d,"crc":"%08x","episode":%b}\n' % (2, zlib.crc32(episode, 2), episode))
+    log.write_bytes(first + b'{"v":%d,"crc":"%08x","episode":%b}\n' % (3, zlib.crc32(episode, 3), episode))
     told = f"{re.escape(str(log))}, line 2: .*: expected the values of a trajectory, .* Or delete the line"
     with pytest.raises(DataError, match=told):
         list(read_trajectories(tmp_path))

@@ -173,7 +173,7 @@ def small():
 def test_a_line_is_plain_json_with_the_facts_where_readers_look():
     line = json.loads(encode_line(small()))
     assert list(line) == ["v", "crc", "episode"]
-    assert line["v"] == 2
+    assert line["v"] == 3
     episode = line["episode"]
     assert list(episode)[:2] == ["episode_id", "error"]
     assert (episode["episode_id"], episode["stop_reason"], episode["reward"]) == ("a/0", "terminated", 1.0)
@@ -248,11 +248,11 @@ def test_any_changed_byte_shows(data):
     assert decode_line(bytes(line)) is None
 
 
-@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("version", [2, 4])
 def test_a_line_of_another_schema_is_refused(version):
     episode = b'{"episode_id":"a","error":null,"what":"ever"}'
     line = b'{"v":%d,"crc":"%08x","episode":%b}\n' % (version, zlib.crc32(episode, version), episode)
-    expected = rf"schema version 2, got {version}\. Read them with the agentenv that wrote them"
+    expected = rf"schema version 3, got {version}\. Read them with the agentenv that wrote them"
     with pytest.raises(DataError, match=expected):
         decode_line(line)
 

@@ -36,7 +36,7 @@ function fewPasses(changes: Change[]): Change[] {
   return [...new Set([at[0], at[at.length - 1], all[all.length - 1]])].filter((each): each is Change => each !== undefined);
 }
 
-/** The interval about zero, with what is too small to matter in grey. */
+/** The interval about zero, with what is too small to matter in gray. */
 function IntervalPlot({ difference, margin }: { difference: Difference; margin: number }): VNode {
   const { mean, ci95_low: low, ci95_high: high } = difference;
   const ends = [mean, low ?? mean, high ?? mean, 0, margin, -margin];

@@ -180,7 +180,7 @@ export function Siblings({ store, siblings }: { store: RunStore; siblings: Sibli
         {strands.length > 1 && (
           <>
             <span class="dim">
-              grey is shared with the reference, <span class="t parts">underlined</span> is where a sibling parts from it
+              gray is shared with the reference, <span class="t parts">underlined</span> is where a sibling parts from it
             </span>
             <label class="check">
               <input type="checkbox" checked={onlyDifferences} onChange={(event) => setOnly(event.currentTarget.checked)} /> only
