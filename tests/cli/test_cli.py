@@ -70,7 +70,7 @@ WRONG = {
     "value missing": (["run", "--env"], "error: --env: expected a value, got none. Add it."),
     "engine unknown": (
         [*RUN, "--engine", "vlm"],
-        "error: --engine: expected one of auto, hf, vllm_local, vllm_http, ray, chat, scripted, got 'vlm'.",
+        "error: --engine: expected one of auto, hf, vllm_local, vllm_http, chat, scripted, ray, got 'vlm'.",
     ),
     "share out of range": ([*RUN, "--max_error_share", "2"], "--max_error_share: expected a number in [0, 1], got 2.0"),
     "neither env nor file": (["run"], "expected one of --env, --agent_func_path and --reward_func_path, got none"),
