@@ -4,8 +4,8 @@ import functools
 import json
 
 from agentenv_envs.reasoning_gym import ReasoningGym
-from agentenv_envs.reasoning_gym.answers import wrapped
 from agentenv_envs.reasoning_gym.oracles import oracle
+from agentenv_envs.reasoning_gym.reward import wrapped
 
 DATA = ReasoningGym.datasets["reasoning_gym"]
 

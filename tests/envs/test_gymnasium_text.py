@@ -17,7 +17,7 @@ from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError, DataError
 from agentenv.interop.agent_files import load_agent_func
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv_envs.gymnasium_text import GymnasiumText, games, planning
+from agentenv_envs.gymnasium_text import GymnasiumText, games
 from examples.make import game_tasks as tasks
 from tests.envs.scripted import play
 
@@ -127,15 +127,15 @@ async def test_a_limit_of_turns_still_pays_for_the_best_moves_of_a_game_of_luck(
 
 
 def test_blackjack_values_are_basic_strategy():
-    best = {hand: planning.best_actions(planning.blackjack_values(*hand)) for hand in [
+    best = {hand: games.best_actions(games.blackjack_values(*hand)) for hand in [
         (16, 10, False), (16, 6, False), (12, 4, False), (12, 2, False), (12, 3, False), (17, 1, False),
         (18, 9, True), (18, 8, True), (17, 6, True), (11, 10, False), (20, 1, False),
     ]}  # fmt: skip
-    hits = {hand for hand, actions in best.items() if actions == [planning.HIT]}
+    hits = {hand for hand, actions in best.items() if actions == [games.HIT]}
     assert hits == {(16, 10, False), (12, 2, False), (12, 3, False), (18, 9, True), (17, 6, True), (11, 10, False)}
-    assert planning.blackjack_values(20, 10, False)[0] == pytest.approx(0.4349578)  # the odds of an endless deck
-    hard = [max(planning.blackjack_values(11 + card, 5, False)) for card in range(1, 11)]
-    assert planning.blackjack_values(21, 5, True)[planning.HIT] == pytest.approx((sum(hard) + 3 * hard[-1]) / 13)
+    assert games.blackjack_values(20, 10, False)[0] == pytest.approx(0.4349578)  # the odds of an endless deck
+    hard = [max(games.blackjack_values(11 + card, 5, False)) for card in range(1, 11)]
+    assert games.blackjack_values(21, 5, True)[games.HIT] == pytest.approx((sum(hard) + 3 * hard[-1]) / 13)
 
 
 # --- the data ---------------------------------------------------------------------------------------------------------

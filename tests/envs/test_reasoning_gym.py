@@ -19,8 +19,8 @@ from agentenv.interop.agent_files import load_agent_func
 from agentenv.rewards.types import Response, Status
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv_envs.reasoning_gym import ReasoningGym, ReasoningGymReward, reward
-from agentenv_envs.reasoning_gym.answers import INSTRUCTIONS, extract, wrapped
 from agentenv_envs.reasoning_gym.oracles import oracle
+from agentenv_envs.reasoning_gym.reward import INSTRUCTIONS, extract, wrapped
 from tests.envs.reasoning_gym_items import DATA, golds, item, items, rows
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from agentenv.errors import ConfigError
 from agentenv.rewards.types import Response
 from agentenv_envs.reasoning_gym import ReasoningGym, ReasoningGymReward
 from agentenv_envs.reasoning_gym.__main__ import main
-from agentenv_envs.reasoning_gym.answers import INSTRUCTIONS, wrapped
 from agentenv_envs.reasoning_gym.oracles import oracle
+from agentenv_envs.reasoning_gym.reward import INSTRUCTIONS, wrapped
 from agentenv_envs.reasoning_gym.rows import Mixture, dataset_names, make_rows, split_of
 
 pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="pip install 'agentenv-rl[reasoning-gym]'")

@@ -1,14 +1,20 @@
-"""The games: how each is created from a row, put in words, and played best."""
+"""The games: how each is created from a row, put in words, and played best.
+
+The best actions are found by value iteration over a game's transitions, and for blackjack by its odds.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from agentenv.errors import DataError
 from agentenv.gym.from_gymnasium import Moment, TextGame
-from agentenv_envs.gymnasium_text import planning, texts
+from agentenv_envs.gymnasium_text import texts
 
 _LAKE = {"left": 0, "down": 1, "right": 2, "up": 3, "west": 0, "south": 1, "east": 2, "north": 3}
 _CLIFF = {"up": 0, "right": 1, "down": 2, "left": 3, "north": 0, "east": 1, "south": 2, "west": 3}
@@ -18,6 +24,15 @@ _TAXI = {
 }  # fmt: skip
 _BLACKJACK = {"stick": 0, "hit": 1, "stand": 0, "stay": 0}
 _CLIFF_START = "a [row, column] of safe ground, from 0"
+
+DISCOUNT = 0.99
+"""Discount per step, so that the shorter of two ways to the goal is better."""
+_TIE = 1e-8
+_CARDS = {**dict.fromkeys(range(1, 10), 1 / 13), 10: 4 / 13}
+STICK, HIT = 0, 1
+
+Transitions = Mapping[int, Mapping[int, Any]]
+"""state -> action -> [(probability, next state, reward, terminated)]: the `P` of Gymnasium's toy games."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +110,85 @@ def won(name: str, moment: Moment) -> bool:
     return moment.reward > 0 if name in ("FrozenLake", "Blackjack") else True
 
 
+def action_values(transitions: Transitions) -> Any:
+    """Return [num_states, num_actions] discounted sums of rewards of each action followed by the best ones."""
+    num_states, num_actions = len(transitions), len(transitions[0])
+    most = max(len(outcomes) for actions in transitions.values() for outcomes in actions.values())
+    chance, follows, reward = np.zeros((3, num_states, num_actions, most))
+    continues = np.zeros((num_states, num_actions, most))
+    for state, actions in transitions.items():
+        for action, outcomes in actions.items():
+            for index, (probability, after, earned, ended) in enumerate(outcomes):
+                at = state, action, index
+                chance[at], follows[at], reward[at], continues[at] = probability, after, earned, not ended
+    states, values = follows.astype(np.int64), np.zeros(num_states)
+    while True:
+        updated = (chance * (reward + DISCOUNT * continues * values[states])).sum(axis=2)
+        best = updated.max(axis=1)
+        if np.abs(best - values).max() < 1e-11:
+            return updated
+        values = best
+
+
+def best_actions(values: Any) -> list[int]:
+    """Return the actions of the highest value, several if they are equally good."""
+    return [int(action) for action in np.flatnonzero(np.asarray(values) >= np.max(values) - _TIE)]
+
+
+@functools.cache
+def blackjack_values(total: int, dealer: int, usable_ace: bool) -> tuple[float, float]:
+    """Return the average result of sticking and of hitting, with cards from an infinite deck.
+
+    This is the best play of the game, whose average result is negative in most hands.
+    """
+    ends = _dealt(*_with(0, False, dealer))
+    stick = sum(chance * ((end > 21 or total > end) - (total < end <= 21)) for end, chance in ends)
+    hit = 0.0
+    for card, chance in _CARDS.items():
+        after, ace = _with(total, usable_ace, card)
+        hit += chance * (-1.0 if after > 21 else max(blackjack_values(after, dealer, ace)))
+    return stick, hit
+
+
+def _with(total: int, usable_ace: bool, card: int) -> tuple[int, bool]:
+    total += card
+    if card == 1 and not usable_ace and total + 10 <= 21:
+        return total + 10, True
+    return (total - 10, False) if usable_ace and total > 21 else (total, usable_ace)
+
+
+@functools.cache
+def _dealt(total: int, usable_ace: bool) -> tuple[tuple[int, float], ...]:
+    """Return the dealer's possible final totals with their probabilities."""
+    if total >= 17:
+        return ((total, 1.0),)
+    ends: dict[int, float] = {}
+    for card, probability in _CARDS.items():
+        for end, share in _dealt(*_with(total, usable_ace, card)):
+            ends[end] = ends.get(end, 0.0) + probability * share
+    return tuple(ends.items())
+
+
 class Play:
     """The best play of a game: from its transitions if it has some, else from blackjack's odds."""
 
     def __init__(self, env: Any) -> None:
         self.env = env.unwrapped
         transitions = getattr(self.env, "P", None)
-        self.values = None if transitions is None else planning.action_values(transitions)
-        self.is_certain = transitions is not None and planning.is_certain(transitions)
+        self.values = None if transitions is None else action_values(transitions)
+        self.is_certain = transitions is not None and all(
+            len({after for probability, after, *_ in outcomes if probability > 0}) == 1
+            for actions in transitions.values()
+            for outcomes in actions.values()
+        )
         """True if every action has one outcome, so that the best play wins."""
 
     def best(self, observation: Any) -> list[int]:
         """Return the best actions in the current state."""
         if self.values is not None:
-            return planning.best_actions(self.values[int(self.env.s)])
+            return best_actions(self.values[int(self.env.s)])
         total, dealer, usable_ace = (int(one) for one in observation)
-        return planning.best_actions(planning.blackjack_values(total, dealer, bool(usable_ace)))
+        return best_actions(blackjack_values(total, dealer, bool(usable_ace)))
 
 
 def _lake(moment: Moment) -> str:

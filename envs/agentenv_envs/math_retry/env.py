@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from agentenv.core.agent import AgentInstance, ResetState, StepState
-from agentenv.core.types import Message, StepResult
-from agentenv.errors import ConfigError, InfraError
+from agentenv.core.types import StepResult
+from agentenv.errors import InfraError
 from agentenv.rewards.rules.math.reward import MathGrader, default_grader, math_outcome
 from agentenv.rewards.rules.text import with_opened_thought
 from agentenv.rewards.types import Status
+from agentenv_envs.common import check_count, with_question
 from agentenv_envs.math_retry.texts import INSTRUCTION, feedback_text, question_text
 
 
@@ -50,8 +51,7 @@ class MathRetry(AgentInstance):
         retry_discount: float = 1.0,
         grader: MathGrader | None = None,
     ) -> None:
-        if not isinstance(max_attempts, int) or max_attempts < 1:
-            raise ConfigError(f"MathRetry.max_attempts: expected an integer >= 1, got {max_attempts!r}. Change it.")
+        check_count("MathRetry.max_attempts", max_attempts)
         self.max_attempts, self.num_attempts = max_attempts, 0
         self.instruction, self.grader = instruction, grader or default_grader()
         self.correct_reward, self.retry_discount, self.wrong_reward = correct_reward, retry_discount, wrong_reward
@@ -65,12 +65,7 @@ class MathRetry(AgentInstance):
         """
         if "label" in states:
             await self.grader.check_label(states["label"])
-        messages = states["observation"]
-        last: Message = {} if isinstance(messages, str) or not messages else messages[-1]
-        if last.get("role") != "user" or not isinstance(last.get("content"), str):
-            return states
-        asked = {**last, "content": question_text(last["content"], self.instruction)}
-        return {**states, "observation": [*messages[:-1], asked]}
+        return with_question(states, lambda question: question_text(question, self.instruction))
 
     async def step(self, states: StepState) -> StepResult:
         """Grade an attempt and reply to it.
@@ -83,9 +78,7 @@ class MathRetry(AgentInstance):
         result = await self.grader.grade(text, states["label"])
         self.num_attempts += 1
         if result.status is Status.INFRA:
-            raise InfraError(
-                f"MathRetry.step: expected a result, got {result.status}: {result.detail or 'no detail'}. Retry."
-            )
+            raise InfraError(f"MathRetry.step: expected a result, got infra: {result.detail or 'no detail'}. Retry.")
         is_correct, is_last = result.score == 1.0, self.num_attempts >= self.max_attempts
         outcome = math_outcome(result)
         info: dict[str, float | str] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from agentenv_envs.common import attempts_text
+
 INSTRUCTION = "Give the final answer after ####."  # english: off (tiny-math was trained with this text)
 
 
@@ -24,5 +26,4 @@ def feedback_text(outcome: str, extracted: str | None, attempts_left: int) -> st
         "parse_error": f"Your answer {extracted} could not be read. Write one number or expression after ####.",
         "timeout": f"Your answer {extracted} took too long to check. Write it in a simpler form after ####.",
     }[outcome]
-    left = "1 attempt left." if attempts_left == 1 else f"{attempts_left} attempts left."
-    return f"{what} {left}"
+    return f"{what} {attempts_text(attempts_left)}"

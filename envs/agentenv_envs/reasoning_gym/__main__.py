@@ -12,8 +12,8 @@ from pathlib import Path
 from agentenv.cli.flags import parse
 from agentenv.core.arguments import parse_json_object
 from agentenv.errors import AgentEnvError, ConfigError
-from agentenv_envs.reasoning_gym.answers import INSTRUCTIONS, AnswerForm
 from agentenv_envs.reasoning_gym.data_only import CHANCE, EXECUTED, REPAIRED
+from agentenv_envs.reasoning_gym.reward import INSTRUCTIONS, AnswerForm
 from agentenv_envs.reasoning_gym.rows import Mixture, Split, dataset_names, make_rows, num_levels
 
 

@@ -22,19 +22,17 @@ def oracle(entry: Mapping[str, Any]) -> str | None:
     match metadata.get("source_dataset"):
         case "graph_color":
             return json.dumps(metadata["possible_answer"])
-        case "propositional_logic":
-            return _text(metadata.get("example_answer"))
-        case "rubiks_cube":
-            return _text(metadata.get("example_correct_answer"))
         case "boxnet":
             return json.dumps(_deliveries(metadata["initial_state"]))
         case "rush_hour":
             return _moves_out(metadata["board_config"])
-    return _text(entry["answer"])
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
+        case "propositional_logic":
+            answer = metadata.get("example_answer")
+        case "rubiks_cube":
+            answer = metadata.get("example_correct_answer")
+        case _:
+            answer = entry["answer"]
+    return answer if isinstance(answer, str) and answer else None
 
 
 def _deliveries(squares: Mapping[str, list[str]]) -> list[dict[str, str]]:

@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 from agentenv._util.suggest import did_you_mean
 from agentenv.errors import ConfigError, DataError
-from agentenv_envs.reasoning_gym.answers import INSTRUCTIONS
+from agentenv_envs.common import check
 from agentenv_envs.reasoning_gym.data_only import BY_TASK_ID, CHANCE, SCORED_BY_CONFIG
-from agentenv_envs.reasoning_gym.reward import require_reasoning_gym
+from agentenv_envs.reasoning_gym.reward import INSTRUCTIONS, require_reasoning_gym
 
 Split = Literal["train", "eval", "all"]
 SPLITS = ("train", "eval", "all")
@@ -64,8 +64,7 @@ class Mixture:
             ("config", dict(self.configs), set(self.configs) <= set(self.weights), f"among {', '.join(self.weights)}"),
         )
         for name, value, holds, expected in checks:
-            if not holds:
-                raise ConfigError(f"reasoning_gym.{name}: expected {expected}, got {value!r:.200}. Change it.")
+            check(f"reasoning_gym.{name}", value, holds, expected)
         for name in self.weights:
             if CHANCE.get(name, 0.0) > self.max_chance:
                 raise ConfigError(
@@ -95,9 +94,8 @@ def num_levels(name: str) -> int:
     from reasoning_gym.factory import CURRICULA
 
     curriculum: Any = CURRICULA.get(name)
-    return (
-        max((len(attribute.levels) for attribute in curriculum().attributes.values()), default=0) if curriculum else 0
-    )
+    attributes = curriculum().attributes.values() if curriculum else ()
+    return max((len(attribute.levels) for attribute in attributes), default=0)
 
 
 def make_rows(mixture: Mixture) -> Iterator[dict[str, Any]]:
@@ -110,7 +108,14 @@ def make_rows(mixture: Mixture) -> Iterator[dict[str, Any]]:
     """
     source = f"reasoning-gym {require_reasoning_gym()} ({_LICENSE})"
     rows: list[dict[str, Any]] = []
-    for name, count in _shares(mixture).items():
+    # At least one row of each dataset, the rest by weight, largest remainders first.
+    total, left = sum(mixture.weights.values()), mixture.size - len(mixture.weights)
+    exact = {name: left * weight / total for name, weight in mixture.weights.items()}
+    counts = {name: 1 + int(share) for name, share in exact.items()}
+    behind = sorted(exact, key=lambda name: int(exact[name]) - exact[name])
+    for name in behind[: mixture.size - sum(counts.values())]:
+        counts[name] += 1
+    for name, count in counts.items():
         for number, item in enumerate(_items(name, count, mixture)):
             identity = f"{name}-{mixture.split}-{mixture.seed}-{number}"
             question = f"{item['question']}\n\n{mixture.instruction}" if mixture.instruction else item["question"]
@@ -142,17 +147,6 @@ def split_of(item: Mapping[str, Any]) -> Split:
     name = metadata["source_dataset"]
     key = metadata["task_id"] if name in BY_TASK_ID else item["question"]
     return "eval" if hash64("split", name, key) < EVAL_SHARE * 2**64 else "train"
-
-
-def _shares(mixture: Mixture) -> dict[str, int]:
-    """Return the number of rows of each dataset: at least one, the rest by weight, largest remainders first."""
-    total, left = sum(mixture.weights.values()), mixture.size - len(mixture.weights)
-    exact = {name: left * weight / total for name, weight in mixture.weights.items()}
-    counts = {name: 1 + int(share) for name, share in exact.items()}
-    behind = sorted(exact, key=lambda name: int(exact[name]) - exact[name])
-    for name in behind[: mixture.size - sum(counts.values())]:
-        counts[name] += 1
-    return counts
 
 
 def _items(name: str, count: int, mixture: Mixture) -> Iterator[dict[str, Any]]:
