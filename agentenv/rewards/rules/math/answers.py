@@ -373,13 +373,8 @@ def plain_verdict(answer: str, gold: str) -> bool | None:
     if (gold_number := read_number(gold)) is None:
         same = without_loose_spaces(one_spelling(gold)) == without_loose_spaces(one_spelling(answer))
         return True if same else None
-    number = read_number(answer) or read_assigned_number(answer)
+    number = read_number(answer) or _assigned_number(answer)
     return None if number is None else numbers_equal(gold_number, number)
-
-
-def quick_match(extracted: str, golds: tuple[str, ...]) -> bool:
-    """Return True if the answer certainly equals a gold; False means "ask the worker", never "wrong"."""
-    return any(plain_verdict(extracted, gold) for gold in golds)
 
 
 def parse_label(label: object) -> tuple[str, ...]:
@@ -431,7 +426,7 @@ def _label_error(expected: str, label: object) -> DataError:
     return DataError(f"label: expected {expected}, got {brief(label)}. Write the gold answer in the row's label field.")
 
 
-def read_assigned_number(answer: str) -> Number | None:
+def _assigned_number(answer: str) -> Number | None:
     """Return the number of `x = 5` or `Area = 5 cm`, or None."""
     name, equals, value = answer.partition("=")
     named = equals and (_SYMBOL.fullmatch(name.strip()) or is_text(name.strip()))

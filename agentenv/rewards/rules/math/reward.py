@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import cache
 from threading import Lock
 from typing import Self
 
@@ -22,13 +23,12 @@ from agentenv.rewards.rules.math.answers import (
     is_list,
     parse_label,
     plain_verdict,
-    quick_match,
 )
 from agentenv.rewards.rules.text import with_opened_thought
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.rewards.workers.pool import WorkerFailed, WorkerPool, WorkerTimeout, shared_pool
 
-__all__ = ["MathGrader", "MathReward", "default_grader", "extract_answer", "math_outcome", "parse_label", "quick_match"]
+__all__ = ["MathGrader", "MathReward", "default_grader", "extract_answer", "math_outcome", "parse_label"]
 
 _CACHED = frozenset({Status.OK, Status.PARSE_ERROR, Status.TIMEOUT})
 _FEEDBACK = {
@@ -185,15 +185,10 @@ class MathGrader:
         await self.close()
 
 
-_default: MathGrader | None = None
-
-
+@cache
 def default_grader() -> MathGrader:
     """Return the process-wide grader, created at the first call; it shares workers with other rewards."""
-    global _default
-    if _default is None:
-        _default = MathGrader(pool=shared_pool())
-    return _default
+    return MathGrader(pool=shared_pool())
 
 
 class MathReward:
@@ -224,11 +219,7 @@ class MathReward:
             if isinstance(reward, bool) or not is_finite(reward):
                 raise ConfigError(f"MathReward.{name}: expected a finite number, got {reward!r}. Change it.")
         self._grader = grader
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """Lowest and highest possible reward."""
-        return min(self._rewards.values()), max(self._rewards.values())
+        self.bounds = (min(self._rewards.values()), max(self._rewards.values()))
 
     async def check_row(self, row: Response) -> None:
         """Raise DataError if the label is not an answer, or cannot be compared with one; see `grading.check_row`."""
