@@ -20,7 +20,6 @@ from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.interop.agent_files import load_agent_func
 from agentenv.rewards.rules.code.extract import extract_code
-from agentenv.rewards.rules.code.plain import example_text
 from agentenv.rewards.rules.code.reward import (
     HIDDEN_FAILED,
     INSTRUCTION,
@@ -28,6 +27,7 @@ from agentenv.rewards.rules.code.reward import (
     guide_reward,
     status_of,
 )
+from agentenv.rewards.rules.code.rows import example_text
 from agentenv.sandbox.grading import (
     GradeResult,
     Integrity,

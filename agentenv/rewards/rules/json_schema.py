@@ -102,7 +102,7 @@ def _unread(reason: str) -> RewardResult:
     return _nothing(Status.PARSE_ERROR, feedback=shown(f"expected a JSON document: {reason}", 300))
 
 
-def _nothing(status: Status, **texts: str) -> RewardResult:
+def _nothing(status: Status, **texts: Any) -> RewardResult:
     components = {"json": 0.0, "valid": 0.0, "required": 0.0}
     return RewardResult(0.0, score=0.0, status=status, components=components, **texts)
 

@@ -11,9 +11,10 @@ from typing import Any, ClassVar, Literal
 from agentenv.core.agent import AgentInstance, ResetState, StepState
 from agentenv.core.types import StepResult
 from agentenv.errors import InfraError
+from agentenv.rewards.judges.settings import settings_from
 from agentenv.rewards.rules.code.forms import code_task, comparison, program_of, question_of
 from agentenv.rewards.rules.code.reward import INSTRUCTION, feedback_text, grade_in_turn, passed_share
-from agentenv.rewards.rules.code.shared import LIMITS, exec_limits, sandbox_for
+from agentenv.rewards.rules.code.shared import LIMITS, sandbox_for
 from agentenv.rewards.rules.code.task import CodeTask
 from agentenv.sandbox.grading import GradeResult
 from agentenv.sandbox.types import ExecLimits, Sandbox
@@ -91,7 +92,7 @@ class CodeSandbox(AgentInstance):
         self.instruction = instruction
         self.sandbox = sandbox
         self.comparison = comparison("CodeSandbox", strict=strict, official=official)
-        self.limits = exec_limits("CodeSandbox", limits, default=self.default_limits)
+        self.limits = settings_from("CodeSandbox.limits", limits, self.default_limits)
         self.num_attempts = 0
         self.best_credit = 0.0
         self._task: CodeTask | None = None

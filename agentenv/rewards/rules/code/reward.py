@@ -9,8 +9,9 @@ from typing import Any, Literal, get_args
 
 from agentenv._util.calls import give_back, seconds_left
 from agentenv.errors import ConfigError
+from agentenv.rewards.judges.settings import settings_from
 from agentenv.rewards.rules.code.forms import code_task, comparison, program_of, question_of
-from agentenv.rewards.rules.code.shared import configured_sandbox, exec_limits, sandbox_for
+from agentenv.rewards.rules.code.shared import LIMITS, configured_sandbox, sandbox_for
 from agentenv.rewards.rules.code.task import CodeTask
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.sandbox.grading import GradeResult, TestResult, TestSuite, Verdict, feedback, grade
@@ -73,7 +74,7 @@ class CodeReward:
         self._reward_of = _SCALES[scale]
         self._sandbox = sandbox
         self._comparison = comparison("CodeReward", strict=strict, official=official)
-        self._limits = exec_limits("CodeReward", limits)
+        self._limits = settings_from("CodeReward.limits", limits, LIMITS)
 
     async def grade(self, response: Response) -> RewardResult:
         """Return the result of the program of a response.
@@ -86,9 +87,9 @@ class CodeReward:
         if code is None:
             return self._result(None, task.suite)
         sandbox = await sandbox_for(task.suite, self._sandbox)
-        tenant = f"{hash(code):x}"
-        how: dict[str, Any] = {"limits": self._limits, "all_or_nothing": False, "tenant": tenant}
-        result = await grade_in_turn(sandbox, code, task.suite, **how)
+        result = await grade_in_turn(
+            sandbox, code, task.suite, limits=self._limits, all_or_nothing=False, tenant=f"{hash(code):x}"
+        )
         if result.score is None:
             return RewardResult.failed(f"CodeReward: the sandbox failed: {result.infra_detail or 'no detail'}"[:500])
         return self._result(result, task.suite, code)
@@ -103,9 +104,8 @@ class CodeReward:
         status = status_of(result)
         detail = ""
         if result is not None:  # counts of verdicts, and signals of tampering
-            counts = {verdict: result.count(verdict) for verdict in Verdict}
-            verdicts = " ".join(f"{verdict.value}={count}" for verdict, count in counts.items() if count)
-            detail = " ".join([verdicts, *result.tamper_signals])
+            counts = [f"{verdict.value}={count}" for verdict in Verdict if (count := result.count(verdict))]
+            detail = " ".join([*counts, *result.tamper_signals])
         return RewardResult(
             self._reward_of(result, status),
             score=share,

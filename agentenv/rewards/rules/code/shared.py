@@ -10,7 +10,6 @@ from typing import Any
 
 from agentenv._util.calls import waiting
 from agentenv.errors import InfraError
-from agentenv.rewards.judges.settings import settings_from
 from agentenv.sandbox.factory import open_sandbox
 from agentenv.sandbox.grading import PytestSuite, TestSuite
 from agentenv.sandbox.types import ExecLimits, Sandbox, SandboxUnavailable
@@ -60,17 +59,6 @@ async def sandbox_for(suite: TestSuite, own: Mapping[str, Any] | Sandbox | None)
     if isinstance(suite, PytestSuite) and options.get("backend", "local") == "local":
         options["preimport"] = ["pytest", *options.get("preimport", ())]
     return await shared_sandbox(options)
-
-
-def exec_limits(
-    where: str, fields: Mapping[str, Any] | ExecLimits | None, *, default: ExecLimits = LIMITS
-) -> ExecLimits:
-    """Return the limits of one test: the default with these fields, or `fields` itself.
-
-    Raises:
-        ConfigError: a field is unknown.
-    """
-    return settings_from(f"{where}.limits", fields, default)
 
 
 def configured_sandbox(options: Mapping[str, Any]) -> Sandbox:
