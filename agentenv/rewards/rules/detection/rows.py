@@ -120,25 +120,20 @@ def normalize_boxes(boxes: Boxes, metadata: Mapping[str, Any]) -> Boxes:
     Raises:
         DataError: the row does not have the sizes of its images.
     """
-    sizes = image_sizes(metadata)
-    if len(sizes) < len(boxes.images):
-        sizes = [*sizes, *sizes[-1:] * (len(boxes.images) - len(sizes))]
-    images = [tuple(_scaled(box, *size) for box in image) for image, size in zip(boxes.images, sizes, strict=False)]
-    return replace(boxes, images=tuple(tuple(sorted(set(image))) for image in images))
-
-
-def image_sizes(metadata: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """Return width and height of each image in pixels, from `image_size`, one pair or a list of pairs.
-
-    Raises:
-        DataError: they are missing or invalid.
-    """
-    given = metadata.get("image_size")
-    pairs: Any = given if isinstance(given, list | tuple) and given and isinstance(given[0], list | tuple) else [given]
-    for pair in pairs:
-        if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(is_finite(x) and x >= 1 for x in pair):
+    given = metadata.get("image_size")  # a pair, or a list of pairs
+    sizes: Any = given if isinstance(given, list | tuple) and given and isinstance(given[0], list | tuple) else [given]
+    for size in sizes:
+        if not isinstance(size, list | tuple) or len(size) != 2 or not all(is_finite(x) and x >= 1 for x in size):
             raise _row_error("image_size", "[width, height] in pixels, as boxes in pixels need", given)
-    return [(float(width), float(height)) for width, height in pairs]
+    images = []
+    for index, image in enumerate(boxes.images):
+        scaled = set()
+        for label, *corners in image:
+            sides = sizes[min(index, len(sizes) - 1)] * 2
+            x1, y1, x2, y2 = (float(int(x / side * NORMALIZED)) for x, side in zip(corners, sides, strict=True))
+            scaled.add(Box(label, x1, y1, x2, y2))
+        images.append(tuple(sorted(scaled)))
+    return replace(boxes, images=tuple(images))
 
 
 def stage_threshold(metadata: Mapping[str, Any]) -> float:
@@ -154,12 +149,6 @@ def stage_threshold(metadata: Mapping[str, Any]) -> float:
         raise _row_error("global_step and max_steps", "numbers", (step, steps))
     done = step / steps if steps > 0 else 0.0
     return next((threshold for end, threshold in _STAGES if done <= end), _LAST_STAGE)
-
-
-def _scaled(box: Box, width: float, height: float) -> Box:
-    x1, x2 = (float(int(x / width * NORMALIZED)) for x in (box.x1, box.x2))
-    y1, y2 = (float(int(y / height * NORMALIZED)) for y in (box.y1, box.y2))
-    return Box(box.label, x1, y1, x2, y2)
 
 
 def _json(name: str, value: Any) -> Mapping[str, Any]:

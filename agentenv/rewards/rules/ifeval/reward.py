@@ -58,12 +58,8 @@ class IFEvalReward:
             if len(text) <= _INLINE_CHARS and not any(instruction.detects for instruction in instructions):
                 followed = check_text(instructions, text, self._mode)
             else:
-                request = {
-                    "task": "ifeval",
-                    "text": text,
-                    "mode": self._mode,
-                    "instructions": [[instruction.name, dict(instruction.params)] for instruction in instructions],
-                }
+                asked = [[instruction.name, dict(instruction.params)] for instruction in instructions]
+                request = {"task": "ifeval", "text": text, "mode": self._mode, "instructions": asked}
                 reply = await (self._pool or shared_pool()).run(request, cpu_limit_s=_CPU_LIMIT_S)
                 followed = [bool(each) for each in reply["followed"]]
         except WorkerTimeout as error:
@@ -89,5 +85,4 @@ class IFEvalReward:
 
 def _components(followed: list[bool]) -> Mapping[str, float]:
     share = sum(followed) / len(followed)
-    parts = {"followed": share, "all": float(all(followed)), "num_instructions": float(len(followed))}
-    return parts
+    return {"followed": share, "all": float(all(followed)), "num_instructions": float(len(followed))}

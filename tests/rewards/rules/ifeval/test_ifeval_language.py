@@ -5,8 +5,7 @@ import sys
 import pytest
 
 from agentenv.errors import MissingDependency
-from agentenv.rewards.rules.ifeval import language
-from agentenv.rewards.rules.ifeval.language import CODES, code_of, is_in
+from agentenv.rewards.rules.ifeval.rules import CODES, code_of, is_in, load_langdetect
 
 TEXTS = {
     "th": "สวัสดีครับ วันนี้อากาศดี",
@@ -24,20 +23,20 @@ TEXTS = {
 
 def test_a_language_needs_langdetect_unless_the_text_has_no_letters(monkeypatch):
     monkeypatch.setitem(sys.modules, "langdetect", None)
-    monkeypatch.setattr(language, "_loaded", [])
+    load_langdetect.cache_clear()
     with pytest.raises(MissingDependency, match=r"agentenv-rl\[ifeval\]"):
-        is_in(TEXTS["th"], "th")
-    assert not any(is_in(text, "en") for text in ("", "123", "... !", "\n"))
+        is_in(TEXTS["th"], language="th")
+    assert not any(is_in(text, language="en") for text in ("", "123", "... !", "\n"))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("code", TEXTS)
 def test_langdetect_tells_the_language(code):
     pytest.importorskip("langdetect", reason="pip install langdetect")
-    assert is_in(TEXTS[code], code)
-    assert is_in(f"{TEXTS[code]} 123 {TEXTS[code]} (a)", code)
-    assert not is_in(TEXTS[code], "de")
-    assert is_in(TEXTS[code], "zh") == code.startswith("zh")
+    assert is_in(TEXTS[code], language=code)
+    assert is_in(f"{TEXTS[code]} 123 {TEXTS[code]} (a)", language=code)
+    assert not is_in(TEXTS[code], language="de")
+    assert is_in(TEXTS[code], language="zh") == code.startswith("zh")
 
 
 @pytest.mark.parametrize(("given", "code"), [
@@ -53,5 +52,5 @@ def test_every_language_that_langdetect_knows_can_be_asked_for():
     pytest.importorskip("langdetect", reason="pip install langdetect")
     from langdetect import detector_factory
 
-    language.load()
+    load_langdetect()
     assert set(detector_factory._factory.langlist) | {"zh"} == set(CODES)
