@@ -2,21 +2,15 @@
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from agentenv._util.calls import create
-from agentenv.chat.chat import Chat
 from agentenv.core.dataset import read_tasks
 from agentenv.core.types import Limits, StopReason, Task
-from agentenv.episode.setup import EpisodeKey
 from agentenv.episode.source import EnvSource
-from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError, DataError
 from agentenv.interop.agent_files import load_agent_func
-from agentenv.testing.tokenizers import CharTokenizer
 from agentenv_envs.gymnasium_text import GymnasiumText, games
 from examples.make import game_tasks as tasks
 from tests.envs.scripted import play
@@ -41,16 +35,6 @@ def begun(label, seed=3, **options):
 
 def say(env, *actions):
     return [env.step({"action_text": action}) for action in actions][-1]
-
-
-async def by_gold(task, **options):
-    make = partial(create, GymnasiumText, options)
-    key = EpisodeKey(seed=task.seed)
-    async with SteppedEpisode(make, task, chat=Chat(CharTokenizer()), limits=LIMITS, key=key) as episode:
-        await episode.begin()
-        while not episode.over:
-            await episode.act(await episode.gold() or "no idea")
-    return episode.trajectory
 
 
 # --- the games --------------------------------------------------------------------------------------------------------
@@ -151,12 +135,6 @@ def test_gold_earns_the_full_score_and_reward_of_every_shipped_task_within_the_d
         word = None if results[-1].done else env.on_truncate({})
         reward = sum(result.reward for result in results) + (word.reward if word else 0.0)
         assert (results[-1].score, reward) == (1.0, 1.0), task.task_id
-
-
-@pytest.mark.parametrize("name", GAMES)
-async def test_gold_wins_in_the_loop_too(name):
-    episode = await by_gold(rows(name)[0])
-    assert (episode.score, episode.reward, episode.error) == (1.0, 1.0, None)
 
 
 @pytest.mark.long

@@ -1,27 +1,20 @@
 """reasoning_gym: what an answer is worth, what a policy is told, what a row is; no dataset is generated here."""
 
 import json
-from functools import partial
 from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from agentenv._util.calls import create
-from agentenv.chat.chat import Chat
-from agentenv.core.dataset import read_tasks
-from agentenv.core.types import Limits
 from agentenv.episode.registry import load_env
-from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError, DataError, MissingDependency
 from agentenv.interop.agent_files import load_agent_func
 from agentenv.rewards.types import Response, Status
-from agentenv.testing.tokenizers import CharTokenizer
 from agentenv_envs.reasoning_gym import ReasoningGym, ReasoningGymReward, reward
 from agentenv_envs.reasoning_gym.oracles import oracle
 from agentenv_envs.reasoning_gym.reward import INSTRUCTIONS, extract, wrapped
-from tests.envs.reasoning_gym_items import DATA, golds, item, items, rows
+from tests.envs.reasoning_gym_items import golds, item, items, rows
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="pip install 'agentenv-rl[reasoning-gym]'")
@@ -233,20 +226,6 @@ async def test_an_answer_that_was_cut_is_truncated_unless_it_is_right():
     assert (whole.truncated, whole.terminated, whole.reward) == (False, True, 1.0)
     opened = states("so <answer>1</answer>", item("chain_sum"), prompt="Q<think>\n")
     assert (await ReasoningGym().step(opened)).info["no_answer"] == 1.0
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("answer", ["auto", "boxed"])
-async def test_an_episode_of_the_loop_with_the_gold_action_earns_everything(answer):
-    tasks = [task for task in read_tasks(str(DATA)) if task.metadata["dataset"] in ("codeio", "boxnet", "n_queens")]
-    for task in tasks:
-        make = partial(create, ReasoningGym, {"answer": answer})
-        limits = Limits(max_length=20_000)
-        async with SteppedEpisode(make, task, chat=Chat(CharTokenizer()), limits=limits) as episode:
-            await episode.begin()
-            result = await episode.act(await episode.gold())
-            assert (result.reward, result.score, episode.over) == (1.0, 1.0, True), task.task_id
-    assert len(tasks) == 6
 
 
 @pytest.mark.parametrize("name", sorted(ReasoningGym.hacks))

@@ -9,19 +9,18 @@ import pytest
 
 from agentenv.chat.chat import Chat
 from agentenv.core.engine import Engine
-from agentenv.core.types import Limits, SamplingParams, StopReason, Task
+from agentenv.core.types import Limits, SamplingParams, Task
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, plan
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.interop.agent_files import load_agent_func
-from agentenv.rewards.registry import make_reward, reward_names
+from agentenv.rewards.registry import reward_names
 from agentenv.rewards.types import RewardResult
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv_envs.verify import Verify
 from agentenv_envs.verify.env import DOMAINS
-from tests.envs.scripted import play, scripted
+from tests.envs.scripted import scripted
 
 ROOT = Path(__file__).parents[2]
 DATA = Verify.datasets["verify_mixed"]
@@ -187,25 +186,6 @@ async def test_a_grader_that_fails_raises_and_is_never_a_wrong_answer():
         await judged("42", reward=Failing())
 
 
-async def run(reward, *actions, max_retries=1):
-    """The runner's episodes of one task."""
-    runner = EpisodeRunner(
-        EnvSource(Verify, {"reward": reward}),
-        scripted(actions),
-        policy=ErrorPolicy(max_retries=max_retries, retry_wait_s=0.0, max_error_share=1.0),
-    )
-    ended = []
-    await runner.run(plan([Task("Q", "42", "t")], num_samples=1), ended.append)
-    return ended
-
-
-async def test_the_runner_tries_an_episode_again_whose_grader_failed():
-    (trajectory,) = await run(Failing(), "42", "42")
-    assert (trajectory.reward, trajectory.attempt, trajectory.stop_reason) == (1.0, 1, StopReason.TERMINATED)
-    (trajectory,) = await run(Failing(9), "42", "42")
-    assert (trajectory.reward, trajectory.error.kind) == (None, "infra")
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -230,22 +210,7 @@ async def test_rows_and_settings_are_left_as_they_were_and_instances_can_be_pick
     assert spec == {"sum": {"a": {"reward": "choice", "weight": 2.0}}}
 
 
-async def test_episodes_with_the_same_settings_share_one_reward(monkeypatch):
-    made = []
-    monkeypatch.setattr("agentenv.rewards.registry.reward_from", lambda spec: made.append(spec) or make_reward("math"))
-    spec = {"math": {"wrong": -0.125}}
-    for _ in range(3):
-        await judged("42", reward=dict(spec))
-    assert made == [spec]
-
-
 # --- by the command line --------------------------------------------------------------------------------------------
-
-
-async def test_the_agent_func_runs_it():
-    source = load_agent_func(ROOT / "agent_funcs/verify.py")
-    trajectory = await play(source, Task("Q", {"domain": "math", "label": "42"}), ["The answer is 42."])
-    assert (trajectory.reward, trajectory.score, trajectory.error) == (1.0, 1.0, None)
 
 
 async def test_a_reward_file_that_raises_is_its_authors_error_and_is_not_run_again(tmp_path):

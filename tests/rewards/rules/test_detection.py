@@ -331,13 +331,6 @@ async def test_no_order_changes_a_reward(predicted, truth, random):
 
 
 @pytest.mark.long
-@settings(max_examples=40, deadline=None)
-@given(BOXES)
-async def test_the_true_boxes_are_perfect(truth):
-    assert (await reward_of(truth, truth)).reward == pytest.approx(1.0)
-
-
-@pytest.mark.long
 @settings(max_examples=80, deadline=None)
 @given(BOXES, BOXES, st.tuples(st.sampled_from("abc"), NUMBERS, NUMBERS, st.integers(0, 6), st.integers(0, 6)))
 async def test_a_wrong_box_more_never_raises_the_reward(predicted, truth, wrong):

@@ -101,13 +101,8 @@ def test_parses_labels(label, golds):
     [None, "", "  ", "$$", "####", [], [[]], ["5", None], {}, True, float("nan"), float("inf"), "x" * 5000, b"5"],
 )
 def test_a_label_without_an_answer_is_a_data_error(label):
-    with pytest.raises(DataError, match=r"^label: expected .*, got .*\. Write the gold"):
+    with pytest.raises(DataError, match=r"^label: expected .*, got .*\. Write the gold") as caught:
         parse_label(label)
-
-
-def test_a_long_label_is_shown_in_part():
-    with pytest.raises(DataError) as caught:
-        parse_label("x" * 100_000)
     assert len(str(caught.value)) < 400
 
 
