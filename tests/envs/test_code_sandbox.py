@@ -484,7 +484,7 @@ SHARED = """
 import asyncio, os
 from pathlib import Path
 from agentenv_envs.code_sandbox import CodeSandbox
-from agentenv.rewards.rules.code.shared import shared_sandbox
+from agentenv.rewards.rules.code.reward import shared_sandbox
 
 LABEL = {"entry_point": "f", "hidden": [{"args": [], "expected": 1}]}
 def children():

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agentenv.errors import ConfigError
-from agentenv.rewards.rules.code.shared import shared_sandbox
+from agentenv.rewards.rules.code.reward import shared_sandbox
 from agentenv.sandbox import LocalSandbox, SandboxUnavailable
 from agentenv.sandbox.fusion.server import FusionServer
 from agentenv_envs.code_sandbox import CodeSandbox

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agentenv.engines.models import load_tokenizer
 from agentenv.errors import ConfigError, DataError
 from agentenv_envs.guess_number import GuessNumber
-from agentenv_envs.guess_number.texts import hint_text, invalid_text, rules_text
+from agentenv_envs.guess_number.env import hint_text, invalid_text, rules_text
 from examples.make.untrained_model import make_model, make_tokenizer
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from agentenv.rewards.rules.math.reward import MathGrader
 from agentenv.rewards.types import RewardResult, Status
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv_envs.math_retry import MathRetry
-from agentenv_envs.math_retry.texts import INSTRUCTION
+from agentenv_envs.math_retry.env import INSTRUCTION
 from tests.envs.scripted import play
 
 ROOT = Path(__file__).parents[2]

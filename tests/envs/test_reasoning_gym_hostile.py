@@ -95,13 +95,13 @@ async def test_an_answer_without_end_is_not_scored():
     assert "101 characters; at most 100" in result.detail
 
 
-async def test_a_worker_that_dies_is_a_failure_and_no_wrong_answer():
+async def test_a_worker_that_dies_is_a_failure_and_no_wrong_answer(monkeypatch):
     class Dead:
         async def run(self, request, **limits):
             raise WorkerFailed("a worker died during the check")
 
+    monkeypatch.setattr("agentenv_envs.reasoning_gym.reward.shared_pool", Dead)
     env = ReasoningGym()
-    env.reward._pool = Dead()
     with pytest.raises(InfraError, match=r"no grade .infra.: WorkerFailed: a worker died"):
         await env.step({"action_text": "<answer>1</answer>", "label": item("chain_sum")})
     assert env.num_attempts == 0

@@ -23,8 +23,16 @@ from agentenv.core.arguments import label_error, number, one_of, shown, whole_nu
 from agentenv.errors import ConfigError
 from agentenv.rewards.rules.length import Count, LengthReward
 from agentenv.rewards.rules.repetition import RepetitionReward
-from agentenv.rewards.rules.retraction import is_alternative, is_taken_back, standing_box
-from agentenv.rewards.rules.text import FONTS, INK, boxes, final_text, last_boxed
+from agentenv.rewards.rules.text import (
+    FONTS,
+    INK,
+    boxes,
+    final_text,
+    is_alternative,
+    is_taken_back,
+    last_boxed,
+    standing_box,
+)
 from agentenv.rewards.types import Response, RewardResult, Status
 
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -13,8 +13,14 @@ from agentenv.core.types import StepResult
 from agentenv.errors import InfraError
 from agentenv.rewards.judges.settings import settings_from
 from agentenv.rewards.rules.code.forms import code_task, comparison, program_of, question_of
-from agentenv.rewards.rules.code.reward import INSTRUCTION, feedback_text, grade_in_turn, passed_share
-from agentenv.rewards.rules.code.shared import LIMITS, sandbox_for
+from agentenv.rewards.rules.code.reward import (
+    INSTRUCTION,
+    LIMITS,
+    feedback_text,
+    grade_in_turn,
+    passed_share,
+    sandbox_for,
+)
 from agentenv.rewards.rules.code.task import CodeTask
 from agentenv.sandbox.grading import GradeResult
 from agentenv.sandbox.types import ExecLimits, Sandbox

@@ -14,7 +14,6 @@ from agentenv.core.types import StepResult
 from agentenv.errors import DataError
 from agentenv.rewards.rules.text import final_text
 from agentenv_envs.common import check, check_count, with_question
-from agentenv_envs.guess_number.texts import hint_text, invalid_text, rules_text
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?![\w]|\.\d)")
 _MAX_DIGITS = 9  # longer numbers are out of any range, and int() of thousands of digits is slow
@@ -142,3 +141,22 @@ class GuessNumber(AgentInstance):
 def _last_number(text: str) -> int | None:
     numbers = _NUMBER.findall(text)
     return int(numbers[-1]) if numbers and len(numbers[-1]) <= _MAX_DIGITS else None
+
+
+# Every text of the game. The untrained policy's tokenizer consists of exactly these words.
+
+
+def rules_text(low: int, high: int, max_guesses: int) -> str:
+    """Return the rules below the prompt of the first turn."""
+    guesses = "1 guess" if max_guesses == 1 else f"{max_guesses} guesses"
+    return f"It is a whole number from {low} to {high}. You have {guesses}. Say one number."
+
+
+def hint_text(guess: int, number: int) -> str:
+    """Return the user message after a wrong guess."""
+    return "It is larger." if guess < number else "It is smaller."
+
+
+def invalid_text(low: int, high: int) -> str:
+    """Return the user message after an action without a number, or with one out of range."""
+    return f"Say a number from {low} to {high}."

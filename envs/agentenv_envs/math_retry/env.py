@@ -12,8 +12,9 @@ from agentenv.errors import InfraError
 from agentenv.rewards.rules.math.reward import MathGrader, default_grader, math_outcome
 from agentenv.rewards.rules.text import with_opened_thought
 from agentenv.rewards.types import Status
-from agentenv_envs.common import check_count, with_question
-from agentenv_envs.math_retry.texts import INSTRUCTION, feedback_text, question_text
+from agentenv_envs.common import attempts_text, check_count, with_question
+
+INSTRUCTION = "Give the final answer after ####."  # english: off (tiny-math was trained with this text)
 
 
 class MathRetry(AgentInstance):
@@ -103,3 +104,28 @@ class MathRetry(AgentInstance):
         """Return the label after the mark that the instruction asks for."""
         label = str("" if states["label"] is None else states["label"])
         return f"#### {label.rpartition('####')[2].strip()}" if label.strip() else None
+
+
+# Every sentence that a policy is sent. The shipped tiny-math policy was trained on exactly these.
+
+
+def question_text(question: str, instruction: str = INSTRUCTION) -> str:
+    """Return the first user message: the question and, unless it is empty, the instruction on its own line."""
+    return f"{question}\n{instruction}" if instruction else question
+
+
+def feedback_text(outcome: str, extracted: str | None, attempts_left: int) -> str:
+    """Return the user message after a failed attempt: what was wrong with it, never what is right.
+
+    Args:
+        outcome: the grade's outcome: wrong, no_answer, parse_error or timeout.
+        extracted: the answer that was read from the attempt, where there was one.
+        attempts_left: attempts that remain, at least 1.
+    """
+    what = {
+        "wrong": f"Your answer {extracted} is not correct. Check each step and try again.",
+        "no_answer": "No final answer was found. Solve it step by step and end with #### and the answer.",
+        "parse_error": f"Your answer {extracted} could not be read. Write one number or expression after ####.",
+        "timeout": f"Your answer {extracted} took too long to check. Write it in a simpler form after ####.",
+    }[outcome]
+    return f"{what} {attempts_text(attempts_left)}"

@@ -13,10 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 from agentenv.errors import DataError, MissingDependency
-from agentenv.rewards.rules.retraction import is_taken_back, standing_box
-from agentenv.rewards.rules.text import final_text, with_opened_thought
+from agentenv.rewards.rules.text import final_text, is_taken_back, standing_box, with_opened_thought
 from agentenv.rewards.types import Response, RewardResult, Status
-from agentenv.rewards.workers.pool import WorkerPool, WorkerTimeout, shared_pool
+from agentenv.rewards.workers.pool import WorkerTimeout, shared_pool
 from agentenv_envs.common import check
 from agentenv_envs.reasoning_gym.scoring import request_of
 
@@ -88,7 +87,6 @@ class ReasoningGymReward:
         partial_credit: bool = False,
         max_answer_chars: int = 8192,
         cpu_limit_s: float = 5.0,
-        pool: WorkerPool | None = None,
     ) -> None:
         """Set the options; nothing is started.
 
@@ -97,7 +95,6 @@ class ReasoningGymReward:
             partial_credit: reward nearly right answers.
             max_answer_chars: longer answers are not scored; the longest right ones have about 5,000.
             cpu_limit_s: CPU time for a scorer.
-            pool: worker processes; by default those that all rewards share.
 
         Raises:
             ConfigError: a value is out of range.
@@ -112,7 +109,6 @@ class ReasoningGymReward:
         self._partial = bool(partial_credit)
         self._max_chars = max_answer_chars
         self._cpu_s = float(cpu_limit_s)
-        self._pool = pool
 
     async def grade(self, response: Response) -> RewardResult:
         """Grade a response.
@@ -129,9 +125,8 @@ class ReasoningGymReward:
             detail = f"the answer has {len(answer)} characters; at most {self._max_chars} are scored"
             return _nothing(Status.PARSE_ERROR, answer[:200], detail)
         try:
-            outcome = await (self._pool or shared_pool()).run(
-                request_of(entry, answer, partial=self._partial), cpu_limit_s=self._cpu_s
-            )
+            request = request_of(entry, answer, partial=self._partial)
+            outcome = await shared_pool().run(request, cpu_limit_s=self._cpu_s)
         except WorkerTimeout as error:
             return _nothing(Status.TIMEOUT, answer, str(error))
         if outcome["outcome"] != "scored":

@@ -11,7 +11,7 @@ from typing import Any
 from agentenv.errors import ConfigError
 from agentenv.rewards.judges.settings import settings_from
 from agentenv.rewards.loading import load_function
-from agentenv.rewards.rules.code.shared import shared_sandbox
+from agentenv.rewards.rules.code.reward import shared_sandbox
 from agentenv.sandbox.types import ExecLimits
 from agentenv.tools.mcp import McpServer
 from agentenv.tools.python import PythonTool

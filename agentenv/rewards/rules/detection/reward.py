@@ -11,13 +11,15 @@ from typing import Literal
 
 from agentenv.core.arguments import is_finite
 from agentenv.errors import ConfigError
-from agentenv.rewards.rules.detection.answers import Boxes, answer_block, read_boxes
 from agentenv.rewards.rules.detection.matching import AVERAGED, COCO, LOWEST, BoxMatcher
 from agentenv.rewards.rules.detection.rows import (
     METRICS,
+    Boxes,
     Rules,
+    answer_block,
     check_rules,
     normalize_boxes,
+    read_boxes,
     row_of,
     rules_of,
     stage_threshold,

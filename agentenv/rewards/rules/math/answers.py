@@ -18,8 +18,16 @@ from fractions import Fraction
 from agentenv._util.brief import brief
 from agentenv.errors import DataError
 from agentenv.rewards.rules.math.latex import kind, one_spelling, parts, readable, with_bases, without_loose_spaces
-from agentenv.rewards.rules.retraction import is_taken_back, standing_box
-from agentenv.rewards.rules.text import FONTS, INK, boxes, final_text, last_boxed, without_special_tokens
+from agentenv.rewards.rules.text import (
+    FONTS,
+    INK,
+    boxes,
+    final_text,
+    is_taken_back,
+    last_boxed,
+    standing_box,
+    without_special_tokens,
+)
 
 MAX_ANSWER_CHARS = 4096
 """Longer answers are not graded."""

@@ -61,8 +61,8 @@ class MathGrader:
     fails. A worker that sends no answer in `max(10 * timeout_s, 30)` seconds without having computed that much is lost:
     a new one repeats the check once, and then the status is INFRA.
 
-    Beyond `max_pending` checks, callers wait in line. A worker is replaced after `max_tasks_per_worker` checks. With a
-    `pool`, these three are the pool's, and its owner closes it. The last `cache_size` results are cached.
+    A `pool` has its own number of workers and limits, and its owner closes it. The last `cache_size` results are
+    cached.
     """
 
     def __init__(
@@ -70,19 +70,12 @@ class MathGrader:
         num_workers: int = 2,
         timeout_s: float = 2.0,
         *,
-        max_pending: int = 1024,
-        max_tasks_per_worker: int = 2000,
         cache_size: int = 4096,
         pool: WorkerPool | None = None,
     ) -> None:
         self._timeout_s = timeout_s
         self._owns_pool = pool is None
-        self._pool = pool or WorkerPool(
-            num_workers=num_workers,
-            cpu_limit_s=timeout_s,
-            max_pending=max_pending,
-            max_tasks_per_worker=max_tasks_per_worker,
-        )
+        self._pool = pool or WorkerPool(num_workers=num_workers, cpu_limit_s=timeout_s)
         self._cache_size = cache_size
         self._cache: dict[_Key, RewardResult] = {}
         self._cache_lock = Lock()  # guards the cache's order when event loops of several threads share the grader
