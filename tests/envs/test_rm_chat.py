@@ -4,7 +4,6 @@ import asyncio
 import gc
 import json
 import logging
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -590,28 +589,23 @@ def with_complete(judge):
     return judge
 
 
+HELD = """
+from agentenv.rewards.types import RewardResult
+
+class Held:
+    bounds = (0.0, 1000.0)
+    def __init__(self):
+        print("made", end=" ", file=open("log.txt", "a"), flush=True)
+    async def grade(self, response):
+        return RewardResult(float(len(response.prompt)))
+    async def close(self):
+        print("closed", end=" ", file=open("log.txt", "a"), flush=True)
+"""
+
+
 def test_the_scorer_of_a_run_is_shared_and_closed_before_the_run_ends(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "reward.py").write_text(
-        textwrap.dedent("""
-        from pathlib import Path
-        from agentenv.rewards.types import RewardResult
-
-        class Held:
-            bounds = (0.0, 1000.0)
-
-            def __init__(self):
-                with open("log.txt", "a") as log:
-                    log.write("made ")
-
-            async def grade(self, response):
-                return RewardResult(float(len(response.prompt)))
-
-            async def close(self):
-                with open("log.txt", "a") as log:
-                    log.write("closed ")
-        """)
-    )
+    (tmp_path / "reward.py").write_text(HELD)
     rows = [{"prompt": f"Q{index}", "label": None, "user_turns": ["And?"]} for index in range(6)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     kwargs = json.dumps({"reward": "reward.py:Held"})

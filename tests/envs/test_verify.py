@@ -3,16 +3,14 @@
 import asyncio
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agentenv.chat.chat import Chat
-from agentenv.core.engine import Engine
-from agentenv.core.types import Limits, SamplingParams, Task
+from agentenv.core.types import Task
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, plan
-from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.registry import reward_names
@@ -121,61 +119,37 @@ async def test_a_label_that_the_reward_cannot_use_is_a_fault_of_the_data(domain,
 
 
 class Failing:
-    """A reward that fails at first."""
+    """A reward that says when it has begun, and fails or not."""
 
     bounds = (0.0, 1.0)
 
-    def __init__(self, failures=1, wait_s=0.0):
-        self.failures, self.wait_s = failures, wait_s
+    def __init__(self, fails=True):
+        self.fails, self.begun = fails, asyncio.Event()
 
     async def grade(self, response):
-        """1.0, after the failures."""
-        await asyncio.sleep(self.wait_s)
-        self.failures -= 1
-        return RewardResult.failed("down") if self.failures >= 0 else RewardResult(1.0, 1.0)
-
-
-class Announcing:
-    """A reward that says when it has begun."""
-
-    bounds = (0.0, 1.0)
-
-    def __init__(self):
-        self.begun = asyncio.Event()
-
-    async def grade(self, response):
-        """1.0."""
+        """1.0, or a failure."""
         self.begun.set()
-        return RewardResult(1.0, 1.0)
+        return RewardResult.failed("down") if self.fails else RewardResult(1.0, 1.0)
 
 
-class SecondWaits(Engine):
+class SecondWaits(ScriptedEngine):
     """An engine whose second generation ends only when the first answer is being judged."""
-
-    def __init__(self, tokenizer, begun):
-        self.engine, self.begun, self.num = ScriptedEngine(["an answer"], tokenizer), begun, 0
 
     async def generate(self, prompt_token_ids, sampling, *, request_id):
         """As scripted."""
-        self.num += 1
-        if self.num == 2:
-            await self.begun.wait()
-        return await self.engine.generate(prompt_token_ids, sampling, request_id=request_id)
+        if self.requests:
+            await self.reward.begun.wait()
+        return await super().generate(prompt_token_ids, sampling, request_id=request_id)
 
 
 async def test_rewards_are_computed_while_other_answers_are_still_being_generated():
     """ROLL's acceptance check; where a batch were generated before any of it is judged, nothing would ever end."""
-    reward, tokenizer, ended = Announcing(), CharTokenizer(), []
+    reward, ended = Failing(fails=False), []
+    engine = SecondWaits(["an answer"], CharTokenizer())
+    engine.reward = reward
+    setup = replace(scripted([], generate_timeout_s=30.0), engine=engine)
     runner = EpisodeRunner(
-        EnvSource(Verify, {"reward": reward}),
-        EpisodeSetup(
-            engine=SecondWaits(tokenizer, reward.begun),
-            chat=Chat(tokenizer),
-            sampling=SamplingParams(seed=0),
-            limits=Limits(generate_timeout_s=30.0),
-        ),
-        policy=ErrorPolicy(max_retries=0),
-        concurrency=2,
+        EnvSource(Verify, {"reward": reward}), setup, policy=ErrorPolicy(max_retries=0), concurrency=2
     )
     await runner.run(plan([Task("a", label="", task_id="a"), Task("b", label="", task_id="b")], 1), ended.append)
     assert [trajectory.reward for trajectory in ended] == [1.0, 1.0]

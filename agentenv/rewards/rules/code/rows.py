@@ -1,9 +1,9 @@
-"""Read rows of our own plain form, and of HumanEval, MBPP, APPS, LiveCodeBench, and ROLL's code sandbox.
+"""Read rows of the plain form, and of HumanEval, MBPP, APPS, LiveCodeBench, and ROLL's code sandbox.
 
-The plain form has `visible` and `hidden`, lists of `{"args": [...], "expected": ...}` with an `entry_point`, of
-`{"stdin": ..., "stdout": ...}` (or `input` and `output`), or of Python source with asserts and an `entry_point`. Of
-`tests` alone the first is visible. Besides: `mode` (function, stdio or assert), `comparison` (fields of `Comparison`),
-`text_mode` (of `StdioSuite`), `prelude` and `starter_code`.
+The plain form is the library's. It has `visible` and `hidden`, lists of `{"args": [...], "expected": ...}` with an
+`entry_point`, of `{"stdin": ..., "stdout": ...}` (or `input` and `output`), or of Python source with asserts and an
+`entry_point`. Of `tests` alone the first is visible. Besides: `mode` (function, stdio or assert), `comparison` (fields
+of `Comparison`), `text_mode` (of `StdioSuite`), `prelude` and `starter_code`.
 
 ROLL's rows have `case_type`, `test_cases` and `test_case_function`. `test_cases` is a list, or its JSON, whose members
 depend on `case_type`:
