@@ -195,10 +195,6 @@ def _lake(moment: Moment) -> str:
     return texts.frozen_lake_text(moment.env.unwrapped.desc, int(moment.observation))
 
 
-def _cliff(moment: Moment) -> str:
-    return texts.cliff_text(int(moment.observation))
-
-
 def _taxi(moment: Moment) -> str:
     inner = moment.env.unwrapped
     row, column, passenger, destination = (int(one) for one in inner.decode(int(moment.observation)))
@@ -214,7 +210,14 @@ _SLIPPERY = f"{texts.FROZEN_LAKE} {texts.SLIPPERY}"
 GAMES: Mapping[str, Game] = {
     "frozen_lake": Game("FrozenLake", _LAKE, texts.FROZEN_LAKE, _lake, 24, -1.0, {"is_slippery": False}),
     "frozen_lake_slippery": Game("FrozenLake", _LAKE, _SLIPPERY, _lake, 50, -1.0, {"is_slippery": True}),
-    "cliff_walking": Game("CliffWalking", _CLIFF, texts.CLIFF_WALKING, _cliff, 24, -100.0),
+    "cliff_walking": Game(
+        "CliffWalking",
+        _CLIFF,
+        texts.CLIFF_WALKING,
+        lambda moment: texts.cliff_text(int(moment.observation)),
+        24,
+        -100.0,
+    ),
     "taxi": Game("Taxi", _TAXI, texts.TAXI, _taxi, 24, -10.0),
     "blackjack": Game("Blackjack", _BLACKJACK, texts.BLACKJACK, _blackjack, 24, -1.0),
 }

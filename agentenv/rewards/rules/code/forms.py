@@ -95,7 +95,11 @@ def code_task(
         read = form.read_strictly if strict else form.read_officially if official else form.read
         task = (read or form.read)(columns)
         for field in ("prelude", "solution_prelude"):
-            _check_python(getattr(task.suite, field, ""))
+            prelude = getattr(task.suite, field, "")
+            try:
+                parse_source(prelude)
+            except (SyntaxError, ValueError) as error:
+                raise ValueError(f"{prelude[-80:]!r} before the solution where Python is needed ({error})") from error
         return task
     except DataError:
         raise
@@ -114,14 +118,6 @@ def comparison(where: str, *, strict: bool, official: bool) -> dict[str, bool]:
     if strict and official:
         raise ConfigError(f"{where}.official: expected False with strict, got {official!r}. Set one of them.")
     return {"strict": strict, "official": official}
-
-
-def _check_python(prelude: str) -> None:
-    """Raise ValueError if source of the row that precedes every solution is not Python: no solution could pass."""
-    try:
-        parse_source(prelude)
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"{prelude[-80:]!r} before the solution where Python is needed ({error})") from error
 
 
 def question_of(prompt: Any) -> str:

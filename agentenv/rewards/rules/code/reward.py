@@ -15,7 +15,6 @@ from agentenv._util.calls import give_back, seconds_left, waiting
 from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards.judges.settings import settings_from
 from agentenv.rewards.rules.code.forms import code_task, comparison, program_of, question_of
-from agentenv.rewards.rules.code.task import CodeTask
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.sandbox.factory import open_sandbox
 from agentenv.sandbox.grading import GradeResult, PytestSuite, TestResult, TestSuite, Verdict, feedback, grade
@@ -155,7 +154,9 @@ class CodeReward:
             DataError: the label and the metadata have no tests of a known form.
             InfraError: the sandbox is unavailable.
         """
-        task, code = await asyncio.to_thread(self._read, response)  # packed tests may be megabytes
+        row = {"prompt": question_of(response.prompt), **response.metadata}  # HumanEval has imports and helpers there
+        task = await asyncio.to_thread(code_task, response.label, row, **self._comparison)  # tests may be megabytes
+        code = await asyncio.to_thread(program_of, task, response.text, response.prompt)
         if code is None:
             return self._result(None, task.suite)
         sandbox = await sandbox_for(task.suite, self._sandbox)
@@ -165,11 +166,6 @@ class CodeReward:
         if result.score is None:
             return RewardResult.failed(f"CodeReward: the sandbox failed: {result.infra_detail or 'no detail'}"[:500])
         return self._result(result, task.suite, code)
-
-    def _read(self, response: Response) -> tuple[CodeTask, str | None]:
-        row = {"prompt": question_of(response.prompt), **response.metadata}  # HumanEval has imports and helpers there
-        task = code_task(response.label, row, **self._comparison)
-        return task, program_of(task, response.text, response.prompt)
 
     def _result(self, result: GradeResult | None, suite: TestSuite, code: str | None = None) -> RewardResult:
         share = passed_share(result)

@@ -381,7 +381,10 @@ def plain_verdict(answer: str, gold: str) -> bool | None:
     if (gold_number := read_number(gold)) is None:
         same = without_loose_spaces(one_spelling(gold)) == without_loose_spaces(one_spelling(answer))
         return True if same else None
-    number = read_number(answer) or _assigned_number(answer)
+    number = read_number(answer)
+    name, equals, value = answer.partition("=")
+    if equals and (_SYMBOL.fullmatch(name.strip()) or is_text(name.strip())):  # `x = 5` or `Area = 5 cm`
+        number = read_number(_without_unit(value.strip()))
     return None if number is None else numbers_equal(gold_number, number)
 
 
@@ -432,10 +435,3 @@ def _gold_of(label: str) -> str:
 
 def _label_error(expected: str, label: object) -> DataError:
     return DataError(f"label: expected {expected}, got {brief(label)}. Write the gold answer in the row's label field.")
-
-
-def _assigned_number(answer: str) -> Number | None:
-    """Return the number of `x = 5` or `Area = 5 cm`, or None."""
-    name, equals, value = answer.partition("=")
-    named = equals and (_SYMBOL.fullmatch(name.strip()) or is_text(name.strip()))
-    return read_number(_without_unit(value.strip())) if named else None
