@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from agentenv._util.lenient_json import MAX_CHARS, MAX_DEPTH, MAX_DIGITS
+from agentenv._util.lenient_json import MAX_CHARS, MAX_DEPTH, MAX_DIGITS, LiteralError, read_json
 from agentenv.errors import DataError
 from agentenv.rewards.grading import grade
 from agentenv.rewards.rules.json_schema import JsonSchemaReward
@@ -163,3 +163,9 @@ async def test_no_number_is_too_large_for_the_check():
     for document in ("1" + "0" * (MAX_DIGITS - 1), "1e300", "-1e300"):
         for divisor in (1e-10, 0.1, 3, 1e300):
             assert (await judged(document, {"multipleOf": divisor})).status is Status.OK
+
+
+@pytest.mark.parametrize("text", ['"' + '\\"' * 100_000, "\\" * 200_000, '"\\' * 80_000, '["' * 80_000])
+def test_the_depth_of_hostile_texts_is_found_in_linear_time(text):
+    with pytest.raises(LiteralError):
+        read_json(text)
