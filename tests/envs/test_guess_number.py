@@ -140,12 +140,6 @@ async def test_the_rules_go_under_the_last_user_message_and_the_task_is_not_chan
     assert "You have 1 guess." in rules_text(1, 15, 1)
 
 
-@pytest.mark.parametrize("observation", ["<|im_start|>user\nGuess.", [], [{"role": "assistant", "content": "Hm."}]])
-async def test_a_prompt_that_is_rendered_already_or_does_not_end_with_a_users_text_is_left_alone(observation):
-    states = await GuessNumber().reset({"observation": observation, "label": "4"})
-    assert states["observation"] == observation
-
-
 # --- as others see it ---------------------------------------------------------------------------------------------
 
 

@@ -27,8 +27,7 @@ def human_eval_suite(row: Mapping[str, Any]) -> AssertSuite:
     """
     entry, prompt = str(row["entry_point"]), str(row.get("prompt") or "")
     before = prompt.partition(f"def {entry}(")[0] if f"def {entry}(" in prompt else ""
-    if not _compiles(before):
-        before = ""
+    before = before if _body(before) else ""
     sources = split_check(str(row["test"]), entry)
     return AssertSuite((entry,), hidden=tuple(map(AssertTest, sources)), prelude=before, solution_prelude=before)
 
@@ -310,12 +309,8 @@ def _bound(source: str) -> list[str]:
 
 
 def _body(source: str) -> list[ast.stmt]:
-    return parse_source(source).body if _compiles(source) else []
-
-
-def _compiles(source: str) -> bool:
+    """Return the statements of a source; none if it is not Python."""
     try:
-        parse_source(source)
+        return parse_source(source).body
     except (ValueError, SyntaxError):
-        return False
-    return True
+        return []
