@@ -354,10 +354,12 @@ class ChoiceReward:
         answer, boxed = final_answer(final or "", options, require_box=self._require_box)
         named = letters_of(answer or "", options)
         correct = named == {gold}
+        extracted: str | None = None
+        detail = "the thinking has no end" if final is None else ""
         if answer is None:
-            status, extracted, detail = Status.NO_ANSWER, None, "the thinking has no end" if final is None else ""
+            status = Status.NO_ANSWER
         elif len(named) == 1:
-            status, extracted, detail = Status.OK, next(iter(named)), ""
+            status, extracted = Status.OK, next(iter(named))
         else:
             status, extracted = Status.PARSE_ERROR, shown(clean(answer))
             detail = f"it names {', '.join(sorted(named))}" if named else "it names no option"

@@ -75,7 +75,8 @@ class Shared(Generic[_T]):
         try:
             yield
         finally:
-            loop, parts = asyncio.get_running_loop(), []
+            loop = asyncio.get_running_loop()
+            parts: list[Any] = []
             with self._lock:
                 self._keepers.pop(loop, None)
                 for key, entry in list(self._entries.items()):

@@ -194,7 +194,7 @@ class ToolUse(AgentInstance):
         return StepResult(reward=result.reward, score=result.score, terminated=not cut, truncated=cut, info=info)
 
 
-def _described(messages: Sequence[Message], description: str) -> list[Message]:
+def _described(messages: Any, description: str) -> list[Message]:
     """Return the messages with a description of the tools at the start of the first one, or before it."""
     first = messages[0] if messages else {}
     if first.get("role") not in ("system", "user") or not isinstance(first.get("content"), str):
