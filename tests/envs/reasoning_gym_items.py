@@ -4,8 +4,7 @@ import functools
 import json
 
 from agentenv_envs.reasoning_gym import ReasoningGym
-from agentenv_envs.reasoning_gym.oracles import oracle
-from agentenv_envs.reasoning_gym.reward import wrapped
+from agentenv_envs.reasoning_gym.reward import oracle, wrapped
 
 DATA = ReasoningGym.datasets["reasoning_gym"]
 

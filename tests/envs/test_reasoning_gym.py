@@ -12,8 +12,7 @@ from agentenv.errors import ConfigError, DataError, MissingDependency
 from agentenv.interop.agent_files import load_agent_func
 from agentenv.rewards.types import Response, Status
 from agentenv_envs.reasoning_gym import ReasoningGym, ReasoningGymReward, reward
-from agentenv_envs.reasoning_gym.oracles import oracle
-from agentenv_envs.reasoning_gym.reward import INSTRUCTIONS, extract, wrapped
+from agentenv_envs.reasoning_gym.reward import INSTRUCTIONS, extract, oracle, wrapped
 from tests.envs.reasoning_gym_items import golds, item, items, rows
 
 ROOT = Path(__file__).parents[2]
@@ -274,9 +273,12 @@ def test_the_shipped_rows_are_two_of_each_dataset_with_their_license():
 
 
 @pytest.mark.long
-async def test_there_is_a_gold_answer_for_every_shipped_row():
+async def test_there_is_a_gold_answer_for_every_shipped_row_but_those_of_two_datasets():
     for row in rows():
         answer = oracle(json.loads(row["label"]))
+        if row["dataset"] in ("boxnet", "rush_hour"):
+            assert answer is None
+            continue
         assert answer, row["id"]
         assert extract(wrapped(answer)) == answer.strip("\r\n").rstrip() or row["dataset"] in ("word_sorting",), row[
             "id"

@@ -85,7 +85,7 @@ async def test_an_answer_that_makes_a_scorer_hang_is_cut_off_and_the_next_one_is
     reward = ReasoningGymReward(cpu_limit_s=0.3)
     result = await reward.grade(Response(f"<answer>{answer}</answer>", item(dataset)))
     assert (result.reward, result.status in (Status.TIMEOUT, Status.OK)) == (0.0, True)
-    assert (await ReasoningGymReward().grade(Response(golds()[dataset], item(dataset)))).reward == 1.0
+    assert (await ReasoningGymReward().grade(Response(golds()["coin_flip"], item("coin_flip")))).reward == 1.0
 
 
 async def test_an_answer_without_end_is_not_scored():

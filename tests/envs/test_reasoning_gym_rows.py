@@ -11,8 +11,7 @@ from agentenv.errors import ConfigError
 from agentenv.rewards.types import Response
 from agentenv_envs.reasoning_gym import ReasoningGym, ReasoningGymReward
 from agentenv_envs.reasoning_gym.__main__ import main
-from agentenv_envs.reasoning_gym.oracles import oracle
-from agentenv_envs.reasoning_gym.reward import INSTRUCTIONS, wrapped
+from agentenv_envs.reasoning_gym.reward import INSTRUCTIONS, oracle, wrapped
 from agentenv_envs.reasoning_gym.rows import RowsConfig, dataset_names, make_rows, split_of
 
 pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="pip install 'agentenv-rl[reasoning-gym]'")
@@ -121,7 +120,8 @@ async def test_all_105_reward_only_their_gold_answer():
     async def one(row):
         """What is wrong with the grades of a row."""
         label, entry = row["label"], json.loads(row["label"])
-        right = oracle(entry)
+        if (right := oracle(entry)) is None:
+            return []
         told = entry["answer"] is not None  # else what solves the item is looked for in the text, wherever it is
         more = [f"<answer>blah blah {right}</answer>", f"<answer>{right} blah blah</answer>"] * told
         nothing = ["", right, "<answer></answer>", "<answer>zzz</answer>", f"<think>{wrapped(right)}"]

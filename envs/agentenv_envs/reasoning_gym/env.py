@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from agentenv.core.agent import AgentInstance, ResetState, StepState
 from agentenv.core.types import StepResult
@@ -13,8 +12,7 @@ from agentenv.rewards.grading import grade
 from agentenv.rewards.rules.text import with_opened_thought
 from agentenv.rewards.types import Response, Status
 from agentenv_envs.common import attempts_text, check, check_count, texts_of, with_question
-from agentenv_envs.reasoning_gym.oracles import oracle
-from agentenv_envs.reasoning_gym.reward import INSTRUCTIONS, AnswerForm, ReasoningGymReward, entry_of, wrapped
+from agentenv_envs.reasoning_gym.reward import INSTRUCTIONS, AnswerForm, ReasoningGymReward, entry_of, oracle, wrapped
 
 _REPORTED = (Status.NO_ANSWER, Status.PARSE_ERROR, Status.TIMEOUT)
 _FEEDBACK = {
@@ -144,8 +142,7 @@ class ReasoningGym(AgentInstance):
 
     async def gold(self, states: StepState) -> str | None:
         """Return the item's own answer, or one from its metadata; None for the few items without a known answer."""
-        entry: dict[str, Any] = entry_of(states.get("label"))
-        answer = await asyncio.to_thread(oracle, entry)
+        answer = oracle(entry_of(states.get("label")))
         return None if answer is None else wrapped(answer, self.answer)
 
 
