@@ -342,15 +342,6 @@ async def test_a_block_that_shows_how_to_use_the_solution_is_not_taken_for_it(sa
     assert (await CodeReward(sandbox=sandbox).grade(Response(text, label))).reward == right
 
 
-@one_loop
-async def test_a_function_that_the_prelude_has_is_not_the_solutions(sandbox):
-    row = roll("input", {"stdin": "4\n6", "expected_stdout": "2"}, function="gcd")
-    assert (await grade(sandbox, "def other():\n    return isqrt(4)", row)).reward == 0.0
-    assert (await grade(sandbox, "def gcd(a, b):\n    return math.gcd(a, b)", row)).reward == 1.0
-    asserts = roll("assert", {"assert_code": "assert gcd(4, 6) == 2"})
-    assert (await grade(sandbox, "x = 1", asserts)).reward == 0.0
-
-
 STARS = "from math import *\n"
 GCD = "assert gcd(4, 6) == 2"
 FROM_STARS = {
@@ -362,6 +353,8 @@ FROM_STARS = {
     "mbpp without a reference": {"test_imports": [STARS.strip()], "test_list": [GCD]},
     "mbpp with classes": {"code": "class Two: pass\ndef gcd(a, b): pass", "test_imports": [STARS.strip()],
                           "test_setup_code": "one = 1", "test_list": ["assert gcd(4, 6) == 2 * one or Two()"]},
+    "input call": roll("input", {"stdin": "4\n6", "expected_stdout": "2"}, function="gcd"),
+    "assert": roll("assert", {"assert_code": GCD}),
     "plain": {"entry_point": "gcd", "prelude": STARS, "hidden": [{"args": [4, 6], "expected": 2}]},
     "pytest": roll("pytest", {"assert_code": f"{STARS}from solution import *\ndef test_it(tmp_path):\n    {GCD}"}),
     "plain, a method": {"entry_point": "Solution.gcd", "hidden": [{"args": [4, 6], "expected": 2}],
