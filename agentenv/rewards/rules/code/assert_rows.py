@@ -311,6 +311,7 @@ def _bound(source: str) -> list[str]:
 def _body(source: str) -> list[ast.stmt]:
     """Return the statements of a source; none if it is not Python."""
     try:
-        return parse_source(source).body
+        tree: ast.Module = parse_source(source)
     except (ValueError, SyntaxError):
         return []
+    return tree.body
