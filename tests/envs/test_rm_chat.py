@@ -584,14 +584,18 @@ def with_complete(judge):
 HELD = """
 from agentenv.rewards.types import RewardResult
 
+def note(word):
+    with open("log.txt", "a") as log:
+        log.write(word)
+
 class Held:
     bounds = (0.0, 1000.0)
     def __init__(self):
-        print("made", end=" ", file=open("log.txt", "a"), flush=True)
+        note("made ")
     async def grade(self, response):
         return RewardResult(float(len(response.prompt)))
     async def close(self):
-        print("closed", end=" ", file=open("log.txt", "a"), flush=True)
+        note("closed ")
 """
 
 

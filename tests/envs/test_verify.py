@@ -147,7 +147,7 @@ async def test_rewards_are_computed_while_other_answers_are_still_being_generate
     reward, ended = Failing(fails=False), []
     engine = SecondWaits(["an answer"], CharTokenizer())
     engine.reward = reward
-    setup = replace(scripted([], generate_timeout_s=30.0), engine=engine)
+    setup = replace(scripted(["unused"], generate_timeout_s=30.0), engine=engine)
     runner = EpisodeRunner(
         EnvSource(Verify, {"reward": reward}), setup, policy=ErrorPolicy(max_retries=0), concurrency=2
     )
