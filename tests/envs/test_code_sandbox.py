@@ -17,11 +17,9 @@ from agentenv.core.types import StopReason, Task
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.rules.code.extract import extract_code
-from agentenv.rewards.rules.code.reward import (
-    HIDDEN_FAILED,
-    INSTRUCTION,
-)
+from agentenv.rewards.rules.code.reward import HIDDEN_FAILED, INSTRUCTION, shared_sandbox
 from agentenv.rewards.rules.code.rows import example_text
+from agentenv.sandbox.fusion.server import FusionServer
 from agentenv.sandbox.local.sandbox import LocalSandbox
 from agentenv.sandbox.types import SandboxUnavailable
 from agentenv_envs.code_sandbox import CodeSandbox
@@ -484,7 +482,7 @@ SHARED = """
 import asyncio, os
 from pathlib import Path
 from agentenv_envs.code_sandbox import CodeSandbox
-from agentenv.rewards.rules.code.reward import shared_sandbox
+from agentenv.rewards.rules.code.reward import shared_sandbox, shared_sandbox
 
 LABEL = {"entry_point": "f", "hidden": [{"args": [], "expected": 1}]}
 def children():
@@ -511,3 +509,33 @@ def test_all_instances_of_a_process_share_a_sandbox_which_ends_with_the_event_lo
 
 
 # --- rewards by the guide's scale ------------------------------------------------------------------------------------
+
+
+# --- programs on a server ---------------------------------------------------------------------------------------------
+
+
+async def graded(url, problem, code):
+    """The score of one attempt, and where it ran."""
+    instance = CodeSandbox(max_attempts=1, sandbox={"backend": "sandbox_fusion", "endpoints": [url]})
+    states = {"observation": [{"role": "user", "content": problem.prompt}], "label": problem.label}
+    await instance.reset(dict(states))
+    result = await instance.step({**states, "observation_text": problem.prompt, "action_text": answer(code)})
+    return result.score, result.info["isolation"]
+
+
+@pytest.mark.long
+async def test_references_pass_and_mutants_fail_on_a_server():
+    problems = {problem.label["mode"]: problem for problem in PROBLEMS}.values()  # one of each mode
+    programs = [(problem, code) for problem in problems for code in (problem.reference, problem.mutants[0])]
+    try:
+        async with LocalSandbox() as local, FusionServer(local) as server:
+            grades = await asyncio.gather(*(graded(server.url, *each) for each in programs))
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    assert {isolation for _, isolation in grades} == {"remote"}
+    assert [score == 1.0 for score, _ in grades] == [True, False] * len(problems)
+
+
+async def test_an_unknown_backend_is_an_error_of_the_environments_options():
+    with pytest.raises(ConfigError, match=r"sandbox: expected one of local, .* Did you mean 'sandbox_fusion'"):
+        await shared_sandbox({"backend": "sandbox_fusoin"})
