@@ -25,7 +25,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
-from agentenv_envs.math_retry.texts import feedback_text, question_text
+from agentenv_envs.math_retry.env import feedback_text, question_text
 
 sys.path.append(str(Path(__file__).parents[1]))
 from examples.make.word_problems import TASK_SET, Problem, apply, make_problems, read_questions, work_out

@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from agentenv_envs.gymnasium_text import games, planning
+from agentenv_envs.gymnasium_text import games
 
 MAX_STEPS = 13
 FAIR_VALUE = 0.4
@@ -82,7 +82,7 @@ def _taxis(rng: Random) -> Iterator[dict[str, Any]]:
     import gymnasium
 
     env: Any = gymnasium.make(games.newest("Taxi")).unwrapped
-    values = planning.action_values(env.P)
+    values = games.action_values(env.P)
     while True:
         row, column, passenger, destination = rng.randrange(5), rng.randrange(5), rng.randrange(4), rng.randrange(4)
         if passenger == destination:
@@ -90,7 +90,7 @@ def _taxis(rng: Random) -> Iterator[dict[str, Any]]:
         start = at = int(env.encode(row, column, passenger, destination))
         steps, ended = 0, False
         while not ended:
-            _, at, _, ended = env.P[at][planning.best_actions(values[at])[0]][0]
+            _, at, _, ended = env.P[at][games.best_actions(values[at])[0]][0]
             steps += 1
         if steps <= MAX_STEPS:
             yield {"state": start}

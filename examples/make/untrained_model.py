@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from agentenv_envs.guess_number.texts import hint_text, invalid_text, rules_text
+from agentenv_envs.guess_number.env import hint_text, invalid_text, rules_text
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-from agentenv_envs.math_retry.texts import feedback_text, question_text
+from agentenv_envs.math_retry.env import feedback_text, question_text
 from examples.make.word_problems import read_questions
 
 ROOT = Path(__file__).parents[2]

@@ -12,34 +12,21 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agentenv.core.types import StopReason, Task
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.interop.agent_files import load_agent_func
 from agentenv.rewards.rules.code.extract import extract_code
-from agentenv.rewards.rules.code.plain import example_text
-from agentenv.rewards.rules.code.reward import (
-    HIDDEN_FAILED,
-    INSTRUCTION,
-    feedback_text,
-    guide_reward,
-    status_of,
-)
-from agentenv.sandbox.grading import (
-    GradeResult,
-    Integrity,
-    TestResult,
-    Verdict,
-)
+from agentenv.rewards.rules.code.reward import HIDDEN_FAILED, INSTRUCTION, shared_sandbox
+from agentenv.rewards.rules.code.rows import example_text
+from agentenv.sandbox.fusion.server import FusionServer
 from agentenv.sandbox.local.sandbox import LocalSandbox
-from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, SandboxUnavailable
+from agentenv.sandbox.types import SandboxUnavailable
 from agentenv_envs.code_sandbox import CodeSandbox
 from agentenv_envs.code_sandbox.datasets import code_task, form_of
 from agentenv_envs.code_sandbox.problems import TASK_SET, answer, load_problems, reference_policy
 from tests.envs.scripted import play
+from tests.rewards.rules.broken_sandbox import BrokenSandbox
 
 ROOT = Path(__file__).parents[2]
 PROBLEMS = load_problems()
@@ -61,18 +48,6 @@ MBPP_CLASS = {
     "test_list": ["assert far(Point(1), Point(4)) == 3", "assert far(Point(0), Point(0)) == 0"],
     "test_imports": ["import math"],
 }
-
-
-class BrokenSandbox:
-    """Fails, as one on a host that is out of memory does."""
-
-    isolation, backend, limits, run_slots = Isolation.NONE, "broken", ExecLimits(), 2
-
-    async def run(self, program, **_):
-        return ExecResult(ExecStatus.INFRA, detail="no memory for another process")
-
-    async def start(self, program, **_):
-        raise InfraError("sandbox: expected a process, got none. Retry.")
 
 
 one_loop = pytest.mark.asyncio(loop_scope="module")
@@ -130,6 +105,7 @@ async def test_every_wrong_program_of_the_shipped_tasks_fails(sandbox, number):
 
 def test_the_task_set_is_large_mixed_and_has_enough_tests():
     assert len(PROBLEMS) >= 44
+    assert not re.search("reference|mutants", TASK_SET.read_text(encoding="utf-8"))
     assert len({problem.id for problem in PROBLEMS}) == len({problem.prompt for problem in PROBLEMS}) == len(PROBLEMS)
     assert 3 * sum(problem.label["mode"] == "stdio" for problem in PROBLEMS) >= len(PROBLEMS)
     for problem in PROBLEMS:
@@ -138,12 +114,6 @@ def test_the_task_set_is_large_mixed_and_has_enough_tests():
         assert len(problem.label["hidden"]) >= 6, problem.id
         assert len(problem.mutants) >= 3, problem.id
         assert len({json.dumps(test) for test in tests}) == len(tests), problem.id
-
-
-def test_no_solution_is_in_the_task_set():
-    text = TASK_SET.read_text(encoding="utf-8")
-    assert "reference" not in text
-    assert "mutants" not in text
 
 
 # --- which program an action is -----------------------------------------------------------------------------------
@@ -267,6 +237,7 @@ async def test_the_feedback_for_a_slow_program_names_the_limit(sandbox):
 async def test_hidden_tests_are_not_run_where_the_outcome_is_known_before(sandbox):
     broken, *_ = await attempts(sandbox, answer("def add(a, b)\n"))
     assert (broken.score, broken.info["verdicts"]) == (0.0, "error=1 skipped=3")
+    assert "SyntaxError" in said(broken)
     wrong, *_ = await attempts(sandbox, SWAPPED, partial_credit=False)
     assert (wrong.score, wrong.info["verdicts"]) == (0.0, "failed=1 skipped=3")
     wrong, *_ = await attempts(sandbox, SWAPPED)
@@ -301,18 +272,12 @@ async def test_a_sandbox_elsewhere_that_is_down_is_infrastructure_and_one_that_c
 
 
 @one_loop
-async def test_after_a_failed_visible_test_its_input_and_values_aresaid_of(sandbox):
+async def test_after_a_failed_visible_test_its_input_and_values_are_said(sandbox):
     result, *_ = await attempts(sandbox, SWAPPED)
     text = said(result)
     for told in ("0 of 1 tests passed", "add(1, 2)", "expected: 3", "got: 2", "2 attempts left."):
         assert told in text
     assert "hidden" not in text
-
-
-@one_loop
-async def test_the_feedback_for_a_program_that_cannot_be_loaded_says_why(sandbox):
-    result, *_ = await attempts(sandbox, answer("def add(a, b)\n    return a + b\n"))
-    assert "SyntaxError" in said(result)
 
 
 @one_loop
@@ -358,41 +323,6 @@ async def test_no_program_can_make_the_feedback_reveal_hidden_tests(sandbox, mod
         for result in await attempts(sandbox, *[answer(code)] * 2, label=label):
             assert re.search(r"SECRET (IN|OUT)\d", said(result)) is None, code
             assert said(result), code
-
-
-TEXTS = st.text(alphabet="abc \n", max_size=12)
-RESULTS = st.builds(
-    lambda shown, hidden, load_error: GradeResult(
-        tests=(
-            *(
-                TestResult(f"visible[{i}]", True, v, f"d{t}", f"i{t}", f"e{t}", f"g{t}")
-                for i, (v, t) in enumerate(shown)
-            ),
-            *(
-                TestResult(f"hidden[{i}]", False, v, "SECRET", "SECRET", "SECRET", "SECRET")
-                for i, v in enumerate(hidden)
-            ),
-        ),
-        integrity=Integrity.OUTSIDE,
-        load_error=load_error,
-    ),
-    st.lists(st.tuples(st.sampled_from([v for v in Verdict if v is not Verdict.INFRA]), TEXTS), max_size=4),
-    st.lists(st.sampled_from([v for v in Verdict if v is not Verdict.INFRA]), min_size=1, max_size=4),
-    TEXTS,
-)
-
-
-@pytest.mark.long
-@settings(max_examples=100)
-@given(RESULTS, st.data())
-def test_feedback_does_not_depend_on_which_hidden_tests_failed(result, data):
-    text = feedback_text(result)
-    assert "SECRET" not in text
-    tests = [test for test in result.tests if not test.visible]
-    order = data.draw(st.permutations([test.verdict for test in tests]))
-    others = [TestResult(test.id, False, verdict) for test, verdict in zip(tests, order, strict=True)]
-    shown = [test for test in result.tests if test.visible]
-    assert feedback_text(GradeResult((*shown, *others), result.integrity, load_error=result.load_error)) == text
 
 
 # --- the prompt ---------------------------------------------------------------------------------------------------
@@ -488,12 +418,12 @@ ROWS = {
 
 @pytest.mark.parametrize("name", ROWS)
 @one_loop
-async def test_rows_of_known_datasets_are_graded(sandbox, name):
+async def test_rows_of_known_datasets_are_graded_also_by_a_label_that_holds_the_row(sandbox, name):
     row, form, counts, right, (wrong, share) = ROWS[name]
     metadata = {key: value for key, value in row.items() if key != "prompt"}
-    task = code_task(None, row)
-    assert task.form == form_of(metadata) == form
-    assert (len(task.suite.visible), len(task.suite.hidden)) == counts
+    assert form_of(metadata) == form
+    for task in (code_task(None, row), code_task(row), code_task(json.dumps(row), {"prompt": "Do it."})):
+        assert (task.form, len(task.suite.visible), len(task.suite.hidden)) == (form, *counts)
     prompt = [{"role": "user", "content": row.get("prompt", "Do it.")}]
     for code, score in ((right, 1.0), (wrong, share)):
         env = CodeSandbox(1, sandbox=sandbox)
@@ -502,14 +432,6 @@ async def test_rows_of_known_datasets_are_graded(sandbox, name):
         assert row.get("starter_code", "").strip() in shown
         result = await env.step({**states, "action_text": answer(code), "observation_text": ""})
         assert result.score == pytest.approx(score), (result.info, said(result))
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_a_label_alone_may_hold_the_row_also_as_json(name):
-    row, form, counts, *_ = ROWS[name]
-    for label in (row, json.dumps(row)):
-        task = code_task(label, {"prompt": "Do it."})
-        assert (task.form, len(task.suite.visible), len(task.suite.hidden)) == (form, *counts)
 
 
 @pytest.mark.long
@@ -556,21 +478,11 @@ def test_a_row_that_cannot_be_read_is_the_datas_error_and_says_why(case, capsys)
 # --- as others see it ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-async def test_the_shipped_agent_func_runs_the_episode_of_the_environment():
-    func = load_agent_func(ROOT / "agent_funcs/code_sandbox.py")
-    task = Task(PROMPT, ADD, "add")
-    by_file = await play(func, task, [HALF, RIGHT])
-    by_class = await play(EnvSource(CodeSandbox, {}), task, [HALF, RIGHT])
-    assert (by_file.reward, by_file.score, by_file.stop_reason) == (1.0, 1.0, StopReason.TERMINATED)
-    assert [turn.result.info for turn in by_file.turns] == [turn.result.info for turn in by_class.turns]
-
-
 SHARED = """
 import asyncio, os
 from pathlib import Path
 from agentenv_envs.code_sandbox import CodeSandbox
-from agentenv.rewards.rules.code.shared import shared_sandbox
+from agentenv.rewards.rules.code.reward import shared_sandbox, shared_sandbox
 
 LABEL = {"entry_point": "f", "hidden": [{"args": [], "expected": 1}]}
 def children():
@@ -599,15 +511,31 @@ def test_all_instances_of_a_process_share_a_sandbox_which_ends_with_the_event_lo
 # --- rewards by the guide's scale ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "reward"),
-    [("pp", 1.0), ("pf", 0.3), ("pt", 0.3), ("ff", 0.0), ("tt", -0.5), ("ft", -0.5), ("mm", 0.0)],
-)
-def test_the_presets_rewards_by_verdicts(verdicts, reward):
-    named = {"p": Verdict.PASSED, "f": Verdict.FAILED, "t": Verdict.TIMEOUT, "m": Verdict.MISSING}
-    tests = tuple(TestResult(f"hidden[{i}]", False, named[each]) for i, each in enumerate(verdicts))
-    result = GradeResult(tests, Integrity.OUTSIDE)
-    assert guide_reward(result, status_of(result)) == reward
-    assert guide_reward(None, status_of(None)) == -1.0
-    unloaded = GradeResult((TestResult("hidden[0]", False, Verdict.ERROR),), Integrity.OUTSIDE, load_error="NameError")
-    assert guide_reward(unloaded, status_of(unloaded)) == -1.0
+# --- programs on a server ---------------------------------------------------------------------------------------------
+
+
+async def graded(url, problem, code):
+    """The score of one attempt, and where it ran."""
+    instance = CodeSandbox(max_attempts=1, sandbox={"backend": "sandbox_fusion", "endpoints": [url]})
+    states = {"observation": [{"role": "user", "content": problem.prompt}], "label": problem.label}
+    await instance.reset(dict(states))
+    result = await instance.step({**states, "observation_text": problem.prompt, "action_text": answer(code)})
+    return result.score, result.info["isolation"]
+
+
+@pytest.mark.long
+async def test_references_pass_and_mutants_fail_on_a_server():
+    problems = {problem.label["mode"]: problem for problem in PROBLEMS}.values()  # one of each mode
+    programs = [(problem, code) for problem in problems for code in (problem.reference, problem.mutants[0])]
+    try:
+        async with LocalSandbox() as local, FusionServer(local) as server:
+            grades = await asyncio.gather(*(graded(server.url, *each) for each in programs))
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    assert {isolation for _, isolation in grades} == {"remote"}
+    assert [score == 1.0 for score, _ in grades] == [True, False] * len(problems)
+
+
+async def test_an_unknown_backend_is_an_error_of_the_environments_options():
+    with pytest.raises(ConfigError, match=r"sandbox: expected one of local, .* Did you mean 'sandbox_fusion'"):
+        await shared_sandbox({"backend": "sandbox_fusoin"})

@@ -9,15 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.core.types import StopReason, Task
 from agentenv.engines.models import load_tokenizer
-from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, DataError
-from agentenv.interop.agent_files import load_agent_func
 from agentenv_envs.guess_number import GuessNumber
-from agentenv_envs.guess_number.texts import hint_text, invalid_text, rules_text
+from agentenv_envs.guess_number.env import hint_text, invalid_text, rules_text
 from examples.make.untrained_model import make_model, make_tokenizer
-from tests.envs.scripted import play
 
 ROOT = Path(__file__).parents[2]
 PROMPT = [{"role": "user", "content": "Guess my number."}]
@@ -40,10 +36,6 @@ def halving(number, low=1, high=15, most=4):
         made.append((low + high) // 2)
         low, high = (made[-1] + 1, high) if made[-1] < number else (low, made[-1] - 1)
     return made
-
-
-def reward(results):
-    return sum(result.reward for result in results)
 
 
 # --- the game -----------------------------------------------------------------------------------------------------
@@ -96,8 +88,9 @@ async def test_information_is_paid_as_it_is_gained_and_sums_to_its_weight_when_t
 def test_the_information_of_an_episode_is_never_more_than_there_is(number, actions):
     results = asyncio.run(guesses(number, *actions, information_reward=1.0, correct_reward=0.0))
     assert all(result.reward >= 0.0 for result in results)
-    assert reward(results) <= 1.0 + 1e-9
-    assert (results[-1].score == 1.0) <= (reward(results) == pytest.approx(1.0))
+    total = sum(result.reward for result in results)
+    assert total <= 1.0 + 1e-9
+    assert (results[-1].score == 1.0) <= (total == pytest.approx(1.0))
 
 
 # --- the number ---------------------------------------------------------------------------------------------------
@@ -147,21 +140,7 @@ async def test_the_rules_go_under_the_last_user_message_and_the_task_is_not_chan
     assert "You have 1 guess." in rules_text(1, 15, 1)
 
 
-@pytest.mark.parametrize("observation", ["<|im_start|>user\nGuess.", [], [{"role": "assistant", "content": "Hm."}]])
-async def test_a_prompt_that_is_rendered_already_or_does_not_end_with_a_users_text_is_left_alone(observation):
-    states = await GuessNumber().reset({"observation": observation, "label": "4"})
-    assert states["observation"] == observation
-
-
 # --- as others see it ---------------------------------------------------------------------------------------------
-
-
-async def test_the_shipped_agent_func_runs_the_episode_of_the_environment():
-    func = load_agent_func(ROOT / "agent_funcs/guess_number.py")
-    task, actions = Task(PROMPT, "11"), ["8", "12", "10", "11"]
-    by_file, by_class = [await play(source, task, actions) for source in (func, EnvSource(GuessNumber, {}))]
-    assert (by_file.reward, by_file.score, by_file.stop_reason) == (1.0, 1.0, StopReason.TERMINATED)
-    assert [turn.result.info for turn in by_file.turns] == [turn.result.info for turn in by_class.turns]
 
 
 def test_the_untrained_policys_tokenizer_has_one_token_per_word_and_number(tmp_path):

@@ -2,22 +2,16 @@
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from agentenv._util.calls import create
-from agentenv.chat.chat import Chat
 from agentenv.core.dataset import read_tasks
 from agentenv.core.types import Limits, StopReason, Task
-from agentenv.episode.setup import EpisodeKey
 from agentenv.episode.source import EnvSource
-from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError, DataError
 from agentenv.interop.agent_files import load_agent_func
-from agentenv.testing.tokenizers import CharTokenizer
-from agentenv_envs.gymnasium_text import GymnasiumText, games, planning
+from agentenv_envs.gymnasium_text import GymnasiumText, games
 from examples.make import game_tasks as tasks
 from tests.envs.scripted import play
 
@@ -41,16 +35,6 @@ def begun(label, seed=3, **options):
 
 def say(env, *actions):
     return [env.step({"action_text": action}) for action in actions][-1]
-
-
-async def by_gold(task, **options):
-    make = partial(create, GymnasiumText, options)
-    key = EpisodeKey(seed=task.seed)
-    async with SteppedEpisode(make, task, chat=Chat(CharTokenizer()), limits=LIMITS, key=key) as episode:
-        await episode.begin()
-        while not episode.over:
-            await episode.act(await episode.gold() or "no idea")
-    return episode.trajectory
 
 
 # --- the games --------------------------------------------------------------------------------------------------------
@@ -127,15 +111,15 @@ async def test_a_limit_of_turns_still_pays_for_the_best_moves_of_a_game_of_luck(
 
 
 def test_blackjack_values_are_basic_strategy():
-    best = {hand: planning.best_actions(planning.blackjack_values(*hand)) for hand in [
+    best = {hand: games.best_actions(games.blackjack_values(*hand)) for hand in [
         (16, 10, False), (16, 6, False), (12, 4, False), (12, 2, False), (12, 3, False), (17, 1, False),
         (18, 9, True), (18, 8, True), (17, 6, True), (11, 10, False), (20, 1, False),
     ]}  # fmt: skip
-    hits = {hand for hand, actions in best.items() if actions == [planning.HIT]}
+    hits = {hand for hand, actions in best.items() if actions == [games.HIT]}
     assert hits == {(16, 10, False), (12, 2, False), (12, 3, False), (18, 9, True), (17, 6, True), (11, 10, False)}
-    assert planning.blackjack_values(20, 10, False)[0] == pytest.approx(0.4349578)  # the odds of an endless deck
-    hard = [max(planning.blackjack_values(11 + card, 5, False)) for card in range(1, 11)]
-    assert planning.blackjack_values(21, 5, True)[planning.HIT] == pytest.approx((sum(hard) + 3 * hard[-1]) / 13)
+    assert games.blackjack_values(20, 10, False)[0] == pytest.approx(0.4349578)  # the odds of an endless deck
+    hard = [max(games.blackjack_values(11 + card, 5, False)) for card in range(1, 11)]
+    assert games.blackjack_values(21, 5, True)[games.HIT] == pytest.approx((sum(hard) + 3 * hard[-1]) / 13)
 
 
 # --- the data ---------------------------------------------------------------------------------------------------------
@@ -151,12 +135,6 @@ def test_gold_earns_the_full_score_and_reward_of_every_shipped_task_within_the_d
         word = None if results[-1].done else env.on_truncate({})
         reward = sum(result.reward for result in results) + (word.reward if word else 0.0)
         assert (results[-1].score, reward) == (1.0, 1.0), task.task_id
-
-
-@pytest.mark.parametrize("name", GAMES)
-async def test_gold_wins_in_the_loop_too(name):
-    episode = await by_gold(rows(name)[0])
-    assert (episode.score, episode.reward, episode.error) == (1.0, 1.0, None)
 
 
 @pytest.mark.long

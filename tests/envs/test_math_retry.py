@@ -1,24 +1,17 @@
 """math_retry: what an attempt is worth, what is said after it, and what is never said or scored."""
 
-import asyncio
-import json
-import re
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agentenv.core.types import StopReason, Task
 from agentenv.episode.source import EnvSource
-from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.interop.agent_files import load_agent_func
-from agentenv.rewards.rules.math.reward import MathGrader, math_outcome
+from agentenv.errors import ConfigError, DataError
+from agentenv.rewards.rules.math.reward import MathGrader
 from agentenv.rewards.types import RewardResult, Status
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv_envs.math_retry import MathRetry
-from agentenv_envs.math_retry.texts import INSTRUCTION
+from agentenv_envs.math_retry.env import INSTRUCTION
 from tests.envs.scripted import play
 
 ROOT = Path(__file__).parents[2]
@@ -88,6 +81,7 @@ def grader():
         (["wrong", "wrong", "none"], [0.0, 0.0, -0.5], 0.0),
         (["wrong", "slow", "garbled"], [0.0, 0.0, -0.5], 0.0),
         (["slow", "slow", "right"], [0.0, 0.0, 1.0], 1.0),
+        (["slow", "slow", "slow"], [0.0, 0.0, -0.5], 0.0),
     ],
 )  # fmt: skip
 async def test_the_default_rewards_of_three_attempts(actions, rewards, score):
@@ -120,29 +114,12 @@ def test_a_number_of_attempts_that_makes_no_sense_is_refused(number):
 # --- what is never scored -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("before", [[], ["wrong"], ["wrong", "none"]])
-async def test_a_grader_that_fails_is_an_infrastructure_error_and_never_a_wrong_answer(before):
-    env = MathRetry(grader=FakeGrader())
-    for action in before:
-        await env.step(step_states(action))
-    with pytest.raises(InfraError, match="the worker died"):
-        await env.step(step_states("broken"))
-
-
-async def test_an_answer_that_takes_too_long_to_check_is_worth_what_no_readable_answer_is():
-    assert [result.reward for result in await attempts("slow", "slow", "slow")] == [0.0, 0.0, -0.5]
-    (only,) = await attempts("slow", max_attempts=1)
-    assert (only.reward, only.score, only.terminated, only.observation) == (-0.5, 0.0, True, "")
-    assert only.info["outcome"] == "timeout"
-    trajectory = await played("slow", "wrong", "slow", grader=FakeGrader())
-    assert (trajectory.stop_reason, trajectory.reward, trajectory.error) == (StopReason.TERMINATED, -0.5, None)
-
-
-@pytest.mark.parametrize("actions", [["broken"], ["wrong", "broken"], ["wrong", "slow", "broken"]])
+@pytest.mark.parametrize("actions", [["broken"], ["wrong", "slow", "broken"]])
 async def test_an_episode_whose_grader_failed_has_no_reward_and_may_be_tried_again(actions):
     trajectory = await played(*actions, grader=FakeGrader())
     assert (trajectory.stop_reason, trajectory.reward) == (StopReason.ERROR, None)
     assert (trajectory.error.kind, trajectory.error.where) == ("infra", "step")
+    assert "the worker died" in trajectory.error.message
 
 
 @pytest.mark.parametrize("label", ["", None, [], {"answer": 4}, float("nan")])
@@ -186,33 +163,6 @@ async def test_the_feedback_for_each_failed_attempt_says_what_was_wrong(action, 
     assert result.observation == [{"role": "user", "content": said}]
 
 
-def numbers_in(text):
-    return {Fraction(number) for number in re.findall(r"\d+", text)}
-
-
-@pytest.mark.long
-@settings(max_examples=60, deadline=None)
-@given(gold=st.integers(100, 10**6), given_=st.integers(100, 10**6), form=st.sampled_from(["####", "box", "none"]))
-def test_feedback_never_contains_the_right_answer(grader, gold, given_, form):
-    action = {"####": f"So it is\n#### {given_}", "box": rf"\boxed{{{given_}}}", "none": f"maybe {given_}, who knows"}
-
-    async def two():
-        env = MathRetry(grader=grader)
-        label = f"Some working with {gold} in it.\n#### {gold}"
-        first = await env.step(step_states(action[form], label))
-        return first if first.terminated else (first, await env.step(step_states("no idea", label)))
-
-    results = asyncio.run(two())
-    if not isinstance(results, tuple):
-        assert (given_, results.observation) == (gold, "")
-        return
-    for result in results:
-        said = result.observation[0]["content"]
-        if given_ != gold:
-            assert str(gold) not in said.replace(str(given_), "…")
-        assert numbers_in(said) <= {Fraction(given_), Fraction(1), Fraction(2)}
-
-
 # --- the prompt ---------------------------------------------------------------------------------------------------
 
 
@@ -251,23 +201,4 @@ async def test_an_episode_of_three_attempts_with_the_real_grader(grader):
     assert "Your answer 8 is not correct." in text
 
 
-def test_the_shipped_tasks_have_labels_that_the_grader_reads(grader):
-    async def grade_all():
-        for line in MathRetry.datasets["word_problems"].read_text().splitlines():
-            row = json.loads(line)
-            assert math_outcome(await grader.grade(row["label"], row["label"])) == "correct"
-
-    asyncio.run(grade_all())
-
-
 # --- as an agent_func ---------------------------------------------------------------------------------------------
-
-
-async def test_the_shipped_agent_func_runs_the_episode_of_the_environment():
-    func = load_agent_func(ROOT / "agent_funcs/math_retry.py")
-    actions = ["no idea", "#### 7"]  # neither needs a worker
-    by_file, by_class = await play(func, QUESTION, actions), await played(*actions)
-    assert by_file.error is None
-    assert (by_file.reward, by_file.score, by_file.stop_reason) == (1.0, 1.0, StopReason.TERMINATED)
-    assert [turn.action for turn in by_file.turns] == [turn.action for turn in by_class.turns] == actions
-    assert [turn.result.info for turn in by_file.turns] == [turn.result.info for turn in by_class.turns]

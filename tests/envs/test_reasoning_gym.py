@@ -1,30 +1,57 @@
-"""reasoning_gym: what an answer is worth, what a policy is told, what a row is; no dataset is generated here."""
+"""reasoning_gym: what an answer is worth, what a policy is told, what a row is, and hostile answers.
 
+No dataset is generated here.
+"""
+
+import asyncio
+import functools
 import json
-from functools import partial
+import socket
 from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from agentenv._util.calls import create
-from agentenv.chat.chat import Chat
-from agentenv.core.dataset import read_tasks
-from agentenv.core.types import Limits
 from agentenv.episode.registry import load_env
-from agentenv.episode.stepping import SteppedEpisode
-from agentenv.errors import ConfigError, DataError, MissingDependency
+from agentenv.errors import ConfigError, DataError, InfraError, MissingDependency
 from agentenv.interop.agent_files import load_agent_func
 from agentenv.rewards.types import Response, Status
-from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.rewards.workers.pool import WorkerFailed
 from agentenv_envs.reasoning_gym import ReasoningGym, ReasoningGymReward, reward
-from agentenv_envs.reasoning_gym.answers import INSTRUCTIONS, extract, wrapped
-from agentenv_envs.reasoning_gym.oracles import oracle
-from tests.envs.reasoning_gym_items import DATA, golds, item, items, rows
+from agentenv_envs.reasoning_gym.data_only import EXECUTED, refusal
+from agentenv_envs.reasoning_gym.reward import INSTRUCTIONS, extract, oracle, wrapped
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="pip install 'agentenv-rl[reasoning-gym]'")
+
+
+DATA = ReasoningGym.datasets["reasoning_gym"]
+
+
+@functools.cache
+def rows():
+    return [json.loads(line) for line in DATA.read_text("utf-8").splitlines()]
+
+
+def items(dataset):
+    return [json.loads(row["label"]) for row in rows() if row["dataset"] == dataset]
+
+
+def item(dataset):
+    return items(dataset)[0]
+
+
+class _Golds(dict):
+    def __missing__(self, dataset):
+        self[dataset] = wrapped(oracle(item(dataset)))
+        return self[dataset]
+
+
+@functools.cache
+def golds():
+    """A response that earns the full score for `item(dataset)`."""
+    return _Golds()
 
 
 async def judged(dataset, answer, *, entry=None, partial=False):
@@ -235,20 +262,6 @@ async def test_an_answer_that_was_cut_is_truncated_unless_it_is_right():
     assert (await ReasoningGym().step(opened)).info["no_answer"] == 1.0
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("answer", ["auto", "boxed"])
-async def test_an_episode_of_the_loop_with_the_gold_action_earns_everything(answer):
-    tasks = [task for task in read_tasks(str(DATA)) if task.metadata["dataset"] in ("codeio", "boxnet", "n_queens")]
-    for task in tasks:
-        make = partial(create, ReasoningGym, {"answer": answer})
-        limits = Limits(max_length=20_000)
-        async with SteppedEpisode(make, task, chat=Chat(CharTokenizer()), limits=limits) as episode:
-            await episode.begin()
-            result = await episode.act(await episode.gold())
-            assert (result.reward, result.score, episode.over) == (1.0, 1.0, True), task.task_id
-    assert len(tasks) == 6
-
-
 @pytest.mark.parametrize("name", sorted(ReasoningGym.hacks))
 async def test_no_hack_earns_a_full_score(name):
     hacked = ("puzzle24", "game_of_life_halting", "coin_flip", "string_insertion", "countdown", "chain_sum",
@@ -295,10 +308,108 @@ def test_the_shipped_rows_are_two_of_each_dataset_with_their_license():
 
 
 @pytest.mark.long
-async def test_there_is_a_gold_answer_for_every_shipped_row():
+async def test_there_is_a_gold_answer_for_every_shipped_row_but_those_of_two_datasets():
     for row in rows():
         answer = oracle(json.loads(row["label"]))
+        if row["dataset"] in ("boxnet", "rush_hour"):
+            assert answer is None
+            continue
         assert answer, row["id"]
         assert extract(wrapped(answer)) == answer.strip("\r\n").rstrip() or row["dataset"] in ("word_sorting",), row[
             "id"
         ]
+
+
+# --- answers that attack what grades them -----------------------------------------------------------------------------
+
+PAYLOADS = (
+    "__import__('pathlib').Path({path!r}).write_text('x')",
+    "__import__('os').system('touch {path}')",
+    "[open({path!r}, 'w')]",
+    "[__import__('socket').create_connection(('127.0.0.1', {port}))]",
+    "__import__('os')._exit(0)",
+    "(lambda: exec('while True: pass'))()",
+    "[1 for _ in iter(int, 1)]",
+    "9**9**9**9",
+    "[0]*(10**11)",
+    "().__class__.__base__.__subclasses__()",
+    "f'{{open({path!r}, chr(119))}}'",
+    "oracle_answer",
+    "[entry]",
+    "-" * 900 + "1",
+    "(" * 400 + "1" + ")" * 400,
+    "9999999999!!!!",
+)  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dataset", sorted(EXECUTED))
+async def test_code_that_a_scorer_would_execute_does_nothing_hangs_nothing_and_earns_nothing(dataset, tmp_path):
+    mark, reward = tmp_path / "mark", ReasoningGymReward(partial_credit=True)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        for payload in PAYLOADS:
+            text = payload.format(path=str(mark), port=listening.getsockname()[1])
+            async with asyncio.timeout(30):
+                result = await reward.grade(Response(f"<answer>{text}</answer>", item(dataset)))
+            assert (result.reward, result.status) == (0.0, Status.PARSE_ERROR), payload
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+    assert not mark.exists()
+    assert (await reward.grade(Response(golds()[dataset], item(dataset)))).reward == 1.0
+
+
+@pytest.mark.parametrize("dataset", sorted(EXECUTED))
+def test_the_right_answer_of_each_of_the_nine_is_data(dataset):
+    assert refusal(dataset, item(dataset)["answer"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("dataset", "answer"),
+    [("simple_integration", "x**3/3 + sin(2*x)*exp(-x) + C"), ("intermediate_integration", "-x*cos(x)**2 + log(x)"),
+     ("polynomial_multiplication", "3*x**4 - 2*x*y + 1"), ("countdown", "(3 + 4) * 5 - 6/2"),
+     ("binary_matrix", "[[0, 1], [1, 2]]"), ("spiral_matrix", "[1, 2, 3]"), ("n_queens", "[['_', 'Q']]"),
+     ("string_insertion", "['A', 'B']"), ("string_insertion", "ABCDA")],
+)  # fmt: skip
+def test_any_text_of_a_policy_is_data(dataset, answer):
+    assert refusal(dataset, answer) == ""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["x**9**9**9", "(2**999)**999", "x**(10**9)", "x.diff", "N(x)", "sin(x, y)", "xy", "S('x')", "True", "1e400"],
+)
+def test_anything_but_school_mathematics_is_not_in_the_data(answer):
+    assert refusal("simple_integration", answer)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "answer"),
+    [("coin_flip", "1e9999999999"),
+     pytest.param("rush_hour", "A+99999999999999", marks=pytest.mark.slow),  # the worker that is cut off loads anew
+     pytest.param("rubiks_cube", "R9999999999", marks=pytest.mark.slow)],
+)  # fmt: skip
+async def test_an_answer_that_makes_a_scorer_hang_is_cut_off_and_the_next_one_is_graded(dataset, answer):
+    reward = ReasoningGymReward(cpu_limit_s=0.3)
+    result = await reward.grade(Response(f"<answer>{answer}</answer>", item(dataset)))
+    assert (result.reward, result.status in (Status.TIMEOUT, Status.OK)) == (0.0, True)
+    assert (await ReasoningGymReward().grade(Response(golds()["coin_flip"], item("coin_flip")))).reward == 1.0
+
+
+async def test_an_answer_without_end_is_not_scored():
+    reward = ReasoningGymReward(max_answer_chars=100)
+    result = await reward.grade(Response(f"<answer>{'1' * 101}</answer>", item("chain_sum")))
+    assert (result.reward, result.status, len(result.extracted)) == (0.0, Status.PARSE_ERROR, 101)
+    assert "101 characters; at most 100" in result.detail
+
+
+async def test_a_worker_that_dies_is_a_failure_and_no_wrong_answer(monkeypatch):
+    class Dead:
+        async def run(self, request, **limits):
+            raise WorkerFailed("a worker died during the check")
+
+    monkeypatch.setattr("agentenv_envs.reasoning_gym.reward.shared_pool", Dead)
+    env = ReasoningGym()
+    with pytest.raises(InfraError, match=r"no grade .infra.: WorkerFailed: a worker died"):
+        await env.step({"action_text": "<answer>1</answer>", "label": item("chain_sum")})
+    assert env.num_attempts == 0

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import json
 import logging
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -120,12 +119,13 @@ async def episodes(env, *actions, task=None, tokenizer=None, max_retries=1, **li
 # --- what the reward model is shown ---------------------------------------------------------------------------------
 
 
-async def test_nemo_rl_854_the_reward_model_sees_raw_messages_and_never_the_policys_template():
-    """There the policy's rendering was one user message, rendered again."""
+async def test_nemo_rl_854_and_682_the_reward_model_sees_raw_messages_and_the_policy_its_chat_template():
+    """There the policy's rendering was one user message, rendered again, and what the user says was bare text."""
     scorer, tokenizer = Asked(), load_tokenizer(resolve_model("tiny-math"))
     task = Task([{"role": "system", "content": "Be kind."}, *QUESTION], None, "t", metadata={"user_turns": ["And?"]})
     (trajectory,) = await episodes({"reward": ModelReward(scorer)}, "Yes.", "No.", task=task, tokenizer=tokenizer)
-    assert "<|im_start|>" in tokenizer.decode(trajectory.segments[0].token_ids)
+    text = tokenizer.decode(trajectory.segments[0].token_ids)
+    assert "Yes.<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\nNo." in text
     assert [contents(each) for each in scorer.asked] == [
         ["Be kind.", "Hi?", "Yes."], ["Be kind.", "Hi?", "Yes.", "And?", "No."],
     ]  # fmt: skip
@@ -233,15 +233,6 @@ async def test_rows_that_cannot_be_scored_are_refused_at_the_reset(prompt, colum
 
 
 # --- the conversation -----------------------------------------------------------------------------------------------
-
-
-async def test_nemo_rl_682_what_the_user_says_is_appended_through_the_chat_template():
-    """There it was appended as bare text."""
-    tokenizer = load_tokenizer(resolve_model("tiny-math"))
-    task = Task(QUESTION, None, "t", metadata={"user_turns": ["And?"]})
-    (trajectory,) = await episodes({"reward": ModelReward(Asked())}, "Yes.", "No.", task=task, tokenizer=tokenizer)
-    text = tokenizer.decode(trajectory.segments[0].token_ids)
-    assert "Yes.<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\nNo." in text
 
 
 async def test_a_script_is_played_to_its_end_and_a_row_without_one_is_a_single_turn():
@@ -590,28 +581,27 @@ def with_complete(judge):
     return judge
 
 
+HELD = """
+from agentenv.rewards.types import RewardResult
+
+def note(word):
+    with open("log.txt", "a") as log:
+        log.write(word)
+
+class Held:
+    bounds = (0.0, 1000.0)
+    def __init__(self):
+        note("made ")
+    async def grade(self, response):
+        return RewardResult(float(len(response.prompt)))
+    async def close(self):
+        note("closed ")
+"""
+
+
 def test_the_scorer_of_a_run_is_shared_and_closed_before_the_run_ends(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "reward.py").write_text(
-        textwrap.dedent("""
-        from pathlib import Path
-        from agentenv.rewards.types import RewardResult
-
-        class Held:
-            bounds = (0.0, 1000.0)
-
-            def __init__(self):
-                with open("log.txt", "a") as log:
-                    log.write("made ")
-
-            async def grade(self, response):
-                return RewardResult(float(len(response.prompt)))
-
-            async def close(self):
-                with open("log.txt", "a") as log:
-                    log.write("closed ")
-        """)
-    )
+    (tmp_path / "reward.py").write_text(HELD)
     rows = [{"prompt": f"Q{index}", "label": None, "user_turns": ["And?"]} for index in range(6)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     kwargs = json.dumps({"reward": "reward.py:Held"})

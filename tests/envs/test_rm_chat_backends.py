@@ -100,15 +100,6 @@ def assert_same(found, expected):
         assert found[episode_id] == pytest.approx(those, abs=1e-3), episode_id
 
 
-@pytest.mark.parametrize("args", [{}, {"tokenizer": str(tiny_rm())}], ids=["it renders", "rendered here"])
-def test_agentenv_rm_serve_produces_the_same_scores(tmp_path, served, in_process, args):
-    reward = {"rm": served.url, "rm_args": args}
-    assert main(flags(tmp_path / "out", reward)) == 0
-    assert_same(values(tmp_path / "out"), in_process)
-    metrics = json.loads((tmp_path / "out/metrics.json").read_text())
-    assert metrics["info"]["rm/value"]["num_episodes"] == metrics["num_rewarded"] == len(in_process)
-
-
 def test_a_server_that_is_killed_and_comes_back_costs_no_episode_and_no_score_is_made_up(tmp_path, served, in_process):
     out = tmp_path / "out"
     # Without retries of the client, so that the runner's are seen.

@@ -419,13 +419,6 @@ async def test_gold_calls_the_tool_and_earns_all(name):
     assert (last.score, last.terminated) == (1.0, True)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ToolUse.hacks)
-async def test_no_hack_earns_the_score(name):
-    trajectory, _ = await play(ToolUse.hacks[name], task=Task(QUESTION, label="391"), max_turns=2)
-    assert trajectory.score == 0.0
-
-
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 

@@ -3,25 +3,22 @@
 import asyncio
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agentenv.chat.chat import Chat
-from agentenv.core.engine import Engine
-from agentenv.core.types import Limits, SamplingParams, StopReason, Task
+from agentenv.core.types import Task
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, plan
-from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.interop.agent_files import load_agent_func
-from agentenv.rewards.registry import make_reward, reward_names
+from agentenv.rewards.registry import reward_names
 from agentenv.rewards.types import RewardResult
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv_envs.verify import Verify
 from agentenv_envs.verify.env import DOMAINS
-from tests.envs.scripted import play, scripted
+from tests.envs.scripted import scripted
 
 ROOT = Path(__file__).parents[2]
 DATA = Verify.datasets["verify_mixed"]
@@ -122,61 +119,37 @@ async def test_a_label_that_the_reward_cannot_use_is_a_fault_of_the_data(domain,
 
 
 class Failing:
-    """A reward that fails at first."""
+    """A reward that says when it has begun, and fails or not."""
 
     bounds = (0.0, 1.0)
 
-    def __init__(self, failures=1, wait_s=0.0):
-        self.failures, self.wait_s = failures, wait_s
+    def __init__(self, fails=True):
+        self.fails, self.begun = fails, asyncio.Event()
 
     async def grade(self, response):
-        """1.0, after the failures."""
-        await asyncio.sleep(self.wait_s)
-        self.failures -= 1
-        return RewardResult.failed("down") if self.failures >= 0 else RewardResult(1.0, 1.0)
-
-
-class Announcing:
-    """A reward that says when it has begun."""
-
-    bounds = (0.0, 1.0)
-
-    def __init__(self):
-        self.begun = asyncio.Event()
-
-    async def grade(self, response):
-        """1.0."""
+        """1.0, or a failure."""
         self.begun.set()
-        return RewardResult(1.0, 1.0)
+        return RewardResult.failed("down") if self.fails else RewardResult(1.0, 1.0)
 
 
-class SecondWaits(Engine):
+class SecondWaits(ScriptedEngine):
     """An engine whose second generation ends only when the first answer is being judged."""
-
-    def __init__(self, tokenizer, begun):
-        self.engine, self.begun, self.num = ScriptedEngine(["an answer"], tokenizer), begun, 0
 
     async def generate(self, prompt_token_ids, sampling, *, request_id):
         """As scripted."""
-        self.num += 1
-        if self.num == 2:
-            await self.begun.wait()
-        return await self.engine.generate(prompt_token_ids, sampling, request_id=request_id)
+        if self.requests:
+            await self.reward.begun.wait()
+        return await super().generate(prompt_token_ids, sampling, request_id=request_id)
 
 
 async def test_rewards_are_computed_while_other_answers_are_still_being_generated():
     """ROLL's acceptance check; where a batch were generated before any of it is judged, nothing would ever end."""
-    reward, tokenizer, ended = Announcing(), CharTokenizer(), []
+    reward, ended = Failing(fails=False), []
+    engine = SecondWaits(["an answer"], CharTokenizer())
+    engine.reward = reward
+    setup = replace(scripted(["unused"], generate_timeout_s=30.0), engine=engine)
     runner = EpisodeRunner(
-        EnvSource(Verify, {"reward": reward}),
-        EpisodeSetup(
-            engine=SecondWaits(tokenizer, reward.begun),
-            chat=Chat(tokenizer),
-            sampling=SamplingParams(seed=0),
-            limits=Limits(generate_timeout_s=30.0),
-        ),
-        policy=ErrorPolicy(max_retries=0),
-        concurrency=2,
+        EnvSource(Verify, {"reward": reward}), setup, policy=ErrorPolicy(max_retries=0), concurrency=2
     )
     await runner.run(plan([Task("a", label="", task_id="a"), Task("b", label="", task_id="b")], 1), ended.append)
     assert [trajectory.reward for trajectory in ended] == [1.0, 1.0]
@@ -185,25 +158,6 @@ async def test_rewards_are_computed_while_other_answers_are_still_being_generate
 async def test_a_grader_that_fails_raises_and_is_never_a_wrong_answer():
     with pytest.raises(InfraError, match=r"Verify.step: no grade \(infra\): .*down"):
         await judged("42", reward=Failing())
-
-
-async def run(reward, *actions, max_retries=1):
-    """The runner's episodes of one task."""
-    runner = EpisodeRunner(
-        EnvSource(Verify, {"reward": reward}),
-        scripted(actions),
-        policy=ErrorPolicy(max_retries=max_retries, retry_wait_s=0.0, max_error_share=1.0),
-    )
-    ended = []
-    await runner.run(plan([Task("Q", "42", "t")], num_samples=1), ended.append)
-    return ended
-
-
-async def test_the_runner_tries_an_episode_again_whose_grader_failed():
-    (trajectory,) = await run(Failing(), "42", "42")
-    assert (trajectory.reward, trajectory.attempt, trajectory.stop_reason) == (1.0, 1, StopReason.TERMINATED)
-    (trajectory,) = await run(Failing(9), "42", "42")
-    assert (trajectory.reward, trajectory.error.kind) == (None, "infra")
 
 
 @pytest.mark.parametrize(
@@ -230,22 +184,7 @@ async def test_rows_and_settings_are_left_as_they_were_and_instances_can_be_pick
     assert spec == {"sum": {"a": {"reward": "choice", "weight": 2.0}}}
 
 
-async def test_episodes_with_the_same_settings_share_one_reward(monkeypatch):
-    made = []
-    monkeypatch.setattr("agentenv.rewards.registry.reward_from", lambda spec: made.append(spec) or make_reward("math"))
-    spec = {"math": {"wrong": -0.125}}
-    for _ in range(3):
-        await judged("42", reward=dict(spec))
-    assert made == [spec]
-
-
 # --- by the command line --------------------------------------------------------------------------------------------
-
-
-async def test_the_agent_func_runs_it():
-    source = load_agent_func(ROOT / "agent_funcs/verify.py")
-    trajectory = await play(source, Task("Q", {"domain": "math", "label": "42"}), ["The answer is 42."])
-    assert (trajectory.reward, trajectory.score, trajectory.error) == (1.0, 1.0, None)
 
 
 async def test_a_reward_file_that_raises_is_its_authors_error_and_is_not_run_again(tmp_path):

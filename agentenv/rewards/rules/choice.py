@@ -17,14 +17,22 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from agentenv.core.arguments import label_error, number, one_of, shown, whole_number
 from agentenv.errors import ConfigError
 from agentenv.rewards.rules.length import Count, LengthReward
 from agentenv.rewards.rules.repetition import RepetitionReward
-from agentenv.rewards.rules.retraction import is_alternative, is_taken_back, standing_box
-from agentenv.rewards.rules.text import FONTS, INK, boxes, final_text, last_boxed
+from agentenv.rewards.rules.text import (
+    FONTS,
+    INK,
+    boxes,
+    final_text,
+    is_alternative,
+    is_taken_back,
+    last_boxed,
+    standing_box,
+)
 from agentenv.rewards.types import Response, RewardResult, Status
 
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -277,16 +285,6 @@ SCALES = {
 """Rewards of an answer that is right and boxed, right, boxed, and neither. Source: ROLL's three reward types."""
 
 
-class _ChosenOption(NamedTuple):
-    """The option that a response answered with."""
-
-    correct: bool
-    boxed: bool
-    status: Status = Status.OK
-    extracted: str | None = None
-    detail: str = ""
-
-
 class ChoiceReward:
     r"""The right option and no other, on one of `SCALES`; the score is 1.0 if that is above 0, else 0.0.
 
@@ -350,9 +348,23 @@ class ChoiceReward:
         tag = response.metadata.get("tag")
         if tag is not None and self._tags is not None and (not isinstance(tag, str) or tag not in self._tags):
             raise label_error(f"one of {', '.join(sorted(self._tags))}", tag, where="metadata['tag']")
-        chosen = self._chosen(response)
-        reward = worth = self._scale[2 * (not chosen.correct) + (not chosen.boxed)]
-        components: dict[str, float | None] = {"correct": float(chosen.correct), "boxed": float(chosen.boxed)}
+        options = read_options(response.metadata.get("options"), self._letters)
+        gold = read_label(response.label, options, self._index_base)
+        final = final_text(response.text, response.prompt)
+        answer, boxed = final_answer(final or "", options, require_box=self._require_box)
+        named = letters_of(answer or "", options)
+        correct = named == {gold}
+        extracted: str | None = None
+        detail = "the thinking has no end" if final is None else ""
+        if answer is None:
+            status = Status.NO_ANSWER
+        elif len(named) == 1:
+            status, extracted = Status.OK, next(iter(named))
+        else:
+            status, extracted = Status.PARSE_ERROR, shown(clean(answer))
+            detail = f"it names {', '.join(sorted(named))}" if named else "it names no option"
+        reward = worth = self._scale[2 * (not correct) + (not boxed)]
+        components: dict[str, float | None] = {"correct": float(correct), "boxed": float(boxed)}
         if self._penalizes:
             repetition = (await self._repetition.grade(response)).reward or 0.0
             length = (await self._length.grade(response)).reward or 0.0
@@ -361,24 +373,8 @@ class ChoiceReward:
         return RewardResult(
             reward,
             score=float(worth > 0.0),
-            status=chosen.status,
+            status=status,
             components=components,
-            extracted=chosen.extracted,
-            detail=chosen.detail,
+            extracted=extracted,
+            detail=detail,
         )
-
-    def _chosen(self, response: Response) -> _ChosenOption:
-        options = read_options(response.metadata.get("options"), self._letters)
-        gold = read_label(response.label, options, self._index_base)
-        final = final_text(response.text, response.prompt)
-        if final is None:
-            return _ChosenOption(False, False, Status.NO_ANSWER, detail="the thinking has no end")
-        answer, boxed = final_answer(final, options, require_box=self._require_box)
-        if answer is None:
-            return _ChosenOption(False, False, Status.NO_ANSWER)
-        named = letters_of(answer, options)
-        if len(named) == 1:
-            letter = next(iter(named))
-            return _ChosenOption(letter == gold, boxed, Status.OK, letter)
-        detail = f"it names {', '.join(sorted(named))}" if named else "it names no option"
-        return _ChosenOption(False, boxed, Status.PARSE_ERROR, shown(clean(answer)), detail)

@@ -13,16 +13,15 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from agentenv._util.lenient_json import LiteralError, read_json
-from agentenv.core.arguments import number, one_of, shown
+from agentenv.core.arguments import one_of, shown
 from agentenv.errors import ConfigError
-from agentenv.rewards.rules.regex import MAX_CHARS, check_pattern, find
+from agentenv.rewards.rules.regex import MAX_CHARS, TOO_LONG, PassFail, check_pattern, find
 from agentenv.rewards.rules.text import is_blank, without_special_tokens
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.rewards.workers.pool import WorkerTimeout, shared_pool
 
 MODES = ("loose", "strict")
 _INLINE_CHARS = 16_384
-_TOO_LONG = {"status": Status.PARSE_ERROR, "detail": f"the text is longer than {MAX_CHARS} characters"}
 _CPU_LIMIT_S = 5.0
 _MAX_TAGS = 512
 _TAG = re.compile(r"</?(?:think|answer|tool_call)>")
@@ -35,25 +34,7 @@ class _TagBlock(NamedTuple):
     content: str
 
 
-class _PassFail:
-    """The rewards of a form that is right, and wrong."""
-
-    def __init__(self, where: str, passed: float, failed: float) -> None:
-        self._passed = number(f"{where}.passed", passed)
-        self._failed = number(f"{where}.failed", failed)
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """Lower and higher reward of the two."""
-        return min(self._passed, self._failed), max(self._passed, self._failed)
-
-    def result(self, passed: bool, components: dict[str, float], **more: Any) -> RewardResult:
-        """Return the result of a response."""
-        reward = self._passed if passed else self._failed
-        return RewardResult(reward, score=float(passed), components=dict(components), **more)
-
-
-class ThinkFormatReward:
+class ThinkFormatReward(PassFail):
     """`passed` for a response that thinks and then answers, else `failed`; ROLL's scale is 0.0 and -1.0.
 
     `loose`: there is a `<think>…</think>` and an `<answer>…</answer>` somewhere (RM-Gallery's `reasoning_format`).
@@ -72,12 +53,11 @@ class ThinkFormatReward:
         passed: float = 1.0,
         failed: float = 0.0,
     ) -> None:
+        super().__init__(passed, failed)
         where = type(self).__name__
         self._mode = one_of(f"{where}.mode", mode, MODES)
         self._think_opened = _bool_or_none(f"{where}.think_opened", think_opened)
         self._pattern = None if pattern is None else check_pattern(f"{where}.pattern", pattern)
-        self._scale = _PassFail(where, passed, failed)
-        self.bounds = self._scale.bounds
 
     async def grade(self, response: Response) -> RewardResult:
         """Return the result; its components `think` and `answer` say which parts exist.
@@ -88,24 +68,22 @@ class ThinkFormatReward:
         text = without_special_tokens(response.text)
         think, answer = _has(text, "think"), _has(text, "answer")
         components = {"think": float(think), "answer": float(answer)}
-        if self._pattern is not None:
-            if len(text) > MAX_CHARS:
-                return self._scale.result(False, components, **_TOO_LONG)
-            try:
-                found = await find(self._pattern, text, "fullmatch")
-            except WorkerTimeout as error:
-                return self._scale.result(False, components, status=Status.TIMEOUT, detail=str(error))
-            return self._scale.result(found.num_matches > 0, components)
-        if self._mode == "loose":
-            return self._scale.result(think and answer, components)
+        if self._pattern is None and self._mode == "loose":
+            return self._result(think and answer, components)
         if len(text) > MAX_CHARS:
-            return self._scale.result(False, components, **_TOO_LONG)
+            return self._result(False, components, **TOO_LONG)
+        if self._pattern is not None:
+            try:
+                count, _ = await find(self._pattern, text, "fullmatch")
+            except WorkerTimeout as error:
+                return self._result(False, components, status=Status.TIMEOUT, detail=str(error))
+            return self._result(count > 0, components)
         rest = _behind_thought(text, self._think_opened)
         content = None
         if rest and [block.tag for block in rest] == ["<answer>", "</answer>"] and not rest[1].content.strip():
             content = None if is_blank(rest[0].content) else rest[0].content.strip()
         components = {"think": float("</think>" in text), "answer": float(answer)}
-        return self._scale.result(content is not None, components, extracted=content and shown(content))
+        return self._result(content is not None, components, extracted=content and shown(content))
 
 
 def _bool_or_none(where: str, value: object) -> bool | None:
@@ -139,7 +117,7 @@ def _behind_thought(text: str, think_opened: bool | None) -> list[_TagBlock] | N
     return None if rest[0].content.strip() else rest[1:]
 
 
-class ToolCallFormatReward:
+class ToolCallFormatReward(PassFail):
     """`passed` for exactly one thought and then either one answer or tool calls, never both, else `failed`.
 
     A tool call is a JSON object with a `name` and an object `arguments`, in `<tool_call>…</tool_call>`. No other text
@@ -149,10 +127,8 @@ class ToolCallFormatReward:
     """
 
     def __init__(self, *, think_opened: bool | None = None, passed: float = 1.0, failed: float = 0.0) -> None:
-        where = type(self).__name__
-        self._think_opened = _bool_or_none(f"{where}.think_opened", think_opened)
-        self._scale = _PassFail(where, passed, failed)
-        self.bounds = self._scale.bounds
+        super().__init__(passed, failed)
+        self._think_opened = _bool_or_none(f"{type(self).__name__}.think_opened", think_opened)
 
     async def grade(self, response: Response) -> RewardResult:
         """Return the result; its components are `think`, `answer` and the number of valid `tool_calls`.
@@ -163,15 +139,15 @@ class ToolCallFormatReward:
         text = without_special_tokens(response.text)
         components = {"think": float("</think>" in text), "answer": float(_has(text, "answer")), "tool_calls": 0.0}
         if len(text) > MAX_CHARS:
-            return self._scale.result(False, components, **_TOO_LONG)
+            return self._result(False, components, **TOO_LONG)
         request = {"task": f"{__name__}:handle", "text": text, "think_opened": self._think_opened}
         try:
             short = len(text) <= _INLINE_CHARS
             reply = handle(request) if short else await shared_pool().run(request, cpu_limit_s=_CPU_LIMIT_S)
         except WorkerTimeout as error:
-            return self._scale.result(False, components, status=Status.TIMEOUT, detail=str(error))
+            return self._result(False, components, status=Status.TIMEOUT, detail=str(error))
         components["tool_calls"] = float(reply["tool_calls"])
-        return self._scale.result(not reply["wrong"], components, feedback=reply["wrong"])
+        return self._result(not reply["wrong"], components, feedback=reply["wrong"])
 
 
 def handle(request: dict[str, Any]) -> dict[str, Any]:

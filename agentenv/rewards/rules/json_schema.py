@@ -32,7 +32,6 @@ CPU_LIMIT_S = 2.0
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([A-Za-z0-9]*)[ \t]*\r?$", re.MULTILINE)
 _RECURSION_LIMIT = 4000
 """Frames; a document of the maximum depth takes about 600."""
-_COMPONENTS = {"json": 0.0, "valid": 0.0, "required": 0.0}
 
 
 class JsonSchemaReward:
@@ -80,14 +79,14 @@ class JsonSchemaReward:
         schema = self._schema or _schema_text(response.metadata.get("schema", response.label), "schema")
         final = final_text(response.text, response.prompt)
         if not final:
-            return RewardResult(0.0, score=0.0, status=Status.NO_ANSWER, components=dict(_COMPONENTS))
+            return _nothing(Status.NO_ANSWER)
         if len(final) > MAX_CHARS:
             return _unread(f"the text is longer than {MAX_CHARS} characters")
         request = {"task": "json_schema", "text": final, "schema": schema, "lenient": self._mode == "lenient"}
         try:
             reply = await shared_pool().run(request, cpu_limit_s=self._cpu_limit_s)
         except WorkerTimeout as error:
-            return RewardResult(0.0, score=0.0, status=Status.TIMEOUT, components=dict(_COMPONENTS), detail=str(error))
+            return _nothing(Status.TIMEOUT, detail=str(error))
         if reply["unread"]:
             return _unread(reply["unread"])
         share = float(reply["required"])
@@ -100,10 +99,12 @@ class JsonSchemaReward:
 
 def _unread(reason: str) -> RewardResult:
     """Return the result of a text that is not a JSON document."""
-    feedback = f"expected a JSON document: {reason}"
-    return RewardResult(
-        0.0, score=0.0, status=Status.PARSE_ERROR, components=dict(_COMPONENTS), feedback=shown(feedback, 300)
-    )
+    return _nothing(Status.PARSE_ERROR, feedback=shown(f"expected a JSON document: {reason}", 300))
+
+
+def _nothing(status: Status, **texts: Any) -> RewardResult:
+    components = {"json": 0.0, "valid": 0.0, "required": 0.0}
+    return RewardResult(0.0, score=0.0, status=status, components=components, **texts)
 
 
 def _schema_text(schema: Any, where: str) -> str:

@@ -107,11 +107,7 @@ class LengthReward:
         self._rate = number(f"{where}.rate", rate, low=0.0, high=_MAX_RATE)
         self._floor = -math.inf if floor is None else number(f"{where}.floor", floor, high=0.0)
         self._meter = Meter(where, unit, count, part)
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """From `floor` to 0."""
-        return self._floor, 0.0
+        self.bounds = (self._floor, 0.0)
 
     async def grade(self, response: Response) -> RewardResult:
         """Return the penalty; its component is `length`.
@@ -158,11 +154,7 @@ class OverlongReward:
             raise ConfigError(f"{where}.buffer: expected at most max_length ({max_length}), got {buffer}. Lower it.")
         self._factor = number(f"{where}.factor", factor, low=0.0)
         self._meter = Meter(where, "tokens", count)
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """From `-factor` to 0."""
-        return -self._factor, 0.0
+        self.bounds = (-self._factor, 0.0)
 
     async def grade(self, response: Response) -> RewardResult:
         """Return the penalty; its component is `length`, in tokens.

@@ -8,7 +8,8 @@ Example:
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 from agentenv._util.brief import brief
 from agentenv.core.arguments import label_error, number, one_of, shown, whole_number
@@ -23,15 +24,24 @@ MAX_CHARS = 1 << 18
 WAYS = ("search", "fullmatch", "count")
 CPU_LIMIT_S = 1.0
 MIN_CPU_LIMIT_S = 0.01
+TOO_LONG: Mapping[str, Any] = {
+    "status": Status.PARSE_ERROR, "detail": f"the text is longer than {MAX_CHARS} characters",
+}  # fmt: skip
+"""What a result says of a text that no worker reads."""
+_NOT_FOUND = {"matched": 0.0, "count": 0.0}
 
 
-class PatternMatches(NamedTuple):
-    """The matches of a pattern."""
+class PassFail:
+    """A reward with one value for texts that pass, and another for those that fail."""
 
-    num_matches: int
-    """Number of matches that do not overlap; at most one unless they were counted."""
-    first: str | None
-    """The first group of the first match, or all of it if it has no group."""
+    def __init__(self, passed: float, failed: float) -> None:
+        self._passed = number(f"{type(self).__name__}.passed", passed)
+        self._failed = number(f"{type(self).__name__}.failed", failed)
+        self.bounds = (min(self._passed, self._failed), max(self._passed, self._failed))
+
+    def _result(self, passed: bool, components: Mapping[str, float], **more: Any) -> RewardResult:
+        reward = self._passed if passed else self._failed
+        return RewardResult(reward, score=float(passed), components=dict(components), **more)
 
 
 def check_pattern(where: str, pattern: object) -> str:
@@ -51,8 +61,10 @@ def check_pattern(where: str, pattern: object) -> str:
     return pattern
 
 
-async def find(pattern: str, text: str, how: str, *, cpu_limit_s: float = CPU_LIMIT_S) -> PatternMatches:
-    """Return the matches of `pattern` in a text, found by a worker process.
+async def find(pattern: str, text: str, how: str, *, cpu_limit_s: float = CPU_LIMIT_S) -> tuple[int, str | None]:
+    """Return the number of matches of `pattern` in a text, and the first group of the first match, or all of it.
+
+    A worker process finds them. Matches do not overlap; unless they are counted there is at most one.
 
     Raises:
         WorkerTimeout: it took more than `cpu_limit_s`.
@@ -61,7 +73,7 @@ async def find(pattern: str, text: str, how: str, *, cpu_limit_s: float = CPU_LI
     """
     request = {"task": "regex", "pattern": pattern, "text": text, "how": how}
     reply = await shared_pool().run(request, cpu_limit_s=cpu_limit_s)
-    return PatternMatches(int(reply["count"]), reply["first"])
+    return int(reply["count"]), reply["first"]
 
 
 def search_in_worker(request: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +95,7 @@ def search_in_worker(request: dict[str, Any]) -> dict[str, Any]:
     return {"count": count, "first": shown(captured or "")}
 
 
-class RegexReward:
+class RegexReward(PassFail):
     """`passed` if the text matches, else `failed`.
 
     `how`: the pattern is found somewhere (`search`), is all of the text (`fullmatch`), or is found `min_count` to
@@ -104,6 +116,7 @@ class RegexReward:
         failed: float = 0.0,
         cpu_limit_s: float = CPU_LIMIT_S,
     ) -> None:
+        super().__init__(passed, failed)
         where = type(self).__name__
         self._pattern = None if pattern is None else check_pattern(f"{where}.pattern", pattern)
         self._how = one_of(f"{where}.how", how, WAYS)
@@ -113,12 +126,6 @@ class RegexReward:
         if how != "count" and (min_count, max_count) != (1, None):
             raise ConfigError(f"{where}.how: expected 'count' with min_count or max_count, got {how!r}. Change one.")
         self._cpu_limit_s = number(f"{where}.cpu_limit_s", cpu_limit_s, low=MIN_CPU_LIMIT_S)
-        self._passed, self._failed = number(f"{where}.passed", passed), number(f"{where}.failed", failed)
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The lower and the higher one of `passed` and `failed`."""
-        return min(self._passed, self._failed), max(self._passed, self._failed)
 
     async def grade(self, response: Response) -> RewardResult:
         """Return the result; TIMEOUT if the pattern takes too long on this text.
@@ -131,19 +138,13 @@ class RegexReward:
         if not isinstance(pattern, str):
             raise label_error("a regular expression", pattern)
         if self._part == "final" and final_text(response.text, response.prompt) is None:
-            return self._result(0, status=Status.NO_ANSWER, detail="the thinking has no end")
+            return self._result(False, _NOT_FOUND, status=Status.NO_ANSWER, detail="the thinking has no end")
         text = part_of(response.text, self._part, response.prompt)
         if len(text) > MAX_CHARS:
-            return self._result(0, status=Status.PARSE_ERROR, detail=f"the text is longer than {MAX_CHARS} characters")
+            return self._result(False, _NOT_FOUND, **TOO_LONG)
         try:
-            found = await find(pattern, text, self._how, cpu_limit_s=self._cpu_limit_s)
+            count, first = await find(pattern, text, self._how, cpu_limit_s=self._cpu_limit_s)
         except WorkerTimeout as error:
-            return self._result(0, status=Status.TIMEOUT, detail=str(error))
-        matched = self._min <= found.num_matches and (self._max is None or found.num_matches <= self._max)
-        return self._result(found.num_matches, matched=matched, extracted=found.first)
-
-    def _result(self, count: int, *, matched: bool = False, **more: Any) -> RewardResult:
-        components = {"matched": float(matched), "count": float(count)}
-        return RewardResult(
-            self._passed if matched else self._failed, score=float(matched), components=components, **more
-        )
+            return self._result(False, _NOT_FOUND, status=Status.TIMEOUT, detail=str(error))
+        matched = self._min <= count and (self._max is None or count <= self._max)
+        return self._result(matched, {"matched": float(matched), "count": float(count)}, extracted=first)

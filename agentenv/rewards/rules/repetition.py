@@ -80,11 +80,7 @@ class RepetitionReward:
         self._mode = one_of(f"{where}.mode", mode, MODES)
         self._part = SCOPES[one_of(f"{where}.scope", scope, SCOPES)]
         self._unit = one_of(f"{where}.unit", unit, UNITS)
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """From `max_penalty` to 0."""
-        return self._max_penalty, 0.0
+        self.bounds = (self._max_penalty, 0.0)
 
     def penalty(self, text: str) -> float:
         """Return the penalty of a response, without an event loop; takes milliseconds for a long one."""
@@ -99,14 +95,11 @@ class RepetitionReward:
         text = part_of(response.text, self._part, response.prompt)
         request = {"task": f"{__name__}:handle", "text": text[-MAX_CHARS:], "size": self._size, "unit": self._unit}
         try:
-            if len(text) <= _INLINE_CHARS:
-                reply = handle(request)
-            else:
-                reply = await shared_pool().run(request, cpu_limit_s=_CPU_LIMIT_S)
+            short = len(text) <= _INLINE_CHARS
+            reply = handle(request) if short else await shared_pool().run(request, cpu_limit_s=_CPU_LIMIT_S)
         except WorkerTimeout as error:
-            return RewardResult(
-                self._max_penalty, status=Status.TIMEOUT, components={"repeated": 1.0}, detail=str(error)
-            )
+            everything = {"repeated": 1.0}
+            return RewardResult(self._max_penalty, status=Status.TIMEOUT, components=everything, detail=str(error))
         share = float(reply["share"])
         return RewardResult(self._scale(share), components={"repeated": share})
 

@@ -71,13 +71,33 @@ def rouge_l(answer: str, reference: str) -> float:
     As in Google's `rouge_score`, signs do not count: `-42` is `42`.
     """
     a, b = (_WORD.findall(text.casefold()) or text.split() for text in (answer, reference))
-    return 2.0 * _common_subsequence(a, b) / (len(a) + len(b)) if a or b else 1.0
+    if not a and not b:
+        return 1.0
+    # The longest common subsequence, one row of the table per word, as bits. Source: Hyyrö 2004.
+    positions, full = _positions(a), (1 << len(a)) - 1
+    row = full
+    for word in b:
+        matches = row & positions.get(word, 0)
+        row = (row + matches | row - matches) & full
+    return 2.0 * (len(a) - row.bit_count()) / (len(a) + len(b))
 
 
 def edit_ratio(answer: str, reference: str) -> float:
     """Return `1 - Levenshtein distance / length of the longer one`, in characters."""
     a, b = answer.strip(), reference.strip()
-    return 1.0 - _edit_distance(a, b) / max(len(a), len(b)) if a or b else 1.0
+    if not a or not b:
+        return float(a == b)
+    # The distance, one row of the table per character, as bits. Source: Myers 1999; Hyyrö 2003.
+    positions, full, last = _positions(a), (1 << len(a)) - 1, 1 << len(a) - 1
+    up, down, distance = full, 0, len(a)
+    for char in b:
+        matches = positions.get(char, 0)
+        diagonal = ((matches & up) + up ^ up) | matches | down
+        right, left = down | ~(diagonal | up) & full, up & diagonal
+        distance += bool(right & last) - bool(left & last)
+        right = right << 1 | 1
+        up, down = (left << 1 | ~(diagonal | right)) & full, right & diagonal
+    return 1.0 - distance / max(len(a), len(b))
 
 
 def char_ngram(answer: str, reference: str, size: int = 3) -> float:
@@ -113,32 +133,6 @@ def _positions(items: Sequence[str]) -> dict[str, int]:
     return positions
 
 
-def _common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
-    """Return the length of the longest common subsequence. Source: Hyyrö 2004, bit-parallel LCS."""
-    positions, full = _positions(a), (1 << len(a)) - 1
-    row = full
-    for item in b:
-        matches = row & positions.get(item, 0)
-        row = (row + matches | row - matches) & full
-    return len(a) - row.bit_count()
-
-
-def _edit_distance(a: str, b: str) -> int:
-    """Return the Levenshtein distance, one row of the table per step. Source: Myers 1999; Hyyrö 2003."""
-    if not a:
-        return len(b)
-    positions, full, last = _positions(a), (1 << len(a)) - 1, 1 << len(a) - 1
-    up, down, distance = full, 0, len(a)
-    for item in b:
-        matches = positions.get(item, 0)
-        diagonal = ((matches & up) + up ^ up) | matches | down
-        right, left = down | ~(diagonal | up) & full, up & diagonal
-        distance += bool(right & last) - bool(left & last)
-        right = right << 1 | 1
-        up, down = (left << 1 | ~(diagonal | right)) & full, right & diagonal
-    return distance
-
-
 class SimilarityReward:
     """The similarity of the final text and the label by one of `METRICS`; with several references, the best counts.
 
@@ -166,23 +160,20 @@ class SimilarityReward:
         if len(references) < len(label) or sum(map(len, references)) > MAX_CHARS:
             raise label_error(f"texts with something in them, of at most {MAX_CHARS} characters in all", response.label)
         answer = final_text(response.text, response.prompt)
-        if answer is None:
-            return self._result(0.0, status=Status.NO_ANSWER, detail="the thinking has no end")
         if not answer:
-            return self._result(0.0, status=Status.NO_ANSWER)
+            detail = "the thinking has no end" if answer is None else ""
+            return self._result(0.0, status=Status.NO_ANSWER, detail=detail)
         if answer in references:
             return self._result(1.0, extracted=shown(answer))
         start = answer[:MAX_CHARS]
-        request = {"answer": start, "references": references, "metric": self._metric, "size": self._size}
+        how = {"task": f"{__name__}:handle", "metric": self._metric, "size": self._size}
+        request = {**how, "answer": start, "references": references}
         try:
-            if len(start) <= _INLINE_CHARS and len(start) * sum(map(len, references)) <= _INLINE_PRODUCT:
-                value = handle(request)["value"]
-            else:
-                task = {"task": f"{__name__}:handle", **request}
-                value = (await shared_pool().run(task, cpu_limit_s=_CPU_LIMIT_S))["value"]
+            short = len(start) <= _INLINE_CHARS and len(start) * sum(map(len, references)) <= _INLINE_PRODUCT
+            reply = handle(request) if short else await shared_pool().run(request, cpu_limit_s=_CPU_LIMIT_S)
         except WorkerTimeout as error:
             return self._result(0.0, status=Status.TIMEOUT, detail=str(error))
-        return self._result(float(value) * len(start) / len(answer), extracted=shown(answer))
+        return self._result(float(reply["value"]) * len(start) / len(answer), extracted=shown(answer))
 
     def _result(self, value: float, **more: Any) -> RewardResult:
         return RewardResult(value, score=value, components={self._metric: value}, **more)

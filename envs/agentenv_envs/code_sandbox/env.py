@@ -10,13 +10,21 @@ from typing import Any, ClassVar, Literal
 
 from agentenv.core.agent import AgentInstance, ResetState, StepState
 from agentenv.core.types import StepResult
-from agentenv.errors import ConfigError, InfraError
+from agentenv.errors import InfraError
+from agentenv.rewards.judges.settings import settings_from
 from agentenv.rewards.rules.code.forms import code_task, comparison, program_of, question_of
-from agentenv.rewards.rules.code.reward import INSTRUCTION, feedback_text, grade_in_turn, passed_share
-from agentenv.rewards.rules.code.shared import LIMITS, exec_limits, sandbox_for
+from agentenv.rewards.rules.code.reward import (
+    INSTRUCTION,
+    LIMITS,
+    feedback_text,
+    grade_in_turn,
+    passed_share,
+    sandbox_for,
+)
 from agentenv.rewards.rules.code.task import CodeTask
 from agentenv.sandbox.grading import GradeResult
 from agentenv.sandbox.types import ExecLimits, Sandbox
+from agentenv_envs.common import attempts_text, check, check_count, with_question
 
 
 class CodeSandbox(AgentInstance):
@@ -80,10 +88,8 @@ class CodeSandbox(AgentInstance):
             strict: compare rows of APPS and LiveCodeBench by types and text.
             official: compare rows of APPS as its evaluator does, for scores: it pays for words in any order.
         """
-        if not isinstance(max_attempts, int) or isinstance(max_attempts, bool) or max_attempts < 1:
-            raise ConfigError(f"CodeSandbox.max_attempts: expected an integer >= 1, got {max_attempts!r}. Change it.")
-        if reward_at not in ("end", "turn"):
-            raise ConfigError(f"CodeSandbox.reward_at: expected end or turn, got {reward_at!r}. Change it.")
+        check_count("CodeSandbox.max_attempts", max_attempts)
+        check("CodeSandbox.reward_at", reward_at, reward_at in ("end", "turn"), "end or turn")
         self.max_attempts = max_attempts
         self.partial_credit = partial_credit
         self.reward_at = reward_at
@@ -92,7 +98,7 @@ class CodeSandbox(AgentInstance):
         self.instruction = instruction
         self.sandbox = sandbox
         self.comparison = comparison("CodeSandbox", strict=strict, official=official)
-        self.limits = exec_limits("CodeSandbox", limits, default=self.default_limits)
+        self.limits = settings_from("CodeSandbox.limits", limits, self.default_limits)
         self.num_attempts = 0
         self.best_credit = 0.0
         self._task: CodeTask | None = None
@@ -105,16 +111,11 @@ class CodeSandbox(AgentInstance):
             DataError: the label and the row's other columns have no tests of a known form.
             SandboxUnavailable: programs cannot be isolated here.
         """
-        observation = states["observation"]
-        task = self._task_of(states, observation)
+        task = self._task_of(states, states["observation"])
         await sandbox_for(task.suite, self.sandbox)
-        if isinstance(observation, str) or not observation:
-            return states
-        last = observation[-1]
-        if last.get("role") != "user" or not isinstance(last.get("content"), str):
-            return states
-        content = question_text(last["content"], task.examples, task.starter_code, self.instruction)
-        return {**states, "observation": [*observation[:-1], {**last, "content": content}]}
+        return with_question(
+            states, lambda question: question_text(question, task.examples, task.starter_code, self.instruction)
+        )
 
     async def step(self, states: StepState) -> StepResult:
         """Run an attempt against the tests.
@@ -213,8 +214,3 @@ def question_text(question: str, examples: Sequence[str], starter_code: str, ins
     if examples:
         parts.append("Examples:\n" + "\n".join(examples))
     return "\n\n".join(part for part in [*parts, instruction] if part)
-
-
-def attempts_text(left: int) -> str:
-    """Return the text about the remaining attempts, at least 1."""
-    return "1 attempt left." if left == 1 else f"{left} attempts left."

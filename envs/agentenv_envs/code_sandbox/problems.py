@@ -27,7 +27,7 @@ class Problem:
     id: str
     prompt: str
     label: Mapping[str, Any]
-    """The plain form of `agentenv.rewards.rules.code.plain`."""
+    """The plain form of `agentenv.rewards.rules.code.rows`."""
     reference: str
     """Passes all tests."""
     mutants: tuple[str, ...]

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from agentenv.core.agent import AgentInstance, ResetState, StepState
 from agentenv.core.types import StepResult
-from agentenv.errors import ConfigError, DataError
+from agentenv.errors import DataError
 from agentenv.rewards.rules.text import final_text
-from agentenv_envs.guess_number.texts import hint_text, invalid_text, rules_text
+from agentenv_envs.common import check, check_count, with_question
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?![\w]|\.\d)")
 _MAX_DIGITS = 9  # longer numbers are out of any range, and int() of thousands of digits is slow
@@ -53,13 +53,10 @@ class GuessNumber(AgentInstance):
         information_reward: float = 0.0,
         invalid_reward: float = 0.0,
     ) -> None:
-        for name, value in (("low", low), ("high", high), ("max_guesses", max_guesses)):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ConfigError(f"GuessNumber.{name}: expected an integer, got {value!r}. Change it.")
-        if not low < high:
-            raise ConfigError(f"GuessNumber.high: expected more than low ({low}), got {high}. Change it.")
-        if max_guesses < 1:
-            raise ConfigError(f"GuessNumber.max_guesses: expected an integer >= 1, got {max_guesses}. Change it.")
+        for name, value in (("low", low), ("high", high)):
+            check(f"GuessNumber.{name}", value, type(value) is int, "an integer")
+        check("GuessNumber.high", high, low < high, f"more than low ({low})")
+        check_count("GuessNumber.max_guesses", max_guesses)
         self.low = low
         self.high = high
         self.max_guesses = max_guesses
@@ -77,14 +74,8 @@ class GuessNumber(AgentInstance):
             DataError: the label is not a number in range.
         """
         self._number(states)
-        observation = states["observation"]
-        if isinstance(observation, str) or not observation:
-            return states
-        last = observation[-1]
-        if last.get("role") != "user" or not isinstance(last.get("content"), str):
-            return states
-        content = f"{last['content']}\n{rules_text(self.low, self.high, self.max_guesses)}"
-        return {**states, "observation": [*observation[:-1], {**last, "content": content}]}
+        rules = rules_text(self.low, self.high, self.max_guesses)
+        return with_question(states, lambda question: f"{question}\n{rules}")
 
     async def step(self, states: StepState) -> StepResult:
         """Compare a guess with the number.
@@ -150,3 +141,22 @@ class GuessNumber(AgentInstance):
 def _last_number(text: str) -> int | None:
     numbers = _NUMBER.findall(text)
     return int(numbers[-1]) if numbers and len(numbers[-1]) <= _MAX_DIGITS else None
+
+
+# Every text of the game. The untrained policy's tokenizer consists of exactly these words.
+
+
+def rules_text(low: int, high: int, max_guesses: int) -> str:
+    """Return the rules below the prompt of the first turn."""
+    guesses = "1 guess" if max_guesses == 1 else f"{max_guesses} guesses"
+    return f"It is a whole number from {low} to {high}. You have {guesses}. Say one number."
+
+
+def hint_text(guess: int, number: int) -> str:
+    """Return the user message after a wrong guess."""
+    return "It is larger." if guess < number else "It is smaller."
+
+
+def invalid_text(low: int, high: int) -> str:
+    """Return the user message after an action without a number, or with one out of range."""
+    return f"Say a number from {low} to {high}."

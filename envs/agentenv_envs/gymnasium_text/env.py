@@ -11,9 +11,9 @@ from agentenv.core.agent import ResetState, StepState
 from agentenv.core.types import StepResult
 from agentenv.errors import ConfigError, DataError
 from agentenv.gym.from_gymnasium import FromGymnasium, Moment, TextGame
+from agentenv_envs.common import row_of
 from agentenv_envs.gymnasium_text import games
 from agentenv_envs.gymnasium_text.games import GAMES, Game
-from agentenv_envs.rows import row_of
 
 _DATA = Path(__file__).parent / "data"
 _NAMES = ("gymnasium_text", *GAMES)
@@ -98,7 +98,7 @@ class GymnasiumText(FromGymnasium):
         Raises:
             DataError: the row's game, map or place is invalid.
         """
-        self._row = row_of(states, ("game",)).columns
+        _, self._row = row_of(states, ("game",))
         name = self._row.get("game") or self.name
         if not isinstance(name, str) or name not in GAMES or self.name not in (None, name):
             expected = self.name or f"one of {', '.join(GAMES)}"

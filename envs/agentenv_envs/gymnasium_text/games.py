@@ -1,14 +1,44 @@
-"""The games: how each is created from a row, put in words, and played best."""
+"""The games: how each is created from a row, put in words, and played best.
+
+The best actions are found by value iteration over a game's transitions, and for blackjack by its odds.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from agentenv.errors import DataError
 from agentenv.gym.from_gymnasium import Moment, TextGame
-from agentenv_envs.gymnasium_text import planning, texts
+
+FROZEN_LAKE = """\
+You stand on a frozen lake, a grid of squares. On the map @ is you, S the start, F ice, H a hole, G the goal. \
+Each move takes you one square left, down, right or up; at the edge of the map you stay where you are. \
+Reach G. Stepping into a hole ends the game."""
+SLIPPERY = """\
+The ice is slippery: a move goes where you want one time in three, and as often to each side of that direction. \
+Your moves are judged, not your luck: choose the one with the best chance of reaching G, and soon."""
+CLIFF_WALKING = """\
+You walk on a grid of 4 rows and 12 columns. On the map @ is you, G the goal, C a cliff and . safe ground. \
+Each move takes you one square up, right, down or left; at the edge of the map you stay where you are. \
+Stepping onto C throws you back to row 4, column 1. Reach G."""
+TAXI = """\
+You drive a taxi on a grid of 5 rows and 5 columns. On the map @ is the taxi, R, G, Y and B are stops; \
+you can drive through : and not through |. Row 1 is in the north, column 1 in the west. Each move takes you one \
+square south, north, east or west. Drive to the passenger, pick up there, drive to the destination, and drop off. \
+Done is done: the game ends when the passenger is dropped off at the destination."""
+BLACKJACK = """\
+You play blackjack against a dealer. Number cards count their number, faces count 10, an ace 11 or, where that would \
+be more than 21, 1. Cards come from a deck that never runs out. Hit takes a card; beyond 21 you lose at once. \
+Stick ends your turn: then the dealer draws up to 17 or more, and who is nearer to 21 wins. \
+Your choices are judged, not your luck: choose what wins the most on average."""
+
+STOPS = ("R", "G", "Y", "B")
+STOP_AT = ((0, 0), (0, 4), (4, 0), (4, 3))
 
 _LAKE = {"left": 0, "down": 1, "right": 2, "up": 3, "west": 0, "south": 1, "east": 2, "north": 3}
 _CLIFF = {"up": 0, "right": 1, "down": 2, "left": 3, "north": 0, "east": 1, "south": 2, "west": 3}
@@ -18,6 +48,15 @@ _TAXI = {
 }  # fmt: skip
 _BLACKJACK = {"stick": 0, "hit": 1, "stand": 0, "stay": 0}
 _CLIFF_START = "a [row, column] of safe ground, from 0"
+
+DISCOUNT = 0.99
+"""Discount per step, so that the shorter of two ways to the goal is better."""
+_TIE = 1e-8
+_CARDS = {**dict.fromkeys(range(1, 10), 1 / 13), 10: 4 / 13}
+STICK, HIT = 0, 1
+
+Transitions = Mapping[int, Mapping[int, Any]]
+"""state -> action -> [(probability, next state, reward, terminated)]: the `P` of Gymnasium's toy games."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,49 +134,164 @@ def won(name: str, moment: Moment) -> bool:
     return moment.reward > 0 if name in ("FrozenLake", "Blackjack") else True
 
 
+def action_values(transitions: Transitions) -> Any:
+    """Return [num_states, num_actions] discounted sums of rewards of each action followed by the best ones."""
+    num_states, num_actions = len(transitions), len(transitions[0])
+    most = max(len(outcomes) for actions in transitions.values() for outcomes in actions.values())
+    chance, follows, reward = np.zeros((3, num_states, num_actions, most))
+    continues = np.zeros((num_states, num_actions, most))
+    for state, actions in transitions.items():
+        for action, outcomes in actions.items():
+            for index, (probability, after, earned, ended) in enumerate(outcomes):
+                at = state, action, index
+                chance[at], follows[at], reward[at], continues[at] = probability, after, earned, not ended
+    states, values = follows.astype(np.int64), np.zeros(num_states)
+    while True:
+        updated = (chance * (reward + DISCOUNT * continues * values[states])).sum(axis=2)
+        best = updated.max(axis=1)
+        if np.abs(best - values).max() < 1e-11:
+            return updated
+        values = best
+
+
+def best_actions(values: Any) -> list[int]:
+    """Return the actions of the highest value, several if they are equally good."""
+    return [int(action) for action in np.flatnonzero(np.asarray(values) >= np.max(values) - _TIE)]
+
+
+@functools.cache
+def blackjack_values(total: int, dealer: int, usable_ace: bool) -> tuple[float, float]:
+    """Return the average result of sticking and of hitting, with cards from an infinite deck.
+
+    This is the best play of the game, whose average result is negative in most hands.
+    """
+    ends = _dealt(*_with(0, False, dealer))
+    stick = sum(chance * ((end > 21 or total > end) - (total < end <= 21)) for end, chance in ends)
+    hit = 0.0
+    for card, chance in _CARDS.items():
+        after, ace = _with(total, usable_ace, card)
+        hit += chance * (-1.0 if after > 21 else max(blackjack_values(after, dealer, ace)))
+    return stick, hit
+
+
+def _with(total: int, usable_ace: bool, card: int) -> tuple[int, bool]:
+    total += card
+    if card == 1 and not usable_ace and total + 10 <= 21:
+        return total + 10, True
+    return (total - 10, False) if usable_ace and total > 21 else (total, usable_ace)
+
+
+@functools.cache
+def _dealt(total: int, usable_ace: bool) -> tuple[tuple[int, float], ...]:
+    """Return the dealer's possible final totals with their probabilities."""
+    if total >= 17:
+        return ((total, 1.0),)
+    ends: dict[int, float] = {}
+    for card, probability in _CARDS.items():
+        for end, share in _dealt(*_with(total, usable_ace, card)):
+            ends[end] = ends.get(end, 0.0) + probability * share
+    return tuple(ends.items())
+
+
 class Play:
     """The best play of a game: from its transitions if it has some, else from blackjack's odds."""
 
     def __init__(self, env: Any) -> None:
         self.env = env.unwrapped
         transitions = getattr(self.env, "P", None)
-        self.values = None if transitions is None else planning.action_values(transitions)
-        self.is_certain = transitions is not None and planning.is_certain(transitions)
+        self.values = None if transitions is None else action_values(transitions)
+        self.is_certain = transitions is not None and all(
+            len({after for probability, after, *_ in outcomes if probability > 0}) == 1
+            for actions in transitions.values()
+            for outcomes in actions.values()
+        )
         """True if every action has one outcome, so that the best play wins."""
 
     def best(self, observation: Any) -> list[int]:
         """Return the best actions in the current state."""
         if self.values is not None:
-            return planning.best_actions(self.values[int(self.env.s)])
+            return best_actions(self.values[int(self.env.s)])
         total, dealer, usable_ace = (int(one) for one in observation)
-        return planning.best_actions(planning.blackjack_values(total, dealer, bool(usable_ace)))
+        return best_actions(blackjack_values(total, dealer, bool(usable_ace)))
+
+
+# Every text of an episode's state. Rows and columns count from 1.
+
+
+def frozen_lake_text(desc: Any, state: int) -> str:
+    """Return the map with the player on it."""
+    rows = [[square.decode() if isinstance(square, bytes) else str(square) for square in row] for row in desc]
+    row, column = divmod(state, len(rows[0]))
+    rows[row][column] = "@"
+    return f"You are at row {row + 1}, column {column + 1}.\n" + _grid(rows)
+
+
+def cliff_text(state: int) -> str:
+    """Return the map with the player on it."""
+    rows = [["."] * 12 for _ in range(3)] + [[".", *["C"] * 10, "G"]]
+    row, column = divmod(state, 12)
+    rows[row][column] = "@"
+    return f"You are at row {row + 1}, column {column + 1}.\n" + _grid(rows)
+
+
+def taxi_text(desc: Any, place: tuple[int, int, int, int]) -> str:
+    """Return the map with the taxi on it, and the passenger's place and destination in words.
+
+    Args:
+        desc: the map, characters by row.
+        place: the taxi's row and column, the passenger's stop (4: in the taxi), the destination.
+    """
+    row, column, passenger, destination = place
+    rows = [[one.decode() if isinstance(one, bytes) else str(one) for one in line] for line in desc]
+    rows[row + 1][2 * column + 1] = "@"
+    waits = "sits in the taxi" if passenger == 4 else f"waits at {_stop(passenger)}"
+    facts = f"The taxi is at row {row + 1}, column {column + 1}. The passenger {waits}."
+    return f"{facts} The destination is {_stop(destination)}.\n" + "\n".join("".join(line) for line in rows)
+
+
+def blackjack_text(total: int, dealer: int, usable_ace: bool) -> str:
+    """Return the player's cards and the dealer's."""
+    ace = ", with an ace as 11" if usable_ace else ""
+    return f"Your cards count {total}{ace}. The dealer shows {'an ace' if dealer == 1 else f'a {dealer}'}."
+
+
+def _stop(index: int) -> str:
+    row, column = STOP_AT[index]
+    return f"{STOPS[index]} (row {row + 1}, column {column + 1})"
+
+
+def _grid(rows: list[list[str]]) -> str:
+    return "\n".join(" ".join(row) for row in rows)
 
 
 def _lake(moment: Moment) -> str:
-    return texts.frozen_lake_text(moment.env.unwrapped.desc, int(moment.observation))
-
-
-def _cliff(moment: Moment) -> str:
-    return texts.cliff_text(int(moment.observation))
+    return frozen_lake_text(moment.env.unwrapped.desc, int(moment.observation))
 
 
 def _taxi(moment: Moment) -> str:
     inner = moment.env.unwrapped
     row, column, passenger, destination = (int(one) for one in inner.decode(int(moment.observation)))
-    return texts.taxi_text(inner.desc, (row, column, passenger, destination))
+    return taxi_text(inner.desc, (row, column, passenger, destination))
 
 
 def _blackjack(moment: Moment) -> str:
     total, dealer, usable_ace = (int(one) for one in moment.observation)
-    return texts.blackjack_text(total, dealer, bool(usable_ace))
+    return blackjack_text(total, dealer, bool(usable_ace))
 
 
-_SLIPPERY = f"{texts.FROZEN_LAKE} {texts.SLIPPERY}"
+_SLIPPERY = f"{FROZEN_LAKE} {SLIPPERY}"
 GAMES: Mapping[str, Game] = {
-    "frozen_lake": Game("FrozenLake", _LAKE, texts.FROZEN_LAKE, _lake, 24, -1.0, {"is_slippery": False}),
+    "frozen_lake": Game("FrozenLake", _LAKE, FROZEN_LAKE, _lake, 24, -1.0, {"is_slippery": False}),
     "frozen_lake_slippery": Game("FrozenLake", _LAKE, _SLIPPERY, _lake, 50, -1.0, {"is_slippery": True}),
-    "cliff_walking": Game("CliffWalking", _CLIFF, texts.CLIFF_WALKING, _cliff, 24, -100.0),
-    "taxi": Game("Taxi", _TAXI, texts.TAXI, _taxi, 24, -10.0),
-    "blackjack": Game("Blackjack", _BLACKJACK, texts.BLACKJACK, _blackjack, 24, -1.0),
+    "cliff_walking": Game(
+        "CliffWalking",
+        _CLIFF,
+        CLIFF_WALKING,
+        lambda moment: cliff_text(int(moment.observation)),
+        24,
+        -100.0,
+    ),
+    "taxi": Game("Taxi", _TAXI, TAXI, _taxi, 24, -10.0),
+    "blackjack": Game("Blackjack", _BLACKJACK, BLACKJACK, _blackjack, 24, -1.0),
 }
 """The games by the name in a row or in the argument `game`."""

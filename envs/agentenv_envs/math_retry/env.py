@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import ClassVar
 
 from agentenv.core.agent import AgentInstance, ResetState, StepState
-from agentenv.core.types import Message, StepResult
-from agentenv.errors import ConfigError, InfraError
+from agentenv.core.types import StepResult
+from agentenv.errors import InfraError
 from agentenv.rewards.rules.math.reward import MathGrader, default_grader, math_outcome
 from agentenv.rewards.rules.text import with_opened_thought
 from agentenv.rewards.types import Status
-from agentenv_envs.math_retry.texts import INSTRUCTION, feedback_text, question_text
+from agentenv_envs.common import attempts_text, check_count, with_question
+
+INSTRUCTION = "Give the final answer after ####."  # english: off (tiny-math was trained with this text)
 
 
 class MathRetry(AgentInstance):
@@ -50,8 +52,7 @@ class MathRetry(AgentInstance):
         retry_discount: float = 1.0,
         grader: MathGrader | None = None,
     ) -> None:
-        if not isinstance(max_attempts, int) or max_attempts < 1:
-            raise ConfigError(f"MathRetry.max_attempts: expected an integer >= 1, got {max_attempts!r}. Change it.")
+        check_count("MathRetry.max_attempts", max_attempts)
         self.max_attempts, self.num_attempts = max_attempts, 0
         self.instruction, self.grader = instruction, grader or default_grader()
         self.correct_reward, self.retry_discount, self.wrong_reward = correct_reward, retry_discount, wrong_reward
@@ -65,12 +66,7 @@ class MathRetry(AgentInstance):
         """
         if "label" in states:
             await self.grader.check_label(states["label"])
-        messages = states["observation"]
-        last: Message = {} if isinstance(messages, str) or not messages else messages[-1]
-        if last.get("role") != "user" or not isinstance(last.get("content"), str):
-            return states
-        asked = {**last, "content": question_text(last["content"], self.instruction)}
-        return {**states, "observation": [*messages[:-1], asked]}
+        return with_question(states, lambda question: question_text(question, self.instruction))
 
     async def step(self, states: StepState) -> StepResult:
         """Grade an attempt and reply to it.
@@ -83,9 +79,7 @@ class MathRetry(AgentInstance):
         result = await self.grader.grade(text, states["label"])
         self.num_attempts += 1
         if result.status is Status.INFRA:
-            raise InfraError(
-                f"MathRetry.step: expected a result, got {result.status}: {result.detail or 'no detail'}. Retry."
-            )
+            raise InfraError(f"MathRetry.step: expected a result, got infra: {result.detail or 'no detail'}. Retry.")
         is_correct, is_last = result.score == 1.0, self.num_attempts >= self.max_attempts
         outcome = math_outcome(result)
         info: dict[str, float | str] = {
@@ -110,3 +104,28 @@ class MathRetry(AgentInstance):
         """Return the label after the mark that the instruction asks for."""
         label = str("" if states["label"] is None else states["label"])
         return f"#### {label.rpartition('####')[2].strip()}" if label.strip() else None
+
+
+# Every sentence that a policy is sent. The shipped tiny-math policy was trained on exactly these.
+
+
+def question_text(question: str, instruction: str = INSTRUCTION) -> str:
+    """Return the first user message: the question and, unless it is empty, the instruction on its own line."""
+    return f"{question}\n{instruction}" if instruction else question
+
+
+def feedback_text(outcome: str, extracted: str | None, attempts_left: int) -> str:
+    """Return the user message after a failed attempt: what was wrong with it, never what is right.
+
+    Args:
+        outcome: the grade's outcome: wrong, no_answer, parse_error or timeout.
+        extracted: the answer that was read from the attempt, where there was one.
+        attempts_left: attempts that remain, at least 1.
+    """
+    what = {
+        "wrong": f"Your answer {extracted} is not correct. Check each step and try again.",
+        "no_answer": "No final answer was found. Solve it step by step and end with #### and the answer.",
+        "parse_error": f"Your answer {extracted} could not be read. Write one number or expression after ####.",
+        "timeout": f"Your answer {extracted} took too long to check. Write it in a simpler form after ####.",
+    }[outcome]
+    return f"{what} {attempts_text(attempts_left)}"

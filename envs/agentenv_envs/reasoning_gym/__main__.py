@@ -6,44 +6,12 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.cli.flags import parse
-from agentenv.core.arguments import parse_json_object
 from agentenv.errors import AgentEnvError, ConfigError
-from agentenv_envs.reasoning_gym.answers import INSTRUCTIONS, AnswerForm
 from agentenv_envs.reasoning_gym.data_only import CHANCE, EXECUTED, REPAIRED
-from agentenv_envs.reasoning_gym.rows import Mixture, Split, dataset_names, make_rows, num_levels
-
-
-@dataclass(frozen=True)
-class RowsConfig:
-    """Write rows of reasoning-gym's datasets for `agentenv run --env reasoning_gym --data FILE`."""
-
-    datasets: str = "all"
-    """Names, categories (see --list) or `all`, separated by commas; NAME=WEIGHT for another share than 1; then -NAME to
-    exclude one."""
-    size: int = 500
-    """Total number of rows, divided by the weights."""
-    seed: int = 0
-    split: Split = "train"
-    """train and eval never share a question, with any seeds; all is both."""
-    out: str = "reasoning_gym.jsonl"
-    """The file to write."""
-    level: int | None = None
-    """Difficulty in the datasets' own curricula, from 0. Datasets with fewer levels use their highest, those without
-    any their defaults."""
-    config: str = "{}"
-    """JSON object with settings of a dataset by its name, such as {"chain_sum": {"min_terms": 3}}."""
-    answer: AnswerForm = "auto"
-    """The form in which the policy is told to answer: tag (also auto) or boxed. Use the same in --env_kwargs."""
-    instruction: str | None = None
-    """Text below every question instead of the default; empty for none."""
-    max_chance: float = 0.66
-    """Refuse a dataset of which one constant answer solves a larger share; exclude it from a category or `all`."""
-    list: bool = False
-    """Show the datasets by category, with known problems of each, and write nothing."""
+from agentenv_envs.reasoning_gym.rows import RowsConfig, dataset_names, make_rows, num_levels
 
 
 def main(args: Sequence[str]) -> int:
@@ -59,32 +27,17 @@ def main(args: Sequence[str]) -> int:
                 facts += [f"repaired: {REPAIRED[name]}"] if name in REPAIRED else []
                 sys.stdout.write(f"  {name:27} {'; '.join(facts)}\n")
         return 0
-    mixture = Mixture(
-        _weights(config.datasets, config.max_chance),
-        size=config.size,
-        seed=config.seed,
-        split=config.split,
-        level=config.level,
-        configs=parse_json_object("--config", config.config),
-        instruction=INSTRUCTIONS[config.answer] if config.instruction is None else config.instruction,
-        max_chance=config.max_chance,
-    )
-    for name in sorted(CHANCE.keys() & mixture.weights):
-        _note(f"note: one constant answer solves {CHANCE[name]:.0%} of {name}; compare results with that.")
     out = Path(config.out).expanduser()
     if not out.parent.is_dir() or not out.name.endswith(".jsonl"):
         raise ConfigError(f"--out: expected a .jsonl file in an existing folder, got {config.out!r}. Change it.")
-    count = 0
-    partly = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        with partly.open("w", encoding="utf-8") as file:
-            for row in make_rows(mixture):
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                count += 1
-        partly.replace(out)
-    finally:
-        partly.unlink(missing_ok=True)
-    _note(f"{count} rows of {len(mixture.weights)} datasets, split {config.split}: {out}")
+    weights = _weights(config.datasets, config.max_chance)
+    rows = make_rows(weights, config)
+    for name in sorted(CHANCE.keys() & weights):
+        _note(f"note: one constant answer solves {CHANCE[name]:.0%} of {name}; compare results with that.")
+    temporary = out.with_name(f".{out.name}.{os.getpid()}")
+    temporary.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    temporary.replace(out)
+    _note(f"{len(rows)} rows of {len(weights)} datasets, split {config.split}: {out}")
     return 0
 
 

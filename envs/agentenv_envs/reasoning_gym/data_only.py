@@ -26,7 +26,7 @@ REPAIRED = {
     "game_of_life_halting": "its scorer takes any text for right",
     "propositional_logic": "its scorer takes a repeated premise of the question for a conclusion",
 }
-"""Datasets with a trivial way to the full score; `repairs.py` requires more."""
+"""Datasets with a trivial way to the full score; `scoring.repaired` requires more."""
 
 CHANCE = {
     "syllogism": 0.72, "circuit_logic": 0.61, "course_schedule": 0.56, "isomorphic_strings": 0.54, "ransom_note": 0.52,

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from agentenv.core.agent import AgentInstance, ResetState, StepState
-from agentenv.core.types import Message, StepResult
-from agentenv.errors import ConfigError
+from agentenv.core.types import StepResult
 from agentenv.rewards.grading import grade
 from agentenv.rewards.rules.text import with_opened_thought
 from agentenv.rewards.types import Response, Status
-from agentenv_envs.reasoning_gym.answers import INSTRUCTIONS, AnswerForm, wrapped
-from agentenv_envs.reasoning_gym.oracles import oracle
-from agentenv_envs.reasoning_gym.reward import ReasoningGymReward, entry_of
+from agentenv_envs.common import attempts_text, check, check_count, texts_of, with_question
+from agentenv_envs.reasoning_gym.reward import INSTRUCTIONS, AnswerForm, ReasoningGymReward, entry_of, oracle, wrapped
 
 _REPORTED = (Status.NO_ANSWER, Status.PARSE_ERROR, Status.TIMEOUT)
 _FEEDBACK = {
@@ -82,10 +79,9 @@ class ReasoningGym(AgentInstance):
             ConfigError: a value is out of range.
             MissingDependency: reasoning-gym is not installed.
         """
-        if isinstance(max_attempts, bool) or not isinstance(max_attempts, int) or max_attempts < 1:
-            raise ConfigError(f"ReasoningGym.max_attempts: expected an integer >= 1, got {max_attempts!r}. Change it.")
-        if not isinstance(retry_discount, int | float) or not 0.0 <= retry_discount <= 1.0:
-            raise ConfigError(f"ReasoningGym.retry_discount: expected 0..1, got {retry_discount!r}. Change it.")
+        check_count("ReasoningGym.max_attempts", max_attempts)
+        is_share = isinstance(retry_discount, int | float) and 0.0 <= retry_discount <= 1.0
+        check("ReasoningGym.retry_discount", retry_discount, is_share, "0..1")
         self.reward = ReasoningGymReward(
             answer=answer, partial_credit=partial_credit, max_answer_chars=max_answer_chars, cpu_limit_s=cpu_limit_s
         )
@@ -102,16 +98,15 @@ class ReasoningGym(AgentInstance):
         Raises:
             DataError: the label is not an item.
         """
-        entry, observation = entry_of(states.get("label")), states["observation"]
-        if not self.instruction:
-            return states
-        question = f"{entry.get('question')}\n\n{self.instruction}"
+        question = entry_of(states.get("label")).get("question")
+
+        def instructed(text: str) -> str:
+            return f"{text}\n\n{self.instruction}" if self.instruction and text == question else text
+
+        observation = states["observation"]
         if isinstance(observation, str):
-            return {**states, "observation": question} if observation == entry.get("question") else states
-        last: Message = observation[-1] if observation else {}
-        if last.get("role") != "user" or last.get("content") != entry.get("question"):
-            return states
-        return {**states, "observation": [*observation[:-1], {**last, "content": question}]}
+            return {**states, "observation": instructed(observation)}
+        return with_question(states, instructed)
 
     async def step(self, states: StepState) -> StepResult:
         """Grade an attempt.
@@ -136,20 +131,18 @@ class ReasoningGym(AgentInstance):
         info |= {str(status): float(result.status is status) for status in _REPORTED}
         if self.num_attempts == 1:
             info["first_correct"] = float(correct)
-        texts = {"status": str(result.status), "extracted": result.extracted or "", "detail": result.detail}
         return StepResult(
             "" if last else [{"role": "user", "content": feedback}],
             reward=result.reward * self.retry_discount ** (self.num_attempts - 1) if last else 0.0,
             score=result.score,
             terminated=last and not cut,
             truncated=last and cut,
-            info={**info, "dataset": dataset, **{name: text for name, text in texts.items() if text}},
+            info={**info, "dataset": dataset, **texts_of(result)},
         )
 
     async def gold(self, states: StepState) -> str | None:
         """Return the item's own answer, or one from its metadata; None for the few items without a known answer."""
-        entry: dict[str, Any] = entry_of(states.get("label"))
-        answer = await asyncio.to_thread(oracle, entry)
+        answer = oracle(entry_of(states.get("label")))
         return None if answer is None else wrapped(answer, self.answer)
 
 
@@ -158,5 +151,4 @@ def feedback_text(status: str, instruction: str, attempts_left: int) -> str:
 
     It does not say how close the answer was: otherwise the policy could search for the answer by attempts.
     """
-    left = "1 attempt left." if attempts_left == 1 else f"{attempts_left} attempts left."
-    return f"{_FEEDBACK[status].format(instruction=instruction).strip()} {left}"
+    return f"{_FEEDBACK[status].format(instruction=instruction).strip()} {attempts_text(attempts_left)}"

@@ -1,19 +1,65 @@
-"""The score of an answer to an item of reasoning-gym, as a reward."""
+r"""The answer that a response to an item of reasoning-gym commits to, and its score as a reward.
+
+It is the content of the last `<answer>…</answer>`, or of the last `\boxed{…}`.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Literal
 
-from agentenv.errors import ConfigError, DataError, MissingDependency
-from agentenv.rewards.rules.text import with_opened_thought
+from agentenv.errors import DataError, MissingDependency
+from agentenv.rewards.rules.text import final_text, is_taken_back, standing_box, with_opened_thought
 from agentenv.rewards.types import Response, RewardResult, Status
-from agentenv.rewards.workers.pool import WorkerPool, WorkerTimeout, shared_pool
-from agentenv_envs.reasoning_gym.answers import FORMS, AnswerForm, extract
+from agentenv.rewards.workers.pool import WorkerTimeout, shared_pool
+from agentenv_envs.common import check
 from agentenv_envs.reasoning_gym.scoring import request_of
+
+AnswerForm = Literal["auto", "tag", "boxed"]
+"""tag, boxed: that form only; auto: the tag, or where there is none, the box."""
+INSTRUCTIONS = {
+    "auto": "Give the final answer, and nothing else, between <answer> and </answer>.",  # english: off
+    "tag": "Give the final answer, and nothing else, between <answer> and </answer>.",  # english: off
+    "boxed": r"Give the final answer, and nothing else, in \boxed{}.",  # english: off
+}
+_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
+_FENCE = re.compile(r"```[A-Za-z]{0,16}\n(.*)```", re.DOTALL)
+
+
+def extract(text: str, form: str = "auto") -> str | None:
+    """Return the answer without white space or a code fence around it; None if the response has none.
+
+    Text in a thought, including one that never ends, does not count. Takes linear time.
+    """
+    final = final_text(text)
+    if final is None:
+        return None
+    # The text between the last closed `<answer>` that is not taken back and its end.
+    opened, start, answer = -1, -1, None
+    for tag in _TAG.finditer(final) if form != "boxed" else ():
+        if not tag[1]:
+            opened, start = tag.span()
+        elif start >= 0:
+            answer = answer if is_taken_back(final, opened, tag.end()) else final[start : tag.start()]
+            start = -1
+    if answer is None and form != "tag":
+        answer = standing_box(final)
+    if not answer:
+        return None
+    answer = answer.strip("\r\n").rstrip()
+    if fenced := _FENCE.fullmatch(answer.strip()):
+        return fenced[1].rstrip() or None
+    # White space at the start of the first line of a board may matter.
+    return (answer if "\n" in answer else answer.strip()) or None
+
+
+def wrapped(answer: str, form: str = "auto") -> str:
+    """Return a response with this answer."""
+    return rf"\boxed{{{answer}}}" if form == "boxed" else f"<answer>{answer}</answer>"
 
 
 class ReasoningGymReward:
@@ -41,7 +87,6 @@ class ReasoningGymReward:
         partial_credit: bool = False,
         max_answer_chars: int = 8192,
         cpu_limit_s: float = 5.0,
-        pool: WorkerPool | None = None,
     ) -> None:
         """Set the options; nothing is started.
 
@@ -50,22 +95,20 @@ class ReasoningGymReward:
             partial_credit: reward nearly right answers.
             max_answer_chars: longer answers are not scored; the longest right ones have about 5,000.
             cpu_limit_s: CPU time for a scorer.
-            pool: worker processes; by default those that all rewards share.
 
         Raises:
             ConfigError: a value is out of range.
             MissingDependency: reasoning-gym is not installed.
         """
-        _check("answer", answer in FORMS, f"one of {', '.join(FORMS)}", answer)
+        check("ReasoningGym.answer", answer, answer in INSTRUCTIONS, f"one of {', '.join(INSTRUCTIONS)}")
         for name, number in (("max_answer_chars", max_answer_chars), ("cpu_limit_s", cpu_limit_s)):
             is_number = isinstance(number, int | float) and not isinstance(number, bool)
-            _check(name, is_number and 0 < number < float("inf"), "a number > 0", number)
+            check(f"ReasoningGym.{name}", number, is_number and 0 < number < float("inf"), "a number > 0")
         require_reasoning_gym()
         self._form = answer
         self._partial = bool(partial_credit)
         self._max_chars = max_answer_chars
         self._cpu_s = float(cpu_limit_s)
-        self._pool = pool
 
     async def grade(self, response: Response) -> RewardResult:
         """Grade a response.
@@ -82,9 +125,8 @@ class ReasoningGymReward:
             detail = f"the answer has {len(answer)} characters; at most {self._max_chars} are scored"
             return _nothing(Status.PARSE_ERROR, answer[:200], detail)
         try:
-            outcome = await (self._pool or shared_pool()).run(
-                request_of(entry, answer, partial=self._partial), cpu_limit_s=self._cpu_s
-            )
+            request = request_of(entry, answer, partial=self._partial)
+            outcome = await shared_pool().run(request, cpu_limit_s=self._cpu_s)
         except WorkerTimeout as error:
             return _nothing(Status.TIMEOUT, answer, str(error))
         if outcome["outcome"] != "scored":
@@ -97,6 +139,21 @@ class ReasoningGymReward:
 def _nothing(status: Status, answer: str | None, detail: str) -> RewardResult:
     components = {"value": 0.0, "has_answer": float(answer is not None)}
     return RewardResult(0.0, 0.0, status, components, answer, detail=detail)
+
+
+def oracle(entry: Mapping[str, Any]) -> str | None:
+    """Return an answer that earns the full score: the item's own, or one from its metadata; None if it has none."""
+    metadata = entry["metadata"]
+    match metadata.get("source_dataset"):
+        case "graph_color":
+            answer = json.dumps(metadata["possible_answer"])
+        case "propositional_logic":
+            answer = metadata.get("example_answer")
+        case "rubiks_cube":
+            answer = metadata.get("example_correct_answer")
+        case _:
+            answer = entry["answer"]
+    return answer if isinstance(answer, str) and answer else None
 
 
 def entry_of(label: Any) -> dict[str, Any]:
@@ -133,8 +190,3 @@ def require_reasoning_gym() -> str:
         raise MissingDependency(
             "reasoning_gym: expected the package reasoning-gym, got none. Run: pip install 'agentenv-rl[reasoning-gym]'"
         ) from error
-
-
-def _check(name: str, holds: bool, expected: str, value: Any) -> None:
-    if not holds:
-        raise ConfigError(f"ReasoningGym.{name}: expected {expected}, got {value!r}. Change it.")

@@ -12,66 +12,51 @@ import json
 import random
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal
 
 from agentenv._util.suggest import did_you_mean
+from agentenv.core.arguments import parse_json_object
 from agentenv.errors import ConfigError, DataError
-from agentenv_envs.reasoning_gym.answers import INSTRUCTIONS
+from agentenv_envs.common import check
 from agentenv_envs.reasoning_gym.data_only import BY_TASK_ID, CHANCE, SCORED_BY_CONFIG
-from agentenv_envs.reasoning_gym.reward import require_reasoning_gym
+from agentenv_envs.reasoning_gym.reward import INSTRUCTIONS, AnswerForm, require_reasoning_gym
 
 Split = Literal["train", "eval", "all"]
-SPLITS = ("train", "eval", "all")
 EVAL_SHARE = 0.1
 """Share of all possible questions. It is fixed: with two values, files of different splits could share a question."""
 _TRIES_PER_ROW = 60
 _LICENSE = "Apache-2.0"
 
 
-@dataclass(frozen=True, slots=True)
-class Mixture:
-    """The rows to generate."""
+@dataclass(frozen=True)
+class RowsConfig:
+    """Write rows of reasoning-gym's datasets for `agentenv run --env reasoning_gym --data FILE`."""
 
-    weights: Mapping[str, float]
-    """Datasets and their shares of the rows."""
+    datasets: str = "all"
+    """Names, categories (see --list) or `all`, separated by commas; NAME=WEIGHT for another share than 1; then -NAME to
+    exclude one."""
     size: int = 500
-    """Total number of rows."""
+    """Total number of rows, divided by the weights."""
     seed: int = 0
     split: Split = "train"
-    """train and eval share no question, with any seeds; `all` is both."""
+    """train and eval never share a question, with any seeds; all is both."""
+    out: str = "reasoning_gym.jsonl"
+    """The file to write."""
     level: int | None = None
-    """Difficulty in the datasets' own curricula, from 0; those with fewer levels use their highest; None: defaults."""
-    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Settings of a dataset, by its name; they take precedence over the level's."""
-    instruction: str = INSTRUCTIONS["auto"]
-    """Text below every question; empty for none."""
+    """Difficulty in the datasets' own curricula, from 0. Datasets with fewer levels use their highest, those without
+    any their defaults."""
+    config: str = "{}"
+    """JSON object with settings of a dataset by its name, such as {"chain_sum": {"min_terms": 3}}."""
+    answer: AnswerForm = "auto"
+    """The form in which the policy is told to answer: tag (also auto) or boxed. Use the same in --env_kwargs."""
+    instruction: str | None = None
+    """Text below every question instead of the default; empty for none."""
     max_chance: float = 0.66
-    """Refuse datasets of which one constant answer solves a larger share."""
-
-    def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ConfigError: a value is invalid; the message names the field.
-        """
-        checks = (
-            ("weights", self.weights, bool(self.weights) and all(w > 0 for w in self.weights.values()), "weights > 0"),
-            ("size", self.size, self.size >= len(self.weights), f"at least {len(self.weights)}, one for each dataset"),
-            ("split", self.split, self.split in SPLITS, f"one of {', '.join(SPLITS)}"),
-            ("level", self.level, self.level is None or self.level >= 0, "None or an integer >= 0"),
-            ("config", dict(self.configs), set(self.configs) <= set(self.weights), f"among {', '.join(self.weights)}"),
-        )
-        for name, value, holds, expected in checks:
-            if not holds:
-                raise ConfigError(f"reasoning_gym.{name}: expected {expected}, got {value!r:.200}. Change it.")
-        for name in self.weights:
-            if CHANCE.get(name, 0.0) > self.max_chance:
-                raise ConfigError(
-                    "reasoning_gym.datasets: expected datasets of which no constant answer solves more than "
-                    f"{self.max_chance:.0%}, got {name} ({CHANCE[name]:.0%}). Exclude it, or raise --max_chance."
-                )
+    """Refuse a dataset of which one constant answer solves a larger share; exclude it from a category or `all`."""
+    list: bool = False
+    """Show the datasets by category, with known problems of each, and write nothing."""
 
 
 def dataset_names() -> dict[str, list[str]]:
@@ -95,37 +80,58 @@ def num_levels(name: str) -> int:
     from reasoning_gym.factory import CURRICULA
 
     curriculum: Any = CURRICULA.get(name)
-    return (
-        max((len(attribute.levels) for attribute in curriculum().attributes.values()), default=0) if curriculum else 0
-    )
+    attributes = curriculum().attributes.values() if curriculum else ()
+    return max((len(attribute.levels) for attribute in attributes), default=0)
 
 
-def make_rows(mixture: Mixture) -> Iterator[dict[str, Any]]:
-    """Yield the rows, in an order by the seed; no question occurs twice.
+def make_rows(weights: Mapping[str, float], config: RowsConfig) -> list[dict[str, Any]]:
+    """Return rows of datasets by their weights, in an order by the seed; no question occurs twice.
 
     Raises:
-        ConfigError: a dataset is unknown, or refuses its settings or the level.
+        ConfigError: a dataset is unknown, a value is invalid, or a dataset refuses its settings or the level.
         DataError: a dataset does not have that many different questions.
         MissingDependency: reasoning-gym is not installed.
     """
+    configs = parse_json_object("--config", config.config)
+    for name, value, holds, expected in (
+        ("weights", weights, bool(weights) and all(weight > 0 for weight in weights.values()), "weights > 0"),
+        ("size", config.size, config.size >= len(weights), f"at least {len(weights)}, one for each dataset"),
+        ("level", config.level, config.level is None or config.level >= 0, "None or an integer >= 0"),
+        ("config", configs, set(configs) <= set(weights), f"among {', '.join(weights)}"),
+    ):
+        check(f"reasoning_gym.{name}", value, holds, expected)
+    for name in weights:
+        if CHANCE.get(name, 0.0) > config.max_chance:
+            raise ConfigError(
+                "reasoning_gym.datasets: expected datasets of which no constant answer solves more than "
+                f"{config.max_chance:.0%}, got {name} ({CHANCE[name]:.0%}). Exclude it, or raise --max_chance."
+            )
     source = f"reasoning-gym {require_reasoning_gym()} ({_LICENSE})"
+    instruction = INSTRUCTIONS[config.answer] if config.instruction is None else config.instruction
+    below = f"\n\n{instruction}" if instruction else ""
     rows: list[dict[str, Any]] = []
-    for name, count in _shares(mixture).items():
-        for number, item in enumerate(_items(name, count, mixture)):
-            identity = f"{name}-{mixture.split}-{mixture.seed}-{number}"
-            question = f"{item['question']}\n\n{mixture.instruction}" if mixture.instruction else item["question"]
+    # At least one row of each dataset, the rest by weight, largest remainders first.
+    total, left = sum(weights.values()), config.size - len(weights)
+    exact = {name: left * weight / total for name, weight in weights.items()}
+    counts = {name: 1 + int(share) for name, share in exact.items()}
+    behind = sorted(exact, key=lambda name: int(exact[name]) - exact[name])
+    for name in behind[: config.size - sum(counts.values())]:
+        counts[name] += 1
+    for name, count in counts.items():
+        for number, item in enumerate(_items(name, count, config, dict(configs.get(name, {})))):
+            identity = f"{name}-{config.split}-{config.seed}-{number}"
             rows.append(
                 {
-                    "id": identity if mixture.level is None else f"{identity}-level{mixture.level}",
-                    "prompt": [{"role": "user", "content": question}],
+                    "id": identity if config.level is None else f"{identity}-level{config.level}",
+                    "prompt": [{"role": "user", "content": item["question"] + below}],
                     "label": json.dumps(item, default=str, ensure_ascii=False),
                     "dataset": str(item["metadata"]["source_dataset"]),
-                    "level": mixture.level,
+                    "level": config.level,
                     "source": source,
                 }
             )
-    random.Random(hash64(mixture.seed, mixture.split, "order")).shuffle(rows)
-    yield from rows
+    random.Random(hash64(config.seed, config.split, "order")).shuffle(rows)
+    return rows
 
 
 def hash64(*parts: object) -> int:
@@ -144,31 +150,20 @@ def split_of(item: Mapping[str, Any]) -> Split:
     return "eval" if hash64("split", name, key) < EVAL_SHARE * 2**64 else "train"
 
 
-def _shares(mixture: Mixture) -> dict[str, int]:
-    """Return the number of rows of each dataset: at least one, the rest by weight, largest remainders first."""
-    total, left = sum(mixture.weights.values()), mixture.size - len(mixture.weights)
-    exact = {name: left * weight / total for name, weight in mixture.weights.items()}
-    counts = {name: 1 + int(share) for name, share in exact.items()}
-    behind = sorted(exact, key=lambda name: int(exact[name]) - exact[name])
-    for name in behind[: mixture.size - sum(counts.values())]:
-        counts[name] += 1
-    return counts
-
-
-def _items(name: str, count: int, mixture: Mixture) -> Iterator[dict[str, Any]]:
-    dataset, config = _dataset(name, count, mixture)
+def _items(name: str, count: int, config: RowsConfig, custom: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    dataset, stored = _dataset(name, count, config, custom)
     seen: set[str] = set()
     for index in range(_num_tries(count)):
         with _quietly():
             item = dataset[index]
-        if item["question"] in seen or mixture.split not in ("all", split_of(item)):
+        if item["question"] in seen or config.split not in ("all", split_of(item)):
             continue
         seen.add(item["question"])
-        yield {**item, "config": config} if config else item
+        yield {**item, "config": stored} if stored else item
         if len(seen) == count:
             return
     raise DataError(
-        f"reasoning_gym.{name}: expected {count} different questions of the split {mixture.split}, got {len(seen)} in "
+        f"reasoning_gym.{name}: expected {count} different questions of the split {config.split}, got {len(seen)} in "
         f"{_num_tries(count)} tries. Ask for fewer, or for another level."
     )
 
@@ -186,12 +181,11 @@ def _num_tries(count: int) -> int:
     return _TRIES_PER_ROW * (count + 10)
 
 
-def _dataset(name: str, count: int, mixture: Mixture) -> tuple[Any, dict[str, Any]]:
+def _dataset(name: str, count: int, config: RowsConfig, custom: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return the dataset, and the non-default settings that its scorer needs."""
     from reasoning_gym.composite import DatasetSpec
     from reasoning_gym.factory import DATASETS, create_curriculum, create_dataset
 
-    custom = dict(mixture.configs.get(name, {}))
     if name not in DATASETS:
         groups = dataset_names()
         known = [*groups, "all", "composite", *(other for names in groups.values() for other in names)]
@@ -200,15 +194,15 @@ def _dataset(name: str, count: int, mixture: Mixture) -> tuple[Any, dict[str, An
             f"{did_you_mean(name, known)} --list shows all."
         )
     settings: dict[str, Any] = {}
-    if mixture.level is not None and (most := num_levels(name)):  # of the level, or of the highest one
+    if config.level is not None and (most := num_levels(name)):  # of the level, or of the highest one
         curriculum: Any = create_curriculum(name)
-        curriculum.set_global_level(min(mixture.level, most - 1))
-        config = curriculum.generate_configuration({})
-        default = type(config)()
-        changed = {key: getattr(config, key) for key in type(config).__dataclass_fields__}
+        curriculum.set_global_level(min(config.level, most - 1))
+        harder = curriculum.generate_configuration({})
+        default = type(harder)()
+        changed = {key: getattr(harder, key) for key in type(harder).__dataclass_fields__}
         settings = {key: value for key, value in changed.items() if value != getattr(default, key)}
     # At most 31 bits: one dataset refuses larger seeds.
-    settings |= {**custom, "seed": hash64(mixture.seed, mixture.split, name) >> 33}
+    settings |= {**custom, "seed": hash64(config.seed, config.split, name) >> 33}
     try:
         arguments = {"size": _num_tries(count), **settings}
         if name == "composite":
@@ -222,7 +216,7 @@ def _dataset(name: str, count: int, mixture: Mixture) -> tuple[Any, dict[str, An
         why = str(error).partition("\n")[0]
         raise ConfigError(
             f"reasoning_gym.config: expected settings of {name} ({', '.join(fields)}) that fit together, got {custom!r}"
-            f"{'' if mixture.level is None else f' at level {mixture.level}'}: {why}. Change them, or exclude it "
+            f"{'' if config.level is None else f' at level {config.level}'}: {why}. Change them, or exclude it "
             f"(all,-{name})."
         ) from error
     stored = {key: value for key, value in settings.items() if key != "seed"} if name in SCORED_BY_CONFIG else {}

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import json
 import logging
-import re
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,17 +25,16 @@ from agentenv.rewards.models.types import ready
 from agentenv.rewards.registry import reward_from
 from agentenv.rewards.rules.text import final_text, with_opened_thought, without_special_tokens
 from agentenv.rewards.types import Response, Reward, RewardResult
+from agentenv_envs.common import RENDERED, check, row_of
 from agentenv_envs.rm_chat.shared import Shared, closable
 from agentenv_envs.rm_chat.users import PERSONA as DEFAULT_PERSONA
 from agentenv_envs.rm_chat.users import Played, Script, User, player_from, user_from
-from agentenv_envs.rows import row_of
 
 logger = logging.getLogger(__name__)
 PREFIX = "rm/"
 MESSAGES, TURNS, PERSONA = "messages", "user_turns", "persona"
 """Columns: raw messages, if the prompt is a rendering; the user's later messages; the persona of a played user."""
 _ADVICE = f"Use raw messages: the reward model has its own template. Or put them into the column {MESSAGES!r}."
-_RENDERED = re.compile(r"\s*(?:<\|[^<>|\s]{1,40}\|>|<｜[^<>｜\s]{1,40}｜>|<(?:s|bos|start_of_turn)>|\[INST\])")
 _SETTINGS_ERRORS = (ConfigError, MissingDependency, JudgeMisaddressed)
 _T = TypeVar("_T")
 _U = TypeVar("_U")
@@ -138,11 +136,11 @@ class RMChat(AgentInstance):
         rm_args = _rm_args(rm, more)
         if reward is not None and rm is not None:
             raise ConfigError(f"RMChat.rm: expected None besides reward, got {rm!r}. Pass one of them.")
-        _check("when", when, when in ("each", "gain", "end"), "each, gain or end")
-        _check("part", part, part in ("final", "all"), "final or all")
-        _check("max_turns", max_turns, type(max_turns) is int and max_turns >= 1, "a whole number >= 1")
-        _check("limit_s", limit_s, type(limit_s) in (int, float) and 0 < limit_s < float("inf"), "seconds > 0")
-        _check("system", system, system is None or (isinstance(system, str) and system.strip()), "None or a text")
+        check("RMChat.when", when, when in ("each", "gain", "end"), "each, gain or end")
+        check("RMChat.part", part, part in ("final", "all"), "final or all")
+        check("RMChat.max_turns", max_turns, type(max_turns) is int and max_turns >= 1, "a whole number >= 1")
+        check("RMChat.limit_s", limit_s, type(limit_s) in (int, float) and 0 < limit_s < float("inf"), "seconds > 0")
+        check("RMChat.system", system, system is None or (isinstance(system, str) and system.strip()), "None or a text")
         self.when = when
         self.part = part
         self._max_turns = max_turns
@@ -170,9 +168,9 @@ class RMChat(AgentInstance):
             DataError: the row has no raw messages that an assistant can answer, or no script.
             RunStopped: the reward model does not exist.
         """
-        columns = row_of(states, self._own_columns).columns
-        observation, self._messages = first_messages(states["observation"], columns.get(MESSAGES), self.system)
-        self._messages = list(self._messages)
+        _, columns = row_of(states, self._own_columns)
+        observation, messages = first_messages(states["observation"], columns.get(MESSAGES), self.system)
+        self._messages = list(messages)
         if self.user is not None and "judge" in self.user:
             judge = await _JUDGES.open(self.user["judge"])
             persona = columns.get(PERSONA) or self.user.get("persona", DEFAULT_PERSONA)
@@ -193,9 +191,9 @@ class RMChat(AgentInstance):
             InfraError: the scorer or the user failed.
             RunStopped: one of them refuses its settings.
         """
-        row = row_of(states, self._own_columns)
+        label, columns = row_of(states, self._own_columns)
         text = with_opened_thought(states["action_text"], states.get("observation_text", ""))
-        response = Response(text, row.label, list(self._messages), row.columns)
+        response = Response(text, label, list(self._messages), columns)
         final = final_text(text) or ""
         shown_later = final if self.part == "final" else without_special_tokens(text).strip()
         self._messages.append({"role": "assistant", "content": shown_later})
@@ -216,7 +214,15 @@ class RMChat(AgentInstance):
             terminated=reply is None and not cut,
             truncated=reply is None and cut,
             score=None if result is None else result.score,
-            info={"turns": float(self._num_turns), "cut": float(cut), **lengths(final), **facts, **figures},
+            info={
+                "turns": float(self._num_turns),
+                "cut": float(cut),
+                f"{PREFIX}length_chars": float(len(final)),  # rewards are biased towards long answers
+                f"{PREFIX}length_words": float(len(final.split())),
+                f"{PREFIX}no_answer": float(not final),
+                **facts,
+                **figures,
+            },
         )
 
     async def on_truncate(self, states: StepState) -> StepResult | None:
@@ -237,12 +243,12 @@ class RMChat(AgentInstance):
         return MESSAGES, TURNS, PERSONA, *([self.user["script"]] if self.user and "script" in self.user else [])
 
     async def _reply(self, continues: bool) -> tuple[str | None, Mapping[str, float]]:
-        """Return the user's message and the cost of getting it."""
+        """Return the user's message and its cost: `user/requests`, `user/cost` and others; nothing for a script."""
         if self._user is None:
             raise ContractError("RMChat.step: expected a reset before it, got none. Call reset.")
         with collect_usage() as spent, _settings_errors_end_run():
             reply = await self._user.reply(self._messages) if continues else None
-        return reply, of_user(spent)
+        return reply, {f"user/{name.rpartition('/')[2]}": count for name, count in spent.items()}
 
     async def _graded(self, response: Response) -> tuple[RewardResult, Mapping[str, float | str]]:
         """Return the reward's result, which has a number, and its log values."""
@@ -262,11 +268,6 @@ class RMChat(AgentInstance):
         return reward - before if self.when == "gain" else reward
 
 
-def _check(name: str, value: object, holds: object, expected: str) -> None:
-    if not holds:
-        raise ConfigError(f"RMChat.{name}: expected {expected}, got {value!r:.200}. Change it.")
-
-
 def _rm_args(rm: str | None, more: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the scorer's arguments.
 
@@ -274,7 +275,7 @@ def _rm_args(rm: str | None, more: Mapping[str, Any]) -> Mapping[str, Any]:
         ConfigError: there are other arguments; the message says where they belong.
     """
     args: Mapping[str, Any] = more.get("rm_args", {})
-    _check("rm_args", args, isinstance(args, Mapping), 'an object of arguments, as {"max_length": 4096}')
+    check("RMChat.rm_args", args, isinstance(args, Mapping), 'an object of arguments, as {"max_length": 4096}')
     if "rm_args" in more and rm is None:
         raise ConfigError(f"RMChat.rm_args: expected it together with rm, got {args!r:.200} alone. Pass rm.")
     known = [*[each for each in inspect.signature(RMChat).parameters if each != "more"], "rm_args"]
@@ -332,7 +333,7 @@ def first_messages(prompt: str | Sequence[Message], column: Any, system: str | N
     if not isinstance(prompt, str):
         messages = _raw(prompt, system)
         return messages, messages
-    if not _RENDERED.match(prompt):
+    if not RENDERED.match(prompt):
         messages = _raw([{"role": "user", "content": prompt}] if column is None else column, system)
         return messages, messages
     if column is None:
@@ -345,21 +346,12 @@ def _raw(messages: Any, system: str | None) -> list[Message]:
         raise DataError(f"rm_chat: {MESSAGES}: expected messages, got {messages!r:.120}. Correct the row.")
     raw: list[Message] = [*checked([*messages, {"role": "assistant", "content": ""}])[:-1]]
     for index, message in enumerate(raw):
-        if _RENDERED.match(message["content"]):
+        if RENDERED.match(message["content"]):
             got = f"a chat template's text: {message['content']!r:.120}"
             raise DataError(f"rm_chat: message {index}: expected raw text, got {got}. {_ADVICE}")
     if system is None or raw[0]["role"] in ("system", "developer"):
         return raw
     return [{"role": "system", "content": system}, *raw]
-
-
-def lengths(answer: str) -> dict[str, float]:
-    """Return the answer's length, because rewards are biased towards long ones, and a flag for an empty answer."""
-    return {
-        f"{PREFIX}length_chars": float(len(answer)),
-        f"{PREFIX}length_words": float(len(answer.split())),
-        f"{PREFIX}no_answer": float(not answer),
-    }
 
 
 def of_grade(result: RewardResult, spent: Mapping[str, float]) -> dict[str, float | str]:
@@ -370,23 +362,17 @@ def of_grade(result: RewardResult, spent: Mapping[str, float]) -> dict[str, floa
     `judge/requests`, `judge/retries`, `judge/cost` and others exist if a judge was asked.
     """
     known = {name: float(value) for name, value in result.components.items() if value is not None}
-    values = _named(known, "value")
+
+    def named(name: str) -> list[float]:
+        return [value for key, value in known.items() if key.rpartition("/")[2] == name]  # the reward's, or a term's
+
+    values = named("value")
     facts = {
         "reward": float(result.reward or 0.0),
-        **{name: max(flags) for name in ("truncated", "clipped") if (flags := _named(known, name))},
+        **{name: max(flags) for name in ("truncated", "clipped") if (flags := named(name))},
         **({"value": values[0]} if len(values) == 1 else {}),
     }
     texts = {"status": result.status.value, **({"detail": result.detail} if result.detail else {})}
     found: dict[str, float | str] = {**known, **facts, **texts}
     retried = {RM_RETRIED: 0.0} if "truncated" in facts else {}
     return {**retried, **spent, **{f"{PREFIX}{name}": fact for name, fact in found.items()}}
-
-
-def of_user(spent: Mapping[str, float]) -> dict[str, float]:
-    """Return the cost of playing the user: `user/requests`, `user/cost` and others; nothing for a script."""
-    return {f"user/{name.rpartition('/')[2]}": count for name, count in spent.items()}
-
-
-def _named(components: dict[str, float], name: str) -> list[float]:
-    """Return the components of that name, of the reward itself or of a term."""
-    return [value for key, value in components.items() if key.rpartition("/")[2] == name]

@@ -11,6 +11,7 @@ import json
 import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -20,19 +21,14 @@ CLOSE_LIMIT_S = 30.0
 """Longest time that closing may delay the end of a program."""
 
 
+@dataclass(slots=True, eq=False)
 class _Entry(Generic[_T]):
     """One shared object and the loops that use it."""
 
-    def __init__(self, settings: Any, value: _T, *, is_ours: bool) -> None:
-        self.settings = settings
-        self.value = value
-        self.is_ours = is_ours
-        self.loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
-
-    @property
-    def is_left(self) -> bool:
-        """True if all loops that used it have ended."""
-        return all(loop.is_closed() for loop in self.loops)
+    settings: Any
+    value: _T
+    is_ours: bool
+    loops: WeakSet[asyncio.AbstractEventLoop] = field(default_factory=WeakSet)
 
 
 class Shared(Generic[_T]):
@@ -71,39 +67,37 @@ class Shared(Generic[_T]):
         except (TypeError, ValueError):
             key, is_ours = f"object {id(settings)}", False  # the entry keeps the object alive
         if key not in self._entries:
-            self._entries[key] = _Entry(settings, self._make(settings), is_ours=is_ours)
+            self._entries[key] = _Entry(settings, self._make(settings), is_ours)
         return self._entries[key]
 
     async def _close_at_loop_end(self) -> AsyncGenerator[None, None]:
+        """Wait for the end of the loop, and close what no other loop uses."""
         try:
             yield
         finally:
-            await self._release()
-
-    async def _release(self) -> None:
-        """Close what no other loop uses."""
-        loop = asyncio.get_running_loop()
-        with self._lock:
-            self._keepers.pop(loop, None)
-            for entry in self._entries.values():
-                entry.loops.discard(loop)
-            left = {key: list(closable(e.value)) for key, e in self._entries.items() if e.is_left and e.is_ours}
-            parts = [part for key in left for part in left[key]]
-            for key in left:
-                if left[key]:
-                    del self._entries[key]
-        closing = {asyncio.ensure_future(part.close()): part for part in parts}
-        if closing:
-            await asyncio.wait(closing, timeout=CLOSE_LIMIT_S)
-        for task, part in closing.items():
-            ended = task.done() and not task.cancelled()
-            error = task.exception() if ended else TimeoutError(f"not closed within {CLOSE_LIMIT_S:g} s")
-            name, metrics = type(part).__name__, getattr(part, "metrics", None)
-            figures = metrics() if callable(metrics) else {}
-            logger.info("rm_chat: %s closed: %s", name, ", ".join(f"{key} {value:g}" for key, value in figures.items()))
-            if error is not None:
-                logger.warning("rm_chat: expected %s to close, got %s: %s.", name, type(error).__name__, error)
-            task.cancel()
+            loop = asyncio.get_running_loop()
+            parts: list[Any] = []
+            with self._lock:
+                self._keepers.pop(loop, None)
+                for key, entry in list(self._entries.items()):
+                    entry.loops.discard(loop)
+                    if entry.is_ours and all(other.is_closed() for other in entry.loops):
+                        held = list(closable(entry.value))
+                        parts += held
+                        if held:
+                            del self._entries[key]
+            closing = {asyncio.ensure_future(part.close()): part for part in parts}
+            if closing:
+                await asyncio.wait(closing, timeout=CLOSE_LIMIT_S)
+            for task, part in closing.items():
+                ended = task.done() and not task.cancelled()
+                error = task.exception() if ended else TimeoutError(f"not closed within {CLOSE_LIMIT_S:g} s")
+                name, metrics = type(part).__name__, getattr(part, "metrics", dict)
+                figures = ", ".join(f"{key} {value:g}" for key, value in metrics().items())
+                logger.info("rm_chat: %s closed: %s", name, figures)
+                if error is not None:
+                    logger.warning("rm_chat: expected %s to close, got %s: %s.", name, type(error).__name__, error)
+                task.cancel()
 
 
 def closable(value: Any) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from agentenv._util.calls import StepTimeout, bounded
@@ -26,7 +27,6 @@ unclear in the last answer, or the next thing that they need. Where nothing is l
 _BEGIN = "Write the user's first message."
 _SILENCE = "(no answer)"
 _SAMPLING = {"temperature": 1.0, "max_tokens": 256}
-_ADDRESS = "base_url"
 
 
 class User(Protocol):
@@ -83,13 +83,11 @@ class Played:
             if message["role"] in roles:
                 prompt.append({"role": roles[message["role"]], "content": message["content"] or _SILENCE})
         try:
-            reply = await bounded(self._ask, prompt, retry, limit_s=self._limit_s, flag="limit_s")
+            asking = partial(ask, JudgeVote(self._judge), prompt, _message_in, retry, expected="what the user says")
+            reply = await bounded(asking, limit_s=self._limit_s, flag="limit_s")
         except StepTimeout as error:
             raise InfraError(f"rm_chat: user: {error}") from error
         return None if END in reply else reply
-
-    async def _ask(self, prompt: Sequence[Message], retry: JudgeRetry) -> str:
-        return await ask(JudgeVote(self._judge), prompt, _message_in, retry, expected="what the user says")
 
 
 def user_from(user: Any) -> Mapping[str, Any] | None:
@@ -100,7 +98,7 @@ def user_from(user: Any) -> Mapping[str, Any] | None:
     """
     if user is None:
         return None
-    if isinstance(user, Mapping) and _ADDRESS in user and not {"script", "judge"} & user.keys():
+    if isinstance(user, Mapping) and "base_url" in user and not {"script", "judge"} & user.keys():
         judge = {name: value for name, value in user.items() if name != "persona"}
         user = {"judge": judge, **({"persona": user["persona"]} if "persona" in user else {})}
     known = isinstance(user, Mapping) and any(
@@ -111,8 +109,7 @@ def user_from(user: Any) -> Mapping[str, Any] | None:
             "RMChat.user: expected None, {'script': column} or {'base_url': …, 'model': …}, the same as {'judge': "
             f"settings}}, with or without 'persona': text, got {user!r:.200}. Change it."
         )
-    settings: Mapping[str, Any] = user
-    return settings
+    return dict(user)
 
 
 def player_from(settings: Any) -> Any:

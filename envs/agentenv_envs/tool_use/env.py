@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -11,23 +10,21 @@ from typing import Any, ClassVar, Literal
 from agentenv.chat.chat import PromptText
 from agentenv.core.agent import AgentInstance, ResetState, StepState
 from agentenv.core.types import Message, StepResult
-from agentenv.errors import ConfigError, DataError
+from agentenv.errors import DataError
 from agentenv.rewards.grading import grade
 from agentenv.rewards.registry import shared_reward
 from agentenv.rewards.rules.text import with_opened_thought
 from agentenv.rewards.types import Response, Reward, Status
 from agentenv.tools.calling import ParsedAction
 from agentenv.tools.toolset import EpisodeTools
-from agentenv_envs.rows import row_of
+from agentenv_envs.common import RENDERED, check, check_count, row_of, texts_of, with_question
 from agentenv_envs.tool_use import plain
 from agentenv_envs.tool_use.factory import toolset
 
 INSTRUCTION = "Use the tools. Give the final answer after ####."  # english: off
 LAST_CHANCE = "No more calls can be made. Give the final answer now."  # english: off
 _CUT = "Error: your last message was cut off at the limit of tokens. Be shorter."
-_RENDERED = re.compile(r"\s*(?:<\|[^<>|\s]{1,40}\|>|<｜[^<>｜\s]{1,40}｜>|<(?:s|bos|start_of_turn)>|\[INST\])")
 _COLUMNS = ("gold",)
-_PENALTIES = ("call", "error")
 
 
 class ToolUse(AgentInstance):
@@ -86,18 +83,12 @@ class ToolUse(AgentInstance):
         Raises:
             ConfigError: the settings do not describe tools or a reward.
         """
-        if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
-            raise ConfigError(f"ToolUse.max_turns: expected an integer >= 1, got {max_turns!r}. Change it.")
-        if format not in ("auto", "template", "plain"):
-            raise ConfigError(f"ToolUse.format: expected auto, template or plain, got {format!r}. Change it.")
+        check_count("ToolUse.max_turns", max_turns)
+        check("ToolUse.format", format, format in ("auto", "template", "plain"), "auto, template or plain")
         self.penalties = {"call": 0.0, "error": 0.0, **(penalties or {})}
-        wrong = {}
-        for name, value in self.penalties.items():
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if name not in _PENALTIES or not is_number or not 0 <= value < float("inf"):
-                wrong[name] = value
-        if wrong:
-            raise ConfigError(f"ToolUse.penalties: expected numbers >= 0 for call and error, got {wrong}. Change them.")
+        is_known = self.penalties.keys() == {"call", "error"}
+        is_valid = all(type(each) in (int, float) and 0 <= each < float("inf") for each in self.penalties.values())
+        check("ToolUse.penalties", penalties, is_known and is_valid, "numbers >= 0 for call and error")
         self.toolset = toolset(tools, mcp, limits or {})
         self.format = format
         self._max_turns = max_turns
@@ -119,17 +110,22 @@ class ToolUse(AgentInstance):
         self._tools = await self.toolset.begin()
         prompt = states["observation"]
         observation: Any = prompt.messages if isinstance(prompt, PromptText) else prompt
-        if isinstance(observation, str) and _RENDERED.match(observation):
+        if isinstance(observation, str) and RENDERED.match(observation):
             raise DataError(
                 f"ToolUse: expected a raw prompt, got one that a chat template made: {observation!r:.80}. Leave "
                 "--apply_chat_template off: the template must render the tools as well."
             )
         self._is_plain = self.format == "plain" or (self.format == "auto" and not states.get("renders_tools"))
-        if self._is_plain:
-            return {**states, "observation": self._described(observation, self._tools)}
         if isinstance(observation, str):
+            if self._is_plain:
+                parts = (plain.description(self._tools), observation, self.instruction)
+                return {**states, "observation": "\n\n".join(part for part in parts if part)}
             observation = [{"role": "user", "content": observation}]
-        return {**states, "observation": self._instructed(observation), "tools": self._tools.schemas}
+        below = f"\n{self.instruction}" if self.instruction else ""
+        states = with_question({**states, "observation": observation}, lambda question: question + below)
+        if self._is_plain:
+            return {**states, "observation": _described(states["observation"], plain.description(self._tools))}
+        return {**states, "tools": self._tools.schemas}
 
     async def step(self, states: StepState) -> StepResult:
         """Run the calls, or judge the answer.
@@ -162,12 +158,12 @@ class ToolUse(AgentInstance):
         """Return the call in a row's column `gold`, then the answer; for rows without that column the answer."""
         if not self._has_default_reward:
             return None
-        row = row_of(states, _COLUMNS)
-        call = row.columns.get("gold")
+        label, columns = row_of(states, _COLUMNS)
+        call = columns.get("gold")
         names = self._tools.tools if self._tools is not None else {}
         can_call = isinstance(call, Mapping) and call.get("name") in names and not self._is_last
         if states["turn_index"] or not can_call or not isinstance(call, Mapping):
-            return f"#### {row.label}"
+            return f"#### {label}"
         if self._is_plain:
             return plain.call_text(call["name"], call["arguments"])
         written = json.dumps({"name": call["name"], "arguments": call["arguments"]}, ensure_ascii=False)
@@ -179,28 +175,12 @@ class ToolUse(AgentInstance):
         if tools is not None:
             await tools.aclose()
 
-    def _described(self, observation: str | Sequence[Message], tools: EpisodeTools) -> str | list[Message]:
-        """Return the prompt with the tools described in words before it; in messages, at the start of the first one."""
-        description = plain.description(tools)
-        if isinstance(observation, str):
-            return "\n\n".join(part for part in (description, observation, self.instruction) if part)
-        messages = self._instructed(observation)
-        first = messages[0] if messages else {}
-        if first.get("role") not in ("system", "user") or not isinstance(first.get("content"), str):
-            return [{"role": "user", "content": description}, *messages]
-        return [{**first, "content": f"{description}\n\n{first['content']}"}, *messages[1:]]
-
-    def _instructed(self, messages: Sequence[Message]) -> list[Message]:
-        last = messages[-1] if messages else {}
-        if not self.instruction or last.get("role") != "user" or not isinstance(last.get("content"), str):
-            return list(messages)
-        return [*messages[:-1], {**last, "content": f"{last['content']}\n{self.instruction}"}]
-
     async def _judge(self, states: StepState, parsed: ParsedAction) -> StepResult:
         """Return the reward of an answer: of the text outside calls, which no longer run."""
-        row, prompt = row_of(states, _COLUMNS), states.get("observation_text", "")
+        label, columns = row_of(states, _COLUMNS)
+        prompt = states.get("observation_text", "")
         text = with_opened_thought(parsed.content if parsed.items else states["action_text"], prompt)
-        result = await grade(shared_reward(self.reward), Response(text, row.label, prompt, row.columns))
+        result = await grade(shared_reward(self.reward), Response(text, label, prompt, columns))
         if result.reward is None:
             raise result.error("ToolUse.step: no grade")
         cut = states.get("finish_reason") == "length"
@@ -210,6 +190,13 @@ class ToolUse(AgentInstance):
             info["correct"] = float(result.score >= 1.0)
         if parsed.items:
             info["num_not_run"] = float(len(parsed.items))
-        texts = {"status": result.status.value, "extracted": result.extracted or "", "detail": result.detail}
-        info |= {name: text for name, text in texts.items() if text}
+        info |= texts_of(result)
         return StepResult(reward=result.reward, score=result.score, terminated=not cut, truncated=cut, info=info)
+
+
+def _described(messages: Any, description: str) -> list[Message]:
+    """Return the messages with a description of the tools at the start of the first one, or before it."""
+    first = messages[0] if messages else {}
+    if first.get("role") not in ("system", "user") or not isinstance(first.get("content"), str):
+        return [{"role": "user", "content": description}, *messages]
+    return [{**first, "content": f"{description}\n\n{first['content']}"}, *messages[1:]]

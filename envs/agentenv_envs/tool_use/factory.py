@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentenv.errors import ConfigError
+from agentenv.rewards.judges.settings import settings_from
 from agentenv.rewards.loading import load_function
-from agentenv.rewards.rules.code.shared import exec_limits, shared_sandbox
+from agentenv.rewards.rules.code.reward import shared_sandbox
 from agentenv.sandbox.types import ExecLimits
 from agentenv.tools.mcp import McpServer
 from agentenv.tools.python import PythonTool
@@ -68,7 +69,7 @@ def _source(spec: Any, max_chars: int) -> Source:
     if name == "python":
         if wrong := sorted(set(options) - {"sandbox", "limits"}):
             raise ConfigError(f"ToolUse.tools: python: expected some of sandbox, limits, got {wrong}. Change them.")
-        limits = exec_limits("ToolUse.tools: python", options.get("limits"), default=LIMITS)
+        limits = settings_from("ToolUse.tools: python.limits", options.get("limits"), LIMITS)
         return PythonSource(dict(options.get("sandbox") or {}), limits, max_chars)
     if options:
         raise ConfigError(f"ToolUse.tools: expected options for python only, got {dict(spec)!r:.80}. Remove them.")

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 from agentenv.core.agent import AgentInstance, ResetState, StepState
 from agentenv.core.types import StepResult
-from agentenv.errors import ConfigError, DataError
+from agentenv.errors import DataError
 from agentenv.rewards.grading import check_row, grade
 from agentenv.rewards.registry import REWARDS, shared_reward
 from agentenv.rewards.rules.text import with_opened_thought
 from agentenv.rewards.types import Response, Reward, Status
-from agentenv_envs.rows import row_of
+from agentenv_envs.common import check, row_of, texts_of
 
 DOMAINS = tuple(name for name, entry in REWARDS.items() if entry.by_row)
 """The domains that a row may name: the rewards that need nothing but a row."""
@@ -66,10 +66,9 @@ class Verify(AgentInstance):
         Raises:
             ConfigError: the settings do not describe a reward.
         """
-        if not isinstance(key, str) or not key:
-            raise ConfigError(f"Verify.key: expected the name of a column, got {key!r}. Change it.")
-        if isinstance(limit_s, bool) or not isinstance(limit_s, int | float) or not 0 < limit_s < float("inf"):
-            raise ConfigError(f"Verify.limit_s: expected seconds > 0, got {limit_s!r}. Change it.")
+        check("Verify.key", key, isinstance(key, str) and key, "the name of a column")
+        is_number = isinstance(limit_s, int | float) and not isinstance(limit_s, bool)
+        check("Verify.limit_s", limit_s, is_number and 0 < limit_s < float("inf"), "seconds > 0")
         self.reward = reward
         self.key = key
         self.limit_s = limit_s
@@ -82,16 +81,22 @@ class Verify(AgentInstance):
         Raises:
             DataError: the row has no known domain, or its reward cannot use the row, as far as its `check_row` tells.
         """
-        row = row_of(states, (self.key,))
-        await check_row(self._reward_of(row.columns), Response("", row.label, "", row.columns))
+        label, columns = row_of(states, (self.key,))
+        _, reward = self._reward_of(columns)
+        await check_row(reward, Response("", label, "", columns))
         return states
 
-    def _reward_of(self, columns: Mapping[str, Any]) -> Reward:
-        """Return the reward of a row; DataError if it has no known domain."""
+    def _reward_of(self, columns: Mapping[str, Any]) -> tuple[str, Reward]:
+        """Return the domain and the reward of a row; DataError if it has no known domain."""
         if self.reward is not None:
-            return shared_reward(self.reward)
-        domain = self._domain(columns)
-        return shared_reward(_SETTINGS.get(domain, domain))
+            return "", shared_reward(self.reward)
+        domain = columns.get(self.key)
+        if not isinstance(domain, str) or domain not in DOMAINS:
+            raise DataError(
+                f"Verify: {self.key}: expected one of {', '.join(DOMAINS)}, got {domain!r:.80}. "
+                "Fix the row, or describe its reward in --env_kwargs."
+            )
+        return domain, shared_reward(_SETTINGS.get(domain, domain))
 
     async def step(self, states: StepState) -> StepResult:
         """Grade the answer.
@@ -100,15 +105,11 @@ class Verify(AgentInstance):
             DataError: the row has no known domain, or its reward cannot use the label.
             InfraError: the grader failed.
         """
-        row = row_of(states, (self.key,))
+        label, columns = row_of(states, (self.key,))
+        domain, reward = self._reward_of(columns)
         prompt = states.get("observation_text", "")
         text = with_opened_thought(states["action_text"], prompt)
-        domain = self._domain(row.columns) if self.reward is None else ""
-        result = await grade(
-            self._reward_of(row.columns),
-            Response(text, row.label, prompt, row.columns),
-            limit_s=self.limit_s,
-        )
+        result = await grade(reward, Response(text, label, prompt, columns), limit_s=self.limit_s)
         if result.reward is None:
             raise result.error("Verify.step: no grade")
         known = {name: float(value) for name, value in result.components.items() if value is not None}
@@ -116,35 +117,25 @@ class Verify(AgentInstance):
         correct = {} if result.score is None else {"correct": float(result.score >= 1.0)}
         if domain:
             known = {f"{domain}/{name}": value for name, value in (known | correct).items()}
-        texts = {"status": result.status.value, "extracted": result.extracted or "", "detail": result.detail}
         cut = states.get("finish_reason") == "length"
         return StepResult(
             reward=result.reward,
             score=result.score,
             terminated=not cut,
             truncated=cut,
-            info={**known, **correct, **{name: text for name, text in texts.items() if text}},
+            info={**known, **correct, **texts_of(result)},
         )
 
     async def gold(self, states: StepState) -> str | None:
         """Return the row's column `reference`; without one the label, if it is the answer itself; else None."""
-        row = row_of(states, (self.key,))
-        reference = row.columns.get("reference")
+        label, columns = row_of(states, (self.key,))
+        reference = columns.get("reference")
         if isinstance(reference, str):
             return reference
-        domain = row.columns.get(self.key) if self.reward is None else None
-        label = row.label[0] if isinstance(row.label, list) and row.label else row.label
+        domain = columns.get(self.key) if self.reward is None else None
+        label = label[0] if isinstance(label, list) and label else label
         if not isinstance(label, str | int | float) or isinstance(label, bool):
             return None
         if domain in _IN_A_BOX:
             return rf"\boxed{{{str(label).strip().strip('$')}}}"
         return str(label) if domain == "similarity" else None
-
-    def _domain(self, columns: Mapping[str, Any]) -> str:
-        domain = columns.get(self.key)
-        if isinstance(domain, str) and domain in DOMAINS:
-            return domain
-        raise DataError(
-            f"Verify: {self.key}: expected one of {', '.join(DOMAINS)}, got {domain!r:.80}. "
-            "Fix the row, or describe its reward in --env_kwargs."
-        )

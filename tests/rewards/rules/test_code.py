@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from agentenv.errors import DataError, InfraError
+from agentenv.errors import DataError
 from agentenv.rewards.grading import grade as grade_in_time
 from agentenv.rewards.rules.code.assert_rows import split_tests
 from agentenv.rewards.rules.code.forms import code_task
-from agentenv.rewards.rules.code.reward import CodeReward
+from agentenv.rewards.rules.code.reward import CodeReward, guide_reward, status_of
 from agentenv.rewards.types import Response, Status
-from agentenv.sandbox.grading import AssertSuite, PytestSuite
+from agentenv.sandbox.grading import AssertSuite, GradeResult, Integrity, PytestSuite, TestResult, Verdict
 from agentenv.sandbox.local.sandbox import LocalSandbox
-from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation
+from tests.rewards.rules.broken_sandbox import BrokenSandbox
 
 one_loop = pytest.mark.asyncio(loop_scope="module")
 """Of all tests that share the sandbox."""
@@ -30,18 +30,6 @@ class Counted(LocalSandbox):
     async def run(self, program, **how):
         self.num_runs += 1
         return await super().run(program, **how)
-
-
-class BrokenSandbox:
-    """Fails, as one on a host that is out of memory does."""
-
-    isolation, backend, limits, run_slots = Isolation.NONE, "broken", ExecLimits(), 2
-
-    async def run(self, program, **_):
-        return ExecResult(ExecStatus.INFRA, detail="no memory for another process")
-
-    async def start(self, program, **_):
-        raise InfraError("sandbox: expected a process, got none. Retry.")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -332,16 +320,6 @@ async def test_an_endless_loop_costs_its_own_test_only(sandbox):
     assert (result.status, result.reward, result.components["passed"]) == (Status.TIMEOUT, 0.5, 1.0)
 
 
-@pytest.mark.parametrize("row", [SUM, ASSERTS, PYTEST, CHECK], ids=["input", "assert", "pytest", "check_based"])
-@one_loop
-async def test_the_same_block_is_the_program_regardless_of_the_tests(sandbox, row):
-    right = READS if row is SUM else RIGHT
-    wrong = "print()" if row is SUM else "def add(a, b):\n    return None"
-    last = await grade(sandbox, f"{block(wrong)}\nBetter:\n{block(right)}", row)
-    first = await grade(sandbox, f"{block(right)}\nBetter:\n{block(wrong)}", row)
-    assert (last.reward, first.reward) == (1.0, 0.0)
-
-
 ANSWER = "```python\ndef add(a, b):\n    return a + b\n```"
 WRONG_ANSWER = "```python\ndef add(a, b):\n    return a - b\n```"
 USAGE = "```python\nprint(add(1, 2))  # 3\n```"
@@ -364,15 +342,6 @@ async def test_a_block_that_shows_how_to_use_the_solution_is_not_taken_for_it(sa
     assert (await CodeReward(sandbox=sandbox).grade(Response(text, label))).reward == right
 
 
-@one_loop
-async def test_a_function_that_the_prelude_has_is_not_the_solutions(sandbox):
-    row = roll("input", {"stdin": "4\n6", "expected_stdout": "2"}, function="gcd")
-    assert (await grade(sandbox, "def other():\n    return isqrt(4)", row)).reward == 0.0
-    assert (await grade(sandbox, "def gcd(a, b):\n    return math.gcd(a, b)", row)).reward == 1.0
-    asserts = roll("assert", {"assert_code": "assert gcd(4, 6) == 2"})
-    assert (await grade(sandbox, "x = 1", asserts)).reward == 0.0
-
-
 STARS = "from math import *\n"
 GCD = "assert gcd(4, 6) == 2"
 FROM_STARS = {
@@ -384,6 +353,8 @@ FROM_STARS = {
     "mbpp without a reference": {"test_imports": [STARS.strip()], "test_list": [GCD]},
     "mbpp with classes": {"code": "class Two: pass\ndef gcd(a, b): pass", "test_imports": [STARS.strip()],
                           "test_setup_code": "one = 1", "test_list": ["assert gcd(4, 6) == 2 * one or Two()"]},
+    "input call": roll("input", {"stdin": "4\n6", "expected_stdout": "2"}, function="gcd"),
+    "assert": roll("assert", {"assert_code": GCD}),
     "plain": {"entry_point": "gcd", "prelude": STARS, "hidden": [{"args": [4, 6], "expected": 2}]},
     "pytest": roll("pytest", {"assert_code": f"{STARS}from solution import *\ndef test_it(tmp_path):\n    {GCD}"}),
     "plain, a method": {"entry_point": "Solution.gcd", "hidden": [{"args": [4, 6], "expected": 2}],
@@ -615,6 +586,17 @@ async def test_rewards_by_scale_and_status(sandbox, number):
         low, high = CodeReward(scale=scale).bounds
         assert low <= result.reward <= high
     assert (results[0].extracted is None) is (status is Status.NO_ANSWER)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "reward"),
+    [("pp", 1.0), ("pf", 0.3), ("pt", 0.3), ("ff", 0.0), ("tt", -0.5), ("ft", -0.5), ("mm", 0.0), ("", -1.0)],
+)
+def test_the_guides_rewards_by_verdicts(verdicts, reward):
+    named = {"p": Verdict.PASSED, "f": Verdict.FAILED, "t": Verdict.TIMEOUT, "m": Verdict.MISSING}
+    tests = tuple(TestResult(f"hidden[{i}]", False, named[each]) for i, each in enumerate(verdicts))
+    result = GradeResult(tests, Integrity.OUTSIDE) if tests else None
+    assert guide_reward(result, status_of(result)) == reward
 
 
 @one_loop

@@ -101,15 +101,9 @@ def test_any_text_is_read(text):
     assert thought_text(text) in text
 
 
-def test_megabytes_of_terminators_are_peeled_in_linear_time():
-    text = "</s>" * 1_000_000
-    started = time.process_time()
-    assert without_special_tokens(text) == ""
-    assert time.process_time() - started < 30.0  # some 0.1 s; quadratic time would take minutes
-
-
 def test_reading_is_linear_in_the_texts_length():
     started = time.process_time()
+    assert without_special_tokens("</s>" * 1_000_000) == ""
     for text in ("<|x|>" * 400_000, "<think>" * 400_000, "</think>" * 400_000, "<" * 2_000_000):
         final_text(text), thought_text(text)
     assert time.process_time() - started < 30.0  # some 0.1 s; quadratic time would take minutes

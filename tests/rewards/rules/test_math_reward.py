@@ -1,18 +1,23 @@
-"""MathReward: what each outcome is worth, who else is held up by a check, and hostile text."""
+"""MathReward: what each outcome is worth, who else is held up by a check, and what a check may compute.
+
+A busy machine is never a timeout, and a hog is never left running.
+"""
 
 import asyncio
-import math
-import random
+import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from agentenv.errors import DataError
-from agentenv.rewards.grading import grade, grade_all
-from agentenv.rewards.rules.math.reward import MathGrader, MathReward, default_grader
+import agentenv.rewards.workers.pool as pool
+from agentenv.rewards.grading import grade_all
+from agentenv.rewards.rules.math.reward import MathGrader, MathReward, default_grader, math_outcome
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.rewards.workers.pool import shared_pool
+from tests.rewards.workers.worker_processes import READY, REAL, grade_with_fake, state, wait_until, workers
 
 ENDLESS = "9^{9^{9^9}}"
 WORTH = {"correct": 2.0, "wrong": -0.1, "no_answer": -0.2, "parse_error": -0.3, "timeout": -0.4}
@@ -54,13 +59,6 @@ async def test_every_outcome_has_its_reward_its_status_and_the_same_components(
     assert result.components == {"correct": correct, "has_answer": float(extracted is not None)}
     assert result.feedback
     assert "7" not in result.feedback
-
-
-@pytest.mark.parametrize("label", [None, "", [], True, math.nan, {"a": 1}, object()])
-async def test_a_row_without_an_answer_in_its_label_is_the_rows_fault(label):
-    with pytest.raises(DataError, match=r"^label: expected "):
-        await MathReward().grade(Response(r"\boxed{7}", label))
-    assert (await grade(MathReward(), Response(r"\boxed{7}", label))).status is Status.LABEL
 
 
 async def test_a_failed_grader_is_not_a_wrong_answer(monkeypatch):
@@ -130,34 +128,61 @@ async def test_an_answer_that_would_freeze_the_interpreter_costs_the_batch_its_o
     assert num_ticks >= 5, "a frozen interpreter ticks once"
 
 
-# --- fuzz -----------------------------------------------------------------------------------------------------------
-
-PIECES = (
-    *"0123456789+-*/^_=(){}[]<>!,.;:$%\\ xyzλé∞≤√½°\"'\t\n\r\0\x1b\u200b\u202e\ufeff\ud800{}}}!",
-    r"\frac", r"\sqrt", r"\text{", r"\boxed{", r"\left(", r"\right)", r"\begin{pmatrix}", r"\\", r"\end{pmatrix}",
-    r"\overline{", "10^{", r"\times", r"\cdot", r"\binom", r"\int", r"\sum_{", "^{99999999999}", "1e999", "####",
-    "<answer>", "</answer>", "<think>", "</think>", "<|im_end|>", "1,234", "0.5", "million", r"50\%", r"\pm",
-    r"\infty", "NaN", "inf", "-0", "1/0", "__import__('os')", "lambda:0", "١٢٣", "１２",
-    "99999999999999999999999999999", "The answer is ", " or ", " and ", r"\boxed{",
-)  # fmt: skip
-LABELS = (5, "x+1", "Monday", "50%", r"\frac{1}{2}", [1, 2], "(1,2)", "B")
+# --- what a check may compute -----------------------------------------------------------------------------------------
 
 
-def fuzzed(rng: random.Random) -> str:
-    inside = "".join(rng.choices(PIECES, k=rng.randrange(0, 14)))
-    return rng.choice(("{}", "\\boxed{{{}}}", "\\boxed{{{}}}", "#### {}", "Answer: {}", "<answer>{}</answer>")).format(
-        inside
-    )
+@pytest.fixture
+def no_worker_is_left():
+    before = workers() | workers(module="fake_worker")
+    yield
+    assert workers() | workers(module="fake_worker") <= before
 
 
 @pytest.mark.long
-async def test_a_thousand_fuzzed_texts_neither_crash_nor_hang_nor_give_a_wrong_type(grader):
-    rng = random.Random(0)
-    batch = [Response(fuzzed(rng), rng.choice(LABELS)) for _ in range(1000)]
-    results = await grade_all(MathReward(grader=grader, **WORTH), batch, limit_s=120.0, max_concurrent=64)
-    for response, result in zip(batch, results, strict=True):
-        assert result.status in (Status.OK, Status.NO_ANSWER, Status.PARSE_ERROR, Status.TIMEOUT), (response, result)
-        assert result.reward in WORTH.values(), (response, result)
-        assert type(result.score) is float, (response, result)
-        assert result.extracted is None or isinstance(result.extracted, str), (response, result)
-    assert len({result.status for result in results}) >= 3
+@pytest.mark.usefixtures("no_worker_is_left")
+async def test_a_worker_that_neither_answers_nor_computes_is_lost_and_never_a_timeout(tmp_path, monkeypatch):
+    monkeypatch.setattr(pool, "_MIN_WALL_S", 0.5)
+    monkeypatch.setattr(pool, "_WALL_PER_CPU", 0.0)
+    grade = await grade_with_fake(READY + "time.sleep(60)", tmp_path, monkeypatch)
+    assert math_outcome(grade) == "infra"
+    assert "no reply within 0.5 s" in grade.detail
+    assert "2 attempts" in grade.detail
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("no_worker_is_left")
+async def test_a_worker_that_computed_its_share_is_a_timeout_at_the_wall_deadline(tmp_path, monkeypatch):
+    monkeypatch.setattr(pool, "_MIN_WALL_S", 10.0)  # thirty times what it computes
+    monkeypatch.setattr(pool, "_WALL_PER_CPU", 0.0)
+    computes = "while time.process_time() < 0.3: pass\ntime.sleep(60)"
+    grade = await grade_with_fake(READY + computes, tmp_path, monkeypatch)
+    assert math_outcome(grade) == "timeout"
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("no_worker_is_left")
+async def test_waiting_for_a_processor_is_not_computing(tmp_path, monkeypatch):
+    before = workers(module="fake_worker")
+    stops = REAL.format("os.kill(os.getpid(), signal.SIGSTOP)")
+    check = asyncio.create_task(grade_with_fake(stops, tmp_path, monkeypatch, label=2))
+    await wait_until(lambda: any(state(pid) == "T" for pid in workers(module="fake_worker") - before))
+    await asyncio.sleep(2.0)  # ten times `timeout_s`, in the middle of the check
+    for pid in workers(module="fake_worker") - before:
+        os.kill(pid, signal.SIGCONT)
+    assert math_outcome(await check) == "correct"
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("no_worker_is_left")
+async def test_a_niced_worker_on_a_busy_machine_grades_a_right_answer_correct():
+    spin = [sys.executable, "-c", "while True: pass"]
+    async with MathGrader(num_workers=1, timeout_s=3.0) as grader:
+        await grader.grade(r"\boxed{(x+1)^2}", "x^2+2x+1")  # the first of a kind computes 0.3 s, the next 0.05 s
+        crowd = [subprocess.Popen(spin) for _ in range(2 * (os.cpu_count() or 1))]
+        try:
+            grades = [await grader.grade(rf"\boxed{{(x+{n})^2}}", f"x^2+{2 * n}x+{n * n}") for n in range(2, 5)]
+        finally:
+            for process in crowd:
+                process.kill()
+                process.wait()
+    assert {math_outcome(grade) for grade in grades} == {"correct"}

@@ -16,7 +16,7 @@ from agentenv.rewards.rules.math.answers import (
     extract_boxes,
     numbers_equal,
     parse_label,
-    quick_match,
+    plain_verdict,
     read_number,
 )
 
@@ -101,13 +101,8 @@ def test_parses_labels(label, golds):
     [None, "", "  ", "$$", "####", [], [[]], ["5", None], {}, True, float("nan"), float("inf"), "x" * 5000, b"5"],
 )
 def test_a_label_without_an_answer_is_a_data_error(label):
-    with pytest.raises(DataError, match=r"^label: expected .*, got .*\. Write the gold"):
+    with pytest.raises(DataError, match=r"^label: expected .*, got .*\. Write the gold") as caught:
         parse_label(label)
-
-
-def test_a_long_label_is_shown_in_part():
-    with pytest.raises(DataError) as caught:
-        parse_label("x" * 100_000)
     assert len(str(caught.value)) < 400
 
 
@@ -176,11 +171,10 @@ def test_compares_numbers(gold, answer, equal):
 
 
 def test_words_match_without_case_and_spaces_but_not_as_anagrams():
-    assert quick_match("monday", ("Monday",))
-    assert quick_match("No  Solution.", ("no solution",))
-    assert not quick_match("dayMon", ("Monday",))
-    assert not quick_match("X", ("x",))
-    assert quick_match("7", ("5", "7"))
+    assert plain_verdict("monday", "Monday")
+    assert plain_verdict("No  Solution.", "no solution")
+    assert plain_verdict("dayMon", "Monday") is False
+    assert not plain_verdict("X", "x")
 
 
 NUMBERS = st.integers(-(10**9), 10**9)
@@ -202,8 +196,8 @@ def test_written_numbers_are_read_back(number, data):
     read = read_number(extracted)
     assert read is not None
     assert read.value == number
-    assert quick_match(extracted, parse_label(number))
-    assert not quick_match(extracted, parse_label(number + 1))
+    assert plain_verdict(extracted, *parse_label(number))
+    assert not plain_verdict(extracted, *parse_label(number + 1))
 
 
 @pytest.mark.long
@@ -214,7 +208,7 @@ def test_the_fast_path_only_accepts_what_math_verify_accepts(number, delta, data
 
     gold = data.draw(st.sampled_from(forms(number)))
     answer = data.draw(st.sampled_from(forms(number + delta)))
-    assume(quick_match(extract_answer(f"\\boxed{{{answer}}}"), parse_label(gold)))
+    assume(plain_verdict(extract_answer(f"\\boxed{{{answer}}}"), *parse_label(gold)))
     golds, answers = (
         parse(f"${text.removesuffix('.')}$", [LatexExtractionConfig()], parsing_timeout=None) for text in (gold, answer)
     )
@@ -226,7 +220,8 @@ def test_reading_never_fails(text):
     for written in (text, f"\\boxed{{{text}}}", f"#### {text}", f"The answer is {text}"):
         answer = extract_answer(written)
         if answer is not None:
-            quick_match(answer, ("5", "Monday", r"\frac{1}{2}"))
+            for gold in ("5", "Monday", r"\frac{1}{2}"):
+                plain_verdict(answer, gold)
 
 
 @pytest.mark.parametrize(

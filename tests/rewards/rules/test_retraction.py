@@ -4,7 +4,7 @@ import pytest
 
 from agentenv.rewards.rules.choice import ChoiceReward
 from agentenv.rewards.rules.math.answers import extract_answer
-from agentenv.rewards.rules.retraction import standing_box
+from agentenv.rewards.rules.text import standing_box
 from agentenv.rewards.types import Response, Status
 
 TAKEN_BACK = [

@@ -27,8 +27,7 @@ def human_eval_suite(row: Mapping[str, Any]) -> AssertSuite:
     """
     entry, prompt = str(row["entry_point"]), str(row.get("prompt") or "")
     before = prompt.partition(f"def {entry}(")[0] if f"def {entry}(" in prompt else ""
-    if not _compiles(before):
-        before = ""
+    before = before if _body(before) else ""
     sources = split_check(str(row["test"]), entry)
     return AssertSuite((entry,), hidden=tuple(map(AssertTest, sources)), prelude=before, solution_prelude=before)
 
@@ -134,22 +133,18 @@ def mbpp_suite(row: Mapping[str, Any], visible: Sequence[str], hidden: Sequence[
 
 
 def _with_names(body: Sequence[ast.stmt], names: Iterable[str]) -> str:
-    """Return the source of these statements, which take the names from the solution after their other imports."""
-    imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom) and not _imports_solution(node)]
-    others = [node for node in body if node not in imports]  # these may use what the solution defines
-    return "\n".join([_source(imports), _import_names(names), _source(others), ""])
-
-
-def _import_names(names: Iterable[str]) -> str:
-    """Return source that takes these names from the solution alone, and nothing else.
+    """Return the source of these statements, which take the names from the solution after their other imports.
 
     `from solution import *` would also take `pytest_plugins`, fixtures and replacements of built-in functions from it,
     and leave a name that it lacks to an import before.
     """
-    return (
+    imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom) and not _imports_solution(node)]
+    others = [node for node in body if node not in imports]  # these may use what the solution defines
+    taking = (
         f"import solution as _solution\nfor _name in {sorted(set(names))!r}:\n    globals().pop(_name, None)\n"
         "    if hasattr(_solution, _name):\n        globals()[_name] = getattr(_solution, _name)\n"
     )
+    return "\n".join([_source(imports), taking, _source(others), ""])
 
 
 def strongest_suite(sources: Sequence[str]) -> TestSuite:
@@ -314,12 +309,9 @@ def _bound(source: str) -> list[str]:
 
 
 def _body(source: str) -> list[ast.stmt]:
-    return parse_source(source).body if _compiles(source) else []
-
-
-def _compiles(source: str) -> bool:
+    """Return the statements of a source; none if it is not Python."""
     try:
-        parse_source(source)
+        tree: ast.Module = parse_source(source)
     except (ValueError, SyntaxError):
-        return False
-    return True
+        return []
+    return tree.body

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,50 +11,57 @@ from agentenv._util.jsonable import arrays_as_lists
 from agentenv._util.syntax import parse_source
 from agentenv.core.types import Message
 from agentenv.errors import ConfigError, DataError
-from agentenv.rewards.rules.code.benchmark_rows import (
-    APPS_COLUMNS,
-    ROLL_COLUMNS,
-    apps,
-    human_eval,
-    live_code_bench,
-    mbpp,
-    program_of_text,
-    roll_task,
-)
+from agentenv.rewards.rules.code import rows
 from agentenv.rewards.rules.code.extract import MAX_CODE_CHARS, extract_code
-from agentenv.rewards.rules.code.plain import plain_task
-from agentenv.rewards.rules.code.task import CodeTask, RowForm, parse_column
+from agentenv.rewards.rules.code.task import CodeTask, parse_column
 from agentenv.rewards.rules.text import final_text
-from agentenv.sandbox.grading import TestSuite
 
 _EXAMPLES = (
     'as {"entry_point": "add", "visible": [{"args": [1, 2], "expected": 3}], "hidden": [...]}, '
     'or with tests {"stdin": "1 2", "stdout": "3"}'
 )
+
+
+@dataclass(frozen=True, slots=True)
+class RowForm:
+    """One format of tests in datasets."""
+
+    marks: tuple[set[str], ...]
+    """Sets of columns, of which a row of this form has one."""
+    columns: tuple[str, ...]
+    """All columns that it reads."""
+    read: Callable[[Mapping[str, Any]], CodeTask]
+    """Raises an error of those that `code_task` makes a DataError if it cannot."""
+    read_strictly: Callable[[Mapping[str, Any]], CodeTask] | None = None
+    """Reads it with types and text that count, where the form's own evaluator is more lenient."""
+    read_officially: Callable[[Mapping[str, Any]], CodeTask] | None = None
+    """Reads it as the form's own evaluator does, where that is too lenient for a reward."""
+
+
 _SHARED = ("entry_point", "prelude", "starter_code")
 FORMS = {
-    "roll": RowForm(({"test_cases"},), ROLL_COLUMNS, roll_task),
+    "roll": RowForm(({"test_cases"},), rows.ROLL_COLUMNS, rows.roll_task),
     "plain": RowForm(
         ({"visible"}, {"hidden"}, {"tests"}),
         ("mode", "visible", "hidden", "tests", "names", "comparison", "text_mode", *_SHARED),
-        plain_task,
+        rows.plain_task,
     ),
     "livecodebench": RowForm(
         ({"public_test_cases"}, {"private_test_cases"}),
         ("public_test_cases", "private_test_cases", "metadata", "func_name", "starter_code"),
-        live_code_bench,
-        partial(live_code_bench, strict=True),
+        rows.live_code_bench,
+        partial(rows.live_code_bench, strict=True),
     ),
     "apps": RowForm(
         ({"input_output"}, {"inputs", "outputs"}),
-        ("input_output", *APPS_COLUMNS),
-        apps,
-        partial(apps, strict=True),
-        partial(apps, official=True),
+        ("input_output", *rows.APPS_COLUMNS),
+        rows.apps,
+        partial(rows.apps, strict=True),
+        partial(rows.apps, official=True),
     ),
-    "humaneval": RowForm(({"test", "entry_point"},), ("test", "entry_point", "prompt"), human_eval),
+    "humaneval": RowForm(({"test", "entry_point"},), ("test", "entry_point", "prompt"), rows.human_eval),
     "mbpp": RowForm(
-        ({"test_list"},), ("test_list", "challenge_test_list", "test_setup_code", "test_imports", "code"), mbpp
+        ({"test_list"},), ("test_list", "challenge_test_list", "test_setup_code", "test_imports", "code"), rows.mbpp
     ),
 }
 """Forms by name; a row has the first form whose marks it has."""
@@ -86,7 +94,12 @@ def code_task(
         columns |= {column: arrays_as_lists(columns[column]) for column in form.columns if column in columns}
         read = form.read_strictly if strict else form.read_officially if official else form.read
         task = (read or form.read)(columns)
-        _check_preludes(task.suite)
+        for field in ("prelude", "solution_prelude"):
+            prelude = getattr(task.suite, field, "")
+            try:
+                parse_source(prelude)
+            except (SyntaxError, ValueError) as error:
+                raise ValueError(f"{prelude[-80:]!r} before the solution where Python is needed ({error})") from error
         return task
     except DataError:
         raise
@@ -105,16 +118,6 @@ def comparison(where: str, *, strict: bool, official: bool) -> dict[str, bool]:
     if strict and official:
         raise ConfigError(f"{where}.official: expected False with strict, got {official!r}. Set one of them.")
     return {"strict": strict, "official": official}
-
-
-def _check_preludes(suite: TestSuite) -> None:
-    """Raise ValueError if source of the row that precedes every solution is not Python: no solution could pass."""
-    for field in ("prelude", "solution_prelude"):
-        source = getattr(suite, field, "")
-        try:
-            parse_source(source)
-        except (SyntaxError, ValueError) as error:
-            raise ValueError(f"{source[-80:]!r} before the solution where Python is needed ({error})") from error
 
 
 def question_of(prompt: Any) -> str:
@@ -137,7 +140,7 @@ def program_of(task: CodeTask, text: str, prompt: str | Sequence[Message]) -> st
         names = getattr(task.suite, "names", ()) or (getattr(task.suite, "entry_point", ""),)
         return extract_code(text, names[0].partition(".")[0], prompt)
     final = final_text(text, prompt)
-    return program_of_text(final) if final and len(final) < MAX_CODE_CHARS else None
+    return rows.program_of_text(final) if final and len(final) < MAX_CODE_CHARS else None
 
 
 def form_of(columns: Mapping[str, Any]) -> str:

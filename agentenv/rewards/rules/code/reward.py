@@ -1,21 +1,27 @@
-"""Reward the program in a response by the tests of its row."""
+"""Reward the program in a response by the tests of its row, in the sandbox that all graders of a process share.
+
+It is one per event loop and set of options, opened at first use.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from agentenv._util.calls import give_back, seconds_left
-from agentenv.errors import ConfigError
+from agentenv._util.calls import give_back, seconds_left, waiting
+from agentenv.errors import ConfigError, InfraError
+from agentenv.rewards.judges.settings import settings_from
 from agentenv.rewards.rules.code.forms import code_task, comparison, program_of, question_of
-from agentenv.rewards.rules.code.shared import configured_sandbox, exec_limits, sandbox_for
-from agentenv.rewards.rules.code.task import CodeTask
 from agentenv.rewards.types import Response, RewardResult, Status
-from agentenv.sandbox.grading import GradeResult, TestResult, TestSuite, Verdict, feedback, grade
-from agentenv.sandbox.types import ExecLimits, Isolation, Sandbox
+from agentenv.sandbox.factory import open_sandbox
+from agentenv.sandbox.grading import GradeResult, PytestSuite, TestResult, TestSuite, Verdict, feedback, grade
+from agentenv.sandbox.types import ExecLimits, Isolation, Sandbox, SandboxUnavailable
 
+LIMITS = ExecLimits(cpu_s=2.0)
+"""Default limits of one test."""
 INSTRUCTION = "Write the whole program in one block between ```python and ```."
 NO_CODE = "No program was found. " + INSTRUCTION
 HIDDEN_FAILED = "All examples pass, but other tests do not. Think of the cases that the examples leave out."
@@ -23,6 +29,72 @@ Scale = Literal["fraction", "binary", "guide", "roll"]
 _NO_PROGRAM = ("SyntaxError:", "IndentationError:", "TabError:")
 _END_S = 5.0
 """Time before the end of the caller's time limit, in which the last tests are judged."""
+
+
+@dataclass(slots=True)
+class _SharedSandbox:
+    """One sandbox, open or being opened."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # guards the two below: one opens, the others wait
+    sandbox: Sandbox | None = None
+    holder: AsyncGenerator[Sandbox, None] | None = None
+
+
+_sandboxes: dict[asyncio.AbstractEventLoop, dict[str, _SharedSandbox]] = {}
+
+
+async def shared_sandbox(options: Mapping[str, Any] | None = None) -> Sandbox:
+    """Return the running event loop's sandbox with these options of `open_sandbox`; it closes with the loop.
+
+    Raises:
+        ConfigError: the backend or an option is unknown.
+        SandboxUnavailable: no isolation of the required strength is available.
+        InfraError: a remote sandbox is unavailable now, such as when no endpoint answers.
+        MissingDependency: the backend needs a package that is not installed.
+    """
+    for loop in [loop for loop in _sandboxes if loop.is_closed()]:
+        del _sandboxes[loop]
+    key = json.dumps(dict(options or {}), sort_keys=True, default=repr)
+    shared = _sandboxes.setdefault(asyncio.get_running_loop(), {}).setdefault(key, _SharedSandbox())
+    async with shared.lock:
+        if shared.sandbox is None:
+            # An event loop closes open generators before it ends, which is the only hook that runs in time.
+            holder = _keep_open(options or {})
+            shared.sandbox, shared.holder = await anext(holder), holder
+    return shared.sandbox
+
+
+async def sandbox_for(suite: TestSuite, own: Mapping[str, Any] | Sandbox | None) -> Sandbox:
+    """Return the sandbox for the tests of a suite: `own`, or the shared one with these options."""
+    if own is not None and not isinstance(own, Mapping):
+        return own
+    options = dict(own or {})
+    if isinstance(suite, PytestSuite) and options.get("backend", "local") == "local":
+        options["preimport"] = ["pytest", *options.get("preimport", ())]
+    return await shared_sandbox(options)
+
+
+def configured_sandbox(options: Mapping[str, Any]) -> Sandbox:
+    """Return a sandbox with these options of `open_sandbox`, without starting anything.
+
+    Raises:
+        ConfigError: the backend or an option is unknown.
+        MissingDependency: the backend needs a package that is not installed.
+    """
+    # Waiting for a slot behind other programs must not count toward a caller's time limit.
+    own = {"waiting": waiting} if options.get("backend", "local") in ("local", "sandbox_fusion") else {}
+    return open_sandbox(**{**options, **own})
+
+
+async def _keep_open(options: Mapping[str, Any]) -> AsyncGenerator[Sandbox, None]:
+    try:
+        async with configured_sandbox(options) as sandbox:
+            yield sandbox
+    except SandboxUnavailable as error:
+        if options.get("backend", "local") == "local":
+            raise
+        # A remote backend may recover: InfraError makes the episode retry.
+        raise InfraError(f"sandbox: {error}") from error
 
 
 class CodeReward:
@@ -56,7 +128,7 @@ class CodeReward:
 
         Args:
             scale: the scale of the reward.
-            limits: limits of one test: fields of `ExecLimits` that differ from `shared.LIMITS`.
+            limits: limits of one test: fields of `ExecLimits` that differ from `LIMITS`.
             sandbox: options of `open_sandbox`, or an open sandbox; None: that of the process.
             strict: compare rows of APPS and LiveCodeBench by types and text.
             official: compare rows of APPS as its evaluator does, for scores: it pays for words in any order.
@@ -73,7 +145,7 @@ class CodeReward:
         self._reward_of = _SCALES[scale]
         self._sandbox = sandbox
         self._comparison = comparison("CodeReward", strict=strict, official=official)
-        self._limits = exec_limits("CodeReward", limits)
+        self._limits = settings_from("CodeReward.limits", limits, LIMITS)
 
     async def grade(self, response: Response) -> RewardResult:
         """Return the result of the program of a response.
@@ -82,30 +154,26 @@ class CodeReward:
             DataError: the label and the metadata have no tests of a known form.
             InfraError: the sandbox is unavailable.
         """
-        task, code = await asyncio.to_thread(self._read, response)  # packed tests may be megabytes
+        row = {"prompt": question_of(response.prompt), **response.metadata}  # HumanEval has imports and helpers there
+        task = await asyncio.to_thread(code_task, response.label, row, **self._comparison)  # tests may be megabytes
+        code = await asyncio.to_thread(program_of, task, response.text, response.prompt)
         if code is None:
             return self._result(None, task.suite)
         sandbox = await sandbox_for(task.suite, self._sandbox)
-        tenant = f"{hash(code):x}"
-        how: dict[str, Any] = {"limits": self._limits, "all_or_nothing": False, "tenant": tenant}
-        result = await grade_in_turn(sandbox, code, task.suite, **how)
+        result = await grade_in_turn(
+            sandbox, code, task.suite, limits=self._limits, all_or_nothing=False, tenant=f"{hash(code):x}"
+        )
         if result.score is None:
             return RewardResult.failed(f"CodeReward: the sandbox failed: {result.infra_detail or 'no detail'}"[:500])
         return self._result(result, task.suite, code)
-
-    def _read(self, response: Response) -> tuple[CodeTask, str | None]:
-        row = {"prompt": question_of(response.prompt), **response.metadata}  # HumanEval has imports and helpers there
-        task = code_task(response.label, row, **self._comparison)
-        return task, program_of(task, response.text, response.prompt)
 
     def _result(self, result: GradeResult | None, suite: TestSuite, code: str | None = None) -> RewardResult:
         share = passed_share(result)
         status = status_of(result)
         detail = ""
         if result is not None:  # counts of verdicts, and signals of tampering
-            counts = {verdict: result.count(verdict) for verdict in Verdict}
-            verdicts = " ".join(f"{verdict.value}={count}" for verdict, count in counts.items() if count)
-            detail = " ".join([verdicts, *result.tamper_signals])
+            counts = [f"{verdict.value}={count}" for verdict in Verdict if (count := result.count(verdict))]
+            detail = " ".join([*counts, *result.tamper_signals])
         return RewardResult(
             self._reward_of(result, status),
             score=share,

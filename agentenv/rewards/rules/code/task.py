@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,23 +23,7 @@ class CodeTask:
     starter_code: str = ""
     """Code to show there, too."""
     of_text: bool = False
-    """True if the tests check the text of the response, which needs no program; see `benchmark_rows`."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowForm:
-    """One format of tests in datasets."""
-
-    marks: tuple[set[str], ...]
-    """Sets of columns, of which a row of this form has one."""
-    columns: tuple[str, ...]
-    """All columns that it reads."""
-    read: Callable[[Mapping[str, Any]], CodeTask]
-    """Raises an error of those that `code_task` makes a DataError if it cannot."""
-    read_strictly: Callable[[Mapping[str, Any]], CodeTask] | None = None
-    """Reads it with types and text that count, where the form's own evaluator is more lenient."""
-    read_officially: Callable[[Mapping[str, Any]], CodeTask] | None = None
-    """Reads it as the form's own evaluator does, where that is too lenient for a reward."""
+    """True if the tests check the text of the response, which needs no program; see `rows`."""
 
 
 TEST_PRELUDE = "import bisect, collections, functools, heapq, itertools, math, operator, random, re, string\n"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from agentenv.rewards.rules.detection.answers import Box
+from agentenv.rewards.rules.detection.rows import Box
 
 COCO = tuple(0.5 + 0.05 * step for step in range(10))
 """The thresholds of COCO's AP, .50:.05:.95."""

@@ -6,18 +6,19 @@ import asyncio
 import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import Literal
 
 from agentenv.core.arguments import is_finite
 from agentenv.errors import ConfigError
-from agentenv.rewards.rules.detection.answers import Boxes, answer_block, read_boxes
 from agentenv.rewards.rules.detection.matching import AVERAGED, COCO, LOWEST, BoxMatcher
 from agentenv.rewards.rules.detection.rows import (
     METRICS,
+    Boxes,
     Rules,
+    answer_block,
     check_rules,
     normalize_boxes,
+    read_boxes,
     row_of,
     rules_of,
     stage_threshold,
@@ -30,6 +31,9 @@ COUNT_PENALTY = 0.6
 """Factor of the accuracy for each box without a partner."""
 MAX_SURPLUS = 100
 """With more surplus boxes the accuracy is 0; the penalty alone makes it less than 1e-22."""
+_THREAD = ThreadPoolExecutor(1, thread_name_prefix="detection")
+"""It grades answers, and starts with the first; more threads would take the interpreter from the event loop."""
+_FEEDBACK = "Write the boxes as one JSON list between <answer> and </answer>, each tag on a separate line."
 RATIOS = {"iou_max_label_first": 1.0, "iou_completeness": 0.3}
 _COMPONENTS = (
     "format", "accuracy", "iou_max_label_first", "iou_max_iou_first", "mean_iou", "completeness", "map", "map50",
@@ -103,7 +107,7 @@ class DetectionReward:
             DataError: the row has no true boxes, or invalid rules.
         """
         # This takes about a millisecond, and there may be hundreds of concurrent answers: do not block the event loop.
-        return await asyncio.get_running_loop().run_in_executor(_one_thread(), self._grade, response)
+        return await asyncio.get_running_loop().run_in_executor(_THREAD, self._grade, response)
 
     def _grade(self, response: Response) -> RewardResult:
         row = row_of(response.label, response.metadata)
@@ -149,12 +153,3 @@ class DetectionReward:
         weights = {name: rules.ratios.get(name, 0.0) for name in METRICS}
         quality = math.fsum(weights[name] * parts[name] for name in METRICS) / math.fsum(weights.values())
         return {**parts, "accuracy": min(1.0, quality * parts["count_penalty"])}
-
-
-_FEEDBACK = "Write the boxes as one JSON list between <answer> and </answer>, each tag on a separate line."
-
-
-@cache
-def _one_thread() -> ThreadPoolExecutor:
-    """Return the thread that grades answers; more threads would take the interpreter from the event loop."""
-    return ThreadPoolExecutor(1, thread_name_prefix="detection")

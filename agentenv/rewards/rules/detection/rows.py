@@ -1,17 +1,27 @@
-"""Read the rows of a detection set: the true boxes, and the rules in ROLL's rows. Rows are never changed."""
+"""Read boxes as models write them, and the rows of a detection set: the true boxes, and the rules in ROLL's rows.
+
+Boxes are JSON or Python, fenced or cut off in the middle, and are read in time linear in the text. Rows are never
+changed.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentenv._util.brief import brief
+from agentenv._util.lenient_json import read_partial_list
 from agentenv.core.arguments import is_finite
 from agentenv.errors import AgentEnvError, DataError
-from agentenv.rewards.rules.detection.answers import Box, Boxes, answer_block, boxes_of, read_boxes
 
+MAX_CHARS = 200_000
+"""Longer answers are not read."""
+_MAX_COORDINATE = 1e9
+_OPEN, _CLOSE = "<answer>", "</answer>"
+_FENCE = re.compile(r"\s*(?:`{3,}\w{0,20})?\s*")
 METRICS = ("iou_max_label_first", "iou_max_iou_first", "map", "map50", "map75")
 RATIOS = (*METRICS, "iou_completeness")
 MAX_TRUTH = 200
@@ -20,6 +30,81 @@ NORMALIZED = 1000.0
 """The side of an image in normalized coordinates."""
 _STAGES = ((0.1, 0.85), (0.25, 0.95))
 _LAST_STAGE = 0.99
+
+
+class Box(NamedTuple):
+    """A labeled box; sorts by value."""
+
+    label: str
+    """In lower case, with single spaces."""
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """The boxes that an answer names."""
+
+    images: tuple[tuple[Box, ...], ...]
+    """Per image, sorted, without duplicates. An answer that is not a list of lists describes one image."""
+    num_invalid: int = 0
+    """Entries that are not boxes."""
+    complete: bool = True
+    """True if the list is closed and has nothing but a code fence around it."""
+
+    def __len__(self) -> int:
+        """Return the number of boxes over all images."""
+        return sum(map(len, self.images))
+
+
+def answer_block(text: str) -> tuple[str | None, bool]:
+    """Return the content of the last `<answer>` block, None without one, and True if the block is well formed.
+
+    A well-formed block is the only one, and each of its tags stands on its own line. The last block may lack its end.
+    """
+    start = text.rfind(_OPEN)
+    if start < 0:
+        return None, False
+    block, closed, _ = text[start + len(_OPEN) :].partition(_CLOSE)
+    alone = text.count(_OPEN) == text.count(_CLOSE) == 1 and bool(closed)
+    lines = (
+        text[:start].rstrip(" \t")[-1:] in ("", "\n") and block.lstrip(" \t")[:1] == "\n" == block.rstrip(" \t")[-1:]
+    )
+    return block, alone and lines
+
+
+def read_boxes(text: str) -> Boxes | None:
+    """Return the boxes up to where the list ends, is cut off or is not a list; None if the text has no list."""
+    start = text.find("[")
+    if start < 0 or len(text) > MAX_CHARS:
+        return None
+    entries, end = read_partial_list(text, start)
+    complete = end is not None and all(_FENCE.fullmatch(part) for part in (text[:start], text[end:]))
+    return boxes_of(entries, complete=complete)
+
+
+def boxes_of(entries: Sequence[Any], *, complete: bool = True) -> Boxes:
+    """Return the boxes among entries `{"bbox_2d": [x1, y1, x2, y2], "label": …}`, or among lists of these per image."""
+    nested = any(isinstance(entry, list | tuple) for entry in entries)
+    rows = [entry if isinstance(entry, list | tuple) else [entry] for entry in entries] if nested else [entries]
+    found = [[_box(entry) for entry in row] for row in rows]
+    images = tuple(tuple(sorted({box for box in row if box is not None})) for row in found)
+    return Boxes(images, sum(box is None for row in found for box in row), complete)
+
+
+def _box(entry: Any) -> Box | None:
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("label"), str):
+        return None
+    corners = entry.get("bbox_2d")
+    if not isinstance(corners, list | tuple) or len(corners) != 4:
+        return None
+    for corner in corners:
+        if not isinstance(corner, int | float) or isinstance(corner, bool) or not abs(corner) <= _MAX_COORDINATE:
+            return None
+    x1, y1, x2, y2 = map(float, corners)
+    return Box(" ".join(entry["label"].split()).lower(), x1, y1, x2, y2) if x1 <= x2 and y1 <= y2 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,25 +205,20 @@ def normalize_boxes(boxes: Boxes, metadata: Mapping[str, Any]) -> Boxes:
     Raises:
         DataError: the row does not have the sizes of its images.
     """
-    sizes = image_sizes(metadata)
-    if len(sizes) < len(boxes.images):
-        sizes = [*sizes, *sizes[-1:] * (len(boxes.images) - len(sizes))]
-    images = [tuple(_scaled(box, *size) for box in image) for image, size in zip(boxes.images, sizes, strict=False)]
-    return replace(boxes, images=tuple(tuple(sorted(set(image))) for image in images))
-
-
-def image_sizes(metadata: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """Return width and height of each image in pixels, from `image_size`, one pair or a list of pairs.
-
-    Raises:
-        DataError: they are missing or invalid.
-    """
-    given = metadata.get("image_size")
-    pairs: Any = given if isinstance(given, list | tuple) and given and isinstance(given[0], list | tuple) else [given]
-    for pair in pairs:
-        if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(is_finite(x) and x >= 1 for x in pair):
+    given = metadata.get("image_size")  # a pair, or a list of pairs
+    sizes: Any = given if isinstance(given, list | tuple) and given and isinstance(given[0], list | tuple) else [given]
+    for size in sizes:
+        if not isinstance(size, list | tuple) or len(size) != 2 or not all(is_finite(x) and x >= 1 for x in size):
             raise _row_error("image_size", "[width, height] in pixels, as boxes in pixels need", given)
-    return [(float(width), float(height)) for width, height in pairs]
+    images = []
+    for index, image in enumerate(boxes.images):
+        scaled = set()
+        for label, *corners in image:
+            sides = sizes[min(index, len(sizes) - 1)] * 2
+            x1, y1, x2, y2 = (float(int(x / side * NORMALIZED)) for x, side in zip(corners, sides, strict=True))
+            scaled.add(Box(label, x1, y1, x2, y2))
+        images.append(tuple(sorted(scaled)))
+    return replace(boxes, images=tuple(images))
 
 
 def stage_threshold(metadata: Mapping[str, Any]) -> float:
@@ -154,12 +234,6 @@ def stage_threshold(metadata: Mapping[str, Any]) -> float:
         raise _row_error("global_step and max_steps", "numbers", (step, steps))
     done = step / steps if steps > 0 else 0.0
     return next((threshold for end, threshold in _STAGES if done <= end), _LAST_STAGE)
-
-
-def _scaled(box: Box, width: float, height: float) -> Box:
-    x1, x2 = (float(int(x / width * NORMALIZED)) for x in (box.x1, box.x2))
-    y1, y2 = (float(int(y / height * NORMALIZED)) for y in (box.y1, box.y2))
-    return Box(box.label, x1, y1, x2, y2)
 
 
 def _json(name: str, value: Any) -> Mapping[str, Any]:

@@ -100,17 +100,12 @@ def _ends_sentence(text: str, end: re.Match[str], list_numbers: bool) -> bool:
     before = found[0] if found else ""
     if before.isdecimal():
         return not after[0].islower() and (list_numbers or _LIST_NUMBER.search(head) is None)
-    return not _is_abbreviation(before, after)
-
-
-def _is_abbreviation(word: str, after: str) -> bool:
-    """Return True if the full stop belongs to the word, and the sentence continues with `after`."""
-    name = word.casefold()
+    name = before.casefold()
     if name in _NEVER_LAST:
-        return name != "no" or after[0].isdigit()
-    if name in _MAYBE_LAST or _INITIALS.fullmatch(word):
-        return not (after[0].isupper() and after.casefold() in _STARTERS)
-    return False
+        return name == "no" and not after[0].isdigit()
+    if name in _MAYBE_LAST or _INITIALS.fullmatch(before):
+        return after[0].isupper() and after.casefold() in _STARTERS
+    return True
 
 
 def num_capital_tokens(text: str) -> int:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from agentenv.rewards.rules.ifeval import counts, official
+from agentenv.rewards.rules.ifeval import counts, official, rules
 from agentenv.rewards.rules.ifeval.counts import RELATIONS, has_words
-from agentenv.rewards.rules.ifeval.language import is_in
 from agentenv.rewards.rules.ifeval.rules import COUNT, LANGUAGE, LETTER, OPTIONS, PLACE, RELATION, TEXT, TEXTS, Rule
 from agentenv.rewards.rules.text import is_blank
 
@@ -37,11 +36,6 @@ def keyword_frequency(text: str, *, word: str, N: int, quantifier: str = "exactl
 def letter_frequency(text: str, *, letter: str, N: int, quantifier: str = "exactly") -> bool:
     """Return True if the character occurs that often, in this case."""
     return RELATIONS[quantifier](text.count(letter), N)
-
-
-def response_language(text: str, *, language: str) -> bool:
-    """Return True if the text is in the language."""
-    return is_in(text, language)
 
 
 def paragraph_count(text: str, *, N: int) -> bool:
@@ -141,9 +135,7 @@ RULES: Mapping[str, Rule] = {
     "verify_letter_frequency": Rule(
         "keywords:letter_frequency", letter_frequency, {"letter": LETTER, **_COUNT}, _QUANTIFIED
     ),
-    "validate_response_language": Rule(
-        "language:response_language", response_language, {"language": LANGUAGE}, detects=True
-    ),
+    "validate_response_language": Rule("language:response_language", rules.is_in, {"language": LANGUAGE}, detects=True),
     "verify_paragraph_count": Rule("length_constraints:number_paragraphs", paragraph_count, _COUNT),
     "validate_word_constraint": Rule("length_constraints:number_words", word_constraint, _COMPARED),
     "verify_sentence_constraint": Rule("length_constraints:number_sentences", sentence_constraint, _COMPARED),

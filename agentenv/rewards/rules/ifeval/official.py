@@ -25,8 +25,7 @@ from collections.abc import Mapping
 
 from agentenv.rewards.rules.ifeval import counts
 from agentenv.rewards.rules.ifeval.counts import RELATIONS, has_words
-from agentenv.rewards.rules.ifeval.language import is_in
-from agentenv.rewards.rules.ifeval.rules import COUNT, LANGUAGE, LETTER, PLACE, RELATION, TEXT, TEXTS, Rule
+from agentenv.rewards.rules.ifeval.rules import COUNT, LANGUAGE, LETTER, PLACE, RELATION, TEXT, TEXTS, Rule, is_in
 from agentenv.rewards.rules.text import is_blank
 
 ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
@@ -59,11 +58,6 @@ def letter_frequency(text: str, *, letter: str, let_frequency: int, let_relation
     return RELATIONS[let_relation](text.lower().count(letter.lower()), let_frequency)
 
 
-def response_language(text: str, *, language: str) -> bool:
-    """Return True if the text is in the language."""
-    return is_in(text, language)
-
-
 def number_sentences(text: str, *, num_sentences: int, relation: str) -> bool:
     """Return True if it has that many sentences."""
     return RELATIONS[relation](counts.num_sentences(text, list_numbers=True), num_sentences)
@@ -83,10 +77,7 @@ def number_paragraphs(text: str, *, num_paragraphs: int) -> bool:
 def nth_paragraph_first_word(text: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
     """Return True if blank lines make that many paragraphs of it, and the n-th begins with the word, in any case."""
     paragraphs = [paragraph.strip() for paragraph in text.split("\n\n")]
-    if (
-        sum(not is_blank(paragraph) for paragraph in paragraphs) != num_paragraphs
-        or not nth_paragraph <= num_paragraphs
-    ):
+    if sum(not is_blank(each) for each in paragraphs) != num_paragraphs or nth_paragraph > num_paragraphs:
         return False
     words = paragraphs[nth_paragraph - 1].split(maxsplit=1)
     word = words[0].lstrip("'").lstrip('"') if words else ""
@@ -178,12 +169,12 @@ def capital_word_frequency(text: str, *, capital_frequency: int, capital_relatio
 
 def english_capital(text: str) -> bool:
     """Return True if it is English, with letters, none of them small."""
-    return text.isupper() and is_in(text.lower(), "en")
+    return text.isupper() and is_in(text.lower(), language="en")
 
 
 def english_lowercase(text: str) -> bool:
     """Return True if it is English, with letters, none of them capital."""
-    return text.islower() and is_in(text, "en")
+    return text.islower() and is_in(text, language="en")
 
 
 def no_comma(text: str) -> bool:
@@ -200,7 +191,7 @@ _RULES = (
         letter_frequency,
         {"letter": LETTER, "let_frequency": COUNT, "let_relation": RELATION},
     ),
-    Rule("language:response_language", response_language, {"language": LANGUAGE}, detects=True),
+    Rule("language:response_language", is_in, {"language": LANGUAGE}, detects=True),
     Rule("length_constraints:number_sentences", number_sentences, {"num_sentences": COUNT, "relation": RELATION}),
     Rule("length_constraints:number_paragraphs", number_paragraphs, {"num_paragraphs": COUNT}),
     Rule("length_constraints:number_words", number_words, {"num_words": COUNT, "relation": RELATION}),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agentenv.core.arguments import one_of
-from agentenv.errors import ConfigError, InfraError
+from agentenv.errors import InfraError
 from agentenv.rewards.rules.ifeval.instructions import MODES, Instruction, check_text, instructions_of
 from agentenv.rewards.rules.text import final_text
 from agentenv.rewards.types import Response, RewardResult, Status
-from agentenv.rewards.workers.pool import WorkerPool, WorkerTimeout, shared_pool
+from agentenv.rewards.workers.pool import WorkerTimeout, shared_pool
 
 CREDITS = ("all", "fraction")
 MAX_CHARS = 1_000_000
@@ -35,12 +35,9 @@ class IFEvalReward:
 
     bounds = (0.0, 1.0)
 
-    def __init__(self, *, mode: str = "strict", credit: str = "all", pool: WorkerPool | None = None) -> None:
+    def __init__(self, *, mode: str = "strict", credit: str = "all") -> None:
         self._mode = one_of("IFEvalReward.mode", mode, MODES)
         self._credit = one_of("IFEvalReward.credit", credit, CREDITS)
-        if pool is not None and not isinstance(pool, WorkerPool):
-            raise ConfigError(f"IFEvalReward.pool: expected a WorkerPool or None, got {pool!r}. Leave it out.")
-        self._pool = pool
 
     async def grade(self, response: Response) -> RewardResult:
         """Return the result; the feedback lists the ids of instructions that the answer does not follow.
@@ -58,13 +55,9 @@ class IFEvalReward:
             if len(text) <= _INLINE_CHARS and not any(instruction.detects for instruction in instructions):
                 followed = check_text(instructions, text, self._mode)
             else:
-                request = {
-                    "task": "ifeval",
-                    "text": text,
-                    "mode": self._mode,
-                    "instructions": [[instruction.name, dict(instruction.params)] for instruction in instructions],
-                }
-                reply = await (self._pool or shared_pool()).run(request, cpu_limit_s=_CPU_LIMIT_S)
+                asked = [[instruction.name, dict(instruction.params)] for instruction in instructions]
+                request = {"task": "ifeval", "text": text, "mode": self._mode, "instructions": asked}
+                reply = await shared_pool().run(request, cpu_limit_s=_CPU_LIMIT_S)
                 followed = [bool(each) for each in reply["followed"]]
         except WorkerTimeout as error:
             return self._nothing(instructions, Status.TIMEOUT, str(error))
@@ -89,5 +82,4 @@ class IFEvalReward:
 
 def _components(followed: list[bool]) -> Mapping[str, float]:
     share = sum(followed) / len(followed)
-    parts = {"followed": share, "all": float(all(followed)), "num_instructions": float(len(followed))}
-    return parts
+    return {"followed": share, "all": float(all(followed)), "num_instructions": float(len(followed))}

@@ -18,8 +18,16 @@ from fractions import Fraction
 from agentenv._util.brief import brief
 from agentenv.errors import DataError
 from agentenv.rewards.rules.math.latex import kind, one_spelling, parts, readable, with_bases, without_loose_spaces
-from agentenv.rewards.rules.retraction import is_taken_back, standing_box
-from agentenv.rewards.rules.text import FONTS, INK, boxes, final_text, last_boxed, without_special_tokens
+from agentenv.rewards.rules.text import (
+    FONTS,
+    INK,
+    boxes,
+    final_text,
+    is_taken_back,
+    last_boxed,
+    standing_box,
+    without_special_tokens,
+)
 
 MAX_ANSWER_CHARS = 4096
 """Longer answers are not graded."""
@@ -373,13 +381,11 @@ def plain_verdict(answer: str, gold: str) -> bool | None:
     if (gold_number := read_number(gold)) is None:
         same = without_loose_spaces(one_spelling(gold)) == without_loose_spaces(one_spelling(answer))
         return True if same else None
-    number = read_number(answer) or read_assigned_number(answer)
+    number = read_number(answer)
+    name, equals, value = answer.partition("=")
+    if equals and (_SYMBOL.fullmatch(name.strip()) or is_text(name.strip())):  # `x = 5` or `Area = 5 cm`
+        number = read_number(_without_unit(value.strip()))
     return None if number is None else numbers_equal(gold_number, number)
-
-
-def quick_match(extracted: str, golds: tuple[str, ...]) -> bool:
-    """Return True if the answer certainly equals a gold; False means "ask the worker", never "wrong"."""
-    return any(plain_verdict(extracted, gold) for gold in golds)
 
 
 def parse_label(label: object) -> tuple[str, ...]:
@@ -429,10 +435,3 @@ def _gold_of(label: str) -> str:
 
 def _label_error(expected: str, label: object) -> DataError:
     return DataError(f"label: expected {expected}, got {brief(label)}. Write the gold answer in the row's label field.")
-
-
-def read_assigned_number(answer: str) -> Number | None:
-    """Return the number of `x = 5` or `Area = 5 cm`, or None."""
-    name, equals, value = answer.partition("=")
-    named = equals and (_SYMBOL.fullmatch(name.strip()) or is_text(name.strip()))
-    return read_number(_without_unit(value.strip())) if named else None

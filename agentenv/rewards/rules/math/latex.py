@@ -61,7 +61,6 @@ _IN_BASE = re.compile(
 _ONE_BASE = re.compile(r"(?<![\w\\^_.])([0-9A-J.]+)_\{([0-9]{1,2}|[A-Za-z])\}")
 _LOOSE_SPACE = re.compile(r" (?![0-9.A-Za-z])|(?<![0-9.A-Za-z]) |(?<=[0-9.]) (?=[A-Za-z])|(?<=[A-Za-z]) (?=[0-9.])")
 
-_READABLE = (("**", "^"), ("%", "\\%"))
 _ALL_NUMBERS = re.compile(r"- ?\\infty ?< ?[A-Za-z] ?< ?\+?\\infty")
 _DECIMAL_POWER = re.compile(r"\^ ?(?:\{ ?(-?[0-9]{0,9}\.[0-9]{1,9}) ?\}|([0-9]{0,9}\.[0-9]{1,9}))")
 _TRIGONOMETRIC = r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])(?: ?\^ ?(?:[0-9]|\{[0-9]\}))? ?"
@@ -125,9 +124,7 @@ def readable(text: str) -> str:
     Sets of solutions become their condition, `a \pm b` becomes `a+b, a-b`, decimal powers become fractions, and degrees
     in a trigonometric function become radians.
     """
-    for written, command in _READABLE:
-        text = text.replace(written, command)
-    text = _ALL_NUMBERS.sub(r"(-\\infty,\\infty)", text)
+    text = _ALL_NUMBERS.sub(r"(-\\infty,\\infty)", text.replace("**", "^").replace("%", "\\%"))
     if (found := _SET_OF.fullmatch(text)) and re.search(rf"(?<![A-Za-z\\]){found[1]}(?![A-Za-z])", found[2]):
         text = found[2].rstrip("\\ ")
     text = _ONE_BASE.sub(r"N_{\2x\1}", text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import cache
 from threading import Lock
 from typing import Self
 
@@ -22,13 +23,12 @@ from agentenv.rewards.rules.math.answers import (
     is_list,
     parse_label,
     plain_verdict,
-    quick_match,
 )
 from agentenv.rewards.rules.text import with_opened_thought
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.rewards.workers.pool import WorkerFailed, WorkerPool, WorkerTimeout, shared_pool
 
-__all__ = ["MathGrader", "MathReward", "default_grader", "extract_answer", "math_outcome", "parse_label", "quick_match"]
+__all__ = ["MathGrader", "MathReward", "default_grader", "extract_answer", "math_outcome", "parse_label"]
 
 _CACHED = frozenset({Status.OK, Status.PARSE_ERROR, Status.TIMEOUT})
 _FEEDBACK = {
@@ -61,8 +61,8 @@ class MathGrader:
     fails. A worker that sends no answer in `max(10 * timeout_s, 30)` seconds without having computed that much is lost:
     a new one repeats the check once, and then the status is INFRA.
 
-    Beyond `max_pending` checks, callers wait in line. A worker is replaced after `max_tasks_per_worker` checks. With a
-    `pool`, these three are the pool's, and its owner closes it. The last `cache_size` results are cached.
+    A `pool` has its own number of workers and limits, and its owner closes it. The last `cache_size` results are
+    cached.
     """
 
     def __init__(
@@ -70,19 +70,12 @@ class MathGrader:
         num_workers: int = 2,
         timeout_s: float = 2.0,
         *,
-        max_pending: int = 1024,
-        max_tasks_per_worker: int = 2000,
         cache_size: int = 4096,
         pool: WorkerPool | None = None,
     ) -> None:
         self._timeout_s = timeout_s
         self._owns_pool = pool is None
-        self._pool = pool or WorkerPool(
-            num_workers=num_workers,
-            cpu_limit_s=timeout_s,
-            max_pending=max_pending,
-            max_tasks_per_worker=max_tasks_per_worker,
-        )
+        self._pool = pool or WorkerPool(num_workers=num_workers, cpu_limit_s=timeout_s)
         self._cache_size = cache_size
         self._cache: dict[_Key, RewardResult] = {}
         self._cache_lock = Lock()  # guards the cache's order when event loops of several threads share the grader
@@ -185,15 +178,10 @@ class MathGrader:
         await self.close()
 
 
-_default: MathGrader | None = None
-
-
+@cache
 def default_grader() -> MathGrader:
     """Return the process-wide grader, created at the first call; it shares workers with other rewards."""
-    global _default
-    if _default is None:
-        _default = MathGrader(pool=shared_pool())
-    return _default
+    return MathGrader(pool=shared_pool())
 
 
 class MathReward:
@@ -224,11 +212,7 @@ class MathReward:
             if isinstance(reward, bool) or not is_finite(reward):
                 raise ConfigError(f"MathReward.{name}: expected a finite number, got {reward!r}. Change it.")
         self._grader = grader
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """Lowest and highest possible reward."""
-        return min(self._rewards.values()), max(self._rewards.values())
+        self.bounds = (min(self._rewards.values()), max(self._rewards.values()))
 
     async def check_row(self, row: Response) -> None:
         """Raise DataError if the label is not an answer, or cannot be compared with one; see `grading.check_row`."""

@@ -25,19 +25,9 @@ from typing import Any
 
 from agentenv.core.arguments import label_error
 from agentenv.errors import DataError
+from agentenv.rewards.rules.math import values
 from agentenv.rewards.rules.math.answers import MATH_WORDS, Number, is_text, plain_verdict, read_number
-from agentenv.rewards.rules.math.equations import (
-    ascending,
-    is_false,
-    is_solved,
-    relations,
-    sound,
-    sound_solutions,
-    union_of,
-    value_of,
-)
 from agentenv.rewards.rules.math.latex import in_radians, kind, one_spelling, readable
-from agentenv.rewards.rules.math.values import exact, is_written_out, sound_numbers, sound_symbols
 from agentenv.rewards.types import Status
 from agentenv.rewards.workers.main import DeadlineReached
 
@@ -113,14 +103,15 @@ def _compare(answer: str, gold: str) -> tuple[Status, bool, str]:
         answer = f"{rounded[1]}{rounded[3]}={rounded[2]}"
     if reason := _why_unreadable(answer, words=read_number(gold) is None):
         return Status.PARSE_ERROR, False, reason
-    if _OPERATION.search(_last_side(answer)) and not _OPERATION.search(gold):
+    last_side = _EQUALS.split(_SUBSCRIPT.sub("", answer))[-1]  # outside of subscripts as of `sum_{k=1}`
+    if _OPERATION.search(last_side) and not _OPERATION.search(gold):
         return Status.OK, False, _LEFT_TO_DO
     try:
         value = _parse(answer)
         if value is None:
             return Status.PARSE_ERROR, False, "math-verify cannot read the answer as an expression"
-        links = list(relations(value))
-        if read_number(gold) is not None and not is_written_out(links[-1].rhs if links else value):
+        links = list(values.relations(value))
+        if read_number(gold) is not None and not values.is_written_out(links[-1].rhs if links else value):
             return Status.OK, False, _LEFT_TO_DO
         return Status.OK, _is_right(expected, value, gold, answer), ""
     except MemoryError:
@@ -140,9 +131,9 @@ def _parse_gold(gold: str) -> Any | None:
             return Rational(number.value.numerator, number.value.denominator)
         if _LOST_SUBSCRIPT.search(readable(one_spelling(gold))):
             return None
-        expected = value_of(_parse(gold), gold)
+        expected = values.value_of(_parse(gold), gold)
         if getattr(expected, "is_number", False):
-            exact(expected)  # every comparison does, so that a number that takes too long is the label's fault
+            values.exact(expected)  # every comparison does, so that a number that takes too long is the label's fault
         return expected if expected is not None and _verify(expected, expected, None) else None
     except MemoryError:
         raise
@@ -168,7 +159,7 @@ def _parse(answer: str) -> Any | None:
         parsing_timeout=None,
         raise_on_error=True,
     )
-    return ascending(found[0]) if found else None
+    return values.ascending(found[0]) if found else None
 
 
 @lru_cache(maxsize=1)
@@ -176,10 +167,13 @@ def _math_verify() -> Any:
     """Return math-verify's grader, whose comparisons are replaced where they err: they are called for parts too."""
     from math_verify import grader
 
-    grader.sympy_compare_relational = sound(grader.sympy_compare_relational)
-    grader.sympy_solve_and_compare = sound_solutions(grader.sympy_solve_and_compare)
-    grader.sympy_numeric_eq = sound_numbers(grader.sympy_numeric_eq)
-    grader.sympy_symbolic_eq = sound_symbols(grader.sympy_symbolic_eq)
+    grader.sympy_compare_relational = values.sound(grader.sympy_compare_relational)
+    grader.sympy_solve_and_compare = values.sound_solutions(grader.sympy_solve_and_compare)
+    grader.sympy_numeric_eq = values.sound_numbers(grader.sympy_numeric_eq)
+    compare = grader.sympy_symbolic_eq
+    grader.sympy_symbolic_eq = lambda gold, answer: compare(
+        values.exact(gold), values.exact(answer)
+    )  # decimals are not rounded
     return grader
 
 
@@ -195,7 +189,7 @@ def _is_right(gold: Any, value: Any, gold_text: str, answer: str) -> bool:
     )
     points = all(isinstance(item, Tuple | Interval) for item in in_answer)  # written twice, it is still one
     names = {item.lhs for item in in_gold if isinstance(item, Eq)}
-    is_ordered = written == "tuple" or (len(names) == len(in_gold) and next(relations(value), None) is None)
+    is_ordered = written == "tuple" or (len(names) == len(in_gold) and next(values.relations(value), None) is None)
     if expected == "list" and is_ordered and in_gold:
         gold = Tuple(*in_gold)
         in_answer = (value.start, value.end) if isinstance(value, Interval) else in_answer
@@ -203,9 +197,9 @@ def _is_right(gold: Any, value: Any, gold_text: str, answer: str) -> bool:
     elif in_gold and not points and len(in_gold) != len(in_answer) and {written, expected} != {"set"}:
         return False
     if isinstance(gold, Set):
-        if not all(is_solved(link) for link in relations(value) if not isinstance(link, Eq)):
+        if not all(values.is_solved(link) for link in values.relations(value) if not isinstance(link, Eq)):
             return False
-        gold, value = union_of(gold, gold_text), union_of(value, one_spelling(answer))
+        gold, value = values.union_of(gold, gold_text), values.union_of(value, one_spelling(answer))
     if "\\sqrt{-" in answer + gold_text and isinstance(gold, Expr) and isinstance(value, Expr):
         gold, value = (side.subs({name: I for name in side.free_symbols if name.name == "i"}) for side in (gold, value))
     return (
@@ -217,23 +211,18 @@ def _is_right(gold: Any, value: Any, gold_text: str, answer: str) -> bool:
 
 def _is_untrue(value: Any, text: str) -> bool:
     """Return True if an equation in the value of a text never holds: neither with degrees as numbers nor as angles."""
-    if not is_false(value, text):
+    if not values.is_false(value, text):
         return False
     if (angles := in_radians(one_spelling(text))) == one_spelling(text):
         return True
     other = _parse(angles)
-    return next(relations(other), None) is None or is_false(other, angles)
-
-
-def _last_side(answer: str) -> str:
-    """Return what stands behind the last equals sign, outside of subscripts as of `sum_{k=1}`."""
-    return _EQUALS.split(_SUBSCRIPT.sub("", answer))[-1]
+    return next(values.relations(other), None) is None or values.is_false(other, angles)
 
 
 def _has_false_link(value: Any, answer: str) -> bool:
     """Return True if `a = b = c`, of which math-verify has read only `c`, has a link that never holds."""
     sides = _EQUALS.split(answer)
-    if len(sides) < 3 or next(relations(value), None) is not None:
+    if len(sides) < 3 or next(values.relations(value), None) is not None:
         return False
     for left, right in pairwise(sides):
         try:
@@ -247,15 +236,14 @@ def _has_false_link(value: Any, answer: str) -> bool:
 
 
 def _verify(gold: Any, pred: Any, number: Number | None) -> bool:
-    verify = _math_verify().verify
-    options = {"strict": True, "allow_set_relation_comp": True, "timeout_seconds": None, "raise_on_error": True}
     empty = [bool(getattr(value, "is_empty", False)) for value in (gold, pred)]
     if empty[0] is not empty[1]:  # math-verify takes `x < oo`, and any inequality of numbers, for empty
         return False
     is_decimal = number is not None and number.places is not None
     if is_decimal and getattr(gold, "is_number", False) and gold.doit().is_rational is False:
         return False
-    return bool(verify(gold, pred, **options))
+    options = {"strict": True, "allow_set_relation_comp": True, "timeout_seconds": None, "raise_on_error": True}
+    return bool(_math_verify().verify(gold, pred, **options))
 
 
 def _why_unreadable(answer: str, *, words: bool) -> str:

@@ -19,8 +19,10 @@ GERMAN = {"func_name": "validate_response_language", "language": "de"}
 
 
 @pytest.fixture
-async def pool():
+async def pool(monkeypatch):
+    """Workers of the test's own."""
     pool = WorkerPool(num_workers=1)
+    monkeypatch.setattr(reward_module, "shared_pool", lambda: pool)
     yield pool
     await pool.close()
 
@@ -66,7 +68,7 @@ async def test_no_answer_follows_nothing(text):
 @pytest.mark.long
 async def test_short_texts_are_judged_here_and_long_ones_in_the_pool(pool):
     before = workers()
-    reward = IFEvalReward(mode="loose", pool=pool)
+    reward = IFEvalReward(mode="loose")
     short = await reward.grade(Response('"<<a>>"', label=ROW))
     assert workers() == before
     long = await reward.grade(Response('"<<a>> ' + "b " * 40_000 + '"', label=ROW))
@@ -76,8 +78,8 @@ async def test_short_texts_are_judged_here_and_long_ones_in_the_pool(pool):
 
 async def test_a_text_that_is_too_long_is_refused_and_not_cut(pool):
     label = {"func_name": "validate_no_commas"}
-    longest = await IFEvalReward(pool=pool).grade(Response("a" * MAX_CHARS, label=label))
-    longer = await IFEvalReward(pool=pool).grade(Response("a" * (MAX_CHARS + 1), label=label))
+    longest = await IFEvalReward().grade(Response("a" * MAX_CHARS, label=label))
+    longer = await IFEvalReward().grade(Response("a" * (MAX_CHARS + 1), label=label))
     assert (longest.status, longest.reward) == (Status.OK, 1.0)
     assert (longer.status, longer.reward) == (Status.PARSE_ERROR, 0.0)
 
@@ -85,7 +87,7 @@ async def test_a_text_that_is_too_long_is_refused_and_not_cut(pool):
 async def test_a_language_that_needs_langdetect_is_infra_without_it(pool, tmp_path, monkeypatch):
     (tmp_path / "langdetect.py").write_text("raise ImportError('hidden')")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    reward = IFEvalReward(pool=pool)
+    reward = IFEvalReward()
     result = await reward.grade(Response("Guten Morgen, mein Herr.", label=GERMAN))
     assert (result.status, result.reward) == (Status.INFRA, None)
     assert "agentenv-rl[ifeval]" in result.detail
@@ -94,7 +96,7 @@ async def test_a_language_that_needs_langdetect_is_infra_without_it(pool, tmp_pa
 @pytest.mark.long
 async def test_a_language_is_detected_in_the_pool_and_deterministically(pool):
     pytest.importorskip("langdetect", reason="pip install langdetect")
-    reward = IFEvalReward(pool=pool)
+    reward = IFEvalReward()
     texts = ["Ich weiß es leider nicht genau, mein Freund.", "I do not know it, my friend.", "Ja the oui si no."]
     results = [[(await reward.grade(Response(text, label=GERMAN))).reward for text in texts] for _ in range(5)]
     assert results[0][:2] == [1.0, 0.0]
@@ -103,6 +105,6 @@ async def test_a_language_is_detected_in_the_pool_and_deterministically(pool):
 
 async def test_a_text_that_takes_too_much_computing_follows_nothing(pool, monkeypatch):
     monkeypatch.setattr(reward_module, "_CPU_LIMIT_S", 0.001)
-    result = await IFEvalReward(mode="loose", pool=pool).grade(Response("p. " * 300_000, label=SENTENCES))
+    result = await IFEvalReward(mode="loose").grade(Response("p. " * 300_000, label=SENTENCES))
     assert (result.status, result.reward, result.score) == (Status.TIMEOUT, 0.0, 0.0)
     assert result.components == {"followed": 0.0, "all": 0.0, "num_instructions": 1.0}

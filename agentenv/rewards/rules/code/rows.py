@@ -1,4 +1,9 @@
-"""Read rows of HumanEval, MBPP, APPS, LiveCodeBench, and ROLL's code sandbox.
+"""Read rows of the plain form, and of HumanEval, MBPP, APPS, LiveCodeBench, and ROLL's code sandbox.
+
+The plain form is the library's. It has `visible` and `hidden`, lists of `{"args": [...], "expected": ...}` with an
+`entry_point`, of `{"stdin": ..., "stdout": ...}` (or `input` and `output`), or of Python source with asserts and an
+`entry_point`. Of `tests` alone the first is visible. Besides: `mode` (function, stdio or assert), `comparison` (fields
+of `Comparison`), `text_mode` (of `StdioSuite`), `prelude` and `starter_code`.
 
 ROLL's rows have `case_type`, `test_cases` and `test_case_function`. `test_cases` is a list, or its JSON, whose members
 depend on `case_type`:
@@ -20,12 +25,18 @@ import base64
 import json
 import pickletools
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from agentenv.rewards.rules.code.assert_rows import human_eval_suite, mbpp_suite, split_tests, strongest_suite
-from agentenv.rewards.rules.code.plain import JSON_VALUES, function_suite, stdio_suite
+from agentenv.rewards.rules.code.assert_rows import (
+    human_eval_suite,
+    mbpp_suite,
+    split_tests,
+    strongest_suite,
+    with_asserts,
+)
 from agentenv.rewards.rules.code.task import (
     SOLUTION_PRELUDE,
     TEST_PRELUDE,
@@ -41,14 +52,92 @@ from agentenv.sandbox.grading import (
     Comparison,
     FunctionSuite,
     FunctionTest,
+    StdioSuite,
+    StdioTest,
+    TestSuite,
     same_value,
 )
 
+JSON_VALUES = {"tuple_as_list": True}
+"""Expected values that were stored as JSON have no tuples."""
+MAX_EXAMPLE_CHARS = 600
 MAX_TESTS_BYTES = 256 << 20
 """Maximum size of a row's tests after decompression."""
 PYTHON_NUMBERS = {"int_as_float": True, "bool_as_int": True}
 """Options of `Comparison` by which numbers are equal as in Python, where 1, 1.0 and True are."""
 APPS_COLUMNS = ("inputs", "outputs", "fn_name", "starter_code")
+
+
+def plain_task(row: Mapping[str, Any]) -> CodeTask:
+    """Return the tests of a row of this form."""
+    if "tests" in row:
+        visible, hidden = first_visible(as_items(row["tests"]))
+    else:
+        visible, hidden = as_items(row.get("visible") or []), as_items(row.get("hidden") or [])
+    first = (visible + hidden)[0] if visible or hidden else None
+    mode = row.get("mode") or (
+        "assert" if isinstance(first, str) else "function" if "args" in (first or {}) else "stdio"
+    )
+    suite: Any = _SUITES[mode](row, visible, hidden)
+    examples = tuple(example_text(getattr(suite, "entry_point", ""), test) for test in suite.visible)
+    return CodeTask("plain", suite, examples, str(row.get("starter_code") or ""))
+
+
+def function_suite(row: Mapping[str, Any], visible: Sequence[Any], hidden: Sequence[Any]) -> TestSuite:
+    """Return tests that are calls of `entry_point`, with their values."""
+    shown, kept = (
+        tuple(FunctionTest(tuple(as_items(t["args"])), t["expected"], dict(t.get("kwargs") or {})) for t in tests)
+        for tests in (visible, hidden)
+    )
+    how = Comparison(**{**JSON_VALUES, **(row.get("comparison") or {})})
+    return FunctionSuite(row["entry_point"], shown, kept, comparison=how, prelude=as_text(row.get("prelude") or ""))
+
+
+def stdio_suite(row: Mapping[str, Any], visible: Sequence[Any], hidden: Sequence[Any]) -> StdioSuite:
+    """Return tests that are inputs and outputs of a program."""
+    shown, kept = (
+        tuple(StdioTest(_text_of(t, "stdin", "input"), _text_of(t, "stdout", "output")) for t in tests)
+        for tests in (visible, hidden)
+    )
+    how = Comparison(**(row.get("comparison") or {}))
+    return StdioSuite(shown, kept, mode=row.get("text_mode") or "lines", comparison=how)
+
+
+def _text_of(test: Mapping[str, Any], name: str, alias: str) -> str:
+    return as_text(test[alias] if alias in test and name not in test else test[name])
+
+
+def _assert_suite(row: Mapping[str, Any], visible: Sequence[Any], hidden: Sequence[Any]) -> TestSuite:
+    names, prelude = tuple(as_items(row.get("names") or [row["entry_point"]])), as_text(row.get("prelude") or "")
+    shown, kept = (
+        tuple(map(AssertTest, with_asserts(map(as_text, tests), names, prelude))) for tests in (visible, hidden)
+    )
+    return AssertSuite(names, shown, kept, prelude=prelude)
+
+
+_SUITES: dict[str, Callable[[Mapping[str, Any], Sequence[Any], Sequence[Any]], TestSuite]] = {
+    "function": function_suite,
+    "stdio": stdio_suite,
+    "assert": _assert_suite,
+}
+
+
+def example_text(entry_point: str, test: FunctionTest | StdioTest | AssertTest) -> str:
+    """Return a visible test as text: a call and its value, an input and its output, or its source."""
+    if isinstance(test, AssertTest):
+        return test.source
+    if isinstance(test, FunctionTest):
+        arguments = [*map(repr, test.args), *(f"{name}={value!r}" for name, value in test.kwargs.items())]
+        return _shorten(f"{entry_point}({', '.join(arguments)}) == {test.expected!r}")
+    given, out = (_shorten(text.rstrip("\n")) for text in (test.stdin, test.expected))
+    return f"Input:\n```\n{given}\n```\nOutput:\n```\n{out}\n```"
+
+
+def _shorten(text: str) -> str:
+    if len(text) <= MAX_EXAMPLE_CHARS:
+        return text
+    half = MAX_EXAMPLE_CHARS // 2
+    return f"{text[:half]} … {text[-half:]}"
 
 
 def human_eval(row: Mapping[str, Any]) -> CodeTask:
@@ -80,19 +169,15 @@ def apps(row: Mapping[str, Any], *, strict: bool = False, official: bool = False
     starter = str(row.get("starter_code") or "")
     if not name:
         rows = [{"stdin": _lines(value), "stdout": _lines(out)} for value, out in zip(inputs, outputs, strict=True)]
-        stdio = stdio_suite(
-            {"text_mode": "tokens" if strict else "apps" if official else "contest"}, *first_visible(rows)
-        )
+        how = {"text_mode": "tokens" if strict else "apps" if official else "contest"}
+        stdio = stdio_suite(how, *first_visible(rows))
         return CodeTask("apps", replace(stdio, any_exit_code=not strict), starter_code=starter)
     if not strict:
         inputs, outputs = list(map(_with_int_keys, inputs)), list(map(_with_int_keys, outputs))
-    rows = [{"args": arguments, "expected": out} for arguments, out in zip(inputs, outputs, strict=True)]
-    visible, hidden = (
-        tuple(FunctionTest(tuple(one["args"]), one["expected"]) for one in part) for part in first_visible(rows)
-    )
-    entry = _in_class(name, starter)
-    checker = same_or_boxed_strictly if strict else same_or_boxed
-    suite = FunctionSuite(entry, visible, hidden, checker=checker, prelude=SOLUTION_PRELUDE)
+    tests = [FunctionTest(tuple(arguments), out) for arguments, out in zip(inputs, outputs, strict=True)]
+    visible, hidden = map(tuple, first_visible(tests))
+    checker = _STRICT if strict else _AS_IN_PYTHON
+    suite = FunctionSuite(_in_class(name, starter), visible, hidden, checker=checker, prelude=SOLUTION_PRELUDE)
     return CodeTask("apps", suite, starter_code=starter)
 
 
@@ -119,13 +204,11 @@ def live_code_bench(row: Mapping[str, Any], *, strict: bool = False) -> CodeTask
 
 def as_calls(tests: Sequence[Mapping[str, Any]], given: str = "input", out: str = "output") -> list[dict[str, Any]]:
     """Return calls and values in the plain form, from tests with one JSON argument on each line of an input."""
-    return [
-        {
-            "args": [json.loads(line) for line in str(test[given]).splitlines() if line.strip()],
-            "expected": json.loads(test[out]),
-        }
-        for test in tests
-    ]
+    calls = []
+    for test in tests:
+        arguments = [json.loads(line) for line in str(test[given]).splitlines() if line.strip()]
+        calls.append({"args": arguments, "expected": json.loads(test[out])})
+    return calls
 
 
 def _tests(name: str, row: Mapping[str, Any]) -> list[Any]:
@@ -158,19 +241,14 @@ def _unpickled_text(content: bytes) -> str:
     return text
 
 
-def same_or_boxed(given: Any, expected: Any, got: Any) -> bool:
-    """Return True if a value equals the expected one, or the only one of a list of expected ones, as in Python."""
-    return _same_or_boxed(expected, got, Comparison(**JSON_VALUES, **PYTHON_NUMBERS))
-
-
-def same_or_boxed_strictly(given: Any, expected: Any, got: Any) -> bool:
-    """Return True as `same_or_boxed` does, with types that count."""
-    return _same_or_boxed(expected, got, Comparison(**JSON_VALUES))
-
-
-def _same_or_boxed(expected: Any, got: Any, how: Comparison) -> bool:
+def _same_or_boxed(how: Comparison, given: Any, expected: Any, got: Any) -> bool:
+    """Return True if a value equals the expected one, or the only one of a list of expected ones."""
     boxed = isinstance(expected, list) and len(expected) == 1 and same_value(expected[0], got, how)
     return boxed or same_value(expected, got, how)
+
+
+_STRICT = partial(_same_or_boxed, Comparison(**JSON_VALUES))
+_AS_IN_PYTHON = partial(_same_or_boxed, Comparison(**JSON_VALUES, **PYTHON_NUMBERS))
 
 
 def _with_int_keys(value: Any) -> Any:
@@ -197,7 +275,6 @@ ROLL_COLUMNS = ("case_type", "test_cases", "test_case_function")
 CASE_TYPES = ("input", "assert", "pytest", "check_based", "text")
 RESPONSE = "given_response"
 """Name of the function that returns the text for its tests."""
-_NO_FUNCTION = (None, "", "None")
 
 
 def roll_task(row: Mapping[str, Any]) -> CodeTask:
@@ -210,7 +287,7 @@ def roll_task(row: Mapping[str, Any]) -> CodeTask:
         raise ValueError(f"test_cases {cases!r:.80} where a list with at least one is needed")
     if kind == "input":
         function = row.get("test_case_function")
-        if function in _NO_FUNCTION:
+        if function in (None, "", "None"):
             rows = [{"stdin": case["stdin"], "stdout": case["expected_stdout"]} for case in cases]
             return CodeTask("roll", stdio_suite({}, [], rows))
         how = {"entry_point": as_text(function), "prelude": SOLUTION_PRELUDE}
@@ -220,13 +297,9 @@ def roll_task(row: Mapping[str, Any]) -> CodeTask:
         befores = {as_text(case.get("import_prefix") or "") for case in cases}
         if len(names) > 1 or len(befores) > 1:
             raise ValueError(f"cases of several functions, {sorted(names)!r:.80}, or import prefixes")
-        entry = names.pop()
-        suites = [
-            human_eval_suite({"entry_point": case["entry_point"], "prompt": "", "test": case["assert_code"]})
-            for case in cases
-        ]
+        entry, before = names.pop(), befores.pop()
+        suites = [human_eval_suite({"entry_point": entry, "test": case["assert_code"]}) for case in cases]
         hidden = tuple(test for suite in suites for test in suite.hidden)
-        before = befores.pop()
         suite = AssertSuite(
             (entry,), hidden=hidden, prelude=TEST_PRELUDE + before, solution_prelude=SOLUTION_PRELUDE + before
         )
