@@ -19,7 +19,7 @@ from typing import Any
 from agentenv._util.suggest import did_you_mean
 from agentenv.errors import ConfigError, MissingDependency
 from agentenv.rewards.loading import construct
-from agentenv.rewards.models.checkpoint import resolved
+from agentenv.rewards.models.render import resolved
 from agentenv.rewards.models.types import RewardScorer
 
 SCORERS: Mapping[str, str] = {

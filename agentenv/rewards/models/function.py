@@ -19,8 +19,7 @@ from agentenv.core.engine import Tokenizer
 from agentenv.errors import AgentEnvError, ConfigError, InfraError
 from agentenv.rewards.loading import load_function
 from agentenv.rewards.models.get_reward import TextScorer, rewards_of
-from agentenv.rewards.models.render import Overflow
-from agentenv.rewards.models.render_in_batches import RenderedText
+from agentenv.rewards.models.render import Overflow, RenderedText
 from agentenv.rewards.models.request_queue import QueueOptionFields, QueueOptions
 from agentenv.rewards.models.types import Scored
 from agentenv.rewards.workers.threads import Threads

@@ -19,8 +19,7 @@ from agentenv.core.engine import Tokenizer
 from agentenv.core.types import StepResult
 from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.rewards.models.openrlhf_wire import read_rewards
-from agentenv.rewards.models.render import Overflow
-from agentenv.rewards.models.render_in_batches import RenderedText, ThreadedRenderer, messages_for_server
+from agentenv.rewards.models.render import Overflow, RenderedText, ThreadedRenderer, messages_for_server
 from agentenv.rewards.models.request_queue import QueueOptionFields, QueueOptions, RequestQueue, RequestScorer, Send
 from agentenv.rewards.models.types import Conversation, Scored
 

@@ -176,7 +176,6 @@ async def test_too_long_conversations_are_cut_here_and_counted(overflow, begins,
         {"overflow": "up"},
         {"max_length": 9},
         {"overflow": "left"},
-        {"batch": 3},
     ],
     ids=str,
 )

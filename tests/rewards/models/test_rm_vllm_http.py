@@ -132,7 +132,6 @@ async def test_a_server_of_several_models_needs_the_name_of_one(tokenizer):
         {"tokenizer": 3},
         {"retries": -1},
         {"max_batch": 1.5},
-        {"timeout": 5},
         {"api_key": "two words"},
     ],
     ids=str,
