@@ -123,7 +123,7 @@ def open_rm(spec: str, options: RMOptions | None = None) -> RewardModel:
             raise ConfigError(
                 f"--rm: expected {kind}:MODEL@http://HOST/v1, got {spec!r}. Pass the model and its server."
             )
-        from agentenv.rewards.judges.pairwise import PairwiseJudge
+        from agentenv.rewards.judges.comparisons import PairwiseJudge
         from agentenv.rewards.judges.pointwise import PointwiseReward
         from agentenv.rewards.judges.settings import client_options, judge_from
 

@@ -20,7 +20,7 @@ from agentenv.rewards.groups.function import numbers_of
 from agentenv.rewards.groups.statistics import summary
 from agentenv.rewards.groups.tournament import Tournament
 from agentenv.rewards.invalid import INVALID_REWARD
-from agentenv.rewards.judges.pairwise import PairwiseJudge
+from agentenv.rewards.judges.comparisons import PairwiseJudge
 from agentenv.rewards.judges.protocol import Judge
 from agentenv.rewards.judges.rubric import RubricReward
 from agentenv.rewards.judges.settings import judge_of

@@ -77,7 +77,7 @@ _MEASURES = ("comparison_score", "bradley_terry")
 
 
 class Comparer(Protocol):
-    """A comparison of two answers, such as `judges.pairwise.PairwiseJudge`."""
+    """A comparison of two answers, such as `judges.comparisons.PairwiseJudge`."""
 
     async def compare(self, prompt: str | Sequence[Message], a: str, b: str) -> float | None:
         """Return 1.0 if `a` is better, 0.5 for a tie, 0.0 if `b` is; None if unknown, or raise InfraError."""

@@ -16,8 +16,7 @@ from agentenv._util.per_loop import PerLoop
 from agentenv.core.arguments import whole_number
 from agentenv.core.types import Message
 from agentenv.errors import ConfigError, DataError
-from agentenv.rewards.judges.protocol import ReplyIndex
-from agentenv.rewards.judges.usage import JudgeUsage
+from agentenv.rewards.judges.protocol import JudgeUsage, ReplyIndex
 from agentenv.rewards.workers.threads import Threads
 
 logger = logging.getLogger(__name__)

@@ -36,9 +36,9 @@ from agentenv.rewards.judges.protocol import (
     JudgeTruncated,
     JudgeUnavailable,
     JudgeUnreadable,
+    JudgeUsage,
     ReplyIndex,
 )
-from agentenv.rewards.judges.usage import JudgeUsage
 
 JUDGING = SamplingParams(temperature=0.0, max_tokens=2048)
 """Default sampling of a judge; votes need a temperature above 0."""

@@ -69,14 +69,14 @@ def judge_from(settings: Mapping[str, Any]) -> Any:
 
     Args:
         settings: the constructor's arguments by name, at least `base_url` and `model`; `sampling`, `request_options`
-            and `price` (of a `usage.Price`) are objects of their fields. `cache` is a file of earlier replies.
+            and `price` (of a `protocol.Price`) are objects of their fields. `cache` is a file of earlier replies.
 
     Raises:
         ConfigError: an argument is missing or unknown, or has an invalid value.
     """
     from agentenv.rewards.judges.cache import CachedJudge, ReplyCache
     from agentenv.rewards.judges.openai import JUDGING, OpenAIJudge, RequestOptions
-    from agentenv.rewards.judges.usage import JudgeUsage, Price
+    from agentenv.rewards.judges.protocol import JudgeUsage, Price
 
     options, known = dict(settings), client_options()
     unknown = [name for name in options if name not in known]

@@ -7,8 +7,8 @@ import pytest
 
 from agentenv.errors import ConfigError, MissingDependency
 from agentenv.rewards.evaluation.specs import RMOptions, open_rm
+from agentenv.rewards.judges.comparisons import PairwiseJudge
 from agentenv.rewards.judges.openai import OpenAIJudge
-from agentenv.rewards.judges.pairwise import PairwiseJudge
 from agentenv.rewards.judges.pointwise import PointwiseReward
 from agentenv.rewards.models import factory as opening
 

@@ -22,9 +22,10 @@ from agentenv.rewards.judges.protocol import (
     JudgeTruncated,
     JudgeUnavailable,
     JudgeUnreadable,
+    JudgeUsage,
+    Price,
     ReplyIndex,
 )
-from agentenv.rewards.judges.usage import JudgeUsage, Price
 from agentenv.rewards.judges.voting import JudgeRetry
 from agentenv.rewards.types import Response
 from tests.rewards.judges.servers import chat_server, completion, http, raw_server

@@ -21,11 +21,11 @@ from agentenv.rewards.judges.protocol import (
     JudgeTimeout,
     JudgeUnavailable,
     JudgeUnclear,
+    JudgeUsage,
     JudgeVote,
     ReplyIndex,
 )
 from agentenv.rewards.judges.rubric import Criterion, RubricReward, read_shares
-from agentenv.rewards.judges.usage import JudgeUsage
 from agentenv.rewards.judges.voting import JudgeRetry, Voting
 from agentenv.rewards.registry import reward_from
 from agentenv.rewards.routing import Router

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from agentenv.errors import InfraError
 from agentenv.rewards.judges import templates
-from agentenv.rewards.judges.listwise import ListwiseReward
-from agentenv.rewards.judges.pairwise import PairwiseJudge
+from agentenv.rewards.judges.comparisons import ListwiseReward, PairwiseJudge
 from agentenv.rewards.judges.pointwise import JudgeReward, PointwiseReward
 from agentenv.rewards.judges.protocol import JudgeUnclear
 from agentenv.rewards.judges.rubric import RubricReward
