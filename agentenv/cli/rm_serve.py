@@ -101,8 +101,7 @@ def _options(config: RMServeConfig) -> ServeOptions:
         MissingDependency: the server's libraries are not installed.
     """
     from agentenv._util.http.access import AccessPolicy, read_token
-    from agentenv.rewards.serving.server import ServeOptions
-    from agentenv.rewards.serving.wire import Shaping
+    from agentenv.rewards.serving.server import ServeOptions, Shaping
 
     require_server("rm serve")
     for name in ("max_waiting", "max_items", "max_body_mb", "timeout_s"):

@@ -16,8 +16,7 @@ from agentenv.rewards.models.function import FunctionScorer
 from agentenv.rewards.models.openrlhf_wire import read_rewards
 from agentenv.rewards.models.reward import ModelReward
 from agentenv.rewards.models.types import Scored
-from agentenv.rewards.serving.server import RewardServer, ServeOptions
-from agentenv.rewards.serving.wire import Shaping
+from agentenv.rewards.serving.server import RewardServer, ServeOptions, Shaping
 from agentenv.rewards.types import Response
 from tests.ports import held_port
 from tests.util.connections import connected
