@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -286,7 +286,7 @@ def _check(args: Sequence[str]) -> int:
     with flags_in_errors():
         findings = asyncio.run(_findings(config))
     if config.json:
-        print_json([finding.to_dict() for finding in findings])
+        print_json([asdict(finding) for finding in findings])
     else:
         sys.stdout.write("".join(f"{_MARKS[each.state]} {each.name:17} {each.detail}\n" for each in findings))
     return int(any(finding.state == "problem" for finding in findings))

@@ -17,6 +17,7 @@ from agentenv.rewards.evaluation.rewardbench import is_tie
 from agentenv.rewards.evaluation.rows import Candidate, Item
 from agentenv.rewards.evaluation.specs import RewardModel
 from agentenv.rewards.grading import grade
+from agentenv.rewards.groups.tournament import Comparer
 from agentenv.rewards.judges.protocol import JudgeMisaddressed
 from agentenv.rewards.models.reward import ModelReward
 from agentenv.rewards.models.types import Conversation, RewardScorer, Scored, ready
@@ -130,7 +131,20 @@ async def evaluate(
 
     async def one(item: Item) -> ItemOutcome:
         async with free:
-            outcome = await _outcome(rm, item, limit_s)
+            if rm.comparer is not None:
+                rated = await _compare(rm.comparer, item, limit_s)
+            else:
+                rated = await asyncio.gather(*(_score_answer(rm, each, limit_s) for each in item.candidates))
+        outcome = ItemOutcome(
+            index=item.index,
+            item_id=item.item_id,
+            subset=item.subset,
+            scores=tuple(each.value for each in rated),
+            num_chosen=item.num_chosen,
+            num_tokens=tuple(each.num_tokens for each in rated),
+            truncated=tuple(each.truncated for each in rated),
+            error=next((each.error for each in rated if each.error), "")[:_MAX_ERROR_CHARS],
+        )
         on_outcome(outcome)
         return outcome
 
@@ -140,24 +154,6 @@ async def evaluate(
     except ExceptionGroup as group:  # raised by `on_outcome`
         raise group.exceptions[0] from group
     return [task.result() for task in running]
-
-
-async def _outcome(rm: RewardModel, item: Item, limit_s: float) -> ItemOutcome:
-    if rm.comparer is not None:
-        rated = await _compare(rm, item, limit_s)
-    else:
-        rated = list(await asyncio.gather(*(_score_answer(rm, candidate, limit_s) for candidate in item.candidates)))
-    errors = [each.error for each in rated if each.error]
-    return ItemOutcome(
-        index=item.index,
-        item_id=item.item_id,
-        subset=item.subset,
-        scores=tuple(each.value for each in rated),
-        num_chosen=item.num_chosen,
-        num_tokens=tuple(each.num_tokens for each in rated),
-        truncated=tuple(each.truncated for each in rated),
-        error=errors[0][:_MAX_ERROR_CHARS] if errors else "",
-    )
 
 
 async def _score_answer(rm: RewardModel, candidate: Candidate, limit_s: float) -> _AnswerScore:
@@ -190,13 +186,12 @@ def _error_text(result: RewardResult) -> str:
     return "" if result.status.valid else f"{kind}: {result.detail}"
 
 
-async def _compare(rm: RewardModel, item: Item, limit_s: float) -> list[_AnswerScore]:
+async def _compare(comparer: Comparer, item: Item, limit_s: float) -> list[_AnswerScore]:
     """Return the points of the two answers."""
-    assert rm.comparer is not None
     chosen, rejected = item.candidates
     try:
         async with asyncio.timeout(limit_s):
-            points = await rm.comparer.compare(chosen.prompt, chosen.text, rejected.text)
+            points = await comparer.compare(chosen.prompt, chosen.text, rejected.text)
     except (ConfigError, JudgeMisaddressed) as error:
         raise ConfigError(str(error)) from error
     except (AgentEnvError, TimeoutError) as error:

@@ -127,11 +127,10 @@ def stored_flags(folder: str | Path) -> dict[str, Any] | None:
     path = Path(folder).expanduser() / "config.json"
     if not path.is_file():
         return None
-    stored = _parse_object(path.read_bytes(), str(path))
-    flags = stored.get("flags")
-    return (
-        flags if isinstance(flags, dict) and flags else {name: stored[name] for name in stored.keys() - {"data_sha256"}}
-    )
+    flags = _parse_object(path.read_bytes(), str(path)).get("flags")
+    if not isinstance(flags, dict):
+        raise DataError(f"{path}: expected the flags of `rm eval`, got {flags!r:.60}. Use another --out.")
+    return flags
 
 
 def _parse_object(text: bytes, where: str) -> dict[str, Any]:

@@ -5,14 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.rewards.evaluation.hygiene import (
-    Pair,
-    correlations,
-    features,
-    length_bias,
-    pearson,
-    spearman,
-)
+from agentenv.rewards.evaluation.tables import Pair, correlations, features, length_bias
+from agentenv.rewards.hygiene import pearson, spearman
 
 WHOLE = st.integers(-50, 50).map(float)
 

@@ -6,10 +6,10 @@ import pytest
 
 from agentenv.errors import ConfigError
 from agentenv.rewards.evaluation.evaluate import ItemOutcome
-from agentenv.rewards.evaluation.hygiene import correlations
 from agentenv.rewards.evaluation.report import Report
 from agentenv.rewards.evaluation.tables import (
     check_bench,
+    correlations,
     deltas,
     hygiene_of,
     read_reference,
