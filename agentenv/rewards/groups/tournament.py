@@ -34,37 +34,30 @@ _MAX_ROUNDS = 100
 _TOLERANCE = 1e-9
 
 
-def bradley_terry(points: Sequence[Sequence[float]], *, prior: float = 1.0) -> list[float]:
+def bradley_terry(points: Sequence[Sequence[float]]) -> list[float]:
     """Return each competitor's log-strength s: i beats j with probability 1 / (1 + exp(s_j - s_i)).
 
     An average competitor has 0.0; the mean probability to beat it is 1/2. By Newton's method, to 1e-9: competitors with
     the same points have the same strength.
 
+    Each competitor has a virtual game against an average one, with half a point: it keeps those that won or lost every
+    game finite, and puts one without games at the average.
+
     Args:
         points: [n][n] points that i took from j, in all games between them: 1 for a win, 0.5 for a tie.
-        prior: number of virtual games of each competitor against an average one, with half the points. Above 0, it
-            keeps competitors that won or lost every game finite, and puts one without games at the average.
-
-    Raises:
-        ConfigError: points are not a square of numbers >= 0, or the prior is not above 0.
 
     Source: D. Hunter, MM algorithms for generalized Bradley-Terry models, Annals of Statistics 32 (2004).
     """
     count = len(points)
-    number("bradley_terry.prior", prior, low=1e-6)
-    if any(len(row) != count or not all(0.0 <= point < math.inf for point in row) for row in points):
-        raise ConfigError(
-            f"bradley_terry.points: expected {count} rows of {count} numbers >= 0, got {points!r:.200}. Correct them."
-        )
     won = np.array(points, dtype=float).reshape(count, count)
     np.fill_diagonal(won, 0.0)
     games, strengths = won + won.T, np.zeros(count)
     for _ in range(_MAX_ROUNDS):
         chances = 1.0 / (1.0 + np.exp(strengths - strengths[:, None]))
         even = 1.0 / (1.0 + np.exp(-strengths))
-        slope = (won - games * chances).sum(axis=1) + prior * (0.5 - even)
+        slope = (won - games * chances).sum(axis=1) + 0.5 - even
         curve = games * chances * (1.0 - chances)
-        hessian = np.diag(curve.sum(axis=1) + prior * even * (1.0 - even)) - curve
+        hessian = np.diag(curve.sum(axis=1) + even * (1.0 - even)) - curve
         step = np.clip(np.linalg.solve(hessian, slope), -1.0, 1.0)
         strengths += step
         if np.abs(step).max(initial=0.0) < _TOLERANCE:
@@ -259,20 +252,17 @@ class _Table:
         """Return the measures of each competitor; a text that occurs twice counts as two that tie with each other."""
         met = [[self.games.get((a, b), []) if i != j else [] for j, b in enumerate(texts)] for i, a in enumerate(texts)]
         unknown = self.compared - self.answered  # pairs without a comparison say too little about these
-        rows = [[] if text in unknown else row for text, row in zip(texts, met, strict=True)]
-        standings = [_measures(row, alone=len(texts) == 1) for row in rows]
+        standings: list[dict[str, float | None]] = []
+        for text, row in zip(texts, met, strict=True):
+            points = [] if text in unknown else [point for pair in row for point in pair]
+            num = float(len(points))
+            score = 0.0 if len(texts) == 1 else None
+            if points:
+                score = (2 * math.fsum(points) - num) / num
+            standings.append({"comparison_score": score, "n_valid": num})
         if rated:
             ratings = bradley_terry([[math.fsum(pair) for pair in row] for row in met])
             for standing, rating in zip(standings, ratings, strict=True):
                 known = standing["comparison_score"] is not None
                 standing["bradley_terry"] = math.tanh(rating / 2) if known else None
         return standings
-
-
-def _measures(met: Sequence[Sequence[float]], *, alone: bool) -> dict[str, float | None]:
-    """Return the measures of a competitor, from its points against each other one."""
-    points = [point for pair in met for point in pair]
-    if not points:
-        return {"comparison_score": 0.0 if alone else None, "n_valid": 0.0}
-    count = float(len(points))
-    return {"comparison_score": (2 * math.fsum(points) - count) / count, "n_valid": count}

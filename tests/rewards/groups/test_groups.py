@@ -99,8 +99,8 @@ async def test_groups_are_given_as_they_end_while_a_slow_one_still_runs__row_3()
     release, given = asyncio.Event(), []
     reward = ByPrompt(slow=release.wait, broken=ValueError("boom"))
     keys = ["slow", "a", "broken", "a"]
-    async for outcome, results in stream_groups(reward, rows(*keys), keys, limit_s=PATIENT_S):
-        given.append((outcome.key, outcome.indices, outcome.status, [result.reward for result in results]))
+    async for group in stream_groups(reward, rows(*keys), keys, limit_s=PATIENT_S):
+        given.append((group.key, group.indices, group.status, [result.reward for result in group.results]))
         if len(given) == 2:
             release.set()
     assert sorted(given[:2]) == [("a", (1, 3), "ok", [1.0, 3.0]), ("broken", (2,), "error", [None])]
