@@ -80,18 +80,18 @@ class FunctionScorer(TextScorer):
     async def _send(self, texts: list[RenderedText]) -> Sequence[Scored | AttemptFailure] | AttemptFailure:
         queries, prompts = [text.query for text in texts], [text.prompt for text in texts]
         call = partial(self._function, queries, prompts, [None for _ in texts])
+
+        def called() -> Any:  # in a thread: rewards or failures, or what is still to be awaited
+            found = call()
+            return found if inspect.isawaitable(found) else rewards_of(found, len(texts), self.where)
+
         try:
             if inspect.iscoroutinefunction(self._function):
                 return rewards_of(await call(), len(texts), self.where)
-            found = await self._threads.run(partial(self._called, call, len(texts)), limit_s=self._limit_s)
+            found = await self._threads.run(called, limit_s=self._limit_s)
             return rewards_of(await found, len(texts), self.where) if inspect.isawaitable(found) else found
         except AgentEnvError:
             raise
         except Exception as error:
             got = f"{type(error).__name__}: {error}"[:400]
             raise InfraError(f"{self.where}: expected rewards, got {got}. Fix the function.") from error
-
-    def _called(self, call: Callable[[], Any], num: int) -> Any:
-        """In a thread: rewards or failures, or what is still to be awaited."""
-        found = call()
-        return found if inspect.isawaitable(found) else rewards_of(found, num, self.where)

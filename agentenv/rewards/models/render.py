@@ -231,16 +231,31 @@ def checked(conversation: Sequence[Message]) -> list[dict[str, Any]]:
     """
     if not isinstance(conversation, Sequence) or not conversation:
         raise DataError(f"conversation: expected text or messages, got {brief(conversation)}. Correct the row.")
-    messages = [_checked_message(index, message) for index, message in enumerate(conversation)]
+    messages: list[Message] = []
     before = ""
-    for index, message in enumerate(messages):
-        role = message["role"]
+    for index, message in enumerate(conversation):
+        where = f"conversation[{index}]"
+        if not isinstance(message, Mapping):
+            raise DataError(
+                f"{where}: expected a message with role and content, got {brief(message)}. Correct the row."
+            )
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str) or role not in BEFORE:
+            raise DataError(f"{where}.role: expected one of {', '.join(BEFORE)}, got {brief(role)}. Correct the row.")
+        if content is None and message.get("tool_calls"):
+            content = ""
+        if isinstance(content, list | tuple):
+            parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+            content = None if None in parts else "".join(map(str, parts))
+        if not isinstance(content, str):
+            raise DataError(f"{where}.content: expected text, got {brief(message.get('content'))}. Correct the row.")
         if before not in BEFORE[role]:
             raise DataError(
-                f"conversation[{index}]: expected roles in order, got {role!r} "
+                f"{where}: expected roles in order, got {role!r} "
                 f"{f'after {before!r}' if before else 'at the beginning'}. "
                 "Begin with a user (or a system message), then let assistant and user take turns."
             )
+        messages.append({**message, "content": content})
         before = role
     if before != "assistant":
         raise DataError(
@@ -250,35 +265,16 @@ def checked(conversation: Sequence[Message]) -> list[dict[str, Any]]:
     return [dict(message) for message in normalized(messages)]
 
 
-def _checked_message(index: int, message: object) -> dict[str, Any]:
-    where = f"conversation[{index}]"
-    if not isinstance(message, Mapping):
-        raise DataError(f"{where}: expected a message with role and content, got {brief(message)}. Correct the row.")
-    role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str) or role not in BEFORE:
-        raise DataError(f"{where}.role: expected one of {', '.join(BEFORE)}, got {brief(role)}. Correct the row.")
-    if content is None and message.get("tool_calls"):
-        content = ""
-    if isinstance(content, list | tuple):
-        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-        content = None if None in parts else "".join(map(str, parts))
-    if not isinstance(content, str):
-        raise DataError(f"{where}.content: expected text, got {brief(message.get('content'))}. Correct the row.")
-    return {**message, "content": content}
-
-
 # --- tokenizers in threads --------------------------------------------------------------------------------------------
 
 
-def resolved(name: str) -> str:
-    """Return the folder of a model that ships with the package, else the name unchanged."""
-    return str(_SHIPPED / name) if name in _shipped() else name
-
-
 @cache
-def _shipped() -> frozenset[str]:
-    """Cached, since constructors of environments must not read files from their second call on."""
-    return frozenset(each.name for each in _SHIPPED.glob("*/"))
+def resolved(name: str) -> str:
+    """Return the folder of a model that ships with the package, else the name unchanged.
+
+    Cached, since constructors of environments must not read files from their second call on.
+    """
+    return str(_SHIPPED / name) if name in {each.name for each in _SHIPPED.glob("*/")} else name
 
 
 def tokenizer_of(where: str, given: str, advice: str) -> Any:

@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any, Self
 
 from agentenv._util.brief import brief
@@ -92,33 +92,32 @@ class Meters:
         lines = [
             *_metric("requests_total", "counter", "Answered HTTP requests.", by_status),
             *_metric("conversations_total", "counter", "Conversations by what became of them.", by_result),
-            *_metric("truncated_total", "counter", "Conversations that were cut.", [("", {}, float(self.truncated))]),
-            *_metric(
-                "turned_away_total", "counter", "Conversations answered 429.", [("", {}, float(self.turned_away))]
-            ),
-            *_metric("waiting", "gauge", "Conversations without an answer yet.", [("", {}, float(waiting))]),
-            *_metric("ready", "gauge", "1 once the model is loaded, until the stop.", [("", {}, float(ready))]),
+            *_metric("truncated_total", "counter", "Conversations that were cut.", self.truncated),
+            *_metric("turned_away_total", "counter", "Conversations answered 429.", self.turned_away),
+            *_metric("waiting", "gauge", "Conversations without an answer yet.", waiting),
+            *_metric("ready", "gauge", "1 once the model is loaded, until the stop.", ready),
         ]
-        total, latencies = 0, list[_Sample]()
-        for bound, num in zip((*(f"{each:g}" for each in BOUNDS_S), "+Inf"), self._buckets, strict=True):
-            total += num
-            latencies.append(("_bucket", {"le": bound}, float(total)))
-        latencies += [("_sum", {}, self._sum_s), ("_count", {}, float(total))]
+        bounds, totals = [*(f"{each:g}" for each in BOUNDS_S), "+Inf"], list(accumulate(self._buckets))
+        latencies: list[_Sample] = [
+            ("_bucket", {"le": bound}, float(total)) for bound, total in zip(bounds, totals, strict=True)
+        ]
+        latencies += [("_sum", {}, self._sum_s), ("_count", {}, float(totals[-1]))]
         lines += _metric("request_seconds", "histogram", "Time to an answer with rewards.", latencies)
         batcher = getattr(scorer, "batcher", None)  # of scorers that form batches here
         if batcher is not None:
             calls, items = float(batcher.num_batches), float(batcher.num_scored)
             sizes: list[_Sample] = [("_sum", {}, items), ("_count", {}, calls)]
-            lines += _metric("batches_total", "counter", "Calls of the model.", [("", {}, calls)])
+            lines += _metric("batches_total", "counter", "Calls of the model.", calls)
             lines += _metric("batch_size", "summary", "Scored conversations of a call.", sizes)
         own: Mapping[str, float] = scorer.metrics() if hasattr(scorer, "metrics") else {}
         for name, value in own.items():
             safe = "model_" + re.sub(r"\W", "_", name.removeprefix("rm/"))
-            lines += _metric(safe, "gauge", "As the scorer says.", [("", {}, value)])
+            lines += _metric(safe, "gauge", "As the scorer says.", value)
         return "\n".join(lines) + "\n"
 
 
-def _metric(name: str, kind: str, says: str, samples: Iterable[_Sample]) -> list[str]:
+def _metric(name: str, kind: str, says: str, found: float | Iterable[_Sample]) -> list[str]:
+    samples: Iterable[_Sample] = [("", {}, float(found))] if isinstance(found, int | float) else found
     lines = [f"# HELP {_PREFIX}_{name} {says}", f"# TYPE {_PREFIX}_{name} {kind}"]
     for suffix, labels, value in samples:
         shown = ",".join(f'{key}="{text}"' for key, text in labels.items())
@@ -413,9 +412,19 @@ class RewardServer(Server):
             Unscored: some have no score.
             InfraError: the time limit passed.
         """
+
+        async def score(conversation: Conversation) -> Scored | AgentEnvError:
+            try:
+                scored = await self._scorer.score(conversation)
+            except AgentEnvError as error:
+                return error  # the other conversations of the request continue
+            if not is_finite(scored.value):
+                return InfraError(f"reward model: expected a finite number, got {scored.value!r}. Check its weights.")
+            return scored
+
         try:
             async with asyncio.timeout(self.options.timeout_s):
-                results = await asyncio.gather(*map(self._score, conversations))
+                results = await asyncio.gather(*map(score, conversations))
         except asyncio.CancelledError:
             self.meters.conversations["cancelled"] += len(conversations)
             raise
@@ -432,16 +441,6 @@ class RewardServer(Server):
         self.meters.truncated += sum(each.truncated for each in scored)
         if errors:
             raise Unscored.of(form, errors, len(results))
-        return scored
-
-    async def _score(self, conversation: Conversation) -> Scored | AgentEnvError:
-        """Return the score or the error, so that the other conversations of the request continue."""
-        try:
-            scored = await self._scorer.score(conversation)
-        except AgentEnvError as error:
-            return error
-        if not is_finite(scored.value):
-            return InfraError(f"reward model: expected a finite number, got {scored.value!r}. Check its weights.")
         return scored
 
     # --- errors -------------------------------------------------------------------------------------------------------
