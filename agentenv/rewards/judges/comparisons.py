@@ -161,7 +161,7 @@ class ListwiseReward(VotingBase):
             while len(orders) < self.orders:
                 order = rng.sample(candidates, len(candidates))
                 orders += [order, order[::-1]]
-            questions = [self._ranking(question, order, vote=vote) for vote, order in enumerate(orders[: self.orders])]
+            questions = [self.ranking(question, order, vote=vote) for vote, order in enumerate(orders[: self.orders])]
             rankings = successes(await asyncio.gather(*questions, return_exceptions=True), self.min_orders)
         places = [[*ranked, *([""] if "" in competitors else [])] for ranked in rankings]
         last = len(competitors) - 1
@@ -182,7 +182,12 @@ class ListwiseReward(VotingBase):
             for text in texts
         ]
 
-    async def _ranking(self, question: str, texts: Sequence[str], *, vote: int) -> list[str]:
+    async def ranking(self, question: str, texts: Sequence[str], *, vote: int) -> list[str]:
+        """Return the texts as the judge ranks them, shown in this order.
+
+        Raises:
+            InfraError: it gave no ranking.
+        """
         number = len(texts)
         example = " > ".join(f"[{place}]" for place in range(number, 0, -1))
         template = RANK.fill(self.criteria, number=number, example=example)

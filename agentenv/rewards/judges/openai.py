@@ -272,15 +272,11 @@ def read_chat_reply(body: bytes, where: str) -> ChatReply:
         thought = message.get("reasoning_content") or message.get("reasoning")
         got = "reasoning and nothing after it" if thought else f"no text (finish_reason {reason!r:.40})"
         problem = JudgeUnreadable(f"{where}: expected a reply, got {got}. Look at the judge's chat template.")
-    usage = found.get("usage")
-    counts = [_count(usage, name) for name in ("prompt_tokens", "completion_tokens")]
-    prompt, completion = (count or 0 for count in counts)
-    return ChatReply("" if problem else text, problem, prompt, completion, None not in counts)
-
-
-def _count(usage: Any, name: str) -> int | None:
-    value = usage.get(name) if isinstance(usage, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53 else None
+    usage: Any = found.get("usage")
+    given = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")] if isinstance(usage, dict) else []
+    counts = [num for num in given if type(num) is int and 0 <= num < 1 << 53]
+    prompt, completion = counts if len(counts) == 2 else (0, 0)
+    return ChatReply("" if problem else text, problem, prompt, completion, counted=len(counts) == 2)
 
 
 class ConcurrencyLimit:
