@@ -82,7 +82,7 @@ class PairwiseJudge(VotingBase):
             orders = [True, False][: 2 if self.order == "both" else 1]
 
         async def preference(straight: bool) -> float:
-            """Return the votes' mean preference for `a`, from -1 to 1."""
+            # The votes' mean preference for `a`, from -1 to 1.
             shown_first, shown_second = (first, second) if straight else (second, first)
             texts = {"question": question, "response_a": shown_first, "response_b": shown_second}
             votes = await self._votes(self._template, texts, read_preference)
