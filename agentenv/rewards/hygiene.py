@@ -152,17 +152,13 @@ class HygieneCounts:
 
     def add_group(self, rewards: Sequence[float], styles: Sequence[Style]) -> None:
         """Count the episodes of a group that have a reward; one style for each of them."""
-        if len(rewards) == 1:  # nothing differs within the group
-            for pairs, value in zip(self._pairs.values(), styles[0], strict=True):
-                pairs.add(rewards[0], value)
-            return
         for name, values in zip(Style._fields, zip(*styles, strict=True), strict=False):
             group, pairs = Pairs(), self._pairs[name]
             for reward, value in zip(rewards, values, strict=True):
                 group.add(reward, value)
                 pairs.add(reward, value)
             self._within[name].add_within(group)
-        if rewards:
+        if len(rewards) > 1:
             variance = Moments(rewards).variance * (len(rewards) - 1) / len(rewards)
             self._stds.add(math.sqrt(variance))
             self._num_flat += min(rewards) == max(rewards)
