@@ -72,11 +72,6 @@ class QueueOptions:
         whole_number(f"{where}.max_concurrent", options.max_concurrent, low=1)
         return options
 
-    @property
-    def attempt_s(self) -> float:
-        """Deadline of one attempt."""
-        return self.timeout_s / 2 if self.retries else self.timeout_s
-
 
 @dataclass(eq=False, slots=True)
 class _WaitingRequest(Generic[_P, _T]):
@@ -142,8 +137,9 @@ class RequestQueue(Generic[_P, _T]):
             AgentEnvError: the item has no answer; it has the class of the last attempt's error.
         """
         left_s, num_failed = self.asking.timeout_s, 0
+        attempt_s = left_s / 2 if self.asking.retries else left_s
         while True:
-            item: _WaitingRequest[_P, _T] = _WaitingRequest(given, min(self.asking.attempt_s, left_s), alone)
+            item: _WaitingRequest[_P, _T] = _WaitingRequest(given, min(attempt_s, left_s), alone)
             if self.closed:
                 raise closed_error(self.where)
             line = self._lines.here()
@@ -233,18 +229,19 @@ class _LoopQueue(Generic[_P, _T]):
         most = 1 if first.alone else self._asker.asking.max_batch
         left_s = first.since + self._asker.asking.max_wait_s - loop.time()
         if len(self._waiting) < most and left_s > 0.0:
+
+            def ended() -> None:
+                self._timer = None
+                self._send_next()
+
             if self._timer is None:
-                self._timer = loop.call_later(left_s, self._wait_ended)
+                self._timer = loop.call_later(left_s, ended)
             return []
         taken: list[_WaitingRequest[_P, _T]] = []
         while self._waiting and len(taken) < most:
             item = self._waiting.popleft()
             taken += [] if item.is_left else [item]
         return taken
-
-    def _wait_ended(self) -> None:
-        self._timer = None
-        self._send_next()
 
     async def _request(self, items: list[_WaitingRequest[_P, _T]]) -> Sequence[_T | AttemptFailure]:
         """Return an answer or a failure for each item."""

@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, islice
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from agentenv._util.brief import brief
 from agentenv._util.http.access import (
@@ -239,8 +239,6 @@ class ServeOptions:
     max_body_bytes: int = 8 << 20
     timeout_s: float = 170.0
     """For an answer; then it is 503. OpenRLHF's client waits 180 s."""
-    header_s: float = 10.0
-    """For the head of a request to arrive."""
     grace_s: float = 30.0
     """For what is being scored, when the server is stopped."""
 
@@ -252,20 +250,15 @@ class ServeOptions:
 
 
 class Unscored(RequestRefused):
-    """Conversations of a request have no score: 503 where another try may give one, else 422."""
+    """Some of `num` conversations of a request have no score: 503 where another try may give one, else 422."""
 
-    def __init__(self, message: str, status: int = 422, errors: Sequence[dict[str, Any]] = ()) -> None:
-        super().__init__(message, status)
-        self.errors = errors
-        """Index and error of each, the first of them."""
-
-    @classmethod
-    def of(cls, form: str, errors: Sequence[tuple[int, AgentEnvError]], num: int) -> Self:
-        """For these errors of `num` conversations; what stays is said before what may pass."""
-        named = [(index, error) for index, error in errors if isinstance(error, _LASTING)]
-        details = [{"index": index, "error": str(error)} for index, error in (named or errors)[:_MAX_NAMED]]
-        message = f"{form}[{details[0]['index']}]: {details[0]['error']} ({len(errors)} of {num} have no score.)"
-        return cls(message, 422 if named else 503, details)
+    def __init__(self, form: str, errors: Sequence[tuple[int, AgentEnvError]], num: int) -> None:
+        lasting = [(index, error) for index, error in errors if isinstance(error, _LASTING)]
+        self.errors = [{"index": index, "error": str(error)} for index, error in (lasting or errors)[:_MAX_NAMED]]
+        """Index and error of the first of them; what stays is said before what may pass."""
+        first = self.errors[0]
+        message = f"{form}[{first['index']}]: {first['error']} ({len(errors)} of {num} have no score.)"
+        super().__init__(message, 422 if lasting else 503)
 
 
 class RewardServer(Server):
@@ -273,13 +266,7 @@ class RewardServer(Server):
 
     def __init__(self, scorer: RewardScorer, options: ServeOptions | None = None) -> None:
         self.options = options or ServeOptions()
-        super().__init__(
-            "rm serve",
-            self.options.access,
-            port=self.options.port,
-            grace_s=_AFTER_GRACE_S,
-            header_s=self.options.header_s,
-        )
+        super().__init__("rm serve", self.options.access, port=self.options.port, grace_s=_AFTER_GRACE_S)
         self.waiting = 0
         """Conversations without an answer, and requests that are being read."""
         self.meters = Meters()
@@ -314,13 +301,29 @@ class RewardServer(Server):
         await super().close()
 
     def _routes(self) -> list[Route]:
+        from starlette.responses import Response
         from starlette.routing import Route
+
+        async def health(request: Request) -> Response:
+            state = "stopping" if self._closing else "ok" if self.loaded else "loading"
+            body = {"status": state, "waiting": self.waiting, **self.meters.conversations}
+            return json_response(body, 200 if state == "ok" else 503)
+
+        async def metrics(request: Request) -> Response:
+            ready = self.loaded and not self._closing
+            text = self.meters.text(self._scorer, waiting=self.waiting, ready=ready)
+            return Response(text, headers={"content-type": MEDIA_TYPE})
+
+        async def info(request: Request) -> Response:
+            limits = {name: getattr(self.options, name) for name in ("max_items", "max_waiting", "max_body_bytes")}
+            shaping = {name: getattr(self.options.shaping, name) for name in ("shift", "scale", "clip")}
+            return json_response({"model": self.options.model, "agentenv": __version__, **shaping, **limits})
 
         return [
             Route("/get_reward", self._get_reward, methods=["POST"]),
-            Route("/health", self._health),
-            Route("/metrics", self._metrics),
-            Route("/", self._info),
+            Route("/health", health),
+            Route("/metrics", metrics),
+            Route("/", info),
         ]
 
     def _application(self) -> App:
@@ -342,23 +345,6 @@ class RewardServer(Server):
         return counted
 
     # --- routes -------------------------------------------------------------------------------------------------------
-
-    async def _info(self, request: Request) -> Response:
-        limits = {name: getattr(self.options, name) for name in ("max_items", "max_waiting", "max_body_bytes")}
-        shaping = {name: getattr(self.options.shaping, name) for name in ("shift", "scale", "clip")}
-        return json_response({"model": self.options.model, "agentenv": __version__, **shaping, **limits})
-
-    async def _health(self, request: Request) -> Response:
-        state = "stopping" if self._closing else "ok" if self.loaded else "loading"
-        body = {"status": state, "waiting": self.waiting, **self.meters.conversations}
-        return json_response(body, 200 if state == "ok" else 503)
-
-    async def _metrics(self, request: Request) -> Response:
-        from starlette.responses import Response
-
-        ready = self.loaded and not self._closing
-        text = self.meters.text(self._scorer, waiting=self.waiting, ready=ready)
-        return Response(text, headers={"content-type": MEDIA_TYPE})
 
     async def _get_reward(self, request: Request) -> Response:
         started = time.perf_counter()
@@ -440,7 +426,7 @@ class RewardServer(Server):
             self.meters.conversations[name] += num
         self.meters.truncated += sum(each.truncated for each in scored)
         if errors:
-            raise Unscored.of(form, errors, len(results))
+            raise Unscored(form, errors, len(results))
         return scored
 
     # --- errors -------------------------------------------------------------------------------------------------------

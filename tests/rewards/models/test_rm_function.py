@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.rewards.models.function import FunctionScorer
+from agentenv.rewards.models.get_reward import FunctionScorer
 from tests.models import make_tiny_tokenizer
 from tests.rewards.models.tiny import said
 
