@@ -11,7 +11,7 @@ from typing import Any
 from agentenv._util.calls import accepted_arguments
 from agentenv.core.arguments import is_finite, whole_number
 from agentenv.errors import ConfigError, ContractError, DataError
-from agentenv.rewards.invalid import INVALID_REWARD
+from agentenv.rewards.groups.statistics import INVALID_REWARD
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.rewards.workers.threads import Threads
 

@@ -107,24 +107,6 @@ async def test_groups_are_given_as_they_end_while_a_slow_one_still_runs__row_3()
     assert given[2:] == [("slow", (0,), "ok", [0.0])]
 
 
-def test_a_group_that_ignores_being_cancelled_is_left_behind(virtual_clock):
-    async def graded():
-        released = asyncio.Event()
-
-        async def stubborn():
-            while not released.is_set():
-                try:
-                    await released.wait()
-                except asyncio.CancelledError:
-                    continue
-
-        found = await grade_groups(ByPrompt(slow=stubborn), rows("slow", "fine"), ["slow", "fine"], limit_s=60.0)
-        released.set()
-        return found
-
-    assert [group.status for group in virtual_clock.run(graded()).groups] == ["timeout", "ok"]
-
-
 async def test_cancelling_the_batch_cancels_its_groups():
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
