@@ -127,14 +127,6 @@ def test_mixing__rows_of_several_environments_are_grouped_by_task_name_stepped_a
 # --- and beyond it ----------------------------------------------------------------------------------------------------
 
 
-async def test_python_function__a_file_scores_nemos_rows(tmp_path):
-    file = tmp_path / "rm.py"
-    file.write_text("def reward_func(queries, prompts, labels):\n    return [float(len(q)) for q in queries]\n")
-    async with environment({"model_name": str(file), "rm_args": {"tokenizer": str(tiny_rm())}}) as made:
-        one, other = (await rewards(made, "a", "bbb")).tolist()
-    assert other - one == 2.0
-
-
 async def test_judge__a_language_model_scores_nemos_rows():
     judge = RuleJudge(lambda shown: "Score: 9/10" if "forty-two" in shown else "Score: 2/10")
     async with environment(reward=PointwiseReward(judge, scale=(0, 10))) as made:

@@ -176,19 +176,6 @@ async def test_each_response_on_its_own_as_a_group():
     assert ([result.reward for result in grade.results], reward.bounds) == ([1.0, 0.0, None], (0.0, 1.0))
 
 
-def test_one_response_that_hangs_leaves_the_others_of_its_group_their_rewards(virtual_clock):
-    class Hangs:
-        bounds = (0.0, 1.0)
-
-        async def grade(self, response):
-            if response.text == "slow":
-                await forever()
-            return RewardResult(1.0)
-
-    grade = virtual_clock.run(grade_group(Each(Hangs(), limit_s=60.0), [Response("slow"), Response("fine")]))
-    assert ([result.reward for result in grade.results], grade.status) == ([None, 1.0], "ok")
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [({"limit_s": 0}, "limit_s"), ({"max_concurrent": 0}, "max_concurrent"), ({"group_size": "some"}, "group_size")],
