@@ -66,18 +66,14 @@ def process_cpu_s(pid: int) -> float | None:
 
     On Linux this reads /proc (resolution 10 ms, within microseconds); elsewhere, such as on macOS, it runs `ps`.
     """
-    try:
+    with contextlib.suppress(OSError, ValueError, IndexError):
         # After the name, which may hold spaces and brackets, come fields 3 and on; 14 and 15 are utime and stime.
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        pass
     command = ["ps", "-o", "time=", "-p", str(pid)]
-    try:
-        output = subprocess.run(command, capture_output=True, text=True, timeout=_PS_TIMEOUT_S, check=False).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return ps_seconds(output)
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return ps_seconds(subprocess.run(command, capture_output=True, text=True, timeout=_PS_TIMEOUT_S).stdout)
+    return None
 
 
 def ps_seconds(time: str) -> float | None:
