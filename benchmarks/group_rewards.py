@@ -85,8 +85,8 @@ async def ours(case: GroupCase) -> Found:
     responses = [Response("x", prompt=str(index)) for index in range(GROUPS) for _ in range(SAMPLES)]
     keys = [response.prompt for response in responses]
     found, started = Found(), time.perf_counter()
-    async for outcome, _ in stream_groups(reward, responses, keys, limit_s=case.limit_s, max_concurrent=GROUPS):
-        if outcome.key != "0" and outcome.status == "ok":
+    async for group in stream_groups(reward, responses, keys, limit_s=case.limit_s, max_concurrent=GROUPS):
+        if group.key != "0" and group.status == "ok":
             found.others, found.others_s = found.others + 1, time.perf_counter() - started
     found.batch_s = time.perf_counter() - started
     return found

@@ -16,7 +16,7 @@ HEAVY = {"torch", "transformers", "vllm", "ray", "openrlhf", "math_verify", "pya
 OPENRLHF_KEYS = {"environment_feedback", "action_ranges", "rollout_log_probs", "observation_tokens", "extra_logs"}
 BORDER = {
     "core/agent.py", "core/step_dict.py", "interop/openrlhf/response.py", "rewards/models/openrlhf_wire.py",
-    "interop/molt/runner.py", "interop/molt/files.py", "rewards/serving/wire.py",
+    "interop/molt/runner.py", "interop/molt/files.py", "rewards/serving/server.py",
 }  # fmt: skip
 """Where those are read and written; others have them too."""
 CARRIERS = {

@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,11 +27,10 @@ from agentenv.errors import ConfigError, RunStopped
 from agentenv.runs.flat_config import flag_values, with_values
 
 if TYPE_CHECKING:
-    from agentenv.rewards.evaluation.evaluate import ItemOutcome
-    from agentenv.rewards.evaluation.log import EvaluationLog
+    from agentenv.rewards.evaluation.evaluate import EvaluationLog, ItemOutcome
     from agentenv.rewards.evaluation.report import Report
     from agentenv.rewards.evaluation.rows import Item
-    from agentenv.rewards.evaluation.specs import RewardModel, RMOptions
+    from agentenv.rewards.evaluation.specs import RewardModel
 
 TOO_MANY_FAILED = 3
 _MAX_ERRORS = 20
@@ -108,13 +107,6 @@ def rm(args: Sequence[str]) -> int:
     return 0 if command is None else command(args[1:])
 
 
-def _options(config: RMEvalConfig | RMCheckConfig) -> RMOptions:
-    from agentenv.rewards.evaluation.specs import RMOptions
-
-    model = config.model
-    return RMOptions(model.max_length, model.overflow, model.device, model.dtype, model.max_batch, model.rm_args)
-
-
 # --- eval -------------------------------------------------------------------------------------------------------------
 
 
@@ -134,12 +126,11 @@ def _eval(args: Sequence[str]) -> int:
     from agentenv.rewards.evaluation.tables import check_bench, read_reference
 
     reference = None if config.reference is None else read_reference(config.reference)
-    options = _options(config)
     with flags_in_errors():
         parse_rm_spec(config.rm)
         items = read_items(config.data, split=config.split, limit=config.limit, builtin=builtin_datasets())
         check_bench(config.bench, items)
-        report = asyncio.run(_evaluated(config, options, items, reference))
+        report = asyncio.run(_evaluated(config, items, reference))
     markdown = report.markdown()
     if config.out is not None:
         folder = Path(config.out).expanduser()
@@ -166,7 +157,7 @@ def _eval(args: Sequence[str]) -> int:
 
 def _stored_config(config: RMEvalConfig) -> RMEvalConfig | None:
     """Return the flags of the evaluation in --out, None if there is none yet but the flags of a new one are given."""
-    from agentenv.rewards.evaluation.log import stored_flags
+    from agentenv.rewards.evaluation.evaluate import stored_flags
 
     if config.out is None:
         raise ConfigError("--resume: expected --out DIR with it, got none. Pass the folder.")
@@ -185,14 +176,12 @@ def _stored_config(config: RMEvalConfig) -> RMEvalConfig | None:
     return stored
 
 
-async def _evaluated(
-    config: RMEvalConfig, options: RMOptions, items: Sequence[Item], reference: dict[str, float] | None
-) -> Report:
-    from agentenv.rewards.evaluation.log import EvaluationLog, fingerprint
+async def _evaluated(config: RMEvalConfig, items: Sequence[Item], reference: dict[str, float] | None) -> Report:
+    from agentenv.rewards.evaluation.evaluate import EvaluationLog, fingerprint
     from agentenv.rewards.evaluation.specs import open_rm
     from agentenv.rewards.models.types import ready
 
-    rm = open_rm(config.rm, options)
+    rm = open_rm(config.rm, **config.model.options)
     log = None
     if config.out is not None:
         flags = flag_values(config) | {"rm_args": json.dumps(dict(config.model.rm_args))}
@@ -286,7 +275,7 @@ def _check(args: Sequence[str]) -> int:
     with flags_in_errors():
         findings = asyncio.run(_findings(config))
     if config.json:
-        print_json([finding.to_dict() for finding in findings])
+        print_json([asdict(finding) for finding in findings])
     else:
         sys.stdout.write("".join(f"{_MARKS[each.state]} {each.name:17} {each.detail}\n" for each in findings))
     return int(any(finding.state == "problem" for finding in findings))
@@ -296,7 +285,7 @@ async def _findings(config: RMCheckConfig) -> list[Any]:
     from agentenv.rewards.evaluation.check import check
     from agentenv.rewards.evaluation.specs import open_rm
 
-    rm = open_rm(config.rm, _options(config))
+    rm = open_rm(config.rm, **config.model.options)
     try:
         if rm.scorer is None:
             raise ConfigError(

@@ -44,6 +44,12 @@ class ModelFlags:
     max_batch: int | None = None
     """Maximum number of conversations per batch of the model."""
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments of the constructor: the flags that are given, and those of --rm_args."""
+        flags = {name: value for name, value in vars(self).items() if name != "rm_args" and value is not None}
+        return flags | dict(self.rm_args)
+
 
 @dataclass(frozen=True)
 class RMServeConfig:
@@ -86,8 +92,7 @@ def serve(args: Sequence[str]) -> int:
     from agentenv.rewards.models.factory import open_scorer
 
     options = _options(config)
-    named = {name: value for name, value in vars(config.model).items() if name != "rm_args" and value is not None}
-    scorer = open_scorer(config.rm, **named, **config.model.rm_args)
+    scorer = open_scorer(config.rm, **config.model.options)
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
         asyncio.run(_serve(scorer, options))
     return 0
@@ -101,8 +106,7 @@ def _options(config: RMServeConfig) -> ServeOptions:
         MissingDependency: the server's libraries are not installed.
     """
     from agentenv._util.http.access import AccessPolicy, read_token
-    from agentenv.rewards.serving.server import ServeOptions
-    from agentenv.rewards.serving.wire import Shaping
+    from agentenv.rewards.serving.server import ServeOptions, Shaping
 
     require_server("rm serve")
     for name in ("max_waiting", "max_items", "max_body_mb", "timeout_s"):

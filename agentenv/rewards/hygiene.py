@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from agentenv._util.estimates import Moments
-from agentenv.errors import ConfigError
 from agentenv.rewards.rules.repetition import repeated_share
 
 _MARKS = re.compile(r"^[ \t]*(?:#{1,6} |[-*+] |\d{1,3}[.)] |```|\|)|\*\*[^*\n]{1,200}\*\*", re.MULTILINE)
@@ -71,23 +69,15 @@ class Pairs:
 
 
 def pearson(xs: Sequence[float], ys: Sequence[float]) -> float | None:
-    """Return the linear correlation of two lists in [-1, 1]; None as for `Pairs.correlation`.
-
-    Raises:
-        ConfigError: the lists differ in length.
-    """
-    if len(xs) != len(ys):
-        raise ConfigError(f"correlation: expected equally many values, got {len(xs)} and {len(ys)}. Pass pairs.")
-    if len(set(xs)) < 2 or len(set(ys)) < 2:  # rounding can hide from `statistics` that a side is constant
-        return None
-    try:
-        return min(1.0, max(-1.0, statistics.correlation(xs, ys)))
-    except statistics.StatisticsError:  # differences too small to square
-        return None
+    """Return the linear correlation of two lists of one length in [-1, 1]; None as for `Pairs.correlation`."""
+    pairs = Pairs()
+    for x, y in zip(xs, ys, strict=True):
+        pairs.add(x, y)
+    return pairs.correlation
 
 
 def spearman(xs: Sequence[float], ys: Sequence[float]) -> float | None:
-    """Return the correlation of the ranks; equal values share their mean rank. None and errors as `pearson`."""
+    """Return the correlation of the ranks; equal values share their mean rank. None as `pearson`."""
     return pearson(_ranks(xs), _ranks(ys))
 
 
@@ -162,17 +152,13 @@ class HygieneCounts:
 
     def add_group(self, rewards: Sequence[float], styles: Sequence[Style]) -> None:
         """Count the episodes of a group that have a reward; one style for each of them."""
-        if len(rewards) == 1:  # nothing differs within the group
-            for pairs, value in zip(self._pairs.values(), styles[0], strict=True):
-                pairs.add(rewards[0], value)
-            return
         for name, values in zip(Style._fields, zip(*styles, strict=True), strict=False):
             group, pairs = Pairs(), self._pairs[name]
             for reward, value in zip(rewards, values, strict=True):
                 group.add(reward, value)
                 pairs.add(reward, value)
             self._within[name].add_within(group)
-        if rewards:
+        if len(rewards) > 1:
             variance = Moments(rewards).variance * (len(rewards) - 1) / len(rewards)
             self._stds.add(math.sqrt(variance))
             self._num_flat += min(rewards) == max(rewards)

@@ -178,13 +178,6 @@ _OF_FILES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirector
 _HTTP_CLIENTS = frozenset(["http", "httpx", "httpcore", "requests", "urllib3", "aiohttp", "openai", "anthropic"])
 
 
-def _is_of_machine(error: Any) -> bool:
-    """Return True if the machine, or another one that it asked, caused an exception."""
-    if isinstance(error, OSError | MemoryError):  # an OSError is also a broken connection or a time limit
-        return not isinstance(error, _OF_FILES)
-    return isinstance(error, Exception) and type(error).__module__.partition(".")[0] in _HTTP_CLIENTS
-
-
 def failure_of(error: BaseException, where: str) -> AgentEnvError:
     """Return the error of grading for what a function raised: a ContractError with the file and line in its code.
 
@@ -195,28 +188,30 @@ def failure_of(error: BaseException, where: str) -> AgentEnvError:
         return error
     place = f" at {found}" if (found := place_of(error)) else ""
     message = f"{where}: expected a reward, got {type(error).__name__}: {error}"[:400]
-    causes = [error, error.__cause__, error.__context__, getattr(error, "reason", None)]
-    if any(map(_is_of_machine, causes)):
-        return InfraError(f"{message}{place}")
+    for cause in (error, error.__cause__, error.__context__, getattr(error, "reason", None)):
+        is_of_client = isinstance(cause, Exception) and type(cause).__module__.partition(".")[0] in _HTTP_CLIENTS
+        # An OSError is also a broken connection or a time limit.
+        if is_of_client or (isinstance(cause, OSError | MemoryError) and not isinstance(cause, _OF_FILES)):
+            return InfraError(f"{message}{place}")
     return ContractError(f"{message}{place}. Fix the function; for what may pass, let it raise InfraError.")
 
 
 def handle(request: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of the function's result, in the worker."""
     function = load_function(request["function"])
+
+    async def answer(value: Any) -> Any:
+        return await value
+
     try:
         value = function(**request["arguments"])
         if inspect.isawaitable(value):
-            value = asyncio.run(_await(value))
+            value = asyncio.run(answer(value))
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:
         raise failure_of(error, request["function"]) from error
     return json.loads(json.dumps(asdict(as_result(value, request["function"]))))  # type: ignore[no-any-return]
-
-
-async def _await(value: Any) -> Any:
-    return await value
 
 
 def construct(name: str, cls: Callable[..., Any], options: Mapping[str, Any], *args: Any) -> Any:

@@ -38,24 +38,16 @@ class RewardEntry(NamedTuple):
     """Options that the name has, where the class has others."""
 
 
+_LOOSE = {"require_box": False, "scale": "loose"}
+_GENERAL_TAGS = ("ceval", "race_high", "mmlu_pro", "commonsense_qa")
 REWARDS = {
     "math": RewardEntry("rules.math.reward:MathReward", by_row=True),
     "code": RewardEntry("rules.code.reward:CodeReward", by_row=True),
     "ifeval": RewardEntry("rules.ifeval.reward:IFEvalReward", by_row=True),
     "choice": RewardEntry("rules.choice:ChoiceReward", by_row=True),
-    "general_val": RewardEntry(
-        "rules.choice:ChoiceReward",
-        by_row=True,
-        defaults={
-            "require_box": False,
-            "scale": "loose",
-            "tags": ("ceval", "race_high", "mmlu_pro", "commonsense_qa"),
-        },
-    ),
+    "general_val": RewardEntry("rules.choice:ChoiceReward", by_row=True, defaults=_LOOSE | {"tags": _GENERAL_TAGS}),
     "crossthink_qa": RewardEntry(
-        "rules.choice:ChoiceReward",
-        by_row=True,
-        defaults={"require_box": False, "scale": "loose", "repetition_penalty": -0.5},
+        "rules.choice:ChoiceReward", by_row=True, defaults=_LOOSE | {"repetition_penalty": -0.5}
     ),
     "detection": RewardEntry("rules.detection.reward:DetectionReward", by_row=True),
     "format": RewardEntry("rules.format:ThinkFormatReward", by_row=True),

@@ -101,10 +101,7 @@ class WeightedSum:
     async def grade(self, response: Response) -> RewardResult:
         """Return the sum; LABEL, ERROR or INFRA, with all known components, if a required term failed."""
         work = (grade(term.reward, response, limit_s=self.limit_s) for term in self.terms.values())
-        return self._sum(dict(zip(self.terms, await asyncio.gather(*work), strict=True)))
-
-    def _sum(self, results: Mapping[str, RewardResult]) -> RewardResult:
-        """Return the result of one response from those of its terms."""
+        results = dict(zip(self.terms, await asyncio.gather(*work), strict=True))
         components: dict[str, float | None] = {}
         for name, result in results.items():
             components[name] = result.reward

@@ -34,7 +34,7 @@ from agentenv.episode.loop import run_episode
 from agentenv.errors import AgentEnvError
 from agentenv.interop.nemo_gym import server as gym_server
 from agentenv.interop.openrlhf import reward_func
-from agentenv.rewards.models import get_reward, render_in_batches
+from agentenv.rewards.models import get_reward, render
 from agentenv.rewards.models import vllm_http as vllm_scorer
 from agentenv.rewards.models.openrlhf_wire import Sample
 from agentenv.rewards.serving import server as rm_server
@@ -87,7 +87,7 @@ WATCHED = [
     (vllm_scorer, "answers_of"),
     (get_reward, "rewards_of"),
     (reward_func, "read_rewards"),
-    (render_in_batches, "checked"),
+    (render, "checked"),
     (endpoint_session, "logprobs_of"),
     (stdio_grading, "_output_verdict"),
     (stdio_grading, "own_traceback"),

@@ -93,12 +93,6 @@ def test_statistics_are_those_of_the_group_for_each_response__row_12_and_21():
     assert [info[name] for name in STATISTICS] == [[-999.0]] * 4
 
 
-def test_repetition_has_the_golden_value__row_22():
-    """n=5, soft, from 0.1: a rate of 0.625 is -0.5833."""
-    _, info = create_rm_gallery_reward_function(rules_only=True)("q", ["a b c a b c a b c a b c", "a b"])
-    assert info["reward_ngram"] == [pytest.approx(-0.58333, abs=1e-5), 0.0]
-
-
 def test_the_group_grader_is_a_tournament__row_23():
     scores, details = group_rm_gallery_grader(["q"], ["one", "three", "three", "<think>"], judge=RuleJudge(longer))
     assert scores == pytest.approx([-1 / 3, 2 / 3, 2 / 3, -1.0])

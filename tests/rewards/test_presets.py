@@ -303,11 +303,6 @@ def test_wrong_arguments_are_refused(options, said, two):
         conversation_reward_func(two, **options)
 
 
-def test_a_model_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="expected a sequence classifier's folder or Hugging Face id"):
-        conversation_reward_func(tmp_path / "nothing")
-
-
 @pytest.mark.long
 def test_loading_the_files_imports_neither_torch_nor_transformers():
     program = (

@@ -59,13 +59,6 @@ def test_every_reward_that_is_written_is_registered(folder):
     assert reward_names() == sorted(REWARDS)
 
 
-def test_rewards_that_need_only_a_row_are_made_without_options():
-    by_row = [name for name, entry in REWARDS.items() if entry.by_row]
-    assert by_row
-    for name in by_row:
-        make_reward(name)
-
-
 @pytest.mark.parametrize("name", sorted(set(ROLL_NAMES) - {"LLMJudgeRewardWorker"}))
 def test_rolls_eight_names_mean_what_does_their_work(name):
     assert len(ROLL_NAMES) == 8

@@ -28,8 +28,7 @@ from agentenv.errors import ConfigError
 from agentenv.interop._data_proto import read_texts, rows, warn_of_invalid
 from agentenv.interop.roll.dispatch import Dispatch, LocalWorker, data_parallel, one_to_all, register, roll_module
 from agentenv.rewards.grading import MAX_CONCURRENT, grade_all
-from agentenv.rewards.groups.statistics import statistics
-from agentenv.rewards.invalid import InvalidPolicy, apply_policy
+from agentenv.rewards.groups.statistics import InvalidPolicy, apply_policy, statistics
 from agentenv.rewards.registry import ROLL_NAMES, reward_from
 from agentenv.rewards.routing import Router
 from agentenv.rewards.rules.math.reward import extract_answer

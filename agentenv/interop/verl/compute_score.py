@@ -24,7 +24,7 @@ from typing import Any, Self
 from agentenv.core.arguments import number, one_of
 from agentenv.errors import ConfigError, DataError
 from agentenv.rewards.grading import DEADLINE_S, enforce_bounds, grade
-from agentenv.rewards.invalid import INVALID_REWARD, InvalidPolicy
+from agentenv.rewards.groups.statistics import INVALID_REWARD, InvalidPolicy
 from agentenv.rewards.registry import make_reward, reward_from
 from agentenv.rewards.rules.text import with_opened_thought
 from agentenv.rewards.types import Response, Reward, RewardResult

@@ -31,8 +31,7 @@ from agentenv.interop.verl.judges import MAX_GROUPS, judge_of, mapping, response
 from agentenv.rewards.groups.batch import Each, check_group_sizes, grade_groups, group_keys
 from agentenv.rewards.groups.function import FunctionGroupReward
 from agentenv.rewards.groups.rm_gallery import create_rm_gallery_reward_function
-from agentenv.rewards.groups.statistics import COLUMNS, statistics
-from agentenv.rewards.invalid import InvalidPolicy, apply_policy
+from agentenv.rewards.groups.statistics import COLUMNS, InvalidPolicy, apply_policy, statistics
 from agentenv.rewards.types import GroupReward, Response, RewardResult
 
 if TYPE_CHECKING:

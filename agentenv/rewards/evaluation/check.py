@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentenv.errors import AgentEnvError, ConfigError, DataError
-from agentenv.rewards.models.types import Conversation, RewardScorer, Scored
+from agentenv.rewards.models.types import RewardScorer
 from agentenv.rewards.models.vllm_head import head_of
 
 if TYPE_CHECKING:
@@ -38,10 +38,6 @@ class CheckFinding:
     state: Literal["ok", "warning", "problem"]
     detail: str
 
-    def to_dict(self) -> dict[str, str]:
-        """Return the finding as JSON."""
-        return asdict(self)
-
 
 def conversations() -> list[list[dict[str, str]]]:
     """Return each answer to each question; their lengths differ, so that batches need padding."""
@@ -63,15 +59,12 @@ async def check(scorer: RewardScorer, *, exact: bool = True) -> list[CheckFindin
         ConfigError: the model cannot be loaded.
     """
     findings: list[CheckFinding] = []
-    load = getattr(scorer, "load", None)
-    loaded = None if load is None else await load()
-    renderer: Any = getattr(loaded, "renderer", None)
-    if renderer is not None:
+    loaded: Any = await scorer.load() if hasattr(scorer, "load") else None
+    if hasattr(loaded, "renderer"):
+        renderer, classifier = loaded.renderer, loaded.classifier
         findings += token_findings(renderer)
-        classifier = getattr(loaded, "classifier", None)
-        if classifier is not None:
-            findings += [pad_finding(renderer, classifier.config), length_finding(renderer, classifier.max_positions)]
-            findings.append(head_finding(classifier.config.name_or_path))
+        findings += [pad_finding(renderer, classifier.config), length_finding(renderer, classifier.max_positions)]
+        findings.append(head_finding(classifier.config.name_or_path))
     return findings + await score_findings(scorer, exact=exact)
 
 
@@ -92,17 +85,15 @@ def token_findings(renderer: ConversationRenderer) -> list[CheckFinding]:
         CheckFinding("last tokens", "ok", " ".join(tokens)),
     ]
     pooled = f"{tokens[-1]} (id {ids[-1]}), the last one"
-    first, second = (renderer.ids(conversation).token_ids for conversation in conversations()[:2])
-    if list(first[-1:]) != list(second[-1:]):  # two conversations whose answers end differently
-        findings.append(
-            CheckFinding("pooled token", "warning", f"{pooled}; it belongs to the answer: no token ends the turn")
-        )
+    if ids[-1] != renderer.ids(conversations()[1]).token_ids[-1]:  # its answer ends differently
+        pooled += "; it belongs to the answer: no token ends the turn"
+        findings.append(CheckFinding("pooled token", "warning", pooled))
     else:
         findings.append(CheckFinding("pooled token", "ok", pooled))
-    return [*findings, _bos_finding(renderer, ids)]
+    return [*findings, bos_finding(renderer, ids)]
 
 
-def _bos_finding(renderer: ConversationRenderer, ids: Sequence[int]) -> CheckFinding:
+def bos_finding(renderer: ConversationRenderer, ids: Sequence[int]) -> CheckFinding:
     """Return the finding on the number of leading BOS tokens, also if the rendered text is tokenized again."""
     tokenizer: Any = renderer.tokenizer
     bos = getattr(tokenizer, "bos_token_id", None)
@@ -124,10 +115,7 @@ def _bos_finding(renderer: ConversationRenderer, ids: Sequence[int]) -> CheckFin
 
 
 def _leading(ids: Sequence[int], bos: int) -> int:
-    count = 0
-    while count < len(ids) and ids[count] == bos:
-        count += 1
-    return count
+    return next((place for place, token_id in enumerate(ids) if token_id != bos), len(ids))
 
 
 def pad_finding(renderer: ConversationRenderer, config: Any) -> CheckFinding:
@@ -178,35 +166,23 @@ def _token(tokenizer: Any, token_id: int) -> str:
 
 async def score_findings(scorer: RewardScorer, *, exact: bool) -> list[CheckFinding]:
     """Return findings on the scores: their range, ties, activation, and dependence on the batch."""
-    samples = conversations()
-    alone: list[float] = []
-    for conversation in samples:
-        result = await _score(scorer, conversation)
-        if isinstance(result, CheckFinding):
-            return [result]
-        alone.append(result.value)
-    findings = [CheckFinding("scores", "ok", f"{len(alone)} conversations, from {min(alone):.4g} to {max(alone):.4g}")]
-    by_question = [alone[start : start + len(_ANSWERS)] for start in range(0, len(alone), len(_ANSWERS))]
-    if sum(len(set(values)) < len(values) for values in by_question) * 2 > len(by_question):
-        detail = (
-            f"different answers to a question have the same score, such as {by_question[0]}: check the pooled token"
-        )
-        findings = [CheckFinding("scores", "problem", detail)]
-    findings.append(activation_finding(alone))
-    together = await asyncio.gather(*(_score(scorer, conversation) for conversation in samples))
-    failed = [each for each in together if isinstance(each, CheckFinding)]
-    if failed:
-        return [*findings, failed[0]]
-    return [*findings, batch_finding(alone, [each.value for each in together if isinstance(each, Scored)], exact=exact)]
-
-
-async def _score(scorer: RewardScorer, conversation: Conversation) -> Scored | CheckFinding:
+    findings: list[CheckFinding] = []
     try:
-        return await scorer.score(conversation)
+        alone = [(await scorer.score(conversation)).value for conversation in conversations()]
+        by_question = [alone[start : start + len(_ANSWERS)] for start in range(0, len(alone), len(_ANSWERS))]
+        if sum(len(set(values)) < len(values) for values in by_question) * 2 > len(by_question):
+            same = f"different answers to a question have the same score, such as {by_question[0]}"
+            findings.append(CheckFinding("scores", "problem", f"{same}: check the pooled token"))
+        else:
+            shown = f"{len(alone)} conversations, from {min(alone):.4g} to {max(alone):.4g}"
+            findings.append(CheckFinding("scores", "ok", shown))
+        findings.append(activation_finding(alone))
+        together = await asyncio.gather(*map(scorer.score, conversations()))
     except ConfigError:
         raise
     except AgentEnvError as error:
-        return CheckFinding("scores", "problem", str(error))
+        return [*findings, CheckFinding("scores", "problem", str(error))]
+    return [*findings, batch_finding(alone, [each.value for each in together], exact=exact)]
 
 
 def activation_finding(values: Sequence[float]) -> CheckFinding:

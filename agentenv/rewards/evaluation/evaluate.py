@@ -1,32 +1,36 @@
 """The evaluation of a reward model on preference data, many items concurrently.
 
 Each answer goes through `ModelReward` and `graded`, as in a rollout: the same messages, template, length policy and
-errors. An item that could not be scored has an error and no score; it never counts as wrong. `log.py` stores outcomes.
+errors. An item that could not be scored has an error and no score; it never counts as wrong. `EvaluationLog` stores
+each outcome as a line of JSON, so that an interrupted evaluation can be resumed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from agentenv.core.arguments import is_finite, whole_number
-from agentenv.errors import AgentEnvError, ConfigError, DataError
+from agentenv.errors import AgentEnvError, ConfigError, DataError, MissingDependency, RunStopped
 from agentenv.rewards.evaluation.rewardbench import is_tie
 from agentenv.rewards.evaluation.rows import Candidate, Item
 from agentenv.rewards.evaluation.specs import RewardModel
-from agentenv.rewards.grading import grade
+from agentenv.rewards.grading import collect_failures, grade
+from agentenv.rewards.groups.tournament import Comparer
 from agentenv.rewards.judges.protocol import JudgeMisaddressed
 from agentenv.rewards.models.reward import ModelReward
 from agentenv.rewards.models.types import Conversation, RewardScorer, Scored, ready
-from agentenv.rewards.types import Response, RewardResult, Status
+from agentenv.rewards.types import Response, Status
 
 LIMIT_S = 3600.0
 """Default time limit per answer, without the time to load the model."""
 _MAX_ERROR_CHARS = 500
-_CONFIGURATION_ERRORS = ("ConfigError", "MissingDependency", "JudgeMisaddressed")
-"""Errors that affect all items, by the names that `graded` reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,20 @@ async def evaluate(
 
     async def one(item: Item) -> ItemOutcome:
         async with free:
-            outcome = await _outcome(rm, item, limit_s)
+            if rm.comparer is not None:
+                rated = await _compare(rm.comparer, item, limit_s)
+            else:
+                rated = await asyncio.gather(*(_score_answer(rm, each, limit_s) for each in item.candidates))
+        outcome = ItemOutcome(
+            index=item.index,
+            item_id=item.item_id,
+            subset=item.subset,
+            scores=tuple(each.value for each in rated),
+            num_chosen=item.num_chosen,
+            num_tokens=tuple(each.num_tokens for each in rated),
+            truncated=tuple(each.truncated for each in rated),
+            error=next((each.error for each in rated if each.error), "")[:_MAX_ERROR_CHARS],
+        )
         on_outcome(outcome)
         return outcome
 
@@ -142,61 +159,36 @@ async def evaluate(
     return [task.result() for task in running]
 
 
-async def _outcome(rm: RewardModel, item: Item, limit_s: float) -> ItemOutcome:
-    if rm.comparer is not None:
-        rated = await _compare(rm, item, limit_s)
-    else:
-        rated = list(await asyncio.gather(*(_score_answer(rm, candidate, limit_s) for candidate in item.candidates)))
-    errors = [each.error for each in rated if each.error]
-    return ItemOutcome(
-        index=item.index,
-        item_id=item.item_id,
-        subset=item.subset,
-        scores=tuple(each.value for each in rated),
-        num_chosen=item.num_chosen,
-        num_tokens=tuple(each.num_tokens for each in rated),
-        truncated=tuple(each.truncated for each in rated),
-        error=errors[0][:_MAX_ERROR_CHARS] if errors else "",
-    )
-
-
 async def _score_answer(rm: RewardModel, candidate: Candidate, limit_s: float) -> _AnswerScore:
-    """Return the raw score of one answer."""
-    response = Response(candidate.text, prompt=candidate.prompt)
-    if rm.scorer is None:
-        assert rm.reward is not None
-        result = await grade(rm.reward, response, limit_s=limit_s)
-        return _AnswerScore(result.reward, error=_error_text(result))
-    recording = _RecordingScorer(rm.scorer)
-    result = await grade(ModelReward(recording), response, limit_s=limit_s)
-    scored = recording.result
-    if not result.status.valid or scored is None:
-        return _AnswerScore(None, error=_error_text(result))
-    return _AnswerScore(scored.value, scored.num_tokens, scored.truncated)
+    """Return the raw score of one answer, or why it has none.
 
-
-def _error_text(result: RewardResult) -> str:
-    """Return why an item has no score, "" if it has one.
-
-    `data` is an error of the item, `contract` one of the reward's code, and `infra` one of the model.
+    An error `data` is one of the item, `contract` one of the reward's code, and `infra` one of the model.
 
     Raises:
         ConfigError: the settings are wrong, so that no item can have a score.
     """
-    kind, _, message = (result.detail or "").partition(": ")
-    if not result.status.valid and kind in _CONFIGURATION_ERRORS:
-        raise ConfigError(message)
-    kind = {Status.LABEL: "data", Status.ERROR: "contract"}.get(result.status, "infra")
-    return "" if result.status.valid else f"{kind}: {result.detail}"
+    recording = None if rm.scorer is None else _RecordingScorer(rm.scorer)
+    reward = rm.reward if recording is None else ModelReward(recording)
+    assert reward is not None
+    with collect_failures() as errors:
+        result = await grade(reward, Response(candidate.text, prompt=candidate.prompt), limit_s=limit_s)
+    if not result.status.valid:
+        for error in errors:
+            if isinstance(error, ConfigError | MissingDependency | JudgeMisaddressed):
+                raise ConfigError(str(error)) from error
+        kind = {Status.LABEL: "data", Status.ERROR: "contract"}.get(result.status, "infra")
+        return _AnswerScore(None, error=f"{kind}: {result.detail}")
+    if recording is None or recording.result is None:
+        return _AnswerScore(result.reward)
+    return _AnswerScore(recording.result.value, recording.result.num_tokens, recording.result.truncated)
 
 
-async def _compare(rm: RewardModel, item: Item, limit_s: float) -> list[_AnswerScore]:
+async def _compare(comparer: Comparer, item: Item, limit_s: float) -> list[_AnswerScore]:
     """Return the points of the two answers."""
-    assert rm.comparer is not None
     chosen, rejected = item.candidates
     try:
         async with asyncio.timeout(limit_s):
-            points = await rm.comparer.compare(chosen.prompt, chosen.text, rejected.text)
+            points = await comparer.compare(chosen.prompt, chosen.text, rejected.text)
     except (ConfigError, JudgeMisaddressed) as error:
         raise ConfigError(str(error)) from error
     except (AgentEnvError, TimeoutError) as error:
@@ -204,3 +196,134 @@ async def _compare(rm: RewardModel, item: Item, limit_s: float) -> list[_AnswerS
     if points is None or not is_finite(points):
         return [_AnswerScore(None, error=f"infra: expected a verdict, got {points!r}")] * 2
     return [_AnswerScore(points), _AnswerScore(1.0 - points)]
+
+
+# --- the log of an evaluation ----------------------------------------------------------------------------------------
+
+
+def fingerprint(items: Sequence[Item]) -> str:
+    """Return a hash of the items and their order."""
+    content = hashlib.sha256()
+    for item in items:
+        content.update(json.dumps(asdict(item), sort_keys=True, default=str).encode())
+    return content.hexdigest()
+
+
+class EvaluationLog:
+    """The outcomes of an evaluation in `items.jsonl`, and its settings in `config.json`.
+
+    Args:
+        folder: created if it is missing.
+        config: settings that a resumed evaluation must have too.
+        resume: continue the evaluation in the folder.
+        flags: all flags of the command, for `stored_flags`.
+
+    `config.json` is written by `start`, or with the first outcome, so that a model that fails to load leaves no files.
+
+    Raises:
+        ConfigError: the folder has an evaluation and `resume` is False, or its settings differ.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        config: Mapping[str, Any],
+        *,
+        resume: bool = False,
+        flags: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.folder = Path(folder).expanduser()
+        self._path = self.folder / "items.jsonl"
+        self._config = {**config, "flags": dict(flags or {})}
+        self.started = False
+        self.num_stored = 0
+        """Items with scores, including those of earlier runs."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            # Another evaluation in the folder is an error, even one without outcomes.
+            path = self.folder / "config.json"
+            if self._path.exists() and self._path.stat().st_size > 0 and not resume:
+                raise ConfigError(
+                    f"--out: expected a new folder, got {self.folder}. Pass --resume to continue, or use another."
+                )
+            stored = _parse_object(path.read_bytes(), str(path)) if path.exists() else dict(config)
+            for name in {**stored, **config}:
+                if name != "flags" and stored.get(name) != config.get(name):
+                    advice = "Evaluate the same data" if name == "data_sha256" else f"Omit --{name}"
+                    raise ConfigError(
+                        f"--out: {self.folder} has an evaluation: expected its {name}, which is "
+                        f"{stored.get(name)!r:.200}, got {config.get(name)!r:.200}. {advice}, or use another --out."
+                    )
+            complete, _, torn = (self._path.read_bytes() if self._path.exists() else b"").rpartition(b"\n")
+            if torn:
+                self._path.write_bytes(complete + b"\n" if complete else b"")
+            outcomes = [ItemOutcome.from_dict(_parse_object(line, str(self._path))) for line in complete.splitlines()]
+            self.done = {outcome.index: outcome for outcome in outcomes if not outcome.error}
+            """Items with scores by index. Incomplete lines and failed items are evaluated again."""
+            self.num_stored = len(self.done)
+            self._file = self._path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--out: expected a writable folder, got {error}. Use another.") from error
+
+    def start(self) -> None:
+        """Write the settings.
+
+        Raises:
+            RunStopped: the disk is full, or the file cannot be written.
+        """
+        text = json.dumps(self._config, indent=2) + "\n"
+        with self._stop_on_error():
+            (self.folder / "config.json").write_text(text, "utf-8")
+        self.started = True
+
+    def write(self, outcome: ItemOutcome) -> None:
+        """Append an outcome.
+
+        Raises:
+            RunStopped: the disk is full, or the file cannot be written.
+        """
+        if not self.started:
+            self.start()
+        with self._stop_on_error():
+            self._file.write(json.dumps(outcome.to_dict()) + "\n")
+            self._file.flush()
+        self.num_stored += not outcome.error
+
+    @contextmanager
+    def _stop_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunStopped(
+                f"{self._path}: expected to write an item, got {error}. Free disk space, then --resume."
+            ) from error
+
+    def close(self) -> None:
+        """Close the file; calling it again is harmless."""
+        with suppress(OSError):  # a failed write was already reported
+            self._file.close()
+
+
+def stored_flags(folder: str | Path) -> dict[str, Any] | None:
+    """Return the flags of the evaluation in a folder, None if there is none.
+
+    Raises:
+        DataError: its settings cannot be read.
+    """
+    path = Path(folder).expanduser() / "config.json"
+    if not path.is_file():
+        return None
+    flags = _parse_object(path.read_bytes(), str(path)).get("flags")
+    if not isinstance(flags, dict):
+        raise DataError(f"{path}: expected the flags of `rm eval`, got {flags!r:.60}. Use another --out.")
+    return flags
+
+
+def _parse_object(text: bytes, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{where}: expected JSON, got {text[:60]!r} ({error}). Use another --out.") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{where}: expected a JSON object, got {value!r:.60}. Use another --out.")
+    return value

@@ -11,9 +11,9 @@ Opening a spec imports what it needs.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from agentenv.errors import ConfigError
@@ -26,25 +26,6 @@ from agentenv.rewards.types import Reward
 _OTHERS = ("judge", "judge-score", "reward")
 _FLAGS = ("max_length", "overflow", "device", "dtype", "max_batch")
 """Arguments of scorers with their own flag; others go into --rm_args."""
-
-
-@dataclass(frozen=True, slots=True)
-class RMOptions:
-    """Arguments of a reward model's constructor; None keeps its default."""
-
-    max_length: int | None = None
-    overflow: str | None = None
-    device: str | None = None
-    dtype: str | None = None
-    max_batch: int | None = None
-    args: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments by name."""
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """All arguments that are not None."""
-        flags = {name: getattr(self, name) for name in _FLAGS}
-        return {name: value for name, value in flags.items() if value is not None} | dict(self.args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,33 +85,36 @@ def flags_in_errors() -> Iterator[None]:
         raise ConfigError(f"{error} The flag is {flag}.") from error
 
 
-def open_rm(spec: str, options: RMOptions | None = None) -> RewardModel:
+def open_rm(spec: str, /, **options: Any) -> RewardModel:
     """Return the reward model, judge or reward of a spec; a model is loaded later.
+
+    Args:
+        spec: see the module.
+        options: arguments of its constructor.
 
     Raises:
         ConfigError: the spec or an option is unknown.
         MissingDependency: a package that it needs is not installed.
     """
-    given = (options or RMOptions()).given
     kind, target = parse_rm_spec(spec)
     if kind == "reward":
         from agentenv.rewards.registry import make_reward
 
-        return RewardModel(spec, reward=make_reward(target, **given))
+        return RewardModel(spec, reward=make_reward(target, **options))
     if kind in ("judge", "judge-score"):
         model, at, url = target.rpartition("@")
         if not at or not model:
             raise ConfigError(
                 f"--rm: expected {kind}:MODEL@http://HOST/v1, got {spec!r}. Pass the model and its server."
             )
-        from agentenv.rewards.judges.pairwise import PairwiseJudge
+        from agentenv.rewards.judges.comparisons import PairwiseJudge
         from agentenv.rewards.judges.pointwise import PointwiseReward
         from agentenv.rewards.judges.settings import client_options, judge_from
 
-        of_client = {name: value for name, value in given.items() if name in client_options()}
+        of_client = {name: value for name, value in options.items() if name in client_options()}
         client = judge_from(of_client | {"base_url": url, "model": model})
-        rest = {name: value for name, value in given.items() if name not in of_client}
+        rest = {name: value for name, value in options.items() if name not in of_client}
         if kind == "judge":
             return RewardModel(spec, comparer=construct(f"rm {spec}", PairwiseJudge, rest, client), judge=client)
         return RewardModel(spec, reward=construct(f"rm {spec}", PointwiseReward, rest, client), judge=client)
-    return RewardModel(spec, scorer=open_scorer(spec, **given))
+    return RewardModel(spec, scorer=open_scorer(spec, **options))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -16,10 +16,11 @@ from typing import Literal
 from agentenv._util.estimates import Estimate, share_over_tasks
 from agentenv.core.arguments import number
 from agentenv.errors import ConfigError
-from agentenv.rewards.evaluation import hygiene, rewardbench
+from agentenv.rewards.evaluation import rewardbench
 from agentenv.rewards.evaluation.evaluate import ItemOutcome
 from agentenv.rewards.evaluation.rewardbench import Ties, TiesRow
 from agentenv.rewards.evaluation.rows import Item
+from agentenv.rewards.hygiene import num_marks, pearson, repeated, spearman
 
 Bench = Literal["pairs", "rewardbench", "rewardbench2"]
 TOLERANCE = 3.0
@@ -217,12 +218,107 @@ def deltas(table: AccuracyTable, reference: Mapping[str, float], *, tolerance: f
 # --- hygiene ----------------------------------------------------------------------------------------------------------
 
 
+def features(text: str) -> dict[str, float]:
+    """Return features that may bias a reward: characters, Markdown marks, and the share of repeated word 4-grams."""
+    return {"length": float(len(text)), "format": float(num_marks(text)), "repetition": repeated(text)}
+
+
+@dataclass(frozen=True, slots=True)
+class Correlation:
+    """Correlations of the reward with one feature."""
+
+    pearson: float | None
+    spearman: float | None
+    within_prompt: float | None
+    """Spearman's, of deviations from the mean of each prompt, so that differences between prompts have no effect. None
+    if no prompt has two responses."""
+
+
+def correlations(
+    rewards: Sequence[float | None], texts: Sequence[str], prompts: Sequence[Hashable]
+) -> dict[str, Correlation]:
+    """Return the reward's correlations with each of `features`; responses without a reward are ignored."""
+    rows = [
+        (reward, features(text), prompt)
+        for reward, text, prompt in zip(rewards, texts, prompts, strict=True)
+        if reward is not None
+    ]
+    values = [reward for reward, _, _ in rows]
+    groups = [prompt for _, _, prompt in rows]
+    by_feature = {}
+    for name in features(""):
+        column = [each[name] for _, each, _ in rows]
+        within = spearman(_deviations(values, groups), _deviations(column, groups))
+        by_feature[name] = Correlation(pearson(values, column), spearman(values, column), within)
+    return by_feature
+
+
+def _deviations(values: Sequence[float], groups: Sequence[Hashable]) -> list[float]:
+    """Return each value minus its group's mean, for the groups of two or more values."""
+    members: dict[Hashable, list[int]] = {}
+    for place, group in enumerate(groups):
+        members.setdefault(group, []).append(place)
+    means = {group: fmean(values[place] for place in places) for group, places in members.items()}
+    pairs = zip(values, groups, strict=True)
+    # To 12 digits, so that rounding does not order values with equal deviations.
+    return [float(f"{value - means[group]:.12g}") for value, group in pairs if len(members[group]) > 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The scores and lengths (in characters) of a chosen and a rejected answer."""
+
+    chosen: float
+    rejected: float
+    chosen_length: int
+    rejected_length: int
+
+    @property
+    def margin(self) -> float:
+        """The chosen answer's score minus the rejected one's."""
+        return self.chosen - self.rejected
+
+    @property
+    def longer_by(self) -> int:
+        """The chosen answer's length minus the rejected one's."""
+        return self.chosen_length - self.rejected_length
+
+
+@dataclass(frozen=True, slots=True)
+class LengthBias:
+    """How far a preference follows length. A share is None if no pair qualifies."""
+
+    prefers_longer: float | None
+    """Share of the pairs that differ in length and score in which the longer answer scores more."""
+    longer_is_chosen: float | None
+    """Accuracy of always preferring the longer answer, ignoring equal lengths."""
+    accuracy_where_longer_is_chosen: float | None
+    accuracy_where_shorter_is_chosen: float | None
+
+
+def length_bias(pairs: Sequence[Pair]) -> LengthBias:
+    """Return the length bias; equal scores count as wrong."""
+    differ = [pair for pair in pairs if pair.longer_by]
+    longer, shorter = ([p for p in differ if p.longer_by * sign > 0] for sign in (1, -1))
+    return LengthBias(
+        _share(pair.margin * pair.longer_by > 0 for pair in differ if pair.margin),
+        _share(pair.longer_by > 0 for pair in differ),
+        _share(pair.margin > 0 for pair in longer),
+        _share(pair.margin > 0 for pair in shorter),
+    )
+
+
+def _share(values: Iterable[bool]) -> float | None:
+    numbers = [float(value) for value in values]
+    return fmean(numbers) if numbers else None
+
+
 @dataclass(frozen=True, slots=True)
 class Hygiene:
     """Biases of the scores."""
 
-    correlations: Mapping[str, hygiene.Correlation]
-    length_bias: hygiene.LengthBias
+    correlations: Mapping[str, Correlation]
+    length_bias: LengthBias
     num_same: int = 0
     """Items with a chosen answer that is also rejected."""
     num_empty: int = 0
@@ -234,17 +330,17 @@ def hygiene_of(items: Sequence[Item], outcomes: Sequence[ItemOutcome]) -> Hygien
     rewards: list[float | None] = []
     texts: list[str] = []
     places: list[int] = []
-    pairs: list[hygiene.Pair] = []
+    pairs: list[Pair] = []
     for item, outcome in zip(items, outcomes, strict=True):
         rewards += outcome.scores
         texts += [candidate.text for candidate in item.candidates]
         places += [item.index] * len(item.candidates)
         if item.is_pair and outcome.known is not None:
             chosen, rejected = (len(candidate.text) for candidate in item.candidates)
-            pairs.append(hygiene.Pair(outcome.known[0], outcome.known[1], chosen, rejected))
+            pairs.append(Pair(outcome.known[0], outcome.known[1], chosen, rejected))
     return Hygiene(
-        hygiene.correlations(rewards, texts, places),
-        hygiene.length_bias(pairs),
+        correlations(rewards, texts, places),
+        length_bias(pairs),
         num_same=sum(
             any(each in item.candidates[item.num_chosen :] for each in item.candidates[: item.num_chosen])
             for item in items

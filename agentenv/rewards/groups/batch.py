@@ -35,18 +35,19 @@ class GroupSizeError(DataError, AssertionError):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupOutcome:
-    """How grading one group ended."""
+class GroupResults:
+    """The results of one group, and how grading it ended."""
 
-    key: Hashable
-    indices: tuple[int, ...]
-    """Indices of its responses in the batch."""
+    results: tuple[RewardResult, ...]
     status: Literal["ok", "timeout", "error"]
     """ok: its reward answered, although single responses may have failed; else none of them has a reward."""
     seconds: float
     """Time since its work started."""
     detail: str = ""
     """Human-readable reason of a failure."""
+    key: Hashable = None
+    indices: tuple[int, ...] = ()
+    """Indices of its responses in the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class GroupedResults:
 
     results: tuple[RewardResult, ...]
     """One per response, in order; all have the same components, None where a response lacks one."""
-    groups: tuple[GroupOutcome, ...]
+    groups: tuple[GroupResults, ...]
     """In the order in which their keys first appear."""
 
     def metrics(self, prefix: str = "rewards/") -> dict[str, float]:
@@ -68,16 +69,6 @@ class GroupedResults:
             f"{prefix}num_invalid": float(sum(result.reward is None for result in self.results)),
             f"{prefix}slowest_group_s": max((group.seconds for group in self.groups), default=0.0),
         }
-
-
-@dataclass(frozen=True, slots=True)
-class GroupResults:
-    """The results of one group, with its status and time."""
-
-    results: tuple[RewardResult, ...]
-    status: Literal["ok", "timeout", "error"]
-    seconds: float
-    detail: str = ""
 
 
 def group_keys(uids: Sequence[Any] | None = None, prompt_ids: Iterable[Sequence[int]] | None = None) -> list[Hashable]:
@@ -146,17 +137,13 @@ async def grade_groups(
         GroupSizeError: groups have different sizes, under "strict".
     """
     check_group_sizes(keys, group_size)
-    results: list[RewardResult] = [RewardResult.failed("not graded")] * len(responses)
-    outcomes: dict[Hashable, GroupOutcome] = {}
     stream = stream_groups(
         reward, responses, keys, references=references, limit_s=limit_s, max_concurrent=max_concurrent
     )
     async with aclosing(stream) as groups:
-        async for outcome, grade in groups:
-            outcomes[outcome.key] = outcome
-            for index, result in zip(outcome.indices, grade, strict=True):
-                results[index] = result
-    return GroupedResults(tuple(align_components(results)), tuple(outcomes[key] for key in _members(keys)))
+        graded = sorted([group async for group in groups], key=lambda group: group.indices)
+    by_index = {index: each for group in graded for index, each in zip(group.indices, group.results, strict=True)}
+    return GroupedResults(tuple(align_components([by_index[index] for index in sorted(by_index)])), tuple(graded))
 
 
 async def stream_groups(
@@ -167,8 +154,8 @@ async def stream_groups(
     references: Mapping[Hashable, str] | None = None,
     limit_s: float = GROUP_LIMIT_S,
     max_concurrent: int = 64,
-) -> AsyncGenerator[tuple[GroupOutcome, tuple[RewardResult, ...]], None]:
-    """Each group's outcome and results as soon as they are there; what is left runs no longer than the generator.
+) -> AsyncGenerator[GroupResults, None]:
+    """Each group's results as soon as they are there; what is left runs no longer than the generator.
 
     Raises:
         ConfigError, DataError: as `grade_groups`.
@@ -186,11 +173,11 @@ async def stream_groups(
         raise DataError(f"references: expected texts, got {wrong[0]!r:.200}. Pass what the reference says.")
     free = asyncio.Semaphore(max_concurrent)
 
-    async def one(key: Hashable, indices: Sequence[int]) -> tuple[GroupOutcome, tuple[RewardResult, ...]]:
+    async def one(key: Hashable, indices: Sequence[int]) -> GroupResults:
         async with free:  # the time limit starts behind it
             group, reference = [responses[index] for index in indices], (references or {}).get(key)
             graded = await grade_group(reward, group, reference, limit_s=limit_s)
-            return GroupOutcome(key, tuple(indices), graded.status, graded.seconds, graded.detail), graded.results
+            return replace(graded, key=key, indices=tuple(indices))
 
     tasks = [asyncio.create_task(one(key, indices)) for key, indices in _members(keys).items()]
     try:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from math import inf
 from typing import Any
 
 from agentenv._util.calls import accepted_arguments
 from agentenv.core.arguments import is_finite, whole_number
 from agentenv.errors import ConfigError, ContractError, DataError
-from agentenv.rewards.invalid import INVALID_REWARD
+from agentenv.rewards.groups.statistics import INVALID_REWARD
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.rewards.workers.threads import Threads
 
@@ -74,7 +73,16 @@ class FunctionGroupReward:
             return []
         texts = [response.text for response in responses] + ([reference] if reference else [])
         count = len(texts)  # the function may change its lists
-        ask = partial(self._ask, responses, texts)
+
+        def ask() -> Any:
+            rows = [response.metadata for response in [*responses, *responses[:1]][:count]]
+            try:
+                prompt, extras = copy.deepcopy(responses[0].prompt), [copy.deepcopy(dict(row)) for row in rows]
+            except (TypeError, RecursionError) as error:
+                raise DataError(f"row: expected values that can be copied, got {error}. Fix its columns.") from error
+            kwargs = accepted_arguments(self.function, self.kwargs | self.meta_info)
+            return self.function(prompt=prompt, responses=texts, extras=extras, **kwargs)
+
         # The group's deadline ends it; that pauses while the call waits for a thread.
         plain = not inspect.iscoroutinefunction(self.function)
         answer = await self._threads.run(ask, limit_s=inf) if plain else ask()
@@ -92,26 +100,16 @@ class FunctionGroupReward:
         }
         compared = columns.get("comparison_score")
         results = []
-        for index in range(len(responses)):
+        for index, score in enumerate(scores[: len(responses)]):
             components = {name: values[index] for name, values in columns.items()}
             if compared is not None:
                 components |= against_reference(compared[index], compared[-1] if reference else None)
-            score, detail = scores[index], details[index] if details else ""
+            detail = details[index] if details else ""
             if score is None:
                 detail = detail or "the function gave no score: -999, None or not a finite number"
-                results.append(RewardResult(None, status=Status.INFRA, components=components, detail=detail))
-            else:
-                results.append(RewardResult(score, components=components, detail=detail))
+            status = Status.OK if score is not None else Status.INFRA
+            results.append(RewardResult(score, status=status, components=components, detail=detail))
         return results
-
-    def _ask(self, responses: Sequence[Response], texts: list[str]) -> Any:
-        rows = [response.metadata for response in [*responses, *responses[:1]][: len(texts)]]
-        try:
-            prompt, extras = copy.deepcopy(responses[0].prompt), [copy.deepcopy(dict(row)) for row in rows]
-        except (TypeError, RecursionError) as error:
-            raise DataError(f"row: expected values that can be copied, got {error}. Fix its columns.") from error
-        kwargs = accepted_arguments(self.function, self.kwargs | self.meta_info)
-        return self.function(prompt=prompt, responses=texts, extras=extras, **kwargs)
 
 
 def against_reference(score: float | None, reference: float | None) -> dict[str, float | None]:

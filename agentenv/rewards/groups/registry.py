@@ -15,8 +15,7 @@ from agentenv.rewards.grading import MAX_CONCURRENT
 from agentenv.rewards.groups.function import FunctionGroupReward
 from agentenv.rewards.groups.rm_gallery import create_rm_gallery_reward_function
 from agentenv.rewards.groups.tournament import Measure, Tournament
-from agentenv.rewards.judges.listwise import ListwiseReward
-from agentenv.rewards.judges.pairwise import PairwiseJudge
+from agentenv.rewards.judges.comparisons import ListwiseReward, PairwiseJudge
 from agentenv.rewards.loading import construct
 from agentenv.rewards.types import GroupReward
 

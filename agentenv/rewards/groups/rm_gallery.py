@@ -17,10 +17,9 @@ from agentenv.core.arguments import number
 from agentenv.errors import ConfigError, ContractError, DataError
 from agentenv.rewards.groups.batch import GROUP_LIMIT_S, Each, grade_group
 from agentenv.rewards.groups.function import numbers_of
-from agentenv.rewards.groups.statistics import summary
+from agentenv.rewards.groups.statistics import INVALID_REWARD, summary
 from agentenv.rewards.groups.tournament import Tournament
-from agentenv.rewards.invalid import INVALID_REWARD
-from agentenv.rewards.judges.pairwise import PairwiseJudge
+from agentenv.rewards.judges.comparisons import PairwiseJudge
 from agentenv.rewards.judges.protocol import Judge
 from agentenv.rewards.judges.rubric import RubricReward
 from agentenv.rewards.judges.settings import judge_of

@@ -15,9 +15,8 @@ import hashlib
 import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import combinations
-from typing import Any, Literal, Protocol
+from itertools import chain, combinations
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -34,37 +33,30 @@ _MAX_ROUNDS = 100
 _TOLERANCE = 1e-9
 
 
-def bradley_terry(points: Sequence[Sequence[float]], *, prior: float = 1.0) -> list[float]:
+def bradley_terry(points: Sequence[Sequence[float]]) -> list[float]:
     """Return each competitor's log-strength s: i beats j with probability 1 / (1 + exp(s_j - s_i)).
 
     An average competitor has 0.0; the mean probability to beat it is 1/2. By Newton's method, to 1e-9: competitors with
     the same points have the same strength.
 
+    Each competitor has a virtual game against an average one, with half a point: it keeps those that won or lost every
+    game finite, and puts one without games at the average.
+
     Args:
         points: [n][n] points that i took from j, in all games between them: 1 for a win, 0.5 for a tie.
-        prior: number of virtual games of each competitor against an average one, with half the points. Above 0, it
-            keeps competitors that won or lost every game finite, and puts one without games at the average.
-
-    Raises:
-        ConfigError: points are not a square of numbers >= 0, or the prior is not above 0.
 
     Source: D. Hunter, MM algorithms for generalized Bradley-Terry models, Annals of Statistics 32 (2004).
     """
     count = len(points)
-    number("bradley_terry.prior", prior, low=1e-6)
-    if any(len(row) != count or not all(0.0 <= point < math.inf for point in row) for row in points):
-        raise ConfigError(
-            f"bradley_terry.points: expected {count} rows of {count} numbers >= 0, got {points!r:.200}. Correct them."
-        )
     won = np.array(points, dtype=float).reshape(count, count)
     np.fill_diagonal(won, 0.0)
     games, strengths = won + won.T, np.zeros(count)
     for _ in range(_MAX_ROUNDS):
         chances = 1.0 / (1.0 + np.exp(strengths - strengths[:, None]))
         even = 1.0 / (1.0 + np.exp(-strengths))
-        slope = (won - games * chances).sum(axis=1) + prior * (0.5 - even)
+        slope = (won - games * chances).sum(axis=1) + 0.5 - even
         curve = games * chances * (1.0 - chances)
-        hessian = np.diag(curve.sum(axis=1) + prior * even * (1.0 - even)) - curve
+        hessian = np.diag(curve.sum(axis=1) + even * (1.0 - even)) - curve
         step = np.clip(np.linalg.solve(hessian, slope), -1.0, 1.0)
         strengths += step
         if np.abs(step).max(initial=0.0) < _TOLERANCE:
@@ -76,8 +68,12 @@ Measure = Literal["comparison_score", "bradley_terry"]
 _MEASURES = ("comparison_score", "bradley_terry")
 
 
+Games = dict[tuple[str, str], list[float]]
+"""Points of the first text against the second, in all comparisons of the two."""
+
+
 class Comparer(Protocol):
-    """A comparison of two answers, such as `judges.pairwise.PairwiseJudge`."""
+    """A comparison of two answers, such as `judges.comparisons.PairwiseJudge`."""
 
     async def compare(self, prompt: str | Sequence[Message], a: str, b: str) -> float | None:
         """Return 1.0 if `a` is better, 0.5 for a tie, 0.0 if `b` is; None if unknown, or raise InfraError."""
@@ -152,9 +148,9 @@ class Tournament:
         texts = [final_text(response.text, response.prompt) or "" for response in responses]
         judged = final_text(reference) if reference else None
         competitors = [*texts, judged] if judged else texts
-        table = await self._play(responses[0].prompt if responses else "", competitors)
-        standings = table.standings(competitors, rated=self.measure == "bradley_terry")
-        against, detail = standings[-1]["comparison_score"] if judged else None, table.detail()
+        games, unknown, detail = await self._play(responses[0].prompt if responses else "", competitors)
+        standings = standings_of(competitors, games, unknown, rated=self.measure == "bradley_terry")
+        against = standings[-1]["comparison_score"] if judged else None
         results = []
         for text, standing in zip(texts, standings, strict=False):
             components = standing | against_reference(standing["comparison_score"], against)
@@ -168,9 +164,9 @@ class Tournament:
             results.append(RewardResult(reward, score, status, components, extracted=extracted, detail=detail))
         return results
 
-    async def _play(self, prompt: str | Sequence[Message], texts: Sequence[str]) -> _Table:
-        """Return the table of all comparisons between different texts."""
-        free, table = asyncio.Semaphore(self.max_concurrent), _Table(2 if self.both_orders else 1)
+    async def _play(self, prompt: str | Sequence[Message], texts: Sequence[str]) -> tuple[Games, set[str], str]:
+        """Return the games, the texts whose comparisons all failed, and a summary of the failures."""
+        free = asyncio.Semaphore(self.max_concurrent)
 
         async def one(a: str, b: str) -> float | None:
             async with free:  # the time limit starts behind it
@@ -187,18 +183,27 @@ class Tournament:
         }
         pairs = list(self._games(sorted(marks, key=marks.__getitem__), marks))
         outcomes = await asyncio.gather(*(one(a, b) for a, b in pairs), return_exceptions=True)
+        games: Games = {}
+        failures: list[str] = []
         for (a, b), points in zip(pairs, outcomes, strict=True):
             if isinstance(points, Exception) and not isinstance(points, StepTimeout):
                 failure = failure_of(points, f"{type(self.comparer).__name__}.compare")
                 if not isinstance(failure, InfraError):
                     raise failure from points
-            table.enter(a, b, points)
-        if "" in texts:
-            for text in {text for text in texts if text}:
-                table.award(text, "", 1.0)
-        for text in set(texts):
-            table.award(text, text, 0.5)
-        return table
+            if isinstance(points, float):
+                games.setdefault((a, b), []).append(points)
+                games.setdefault((b, a), []).append(1.0 - points)
+            else:
+                plain = points is None or isinstance(points, StepTimeout)
+                failures.append(f"{points}" if plain else f"{type(points).__name__}: {points}")
+        unknown = set(chain.from_iterable(pairs)) - set(chain.from_iterable(games))
+        per_pair = 2 if self.both_orders else 1
+        for text in set(texts):  # what needs no comparison
+            games[text, text] = [0.5] * per_pair
+            if text and "" in texts:
+                games[text, ""], games["", text] = [1.0] * per_pair, [0.0] * per_pair
+        detail = f"{len(failures)} of {len(pairs)} comparisons failed; the first: {failures[0]}" if failures else ""
+        return games, unknown, detail[:500]
 
     def _games(self, texts: Sequence[str], marks: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
         """Yield the pairs to compare, with the one shown first at first place."""
@@ -218,61 +223,25 @@ class Tournament:
                 yield b, a
 
 
-@dataclass(slots=True)
-class _Table:
-    """The comparisons and their points."""
+def standings_of(
+    texts: Sequence[str], games: Games, unknown: set[str], *, rated: bool
+) -> list[dict[str, float | None]]:
+    """Return the measures of each competitor; a text that occurs twice counts as two that tie with each other.
 
-    per_pair: int
-    """Number of comparisons of a pair."""
-    games: dict[tuple[str, str], list[float]] = field(default_factory=dict)
-    """Points of the first against the second, in both orders."""
-    failures: list[str] = field(default_factory=list)
-    num_games: int = 0
-    compared: set[str] = field(default_factory=set)
-    answered: set[str] = field(default_factory=set)
-    """Texts in a comparison, and in one that did not fail."""
-
-    def enter(self, a: str, b: str, points: Any) -> None:
-        """Record a comparison; one without a number failed."""
-        self.num_games += 1
-        self.compared |= {a, b}
-        if isinstance(points, float):
-            self.answered |= {a, b}
-            self.games.setdefault((a, b), []).append(points)
-            self.games.setdefault((b, a), []).append(1.0 - points)
-        else:
-            plain = points is None or isinstance(points, StepTimeout)
-            self.failures.append(f"{points}" if plain else f"{type(points).__name__}: {points}")
-
-    def award(self, a: str, b: str, points: float) -> None:
-        """Record points for a pair that needs no comparison."""
-        self.games[a, b] = [points] * self.per_pair
-        self.games[b, a] = [1.0 - points] * self.per_pair
-
-    def detail(self) -> str:
-        """Return a summary of the failures."""
-        if not self.failures:
-            return ""
-        return f"{len(self.failures)} of {self.num_games} comparisons failed; the first: {self.failures[0]}"[:500]
-
-    def standings(self, texts: Sequence[str], *, rated: bool) -> list[dict[str, float | None]]:
-        """Return the measures of each competitor; a text that occurs twice counts as two that tie with each other."""
-        met = [[self.games.get((a, b), []) if i != j else [] for j, b in enumerate(texts)] for i, a in enumerate(texts)]
-        unknown = self.compared - self.answered  # pairs without a comparison say too little about these
-        rows = [[] if text in unknown else row for text, row in zip(texts, met, strict=True)]
-        standings = [_measures(row, alone=len(texts) == 1) for row in rows]
-        if rated:
-            ratings = bradley_terry([[math.fsum(pair) for pair in row] for row in met])
-            for standing, rating in zip(standings, ratings, strict=True):
-                known = standing["comparison_score"] is not None
-                standing["bradley_terry"] = math.tanh(rating / 2) if known else None
-        return standings
-
-
-def _measures(met: Sequence[Sequence[float]], *, alone: bool) -> dict[str, float | None]:
-    """Return the measures of a competitor, from its points against each other one."""
-    points = [point for pair in met for point in pair]
-    if not points:
-        return {"comparison_score": 0.0 if alone else None, "n_valid": 0.0}
-    count = float(len(points))
-    return {"comparison_score": (2 * math.fsum(points) - count) / count, "n_valid": count}
+    Those of `unknown` have no score: pairs without a comparison say too little about them.
+    """
+    met = [[games.get((a, b), []) if i != j else [] for j, b in enumerate(texts)] for i, a in enumerate(texts)]
+    standings: list[dict[str, float | None]] = []
+    for text, row in zip(texts, met, strict=True):
+        points = [] if text in unknown else [point for pair in row for point in pair]
+        num = float(len(points))
+        score = 0.0 if len(texts) == 1 else None
+        if points:
+            score = (2 * math.fsum(points) - num) / num
+        standings.append({"comparison_score": score, "n_valid": num})
+    if rated:
+        ratings = bradley_terry([[math.fsum(pair) for pair in row] for row in met])
+        for standing, rating in zip(standings, ratings, strict=True):
+            known = standing["comparison_score"] is not None
+            standing["bradley_terry"] = math.tanh(rating / 2) if known else None
+    return standings

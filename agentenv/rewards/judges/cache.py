@@ -16,8 +16,7 @@ from agentenv._util.per_loop import PerLoop
 from agentenv.core.arguments import whole_number
 from agentenv.core.types import Message
 from agentenv.errors import ConfigError, DataError
-from agentenv.rewards.judges.protocol import ReplyIndex
-from agentenv.rewards.judges.usage import JudgeUsage
+from agentenv.rewards.judges.protocol import IndexedJudge, JudgeUsage, ReplyIndex
 from agentenv.rewards.workers.threads import Threads
 
 logger = logging.getLogger(__name__)
@@ -26,18 +25,12 @@ _PATIENCE_S = 60.0
 """Longest wait for the disk, or for other processes."""
 
 
-class CacheableJudge(Protocol):
+class CacheableJudge(IndexedJudge, Protocol):
     """An `IndexedJudge` with an identity, as those of this package have."""
 
     @property
     def identity(self) -> str:
         """Model and sampling, on which replies depend besides the messages."""
-
-    async def complete(self, messages: Sequence[Message]) -> str:
-        """Return its reply."""
-
-    async def reply_at(self, messages: Sequence[Message], index: ReplyIndex) -> str:
-        """Return the reply with this index."""
 
     async def close(self) -> None:
         """Free its resources."""
@@ -83,7 +76,14 @@ class ReplyCache:
         if self._pid != os.getpid():  # a connection is of one process
             self._database, self._pid = None, os.getpid()
         try:
-            self._database = self._database or _opened(self.path)
+            if self._database is None:
+                path = self.path or ":memory:"
+                self._database = sqlite3.connect(path, timeout=_PATIENCE_S, check_same_thread=False)
+                with self._database:
+                    self._database.execute("PRAGMA journal_mode = WAL")
+                    self._database.execute(
+                        "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)"
+                    )
             with self._database:
                 return self._database.execute(statement, values).fetchall()
         except sqlite3.Error as error:
@@ -92,14 +92,6 @@ class ReplyCache:
             logger.warning("%s: expected a file to keep replies in, got %s. They stay in memory.", self.path, error)
             self.path, self._database = None, None
             return self._execute(statement, values)
-
-
-def _opened(path: Path | None) -> sqlite3.Connection:
-    database = sqlite3.connect(path or ":memory:", timeout=_PATIENCE_S, check_same_thread=False)
-    with database:
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)")
-    return database
 
 
 class CachedJudge:
@@ -145,10 +137,16 @@ class CachedJudge:
         if cached is not None:
             self.usage.add(cached=1)
             return cached
+
+        async def ask() -> str:
+            reply = await self.judge.reply_at(messages, index)
+            await self.cache.put(key, reply)
+            return reply
+
         pending = self._pending.here()
         shared = pending.get(key)
         if shared is None:
-            shared = pending[key] = _PendingReply(asyncio.create_task(self._ask(key, messages, index)))
+            shared = pending[key] = _PendingReply(asyncio.create_task(ask()))
         else:
             self.usage.add(shared=1)
         try:
@@ -164,11 +162,6 @@ class CachedJudge:
     async def close(self) -> None:
         """Close the judge."""
         await self.judge.close()
-
-    async def _ask(self, key: str, messages: Sequence[Message], index: ReplyIndex) -> str:
-        reply = await self.judge.reply_at(messages, index)
-        await self.cache.put(key, reply)
-        return reply
 
 
 class _PendingReply:

@@ -36,9 +36,9 @@ from agentenv.rewards.judges.protocol import (
     JudgeTruncated,
     JudgeUnavailable,
     JudgeUnreadable,
+    JudgeUsage,
     ReplyIndex,
 )
-from agentenv.rewards.judges.usage import JudgeUsage
 
 JUDGING = SamplingParams(temperature=0.0, max_tokens=2048)
 """Default sampling of a judge; votes need a temperature above 0."""
@@ -161,13 +161,31 @@ class OpenAIJudge:
         """Return the reply with this index; if the sampling has a seed, it is varied by the index. See `complete`."""
         sampling = replace(self.sampling, seed=index.seed(self.sampling.seed))
         content = request_bytes(self.model, messages, sampling, self.extra_body)
+
+        async def attempt(number: int) -> str | AttemptFailure:
+            self.usage.add(requests=1, retries=int(number > 1))
+            async with self._starting.slot():
+                await asyncio.sleep(0)  # one per round of the loop: 64 that start in the same round block it for 0.1 s
+            answer = await self._http.attempt(
+                "", content, timeout_s=self.request_options.request_s, max_bytes=self.request_options.max_body_bytes
+            )
+            if isinstance(answer, AttemptFailure):
+                return replace(answer, retryable=answer.retryable and not self._closed)
+            reply: ChatReply = await parse_body(answer.body, partial(read_chat_reply, where=self.url))
+            if reply.whole:
+                tokens = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
+                self.usage.add(replies=1, uncounted=int(not reply.counted), **tokens)
+            if reply.failure is None:
+                return reply.text
+            return AttemptFailure(reply.failure, retryable=not reply.whole)
+
         try:
             async with self._limit.slot():
                 if self._closed:
                     raise JudgeRefused(f"{self.url}: expected an open judge, got one that was closed. Make a new one.")
                 limit_s = self.request_options.limit_s
                 late = f"{self.url}: expected a reply within {limit_s:g} s, got none. Check the server's load."
-                return await self._policy.run(lambda number: self._attempt(content, number), JudgeTimeout(late))
+                return await self._policy.run(attempt, JudgeTimeout(late))
         except InfraError as error:
             self.usage.fail(error)
             raise
@@ -176,23 +194,6 @@ class OpenAIJudge:
         """Stop asking, and end the requests of this loop. Calling it again does nothing."""
         self._closed = True
         await self._http.close()
-
-    async def _attempt(self, content: bytes, number: int) -> str | AttemptFailure:
-        self.usage.add(requests=1, retries=int(number > 1))
-        async with self._starting.slot():
-            await asyncio.sleep(0)  # one per round of the loop: 64 that start in the same round block it for 0.1 s
-        answer = await self._http.attempt(
-            "", content, timeout_s=self.request_options.request_s, max_bytes=self.request_options.max_body_bytes
-        )
-        if isinstance(answer, AttemptFailure):
-            return replace(answer, retryable=answer.retryable and not self._closed)
-        reply: ChatReply = await parse_body(answer.body, partial(read_chat_reply, where=self.url))
-        if reply.whole:
-            tokens = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
-            self.usage.add(replies=1, uncounted=int(not reply.counted), **tokens)
-        if reply.failure is None:
-            return reply.text
-        return AttemptFailure(reply.failure, retryable=not reply.whole)
 
 
 MAX_SHOWN = 300
@@ -272,15 +273,11 @@ def read_chat_reply(body: bytes, where: str) -> ChatReply:
         thought = message.get("reasoning_content") or message.get("reasoning")
         got = "reasoning and nothing after it" if thought else f"no text (finish_reason {reason!r:.40})"
         problem = JudgeUnreadable(f"{where}: expected a reply, got {got}. Look at the judge's chat template.")
-    usage = found.get("usage")
-    counts = [_count(usage, name) for name in ("prompt_tokens", "completion_tokens")]
-    prompt, completion = (count or 0 for count in counts)
-    return ChatReply("" if problem else text, problem, prompt, completion, None not in counts)
-
-
-def _count(usage: Any, name: str) -> int | None:
-    value = usage.get(name) if isinstance(usage, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53 else None
+    usage: Any = found.get("usage")
+    given = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")] if isinstance(usage, dict) else []
+    counts = [num for num in given if type(num) is int and 0 <= num < 1 << 53]
+    prompt, completion = counts if len(counts) == 2 else (0, 0)
+    return ChatReply("" if problem else text, problem, prompt, completion, counted=len(counts) == 2)
 
 
 class ConcurrencyLimit:

@@ -14,6 +14,7 @@ from agentenv.rewards.judges.protocol import Judge
 from agentenv.rewards.judges.templates import CHECKLIST, answer_text, prompt_text, reference_text
 from agentenv.rewards.judges.verdicts import read_list, read_score, read_yes_or_no
 from agentenv.rewards.judges.voting import JudgeRetry, Voting, VotingBase
+from agentenv.rewards.loading import construct
 from agentenv.rewards.types import Response, RewardResult, Status
 
 MAX_CRITERIA = 100
@@ -78,7 +79,11 @@ class RubricReward(VotingBase):
             raise ConfigError(
                 f"RubricReward.criteria: expected a list of 1..{MAX_CRITERIA}, got {criteria!r:.200}. Write some."
             )
-        self.criteria = tuple(map(_criterion, criteria))
+        given: list[Any] = [each if isinstance(each, Criterion | Mapping) else {"text": each} for each in criteria]
+        self.criteria: tuple[Criterion, ...] = tuple(
+            each if isinstance(each, Criterion) else construct("RubricReward.criteria", Criterion, each)
+            for each in given
+        )
         self._most = fsum(max(each.weight, 0.0) for each in self.criteria)
         if not self._most:
             raise ConfigError("RubricReward.criteria: expected a positive weight, got none. Raise one.")
@@ -129,18 +134,3 @@ def read_shares(reply: str, criteria: Sequence[Criterion]) -> list[float] | None
             return None
         shares.append(value / (criterion.points or 1))
     return shares
-
-
-def _criterion(given: Any) -> Criterion:
-    """Return a criterion from its text or its fields.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    if isinstance(given, Criterion):
-        return given
-    if not isinstance(given, Mapping):
-        return Criterion(given)
-    if "text" not in given or not given.keys() <= {"text", "weight", "points"}:
-        raise ConfigError(f"RubricReward.criteria: expected text, weight and points, got {given!r:.200}. Correct it.")
-    return Criterion(**given)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from agentenv.errors import ConfigError
+from agentenv.rewards.loading import construct
 
 if TYPE_CHECKING:
     from agentenv.rewards.judges.protocol import Judge
@@ -25,21 +26,14 @@ def settings_from(where: str, given: Any, default: _T) -> _T:
         return default
     if isinstance(given, type(default)):
         return given
-    assert is_dataclass(default)
-    assert not isinstance(default, type)
-    names = [each.name for each in fields(default)]
-    if not isinstance(given, Mapping) or not given.keys() <= set(names):
+    if not isinstance(given, Mapping):
         raise ConfigError(
-            f"{where}: expected {type(default).__name__}(…), or an object with some of {', '.join(names)}, got "
-            f"{given!r:.200}. Correct it."
+            f"{where}: expected {type(default).__name__}(…), or an object with some of its fields, got {given!r:.200}. "
+            "Correct it."
         )
+    usual = {each.name: getattr(default, each.name) for each in fields(default)}  # type: ignore[arg-type]
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    try:
-        return cast(_T, replace(default, **values))
-    except TypeError as error:
-        raise ConfigError(
-            f"{where}: expected values of other types, got {given!r:.200} ({error}). Correct it."
-        ) from error
+    return cast(_T, construct(where, type(default), {**usual, **values}))
 
 
 def judge_of(where: str, judge: Any) -> Judge:
@@ -69,14 +63,14 @@ def judge_from(settings: Mapping[str, Any]) -> Any:
 
     Args:
         settings: the constructor's arguments by name, at least `base_url` and `model`; `sampling`, `request_options`
-            and `price` (of a `usage.Price`) are objects of their fields. `cache` is a file of earlier replies.
+            and `price` (of a `protocol.Price`) are objects of their fields. `cache` is a file of earlier replies.
 
     Raises:
         ConfigError: an argument is missing or unknown, or has an invalid value.
     """
     from agentenv.rewards.judges.cache import CachedJudge, ReplyCache
     from agentenv.rewards.judges.openai import JUDGING, OpenAIJudge, RequestOptions
-    from agentenv.rewards.judges.usage import JudgeUsage, Price
+    from agentenv.rewards.judges.protocol import JudgeUsage, Price
 
     options, known = dict(settings), client_options()
     unknown = [name for name in options if name not in known]

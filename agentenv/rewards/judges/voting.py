@@ -24,12 +24,12 @@ from agentenv.rewards.judges.protocol import (
     JudgeRefused,
     JudgeTimeout,
     JudgeUnclear,
+    JudgeUsage,
     JudgeVote,
     ReplyIndex,
 )
 from agentenv.rewards.judges.settings import judge_of, settings_from
 from agentenv.rewards.judges.templates import MAX_CHARS, JudgeTemplate
-from agentenv.rewards.judges.usage import JudgeUsage
 
 _T = TypeVar("_T")
 _MAX_PAUSE_S = 30.0

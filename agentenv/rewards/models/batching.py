@@ -12,7 +12,6 @@ import atexit
 import math
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from typing import TypeVar
 from agentenv.core.arguments import number, whole_number
 from agentenv.core.types import MAX_REWARD
 from agentenv.errors import AgentEnvError, InfraError
+from agentenv.rewards.models.types import closed_error
 
 ScoreBatch = Callable[[list[list[int]]], Sequence[float]]
 """One number per sequence of token ids, in order; called in one thread, never twice at once."""
@@ -98,12 +98,11 @@ class MicroBatcher:
         item = _Item(token_ids, loop, loop.create_future())
         with self._changed:
             if self._closed:
-                raise _closed()
+                raise closed_error("reward model")
             self._asked.add(item)
             self._queue.append(item)
-            if (
-                self._thread is None or not self._thread.is_alive()
-            ):  # the first call, or after a fork, which copies no threads
+            # The first call, or after a fork, which copies no threads.
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._work, name="agentenv-rm", daemon=True)
                 self._thread.start()
                 atexit.register(self._end)
@@ -121,10 +120,10 @@ class MicroBatcher:
             thread, waiting = self._thread, self._asked.difference(self._batch)
             self._changed.notify()
         atexit.unregister(self._end)
-        _hand_over([(item, _closed()) for item in waiting])
+        _hand_over([(item, closed_error("reward model")) for item in waiting])
         if thread is not None:
             await asyncio.to_thread(thread.join, _CLOSE_GRACE_S)
-        _hand_over([(item, _closed()) for item in list(self._asked)])
+        _hand_over([(item, closed_error("reward model")) for item in list(self._asked)])
 
     def _end(self) -> None:
         """End the thread at exit if it was not closed: torch would abort the process while the thread computes."""
@@ -136,8 +135,16 @@ class MicroBatcher:
         self._thread.join(_CLOSE_GRACE_S)
 
     def _work(self) -> None:
-        while items := self._taken():
-            items = self._prepared(items)
+        while taken := self._taken():
+            items: list[_Item] = []
+            for item in taken:
+                found = _result_or_error(item.given) if callable(item.given) else item.given
+                if isinstance(found, AgentEnvError):
+                    self.num_failed += 1
+                    _hand_over([(item, found)])
+                else:
+                    item.ids = list(found)
+                    items.append(item)
             for batch in batches([len(item.ids) for item in items], self._max_batch, self.max_batch_tokens):
                 if self._closed:
                     break
@@ -161,21 +168,6 @@ class MicroBatcher:
             most = _BATCHES_AT_ONCE * self._max_batch
             taken, self._queue = self._queue[:most], self._queue[most:]
             return [] if self._closed else taken
-
-    def _prepared(self, items: list[_Item]) -> list[_Item]:
-        """Return the items whose ids could be computed; the others get their error."""
-        known: list[_Item] = []
-        failed: list[tuple[_Item, float | AgentEnvError]] = []
-        for item in items:
-            found = _result_or_error(item.given) if callable(item.given) else item.given
-            if isinstance(found, AgentEnvError):
-                failed.append((item, found))
-            else:
-                item.ids = list(found)
-                known.append(item)
-        self.num_failed += len(failed)
-        _hand_over(failed)
-        return known
 
     def _scored(self, items: list[_Item]) -> list[tuple[_Item, float | AgentEnvError]]:
         """Return the items' scores or errors; cancelled items are not computed again."""
@@ -234,25 +226,18 @@ def _result_or_error(function: Callable[[], _T]) -> _T | AgentEnvError:
         return InfraError(f"reward model: expected scores, got {type(error).__name__}: {error}"[:500])
 
 
-def _closed() -> InfraError:
-    return InfraError("reward model: expected an open scorer, got a closed one. Close it after the last episode.")
-
-
 def _hand_over(results: list[tuple[_Item, float | AgentEnvError]]) -> None:
     """Hand results to the callers, with one wake-up per event loop."""
-    by_loop = defaultdict(list)
-    for item, value in results:
-        by_loop[item.loop].append((item.future, value))
-    for loop, settled in by_loop.items():
+
+    def settle(settled: list[tuple[_Item, float | AgentEnvError]]) -> None:
+        for item, value in settled:
+            if item.future.done():
+                continue
+            if isinstance(value, AgentEnvError):
+                item.future.set_exception(value)
+            else:
+                item.future.set_result(value)
+
+    for loop in {item.loop for item, _ in results}:
         with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(_settle, settled)
-
-
-def _settle(results: list[tuple[asyncio.Future[float], float | AgentEnvError]]) -> None:
-    for future, value in results:
-        if future.done():
-            continue
-        if isinstance(value, AgentEnvError):
-            future.set_exception(value)
-        else:
-            future.set_result(value)
+            loop.call_soon_threadsafe(settle, [each for each in results if each[0].loop is loop])

@@ -23,7 +23,6 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from transformers.utils import logging
 
 from agentenv.errors import ConfigError, InfraError
-from agentenv.rewards.models.checkpoint import label_index
 
 _LOADING = threading.Lock()  # while transformers loads, it changes torch's defaults for the process
 _RESERVED_POSITIONS = 2  # of RoBERTa's kind of encoders
@@ -61,7 +60,15 @@ class Classifier:
             raise InfraError(f"HFScorer: expected room for the model on {self.device}, got {error}") from error
         self.config = self.model.config
         names = [str(name) for _, name in sorted(self.config.id2label.items())]
-        self.label = label_index("HFScorer", names, label)
+        found = [index for index, name in enumerate(names) if label is not None and label in (index, name)]
+        found = [0] if label is None and len(names) == 1 else found
+        if len(found) != 1:
+            raise ConfigError(
+                f"HFScorer.label: expected one of the model's labels {names}, got {label!r}. "
+                "Pass the one whose raw number is the score."
+            )
+        self.label = found[0]
+        """Index of the score among the head's numbers."""
         head = getattr(self.model, "score", None)
         self._head: nn.Module | None = copy.deepcopy(head).float() if isinstance(head, nn.Module) else None
         pools_itself = isinstance(getattr(self.model, "classifier", None), nn.Module)
@@ -107,32 +114,21 @@ class Classifier:
             long = iter(self.score_batch(list(compress(sequences, is_long))))
             short = iter(self.score_batch(list(compress(sequences, [not far for far in is_long]))))
             return [next(long if far else short) for far in is_long]
-        ids_BT, mask_BT = self._padded(sequences)
-        lengths_B = mask_BT.sum(1)
+        lengths_B = torch.tensor([len(ids) for ids in sequences])
+        longest = int(lengths_B.max())
+        ids_BT = torch.tensor([[*ids, *[self._pad] * (longest - len(ids))] for ids in sequences])
+        mask_BT = torch.arange(longest) < lengths_B[:, None]
         inputs = {"input_ids": ids_BT.to(self.device)}
         if not bool(mask_BT.all()):  # attention without a mask is faster
             inputs["attention_mask"] = mask_BT.long().to(self.device)
         if self._head is None:
             logits_BL: Tensor = self.model(**inputs).logits
         else:
-            logits_BL = self._pooled_BL(self.model.base_model(**inputs, use_cache=False), lengths_B)
+            states_BTD: Tensor = self.model.base_model(**inputs, use_cache=False).last_hidden_state
+            last_B = (lengths_B - 1).to(states_BTD.device)
+            logits_BL = self._head(states_BTD[torch.arange(len(last_B), device=last_B.device), last_B].float())
         values: list[float] = logits_BL[:, self.label].float().tolist()
         return values
-
-    def _padded(self, sequences: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """Return int64[B, T] the padded ids, and bool[B, T] the mask of real tokens."""
-        lengths_B = torch.tensor([len(ids) for ids in sequences])
-        longest = int(lengths_B.max())
-        ids_BT = torch.tensor([[*ids, *[self._pad] * (longest - len(ids))] for ids in sequences])
-        return ids_BT, torch.arange(longest) < lengths_B[:, None]
-
-    def _pooled_BL(self, output: Any, lengths_B: Tensor) -> Tensor:
-        """Return [B, labels] the logits of each sequence's last token."""
-        assert self._head is not None
-        states_BTD: Tensor = output.last_hidden_state
-        last_B = (lengths_B - 1).to(states_BTD.device)
-        logits: Tensor = self._head(states_BTD[torch.arange(len(last_B), device=last_B.device), last_B].float())
-        return logits
 
 
 def _opened(path: str, dtype: torch.dtype | str) -> PreTrainedModel:
@@ -142,7 +138,7 @@ def _opened(path: str, dtype: torch.dtype | str) -> PreTrainedModel:
         ConfigError: the model does not exist, or has no head, for which transformers would draw random weights.
     """
     try:
-        with _LOADING, _no_bars():
+        with _LOADING, without_bars():
             config = AutoConfig.from_pretrained(path)
             if hasattr(config, "value_head_prefix"):  # OpenRLHF: one label, unsaid; saves the second reading
                 config.num_labels = 1
@@ -165,7 +161,7 @@ def _opened(path: str, dtype: torch.dtype | str) -> PreTrainedModel:
 
 
 @contextlib.contextmanager
-def _no_bars() -> Iterator[None]:
+def without_bars() -> Iterator[None]:
     """Turn off transformers' progress bars, which would overwrite the lines of a run, also from Ray actors."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

@@ -19,7 +19,7 @@ from typing import Any
 from agentenv._util.suggest import did_you_mean
 from agentenv.errors import ConfigError, MissingDependency
 from agentenv.rewards.loading import construct
-from agentenv.rewards.models.checkpoint import resolved
+from agentenv.rewards.models.render import resolved
 from agentenv.rewards.models.types import RewardScorer
 
 SCORERS: Mapping[str, str] = {
@@ -27,7 +27,7 @@ SCORERS: Mapping[str, str] = {
     "ray": "agentenv.rewards.models.ray_replicas:RayScorer",
     "get_reward": "agentenv.rewards.models.get_reward:GetRewardScorer",
     "classify": "agentenv.rewards.models.vllm_http:VLLMHTTPScorer",
-    "function": "agentenv.rewards.models.function:FunctionScorer",
+    "function": "agentenv.rewards.models.get_reward:FunctionScorer",
 }
 """The class of each kind of scorer; its first argument is the text after the colon."""
 _LOADED_HERE = ("hf", "ray")

@@ -9,31 +9,46 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentenv._util.calls import waiting
 from agentenv.core.arguments import one_of, whole_number
-from agentenv.errors import ConfigError, MissingDependency
+from agentenv.core.engine import Tokenizer
+from agentenv.errors import ConfigError, DataError, MissingDependency
 from agentenv.rewards.loading import construct
 from agentenv.rewards.models.batching import MicroBatcher
-from agentenv.rewards.models.checkpoint import DTYPES, RenderOptions, known_ids
-from agentenv.rewards.models.render import OVERFLOWS, ConversationRenderer, Overflow, Rendered
+from agentenv.rewards.models.render import (
+    NO_LIMIT,
+    OVERFLOWS,
+    ConversationRenderer,
+    Overflow,
+    Rendered,
+    limit_of,
+    tokenizer_of,
+)
 from agentenv.rewards.models.types import Conversation, CountingScorer, Scored, closed_error
 from agentenv.rewards.workers.threads import Threads
 
 if TYPE_CHECKING:
     from agentenv.rewards.models.classifier import Classifier
 
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 MOST_TOKENS, MOST_TOKENS_CPU = 16_384, 2_048
 _LOAD_LIMIT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class HFOptions(RenderOptions):
+class HFOptions:
     """What is seldom changed of an HFScorer."""
 
+    tokenizer: Tokenizer | str | Path | None = None
+    """Folder, name or object; by default the model's."""
+    add_bos: bool = False
+    """See ConversationRenderer, also for the next two."""
+    add_eos: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     max_batch_tokens: int | None = None
     """See MicroBatcher, as for the next; by default 16,384, and 2,048 on a CPU, whose caches larger batches leave."""
     max_wait_s: float = 0.005
@@ -92,7 +107,7 @@ class HFScorer(CountingScorer):
                 "HFScorer.options: expected a tokenizer for a model that is an object, got none. Give it."
             )
         self.batcher = MicroBatcher(
-            self._score_batch,
+            lambda sequences: self._open().classifier.score_batch(sequences),
             max_batch=max_batch,
             max_batch_tokens=MOST_TOKENS if self.options.max_batch_tokens is None else self.options.max_batch_tokens,
             max_wait_s=self.options.max_wait_s,
@@ -131,7 +146,13 @@ class HFScorer(CountingScorer):
 
         def ids() -> list[int]:
             # Runs in the batcher's thread: a long text takes milliseconds, and tokenizers are not thread-safe.
-            found.append(known_ids(loaded.renderer, conversation, loaded.classifier.vocab_size))
+            found.append(loaded.renderer.ids(conversation))
+            largest, num_known = max(found[0].token_ids), loaded.classifier.vocab_size
+            if largest >= num_known:  # on a GPU it would break all later scoring
+                raise DataError(
+                    f"conversation: expected tokens of the model, below {num_known}, got {largest}. "
+                    "Use the tokenizer that the model was trained with."
+                )
             return found[0].token_ids
 
         value = await self.batcher.score(ids)
@@ -150,9 +171,6 @@ class HFScorer(CountingScorer):
             raise closed_error("HFScorer")
         return self._loaded
 
-    def _score_batch(self, sequences: list[list[int]]) -> list[float]:
-        return self._open().classifier.score_batch(sequences)
-
     def _load_once(self) -> None:
         """Load in the thread, so never twice at once; a ConfigError is raised again at every call."""
         if isinstance(self._loaded, ConfigError):
@@ -160,28 +178,42 @@ class HFScorer(CountingScorer):
         if self._loaded is not None or self._closed:
             return
         try:
-            loaded = self._load()
+            from agentenv.rewards.models.classifier import Classifier
+        except ImportError as error:
+            raise MissingDependency(
+                f"HFScorer: expected torch and transformers, got {error}. pip install --upgrade agentenv-rl"
+            ) from error
+        try:
+            classifier = Classifier(self._model, device=self._device, dtype=self._dtype, label=self._label)
+            if self.options.max_batch_tokens is None and classifier.device.type == "cpu":
+                self.batcher.max_batch_tokens = MOST_TOKENS_CPU
+            loaded = LoadedHF(self._renderer(classifier.max_positions), classifier)
         except ConfigError as error:
             self._loaded = error
             raise
         if not self._closed:
             self._loaded = loaded
 
-    def _load(self) -> LoadedHF:
-        try:
-            from agentenv.rewards.models.classifier import Classifier
-        except ImportError as error:
-            raise MissingDependency(
-                f"HFScorer: expected torch and transformers, got {error}. pip install --upgrade agentenv-rl"
-            ) from error
-        classifier = Classifier(self._model, device=self._device, dtype=self._dtype, label=self._label)
-        if self.options.max_batch_tokens is None and classifier.device.type == "cpu":
-            self.batcher.max_batch_tokens = MOST_TOKENS_CPU
-        renderer = self.options.renderer(
-            "HFScorer",
-            self._model,
-            most=classifier.max_positions,
-            max_length=self._max_length,
+    def _renderer(self, positions: int | None) -> ConversationRenderer:
+        """Return the renderer of a model with this many positions, if that is known."""
+        tokenizer: Any = self._model if self.options.tokenizer is None else self.options.tokenizer
+        if isinstance(tokenizer, str | Path):
+            tokenizer = tokenizer_of("HFScorer", str(tokenizer), "Pass options.tokenizer.")
+        if self._max_length is not None and positions is not None and self._max_length > positions:
+            raise ConfigError(
+                f"HFScorer.max_length: expected at most the model's {positions} positions, got {self._max_length}. "
+                "Lower it."
+            )
+        limits = [limit for limit in (positions, limit_of(tokenizer)) if limit and limit < NO_LIMIT]
+        if self._max_length is None and not limits:
+            raise ConfigError(
+                "HFScorer.max_length: expected a number for a model without a known limit, got None. Pass it."
+            )
+        return ConversationRenderer(
+            tokenizer,
+            max_length=min(limits) if self._max_length is None else self._max_length,
             overflow=self._overflow,
+            add_bos=self.options.add_bos,
+            add_eos=self.options.add_eos,
+            template_kwargs=self.options.template_kwargs,
         )
-        return LoadedHF(renderer, classifier)

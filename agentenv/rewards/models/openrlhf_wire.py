@@ -57,7 +57,20 @@ def read_rewards(answer: Any, num: int, where: str) -> list[Outcome]:
         str(name): _column(value, num, f"{where}: extra_logs[{name!r}]", one_for_all=True)
         for name, value in (logs or {}).items()
     }
-    return [_outcome(rewards[i], scores[i], {name: c[i] for name, c in columns.items()}, where) for i in range(num)]
+    outcomes: list[Outcome] = []
+    for index in range(num):
+        logs_of_one = {name: column[index] for name, column in columns.items()}
+        try:
+            reward = scalar(rewards[index], f"{where}: rewards")
+            score = scalar(scores[index], f"{where}: scores", SCORE_ADVICE)
+            info = {
+                name: value if isinstance(value, str) else scalar(value, f"{where}: extra_logs[{name!r}]", _LOG_ADVICE)
+                for name, value in logs_of_one.items()
+            }
+            outcomes.append(StepResult(reward=reward, score=score, info=info))
+        except ContractError as error:
+            outcomes.append(error if str(error).startswith(where) else ContractError(f"{where}: {error}"))
+    return outcomes
 
 
 def as_answer(
@@ -105,17 +118,3 @@ def _column(value: Any, num: int, where: str, *, one_for_all: bool = False) -> S
             "Return a tensor or a list in the queries' order."
         )
     return list(rows)
-
-
-def _outcome(reward: Any, score: Any, logs: Mapping[str, Any], where: str) -> Outcome:
-    try:
-        return StepResult(
-            reward=scalar(reward, f"{where}: rewards"),
-            score=scalar(score, f"{where}: scores", SCORE_ADVICE),
-            info={
-                name: value if isinstance(value, str) else scalar(value, f"{where}: extra_logs[{name!r}]", _LOG_ADVICE)
-                for name, value in logs.items()
-            },
-        )
-    except ContractError as error:
-        return error if str(error).startswith(where) else ContractError(f"{where}: {error}")

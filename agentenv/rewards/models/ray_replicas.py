@@ -204,9 +204,8 @@ class RayScorer(CountingScorer):
                 raise
 
     async def _started(self) -> list[_Replica]:
-        config = ClusterConfig(cpus=self._num * self._cpus)
-        if isinstance(self._placement, str):
-            config = ClusterConfig(cpus=config.cpus, placement=self._placement)  # type: ignore[arg-type]
+        strategy: Any = self._placement if isinstance(self._placement, str) else "PACK"
+        config = ClusterConfig(cpus=self._num * self._cpus, placement=strategy)
         await asyncio.to_thread(self._held.enter_context, ray_session(config))
         ray = import_ray()
         gpus = self._gpus
@@ -271,9 +270,16 @@ class RayScorer(CountingScorer):
                 "timeout_s."
             ) from error
         except ReplicaDied:
+
+            async def revive() -> None:
+                # It scores again as soon as it answers, if Ray starts it again at all.
+                with contextlib.suppress(AgentEnvError):
+                    await self._call(replica, "load")
+                    replica.died = False
+
             if not replica.died:
                 replica.died = True
-                self._cancelled_at_end(asyncio.create_task(self._revive(replica)))
+                self._cancelled_at_end(asyncio.create_task(revive()))
             raise
         finally:
             replica.num_in_flight -= 1
@@ -285,12 +291,6 @@ class RayScorer(CountingScorer):
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _revive(self, replica: _Replica) -> None:
-        """Let the replica score again as soon as it answers, if Ray starts it again at all."""
-        with contextlib.suppress(AgentEnvError):
-            await self._call(replica, "load")
-            replica.died = False
 
     async def _call(self, replica: _Replica, method: str, *args: Any) -> Any:
         return await call_actor(

@@ -1,9 +1,11 @@
-"""Conversations as token ids for a reward model, by its own tokenizer and template.
+"""Conversations as token ids or text for a reward model, by its own tokenizer and template.
 
 A conversation is rendered at once, as in the model's training: without a generation prompt, and independent of the
 policy's template. Roles that are out of order or dropped by the template are refused: the score of another conversation
 would be worse than none. Message contents cannot forge the template's tokens (`agentenv.chat.encoding`) unless they
 have `"trusted": True`; text is encoded unchanged, special tokens included.
+
+`ThreadedRenderer` loads a tokenizer at its first use, and renders off the event loop.
 
 Example:
     >>> renderer = ConversationRenderer(tokenizer, max_length=2048)
@@ -13,20 +15,27 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from agentenv._util.brief import brief
+from agentenv._util.calls import waiting
+from agentenv._util.off_loop import off_loop, size_of
+from agentenv._util.paths import PACKAGE
 from agentenv.chat.encoding import encode_of, encoder_of
 from agentenv.chat.template import render
 from agentenv.core.arguments import one_of, whole_number
 from agentenv.core.engine import Tokenizer
 from agentenv.core.messages import normalized
 from agentenv.core.types import Message
-from agentenv.errors import ConfigError, DataError
+from agentenv.errors import ConfigError, DataError, MissingDependency
 from agentenv.rewards.models.types import Conversation
+from agentenv.rewards.workers.threads import Threads
 
+_T = TypeVar("_T")
 Overflow = Literal["error", "left", "right"]
 """Treatment of a conversation that is too long: refuse it, or cut its beginning or its end."""
 OVERFLOWS = ("error", "left", "right")
@@ -39,6 +48,10 @@ BEFORE: Mapping[str, tuple[str, ...]] = {
 }
 """The roles that may directly precede each role; "" is the beginning."""
 _MAX_KNOWN = 256
+_SHIPPED = PACKAGE / "_assets"
+_LIMIT_S = 3600.0
+NO_LIMIT = 1_000_000_000
+"""transformers gives tokenizers without a limit a far larger number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,16 +231,31 @@ def checked(conversation: Sequence[Message]) -> list[dict[str, Any]]:
     """
     if not isinstance(conversation, Sequence) or not conversation:
         raise DataError(f"conversation: expected text or messages, got {brief(conversation)}. Correct the row.")
-    messages = [_checked_message(index, message) for index, message in enumerate(conversation)]
+    messages: list[Message] = []
     before = ""
-    for index, message in enumerate(messages):
-        role = message["role"]
+    for index, message in enumerate(conversation):
+        where = f"conversation[{index}]"
+        if not isinstance(message, Mapping):
+            raise DataError(
+                f"{where}: expected a message with role and content, got {brief(message)}. Correct the row."
+            )
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str) or role not in BEFORE:
+            raise DataError(f"{where}.role: expected one of {', '.join(BEFORE)}, got {brief(role)}. Correct the row.")
+        if content is None and message.get("tool_calls"):
+            content = ""
+        if isinstance(content, list | tuple):
+            parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+            content = None if None in parts else "".join(map(str, parts))
+        if not isinstance(content, str):
+            raise DataError(f"{where}.content: expected text, got {brief(message.get('content'))}. Correct the row.")
         if before not in BEFORE[role]:
             raise DataError(
-                f"conversation[{index}]: expected roles in order, got {role!r} "
+                f"{where}: expected roles in order, got {role!r} "
                 f"{f'after {before!r}' if before else 'at the beginning'}. "
                 "Begin with a user (or a system message), then let assistant and user take turns."
             )
+        messages.append({**message, "content": content})
         before = role
     if before != "assistant":
         raise DataError(
@@ -237,18 +265,169 @@ def checked(conversation: Sequence[Message]) -> list[dict[str, Any]]:
     return [dict(message) for message in normalized(messages)]
 
 
-def _checked_message(index: int, message: object) -> dict[str, Any]:
-    where = f"conversation[{index}]"
-    if not isinstance(message, Mapping):
-        raise DataError(f"{where}: expected a message with role and content, got {brief(message)}. Correct the row.")
-    role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str) or role not in BEFORE:
-        raise DataError(f"{where}.role: expected one of {', '.join(BEFORE)}, got {brief(role)}. Correct the row.")
-    if content is None and message.get("tool_calls"):
-        content = ""
-    if isinstance(content, list | tuple):
-        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-        content = None if None in parts else "".join(map(str, parts))
-    if not isinstance(content, str):
-        raise DataError(f"{where}.content: expected text, got {brief(message.get('content'))}. Correct the row.")
-    return {**message, "content": content}
+# --- tokenizers in threads --------------------------------------------------------------------------------------------
+
+
+@cache
+def resolved(name: str) -> str:
+    """Return the folder of a model that ships with the package, else the name unchanged.
+
+    Cached, since constructors of environments must not read files from their second call on.
+    """
+    return str(_SHIPPED / name) if name in {each.name for each in _SHIPPED.glob("*/")} else name
+
+
+def tokenizer_of(where: str, given: str, advice: str) -> Any:
+    """Return the tokenizer of a folder or a name; `where` and `advice` are for the error.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+        MissingDependency: transformers is not installed.
+    """
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise MissingDependency(
+            f"{where}: expected transformers, got {error}. pip install --upgrade agentenv-rl"
+        ) from error
+    try:
+        return AutoTokenizer.from_pretrained(resolved(given))
+    except Exception as error:  # tokenizers raises its own, of no class
+        raise ConfigError(f"{where}: expected a tokenizer in {given!r}, got {error}. {advice}") from error
+
+
+def limit_of(tokenizer: Any) -> int | None:
+    """Return the tokenizer's limit on tokens, None if it has none."""
+    known: int | None = getattr(tokenizer, "model_max_length", None)
+    return known if known and known < NO_LIMIT else None
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedText:
+    """A conversation as text."""
+
+    query: str
+    """The whole text."""
+    prompt: str = ""
+    """The text before the last answer, a prefix of `query`; "" if unknown."""
+    num_tokens: int | None = None
+    truncated: bool = False
+    messages: Sequence[Message] | None = None
+    """The conversation for a server that renders it; the text is then empty."""
+
+
+async def messages_for_server(conversation: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return a conversation for a server that renders it.
+
+    Raises:
+        DataError: it is not a valid one.
+    """
+    return await off_loop(size_of(conversation), lambda: plain_messages(checked(conversation)))
+
+
+class ThreadedRenderer:
+    """Renders with one tokenizer; safe to call from several event loops.
+
+    Args:
+        where: the scorer's name, for errors.
+        tokenizer: a folder, a name or an object; None takes text as it is.
+        max_length: maximum number of tokens. Default: the limit of the tokenizer or of the caller.
+        overflow: see ConversationRenderer.
+
+    Raises:
+        ConfigError: an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        tokenizer: str | Path | Tokenizer | None,
+        *,
+        max_length: int | None,
+        overflow: Overflow,
+    ) -> None:
+        self._where, self._given = where, str(tokenizer) if isinstance(tokenizer, Path) else tokenizer
+        self.max_length = None if max_length is None else whole_number(f"{where}.max_length", max_length, low=2)
+        self._overflow: Any = one_of(f"{where}.overflow", overflow, OVERFLOWS)
+        self._thread = Threads(1)
+        self._renderer: ConversationRenderer | ConfigError | None = None
+        if not (tokenizer is None or isinstance(self._given, str) or hasattr(tokenizer, "apply_chat_template")):
+            raise ConfigError(f"{where}.tokenizer: expected a folder, a name or a tokenizer, got {tokenizer!r:.200}.")
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether it can render messages."""
+        return self._given is not None
+
+    async def ids(self, conversation: Conversation, most: int | None = None) -> Rendered:
+        """Return a conversation's ids, at most `max_length`, or else `most`, which must be the same at each call.
+
+        Raises:
+            DataError: the conversation cannot be rendered, or is too long.
+            ConfigError: the tokenizer does not exist.
+        """
+        return await self._run(lambda: self._open(most).ids(conversation))
+
+    async def text(self, conversation: Conversation) -> RenderedText:
+        """Return a conversation rendered by the tokenizer's template; text is unchanged. Cut ids are decoded.
+
+        Raises:
+            DataError: the conversation cannot be rendered, or is too long.
+            ConfigError: the tokenizer does not exist, or none was given for a conversation of messages.
+        """
+        if self.has_tokenizer:
+            return await self._run(partial(self._text, conversation))
+        if isinstance(conversation, str):
+            return RenderedText(conversation)
+        raise self.no_tokenizer()
+
+    async def check(self, most: int | None = None) -> None:
+        """Open the tokenizer, if that is not done; `most` as in `ids`.
+
+        Raises:
+            ConfigError: the tokenizer does not exist, or none was given.
+        """
+        if not self.has_tokenizer:
+            raise self.no_tokenizer()
+        await self._run(lambda: self._open(most))
+
+    def no_tokenizer(self) -> ConfigError:
+        """Return the error for messages without a tokenizer."""
+        return ConfigError(
+            f"{self._where}.tokenizer: expected the reward model's to render messages with, got None. "
+            "Pass its folder or name, or score text."
+        )
+
+    async def _run(self, work: Callable[[], _T]) -> _T:
+        with waiting():
+            found: _T = await self._thread.run(work, limit_s=_LIMIT_S)
+        return found
+
+    def _text(self, conversation: Conversation) -> RenderedText:
+        renderer = self._open(None)
+        rendered = renderer.ids(conversation)  # which also refuses what cannot be scored
+        num_tokens = len(rendered.token_ids)
+        if rendered.truncated:
+            tokenizer: Any = renderer.tokenizer
+            return RenderedText(tokenizer.decode(rendered.token_ids, skip_special_tokens=False), "", num_tokens, True)
+        if isinstance(conversation, str):
+            return RenderedText(conversation, "", num_tokens)
+        messages = plain_messages(checked(conversation))
+        query = render(renderer.tokenizer, messages, gen=False)
+        prompt = render(renderer.tokenizer, messages[:-1], gen=True)
+        return RenderedText(query, prompt if query.startswith(prompt) else "", num_tokens)
+
+    def _open(self, most: int | None) -> ConversationRenderer:
+        """Load in the thread, so never twice at once; a ConfigError is raised again at every call."""
+        if self._renderer is None:
+            try:
+                tokenizer: Any = self._given
+                if isinstance(tokenizer, str):
+                    tokenizer = tokenizer_of(f"{self._where}.tokenizer", tokenizer, "Check the name.")
+                known = self.max_length or most or limit_of(tokenizer) or NO_LIMIT
+                self._renderer = ConversationRenderer(tokenizer, max_length=known, overflow=self._overflow)
+            except ConfigError as error:
+                self._renderer = error
+        if isinstance(self._renderer, ConfigError):
+            raise self._renderer
+        return self._renderer

@@ -10,14 +10,14 @@ import asyncio
 import contextvars
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypedDict, TypeVar
 
 from agentenv._util.calls import waiting
 from agentenv._util.http.client import AttemptFailure, RetryPolicy
 from agentenv._util.per_loop import PerLoop
 from agentenv.core.arguments import number, whole_number
-from agentenv.errors import AgentEnvError, ConfigError, InfraError
+from agentenv.errors import AgentEnvError, InfraError
 from agentenv.rewards.grading import RM_RETRIED, add_usage
 from agentenv.rewards.models.types import Conversation, CountingScorer, Scored, closed_error
 
@@ -62,12 +62,8 @@ class QueueOptions:
         """Return options with these fields and the defaults for others.
 
         Raises:
-            ConfigError: a field is unknown, or a number is out of range.
+            ConfigError: a number is out of range.
         """
-        names = [each.name for each in fields(cls)]
-        unknown = [name for name in given if name not in names]
-        if unknown:
-            raise ConfigError(f"{where}: expected options among {', '.join(names)}, got {unknown[0]!r}. Omit it.")
         options = cls(**{**defaults, **given})
         number(f"{where}.timeout_s", options.timeout_s, low=0.001)
         whole_number(f"{where}.retries", options.retries, high=100)
@@ -76,11 +72,6 @@ class QueueOptions:
         whole_number(f"{where}.max_concurrent", options.max_concurrent, low=1)
         return options
 
-    @property
-    def attempt_s(self) -> float:
-        """Deadline of one attempt."""
-        return self.timeout_s / 2 if self.retries else self.timeout_s
-
 
 @dataclass(eq=False, slots=True)
 class _WaitingRequest(Generic[_P, _T]):
@@ -88,6 +79,8 @@ class _WaitingRequest(Generic[_P, _T]):
 
     given: _P
     limit_s: float
+    alone: bool
+    """Whether no other item is sent with it."""
     started: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     answer: asyncio.Future[_T | AttemptFailure] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -101,11 +94,6 @@ class _WaitingRequest(Generic[_P, _T]):
     def is_left(self) -> bool:
         """Whether no caller waits for it any more."""
         return self.started.cancelled() or self.answer.done()
-
-    def begin(self, now: float, sent_with: int) -> None:
-        """Mark the item as sent in a request of `sent_with` items."""
-        self.since, self.sent_with = now, sent_with
-        self.started.set_result(None)
 
     def settle(self, found: _T | AttemptFailure | BaseException) -> None:
         """Hand the result to the caller, if it still waits."""
@@ -149,12 +137,13 @@ class RequestQueue(Generic[_P, _T]):
             AgentEnvError: the item has no answer; it has the class of the last attempt's error.
         """
         left_s, num_failed = self.asking.timeout_s, 0
+        attempt_s = left_s / 2 if self.asking.retries else left_s
         while True:
-            item: _WaitingRequest[_P, _T] = _WaitingRequest(given, min(self.asking.attempt_s, left_s))
+            item: _WaitingRequest[_P, _T] = _WaitingRequest(given, min(attempt_s, left_s), alone)
             if self.closed:
-                raise self.closed_error()
+                raise closed_error(self.where)
             line = self._lines.here()
-            line.put(item, alone)
+            line.put(item)
             try:
                 with waiting():
                     await item.started
@@ -183,24 +172,23 @@ class RequestQueue(Generic[_P, _T]):
         if line is not None:
             await line.close()
 
-    def closed_error(self) -> InfraError:
-        """Return the error for callers of a closed queue."""
-        return closed_error(self.where)
-
 
 class _LoopQueue(Generic[_P, _T]):
     """The waiting items and running requests of one event loop, without a reference to the loop."""
 
     def __init__(self, asker: RequestQueue[_P, _T]) -> None:
         self._asker = asker
-        self._alone: deque[_WaitingRequest[_P, _T]] = deque()
-        self._together: deque[_WaitingRequest[_P, _T]] = deque()
+        self._waiting: deque[_WaitingRequest[_P, _T]] = deque()
+        """Those that are sent alone come first."""
         self._sending: dict[asyncio.Task[Any], list[_WaitingRequest[_P, _T]]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def put(self, item: _WaitingRequest[_P, _T], alone: bool) -> None:
+    def put(self, item: _WaitingRequest[_P, _T]) -> None:
         """Queue an item."""
-        (self._alone if alone or self._asker.asking.max_batch == 1 else self._together).append(item)
+        if item.alone:
+            self._waiting.appendleft(item)
+        else:
+            self._waiting.append(item)
         self._send_next()
 
     def left(self, item: _WaitingRequest[_P, _T]) -> None:
@@ -211,11 +199,9 @@ class _LoopQueue(Generic[_P, _T]):
 
     async def close(self) -> None:
         """Cancel all requests and fail all waiting items."""
-        waiting_now = [*self._alone, *self._together]
-        self._alone.clear()
-        self._together.clear()
-        for item in waiting_now:
-            item.settle(self._asker.closed_error())
+        for item in self._waiting:
+            item.settle(closed_error(self._asker.where))
+        self._waiting.clear()
         tasks = list(self._sending)
         for task in tasks:
             task.cancel()
@@ -226,7 +212,8 @@ class _LoopQueue(Generic[_P, _T]):
         loop = asyncio.get_running_loop()
         while len(self._sending) < self._asker.asking.max_concurrent and (items := self._next_items()):
             for item in items:
-                item.begin(loop.time(), len(items))
+                item.since, item.sent_with = loop.time(), len(items)
+                item.started.set_result(None)
             # In an empty context: the current caller's may have a clock, which other callers would pause.
             task = loop.create_task(self._request(items), context=contextvars.Context())
             self._sending[task] = items
@@ -234,27 +221,27 @@ class _LoopQueue(Generic[_P, _T]):
 
     def _next_items(self) -> list[_WaitingRequest[_P, _T]]:
         """Return the items of the next request, [] if there are none or they have not waited long enough."""
-        for queue in (self._alone, self._together):
-            while queue and queue[0].is_left:
-                queue.popleft()
-        if self._alone or not self._together:
-            return [self._alone.popleft()] if self._alone else []
-        most, wait_s = self._asker.asking.max_batch, self._asker.asking.max_wait_s
-        loop = asyncio.get_running_loop()
-        left_s = self._together[0].since + wait_s - loop.time()
-        if len(self._together) < most and left_s > 0.0:
+        while self._waiting and self._waiting[0].is_left:
+            self._waiting.popleft()
+        if not self._waiting:
+            return []
+        loop, first = asyncio.get_running_loop(), self._waiting[0]
+        most = 1 if first.alone else self._asker.asking.max_batch
+        left_s = first.since + self._asker.asking.max_wait_s - loop.time()
+        if len(self._waiting) < most and left_s > 0.0:
+
+            def ended() -> None:
+                self._timer = None
+                self._send_next()
+
             if self._timer is None:
-                self._timer = loop.call_later(left_s, self._wait_ended)
+                self._timer = loop.call_later(left_s, ended)
             return []
         taken: list[_WaitingRequest[_P, _T]] = []
-        while self._together and len(taken) < most:
-            item = self._together.popleft()
+        while self._waiting and len(taken) < most:
+            item = self._waiting.popleft()
             taken += [] if item.is_left else [item]
         return taken
-
-    def _wait_ended(self) -> None:
-        self._timer = None
-        self._send_next()
 
     async def _request(self, items: list[_WaitingRequest[_P, _T]]) -> Sequence[_T | AttemptFailure]:
         """Return an answer or a failure for each item."""
@@ -276,7 +263,7 @@ class _LoopQueue(Generic[_P, _T]):
 
     def _settled(self, task: asyncio.Task[Sequence[_T | AttemptFailure]]) -> None:
         items = self._sending.pop(task)
-        error = self._asker.closed_error() if task.cancelled() else task.exception()
+        error = closed_error(self._asker.where) if task.cancelled() else task.exception()
         for index, item in enumerate(items):
             item.settle(task.result()[index] if error is None else error)
         self._send_next()

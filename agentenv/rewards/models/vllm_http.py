@@ -25,8 +25,7 @@ from agentenv._util.http.client import AttemptFailure, HTTPClient, checked_url
 from agentenv.core.arguments import is_finite, one_of, whole_number
 from agentenv.core.engine import Tokenizer
 from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError
-from agentenv.rewards.models.render import Overflow
-from agentenv.rewards.models.render_in_batches import ThreadedRenderer, messages_for_server
+from agentenv.rewards.models.render import Overflow, ThreadedRenderer, messages_for_server
 from agentenv.rewards.models.request_queue import QueueOptionFields, QueueOptions, RequestQueue, RequestScorer
 from agentenv.rewards.models.types import Conversation, Scored
 

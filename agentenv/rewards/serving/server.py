@@ -4,10 +4,20 @@
         await server.load()
         print(server.url)
 
-Routes: `POST /get_reward` (see `wire.py`), `GET /health`, 503 until the model is loaded, `/metrics` for
-Prometheus, and `/`, what is served. Conversations of all requests are scored together: the scorer forms the batches.
-One that cannot be scored makes the whole request 422, which names it, as do messages that no tokenizer can render; a
-model that fails makes it 503. No number is ever made up.
+Routes: `POST /get_reward`, `GET /health`, 503 until the model is loaded, `/metrics` for Prometheus, and `/`, what is
+served. Conversations of all requests are scored together: the scorer forms the batches. One that cannot be scored makes
+the whole request 422, which names it, as do messages that no tokenizer can render; a model that fails makes it 503. No
+number is ever made up.
+
+Requests are OpenRLHF's, or messages, and have one form of answer:
+
+    {"query": [text, …], "prompts": […], "labels": […]}   texts as the policy saw and wrote them, used unchanged
+    {"messages": [[{"role": …, "content": …}, …], …]}     conversations, rendered with the reward model's own template
+
+    {"rewards": [number, …], "scores": [number, …], "extra_logs": {name: [number, …]}}
+
+Source: openrlhf/cli/serve_rm.py and openrlhf/utils/agent.py, 0.8 to 0.11.2. Prompts and labels are ignored, as
+there. Clients of 0.9.1 to 0.11.0 send an empty batch to the second of several servers: its answer is empty too.
 """
 
 from __future__ import annotations
@@ -21,8 +31,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING, Any
 
+from agentenv._util.brief import brief
 from agentenv._util.http.access import (
     AccessPolicy,
     App,
@@ -38,7 +50,6 @@ from agentenv._util.version import __version__
 from agentenv.core.arguments import is_finite
 from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError
 from agentenv.rewards.models.types import Conversation, RewardScorer, Scored
-from agentenv.rewards.serving.wire import Shaping, answer, read_request
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -81,39 +92,127 @@ class Meters:
         lines = [
             *_metric("requests_total", "counter", "Answered HTTP requests.", by_status),
             *_metric("conversations_total", "counter", "Conversations by what became of them.", by_result),
-            *_metric("truncated_total", "counter", "Conversations that were cut.", [("", {}, float(self.truncated))]),
-            *_metric(
-                "turned_away_total", "counter", "Conversations answered 429.", [("", {}, float(self.turned_away))]
-            ),
-            *_metric("waiting", "gauge", "Conversations without an answer yet.", [("", {}, float(waiting))]),
-            *_metric("ready", "gauge", "1 once the model is loaded, until the stop.", [("", {}, float(ready))]),
+            *_metric("truncated_total", "counter", "Conversations that were cut.", self.truncated),
+            *_metric("turned_away_total", "counter", "Conversations answered 429.", self.turned_away),
+            *_metric("waiting", "gauge", "Conversations without an answer yet.", waiting),
+            *_metric("ready", "gauge", "1 once the model is loaded, until the stop.", ready),
         ]
-        total, latencies = 0, list[_Sample]()
-        for bound, num in zip((*(f"{each:g}" for each in BOUNDS_S), "+Inf"), self._buckets, strict=True):
-            total += num
-            latencies.append(("_bucket", {"le": bound}, float(total)))
-        latencies += [("_sum", {}, self._sum_s), ("_count", {}, float(total))]
+        bounds, totals = [*(f"{each:g}" for each in BOUNDS_S), "+Inf"], list(accumulate(self._buckets))
+        latencies: list[_Sample] = [
+            ("_bucket", {"le": bound}, float(total)) for bound, total in zip(bounds, totals, strict=True)
+        ]
+        latencies += [("_sum", {}, self._sum_s), ("_count", {}, float(totals[-1]))]
         lines += _metric("request_seconds", "histogram", "Time to an answer with rewards.", latencies)
         batcher = getattr(scorer, "batcher", None)  # of scorers that form batches here
         if batcher is not None:
             calls, items = float(batcher.num_batches), float(batcher.num_scored)
             sizes: list[_Sample] = [("_sum", {}, items), ("_count", {}, calls)]
-            lines += _metric("batches_total", "counter", "Calls of the model.", [("", {}, calls)])
+            lines += _metric("batches_total", "counter", "Calls of the model.", calls)
             lines += _metric("batch_size", "summary", "Scored conversations of a call.", sizes)
         own: Mapping[str, float] = scorer.metrics() if hasattr(scorer, "metrics") else {}
         for name, value in own.items():
             safe = "model_" + re.sub(r"\W", "_", name.removeprefix("rm/"))
-            lines += _metric(safe, "gauge", "As the scorer says.", [("", {}, value)])
+            lines += _metric(safe, "gauge", "As the scorer says.", value)
         return "\n".join(lines) + "\n"
 
 
-def _metric(name: str, kind: str, says: str, samples: Iterable[_Sample]) -> list[str]:
+def _metric(name: str, kind: str, says: str, found: float | Iterable[_Sample]) -> list[str]:
+    samples: Iterable[_Sample] = [("", {}, float(found))] if isinstance(found, int | float) else found
     lines = [f"# HELP {_PREFIX}_{name} {says}", f"# TYPE {_PREFIX}_{name} {kind}"]
     for suffix, labels, value in samples:
         shown = ",".join(f'{key}="{text}"' for key, text in labels.items())
         lines.append(f"{_PREFIX}_{name}{suffix}{f'{{{shown}}}' if shown else ''} {value!r}")
     return lines
 
+
+# --- requests and answers ---------------------------------------------------------------------------------------------
+
+_ADVICE = 'Send {"query": ["text", …]} or {"messages": [[{"role": "user", "content": "…"}, …], …]}.'
+
+
+@dataclass(frozen=True, slots=True)
+class Shaping:
+    """The reward of a model's score: `scale * (value + shift)`, clipped, as in `ModelReward`.
+
+    Raises:
+        ConfigError: a number is not finite, the scale is 0, or the clip is empty.
+    """
+
+    shift: float = 0.0
+    scale: float = 1.0
+    clip: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if not (is_finite(self.shift) and is_finite(self.scale) and self.scale):
+            raise ConfigError(
+                f"--shift, --scale: expected finite numbers, scale not 0, got {self.shift!r} and {self.scale!r}. "
+                "Change them."
+            )
+        if self.clip is not None and not (all(map(is_finite, self.clip)) and self.clip[0] < self.clip[1]):
+            raise ConfigError(f"--clip: expected LOW and HIGH, LOW below HIGH, got {self.clip!r}. Change them.")
+
+    def of(self, value: float) -> float:
+        """Return the reward of a raw score.
+
+        Raises:
+            InfraError: the reward is not finite.
+        """
+        reward = self.scale * (value + self.shift)
+        if self.clip is not None:
+            reward = min(max(reward, self.clip[0]), self.clip[1])
+        if not is_finite(reward):
+            raise InfraError(f"rm serve: expected a finite reward, got {reward!r} of {value!r}. Set --clip.")
+        return reward
+
+
+def read_request(body: Any, max_items: int) -> tuple[str, list[Conversation]]:
+    """Return the name of the list in a request, and its conversations, possibly none.
+
+    Raises:
+        RequestRefused: the body has neither list, or an item is wrong; the message names the first one.
+    """
+    forms = [name for name in ("query", "messages") if isinstance(body, dict) and name in body]
+    if len(forms) != 1:
+        got = list(islice(body, 10)) if isinstance(body, dict) else type(body).__name__
+        raise RequestRefused(f"body: expected one of query and messages, got {brief(got)}. {_ADVICE}")
+    (form,) = forms
+    items = body[form]
+    if not isinstance(items, list):
+        raise RequestRefused(f"{form}: expected a list, got {brief(items)}. {_ADVICE}")
+    if len(items) > max_items:
+        raise RequestRefused(
+            f"{form}: expected at most {max_items} items, got {len(items)}. Send several requests.", 413
+        )
+    for index, item in enumerate(items):
+        if form == "query":
+            what, valid = "text", isinstance(item, str)
+        else:
+            what, valid = "a list of messages", isinstance(item, list) and all(isinstance(each, dict) for each in item)
+        if not valid:
+            raise RequestRefused(f"{form}[{index}]: expected {what}, got {brief(item)}. {_ADVICE}")
+    return form, items
+
+
+def answer(scored: Sequence[Scored], shaping: Shaping) -> dict[str, Any]:
+    """Return the body of an answer, with one number per conversation in each list.
+
+    The logs hold the raw scores, 1.0 for truncated conversations, and the numbers of tokens if the model reports them.
+
+    Raises:
+        InfraError: a reward is not finite.
+    """
+    rewards = [shaping.of(each.value) for each in scored]
+    logs: dict[str, list[float]] = {
+        "rm_value": [each.value for each in scored],
+        "rm_truncated": [float(each.truncated) for each in scored],
+    }
+    tokens = [each.num_tokens for each in scored]
+    if None not in tokens:
+        logs["rm_num_tokens"] = [float(num or 0) for num in tokens]
+    return {"rewards": rewards, "scores": rewards, "extra_logs": logs}
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
 
 _ROUTES = ("/get_reward", "/health", "/metrics", "/")
 _MAX_NAMED = 20
@@ -140,8 +239,6 @@ class ServeOptions:
     max_body_bytes: int = 8 << 20
     timeout_s: float = 170.0
     """For an answer; then it is 503. OpenRLHF's client waits 180 s."""
-    header_s: float = 10.0
-    """For the head of a request to arrive."""
     grace_s: float = 30.0
     """For what is being scored, when the server is stopped."""
 
@@ -153,20 +250,15 @@ class ServeOptions:
 
 
 class Unscored(RequestRefused):
-    """Conversations of a request have no score: 503 where another try may give one, else 422."""
+    """Some of `num` conversations of a request have no score: 503 where another try may give one, else 422."""
 
-    def __init__(self, message: str, status: int = 422, errors: Sequence[dict[str, Any]] = ()) -> None:
-        super().__init__(message, status)
-        self.errors = errors
-        """Index and error of each, the first of them."""
-
-    @classmethod
-    def of(cls, form: str, errors: Sequence[tuple[int, AgentEnvError]], num: int) -> Self:
-        """For these errors of `num` conversations; what stays is said before what may pass."""
-        named = [(index, error) for index, error in errors if isinstance(error, _LASTING)]
-        details = [{"index": index, "error": str(error)} for index, error in (named or errors)[:_MAX_NAMED]]
-        message = f"{form}[{details[0]['index']}]: {details[0]['error']} ({len(errors)} of {num} have no score.)"
-        return cls(message, 422 if named else 503, details)
+    def __init__(self, form: str, errors: Sequence[tuple[int, AgentEnvError]], num: int) -> None:
+        lasting = [(index, error) for index, error in errors if isinstance(error, _LASTING)]
+        self.errors = [{"index": index, "error": str(error)} for index, error in (lasting or errors)[:_MAX_NAMED]]
+        """Index and error of the first of them; what stays is said before what may pass."""
+        first = self.errors[0]
+        message = f"{form}[{first['index']}]: {first['error']} ({len(errors)} of {num} have no score.)"
+        super().__init__(message, 422 if lasting else 503)
 
 
 class RewardServer(Server):
@@ -174,13 +266,7 @@ class RewardServer(Server):
 
     def __init__(self, scorer: RewardScorer, options: ServeOptions | None = None) -> None:
         self.options = options or ServeOptions()
-        super().__init__(
-            "rm serve",
-            self.options.access,
-            port=self.options.port,
-            grace_s=_AFTER_GRACE_S,
-            header_s=self.options.header_s,
-        )
+        super().__init__("rm serve", self.options.access, port=self.options.port, grace_s=_AFTER_GRACE_S)
         self.waiting = 0
         """Conversations without an answer, and requests that are being read."""
         self.meters = Meters()
@@ -215,13 +301,29 @@ class RewardServer(Server):
         await super().close()
 
     def _routes(self) -> list[Route]:
+        from starlette.responses import Response
         from starlette.routing import Route
+
+        async def health(request: Request) -> Response:
+            state = "stopping" if self._closing else "ok" if self.loaded else "loading"
+            body = {"status": state, "waiting": self.waiting, **self.meters.conversations}
+            return json_response(body, 200 if state == "ok" else 503)
+
+        async def metrics(request: Request) -> Response:
+            ready = self.loaded and not self._closing
+            text = self.meters.text(self._scorer, waiting=self.waiting, ready=ready)
+            return Response(text, headers={"content-type": MEDIA_TYPE})
+
+        async def info(request: Request) -> Response:
+            limits = {name: getattr(self.options, name) for name in ("max_items", "max_waiting", "max_body_bytes")}
+            shaping = {name: getattr(self.options.shaping, name) for name in ("shift", "scale", "clip")}
+            return json_response({"model": self.options.model, "agentenv": __version__, **shaping, **limits})
 
         return [
             Route("/get_reward", self._get_reward, methods=["POST"]),
-            Route("/health", self._health),
-            Route("/metrics", self._metrics),
-            Route("/", self._info),
+            Route("/health", health),
+            Route("/metrics", metrics),
+            Route("/", info),
         ]
 
     def _application(self) -> App:
@@ -243,23 +345,6 @@ class RewardServer(Server):
         return counted
 
     # --- routes -------------------------------------------------------------------------------------------------------
-
-    async def _info(self, request: Request) -> Response:
-        limits = {name: getattr(self.options, name) for name in ("max_items", "max_waiting", "max_body_bytes")}
-        shaping = {name: getattr(self.options.shaping, name) for name in ("shift", "scale", "clip")}
-        return json_response({"model": self.options.model, "agentenv": __version__, **shaping, **limits})
-
-    async def _health(self, request: Request) -> Response:
-        state = "stopping" if self._closing else "ok" if self.loaded else "loading"
-        body = {"status": state, "waiting": self.waiting, **self.meters.conversations}
-        return json_response(body, 200 if state == "ok" else 503)
-
-    async def _metrics(self, request: Request) -> Response:
-        from starlette.responses import Response
-
-        ready = self.loaded and not self._closing
-        text = self.meters.text(self._scorer, waiting=self.waiting, ready=ready)
-        return Response(text, headers={"content-type": MEDIA_TYPE})
 
     async def _get_reward(self, request: Request) -> Response:
         started = time.perf_counter()
@@ -313,9 +398,19 @@ class RewardServer(Server):
             Unscored: some have no score.
             InfraError: the time limit passed.
         """
+
+        async def score(conversation: Conversation) -> Scored | AgentEnvError:
+            try:
+                scored = await self._scorer.score(conversation)
+            except AgentEnvError as error:
+                return error  # the other conversations of the request continue
+            if not is_finite(scored.value):
+                return InfraError(f"reward model: expected a finite number, got {scored.value!r}. Check its weights.")
+            return scored
+
         try:
             async with asyncio.timeout(self.options.timeout_s):
-                results = await asyncio.gather(*map(self._score, conversations))
+                results = await asyncio.gather(*map(score, conversations))
         except asyncio.CancelledError:
             self.meters.conversations["cancelled"] += len(conversations)
             raise
@@ -331,17 +426,7 @@ class RewardServer(Server):
             self.meters.conversations[name] += num
         self.meters.truncated += sum(each.truncated for each in scored)
         if errors:
-            raise Unscored.of(form, errors, len(results))
-        return scored
-
-    async def _score(self, conversation: Conversation) -> Scored | AgentEnvError:
-        """Return the score or the error, so that the other conversations of the request continue."""
-        try:
-            scored = await self._scorer.score(conversation)
-        except AgentEnvError as error:
-            return error
-        if not is_finite(scored.value):
-            return InfraError(f"reward model: expected a finite number, got {scored.value!r}. Check its weights.")
+            raise Unscored(form, errors, len(results))
         return scored
 
     # --- errors -------------------------------------------------------------------------------------------------------

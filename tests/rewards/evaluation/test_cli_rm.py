@@ -53,19 +53,6 @@ def test_items_without_a_score_end_in_3_and_may_be_allowed(capsys):
     assert evaluate("--out", "p", "--max_failed", "0.5") == 0
 
 
-@pytest.mark.long
-def test_resume_asks_only_about_what_has_no_score_yet(capsys, tmp_path):
-    write("pairs.jsonl", [("longer one", "short"), ("boom", "x")])
-    assert evaluate("--out", "o") == TOO_MANY_FAILED
-    with pytest.raises(ConfigError, match="Pass --resume"):
-        evaluate("--out", "o")
-    (tmp_path / "r.py").write_text(LENGTH)
-    assert evaluate("--out", "o", "--resume") == TOO_MANY_FAILED
-    assert "1 of 1 items" in capsys.readouterr().err
-    lines = [json.loads(line)["index"] for line in (tmp_path / "o" / "items.jsonl").read_text().splitlines()]
-    assert (sorted(lines[:2]), lines[2:]) == ([0, 1], [1])  # the first two in the order in which they ended
-
-
 def test_resume_is_of_the_same_data_and_the_same_model(capsys):
     assert evaluate("--out", "o") == 0
     with pytest.raises(ConfigError, match=r"rm_args, which is '{}', got '{\"killable\": false}'. Omit --rm_args"):

@@ -22,7 +22,6 @@ from agentenv.rewards.models.factory import open_scorer
 from tests.interop.test_nemo_rl_rm import NEMO_CONFIG, log
 from tests.rewards.evaluation.scorers import Scripted
 from tests.rewards.judges.rule_judges import RuleJudge
-from tests.rewards.models.rm_servers import server
 from tests.rewards.models.tiny import tiny_rm
 
 SOON_S = 60.0
@@ -81,20 +80,6 @@ def test_knobs__nemos_precision_batch_size_and_length_reach_every_local_backend(
         open_scorer(f"{backend}:{tiny_rm()}", **args | {"dtype": "int3"})
 
 
-@pytest.mark.parametrize(
-    ("spec", "args", "wrong", "named"),
-    [
-        ("ray", {"num_replicas": 2, "num_gpus": 1}, {"num_gpus": -1}, "num_gpus"),
-        ("ray", {"num_gpus": 0.25}, {"num_gpus": "a quarter"}, "num_gpus"),
-    ],
-)
-def test_knobs__own_or_shared_devices_are_the_scorers_arguments(spec, args, wrong, named):
-    config = {"model_name": f"{spec}:{tiny_rm()}"}
-    RewardModelEnvironment(config | {"rm_args": args}).shutdown()
-    with pytest.raises(ConfigError, match=named):
-        RewardModelEnvironment(config | {"rm_args": wrong})
-
-
 class Meeting(AgentInstance):
     """A step that ends when the reward model beside it has been asked."""
 
@@ -139,33 +124,7 @@ def test_mixing__rows_of_several_environments_are_grouped_by_task_name_stepped_a
     assert asked == ["aaa", "a", "aa"]
 
 
-@pytest.mark.long
-async def test_order__scores_come_back_in_the_order_of_the_rows_regardless_of_the_batches():
-    answers = ["word " * n for n in (40, 1, 30, 2, 20, 3, 10, 4)]
-    async with environment({"model_name": str(tiny_rm()), "batch_size": 3}) as made:
-        together = await rewards(made, *answers)
-        alone = torch.cat([await rewards(made, answer) for answer in answers])
-    assert torch.allclose(together, alone, atol=1e-4)
-    assert len(set(alone.tolist())) == len(answers)
-
-
 # --- and beyond it ----------------------------------------------------------------------------------------------------
-
-
-async def test_remote__openrlhfs_reward_server_scores_nemos_rows():
-    async with server(lambda path, body: {"rewards": [float(len(query)) for query in body["query"]]}) as at:
-        config = {"model_name": f"{at.url}/get_reward", "rm_args": {"tokenizer": str(tiny_rm())}}
-        async with environment(config) as made:
-            one, other = (await rewards(made, "a", "bbb")).tolist()
-    assert other - one == 2.0
-
-
-async def test_python_function__a_file_scores_nemos_rows(tmp_path):
-    file = tmp_path / "rm.py"
-    file.write_text("def reward_func(queries, prompts, labels):\n    return [float(len(q)) for q in queries]\n")
-    async with environment({"model_name": str(file), "rm_args": {"tokenizer": str(tiny_rm())}}) as made:
-        one, other = (await rewards(made, "a", "bbb")).tolist()
-    assert other - one == 2.0
 
 
 async def test_judge__a_language_model_scores_nemos_rows():

@@ -20,10 +20,6 @@ def near(value):
     return None if value is None else pytest.approx(value, rel=1e-9, abs=1e-9)
 
 
-def spreads(values):
-    return [float(numpy.std(column)) for column in zip(*values, strict=True)]
-
-
 FLOATS = st.floats(-1e6, 1e6) | st.integers(-3, 3).map(float)
 STEPS = st.integers(-(10**6), 10**6).map(lambda number: number / 8)
 """Floats whose differences are not lost in rounding."""

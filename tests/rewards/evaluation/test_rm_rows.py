@@ -92,15 +92,6 @@ def test_files_are_read_and_name_the_subset(name, tmp_path):
     assert [(each.index, each.subset) for each in items] == [(0, "set"), (1, "set"), (2, "set")]
 
 
-@pytest.mark.long
-def test_parquet_is_read(tmp_path):
-    parquet, table = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow").Table
-    rows = [{"id": "1", "subset": "Math", "prompt": "q", "chosen": ["a"], "rejected": ["b", "c", "d"]}]
-    parquet.write_table(table.from_pylist(rows), tmp_path / "two.parquet")
-    (found,) = read_items([str(tmp_path / "two.parquet")])
-    assert (found.subset, len(found.candidates)) == ("Math", 4)
-
-
 def test_several_files_are_one_list_and_the_limit_is_of_each(tmp_path):
     for name in ("a", "b"):
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.errors import ConfigError
 from agentenv.rewards.groups.tournament import bradley_terry
 
 
@@ -41,15 +40,3 @@ def test_strengths_are_where_expected_points_are_those_taken(points):
         games = sum((points[i][j] + points[j][i]) * chance(strengths[i] - strengths[j]) for j in others)
         assert games + chance(strengths[i]) == pytest.approx(taken, abs=1e-5)
     assert sum(map(chance, strengths)) == pytest.approx(count / 2, abs=1e-6)
-
-
-@pytest.mark.parametrize("points", [[[0, 1]], [[0, -1], [1, 0]], [[0, math.nan], [1, 0]], [[0, math.inf], [1, 0]]])
-def test_invalid_points_are_named(points):
-    with pytest.raises(ConfigError, match="points"):
-        bradley_terry(points)
-
-
-@pytest.mark.parametrize("prior", [0, -1, math.nan])
-def test_a_prior_is_needed(prior):
-    with pytest.raises(ConfigError, match="prior"):
-        bradley_terry([[0]], prior=prior)

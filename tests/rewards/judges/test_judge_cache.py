@@ -218,22 +218,6 @@ async def test_replies_outlive_the_process(tmp_path):
     assert await ReplyCache(path).get(key(2)) is None
 
 
-async def test_processes_that_write_at_once_lose_nothing(tmp_path):
-    path = tmp_path / "replies.db"
-    code = (
-        "import asyncio, sys; from agentenv.rewards.judges.cache import ReplyCache\n"
-        "async def main():\n"
-        f"    cache = ReplyCache({str(path)!r})\n"
-        "    await asyncio.gather(*(cache.put(f'{int(sys.argv[1]) * 100 + i:064x}', 'x' * 3000) for i in range(50)))\n"
-        "asyncio.run(main())"
-    )
-    running = [subprocess.Popen([sys.executable, "-c", code, str(i)]) for i in range(2)]
-    assert [process.wait(120) for process in running] == [0, 0]
-    kept = ReplyCache(path)
-    found = [await kept.get(key(i * 100 + j)) for i in range(2) for j in range(50)]
-    assert found == ["x" * 3000] * 100
-
-
 @pytest.mark.parametrize("found", ["no folder", "no database"])
 async def test_a_file_that_cannot_be_used_costs_no_reply_and_is_reported_once(tmp_path, caplog, found):
     path = tmp_path / "folder" / "replies.db"

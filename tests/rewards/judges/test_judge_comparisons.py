@@ -8,8 +8,7 @@ import pytest
 
 from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards.groups.batch import grade_groups
-from agentenv.rewards.judges.listwise import ListwiseReward
-from agentenv.rewards.judges.pairwise import PairwiseJudge
+from agentenv.rewards.judges.comparisons import ListwiseReward, PairwiseJudge
 from agentenv.rewards.judges.protocol import JudgeUnclear
 from agentenv.rewards.judges.voting import JudgeRetry
 from agentenv.rewards.types import Response, Status

@@ -14,18 +14,17 @@ from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards import grading
 from agentenv.rewards.grading import grade, grade_all
 from agentenv.rewards.groups.batch import Each
-from agentenv.rewards.judges.openai import OpenAIJudge
 from agentenv.rewards.judges.pointwise import JudgeReward, PointwiseReward
 from agentenv.rewards.judges.protocol import (
     JudgeRefused,
     JudgeTimeout,
     JudgeUnavailable,
     JudgeUnclear,
+    JudgeUsage,
     JudgeVote,
     ReplyIndex,
 )
 from agentenv.rewards.judges.rubric import Criterion, RubricReward, read_shares
-from agentenv.rewards.judges.usage import JudgeUsage
 from agentenv.rewards.judges.voting import JudgeRetry, Voting
 from agentenv.rewards.registry import reward_from
 from agentenv.rewards.routing import Router
@@ -33,7 +32,7 @@ from agentenv.rewards.rules.format import ThinkFormatReward
 from agentenv.rewards.types import Response, Status
 from agentenv.rewards.weighted_sum import Term, WeightedSum
 from tests.rewards.judges.rule_judges import Down, ScriptedJudge, between
-from tests.rewards.judges.servers import chat_server, completion
+from tests.rewards.judges.servers import chat_server
 
 QUICK = JudgeRetry(backoff_s=0.0)
 ONCE = JudgeRetry(attempts=1)
@@ -49,23 +48,6 @@ ROW = Response("The answer is 4.", label="4", prompt="2 + 2?")
 async def test_scores_become_zero_to_one(reply, reward):
     result = await grade(PointwiseReward(ScriptedJudge(reply), retry=QUICK), ROW)
     assert result.reward == (None if reward is None else pytest.approx(reward))
-
-
-async def test_responses_are_judged_side_by_side__roll_1_3():
-    """There they are judged one after another."""
-
-    meeting = asyncio.Barrier(8)
-
-    async def together(body):
-        """When eight are asked about."""
-        await meeting.wait()
-        return completion("Verdict: YES")
-
-    async with chat_server(together) as server:
-        judge = OpenAIJudge(server.url, "m")
-        rows = [Response(f"{i}", label="4") for i in range(16)]
-        results = await grade_all(JudgeReward(judge), rows)
-    assert [result.reward for result in results] == [1.0] * 16
 
 
 async def test_reference_and_answer_are_shown_and_a_row_without_one_is_judged_by_its_question():
@@ -245,12 +227,6 @@ async def test_a_verdict_is_the_reward():
         assert result.feedback == ""
 
 
-async def test_a_reply_without_a_verdict_is_requested_again():
-    judge = ScriptedJudge("Hm.", InfraError("HTTP 503"), "Verdict: YES")
-    assert (await JudgeReward(judge, retry=QUICK).grade(ROW)).reward == 1.0
-    assert len(judge.asked) == 3
-
-
 @pytest.mark.parametrize(
     ("reply", "why"), [("Hm.", "the last gave 'Hm.'"), (InfraError("HTTP 503"), "HTTP 503"), (None, "None")]
 )
@@ -404,7 +380,7 @@ async def test_everything_can_be_said_in_json(tmp_path):
             "others among api_key_env, sampling, extra_body, request_options, price, cache, got 'modle'",
         ),
         ({**SETTINGS, "base_url": "h"}, "OpenAIJudge.base_url"),
-        ({**SETTINGS, "sampling": {"temprature": 1}}, "judge.sampling: expected SamplingParams"),
+        ({**SETTINGS, "sampling": {"temprature": 1}}, "judge.sampling: expected options among"),
         ({**SETTINGS, "sampling": {"temperature": "hot"}}, "temperature"),
         ({**SETTINGS, "request_options": {"max_retries": -1}}, "RequestOptions.max_retries"),
         ({**SETTINGS, "price": 3}, "judge.price: expected Price"),

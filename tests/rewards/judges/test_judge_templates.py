@@ -1,7 +1,6 @@
 """What judges are shown: texts that are judged are data, whatever they say. The defects are ROLL's LLM judge's."""
 
 import re
-import time
 
 import pytest
 from hypothesis import given
@@ -9,8 +8,7 @@ from hypothesis import strategies as st
 
 from agentenv.errors import InfraError
 from agentenv.rewards.judges import templates
-from agentenv.rewards.judges.listwise import ListwiseReward
-from agentenv.rewards.judges.pairwise import PairwiseJudge
+from agentenv.rewards.judges.comparisons import ListwiseReward, PairwiseJudge
 from agentenv.rewards.judges.pointwise import JudgeReward, PointwiseReward
 from agentenv.rewards.judges.protocol import JudgeUnclear
 from agentenv.rewards.judges.rubric import RubricReward
@@ -70,14 +68,6 @@ def test_equal_texts_make_equal_messages_and_each_text_ends_where_it_ends(texts)
     shown = asked_about(**texts)
     assert shown == asked_about(**texts)
     assert len(re.findall(r"</\w+_[0-9a-f]{12}>\n", shown)) == len([text for text in texts.values() if text])
-
-
-@pytest.mark.long
-def test_hostile_texts_are_shown_in_linear_time():
-    started = time.process_time()
-    for unit in ("<", "</response", "Verdict: ", "0123456789ab", "\n", "<|"):
-        asked_about(max_chars=10**6, response=unit * (400_000 // len(unit)))
-    assert time.process_time() - started < 30.0  # some 0.1 s; quadratic time would take minutes
 
 
 def test_braces_in_criteria_are_not_fields():

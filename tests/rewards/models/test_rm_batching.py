@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.errors import ConfigError, DataError, InfraError
+from agentenv.errors import DataError, InfraError
 from agentenv.rewards.models.batching import TOKENS_OF_A_CALL, MicroBatcher, batches
 
 
@@ -73,27 +73,6 @@ async def test_concurrent_callers_share_batches_and_each_gets_its_own_score():
     await batcher.close()
 
 
-async def test_a_lone_caller_waits_for_others_but_not_for_ever():
-    batcher = MicroBatcher(Model(), max_wait_s=0.05)
-    started = time.monotonic()
-    assert await batcher.score([3]) == 3.0
-    assert time.monotonic() - started >= 0.04
-    await batcher.close()
-
-
-async def test_the_event_loop_continues_while_a_batch_is_computed():
-    model = Model(held=True)
-    batcher = MicroBatcher(model)
-    task = asyncio.create_task(batcher.score([1]))
-    await until(lambda: len(model.batches) == 1)
-    for _ in range(100):
-        await asyncio.sleep(0)
-    assert not task.done()
-    model.free.set()
-    assert await task == 1.0
-    await batcher.close()
-
-
 def test_callers_on_several_event_loops_share_one_batcher():
     model = Model()
     batcher = MicroBatcher(model, max_batch=8)
@@ -112,17 +91,6 @@ def test_callers_on_several_event_loops_share_one_batcher():
         thread.join(60)
     assert found == {start: [float(start + index) for index in range(20)] for start in (0, 100, 200)}
     asyncio.run(batcher.close())
-
-
-async def test_sequences_of_like_length_go_together():
-    model = Model(held=True)
-    batcher = MicroBatcher(model, max_batch=4)
-    first, tasks = await asked_while_busy(batcher, model, [[1] * n for n in (400, 5, 390, 6, 410, 7, 380, 8)])
-    model.free.set()
-    assert await asyncio.gather(*tasks) == [400, 5, 390, 6, 410, 7, 380, 8]
-    assert [[len(ids) for ids in batch] for batch in model.batches[1:]] == [[410, 400, 390, 380], [8, 7, 6, 5]]
-    await first
-    await batcher.close()
 
 
 async def test_the_first_of_a_long_queue_are_scored_before_the_last_are_prepared():
@@ -306,12 +274,3 @@ def test_a_process_that_ends_lets_the_batch_that_runs_end_and_begins_no_other():
     ended = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=280, check=False)
     assert (ended.returncode, ended.stdout.split()) == (1, ["begun", "ended"])
     assert "nobody closes it" in ended.stderr
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"max_batch": 0}, {"max_batch": 2.0}, {"max_batch_tokens": 0}, {"max_wait_s": -1.0}, {"max_wait_s": math.nan}],
-)
-def test_wrong_arguments_are_refused(wrong):
-    with pytest.raises(ConfigError, match=r"MicroBatcher\."):
-        MicroBatcher(Model(), **wrong)

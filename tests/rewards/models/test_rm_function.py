@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.rewards.models.function import FunctionScorer
+from agentenv.rewards.models.get_reward import FunctionScorer
 from tests.models import make_tiny_tokenizer
 from tests.rewards.models.tiny import said
 
@@ -61,7 +61,7 @@ def test_a_file_that_cannot_be_used_is_a_config_error(body, said_of_it, tmp_path
         FunctionScorer(write(tmp_path, body, f"rm_{abs(hash(body))}.py"))
 
 
-@pytest.mark.parametrize("wrong", [{"timeout_s": -1}, {"max_batch": 0}, {"max_length": 1}, {"limit": 3}], ids=str)
+@pytest.mark.parametrize("wrong", [{"timeout_s": -1}, {"max_batch": 0}, {"max_length": 1}], ids=str)
 def test_a_wrong_argument_is_refused_when_it_is_made(wrong):
     with pytest.raises(ConfigError):
         FunctionScorer(lengths, **wrong)

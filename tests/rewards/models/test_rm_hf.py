@@ -172,15 +172,21 @@ def test_padding_reaches_no_score_in_any_family_of_models(family):
 # --- loading --------------------------------------------------------------------------------------------------------
 
 
-async def test_the_model_is_loaded_once_in_a_thread_and_not_before_it_is_needed(monkeypatch):
+def counted_loads(monkeypatch):
+    """The thread of each load from now on."""
     loads = []
-    load = HFScorer._load
 
-    def counted(self):
-        loads.append(threading.get_ident())
-        return load(self)
+    class Counted(Classifier):
+        def __init__(self, *args, **options):
+            loads.append(threading.get_ident())
+            super().__init__(*args, **options)
 
-    monkeypatch.setattr(HFScorer, "_load", counted)
+    monkeypatch.setattr("agentenv.rewards.models.classifier.Classifier", Counted)
+    return loads
+
+
+async def test_the_model_is_loaded_once_in_a_thread_and_not_before_it_is_needed(monkeypatch):
+    loads = counted_loads(monkeypatch)
     scorer = HFScorer(tiny_rm())
     assert loads == []
     await asyncio.gather(*(scorer.score(said("42")) for _ in range(8)), scorer.load())
@@ -217,9 +223,7 @@ async def test_options_may_be_a_mapping_as_json_has_them_with_a_tokenizers_folde
 
 
 async def test_anything_that_cannot_be_loaded_is_not_tried_again(monkeypatch):
-    loads = []
-    load = HFScorer._load
-    monkeypatch.setattr(HFScorer, "_load", lambda self: loads.append(self) or load(self))
+    loads = counted_loads(monkeypatch)
     scorer = HFScorer("no-such/model-anywhere")
     for _ in range(3):
         with pytest.raises(ConfigError, match="expected a sequence classifier's folder"):
@@ -356,8 +360,8 @@ async def test_closing_frees_the_model(scorer):
 
 def test_a_shipped_models_name_is_that_of_its_folder(monkeypatch):
     from agentenv.engines.models import resolve_model, shipped_models
-    from agentenv.rewards.models.checkpoint import resolved, tokenizer_of
     from agentenv.rewards.models.factory import parsed
+    from agentenv.rewards.models.render import resolved, tokenizer_of
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert [resolved(name) for name in shipped_models()] == [resolve_model(name) for name in shipped_models()]

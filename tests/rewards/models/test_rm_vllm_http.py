@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 
 import httpx
 import pytest
@@ -132,7 +130,6 @@ async def test_a_server_of_several_models_needs_the_name_of_one(tokenizer):
         {"tokenizer": 3},
         {"retries": -1},
         {"max_batch": 1.5},
-        {"timeout": 5},
         {"api_key": "two words"},
     ],
     ids=str,
@@ -257,16 +254,13 @@ def row(*values, index=0):
 
 FAILURES = {
     "500": Status(500, "CUDA error"),
-    "429": Status(429, headers={"Retry-After": "0"}),
     "reset": RESET,
     "half an answer": http({"data": [row(5.0)]}, length=1000),
     "no json": "<html>",
     "nan": b'{"data": [{"index": 0, "probs": [NaN]}]}',
     "too large": {"data": [row(1e300)]},
     "null": {"data": [row(None)]},
-    "a number": {"data": [{"index": 0, "probs": 1.0}]},
     "none": {"data": []},
-    "one index twice": {"data": [row(1.0), row(2.0)]},
     "another index": {"data": [row(1.0, index=7)]},
     "deep": b"[" * 100_000,
 }
@@ -296,22 +290,9 @@ async def test_a_hang_and_a_slow_drip_end_in_time_and_are_tried_again(answer, to
         assert 2 <= len(asked.bodies) <= 3  # half of the time each
 
 
-@pytest.mark.parametrize(
-    ("header", "low", "high"),
-    [
-        (None, 0, 0),
-        ("soon", 0, 0),
-        ("2", 2, 2),
-        (" 1.5 ", 1.5, 1.5),
-    ],
-)
-def test_retry_after_is_seconds_and_anything_else_no_wait(header, low, high):
-    assert low <= retry_after_s(header) <= high
-
-
-@pytest.mark.parametrize(("hours", "low", "high"), [(1, 3000, 3600), (-1, 0, 0)])
-def test_retry_after_may_be_a_date(hours, low, high):
-    assert low <= retry_after_s(format_datetime(datetime.now(UTC) + timedelta(hours=hours))) <= high
+@pytest.mark.parametrize(("header", "seconds"), [(None, 0), ("soon", 0), ("2", 2), (" 1.5 ", 1.5)])
+def test_retry_after_is_seconds_and_anything_else_no_wait(header, seconds):
+    assert retry_after_s(header) == seconds
 
 
 @pytest.mark.parametrize(
@@ -487,22 +468,14 @@ def vllm(tmp_path_factory):
     """A real server of a tiny reward model, started once; its URL and the model's folder."""
     folder = make_tiny_rm(tmp_path_factory.mktemp("model") / "rm")
     with held_port() as port:
-        yield from served(folder, port, tmp_path_factory)
+        yield from served(folder, port)
 
 
-def served(folder, port, tmp_path_factory):
-    log = tmp_path_factory.mktemp("server") / "log"
-    command = [
-        sys.executable,
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        str(folder),
-        "--runner",
-        "pooling",
-    ]
-    command += ["--served-model-name", "tiny-rm", "--dtype", "float32", "--max-model-len", "128", "--enforce-eager"]
-    command += ["--host", "127.0.0.1", "--port", str(port)]
+def served(folder, port):
+    log = folder.parent / "log"
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
+    command += ["--runner", "pooling", "--served-model-name", "tiny-rm", "--dtype", "float32"]
+    command += ["--max-model-len", "128", "--enforce-eager", "--host", "127.0.0.1", "--port", str(port)]
     environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True, env=environment)

@@ -75,12 +75,6 @@ def dies(request):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def gives(request):
-    return {"none": None, "list": [1], "set": {1}, "nan": {"x": float("nan")}, "long": {"x": "a" * (9 << 20)}}[
-        request["what"]
-    ]
-
-
 def prints(request):
     print("hello " * 1000, flush=True)
     os.write(2, b"noise")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.rewards.workers import process
-from agentenv.rewards.workers.process import process_cpu_s, ps_seconds
+from agentenv.rewards.workers import pool
+from agentenv.rewards.workers.pool import process_cpu_s, ps_seconds
 
 
 class Computing:
@@ -55,13 +55,13 @@ def test_reports_the_cpu_time_of_a_process_and_not_its_age(computing):
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("ps") is None, reason="asks ps")
 def test_uses_ps_without_proc(computing, monkeypatch, tmp_path):
-    monkeypatch.setattr(process, "_PROC", tmp_path)
+    monkeypatch.setattr(pool, "_PROC", tmp_path)
     assert_measured(computing, 1.0)
 
 
 def test_is_unknown_without_proc_and_ps_and_for_a_process_that_is_gone(monkeypatch, tmp_path):
     assert process_cpu_s(2**22 + 1) is None
-    monkeypatch.setattr(process, "_PROC", tmp_path)
+    monkeypatch.setattr(pool, "_PROC", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert process_cpu_s(os.getpid()) is None
 
@@ -70,7 +70,7 @@ def test_a_name_with_spaces_and_brackets_works(monkeypatch, tmp_path):
     (tmp_path / "7").mkdir()
     numbers = " ".join(map(str, range(4, 30)))
     (tmp_path / "7" / "stat").write_text(f"7 (a) R 1 (b)) S {numbers}\n")
-    monkeypatch.setattr(process, "_PROC", Path(tmp_path))
+    monkeypatch.setattr(pool, "_PROC", Path(tmp_path))
     assert process_cpu_s(7) == (14 + 15) / os.sysconf("SC_CLK_TCK")
 
 

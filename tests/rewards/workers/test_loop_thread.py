@@ -7,17 +7,13 @@ import threading
 
 import pytest
 
-from agentenv._util.loop_thread import LoopThread, run_sync
+from agentenv._util.loop_thread import run_sync
 from agentenv.errors import ContractError, InfraError
 
 
 async def double(number):
     await asyncio.sleep(0)
     return 2 * number
-
-
-def test_without_a_running_loop():
-    assert run_sync(double(2)) == 4
 
 
 async def test_inside_of_a_running_loop__row_4():
@@ -63,10 +59,6 @@ def test_on_its_own_loop_it_refuses_instead_of_waiting_for_itself():
 
     with pytest.raises(ContractError, match="Await it"):
         run_sync(nested())
-
-
-def test_its_own_loop():
-    assert LoopThread("mine").run(double(3)) == 6
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -14,7 +14,7 @@ import pytest
 from agentenv._util.calls import bounded
 from agentenv.errors import ConfigError, DataError
 from agentenv.rewards.rules.math.reward import math_outcome
-from agentenv.rewards.workers import process as pool_worker
+from agentenv.rewards.workers import pool as pool_worker
 from agentenv.rewards.workers.pool import WorkerFailed, WorkerPool, WorkerTimeout
 from tests.rewards.workers.worker_processes import READY, alive, grade_with_fake, wait_until, workers
 

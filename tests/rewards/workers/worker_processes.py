@@ -54,11 +54,6 @@ request = receive()
 result()  # loaded
 request = receive()
 """
-ANSWER = "result(status='ok', correct=True, detail='')"
-
-
-def once(tmp_path, behavior: str) -> str:
-    return f"flag = {str(tmp_path / 'flag')!r}\nif not os.path.exists(flag):\n    open(flag, 'w'); {behavior}\n"
 
 
 REAL = r"""
