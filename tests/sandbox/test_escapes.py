@@ -294,14 +294,6 @@ def test_every_attack_is_contained_in_a_container_like_dockers(who, cases, reque
     assert reported(restricted("--docker", *flags, command=command))["holes"] == {}
 
 
-@pytest.mark.long
-def test_namespaces_are_not_available_in_a_container_like_dockers():
-    command = [sys.executable, "-m", "tests.sandbox.escapes", "namespaces", "--cases", "read_canary"]
-    ran = restricted("--docker", command=command)
-    assert ran.returncode == 3, ran.stdout
-    assert "Operation not permitted" in json.loads(ran.stdout)["unavailable"]
-
-
 NOTHING = """
 import asyncio, os, sys
 from agentenv.sandbox import LocalSandbox, SandboxUnavailable
@@ -522,7 +514,6 @@ async def test_two_programs_at_a_time_do_not_meet(sandbox):
     assert ended.status is not ExecStatus.OK
 
 
-FLOOD = "import os\nwhile True: os.write(3, b'x' * 65536)"
 PASSED = """
 import array, os, socket
 pair = socket.socket(fileno=3)
@@ -542,15 +533,6 @@ async def test_descriptors_that_a_program_passes_are_not_taken(sandbox):
         assert len(os.listdir("/proc/self/fd")) < before + 20
     await execution.finish()
     await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
-
-
-@pytest.mark.long
-async def test_a_flood_of_the_channel_is_bounded(sandbox):
-    limits = replace(SHORT, channel_kb=64)
-    execution = await sandbox.start(FLOOD, limits=limits)
-    result = await asyncio.wait_for(execution.finish(), 60)
-    assert len(result.channel) <= 64 * 1024
-    assert result.status in (ExecStatus.OUTPUT_LIMIT, ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT)
 
 
 @pytest.mark.long
@@ -613,28 +595,6 @@ async def test_inputs_of_a_program_cannot_make_its_outcome_unknown(given, sandbo
     except ConfigError:
         return
     assert result.status in (ExecStatus.OK, ExecStatus.DISK_LIMIT), result.detail
-
-
-FORGED = (
-    b'{"limit": [[[]]], "exit": {}, "traceback": 5, "value": [1]}',
-    b"[1, 2]",
-    b"{",
-    b"\xff" * 10,
-    b"1" * 100_000,
-    b'{"a": ' * 50_000,
-    b'{"value": "\\ud800\\u0000\\u001b[2J", "exit": 0, "traceback": "x", "limit": null}',
-)
-
-
-@pytest.mark.long
-async def test_a_forged_answer_of_a_session_raises_nothing_and_shows_no_controls(sandbox):
-    for answer in FORGED:
-        async with sandbox.session(limits=replace(LIMITS, wall_s=5.0)) as session:
-            forge = f"import os\nanswer = {answer!r}\nos.write(3, answer + b'\\n')"
-            for code in (forge, "1 + 1", "os.write(3, b'\\xff' * 8)", "import os\nos._exit(0)", "1"):
-                turn = await asyncio.wait_for(session.run(code), 60)
-                shown = "".join(filter(None, (turn.value, turn.traceback, turn.stdout, turn.stderr)))
-                assert not [letter for letter in shown if ord(letter) < 32 and letter not in "\n\t"]
 
 
 def test_an_entry_that_vanishes_or_that_is_closed_while_usage_is_counted(tmp_path, monkeypatch):
