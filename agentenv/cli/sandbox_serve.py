@@ -77,7 +77,7 @@ def _options(config: SandboxServeConfig) -> FusionServeOptions:
         MissingDependency: a package of the server is not installed.
     """
     from agentenv._util.http.access import AccessPolicy, read_token
-    from agentenv.sandbox.fusion.answers import MAX_LIMITS
+    from agentenv.sandbox.fusion.run_code import MAX_LIMITS
     from agentenv.sandbox.fusion.server import FusionServeOptions
 
     require_server("sandbox serve")

@@ -16,7 +16,7 @@ from agentenv._util.http.client import HTTPClient
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.sandbox import ExecLimits, ExecStatus, Isolation, SandboxUnavailable
 from agentenv.sandbox.fusion.client import MAX_ATTEMPTS, FusionSandbox
-from agentenv.sandbox.fusion.requests import BadAnswer, encode_request, read_answer
+from agentenv.sandbox.fusion.run_code import BadAnswer, encode_request, read_answer
 from agentenv.sandbox.fusion.server import FusionServer
 from agentenv.sandbox.grading import (
     AssertSuite,
@@ -361,19 +361,10 @@ async def test_what_only_a_caller_on_the_same_machine_can_do_is_refused():
         await sandbox.run("pass", channel=True)
 
 
-def test_a_second_event_loop_is_refused():
-    sandbox = FusionSandbox("http://127.0.0.1:9")
-    loops = [asyncio.new_event_loop() for _ in range(2)]
-
-    async def use():
-        sandbox._check_loop()
-
-    loops[0].run_until_complete(use())
-    with pytest.raises(ConfigError, match="Make one per loop"):
-        loops[1].run_until_complete(use())
-    loops[0].run_until_complete(sandbox.aclose())
-    for loop in loops:
-        loop.close()
+async def test_a_second_event_loop_is_refused():
+    async with scripted(http(OK)) as server, client(server) as sandbox:
+        with pytest.raises(ConfigError, match="Make one per loop"):
+            await asyncio.to_thread(asyncio.run, sandbox.run("print(42)"))
 
 
 # --- against our own server -------------------------------------------------------------------------------------------
