@@ -13,18 +13,14 @@ from agentenv.sandbox.guest import linux, seccomp
 from agentenv.sandbox.local import canary, levels
 from agentenv.sandbox.local import plan as _plan
 from agentenv.sandbox.local.doctor import doctor
-from agentenv.sandbox.local.probe import ProbeOutcome, run_probes
+from agentenv.sandbox.local.levels import ProbeOutcome, run_probes
 from tests.sandbox.conftest import opened
 
 ROOT = Path(__file__).parents[2]
 
 
-def plan(python=None):
-    return _plan.Plan(Isolation.NAMESPACES, _plan.user_ranges(), python or _plan.interpreters()[0])
-
-
 def test_each_probe_is_ok_or_says_why_and_what_fixes_it():
-    probes = run_probes(plan())
+    probes = run_probes()
     assert len(probes) >= 10
     for probe in probes:
         assert probe.outcome is ProbeOutcome.OK or (
@@ -36,9 +32,9 @@ def test_an_invalid_interpreter_is_a_failed_probe(tmp_path):
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho broken >&2; exit 3\n")
     broken.chmod(0o755)
-    (probe,) = run_probes(plan(str(broken)))
+    (probe,) = run_probes(str(broken))
     assert (probe.outcome, probe.detail) == (ProbeOutcome.FAIL, "broken")
-    (absent,) = run_probes(plan(str(tmp_path / "none")))
+    (absent,) = run_probes(str(tmp_path / "none"))
     assert absent.errno == 2
 
 

@@ -27,9 +27,8 @@ from agentenv.sandbox.guest import files, usage, watch
 from agentenv.sandbox.local import execution as _execution
 from agentenv.sandbox.local import plan as _plan
 from agentenv.sandbox.local import zygote_client as _client
-from agentenv.sandbox.local import zygote_pool as _pool
+from agentenv.sandbox.local.execution import CROWDED, classify
 from agentenv.sandbox.local.queue import FairQueue
-from agentenv.sandbox.local.verdicts import CROWDED, classify
 from tests.sandbox.conftest import opened
 from tests.sandbox.escapes.run import descendants, live_processes
 from tests.sandbox.fusion_servers import until
@@ -788,7 +787,7 @@ async def test_a_hundred_runs_leave_nothing(own_sandbox):
 
 @pytest.mark.long
 async def test_an_old_zygote_is_replaced_while_it_works(strongest, monkeypatch):
-    monkeypatch.setattr(_pool, "MAX_SERVED", 10)
+    monkeypatch.setattr(_client, "MAX_SERVED", 10)
     first = guardian(strongest)
     long = asyncio.create_task(strongest.run("import time; time.sleep(1); print('done')"))
     results = await asyncio.gather(*(strongest.run("print(1)", tenant=str(i)) for i in range(25)))

@@ -18,8 +18,8 @@ from typing import Any
 
 from agentenv.errors import ConfigError, InfraError
 from agentenv.sandbox.local import levels
-from agentenv.sandbox.local.plan import Plan, interpreters, missing_memory, user_ranges
-from agentenv.sandbox.local.probe import Probe, run_probes
+from agentenv.sandbox.local.levels import Probe, run_probes
+from agentenv.sandbox.local.plan import missing_memory
 from agentenv.sandbox.local.sandbox import LocalSandbox
 from agentenv.sandbox.types import ExecLimits, ExecStatus, Isolation
 
@@ -92,8 +92,7 @@ async def doctor(*, min_isolation: Isolation = Isolation.LANDLOCK) -> DoctorRepo
     Args:
         min_isolation: weakest acceptable isolation, as for LocalSandbox.
     """
-    plan = Plan(Isolation.NAMESPACES, user_ranges(), interpreters()[0])
-    probes = await asyncio.to_thread(run_probes, plan)
+    probes = await asyncio.to_thread(run_probes)
     reports = []
     for isolation in LEVELS:
         failures: list[str] = []

@@ -1,24 +1,31 @@
-"""The choice of a level of isolation: each level is tested, strongest first, by running programs in it."""
+"""The choice of a level of isolation: each level is tested, strongest first, by running programs in it.
+
+If none works, probes of the features that the levels need say why; a failed one has an errno and a hint for a fix.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import json
 import logging
 import os
 import re
+import subprocess
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from agentenv.errors import InfraError
 from agentenv.sandbox.local import canary
 from agentenv.sandbox.local.plan import Plan, interpreters, plans, user_ranges
-from agentenv.sandbox.local.probe import Probe, ProbeOutcome, run_probes
-from agentenv.sandbox.local.zygote_client import SetupFailed, Zygote, ZygoteLost
+from agentenv.sandbox.local.zygote_client import SetupFailed, Zygote, ZygoteLost, command, environment, plan_data
 from agentenv.sandbox.types import Isolation, SandboxUnavailable
 
 OPT_IN = "AGENTENV_ALLOW_UNSAFE_SANDBOX"
 """Environment variable; 1, together with `allow_unsafe=True`, permits programs without isolation."""
 MAX_STARTS = 3
 """Attempts at a level whose zygote dies."""
+PROBES_TIMEOUT_S = 60.0
 _LOG = logging.getLogger(__name__)
 _OF_NAMESPACES = ("user, pid, mount, net, ipc and uts namespaces", "read-only root", "tmpfs", "no /proc")
 
@@ -82,7 +89,7 @@ async def choose(request: IsolationRequest) -> IsolationLevel:
             )
     required = repr(str(request.exactly)) if request.exactly else f"{str(request.min_isolation)!r} or stronger"
     failed: list[Probe] = []
-    for probe in await asyncio.to_thread(run_probes, Plan(Isolation.NAMESPACES, user_ranges(), interpreters()[0])):
+    for probe in await asyncio.to_thread(run_probes):
         if probe.outcome is ProbeOutcome.FAIL:
             repeated = any(probe.hint == other.hint for other in failed)
             failed.append(replace(probe, hint="as above") if repeated else probe)
@@ -143,3 +150,87 @@ async def _prove(plan: Plan) -> IsolationLevel:
     elif plan.isolation is Isolation.NAMESPACES:
         layers.append("own user namespace")
     return IsolationLevel(plan.isolation, (*layers, "rlimits"), plan, zygote, count)
+
+
+# --- probes -----------------------------------------------------------------------------------------------------------
+
+
+class ProbeOutcome(StrEnum):
+    """The outcome of a probe."""
+
+    OK = "ok"
+    FAIL = "fail"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The result of one probe."""
+
+    name: str
+    outcome: ProbeOutcome
+    errno: int | None = None
+    detail: str = ""
+    hint: str = ""
+    """How to fix a failure."""
+
+    def __str__(self) -> str:
+        code = f" {errno.errorcode.get(self.errno, self.errno)}" if self.errno else ""
+        detail = f": {self.detail}" if self.detail else ""
+        return f"{self.name} {self.outcome}{code}{detail}{f' ({self.hint})' if self.hint else ''}"
+
+
+_CONTAINER = (
+    "the container's seccomp profile or AppArmor forbids it: run with --security-opt seccomp=unconfined "
+    "--security-opt apparmor=unconfined, or use the landlock level"
+)
+_HINTS = {
+    "processor": "x86-64 and aarch64 are supported; use a remote backend",
+    "interpreter": "install Python 3.11 or newer",
+    "seccomp": "the kernel needs CONFIG_SECCOMP_FILTER; use a remote backend",
+    "landlock": "needs Linux 5.13 with landlock in the kernel's lsm= list, and a profile that lets it through",
+    "user namespace": f"{_CONTAINER}; or sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone=1, "
+    "kernel.apparmor_restrict_unprivileged_userns=0",
+    "mount namespace": _CONTAINER,
+    "pid namespace": _CONTAINER,
+    "net, ipc and uts namespaces": _CONTAINER,
+    "separate root": _CONTAINER,
+    "other users": "run as root with CAP_SETUID and CAP_SETGID and an interpreter that other users can reach; only the "
+    "uid level, and landlock as root, need it",
+    "openat2": "needs Linux 5.6, and a container profile that lets it through",
+}
+
+
+def run_probes(python: str = "") -> tuple[Probe, ...]:
+    """Probe all features that the levels need, in a process of an interpreter; takes a fraction of a second.
+
+    Blocks: call it through `asyncio.to_thread` from an event loop.
+    """
+    plan = Plan(Isolation.NAMESPACES, user_ranges(), python or interpreters()[0])
+    try:
+        process = subprocess.run(
+            command(plan.python, "probes", 1),
+            input=plan_data(plan),
+            capture_output=True,
+            env=environment(plan),
+            cwd="/",
+            timeout=PROBES_TIMEOUT_S,
+            check=True,
+        )
+        failures: dict[str, list[int | str] | None] = json.loads(process.stdout)
+    except subprocess.CalledProcessError as error:
+        last = error.stderr.decode(errors="backslashreplace").strip().splitlines()[-1:]
+        return (Probe("interpreter", ProbeOutcome.FAIL, None, "".join(last), f"{plan.python} cannot run the probes"),)
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        code = getattr(error, "errno", None)
+        return (Probe("interpreter", ProbeOutcome.FAIL, code, str(error), "use another interpreter"),)
+    probes = []
+    for name, failure in failures.items():
+        if failure is None:
+            probes.append(Probe(name, ProbeOutcome.OK))
+        elif name == "other users" and os.geteuid() != 0:
+            probes.append(Probe(name, ProbeOutcome.SKIPPED, detail="not root"))
+        else:
+            code, message = int(failure[0]) or None, str(failure[1])
+            probes.append(Probe(name, ProbeOutcome.FAIL, code, message, _HINTS.get(name, "")))
+    return tuple(probes)
