@@ -86,28 +86,22 @@ class GradingRun:
     def out_of_time(self) -> tuple[Verdict, str] | None:
         """Return the verdict on a test that comes after the time for all tests, or None; `wall_s` ends with that time.
 
-        Call this before each execution, so that a slow program does not take its own grade along.
-        """
-        self._give_back_waits()
-        left_s = self.seconds_left()
-        longest_s = left_s / (1 + MAX_GIVEN_BACK)
-        self.limits = replace(self.limits, wall_s=min(self.limits.wall_s, max(longest_s, _MIN_TEST_S)))
-        return None if left_s >= _MIN_TEST_S else (Verdict.TIMEOUT, _TOO_LATE)
-
-    def _give_back_waits(self) -> None:
-        """Add to the time for all tests what the programs did not have of it.
-
-        They waited for a core or a slot then, which a policy can bring about: it is time, and never a missing grade.
+        Call this before each execution, so that a slow program does not take its own grade along. What the
+        programs did not have of that time is added to it. They waited for a core or a slot then, which a policy can
+        bring about: it is time, and never a missing grade.
         """
         left_s = self.seconds_left()
         elapsed_s = self._left_at_start_s + self._given_back_s - left_s
-        programs_s = sum(result.wall_s for result in self.results)  # several may run at the same time
-        if not elapsed_s > 0:  # or there is no limit
-            return
-        ran_s = programs_s - sum(result.run_delay_s for result in self.results)
-        own_s = ran_s * min(elapsed_s / programs_s, 1.0) if programs_s else 0.0
-        self.give_back(max(elapsed_s - own_s - self._given_back_s, 0.0))
-        self._given_back_s += self.seconds_left() - left_s
+        if elapsed_s > 0:  # else there is no limit
+            programs_s = sum(result.wall_s for result in self.results)  # several may run at the same time
+            ran_s = programs_s - sum(result.run_delay_s for result in self.results)
+            own_s = ran_s * min(elapsed_s / programs_s, 1.0) if programs_s else 0.0
+            self.give_back(max(elapsed_s - own_s - self._given_back_s, 0.0))
+            self._given_back_s += self.seconds_left() - left_s
+            left_s = self.seconds_left()
+        longest_s = left_s / (1 + MAX_GIVEN_BACK)
+        self.limits = replace(self.limits, wall_s=min(self.limits.wall_s, max(longest_s, _MIN_TEST_S)))
+        return None if left_s >= _MIN_TEST_S else (Verdict.TIMEOUT, _TOO_LATE)
 
     def skipped(self, results: Sequence[TestResult]) -> Verdict | None:
         """Return the verdict on the tests after these, if they are left out because one of these did not pass."""
