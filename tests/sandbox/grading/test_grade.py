@@ -23,7 +23,6 @@ from agentenv.sandbox.grading import (
     grade,
 )
 from agentenv.sandbox.grading.executions import GradingRun
-from agentenv.sandbox.grading.stdio import own_traceback
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, SandboxBusy
 from tests.sandbox.grading.conftest import Wrapped
 
@@ -314,33 +313,3 @@ def test_feedback_is_short_and_holds_no_control_characters():
 
 def test_all_passed_needs_no_more_words():
     assert feedback(GradeResult((TestResult("a", True, Verdict.PASSED),), Integrity.OUTSIDE)) == "All tests passed."
-
-
-TRACE = """\
-noise
-Traceback (most recent call last):
-  File "/usr/lib/runner.py", line 5, in run
-    exec(code)
-  File "main.py", line 3, in <module>
-    solve()
-  File "main.py", line 2, in solve
-    json.loads("{")
-    ~~~~~~~~~~^^^^^
-  File "/usr/lib/python3.11/json/decoder.py", line 337, in decode
-    obj, end = self.raw_decode(s)
-  File "<frozen codecs>", line 1, in decode
-ValueError: bad
-"""
-
-
-def test_a_traceback_is_cut_to_the_programs_own_frames():
-    assert own_traceback(TRACE).splitlines() == [
-        '  File "main.py", line 3, in <module>',
-        "    solve()",
-        '  File "main.py", line 2, in solve',
-        '    json.loads("{")',
-        "    ~~~~~~~~~~^^^^^",
-        "ValueError: bad",
-    ]
-    assert own_traceback("just words\n") == "just words"
-    assert own_traceback("x" * 9000) == "… " + "x" * 1500

@@ -112,26 +112,6 @@ async def test_files_that_configure_python_or_pytest_are_left_out_and_noted(sand
     assert result.score == 0.0
 
 
-@pytest.mark.long
-async def test_a_right_program_that_raises_inside_an_assertion_passes(sandbox_with_pytest):
-    tests = (
-        b"import pytest\nfrom solution import div\ndef test_a():\n    with pytest.raises(ZeroDivisionError):\n"
-        b"        assert div(1, 0) == 0\n"
-    )
-    for code, verdict in (("def div(a, b): return a / b\n", "passed"), ("def div(a, b): return 0\n", "failed")):
-        result = await graded(sandbox_with_pytest, code, files={"test.py": tests}, nodes=("test.py::test_a",))
-        assert [test.verdict.value for test in result.tests] == [verdict]
-
-
-@pytest.mark.long
-async def test_a_conftest_of_the_suites_own_counts(sandbox_with_pytest):
-    files = {
-        "conftest.py": b"import pytest\n@pytest.fixture\ndef two(): return 2\n",
-        "test.py": b"from solution import add\ndef test_it(two):\n    assert add(two, 0) == 2\n",
-    }
-    assert (await graded(sandbox_with_pytest, SOLUTION, files=files, nodes=("test.py::test_it",))).score == 1.0
-
-
 FIXED = {
     "conftest.py": b"import pytest\nfrom solution import add\n@pytest.fixture\ndef three(): return add(1, 2)\n",
     "test.py": b"def test_it(three):\n    assert three == 3\n",
