@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import marshal
 import math
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -48,22 +48,10 @@ class GradingRun:
     def __post_init__(self) -> None:
         self._left_at_start_s = self.seconds_left()
 
-    async def run(
-        self,
-        program: str,
-        *,
-        stdin: bytes | str = b"",
-        files: Mapping[str, bytes] | None = None,
-        fetch: Sequence[str] = (),
-        limits: ExecLimits | None = None,
-        channel: bool = False,
-    ) -> ExecResult:
-        """Execute a program. An InfraError of the sandbox becomes a result with status INFRA."""
-        limits = limits or self.limits
+    async def run(self, program: str, **options: Any) -> ExecResult:
+        """Execute a program with options of `Sandbox.run`. An InfraError becomes a result with status INFRA."""
         try:
-            result = await self.sandbox.run(
-                program, stdin=stdin, files=files, fetch=fetch, limits=limits, tenant=self.tenant, channel=channel
-            )
+            result = await self.sandbox.run(program, **{"limits": self.limits, "tenant": self.tenant, **options})
         except InfraError as error:
             result = ExecResult(ExecStatus.INFRA, isolation=self.sandbox.isolation, detail=str(error))
         return self.record(result)

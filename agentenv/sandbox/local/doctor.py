@@ -100,7 +100,7 @@ async def doctor(*, min_isolation: Isolation = Isolation.LANDLOCK) -> DoctorRepo
         report = LevelReport(isolation, False)
         if level is not None:
             await level.zygote.close()
-            report = LevelReport(isolation, True, level.layers, level.plan.python, level.num_canaries)
+            report = LevelReport(isolation, True, level.layers, level.zygote.plan.python, level.num_canaries)
         reports.append(replace(report, failures=tuple(failures)))
     fit = [level for level in reports if level.works and level.isolation.strength >= min_isolation.strength]
     chosen = fit[0].isolation if fit else None

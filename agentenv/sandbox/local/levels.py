@@ -55,9 +55,7 @@ class IsolationRequest:
 class IsolationLevel:
     """A level that works, with the zygote that proved it."""
 
-    isolation: Isolation
     layers: tuple[str, ...]
-    plan: Plan
     zygote: Zygote
     num_canaries: int
 
@@ -149,7 +147,7 @@ async def _prove(plan: Plan) -> IsolationLevel:
         layers.append("own user")
     elif plan.isolation is Isolation.NAMESPACES:
         layers.append("own user namespace")
-    return IsolationLevel(plan.isolation, (*layers, "rlimits"), plan, zygote, count)
+    return IsolationLevel((*layers, "rlimits"), zygote, count)
 
 
 # --- probes -----------------------------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ class LocalSandbox:
                 if self._pool is None:
                     with external_work():
                         level = await levels.choose(self._request)
-                    self.isolation, self.layers = level.isolation, level.layers
+                    self.isolation, self.layers = level.zygote.plan.isolation, level.layers
                     if missing := missing_memory(self.limits.memory_mb, self.run_slots):
                         _LOG.warning("LocalSandbox: %s", missing)
                     self._pool = ZygotePool(level.zygote, size=-(-self.run_slots // PROGRAMS_PER_ZYGOTE))
