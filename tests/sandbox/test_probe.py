@@ -10,7 +10,7 @@ import pytest
 
 from agentenv.sandbox import Isolation, LocalSandbox, SandboxUnavailable
 from agentenv.sandbox.guest import linux, seccomp
-from agentenv.sandbox.local import canary, levels
+from agentenv.sandbox.local import levels
 from agentenv.sandbox.local import plan as _plan
 from agentenv.sandbox.local.doctor import doctor
 from agentenv.sandbox.local.levels import ProbeOutcome, run_probes
@@ -59,13 +59,13 @@ async def test_the_doctors_level_is_the_one_that_a_sandbox_takes():
 
 @pytest.mark.long
 async def test_a_level_that_lets_something_through_is_not_used(monkeypatch):
-    leaky = canary._ATTEMPTS.replace("attempts = {", "attempts = {'do as it likes': lambda: None,")
-    monkeypatch.setattr(canary, "_ATTEMPTS", leaky)
+    leaky = levels._ATTEMPTS.replace("attempts = {", "attempts = {'do as it likes': lambda: None,")
+    monkeypatch.setattr(levels, "_ATTEMPTS", leaky)
     with pytest.raises(SandboxUnavailable) as refused:
         await LocalSandbox().open()
     assert "canary programs could do as it likes" in str(refused.value)
-    monkeypatch.setattr(canary, "_FORBIDDEN", "pass")
-    monkeypatch.setattr(canary, "_ATTEMPTS", "print('[1, []]')")
+    monkeypatch.setattr(levels, "_FORBIDDEN", "pass")
+    monkeypatch.setattr(levels, "_ATTEMPTS", "print('[1, []]')")
     with pytest.raises(SandboxUnavailable, match="expected isolation"):
         await LocalSandbox().open()
 
@@ -73,7 +73,7 @@ async def test_a_level_that_lets_something_through_is_not_used(monkeypatch):
 @pytest.mark.long
 @pytest.mark.parametrize("deaths", [1, levels.MAX_STARTS])
 async def test_a_level_is_not_given_up_because_its_zygote_died_once(monkeypatch, caplog, deaths):
-    original, died = canary.escapes, []
+    original, died = levels.escapes, []
 
     async def escapes(zygote, isolation):
         if isolation is Isolation.NAMESPACES and len(died) < deaths:
@@ -83,7 +83,7 @@ async def test_a_level_is_not_given_up_because_its_zygote_died_once(monkeypatch,
         return await original(zygote, isolation)
 
     async with await opened(isolation=Isolation.NAMESPACES):
-        monkeypatch.setattr(canary, "escapes", escapes)
+        monkeypatch.setattr(levels, "escapes", escapes)
     async with await opened() as sandbox:
         lost = deaths == levels.MAX_STARTS
         assert sandbox.isolation is (Isolation.LANDLOCK if lost else Isolation.NAMESPACES)
