@@ -66,6 +66,7 @@ _NOTES = {
     ExecStatus.POLICY: "forbidden system call",
 }
 """Notes on ends that the return code does not show."""
+TOKEN_VARIABLE = "AGENTENV_SANDBOX_TOKEN"
 REQUEST_HEADER = "x-agentenv-ask"
 """Header of a request, in JSON: all limits, the policy and the tenant."""
 RESULT_HEADER = "x-agentenv-told"
