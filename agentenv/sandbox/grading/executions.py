@@ -152,7 +152,7 @@ def verdict_of(result: ExecResult, limits: ExecLimits) -> tuple[Verdict, str]:
     return Verdict.ERROR, f"the program ended with {how}"
 
 
-async def gather_limited(work: Sequence[Coroutine[Any, Any, Any]], *, max_concurrent: int = _CONCURRENT) -> list[Any]:
+async def gather_limited(work: Sequence[Coroutine[Any, Any, Any]], *, max_concurrent: int) -> list[Any]:
     """Run coroutines, a few at a time, and return their results in order.
 
     If one raises or the caller is cancelled, all are cancelled.

@@ -86,12 +86,8 @@ class DoctorReport:
         return out
 
 
-async def doctor(*, min_isolation: Isolation = Isolation.LANDLOCK) -> DoctorReport:
-    """Probe this machine, test each level, and time the chosen one. Takes about a second.
-
-    Args:
-        min_isolation: weakest acceptable isolation, as for LocalSandbox.
-    """
+async def doctor() -> DoctorReport:
+    """Probe this machine, test each level, and time the one that a LocalSandbox chooses. Takes about a second."""
     probes = await asyncio.to_thread(run_probes)
     reports = []
     for isolation in LEVELS:
@@ -102,7 +98,7 @@ async def doctor(*, min_isolation: Isolation = Isolation.LANDLOCK) -> DoctorRepo
             await level.zygote.close()
             report = LevelReport(isolation, True, level.layers, level.zygote.plan.python, level.num_canaries)
         reports.append(replace(report, failures=tuple(failures)))
-    fit = [level for level in reports if level.works and level.isolation.strength >= min_isolation.strength]
+    fit = [level for level in reports if level.works and level.isolation.strength >= Isolation.LANDLOCK.strength]
     chosen = fit[0].isolation if fit else None
     speed = None
     if chosen is not None:

@@ -10,7 +10,6 @@ import asyncio
 import codecs
 import contextlib
 import fcntl
-import functools
 import json
 import os
 import re
@@ -203,9 +202,7 @@ class LocalExecution:
         self._flooded = False
         self._captures: dict[str, Capture] = {}
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._zygote: Zygote | None = None
         self._backstop: asyncio.TimerHandle | None = None
-        self._report: asyncio.Future[dict[str, Any]] | None = None
         self._ending: asyncio.Task[None] | None = None
         self.ended: asyncio.Future[ExecResult] = self._loop.create_future()
         """The result of the program; never an exception."""
@@ -217,7 +214,6 @@ class LocalExecution:
             ZygoteLost: the zygote accepts no programs.
             OSError: for example, too many files are open in this process.
         """
-        self._zygote = zygote
         program, limits = self._program, self._program.limits
         fds: dict[str, int] = {}
         try:
@@ -256,8 +252,8 @@ class LocalExecution:
         finally:
             for fd in fds.values():
                 os.close(fd)
-        self._report = report
-        self._backstop = self._loop.call_later((1 + MAX_GIVEN_BACK) * limits.wall_s + BACKSTOP_S, self._end_unheard)
+        longest_s = (1 + MAX_GIVEN_BACK) * limits.wall_s + BACKSTOP_S
+        self._backstop = self._loop.call_later(longest_s, self._end_unheard, zygote, report)
         report.add_done_callback(self._finish)
 
     # --- while the program runs --------------------------------------------------------------------------------------
@@ -315,13 +311,11 @@ class LocalExecution:
             self._lease.close()
             self._lease = None
 
-    def _end_unheard(self, *, again: bool = False) -> None:
-        if self._report is None or self._report.done() or self._zygote is None:
-            return
-        if not again:  # this loop may have been blocked: read pending messages first
-            self._backstop = self._loop.call_later(UNHEARD_S, functools.partial(self._end_unheard, again=True))
-        else:
-            self._zygote.lose(f"zygote: expected a report within {BACKSTOP_S:g} s of the limit, got none")
+    def _end_unheard(self, zygote: Zygote, report: asyncio.Future[dict[str, Any]], again: bool = False) -> None:
+        if not report.done() and not again:  # this loop may have been blocked: read pending messages first
+            self._backstop = self._loop.call_later(UNHEARD_S, self._end_unheard, zygote, report, True)
+        elif not report.done():
+            zygote.lose(f"zygote: expected a report within {BACKSTOP_S:g} s of the limit, got none")
 
     def _finish(self, report: asyncio.Future[dict[str, Any]]) -> None:
         fetched: dict[str, bytes] = {}
