@@ -65,14 +65,11 @@ def planted():
 async def test_our_packages_are_empty_in_the_sandbox_if_installed_next_to_others(monkeypatch):
     folder = os.path.realpath(os.path.dirname(xml.__file__))
     monkeypatch.setattr(plan, "own_folders", lambda: (folder,))
-    sandbox = await opened(isolation=Isolation.NAMESPACES)
-    try:
+    async with await opened(isolation=Isolation.NAMESPACES) as sandbox:
         result = await sandbox.run(
             f"import os; print(os.listdir({os.path.dirname(folder)!r}) != [], os.listdir({folder!r}))"
         )
         assert result.stdout == "True []\n"
-    finally:
-        await sandbox.aclose()
 
 
 @pytest_asyncio.fixture(
@@ -84,9 +81,8 @@ async def test_our_packages_are_empty_in_the_sandbox_if_installed_next_to_others
 async def attacked(request, planted):
     """A sandbox of each level, started from an environment with secrets."""
     before = set(descendants())
-    sandbox = await opened(isolation=request.param)
-    yield sandbox
-    await sandbox.aclose()
+    async with await opened(isolation=request.param) as sandbox:
+        yield sandbox
     assert wait_for_descendants(before, 30) == {}, "processes outlive the sandbox"
 
 
@@ -366,12 +362,9 @@ async def test_packages_in_a_folder_of_the_name_of_the_working_folder_are_shown_
     """Once a package that pytest imports when it is needed was hidden, and right programs failed their tests."""
     first = os.path.join("/", Path(pytest.__file__).resolve().parts[1])
     monkeypatch.setattr(plan, "_WORK_FOLDERS", (first, "/sandbox-work"))
-    sandbox = await opened(isolation=Isolation.NAMESPACES, preimport=("pytest",))
     program = "import os, pytest; open('x', 'w'); print(os.getcwd(), os.path.isfile(pytest.__file__), os.listdir('.'))"
-    try:
+    async with await opened(isolation=Isolation.NAMESPACES, preimport=("pytest",)) as sandbox:
         result = await sandbox.run(program)
-    finally:
-        await sandbox.aclose()
     assert (result.stdout, result.stderr) == ("/sandbox-work True ['x']\n", "")
 
 
@@ -380,9 +373,8 @@ async def test_packages_in_a_folder_of_the_name_of_the_working_folder_are_shown_
 
 @pytest.fixture(params=LEVELS[:2], ids=str)
 async def sandbox(request):
-    sandbox = await opened(isolation=request.param, limits=replace(LIMITS, cpu_s=30.0, wall_s=60.0))
-    yield sandbox
-    await sandbox.aclose()
+    async with await opened(isolation=request.param, limits=replace(LIMITS, cpu_s=30.0, wall_s=60.0)) as sandbox:
+        yield sandbox
 
 
 @pytest.mark.long
@@ -434,8 +426,7 @@ async def test_nothing_of_a_program_stays_in_a_process_that_forks_the_next(level
     mark = "of-a-program-" + os.urandom(8).hex()
     text = f"{mark}\n" * 4000
     before = set(descendants())
-    sandbox = await opened(isolation=level)
-    try:
+    async with await opened(isolation=level) as sandbox:
         for given in (
             {"fetch": [mark, *(f"{mark}-{number}" for number in range(200))]},
             {"fetch": [mark], "files": {f"{mark}.txt": text.encode()}, "stdin": text},
@@ -459,8 +450,6 @@ async def test_nothing_of_a_program_stays_in_a_process_that_forks_the_next(level
                 pytest.skip(str(error))
             assert b"agentenv" in memory
             assert mark.encode() not in memory
-    finally:
-        await sandbox.aclose()
 
 
 SPY = """

@@ -29,7 +29,6 @@ from agentenv.sandbox.grading import (
     grade,
 )
 from agentenv.tools.python import PythonTool
-from tests.sandbox.conftest import opened
 from tests.sandbox.fusion_servers import OK, answer, cut, http, scripted, until
 
 LIMITS = ExecLimits()
@@ -368,13 +367,6 @@ async def test_a_second_event_loop_is_refused():
 
 
 # --- against our own server -------------------------------------------------------------------------------------------
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def local():
-    sandbox = await opened()
-    yield sandbox
-    await sandbox.aclose()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

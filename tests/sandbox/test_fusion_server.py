@@ -25,7 +25,6 @@ from agentenv.sandbox.fusion.run_code import MAX_LIMITS, read_run_request
 from agentenv.sandbox.fusion.server import FusionServeOptions, FusionServer
 from agentenv.sandbox.local.sandbox import MIN_MEMORY_MB
 from tests.ports import held_port
-from tests.sandbox.conftest import opened
 from tests.sandbox.fusion_servers import until
 
 ROOT = Path(__file__).parents[2]
@@ -34,16 +33,11 @@ HELLO = {"code": "print(6 * 7)", "language": "python"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served():
+async def served(local):
     """An HTTP client of a server of a real sandbox."""
-    sandbox = await opened()
-    async with (
-        FusionServer(sandbox) as server,
-        httpx.AsyncClient(base_url=server.url, trust_env=False, verify=False) as http,
-    ):
+    async with FusionServer(local) as server, at(server) as http:
         http.server = server
         yield http
-    await sandbox.aclose()
 
 
 class Gate:
@@ -52,10 +46,8 @@ class Gate:
     isolation, backend, run_slots = Isolation.NONE, "gate", 1
 
     def __init__(self, result=None):
-        self.go_on, self.result = (
-            asyncio.Event(),
-            result or ExecResult(ExecStatus.OK, exit_code=0, stdout="42\n", stdout_bytes=3),
-        )
+        self.go_on = asyncio.Event()
+        self.result = result or ExecResult(ExecStatus.OK, exit_code=0, stdout="42\n", stdout_bytes=3)
         self.started, self.cancelled, self.given = 0, 0, {}
 
     async def run(self, program, **given):

@@ -100,31 +100,22 @@ async def test_a_program_whose_zygote_always_dies_is_an_infra_failure(strongest)
 @pytest.mark.parametrize("other_level", ["the same", Isolation.NAMESPACES], ids=str)
 @pytest.mark.parametrize("policy", ["pure", "proc"])
 async def test_a_program_ends_no_program_of_another_sandbox(level, other_level, policy):
-    one, other = (
-        await opened(isolation=level),
-        await opened(isolation=level if other_level == "the same" else other_level),
-    )
-    try:
+    other_level = level if other_level == "the same" else other_level
+    async with await opened(isolation=level) as one, await opened(isolation=other_level) as other:
         victim = await other.start(SLEEP, policy=policy, limits=ExecLimits(wall_s=120))
         await until(lambda: descendants(zygote(other)))
         await one.run("import os\nfor _ in range(3): os.kill(-1, 9)", policy=policy)
         assert descendants(zygote(other)), "the program of the other sandbox is gone"
         assert (await victim.kill()).detail == "killed by the caller"
-    finally:
-        await one.aclose()
-        await other.aclose()
 
 
 @pytest.mark.long
 async def test_a_sandbox_says_that_all_user_ids_are_in_use(monkeypatch):
     first = 0x7A000000 + os.getpid() % 4096 * 1024  # that no other test takes
     monkeypatch.setattr(_plan, "user_ranges", lambda: (first, 1024, 2))
-    sandbox = await opened(isolation=Isolation.UID)
-    try:
+    async with await opened(isolation=Isolation.UID):
         with pytest.raises(SandboxUnavailable, match="expected a range that no sandbox uses, got 1 in use"):
             await LocalSandbox(isolation=Isolation.UID).open()
-    finally:
-        await sandbox.aclose()
     await (await opened(isolation=Isolation.UID)).aclose()  # they are free again
 
 
@@ -259,15 +250,12 @@ FAILS_ALONE = {
 async def test_a_group_that_takes_the_memory_of_its_container_has_verdicts_all_the_same(own_temporary_folder, level):
     """Each stays within its limits, and the kernel kills some of them; what it killed runs again alone."""
     hog = "import time\nhoard = bytearray(b'x') * (120 << 20)\ntime.sleep(1)\nraise ValueError"
-    sandbox = await opened(isolation=level, run_slots=4)
-    try:
+    async with await opened(isolation=level, run_slots=4) as sandbox:
         await sandbox.run("pass")
         with small_memory(zygote(sandbox), 250):
             programs = [hog] * 4 + [f"import time\ntime.sleep(0.5)\n{end}" for end in FAILS_ALONE.values()]
             limits = ExecLimits(memory_mb=200, cpu_s=2.0, wall_s=60)
             results = await asyncio.gather(*(sandbox.run(program, limits=limits) for program in programs))
-    finally:
-        await sandbox.aclose()
     assert [result.detail for result in results if result.status is ExecStatus.INFRA] == []
     assert {result.status for result in results[:4]} == {ExecStatus.NONZERO}
 

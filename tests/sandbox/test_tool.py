@@ -9,17 +9,8 @@ from agentenv.errors import InfraError
 from agentenv.sandbox import ExecLimits
 from agentenv.sandbox.local.session import InterpreterSession
 from agentenv.tools.python import PythonTool
-from tests.sandbox.conftest import opened
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def local():
-    """The strongest level that is here: levels are held by other tests."""
-    sandbox = await opened()
-    yield sandbox
-    await sandbox.aclose()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
