@@ -1,11 +1,7 @@
 """When two values or texts are the same: types count, tolerances are asked for, white space is ASCII's."""
 
-import math
-from collections import Counter, OrderedDict, defaultdict
-
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError
 from agentenv.sandbox.grading import Comparison, same_value
@@ -95,13 +91,6 @@ def test_the_same_is_symmetric(one, other):
 
 
 @pytest.mark.parametrize(
-    "value", [Counter("aab"), OrderedDict(a=1), defaultdict(list, {"a": [1]})], ids=lambda value: type(value).__name__
-)
-def test_a_subclass_arrives_as_its_built_in_type(value):
-    assert same_value(dict(value), decode(encode(value)))
-
-
-@pytest.mark.parametrize(
     ("mode", "expected", "got", "same"),
     [
         ("exact", "3\n", "3", False),
@@ -135,14 +124,6 @@ def test_texts_are_compared_by_their_mode(mode, expected, got, same):
 
 def test_a_number_of_many_digits_is_cheap():
     assert not same_text("1", "9" * 100_000, "floats", Comparison(rel_tol=1e-6))
-
-
-@pytest.mark.long
-@given(st.floats(allow_nan=False, allow_infinity=False), st.floats(min_value=0, max_value=0.5))
-def test_a_tolerance_is_that_of_math_isclose(value, tolerance):
-    other = value * (1 + tolerance)
-    how = Comparison(rel_tol=0.25)
-    assert same_value(value, other, how) is (value == other or math.isclose(value, other, rel_tol=0.25))
 
 
 PYTHON = Comparison(tuple_as_list=True, int_as_float=True, bool_as_int=True)

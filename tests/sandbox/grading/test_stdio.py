@@ -21,15 +21,6 @@ async def graded(sandbox, code, expected, *, stdin="", **options):
     return result.tests[0]
 
 
-@pytest.mark.long
-async def test_a_program_that_prints_what_is_expected_passes(sandbox):
-    result = await grade(sandbox, DOUBLE, DOUBLES, limits=LIMITS)
-    assert (result.score, result.sandbox_failed, result.integrity.value) == (1.0, False, "outside")
-    assert [(test.id, test.visible) for test in result.tests] == [
-        ("visible[0]", True), ("hidden[0]", False), ("hidden[1]", False),
-    ]  # fmt: skip
-
-
 async def test_the_right_output_and_a_failing_exit_is_an_error(sandbox):
     test = await graded(sandbox, "print(3)\nraise SystemExit(1)\n", "3\n")
     assert (test.verdict, test.detail) == (Verdict.ERROR, "the program ended with exit code 1")
