@@ -41,7 +41,7 @@ CLASSES: Mapping[str, str] = {
     "sandbox doctor": "agentenv.cli.sandbox:SandboxDoctorConfig",
     "sandbox run": "agentenv.cli.sandbox:SandboxRunConfig",
     "sandbox bench": "agentenv.cli.sandbox:SandboxBenchConfig",
-    "sandbox serve": "agentenv.cli.sandbox_serve:SandboxServeConfig",
+    "sandbox serve": "agentenv.cli.sandbox:SandboxServeConfig",
     "serve": "agentenv.cli.serve:ServeConfig",
     "config run": "agentenv.runs.config:RunConfig",
     "config train": "agentenv.training.config:TrainConfig",

@@ -1,7 +1,8 @@
 """`agentenv sandbox doctor | run | bench | serve`: check the isolation here, run a program, time it, serve it.
 
 Exit codes of `run`: 0 the program succeeded, 1 it failed, 2 usage error or no isolation, 3 the sandbox failed. Exit
-codes of `doctor` and `bench`: 0, or 1 if no program can run; 2 and 3 as above.
+codes of `doctor` and `bench`: 0, or 1 if no program can run; 2 and 3 as above. Exit codes of `serve`: 0 stopped by
+Ctrl-C or SIGTERM; 2 usage error, no isolation, or a public address without a token; 3 it cannot listen.
 """
 
 from __future__ import annotations
@@ -9,21 +10,22 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from agentenv._util.http.responses import require_server
 from agentenv.cli.commands import Commands, subcommand, summary_of
 from agentenv.cli.flags import parse, print_json
 from agentenv.cli.help import POSITIONAL
-from agentenv.cli.sandbox_serve import SandboxServeConfig, serve
 from agentenv.errors import ConfigError, InfraError
+from agentenv.runs.shutdown import stop_event
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, Policy
 
 if TYPE_CHECKING:
     from agentenv.sandbox import LocalSandbox
+    from agentenv.sandbox.fusion.server import FusionServeOptions
     from agentenv.sandbox.local.doctor import Speed
 
 SANDBOX_FAILED = 3
@@ -77,6 +79,40 @@ class SandboxBenchConfig:
     """Packages of this environment that the program imports, such as numpy."""
     json: bool = False
     """Print JSON."""
+
+
+@dataclass(frozen=True)
+class SandboxServeConfig:
+    """Serve the sandbox over SandboxFusion's HTTP API, for the clients of verl, ROLL, SkyRL and agentenv."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Any but a loopback address needs a token, in AGENTENV_SANDBOX_TOKEN or --token_file."""
+    port: int = 8080
+    """Port; 0 chooses a free one."""
+    token_file: str | None = None
+    """File with the token that clients must send, as a bearer token or as the password in the address."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Further host names of this server, such as node7 or node7:80; * permits any. Needed with --host 0.0.0.0."""
+    isolation: LevelName | None = None
+    """Use exactly this level; default: the strongest that works here, at least landlock."""
+    preimport: tuple[str, ...] = ()
+    """Packages of this environment that programs may import, such as numpy; pytest also enables the language pytest."""
+    policy: Policy = "pure"
+    """Policy of Python programs: one process (pure), or several (proc). Bash programs may always start processes."""
+    run_slots: int | None = None
+    """Number of concurrent programs; default: the number of cores."""
+    max_waiting: int = 1024
+    """Size of the queue; further requests are answered with 429 and Retry-After."""
+    max_queue_s: float = 120.0
+    """Longest wait in the queue, in seconds; then a request is answered with 504."""
+    max_run_timeout: float = 120.0
+    """Largest CPU time of a program, in seconds; the limit of wall time is twice that."""
+    max_memory_mb: int = 1024
+    """Largest memory of a program, in MiB, and the default of requests without a limit."""
+    max_body_mb: int = 8
+    """Largest request, in MiB."""
+    grace_s: float = 10.0
+    """Time that running programs have after the server is stopped, in seconds."""
 
 
 def sandbox(args: Sequence[str]) -> int:
@@ -155,11 +191,13 @@ async def _execute(config: SandboxRunConfig, program: str, stdin: bytes) -> Exec
         return await local.run(program, stdin=stdin, policy=config.policy, limits=config.limits)
 
 
-def _sandbox(config: SandboxRunConfig | SandboxBenchConfig) -> LocalSandbox:
+def _sandbox(
+    config: SandboxRunConfig | SandboxBenchConfig | SandboxServeConfig, run_slots: int | None = None
+) -> LocalSandbox:
     from agentenv.sandbox import LocalSandbox
 
     isolation = Isolation(config.isolation) if config.isolation else None
-    return LocalSandbox(isolation=isolation, preimport=config.preimport)
+    return LocalSandbox(isolation=isolation, preimport=config.preimport, run_slots=run_slots)
 
 
 def _read(path: str, flag: str) -> bytes:
@@ -177,7 +215,7 @@ def _bench(args: Sequence[str]) -> int:
     config = parse(SandboxBenchConfig, "sandbox bench", args)
     if not 0 < config.seconds < 3600:
         raise ConfigError(f"--seconds: expected a number above 0 and below 3600, got {config.seconds!r}. Change it.")
-    isolation, speed = asyncio.run(_timed(config))
+    isolation, speed = asyncio.run(_measure(config))
     if config.json:
         print_json({"isolation": str(isolation), **asdict(speed)})
     else:
@@ -186,54 +224,81 @@ def _bench(args: Sequence[str]) -> int:
     return 0
 
 
-async def _timed(config: SandboxBenchConfig) -> tuple[Isolation, Speed]:
+async def _measure(config: SandboxBenchConfig) -> tuple[Isolation, Speed]:
     """Return the isolation and its speed."""
-    from agentenv.sandbox.local.doctor import Speed
+    from agentenv.sandbox.local.doctor import measure
 
     program = "".join(f"import {name}\n" for name in config.preimport) or "pass"
     async with _sandbox(config) as local:
-        times: list[float] = []
-        end = time.perf_counter() + config.seconds / 2
-        while not times or time.perf_counter() < end:
-            times.append(await _once(local, program))
-        started = time.perf_counter()
-        counts = await asyncio.gather(*(_repeat(local, program, config.seconds / 2) for _ in range(local.run_slots)))
-        per_s = sum(counts) / (time.perf_counter() - started)
-    times.sort()
-    at = [1e3 * times[int(len(times) * share)] for share in (0.5, 0.95)]
-    return local.isolation, Speed(len(times), at[0], at[1], per_s)
+        return local.isolation, await measure(local, program=program, seconds=config.seconds)
 
 
-async def _repeat(local: LocalSandbox, program: str, seconds: float) -> int:
-    """Run the program repeatedly for a time, at least once, and return the number of runs."""
-    count, end = 0, time.perf_counter() + seconds
-    while not count or time.perf_counter() < end:
-        await _once(local, program)
-        count += 1
-    return count
+# --- serve ------------------------------------------------------------------------------------------------------------
 
 
-async def _once(local: LocalSandbox, program: str) -> float:
-    """Return the seconds of a successful execution.
+def _serve(args: Sequence[str]) -> int:
+    """Serve until a signal; a second signal ends the running programs."""
+    config = parse(SandboxServeConfig, "sandbox serve", args)
+    options = _serve_options(config)
+    try:
+        asyncio.run(_until_stopped(config, options))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return 0
+    return 0
+
+
+def _serve_options(config: SandboxServeConfig) -> FusionServeOptions:
+    """Return the server's options from the flags.
 
     Raises:
-        ConfigError: the program fails, for example because a package is missing.
-        InfraError: the sandbox failed.
+        ConfigError: a flag has an invalid value.
+        MissingDependency: a package of the server is not installed.
     """
-    started = time.perf_counter()
-    result = await local.run(program)
-    if result.status is ExecStatus.OK:
-        return time.perf_counter() - started
-    message = " ".join((result.detail or result.stderr[-300:]).split())
-    error = InfraError if result.status is ExecStatus.INFRA else ConfigError
-    raise error(
-        f"sandbox bench: expected {program!r} to succeed, got {result.status}: {message}. See `sandbox doctor`."
+    from agentenv._util.http.access import AccessPolicy, read_token
+    from agentenv.sandbox.fusion.run_code import MAX_LIMITS, TOKEN_VARIABLE
+    from agentenv.sandbox.fusion.server import FusionServeOptions
+
+    require_server("sandbox serve")
+    for name in ("max_waiting", "max_queue_s", "max_run_timeout", "max_memory_mb", "max_body_mb"):
+        if not getattr(config, name) > 0:
+            raise ConfigError(f"--{name}: expected a number above 0, got {getattr(config, name)!r}. Raise it.")
+    if not 0 <= config.port < 65536 or (config.run_slots is not None and config.run_slots < 1):
+        raise ConfigError(
+            f"--port, --run_slots: expected a port and 1 or more, got {config.port} and {config.run_slots}."
+        )
+    seconds = config.max_run_timeout
+    caps = replace(MAX_LIMITS, cpu_s=seconds, wall_s=2 * seconds, memory_mb=config.max_memory_mb)
+    return FusionServeOptions(
+        access=AccessPolicy(
+            config.host, read_token(config.token_file, TOKEN_VARIABLE), config.allowed_hosts, variable=TOKEN_VARIABLE
+        ),
+        port=config.port,
+        caps=caps,
+        languages=("python", "bash", *(["pytest"] if "pytest" in config.preimport else [])),
+        policy=config.policy,
+        max_waiting=config.max_waiting,
+        max_queue_s=config.max_queue_s,
+        max_body_bytes=config.max_body_mb << 20,
+        grace_s=max(config.grace_s, 0.0),
     )
+
+
+async def _until_stopped(config: SandboxServeConfig, options: FusionServeOptions) -> None:
+    from agentenv.sandbox.fusion.server import FusionServer
+
+    async with _sandbox(config, config.run_slots) as local, FusionServer(local, options) as server:
+        stopped = stop_event()
+        sys.stdout.write(f"serving {server.url}, isolation {local.isolation}, {local.run_slots} at a time\n")
+        sys.stdout.flush()
+        await stopped.wait()
+        running = f"{server.running} program{' still runs' if server.running == 1 else 's still run'}"
+        sys.stderr.write(f"agentenv: stopping; {running}. Press Ctrl-C again to end running programs.\n")
+        await server.close()
 
 
 _COMMANDS: Commands = {
     "doctor": (summary_of(SandboxDoctorConfig), _doctor),
     "run": (summary_of(SandboxRunConfig), _run),
     "bench": (summary_of(SandboxBenchConfig), _bench),
-    "serve": (summary_of(SandboxServeConfig), serve),
+    "serve": (summary_of(SandboxServeConfig), _serve),
 }

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentenv._util.suggest import did_you_mean
 from agentenv.errors import ConfigError
-from agentenv.sandbox.types import ExecLimits, Isolation, Sandbox
+from agentenv.sandbox.types import ExecLimits, Sandbox
 
 _BACKENDS = {
     "local": ("agentenv.sandbox.local.sandbox", "LocalSandbox"),
@@ -49,12 +49,8 @@ def open_sandbox(backend: str = "local", **options: Any) -> Sandbox:
     if missing := [each.name for each in parameters if each.default is each.empty and each.name not in options]:
         raise ConfigError(f"sandbox: expected {' and '.join(missing)} for {name}, got none. Add them.")
     try:
-        # Convert options from their JSON form to the types that the backend expects.
         if isinstance(limits := options.get("limits"), Mapping):
             options["limits"] = ExecLimits(**limits)
-        for key in {"isolation", "min_isolation"} & options.keys():
-            if isinstance(options[key], str):
-                options[key] = Isolation(options[key])
         sandbox: Sandbox = cls(**options)
     except (TypeError, ValueError) as error:
         if isinstance(error, ConfigError):

@@ -12,7 +12,7 @@ from agentenv.errors import InfraError
 from agentenv.sandbox import ExecLimits, ExecResult, ExecStatus, Isolation, LocalSandbox, SandboxUnavailable
 from agentenv.sandbox.local import doctor as sandbox_doctor
 from agentenv.sandbox.local.doctor import DoctorReport, LevelReport, Speed
-from agentenv.sandbox.local.probe import Probe, ProbeOutcome
+from agentenv.sandbox.local.levels import Probe, ProbeOutcome
 from tests.drivers import command
 
 PROGRAMS = {

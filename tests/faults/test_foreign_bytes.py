@@ -39,7 +39,7 @@ from agentenv.rewards.models import vllm_http as vllm_scorer
 from agentenv.rewards.models.openrlhf_wire import Sample
 from agentenv.rewards.serving import server as rm_server
 from agentenv.sandbox import ExecLimits, ExecResult
-from agentenv.sandbox.fusion import answers, requests
+from agentenv.sandbox.fusion import run_code
 from agentenv.sandbox.fusion import server as fusion_server
 from agentenv.sandbox.fusion.client import FusionSandbox
 from agentenv.sandbox.fusion.server import FusionServer
@@ -74,11 +74,11 @@ WATCHED = [
     (ToolFormat, "parse"),
     (execution, "readable"),
     (session_module, "readable"),
-    (requests, "readable"),
-    (answers, "run_answer"),
+    (run_code, "readable"),
+    (run_code, "run_answer"),
     (rm_server, "read_request"),
     (gym_server, "read_run"),
-    (answers, "read_run_request"),
+    (run_code, "read_run_request"),
     (fusion_server, "read_grade_request"),
     (http_client, "json_bytes"),
     (vllm_engine, "completion_of"),

@@ -25,9 +25,15 @@ async def opened(**options):
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=LEVELS, ids=str)
 async def sandbox(request):
     """One for all tests of a module, by level; tests say `pytest.mark.asyncio(loop_scope="module")`."""
-    sandbox = await opened(isolation=request.param)
-    yield sandbox
-    await sandbox.aclose()
+    async with await opened(isolation=request.param) as sandbox:
+        yield sandbox
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def local():
+    """One of the strongest level for all tests of a module."""
+    async with await opened() as sandbox:
+        yield sandbox
 
 
 @pytest.fixture
@@ -42,14 +48,12 @@ def own_temporary_folder(monkeypatch):
 @pytest_asyncio.fixture(params=LEVELS, ids=str)
 async def own_sandbox(request, own_temporary_folder):
     """One for this test alone, by level: it may be broken."""
-    sandbox = await opened(isolation=request.param)
-    yield sandbox
-    await sandbox.aclose()
+    async with await opened(isolation=request.param) as sandbox:
+        yield sandbox
 
 
 @pytest_asyncio.fixture
 async def strongest(own_temporary_folder):
     """The same at the strongest level alone: for what is the trainer's side, and alike at all of them."""
-    sandbox = await opened()
-    yield sandbox
-    await sandbox.aclose()
+    async with await opened() as sandbox:
+        yield sandbox

@@ -16,7 +16,7 @@ from agentenv._util.http.client import HTTPClient
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.sandbox import ExecLimits, ExecStatus, Isolation, SandboxUnavailable
 from agentenv.sandbox.fusion.client import MAX_ATTEMPTS, FusionSandbox
-from agentenv.sandbox.fusion.requests import BadAnswer, encode_request, read_answer
+from agentenv.sandbox.fusion.run_code import BadAnswer, encode_request, read_answer
 from agentenv.sandbox.fusion.server import FusionServer
 from agentenv.sandbox.grading import (
     AssertSuite,
@@ -29,7 +29,6 @@ from agentenv.sandbox.grading import (
     grade,
 )
 from agentenv.tools.python import PythonTool
-from tests.sandbox.conftest import opened
 from tests.sandbox.fusion_servers import OK, answer, cut, http, scripted, until
 
 LIMITS = ExecLimits()
@@ -55,25 +54,21 @@ def client(*servers, **options):
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
+def timed_out(**outputs):
+    return answer({"status": "TimeLimitExceeded", "return_code": None, **outputs}, status="Failed")
+
+
+NOT_COMPILED = {"status": "Failed", "compile_result": {"status": "Finished", "return_code": 1}, "run_result": None}
+
+
 @pytest.mark.parametrize(
     ("body", "status", "exit_code", "signal"),
     [
         (OK, ExecStatus.OK, 0, None),
         (answer({"return_code": 3}, status="Failed"), ExecStatus.NONZERO, 3, None),
-        (answer({"return_code": 139}, status="Failed"), ExecStatus.NONZERO, 139, None),
         (answer({"return_code": -11}, status="Failed"), ExecStatus.SIGNAL, None, 11),
-        (
-            answer({"status": "TimeLimitExceeded", "return_code": None}, status="Failed"),
-            ExecStatus.WALL_TIMEOUT,
-            None,
-            None,
-        ),
-        (
-            {"status": "Failed", "compile_result": {"status": "Finished", "return_code": 1}, "run_result": None},
-            ExecStatus.NONZERO,
-            1,
-            None,
-        ),
+        (timed_out(), ExecStatus.WALL_TIMEOUT, None, None),
+        (NOT_COMPILED, ExecStatus.NONZERO, 1, None),
     ],
 )
 def test_the_status_is_how_the_program_ended(body, status, exit_code, signal):
@@ -89,21 +84,15 @@ def test_the_status_is_how_the_program_ended(body, status, exit_code, signal):
         b"<html>Bad Gateway</html>",
         b"[" * 100_000,
         [],
-        {},
         {"detail": "Not Found"},
-        {"status": "Accepted"},
         {"status": "Success"},
         answer(status="SandboxError", message="no room"),
         answer(status="Failed"),
         answer({"return_code": 1}),
-        answer({"return_code": None}),
-        answer({"return_code": "0"}),
         answer({"return_code": False}),
         answer({"status": "Error"}, status="Failed"),
         answer({"status": "TimeLimitExceeded"}),
-        answer({"status": None}),
         answer({"stdout": 42}),
-        answer({"stderr": ["x"]}),
         answer(run_result="42"),
         answer(compile_result={"status": "Error"}),
     ],
@@ -119,26 +108,11 @@ JSON = st.recursive(
     max_leaves=8,
 )
 STATUS = st.sampled_from(["Success", "Failed", "SandboxError", "Finished", "Error", "TimeLimitExceeded"]) | JSON
-COMMAND = st.fixed_dictionaries(
-    {},
-    optional={
-        "status": STATUS,
-        "return_code": st.integers(-3, 3) | JSON,
-        "execution_time": JSON,
-        "stdout": st.text() | JSON,
-        "stderr": st.text() | JSON,
-    },
-)
-BODY = st.fixed_dictionaries(
-    {},
-    optional={
-        "status": STATUS,
-        "message": JSON,
-        "compile_result": st.none() | COMMAND | JSON,
-        "run_result": COMMAND | JSON,
-        "files": st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from(["eA==", "!"]) | JSON) | JSON,
-    },
-)
+FIELDS = {"status": STATUS, "return_code": st.integers(-3, 3) | JSON, "execution_time": JSON, "stdout": JSON}
+COMMAND = st.fixed_dictionaries({}, optional=FIELDS)
+FILES = st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from(["eA==", "!"]) | JSON) | JSON
+RESULTS = {"compile_result": st.none() | COMMAND | JSON, "run_result": COMMAND | JSON}
+BODY = st.fixed_dictionaries({}, optional={"status": STATUS, "files": FILES, **RESULTS})
 TOLD = st.just("") | st.dictionaries(st.sampled_from(["status", "cpu_s", "layers"]), JSON).map(json.dumps)
 
 
@@ -156,13 +130,12 @@ def test_only_a_success_without_contradiction_is_ok(body, reply):
 
 
 def test_output_that_filled_the_servers_pipe_is_not_taken_for_a_timeout():
-    stuck = answer({"status": "TimeLimitExceeded", "return_code": None, "stdout": "x" * 196_608}, status="Failed")
+    stuck = timed_out(stdout="x" * 196_608)
     assert read(stuck).status is ExecStatus.OUTPUT_LIMIT
     with pytest.raises(BadAnswer, match="does not read to its end"):
         read(stuck, limits=replace(LIMITS, stdout_kb=1024))
-    loud = answer({"status": "TimeLimitExceeded", "return_code": None, "stderr": "x" * 196_608}, status="Failed")
     with pytest.raises(BadAnswer, match="does not read to its end"):
-        read(loud)
+        read(timed_out(stderr="x" * 196_608))
     with pytest.raises(BadAnswer, match="does not read to its end"):  # its end may be lost
         read(answer({"stdout": "x" * 196_608}), limits=replace(LIMITS, stdout_kb=1024))
 
@@ -204,13 +177,10 @@ def test_values_that_the_protocol_cannot_carry_are_refused_before_they_are_sent(
     "first",
     [
         http({"detail": "x", "traceback": []}, 500),
-        http(b"", 502),
-        http(b"", 504),
         http({"detail": "busy"}, 429, retry_after="0"),
         http({"detail": "busy"}, 503, retry_after="Wed, 21 Oct 2015 07:28:00 GMT"),
         http(answer(status="SandboxError", message="no room")),
         http({"some": "other service"}),
-        http(b"<html>", content_type="text/html"),
         http(b"not gzip", content_encoding="gzip"),
         cut(),
         b"",
@@ -223,14 +193,7 @@ async def test_a_servers_failure_is_tried_again(first):
         assert (result.status, result.stdout, result.attempts, server.num_runs) == (ExecStatus.OK, "42\n", 2, 2)
 
 
-@pytest.mark.parametrize(
-    "verdict",
-    [
-        answer({"return_code": 1}, status="Failed"),
-        answer({"status": "TimeLimitExceeded", "return_code": None}, status="Failed"),
-        answer({"return_code": -9}, status="Failed"),
-    ],
-)
+@pytest.mark.parametrize("verdict", [answer({"return_code": -9}, status="Failed"), timed_out()])
 async def test_a_programs_failure_is_never_tried_again(verdict):
     async with scripted(http(verdict), http(OK)) as server, client(server) as sandbox:
         result = await sandbox.run("print(42)")
@@ -299,13 +262,6 @@ async def test_a_refused_token_is_distinguished_from_a_missing_one(token, hint):
         await sandbox.aclose()
 
 
-async def test_another_endpoint_is_asked_after_a_failure():
-    async with scripted(http(b"", 500)) as bad, scripted(http(OK)) as good, client(bad, good) as sandbox:
-        results = [await sandbox.run("print(42)") for _ in range(2)]
-        assert [result.status for result in results] == [ExecStatus.OK] * 2
-        assert (good.num_runs, max(result.attempts for result in results)) == (2, 2)
-
-
 async def test_an_endpoint_that_failed_is_avoided_for_a_while_and_then_asked_again():
     async with scripted(http(b"", 500), http(OK)) as bad, scripted(http(OK)) as good, client(bad, good) as sandbox:
         for _ in range(4):
@@ -339,17 +295,6 @@ async def test_no_more_requests_are_under_way_than_allowed():
         server.go_on.set()
         results = await asyncio.gather(*work)
         assert (server.most_in_flight, len(results)) == (2, 6)
-
-
-async def test_cancelling_closes_the_request():
-    async with scripted(None) as server, client(server) as sandbox:
-        task = asyncio.create_task(sandbox.run("while True: pass"))
-        await until(lambda: server.in_flight)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await until(lambda: server.num_gone == 1)
-        assert sandbox.endpoints[0].in_flight == 0
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------
@@ -415,29 +360,13 @@ async def test_what_only_a_caller_on_the_same_machine_can_do_is_refused():
         await sandbox.run("pass", channel=True)
 
 
-def test_a_second_event_loop_is_refused():
-    sandbox = FusionSandbox("http://127.0.0.1:9")
-    loops = [asyncio.new_event_loop() for _ in range(2)]
-
-    async def use():
-        sandbox._check_loop()
-
-    loops[0].run_until_complete(use())
-    with pytest.raises(ConfigError, match="Make one per loop"):
-        loops[1].run_until_complete(use())
-    loops[0].run_until_complete(sandbox.aclose())
-    for loop in loops:
-        loop.close()
+async def test_a_second_event_loop_is_refused():
+    async with scripted(http(OK)) as server, client(server) as sandbox:
+        with pytest.raises(ConfigError, match="Make one per loop"):
+            await asyncio.to_thread(asyncio.run, sandbox.run("print(42)"))
 
 
 # --- against our own server -------------------------------------------------------------------------------------------
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def local():
-    sandbox = await opened()
-    yield sandbox
-    await sandbox.aclose()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -458,18 +387,13 @@ TINY = replace(ENDLESS, memory_mb=64, stdout_kb=1, stderr_kb=1, disk_mb=1, file_
     [
         ("print(input()[::-1])", {"stdin": "abc\n"}),
         ("import sys; print('é\\x1b\\r', end=''); sys.stderr.write('e')", {}),
-        ("1 / 0", {}),
         ("raise SystemExit(7)", {}),
         ("import ctypes; ctypes.string_at(0)", {}),
         ("while True: pass", {}),
         ("b = bytearray(200 << 20)", {}),
-        ("print('x' * 5000)", {}),
         ("while True: print('x' * 5000)", {}),
         ("open('big', 'wb').write(bytes(2 << 20))", {}),
-        (
-            "open('out.bin', 'wb').write(open('a/in.bin', 'rb').read() * 2)",
-            {"files": {"a/in.bin": b"\xff\x00"}, "fetch": ["out.bin", "none"]},
-        ),
+        ("open('out', 'wb').write(open('a/b', 'rb').read())", {"files": {"a/b": b"\xff"}, "fetch": ["out", "none"]}),
         ("import os; os.fork()", {}),
         ("import os; os.waitpid(os.fork(), 0)", {"policy": "proc"}),
         (["sh", "-c", "echo $((6 * 7)) \"$0\"", "it's"], {"policy": "proc"}),
@@ -509,15 +433,6 @@ ASSERTS = AssertSuite(
     hidden=(AssertTest("try:\n    add(1, 'a')\nexcept TypeError:\n    pass\nelse:\n    assert False"),),
 )
 STDIO = StdioSuite(visible=(StdioTest("1 2\n", "3\n"),), hidden=(StdioTest("2 2\n", "4\n"),))
-FORGED = """\
-import os
-for fd in range(1, 10):
-    try:
-        os.write(fd, b'{"ready":true}\\n{"id":0,"value":3}\\n')
-    except OSError:
-        pass
-os._exit(0)
-"""
 
 
 @pytest.mark.long
@@ -528,8 +443,6 @@ os._exit(0)
         (ADD, "def add(a, b):\n    print('chatter', a)\n    return a + b", 1.0),
         (ADD, "def add(a, b): return 3", 0.25),
         (ADD, "import os; os._exit(0)", 0.0),
-        # Protocol lines of its own making on every descriptor: what it says is its answer, right or wrong.
-        (ADD, FORGED, 0.25),
         (ASSERTS, "def add(a, b):\n    print('chatter')\n    return a + b", 1.0),
         (ASSERTS, "import os\ndef add(a, b): os._exit(0)", 0.0),
         (STDIO, "print(sum(map(int, input().split())))", 1.0),

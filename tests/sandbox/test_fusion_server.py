@@ -20,14 +20,11 @@ from agentenv._util.http.access import AccessPolicy
 from agentenv.cli.main import main
 from agentenv.errors import InfraError
 from agentenv.sandbox import ExecResult, ExecStatus, Isolation
-from agentenv.sandbox.fusion.answers import MAX_LIMITS, read_run_request
 from agentenv.sandbox.fusion.client import FusionSandbox
+from agentenv.sandbox.fusion.run_code import MAX_LIMITS, read_run_request
 from agentenv.sandbox.fusion.server import FusionServeOptions, FusionServer
 from agentenv.sandbox.local.sandbox import MIN_MEMORY_MB
 from tests.ports import held_port
-from tests.sandbox.conftest import opened
-from tests.sandbox.escapes.beyond import SHARED
-from tests.sandbox.escapes.cases import source
 from tests.sandbox.fusion_servers import until
 
 ROOT = Path(__file__).parents[2]
@@ -36,16 +33,11 @@ HELLO = {"code": "print(6 * 7)", "language": "python"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served():
+async def served(local):
     """An HTTP client of a server of a real sandbox."""
-    sandbox = await opened()
-    async with (
-        FusionServer(sandbox) as server,
-        httpx.AsyncClient(base_url=server.url, trust_env=False, verify=False) as http,
-    ):
+    async with FusionServer(local) as server, at(server) as http:
         http.server = server
         yield http
-    await sandbox.aclose()
 
 
 class Gate:
@@ -54,10 +46,8 @@ class Gate:
     isolation, backend, run_slots = Isolation.NONE, "gate", 1
 
     def __init__(self, result=None):
-        self.go_on, self.result = (
-            asyncio.Event(),
-            result or ExecResult(ExecStatus.OK, exit_code=0, stdout="42\n", stdout_bytes=3),
-        )
+        self.go_on = asyncio.Event()
+        self.result = result or ExecResult(ExecStatus.OK, exit_code=0, stdout="42\n", stdout_bytes=3)
         self.started, self.cancelled, self.given = 0, 0, {}
 
     async def run(self, program, **given):
@@ -90,46 +80,33 @@ async def asked(sandbox, body=HELLO, path="/run_code", **options):
 # --- /run_code --------------------------------------------------------------------------------------------------------
 
 
+FOREVER = "while True: pass"
+KILLED = "import resource\nresource.setrlimit(0, (0, 0))\n" + FOREVER
+BASH = {"language": "bash", "stdin": "in"}
+
+
 @pytest.mark.long
 @ours
 @pytest.mark.parametrize(
-    ("body", "status", "run"),
+    ("body", "status", "code", "stdout", "stderr"),
     [
-        (HELLO, "Success", {"status": "Finished", "return_code": 0, "stdout": "42\n", "stderr": ""}),
-        (
-            {"code": "import sys; sys.exit(3)", "language": "python"},
-            "Failed",
-            {"status": "Finished", "return_code": 3, "stdout": "", "stderr": ""},
-        ),
-        (
-            {"code": "print(1, flush=True)\nwhile True: pass", "language": "python", "run_timeout": 0.3},
-            "Failed",
-            {"status": "TimeLimitExceeded", "return_code": None, "stdout": "1\n", "stderr": ""},
-        ),
-        (
-            {"code": "import ctypes; ctypes.string_at(0)", "language": "python"},
-            "Failed",
-            {"status": "Finished", "return_code": -11, "stdout": "", "stderr": ""},
-        ),
-        (
-            {"code": "import resource\nresource.setrlimit(0, (0, 0))\nwhile True: pass", "language": "python"},
-            "Failed",
-            {"status": "Finished", "return_code": -9, "stdout": "", "stderr": ""},
-        ),
-        (
-            {"code": "cat; echo $((6 * 7)) >&2; exit 4", "language": "bash", "stdin": "in"},
-            "Failed",
-            {"status": "Finished", "return_code": 4, "stdout": "in", "stderr": "42\n"},
-        ),
+        ({"code": "print(6 * 7)"}, "Finished", 0, "42\n", ""),
+        ({"code": "import sys; sys.exit(3)"}, "Finished", 3, "", ""),
+        ({"code": "print(1, flush=True)\n" + FOREVER, "run_timeout": 0.3}, "TimeLimitExceeded", None, "1\n", ""),
+        ({"code": "import ctypes; ctypes.string_at(0)"}, "Finished", -11, "", ""),
+        ({"code": KILLED}, "Finished", -9, "", ""),
+        ({"code": "cat; echo $((6 * 7)) >&2; exit 4", **BASH}, "Finished", 4, "in", "42\n"),
     ],
 )
-async def test_answers_have_the_fields_of_sandbox_fusion_and_no_other(served, body, status, run):
-    response = await served.post("/run_code", json=body)
+async def test_answers_have_the_fields_of_sandbox_fusion_and_no_other(served, body, status, code, stdout, stderr):
+    response = await served.post("/run_code", json={"language": "python", **body})
     reply = response.json()
     assert response.status_code == 200
     assert list(reply) == ["status", "message", "compile_result", "run_result", "executor_pod_name", "files"]
+    run = {"status": status, "return_code": code, "stdout": stdout, "stderr": stderr}
     assert reply.pop("run_result").items() >= run.items()
-    assert reply == {"status": status, "message": "", "compile_result": None, "executor_pod_name": None, "files": {}}
+    ended = "Failed" if code != 0 else "Success"
+    assert reply == {"status": ended, "message": "", "compile_result": None, "executor_pod_name": None, "files": {}}
 
 
 # The requests of verl's, ROLL's and SkyRL's clients: their fields, with values of ours.
@@ -188,23 +165,6 @@ async def test_files_outside_of_the_folder_are_neither_written_nor_read(served, 
 
 
 @ours
-async def test_a_link_is_not_followed_when_files_are_fetched(served):
-    body = {**HELLO, "code": "import os; os.symlink('/etc/passwd', 'out')", "fetch_files": ["out"]}
-    assert (await served.post("/run_code", json=body)).json()["files"] == {}
-
-
-@ours
-async def test_a_client_finds_nothing_of_another_clients_program_in_memory(served):
-    (attack,) = (case for case in SHARED if case.name == "memory_of_an_earlier_program")
-    for program in (attack.program, attack.then):
-        code = source(program, {"nonce": "", "skip": 0})
-        reply = (await served.post("/run_code", json={**HELLO, "code": code, "fetch_files": ["out"]})).json()
-        assert reply["status"] == "Success", reply
-        assert "HELD" in reply["run_result"]["stdout"]
-        assert "ESCAPED" not in reply["run_result"]["stdout"]
-
-
-@ours
 @pytest.mark.parametrize("language", ["cpp", "java", "pytest", "R"])
 async def test_a_language_that_is_not_offered_is_reported_in_their_form(served, language):
     reply = (await served.post("/run_code", json={**HELLO, "language": language})).json()
@@ -235,17 +195,12 @@ async def test_input_that_is_not_a_request_is_refused_with_its_reason(served, bo
     [
         (b"{", {}, 400),
         (b"[" * 100_000, {}, 400),
-        (b'{"run_timeout": NaN}', {}, 422),
         (json.dumps({**HELLO, "run_timeout": 10**400}), {}, 422),
-        (json.dumps({**HELLO, "memory_limit_MB": 10**400}), {}, 422),
         (json.dumps(HELLO), {"x-agentenv-ask": json.dumps({"limits": {"cpu_s": 10**400}})}, 422),
-        (b"\xff", {}, 400),
         (json.dumps(HELLO), {"content-type": "text/plain"}, 415),
-        (json.dumps(HELLO), {"content-type": "application/x-www-form-urlencoded"}, 415),
         (json.dumps(HELLO), {"content-encoding": "gzip"}, 415),
         (b" " * (9 << 20), {}, 413),
         (json.dumps(HELLO), {"x-agentenv-ask": "{"}, 422),
-        (json.dumps(HELLO), {"x-agentenv-ask": '{"limits": {"cpu_s": 1e-320}}'}, 422),
         (json.dumps(HELLO), {"x-agentenv-ask": '{"limits": {"cpu_s": "1"}}'}, 422),
         (json.dumps(HELLO), {"x-agentenv-ask": '{"limits": {"cpu_s": 1, "other": 2}, "policy": "root"}'}, 200),
     ],
@@ -272,14 +227,6 @@ async def test_a_body_without_a_length_is_cut_off_too(served):
         pass  # it was cut off while it was still sending
     assert sent < 100
     assert (await served.post("/run_code", json=HELLO)).status_code == 200
-
-
-@pytest.mark.long
-@ours
-@pytest.mark.parametrize(("memory", "status"), [(100, "Failed"), (-1, "Success")])
-async def test_the_memory_limit_is_honoured(served, memory, status):
-    body = {"code": "b = bytearray(300 << 20)", "language": "python", "memory_limit_MB": memory}
-    assert (await served.post("/run_code", json=body)).json()["status"] == status
 
 
 @ours

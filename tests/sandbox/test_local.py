@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from agentenv.errors import ConfigError
-from agentenv.sandbox import ExecLimits, ExecStatus, Isolation, LocalSandbox, SandboxBusy, SandboxUnavailable
+from agentenv.sandbox import ExecLimits, ExecStatus, Isolation, LocalSandbox, SandboxUnavailable
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 QUICK = ExecLimits(wall_s=3.0)
@@ -46,11 +46,13 @@ async def test_a_program_prints_and_ends_well(sandbox):
         ("1 / 0", 1),
         ("def f(:", 1),
         ("raise KeyboardInterrupt", 130),
+        ("exit(3)\nprint(1)", 3),
+        ("quit(3)\nprint(1)", 3),
     ],
 )
 async def test_another_exit_code_is_nonzero(sandbox, program, code):
     result = await sandbox.run(program)
-    assert (result.status, result.exit_code) == (ExecStatus.NONZERO, code)
+    assert (result.status, result.exit_code, result.stdout) == (ExecStatus.NONZERO, code, "")
 
 
 async def test_a_traceback_shows_the_programs_frames_and_lines_alone(sandbox):
@@ -109,19 +111,6 @@ async def test_running_out_of_memory_is_reported_once_for_every_symptom(sandbox,
     )
 
 
-async def test_memory_of_many_processes_is_limited(sandbox):
-    program = """
-import os, time
-for _ in range(8):
-    if os.fork() == 0:
-        x = bytearray(48 << 20)
-        time.sleep(60)
-time.sleep(60)
-"""
-    result = await sandbox.run(program, policy="proc", limits=ExecLimits(memory_mb=96, wall_s=30))
-    assert result.status is ExecStatus.MEMORY
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     "program",
@@ -162,11 +151,6 @@ async def test_a_kill_that_is_cancelled_leaves_no_socket(sandbox):
     del execution, task
     await asyncio.sleep(0)
     gc.collect()  # a socket that nobody closed is a warning, and so an error
-
-
-async def test_a_system_call_that_no_program_needs_ends_it(sandbox):
-    result = await sandbox.run("import ctypes; ctypes.CDLL(None).ptrace(0, 0, 0, 0); print('alive')")
-    assert (result.status, result.stdout) == (ExecStatus.POLICY, "")
 
 
 # --- output ---------------------------------------------------------------------------------------------------------
@@ -210,10 +194,6 @@ async def test_stdin_is_read_or_left(sandbox):
     assert await ok(sandbox, "print(input(), input())", stdin="ä\nb\n") == "ä b\n"
     assert await ok(sandbox, "print(repr(__import__('sys').stdin.read()))") == "''\n"
     assert await ok(sandbox, "print('unread')", stdin=b"x" * 3_000_000) == "unread\n"
-
-
-async def test_stdin_cannot_be_changed(sandbox):
-    assert await ok(sandbox, "import os\ntry: os.write(0, b'y')\nexcept OSError as e: print('no')", stdin="x") == "no\n"
 
 
 async def test_files_go_in_and_come_out(sandbox):
@@ -370,38 +350,6 @@ async def test_one_that_does_not_listen_delays_no_call_beyond_its_limits(sandbox
     assert (await execution.finish()).status is ExecStatus.WALL_TIMEOUT
 
 
-# --- cancelling and taking turns ------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-async def test_a_run_in_the_queue_can_be_cancelled():
-    async with LocalSandbox(run_slots=1) as sandbox:
-        long = asyncio.create_task(sandbox.run("import time; time.sleep(1); print(1)"))
-        waiting = asyncio.create_task(sandbox.run("print(2)"))
-        await waiting_there(sandbox, 1)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert (await long).stdout == "1\n"
-        assert await ok(sandbox, "print(3)") == "3\n"
-
-
-async def waiting_there(sandbox, count):
-    """Wait for so many in its queue; a turn of the loop at a time, so that none of them is missed."""
-    while sandbox._queue.num_waiting != count:
-        await asyncio.sleep(0)
-
-
-@pytest.mark.long
-async def test_a_full_queue_refuses():
-    async with LocalSandbox(run_slots=1, max_waiting=2) as sandbox:
-        tasks = [asyncio.create_task(sandbox.run("import time; time.sleep(1)")) for _ in range(3)]
-        await waiting_there(sandbox, 2)
-        with pytest.raises(SandboxBusy, match="fewer than 2 waiting"):
-            await sandbox.run("")
-        assert {result.status for result in await asyncio.gather(*tasks)} == {ExecStatus.OK}
-
-
 # --- the sandbox itself ---------------------------------------------------------------------------------------------
 
 
@@ -483,10 +431,3 @@ async def test_a_sandbox_of_another_loop_is_refused():
 
         await asyncio.to_thread(elsewhere)
         assert (await sandbox.run("print(1)")).stdout == "1\n"
-
-
-@pytest.mark.parametrize("name", ["exit", "quit"])
-async def test_a_program_ends_itself_as_in_any_python(sandbox, name):
-    result = await sandbox.run(f"print(1)\n{name}()\nprint(2)")
-    assert (result.status, result.stdout) == (ExecStatus.OK, "1\n")
-    assert (await sandbox.run(f"{name}(3)")).exit_code == 3

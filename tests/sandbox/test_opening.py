@@ -37,7 +37,7 @@ def test_every_backend_names_its_options(backend):
         ("sandbox_fusion", {}, "expected endpoints for FusionSandbox, got none"),
         ("sandbox_fusion", {"endpoints": ["a:1"]}, "endpoints: expected addresses"),
         ("local", {"min_isolatoin": "uid"}, "Did you mean 'min_isolation'"),
-        ("local", {"min_isolation": "strong"}, "'strong' is not a valid Isolation"),
+        ("local", {"min_isolation": "strong"}, "LocalSandbox.min_isolation: expected one of none, uid, "),
         ("local", {"limits": {"cpus": 1}}, "unexpected keyword argument 'cpus'"),
         (None, {}, "got None"),
     ],

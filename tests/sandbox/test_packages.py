@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.sandbox.local import plan
-from agentenv.sandbox.local.packages import entries_of, environment_folders
+from agentenv.sandbox.local.plan import entries_of, environment_folders
 from tests.sandbox.conftest import LEVELS, opened
 
 LABELS = "the labels of somebody's tasks"

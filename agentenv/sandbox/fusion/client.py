@@ -26,7 +26,7 @@ from agentenv._util.http.client import AttemptFailure, HTTPAnswer, HTTPClient, H
 from agentenv._util.http.json_bodies import parse_json
 from agentenv._util.off_loop import off_loop
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.sandbox.fusion.requests import RESULT_HEADER, BadAnswer, encode_request, read_answer
+from agentenv.sandbox.fusion.run_code import RESULT_HEADER, TOKEN_VARIABLE, BadAnswer, encode_request, read_answer
 from agentenv.sandbox.fusion.suites import GradeRequest, encode_grade_request, read_grade
 from agentenv.sandbox.grading.results import GradeResult
 from agentenv.sandbox.grading.suites import TestSuite
@@ -42,7 +42,6 @@ AVOID_S = 10.0
 """Time after a failure in which other servers are preferred."""
 MAX_PAUSE_S = 60.0
 """Longest wait before another attempt, even if a server asks for more."""
-TOKEN_VARIABLE = "AGENTENV_SANDBOX_TOKEN"
 _MAX_GRADE_BYTES = 256 << 20
 _TEST_S = 60.0
 """Time for a test beyond its limit, before a server that sends no grade is given up."""
@@ -216,15 +215,7 @@ class FusionSandbox:
                 result = ExecResult(ExecStatus.INFRA, isolation=self.isolation, backend=self.backend, detail=detail)
         return replace(result, attempts=attempts, queue_s=result.queue_s + waited_s)
 
-    async def start(
-        self,
-        program: str | Sequence[str],
-        *,
-        files: Mapping[str, bytes] | None = None,
-        policy: Policy = "pure",
-        limits: ExecLimits | None = None,
-        tenant: str = "",
-    ) -> NoReturn:
+    async def start(self, program: str | Sequence[str], **_: Any) -> NoReturn:
         """Raise: programs that need a caller run beside their server, by `grade` and `session`.
 
         Raises:

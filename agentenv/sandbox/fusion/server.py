@@ -23,8 +23,8 @@ from agentenv._util.http.responses import json_response, large_response, until_d
 from agentenv._util.http.server import Server
 from agentenv._util.off_loop import size_of
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.sandbox.fusion import answers
-from agentenv.sandbox.fusion.requests import REQUEST_HEADER, RESULT_HEADER
+from agentenv.sandbox.fusion import run_code
+from agentenv.sandbox.fusion.run_code import REQUEST_HEADER, RESULT_HEADER
 from agentenv.sandbox.fusion.suites import GradeRequest, read_grade_request
 from agentenv.sandbox.grading.grader import grade
 from agentenv.sandbox.local.queue import FairQueue
@@ -57,7 +57,7 @@ class FusionServeOptions:
     access: AccessPolicy = field(default_factory=AccessPolicy)
     port: int = 0
     """0 chooses a free port."""
-    caps: ExecLimits = answers.MAX_LIMITS
+    caps: ExecLimits = run_code.MAX_LIMITS
     """Largest limits of a program. If a program requests more and reaches one, it has no verdict."""
     languages: tuple[str, ...] = ("python", "bash")
     policy: Policy = "pure"
@@ -124,17 +124,17 @@ class FusionServer(Server):
 
     async def _run_code(self, request: Request) -> Response:
         header = request.headers.get(REQUEST_HEADER, "")
-        asked = await self._read(request, lambda body: answers.read_run_request(body, header, self.options.caps))
+        asked = await self._read(request, lambda body: run_code.read_run_request(body, header, self.options.caps))
         if asked.language not in self.options.languages:
             languages = ", ".join(self.options.languages)
             problem = f"language {asked.language!r} is not supported by this server: it offers {languages}"
-            return json_response(answers.sandbox_error(problem))
+            return json_response(run_code.sandbox_error(problem))
         result = await until_disconnect(request, self._execute(asked, _peer(request)), _stopping())
         if result is None:
             return await self._client_left(request)
         size = size_of((result.stdout, result.stderr, result.files))
-        headers = {RESULT_HEADER: answers.result_header(result)}
-        return await large_response(size, lambda: answers.run_answer(result, asked), headers)
+        headers = {RESULT_HEADER: run_code.result_header(result)}
+        return await large_response(size, lambda: run_code.run_answer(result, asked), headers)
 
     async def _grade(self, request: Request) -> Response:
         asked = await self._read(request, lambda body: read_grade_request(body, self.options.caps))
@@ -144,7 +144,7 @@ class FusionServer(Server):
         return await large_response(size_of(answer), lambda: answer)
 
     async def _open_session(self, request: Request) -> Response:
-        limits, seconds = await self._read(request, lambda body: answers.read_session_request(body, self.options.caps))
+        limits, seconds = await self._read(request, lambda body: run_code.read_session_request(body, self.options.caps))
         session = self._sandbox.session(limits=limits, tenant=_peer(request), **seconds)
         if await until_disconnect(request, session.__aenter__(), _stopping()) is None:
             return await self._client_left(request)
@@ -154,7 +154,7 @@ class FusionServer(Server):
         return json_response({"session": name})
 
     async def _take_turn(self, request: Request) -> Response:
-        code = await self._read(request, answers.read_code)
+        code = await self._read(request, run_code.read_code)
         session = self._sessions.get(request.path_params["name"])
         if session is None:  # this server may have been started again
             lost = TurnResult(ExecStatus.INFRA, ended=True, detail="session: expected an open one, got an unknown name")
@@ -185,7 +185,7 @@ class FusionServer(Server):
 
     # --- executing ----------------------------------------------------------------------------------------------------
 
-    async def _execute(self, asked: answers.ProgramRequest, peer: str) -> ExecResult:
+    async def _execute(self, asked: run_code.ProgramRequest, peer: str) -> ExecResult:
         """Wait for a slot, run a program and return its result.
 
         Raises:

@@ -11,8 +11,7 @@ from typing import Any, get_type_hints
 from agentenv._util.brief import brief
 from agentenv._util.http.access import RequestRefused
 from agentenv.errors import ConfigError
-from agentenv.sandbox.fusion.answers import read_limits
-from agentenv.sandbox.fusion.requests import BadAnswer
+from agentenv.sandbox.fusion.run_code import BadAnswer, read_limits
 from agentenv.sandbox.grading.codec import decode, encode
 from agentenv.sandbox.grading.compare import Comparison
 from agentenv.sandbox.grading.results import GradeResult, Integrity, TestResult, Verdict

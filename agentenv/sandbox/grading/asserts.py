@@ -18,7 +18,7 @@ from agentenv.sandbox.grading.executions import GradingRun, guest_program, verdi
 from agentenv.sandbox.grading.guest.asserts import NO_CALL
 from agentenv.sandbox.grading.results import TestResult, Verdict, shorten, show
 from agentenv.sandbox.grading.suites import AssertSuite, AssertTest
-from agentenv.sandbox.local.verdicts import CROWDED
+from agentenv.sandbox.local.execution import CROWDED
 from agentenv.sandbox.types import ExecStatus, Execution, Sandbox
 
 _MAX_BLAMED = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import marshal
 import math
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -48,22 +48,10 @@ class GradingRun:
     def __post_init__(self) -> None:
         self._left_at_start_s = self.seconds_left()
 
-    async def run(
-        self,
-        program: str,
-        *,
-        stdin: bytes | str = b"",
-        files: Mapping[str, bytes] | None = None,
-        fetch: Sequence[str] = (),
-        limits: ExecLimits | None = None,
-        channel: bool = False,
-    ) -> ExecResult:
-        """Execute a program. An InfraError of the sandbox becomes a result with status INFRA."""
-        limits = limits or self.limits
+    async def run(self, program: str, **options: Any) -> ExecResult:
+        """Execute a program with options of `Sandbox.run`. An InfraError becomes a result with status INFRA."""
         try:
-            result = await self.sandbox.run(
-                program, stdin=stdin, files=files, fetch=fetch, limits=limits, tenant=self.tenant, channel=channel
-            )
+            result = await self.sandbox.run(program, **{"limits": self.limits, "tenant": self.tenant, **options})
         except InfraError as error:
             result = ExecResult(ExecStatus.INFRA, isolation=self.sandbox.isolation, detail=str(error))
         return self.record(result)
@@ -86,28 +74,22 @@ class GradingRun:
     def out_of_time(self) -> tuple[Verdict, str] | None:
         """Return the verdict on a test that comes after the time for all tests, or None; `wall_s` ends with that time.
 
-        Call this before each execution, so that a slow program does not take its own grade along.
-        """
-        self._give_back_waits()
-        left_s = self.seconds_left()
-        longest_s = left_s / (1 + MAX_GIVEN_BACK)
-        self.limits = replace(self.limits, wall_s=min(self.limits.wall_s, max(longest_s, _MIN_TEST_S)))
-        return None if left_s >= _MIN_TEST_S else (Verdict.TIMEOUT, _TOO_LATE)
-
-    def _give_back_waits(self) -> None:
-        """Add to the time for all tests what the programs did not have of it.
-
-        They waited for a core or a slot then, which a policy can bring about: it is time, and never a missing grade.
+        Call this before each execution, so that a slow program does not take its own grade along. What the
+        programs did not have of that time is added to it. They waited for a core or a slot then, which a policy can
+        bring about: it is time, and never a missing grade.
         """
         left_s = self.seconds_left()
         elapsed_s = self._left_at_start_s + self._given_back_s - left_s
-        programs_s = sum(result.wall_s for result in self.results)  # several may run at the same time
-        if not elapsed_s > 0:  # or there is no limit
-            return
-        ran_s = programs_s - sum(result.run_delay_s for result in self.results)
-        own_s = ran_s * min(elapsed_s / programs_s, 1.0) if programs_s else 0.0
-        self.give_back(max(elapsed_s - own_s - self._given_back_s, 0.0))
-        self._given_back_s += self.seconds_left() - left_s
+        if elapsed_s > 0:  # else there is no limit
+            programs_s = sum(result.wall_s for result in self.results)  # several may run at the same time
+            ran_s = programs_s - sum(result.run_delay_s for result in self.results)
+            own_s = ran_s * min(elapsed_s / programs_s, 1.0) if programs_s else 0.0
+            self.give_back(max(elapsed_s - own_s - self._given_back_s, 0.0))
+            self._given_back_s += self.seconds_left() - left_s
+            left_s = self.seconds_left()
+        longest_s = left_s / (1 + MAX_GIVEN_BACK)
+        self.limits = replace(self.limits, wall_s=min(self.limits.wall_s, max(longest_s, _MIN_TEST_S)))
+        return None if left_s >= _MIN_TEST_S else (Verdict.TIMEOUT, _TOO_LATE)
 
     def skipped(self, results: Sequence[TestResult]) -> Verdict | None:
         """Return the verdict on the tests after these, if they are left out because one of these did not pass."""
@@ -170,7 +152,7 @@ def verdict_of(result: ExecResult, limits: ExecLimits) -> tuple[Verdict, str]:
     return Verdict.ERROR, f"the program ended with {how}"
 
 
-async def gather_limited(work: Sequence[Coroutine[Any, Any, Any]], *, max_concurrent: int = _CONCURRENT) -> list[Any]:
+async def gather_limited(work: Sequence[Coroutine[Any, Any, Any]], *, max_concurrent: int) -> list[Any]:
     """Run coroutines, a few at a time, and return their results in order.
 
     If one raises or the caller is cancelled, all are cancelled.

@@ -68,29 +68,16 @@ class ProgramJob:
     """Value of RLIMIT_NPROC; 0 keeps the current limit."""
 
 
-@dataclass(frozen=True)
-class ProgramFds:
-    """The file descriptors of one program."""
+def run(setting: Setting, job: ProgramJob, fds: dict[str, int]) -> NoReturn:
+    """Become the program, or report why that failed.
 
-    stdin: int
-    stdout: int
-    stderr: int
-    channel: int
-    payload: int
-    ready: int
-    """Pipe that receives "1" once the setup is done, or the error."""
-    folder: int
-    """Socket over which the working folder is sent; -1 if no file is fetched."""
-
-    @classmethod
-    def of(cls, fds: dict[str, int], *, ready: int, folder: int) -> ProgramFds:
-        """Create from the named descriptors of a request; stdin defaults to descriptor 0, which is /dev/null."""
-        stdin, channel = fds.get("stdin", 0), fds.get("channel", -1)
-        return cls(stdin, fds["stdout"], fds["stderr"], channel, fds["payload"], ready, folder)
-
-
-def run(setting: Setting, job: ProgramJob, fds: ProgramFds) -> NoReturn:
-    """Become the program, or report why that failed."""
+    Args:
+        setting: what the programs of this zygote share.
+        job: the program.
+        fds: its descriptors: "stdout", "stderr", "payload"; "ready", a pipe that receives "1" once the setup is done,
+            or the error; and if it has them, "stdin", "channel", and "folder", a socket over which the working folder
+            is sent.
+    """
     try:
         program, source = _prepare(setting, job, fds)
         _confine(setting, job, fds)
@@ -98,7 +85,7 @@ def run(setting: Setting, job: ProgramJob, fds: ProgramFds) -> NoReturn:
         # Not the whole message, which may name a file: the zygote must not keep a word of a program.
         message = getattr(error, "strerror", None) or type(error).__name__
         with contextlib.suppress(OSError):
-            os.write(fds.ready, f"0{getattr(error, 'errno', None) or 0} {message}".encode()[:2000])
+            os.write(fds["ready"], f"0{getattr(error, 'errno', None) or 0} {message}".encode()[:2000])
         os._exit(125)
     if not job.argv:
         _interpret(source, job.work)
@@ -110,7 +97,7 @@ def run(setting: Setting, job: ProgramJob, fds: ProgramFds) -> NoReturn:
     os._exit(127 if not os.path.exists(argv[0]) else 126)
 
 
-def _prepare(setting: Setting, job: ProgramJob, fds: ProgramFds) -> tuple[dict[str, Any], str]:
+def _prepare(setting: Setting, job: ProgramJob, fds: dict[str, int]) -> tuple[dict[str, Any], str]:
     """Make the working folder and read the program."""
     os.umask(0o022)
     if setting.isolation == "namespaces":
@@ -126,16 +113,16 @@ def _prepare(setting: Setting, job: ProgramJob, fds: ProgramFds) -> tuple[dict[s
         user = job.slot if setting.isolation == "namespaces" else setting.ids[0] + job.slot
         linux.become(user, user)
     os.chdir(job.work)
-    program, source, contents = read_payload(fds.payload)
+    program, source, contents = read_payload(fds["payload"])
     folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     start = 0
     for name, size in program["files"]:
         files.write(folder, name, contents[start : start + size])
         start += size
-    if fds.folder >= 0:
+    if "folder" in fds:
         import socket
 
-        with socket.socket(fileno=fds.folder) as connection:
+        with socket.socket(fileno=fds["folder"]) as connection:
             socket.send_fds(connection, [b"1"], [folder])
             connection.detach()
     os.close(folder)
@@ -153,14 +140,14 @@ def read_payload(fd: int) -> tuple[dict[str, Any], str, memoryview]:
     return program, str(data[8 + size : after], "utf-8", "surrogatepass"), data[after:]
 
 
-def _confine(setting: Setting, job: ProgramJob, fds: ProgramFds) -> None:
+def _confine(setting: Setting, job: ProgramJob, fds: dict[str, int]) -> None:
     """Give up everything that the program must not have. Each step needs rights that a later one removes."""
     os.setsid()
-    os.dup2(fds.stdin, 0)
-    os.dup2(fds.stdout, 1)
-    os.dup2(fds.stderr, 2)
-    if fds.channel >= 0:
-        os.dup2(fds.channel, 3)
+    os.dup2(fds.get("stdin", 0), 0)  # /dev/null is there
+    os.dup2(fds["stdout"], 1)
+    os.dup2(fds["stderr"], 2)
+    if "channel" in fds:
+        os.dup2(fds["channel"], 3)
     if setting.isolation == "namespaces" and not setting.ids:
         # A separate user namespace: it loses the capabilities outside, and its processes are counted separately.
         linux.unshare(linux.CLONE_NEWUSER)
@@ -208,8 +195,8 @@ def _confine(setting: Setting, job: ProgramJob, fds: ProgramFds) -> None:
             signal.signal(number, signal.SIG_DFL)
     if setting.filters:
         setting.filters[job.policy].install(os.getpid())
-    os.write(fds.ready, b"1")  # the steps that can fail are done
-    linux.close_from(4 if fds.channel >= 0 else 3)
+    os.write(fds["ready"], b"1")  # the steps that can fail are done
+    linux.close_from(4 if "channel" in fds else 3)
 
 
 def prepare() -> None:

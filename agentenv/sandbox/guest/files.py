@@ -217,24 +217,21 @@ def _used(folder: int, max_inodes: int, depth: int) -> tuple[int, int]:
             except OSError as error:
                 if error.errno != errno.ENOENT:  # removed in the meantime
                     raise
-            if not is_file:
-                more = _used_below(folder, name, max_inodes - count, depth - 1)
-                size, count = size + more[0], count + more[1]
+            try:
+                if not is_file and not depth:
+                    count += max_inodes  # too deep counts as too many
+                elif not is_file:
+                    below = linux.syscall("openat", folder, name, _FOLDER)
+                    more = _used(below, max_inodes - count, depth - 1)
+                    size, count = size + more[0], count + more[1]
+            except OSError as error:
+                # Unreadable counts as too many; else it is not a folder, or was removed in the meantime.
+                count += max_inodes if error.errno == errno.EACCES else 0
             if count > max_inodes:
                 break
     finally:
         os.close(folder)
     return size, count
-
-
-def _used_below(folder: int, name: int, max_inodes: int, depth: int) -> tuple[int, int]:
-    if depth < 0:
-        return 0, max_inodes + 1  # too deep counts as too many
-    try:
-        return _used(linux.syscall("openat", folder, name, _FOLDER), max_inodes, depth)
-    except OSError as error:
-        # Unreadable counts as too many; else it is not a folder, or was removed in the meantime.
-        return 0, max_inodes + 1 if error.errno == errno.EACCES else 0
 
 
 def is_full(path: str) -> bool:

@@ -36,16 +36,6 @@ def _stop(number: int, _frame: FrameType | None) -> None:
     raise TimeLimit("cpu" if number == signal.SIGPROF else "wall")
 
 
-def _read_line() -> bytes:
-    line = b""
-    while not line.endswith(b"\n"):
-        part = os.read(3, 1 << 16)
-        if not part:
-            raise SystemExit
-        line += part
-    return line
-
-
 def _execute(code: str, name: str, namespace: dict[str, Any]) -> str | None:
     """Execute a turn and return the `repr` of its last expression; None if there is none or its value is None."""
     linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
@@ -97,26 +87,25 @@ class _Turn:
 def main() -> None:
     """Serve turns until the caller closes descriptor 3."""
     namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
-    number = 0
-    while True:
-        request = json.loads(_read_line())
-        number += 1
-        turn = _Turn()
-        with turn as answer:
-            _turn_end[0] = time.process_time() + request["cpu_s"]
-            signal.signal(signal.SIGPROF, _stop)
-            signal.signal(signal.SIGALRM, _stop)
-            signal.setitimer(signal.ITIMER_PROF, request["cpu_s"], _REPEAT_S)
-            signal.setitimer(signal.ITIMER_REAL, request["wall_s"])
-            answer["value"] = _execute(request["code"], f"turn-{number}.py", namespace)
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (OSError, ValueError, AttributeError):
-                continue
-        rest = memoryview(json.dumps(turn.answer).encode() + b"\n")
-        while rest:
-            rest = rest[os.write(3, rest) :]
+    with open(3, "rb", closefd=False) as requests:
+        for number, line in enumerate(requests, 1):
+            request = json.loads(line)
+            turn = _Turn()
+            with turn as answer:
+                _turn_end[0] = time.process_time() + request["cpu_s"]
+                signal.signal(signal.SIGPROF, _stop)
+                signal.signal(signal.SIGALRM, _stop)
+                signal.setitimer(signal.ITIMER_PROF, request["cpu_s"], _REPEAT_S)
+                signal.setitimer(signal.ITIMER_REAL, request["wall_s"])
+                answer["value"] = _execute(request["code"], f"turn-{number}.py", namespace)
+            for stream in (sys.stdout, sys.stderr):
+                try:
+                    stream.flush()
+                except (OSError, ValueError, AttributeError):
+                    continue
+            rest = memoryview(json.dumps(turn.answer).encode() + b"\n")
+            while rest:
+                rest = rest[os.write(3, rest) :]
 
 
 if __name__ == "__main__":

@@ -171,16 +171,17 @@ class ProgramLoop:
                     user = self._setting.ids[0] + slot
                     os.chown(work, user, user)
                 child.set_home(work)
-            ready, ready_writer = os.pipe()
+            of_program = dict(fds)
+            ready, of_program["ready"] = os.pipe()
             undo.callback(os.close, ready)
-            always.callback(os.close, ready_writer)
-            names = folder = folder_sender = -1
+            always.callback(os.close, of_program["ready"])
+            names = folder = -1
             if "names" in fds:
                 names = os.dup(fds["names"])
                 undo.callback(os.close, names)
-                folder, folder_sender = (end.detach() for end in socket.socketpair())
+                folder, of_program["folder"] = (end.detach() for end in socket.socketpair())
                 undo.callback(os.close, folder)
-                always.callback(os.close, folder_sender)
+                always.callback(os.close, of_program["folder"])
             policy, limits = request["policy"], request["limits"]
             num_processes = int(limits["num_processes"] if policy == "proc" else limits["num_threads"])
             if self._shares_user:
@@ -190,8 +191,9 @@ class ProgramLoop:
                 num_processes = self._own_tasks[1] + _SLACK_TASKS + num_processes * (1 + len(self._runs) // 2)
             job = child.ProgramJob(policy, bool(request["argv"]), limits, slot, work, num_processes)
             started = time.monotonic()
-            pid = self._fork(job, child.ProgramFds.of(fds, ready=ready_writer, folder=folder_sender))
-            undo.callback(_end_child, pid)
+            pid = self._fork(job, of_program)
+            undo.callback(os.waitpid, pid, 0)
+            undo.callback(os.kill, pid, signal.SIGKILL)
             pidfd = os.pidfd_open(pid)
             undo.callback(os.close, pidfd)
             run = _RunningProgram(
@@ -205,7 +207,7 @@ class ProgramLoop:
         self._runs |= {run.pidfd: run, run.lease: run}
         self._live.add(run)
 
-    def _fork(self, job: child.ProgramJob, fds: child.ProgramFds) -> int:
+    def _fork(self, job: child.ProgramJob, fds: dict[str, int]) -> int:
         """Fork a program's process; at the namespaces level it is the first one of a new pid namespace."""
         new_namespace = self._setting.isolation == "namespaces"
         if new_namespace:
@@ -427,8 +429,3 @@ def _fetch(run: _RunningProgram) -> int:
     finally:
         for fd in fds:
             os.close(fd)
-
-
-def _end_child(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)

@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from agentenv.errors import ConfigError, InfraError
 from agentenv.sandbox.local import levels
-from agentenv.sandbox.local.plan import Plan, interpreters, missing_memory, user_ranges
-from agentenv.sandbox.local.probe import Probe, run_probes
+from agentenv.sandbox.local.levels import Probe, run_probes
+from agentenv.sandbox.local.plan import missing_memory
 from agentenv.sandbox.local.sandbox import LocalSandbox
 from agentenv.sandbox.types import ExecLimits, ExecStatus, Isolation
 
-NUM_TIMED = 50
 LEVELS = (Isolation.NAMESPACES, Isolation.LANDLOCK, Isolation.UID)
 
 
@@ -86,14 +86,9 @@ class DoctorReport:
         return out
 
 
-async def doctor(*, min_isolation: Isolation = Isolation.LANDLOCK) -> DoctorReport:
-    """Probe this machine, test each level, and time the chosen one. Takes about a second.
-
-    Args:
-        min_isolation: weakest acceptable isolation, as for LocalSandbox.
-    """
-    plan = Plan(Isolation.NAMESPACES, user_ranges(), interpreters()[0])
-    probes = await asyncio.to_thread(run_probes, plan)
+async def doctor() -> DoctorReport:
+    """Probe this machine, test each level, and time the one that a LocalSandbox chooses. Takes about a second."""
+    probes = await asyncio.to_thread(run_probes)
     reports = []
     for isolation in LEVELS:
         failures: list[str] = []
@@ -101,9 +96,9 @@ async def doctor(*, min_isolation: Isolation = Isolation.LANDLOCK) -> DoctorRepo
         report = LevelReport(isolation, False)
         if level is not None:
             await level.zygote.close()
-            report = LevelReport(isolation, True, level.layers, level.plan.python, level.num_canaries)
+            report = LevelReport(isolation, True, level.layers, level.zygote.plan.python, level.num_canaries)
         reports.append(replace(report, failures=tuple(failures)))
-    fit = [level for level in reports if level.works and level.isolation.strength >= min_isolation.strength]
+    fit = [level for level in reports if level.works and level.isolation.strength >= Isolation.LANDLOCK.strength]
     chosen = fit[0].isolation if fit else None
     speed = None
     if chosen is not None:
@@ -112,21 +107,36 @@ async def doctor(*, min_isolation: Isolation = Isolation.LANDLOCK) -> DoctorRepo
     return DoctorReport(machine(), probes, tuple(reports), chosen, speed)
 
 
-async def measure(sandbox: LocalSandbox, *, num_runs: int = NUM_TIMED) -> Speed:
-    """Time a program that does nothing, first sequentially and then concurrently."""
-    times = []
-    for _ in range(num_runs):
-        started = time.perf_counter()
-        result = await sandbox.run("pass")
-        if result.status is ExecStatus.OK:
-            times.append((time.perf_counter() - started) * 1e3)
-    times.sort()
+async def measure(sandbox: LocalSandbox, *, program: str = "pass", seconds: float = 0.5) -> Speed:
+    """Time a program: half of the seconds sequentially, half with all run slots busy.
+
+    Raises:
+        ConfigError: the program fails, for example because a package is missing.
+        InfraError: the sandbox failed.
+    """
+
+    async def repeat() -> list[float]:
+        times: list[float] = []
+        end = time.perf_counter() + seconds / 2
+        while not times or time.perf_counter() < end:
+            started = time.perf_counter()
+            result = await sandbox.run(program)
+            times.append(time.perf_counter() - started)
+            if result.status is not ExecStatus.OK:
+                message = " ".join((result.detail or result.stderr[-300:]).split())
+                error = InfraError if result.status is ExecStatus.INFRA else ConfigError
+                raise error(
+                    f"sandbox bench: expected {program!r} to succeed, got {result.status}: {message}. "
+                    "See `sandbox doctor`."
+                )
+        return times
+
+    times = sorted(await repeat())
     started = time.perf_counter()
-    await asyncio.gather(*(sandbox.run("pass") for _ in range(num_runs)))
-    per_s = num_runs / (time.perf_counter() - started)
-    if not times:
-        return Speed(0, float("nan"), float("nan"), 0.0)
-    return Speed(len(times), times[len(times) // 2], times[int(len(times) * 0.95)], per_s)
+    concurrent = await asyncio.gather(*(repeat() for _ in range(sandbox.run_slots)))
+    per_s = sum(map(len, concurrent)) / (time.perf_counter() - started)
+    p50_ms, p95_ms = (1e3 * times[int(len(times) * share)] for share in (0.5, 0.95))
+    return Speed(len(times), p50_ms, p95_ms, per_s)
 
 
 def machine() -> dict[str, str]:

@@ -1,17 +1,19 @@
 """One program as the trainer sees it: its output, its lease, and its result.
 
-The trainer holds the lease, one end of a socket pair; the zygote kills the program as soon as the lease is closed.
+The trainer holds the lease, one end of a socket pair; the zygote kills the program as soon as the lease is closed. The
+status comes from the zygote's report: the host's fault needs a record, and all else is a verdict.
 """
 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import fcntl
-import functools
 import json
 import os
 import re
+import signal
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +25,6 @@ from agentenv._util.off_loop import off_loop
 from agentenv._util.virtual_time import external_work
 from agentenv.errors import InfraError
 from agentenv.sandbox.guest import files
-from agentenv.sandbox.local.verdicts import classify
 from agentenv.sandbox.local.zygote_client import Zygote, ZygoteLost
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, Policy
 
@@ -40,6 +41,28 @@ _ESCAPES = {**{code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *r
 _ESCAPED = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\udc80-\udcff]")
 _PIECE = 1 << 14
 """Characters that are escaped by one call, which lets no other thread run."""
+_LIMIT_MESSAGES = {
+    ExecStatus.MEMORY: re.compile(rb"^(MemoryError|.*Cannot allocate memory)", re.ASCII),
+    ExecStatus.DISK_LIMIT: re.compile(rb"^OSError: \[Errno (27|28|122)\]"),
+}
+"""Last lines of stderr that show that a limit was reached."""
+_NO_THREAD = re.compile(rb"^(RuntimeError: can't start new thread|BlockingIOError: \[Errno 11\])")
+CROWDED = "host: expected threads for the program, its neighbors had them. Run as root, or allow namespaces"
+"""Detail of a program that may have more threads where it runs alone. Its status is that of a program that ran so."""
+_FULL = "host: expected free space for temporary files, the disk is full. Free some, or set TMPDIR"
+_ENDS: Mapping[str, tuple[ExecStatus, str | None]] = {
+    "wall": (ExecStatus.WALL_TIMEOUT, None),
+    "memory": (ExecStatus.MEMORY, None),
+    "disk": (ExecStatus.DISK_LIMIT, None),
+    "cancelled": (ExecStatus.SIGNAL, "killed by the caller"),
+    "killed": (
+        ExecStatus.INFRA,
+        "host: expected the program to end by itself, got a kill by the host, as when its memory runs out",
+    ),
+}
+"""Status and detail by the cause of an end, where it needs no more than that."""
+_NEARLY = 0.75
+"""Share of the CPU limit from which an unexplained kill counts as the kernel's, whose CPU count runs ahead."""
 
 
 def memory_file(name: str, *parts: bytes) -> int:
@@ -65,21 +88,12 @@ def readable(data: bytes, *, truncated: bool = False) -> str:
         data: the bytes; newline and tab are kept.
         truncated: drop an incomplete character at the end.
     """
-    if truncated:
-        for length in range(1, min(4, len(data)) + 1):
-            if data[-length] & 0xC0 == 0xC0:
-                first = data[-length]
-                needed = 2 if first < 0xE0 else 3 if first < 0xF0 else 4
-                data = data[:-length] if length < needed else data
-                break
-            if data[-length] < 0x80:
-                break
-    return decoded(data, _ESCAPES)
+    return decoded(data, _ESCAPES, truncated=truncated)
 
 
-def decoded(data: bytes, escapes: Mapping[int, str] = MappingProxyType(_INVALID)) -> str:
+def decoded(data: bytes, escapes: Mapping[int, str] = MappingProxyType(_INVALID), *, truncated: bool = False) -> str:
     """Return bytes as text, with the characters of `escapes` replaced; by default, only invalid UTF-8 is escaped."""
-    text = data.decode("utf-8", "surrogateescape")
+    text = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode(data, not truncated)
     pieces = (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
     return "".join(piece.translate(escapes) if _ESCAPED.search(piece) else piece for piece in pieces)
 
@@ -188,9 +202,7 @@ class LocalExecution:
         self._flooded = False
         self._captures: dict[str, Capture] = {}
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._zygote: Zygote | None = None
         self._backstop: asyncio.TimerHandle | None = None
-        self._report: asyncio.Future[dict[str, Any]] | None = None
         self._ending: asyncio.Task[None] | None = None
         self.ended: asyncio.Future[ExecResult] = self._loop.create_future()
         """The result of the program; never an exception."""
@@ -202,7 +214,6 @@ class LocalExecution:
             ZygoteLost: the zygote accepts no programs.
             OSError: for example, too many files are open in this process.
         """
-        self._zygote = zygote
         program, limits = self._program, self._program.limits
         fds: dict[str, int] = {}
         try:
@@ -241,8 +252,8 @@ class LocalExecution:
         finally:
             for fd in fds.values():
                 os.close(fd)
-        self._report = report
-        self._backstop = self._loop.call_later((1 + MAX_GIVEN_BACK) * limits.wall_s + BACKSTOP_S, self._end_unheard)
+        longest_s = (1 + MAX_GIVEN_BACK) * limits.wall_s + BACKSTOP_S
+        self._backstop = self._loop.call_later(longest_s, self._end_unheard, zygote, report)
         report.add_done_callback(self._finish)
 
     # --- while the program runs --------------------------------------------------------------------------------------
@@ -300,13 +311,11 @@ class LocalExecution:
             self._lease.close()
             self._lease = None
 
-    def _end_unheard(self, *, again: bool = False) -> None:
-        if self._report is None or self._report.done() or self._zygote is None:
-            return
-        if not again:  # this loop may have been blocked: read pending messages first
-            self._backstop = self._loop.call_later(UNHEARD_S, functools.partial(self._end_unheard, again=True))
-        else:
-            self._zygote.lose(f"zygote: expected a report within {BACKSTOP_S:g} s of the limit, got none")
+    def _end_unheard(self, zygote: Zygote, report: asyncio.Future[dict[str, Any]], again: bool = False) -> None:
+        if not report.done() and not again:  # this loop may have been blocked: read pending messages first
+            self._backstop = self._loop.call_later(UNHEARD_S, self._end_unheard, zygote, report, True)
+        elif not report.done():
+            zygote.lose(f"zygote: expected a report within {BACKSTOP_S:g} s of the limit, got none")
 
     def _finish(self, report: asyncio.Future[dict[str, Any]]) -> None:
         fetched: dict[str, bytes] = {}
@@ -373,3 +382,29 @@ class LocalExecution:
             backend="local",
             detail=detail,
         )
+
+
+def classify(report: Mapping[str, Any], limits: ExecLimits, last_line: bytes) -> tuple[ExecStatus, str | None]:
+    """Return the status for a zygote's report, and a detail for the user."""
+    cause = report["cause"]
+    if cause in ("setup", "full"):
+        return ExecStatus.INFRA, _FULL if cause == "full" else str(report.get("error"))
+    if cause == "cpu" or report["cpu_s"] >= limits.cpu_s:
+        return ExecStatus.CPU_TIMEOUT, None
+    if cause in _ENDS:
+        return _ENDS[cause]
+    if cause == "processes":
+        return ExecStatus.POLICY, f"more than {limits.num_processes} processes"
+    if report["signal"] == signal.SIGKILL and report["cpu_s"] >= _NEARLY * limits.cpu_s:
+        return ExecStatus.CPU_TIMEOUT, None
+    if report["signal"]:
+        statuses = {int(signal.SIGSYS): ExecStatus.POLICY, int(signal.SIGXFSZ): ExecStatus.DISK_LIMIT}
+        return statuses.get(report["signal"], ExecStatus.SIGNAL), None
+    detail = CROWDED if report.get("shared_user") and _NO_THREAD.match(last_line) else None
+    if report["code"] == 0:
+        return ExecStatus.OK, detail
+    reached = (status for status, message in _LIMIT_MESSAGES.items() if message.match(last_line))
+    status = next(reached, ExecStatus.NONZERO)
+    if report.get("full") and status is ExecStatus.DISK_LIMIT:  # it was not when the program began
+        return ExecStatus.INFRA, _FULL
+    return status, detail

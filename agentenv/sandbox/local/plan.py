@@ -1,18 +1,24 @@
-"""The configuration of a zygote for each level: its interpreter, its users, its import paths."""
+"""The configuration of a zygote for each level: its interpreter, its users, its import paths.
+
+Of installed packages programs see those that they ask for and what these require, by the files they recorded. Other
+distributions may hold tasks with their labels.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import importlib.util
 import math
 import os
+import re
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 
-from agentenv.sandbox.local.packages import entries_of, environment_folders
 from agentenv.sandbox.types import Isolation
 
 NUM_USERS = 1024
@@ -23,6 +29,8 @@ _WORK_FOLDERS = ("/work", "/sandbox-work")
 _FIRST_USER = 0x70000000
 """First user id; above the ranges that subuid files and container managers assign."""
 _SETUID_AND_SETGID = 1 << 7 | 1 << 6
+_REQUIREMENT = re.compile(r"^Requires-Dist: *([\w.-]+)(?: *\[([^]]*)\])?([^;\n]*)(.*)$", re.M)
+_EXTRA = re.compile(r"""extra *== *["']([\w.-]+)["']""")
 
 
 @dataclass(frozen=True)
@@ -147,3 +155,78 @@ def plans(isolation: Isolation, preimport: tuple[str, ...]) -> list[Plan]:
         work = next(each for each in _WORK_FOLDERS if not any(f"{path}/".startswith(f"{each}/") for path in shown))
         made.append(Plan(isolation, ids, python, paths, entries, preimport, own_folders(), work))
     return made
+
+
+# --- packages ---------------------------------------------------------------------------------------------------------
+
+
+def entries_of(modules: Iterable[str], folders: Sequence[str]) -> tuple[str, ...]:
+    """Return the paths of modules below import folders, with all files of their distributions and what these require.
+
+    A distribution with environments is left out. Extras are left out unless a requirement names them.
+    """
+    infos = {_normalized(info.name.split("-")[0]): info for info in _infos(folders)}
+    records = {name: "\n" + _text(info / "RECORD") for name, info in infos.items()}
+    entries: set[str] = set()
+    todo: list[tuple[str, str]] = []
+    for module in modules:
+        place = "\n" + module.replace(".", "/")
+        owners = [(name, "") for name, record in records.items() if f"{place}/" in record or f"{place}." in record]
+        todo += owners
+        if not owners and (spec := PathFinder.find_spec(module.split(".")[0], folders)):
+            # Without a record, as a system's package manager installs it.
+            entries.update(spec.submodule_search_locations or filter(None, [spec.origin]))
+    seen: set[tuple[str, str]] = set()
+    while todo:
+        name, extra = todo.pop()
+        if (name, extra) in seen or name not in infos or _has_environments(infos[name]):
+            continue
+        seen.add((name, extra))
+        entries.update(_recorded(infos[name].parent, records[name]))
+        for required, extras, _, marker in _REQUIREMENT.findall(_text(infos[name] / "METADATA")):
+            wanted = _EXTRA.search(marker)
+            if (wanted[1] if wanted else "") == extra:
+                todo += [(_normalized(required), more.strip()) for more in ("", *extras.split(","))]
+    return tuple(sorted(path for path in entries if os.path.lexists(path)))
+
+
+def environment_folders(folders: Sequence[str]) -> tuple[str, ...]:
+    """Return the folders of distributions with environments, which hold tasks and labels."""
+    ours = [info for info in _infos(folders) if _has_environments(info)]
+    return tuple(
+        path for info in ours for path in _recorded(info.parent, _text(info / "RECORD")) if os.path.isdir(path)
+    )
+
+
+def _infos(folders: Sequence[str]) -> Iterator[Path]:
+    for folder in folders:
+        yield from sorted(Path(folder).glob("*.dist-info"))
+
+
+def _has_environments(info: Path) -> bool:
+    return re.search(r"^\[agentenv\b", _text(info / "entry_points.txt"), re.M) is not None
+
+
+def _recorded(folder: Path, record: str) -> set[str]:
+    """Return the paths of a distribution: its outermost packages, its other folders, and its single files."""
+    files = [tuple(row[0].split("/")) for row in csv.reader(record.splitlines()) if row]
+    packages = {parts[:-1] for parts in files if parts[-1] == "__init__.py"}
+    found = set()
+    for parts in files:
+        if parts[0] in ("..", "", "__pycache__"):
+            continue
+        # Several distributions may share a folder without `__init__.py`, if its name is a module's.
+        whole = (end for end in range(1, len(parts)) if parts[:end] in packages or not parts[0].isidentifier())
+        found.add(parts[: next(whole, len(parts))])
+    return {os.path.join(folder, *parts) for parts in found}
+
+
+def _normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return ""

@@ -23,13 +23,11 @@ from agentenv._util.virtual_time import external_work
 from agentenv.errors import ConfigError
 from agentenv.sandbox.guest import files
 from agentenv.sandbox.local import levels
-from agentenv.sandbox.local.execution import LocalExecution, Program
+from agentenv.sandbox.local.execution import CROWDED, LocalExecution, Program
 from agentenv.sandbox.local.plan import missing_memory
 from agentenv.sandbox.local.queue import FairQueue
 from agentenv.sandbox.local.session import InterpreterSession
-from agentenv.sandbox.local.verdicts import CROWDED
-from agentenv.sandbox.local.zygote_client import ZygoteLost
-from agentenv.sandbox.local.zygote_pool import ZygotePool
+from agentenv.sandbox.local.zygote_client import ZygoteLost, ZygotePool
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, Policy
 
 MAX_ATTEMPTS = 3
@@ -127,12 +125,10 @@ class LocalSandbox:
                 if self._pool is None:
                     with external_work():
                         level = await levels.choose(self._request)
-                    self.isolation, self.layers = level.isolation, level.layers
+                    self.isolation, self.layers = level.zygote.plan.isolation, level.layers
                     if missing := missing_memory(self.limits.memory_mb, self.run_slots):
                         _LOG.warning("LocalSandbox: %s", missing)
-                    pool = ZygotePool(level.plan, size=-(-self.run_slots // PROGRAMS_PER_ZYGOTE))
-                    pool.adopt(level.zygote)
-                    self._pool = pool
+                    self._pool = ZygotePool(level.zygote, size=-(-self.run_slots // PROGRAMS_PER_ZYGOTE))
         return self._pool
 
     async def aclose(self) -> None:

@@ -1,4 +1,7 @@
-"""A zygote as the trainer sees it: its start, its programs and their reports, and the detection of its loss."""
+"""A zygote as the trainer sees it: its start, its programs and their reports, and the detection of its loss.
+
+The zygotes of one sandbox are a pool: started on demand, and replaced when they are old or lost.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import contextlib
 import errno
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -26,9 +30,12 @@ READY_S = 60.0
 """Time limit for a zygote to import its packages and become ready."""
 WEDGED_S = 5.0
 """Time without an answer to a ping after which a zygote is lost: it is stopped or stuck."""
+MAX_SERVED = 10_000
+"""Programs after which a zygote is replaced, so that small leaks cannot add up."""
 _PING_S = 1.0
 _PASSING = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 """Errors for lack of room, after which another try may succeed."""
+_LOG = logging.getLogger(__name__)
 _BOOT = """
 import json, sys, types
 plan = json.load(sys.stdin)
@@ -122,7 +129,8 @@ class Zygote:
         base = ""
         try:
             if plan.isolation != Isolation.NAMESPACES:
-                base = _make_base()
+                base = os.path.realpath(tempfile.mkdtemp(prefix="agentenv-sandbox-"))  # noqa: ASYNC240 -- short
+                os.chmod(base, 0o711)  # programs of other users pass through to their own folders
             with open(os.memfd_create("plan", os.MFD_CLOEXEC), "r+b") as data:  # noqa: ASYNC230 -- memory
                 data.write(plan_data(plan, **({"base": base} if base else {})))
                 data.seek(0)
@@ -174,7 +182,6 @@ class Zygote:
             ZygoteLost: the zygote accepts no programs.
         """
         message = json.dumps(request).encode()
-        deadline = self._loop.time() + WEDGED_S
         future: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         while True:
             if self.lost:
@@ -183,9 +190,7 @@ class Zygote:
                 socket.send_fds(self._control, [message], fds)
                 break
             except BlockingIOError:
-                if self._loop.time() > deadline:
-                    self.lose(f"zygote: expected it to read, got a full socket for {WEDGED_S:g} s")
-                await asyncio.sleep(0.002)
+                await asyncio.sleep(0.002)  # other programs run, so a zygote that does not read is lost by its pings
             except OSError as error:
                 self.lose(f"zygote: {error}")
         self._waiting[request["id"]] = future
@@ -293,7 +298,72 @@ class Zygote:
             await asyncio.to_thread(files.remove_tree, self._base)
 
 
-def _make_base() -> str:
-    base = os.path.realpath(tempfile.mkdtemp(prefix="agentenv-sandbox-"))
-    os.chmod(base, 0o711)  # programs of other users pass through to their own folders
-    return base
+class ZygotePool:
+    """A fixed number of zygotes with the plan of the first one, which runs already."""
+
+    def __init__(self, first: Zygote, *, size: int) -> None:
+        self._plan = first.plan
+        self._places: list[Zygote | None] = [first] + [None] * (size - 1)
+        self._retired: set[Zygote] = set()
+        self.closed = False
+        self._starting = asyncio.Lock()  # one start at a time
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def zygotes(self) -> list[Zygote]:
+        """The running zygotes."""
+        return [zygote for zygote in (*self._places, *self._retired) if zygote and not zygote.lost]
+
+    async def acquire(self) -> Zygote:
+        """Return the zygote with the fewest programs; start it if necessary.
+
+        Raises:
+            ZygoteLost: no zygote can be started, or the pool is closed.
+        """
+        if self.closed:
+            raise ZygoteLost("sandbox: closed")
+
+        def num_running(place: int) -> int:
+            zygote = self._places[place]
+            return zygote.in_flight if zygote and not zygote.lost else 0
+
+        def usable(place: int) -> Zygote | None:
+            zygote = self._places[place]
+            return zygote if zygote and not zygote.lost and zygote.served < MAX_SERVED else None
+
+        place = min(range(len(self._places)), key=num_running)
+        if zygote := usable(place):
+            return zygote
+        async with self._starting:
+            if zygote := usable(place):
+                return zygote  # replaced by another caller in the meantime
+            old = self._places[place]
+            new = await Zygote.start(self._plan)
+            if self.closed:
+                await new.close()
+                raise ZygoteLost("sandbox: closed")
+            self._places[place] = new
+            if old is not None:
+                if old.lost:
+                    _LOG.warning("%s; started another", old.lost)
+                self._retired.add(old)
+                task = asyncio.create_task(self._close_when_idle(old))
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+            return new
+
+    async def _close_when_idle(self, zygote: Zygote) -> None:
+        while zygote.in_flight:  # noqa: ASYNC110 -- once in ten thousand programs
+            await asyncio.sleep(0.05)
+        await zygote.close()
+        self._retired.discard(zygote)
+
+    async def close(self) -> None:
+        """End all zygotes and their programs."""
+        self.closed = True
+        for task in list(self._closing):
+            task.cancel()
+        zygotes = {zygote for zygote in (*self._places, *self._retired) if zygote}
+        await asyncio.gather(*(zygote.close() for zygote in zygotes))
+        self._places = [None] * len(self._places)
+        self._retired.clear()

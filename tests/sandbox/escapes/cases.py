@@ -127,24 +127,6 @@ def case(name: str, program: str, policy: Policy = "pure", **options: Any) -> Es
     return EscapeCase(name, program, policy, **options)
 
 
-def thread_bomb(num: int, setup: str = "") -> str:
-    """Return a program that starts `num` threads; more than 40 are an escape."""
-    return f"""
-import threading, time
-{setup}
-say('TRYING', 'threads')
-made = 0
-for _ in range({num}):
-    try:
-        threading.Thread(target=time.sleep, args=(20,), daemon=True).start()
-        made += 1
-    except (RuntimeError, MemoryError, OSError):
-        break
-say('ESCAPED' if made > 40 else 'HELD', made)
-os._exit(0)
-"""
-
-
 def source(program: str, facts: dict[str, Any]) -> str:
     """Return a program with its preamble, which contains the facts of its world."""
     return PREAMBLE.replace("@WORLD@", repr(json.dumps(facts))) + program

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentenv.sandbox.types import ExecResult, ExecStatus, Isolation
-from tests.sandbox.escapes.cases import LIMITS, SHORT, EscapeCase, case, thread_bomb
+from tests.sandbox.escapes.cases import LIMITS, SHORT, EscapeCase, case
 
 KILLED = (ExecStatus.SIGNAL, ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT, ExecStatus.MEMORY)
 TIMED = (ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT)
@@ -32,36 +32,6 @@ attempt('pidfd', lambda: call(424, 424, call(434, 434, W['victim'], 0), 9, None,
 attempt('group', lambda: os.killpg(os.getpgid(W['victim']), 9))
 """,
         needs=("victim",),
-    ),
-    case(
-        "kill_parent",
-        """
-import signal
-parent = os.getppid()
-attempt('kill', lambda: os.kill(parent if parent > 0 else W['host_pid'], signal.SIGKILL))
-attempt('zygote', lambda: os.kill(1, signal.SIGKILL) if os.getpid() != 1 else refuse('that is me'))
-""",
-        bare="unsafe",
-    ),
-    case(
-        "kill_everything",
-        """
-import signal
-say('TRYING', 'all')  # Ending itself does not count as an escape; ending another process does.
-for number in (signal.SIGTERM, signal.SIGKILL):
-    try:
-        os.kill(-1, number)
-    except OSError:
-        pass
-try:
-    os.kill(0, signal.SIGTERM)
-except OSError:
-    pass
-say('HELD')
-""",
-        needs=("victim",),
-        ends=(ExecStatus.SIGNAL,),
-        bare="unsafe",
     ),
     case(
         "ptrace",
@@ -163,43 +133,43 @@ os._exit(0)
     ),
     case(
         "thread_bomb",
-        thread_bomb(300),
+        """
+import threading, time
+say('TRYING', 'threads')
+made = 0
+for _ in range(300):
+    try:
+        threading.Thread(target=time.sleep, args=(20,), daemon=True).start()
+        made += 1
+    except (RuntimeError, MemoryError, OSError):
+        break
+say('ESCAPED' if made > 40 else 'HELD', made)
+os._exit(0)
+""",
         ends=KILLED,
     ),
-    *(
-        case(
-            name,
-            f"""
+    case(
+        "daemon_with_setsid",
+        """
 import time
 say('TRYING', 'a daemon')
 if os.fork() == 0:
-    for _ in range({forks}):
-        if os.fork():
-            os._exit(0)
+    if os.fork():
+        os._exit(0)
     try:
-        {detach}
+        os.setsid()
     except OSError:
         pass
-    if not {holds_pipe}:
-        for fd in (0, 1, 2, 3):
-            try:
-                os.close(fd)
-            except OSError:
-                pass
+    os.closerange(0, 4)
     time.sleep(100)
     os._exit(0)
 time.sleep(0.1)
 say('HELD', 'but for the census')
 os._exit(0)
 """,
-            "proc",
-            check=_before_it_ended,
-            census=True,
-        )
-        for name, forks, detach, holds_pipe in (
-            ("daemon_with_setsid", 1, "os.setsid()", False),
-            ("daemon_many_generations", 6, "os.setpgid(0, 0)", False),
-        )
+        "proc",
+        check=_before_it_ended,
+        census=True,
     ),
     case(
         "all_signals_ignored",

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentenv.errors import ConfigError, InfraError
+from agentenv.errors import InfraError
 from agentenv.sandbox.grading import AssertSuite, AssertTest, Verdict, asserts, grade
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus
 from tests.sandbox.conftest import opened
@@ -247,43 +247,31 @@ async def test_changes_of_arguments_do_not_cross(sandbox):
     assert await verdicts(sandbox, cheat, suite("xs = [2, 1]\nassert add(xs, 0) == sorted(xs)")) == ["failed"]
 
 
-async def test_a_forged_change_of_arguments_breaks_the_protocol(sandbox):
-    code = 'import os\ndef add(a, b):\n    os.write(3, b\'{"id":1,"value":[],"args":[[],0]}\\n\')\n    os._exit(0)\n'
-    result = await grade(sandbox, code, suite("xs = [2, 1]\nassert add(xs, 0) == sorted(xs)"), limits=LIMITS)
-    assert result.tests[0].verdict is Verdict.PROTOCOL
-    assert "broken_protocol" in result.tamper_signals
+WRITES = "import os\ndef add(a, b):\n    if a == {}: os.write(3, b'{}')\n    return a + b\n"
+SENDS = (
+    f"{ADD}import os, sys\nLines = sys.modules['__main__'].Lines\nsend = Lines.send\nLines.send = lambda self, line: "
+)
 
 
-async def test_an_answer_ahead_of_its_call_breaks_the_protocol(sandbox):
-    code = (
-        "import os\ndef add(a, b):\n"
-        '    os.write(3, b\'{"id":1,"value":3}\\n{"id":2,"value":7}\\n\')\n    return a + b\n'
-    )
+@pytest.mark.parametrize(
+    "code",
+    [
+        WRITES.format(1, '{"id":1,"value":3,"args":[[],0]}\\n'),
+        WRITES.format(1, '{"id":1,"value":3}\\n{"id":2,"value":7}\\n'),
+        WRITES.format(3, '{"id":2,"value":7}\\n'),
+        SENDS + "[send(self, line) for _ in range(1 + (b'signals' in line))]\n",
+    ],
+    ids=["another key", "ahead of its call", "twice", "after the last one"],
+)
+async def test_any_other_line_breaks_the_protocol(sandbox, code):
     tests = suite("assert add(1, 2) == 3\nassert add(3, 4) == 7")
-    assert await verdicts(sandbox, code, tests) == ["protocol"]
-
-
-async def test_an_unrequested_line_breaks_the_protocol_although_all_calls_are_answered(sandbox):
-    code = ADD + "import os\nos.write(3, b'')\ndef __getattr__(name): raise AttributeError\n"
-    late = 'import os\ndef add(a, b):\n    if a == 3: os.write(3, b\'{"id":2,"value":7}\\n\')\n    return a + b\n'
-    tests = suite("assert add(1, 2) == 3\nassert add(3, 4) == 7")
-    assert await verdicts(sandbox, code, tests) == ["passed"]
-    assert await verdicts(sandbox, late, tests) == ["protocol"]
-
-
-async def test_a_line_after_the_last_one_breaks_the_protocol(sandbox):
-    code = ADD + (
-        "import sys\nLines = sys.modules['__main__'].Lines\nsend = Lines.send\n"
-        "Lines.send = lambda self, line: [send(self, line) for _ in range(1 + (b'signals' in line))]\n"
-    )
-    assert await verdicts(sandbox, code, suite("assert add(1, 2) == 3")) == ["protocol"]
+    result = await grade(sandbox, code, tests, limits=LIMITS)
+    assert [test.verdict.value for test in result.tests] == ["protocol"]
+    assert result.tamper_signals == ("broken_protocol",)
 
 
 async def test_a_solution_that_exits_after_the_last_test_is_not_run_again(sandbox):
-    code = ADD + (
-        "import os, sys\nLines = sys.modules['__main__'].Lines\nsend = Lines.send\n"
-        "Lines.send = lambda self, line: os._exit(0) if b'signals' in line else send(self, line)\n"
-    )
+    code = SENDS + "os._exit(0) if b'signals' in line else send(self, line)\n"
     result = await grade(sandbox, code, suite("assert add(1, 2) == 3", "assert add(2, 2) == 4"), limits=LIMITS)
     assert (result.score, result.num_executions, result.tamper_signals) == (1.0, 2, ("early_exit",))
 
@@ -316,11 +304,6 @@ async def test_members_of_one_hash_that_the_tests_put_together_are_an_error(sand
     assert await verdicts(sandbox, code, tests) == ["error"]
 
 
-async def test_members_of_one_hash_break_the_protocol(sandbox):
-    code = "def add(a, b): return {n * (2 ** 61 - 1) for n in range(1, 5000)}\n"
-    assert await verdicts(sandbox, code, suite("add(1, 2)")) == ["protocol"]
-
-
 async def test_a_failure_names_the_last_call(sandbox):
     test = (await grade(sandbox, ADD, suite("x = 1\nassert add(x, 1) == 3"), limits=LIMITS)).tests[0]
     assert (test.shown_got, test.detail) == ("add(1, 1) returned 2", "assert add(x, 1) == 3\nAssertionError")
@@ -337,9 +320,3 @@ async def test_stopping_leaves_the_tests_after_a_failure_out(sandbox):
     assert await verdicts(sandbox, ADD, tests, stop_on_fail=True) == ["failed", "skipped"]
     tests = suite("assert False", "assert add(1, 1) == 2")
     assert await verdicts(sandbox, ADD, tests, stop_on_fail=True) == ["failed", "skipped"]
-
-
-@pytest.mark.parametrize("names", [(), ("a b",), "add", ["add"]])
-async def test_invalid_names_are_refused(names):
-    with pytest.raises(ConfigError, match="expected a tuple of function names"):
-        suite("pass", names=names)

@@ -57,12 +57,6 @@ async def test_thirty_calls_take_one_execution_and_more_take_batches(sandbox):
     assert (result.all_passed, result.num_executions) == (True, 3)
 
 
-async def test_the_share_is_that_of_tests_that_passed(sandbox):
-    result = await grade(sandbox, "def square(n): return n * n if n < 6 else n\n", squares(8), limits=LIMITS)
-    assert (result.score, result.all_passed, result.share(visible=False)) == (0.75, False, 0.75)
-    assert result.share(visible=True) is None
-
-
 async def test_visible_and_hidden_calls_never_share_a_process(sandbox):
     code = "seen = []\ndef f(n):\n    seen.append(n)\n    return seen\n"
     suite = FunctionSuite(
@@ -170,11 +164,6 @@ async def test_prints_are_not_answers(sandbox):
     assert await verdicts(sandbox, code, squares(2)) == ["passed", "passed"]
 
 
-async def test_a_value_too_large_for_the_channel_is_an_error_of_its_test(sandbox):
-    code = "def square(n): return 'x' * 10_000_000 if n == 0 else n * n\n"
-    assert await verdicts(sandbox, code, squares(3)) == ["error", "passed", "passed"]
-
-
 @pytest.mark.long
 async def test_a_right_value_of_several_megabytes_passes_and_a_wrong_one_may_not_be_larger(sandbox):
     tests = (FunctionTest((0,), ["x" * 3_000_000, list(range(250_000))]), FunctionTest((1,), 1))
@@ -218,23 +207,11 @@ async def test_a_large_answer_is_read_and_judged_beside_the_event_loop(sandbox, 
     assert seen == beside
 
 
-async def test_members_of_one_hash_break_the_protocol(sandbox):
-    code = "def same(kind): return kind(n * (2 ** 61 - 1) for n in range(1, 5000))\n"
-    code += "def set_(): return same(set)\ndef dict_(): return dict.fromkeys(same(list))\n"
-    for name in ("set_", "dict_"):
-        suite = FunctionSuite(name, hidden=(FunctionTest((), 1),))
-        assert await verdicts(sandbox, code, suite) == ["protocol"]
-
-
 async def test_a_checker_judges_instead(sandbox):
     suite = FunctionSuite("root", hidden=(FunctionTest((2.0,), 2**0.5),), checker=close_to_a_root)
     assert await verdicts(sandbox, "def root(x): return -x ** 0.5\n", suite) == ["passed"]
     assert await verdicts(sandbox, "def root(x): return x\n", suite) == ["failed"]
-
-
-async def test_a_checker_that_cannot_read_an_answer_has_judged_it_wrong(sandbox):
-    suite = FunctionSuite("root", hidden=(FunctionTest((2.0,), 2**0.5),), checker=close_to_a_root)
-    assert await verdicts(sandbox, "def root(x): return 'two'\n", suite) == ["failed"]
+    assert await verdicts(sandbox, "def root(x): return 'it cannot read this'\n", suite) == ["failed"]
 
 
 @pytest.mark.parametrize("checker", [lambda *_: 1 / 0, lambda *_: 1, lambda *_: None], ids=["raises", "int", "none"])

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from agentenv.errors import ConfigError
 from agentenv.sandbox.grading import Comparison, StdioSuite, StdioTest, Verdict, grade, stdio
 from agentenv.sandbox.types import ExecLimits
 from tests.sandbox.grading.conftest import Wrapped
@@ -20,20 +19,6 @@ async def graded(sandbox, code, expected, *, stdin="", **options):
     """The one result of a suite of one visible test."""
     result = await grade(sandbox, code, StdioSuite(visible=(StdioTest(stdin, expected),), **options), limits=LIMITS)
     return result.tests[0]
-
-
-@pytest.mark.long
-async def test_a_program_that_prints_what_is_expected_passes(sandbox):
-    result = await grade(sandbox, DOUBLE, DOUBLES, limits=LIMITS)
-    assert (result.score, result.sandbox_failed, result.integrity.value) == (1.0, False, "outside")
-    assert [(test.id, test.visible) for test in result.tests] == [
-        ("visible[0]", True), ("hidden[0]", False), ("hidden[1]", False),
-    ]  # fmt: skip
-
-
-async def test_the_share_counts_every_test(sandbox):
-    result = await grade(sandbox, "print(abs(int(input())) * 2)", DOUBLES, limits=LIMITS)
-    assert (result.score, result.share(visible=True), result.share(visible=False)) == (2 / 3, 1.0, 0.5)
 
 
 async def test_the_right_output_and_a_failing_exit_is_an_error(sandbox):
@@ -91,11 +76,14 @@ async def test_a_program_that_hangs_costs_a_few_tests_time(sandbox):
         (b"\xff", r"\xff", "lines", False),
         (b"a\r\nb\r\n", "a\nb\n", "lines", True),
         (b"a\x1fb\n", "a\x1fb\n", "lines", True),
+        (b"1\n2", "1 2", "tokens", True),
+        (b"0.33333", "0.3333333", "floats", True),
+        (b"0.4", "0.3333333", "floats", False),
     ],
 )
 async def test_the_written_output_is_compared_and_not_its_display(sandbox, written, expected, mode, passes):
     code = f"import sys; sys.stdout.buffer.write({written!r})"
-    test = await graded(sandbox, code, expected, mode=mode)
+    test = await graded(sandbox, code, expected, mode=mode, comparison=Comparison(rel_tol=1e-4))
     assert test.verdict is (Verdict.PASSED if passes else Verdict.FAILED)
 
 
@@ -143,27 +131,6 @@ async def test_an_exception_shows_the_programs_own_frames(sandbox):
     assert "/lib" not in test.detail
 
 
-@pytest.mark.parametrize(
-    ("mode", "printed", "expected", "verdict"),
-    [
-        ("lines", "3 \\n\\n", "3\n", "passed"),
-        ("lines", "3\\r\\n", "3\r\n", "passed"),
-        ("exact", "3\\n", "3\n", "passed"),
-        ("exact", "3", "3\n", "failed"),
-        ("exact", "\\x1b", "\\x1b", "failed"),
-        ("tokens", "1\\n2", "1 2", "passed"),
-        ("floats", "0.33333", "0.3333333", "passed"),
-        ("floats", "0.4", "0.3333333", "failed"),
-        ("lines", "é\\u200b", "é", "failed"),
-        ("lines", "é\\n", "é", "passed"),
-    ],
-)
-async def test_modes_decide_what_is_equal(sandbox, mode, printed, expected, verdict):
-    code = f"import sys\nsys.stdout.write('{printed}')\n"
-    test = await graded(sandbox, code, expected, mode=mode, comparison=Comparison(rel_tol=1e-4))
-    assert test.verdict.value == verdict
-
-
 async def test_a_checker_sees_the_input_and_what_was_printed(sandbox):
     def factors(stdin, expected, got):
         return len(got.split()) == 2 and int(got.split()[0]) * int(got.split()[1]) == int(stdin)
@@ -176,8 +143,3 @@ async def test_stopping_leaves_the_tests_after_a_failure_out(sandbox):
     result = await grade(sandbox, "print(2)", DOUBLES, limits=LIMITS, stop_on_fail=True)
     assert [test.verdict.value for test in result.tests] == ["passed", "failed", "skipped"]
     assert result.num_executions == 2
-
-
-async def test_an_unknown_mode_is_refused():
-    with pytest.raises(ConfigError, match="expected one of exact, lines, tokens, floats"):
-        StdioSuite(hidden=(StdioTest("", ""),), mode="fuzzy")
