@@ -33,14 +33,12 @@ from agentenv.testing.audit.policies import (
     PART,
     AuditPolicy,
     all_policies,
-    cut_golds,
     ends_a_process,
     gold_parts,
     select_policies,
 )
 from agentenv.testing.audit.report import Audit, Times, policy_rows
 from agentenv.testing.audit.unrated import judge_unrated
-from agentenv.testing.audit.variant_judging import judge_variants
 from agentenv.testing.audit.workings import (
     MIN_SIZES,
     find_clock,
@@ -65,9 +63,7 @@ _FIRST_PLAYS, _PLAYS, _REPEATS = 0.6, 0.75, 0.85
 are tried."""
 _HEAVY_TASKS = 2
 """Number of tasks on which the policies in `HEAVY` are played."""
-SHOWN_GOLD = frozenset(
-    ["label", "gold", "wrong", "odd_values", "farm", "hedge", "list_all", "repeat", "tamper", "cut", "paste", "undo"]
-)
+SHOWN_GOLD = frozenset(["label", "gold", "wrong", "odd_values", "farm", "hedge"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +155,7 @@ async def audit_env(
     # Gold is a secret only if one action is the whole answer, not if it is one move of many.
     secrets = {play.task_id: play.action for play in plays if play.key == "gold" and len(play.steps) == 1}
     findings = [
-        *cases, *judge_plays(facts), *judge_unrated(facts), *judge_variants(facts),
-        *find_leaks(facts, secrets, SHOWN_GOLD),
+        *cases, *judge_plays(facts), *judge_unrated(facts), *find_leaks(facts, secrets, SHOWN_GOLD),
         *find_run_code(plays, marks), *find_dead_tools(plays), *find_growth(plays), *find_slow_calls(budget),
     ]  # fmt: skip
     if budget.left_out["gold"]:  # it may be known for the other tasks
@@ -239,12 +234,10 @@ def _draw_tasks(tasks: Sequence[Task], options: AuditOptions) -> list[Task]:
 
 
 def _part_pairs(plays: Sequence[Play], tasks: Sequence[Task], options: AuditOptions) -> list[tuple[AuditPolicy, Task]]:
-    """Return the policies that repeat parts of the gold plays, or are cut off, with their tasks."""
+    """Return the policies that repeat parts of the gold plays, with their tasks."""
     golds = {p.task_id: [step.action for step in p.steps] for p in plays if p.key == "gold" and p.error is None}
     parts, names = gold_parts(golds, Random(derive_seed(options.seed, "farm"))), options.policies
-    cuts = cut_golds(golds)
-    own = {task.task_id: [*parts.get(task.task_id, ()), *cuts.get(task.task_id, ())] for task in tasks}
-    pairs = [(policy, task) for task in tasks for policy in own[task.task_id]]
+    pairs = [(policy, task) for task in tasks for policy in parts.get(task.task_id, ())]
     return [(policy, task) for policy, task in pairs if not names or {policy.name, policy.key} & {*names}]
 
 

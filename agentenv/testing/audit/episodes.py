@@ -21,7 +21,7 @@ from agentenv.episode.setup import EpisodeKey, EpisodeProgress, Stage
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import EpisodeFailed
 from agentenv.testing.audit.budget import Budget
-from agentenv.testing.audit.policies import BASELINES, CUT, LONG_NAMES, LONG_POLICIES, PART, AuditPolicy
+from agentenv.testing.audit.policies import BASELINES, LONG_NAMES, LONG_POLICIES, PART, AuditPolicy
 from agentenv.testing.audit.view import View
 
 GOLD_TURNS = 500
@@ -158,8 +158,6 @@ class PolicyRunner:
         if policy.kind == "gold" or is_long:
             turns = GOLD_TURNS if policy.kind == "gold" else self.run_turns
             limits = replace(limits, max_turns=max(limits.max_turns, turns))
-        if policy.name == "cut":
-            limits = replace(limits, max_turns=int(policy.variant.removeprefix(CUT)))
         check_time()  # before `reset`, which may take long
         played = await self._run(task, act, (policy.name, policy.variant), limits)
         if played is not None and played.steps:
@@ -179,9 +177,7 @@ class PolicyRunner:
             before()
             return actions[index] if index < len(actions) else None
 
-        turns = len(play.steps)
-        is_cut = play.policy == "cut"
-        limits = replace(self.limits, max_turns=turns if is_cut else max(self.limits.max_turns, turns))
+        limits = replace(self.limits, max_turns=max(self.limits.max_turns, len(play.steps)))
         played = await self._run(task, act, (play.policy, play.variant), limits)
         return play if played is None else played
 

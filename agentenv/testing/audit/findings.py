@@ -38,8 +38,6 @@ WHY: Mapping[str, str] = {
     "length-pays": "The reward grows with the length of an action, so a policy learns to write more.",
     "repeat-pays": "Actions earn a reward again and again, so a policy learns to repeat them. Reward each once, or "
     "reward only the result.",
-    "truncation-pays": "An episode that a limit ends earns more than one that is finished, or pays for nothing, so a "
-    "policy learns not to finish. Return from `on_truncate` only what was not paid yet.",
     "no-gold": "The environment has no gold, so its tasks may be unsolvable. Implement `gold`.",
     "no-signal": "Gold earns no more than an empty action, so there is nothing to learn.",
     "answer-in-feedback": "Feedback on a wrong action contains the answer, so a policy learns to wait for it. "

@@ -20,8 +20,6 @@ from typing import Any, Literal
 from agentenv.errors import ConfigError
 from agentenv.testing.audit.explore import answering_policies, blind_calls, odd_policies, writing_policies
 from agentenv.testing.audit.hacks import FAMILIES, INJECTIONS, ROLE_MARKS, UNICODE
-from agentenv.testing.audit.tamper import changing_policies, gold_policies
-from agentenv.testing.audit.variants import variant_policies
 from agentenv.testing.audit.view import View
 from agentenv.testing.marked_code import marked, marked_actions, marked_calls
 from agentenv.testing.odd_values import ODD_FLOATS, ODD_FORMS, odd_forms
@@ -35,7 +33,7 @@ wrong: derived from gold, but wrong; gold: the right answer of the environment."
 BASELINES = ("null", "constant", "gold")
 """Run in every audit: the others are judged relative to an empty action, arbitrary text and gold."""
 CONSTANTS = ("0", "1", "2", "3", "10", "42", "yes", "no", "A", "B", "C", "D", "True", "False", "None")
-LONG_NAMES = ("explore", "odd_calls", "overwrite", "call", "again", "tamper", "limit", "undo")
+LONG_NAMES = ("explore", "odd_calls", "overwrite", "call", "again")
 LONG_POLICIES = ("calls/each_tool", "calls/each_choice")
 """Have as many turns as a run, so that rewards of repeated calls add up as they would in training."""
 HEAVY = ("math/tower", "math/factorial")
@@ -65,8 +63,6 @@ _LAST = re.compile(r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?|[^\W\d_]+)(?=\W*(?:</\w+>\s*
 _QUOTED = re.compile(r"(?<!\w)[\"'`\u201c\u2018]([^\"'`\n\u201c\u201d\u2018\u2019]{1,60})[\"'`\u201d\u2019](?!\w)")
 _NUM_QUOTED = 4
 _GIVING_UP = ("I give up.", "give up", "quit", "exit", "stop", "done", "skip", "pass", "resign")
-CUT = "after_"
-"""Start of the variants that act as gold until a limit ends the episode after so many turns."""
 PART = "part_"
 """Start of the variants that repeat parts of gold, which are known only after gold was played."""
 FOLLOWED = ("say", "call", "again")
@@ -74,7 +70,6 @@ FOLLOWED = ("say", "call", "again")
 end; again: the action until the last turn, and an end."""
 _NUM_PARTS, _MAX_WORDS = 6, 12
 """Number of single gold actions, and of pairs, that are repeated on a task; most different actions to draw pairs of."""
-_MAX_CUT = 100
 _SHORTEST_CUT = 4
 """Minimum length of a word whose half is a different answer; `y` may stand for `yes`."""
 
@@ -143,10 +138,7 @@ def all_policies(hacks: Mapping[str, str] | None = None) -> list[AuditPolicy]:
         *[AuditPolicy("calls", name, "blind", partial(_wrong_call, name)) for name in _WRONG_CALLS],
         *[AuditPolicy("explore", name, "blind", act) for name, act in blind_calls().items()],
         *[AuditPolicy("odd_calls", name, "attack", act) for name, act in odd_policies().items()],
-        *[
-            AuditPolicy("overwrite", name, "attack", act)
-            for name, act in {**writing_policies(), **changing_policies()}.items()
-        ],
+        *[AuditPolicy("overwrite", name, "attack", act) for name, act in writing_policies().items()],
         *[AuditPolicy("answers", name, "attack", act) for name, act in answering_policies().items()],
         *text_policies("code_to_run", "attack", marked_actions()),
         AuditPolicy("code_to_run", "in_calls", "attack", lambda view: _in_turn(marked_calls(view.tools), view)),
@@ -163,12 +155,6 @@ def all_policies(hacks: Mapping[str, str] | None = None) -> list[AuditPolicy]:
         AuditPolicy("hedge", "gold_last", "wrong", lambda view: _joined(change_answer(view.gold), view.gold)),
         AuditPolicy("hedge", "others_last", "wrong", lambda view: _joined(view.gold, _others_like(view))),
         AuditPolicy("hedge", "others_first", "wrong", lambda view: _joined(_others_like(view), view.gold)),
-        *[AuditPolicy("tamper", name, "wrong", act) for name, act in gold_policies().items()],
-        *[
-            AuditPolicy(name, variant, "wrong", act)
-            for name, variants in variant_policies().items()
-            for variant, act in variants.items()
-        ],
     ]
 
 
@@ -180,7 +166,6 @@ def select_policies(policies: Sequence[AuditPolicy], names: Iterable[str]) -> li
     """
     names = list(names)
     known = {policy.name for policy in policies} | {policy.key for policy in policies} | {"hacks"}
-    known |= {"cut", *(f"cut/{CUT}{turn}" for turn in range(1, _MAX_CUT + 1))}
     known |= {f"farm/{PART}{number + 1}" for number in range(2 * _NUM_PARTS)}
     unknown = [name for name in names if name not in known and name.partition("/")[0] not in FOLLOWED]
     if unknown:
@@ -295,15 +280,6 @@ def gold_parts(golds: Mapping[str, Sequence[str]], rng: Random) -> dict[str, lis
             AuditPolicy("farm", f"{PART}{n}", "wrong", lambda view, part=part: part[view.turn_index % len(part)])  # type: ignore[misc]
             for n, part in enumerate(parts, 1)
         ]
-    return found
-
-
-def cut_golds(golds: Mapping[str, Sequence[str]]) -> dict[str, list[AuditPolicy]]:
-    """Return policies that act as gold and are cut off after its first, and before its last action, by task."""
-    found = {}
-    for task_id, actions in golds.items():
-        turns = sorted({1, min(_MAX_CUT, len(actions) - 1)}) if len(actions) > 1 else []
-        found[task_id] = [AuditPolicy("cut", f"{CUT}{turn}", "wrong", lambda view: view.gold) for turn in turns]
     return found
 
 

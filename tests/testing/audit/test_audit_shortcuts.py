@@ -1,4 +1,4 @@
-"""Planted faults that short ways from gold show: a pasted reply, undo, an answer in the prompt; and sound ones."""
+"""Planted faults of short ways: an answer in the prompt or in a refusal, cases that may be written; and sound ones."""
 
 import json
 
@@ -10,76 +10,6 @@ from agentenv.testing.odd_values import odd_forms, slow_pattern
 from agentenv.testing.tool_calls import call_text
 from agentenv.tools import answer_calls, schema_of
 from tests.testing.audit.audited import audited, ids
-
-MANUAL = (
-    "[m1] The filter is cleaned each month, and it is replaced when it tears. "
-    "[m2] The pump holds 14 bar, and the valve opens at 15 bar. [m3] The warranty ends after 3 years."
-)
-QUESTIONS = (("When is the filter cleaned?", "each month"), ("What does the pump hold?", "14 bar"),
-             ("How long is the warranty?", "3 years"))  # fmt: skip
-
-
-class Manual(AgentInstance):
-    """An answer has to contain the fact; the tool says a whole page."""
-
-    found, policy, rows = "hack-earns:paste", "paste", QUESTIONS
-    max_chars = 10_000
-
-    async def reset(self, states):
-        return {"observation": states["observation"], "tools": [schema_of(self.search)]}
-
-    def search(self, text: str) -> str:
-        """Look something up in the manual.
-
-        Args:
-            text: Words.
-        """
-        return MANUAL
-
-    async def step(self, states):
-        called = states["tool_calls"]
-        if called.items:
-            return StepResult(await answer_calls(called, {"search": self.search}))
-        said = states["action_text"]
-        right = float(states["label"] in said and len(said) <= self.max_chars)
-        return StepResult(reward=right, score=right, terminated=True)
-
-    async def gold(self, states):
-        return states["label"] if states["turn_index"] else call_text("search", {"text": "filter"})
-
-
-class ShortAnswers(Manual):
-    max_chars = 30
-
-
-class Chest(AgentInstance):
-    """Commands: take, undo, leave. A coin that is taken is paid."""
-
-    found, policy = "repeat-pays:undo", "undo"
-    rows = tuple((f"Chest {n}. Say take, undo or leave.", str(n)) for n in range(3))
-    is_charged = False
-
-    def __init__(self):
-        self.has_coin, self.num = False, 0
-
-    async def step(self, states):
-        self.num += 1
-        said, reward, had = states["action_text"].strip(), 0.0, self.has_coin
-        if said in ("take", "undo"):
-            self.has_coin = said == "take"
-            reward = 0.5 * (self.has_coin - had)
-        done = said == "leave" or self.num == 8
-        reward += 0.5 * (said == "leave" and self.has_coin)
-        reward = reward if self.is_charged else max(reward, 0.0)
-        return StepResult(f"You have {int(self.has_coin)} coins.", reward=reward,
-                          score=float(self.has_coin and said == "leave"), terminated=done)  # fmt: skip
-
-    async def gold(self, states):
-        return "leave" if self.has_coin else "take"
-
-
-class ChargedChest(Chest):
-    is_charged = True
 
 
 class Header(AgentInstance):
@@ -228,20 +158,6 @@ class SafeWorkspace(Workspace):
         return [label]
 
 
-class Done(SafeWorkspace):
-    """Any text ends the episode, also a long reply of a tool: what counts was done before."""
-
-    policy = "paste"
-
-    def read_file(self, name: str) -> str:
-        """Read a file.
-
-        Args:
-            name: Its name.
-        """
-        return f"{self.files.get(name)} {MANUAL}"
-
-
 class Conversion(AgentInstance):
     """The tolerance is a part of what was said."""
 
@@ -272,23 +188,14 @@ async def findings(cls):
     return ids(await audited(cls, *cls.policy.split(), on=rows, repeat=False), "fail", "warn")
 
 
-@pytest.mark.parametrize("cls", [Manual, Chest, Header, Booking, Workspace, Conversion], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", [Header, Booking, Workspace, Conversion], ids=lambda cls: cls.__name__)
 async def test_a_short_way_that_earns_is_found(cls):
     assert cls.found in await findings(cls)
 
 
 @pytest.mark.parametrize(
     "cls",
-    [
-        ShortAnswers,
-        ChargedChest,
-        HeaderOfAll,
-        StrictBooking,
-        OpenBooking,
-        SafeWorkspace,
-        Done,
-        BoundedConversion,
-    ],
+    [HeaderOfAll, StrictBooking, OpenBooking, SafeWorkspace, BoundedConversion],
     ids=lambda cls: cls.__name__,
 )
 async def test_a_short_way_that_earns_nothing_is_no_finding(cls):
