@@ -1,14 +1,14 @@
 """Finds environments that run code of a policy in their own process: actions have code with a mark, seen by its name.
 
 The code reads an attribute that nothing has, so it changes nothing. Code in another process, as in a sandbox, is not
-seen. An audit hook cannot be removed, so one is added at the first use; it does nothing unless a recorder is active.
+seen.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import CodeType
 from typing import Any
@@ -17,7 +17,7 @@ from agentenv.testing.tool_calls import calls_with_texts
 
 _MARK = "agentenv_mark_"
 _FUNCTION = "def solve(*args):\n    return {0}\nprint({0})\n"
-_RECORDERS: list[set[str]] = []
+_HEARING: list[Callable[[str, tuple[Any, ...]], None]] = []
 _HOOK_ADDED = threading.Event()
 
 
@@ -55,25 +55,38 @@ def names_in(text: str, names: set[str]) -> list[str]:
 @contextmanager
 def recorded_marks() -> Iterator[set[str]]:
     """Return a set to which the names of marked code are added that this process runs within the block."""
-    if not _HOOK_ADDED.is_set():
-        _HOOK_ADDED.set()
-        sys.addaudithook(_hook)
     names: set[str] = set()
-    _RECORDERS.append(names)
-    try:
+
+    def note(event: str, args: tuple[Any, ...]) -> None:
+        if event == "exec" and isinstance(args[0], CodeType):
+            names.update(_marks_of(args[0]))
+
+    with heard_audit_events(note):
         yield names
-    finally:
-        _RECORDERS.remove(names)
-
-
-def _hook(event: str, args: tuple[Any, ...]) -> None:
-    if event == "exec" and _RECORDERS and isinstance(args[0], CodeType):
-        for name in _marks_of(args[0]):
-            for names in _RECORDERS:
-                names.add(name)
 
 
 def _marks_of(code: CodeType) -> list[str]:
     """Return the names of the marks in code and in its functions."""
     inner = [name for each in code.co_consts if isinstance(each, CodeType) for name in _marks_of(each)]
     return inner + [name.removeprefix(_MARK) for name in code.co_names if name.startswith(_MARK)]
+
+
+def _hook(event: str, args: tuple[Any, ...]) -> None:
+    for note in _HEARING:
+        note(event, args)
+
+
+@contextmanager
+def heard_audit_events(note: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None]:
+    """Call `note` with each audit event of Python within the block: its name and its arguments.
+
+    An audit hook cannot be removed, so one is added at the first use; it does nothing outside of such blocks.
+    """
+    if not _HOOK_ADDED.is_set():
+        _HOOK_ADDED.set()
+        sys.addaudithook(_hook)
+    _HEARING.append(note)
+    try:
+        yield
+    finally:
+        _HEARING.remove(note)

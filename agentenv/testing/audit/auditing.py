@@ -48,7 +48,6 @@ from agentenv.testing.audit.workings import (
     find_run_code,
     find_slow_calls,
 )
-from agentenv.testing.conformance.records import own_classes
 from agentenv.testing.conformance.target import hacks_of
 from agentenv.testing.marked_code import recorded_marks
 from agentenv.testing.shifted_clock import elapsing_clock, modules_of, shifted_clock
@@ -161,7 +160,7 @@ async def audit_env(
     if budget.left_out["gold"]:  # it may be known for the other tasks
         findings = [each for each in findings if each.kind not in ("no-gold", "no-ceiling", "gold-partly")]
     if options.repeat:
-        findings += await _repeat_plays(runner, plays, by_id, notify, modules_of(own_classes(source.cls)))
+        findings += await _repeat_plays(runner, plays, by_id, notify, modules_of(source.cls))
     marked, unused = apply_allowances(_with_commands(findings, command, options), options.allowed)
     return Audit(
         name, options.seed, tuple(by_id), len(plays), tuple(marked), tuple(policy_rows(facts, policies)),

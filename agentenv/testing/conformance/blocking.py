@@ -17,9 +17,8 @@ from typing import Any
 from agentenv._util.paths import is_own_import
 from agentenv.testing.conformance.cases import EpisodeCase, script
 from agentenv.testing.conformance.context import ConformanceContext
-from agentenv.testing.conformance.instrumented import InstrumentedCoroutine
+from agentenv.testing.conformance.probes import BLOCKS_S, InstrumentedCoroutine, line_in
 from agentenv.testing.conformance.problems import Problem, after_action, place_of_method, problem_at
-from agentenv.testing.conformance.sleeps import BLOCKS_S, line_in
 
 _NUM_TRIES = 4
 """A busy machine delays a try or two; code that blocks does so in each."""

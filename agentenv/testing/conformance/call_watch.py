@@ -27,7 +27,7 @@ from agentenv.episode.endpoint.agent import owns_its_loop
 from agentenv.errors import InfraError
 from agentenv.runs.watchdog import frames_of
 from agentenv.testing.conformance.child import CheckProgress
-from agentenv.testing.conformance.sleeps import line_in
+from agentenv.testing.conformance.probes import line_in
 
 ENV_METHODS = ("reset", "step", "on_truncate", "close")
 OWN_LOOP_METHODS = ("run", "on_truncate", "close")

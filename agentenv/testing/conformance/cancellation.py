@@ -18,7 +18,7 @@ from agentenv.errors import InfraError
 from agentenv.testing.conformance.call_watch import MethodCall
 from agentenv.testing.conformance.cases import EpisodeCase
 from agentenv.testing.conformance.context import ConformanceContext
-from agentenv.testing.conformance.instrumented import InstrumentedCoroutine
+from agentenv.testing.conformance.probes import TEMP_EVENTS, Event, InstrumentedCoroutine, record_events
 from agentenv.testing.conformance.problems import (
     Problem,
     exception_problem,
@@ -27,7 +27,6 @@ from agentenv.testing.conformance.problems import (
     relative_path,
     unique,
 )
-from agentenv.testing.conformance.system_calls import TEMP_EVENTS, Event, record_events
 from agentenv.tools import calling
 
 _MAX_POINTS = 40

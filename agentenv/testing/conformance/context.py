@@ -468,10 +468,11 @@ class ConformanceContext:
     def separate_episodes(self) -> list[Trajectory]:
         """The trajectory of each of `cases`, run one after the other, once for all properties."""
         if self._separate is None:
-            self._separate = self.run(self._run_separately(self.cases))
+            self._separate = self.run(self.run_separately(self.cases))
         return self._separate
 
-    async def _run_separately(self, cases: Sequence[EpisodeCase]) -> list[Trajectory]:
+    async def run_separately(self, cases: Sequence[EpisodeCase]) -> list[Trajectory]:
+        """Run cases one after the other; return their trajectories."""
         return [await self.episode(case, engine=yielding(case, self.tokenizer)) for case in cases]
 
     @property

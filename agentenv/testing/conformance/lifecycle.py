@@ -15,6 +15,7 @@ from agentenv.core.agent import AgentInstance
 from agentenv.core.types import Task
 from agentenv.errors import AgentEnvError, InfraError
 from agentenv.testing.conformance.context import ConformanceContext, NotApplicable, raise_outage
+from agentenv.testing.conformance.probes import IO_EVENTS, record_events
 from agentenv.testing.conformance.problems import (
     Problem,
     exception_problem,
@@ -23,7 +24,6 @@ from agentenv.testing.conformance.problems import (
     relative_path,
     unique,
 )
-from agentenv.testing.conformance.system_calls import IO_EVENTS, record_events
 
 QUICK_S = 0.1
 """Every episode pays for its constructor again, and makes an instance for each attempt."""

@@ -25,7 +25,6 @@ from agentenv.errors import AgentEnvError, EpisodeFailed
 from agentenv.interop.openrlhf.executor import AgentFunc
 from agentenv.testing.conformance.cases import ODD_ACTIONS, EpisodeCase
 from agentenv.testing.conformance.context import ConformanceContext
-from agentenv.testing.conformance.records import own_classes
 from agentenv.testing.shifted_clock import modules_of
 from agentenv.testing.tool_calls import calls_with_world
 from agentenv.testing.world import commands_of, options_of, words_of
@@ -190,7 +189,7 @@ def explore(context: ConformanceContext) -> None:
     context.reached = []
     if context.own_loop or isinstance(context.source, AgentFunc):
         return
-    files = {file for module in modules_of(own_classes(context.agent_cls)) if (file := getattr(module, "__file__", ""))}
+    files = {file for module in modules_of(context.agent_cls) if (file := getattr(module, "__file__", ""))}
     candidates = [*_candidates(context)]
     _ = context.cases  # computed first, since it runs the event loop
     context.reached = context.run(_explored(context, files, candidates))

@@ -29,7 +29,7 @@ from agentenv.testing.conformance.problems import (
     record_problem,
     unique,
 )
-from agentenv.testing.conformance.records import own_classes
+from agentenv.testing.shifted_clock import own_classes
 
 _EPS = 1e-4
 """Rewards and scores that differ by less are the same."""

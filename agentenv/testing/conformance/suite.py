@@ -18,14 +18,12 @@ from agentenv.testing.conformance.cancellation import cancel
 from agentenv.testing.conformance.child import CheckProgress, ChildDeath
 from agentenv.testing.conformance.context import ConformanceContext, ConformanceOptions, NotApplicable, SlowCalls
 from agentenv.testing.conformance.contract import contract, hung_problem
-from agentenv.testing.conformance.determinism import determinism
-from agentenv.testing.conformance.isolation import isolation
 from agentenv.testing.conformance.lifecycle import close, constructor, data
-from agentenv.testing.conformance.portability import portability
+from agentenv.testing.conformance.probes import shortened_sleeps
 from agentenv.testing.conformance.problems import Problem, relative_path, unique
 from agentenv.testing.conformance.reach import explore
+from agentenv.testing.conformance.repeats import determinism, isolation, portability
 from agentenv.testing.conformance.results import ends, feedback, mutation, pickling, rewards, truncation
-from agentenv.testing.conformance.sleeps import shortened_sleeps
 
 Property = Callable[[ConformanceContext], list[Problem]]
 PROPERTIES: Mapping[str, Property] = {

@@ -22,8 +22,8 @@ from agentenv.core.agent import AgentInstance
 from agentenv.core.types import StepResult, Task
 from agentenv.errors import ConfigError
 from agentenv.testing.conformance.context import ConformanceOptions
-from agentenv.testing.conformance.records import same_number
 from agentenv.testing.conformance.suite import PROPERTIES, check_property, make_context, run_suite
+from agentenv.testing.diffs import same_number
 from agentenv.tools import answer_calls, schema_of
 from tests.testing.conformance.broken_envs import ALSO, BROKEN, HEAD, SLOW
 
