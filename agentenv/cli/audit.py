@@ -193,7 +193,7 @@ def _source(config: AuditConfig) -> EnvSource:
     from agentenv.core.agent import AgentInstance
     from agentenv.episode.endpoint.agent import ChatAgentSource
     from agentenv.episode.source import EnvSource
-    from agentenv.testing.conformance.target import load_target
+    from agentenv.testing.conformance.cases import load_target
 
     kwargs = dict(config.env_kwargs)
     source, cls = load_target(config.target, kwargs)

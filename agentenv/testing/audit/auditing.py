@@ -48,7 +48,7 @@ from agentenv.testing.audit.workings import (
     find_run_code,
     find_slow_calls,
 )
-from agentenv.testing.conformance.target import hacks_of
+from agentenv.testing.conformance.cases import hacks_of
 from agentenv.testing.marked_code import recorded_marks
 from agentenv.testing.shifted_clock import elapsing_clock, modules_of, shifted_clock
 

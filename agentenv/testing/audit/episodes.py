@@ -11,9 +11,9 @@ from random import Random
 from typing import Any
 
 from agentenv._util.calls import time_limit
-from agentenv.chat.chat import Chat, text_of
+from agentenv.chat.chat import Chat
 from agentenv.core.trajectory import EpisodeError, Trajectory
-from agentenv.core.types import Limits, Message, SamplingParams, Task
+from agentenv.core.types import Limits, SamplingParams, Task
 from agentenv.core.views import spans_of
 from agentenv.episode.loop import AgentFactory, recording_errors
 from agentenv.episode.runner import derive_seed
@@ -23,6 +23,7 @@ from agentenv.errors import EpisodeFailed
 from agentenv.testing.audit.budget import Budget
 from agentenv.testing.audit.policies import BASELINES, LONG_NAMES, LONG_POLICIES, PART, AuditPolicy
 from agentenv.testing.audit.view import View
+from agentenv.testing.chats import observation_text
 
 GOLD_TURNS = 500
 """Maximum number of turns of gold: a task may need many, while other policies gain nothing from more."""
@@ -144,7 +145,11 @@ class PolicyRunner:
             gold = await _gold_action(episode) if policy.sees_gold else None
             room = (episode.asked.sampling.max_tokens if episode.asked else None) or self.limits.max_length
             before = [turn.action for turn in episode.trajectory.turns]
-            seen = [_text(turn.result.observation) for turn in episode.trajectory.turns if turn.result is not None]
+            seen = [
+                observation_text(turn.result.observation)
+                for turn in episode.trajectory.turns
+                if turn.result is not None
+            ]
             label = task.label if policy.sees_gold else None
             action = policy.act(
                 View(
@@ -194,18 +199,18 @@ class PolicyRunner:
         episode = SteppedEpisode(self.make_agent, task, chat=self.chat, sampling=self.sampling, limits=limits, key=key)
         async with episode:
             try:
-                prompt = _text(await episode.begin())
+                prompt = observation_text(await episode.begin())
                 feedback, is_measured = "", "/".join(filter(None, name)) in _MEASURED
                 while not episode.over:
                     action = await act(episode, prompt, feedback)
                     if action is None:
                         break
                     result = await episode.act(action)
-                    feedback = _text(result.observation)
+                    feedback = observation_text(result.observation)
                     if is_measured and not episode.over:
                         sizes.append(state_size(episode.agent))
             except EpisodeFailed:
-                prompt = _text(episode.trajectory.prompt)  # the error is on the trajectory
+                prompt = observation_text(episode.trajectory.prompt)  # the error is on the trajectory
             except _NoGoldError as failed:
                 # Other policies that need gold are not counted.
                 play = Play(
@@ -314,7 +319,7 @@ def _play(trajectory: Trajectory, name: tuple[str, str], prompt: str, chat: Chat
         if turn.result is None:
             break
         ended = index + 1 == len(trajectory.turns)
-        observation = "" if ended else _text(turn.result.observation)
+        observation = "" if ended else observation_text(turn.result.observation)
         special = 0 if ended else _num_special(trajectory, index, chat)
         steps.append(Step(turn.action, observation, turn.result.reward, turn.result.score, special))
     return Play(
@@ -331,10 +336,6 @@ def _num_special(trajectory: Trajectory, turn: int, chat: Chat) -> int:
         for span in spans_of(trajectory, segment)
         if span.turn == turn and span.kind in ("close", "feedback")
     )
-
-
-def _text(observation: str | Sequence[Message]) -> str:
-    return observation if isinstance(observation, str) else "\n".join(map(text_of, observation))
 
 
 def state_size(instance: Any) -> int:

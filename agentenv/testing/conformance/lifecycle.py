@@ -113,21 +113,19 @@ def data(context: ConformanceContext) -> list[Problem]:
 
 
 async def _problems_of_rows(context: ConformanceContext, name: str, tasks: list[Task]) -> list[Problem]:
-    step = max(1, len(tasks) // context.options.num_rows)
-    for number in range(0, len(tasks), step):
-        error = await context.retried(partial(_error_of_reset, context, tasks[number], number))
+    async def reset(task: Task, seed: int) -> AgentEnvError | None:
+        async with context.stepped(task, seed) as episode:
+            try:
+                await episode.begin()
+            except AgentEnvError as error:
+                raise_outage(episode.trajectory)
+                return error
+        return None
+
+    for number in range(0, len(tasks), max(1, len(tasks) // context.options.num_rows)):
+        error = await context.retried(partial(reset, tasks[number], number))
         if error is not None:
             expected = f"`reset` to accept every row of {name!r}"
             got = f"an error at row {number + 1} ({tasks[number].task_id!r}): {error}"
             return [problem_at(context.agent_cls, "reset", expected, got, "Fix the row, or make `reset` accept it.")]
     return []
-
-
-async def _error_of_reset(context: ConformanceContext, task: Task, seed: int) -> AgentEnvError | None:
-    async with context.stepped(task, seed) as episode:
-        try:
-            await episode.begin()
-        except AgentEnvError as error:
-            raise_outage(episode.trajectory)
-            return error
-    return None

@@ -110,7 +110,7 @@ def record_problem(
     """Return the problem of the error that an episode recorded, at the line that raised it if that is known."""
     method = {"create": "__init__", "prompt": "reset"}.get(error.where, error.where)
     where = f"{cls.__name__}.{method}"
-    if error.message.startswith(f"{where}: expected "):
+    if error.message.startswith(f"{where}: ") and ", got " in error.message:
         return problem_at(cls, method, *read_message(error.message, where))
     problem = problem_at(cls, method, expected, f"{error.type}: {error.message}", fix)
     path, _, line = error.place.rpartition(":")

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 from agentenv._util.suggest import did_you_mean
@@ -134,12 +133,18 @@ def check_property(context: ConformanceContext, name: str) -> PropertyOutcome:
 
     After a call that hangs, or many that are slow, the property is checked again without their actions.
     """
+
+    def examined() -> list[Problem]:
+        if name not in _WITHOUT_CASES:
+            explore(context)
+        return PROPERTIES[name](context)
+
     started = time.perf_counter()
     found: list[Problem] = []
     for _ in range(_MAX_TRIES):
         try:
             with nullcontext() if name == "constructor" else shortened_sleeps(context.watch.note_sleep):
-                found += asyncio.run(context.watch.run(partial(_checked, context, name), name))
+                found += asyncio.run(context.watch.run(examined, name))
             break
         except NotApplicable as reason:
             if not found:
@@ -157,13 +162,6 @@ def check_property(context: ConformanceContext, name: str) -> PropertyOutcome:
     named = [replace(problem, property=name) for problem in unique(found)]
     broken, notes = ([each for each in named if each.is_note is is_note] for is_note in (False, True))
     return PropertyOutcome(name, "broken" if broken else "held", broken, notes, seconds=time.perf_counter() - started)
-
-
-def _checked(context: ConformanceContext, name: str) -> list[Problem]:
-    """Return the problems of one property, for the cases that reach most of the code."""
-    if name not in _WITHOUT_CASES:
-        explore(context)
-    return PROPERTIES[name](context)
 
 
 def check_names(names: Sequence[str], flag: str) -> None:
