@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,24 +24,25 @@ from agentenv.episode.runner import derive_seed
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError
 from agentenv.testing import chats
-from agentenv.testing.audit.budget import Budget
 from agentenv.testing.audit.cases import AuditCase, play_cases
-from agentenv.testing.audit.episodes import Play, PolicyRunner, play_all, replay_all
+from agentenv.testing.audit.episodes import Budget, Play, PolicyRunner, play_all, replay_all
 from agentenv.testing.audit.findings import AuditFinding, apply_allowances
-from agentenv.testing.audit.follow import follow_up, named_policies
-from agentenv.testing.audit.judging import Facts, judge_plays
+from agentenv.testing.audit.judging import EPS, Facts, judge_plays
 from agentenv.testing.audit.leaks import find_leaks
 from agentenv.testing.audit.policies import (
+    FOLLOWED,
     HEAVY,
     PART,
     AuditPolicy,
+    View,
     all_policies,
+    ending,
     ends_a_process,
     gold_parts,
+    is_time_to_end,
     select_policies,
 )
 from agentenv.testing.audit.report import Audit, Times, policy_rows
-from agentenv.testing.audit.unrated import judge_unrated
 from agentenv.testing.audit.workings import (
     MIN_SIZES,
     find_clock,
@@ -51,6 +55,8 @@ from agentenv.testing.audit.workings import (
 from agentenv.testing.conformance.cases import hacks_of
 from agentenv.testing.marked_code import recorded_marks
 from agentenv.testing.shifted_clock import elapsing_clock, modules_of, shifted_clock
+from agentenv.testing.tool_calls import call_text
+from agentenv.testing.world import commands_of
 
 LIMITS = Limits(max_length=200_000, max_turns=8, step_timeout_s=60.0)
 CLOCK_POLICIES = ("null/empty", "constant/42", "calls/each_tool", "calls/of_prompt", "gold", "echo/prompt")
@@ -154,7 +160,7 @@ async def audit_env(
     # Gold is a secret only if one action is the whole answer, not if it is one move of many.
     secrets = {play.task_id: play.action for play in plays if play.key == "gold" and len(play.steps) == 1}
     findings = [
-        *cases, *judge_plays(facts), *judge_unrated(facts), *find_leaks(facts, secrets, SHOWN_GOLD),
+        *cases, *judge_plays(facts), *find_leaks(facts, secrets, SHOWN_GOLD),
         *find_run_code(plays, marks), *find_dead_tools(plays), *find_growth(plays), *find_slow_calls(budget),
     ]  # fmt: skip
     if budget.left_out["gold"]:  # it may be known for the other tasks
@@ -270,28 +276,78 @@ async def _repeat_plays(
 
     If there are none, repeat a few with another time of day for the code of `modules`, and with time between turns.
     """
+
+    async def again(
+        own: Sequence[Play], how: str, before: Callable[[], None] = lambda: None
+    ) -> list[tuple[Play, Play]]:
+        return await replay_all(
+            runner, own, tasks, notify=lambda done: notify(f"{done} of {len(own)} episodes {how}"), before=before
+        )
+
     first: dict[tuple[str, str], Play] = {}
     for play in plays:
         if play.error is None and play.policy != "length_bomb":
             first.setdefault((play.policy, play.task_id), play)
-    num = len(first)
     runner.budget.part = _REPEATS
-    pairs = await replay_all(
-        runner, [*first.values()], tasks, notify=lambda done: notify(f"{done} of {num} episodes again, one at a time")
-    )
-    if flaky := find_flaky(pairs):
+    if flaky := find_flaky(await again([*first.values()], "again, one at a time")):
         return flaky
     timed = [play for play in plays if play.key in CLOCK_POLICIES and play.error is None]
     runner.budget.part = 1.0
     with shifted_clock(modules):
-        pairs = await replay_all(
-            runner, timed, tasks, notify=lambda done: notify(f"{done} of {len(timed)} episodes at another time of day")
-        )
+        pairs = await again(timed, "at another time of day")
     if by_day := find_clock(pairs):
         return by_day
     with elapsing_clock(modules) as add:
-        pairs = await replay_all(
-            runner, timed, tasks, before=partial(add, BETWEEN_S),
-            notify=lambda done: notify(f"{done} of {len(timed)} episodes with time between turns"),
-        )  # fmt: skip
+        pairs = await again(timed, "with time between turns", partial(add, BETWEEN_S))
     return find_clock(pairs, f"after {BETWEEN_S:g} s between turns")
+
+
+# --- policies of what the first plays showed: commands that prompts name, calls that earned, and actions that were paid
+
+_NUM_COMMANDS, _NUM_CALLS, _NUM_PAID = 10, 6, 6
+_MAX_CHARS = 400
+_CALL = re.compile(r"<tool_call>\n.*?\n</tool_call>", re.DOTALL)
+_HALF = 0.5
+
+
+def followed(name: str, action: str) -> AuditPolicy:
+    """Return a policy with a fixed action, whose variant is the action itself: a call as its JSON."""
+    variant = action.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>") if _CALL.fullmatch(action) else action
+
+    def act(view: View) -> str:
+        if name == "say" or (not view.before if name == "call" else not is_time_to_end(view)):
+            return action
+        return ending(view)
+
+    return AuditPolicy(name, variant, "blind", act)
+
+
+def named_policies(names: Sequence[str]) -> list[AuditPolicy]:
+    """Return the policies of such keys, which hold their action."""
+    found = []
+    for key in names:
+        name, _, variant = key.partition("/")
+        if name in FOLLOWED and variant:
+            try:
+                call = json.loads(variant)
+            except ValueError:
+                call = None
+            is_call = isinstance(call, dict) and call.keys() == {"name", "arguments"}
+            found.append(followed(name, call_text(call["name"], call["arguments"]) if is_call else variant))
+    return found
+
+
+def follow_up(facts: Facts) -> list[AuditPolicy]:
+    """Return policies with the commands of prompts, the calls of plays that earned, and the actions that were paid."""
+    prompts = {play.task_id: play.prompt for play in facts.plays}
+    commands = Counter(command for prompt in prompts.values() for command in commands_of(prompt))
+    found = [followed("say", each) for each, _ in commands.most_common(_NUM_COMMANDS)]
+    earned, paid = Counter[str](), Counter[str]()
+    for play in facts.plays:
+        if facts.kinds[play.key] in ("gold", "wrong") or play.reward is None:
+            continue
+        if play.policy == "explore" and (facts.full(play) or facts.score_share(play.score) >= _HALF):
+            earned.update({call for step in play.steps for call in _CALL.findall(step.action)})
+        paid.update({step.action for step in play.steps if step.reward > EPS and len(step.action) <= _MAX_CHARS})
+    found += [followed("call", each) for each, _ in earned.most_common(_NUM_CALLS)]
+    return found + [followed("again", each) for each, _ in paid.most_common(_NUM_PAID)]

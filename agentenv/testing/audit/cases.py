@@ -12,8 +12,7 @@ from agentenv.core.types import Task
 from agentenv.errors import ConfigError
 from agentenv.testing.audit.episodes import PolicyRunner, play_all
 from agentenv.testing.audit.findings import AuditFinding, make_finding
-from agentenv.testing.audit.policies import AuditPolicy
-from agentenv.testing.audit.view import View
+from agentenv.testing.audit.policies import AuditPolicy, View
 
 _FORM = '{"task": ID, "actions": [TEXT, …], "score": NUMBER} with "reward" instead of or in addition to "score"'
 

@@ -136,17 +136,9 @@ def make_finding(
     return AuditFinding(f"{kind}:{policy}" if policy else kind, severity, summary, evidence, len(plays))
 
 
-def findings_of(
-    kind: str,
-    severity: Severity,
-    summary: str,
-    plays: Sequence[Play],
-    *,
-    policy: str = "",
-    detail: str | Callable[[Play], str] = "",
-) -> list[AuditFinding]:
+def findings_of(kind: str, severity: Severity, summary: str, plays: Sequence[Play], **more: Any) -> list[AuditFinding]:
     """Return the finding that these plays show, as `make_finding` does; none without plays."""
-    return [make_finding(kind, severity, summary, plays, policy=policy, detail=detail)] if plays else []
+    return [make_finding(kind, severity, summary, plays, **more)] if plays else []
 
 
 def error_text(play: Play) -> str:
