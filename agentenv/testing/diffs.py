@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -69,7 +68,10 @@ def trajectory_diff(
             values = [repr(side[at]) if at < len(side) else "nothing" for side in versions]
             found = [f"other policy_versions, the first at {at}: {names[0]} {values[0]}, {names[1]} {values[1]}"]
         lines += [f"segment {index}: {found[0]}", *found[1:]] if found else []
-    is_same = partial(_same_within, tolerance)
+
+    def is_same(path: str, one: Any, other: Any) -> bool:
+        return _is_number(one) and _is_number(other) and _close(one, other, tolerance)
+
     facts = [*changed_facts(facts_of(left), facts_of(right), is_same)]
     shown = [_differs(path, one, other, names) for path, one, other in facts[:_MOST_LINES]]
     more = [f"… and {len(facts) - _MOST_LINES} more"] if len(facts) > _MOST_LINES else []
@@ -218,10 +220,6 @@ def changed_facts(
         yield path, left, right
 
 
-def _same_within(tolerance: float, path: str, left: Any, right: Any) -> bool:
-    return _is_number(left) and _is_number(right) and _close(left, right, tolerance)
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and not math.isinf(value)
 
@@ -275,18 +273,18 @@ def difference(one: Trajectory, other: Trajectory, names: tuple[str, str]) -> st
 
 def first_difference(one: dict[str, Any], other: dict[str, Any], names: tuple[str, str]) -> str | None:
     """Return a description of the first of two episodes' facts that differs; None if none does."""
-    found = next(changed_facts(one, other, _is_same), None)
+
+    def is_same(path: str, mine: Any, theirs: Any) -> bool:
+        # Exactly the same, except for numbers that a model may have computed, and measured times.
+        if ".info." in path and path.endswith(_TIMES):
+            return True
+        return isinstance(mine, float) and isinstance(theirs, float) and same_number(mine, theirs)
+
+    found = next(changed_facts(one, other, is_same), None)
     if found is None:
         return None
     path, mine, theirs = found
     return f"{path}: {_brief(mine, theirs)} {names[0]}, {_brief(theirs, mine)} {names[1]}"
-
-
-def _is_same(path: str, mine: Any, theirs: Any) -> bool:
-    # Exactly the same, except for numbers that a model may have computed, and measured times.
-    if ".info." in path and path.endswith(_TIMES):
-        return True
-    return isinstance(mine, float) and isinstance(theirs, float) and same_number(mine, theirs)
 
 
 def culprit(found: str, trajectory: Trajectory | None = None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from agentenv.testing.world import options_of, words_of
@@ -25,17 +25,14 @@ _OTHER: Mapping[str, Any] = {"string": [1, {"a": None}], "boolean": "maybe"}
 
 def right_calls(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return an answer with one call of each tool, whose arguments fit its schema, by the tool's name."""
-    functions = [tool.get("function", tool) for tool in tools[:_MAX_TOOLS]]
-    return {str(each.get("name")): call_text(str(each.get("name")), _arguments(each)) for each in functions}
+    return {name: call_text(name, right) for name, right, _, _ in _functions(tools)}
 
 
 def calls_of_choices(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return an answer with one call for each value that a schema lists, by the names of tool, argument and value."""
     calls = {}
-    for function in (tool.get("function", tool) for tool in tools[:_MAX_TOOLS]):
-        name, right = str(function.get("name")), _arguments(function)
-        for key, part in _properties(function.get("parameters")).items():
-            schema = _mapping(part)
+    for name, right, properties, _ in _functions(tools):
+        for key, schema in properties.items():
             values = [False, True] if schema.get("type") == "boolean" else schema.get("enum")
             for value in values[:_MAX_CHOICES] if isinstance(values, list) else ():
                 calls[f"{name}.{key}={value}"] = call_text(name, {**right, key: value})
@@ -45,11 +42,8 @@ def calls_of_choices(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def calls_with_texts(tools: Sequence[Mapping[str, Any]], text: Callable[[Mapping[str, Any]], str]) -> dict[str, str]:
     """Return an answer with one call of each tool that takes texts, all of which are `text(tool)`, by its name."""
     calls = {}
-    for tool in tools[:_MAX_TOOLS]:
-        function = tool.get("function", tool)
-        name, right, properties = str(function.get("name")), _arguments(function), function.get("parameters")
-        names = [key for key, part in _properties(properties).items() if _is_free_text(_mapping(part))]
-        if names:
+    for tool, (name, right, properties, _) in zip(tools, _functions(tools), strict=False):
+        if names := [key for key, schema in properties.items() if _is_free_text(schema)]:
             calls[name] = call_text(name, {**right, **dict.fromkeys(names, text(tool))})
     return calls
 
@@ -67,10 +61,8 @@ def calls_with_world(
     """
     calls = {}
     words = [word for text in texts for word in words_of(text)]
-    for function in (tool.get("function", tool) for tool in tools[:_MAX_TOOLS]):
-        name, right = str(function.get("name")), _arguments(function)
-        properties = _properties(function.get("parameters"))
-        values = {key: _values(_mapping(properties.get(key)), function, words, numbers) for key in right}
+    for name, right, properties, told in _functions(tools):
+        values = {key: _values(properties.get(key, {}), told, words, numbers) for key in right}
         longest = max((len(own) for own in values.values()), default=1)
         for index in range(min(each, longest)):
             made = {key: own[(index + place) % len(own)] for place, (key, own) in enumerate(values.items()) if own}
@@ -78,16 +70,14 @@ def calls_with_world(
     return calls
 
 
-def _values(
-    schema: Mapping[str, Any], function: Mapping[str, Any], words: Sequence[str], numbers: Sequence[float]
-) -> list[Any]:
-    """Return values of an argument, best first; an empty list for an argument of another type."""
+def _values(schema: Mapping[str, Any], told: str, words: Sequence[str], numbers: Sequence[float]) -> list[Any]:
+    """Return values of an argument of a tool that `told` describes, best first; none for one of another type."""
     if isinstance(schema.get("enum"), list):
         return [*schema["enum"]]
     if _is_free_text(schema):
-        told = str(schema.get("description", ""))
-        named = [*options_of(told), *options_of(str(function.get("description", "")))]
-        return list(dict.fromkeys([*named, *words_of(told)[-2:], *words] if not named else [*named, *words]))
+        of_argument = str(schema.get("description", ""))
+        named = [*options_of(of_argument), *options_of(told)] or words_of(of_argument)[-2:]
+        return list(dict.fromkeys([*named, *words]))
     kinds = _types_of(schema)
     if "integer" in kinds or "number" in kinds:
         return [*numbers]
@@ -100,18 +90,17 @@ def writing_calls(tools: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str,
     A value that an argument cannot hold is left out.
     """
     calls = []
-    for function in (tool.get("function", tool) for tool in tools[:_MAX_TOOLS]):
-        properties, right = _properties(function.get("parameters")), _arguments(function)
-        names = [key for key in right if _is_free_text(_mapping(properties.get(key)))]
+    for name, right, properties, _ in _functions(tools):
+        names = [key for key in right if _is_free_text(properties.get(key, {}))]
         last = list(right)[-1] if right else ""
         if len(right) < 2 or not names or names[0] == last:
             continue
-        kinds = _types_of(_mapping(properties.get(last)))
+        kinds = _types_of(properties.get(last, {}))
         takes_numbers = "integer" in kinds or "number" in kinds
         for key, value in pairs:
             fits = value if takes_numbers and not isinstance(value, str) else str(value)
             if "string" in kinds or not isinstance(fits, str):
-                calls.append(call_text(str(function.get("name")), {**right, names[0]: key, last: fits}))
+                calls.append(call_text(name, {**right, names[0]: key, last: fits}))
     return calls
 
 
@@ -141,9 +130,8 @@ def wrong_calls(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return answers with calls that a policy may write and a tool must survive, by what is wrong with them."""
     if not tools:
         return {}
-    function = tools[0].get("function", tools[0])
-    name, right, properties = str(function.get("name")), _arguments(function), _properties(function.get("parameters"))
-    wrong = {key: _OTHER.get(str(_mapping(part).get("type")), "seven") for key, part in properties.items()}
+    name, right, properties, _ = next(_functions(tools))
+    wrong = {key: _OTHER.get(str(schema.get("type")), "seven") for key, schema in properties.items()}
     nested: Any = "x"
     for _ in range(30):
         nested = [nested]
@@ -220,6 +208,15 @@ def _of_type(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> 
         case "null":
             return None
     return "text".ljust(schema.get("minLength") or 0, "x")[: schema.get("maxLength")]
+
+
+def _functions(
+    tools: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[str, dict[str, Any], dict[str, Mapping[str, Any]], str]]:
+    """Yield the name, right arguments, schemas of all arguments and description of each tool that gets a call."""
+    for function in (tool.get("function", tool) for tool in tools[:_MAX_TOOLS]):
+        schemas = {key: _mapping(part) for key, part in _properties(function.get("parameters")).items()}
+        yield str(function.get("name")), _arguments(function), schemas, str(function.get("description", ""))
 
 
 def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,7 +68,6 @@ _FIRST_PLAYS, _PLAYS, _REPEATS = 0.6, 0.75, 0.85
 are tried."""
 _HEAVY_TASKS = 2
 """Number of tasks on which the policies in `HEAVY` are played."""
-SHOWN_GOLD = frozenset(["label", "gold", "wrong", "odd_values", "farm", "hedge"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +156,8 @@ async def audit_env(
         pairs = [(policy, task) for task in drawn for policy in more]
         plays += await _play_pairs(runner, pairs, marks, options.concurrency, notify)
     facts = replace(shown, plays=plays, kinds={p.key: p.kind for p in everyone})
-    # Gold is a secret only if one action is the whole answer, not if it is one move of many.
-    secrets = {play.task_id: play.action for play in plays if play.key == "gold" and len(play.steps) == 1}
     findings = [
-        *cases, *judge_plays(facts), *find_leaks(facts, secrets, SHOWN_GOLD),
+        *cases, *judge_plays(facts), *find_leaks(facts),
         *find_run_code(plays, marks), *find_dead_tools(plays), *find_growth(plays), *find_slow_calls(budget),
     ]  # fmt: skip
     if budget.left_out["gold"]:  # it may be known for the other tasks
@@ -252,20 +249,20 @@ async def _play_pairs(
 ) -> list[Play]:  # fmt: skip
     """Play programs that end a process last, and only if none of the harmless ones, in `marks`, was run in this one."""
     plays: dict[int, Play] = {}
-    for is_risky in (False, True):
-        chosen = [i for i, (policy, _) in enumerate(pairs) if ends_a_process(policy) == is_risky]
-        if is_risky and marks:
-            break
+
+    async def play(chosen: Sequence[int]) -> None:
+        before = len(plays)
         played = await play_all(
             runner, [pairs[index] for index in chosen], concurrency=concurrency,
-            notify=partial(_tell_progress, notify, len(plays), len(pairs)),
+            notify=lambda done: notify(f"{before + done} of {counted(len(pairs), 'episode')}"),
         )  # fmt: skip
-        plays |= {index: play for index, play in zip(chosen, played, strict=True) if play is not None}
+        plays.update({index: one for index, one in zip(chosen, played, strict=True) if one is not None})
+
+    risky = [index for index, (policy, _) in enumerate(pairs) if ends_a_process(policy)]
+    await play([index for index in range(len(pairs)) if index not in risky])
+    if not marks:
+        await play(risky)
     return [plays[index] for index in sorted(plays)]
-
-
-def _tell_progress(notify: Callable[[str], None], before: int, num: int, done: int) -> None:
-    notify(f"{before + done} of {counted(num, 'episode')}")
 
 
 async def _repeat_plays(

@@ -11,7 +11,7 @@ from itertools import combinations, groupby
 
 from agentenv._util.plurals import counted
 from agentenv.core.types import StopReason, Task
-from agentenv.testing.audit.answers import needles, normal
+from agentenv.testing.audit.answers import Needle, needles, normal
 from agentenv.testing.audit.episodes import Play
 from agentenv.testing.audit.findings import AuditFinding, Severity, findings_of, make_finding, tasks_of
 from agentenv.testing.audit.policies import Kind, is_answer
@@ -121,6 +121,11 @@ class Facts:
         solved = any(self.full(play) for play in self.by_task[gold.task_id] if play.policy == "null")
         return gold.reward is not None and floor is not None and gold.reward <= floor + EPS and not solved
 
+    def needles_of(self, task_id: str) -> list[Needle]:
+        """Return the answers in the label, and in gold if it is one action: one move of many is no secret."""
+        gold = self.gold.get(task_id)
+        return needles(self.tasks[task_id].label, gold.action if gold is not None and len(gold.steps) == 1 else None)
+
     def of(self, *kinds: Kind) -> dict[str, list[Play]]:
         """Return the plays of these kinds of policies, by policy."""
         found: dict[str, list[Play]] = defaultdict(list)
@@ -204,17 +209,12 @@ def attacks(facts: Facts) -> Found:
 
 def _by_chance(facts: Facts, play: Play, full: Sequence[Play]) -> bool:
     """Return True if the action contains the answer and earned only on tasks with this answer."""
-    own = _answers(facts, play.task_id)
+    own = {needle.text for needle in facts.needles_of(play.task_id)}
     texts = [normal(step.action) for step in play.steps]
     if not any(answer in text for answer in own for text in texts):  # 1.0 may be read as 1, and as 0
         return False
-    return not any(each.key == play.key and not own & _answers(facts, each.task_id) for each in full)
-
-
-def _answers(facts: Facts, task_id: str) -> set[str]:
-    gold = facts.gold.get(task_id)
-    found = needles(facts.tasks[task_id].label, gold.action if gold is not None and len(gold.steps) == 1 else None)
-    return {needle.text for needle in found}
+    alike = [facts.needles_of(each.task_id) for each in full if each.key == play.key]
+    return all(own & {needle.text for needle in others} for others in alike)
 
 
 def guesses(facts: Facts) -> Found:

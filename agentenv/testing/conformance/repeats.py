@@ -403,7 +403,8 @@ def isolation(context: ConformanceContext) -> list[Problem]:
         problems.append(Problem(relative_path(file), line, f"{cls.__name__}.{name}", expected, got + effect, fix))
     shared = [*_of_process(cls, events), *_of_shared_state(cls, filled)]
     if differs and not problems:
-        if context.run(_differs_alone(context, records)):
+        alone = (context.run(context.run_separately(context.cases)) for _ in range(_NUM_ALONE))
+        if any(difference(*pair, ("", "")) for again in alone for pair in zip(records, again, strict=True)):
             if shared:
                 return unique(shared)  # the cause
             raise NotApplicable("episodes also differ when run alone; fix `determinism` first")
@@ -476,15 +477,6 @@ async def _together(context: ConformanceContext) -> list[tuple[int, Trajectory]]
         return index, await context.episode(case, engine=yielding(case, context.tokenizer))
 
     return await asyncio.gather(*(one(index, case, late) for late, (index, case) in enumerate(numbered)))
-
-
-async def _differs_alone(context: ConformanceContext, records: list[Trajectory]) -> bool:
-    """Return True if episodes also differ when nothing else runs."""
-    for _ in range(_NUM_ALONE):
-        again = await context.run_separately(context.cases)
-        if any(difference(*pair, ("", "")) for pair in zip(records, again, strict=True)):
-            return True
-    return False
 
 
 def _class_state(cls: type[Any]) -> dict[str, str]:
