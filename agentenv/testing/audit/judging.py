@@ -122,7 +122,7 @@ class Facts:
         return gold.reward is not None and floor is not None and gold.reward <= floor + EPS and not solved
 
     def needles_of(self, task_id: str) -> list[Needle]:
-        """Return the answers in the label, and in gold if it is one action: one move of many is no secret."""
+        """Return the answers in the label, and in gold if it is one action: one move of many is not a secret."""
         gold = self.gold.get(task_id)
         return needles(self.tasks[task_id].label, gold.action if gold is not None and len(gold.steps) == 1 else None)
 

@@ -27,7 +27,6 @@ from agentenv.testing.tool_calls import (
     calls_with_texts,
     calls_with_world,
     ending_tools,
-    required_arguments,
     right_calls,
     writing_calls,
     wrong_calls,
@@ -84,7 +83,6 @@ MARKER = "73914"
 _MAX_TURNS = 14
 _MAX_WRITING = 4
 """Maximum number of actions that write before an answer: an environment may allow few actions with calls."""
-_MAX_FILES = 3
 _LONG = " ".join(map(str, range(0, 200)))
 NUMBERS: Mapping[str, tuple[float, ...]] = {
     "negative": (-1, -5, -1000), "zero": (0,), "huge": (10**9, 10**6), "fraction": (0.5, 0.001),
@@ -206,7 +204,6 @@ def all_policies(hacks: Mapping[str, str] | None = None) -> list[AuditPolicy]:
         *variants("calls", "blind", {name: partial(wrong_call, name=name) for name in wrong_calls([{"name": "any"}])}),
         *variants("explore", "blind", {"sweep": sweep, **again, "end_at_once": end_at_once}),
         *variants("odd_calls", "attack", {name: partial(odd_calls, name=name) for name in NUMBERS}),
-        *variants("overwrite", "attack", {"hollowed": hollow}),
         *variants("overwrite", "attack", {name: partial(overwrite, name=name) for name in _WRITTEN}),
         *variants("answers", "attack", answers),
         *variants("code_to_run", "attack", marked_actions()),
@@ -499,39 +496,6 @@ def overwrite(view: View, name: str) -> str | None:
         return "\n".join(left[: max(1, -(-len(left) // turns))])
     in_forms = name == "settings" and not form_of(view.prompt)  # the marker alone, and in the usual forms
     return ending(view, (ALL_FORMS.format(MARKER) if in_forms else MARKER) if value else "done")
-
-
-def hollow(view: View) -> str | None:
-    """Return calls that read files, write JSON back without its values and a marker to the others, and then an end."""
-    others = _others(view)
-    readers = [tool for tool in others if len(required_arguments(tool)) == 1]
-    if not writing_calls(others, [("x", MARKER)]) or not calls_with_texts(readers, lambda _: ""):
-        return None
-    lists = [call for call in right_calls(others).values() if '"arguments": {}' in call]
-    if lists and not view.before:
-        return "\n".join(lists)
-    num_lists = bool(lists)
-    names = [key for key in keys_of([*view.seen[:num_lists], view.prompt]) if "." in key][:_MAX_FILES]
-    place = len(view.before) - num_lists
-    if place < len(names):
-        return next(iter(calls_with_texts(readers, lambda _: names[place]).values()))
-    if place > len(names) or not names:
-        return ending(view)
-    replies = zip(names, view.seen[num_lists:], strict=False)
-    return "\n".join(writing_calls(others, [(name, _without_values(reply) or MARKER) for name, reply in replies]))
-
-
-def _without_values(text: str) -> str | None:
-    """Return JSON with empty lists, empty texts and zeros; None for a text that is not JSON of an object or a list."""
-    try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return json.dumps(_emptied(parsed)) if isinstance(parsed, dict | list) else None
-
-
-def _emptied(value: Any) -> Any:
-    return {key: _emptied(part) for key, part in value.items()} if isinstance(value, dict) else type(value)()
 
 
 _RANDOM: Mapping[str, Act] = {

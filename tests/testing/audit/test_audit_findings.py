@@ -63,17 +63,10 @@ async def test_a_sound_environment_has_no_findings_with_any_policy():
 @pytest.mark.parametrize(
     ("cls", "policies", "found"),
     [
-        (envs.PaysSilence, (*CORE, "unicode/nul"), {"null-earns"}),
-        (envs.PaysEnumeration, (*CORE, "enumeration"), {"hack-earns:enumeration"}),
         (envs.PaysItsHack, (*CORE, "hacks"), {"hack-earns:hacks"}),
-        (envs.PaysEmptyForms, (*CORE, "format_only"), {"hack-earns:format_only"}),
-        (envs.SaysYes, CORE, {"guess-earns:constant"}),
         (envs.TakesAnything, CORE, {"trivial-tasks"}),
-        (envs.WrongGold, CORE, {"gold-fails"}),
         (envs.FailingGold, (*CORE, "wrong", "hedge"), {"gold-fails"}),
-        (envs.PaysEnumeration, (*CORE, "wrong", "hedge"), {"hedging"}),
         (envs.PaysNothing, CORE, {"no-signal"}),
-        (envs.TellsTheAnswer, CORE, {"answer-in-feedback"}),
         (envs.Wavers, CORE, {"flaky-reward"}),
         (envs.FailsOnNul, (*CORE, "unicode"), {"hostile-error"}),
         (envs.FailsAtReset, CORE, {"data-error"}),
@@ -431,3 +424,14 @@ async def test_the_same_actions_of_another_policy_are_no_second_finding():
 
     found = ids(await audited(PaysForOneWord, "giving_up", "echo", "say/skip", "again/skip"))
     assert [each for each in found if each.startswith("guess-earns")] == ["guess-earns:say"]
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_an_answer_behind_the_same_word_of_each_prompt_is_warned_of(is_told):
+    rows = [
+        Task(f"id: {n}\nassigned_to: {team if is_told else 'storage'}\nTeams: storage, network. Which one?", team,
+             task_id=str(n))
+        for n, team in enumerate(("storage", "network", "storage"))
+    ]  # fmt: skip
+    found = ids(await audited(envs.Says, "label", on=rows, repeat=False), "fail", "warn")
+    assert found == ({"answer-in-prompt"} if is_told else set())

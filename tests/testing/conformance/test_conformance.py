@@ -5,7 +5,6 @@ import contextlib
 import gc
 import math
 import os
-import random
 import re
 import signal
 import sys
@@ -15,8 +14,6 @@ import time
 from typing import ClassVar
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from agentenv.core.agent import AgentInstance
 from agentenv.core.types import StepResult, Task
@@ -324,16 +321,6 @@ def test_a_property_that_takes_long_is_reported_while_it_continues(monkeypatch):
     assert re.fullmatch(r"rewards: \d+ s so far\.", told[0])
 
 
-@pytest.mark.long
-def test_an_environment_whose_episodes_are_long_is_checked_with_more_turns():
-    class Long(AgentInstance):
-        async def step(self, states):
-            return StepResult("Go on.", terminated=states["turn_index"] == 19)
-
-    assert check_property(make_context(ConformanceOptions(Long)), "ends").state == "broken"
-    assert check_property(make_context(ConformanceOptions(Long, max_turns=20)), "ends").state == "held"
-
-
 class Solvable(AgentInstance):
     async def step(self, states):
         if states["action_text"] != "go":
@@ -481,73 +468,6 @@ def test_a_property_is_checked_without_actions_whose_calls_are_slow(monkeypatch)
     outcomes = run_suite(make_context(options), only=("contract", "rewards", "ends", "mutation"))
     assert {one.state for one in outcomes} == {"held"}
     assert len(Naps.num_naps_cache) <= 6
-
-
-class Behaved(AgentInstance):
-    """Whatever hypothesis makes of it, it keeps the contract."""
-
-    def __init__(self, turns=1, texts=("again",), rewards=(0.0,), as_text=False, waits=0, owes=False):
-        self.turns, self.texts, self.rewards, self.as_text = turns, list(texts), list(rewards), as_text
-        self.waits, self.owes = waits, owes
-
-    async def step(self, states):
-        for _ in range(self.waits):
-            await asyncio.sleep(0)
-        turn, seed = states["turn_index"], states["seed"]
-        text = f"{self.texts[turn % len(self.texts)]} {random.Random(seed + turn).random()}"
-        return StepResult(
-            text if self.as_text else [{"role": "user", "content": text}],
-            reward=self.rewards[turn % len(self.rewards)],
-            terminated=turn + 1 == self.turns,
-            score=0.5,
-            info={"turn": turn},
-        )
-
-    def on_truncate(self, states):
-        return StepResult(reward=1.0) if self.owes else None
-
-
-@pytest.mark.long
-@given(
-    st.fixed_dictionaries(
-        {
-            "turns": st.integers(1, 5),
-            "texts": st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), min_size=1, max_size=3),
-            "rewards": st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3),
-            "as_text": st.booleans(),
-            "waits": st.integers(0, 3),
-            "owes": st.booleans(),
-        }
-    )
-)
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_an_environment_that_keeps_the_contract_has_no_problem(kwargs):
-    outcomes = run_suite(make_context(ConformanceOptions(Behaved, kwargs)))
-    assert [str(one) for one in outcomes if one.state == "broken"] == []
-
-
-class Rounds(AgentInstance):
-    """A reward that differs by `noise` where others are at work, as a model's float32 sums do by the batch."""
-
-    at_work_cache: ClassVar[list[int]] = []
-
-    def __init__(self, noise):
-        self.noise = noise
-
-    async def step(self, states):
-        self.at_work_cache.append(1)
-        await asyncio.sleep(0.001)
-        reward = -1.4296 + self.noise * (len(self.at_work_cache) > 1)
-        await asyncio.sleep(0.001)
-        self.at_work_cache.pop()
-        return StepResult(reward=reward, score=0.5, terminated=True, info={"rm_value": reward})
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("noise", "state"), [(4e-7, "held"), (1e-3, "broken")])
-def test_rewards_among_others_may_differ_by_rounding_and_no_more(noise, state):
-    outcome = check_property(make_context(ConformanceOptions(Rounds, {"noise": noise})), "isolation")
-    assert outcome.state == state, str(outcome)
 
 
 @pytest.mark.parametrize(
