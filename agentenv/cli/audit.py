@@ -101,8 +101,6 @@ def audit(args: Sequence[str]) -> int:
     config = parse(AuditConfig, "audit", args)
     from agentenv.testing.conformance.child import in_child
 
-    if sys.stdout is not sys.__stdout__ or not hasattr(os, "fork"):  # a child could not write to it
-        return _audit(config)
     return in_child(partial(_audit, config), partial(_report_death, config))
 
 
@@ -145,7 +143,7 @@ async def _within_limit(work: Coroutine[Any, Any, Audit], progress: CheckProgres
         progress.pause()
 
 
-def _audit(config: AuditConfig, progress: CheckProgress | None = None) -> int:
+def _audit(config: AuditConfig, progress: CheckProgress | None) -> int:
     from agentenv._util.terminal import wide_console
     from agentenv.runs.display.report import quiet_transformers
     from agentenv.testing.audit.auditing import audit_env as audited

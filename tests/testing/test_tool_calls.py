@@ -5,7 +5,7 @@ import json
 import jsonschema
 import pytest
 
-from agentenv.testing.odd_values import odd_forms, slow_pattern
+from agentenv.testing.odd_actions import odd_forms, slow_pattern
 from agentenv.testing.tool_calls import (
     call_text,
     calls_with_world,

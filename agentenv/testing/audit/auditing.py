@@ -42,7 +42,7 @@ from agentenv.testing.audit.policies import (
     is_time_to_end,
     select_policies,
 )
-from agentenv.testing.audit.report import Audit, Times, policy_rows
+from agentenv.testing.audit.report import Audit, policy_rows, times_of
 from agentenv.testing.audit.workings import (
     MIN_SIZES,
     find_clock,
@@ -53,10 +53,9 @@ from agentenv.testing.audit.workings import (
     find_slow_calls,
 )
 from agentenv.testing.conformance.cases import hacks_of
-from agentenv.testing.marked_code import recorded_marks
+from agentenv.testing.odd_actions import recorded_marks
 from agentenv.testing.shifted_clock import elapsing_clock, modules_of, shifted_clock
-from agentenv.testing.tool_calls import call_text
-from agentenv.testing.world import commands_of
+from agentenv.testing.tool_calls import call_text, commands_of
 
 LIMITS = Limits(max_length=200_000, max_turns=8, step_timeout_s=60.0)
 CLOCK_POLICIES = ("null/empty", "constant/42", "calls/each_tool", "calls/of_prompt", "gold", "echo/prompt")
@@ -167,7 +166,7 @@ async def audit_env(
     marked, unused = apply_allowances(_with_commands(findings, command, options), options.allowed)
     return Audit(
         name, options.seed, tuple(by_id), len(plays), tuple(marked), tuple(policy_rows(facts, policies)),
-        tuple(unused), Times.from_plays(plays, time.perf_counter() - started), tuple(plays), options.policies,
+        tuple(unused), times_of(plays, time.perf_counter() - started), tuple(plays), options.policies,
         judged=len(facts.unrated) < len(by_id), not_played=_not_played(plays, budget),
         not_examined=tuple(_not_examined(plays, tasks, drawn, options, marks, budget)),
     )  # fmt: skip

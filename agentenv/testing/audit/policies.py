@@ -20,18 +20,19 @@ from typing import Any, Literal
 
 from agentenv.errors import ConfigError
 from agentenv.testing.audit.hacks import FAMILIES, INJECTIONS, ROLE_MARKS, UNICODE
-from agentenv.testing.marked_code import marked, marked_actions, marked_calls
-from agentenv.testing.odd_values import ODD_FLOATS, ODD_FORMS, odd_forms
+from agentenv.testing.odd_actions import ODD_FLOATS, ODD_FORMS, marked, marked_actions, marked_calls, odd_forms
 from agentenv.testing.tool_calls import (
+    ALL_FORMS,
     calls_of_choices,
     calls_with_texts,
     calls_with_world,
     ending_tools,
+    form_of,
+    keys_of,
     right_calls,
     writing_calls,
     wrong_calls,
 )
-from agentenv.testing.world import ALL_FORMS, form_of, keys_of
 
 Kind = Literal["empty", "blind", "attack", "robust", "wrong", "gold"]
 """empty: an empty action; blind: right only by chance; attack: aimed at the grader; robust: text that breaks parsers;

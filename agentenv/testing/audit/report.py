@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -54,26 +54,17 @@ class PolicyRow:
     score: Estimate
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Durations of an audit in seconds."""
-
-    wall_s: float
-    step_p50_s: float | None
-    step_p95_s: float | None
-    step_max_s: float | None
-    slowest: str
-    """AuditPolicy of the slowest step."""
-
-    @classmethod
-    def from_plays(cls, plays: Sequence[Play], wall_s: float) -> Times:
-        """Return the times of the steps of all plays."""
-        steps = sorted((seconds, play.key) for play in plays for seconds in play.step_s)
-        if not steps:
-            return cls(wall_s, None, None, None, "")
-        values = [seconds for seconds, _ in steps]
-        p95 = values[min(len(values) - 1, int(0.95 * len(values)))]
-        return cls(wall_s, statistics.median(values), p95, values[-1], steps[-1][1])
+def times_of(plays: Sequence[Play], wall_s: float) -> dict[str, float | str | None]:
+    """Return the durations of an audit in seconds: its own, those of the steps, and the policy of the slowest step."""
+    steps = sorted((seconds, play.key) for play in plays for seconds in play.step_s)
+    values = [seconds for seconds, _ in steps]
+    return {
+        "wall_s": wall_s,
+        "step_p50_s": statistics.median(values) if values else None,
+        "step_p95_s": values[min(len(values) - 1, int(0.95 * len(values)))] if values else None,
+        "step_max_s": values[-1] if values else None,
+        "slowest": steps[-1][1] if steps else "",
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +80,7 @@ class Audit:
     policies: tuple[PolicyRow, ...]
     unused: tuple[str, ...]
     """Allowed ids without a finding."""
-    times: Times
+    times: Mapping[str, float | str | None]
     plays: tuple[Play, ...] = ()
     requested: tuple[str, ...] = ()
     """Requested policies; empty: all."""
@@ -142,7 +133,7 @@ class Audit:
             "policies": [asdict(row) for row in self.policies],
             "not_examined": list(self.not_examined),
             "unused_allowances": list(self.unused),
-            "times": asdict(self.times),
+            "times": dict(self.times),
         }
 
 

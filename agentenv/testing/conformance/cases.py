@@ -24,7 +24,7 @@ from agentenv.episode.source import EnvSource, EpisodeSource, as_agent
 from agentenv.errors import AgentEnvError, ConfigError
 from agentenv.interop.agent_files import load_agent_func
 from agentenv.interop.openrlhf.executor import AgentFunc
-from agentenv.testing.odd_values import ODD_JSON, ODD_NUMBERS
+from agentenv.testing.odd_actions import ODD_JSON, ODD_NUMBERS
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.testing.tool_calls import calls_with_world
 

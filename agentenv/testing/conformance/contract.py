@@ -36,8 +36,7 @@ from agentenv.testing.conformance.problems import (
     source_of,
     unique,
 )
-from agentenv.testing.marked_code import marked, marked_actions, marked_calls, recorded_marks
-from agentenv.testing.odd_values import odd_forms, slow_pattern
+from agentenv.testing.odd_actions import marked, marked_actions, marked_calls, odd_forms, recorded_marks, slow_pattern
 from agentenv.testing.tool_calls import calls_with_texts, right_calls, wrong_calls
 
 _POWER = "9**9**9"

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
-from agentenv.testing.marked_code import heard_audit_events
+from agentenv.testing.odd_actions import heard_audit_events
 
 
 def line_in(file: str, frame: FrameType | None) -> int:

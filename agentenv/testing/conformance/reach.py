@@ -26,8 +26,7 @@ from agentenv.testing.chats import observation_text
 from agentenv.testing.conformance.cases import ODD_ACTIONS, EpisodeCase
 from agentenv.testing.conformance.context import ConformanceContext
 from agentenv.testing.shifted_clock import modules_of
-from agentenv.testing.tool_calls import calls_with_world
-from agentenv.testing.world import commands_of, options_of, words_of
+from agentenv.testing.tool_calls import calls_with_world, commands_of, options_of, words_of
 
 _MAX_EPISODES, _MAX_IN_VAIN, _MAX_KEPT = 26, 9, 8
 """Candidates in all, in a row that reach nothing new, and kept."""

@@ -8,8 +8,17 @@ import pytest
 from agentenv.core.agent import AgentInstance
 from agentenv.core.types import StepResult, Task
 from agentenv.testing.audit.auditing import followed, named_policies
-from agentenv.testing.tool_calls import call_text, calls_with_world, ending_tools, writing_calls
-from agentenv.testing.world import commands_of, form_of, keys_of, options_of, words_of
+from agentenv.testing.tool_calls import (
+    call_text,
+    calls_with_world,
+    commands_of,
+    ending_tools,
+    form_of,
+    keys_of,
+    options_of,
+    words_of,
+    writing_calls,
+)
 from agentenv.tools import answer_calls, schema_of
 from tests.testing.audit.audited import Says, Sound, audited, ids
 
