@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -115,17 +115,16 @@ def blocking(context: ConformanceContext) -> list[Problem]:
     slept = []
     for method, one in context.watch.sleeps.items():
         got = f"time.sleep({one.seconds:g}){after_action(one.action)}"
-        problem = problem_at(cls, method, expected, got, _FIX)
-        slept.append(replace(problem, line=one.line or problem.line))
+        slept.append(problem_at(cls, method, expected, got, _FIX, line=one.line))
     if slept:
         return slept
     while len(tries) < _NUM_TRIES and _too_long(tries):
         tries.append(_stretches(context, file))
     problems = []
     for method, seconds in _too_long(tries).items():
-        problem = problem_at(cls, method, expected, f"{seconds * 1000:.0f} ms, which delays all episodes", _FIX)
-        line = next((line for one in tries if (line := one.line(method))), problem.line)
-        problems.append(replace(problem, line=line))
+        got = f"{seconds * 1000:.0f} ms, which delays all episodes"
+        line = next(filter(None, (one.line(method) for one in tries)), None)
+        problems.append(problem_at(cls, method, expected, got, _FIX, line=line))
     return problems
 
 

@@ -245,9 +245,8 @@ async def _leaves(like: _Cancelled, temps: list[Event]) -> list[Problem]:
     left = "; ".join(f"{_NAMES[kind]}: {', '.join(names[:2])}" for kind, names in grown.items())
     expected, got = "nothing left behind by an episode", f"{left}, of an episode {when}"
     fix = "Release it in `close` or in a `finally`: a run cancels episodes at timeouts and when it stops."
-    problem = problem_at(context.agent_cls, method, expected, got, fix)
-    lines = [event.line for event in temps if event.subject in grown.get("temps", []) and event.line]
-    return [replace(problem, line=lines[0])] if lines else [problem]
+    lines = [event.line for event in temps if event.subject in grown.get("temps", [])]
+    return [problem_at(context.agent_cls, method, expected, got, fix, line=next(filter(None, lines), None))]
 
 
 Inventory = Mapping[str, Mapping[Any, str]]

@@ -87,10 +87,9 @@ def hung_problem(context: ConformanceContext, hung: Hung) -> Problem:
     fix += "plain `def`, or await instead of blocking."
     if call.method == "__init__":
         fix = "Every episode waits for it. Move slow work to `reset`."
-    problem = problem_at(
-        context.agent_cls, call.method, f"an answer within {call.limit_s:g} s", f"none{after_action(call.action)}", fix
-    )
-    return replace(problem, line=context.watch.lines.get(call.method, problem.line))
+    expected, got = f"an answer within {call.limit_s:g} s", f"none{after_action(call.action)}"
+    line = context.watch.lines.get(call.method)
+    return problem_at(context.agent_cls, call.method, expected, got, fix, line=line)
 
 
 class _Trial:
@@ -206,10 +205,6 @@ class _Trial:
             EpisodeKey("check", seed=0),
         )
 
-    def at_line(self, problem: Problem, method: str) -> Problem:
-        """Return the problem at the line where the method was last seen."""
-        return replace(problem, line=self.watch.lines.get(method, problem.line))
-
     def timed_out(self, cls: type[Any], trajectory: Trajectory) -> Problem:
         """Return the problem of a call that exceeded its deadline."""
         where = trajectory.error.where if trajectory.error is not None else "step"
@@ -219,14 +214,14 @@ class _Trial:
         fix = "It hangs. Set a deadline for what it waits for."
         if self.context.pending_tasks and not self.context.own_loop:
             fix = "It hangs and ignores cancellation. Let CancelledError pass."
-        return self.at_line(problem_at(cls, method, expected, got, fix), method)
+        return problem_at(cls, method, expected, got, fix, line=self.watch.lines.get(method))
 
     def judge_run(self, cls: type[Any], trajectory: Trajectory) -> list[Problem]:
         """Return the problems of one episode of an agent that runs its own loop."""
         if trajectory.stop_reason is StopReason.EPISODE_TIMEOUT:
             fix = "Stop after a bounded number of requests, and when the endpoint rejects one."
             expected = f"an end within {self.limits.episode_timeout_s:g} s"
-            return [self.at_line(problem_at(cls, "run", expected, "none", fix), "run")]
+            return [problem_at(cls, "run", expected, "none", fix, line=self.watch.lines.get("run"))]
         if trajectory.stop_reason is StopReason.STEP_TIMEOUT:
             return [self.timed_out(cls, trajectory)]
         if trajectory.error is None:

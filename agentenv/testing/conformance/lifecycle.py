@@ -45,9 +45,7 @@ def constructor(context: ConformanceContext) -> list[Problem]:
         context.run(_closed(context, instance))
     own = [event for event in events if event.line]
     expected = "no input or output in the constructor"
-    problems = [
-        replace(problem_at(cls, "__init__", expected, f"it {e.description}", _FIX), line=e.line) for e in own[:1]
-    ]
+    problems = [problem_at(cls, "__init__", expected, f"it {e.description}", _FIX, line=e.line) for e in own[:1]]
     if min(seconds) > QUICK_S and not problems:
         expected, got = f"a constructor that takes less than {QUICK_S:g} s", f"{min(seconds):.2f} s"
         problems.append(problem_at(cls, "__init__", expected, got, _FIX))

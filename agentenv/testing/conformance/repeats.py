@@ -109,15 +109,16 @@ async def _delayed(context: ConformanceContext, case: EpisodeCase, modules: Sequ
 
 async def _drawn(context: ConformanceContext) -> list[Problem]:
     """Return the problems of methods that change the state of a global generator."""
-    problems: list[Problem] = []
+    cls, problems = context.agent_cls, list[Problem]()
 
     async def around(agent: Any, method: str, given: Any, work: Coroutine[Any, Any, Any]) -> Any:
         before = _generators()
         value = await work
-        after = _generators()
-        problems.extend(
-            _global(context.agent_cls, method, name) for name in before if name in after and before[name] != after[name]
-        )
+        for name, state in _generators().items():
+            if before.get(name, state) != state:
+                expected, line = f"no use of the global generator `{name}`", _line_of_draw(cls, method)
+                fix = "Draw from a generator of the episode, `Random(states['seed'])`: other code uses the global one."
+                problems.append(problem_at(cls, method, expected, "a changed state", fix, line=line))
         return value
 
     for case in context.cases:
@@ -127,21 +128,15 @@ async def _drawn(context: ConformanceContext) -> list[Problem]:
     return problems
 
 
-def _global(cls: type[Any], method: str, name: str) -> Problem:
-    """Return the problem of a method that changed a global generator, at the line that draws from it if found."""
-    problem = problem_at(
-        cls, method, f"no use of the global generator `{name}`", "a changed state",
-        "Draw from a generator of the episode, `Random(states['seed'])`: other code uses the global one.",
-    )  # fmt: skip
-    for part in (getattr(cls, method, None), *own_classes(cls)):
-        try:
-            lines, first = inspect.getsourcelines(part)  # type: ignore[arg-type]
-        except (TypeError, OSError):
-            continue
-        for number, line in enumerate(lines, first):
-            if _DRAWS.search(line):
-                return replace(problem, line=number or problem.line)
-    return problem
+def _line_of_draw(cls: type[Any], method: str) -> int:
+    """Return the line that draws from a global generator, in a method or else in its class; 0 if none is found."""
+    for part in (getattr(cls, method, cls), *own_classes(cls)):
+        with suppress(TypeError, OSError):
+            lines, first = inspect.getsourcelines(part)
+            for number, line in enumerate(lines, first):
+                if _DRAWS.search(line):
+                    return number
+    return 0
 
 
 def _generators() -> dict[str, Any]:
@@ -424,7 +419,7 @@ def _of_process(cls: type[Any], events: Sequence[Event]) -> Iterator[Problem]:
         if event.description.startswith("changes the working") or len(values[event.subject]) > 1:
             expected, got = "a process that episodes do not change", f"code that {event.description}"
             fix = "All episodes of a process share it: pass a folder or a value as an argument instead."
-            yield replace(problem_at(cls, "step", expected, got, fix), line=event.line)
+            yield problem_at(cls, "step", expected, got, fix, line=event.line)
             return
 
 
@@ -454,7 +449,7 @@ async def _of_files(context: ConformanceContext) -> list[Problem]:
         if path in written[1] and written[1][path][1] > at:
             fix = "Write to a folder of the episode (tempfile.mkdtemp in `reset`, removed in `close`)."
             expected, got = "files that only one episode writes", f"{path!r}, which episodes of all seeds write"
-            return [replace(problem_at(cls, "step", expected, got, fix), line=line)]
+            return [problem_at(cls, "step", expected, got, fix, line=line)]
     return []
 
 

@@ -355,11 +355,11 @@ def _of_arguments(cls: type[Any], kwargs: Mapping[str, Any]) -> Iterator[Problem
         got = ""
         try:
             plain = json.loads(json.dumps(value))
-            if plain != value and not isinstance(value, tuple):
+            if plain != value:
                 got = f"{value!r:.80}, which comes back as {plain!r:.80}"
         except (TypeError, ValueError) as not_json:
             got = str(not_json)
-        if got:
+        if got and not isinstance(value, tuple):
             fix = "Accept text, numbers, lists and objects: --env_kwargs and the record of a run are JSON."
             yield problem_at(cls, "__init__", f"an argument {name!r} that is JSON", got, fix)
 
