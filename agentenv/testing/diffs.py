@@ -14,7 +14,7 @@ from typing import Any
 
 from agentenv._util.jsonable import jsonable
 from agentenv.core.engine import Tokenizer
-from agentenv.core.trajectory import Segment, Trajectory, Turn
+from agentenv.core.trajectory import Segment, Trajectory
 
 _BEFORE, _AFTER = 1, 5
 """TokenColumns shown around the first that differs, itself among the latter; pytest cuts what is over eight lines."""
@@ -180,22 +180,20 @@ def facts_of(trajectory: Trajectory) -> dict[str, Any]:
         "prompt": jsonable(trajectory.prompt),
         "tools": jsonable(trajectory.tools),
         "error": error and f"{error.kind} error in {error.where}: {error.type}: {error.message}",
-        "turns": [_turn_facts(turn) for turn in trajectory.turns],
+        "turns": [
+            {name: getattr(turn, name) for name in _OF_TURN}
+            | {"result": turn.result and {name: jsonable(getattr(turn.result, name)) for name in _OF_RESULT}}
+            for turn in trajectory.turns
+        ],
         "stop_reason": trajectory.stop_reason and trajectory.stop_reason.value,
     }
 
 
-def _turn_facts(turn: Turn) -> dict[str, Any]:
-    names = (
-        "action", "finish_reason", "matched_stop", "segment", "start", "end", "bridge", "num_synthesized",
-        "observation_cut",
-    )  # fmt: skip
-    facts: dict[str, Any] = {name: getattr(turn, name) for name in names}
-    result = turn.result
-    if result is None:
-        return {**facts, "result": None}
-    reply = ("observation", "reward", "score", "terminated", "truncated", "info")
-    return {**facts, "result": {name: jsonable(getattr(result, name)) for name in reply}}
+_OF_TURN = (
+    "action", "finish_reason", "matched_stop", "segment", "start", "end", "bridge", "num_synthesized",
+    "observation_cut",
+)  # fmt: skip
+_OF_RESULT = ("observation", "reward", "score", "terminated", "truncated", "info")
 
 
 def changed_facts(

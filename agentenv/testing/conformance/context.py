@@ -319,15 +319,15 @@ class ConformanceContext:
         """The tokenizer of the chat; it needs no download."""
         return self.chat.tokenizer
 
-    def _script_of(self, say: Callable[[Request], str]) -> Callable[[Request], str]:
-        """Return the script of an engine without the actions to avoid."""
-        avoided = self.avoided
-        return lambda request: avoided.said(say(request))
-
     @cached_property
     def cases(self) -> list[EpisodeCase]:
         """The episodes to examine: those of `base_cases`, and those that reach other code."""
-        return [replace(case, say=self._script_of(case.say)) for case in (*self.base_cases, *(self.reached or ()))]
+        avoided = self.avoided
+
+        def without(say: Callable[[Request], str]) -> Callable[[Request], str]:
+            return lambda request: avoided.said(say(request))
+
+        return [replace(case, say=without(case.say)) for case in (*self.base_cases, *(self.reached or ()))]
 
     @cached_property
     def base_cases(self) -> list[EpisodeCase]:
