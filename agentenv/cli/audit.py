@@ -59,8 +59,6 @@ class AuditConfig:
     policies: tuple[str, ...] = ()
     """Policies to play in addition to null, constant and gold, as name or name/variant. Default: all. If there are few
     episodes, they are shown completely."""
-    cases: str | None = None
-    """JSONL file of actions with the expected score: {"task": ID, "actions": [TEXT], "score": 1.0}. Each is checked."""
     seed: int = 0
     """Seed of the choice of tasks, the random policies and the environments."""
     concurrency: int = 8
@@ -206,7 +204,6 @@ def _source(config: AuditConfig) -> EnvSource:
 def _options(config: AuditConfig) -> AuditOptions:
     from agentenv.core.types import Limits
     from agentenv.testing.audit.auditing import AuditOptions
-    from agentenv.testing.audit.cases import read_cases
     from agentenv.testing.audit.findings import WHY
 
     try:
@@ -242,7 +239,6 @@ def _options(config: AuditConfig) -> AuditOptions:
         concurrency=config.concurrency, repeat=config.repeat, pass_reward=config.pass_reward,
         reward_range=config.reward_range, limits=limits, time_limit_s=config.time_limit_s,
         max_tokens=config.max_tokens, allowed=reasons,
-        cases=tuple(read_cases(config.cases)) if config.cases is not None else (),
     )  # fmt: skip
 
 

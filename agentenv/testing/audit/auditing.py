@@ -24,7 +24,6 @@ from agentenv.episode.runner import derive_seed
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError
 from agentenv.testing import chats
-from agentenv.testing.audit.cases import AuditCase, play_cases
 from agentenv.testing.audit.episodes import Budget, Play, PolicyRunner, play_all, replay_all
 from agentenv.testing.audit.findings import AuditFinding, apply_allowances
 from agentenv.testing.audit.judging import EPS, Facts, judge_plays
@@ -81,8 +80,6 @@ class AuditOptions:
     """Policies by name or name/variant, in addition to `policies.BASELINES`; empty: all."""
     seed: int = 0
     concurrency: int = 8
-    cases: tuple[AuditCase, ...] = ()
-    """Actions with a known reward or score."""
     repeat: bool = True
     """Whether to repeat the actions, to find rewards that are not deterministic."""
     pass_reward: float | None = None
@@ -137,7 +134,6 @@ async def audit_env(
     pairs = [
         (policy, task) for task in drawn for policy in policies if policy.key not in HEAVY or task.task_id in of_few
     ]
-    cases = await play_cases(runner, options.cases, concurrency=options.concurrency)
     budget.part = _FIRST_PLAYS
     with recorded_marks() as marks:
         plays = await _play_pairs(runner, pairs, marks, options.concurrency, notify)
@@ -156,7 +152,7 @@ async def audit_env(
         plays += await _play_pairs(runner, pairs, marks, options.concurrency, notify)
     facts = replace(shown, plays=plays, kinds={p.key: p.kind for p in everyone})
     findings = [
-        *cases, *judge_plays(facts), *find_leaks(facts),
+        *judge_plays(facts), *find_leaks(facts),
         *find_run_code(plays, marks), *find_dead_tools(plays), *find_growth(plays), *find_slow_calls(budget),
     ]  # fmt: skip
     if budget.left_out["gold"]:  # it may be known for the other tasks
@@ -178,7 +174,7 @@ def _with_commands(
     """Return the findings with the command that reproduces each, if the audit has one."""
     found = [*findings]
     for index, each in enumerate(found if command else ()):
-        if each.evidence and each.kind != "case-fails":
+        if each.evidence:
             first = each.evidence[0]
             of_task = ["--task", first.task_id]
             if first.policy.startswith(f"farm/{PART}"):  # it depends on the other tasks

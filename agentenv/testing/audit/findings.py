@@ -44,7 +44,6 @@ WHY: Mapping[str, str] = {
     "What a tool looks up may be the answer: that is noted only.",
     "answer-in-prompt": "The prompt contains the answer behind the same word on most tasks, and it earns. Allow this "
     "if the task is to find or copy it.",
-    "case-fails": "Actions with a known reward or score earned something else.",
     "flaky-reward": "The same actions on the same task and seed earned a different reward the second time. Look for "
     "random numbers without the episode's seed, for clocks, and for state that episodes share.",
     "flaky-observation": "The same actions on the same task and seed got a different observation the second time.",
