@@ -111,11 +111,6 @@ def ending_tools(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [tool for tool, name in named if _ENDING.search(name.replace("_", " "))]
 
 
-def required_arguments(tool: Mapping[str, Any]) -> list[str]:
-    """Return the names of the arguments that every call of a tool has."""
-    return [*_arguments(tool.get("function", tool))]
-
-
 def _is_free_text(schema: Mapping[str, Any]) -> bool:
     return "string" in _types_of(schema) and not schema.keys() & {"enum", "const"}
 

@@ -25,7 +25,7 @@ from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError
 from agentenv.testing import chats
 from agentenv.testing.audit.episodes import Budget, Play, PolicyRunner, play_all, replay_all
-from agentenv.testing.audit.findings import AuditFinding, apply_allowances
+from agentenv.testing.audit.findings import SEVERITIES, AuditFinding, apply_allowances
 from agentenv.testing.audit.judging import EPS, Facts, judge_plays
 from agentenv.testing.audit.leaks import find_leaks
 from agentenv.testing.audit.policies import (
@@ -160,6 +160,7 @@ async def audit_env(
     if options.repeat:
         findings += await _repeat_plays(runner, plays, by_id, notify, modules_of(source.cls))
     marked, unused = apply_allowances(_with_commands(findings, command, options), options.allowed)
+    marked.sort(key=lambda each: (bool(each.allowed), SEVERITIES.index(each.severity)))
     return Audit(
         name, options.seed, tuple(by_id), len(plays), tuple(marked), tuple(policy_rows(facts, policies)),
         tuple(unused), times_of(plays, time.perf_counter() - started), tuple(plays), options.policies,
