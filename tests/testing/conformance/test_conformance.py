@@ -34,6 +34,11 @@ def write(folder, body):
     return next((number for number, line in enumerate(text.splitlines(), 1) if line.endswith("# HERE")), None)
 
 
+def checked(target, *args, name, **options):
+    """The outcome of one property."""
+    return check_property(make_context(ConformanceOptions(target, *args, **options)), name)
+
+
 def double(n: int) -> int:
     """Double a number.
 
@@ -155,9 +160,9 @@ def test_an_environment_with_tools_may_leave_the_end_to_the_limit_of_a_run(env):
 
 @pytest.mark.long
 def test_the_end_of_an_environment_with_tools_is_demanded_with_the_flag_and_set_by_the_class():
-    assert check_property(make_context(ConformanceOptions(Desk, max_turns=5)), "ends").state == "broken"
+    assert checked(Desk, max_turns=5, name="ends").state == "broken"
     limited = type("Limited", (Desk,), {"max_turns": 5, "__module__": __name__})
-    outcome = check_property(make_context(ConformanceOptions(limited)), "ends")
+    outcome = checked(limited, name="ends")
     assert (outcome.state, outcome.notes) == ("held", [])
 
 
@@ -171,10 +176,8 @@ def test_a_policy_that_is_given_is_tried_too():
             assert states["action_text"] != "boo"
             return StepResult(terminated=True)
 
-    assert check_property(make_context(ConformanceOptions(Boo)), "rewards").state == "held"
-    outcome = check_property(
-        make_context(ConformanceOptions(Boo, policy=lambda prompt: "boo" if "6 times 7" in prompt else "")), "rewards"
-    )
+    assert checked(Boo, name="rewards").state == "held"
+    outcome = checked(Boo, policy=lambda prompt: "boo" if "6 times 7" in prompt else "", name="rewards")
     assert [problem.where for problem in outcome.problems] == ["Boo.step"]
 
 
@@ -186,7 +189,7 @@ def test_an_argument_that_is_not_json_or_cannot_be_pickled_is_named():
         async def step(self, states):
             return StepResult(terminated=True)
 
-    outcome = check_property(make_context(ConformanceOptions(Takes, {"one": {1: 2}, "other": lambda: 1})), "pickling")
+    outcome = checked(Takes, {"one": {1: 2}, "other": lambda: 1}, name="pickling")
     expected = {problem.expected for problem in outcome.problems}
     assert expected == {
         "a class that can be pickled", "an argument 'one' that is JSON", "an argument 'other' that can be pickled",
@@ -194,7 +197,7 @@ def test_an_argument_that_is_not_json_or_cannot_be_pickled_is_named():
 
 
 def test_an_argument_that_episodes_change_is_named():
-    outcome = check_property(make_context(ConformanceOptions(Eats, {"words": ["a"] * 99})), "mutation")
+    outcome = checked(Eats, {"words": ["a"] * 99}, name="mutation")
     (problem,) = outcome.problems
     assert problem.expected == "the argument 'words' unchanged"
 
@@ -251,7 +254,7 @@ class Crowded(AgentInstance):
 
 
 def test_a_failure_only_among_other_episodes_is_reported_by_its_error():
-    (problem,) = check_property(make_context(ConformanceOptions(Crowded)), "isolation").problems
+    (problem,) = checked(Crowded, name="isolation").problems
     assert problem.got.startswith("error: None alone, 'env error in step: ConnectionError: too many' among 32")
 
 
@@ -343,17 +346,17 @@ class EndsOnItsLastTurn(AgentInstance):
 
 @pytest.mark.parametrize("name", ["contract", "ends"])
 def test_an_episode_may_end_on_the_last_turn_that_is_allowed(name):
-    assert check_property(make_context(ConformanceOptions(EndsOnItsLastTurn)), name).state == "held"
+    assert checked(EndsOnItsLastTurn, name=name).state == "held"
 
 
 def test_a_reset_that_needs_its_states_leaves_no_error_behind(caplog):
-    assert check_property(make_context(ConformanceOptions(EndsOnItsLastTurn)), "close").state == "held"
+    assert checked(EndsOnItsLastTurn, name="close").state == "held"
     gc.collect()
     assert caplog.text == ""
 
 
 def test_solving_a_task_may_take_more_turns_than_failing_at_it():
-    assert check_property(make_context(ConformanceOptions(Solvable)), "ends").state == "held"
+    assert checked(Solvable, name="ends").state == "held"
 
 
 def test_raw_text_that_repeats_what_a_policy_said_may_forge_tokens():
@@ -361,10 +364,8 @@ def test_raw_text_that_repeats_what_a_policy_said_may_forge_tokens():
         async def step(self, states):
             return StepResult(f"You said {states['action_text']}", terminated=states["turn_index"] == 1)
 
-    assert check_property(make_context(ConformanceOptions(Echo)), "feedback").state == "held"  # messages protect it
-    (problem,) = check_property(
-        make_context(ConformanceOptions(Echo, task=Task("Say it: ", "x", task_id="t"))), "feedback"
-    ).problems
+    assert checked(Echo, name="feedback").state == "held"  # messages protect it
+    (problem,) = checked(Echo, task=Task("Say it: ", "x", task_id="t"), name="feedback").problems
     assert problem.expected == "text of a policy that stays text"
 
 
@@ -449,25 +450,6 @@ def test_a_long_sleep_in_async_code_is_named_with_its_seconds_and_action_and_not
     (problem,) = outcome.problems
     assert (outcome.name, problem.line) == ("blocking", line)
     assert problem.got.startswith("time.sleep(86400) after the action '999")
-
-
-@pytest.mark.long
-def test_a_property_is_checked_without_actions_whose_calls_are_slow(monkeypatch):
-    class Naps(AgentInstance):
-        num_naps_cache: ClassVar[list[str]] = []
-
-        async def step(self, states):
-            if states["action_text"] in ("nap", "nap more"):
-                self.num_naps_cache.append(states["action_text"])
-                await asyncio.sleep(0.05)
-            return StepResult(terminated=True)
-
-    monkeypatch.setattr("agentenv.testing.conformance.call_watch.SLOW_S", 0.05)
-    monkeypatch.setattr("agentenv.testing.conformance.context._MAX_SLOW_S", 0.06)
-    options = ConformanceOptions(Naps, actions=["nap", "nap more"])
-    outcomes = run_suite(make_context(options), only=("contract", "rewards", "ends", "mutation"))
-    assert {one.state for one in outcomes} == {"held"}
-    assert len(Naps.num_naps_cache) <= 6
 
 
 @pytest.mark.parametrize(
