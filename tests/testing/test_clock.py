@@ -278,14 +278,6 @@ def test_closing_twice_is_harmless():
     assert clock.elapsed_s == 1
 
 
-def test_limits_are_kept_in_virtual_time(clock):
-    engine = ScriptedEngine(["1"], CharTokenizer(), latency_s=7.0)
-    setup = Setup("guess_number", engine, data=Task("Guess.", "9"), limits=Limits(episode_timeout_s=20.0))
-    trajectory = clock.run(play(setup))
-    assert trajectory.stop_reason is StopReason.EPISODE_TIMEOUT
-    assert (len(trajectory.turns), clock.elapsed_s) == (2, 20)
-
-
 # --- latencies --------------------------------------------------------------------------------------------------------
 
 
