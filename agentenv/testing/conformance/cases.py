@@ -14,7 +14,6 @@ from typing import Any
 
 from agentenv._util.brief import brief
 from agentenv._util.paths import place_of
-from agentenv.core.agent import AgentInstance
 from agentenv.core.engine import Tokenizer
 from agentenv.core.types import Task
 from agentenv.engines.scripted import Request, ScriptedEngine
@@ -23,7 +22,6 @@ from agentenv.episode.registry import env_source
 from agentenv.episode.source import EnvSource, EpisodeSource, as_agent
 from agentenv.errors import AgentEnvError, ConfigError
 from agentenv.interop.agent_files import load_agent_func
-from agentenv.interop.openrlhf.executor import AgentFunc
 from agentenv.testing.odd_actions import ODD_JSON, ODD_NUMBERS
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.testing.tool_calls import calls_with_world
@@ -156,29 +154,24 @@ def load_target(target: str | type[Any], env_kwargs: Mapping[str, Any]) -> tuple
     path = Path(target)
     code = path.read_text(errors="replace") if path.suffix == ".py" and path.is_file() else ""
     if "AgentExecutor" in code or "AgentRunner" in code:
-        func = load_agent_func(path)
-        return func, _agent_class(func, target)
+        func, tokenizer = load_agent_func(path), CharTokenizer()
+        try:
+            cls = func.agent_class(ScriptedEngine([""], tokenizer), tokenizer)
+        except AgentEnvError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"{target}: expected a working AgentExecutor, got {type(error).__name__}: {error} at "
+                f"{place_of(error)}. Fix its constructor."
+            ) from error
+        if not inspect.isclass(cls):
+            raise ConfigError(
+                f"{target}: expected AgentExecutor to have an agent class, got {cls!r}. "
+                "Set `agent_cls`, or pass the class to super().__init__."
+            )
+        return func, as_agent(cls)
     source = env_source(target, env_kwargs)
     return source, source.cls
-
-
-def _agent_class(func: AgentFunc, target: str) -> type[AgentInstance]:
-    tokenizer = CharTokenizer()
-    try:
-        cls = func.agent_class(ScriptedEngine([""], tokenizer), tokenizer)
-    except AgentEnvError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"{target}: expected a working AgentExecutor, got {type(error).__name__}: {error} at "
-            f"{place_of(error)}. Fix its constructor."
-        ) from error
-    if not inspect.isclass(cls):
-        raise ConfigError(
-            f"{target}: expected AgentExecutor to have an agent class, got {cls!r}. "
-            "Set `agent_cls`, or pass the class to super().__init__."
-        )
-    return as_agent(cls)
 
 
 def hacks_of(cls: type[Any]) -> Mapping[str, str]:
