@@ -59,8 +59,6 @@ class AuditConfig:
     policies: tuple[str, ...] = ()
     """Policies to play in addition to null, constant and gold, as name or name/variant. Default: all. If there are few
     episodes, they are shown completely."""
-    cases: str | None = None
-    """JSONL file of actions with the expected score: {"task": ID, "actions": [TEXT], "score": 1.0}. Each is checked."""
     seed: int = 0
     """Seed of the choice of tasks, the random policies and the environments."""
     concurrency: int = 8
@@ -101,8 +99,6 @@ def audit(args: Sequence[str]) -> int:
     config = parse(AuditConfig, "audit", args)
     from agentenv.testing.conformance.child import in_child
 
-    if sys.stdout is not sys.__stdout__ or not hasattr(os, "fork"):  # a child could not write to it
-        return _audit(config)
     return in_child(partial(_audit, config), partial(_report_death, config))
 
 
@@ -145,7 +141,7 @@ async def _within_limit(work: Coroutine[Any, Any, Audit], progress: CheckProgres
         progress.pause()
 
 
-def _audit(config: AuditConfig, progress: CheckProgress | None = None) -> int:
+def _audit(config: AuditConfig, progress: CheckProgress | None) -> int:
     from agentenv._util.terminal import wide_console
     from agentenv.runs.display.report import quiet_transformers
     from agentenv.testing.audit.auditing import audit_env as audited
@@ -193,7 +189,7 @@ def _source(config: AuditConfig) -> EnvSource:
     from agentenv.core.agent import AgentInstance
     from agentenv.episode.endpoint.agent import ChatAgentSource
     from agentenv.episode.source import EnvSource
-    from agentenv.testing.conformance.target import load_target
+    from agentenv.testing.conformance.cases import load_target
 
     kwargs = dict(config.env_kwargs)
     source, cls = load_target(config.target, kwargs)
@@ -208,7 +204,6 @@ def _source(config: AuditConfig) -> EnvSource:
 def _options(config: AuditConfig) -> AuditOptions:
     from agentenv.core.types import Limits
     from agentenv.testing.audit.auditing import AuditOptions
-    from agentenv.testing.audit.cases import read_cases
     from agentenv.testing.audit.findings import WHY
 
     try:
@@ -244,7 +239,6 @@ def _options(config: AuditConfig) -> AuditOptions:
         concurrency=config.concurrency, repeat=config.repeat, pass_reward=config.pass_reward,
         reward_range=config.reward_range, limits=limits, time_limit_s=config.time_limit_s,
         max_tokens=config.max_tokens, allowed=reasons,
-        cases=tuple(read_cases(config.cases)) if config.cases is not None else (),
     )  # fmt: skip
 
 

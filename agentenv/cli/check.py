@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -65,8 +64,6 @@ def check(args: Sequence[str]) -> int:
     config = parse(CheckConfig, "check", args)
     from agentenv.testing.conformance.child import in_child
 
-    if sys.stdout is not sys.__stdout__ or not hasattr(os, "fork"):  # a child could not write to it
-        return _check(config)
     return in_child(partial(_check, config), partial(_report_death, config))
 
 
@@ -87,7 +84,7 @@ def _report_death(config: CheckConfig, death: ChildDeath) -> int:
     return 1
 
 
-def _check(config: CheckConfig, progress: CheckProgress | None = None) -> int:
+def _check(config: CheckConfig, progress: CheckProgress | None) -> int:
     from agentenv.runs.display.report import quiet_transformers
     from agentenv.testing.conformance.cases import read_actions, task_from_flags
     from agentenv.testing.conformance.context import ConformanceOptions

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from agentenv.engines.scripted import Request, ScriptedEngine, solves
     from agentenv.gym.checks import check_gym
     from agentenv.testing.audit.auditing import AuditOptions, audit_env
-    from agentenv.testing.audit.policies import AuditPolicy, all_policies
-    from agentenv.testing.audit.view import View
+    from agentenv.testing.audit.policies import AuditPolicy, View, all_policies
     from agentenv.testing.clock import VirtualClock, run_virtual
     from agentenv.testing.contract import EnvContract, check_env
     from agentenv.testing.diffs import assert_same_trajectory, trajectory_diff
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "agentenv.testing.audit.auditing": ("AuditOptions", "audit_env"),
-    "agentenv.testing.audit.policies": ("AuditPolicy", "all_policies"),
-    "agentenv.testing.audit.view": ("View",),
+    "agentenv.testing.audit.policies": ("AuditPolicy", "View", "all_policies"),
     "agentenv.engines.scripted": ("Request", "ScriptedEngine", "solves"),
     "agentenv.gym.checks": ("check_gym",),
     "agentenv.testing.clock": ("VirtualClock", "run_virtual"),

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from agentenv.chat.chat import Chat
-from agentenv.core.types import Limits, Task
+from agentenv.chat.chat import Chat, text_of
+from agentenv.core.types import Limits, Message, Task
 from agentenv.engines.models import load_tokenizer, resolve_model
 from agentenv.episode.loop import AgentFactory
 from agentenv.episode.setup import EpisodeKey
@@ -66,6 +66,11 @@ async def offered_tools(
         return episode.trajectory.tools
 
     return await asyncio.gather(*map(of, tasks))
+
+
+def observation_text(observation: str | Sequence[Message]) -> str:
+    """Return an observation as text: that of its messages, in lines."""
+    return observation if isinstance(observation, str) else "\n".join(map(text_of, observation))
 
 
 @cache

@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import zip_longest
 from typing import Any
 
 from agentenv._util.jsonable import jsonable
 from agentenv.core.engine import Tokenizer
-from agentenv.core.trajectory import Segment, Trajectory, Turn
+from agentenv.core.trajectory import Segment, Trajectory
 
 _BEFORE, _AFTER = 1, 5
 """TokenColumns shown around the first that differs, itself among the latter; pytest cuts what is over eight lines."""
@@ -69,7 +68,10 @@ def trajectory_diff(
             values = [repr(side[at]) if at < len(side) else "nothing" for side in versions]
             found = [f"other policy_versions, the first at {at}: {names[0]} {values[0]}, {names[1]} {values[1]}"]
         lines += [f"segment {index}: {found[0]}", *found[1:]] if found else []
-    is_same = partial(_same_within, tolerance)
+
+    def is_same(path: str, one: Any, other: Any) -> bool:
+        return _is_number(one) and _is_number(other) and _close(one, other, tolerance)
+
     facts = [*changed_facts(facts_of(left), facts_of(right), is_same)]
     shown = [_differs(path, one, other, names) for path, one, other in facts[:_MOST_LINES]]
     more = [f"… and {len(facts) - _MOST_LINES} more"] if len(facts) > _MOST_LINES else []
@@ -178,22 +180,20 @@ def facts_of(trajectory: Trajectory) -> dict[str, Any]:
         "prompt": jsonable(trajectory.prompt),
         "tools": jsonable(trajectory.tools),
         "error": error and f"{error.kind} error in {error.where}: {error.type}: {error.message}",
-        "turns": [_turn_facts(turn) for turn in trajectory.turns],
+        "turns": [
+            {name: getattr(turn, name) for name in _OF_TURN}
+            | {"result": turn.result and {name: jsonable(getattr(turn.result, name)) for name in _OF_RESULT}}
+            for turn in trajectory.turns
+        ],
         "stop_reason": trajectory.stop_reason and trajectory.stop_reason.value,
     }
 
 
-def _turn_facts(turn: Turn) -> dict[str, Any]:
-    names = (
-        "action", "finish_reason", "matched_stop", "segment", "start", "end", "bridge", "num_synthesized",
-        "observation_cut",
-    )  # fmt: skip
-    facts: dict[str, Any] = {name: getattr(turn, name) for name in names}
-    result = turn.result
-    if result is None:
-        return {**facts, "result": None}
-    reply = ("observation", "reward", "score", "terminated", "truncated", "info")
-    return {**facts, "result": {name: jsonable(getattr(result, name)) for name in reply}}
+_OF_TURN = (
+    "action", "finish_reason", "matched_stop", "segment", "start", "end", "bridge", "num_synthesized",
+    "observation_cut",
+)  # fmt: skip
+_OF_RESULT = ("observation", "reward", "score", "terminated", "truncated", "info")
 
 
 def changed_facts(
@@ -216,10 +216,6 @@ def changed_facts(
             yield from changed_facts(one, other, is_same, f"{path}[{at}]")
     elif left != right and not is_same(path, left, right):
         yield path, left, right
-
-
-def _same_within(tolerance: float, path: str, left: Any, right: Any) -> bool:
-    return _is_number(left) and _is_number(right) and _close(left, right, tolerance)
 
 
 def _is_number(value: Any) -> bool:
@@ -247,3 +243,57 @@ def explained(left: Any, right: Any, tokenizer: Tokenizer | None) -> list[str] |
     lines = tokens_diff(TokenColumns(left), TokenColumns(right), tokenizer=tokenizer)
     kinds = f"{type(left).__name__} == {type(right).__name__}"
     return [f"token ids: {kinds}", *(lines or ["the same ids; compare as list(…): their types differ"])]
+
+
+# --- two runs of an episode -------------------------------------------------------------------------------------------
+
+_TIMES = ("_s", "_ms", "_seconds", "time")
+"""Suffixes of the names of measured times in `info`, which may differ."""
+
+
+def same_number(one: float | None, other: float | None) -> bool:
+    """Return True if two rewards or scores of the same actions differ at most by rounding. NaN equals NaN.
+
+    The float32 sums of a reward model depend on the batch of a conversation, which differs from run to run. Scorers
+    promise equal results within 1e-4 for any batch, so smaller differences are not the environment's.
+    """
+    if one is None or other is None:
+        return one is other
+    if math.isnan(one) or math.isnan(other):
+        return math.isnan(one) and math.isnan(other)
+    return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-6)
+
+
+def difference(one: Trajectory, other: Trajectory, names: tuple[str, str]) -> str | None:
+    """Return a description of the first fact that differs between two records of an episode; None if none does."""
+    return first_difference(facts_of(one), facts_of(other), names)
+
+
+def first_difference(one: dict[str, Any], other: dict[str, Any], names: tuple[str, str]) -> str | None:
+    """Return a description of the first of two episodes' facts that differs; None if none does."""
+
+    def is_same(path: str, mine: Any, theirs: Any) -> bool:
+        # Exactly the same, except for numbers that a model may have computed, and measured times.
+        if ".info." in path and path.endswith(_TIMES):
+            return True
+        return isinstance(mine, float) and isinstance(theirs, float) and same_number(mine, theirs)
+
+    found = next(changed_facts(one, other, is_same), None)
+    if found is None:
+        return None
+    path, mine, theirs = found
+    return f"{path}: {_brief(mine, theirs)} {names[0]}, {_brief(theirs, mine)} {names[1]}"
+
+
+def culprit(found: str, trajectory: Trajectory | None = None) -> str:
+    """Return the method that causes a difference, as far as the record shows; `found` is from `difference`."""
+    has_turns = trajectory is None or bool(trajectory.turns)
+    return "step" if has_turns and not found.startswith(("prompt", "tools")) else "reset"
+
+
+def _brief(value: Any, other: Any) -> str:
+    """Return a value in short form, from a little before the first difference to the other."""
+    mine, theirs = ("nothing" if each is MISSING else repr(each) for each in (value, other))
+    same = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs)))
+    first = max(0, same - 30) if len(mine) > 70 else 0
+    return f"{'…' if first else ''}{mine[first : first + 70]}{'…' if first + 70 < len(mine) else ''}"

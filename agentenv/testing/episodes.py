@@ -19,7 +19,7 @@ from agentenv.chat.chat import Chat, ChatOptions
 from agentenv.core.dataset import in_messages
 from agentenv.core.engine import Engine, Tokenizer
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Limits, Message, SamplingParams, Task
+from agentenv.core.types import Limits, SamplingParams, Task
 from agentenv.engines.scripted import Request, ScriptedEngine
 from agentenv.episode.endpoint.agent import ChatAgentSource, owns_its_loop
 from agentenv.episode.registry import env_source
@@ -79,11 +79,20 @@ class Setup:
             ConfigError: the data is unknown.
             DataError: a row cannot be used.
         """
-        tasks = []
-        for number, task in enumerate(_tasks(self.data, self.source(), limit)):
-            task = in_messages(task) if self.as_messages else task
-            tasks.append(replace(task, task_id=task.task_id or f"{number:06d}"))
-        return tasks
+        source: Any = self.source()
+        own: Mapping[str, str | Path] = getattr(source, "datasets", {})
+        if isinstance(self.data, Task):
+            tasks: Sequence[Task] = [self.data]
+        elif self.data is not None and not isinstance(self.data, str | Path):
+            tasks = list(self.data)[:limit]
+        elif self.data is None and not own:
+            tasks = [Task([{"role": "user", "content": ""}])]
+        else:
+            needs_label = bool(getattr(getattr(source, "cls", None), "needs_label", True))
+            data = TaskSource(None if self.data is None else str(self.data))
+            tasks = data.read(own, needs_label=needs_label, limit=limit)
+        tasks = [in_messages(task) for task in tasks] if self.as_messages else tasks
+        return [replace(task, task_id=task.task_id or f"{number:06d}") for number, task in enumerate(tasks)]
 
     def chat(self) -> Chat:
         """Return the chat: the tokenizer with its template."""
@@ -97,19 +106,6 @@ class Setup:
         if callable(getattr(self.policy, "generate", None)):
             return self.policy  # type: ignore[return-value]
         return ScriptedEngine(self.policy, self.chat().tokenizer)  # type: ignore[arg-type]
-
-
-def _tasks(data: Any, source: Any, limit: int | None) -> Sequence[Task]:
-    if isinstance(data, Task):
-        return [data]
-    if data is not None and not isinstance(data, str | Path):
-        return list(data)[:limit]
-    own: Mapping[str, str | Path] = getattr(source, "datasets", {})
-    if data is None and not own:
-        empty: Message = {"role": "user", "content": ""}
-        return [Task([empty])]
-    needs_label = bool(getattr(getattr(source, "cls", None), "needs_label", True))
-    return TaskSource(None if data is None else str(data)).read(own, needs_label=needs_label, limit=limit)
 
 
 async def play(setup: Setup) -> Trajectory:

@@ -92,33 +92,29 @@ class Golden:
         """
         __tracebackhide__ = True
         if not self._record:
-            return ScriptedEngine(_Replay(_read(self.path(name))), self._tokenizer_of())
+            return ScriptedEngine(_replay(_read(self.path(name))), self._tokenizer_of())
         if engine is None:
             raise ConfigError("golden.policy: expected an engine to record, got none. Give it one.")
         return engine
 
 
-class _Replay:
-    """The script of a trace: each turn's completion."""
+def _replay(trajectory: Trajectory) -> Callable[[Request], Completion]:
+    """Return the script of a trace: the completion of each turn."""
 
-    def __init__(self, trajectory: Trajectory) -> None:
-        self._completions = [_completion(trajectory, turn) for turn in trajectory.turns]
+    def say(request: Request) -> Completion:
+        if request.turn_index >= len(trajectory.turns):
+            raise EngineError(
+                f"golden: expected at most {len(trajectory.turns)} generations, as in the trace, got another. "
+                f"The environment continues for longer than it did. {_RECORD}"
+            )
+        turn = trajectory.turns[request.turn_index]
+        segment, span = trajectory.segments[turn.segment], slice(turn.start, turn.end)
+        return Completion(
+            tuple(segment.token_ids[span]), turn.finish_reason, turn.matched_stop, tuple(segment.logprobs[span]),
+            tuple(segment.policy_versions[span]),
+        )  # fmt: skip
 
-    def __call__(self, request: Request) -> Completion:
-        if request.turn_index < len(self._completions):
-            return self._completions[request.turn_index]
-        raise EngineError(
-            f"golden: expected at most {len(self._completions)} generations, as in the trace, got another. "
-            f"The environment continues for longer than it did. {_RECORD}"
-        )
-
-
-def _completion(trajectory: Trajectory, turn: Any) -> Completion:
-    segment, span = trajectory.segments[turn.segment], slice(turn.start, turn.end)
-    return Completion(
-        tuple(segment.token_ids[span]), turn.finish_reason, turn.matched_stop, tuple(segment.logprobs[span]),
-        tuple(segment.policy_versions[span]),
-    )  # fmt: skip
+    return say
 
 
 def _kept(trajectory: Trajectory) -> dict[str, Any]:

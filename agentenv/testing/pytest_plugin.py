@@ -96,20 +96,16 @@ def _if_ours(clock: Any) -> VirtualClock | None:
 
 def pytest_assertrepr_compare(config: pytest.Config, op: str, left: object, right: object) -> list[str] | None:
     """Explain differences between trajectories and segments, and in tests that use the fixtures, between token ids."""
-    tokenizer = config.stash.get(_TOKENIZER, None)
-    if op != "==" or not (_is_record(left, right) or (tokenizer is not None and _are_ids(left, right))):
+    tokenizer, kind = config.stash.get(_TOKENIZER, None), type(left)
+    is_record = kind is type(right) and (kind.__module__, kind.__name__) in _RECORDS
+    if op != "==" or not (is_record or (tokenizer is not None and _are_ids(left, right))):
         return None
     from agentenv.testing.diffs import explained
 
     return explained(left, right, tokenizer)
 
 
-def _is_record(left: object, right: object) -> bool:
-    kind = type(left)
-    return kind is type(right) and kind.__module__ == "agentenv.core.trajectory" and kind.__name__ in _RECORDS
-
-
-_RECORDS = ("Trajectory", "Segment")
+_RECORDS = (("agentenv.core.trajectory", "Trajectory"), ("agentenv.core.trajectory", "Segment"))
 
 
 def _are_ids(left: object, right: object) -> bool:
@@ -227,14 +223,14 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 
     Traces are written with `--agentenv-record`; one that is missing fails the test. See `agentenv.testing.Golden`.
     """
-    return _others(request, functools.partial(_golden, request))  # type: ignore[no-any-return]
 
+    def ours(bench: Bench) -> Golden:
+        from agentenv.testing.golden import Golden
 
-def _golden(request: pytest.FixtureRequest, bench: Bench) -> Golden:
-    from agentenv.testing.golden import Golden
+        file = Path(request.path)
+        test = request.node.nodeid.rpartition("::")[0].partition("::")[2].replace("::", ".")
+        name = f"{test}.{request.node.name}" if test else request.node.name
+        record = bool(request.config.getoption("--agentenv-record"))
+        return Golden(file.parent / "golden" / file.stem, name, record=record, tokenizer_of=lambda: bench.tokenizer)
 
-    file = Path(request.path)
-    test = request.node.nodeid.rpartition("::")[0].partition("::")[2].replace("::", ".")
-    name = f"{test}.{request.node.name}" if test else request.node.name
-    record = bool(request.config.getoption("--agentenv-record"))
-    return Golden(file.parent / "golden" / file.stem, name, record=record, tokenizer_of=lambda: bench.tokenizer)
+    return _others(request, ours)  # type: ignore[no-any-return]

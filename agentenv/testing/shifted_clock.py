@@ -23,6 +23,7 @@ from typing import Any
 from unittest.mock import patch
 
 from agentenv._util.paths import PACKAGE
+from agentenv.core.agent import AgentInstance
 
 _AHEAD_S = 400 * 86_400 + 100_003.0
 """More than a year, and no multiple of a minute: the year, month, weekday, hour and second differ."""
@@ -33,9 +34,18 @@ _LIBRARIES = ("site-packages", "dist-packages")
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 
 
-def modules_of(classes: Iterable[type[Any]]) -> list[ModuleType]:
-    """Return the modules of classes, and the other modules of their folders unless these are of installed packages."""
-    own = [sys.modules[cls.__module__] for cls in classes if cls.__module__ in sys.modules]
+def own_classes(cls: type[object]) -> list[type[object]]:
+    """Return a class and its bases, except for those of agentenv and of Python."""
+    return [
+        base
+        for base in cls.__mro__
+        if base is not AgentInstance and base.__module__ != "builtins" and not base.__module__.startswith("agentenv.")
+    ]
+
+
+def modules_of(cls: type[object]) -> list[ModuleType]:
+    """Return the modules of a class and its bases, and the others of their folders unless of installed packages."""
+    own = [sys.modules[each.__module__] for each in own_classes(cls) if each.__module__ in sys.modules]
     files = [Path(file) for module in own if (file := getattr(module, "__file__", None))]
     folders = {file.parent for file in files if not set(_LIBRARIES) & {*file.parts}}
     beside = [

@@ -1,13 +1,14 @@
-"""Answers with tool calls, right and wrong ones, made from the schemas of the tools that an environment offers."""
+"""Answers with tool calls, right and wrong ones, made from the schemas of the tools that an environment offers.
+
+Their arguments are of the world of the task, which is read out of texts: names, keys, files, options, commands.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
-
-from agentenv.testing.world import options_of, words_of
 
 _MAX_TOOLS = 8
 """Maximum number of tools that get a call; the wrong calls are of the first."""
@@ -25,17 +26,14 @@ _OTHER: Mapping[str, Any] = {"string": [1, {"a": None}], "boolean": "maybe"}
 
 def right_calls(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return an answer with one call of each tool, whose arguments fit its schema, by the tool's name."""
-    functions = [tool.get("function", tool) for tool in tools[:_MAX_TOOLS]]
-    return {str(each.get("name")): call_text(str(each.get("name")), _arguments(each)) for each in functions}
+    return {name: call_text(name, right) for name, right, _, _ in _functions(tools)}
 
 
 def calls_of_choices(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return an answer with one call for each value that a schema lists, by the names of tool, argument and value."""
     calls = {}
-    for function in (tool.get("function", tool) for tool in tools[:_MAX_TOOLS]):
-        name, right = str(function.get("name")), _arguments(function)
-        for key, part in _properties(function.get("parameters")).items():
-            schema = _mapping(part)
+    for name, right, properties, _ in _functions(tools):
+        for key, schema in properties.items():
             values = [False, True] if schema.get("type") == "boolean" else schema.get("enum")
             for value in values[:_MAX_CHOICES] if isinstance(values, list) else ():
                 calls[f"{name}.{key}={value}"] = call_text(name, {**right, key: value})
@@ -45,11 +43,8 @@ def calls_of_choices(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def calls_with_texts(tools: Sequence[Mapping[str, Any]], text: Callable[[Mapping[str, Any]], str]) -> dict[str, str]:
     """Return an answer with one call of each tool that takes texts, all of which are `text(tool)`, by its name."""
     calls = {}
-    for tool in tools[:_MAX_TOOLS]:
-        function = tool.get("function", tool)
-        name, right, properties = str(function.get("name")), _arguments(function), function.get("parameters")
-        names = [key for key, part in _properties(properties).items() if _is_free_text(_mapping(part))]
-        if names:
+    for tool, (name, right, properties, _) in zip(tools, _functions(tools), strict=False):
+        if names := [key for key, schema in properties.items() if _is_free_text(schema)]:
             calls[name] = call_text(name, {**right, **dict.fromkeys(names, text(tool))})
     return calls
 
@@ -67,10 +62,8 @@ def calls_with_world(
     """
     calls = {}
     words = [word for text in texts for word in words_of(text)]
-    for function in (tool.get("function", tool) for tool in tools[:_MAX_TOOLS]):
-        name, right = str(function.get("name")), _arguments(function)
-        properties = _properties(function.get("parameters"))
-        values = {key: _values(_mapping(properties.get(key)), function, words, numbers) for key in right}
+    for name, right, properties, told in _functions(tools):
+        values = {key: _values(properties.get(key, {}), told, words, numbers) for key in right}
         longest = max((len(own) for own in values.values()), default=1)
         for index in range(min(each, longest)):
             made = {key: own[(index + place) % len(own)] for place, (key, own) in enumerate(values.items()) if own}
@@ -78,16 +71,14 @@ def calls_with_world(
     return calls
 
 
-def _values(
-    schema: Mapping[str, Any], function: Mapping[str, Any], words: Sequence[str], numbers: Sequence[float]
-) -> list[Any]:
-    """Return values of an argument, best first; an empty list for an argument of another type."""
+def _values(schema: Mapping[str, Any], told: str, words: Sequence[str], numbers: Sequence[float]) -> list[Any]:
+    """Return values of an argument of a tool that `told` describes, best first; none for one of another type."""
     if isinstance(schema.get("enum"), list):
         return [*schema["enum"]]
     if _is_free_text(schema):
-        told = str(schema.get("description", ""))
-        named = [*options_of(told), *options_of(str(function.get("description", "")))]
-        return list(dict.fromkeys([*named, *words_of(told)[-2:], *words] if not named else [*named, *words]))
+        of_argument = str(schema.get("description", ""))
+        named = [*options_of(of_argument), *options_of(told)] or words_of(of_argument)[-2:]
+        return list(dict.fromkeys([*named, *words]))
     kinds = _types_of(schema)
     if "integer" in kinds or "number" in kinds:
         return [*numbers]
@@ -100,18 +91,17 @@ def writing_calls(tools: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str,
     A value that an argument cannot hold is left out.
     """
     calls = []
-    for function in (tool.get("function", tool) for tool in tools[:_MAX_TOOLS]):
-        properties, right = _properties(function.get("parameters")), _arguments(function)
-        names = [key for key in right if _is_free_text(_mapping(properties.get(key)))]
+    for name, right, properties, _ in _functions(tools):
+        names = [key for key in right if _is_free_text(properties.get(key, {}))]
         last = list(right)[-1] if right else ""
         if len(right) < 2 or not names or names[0] == last:
             continue
-        kinds = _types_of(_mapping(properties.get(last)))
+        kinds = _types_of(properties.get(last, {}))
         takes_numbers = "integer" in kinds or "number" in kinds
         for key, value in pairs:
             fits = value if takes_numbers and not isinstance(value, str) else str(value)
             if "string" in kinds or not isinstance(fits, str):
-                calls.append(call_text(str(function.get("name")), {**right, names[0]: key, last: fits}))
+                calls.append(call_text(name, {**right, names[0]: key, last: fits}))
     return calls
 
 
@@ -119,11 +109,6 @@ def ending_tools(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the tools whose name says that they end a task or take its answer, such as finish and submit."""
     named = [(tool, str(tool.get("function", tool).get("name"))) for tool in tools]
     return [tool for tool, name in named if _ENDING.search(name.replace("_", " "))]
-
-
-def required_arguments(tool: Mapping[str, Any]) -> list[str]:
-    """Return the names of the arguments that every call of a tool has."""
-    return [*_arguments(tool.get("function", tool))]
 
 
 def _is_free_text(schema: Mapping[str, Any]) -> bool:
@@ -141,9 +126,8 @@ def wrong_calls(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return answers with calls that a policy may write and a tool must survive, by what is wrong with them."""
     if not tools:
         return {}
-    function = tools[0].get("function", tools[0])
-    name, right, properties = str(function.get("name")), _arguments(function), _properties(function.get("parameters"))
-    wrong = {key: _OTHER.get(str(_mapping(part).get("type")), "seven") for key, part in properties.items()}
+    name, right, properties, _ = next(_functions(tools))
+    wrong = {key: _OTHER.get(str(schema.get("type")), "seven") for key, schema in properties.items()}
     nested: Any = "x"
     for _ in range(30):
         nested = [nested]
@@ -222,6 +206,15 @@ def _of_type(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> 
     return "text".ljust(schema.get("minLength") or 0, "x")[: schema.get("maxLength")]
 
 
+def _functions(
+    tools: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[str, dict[str, Any], dict[str, Mapping[str, Any]], str]]:
+    """Yield the name, right arguments, schemas of all arguments and description of each tool that gets a call."""
+    for function in (tool.get("function", tool) for tool in tools[:_MAX_TOOLS]):
+        schemas = {key: _mapping(part) for key, part in _properties(function.get("parameters")).items()}
+        yield str(function.get("name")), _arguments(function), schemas, str(function.get("description", ""))
+
+
 def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:
     made = example({"type": "object", **_mapping(function.get("parameters"))})
     return made if isinstance(made, dict) else {}
@@ -234,3 +227,72 @@ def _properties(schema: Any) -> Mapping[str, Any]:
 def _mapping(part: Any) -> Mapping[str, Any]:
     """Return a part of a schema; an empty one if it is a bool, or something else that says nothing of values."""
     return part if isinstance(part, Mapping) else {}
+
+
+# --- the world of a task ----------------------------------------------------------------------------------------------
+
+ALL_FORMS = "The answer is {0}.\n\\boxed{{{0}}}\n<answer>{0}</answer>\n#### {0}"
+"""The usual forms of an answer, for a text that asks for none."""
+_QUOTED = re.compile(r"(?<!\w)[\"'`\u201c\u2018]([^\"'`\n\u201c\u201d\u2018\u2019]{1,40})[\"'`\u201d\u2019](?!\w)")
+_FILE = re.compile(r"\b[\w-]+\.[a-z]{1,5}\b|(?<!\w)/[\w./-]+\w")
+_CODE = re.compile(r"\b(?:[A-Za-z]+[_-]?\d[\w-]*|\w+_\w+)\b")
+_LISTED = re.compile(r"(?:[\w'-]+(?: \([^)]*\))?, )+(?:(?:or|and) )?[\w'-]+(?: \([^)]*\))?(?: (?:or|and) [\w'-]+)?")
+_TWO = re.compile(r"\b([\w'-]+) or ([\w'-]+)\b")
+_NAME = re.compile(r"(?<![.!?] )(?<!^)\b[A-Z][\w'-]+", re.MULTILINE)
+_WORD = re.compile(r"[^\W_][\w'-]*")
+_SHOUTED = re.compile(r"\b(?:[A-Z]+ ){0,2}[A-Z]{3,}(?: [A-Z]+){0,2}\b")
+_TOLD = re.compile(r"\b(?:say|type|write|reply|answer|call|enter|send|with)\s+(?:the word )?([a-z]{2,12})\b")
+_LABELED = re.compile(r"[\"'`\u2018\u201c]?\b([A-Z][A-Za-z]*(?: [A-Z][A-Za-z]*){0,3}:)(?=[\"'`\u2019\u201d\s<.]|$)")
+_TAG = re.compile(r"<([a-z][\w-]{0,20})>")
+_PLACE = re.compile(r": ?<([a-z][\w-]{0,20})>")
+_STOP_WORDS = """
+the and for with from that this you your are was were has have had not but its into one two what
+which who how when where there then them they all any each use can may must their than only out per
+new say answer call tool tools name number value text error question please give tell about does did
+will would should could
+"""
+_STOP = frozenset(_STOP_WORDS.split())
+_COMMAND_STOP = _STOP | frozenset(
+    ["an", "in", "it", "of", "to", "is", "on", "at", "by", "be", "as", "my", "me", "yes", "no"]
+)
+
+
+def words_of(text: str, most: int = 40) -> list[str]:
+    """Return the words of a text that a tool may know, best first: quoted, files, codes, listed, names, others."""
+    found = [*_QUOTED.findall(text), *_FILE.findall(text), *_CODE.findall(text), *options_of(text)]
+    found += [*_NAME.findall(text), *_WORD.findall(text)]
+    kept = [word for word in found if word.strip() and word.lower() not in _STOP]
+    return list(dict.fromkeys(kept))[:most]
+
+
+def options_of(text: str) -> list[str]:
+    """Return the members of the lists in a text, such as "salt, wool or iron"."""
+    found = []
+    for listed in _LISTED.findall(text):
+        bare = re.sub(r" \([^)]*\)", "", listed)
+        found += [part.strip() for part in re.split(r", (?:or |and )?| or | and ", bare)]
+    found += [part for pair in _TWO.findall(text) for part in pair]
+    return [part for part in dict.fromkeys(found) if part and part.lower() not in _STOP]
+
+
+def keys_of(texts: Iterable[str], most: int = 8) -> list[str]:
+    """Return the words that may be keys or files: quoted, files, codes, and listed."""
+    found = [each for text in texts for each in (*_FILE.findall(text), *_CODE.findall(text), *options_of(text))]
+    found += [each for text in texts for each in _QUOTED.findall(text)]
+    return list(dict.fromkeys(found))[:most]
+
+
+def commands_of(text: str) -> list[str]:
+    """Return the actions that a text names: quoted ones, words in capitals, options, and what it says to write."""
+    found = [*_QUOTED.findall(text), *_SHOUTED.findall(text), *_TOLD.findall(text), *options_of(text)]
+    return [each for each in dict.fromkeys(found) if each.lower() not in _COMMAND_STOP]
+
+
+def form_of(text: str) -> str | None:
+    """Return the form of an answer that a text asks for, with {} in place of the answer; None without one."""
+    places = [tag for tag in _PLACE.findall(text) if f"</{tag}>" not in text]  # "Answer: <number>" asks for no tag
+    tags = [tag for tag in _TAG.findall(text) if tag != "think" and tag not in places]
+    labels = _LABELED.findall(text)
+    if tags:
+        return f"<{tags[-1]}>{{}}</{tags[-1]}>"
+    return f"{labels[-1]} {{}}" if labels else None

@@ -131,12 +131,6 @@ def test_an_episode_that_an_async_test_forgot_to_await_fails_the_test(project):
 
 
 @pytest.mark.long
-def test_it_needs_no_pytest_asyncio(project):
-    project.makepyfile(test_marked=MARKED)
-    passes(project, 3, "-p", "no:asyncio")
-
-
-@pytest.mark.long
 def test_async_tests_await_the_same_fixtures(project):
     project.makepyfile(test_async=ASYNC)
     passes(project, 2)

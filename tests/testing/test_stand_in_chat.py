@@ -1,7 +1,5 @@
 """Where no model is named, the chat template renders tools: one environment, every way to run it."""
 
-import pytest
-
 import agentenv
 from agentenv import AgentInstance, ScriptedEngine, StepResult, Task
 from agentenv.testing import Setup, ToollessTokenizer, play
@@ -40,14 +38,6 @@ def check(trajectory):
 
 def test_rollout_with_a_scripted_engine_offers_tools():
     check(agentenv.rollout(Shop, ROWS, engine=ScriptedEngine(ACTIONS), progress="none")[0])
-
-
-@pytest.mark.long
-async def test_arollout_with_the_name_of_the_scripted_engine_offers_tools():
-    run = await agentenv.arollout(
-        Shop, ROWS, engine="scripted", engine_args={"script": ACTIONS}, limit=1, progress="none"
-    )
-    check(run[0])
 
 
 def test_the_mark_and_the_fixtures_of_pytest_offer_tools():

@@ -7,14 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv import StepResult
 from agentenv.chat.chat import Chat
-from agentenv.core.agent import AgentInstance
-from agentenv.core.types import Limits, SamplingParams, Task
-from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode.setup import EpisodeKey, EpisodeSetup
-from agentenv.episode.source import EnvSource
-from agentenv.testing import tokenizers as all_of_them
 from agentenv.testing.tokenizers import (
     BosTokenizer,
     ByteFallbackTokenizer,
@@ -40,26 +33,13 @@ odd_texts = st.lists(
 ).map("".join)
 
 
-def encoded_slowly(tokenizer, text):
-    """What `encode` gives, from its definition: at each place the special string, the longest merge or a character."""
-    ids = []
-    while text:
-        special = next((s for s in tokenizer.specials if text.startswith(s)), None)
-        merges = [m for m in all_of_them._MERGES if text.startswith(m)] if type(tokenizer) is MergingTokenizer else []
-        piece = special or max(merges, key=len, default=text[0])
-        ids += [tokenizer.specials.index(special)] if special else tokenizer._plain(piece)
-        text = text[len(piece) :]
-    return ids
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("made", ALL)
 @settings(deadline=None, max_examples=40)
 @given(text=odd_texts)
-def test_encoding_follows_its_definition_and_decodes_to_the_text(made, text):
+def test_encoded_text_decodes_to_the_text(made, text):
     tokenizer = made()
     ids = tokenizer.encode(text, add_special_tokens=False)
-    assert ids == encoded_slowly(tokenizer, text)
     assert tokenizer.decode(ids) == text
     assert tokenizer.decode(ids, skip_special_tokens=True) == re.sub(
         "|".join(map(re.escape, tokenizer.specials)) or r"(?!)", "", text
@@ -117,25 +97,3 @@ def test_bos_comes_from_both_the_template_and_the_encoding():
     assert template.adds_bos
     assert tokenizer.encode(rendered(tokenizer, TALK[:1]))[:2] == [2, 2]
     assert Chat(tokenizer).prompt(TALK[:1]).count(2) == 1
-
-
-class Asks(AgentInstance):
-    async def step(self, states):
-        over = states["turn_index"] == 2
-        return StepResult("" if over else [{"role": "user", "content": "again"}], reward=1.0, terminated=over)
-
-
-@pytest.mark.parametrize("made", ALL)
-async def test_the_loop_keeps_every_sampled_token_on_each_of_them(made):
-    tokenizer = made()
-    sent = [tokenizer.encode(text, add_special_tokens=False) for text in ("<think>a</think>\n\nb", "日a", "bc\n\n")]
-    engine = ScriptedEngine(sent, tokenizer)
-    trajectory = await EnvSource(Asks).run(
-        Task(TALK[:1]),
-        EpisodeSetup(engine=engine, chat=Chat(tokenizer), sampling=SamplingParams(), limits=Limits()),
-        EpisodeKey("e"),
-    )
-    assert trajectory.error is None
-    got = [trajectory.token_ids[turn.start : turn.end].tolist() for turn in trajectory.turns]
-    assert got == sent
-    assert trajectory.reward == 3.0

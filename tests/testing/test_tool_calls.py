@@ -5,6 +5,7 @@ import json
 import jsonschema
 import pytest
 
+from agentenv.testing.odd_actions import odd_forms, slow_pattern
 from agentenv.testing.tool_calls import (
     call_text,
     calls_with_world,
@@ -94,3 +95,19 @@ def test_calls_with_words_have_a_number_in_every_number_and_a_word_in_every_text
 def test_a_value_is_written_by_a_tool_that_takes_a_key_and_a_value(kind, value):
     tools = [tool(name={"type": "string"}, value={"type": kind}), tool(name={"type": "string"})]
     assert writing_calls(tools, [("x", 9)]) == [call_text("go", {"name": "x", "value": value})]
+
+
+@pytest.mark.parametrize(
+    ("gold", "slow"),
+    [
+        (r"`\d{4}-[A-Z]+`", "`(.+)+@@`"), (r"Pattern: ^[a-z]+$", "Pattern: (.+)+@@"), ("The answer is 4.5", None),
+        ("[1, 2]", None),
+    ],
+)  # fmt: skip
+def test_a_regular_expression_in_gold_is_replaced_by_a_slow_one(gold, slow):
+    assert slow_pattern(gold) == slow
+
+
+def test_the_whole_last_number_is_replaced():
+    forms = odd_forms("flour=12.5, sugar=30.75 g")
+    assert (forms["nan"], forms["no_value"]) == ("flour=12.5, sugar=nan g", "flour=12.5, sugar= g")

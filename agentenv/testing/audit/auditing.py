@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,26 +24,24 @@ from agentenv.episode.runner import derive_seed
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError
 from agentenv.testing import chats
-from agentenv.testing.audit.budget import Budget
-from agentenv.testing.audit.cases import AuditCase, play_cases
-from agentenv.testing.audit.episodes import Play, PolicyRunner, play_all, replay_all
-from agentenv.testing.audit.findings import AuditFinding, apply_allowances
-from agentenv.testing.audit.follow import follow_up, named_policies
-from agentenv.testing.audit.judging import Facts, judge_plays
+from agentenv.testing.audit.episodes import Budget, Play, PolicyRunner, play_all, replay_all
+from agentenv.testing.audit.findings import SEVERITIES, AuditFinding, apply_allowances
+from agentenv.testing.audit.judging import EPS, Facts, judge_plays
 from agentenv.testing.audit.leaks import find_leaks
 from agentenv.testing.audit.policies import (
+    FOLLOWED,
     HEAVY,
     PART,
     AuditPolicy,
+    View,
     all_policies,
-    cut_golds,
+    ending,
     ends_a_process,
     gold_parts,
+    is_time_to_end,
     select_policies,
 )
-from agentenv.testing.audit.report import Audit, Times, policy_rows
-from agentenv.testing.audit.unrated import judge_unrated
-from agentenv.testing.audit.variant_judging import judge_variants
+from agentenv.testing.audit.report import Audit, policy_rows, times_of
 from agentenv.testing.audit.workings import (
     MIN_SIZES,
     find_clock,
@@ -50,10 +51,10 @@ from agentenv.testing.audit.workings import (
     find_run_code,
     find_slow_calls,
 )
-from agentenv.testing.conformance.records import own_classes
-from agentenv.testing.conformance.target import hacks_of
-from agentenv.testing.marked_code import recorded_marks
+from agentenv.testing.conformance.cases import hacks_of
+from agentenv.testing.odd_actions import recorded_marks
 from agentenv.testing.shifted_clock import elapsing_clock, modules_of, shifted_clock
+from agentenv.testing.tool_calls import call_text, commands_of
 
 LIMITS = Limits(max_length=200_000, max_turns=8, step_timeout_s=60.0)
 CLOCK_POLICIES = ("null/empty", "constant/42", "calls/each_tool", "calls/of_prompt", "gold", "echo/prompt")
@@ -65,9 +66,6 @@ _FIRST_PLAYS, _PLAYS, _REPEATS = 0.6, 0.75, 0.85
 are tried."""
 _HEAVY_TASKS = 2
 """Number of tasks on which the policies in `HEAVY` are played."""
-SHOWN_GOLD = frozenset(
-    ["label", "gold", "wrong", "odd_values", "farm", "hedge", "list_all", "repeat", "tamper", "cut", "paste", "undo"]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +80,6 @@ class AuditOptions:
     """Policies by name or name/variant, in addition to `policies.BASELINES`; empty: all."""
     seed: int = 0
     concurrency: int = 8
-    cases: tuple[AuditCase, ...] = ()
-    """Actions with a known reward or score."""
     repeat: bool = True
     """Whether to repeat the actions, to find rewards that are not deterministic."""
     pass_reward: float | None = None
@@ -138,7 +134,6 @@ async def audit_env(
     pairs = [
         (policy, task) for task in drawn for policy in policies if policy.key not in HEAVY or task.task_id in of_few
     ]
-    cases = await play_cases(runner, options.cases, concurrency=options.concurrency)
     budget.part = _FIRST_PLAYS
     with recorded_marks() as marks:
         plays = await _play_pairs(runner, pairs, marks, options.concurrency, notify)
@@ -156,21 +151,19 @@ async def audit_env(
         pairs = [(policy, task) for task in drawn for policy in more]
         plays += await _play_pairs(runner, pairs, marks, options.concurrency, notify)
     facts = replace(shown, plays=plays, kinds={p.key: p.kind for p in everyone})
-    # Gold is a secret only if one action is the whole answer, not if it is one move of many.
-    secrets = {play.task_id: play.action for play in plays if play.key == "gold" and len(play.steps) == 1}
     findings = [
-        *cases, *judge_plays(facts), *judge_unrated(facts), *judge_variants(facts),
-        *find_leaks(facts, secrets, SHOWN_GOLD),
+        *judge_plays(facts), *find_leaks(facts),
         *find_run_code(plays, marks), *find_dead_tools(plays), *find_growth(plays), *find_slow_calls(budget),
     ]  # fmt: skip
     if budget.left_out["gold"]:  # it may be known for the other tasks
         findings = [each for each in findings if each.kind not in ("no-gold", "no-ceiling", "gold-partly")]
     if options.repeat:
-        findings += await _repeat_plays(runner, plays, by_id, notify, modules_of(own_classes(source.cls)))
+        findings += await _repeat_plays(runner, plays, by_id, notify, modules_of(source.cls))
     marked, unused = apply_allowances(_with_commands(findings, command, options), options.allowed)
+    marked.sort(key=lambda each: (bool(each.allowed), SEVERITIES.index(each.severity)))
     return Audit(
         name, options.seed, tuple(by_id), len(plays), tuple(marked), tuple(policy_rows(facts, policies)),
-        tuple(unused), Times.from_plays(plays, time.perf_counter() - started), tuple(plays), options.policies,
+        tuple(unused), times_of(plays, time.perf_counter() - started), tuple(plays), options.policies,
         judged=len(facts.unrated) < len(by_id), not_played=_not_played(plays, budget),
         not_examined=tuple(_not_examined(plays, tasks, drawn, options, marks, budget)),
     )  # fmt: skip
@@ -182,7 +175,7 @@ def _with_commands(
     """Return the findings with the command that reproduces each, if the audit has one."""
     found = [*findings]
     for index, each in enumerate(found if command else ()):
-        if each.evidence and each.kind != "case-fails":
+        if each.evidence:
             first = each.evidence[0]
             of_task = ["--task", first.task_id]
             if first.policy.startswith(f"farm/{PART}"):  # it depends on the other tasks
@@ -239,12 +232,10 @@ def _draw_tasks(tasks: Sequence[Task], options: AuditOptions) -> list[Task]:
 
 
 def _part_pairs(plays: Sequence[Play], tasks: Sequence[Task], options: AuditOptions) -> list[tuple[AuditPolicy, Task]]:
-    """Return the policies that repeat parts of the gold plays, or are cut off, with their tasks."""
+    """Return the policies that repeat parts of the gold plays, with their tasks."""
     golds = {p.task_id: [step.action for step in p.steps] for p in plays if p.key == "gold" and p.error is None}
     parts, names = gold_parts(golds, Random(derive_seed(options.seed, "farm"))), options.policies
-    cuts = cut_golds(golds)
-    own = {task.task_id: [*parts.get(task.task_id, ()), *cuts.get(task.task_id, ())] for task in tasks}
-    pairs = [(policy, task) for task in tasks for policy in own[task.task_id]]
+    pairs = [(policy, task) for task in tasks for policy in parts.get(task.task_id, ())]
     return [(policy, task) for policy, task in pairs if not names or {policy.name, policy.key} & {*names}]
 
 
@@ -254,20 +245,20 @@ async def _play_pairs(
 ) -> list[Play]:  # fmt: skip
     """Play programs that end a process last, and only if none of the harmless ones, in `marks`, was run in this one."""
     plays: dict[int, Play] = {}
-    for is_risky in (False, True):
-        chosen = [i for i, (policy, _) in enumerate(pairs) if ends_a_process(policy) == is_risky]
-        if is_risky and marks:
-            break
+
+    async def play(chosen: Sequence[int]) -> None:
+        before = len(plays)
         played = await play_all(
             runner, [pairs[index] for index in chosen], concurrency=concurrency,
-            notify=partial(_tell_progress, notify, len(plays), len(pairs)),
+            notify=lambda done: notify(f"{before + done} of {counted(len(pairs), 'episode')}"),
         )  # fmt: skip
-        plays |= {index: play for index, play in zip(chosen, played, strict=True) if play is not None}
+        plays.update({index: one for index, one in zip(chosen, played, strict=True) if one is not None})
+
+    risky = [index for index, (policy, _) in enumerate(pairs) if ends_a_process(policy)]
+    await play([index for index in range(len(pairs)) if index not in risky])
+    if not marks:
+        await play(risky)
     return [plays[index] for index in sorted(plays)]
-
-
-def _tell_progress(notify: Callable[[str], None], before: int, num: int, done: int) -> None:
-    notify(f"{before + done} of {counted(num, 'episode')}")
 
 
 async def _repeat_plays(
@@ -278,28 +269,78 @@ async def _repeat_plays(
 
     If there are none, repeat a few with another time of day for the code of `modules`, and with time between turns.
     """
+
+    async def again(
+        own: Sequence[Play], how: str, before: Callable[[], None] = lambda: None
+    ) -> list[tuple[Play, Play]]:
+        return await replay_all(
+            runner, own, tasks, notify=lambda done: notify(f"{done} of {len(own)} episodes {how}"), before=before
+        )
+
     first: dict[tuple[str, str], Play] = {}
     for play in plays:
         if play.error is None and play.policy != "length_bomb":
             first.setdefault((play.policy, play.task_id), play)
-    num = len(first)
     runner.budget.part = _REPEATS
-    pairs = await replay_all(
-        runner, [*first.values()], tasks, notify=lambda done: notify(f"{done} of {num} episodes again, one at a time")
-    )
-    if flaky := find_flaky(pairs):
+    if flaky := find_flaky(await again([*first.values()], "again, one at a time")):
         return flaky
     timed = [play for play in plays if play.key in CLOCK_POLICIES and play.error is None]
     runner.budget.part = 1.0
     with shifted_clock(modules):
-        pairs = await replay_all(
-            runner, timed, tasks, notify=lambda done: notify(f"{done} of {len(timed)} episodes at another time of day")
-        )
+        pairs = await again(timed, "at another time of day")
     if by_day := find_clock(pairs):
         return by_day
     with elapsing_clock(modules) as add:
-        pairs = await replay_all(
-            runner, timed, tasks, before=partial(add, BETWEEN_S),
-            notify=lambda done: notify(f"{done} of {len(timed)} episodes with time between turns"),
-        )  # fmt: skip
+        pairs = await again(timed, "with time between turns", partial(add, BETWEEN_S))
     return find_clock(pairs, f"after {BETWEEN_S:g} s between turns")
+
+
+# --- policies of what the first plays showed: commands that prompts name, calls that earned, and actions that were paid
+
+_NUM_COMMANDS, _NUM_CALLS, _NUM_PAID = 10, 6, 6
+_MAX_CHARS = 400
+_CALL = re.compile(r"<tool_call>\n.*?\n</tool_call>", re.DOTALL)
+_HALF = 0.5
+
+
+def followed(name: str, action: str) -> AuditPolicy:
+    """Return a policy with a fixed action, whose variant is the action itself: a call as its JSON."""
+    variant = action.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>") if _CALL.fullmatch(action) else action
+
+    def act(view: View) -> str:
+        if name == "say" or (not view.before if name == "call" else not is_time_to_end(view)):
+            return action
+        return ending(view)
+
+    return AuditPolicy(name, variant, "blind", act)
+
+
+def named_policies(names: Sequence[str]) -> list[AuditPolicy]:
+    """Return the policies of such keys, which hold their action."""
+    found = []
+    for key in names:
+        name, _, variant = key.partition("/")
+        if name in FOLLOWED and variant:
+            try:
+                call = json.loads(variant)
+            except ValueError:
+                call = None
+            is_call = isinstance(call, dict) and call.keys() == {"name", "arguments"}
+            found.append(followed(name, call_text(call["name"], call["arguments"]) if is_call else variant))
+    return found
+
+
+def follow_up(facts: Facts) -> list[AuditPolicy]:
+    """Return policies with the commands of prompts, the calls of plays that earned, and the actions that were paid."""
+    prompts = {play.task_id: play.prompt for play in facts.plays}
+    commands = Counter(command for prompt in prompts.values() for command in commands_of(prompt))
+    found = [followed("say", each) for each, _ in commands.most_common(_NUM_COMMANDS)]
+    earned, paid = Counter[str](), Counter[str]()
+    for play in facts.plays:
+        if facts.kinds[play.key] in ("gold", "wrong") or play.reward is None:
+            continue
+        if play.policy == "explore" and (facts.full(play) or facts.score_share(play.score) >= _HALF):
+            earned.update({call for step in play.steps for call in _CALL.findall(step.action)})
+        paid.update({step.action for step in play.steps if step.reward > EPS and len(step.action) <= _MAX_CHARS})
+    found += [followed("call", each) for each, _ in earned.most_common(_NUM_CALLS)]
+    return found + [followed("again", each) for each, _ in paid.most_common(_NUM_PAID)]

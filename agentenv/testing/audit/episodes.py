@@ -1,28 +1,32 @@
-"""Runs episodes of policies, and keeps what an audit needs of them."""
+"""Runs episodes of policies in the time of an audit, and keeps what it needs of them.
+
+Policies whose steps take long come last, and what does not fit is left out.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import re
-from collections import deque
+import time
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from random import Random
 from typing import Any
 
 from agentenv._util.calls import time_limit
-from agentenv.chat.chat import Chat, text_of
+from agentenv.chat.chat import Chat
 from agentenv.core.trajectory import EpisodeError, Trajectory
-from agentenv.core.types import Limits, Message, SamplingParams, Task
+from agentenv.core.types import Limits, SamplingParams, Task
 from agentenv.core.views import spans_of
 from agentenv.episode.loop import AgentFactory, recording_errors
 from agentenv.episode.runner import derive_seed
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, Stage
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import EpisodeFailed
-from agentenv.testing.audit.budget import Budget
-from agentenv.testing.audit.policies import BASELINES, CUT, LONG_NAMES, LONG_POLICIES, PART, AuditPolicy
-from agentenv.testing.audit.view import View
+from agentenv.testing.audit.policies import BASELINES, LONG_NAMES, LONG_POLICIES, PART, AuditPolicy, View
+from agentenv.testing.chats import observation_text
 
 GOLD_TURNS = 500
 """Maximum number of turns of gold: a task may need many, while other policies gain nothing from more."""
@@ -34,6 +38,12 @@ MAX_SHOWN_CHARS = 400
 _PER_ITEM = 8
 _MAX_ITEMS = 50_000
 """Maximum number of values to visit, so that a large state delays no step."""
+
+
+_OF_ONE_POLICY = 1 / 40
+"""Part of the time after which a policy is slow, and is played after the others."""
+SLOW_S = 1.0
+"""Seconds of a step that is recorded as slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +111,58 @@ def shorten(text: str, most: int = MAX_SHOWN_CHARS) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class SlowStep:
+    """A step that took long."""
+
+    policy: str
+    task_id: str
+    action: str
+    step_s: float
+
+
+@dataclass(slots=True)
+class Budget:
+    """The time of an audit, and what was used of it; it changes while episodes run."""
+
+    limit_s: float = math.inf
+    """Seconds of the audit."""
+    started_s: float = field(default_factory=time.perf_counter)
+    used_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds of steps, by the name of the policy."""
+    slow: list[SlowStep] = field(default_factory=list)
+    part: float = 1.0
+    """Part of the time after which no further episode starts; later kinds of episodes have the rest."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Episodes that did not fit, by the name of the policy."""
+    num_not_repeated: int = 0
+
+    @property
+    def num_left_out(self) -> int:
+        """Episodes that did not fit."""
+        return self.left_out.total()
+
+    def add(self, policy: str, task_id: str, action: str, step_s: float) -> None:
+        """Count a step; `policy` is a name/variant."""
+        self.used_s[policy.partition("/")[0]] += step_s
+        if step_s >= SLOW_S:
+            self.slow.append(SlowStep(policy, task_id, action, step_s))
+
+    def is_slow(self, name: str) -> bool:
+        """Return True if a policy has used so much time that others come first."""
+        return self.used_s[name] > _OF_ONE_POLICY * self.limit_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until no further step may run; negative after that."""
+        return self.limit_s * self.part - (time.perf_counter() - self.started_s)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further episode may start."""
+        return self.left_s < 0
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyRunner:
     """Runs policies on the tasks of an environment."""
 
@@ -143,23 +205,21 @@ class PolicyRunner:
             check_time()
             gold = await _gold_action(episode) if policy.sees_gold else None
             room = (episode.asked.sampling.max_tokens if episode.asked else None) or self.limits.max_length
-            before = [turn.action for turn in episode.trajectory.turns]
-            seen = [_text(turn.result.observation) for turn in episode.trajectory.turns if turn.result is not None]
-            label = task.label if policy.sees_gold else None
-            action = policy.act(
-                View(
-                    prompt, feedback, len(before), rng, room - 1, others, gold, episode.trajectory.tools, before, seen,
-                    limits.max_turns, label,
-                )
+            played = episode.trajectory.turns
+            view = View(
+                prompt, feedback, len(played), rng, room - 1, others, gold, episode.trajectory.tools,
+                before=[turn.action for turn in played],
+                seen=[observation_text(turn.result.observation) for turn in played if turn.result is not None],
+                turns=limits.max_turns,
+                label=task.label if policy.sees_gold else None,
             )  # fmt: skip
+            action = policy.act(view)
             return None if action is None else _SURROGATE.sub("\ufffd", action)  # as a tokenizer's decode would
 
         is_long = policy.name in LONG_NAMES or policy.key in LONG_POLICIES or policy.variant.startswith(PART)
         if policy.kind == "gold" or is_long:
             turns = GOLD_TURNS if policy.kind == "gold" else self.run_turns
             limits = replace(limits, max_turns=max(limits.max_turns, turns))
-        if policy.name == "cut":
-            limits = replace(limits, max_turns=int(policy.variant.removeprefix(CUT)))
         check_time()  # before `reset`, which may take long
         played = await self._run(task, act, (policy.name, policy.variant), limits)
         if played is not None and played.steps:
@@ -179,9 +239,7 @@ class PolicyRunner:
             before()
             return actions[index] if index < len(actions) else None
 
-        turns = len(play.steps)
-        is_cut = play.policy == "cut"
-        limits = replace(self.limits, max_turns=turns if is_cut else max(self.limits.max_turns, turns))
+        limits = replace(self.limits, max_turns=max(self.limits.max_turns, len(play.steps)))
         played = await self._run(task, act, (play.policy, play.variant), limits)
         return play if played is None else played
 
@@ -194,34 +252,47 @@ class PolicyRunner:
     async def _run_all(self, task: Task, act: Callable[..., Any], name: tuple[str, str], limits: Limits) -> Play | None:
         seed = task.seed if task.seed is not None else derive_seed(self.seed, task.task_id)
         key = EpisodeKey(f"audit/{task.task_id}", seed=seed)
-        sizes: list[int] = []
         episode = SteppedEpisode(self.make_agent, task, chat=self.chat, sampling=self.sampling, limits=limits, key=key)
+        sizes, record = list[int](), episode.trajectory
         async with episode:
             try:
-                prompt = _text(await episode.begin())
+                prompt = observation_text(await episode.begin())
                 feedback, is_measured = "", "/".join(filter(None, name)) in _MEASURED
                 while not episode.over:
                     action = await act(episode, prompt, feedback)
                     if action is None:
                         break
                     result = await episode.act(action)
-                    feedback = _text(result.observation)
+                    feedback = observation_text(result.observation)
                     if is_measured and not episode.over:
                         sizes.append(state_size(episode.agent))
             except EpisodeFailed:
-                prompt = _text(episode.trajectory.prompt)  # the error is on the trajectory
+                prompt = observation_text(record.prompt)  # the error is on the trajectory
             except _NoGoldError as failed:
                 # Other policies that need gold are not counted.
-                play = Play(
-                    *name, task.task_id, episode.trajectory.seed or 0, prompt, (), None, None, "error", failed.error
-                )
+                play = Play(*name, task.task_id, record.seed or 0, prompt, (), None, None, "error", failed.error)
                 return play if name[0] == "gold" else None
-        has_no_turns = not episode.trajectory.turns and episode.trajectory.error is None
-        return (
-            None
-            if has_no_turns
-            else replace(_play(episode.trajectory, name, prompt, self.chat), state_bytes=tuple(sizes))
-        )
+        if not record.turns and record.error is None:
+            return None
+        return Play(
+            *name, task.task_id, record.seed or 0, prompt, self._steps(record), record.reward, record.score,
+            str(record.stop_reason or ""), record.error, tuple(turn.step_s for turn in record.turns), tuple(sizes),
+        )  # fmt: skip
+
+    def _steps(self, trajectory: Trajectory) -> tuple[Step, ...]:
+        """Return the actions and replies of an episode, up to a turn without a result."""
+        steps = []
+        for index, turn in enumerate(trajectory.turns):
+            if turn.result is None:
+                break
+            text, num_special = "", 0
+            if index + 1 < len(trajectory.turns):
+                text, ids = observation_text(turn.result.observation), trajectory.segments[turn.segment].token_ids
+                for span in spans_of(trajectory, turn.segment):
+                    if span.turn == index and span.kind in ("close", "feedback"):
+                        num_special += len(self.chat.added_in(ids[span.start : span.end]))
+            steps.append(Step(turn.action, text, turn.result.reward, turn.result.score, num_special))
+        return tuple(steps)
 
 
 class NoTimeError(Exception):
@@ -260,8 +331,12 @@ async def play_all(
     `notify` gets the number of ended episodes.
     """
     plays: list[Play | None] = [None] * len(pairs)
-    first = sorted(range(len(pairs)), key=lambda index: _turn_of(pairs[index][0]))
-    waiting, late, done = deque(first), deque[int](), 0
+
+    def rank(index: int) -> int:
+        policy = pairs[index][0]
+        return 0 if policy.name in BASELINES else 1 if policy.kind == "wrong" else 2
+
+    waiting, late, done = deque(sorted(range(len(pairs)), key=rank)), deque[int](), 0
 
     async def work() -> None:
         nonlocal done
@@ -289,10 +364,6 @@ async def play_all(
     return plays
 
 
-def _turn_of(policy: AuditPolicy) -> int:
-    return 0 if policy.name in BASELINES else 1 if policy.kind == "wrong" else 2
-
-
 async def replay_all(
     runner: PolicyRunner, plays: Sequence[Play], tasks: Mapping[str, Task], *, notify: Callable[[int], None],
     before: Callable[[], None] = lambda: None,
@@ -310,35 +381,6 @@ async def replay_all(
             break
         notify(index + 1)
     return pairs
-
-
-def _play(trajectory: Trajectory, name: tuple[str, str], prompt: str, chat: Chat) -> Play:
-    steps = []
-    for index, turn in enumerate(trajectory.turns):
-        if turn.result is None:
-            break
-        ended = index + 1 == len(trajectory.turns)
-        observation = "" if ended else _text(turn.result.observation)
-        special = 0 if ended else _num_special(trajectory, index, chat)
-        steps.append(Step(turn.action, observation, turn.result.reward, turn.result.score, special))
-    return Play(
-        name[0], name[1], trajectory.task.task_id, trajectory.seed or 0, prompt, tuple(steps), trajectory.reward,
-        trajectory.score, str(trajectory.stop_reason or ""), trajectory.error,
-        tuple(turn.step_s for turn in trajectory.turns),
-    )  # fmt: skip
-
-
-def _num_special(trajectory: Trajectory, turn: int, chat: Chat) -> int:
-    segment = trajectory.turns[turn].segment
-    return sum(
-        len(chat.added_in(trajectory.segments[segment].token_ids[span.start : span.end]))
-        for span in spans_of(trajectory, segment)
-        if span.turn == turn and span.kind in ("close", "feedback")
-    )
-
-
-def _text(observation: str | Sequence[Message]) -> str:
-    return observation if isinstance(observation, str) else "\n".join(map(text_of, observation))
 
 
 def state_size(instance: Any) -> int:

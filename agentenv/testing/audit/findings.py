@@ -38,15 +38,12 @@ WHY: Mapping[str, str] = {
     "length-pays": "The reward grows with the length of an action, so a policy learns to write more.",
     "repeat-pays": "Actions earn a reward again and again, so a policy learns to repeat them. Reward each once, or "
     "reward only the result.",
-    "truncation-pays": "An episode that a limit ends earns more than one that is finished, or pays for nothing, so a "
-    "policy learns not to finish. Return from `on_truncate` only what was not paid yet.",
     "no-gold": "The environment has no gold, so its tasks may be unsolvable. Implement `gold`.",
     "no-signal": "Gold earns no more than an empty action, so there is nothing to learn.",
     "answer-in-feedback": "Feedback on a wrong action contains the answer, so a policy learns to wait for it. "
     "What a tool looks up may be the answer: that is noted only.",
     "answer-in-prompt": "The prompt contains the answer behind the same word on most tasks, and it earns. Allow this "
     "if the task is to find or copy it.",
-    "case-fails": "Actions with a known reward or score earned something else.",
     "flaky-reward": "The same actions on the same task and seed earned a different reward the second time. Look for "
     "random numbers without the episode's seed, for clocks, and for state that episodes share.",
     "flaky-observation": "The same actions on the same task and seed got a different observation the second time.",
@@ -138,17 +135,9 @@ def make_finding(
     return AuditFinding(f"{kind}:{policy}" if policy else kind, severity, summary, evidence, len(plays))
 
 
-def findings_of(
-    kind: str,
-    severity: Severity,
-    summary: str,
-    plays: Sequence[Play],
-    *,
-    policy: str = "",
-    detail: str | Callable[[Play], str] = "",
-) -> list[AuditFinding]:
+def findings_of(kind: str, severity: Severity, summary: str, plays: Sequence[Play], **more: Any) -> list[AuditFinding]:
     """Return the finding that these plays show, as `make_finding` does; none without plays."""
-    return [make_finding(kind, severity, summary, plays, policy=policy, detail=detail)] if plays else []
+    return [make_finding(kind, severity, summary, plays, **more)] if plays else []
 
 
 def error_text(play: Play) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations, groupby
 
 from agentenv._util.plurals import counted
 from agentenv.core.types import StopReason, Task
-from agentenv.testing.audit.answers import needles, normal
+from agentenv.testing.audit.answers import Needle, needles, normal
 from agentenv.testing.audit.episodes import Play
 from agentenv.testing.audit.findings import AuditFinding, Severity, findings_of, make_finding, tasks_of
 from agentenv.testing.audit.policies import Kind, is_answer
@@ -34,9 +35,18 @@ _HALF_PAID, _WELL_PAID = 0.5, 0.9
 _SLOW_FACTOR, _SLOW_S = 10.0, 5.0
 _MIN_TASKS = 3
 """Minimum number of tasks for a share to be meaningful."""
+_NEARLY_ALL = 0.9
+"""Share of the actions with the same reward, for a failure."""
+_LONGER_EARNS = 0.8
+"""Share of the pairs of actions, one at least twice as long as the other, in which the longer earns more. The longest
+of all must earn at least the median, too: an environment may reward some length, and punish more."""
+_LONG = ("explore", "odd_calls", "overwrite", "call", "again", "say")
+_MIN_ACTIONS, _MIN_REPEATS = 10, 4
+"""Minimum number of different actions to compare, and of equal ones in one episode."""
+Found = Iterator[AuditFinding]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Facts:
     """Plays, with the facts to judge them by."""
 
@@ -50,31 +60,32 @@ class Facts:
     reward_range: tuple[float, float] | None = None
     score_range: tuple[float, float] | None = (0.0, 1.0)
     """`score_range` of the environment; None is judged as 0 to 1."""
-    by_task: Mapping[str, Sequence[Play]] = field(init=False)
-    gold: Mapping[str, Play] = field(init=False)
-    trivial: frozenset[str] = field(init=False)
-    """Tasks that almost any text solves."""
 
-    def __post_init__(self) -> None:
-        """Group the plays."""
-        by_task: dict[str, list[Play]] = defaultdict(list)
+    @cached_property
+    def by_task(self) -> Mapping[str, Sequence[Play]]:
+        """The plays of each task."""
+        found: dict[str, list[Play]] = defaultdict(list)
         for play in self.plays:
-            by_task[play.task_id].append(play)
-        object.__setattr__(self, "by_task", dict(by_task))
-        object.__setattr__(self, "gold", {play.task_id: play for play in self.plays if play.key == "gold"})
-        trivial = [
-            task_id
-            for task_id, plays in by_task.items()
-            if sum(play.policy == "constant" and self.full(play) for play in plays) >= _TRIVIAL_TEXTS
-        ]
-        object.__setattr__(self, "trivial", frozenset(trivial))
+            found[play.task_id].append(play)
+        return dict(found)
 
-    @property
+    @cached_property
+    def gold(self) -> Mapping[str, Play]:
+        """The play of gold, by task."""
+        return {play.task_id: play for play in self.plays if play.key == "gold"}
+
+    @cached_property
+    def trivial(self) -> frozenset[str]:
+        """Tasks that almost any text solves."""
+        solved = Counter(play.task_id for play in self.plays if play.policy == "constant" and self.full(play))
+        return frozenset(task_id for task_id, num in solved.items() if num >= _TRIVIAL_TEXTS)
+
+    @cached_property
     def has_scores(self) -> bool:
         """Whether the environment returns scores."""
         return any(play.score is not None for play in self.plays)
 
-    @property
+    @cached_property
     def unrated(self) -> list[str]:
         """Ids of the tasks whose full score is unknown, so that most findings are impossible."""
         if self.has_scores or self.pass_reward is not None:
@@ -104,6 +115,17 @@ class Facts:
         rewards = [p.reward for p in self.by_task[task_id] if p.policy == "null" and p.reward is not None]
         return max(rewards, default=None)
 
+    def gains_nothing(self, gold: Play) -> bool:
+        """Return True if gold earns no more than an empty action, which does not solve the task."""
+        floor = self.floor(gold.task_id)
+        solved = any(self.full(play) for play in self.by_task[gold.task_id] if play.policy == "null")
+        return gold.reward is not None and floor is not None and gold.reward <= floor + EPS and not solved
+
+    def needles_of(self, task_id: str) -> list[Needle]:
+        """Return the answers in the label, and in gold if it is one action: one move of many is not a secret."""
+        gold = self.gold.get(task_id)
+        return needles(self.tasks[task_id].label, gold.action if gold is not None and len(gold.steps) == 1 else None)
+
     def of(self, *kinds: Kind) -> dict[str, list[Play]]:
         """Return the plays of these kinds of policies, by policy."""
         found: dict[str, list[Play]] = defaultdict(list)
@@ -112,54 +134,51 @@ class Facts:
                 found[play.policy].append(play)
         return dict(found)
 
+    def for_nothing(self, task_id: str) -> list[tuple[Play, float]]:
+        """Return the plays of policies that solve nothing, except for empty actions, with their rewards."""
+        kinds = ("blind", "attack", "robust")
+        return [(p, p.reward) for p in self.by_task[task_id] if p.reward is not None and self.kinds[p.key] in kinds]
+
 
 def judge_plays(facts: Facts) -> list[AuditFinding]:
-    """Return all findings that the plays show, except for leaks and flakiness."""
-    parts: Sequence[Callable[[Facts], list[AuditFinding]]] = (
-        _empty_actions, _gold, _attacks, _guesses, _trivial, _wrong_answers, _no_values, _beyond_gold, _scored_part,
-        _contradicting, _errors, _scores, _ranges, _slow, _forged,
-    )  # fmt: skip
+    """Return all findings that the rewards show; those of nothing but leaks, flakiness and workings are elsewhere."""
     found: dict[object, AuditFinding] = {}
-    for part in parts:
-        for each in part(facts):
-            # Policies that repeat what others have shown need no second finding.
-            shown = frozenset((one.task_id, one.action) for one in each.evidence)
-            is_alike = each.kind in ("guess-earns", "partial-credit")
-            found.setdefault((each.kind, each.severity, shown) if is_alike else id(each), each)
+    for each in (each for judge in JUDGES for each in judge(facts)):
+        # Policies that repeat what others have shown need no second finding.
+        shown = frozenset((one.task_id, one.action) for one in each.evidence)
+        is_alike = each.kind in ("guess-earns", "partial-credit")
+        found.setdefault((each.kind, each.severity, shown) if is_alike else id(each), each)
     return [*found.values()]
 
 
-def _empty_actions(facts: Facts) -> list[AuditFinding]:
+def empty_actions(facts: Facts) -> Found:
     """Find empty actions that solve tasks, or earn much: other policies are measured relative to them."""
-    plays = [play for own in facts.of("empty").values() for play in own]
-    full = [play for play in plays if facts.full(play)]
-    most, paid = 0.0, []
-    for play in plays:
+    most, full, paid = 0.0, list[Play](), list[Play]()
+    for play in (play for own in facts.of("empty").values() for play in own):
         if facts.full(play):
+            full.append(play)
             continue
         part, gold = facts.score_share(play.score), facts.gold.get(play.task_id)
         if gold is not None and gold.reward is not None and gold.reward > EPS and play.reward is not None:
-            part = part if _no_gain(facts, gold) else max(part, play.reward / gold.reward)
+            part = part if facts.gains_nothing(gold) else max(part, play.reward / gold.reward)
         if part >= _HALF_PAID - EPS:
             most = max(most, part)
             paid.append(play)
     severity: Severity = "fail" if most >= _WELL_PAID - EPS else "warn"
     summary = f"an empty action earns up to {most:.0%} of the score or of gold's reward, on {tasks_of(paid)}"
-    return [
-        *findings_of("null-earns", "fail", f"{tasks_of(full)} solved by an empty action", full),
-        *findings_of("null-pays", severity, summary, paid),
-    ]
+    yield from findings_of("null-earns", "fail", f"{tasks_of(full)} solved by an empty action", full)
+    yield from findings_of("null-pays", severity, summary, paid)
 
 
-def _gold(facts: Facts) -> list[AuditFinding]:
-    found = []
+def gold_plays(facts: Facts) -> Found:
+    """Find gold that is missing, earns nothing, or does not get the full score."""
     gold, num = list(facts.gold.values()), len(facts.by_task)
     if not gold:
         rated = facts.has_scores or facts.pass_reward is not None
         kind = "no-gold" if rated else "no-ceiling"
-        found.append(make_finding(kind, "note" if rated else "warn", "gold is known for none of the tasks"))
+        yield make_finding(kind, "note" if rated else "warn", "gold is known for none of the tasks")
     elif len(gold) < num:
-        found.append(make_finding("gold-partly", "note", f"gold is known for {len(gold)} of {counted(num, 'task')}"))
+        yield make_finding("gold-partly", "note", f"gold is known for {len(gold)} of {counted(num, 'task')}")
     failing, nothing = [], []
     for play in gold:
         # A row that cannot run is another finding.
@@ -168,53 +187,38 @@ def _gold(facts: Facts) -> list[AuditFinding]:
             is_known = play.error.where == "gold"
         if is_known and not facts.full(play):
             failing.append(play)
-        elif _no_gain(facts, play):
+        elif facts.gains_nothing(play):
             nothing.append(play)
-    found += findings_of("no-signal", "fail", f"gold earns nothing on {tasks_of(nothing)}", nothing)
+    yield from findings_of("no-signal", "fail", f"gold earns nothing on {tasks_of(nothing)}", nothing)
     summary = f"gold does not get the full score on {tasks_of(failing)}"
-    return found + findings_of("gold-fails", "fail", summary, failing)
+    yield from findings_of("gold-fails", "fail", summary, failing)
 
 
-def _no_gain(facts: Facts, gold: Play) -> bool:
-    floor = facts.floor(gold.task_id)
-    solved = any(facts.full(play) for play in facts.by_task[gold.task_id] if play.policy == "null")
-    return gold.reward is not None and floor is not None and gold.reward <= floor + EPS and not solved
-
-
-def _attacks(facts: Facts) -> list[AuditFinding]:
+def attacks(facts: Facts) -> Found:
     """Find attacks that earn, except on trivial tasks and for guesses that are right by chance."""
-    found = []
     for policy, plays in facts.of("attack", "robust").items():
         full = [play for play in plays if facts.full(play) and play.task_id not in facts.trivial]
         if policy == "odd_calls":  # where plain calls earn as much, nothing odd is needed
             swept = {p.task_id for p in facts.plays if p.policy == "explore" and facts.full(p)}
             full = [play for play in full if play.task_id not in swept]
         earning = [play for play in full if not _by_chance(facts, play, full)]
-        variants = ", ".join(dict.fromkeys(play.variant or play.policy for play in earning))
-        summary = f"{tasks_of(earning)} solved by {policy} ({variants})"
-        found += findings_of("hack-earns", "fail", summary, earning, policy=policy, detail=actions_of)
-    return found
+        names = ", ".join(dict.fromkeys(play.variant or play.policy for play in earning))
+        summary = f"{tasks_of(earning)} solved by {policy} ({names})"
+        yield from findings_of("hack-earns", "fail", summary, earning, policy=policy, detail=actions_of)
 
 
 def _by_chance(facts: Facts, play: Play, full: Sequence[Play]) -> bool:
     """Return True if the action contains the answer and earned only on tasks with this answer."""
-    own = _answers(facts, play.task_id)
+    own = {needle.text for needle in facts.needles_of(play.task_id)}
     texts = [normal(step.action) for step in play.steps]
     if not any(answer in text for answer in own for text in texts):  # 1.0 may be read as 1, and as 0
         return False
-    others = [each for each in full if each.key == play.key and not own & _answers(facts, each.task_id)]
-    return not others
+    alike = [facts.needles_of(each.task_id) for each in full if each.key == play.key]
+    return all(own & {needle.text for needle in others} for others in alike)
 
 
-def _answers(facts: Facts, task_id: str) -> set[str]:
-    gold = facts.gold.get(task_id)
-    found = needles(facts.tasks[task_id].label, gold.action if gold is not None and len(gold.steps) == 1 else None)
-    return {needle.text for needle in found}
-
-
-def _guesses(facts: Facts) -> list[AuditFinding]:
+def guesses(facts: Facts) -> Found:
     """Find blind policies that solve tasks, each by its best variant."""
-    found = []
     num = len(facts.by_task)
     for policy, plays in facts.of("blind").items():
         full: dict[str, list[Play]] = defaultdict(list)
@@ -222,16 +226,13 @@ def _guesses(facts: Facts) -> list[AuditFinding]:
             if facts.full(play) and play.task_id not in facts.trivial:
                 full[play.key].append(play)
         best = max(full.values(), key=len, default=[])
-        if not best:
-            continue
         share = len(best) / num
         severity: Severity = "fail" if share >= _MANY_GUESSED else "warn" if share >= _SOME_GUESSED else "note"
         by_chance = all(_by_chance(facts, play, best) for play in best)
         if num < _MIN_TASKS or (by_chance and share < _MOST_GUESSED):  # one of few possible answers
             severity = "note"
-        summary = f"{len(best)} of {counted(num, 'task')} solved by {best[0].key}"
-        found.append(make_finding("guess-earns", severity, summary, best, policy=policy, detail=actions_of))
-    return found
+        summary = f"{len(best)} of {counted(num, 'task')} solved by {best[0].key if best else policy}"
+        yield from findings_of("guess-earns", severity, summary, best, policy=policy, detail=actions_of)
 
 
 def actions_of(play: Play) -> str:
@@ -241,60 +242,20 @@ def actions_of(play: Play) -> str:
     return " | ".join(shown)[:400] if len(play.steps) > 1 else ""
 
 
-def _scored_part(facts: Facts) -> list[AuditFinding]:
-    """Find fixed actions that earn half of the score or more on tasks without gold, or the same part on many tasks."""
-    found = []
-    for policy, plays in facts.of("blind", "attack", "robust").items():
-        by_key: dict[str, list[Play]] = defaultdict(list)
-        for play in plays:
-            is_fixed = play.key not in _SEARCHING and play.policy not in ("random", "search")
-            if play.reward is not None and is_fixed and play.task_id not in {*facts.trivial, *facts.gold}:
-                by_key[play.key].append(play)
-        best: list[Play] = []
-        for own in by_key.values():
-            shares = [0.0 if facts.full(play) else facts.score_share(play.score) for play in own]
-            paid = [play for play, share in zip(own, shares, strict=True) if share >= _LARGE_PART]
-            alike = max(Counter(round(share, 6) for share in shares if share >= _LARGE_PART).values(), default=0)
-            is_paid = statistics.fmean(shares) >= _LARGE_PART or alike >= max(2, _SOME_GUESSED * len(own))
-            if is_paid and len(own) >= min(_MIN_TASKS, len(facts.by_task)) and len(paid) > len(best):
-                best = paid
-        if best:
-            most = max(facts.score_share(play.score) for play in best)
-            summary = f"{best[0].key} earns up to {most:.0%} of the score on {tasks_of(best)} without solving any"
-            found.append(make_finding("partial-credit", "warn", summary, best, policy=policy, detail=actions_of))
-    return found
-
-
-def _contradicting(facts: Facts) -> list[AuditFinding]:
-    """Find tasks on which an action with no score is paid more than one with the full score."""
-    found = []
-    for task_id, plays in facts.by_task.items():
-        solved = [
-            play.reward for play in plays if play.reward is not None and play.score is not None and facts.full(play)
-        ]
-        for play in plays if solved and task_id not in facts.gold else ():
-            is_failed = play.score is not None and facts.score_share(play.score) <= EPS
-            if is_failed and play.reward is not None and play.reward > max(solved) + EPS:
-                found.append(play)
-    summary = f"actions with no score earn more than those with the full score on {tasks_of(found)}"
-    return findings_of("reward-contradicts-score", "fail", summary, found, detail=actions_of)
-
-
-def _trivial(facts: Facts) -> list[AuditFinding]:
-    if not facts.trivial:
-        return []
+def trivial_tasks(facts: Facts) -> Found:
+    """Find tasks that almost any text solves."""
     plays = [p for p in facts.plays if p.task_id in facts.trivial and p.policy == "constant" and facts.full(p)]
     num = len(facts.by_task)
-    share = len(facts.trivial) / num
+    share = len(facts.trivial) / num if num else 0.0
     is_empty = any(not str(facts.tasks[task_id].label).strip() for task_id in facts.trivial)
     severity: Severity = "fail" if share >= _MANY_TRIVIAL else "warn" if share >= _SOME_TRIVIAL or is_empty else "note"
     if num < _MIN_TASKS:
         severity = "warn" if share == 1.0 or is_empty else "note"
     summary = f"{len(facts.trivial)} of {counted(num, 'task')} solved by almost any text"
-    return [make_finding("trivial-tasks", severity, summary, plays)]
+    yield from findings_of("trivial-tasks", severity, summary, plays)
 
 
-def _wrong_answers(facts: Facts) -> list[AuditFinding]:
+def wrong_answers(facts: Facts) -> Found:
     """Find tasks that a right answer with a wrong one, or the beginning of an answer, solves."""
     by_task: dict[str, dict[str, Play]] = defaultdict(dict)
     for play in facts.plays:
@@ -303,30 +264,28 @@ def _wrong_answers(facts: Facts) -> list[AuditFinding]:
     hedged, shortened, no_number = [], [], []
     for task_id, by_key in by_task.items():
         full = {key for key, play in by_key.items() if facts.full(play)}
-        pairs = {key for key in full & {"hedge/gold_first", "hedge/gold_last"} if len(by_key[key].steps) == 1}
-        # Of several actions, the one with nan need not be the answer.
-        odd = [by_key[key] for key in _NO_NUMBER if key in full and len(by_key[key].steps) == 1]
-        if "wrong/changed" in by_key and "wrong/changed" not in full:
-            no_number += odd[:1]
-        texts = {key for key in full & {"hedge/others_first", "hedge/others_last"} if len(by_key[key].steps) == 1}
-        if len(texts) == 2:
-            hedged.append(by_key["hedge/others_last"])
-        elif len(pairs) == 2 and "wrong/changed" in by_key and "wrong/changed" not in full:
-            hedged.append(by_key["hedge/gold_first"])
+        # Of several actions, the one with nan or with another answer need not be the answer.
+        single = {key: by_key[key] for key in by_key if key in full and len(by_key[key].steps) == 1}
+        is_changed_wrong = "wrong/changed" in by_key and "wrong/changed" not in full
+        if is_changed_wrong:
+            no_number += [single[key] for key in _NO_NUMBER if key in single][:1]
+        if {"hedge/others_first", "hedge/others_last"} <= single.keys():
+            hedged.append(single["hedge/others_last"])
+        elif is_changed_wrong and {"hedge/gold_first", "hedge/gold_last"} <= single.keys():
+            hedged.append(single["hedge/gold_first"])
         # The label must be the whole answer, so that its beginning is another one.
         gold, label = facts.gold.get(task_id), facts.tasks[task_id].label
         if "wrong/prefix" in full and gold is not None and is_answer(gold.action, label):
             shortened.append(by_key["wrong/prefix"])
     values = " or ".join(dict.fromkeys(_NO_NUMBER[play.key] for play in no_number))
     in_place = f"{tasks_of(no_number)} solved by {values} in place of the answer"
-    return [
-        *findings_of("hedging", "fail", f"{tasks_of(hedged)} solved by a right and a wrong answer", hedged),
-        *findings_of("hack-earns", "fail", in_place, no_number, policy="odd_values"),
-        *findings_of("prefix-earns", "fail", f"{tasks_of(shortened)} solved by the beginning of the answer", shortened),
-    ]
+    yield from findings_of("hedging", "fail", f"{tasks_of(hedged)} solved by a right and a wrong answer", hedged)
+    yield from findings_of("hack-earns", "fail", in_place, no_number, policy="odd_values")
+    beginning = f"{tasks_of(shortened)} solved by the beginning of the answer"
+    yield from findings_of("prefix-earns", "fail", beginning, shortened)
 
 
-def _no_values(facts: Facts) -> list[AuditFinding]:
+def no_values(facts: Facts) -> Found:
     """Find tasks whose gold is one action in JSON, and which the same JSON without its values solves."""
     found = []
     for play in facts.plays:
@@ -336,12 +295,11 @@ def _no_values(facts: Facts) -> list[AuditFinding]:
             found.append(play)
     keys = ", ".join(dict.fromkeys(play.key for play in found))
     summary = f"{tasks_of(found)} solved by an answer without its values ({keys})"
-    return findings_of("hack-earns", "fail", summary, found, policy="no_values")
+    yield from findings_of("hack-earns", "fail", summary, found, policy="no_values")
 
 
-def _beyond_gold(facts: Facts) -> list[AuditFinding]:
+def beyond_gold(facts: Facts) -> Found:
     """Find policies that earn more than gold, or a large part of its reward without the full score."""
-    found = []
     for policy, plays in facts.of("empty", "blind", "attack", "robust").items():
         own = [(p, facts.gold[p.task_id]) for p in plays if p.task_id in facts.gold and p.task_id not in facts.trivial]
         known = [(p, p.reward, g.reward) for p, g in own if p.reward is not None and g.reward is not None]
@@ -350,7 +308,7 @@ def _beyond_gold(facts: Facts) -> list[AuditFinding]:
         above = [p for p, reward, gold in known if reward > gold + EPS and not (is_guess and facts.full(p))]
         if above:
             summary = f"{policy} earns more than gold on {tasks_of(above)}"
-            found.append(make_finding("reward-exceeds-gold", "fail", summary, above, policy=policy))
+            yield make_finding("reward-exceeds-gold", "fail", summary, above, policy=policy)
             continue
         # The share of gold's gain that each variant earns on each task without the full score.
         by_key: dict[str, list[tuple[Play, float]]] = defaultdict(list)
@@ -368,11 +326,46 @@ def _beyond_gold(facts: Facts) -> list[AuditFinding]:
         most, best = max(means, key=lambda each: each[0], default=(0.0, []))
         if most >= _LARGE_PART:
             summary = f"{best[0].key} earns {most:.0%} of the gain of gold over an empty action"
-            found.append(make_finding("partial-credit", "warn", summary, best, policy=policy))
-    return found
+            yield make_finding("partial-credit", "warn", summary, best, policy=policy)
 
 
-def _errors(facts: Facts) -> list[AuditFinding]:
+def scored_part(facts: Facts) -> Found:
+    """Find fixed actions that earn half of the score or more on tasks without gold, or the same part on many tasks."""
+    for policy, plays in facts.of("blind", "attack", "robust").items():
+        by_key: dict[str, list[Play]] = defaultdict(list)
+        for play in plays:
+            is_fixed = play.key not in _SEARCHING and play.policy not in ("random", "search")
+            if play.reward is not None and is_fixed and play.task_id not in {*facts.trivial, *facts.gold}:
+                by_key[play.key].append(play)
+        best: list[Play] = []
+        for own in by_key.values():
+            shares = [0.0 if facts.full(play) else facts.score_share(play.score) for play in own]
+            paid = [play for play, share in zip(own, shares, strict=True) if share >= _LARGE_PART]
+            alike = max(Counter(round(share, 6) for share in shares if share >= _LARGE_PART).values(), default=0)
+            is_paid = statistics.fmean(shares) >= _LARGE_PART or alike >= max(2, _SOME_GUESSED * len(own))
+            if is_paid and len(own) >= min(_MIN_TASKS, len(facts.by_task)) and len(paid) > len(best):
+                best = paid
+        if best:
+            most = max(facts.score_share(play.score) for play in best)
+            summary = f"{best[0].key} earns up to {most:.0%} of the score on {tasks_of(best)} without solving any"
+            yield make_finding("partial-credit", "warn", summary, best, policy=policy, detail=actions_of)
+
+
+def contradicting(facts: Facts) -> Found:
+    """Find tasks on which an action with no score is paid more than one with the full score."""
+    found = []
+    for task_id, plays in facts.by_task.items():
+        scored = [(play, play.reward) for play in plays if play.reward is not None and play.score is not None]
+        solved = [reward for play, reward in scored if facts.full(play)]
+        for play, reward in scored if solved and task_id not in facts.gold else ():
+            if facts.score_share(play.score) <= EPS and reward > max(solved) + EPS:
+                found.append(play)
+    summary = f"actions with no score earn more than those with the full score on {tasks_of(found)}"
+    yield from findings_of("reward-contradicts-score", "fail", summary, found, detail=actions_of)
+
+
+def errors(facts: Facts) -> Found:
+    """Find episodes that failed, by what failed."""
     found: dict[str, list[Play]] = defaultdict(list)
     for play in facts.plays:
         error = play.error
@@ -386,36 +379,32 @@ def _errors(facts: Facts) -> list[AuditFinding]:
         elif error.kind == "data" or error.where in ("create", "reset", "prompt"):
             kind = "data-error"
         found[kind].append(play)
-    findings = []
     for kind, plays in found.items():
-        severity: Severity = "warn" if kind == "infra-error" else "fail"
         summary = f"{counted(len(plays), 'episode')} on {tasks_of(plays)} failed"
-        findings.append(make_finding(kind, severity, summary, plays))
-    return findings
+        yield make_finding(kind, "warn" if kind == "infra-error" else "fail", summary, plays)
 
 
-def _scores(facts: Facts) -> list[AuditFinding]:
+def missing_scores(facts: Facts) -> Found:
     """Find episodes that the environment ended without a score, if it scored others."""
     ended = [play for play in facts.plays if play.stop_reason == StopReason.TERMINATED]
     missing = [play for play in ended if play.score is None]
-    if len(missing) == len(ended):
-        return []
-    summary = f"{len(missing)} of {len(ended)} episodes that the environment ended have no score"
-    return findings_of("score-missing", "warn", summary, missing)
+    if len(missing) < len(ended):
+        summary = f"{len(missing)} of {len(ended)} episodes that the environment ended have no score"
+        yield from findings_of("score-missing", "warn", summary, missing)
 
 
-def _ranges(facts: Facts) -> list[AuditFinding]:
+def ranges(facts: Facts) -> Found:
+    """Find scores and rewards outside of their range."""
     scored = [p for p in facts.plays if any(not -EPS <= facts.score_share(s.score) <= 1 + EPS for s in p.steps)]
-    found = findings_of("score-range", "warn", f"scores outside [0, 1] on {tasks_of(scored)}", scored)
+    yield from findings_of("score-range", "warn", f"scores outside [0, 1] on {tasks_of(scored)}", scored)
     if facts.reward_range is not None:
         low, high = facts.reward_range
         beyond = [p for p in facts.plays if p.reward is not None and not low - EPS <= p.reward <= high + EPS]
         summary = f"rewards outside [{low:g}, {high:g}] on {tasks_of(beyond)}"
-        found += findings_of("reward-range", "fail", summary, beyond)
-    return found
+        yield from findings_of("reward-range", "fail", summary, beyond)
 
 
-def _slow(facts: Facts) -> list[AuditFinding]:
+def slow_steps(facts: Facts) -> Found:
     """Find policies that make steps much slower than the median."""
     steps: dict[str, list[float]] = defaultdict(list)
     for play in facts.plays:
@@ -426,24 +415,118 @@ def _slow(facts: Facts) -> list[AuditFinding]:
         own = statistics.median(steps[play.key] or [0.0])
         if own > max(_SLOW_S, _SLOW_FACTOR * usual) and max(play.step_s, default=0.0) >= own:
             found[play.policy].append(play)
-    return [
-        make_finding("slow-steps", "warn", f"{policy} makes steps more than {_SLOW_FACTOR:g} times slower", plays,
-                policy=policy)
-        for policy, plays in found.items()
-    ]  # fmt: skip
+    for policy, plays in found.items():
+        summary = f"{policy} makes steps more than {_SLOW_FACTOR:g} times slower"
+        yield make_finding("slow-steps", "warn", summary, plays, policy=policy)
 
 
-def _forged(facts: Facts) -> list[AuditFinding]:
+def forged_tokens(facts: Facts) -> Found:
     """Find replies with more special tokens than replies to other policies in the same turn."""
     usual: dict[tuple[str, int], int] = {}
     for play in facts.plays:
-        if play.policy != "special_tokens":
-            for turn, step in enumerate(play.steps):
-                usual[play.task_id, turn] = max(step.num_special, usual.get((play.task_id, turn), 0))
+        for turn, step in enumerate(play.steps if play.policy != "special_tokens" else ()):
+            usual[play.task_id, turn] = max(step.num_special, usual.get((play.task_id, turn), 0))
     plays = [
         play
         for play in facts.plays
         if play.policy == "special_tokens"
         if any(step.num_special > usual.get((play.task_id, turn), 10**9) for turn, step in enumerate(play.steps))
     ]
-    return findings_of("forged-tokens", "fail", f"text became special tokens on {tasks_of(plays)}", plays)
+    yield from findings_of("forged-tokens", "fail", f"text became special tokens on {tasks_of(plays)}", plays)
+
+
+# --- tasks whose full score is unknown, and rewards of a repeated action, which need no full score --------------------
+
+
+def unrated(facts: Facts) -> Found:
+    """Find rewards for anything, for silence and for length where no full score is known, or none would show them."""
+    alike = [*constant_rewards(facts)]
+    yield from alike or [*paid_silence(facts), *paid_length(facts, facts.unrated, "fail")]
+    rated = [task_id for task_id in facts.by_task if task_id not in {*facts.unrated, *facts.trivial}]
+    yield from paid_length(facts, rated, "warn")
+
+
+def constant_rewards(facts: Facts) -> Found:
+    """Find tasks on which nearly every action earns the same positive reward, and none earns more."""
+    found = []
+    for task_id in facts.unrated:
+        rewarded = facts.for_nothing(task_id)
+        top = max((reward for _, reward in rewarded), default=0.0)
+        alike = [play for play, reward in rewarded if reward >= top - EPS]
+        if top > EPS and len({p.action for p in alike}) >= _MIN_ACTIONS and len(alike) >= _NEARLY_ALL * len(rewarded):
+            found.append(alike[0])
+    summary = f"any action earns the same reward on {tasks_of(found)}"
+    yield from findings_of("reward-constant", "fail", summary, found)
+
+
+def paid_silence(facts: Facts) -> Found:
+    """Find tasks on which an empty action earns more than most other actions."""
+    found = []
+    for task_id in facts.unrated:
+        floor, others = facts.floor(task_id), [reward for _, reward in facts.for_nothing(task_id)]
+        if floor is not None and len(others) >= _MIN_ACTIONS and floor > statistics.median(others) + EPS:
+            found += [p for p in facts.by_task[task_id] if p.policy == "null" and p.reward == floor][:1]
+    is_paid = any(play.reward is not None and play.reward > EPS for play in found)
+    summary = f"an empty action earns more than most other actions on {tasks_of(found)}"
+    yield from findings_of("silence-pays", "fail" if is_paid else "warn", summary, found)
+
+
+def paid_length(facts: Facts, task_ids: Sequence[str], severity: Severity) -> Found:
+    """Find tasks on which the longer of two actions that do not solve it earns more, whatever they say."""
+    found = []
+    for task_id in task_ids:
+        sizes = [
+            (sum(len(step.action) for step in play.steps), reward, play)
+            for play, reward in facts.for_nothing(task_id)
+            if not facts.full(play) and play.policy not in _LONG  # many turns, not long actions
+        ]
+        sizes.sort(key=lambda each: each[0])
+        pairs = [(one, other) for one, other in combinations(sizes, 2) if other[0] >= 2 * one[0]]
+        longer = sum(other[1] > one[1] + EPS for one, other in pairs)
+        if len({size for size, *_ in sizes}) < _MIN_ACTIONS or longer < _LONGER_EARNS * len(pairs):
+            continue
+        if sizes[-1][1] >= statistics.median(reward for _, reward, _ in sizes):
+            found.append(max(sizes, key=lambda each: each[1])[2])
+    summary = f"the longer an action, the larger its reward on {tasks_of(found)}"
+    yield from findings_of("length-pays", severity, summary, found)
+
+
+def repeats(facts: Facts) -> Found:
+    """Find actions that earn again and again in an episode, by policy: calls and parts of gold on any task."""
+    found: dict[str, list[Play]] = defaultdict(list)
+    for task_id in facts.by_task:
+        gold = facts.gold.get(task_id)
+        most = gold.reward if gold is not None and gold.reward is not None else float("inf")
+        farming = [(p, p.reward) for p in facts.by_task[task_id] if p.policy == "farm" and p.reward is not None]
+        for play, reward in (*facts.for_nothing(task_id), *farming):
+            is_call = play.policy in ("calls", "farm", "explore") or (
+                play.policy == "again" and "<tool_call>" in play.steps[0].action
+            )
+            is_judged = task_id not in facts.unrated and not is_call
+            is_below = play.policy == "farm" or reward <= most + EPS  # another finding has those above
+            if not is_judged and is_below and not facts.full(play) and _is_paid_again(play):
+                found[play.policy].append(play)
+    for policy, plays in found.items():
+        best = max(plays, key=lambda play: play.reward or 0.0)
+        fails = policy == "calls" and best.task_id in facts.unrated
+        summary = f"the same actions earn a reward again and again: {best.reward:g} in {len(best.steps)} turns by "
+        summary += f"{best.key}, on {tasks_of(plays)}"
+        yield make_finding("repeat-pays", "fail" if fails else "warn", summary, [best, *plays], policy=policy)
+
+
+def _is_paid_again(play: Play) -> bool:
+    """Return True if an action is repeated in an episode and earns nearly each time, and others do not take it back."""
+    rewards = [step.reward for step in play.steps]
+    if sum(rewards) < sum(reward for reward in rewards if reward > 0) / 2:
+        return False
+    earned: dict[str, list[bool]] = defaultdict(list)
+    for step in play.steps:
+        earned[step.action].append(step.reward > EPS)
+    return any(sum(paid) >= max(_MIN_REPEATS, _NEARLY_ALL * (len(paid) - 1)) for paid in earned.values())
+
+
+JUDGES: Sequence[Callable[[Facts], Found]] = (
+    empty_actions, gold_plays, attacks, guesses, trivial_tasks, wrong_answers, no_values, beyond_gold, scored_part,
+    contradicting, errors, missing_scores, ranges, slow_steps, forged_tokens, unrated, repeats,
+)  # fmt: skip
+"""In the order of their findings."""

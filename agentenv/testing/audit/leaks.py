@@ -6,14 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from agentenv.testing.audit.answers import Needle, needles, normal
+from agentenv.testing.audit.answers import Needle, normal
 from agentenv.testing.audit.episodes import Play
-from agentenv.testing.audit.findings import AuditFinding, Severity, make_finding, tasks_of
-from agentenv.testing.audit.judging import Facts, actions_of
+from agentenv.testing.audit.findings import AuditFinding, Severity, make_finding
+from agentenv.testing.audit.judging import Facts
 from agentenv.testing.audit.policies import is_answer
-from agentenv.testing.tool_calls import only_call
 
 _MIN_TASKS, _MIN_SHARE = 3, 0.5
 """With weak needles, at least this many tasks, and this share of all, must have their own answer in the text."""
@@ -26,8 +24,6 @@ _NEAR = 80
 _COPIED = 0.8
 """Share of the tasks on which the word that stands before the answer must be the same."""
 _MARKS = ".,;:!?\"'()[]"
-_CHANCE = 0.2
-"""A reply to a wrong call may say the arguments of other rows in at most this share of cases."""
 _CONTROL = 0.5
 """Answers of other rows may occur at most this often, relative to the row's own answer."""
 
@@ -43,22 +39,17 @@ class _Text:
     """The action that the text answers; empty for a prompt."""
 
 
-def find_leaks(facts: Facts, golds: Mapping[str, str | None], shows_gold: frozenset[str]) -> list[AuditFinding]:
-    """Return findings about answers in feedback and prompts.
-
-    Args:
-        facts: all plays.
-        golds: first gold action by task.
-        shows_gold: policies that see gold, whose actions are not evidence.
-    """
-    plays, tasks = facts.plays, facts.tasks
-    answers = {task_id: needles(task.label, golds.get(task_id)) for task_id, task in tasks.items()}
-    for play in plays:
-        if play.key == "gold" and len(play.steps) > 1 and isinstance(tasks[play.task_id].label, list | tuple):
-            answers[play.task_id] = []  # a list of moves, not of right answers
+def find_leaks(facts: Facts) -> list[AuditFinding]:
+    """Return findings about answers in feedback and prompts."""
+    plays, answers = facts.plays, dict[str, list[Needle]]()
+    for task_id, task in facts.tasks.items():
+        gold = facts.gold.get(task_id)
+        # A list of moves is not one of right answers.
+        is_moves = gold is not None and len(gold.steps) > 1 and isinstance(task.label, list | tuple)
+        answers[task_id] = [] if is_moves else facts.needles_of(task_id)
     feedback = []
     for play in plays:
-        if play.policy in shows_gold:
+        if facts.kinds[play.key] in ("gold", "wrong"):
             continue
         known = normal(play.prompt)
         for step in play.steps:
@@ -68,8 +59,7 @@ def find_leaks(facts: Facts, golds: Mapping[str, str | None], shows_gold: frozen
                 feedback.append(_Text(play, text, known, step.action))
                 known += f" {text}"
     first = list({play.task_id: _Text(play, normal(play.prompt), "") for play in reversed(plays)}.values())
-    found = _corrected_calls(facts, shows_gold)
-    leaking = _leaking(feedback, answers)
+    found, leaking = list[AuditFinding](), _leaking(feedback, answers)
     told = [text for text in leaking if _is_told(text, answers[text.play.task_id])]
     if told:
         found.append(_leak_finding("answer-in-feedback", "fail", "in the feedback", told))
@@ -83,40 +73,6 @@ def find_leaks(facts: Facts, golds: Mapping[str, str | None], shows_gold: frozen
         severity: Severity = "warn" if share >= _MIN_SHARE and is_fixed else "note"
         found.append(_leak_finding("answer-in-prompt", severity, "in the prompt", prompted))
     return found
-
-
-def _corrected_calls(facts: Facts, shows_gold: frozenset[str]) -> list[AuditFinding]:
-    """Find tasks on which a wrong call of the tool that gold ends with is answered with gold's arguments."""
-    golds = {task_id: only_call(gold.steps[-1].action) for task_id, gold in facts.gold.items() if gold.steps}
-    rights = {task_id: call for task_id, call in golds.items() if call[1]}
-    found: dict[str, Play] = {}
-    told_others = num_others = 0
-    for play in facts.plays:
-        right = rights.get(play.task_id)
-        if right is None or play.policy in shows_gold:
-            continue
-        for step in play.steps[:-1]:
-            name, wrong = only_call(step.action)
-            if name != right[0] or _says(right[1], wrong, step.action):
-                continue
-            if _says(right[1], wrong, step.observation):
-                found.setdefault(play.task_id, play)
-            others = [other for _, other in rights.values() if other != right[1]]
-            num_others += len(others)
-            told_others += sum(_says(other, wrong, step.observation) for other in others)
-    if len(found) < max(_MIN_TASKS, _MIN_SHARE * len(rights)) or told_others > _CHANCE * num_others:
-        return []
-    plays = [*found.values()]
-    tool = rights[plays[0].task_id][0]
-    summary = f"the reply to a wrong call of {tool} says the right arguments on {tasks_of(plays)}"
-    return [make_finding("answer-in-feedback", "warn", summary, plays, policy="call", detail=actions_of)]
-
-
-def _says(right: Mapping[str, Any], wrong: Mapping[str, Any], text: str) -> bool:
-    """Return True if a text has each right argument that the wrong call lacks, as words."""
-    differ = [value for key, value in right.items() if value != wrong.get(key)]
-    said = [str(value) for value in differ if isinstance(value, str | int | float)]
-    return bool(said) and all(re.search(rf"(?<!\w){re.escape(each)}(?!\w)", text) for each in said)
 
 
 def _is_told(text: _Text, own: Sequence[Needle]) -> bool:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group
+from rich.console import Console, Group
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -54,26 +55,17 @@ class PolicyRow:
     score: Estimate
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Durations of an audit in seconds."""
-
-    wall_s: float
-    step_p50_s: float | None
-    step_p95_s: float | None
-    step_max_s: float | None
-    slowest: str
-    """AuditPolicy of the slowest step."""
-
-    @classmethod
-    def from_plays(cls, plays: Sequence[Play], wall_s: float) -> Times:
-        """Return the times of the steps of all plays."""
-        steps = sorted((seconds, play.key) for play in plays for seconds in play.step_s)
-        if not steps:
-            return cls(wall_s, None, None, None, "")
-        values = [seconds for seconds, _ in steps]
-        p95 = values[min(len(values) - 1, int(0.95 * len(values)))]
-        return cls(wall_s, statistics.median(values), p95, values[-1], steps[-1][1])
+def times_of(plays: Sequence[Play], wall_s: float) -> dict[str, float | str | None]:
+    """Return the durations of an audit in seconds: its own, those of the steps, and the policy of the slowest step."""
+    steps = sorted((seconds, play.key) for play in plays for seconds in play.step_s)
+    values = [seconds for seconds, _ in steps]
+    return {
+        "wall_s": wall_s,
+        "step_p50_s": statistics.median(values) if values else None,
+        "step_p95_s": values[min(len(values) - 1, int(0.95 * len(values)))] if values else None,
+        "step_max_s": values[-1] if values else None,
+        "slowest": steps[-1][1] if steps else "",
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +78,11 @@ class Audit:
     """Ids of the tasks of the plays."""
     num_plays: int
     findings: tuple[AuditFinding, ...]
+    """The allowed ones last, and the others by severity."""
     policies: tuple[PolicyRow, ...]
     unused: tuple[str, ...]
     """Allowed ids without a finding."""
-    times: Times
+    times: Mapping[str, float | str | None]
     plays: tuple[Play, ...] = ()
     requested: tuple[str, ...] = ()
     """Requested policies; empty: all."""
@@ -138,11 +131,11 @@ class Audit:
             "ceiling": self.gap,
             "judged": self.judged,
             "counts": {severity: len(self.unresolved(severity)) for severity in SEVERITIES},
-            "findings": [each.to_dict() for each in _sorted(self.findings)],
+            "findings": [each.to_dict() for each in self.findings],
             "policies": [asdict(row) for row in self.policies],
             "not_examined": list(self.not_examined),
             "unused_allowances": list(self.unused),
-            "times": asdict(self.times),
+            "times": dict(self.times),
         }
 
 
@@ -175,16 +168,12 @@ def _estimate(plays: Sequence[Play], what: str) -> Estimate:
     return over_tasks(means, num, in_range=all(0.0 <= mean <= 1.0 for mean in means))
 
 
-def _sorted(findings: Sequence[AuditFinding]) -> list[AuditFinding]:
-    return sorted(findings, key=lambda each: (bool(each.allowed), SEVERITIES.index(each.severity)))
-
-
 # --- the screen -------------------------------------------------------------------------------------------------------
 
 
 def screen(audit: Audit, *, strict: bool = False) -> Group:
     """Return the report for a terminal: the findings, the rewards of each policy, and the verdict."""
-    parts = [part for each in _sorted(audit.findings) for part in _finding_parts(each)]
+    parts = [part for each in audit.findings for part in _finding_parts(each)]
     named = [play for play in audit.plays if play.policy in audit.requested or play.key in audit.requested]
     if len(named) <= _FEW_PLAYS:
         for play in named:
@@ -204,7 +193,8 @@ def _table_parts(audit: Audit) -> list[Any]:
     """Return the rewards of the policies: a table, and a line each for policies that earned nothing or did not end."""
     left = [row.policy for row in audit.policies if row.reward.mean is None and not row.num_failed]
     zero = [row.policy for row in audit.policies if row.reward.mean == row.max_reward == 0.0 and not row.num_failed]
-    table = RichTable(title=f"{audit.env}: {_size(audit)}",
+    size = f"{counted(audit.num_plays, 'episode')} on {counted(len(audit.task_ids), 'task')}"
+    table = RichTable(title=f"{audit.env}: {size}",
                       title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))  # fmt: skip
     table.add_column("policy/best variant", overflow="fold")
     for column in ("reward, mean [95 %]", "max", "score", "full", "failed"):
@@ -221,10 +211,6 @@ def _table_parts(audit: Audit) -> list[Any]:
         if names:
             parts.append(Text(f"{counted(len(names), 'policy', 'policies')} {what}: {', '.join(names)}"))
     return parts
-
-
-def _size(audit: Audit) -> str:
-    return f"{counted(audit.num_plays, 'episode')} on {counted(len(audit.task_ids), 'task')}"
 
 
 def _finding_parts(each: AuditFinding) -> list[Any]:
@@ -279,43 +265,11 @@ def verdict(audit: Audit, *, strict: bool = False) -> str:
     )
 
 
-# --- the card ---------------------------------------------------------------------------------------------------------
-
-
 def card(audit: Audit, *, strict: bool = False) -> str:
-    """Return the report in Markdown, for an environment's page."""
-    lines = [
-        f"# Audit of {audit.env}", "",
-        f"**{verdict(audit, strict=strict)}** · {_size(audit)}, seed "
-        f"{audit.seed}.", "",
-        "| policy | kind | variants | reward, mean [95 %] | max (variant) | score | full score | failed |",
-        "|---|---|--:|--:|--:|--:|--:|--:|",
-    ]  # fmt: skip
-    for row in audit.policies:
-        best = "" if row.max_reward is None else f"{row.max_reward:.3g} ({row.best})"
-        lines.append(
-            f"| {row.policy} | {row.kind} | {row.num_variants} | {_shown(row.reward)} | {best} | "
-            f"{_shown(row.score, interval=False)} | {row.num_full} of {row.num_plays} | {row.num_failed} |"
-        )
-    lines += ["", *[f"- Not examined: {line}" for line in audit.not_examined], "", "## Findings", ""] + (
-        ["None."] if not audit.findings else []
-    )
-    for each in _sorted(audit.findings):
-        lines += [
-            f"### {'allowed' if each.allowed else each.severity}: {each.id}",
-            "",
-            f"{each.summary}. {each.why}",
-            "",
-        ]
-        if each.allowed:
-            lines += [f"Allowed: {each.allowed}", ""]
-        for evidence in each.evidence:
-            action = _one_line(evidence.action, 120).replace("`", "'")
-            lines.append(f"- task {evidence.task_id}, {evidence.policy}: `{action}`, reward {evidence.reward}")
-        if each.reproduce:
-            lines += ["", f"    {each.reproduce}"]
-        lines.append("")
-    return "\n".join(lines).rstrip() + "\n"
+    """Return the report as text in Markdown, for an environment's page."""
+    text = io.StringIO()
+    Console(file=text, width=120).print(screen(audit, strict=strict), crop=False)
+    return f"# Audit of {audit.env}\n\nSeed {audit.seed}.\n\n```text\n{text.getvalue().strip()}\n```\n"
 
 
 def write(audit: Audit, folder: Path, *, strict: bool = False) -> None:

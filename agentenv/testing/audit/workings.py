@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from agentenv._util.plurals import counted
-from agentenv.testing.audit.budget import Budget, SlowStep
-from agentenv.testing.audit.episodes import Play, shorten
+from agentenv.testing.audit.episodes import Budget, Play, SlowStep, shorten
 from agentenv.testing.audit.findings import AuditFinding, Evidence, Severity, findings_of, make_finding, tasks_of
-from agentenv.testing.conformance.records import same_number
-from agentenv.testing.marked_code import marked, names_in
+from agentenv.testing.diffs import same_number
+from agentenv.testing.odd_actions import marked, names_in
 from agentenv.testing.tool_calls import only_call
 
 _ERROR = re.compile(r"\W*(?:[\w ]{0,20}: ?)?(?:error|exception|traceback|failed)\b", re.IGNORECASE)

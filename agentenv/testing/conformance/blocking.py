@@ -10,16 +10,15 @@ from collections import Counter
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agentenv._util.paths import is_own_import
 from agentenv.testing.conformance.cases import EpisodeCase, script
 from agentenv.testing.conformance.context import ConformanceContext
-from agentenv.testing.conformance.instrumented import InstrumentedCoroutine
+from agentenv.testing.conformance.probes import BLOCKS_S, InstrumentedCoroutine, line_in
 from agentenv.testing.conformance.problems import Problem, after_action, place_of_method, problem_at
-from agentenv.testing.conformance.sleeps import BLOCKS_S, line_in
 
 _NUM_TRIES = 4
 """A busy machine delays a try or two; code that blocks does so in each."""
@@ -116,17 +115,16 @@ def blocking(context: ConformanceContext) -> list[Problem]:
     slept = []
     for method, one in context.watch.sleeps.items():
         got = f"time.sleep({one.seconds:g}){after_action(one.action)}"
-        problem = problem_at(cls, method, expected, got, _FIX)
-        slept.append(replace(problem, line=one.line or problem.line))
+        slept.append(problem_at(cls, method, expected, got, _FIX, line=one.line))
     if slept:
         return slept
     while len(tries) < _NUM_TRIES and _too_long(tries):
         tries.append(_stretches(context, file))
     problems = []
     for method, seconds in _too_long(tries).items():
-        problem = problem_at(cls, method, expected, f"{seconds * 1000:.0f} ms, which delays all episodes", _FIX)
-        line = next((line for one in tries if (line := one.line(method))), problem.line)
-        problems.append(replace(problem, line=line))
+        got = f"{seconds * 1000:.0f} ms, which delays all episodes"
+        line = next(filter(None, (one.line(method) for one in tries)), None)
+        problems.append(problem_at(cls, method, expected, got, _FIX, line=line))
     return problems
 
 

@@ -27,7 +27,7 @@ from agentenv.episode.endpoint.agent import owns_its_loop
 from agentenv.errors import InfraError
 from agentenv.runs.watchdog import frames_of
 from agentenv.testing.conformance.child import CheckProgress
-from agentenv.testing.conformance.sleeps import line_in
+from agentenv.testing.conformance.probes import line_in
 
 ENV_METHODS = ("reset", "step", "on_truncate", "close")
 OWN_LOOP_METHODS = ("run", "on_truncate", "close")
@@ -270,9 +270,13 @@ def watched_class(
         return _RecordedMethod(recorded, method)
 
     async def construct(self: Any, **kwargs: Any) -> None:
+        async def constructed() -> None:
+            started: Any = cls.__init__(self, **kwargs)
+            if inspect.isawaitable(started):
+                await started
+
         with watch.during("__init__", cls.__init__, limits.step_timeout_s), _raised_in("__init__", seen):
-            work = _constructed(cls, self, kwargs)
-            await (work if around is None else around(self, "__init__", kwargs, work))
+            await (constructed() if around is None else around(self, "__init__", kwargs, constructed()))
 
     names = OWN_LOOP_METHODS if owns_its_loop(cls) else ENV_METHODS
     body: dict[str, Any] = {name: watched(name) for name in names if hasattr(cls, name)} | {"__init__": construct}
@@ -293,12 +297,6 @@ class _RecordedMethod:
         if instance is None:
             return self._method
         return MethodType(self._method if _CALLED.get() is instance else self._recorded, instance)
-
-
-async def _constructed(cls: type[Any], instance: Any, kwargs: Mapping[str, Any]) -> None:
-    started: Any = cls.__init__(instance, **kwargs)
-    if inspect.isawaitable(started):
-        await started
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from agentenv.errors import InfraError
 from agentenv.testing.conformance.call_watch import MethodCall
 from agentenv.testing.conformance.cases import EpisodeCase
 from agentenv.testing.conformance.context import ConformanceContext
-from agentenv.testing.conformance.instrumented import InstrumentedCoroutine
+from agentenv.testing.conformance.probes import TEMP_EVENTS, Event, InstrumentedCoroutine, record_events
 from agentenv.testing.conformance.problems import (
     Problem,
     exception_problem,
@@ -27,7 +27,6 @@ from agentenv.testing.conformance.problems import (
     relative_path,
     unique,
 )
-from agentenv.testing.conformance.system_calls import TEMP_EVENTS, Event, record_events
 from agentenv.tools import calling
 
 _MAX_POINTS = 40
@@ -35,7 +34,6 @@ _MAX_TURNS = 2
 """Later turns wait at the same places."""
 _NUM_GROWTHS = 3
 """Growth in this many runs in a row is a leak; growth in one run may be a pool that starts."""
-_NOT_CLOSED = "Release it in `close` or in a `finally`: a run cancels episodes at timeouts and when it stops."
 _SETTLE_S = 2.0
 """Time for cancelled work to end: threads cannot be cancelled, and end when their call does."""
 _MAX_SETTLE = 15
@@ -52,22 +50,15 @@ class _CancelledCoroutine(InstrumentedCoroutine):
 
     def __init__(self, work: Coroutine[Any, Any, Any], swallows: list[tuple[str, int]], folder: str, **on: Any) -> None:
         super().__init__(work, **on)
-        self._root, self._swallows, self._folder = work, swallows, folder
+        self._swallows, self._folder = swallows, folder
         self._cancelled_at: tuple[str, int] | None = None
 
-    def send(self, value: Any) -> Any:
-        """See `Coroutine.send`."""
-        return self._noting(super().send, value)
-
-    def throw(self, *error: Any) -> Any:
-        """See `Coroutine.throw`."""
-        if any(isinstance(each, asyncio.CancelledError) or each is asyncio.CancelledError for each in error):
+    def stretch(self, go: Callable[..., Any], *args: Any) -> Any:
+        """See `InstrumentedCoroutine`."""
+        if any(isinstance(each, asyncio.CancelledError) or each is asyncio.CancelledError for each in args):
             self._cancelled_at = self.own_line() or self._cancelled_at
-        return self._noting(super().throw, *error)
-
-    def _noting(self, go: Callable[..., Any], *args: Any) -> Any:
         try:
-            return go(*args)
+            return super().stretch(go, *args)
         except StopIteration:
             task = asyncio.current_task()
             # A deadline of asyncio takes its own cancellation back.
@@ -77,7 +68,7 @@ class _CancelledCoroutine(InstrumentedCoroutine):
 
     def own_line(self) -> tuple[str, int] | None:
         """Return file and line of the innermost frame of the folder that waits."""
-        found, part = None, self._root
+        found, part = None, self.work
         while part is not None:
             frame = getattr(part, "cr_frame", None)
             if frame is not None and os.path.dirname(frame.f_code.co_filename) == self._folder:
@@ -173,7 +164,7 @@ class _Cancelled:
             if method == "__init__":
                 self.made.remove(agent)
             raise
-        for kind in inventory(self.temps).grown(before):
+        for kind in _growth(before, inventory(self.temps)):
             self.holds.setdefault(kind, method)
         return value
 
@@ -251,32 +242,24 @@ async def _leaves(like: _Cancelled, temps: list[Event]) -> list[Problem]:
             return problems
     method = one.at_fault if at else next((one.holds[kind] for kind in grown if kind in one.holds), "step")
     when = f"cancelled at wait {at} (in {method})" if at else "that ended by itself"
-    problem = problem_at(
-        context.agent_cls, method, "nothing left behind by an episode",
-        f"{describe_growth(grown)}, of an episode {when}", _NOT_CLOSED,
-    )  # fmt: skip
-    lines = [event.line for event in temps if event.subject in grown.get("temps", []) and event.line]
-    return [replace(problem, line=lines[0])] if lines else [problem]
+    left = "; ".join(f"{_NAMES[kind]}: {', '.join(names[:2])}" for kind, names in grown.items())
+    expected, got = "nothing left behind by an episode", f"{left}, of an episode {when}"
+    fix = "Release it in `close` or in a `finally`: a run cancels episodes at timeouts and when it stops."
+    lines = [event.line for event in temps if event.subject in grown.get("temps", [])]
+    return [problem_at(context.agent_cls, method, expected, got, fix, line=next(filter(None, lines), None))]
 
 
-@dataclass(frozen=True)
-class Inventory:
-    """The resources in use by kind, each with a readable name."""
-
-    things: Mapping[str, Mapping[Any, str]]
-
-    def grown(self, before: Inventory) -> dict[str, list[str]]:
-        """Return the kinds of which there are more than before, each with the names of the new resources."""
-        return {
-            kind: [name for thing, name in now.items() if thing not in before.things[kind]]
-            for kind, now in self.things.items()
-            if len(now) > len(before.things[kind])
-        }
+Inventory = Mapping[str, Mapping[Any, str]]
+"""The resources in use by kind, each with a readable name."""
 
 
-def describe_growth(grown: Mapping[str, Sequence[str]]) -> str:
-    """Return a description of the leftovers."""
-    return "; ".join(f"{_NAMES[kind]}: {', '.join(names[:2])}" for kind, names in grown.items())
+def _growth(before: Inventory, now: Inventory) -> dict[str, list[str]]:
+    """Return the kinds of which there are more than before, each with the names of the new resources."""
+    return {
+        kind: [name for thing, name in own.items() if thing not in before[kind]]
+        for kind, own in now.items()
+        if len(own) > len(before[kind])
+    }
 
 
 def inventory(temps: Sequence[Event]) -> Inventory:
@@ -297,15 +280,13 @@ def inventory(temps: Sequence[Event]) -> Inventory:
     for path in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):
             children.update({int(pid): f"process {pid}" for pid in path.read_text().split()})
-    return Inventory(
-        {
-            "tasks": tasks,
-            "threads": {thread: thread.name for thread in threading.enumerate()},
-            "files": files,
-            "children": children,
-            "temps": {event.subject: event.subject for event in temps if Path(event.subject).exists()},
-        }
-    )
+    return {
+        "tasks": tasks,
+        "threads": {thread: thread.name for thread in threading.enumerate()},
+        "files": files,
+        "children": children,
+        "temps": {event.subject: event.subject for event in temps if Path(event.subject).exists()},
+    }
 
 
 async def lasting_growth(before: Inventory, temps: Sequence[Event]) -> dict[str, list[str]]:
@@ -317,8 +298,8 @@ async def lasting_growth(before: Inventory, temps: Sequence[Event]) -> dict[str,
     loop = asyncio.get_running_loop()
     started, has_collected = loop.time(), False
     last_ran, run_times = started, set[str]()
-    while grown := (now := inventory(temps)).grown(before):
-        times = _run_times(now.things["threads"].keys() - before.things["threads"].keys())
+    while grown := _growth(before, now := inventory(temps)):
+        times = _run_times(now["threads"].keys() - before["threads"].keys())
         if times != run_times:
             last_ran, run_times = loop.time(), times
         seconds = loop.time() - started

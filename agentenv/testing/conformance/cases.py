@@ -1,9 +1,10 @@
-"""The policies of a check, and the episodes to run with them."""
+"""The target of a check or an audit (a class, an environment, or an agent_func.py), and the episodes to run of it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from agentenv._util.brief import brief
+from agentenv._util.paths import place_of
 from agentenv.core.engine import Tokenizer
 from agentenv.core.types import Task
 from agentenv.engines.scripted import Request, ScriptedEngine
-from agentenv.errors import ConfigError
-from agentenv.testing.odd_values import ODD_JSON, ODD_NUMBERS
+from agentenv.episode.endpoint.agent import ChatAgentSource, owns_its_loop
+from agentenv.episode.registry import env_source
+from agentenv.episode.source import EnvSource, EpisodeSource, as_agent
+from agentenv.errors import AgentEnvError, ConfigError
+from agentenv.interop.agent_files import load_agent_func
+from agentenv.testing.odd_actions import ODD_JSON, ODD_NUMBERS
+from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.testing.tool_calls import calls_with_world
 
 ODD_ACTIONS = (
@@ -129,3 +136,54 @@ def task_from_flags(prompt: str, label: Any) -> Task | None:
     if prompt in ("", PROMPT) and label in (None, LABEL):
         return None
     return Task([{"role": "user", "content": prompt or PROMPT}], label, task_id="check")
+
+
+# --- the target -------------------------------------------------------------------------------------------------------
+
+
+def load_target(target: str | type[Any], env_kwargs: Mapping[str, Any]) -> tuple[EpisodeSource, type[Any]]:
+    """Return the source of a target's episodes, and the class of its environment or agent.
+
+    Raises:
+        ConfigError: the target cannot be loaded, or does not take the arguments.
+    """
+    if not isinstance(target, str):
+        own = owns_its_loop(target)
+        source: Any = (ChatAgentSource if own else EnvSource)(target if own else as_agent(target), env_kwargs)
+        return source, source.cls
+    path = Path(target)
+    code = path.read_text(errors="replace") if path.suffix == ".py" and path.is_file() else ""
+    if "AgentExecutor" in code or "AgentRunner" in code:
+        func, tokenizer = load_agent_func(path), CharTokenizer()
+        try:
+            cls = func.agent_class(ScriptedEngine([""], tokenizer), tokenizer)
+        except AgentEnvError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"{target}: expected a working AgentExecutor, got {type(error).__name__}: {error} at "
+                f"{place_of(error)}. Fix its constructor."
+            ) from error
+        if not inspect.isclass(cls):
+            raise ConfigError(
+                f"{target}: expected AgentExecutor to have an agent class, got {cls!r}. "
+                "Set `agent_cls`, or pass the class to super().__init__."
+            )
+        return func, as_agent(cls)
+    source = env_source(target, env_kwargs)
+    return source, source.cls
+
+
+def hacks_of(cls: type[Any]) -> Mapping[str, str]:
+    """Return the hacks that a class names.
+
+    Raises:
+        ConfigError: they are not a mapping of names to actions.
+    """
+    hacks = getattr(cls, "hacks", {})
+    if not isinstance(hacks, Mapping) or not all(isinstance(text, str) for pair in hacks.items() for text in pair):
+        raise ConfigError(
+            f"{cls.__name__}.hacks: expected a mapping of names to actions, got {hacks!r:.200}. Write "
+            'hacks = {"name": "action"} in the class.'
+        )
+    return hacks

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -93,8 +94,13 @@ class CheckProgress:
         faulthandler.cancel_dump_traceback_later()
 
 
-def in_child(work: Callable[[CheckProgress], int], on_death: Callable[[ChildDeath], int]) -> int:
-    """Return the result of `work`, which runs in a child process; after its death, that of `on_death`."""
+def in_child(work: Callable[[CheckProgress | None], int], on_death: Callable[[ChildDeath], int]) -> int:
+    """Return the result of `work`, which runs in a child process; after its death, that of `on_death`.
+
+    Without `fork`, or where standard output is another one, which a child could not write to, it runs in this process.
+    """
+    if sys.stdout is not sys.__stdout__ or not hasattr(os, "fork"):
+        return work(None)
     progress = CheckProgress()
     end = progress.fork()
     if end is None:

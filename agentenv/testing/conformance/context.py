@@ -36,12 +36,13 @@ from agentenv.testing.conformance.cases import (
     Avoided,
     EpisodeCase,
     Policy,
+    hacks_of,
+    load_target,
     script,
     word_calls,
     yielding,
 )
 from agentenv.testing.conformance.problems import relative_path, source_of
-from agentenv.testing.conformance.target import hacks_of, load_target
 from agentenv.testing.tool_calls import right_calls, wrong_calls
 
 NUM_ATTEMPTS, RETRY_WAIT_S = 3, 0.2
@@ -132,12 +133,8 @@ class ConformanceContext:
         """The actions that `cases` avoid."""
         self.reached: list[EpisodeCase] | None = None
         """Further cases that reach other code; None until they are looked for."""
-        self.cls: type[Any] | None = None
-        """The class of the environment or agent; None until it is loaded."""
         self.uses_default_task = False
         """Whether the task is the built-in question, for lack of another task and of data."""
-        self._separate: list[Trajectory] | None = None
-        self._recorded: list[RecordedEpisode] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._budget_s = max(_MIN_BUDGET_S, _BUDGET_STEPS * options.step_timeout_s)
         self._deadline = time.monotonic() + self._budget_s
@@ -149,20 +146,21 @@ class ConformanceContext:
         return target if isinstance(target, str) else target.__qualname__
 
     @cached_property
-    def source(self) -> EpisodeSource:
-        """The source of its episodes, loaded at the first use."""
+    def loaded(self) -> tuple[EpisodeSource, type[Any]]:
+        """The source of its episodes, and the class of the environment or agent, loaded at the first use."""
         path = self.name.partition(":")[0]
         with self.watch.during("import", path, self.options.step_timeout_s * IMPORT_LIMITS):
-            source, self.cls = load_target(self.options.target, self.options.env_kwargs)
-        return source
+            return load_target(self.options.target, self.options.env_kwargs)
+
+    @property
+    def source(self) -> EpisodeSource:
+        """The source of its episodes."""
+        return self.loaded[0]
 
     @property
     def agent_cls(self) -> type[Any]:
         """The class of the environment or agent."""
-        _ = self.source
-        if self.cls is None:
-            raise ConfigError(f"{self.name}: expected a class, got none. Report this as a bug.")
-        return self.cls
+        return self.loaded[1]
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine and return its result. All run on one event loop, as all episodes of a process do.
@@ -190,8 +188,8 @@ class ConformanceContext:
         watch = self.watch
         quick = tuple(action for action in watch.quick if action not in watch.slow)
         self.avoided = Avoided(frozenset(watch.slow), quick, watch.num_hangs > 0)
-        self._separate = self._recorded = None
-        self.__dict__.pop("cases", None)
+        for name in ("cases", "separate_episodes", "recorded_episodes"):
+            self.__dict__.pop(name, None)
 
     def close(self) -> None:
         """Close the event loop and cancel its tasks. Repeated calls are harmless; `run` creates a new loop."""
@@ -321,16 +319,15 @@ class ConformanceContext:
         """The tokenizer of the chat; it needs no download."""
         return self.chat.tokenizer
 
-    def _script_of(self, say: Callable[[Request], str]) -> Callable[[Request], str]:
-        """Return the script of an engine without the actions to avoid."""
-        avoided = self.avoided
-        return lambda request: avoided.said(say(request))
-
     @cached_property
     def cases(self) -> list[EpisodeCase]:
         """The episodes to examine: those of `base_cases`, and those that reach other code."""
-        further = [replace(case, say=self._script_of(case.say)) for case in self.reached or ()]
-        return [*(replace(case, say=self._script_of(case.say)) for case in self.base_cases), *further]
+        avoided = self.avoided
+
+        def without(say: Callable[[Request], str]) -> Callable[[Request], str]:
+            return lambda request: avoided.said(say(request))
+
+        return [replace(case, say=without(case.say)) for case in (*self.base_cases, *(self.reached or ()))]
 
     @cached_property
     def base_cases(self) -> list[EpisodeCase]:
@@ -372,21 +369,22 @@ class ConformanceContext:
 
         Only a ContractError is a problem here; the audit reports the others.
         """
-        return self.run(self._gold(task, seed))
 
-    async def _gold(self, task: Task, seed: int) -> tuple[list[str], BaseException | None]:
-        actions: list[str] = []
-        async with self.stepped(task, seed, limits=replace(self.limits, max_turns=_MAX_GOLD_TURNS)) as episode:
-            with contextlib.suppress(EpisodeFailed):
-                await episode.begin()
-                while not episode.over:
-                    gold = asyncio.ensure_future(episode.gold())
-                    await asyncio.wait({gold})
-                    if (error := gold.exception()) is not None or (action := gold.result()) is None:
-                        return actions, error
-                    actions.append(action)
-                    await episode.act(action)
-        return actions, None
+        async def actions() -> tuple[list[str], BaseException | None]:
+            said: list[str] = []
+            async with self.stepped(task, seed, limits=replace(self.limits, max_turns=_MAX_GOLD_TURNS)) as episode:
+                with contextlib.suppress(EpisodeFailed):
+                    await episode.begin()
+                    while not episode.over:
+                        gold = asyncio.ensure_future(episode.gold())
+                        await asyncio.wait({gold})
+                        if (error := gold.exception()) is not None or (action := gold.result()) is None:
+                            return said, error
+                        said.append(action)
+                        await episode.act(action)
+            return said, None
+
+        return self.run(actions())
 
     def stepped(
         self, task: Task, seed: int = 0, limits: Limits | None = None, *, is_watched: bool = False
@@ -464,30 +462,29 @@ class ConformanceContext:
                 failed = error
         raise InfraError(f"the outside failed in {NUM_ATTEMPTS} attempts, {failed}") from failed
 
-    @property
+    @cached_property
     def separate_episodes(self) -> list[Trajectory]:
         """The trajectory of each of `cases`, run one after the other, once for all properties."""
-        if self._separate is None:
-            self._separate = self.run(self._run_separately(self.cases))
-        return self._separate
+        return self.run(self.run_separately(self.cases))
 
-    async def _run_separately(self, cases: Sequence[EpisodeCase]) -> list[Trajectory]:
+    async def run_separately(self, cases: Sequence[EpisodeCase]) -> list[Trajectory]:
+        """Run cases one after the other; return their trajectories."""
         return [await self.episode(case, engine=yielding(case, self.tokenizer)) for case in cases]
 
-    @property
+    @cached_property
     def recorded_episodes(self) -> list[RecordedEpisode]:
         """The same episodes with the calls of the environment's methods."""
-        if self._recorded is None:
-            self._recorded = self.run(self._run_recorded(self.cases))
-        return self._recorded
+        cases = self.cases
 
-    async def _run_recorded(self, cases: Sequence[EpisodeCase]) -> list[RecordedEpisode]:
-        episodes = []
-        for case in cases:
-            seen: list[MethodCall] = []
-            trajectory = await self.episode(case, source=self.recording_source(seen))
-            episodes.append(RecordedEpisode(case, trajectory, seen))
-        return episodes
+        async def recorded() -> list[RecordedEpisode]:
+            episodes = []
+            for case in cases:
+                seen: list[MethodCall] = []
+                trajectory = await self.episode(case, source=self.recording_source(seen))
+                episodes.append(RecordedEpisode(case, trajectory, seen))
+            return episodes
+
+        return self.run(recorded())
 
 
 def raise_outage(trajectory: Trajectory) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 from agentenv.chat.chat import Chat
 from agentenv.chat.tool_roles import REFUSED_TOOLS
 from agentenv.core.agent import AgentInstance
-from agentenv.core.step_dict import parse_step
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import SamplingParams, StopReason
 from agentenv.engines.scripted import ScriptedEngine
@@ -20,7 +19,7 @@ from agentenv.interop.molt.files import Env as MoltEnv
 from agentenv.interop.openrlhf.executor import AgentFunc
 from agentenv.testing import chats
 from agentenv.testing.conformance.call_watch import Hung, MethodCall
-from agentenv.testing.conformance.cases import CALL_OF_NOTHING, LABEL, ODD_ACTIONS
+from agentenv.testing.conformance.cases import CALL_OF_NOTHING, LABEL, ODD_ACTIONS, hacks_of
 from agentenv.testing.conformance.context import ConformanceContext
 from agentenv.testing.conformance.problems import (
     HANDLE_ACTIONS,
@@ -37,9 +36,7 @@ from agentenv.testing.conformance.problems import (
     source_of,
     unique,
 )
-from agentenv.testing.conformance.target import hacks_of
-from agentenv.testing.marked_code import marked, marked_actions, marked_calls, recorded_marks
-from agentenv.testing.odd_values import odd_forms, slow_pattern
+from agentenv.testing.odd_actions import marked, marked_actions, marked_calls, odd_forms, recorded_marks, slow_pattern
 from agentenv.testing.tool_calls import calls_with_texts, right_calls, wrong_calls
 
 _POWER = "9**9**9"
@@ -79,8 +76,8 @@ def hung_problem(context: ConformanceContext, hung: Hung) -> Problem:
     Raises:
         ConfigError: the call is the import of the file.
     """
-    call, cls = hung.call, context.cls
-    if cls is None:
+    call = hung.call
+    if "loaded" not in vars(context):
         at = f" at line {call.line}" if call.line else ""
         raise ConfigError(
             f"{context.name}: expected an import within {call.limit_s:g} s, got no end{at}. Move slow work "
@@ -90,10 +87,9 @@ def hung_problem(context: ConformanceContext, hung: Hung) -> Problem:
     fix += "plain `def`, or await instead of blocking."
     if call.method == "__init__":
         fix = "Every episode waits for it. Move slow work to `reset`."
-    problem = problem_at(
-        cls, call.method, f"an answer within {call.limit_s:g} s", f"none{after_action(call.action)}", fix
-    )
-    return replace(problem, line=context.watch.lines.get(call.method, problem.line))
+    expected, got = f"an answer within {call.limit_s:g} s", f"none{after_action(call.action)}"
+    line = context.watch.lines.get(call.method)
+    return problem_at(context.agent_cls, call.method, expected, got, fix, line=line)
 
 
 class _Trial:
@@ -209,10 +205,6 @@ class _Trial:
             EpisodeKey("check", seed=0),
         )
 
-    def at_line(self, problem: Problem, method: str) -> Problem:
-        """Return the problem at the line where the method was last seen."""
-        return replace(problem, line=self.watch.lines.get(method, problem.line))
-
     def timed_out(self, cls: type[Any], trajectory: Trajectory) -> Problem:
         """Return the problem of a call that exceeded its deadline."""
         where = trajectory.error.where if trajectory.error is not None else "step"
@@ -222,14 +214,14 @@ class _Trial:
         fix = "It hangs. Set a deadline for what it waits for."
         if self.context.pending_tasks and not self.context.own_loop:
             fix = "It hangs and ignores cancellation. Let CancelledError pass."
-        return self.at_line(problem_at(cls, method, expected, got, fix), method)
+        return problem_at(cls, method, expected, got, fix, line=self.watch.lines.get(method))
 
     def judge_run(self, cls: type[Any], trajectory: Trajectory) -> list[Problem]:
         """Return the problems of one episode of an agent that runs its own loop."""
         if trajectory.stop_reason is StopReason.EPISODE_TIMEOUT:
             fix = "Stop after a bounded number of requests, and when the endpoint rejects one."
             expected = f"an end within {self.limits.episode_timeout_s:g} s"
-            return [self.at_line(problem_at(cls, "run", expected, "none", fix), "run")]
+            return [problem_at(cls, "run", expected, "none", fix, line=self.watch.lines.get("run"))]
         if trajectory.stop_reason is StopReason.STEP_TIMEOUT:
             return [self.timed_out(cls, trajectory)]
         if trajectory.error is None:
@@ -242,12 +234,15 @@ class _Trial:
         """Return the problems of one episode of an environment."""
         if trajectory.stop_reason is StopReason.STEP_TIMEOUT:
             return [self.timed_out(cls, trajectory)]
-        problems: list[Problem] = []
-        for one in seen:
-            if one.error is not None:
-                problems.append(exception_problem(cls, one.method, one.error))
-            elif one.method == "step":
-                problems += _judge_step(cls, one.value)
+        problems = [exception_problem(cls, one.method, one.error) for one in seen if one.error is not None]
+        for turn in trajectory.turns:
+            problems += info_problems(cls, "step", turn.result.info) if turn.result is not None else []
+        for value in (one.value for one in seen if one.method == "step" and not issubclass(cls, MoltEnv)):
+            reward = value.get("rewards") if isinstance(value, Mapping) else None
+            if isinstance(reward, int | float) and not hasattr(reward, "item"):
+                expected, fix = "rewards with .item(), as OpenRLHF reads them", "Return torch.tensor([reward]), or a "
+                fix += "StepResult, which agentenv's AgentExecutor converts."
+                problems.append(problem_at(cls, "step", expected, f"{reward!r}", fix))
         error = trajectory.error
         if error is not None and not problems:
             problems.append(record_problem(cls, error))
@@ -283,26 +278,4 @@ def _static(context: ConformanceContext) -> list[Problem]:
             where = f"{cls.__name__}.hacks"
             file, line = attribute_at(cls, "hacks")
             problems.append(Problem(relative_path(file), line, where, *read_message(str(error), where)))
-    return problems
-
-
-def _judge_step(cls: type[AgentInstance], value: Any) -> list[Problem]:
-    where = f"{cls.__name__}.step"
-    try:
-        result = parse_step(value, where, cls.score_range)
-    except ContractError as error:
-        return [problem_at(cls, "step", *read_message(str(error), where))]
-    problems = info_problems(cls, "step", result.info)
-    if (
-        isinstance(value, Mapping)
-        and not issubclass(cls, MoltEnv)
-        and isinstance(value["rewards"], (int, float))
-        and not hasattr(value["rewards"], "item")
-    ):
-        problems.append(
-            problem_at(
-                cls, "step", "rewards with .item(), as OpenRLHF reads them", f"{value['rewards']!r}",
-                "Return torch.tensor([reward]), or a StepResult, which agentenv's AgentExecutor converts.",
-            )
-        )  # fmt: skip
     return problems

@@ -15,6 +15,7 @@ from agentenv.core.agent import AgentInstance
 from agentenv.core.types import Task
 from agentenv.errors import AgentEnvError, InfraError
 from agentenv.testing.conformance.context import ConformanceContext, NotApplicable, raise_outage
+from agentenv.testing.conformance.probes import IO_EVENTS, record_events
 from agentenv.testing.conformance.problems import (
     Problem,
     exception_problem,
@@ -23,7 +24,6 @@ from agentenv.testing.conformance.problems import (
     relative_path,
     unique,
 )
-from agentenv.testing.conformance.system_calls import IO_EVENTS, record_events
 
 QUICK_S = 0.1
 """Every episode pays for its constructor again, and makes an instance for each attempt."""
@@ -45,9 +45,7 @@ def constructor(context: ConformanceContext) -> list[Problem]:
         context.run(_closed(context, instance))
     own = [event for event in events if event.line]
     expected = "no input or output in the constructor"
-    problems = [
-        replace(problem_at(cls, "__init__", expected, f"it {e.description}", _FIX), line=e.line) for e in own[:1]
-    ]
+    problems = [problem_at(cls, "__init__", expected, f"it {e.description}", _FIX, line=e.line) for e in own[:1]]
     if min(seconds) > QUICK_S and not problems:
         expected, got = f"a constructor that takes less than {QUICK_S:g} s", f"{min(seconds):.2f} s"
         problems.append(problem_at(cls, "__init__", expected, got, _FIX))
@@ -113,21 +111,19 @@ def data(context: ConformanceContext) -> list[Problem]:
 
 
 async def _problems_of_rows(context: ConformanceContext, name: str, tasks: list[Task]) -> list[Problem]:
-    step = max(1, len(tasks) // context.options.num_rows)
-    for number in range(0, len(tasks), step):
-        error = await context.retried(partial(_error_of_reset, context, tasks[number], number))
+    async def reset(task: Task, seed: int) -> AgentEnvError | None:
+        async with context.stepped(task, seed) as episode:
+            try:
+                await episode.begin()
+            except AgentEnvError as error:
+                raise_outage(episode.trajectory)
+                return error
+        return None
+
+    for number in range(0, len(tasks), max(1, len(tasks) // context.options.num_rows)):
+        error = await context.retried(partial(reset, tasks[number], number))
         if error is not None:
             expected = f"`reset` to accept every row of {name!r}"
             got = f"an error at row {number + 1} ({tasks[number].task_id!r}): {error}"
             return [problem_at(context.agent_cls, "reset", expected, got, "Fix the row, or make `reset` accept it.")]
     return []
-
-
-async def _error_of_reset(context: ConformanceContext, task: Task, seed: int) -> AgentEnvError | None:
-    async with context.stepped(task, seed) as episode:
-        try:
-            await episode.begin()
-        except AgentEnvError as error:
-            raise_outage(episode.trajectory)
-            return error
-    return None

@@ -110,7 +110,7 @@ def record_problem(
     """Return the problem of the error that an episode recorded, at the line that raised it if that is known."""
     method = {"create": "__init__", "prompt": "reset"}.get(error.where, error.where)
     where = f"{cls.__name__}.{method}"
-    if error.message.startswith(f"{where}: expected "):
+    if error.message.startswith(f"{where}: ") and ", got " in error.message:
         return problem_at(cls, method, *read_message(error.message, where))
     problem = problem_at(cls, method, expected, f"{error.type}: {error.message}", fix)
     path, _, line = error.place.rpartition(":")
@@ -128,10 +128,12 @@ def info_problems(cls: type[AgentInstance], method: str, info: Mapping[str, Any]
     return [problem_at(cls, method, expected, f"{bad!r}", "Convert or omit them.")] if bad else []
 
 
-def problem_at(cls: type[AgentInstance], method: str, expected: str, got: str, fix: str) -> Problem:
-    """Return a problem of a method, at its first line."""
-    file, line = place_of_method(cls, method)
-    return Problem(relative_path(file), line, f"{cls.__name__}.{method}", expected, got, fix)
+def problem_at(
+    cls: type[AgentInstance], method: str, expected: str, got: str, fix: str, *, line: int | None = None
+) -> Problem:
+    """Return a problem of a method, at a line of its file if that is known, or else at its first."""
+    file, first = place_of_method(cls, method)
+    return Problem(relative_path(file), line or first, f"{cls.__name__}.{method}", expected, got, fix)
 
 
 def after_action(action: str | None) -> str:

@@ -18,17 +18,15 @@ from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
 from typing import Any
 
-from agentenv.chat.chat import text_of
 from agentenv.core.types import Task
 from agentenv.engines.scripted import Request
 from agentenv.errors import AgentEnvError, EpisodeFailed
 from agentenv.interop.openrlhf.executor import AgentFunc
+from agentenv.testing.chats import observation_text
 from agentenv.testing.conformance.cases import ODD_ACTIONS, EpisodeCase
 from agentenv.testing.conformance.context import ConformanceContext
-from agentenv.testing.conformance.records import own_classes
 from agentenv.testing.shifted_clock import modules_of
-from agentenv.testing.tool_calls import calls_with_world
-from agentenv.testing.world import commands_of, options_of, words_of
+from agentenv.testing.tool_calls import calls_with_world, commands_of, options_of, words_of
 
 _MAX_EPISODES, _MAX_IN_VAIN, _MAX_KEPT = 26, 9, 8
 """Candidates in all, in a row that reach nothing new, and kept."""
@@ -83,7 +81,7 @@ class _Explorer:
         with recorded_instructions(self.files) as reached:
             async with context.stepped(candidate.task, candidate.seed, limits, is_watched=True) as episode:
                 try:
-                    prompt = _text(await episode.begin())
+                    prompt = observation_text(await episode.begin())
                     tools = episode.trajectory.tools or ()
                     seen = [prompt]
                     while not episode.over:
@@ -93,7 +91,7 @@ class _Explorer:
                         result = await episode.act(action)
                         if result.done:
                             self.endings.add(action)
-                        seen.append(_text(result.observation))
+                        seen.append(observation_text(result.observation))
                 except EpisodeFailed:
                     failed = bool(said) and not self.kept
                 except AgentEnvError:
@@ -190,29 +188,26 @@ def explore(context: ConformanceContext) -> None:
     context.reached = []
     if context.own_loop or isinstance(context.source, AgentFunc):
         return
-    files = {file for module in modules_of(own_classes(context.agent_cls)) if (file := getattr(module, "__file__", ""))}
-    candidates = [*_candidates(context)]
-    _ = context.cases  # computed first, since it runs the event loop
-    context.reached = context.run(_explored(context, files, candidates))
+    files = {file for module in modules_of(context.agent_cls) if (file := getattr(module, "__file__", ""))}
+    candidates, cases = [*_candidates(context)], context.cases  # computed first, since they run the event loop
+
+    async def explored() -> list[EpisodeCase]:
+        with recorded_instructions(files) as known:
+            for case in cases:  # none is reached yet
+                await context.episode(case, source=context.recording_source([]))
+        explorer = _Explorer(context, files, known)
+        started, in_vain = time.monotonic(), 0
+        for number, candidate in enumerate(candidates):
+            is_late = number > 4 and time.monotonic() - started > _MAX_S
+            if is_late or number >= _MAX_EPISODES or in_vain >= _MAX_IN_VAIN or len(explorer.kept) >= _MAX_KEPT:
+                break
+            in_vain = 0 if await explorer.play(candidate) else in_vain + 1
+        return explorer.kept
+
+    context.reached = context.run(explored())
     context.__dict__.pop("cases", None)
     if context.has_slow_calls:
         context.avoid_slow_calls()
-
-
-async def _explored(
-    context: ConformanceContext, files: set[str], candidates: Sequence[_Candidate]
-) -> list[EpisodeCase]:
-    with recorded_instructions(files) as known:
-        for case in context.cases:  # none is reached yet
-            await context.episode(case, source=context.recording_source([]))
-    explorer = _Explorer(context, files, known)
-    started, in_vain = time.monotonic(), 0
-    for number, candidate in enumerate(candidates):
-        is_late = number > 4 and time.monotonic() - started > _MAX_S
-        if is_late or number >= _MAX_EPISODES or in_vain >= _MAX_IN_VAIN or len(explorer.kept) >= _MAX_KEPT:
-            break
-        in_vain = 0 if await explorer.play(candidate) else in_vain + 1
-    return explorer.kept
 
 
 def _candidates(context: ConformanceContext) -> Iterator[_Candidate]:
@@ -237,12 +232,6 @@ def _candidates(context: ConformanceContext) -> Iterator[_Candidate]:
             yield _Candidate(f"gold of {row.task_id}", row, seed if row.seed is None else row.seed, _MAX_TURNS)
     for number in range(6, _MAX_EPISODES):
         yield _Candidate(f"valid actions {number + 1}", task, seed, draws=random.Random(number))
-
-
-def _text(observation: str | Sequence[Mapping[str, Any]]) -> str:
-    if isinstance(observation, str):
-        return observation
-    return "\n".join(text_of(message) for message in observation)
 
 
 @contextmanager

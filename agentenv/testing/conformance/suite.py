@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 from agentenv._util.suggest import did_you_mean
@@ -18,16 +17,12 @@ from agentenv.testing.conformance.cancellation import cancel
 from agentenv.testing.conformance.child import CheckProgress, ChildDeath
 from agentenv.testing.conformance.context import ConformanceContext, ConformanceOptions, NotApplicable, SlowCalls
 from agentenv.testing.conformance.contract import contract, hung_problem
-from agentenv.testing.conformance.determinism import determinism
-from agentenv.testing.conformance.feedback import feedback
-from agentenv.testing.conformance.isolation import isolation
 from agentenv.testing.conformance.lifecycle import close, constructor, data
-from agentenv.testing.conformance.outcomes import ends, rewards, truncation
-from agentenv.testing.conformance.portability import portability
+from agentenv.testing.conformance.probes import shortened_sleeps
 from agentenv.testing.conformance.problems import Problem, relative_path, unique
 from agentenv.testing.conformance.reach import explore
-from agentenv.testing.conformance.sleeps import shortened_sleeps
-from agentenv.testing.conformance.values import mutation, pickling
+from agentenv.testing.conformance.repeats import determinism, isolation, portability
+from agentenv.testing.conformance.results import ends, feedback, mutation, pickling, rewards, truncation
 
 Property = Callable[[ConformanceContext], list[Problem]]
 PROPERTIES: Mapping[str, Property] = {
@@ -138,12 +133,18 @@ def check_property(context: ConformanceContext, name: str) -> PropertyOutcome:
 
     After a call that hangs, or many that are slow, the property is checked again without their actions.
     """
+
+    def examined() -> list[Problem]:
+        if name not in _WITHOUT_CASES:
+            explore(context)
+        return PROPERTIES[name](context)
+
     started = time.perf_counter()
     found: list[Problem] = []
     for _ in range(_MAX_TRIES):
         try:
             with nullcontext() if name == "constructor" else shortened_sleeps(context.watch.note_sleep):
-                found += asyncio.run(context.watch.run(partial(_checked, context, name), name))
+                found += asyncio.run(context.watch.run(examined, name))
             break
         except NotApplicable as reason:
             if not found:
@@ -161,13 +162,6 @@ def check_property(context: ConformanceContext, name: str) -> PropertyOutcome:
     named = [replace(problem, property=name) for problem in unique(found)]
     broken, notes = ([each for each in named if each.is_note is is_note] for is_note in (False, True))
     return PropertyOutcome(name, "broken" if broken else "held", broken, notes, seconds=time.perf_counter() - started)
-
-
-def _checked(context: ConformanceContext, name: str) -> list[Problem]:
-    """Return the problems of one property, for the cases that reach most of the code."""
-    if name not in _WITHOUT_CASES:
-        explore(context)
-    return PROPERTIES[name](context)
 
 
 def check_names(names: Sequence[str], flag: str) -> None:

@@ -34,6 +34,16 @@ def ids(result, *severities):
     return {each.id for each in result.findings if not severities or each.severity in severities}
 
 
+class Says(Sound):
+    """The label itself is right."""
+
+    def right(self, text, states):
+        return text.strip() == states["label"]
+
+    async def gold(self, states):
+        return states["label"]
+
+
 class PaysSilence(Sound):
     def right(self, text, states):
         return not text.strip() or super().right(text, states)
@@ -53,11 +63,6 @@ class PaysItsHack(Sound):
         return text == "open sesame" or super().right(text, states)
 
 
-class PaysEmptyForms(Sound):
-    def right(self, text, states):
-        return text.startswith("```python") or super().right(text, states)
-
-
 class PaysForm(Sound):
     """Most of the reward is for the form; one attempt."""
 
@@ -67,26 +72,11 @@ class PaysForm(Sound):
         return 0.8 * ("####" in states["action_text"]) + 0.2 * right
 
 
-class SaysYes(Sound):
-    """Every label is yes, and so is every guess."""
-
-    def right(self, text, states):
-        return text.strip() == "yes"
-
-    async def gold(self, states):
-        return "yes"
-
-
 class TakesAnything(Sound):
     """Whatever has a character is right."""
 
     def right(self, text, states):
         return bool(text.strip())
-
-
-class WrongGold(Sound):
-    async def gold(self, states):
-        return f"the answer is {states['label']}, as everybody knows"
 
 
 class HalfGold(Sound):
@@ -121,11 +111,6 @@ class PaysNothing(Sound):
 
     def score(self, right):
         return None
-
-
-class TellsTheAnswer(Sound):
-    def said(self, states):
-        return f"Wrong: it would have been {int(states['label']):,}."
 
 
 class TellsItsOwnCode(Sound):

@@ -12,7 +12,7 @@ from agentenv.core.dataset import in_messages, read_tasks
 from agentenv.core.types import Limits, SamplingParams, StepResult
 from agentenv.episode.source import EnvSource
 from agentenv.errors import InfraError
-from agentenv.testing.audit import budget
+from agentenv.testing.audit import episodes
 from agentenv.testing.audit.auditing import AuditOptions, audit_env
 from agentenv.testing.audit.episodes import PolicyRunner, replay_all
 from agentenv.testing.audit.policies import AuditPolicy
@@ -95,7 +95,7 @@ async def test_a_repetition_ends_when_the_time_is_over():
             return StepResult(terminated=True)
 
     task = next(in_messages(task) for path in Desk.datasets.values() for task in read_tasks(str(path)))
-    used = budget.Budget()
+    used = episodes.Budget()
     runner = PolicyRunner(
         partial(create, WaitsTheSecondTime, {}), [task], stand_in(), LIMITS, SamplingParams(max_tokens=100), budget=used
     )
@@ -107,13 +107,13 @@ async def test_a_repetition_ends_when_the_time_is_over():
 
 
 async def test_calls_that_take_long_are_named_and_others_come_first(monkeypatch):
-    add = budget.Budget.add
+    add = episodes.Budget.add
 
     def add_as_on_an_idle_machine(self, policy, task_id, action, step_s):
-        add(self, policy, task_id, action, budget.SLOW_S if '"lookup"' in action else 0.0)
+        add(self, policy, task_id, action, episodes.SLOW_S if '"lookup"' in action else 0.0)
 
-    monkeypatch.setattr(budget.Budget, "add", add_as_on_an_idle_machine)
-    monkeypatch.setattr(budget, "_OF_ONE_POLICY", 0.0)
+    monkeypatch.setattr(episodes.Budget, "add", add_as_on_an_idle_machine)
+    monkeypatch.setattr(episodes, "_OF_ONE_POLICY", 0.0)
     result = await audited(Desk, policies=("calls", "giving_up"), repeat=False)
     found = {each.id: each for each in result.findings}
     assert found["slow-call"].severity == "note"
@@ -124,7 +124,7 @@ async def test_calls_that_take_long_are_named_and_others_come_first(monkeypatch)
 
 
 def test_a_policy_is_slow_by_its_part_of_the_time():
-    used = budget.Budget(40.0)
+    used = episodes.Budget(40.0)
     used.add("calls/a", "t", "x", 0.9)
     assert not used.is_slow("calls")
     used.add("calls/b", "t", "y", 1.2)

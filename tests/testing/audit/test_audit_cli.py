@@ -109,29 +109,8 @@ def test_the_folder_has_data_plays_and_a_card(target, tmp_path):
     card = (out / "audit.md").read_text()
     assert data["num_plays"] == len(plays)
     assert {play["policy"].partition("/")[0] for play in plays} == {"null", "constant", "enumeration", "gold"}
-    assert "### fail: hack-earns:enumeration" in card
-    assert "| gold | gold | 1 | 1.000" in card
-
-
-@pytest.mark.long
-def test_cases_hold_or_fail_and_a_line_that_is_none_is_a_usage_error(target, tmp_path, capsys):
-    file = tmp_path / "cases.jsonl"
-    right = '{"task": "t0", "action": "It is 411.", "score": 0, "name": "in prose"}\n'
-    file.write_text(right + '{"task": "t1", "actions": ["412"], "reward": 1.0, "score": 1.0}\n')
-    asked = [*target, "--cases", str(file), "--policies", "null"]
-    assert main(["audit", *asked]) == 0
-    file.write_text(right + '{"task": "t1", "actions": ["413"], "reward": 1.0}\n')
-    assert main(["audit", *asked]) == 1
-    said = capsys.readouterr().out
-    assert "case-fails:cases.jsonl:2" in said
-    assert "reward 1 expected, got 0.0" in said
-    for wrong in ('{"task": "t1", "actions": []}', '{"task": "t1", "actions": ["x"]}', "no json"):
-        file.write_text(wrong)
-        assert main(["audit", *asked]) == 2
-        assert "cases.jsonl:1: expected {" in capsys.readouterr().err
-    file.write_text('{"task": "t9", "actions": ["x"], "score": 1}')
-    assert main(["audit", *asked]) == 2
-    assert "expected the id of a task, got 't9'" in capsys.readouterr().err
+    assert "fail    hack-earns:enumeration: " in card
+    assert "gold " in card
 
 
 @pytest.mark.parametrize(

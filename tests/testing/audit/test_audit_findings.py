@@ -1,6 +1,7 @@
 """What an audit finds: every fault of an environment is named, and a sound one has none."""
 
 import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -62,17 +63,10 @@ async def test_a_sound_environment_has_no_findings_with_any_policy():
 @pytest.mark.parametrize(
     ("cls", "policies", "found"),
     [
-        (envs.PaysSilence, (*CORE, "unicode/nul"), {"null-earns"}),
-        (envs.PaysEnumeration, (*CORE, "enumeration"), {"hack-earns:enumeration"}),
         (envs.PaysItsHack, (*CORE, "hacks"), {"hack-earns:hacks"}),
-        (envs.PaysEmptyForms, (*CORE, "format_only"), {"hack-earns:format_only"}),
-        (envs.SaysYes, CORE, {"guess-earns:constant"}),
         (envs.TakesAnything, CORE, {"trivial-tasks"}),
-        (envs.WrongGold, CORE, {"gold-fails"}),
         (envs.FailingGold, (*CORE, "wrong", "hedge"), {"gold-fails"}),
-        (envs.PaysEnumeration, (*CORE, "wrong", "hedge"), {"hedging"}),
         (envs.PaysNothing, CORE, {"no-signal"}),
-        (envs.TellsTheAnswer, CORE, {"answer-in-feedback"}),
         (envs.Wavers, CORE, {"flaky-reward"}),
         (envs.FailsOnNul, (*CORE, "unicode"), {"hostile-error"}),
         (envs.FailsAtReset, CORE, {"data-error"}),
@@ -404,3 +398,40 @@ async def test_free_text_without_its_end_may_earn_a_reward():
 )  # fmt: skip
 def test_the_beginning_of_an_answer_is_another_answer(gold, left):
     assert cut_answer(gold) == left
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("counts", [True, False])
+async def test_a_reward_that_falls_with_the_minutes_between_turns_fails(counts):
+    class PaysHaste(envs.Sound):
+        async def reset(self, states):
+            self.began_s = time.monotonic()
+            return states
+
+        def reward(self, right, states):
+            minutes = (time.monotonic() - self.began_s) // 60
+            return right / (1 + minutes * counts)
+
+    result = await audited(PaysHaste, "giving_up")
+    assert ids(result, "fail", "warn") == ({"clock"} if counts else set())
+
+
+@pytest.mark.long
+async def test_the_same_actions_of_another_policy_are_no_second_finding():
+    class PaysForOneWord(envs.Sound):
+        def right(self, text, states):
+            return text == "skip" or super().right(text, states)
+
+    found = ids(await audited(PaysForOneWord, "giving_up", "echo", "say/skip", "again/skip"))
+    assert [each for each in found if each.startswith("guess-earns")] == ["guess-earns:say"]
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_an_answer_behind_the_same_word_of_each_prompt_is_warned_of(is_told):
+    rows = [
+        Task(f"id: {n}\nassigned_to: {team if is_told else 'storage'}\nTeams: storage, network. Which one?", team,
+             task_id=str(n))
+        for n, team in enumerate(("storage", "network", "storage"))
+    ]  # fmt: skip
+    found = ids(await audited(envs.Says, "label", on=rows, repeat=False), "fail", "warn")
+    assert found == ({"answer-in-prompt"} if is_told else set())

@@ -1,9 +1,7 @@
 """The report of an audit: its form does not change unseen, and two audits of one environment say the same."""
 
-import io
 import json
 import os
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,7 +15,6 @@ from agentenv.testing.audit.episodes import shorten
 from agentenv.testing.audit.findings import WHY, apply_allowances, make_finding
 from agentenv.testing.audit.policies import all_policies, change_answer, select_policies
 from agentenv.testing.audit.report import card, screen
-from tests.drivers import command
 from tests.testing.audit import audited as envs
 from tests.testing.audit.audited import audited, tasks
 
@@ -189,33 +186,3 @@ async def test_a_policy_that_earned_nothing_but_failed_is_not_folded():
     result = await audited(envs.FailsOnNul, "unicode", on=tasks(1))
     (row,) = [line.split() for line in shown(result) if line.startswith("unicode")]
     assert row[-1] == "1"
-
-
-async def test_the_report_has_no_color_if_that_is_asked_for(monkeypatch):
-    from rich.console import Console
-
-    result = await audited(envs.PaysSilence, "null", on=tasks(1))
-    for variables, colored in (({}, True), ({"NO_COLOR": "1"}, False)):
-        console = Console(
-            width=80, force_terminal=True, color_system="standard", _environ=variables, file=io.StringIO()
-        )
-        console.print(screen(result), crop=False)
-        assert ("\x1b[1;31m" in console.file.getvalue()) == colored
-
-
-@pytest.mark.long
-def test_the_command_prints_what_reproduces_a_finding_whole(tmp_path, monkeypatch, capsys):
-    folder = tmp_path / ("a_folder_with_a_name_that_is_rather_long_" * 2)
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("COLUMNS", "80")
-    Path("pays.py").write_text(
-        "from agentenv import AgentInstance, StepResult\n\n\nclass Pays(AgentInstance):\n"
-        "    async def step(self, states):\n        return StepResult(reward=1.0, score=1.0, terminated=True)\n"
-    )
-    (folder / "rows.jsonl").write_text('{"prompt": "Say 3.", "label": "3"}\n')
-    source = str(folder / "pays.py")
-    assert command(["audit", source, "--data", str(folder / "rows.jsonl"), "--policies", "null", "--no_repeat"]) == 1
-    lines = [line for line in capsys.readouterr().out.splitlines() if "reproduce: " in line]
-    assert all(f"audit {source} --data " in line and " --policies " in line for line in lines)
-    assert lines[0].endswith(" --task 000000 --policies null/empty")

@@ -2,7 +2,6 @@
 
 import pytest
 
-from agentenv.cli.main import main
 from agentenv.core.agent import AgentInstance
 from agentenv.core.types import StepResult
 from agentenv.testing.audit.report import verdict
@@ -131,18 +130,3 @@ async def test_a_finding_that_fails_outweighs_that_the_rest_was_not_judged():
     result = await audited(paying(lambda text: 1), *ANY)
     assert result.exit_code() == 1
     assert verdict(result) == "failed: 1 fail, 1 warn, 0 note"
-
-
-@pytest.mark.long
-def test_the_command_exits_with_4_if_nothing_was_judged(tmp_path, capsys):
-    (tmp_path / "own.py").write_text(
-        "from agentenv import AgentInstance, StepResult\n\n\n"
-        "class Own(AgentInstance):\n"
-        "    async def step(self, states):\n"
-        "        return StepResult(reward=float(states['action_text'] == 'Lisbon'), terminated=True)\n"
-    )
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "Capital of Portugal?", "label": "Lisbon"}\n')
-    asked = ["audit", str(tmp_path / "own.py"), "--data", str(tmp_path / "rows.jsonl"), "--policies", "null"]
-    assert main(asked) == 4
-    assert "nothing could be judged: " in capsys.readouterr().out
-    assert main([*asked, "--pass_reward", "1"]) == 0

@@ -7,11 +7,20 @@ import pytest
 
 from agentenv.core.agent import AgentInstance
 from agentenv.core.types import StepResult, Task
-from agentenv.testing.audit.follow import followed, named_policies
-from agentenv.testing.tool_calls import call_text, calls_with_world, ending_tools, writing_calls
-from agentenv.testing.world import commands_of, form_of, keys_of, options_of, words_of
+from agentenv.testing.audit.auditing import followed, named_policies
+from agentenv.testing.tool_calls import (
+    call_text,
+    calls_with_world,
+    commands_of,
+    ending_tools,
+    form_of,
+    keys_of,
+    options_of,
+    words_of,
+    writing_calls,
+)
 from agentenv.tools import answer_calls, schema_of
-from tests.testing.audit.audited import Sound, audited, ids
+from tests.testing.audit.audited import Says, Sound, audited, ids
 
 KEYS = ("port_a", "port_b", "port_c")
 ROWS = [
@@ -218,16 +227,9 @@ async def test_a_key_that_the_prompt_names_is_no_leak_and_a_copied_answer_at_any
     keyed = [Task(f"Code of {name}?", name, task_id=name) for name in names]
     assert ids(await audited(Keyed, "label", on=keyed), "fail", "warn") == set()
 
-    class Copied(Sound):
-        def right(self, text, states):
-            return text.strip() == states["label"]
-
-        async def gold(self, states):
-            return states["label"]
-
     said = ("Who won? Ines lost, Lisbon won.", "Who won? It was Nairobi, said Tom.", "Who won? Caracas did, not Oslo.")
     copied = [Task(text, name, task_id=name) for text, name in zip(said, names, strict=True)]
-    result = await audited(Copied, "label", on=copied)
+    result = await audited(Says, "label", on=copied)
     assert "answer-in-prompt" in ids(result, "note")
     assert ids(result, "fail", "warn") == set()
 
@@ -256,15 +258,8 @@ async def test_a_number_of_the_prompt_within_a_longer_answer_is_no_leak():
 
 
 async def test_a_constant_that_is_one_of_two_answers_is_noted_only():
-    class YesOrNo(Sound):
-        def right(self, text, states):
-            return text.strip() == states["label"]
-
-        async def gold(self, states):
-            return states["label"]
-
     rows = [Task(f"Is {n} even?", "no" if n % 2 else "yes", task_id=str(n)) for n in range(6)]
-    assert ids(await audited(YesOrNo, "constant", on=rows), "fail", "warn") == set()
+    assert ids(await audited(Says, "constant", on=rows), "fail", "warn") == set()
 
 
 def test_words_of_a_text_are_its_names_files_and_options():

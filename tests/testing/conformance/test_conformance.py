@@ -5,7 +5,6 @@ import contextlib
 import gc
 import math
 import os
-import random
 import re
 import signal
 import sys
@@ -15,15 +14,13 @@ import time
 from typing import ClassVar
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from agentenv.core.agent import AgentInstance
 from agentenv.core.types import StepResult, Task
 from agentenv.errors import ConfigError
 from agentenv.testing.conformance.context import ConformanceOptions
-from agentenv.testing.conformance.records import same_number
 from agentenv.testing.conformance.suite import PROPERTIES, check_property, make_context, run_suite
+from agentenv.testing.diffs import same_number
 from agentenv.tools import answer_calls, schema_of
 from tests.testing.conformance.broken_envs import ALSO, BROKEN, HEAD, SLOW
 
@@ -35,6 +32,11 @@ def write(folder, body):
     (folder / "agent.py").write_text(text)
     (folder / "agent.py.jsonl").write_text(ROWS)
     return next((number for number, line in enumerate(text.splitlines(), 1) if line.endswith("# HERE")), None)
+
+
+def checked(target, *args, name, **options):
+    """The outcome of one property."""
+    return check_property(make_context(ConformanceOptions(target, *args, **options)), name)
 
 
 def double(n: int) -> int:
@@ -158,9 +160,9 @@ def test_an_environment_with_tools_may_leave_the_end_to_the_limit_of_a_run(env):
 
 @pytest.mark.long
 def test_the_end_of_an_environment_with_tools_is_demanded_with_the_flag_and_set_by_the_class():
-    assert check_property(make_context(ConformanceOptions(Desk, max_turns=5)), "ends").state == "broken"
+    assert checked(Desk, max_turns=5, name="ends").state == "broken"
     limited = type("Limited", (Desk,), {"max_turns": 5, "__module__": __name__})
-    outcome = check_property(make_context(ConformanceOptions(limited)), "ends")
+    outcome = checked(limited, name="ends")
     assert (outcome.state, outcome.notes) == ("held", [])
 
 
@@ -174,10 +176,8 @@ def test_a_policy_that_is_given_is_tried_too():
             assert states["action_text"] != "boo"
             return StepResult(terminated=True)
 
-    assert check_property(make_context(ConformanceOptions(Boo)), "rewards").state == "held"
-    outcome = check_property(
-        make_context(ConformanceOptions(Boo, policy=lambda prompt: "boo" if "6 times 7" in prompt else "")), "rewards"
-    )
+    assert checked(Boo, name="rewards").state == "held"
+    outcome = checked(Boo, policy=lambda prompt: "boo" if "6 times 7" in prompt else "", name="rewards")
     assert [problem.where for problem in outcome.problems] == ["Boo.step"]
 
 
@@ -189,7 +189,7 @@ def test_an_argument_that_is_not_json_or_cannot_be_pickled_is_named():
         async def step(self, states):
             return StepResult(terminated=True)
 
-    outcome = check_property(make_context(ConformanceOptions(Takes, {"one": {1: 2}, "other": lambda: 1})), "pickling")
+    outcome = checked(Takes, {"one": {1: 2}, "other": lambda: 1}, name="pickling")
     expected = {problem.expected for problem in outcome.problems}
     assert expected == {
         "a class that can be pickled", "an argument 'one' that is JSON", "an argument 'other' that can be pickled",
@@ -197,7 +197,7 @@ def test_an_argument_that_is_not_json_or_cannot_be_pickled_is_named():
 
 
 def test_an_argument_that_episodes_change_is_named():
-    outcome = check_property(make_context(ConformanceOptions(Eats, {"words": ["a"] * 99})), "mutation")
+    outcome = checked(Eats, {"words": ["a"] * 99}, name="mutation")
     (problem,) = outcome.problems
     assert problem.expected == "the argument 'words' unchanged"
 
@@ -254,7 +254,7 @@ class Crowded(AgentInstance):
 
 
 def test_a_failure_only_among_other_episodes_is_reported_by_its_error():
-    (problem,) = check_property(make_context(ConformanceOptions(Crowded)), "isolation").problems
+    (problem,) = checked(Crowded, name="isolation").problems
     assert problem.got.startswith("error: None alone, 'env error in step: ConnectionError: too many' among 32")
 
 
@@ -324,16 +324,6 @@ def test_a_property_that_takes_long_is_reported_while_it_continues(monkeypatch):
     assert re.fullmatch(r"rewards: \d+ s so far\.", told[0])
 
 
-@pytest.mark.long
-def test_an_environment_whose_episodes_are_long_is_checked_with_more_turns():
-    class Long(AgentInstance):
-        async def step(self, states):
-            return StepResult("Go on.", terminated=states["turn_index"] == 19)
-
-    assert check_property(make_context(ConformanceOptions(Long)), "ends").state == "broken"
-    assert check_property(make_context(ConformanceOptions(Long, max_turns=20)), "ends").state == "held"
-
-
 class Solvable(AgentInstance):
     async def step(self, states):
         if states["action_text"] != "go":
@@ -356,17 +346,17 @@ class EndsOnItsLastTurn(AgentInstance):
 
 @pytest.mark.parametrize("name", ["contract", "ends"])
 def test_an_episode_may_end_on_the_last_turn_that_is_allowed(name):
-    assert check_property(make_context(ConformanceOptions(EndsOnItsLastTurn)), name).state == "held"
+    assert checked(EndsOnItsLastTurn, name=name).state == "held"
 
 
 def test_a_reset_that_needs_its_states_leaves_no_error_behind(caplog):
-    assert check_property(make_context(ConformanceOptions(EndsOnItsLastTurn)), "close").state == "held"
+    assert checked(EndsOnItsLastTurn, name="close").state == "held"
     gc.collect()
     assert caplog.text == ""
 
 
 def test_solving_a_task_may_take_more_turns_than_failing_at_it():
-    assert check_property(make_context(ConformanceOptions(Solvable)), "ends").state == "held"
+    assert checked(Solvable, name="ends").state == "held"
 
 
 def test_raw_text_that_repeats_what_a_policy_said_may_forge_tokens():
@@ -374,10 +364,8 @@ def test_raw_text_that_repeats_what_a_policy_said_may_forge_tokens():
         async def step(self, states):
             return StepResult(f"You said {states['action_text']}", terminated=states["turn_index"] == 1)
 
-    assert check_property(make_context(ConformanceOptions(Echo)), "feedback").state == "held"  # messages protect it
-    (problem,) = check_property(
-        make_context(ConformanceOptions(Echo, task=Task("Say it: ", "x", task_id="t"))), "feedback"
-    ).problems
+    assert checked(Echo, name="feedback").state == "held"  # messages protect it
+    (problem,) = checked(Echo, task=Task("Say it: ", "x", task_id="t"), name="feedback").problems
     assert problem.expected == "text of a policy that stays text"
 
 
@@ -462,92 +450,6 @@ def test_a_long_sleep_in_async_code_is_named_with_its_seconds_and_action_and_not
     (problem,) = outcome.problems
     assert (outcome.name, problem.line) == ("blocking", line)
     assert problem.got.startswith("time.sleep(86400) after the action '999")
-
-
-@pytest.mark.long
-def test_a_property_is_checked_without_actions_whose_calls_are_slow(monkeypatch):
-    class Naps(AgentInstance):
-        num_naps_cache: ClassVar[list[str]] = []
-
-        async def step(self, states):
-            if states["action_text"] in ("nap", "nap more"):
-                self.num_naps_cache.append(states["action_text"])
-                await asyncio.sleep(0.05)
-            return StepResult(terminated=True)
-
-    monkeypatch.setattr("agentenv.testing.conformance.call_watch.SLOW_S", 0.05)
-    monkeypatch.setattr("agentenv.testing.conformance.context._MAX_SLOW_S", 0.06)
-    options = ConformanceOptions(Naps, actions=["nap", "nap more"])
-    outcomes = run_suite(make_context(options), only=("contract", "rewards", "ends", "mutation"))
-    assert {one.state for one in outcomes} == {"held"}
-    assert len(Naps.num_naps_cache) <= 6
-
-
-class Behaved(AgentInstance):
-    """Whatever hypothesis makes of it, it keeps the contract."""
-
-    def __init__(self, turns=1, texts=("again",), rewards=(0.0,), as_text=False, waits=0, owes=False):
-        self.turns, self.texts, self.rewards, self.as_text = turns, list(texts), list(rewards), as_text
-        self.waits, self.owes = waits, owes
-
-    async def step(self, states):
-        for _ in range(self.waits):
-            await asyncio.sleep(0)
-        turn, seed = states["turn_index"], states["seed"]
-        text = f"{self.texts[turn % len(self.texts)]} {random.Random(seed + turn).random()}"
-        return StepResult(
-            text if self.as_text else [{"role": "user", "content": text}],
-            reward=self.rewards[turn % len(self.rewards)],
-            terminated=turn + 1 == self.turns,
-            score=0.5,
-            info={"turn": turn},
-        )
-
-    def on_truncate(self, states):
-        return StepResult(reward=1.0) if self.owes else None
-
-
-@pytest.mark.long
-@given(
-    st.fixed_dictionaries(
-        {
-            "turns": st.integers(1, 5),
-            "texts": st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), min_size=1, max_size=3),
-            "rewards": st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3),
-            "as_text": st.booleans(),
-            "waits": st.integers(0, 3),
-            "owes": st.booleans(),
-        }
-    )
-)
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_an_environment_that_keeps_the_contract_has_no_problem(kwargs):
-    outcomes = run_suite(make_context(ConformanceOptions(Behaved, kwargs)))
-    assert [str(one) for one in outcomes if one.state == "broken"] == []
-
-
-class Rounds(AgentInstance):
-    """A reward that differs by `noise` where others are at work, as a model's float32 sums do by the batch."""
-
-    at_work_cache: ClassVar[list[int]] = []
-
-    def __init__(self, noise):
-        self.noise = noise
-
-    async def step(self, states):
-        self.at_work_cache.append(1)
-        await asyncio.sleep(0.001)
-        reward = -1.4296 + self.noise * (len(self.at_work_cache) > 1)
-        await asyncio.sleep(0.001)
-        self.at_work_cache.pop()
-        return StepResult(reward=reward, score=0.5, terminated=True, info={"rm_value": reward})
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("noise", "state"), [(4e-7, "held"), (1e-3, "broken")])
-def test_rewards_among_others_may_differ_by_rounding_and_no_more(noise, state):
-    outcome = check_property(make_context(ConformanceOptions(Rounds, {"noise": noise})), "isolation")
-    assert outcome.state == state, str(outcome)
 
 
 @pytest.mark.parametrize(

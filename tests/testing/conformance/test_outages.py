@@ -9,7 +9,7 @@ from agentenv.errors import InfraError
 from agentenv.testing import EnvContract, check_env
 from agentenv.testing.conformance import context
 from agentenv.testing.conformance.context import ConformanceOptions
-from agentenv.testing.conformance.suite import PROPERTIES, check_property, make_context, run_suite
+from agentenv.testing.conformance.suite import PROPERTIES, check_property, make_context
 from tests.drivers import command
 
 SERVICE = """
@@ -111,8 +111,3 @@ def test_check_env_and_the_test_class_say_that_the_outside_failed(write):
     with pytest.raises(pytest.fail.Exception, match="the outside failed in 3 attempts"):
         TestDown().test_rewards()
     TestDown.teardown_class()
-
-
-def test_an_outage_leaves_no_property_untried(write):
-    outcomes = run_suite(make_context(ConformanceOptions(Down)), only=("contract", "rewards", "constructor"))
-    assert [one.state for one in outcomes] == ["outside", "outside", "held"]

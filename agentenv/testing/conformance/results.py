@@ -1,0 +1,374 @@
+"""The properties of what calls return: `rewards`, `ends`, `truncation`, `feedback`, `mutation` and `pickling`."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import Counter
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from agentenv._util.plurals import counted
+from agentenv.chat.chat import Chat, text_of
+from agentenv.core.agent import AgentInstance
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import MAX_REWARD, Message, StepResult, StopReason
+from agentenv.errors import AgentEnvError
+from agentenv.testing import chats
+from agentenv.testing.conformance.call_watch import MethodCall
+from agentenv.testing.conformance.cases import FORGED, EpisodeCase
+from agentenv.testing.conformance.context import ConformanceContext, NotApplicable
+from agentenv.testing.conformance.problems import (
+    Problem,
+    exception_problem,
+    info_problems,
+    problem_at,
+    record_problem,
+    unique,
+)
+from agentenv.testing.shifted_clock import own_classes
+
+_EPS = 1e-4
+"""Rewards and scores that differ by less are the same."""
+_ROLES = ("system", "user", "assistant", "tool")
+_INPUTS = ("observation", "label", "metadata")
+_CANNOT = (pickle.PickleError, TypeError, AttributeError, ValueError, RecursionError, ImportError)
+
+
+def rewards(context: ConformanceContext) -> list[Problem]:
+    """Every policy gets finite rewards, a score within its range, and numbers or text in info; no call raises."""
+    context.require_steps()
+    cls, problems = context.agent_cls, list[Problem]()
+    for one in context.recorded_episodes:
+        if one.case.cut:
+            continue  # as in `truncation`
+        raised = [exception_problem(cls, call.method, call.error) for call in one.seen if call.error is not None]
+        problems += raised or _of_record(cls, one.trajectory, "step")
+    return unique(problems)
+
+
+def ends(context: ConformanceContext) -> list[Problem]:
+    """Every episode ends by itself, or at `max_turns` of the class, for any policy, and nothing follows the end.
+
+    An environment with tools may leave the end to the limit of a run, which is a note.
+    """
+    context.require_steps()
+    problems = []
+    # Right calls of tools may continue until the limit of a run ends the episode.
+    unjudged = {case.policy for case in context.reached or ()}
+    for one in context.recorded_episodes:
+        trajectory, turns = one.trajectory, context.limits.max_turns
+        is_judged = context.must_end and not one.case.cut and one.case.policy not in unjudged
+        if trajectory.stop_reason is StopReason.MAX_TURNS and is_judged:
+            got = f"none with the policy {one.case.policy!r}"
+            fix = "Set terminated or truncated (in a dict: done) after a bounded number of attempts. If episodes are "
+            fix += "meant to be longer, set `max_turns` in the class, or pass --max_turns."
+            if context.may_go_on:
+                fix = "Only --max_turns of a run ends it. Set `max_turns` in the class, so that every run does the "
+                fix += "same."
+            problem = problem_at(context.agent_cls, "step", f"an end within {counted(turns, 'turn')}", got, fix)
+            problems.append(replace(problem, is_note=context.may_go_on))
+        elif trajectory.terminated and len(trajectory.segments[-1]) != trajectory.turns[-1].end:
+            got, fix = "further tokens", "Return the result of `super().execute`."
+            problems.append(problem_at(context.agent_cls, "step", "nothing after the last action", got, fix))
+    return unique(problems)
+
+
+def truncation(context: ConformanceContext) -> list[Problem]:
+    """If a limit ends the episode, `on_truncate` returns None or a result, and pays no more than the whole task."""
+    context.require_steps()
+    cls, problems, num_truncated = context.agent_cls, list[Problem](), 0
+    later = {"gold", *(case.policy for case in context.reached or ())}
+    for case in context.cases:
+        last = case.num_turns - 1 if case.policy in later else 1
+        for max_turns in sorted({1, max(1, min(last, context.limits.max_turns))}):
+            seen, trajectory = context.run(_cut_off(context, case, max_turns))
+            calls = [one for one in seen if one.method == "on_truncate"]
+            num_truncated += len(calls)
+            raised = [exception_problem(cls, one.method, one.error) for one in calls if one.error is not None]
+            problems += raised or (_of_record(cls, trajectory, "on_truncate") if calls else [])
+    if not num_truncated:
+        raise NotApplicable("every episode ends with its first turn")
+    return unique(problems) or _of_payments(context)
+
+
+def _of_payments(context: ConformanceContext) -> list[Problem]:
+    """Return the problem of gold actions that are cut off and earn more than all of them, or lose what they earned."""
+    cls = context.agent_cls
+    if cls.on_truncate is AgentInstance.on_truncate:
+        return []
+    for case in (each for each in context.cases if each.policy == "gold" and each.num_turns > 1):
+        whole = context.run(context.episode(case))
+        if not whole.terminated or whole.reward is None:
+            continue
+        for num in range(1, case.num_turns):
+            earned = [turn.result for turn in whole.turns[:num] if turn.result is not None]
+            _, cut = context.run(_cut_off(context, case, num))
+            if cut.reward is None or len(cut.turns) != num or len(earned) != num:
+                continue
+            paid, after = sum(each.reward for each in earned), f"after {num} of {case.num_turns} gold actions"
+            if cut.reward > whole.reward + _EPS and cut.reward > paid + _EPS:
+                expected = f"at most the reward of the whole task, {whole.reward:g}, if a limit ends it"
+                fix = "Return only what is not paid yet: its reward is added to those of the turns."
+                return [problem_at(cls, "on_truncate", expected, f"{cut.reward:g} {after}", fix)]
+            score = earned[-1].score
+            if score is None or cut.score is None or whole.score is None or score < whole.score - _EPS:
+                continue
+            if cut.score < score - _EPS:
+                expected = f"the score of the last turn, {score:g}, if a limit ends the episode"
+                fix = "Return no score, or a lower one in the turns: a score is the quality so far."
+                return [problem_at(cls, "on_truncate", expected, f"{cut.score:g} {after}", fix)]
+    return []
+
+
+async def _cut_off(
+    context: ConformanceContext, case: EpisodeCase, max_turns: int
+) -> tuple[list[MethodCall], Trajectory]:
+    """Return the calls and the trajectory of an episode that a limit ends after so many turns."""
+    seen: list[MethodCall] = []
+    limits = replace(context.limits, max_turns=max_turns)
+    return seen, await context.episode(case, source=context.recording_source(seen), limits=limits)
+
+
+def _of_record(cls: type[AgentInstance], trajectory: Trajectory, method: str) -> list[Problem]:
+    if trajectory.error is not None:
+        return [record_problem(cls, trajectory.error)]
+    infos = [turn.result.info for turn in trajectory.turns if turn.result is not None]
+    problems = [problem for info in infos for problem in info_problems(cls, method, info)]
+    if trajectory.reward is not None and not abs(trajectory.reward) <= MAX_REWARD:
+        fix = "Keep rewards near 1: a sum like this distorts the advantages of a batch."
+        problems.append(problem_at(cls, method, "a finite sum of rewards", f"{trajectory.reward!r}", fix))
+    return problems
+
+
+# --- observations -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Output:
+    """One observation: a prompt (`method` is reset) or the reply to an action."""
+
+    method: str
+    observation: str | Sequence[Message]
+    is_raw: bool
+    """The conversation is raw text, to which no template is applied."""
+    tools: Any = None
+
+
+Wrong = tuple[str, str, str]
+"""What was expected of an observation, what it is, and the fix."""
+
+
+def feedback(context: ConformanceContext) -> list[Problem]:
+    """Observations are never empty, have common roles, render in any template, and stay text if they name tokens."""
+    context.require_steps()
+    problems = []
+    kinds = [*([context.model_chat] if context.model_chat is not None else []), *chats.every_kind()]
+    outputs: list[_Output] = []
+    for one in context.recorded_episodes:
+        prompt = one.trajectory.prompt
+        is_raw = isinstance(prompt, str)
+        outputs += [_Output("reset", prompt, is_raw, one.trajectory.tools or None)] if prompt else []
+        results = [turn.result for turn in one.trajectory.turns if turn.result is not None]
+        outputs += [_Output("step", result.observation, is_raw) for result in results if not result.done]
+    for output in {repr(output): output for output in outputs}.values():
+        found = [*_of_messages(output)] or [wrong for chat in kinds for wrong in _rendered(output, chat)]
+        for expected, got, fix in found:
+            problems.append(problem_at(context.agent_cls, output.method, expected, got[:200], fix))
+    return unique(problems)
+
+
+def _of_messages(output: _Output) -> Iterator[Wrong]:
+    """Yield what is wrong with the messages of an observation, or with its text."""
+    said = output.observation
+    messages: Sequence[Message] = [{"role": "user", "content": said}] if isinstance(said, str) else said
+    empty: list[Any] = [] if messages else [said]
+    for message in messages:
+        content = message.get("content")
+        parts = content if isinstance(content, list | tuple) else ()
+        has_other = any(isinstance(part, Mapping) and part.get("type") not in (None, "text") for part in parts)
+        if message.get("role") in ("user", "tool") and not has_other and not text_of(message).strip():
+            empty.append(said if isinstance(said, str) else dict(message))
+    if empty:
+        fix = "Return what was wrong, or end the episode: a policy without feedback repeats its action."
+        yield "feedback that is not empty", f"{empty[0]!r}", fix
+    if not isinstance(said, str) and messages:
+        yield from _of_roles([str(message.get("role")) for message in messages], output.method)
+    lone = [letter for message in messages for letter in text_of(message) if 0xD800 <= ord(letter) < 0xE000]
+    if lone:
+        fix = "Replace lone surrogates: tokenizers reject them, and files cannot store them."
+        yield "text that is valid Unicode", f"{lone[0]!r}", fix
+
+
+def _of_roles(roles: Sequence[str], method: str) -> Iterator[Wrong]:
+    """Yield what is wrong with the order of the messages of an observation."""
+    unknown = [role for role in roles if role not in _ROLES]
+    if unknown:
+        yield f"roles among {', '.join(_ROLES)}", f"{unknown[0]!r}", "Chat templates support only these roles."
+        return
+    talk = roles[1:] if method == "reset" and roles[:1] == ["system"] else roles
+    before = ["assistant", *talk] if method == "step" else talk
+    twice = [one for one, other in pairwise(before) if one == other and one != "tool"]
+    if twice or "system" in talk:
+        fix = "Merge the messages: many templates reject roles that do not alternate."
+        yield "messages whose roles alternate", f"{roles}", fix
+
+
+def _rendered(output: _Output, chat: Chat) -> list[Wrong]:
+    """Return what is wrong with an observation in the template of a chat."""
+    expected = "text of a policy that stays text"
+    if output.is_raw or isinstance(output.observation, str):
+        if output.is_raw and output.method == "step" and FORGED.splitlines()[1] in str(output.observation):
+            fix = "Raw text is encoded unchanged: remove the names of tokens from the action, or answer in messages."
+            return [(expected, "names of special tokens in raw text", fix)]
+        return []
+    try:
+        # The same messages with placeholder text show which special tokens belong to the template.
+        hollow: list[Message] = [
+            {**m, "content": "x"} if isinstance(m.get("content"), str) else m for m in output.observation
+        ]
+        tokens, framed = _added(chat, output, output.observation), _added(chat, output, hollow)
+    except AgentEnvError as error:
+        fix = "Return messages that any template renders: a role, and content as text."
+        got = f"an error of {type(chat.tokenizer).__name__}: {error}"
+        return [("messages that a chat template renders", got, fix)]
+    if tokens - framed:
+        fix = "Omit `trusted` from messages with text that a policy or a page may have written."
+        return [(expected, f"the special tokens {[chat.decode([i]) for i in tokens - framed]}", fix)]
+    return []
+
+
+def _added(chat: Chat, output: _Output, messages: Sequence[Message]) -> Counter[int]:
+    """Return the special tokens in the encoded messages."""
+    end = chat.tokenizer.eos_token_id
+    if output.method == "reset":
+        return Counter(chat.added_in(chat.prompt(messages, output.tools)))
+    return Counter(chat.added_in(chat.reply([0 if end is None else end], messages)))
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Watched:
+    """Arguments and results of the methods in one episode."""
+
+    cls: type[Any]
+    problems: list[Problem] = field(default_factory=list)
+    returned: list[tuple[str, Any, str]] = field(default_factory=list)
+    """Method, returned list, and its content at that time."""
+    messages: list[Any] = field(default_factory=list)
+    """Messages of the last observation that had messages."""
+
+    async def around(self, agent: Any, method: str, given: Any, work: Coroutine[Any, Any, Any]) -> Any:
+        """Compare the arguments before and after a call."""
+        watched = {name: given[name] for name in _INPUTS if name in given} if isinstance(given, Mapping) else {}
+        before = {name: repr(value) for name, value in watched.items()}
+        value = await work
+        for name, was in before.items():
+            if method != "__init__" and repr(watched[name]) != was:
+                got = f"{was:.60} changed to {watched[name]!r:.80}"
+                fix = "Copy it first: the samples of a group share their inputs."
+                self.problems.append(problem_at(self.cls, method, f"states[{name!r}] unchanged", got, fix))
+        for name, result, was in self.returned:
+            if repr(result) != was:
+                got = f"{was:.60} changed to {result!r:.80} by a later call"
+                expected = "an observation that does not change after it is returned"
+                fix = "Return a new list: `[*self.messages]`, or only the new messages."
+                self.problems.append(problem_at(self.cls, name, expected, got, fix))
+        self.returned = []
+        if isinstance(value, StepResult):
+            self.keep(method, value.observation)
+        elif isinstance(value, Mapping):
+            self.keep(method, value.get("observation" if method == "reset" else "environment_" + "feedback"))
+        return value
+
+    def keep(self, method: str, observation: Any) -> None:
+        """Keep the messages of an observation, which must not repeat those before."""
+        if not isinstance(observation, list):
+            return
+        self.returned = [(method, observation, repr(observation))]
+        previous, self.messages = self.messages, [dict(message) for message in observation]
+        if (
+            method == "step"
+            and any(message.get("role") != "tool" for message in previous)  # results of tools may be the same again
+            and self.messages[: len(previous)] == previous
+            and len(self.messages) > len(previous)
+        ):
+            got = f"{len(previous)} messages of the last one again, and {len(self.messages) - len(previous)} new"
+            fix = "Return only the new messages: the loop keeps the conversation."
+            self.problems.append(problem_at(self.cls, method, "an observation with only new messages", got, fix))
+
+
+def mutation(context: ConformanceContext) -> list[Problem]:
+    """States, labels, messages and arguments stay unchanged, and returned results are not changed later."""
+    context.require_steps()
+    cls, problems = context.agent_cls, list[Problem]()
+    arguments = {name: repr(value) for name, value in context.kwargs.items()}
+    for case in context.cases:
+        watched = _Watched(cls)
+        context.run(context.episode(case, source=context.recording_source([], watched.around)))
+        problems += watched.problems
+    for name, was in arguments.items():
+        if repr(context.kwargs[name]) != was:
+            got = f"{was:.60} changed to {context.kwargs[name]!r:.80}"
+            fix = "Copy it in __init__: all episodes share their arguments."
+            problems.append(problem_at(cls, "__init__", f"the argument {name!r} unchanged", got, fix))
+    return unique(problems)
+
+
+def pickling(context: ConformanceContext) -> list[Problem]:
+    """Check that the class, its arguments and its methods' results can be pickled and copied; arguments are JSON."""
+    context.require_steps()
+    cls, problems = context.agent_cls, list[Problem]()
+    for own in own_classes(cls)[:1]:
+        if error := _refusal(own):
+            fix = "Define it at the top level of a module: --env_actors and `spawn` import it by name."
+            problems.append(problem_at(cls, "step", "a class that can be pickled", error, fix))
+    problems += _of_arguments(cls, context.kwargs)
+    calls = [call for one in context.recorded_episodes for call in one.seen if call.error is None]
+    for call in calls:
+        if call.method not in ("reset", "step", "on_truncate"):
+            continue
+        if error := _refusal(call.value):
+            fix = "Return text, numbers and messages: --env_actors moves them between processes."
+            problems.append(problem_at(cls, call.method, "a result that can be pickled", error, fix))
+        elif isinstance(call.value, StepResult):
+            again, was = pickle.loads(pickle.dumps(call.value)), repr(call.value)
+            if repr(again) != was or repr(deepcopy(call.value)) != was:
+                expected, got = "a result that is the same when pickled", f"{again!r:.120}"
+                fix = "Return text, numbers and messages, or define __repr__ and pickling on the object."
+                problems.append(problem_at(cls, call.method, expected, got, fix))
+    return unique(problems)
+
+
+def _of_arguments(cls: type[Any], kwargs: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield the problems of arguments of the constructor that cannot be pickled, or that are not JSON."""
+    for name, value in kwargs.items():
+        if error := _refusal(value):
+            fix = f"Pass the arguments from which to build `{name}`, and build it in __init__ or reset."
+            yield problem_at(cls, "__init__", f"an argument {name!r} that can be pickled", error, fix)
+            continue
+        got = ""
+        try:
+            plain = json.loads(json.dumps(value))
+            if plain != value:
+                got = f"{value!r:.80}, which comes back as {plain!r:.80}"
+        except (TypeError, ValueError) as not_json:
+            got = str(not_json)
+        if got and not isinstance(value, tuple):
+            fix = "Accept text, numbers, lists and objects: --env_kwargs and the record of a run are JSON."
+            yield problem_at(cls, "__init__", f"an argument {name!r} that is JSON", got, fix)
+
+
+def _refusal(value: Any) -> str:
+    """Return why a value cannot be pickled or copied; empty if it can."""
+    try:
+        pickle.loads(pickle.dumps(value))
+        deepcopy(value)
+    except _CANNOT as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

@@ -1,0 +1,152 @@
+"""Actions that parsers seldom expect: odd numbers and JSON, alone and in place of values in a right action, and code.
+
+The code finds environments that run it in their own process. It has a mark, seen by its name: an attribute that nothing
+has, so it changes nothing. Code in another process, as in a sandbox, is not seen.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import CodeType
+from typing import Any
+
+from agentenv.testing.tool_calls import calls_with_texts
+
+ODD_NUMBERS = ("\u00b2", "\u00b2 #### \u00b2", "\uff14\uff12")
+"""A superscript, of which `isdigit` is true and which `int` refuses, alone and behind a mark; fullwidth digits."""
+ODD_JSON = ("[]", "0", "null", '"x"', "```json\n[]\n```", "```json\nnull\n```")
+"""JSON that is not an object, alone and in a fence."""
+ODD_FLOATS = ("nan", "inf", "-inf", "1e999")
+"""Numbers that comparisons with a bound seldom expect."""
+ODD_FORMS = (
+    "digit", "nan", "infinite", "no_value", "null_values", "number_values", "list_values", "no_keys", "not_an_object",
+)  # fmt: skip
+"""Names of what `odd_forms` returns at most."""
+_VALUE = re.compile(r"(?<![\d.])\d+(?:\.\d+)?(?!.*\d)", re.DOTALL)
+_OBJECT = re.compile(r"\{.*\}", re.DOTALL)
+_PATTERN = re.compile(r"[^\s`'\"/]*(?:\\[dwsbDWSB]|\[[^\]\s]+\]|\.[*+])[^\s`'\"/]*")
+_BACKTRACKS = "(.+)+@@"
+"""A regular expression whose search takes time that is exponential in the length of most texts."""
+
+
+def odd_forms(gold: str) -> dict[str, str]:
+    """Return a right action with odd values: of its last number, and of each JSON object."""
+    forms: dict[str, str] = {}
+    found = _VALUE.search(gold)
+    if found is not None:
+        before, after = gold[: found.start()], gold[found.end() :]
+        values = {"digit": "\u00b2", "nan": "nan", "infinite": "73914e999", "no_value": ""}
+        forms = {name: f"{before}{value}{after}" for name, value in values.items()}
+    whole = _OBJECT.search(gold)
+    try:
+        parsed: Any = json.loads(whole[0]) if whole is not None else None
+    except (ValueError, RecursionError):
+        parsed = None
+    if whole is None or not isinstance(parsed, dict):
+        return forms
+    arguments = parsed.get("arguments")
+    is_call = isinstance(arguments, dict)
+    inner: dict[str, Any] = arguments if isinstance(arguments, dict) else parsed
+    odd = {
+        "null_values": dict.fromkeys(inner),
+        "number_values": dict.fromkeys(inner, 7),
+        "list_values": {key: ["x"] for key in inner},
+        "no_keys": {},
+        "not_an_object": [],
+    }
+    for name, value in odd.items():
+        text = json.dumps({**parsed, "arguments": value} if is_call else value)
+        forms[name] = f"{gold[: whole.start()]}{text}{gold[whole.end() :]}"
+    return forms
+
+
+def slow_pattern(gold: str) -> str | None:
+    """Return a right action with a slow regular expression in place of its last one; None if it has none."""
+    found = [*_PATTERN.finditer(gold)]
+    if not found:
+        return None
+    return f"{gold[: found[-1].start()]}{_BACKTRACKS}{gold[found[-1].end() :]}"
+
+
+# --- code with a mark -------------------------------------------------------------------------------------------------
+
+_MARK = "agentenv_mark_"
+_FUNCTION = "def solve(*args):\n    return {0}\nprint({0})\n"
+_HEARING: list[Callable[[str, tuple[Any, ...]], None]] = []
+_HOOK_ADDED = threading.Event()
+
+
+def marked(name: str) -> str:
+    """Return an expression whose evaluation is recorded as `name`."""
+    return f"[].{_MARK}{name}"
+
+
+def marked_actions() -> dict[str, str]:
+    """Return actions with marked code, by name: alone, in the forms of answers, in a fence and in JSON."""
+    forms = {
+        "alone": "{0}",
+        "answer": "The answer is {0}.",
+        "box": "\\boxed{{{0}}}",
+        "tags": "<answer>{0}</answer>",
+        "hashes": "#### {0}",
+        "fence": f"```python\n{_FUNCTION}```",
+        "program": _FUNCTION,
+        "json": '{{"answer": "{0}", "code": "{0}", "expression": "{0}"}}',
+    }
+    return {name: form.format(marked(name)) for name, form in forms.items()}
+
+
+def marked_calls(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return an answer with a call of each tool whose texts are marked code, by the name of the mark."""
+    calls = calls_with_texts(tools, lambda tool: marked(f"call_{tools.index(tool)}"))
+    return {f"call_{index}": call for index, call in enumerate(calls.values())}
+
+
+def names_in(text: str, names: set[str]) -> list[str]:
+    """Return the recorded names whose marked code is in a text."""
+    return sorted(name for name in names if marked(name) in text)
+
+
+@contextmanager
+def recorded_marks() -> Iterator[set[str]]:
+    """Return a set to which the names of marked code are added that this process runs within the block."""
+    names: set[str] = set()
+
+    def note(event: str, args: tuple[Any, ...]) -> None:
+        if event == "exec" and isinstance(args[0], CodeType):
+            names.update(_marks_of(args[0]))
+
+    with heard_audit_events(note):
+        yield names
+
+
+def _marks_of(code: CodeType) -> list[str]:
+    """Return the names of the marks in code and in its functions."""
+    inner = [name for each in code.co_consts if isinstance(each, CodeType) for name in _marks_of(each)]
+    return inner + [name.removeprefix(_MARK) for name in code.co_names if name.startswith(_MARK)]
+
+
+def _hook(event: str, args: tuple[Any, ...]) -> None:
+    for note in _HEARING:
+        note(event, args)
+
+
+@contextmanager
+def heard_audit_events(note: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None]:
+    """Call `note` with each audit event of Python within the block: its name and its arguments.
+
+    An audit hook cannot be removed, so one is added at the first use; it does nothing outside of such blocks.
+    """
+    if not _HOOK_ADDED.is_set():
+        _HOOK_ADDED.set()
+        sys.addaudithook(_hook)
+    _HEARING.append(note)
+    try:
+        yield
+    finally:
+        _HEARING.remove(note)
