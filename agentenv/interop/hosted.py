@@ -1,8 +1,9 @@
 """What adapters share in which we run the loop and the host generates: an engine, a row's episode, failed episodes.
 
 The host is another trainer. It hands over rows and a way to sample after token ids; it gets trajectories, and learns of
-a failed one in its own idiom: `FAILURE_IDIOMS` is the one table of them. A failed episode is never a reward of 0;
-OpenRLHF's groups must keep their size, and a failed one gets the mean of its siblings (`SiblingRewards`).
+a failed one in its own way. A failed episode is never a reward of 0. The call raises (Molt, NeMo Gym, verifiers, verl,
+tinker, and SkyRL but for `step_wise_trajectories`, where it has no row); its row has the reward None (TRL); or its
+sample is masked (NeMo RL, OpenRLHF: groups keep their size, and it gets the mean of its siblings, `SiblingRewards`).
 """
 
 from __future__ import annotations
@@ -12,9 +13,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any
 
 from agentenv.chat.chat import Chat, ChatOptions, stop_token_ids_of
@@ -29,33 +28,6 @@ from agentenv.episode.source import EnvSource, EpisodeSource
 from agentenv.errors import ConfigError, DataError, EngineError, ErrorKind, InfraError, MissingDependency
 
 logger = logging.getLogger(__name__)
-
-
-class FailureIdiom(StrEnum):
-    """How a host learns that an episode failed."""
-
-    NONE = "none"
-    """Its sample has no reward: the host leaves it out of the group's baseline, or drops it."""
-    RAISE = "raise"
-    """The call raises: the host drops the sample, or asks for it again."""
-    MASKED = "masked"
-    """A neutral or masked sample replaces it, because the host's groups must keep their size."""
-
-
-FAILURE_IDIOMS: Mapping[str, FailureIdiom] = MappingProxyType(
-    {
-        "molt": FailureIdiom.RAISE,
-        "nemo_gym": FailureIdiom.RAISE,
-        "nemo_rl": FailureIdiom.MASKED,
-        "openrlhf": FailureIdiom.MASKED,
-        "skyrl": FailureIdiom.RAISE,
-        "tinker": FailureIdiom.RAISE,
-        "trl": FailureIdiom.NONE,
-        "verifiers": FailureIdiom.RAISE,
-        "verl": FailureIdiom.RAISE,
-    }
-)
-"""What each host's samples do by default."""
 
 
 def problem_of(trajectory: Trajectory) -> str | None:
@@ -85,11 +57,11 @@ class FailureCount:
         self.num_failed = 0
         self.in_a_row = 0
 
-    def add(self, problem: str | None, idiom: FailureIdiom, *, max_in_a_row: int, result: str) -> None:
+    def add(self, problem: str | None, *, max_in_a_row: int = 1, result: str = "") -> None:
         """Count an episode. Warn if it failed; `result` says what the host gets for it.
 
         Raises:
-            InfraError: it failed, and the idiom is to raise, or so many in a row failed.
+            InfraError: so many in a row failed; by default the first that fails raises.
         """
         self.num_episodes += 1
         self.in_a_row = 0 if problem is None else self.in_a_row + 1
@@ -97,7 +69,7 @@ class FailureCount:
             return
         self.num_failed += 1
         message = f"{self.where}: expected an episode to train on, got one that failed: {problem}"
-        if idiom is FailureIdiom.RAISE or self.in_a_row >= max_in_a_row:
+        if self.in_a_row >= max_in_a_row:
             raise InfraError(f"{message} Failures in a row: {self.in_a_row}. Fix the cause.")
         logger.warning("%s %s", message, result)
 
@@ -229,8 +201,29 @@ def task_dataset(rows: Sequence[Mapping[str, Any] | Task], where: str, data_sour
         MissingDependency: `datasets` is not installed.
         DataError: a row is not a task, has images, or is not JSON.
     """
-    tasks = [in_messages(task) for task in read_tasks(rows, needs_label=False)]
-    return dataset_of([_row(task, index, where, data_source) for index, task in enumerate(tasks)], where)
+    made = []
+    for index, task in enumerate(map(in_messages, read_tasks(rows, needs_label=False))):
+        if task.images:
+            raise DataError(f"{where}: expected a task without images, got {task.task_id!r}. Remove the row.")
+        try:
+            text = json.dumps(asdict(task) | {"images": []}, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{where}: expected JSON in task {task.task_id!r}, got {error}. Change the row.") from error
+        made.append(
+            {
+                "prompt": prompt_texts(task),
+                "data_source": data_source,
+                "reward_model": {"style": "rule", "ground_truth": json.dumps(task.label)},
+                "extra_info": {"index": index, _TASK: text},
+            }
+        )
+    return dataset_of(made, where)
+
+
+def prompt_texts(task: Task) -> list[dict[str, str]]:
+    """Return a task's messages as trainers store and show them: role, and content as text."""
+    messages = [message for message in task.prompt if not isinstance(message, str)]
+    return [{"role": str(each["role"]), "content": str(each.get("content") or "")} for each in messages]
 
 
 def dataset_of(rows: list[dict[str, Any]], where: str, extra: str = "data") -> Any:
@@ -246,22 +239,6 @@ def dataset_of(rows: list[dict[str, Any]], where: str, extra: str = "data") -> A
             f"{where}: expected datasets, got {error}. pip install 'agentenv-rl[{extra}]'"
         ) from error
     return Dataset.from_list(rows)
-
-
-def _row(task: Task, index: int, where: str, data_source: str) -> dict[str, Any]:
-    messages = [message for message in task.prompt if not isinstance(message, str)]
-    try:
-        text = json.dumps(asdict(task) | {"images": list(task.images)}, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{where}: expected JSON in task {task.task_id!r}, got {error}. Change the row.") from error
-    if task.images:
-        raise DataError(f"{where}: expected a task without images, got {task.task_id!r}. Remove the row.")
-    return {
-        "prompt": [{"role": str(each["role"]), "content": str(each.get("content") or "")} for each in messages],
-        "data_source": data_source,
-        "reward_model": {"style": "rule", "ground_truth": json.dumps(task.label)},
-        "extra_info": {"index": index, _TASK: text},
-    }
 
 
 def task_of(prompt: Sequence[Any], columns: Mapping[str, Any], task_id: str) -> Task:

@@ -7,7 +7,6 @@ import pytest
 
 from agentenv.core.types import SamplingParams, Task
 from agentenv.errors import ConfigError, ContractError, InfraError
-from agentenv.interop.hosted import FAILURE_IDIOMS, FailureIdiom
 from agentenv.interop.skyrl import EnvGenerator, dataset, generator
 from tests.interop.test_trl_rollout import Guess, Tokenizer
 
@@ -107,7 +106,6 @@ async def test_without_log_probabilities_the_whole_column_is_none():
 
 
 async def test_a_failed_episode_raises_where_skyrl_needs_its_row():
-    assert FAILURE_IDIOMS["skyrl"] is FailureIdiom.RAISE
     client = Client("bang")
     with pytest.raises(InfraError, match="EnvGenerator: expected an episode to train on, got one that failed"):
         await generator_with(client).generate(asked())

@@ -8,7 +8,6 @@ import pytest
 from agentenv.core.agent import AgentInstance
 from agentenv.core.types import Limits, SamplingParams, StepResult
 from agentenv.errors import ConfigError, DataError, EpisodeFailed
-from agentenv.interop.hosted import FAILURE_IDIOMS, FailureIdiom
 from agentenv.interop.tinker import EnvDatasetBuilder
 from agentenv.testing.tokenizers import CharTokenizer
 
@@ -117,7 +116,6 @@ async def test_a_limit_ends_the_episode_with_the_environments_last_word():
 
 
 async def test_a_failed_episode_raises_at_its_begin_and_at_a_step():
-    assert FAILURE_IDIOMS["tinker"] is FailureIdiom.RAISE
     with pytest.raises(EpisodeFailed, match="expected fewer than max_length=5"):
         await begun(limits=Limits(max_length=5))
     group, env, _, _ = await begun()

@@ -28,7 +28,7 @@ from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage, StepRetries
 from agentenv.episode.source import as_agent
 from agentenv.errors import ConfigError, ContractError, EngineError, RunStopped
-from agentenv.interop.hosted import FailureCount, FailureIdiom, chat_of, run_planned
+from agentenv.interop.hosted import FailureCount, chat_of, run_planned
 from agentenv.interop.openrlhf.engine import LLMEngine, VLLMStyleSampling, as_engine, last_of
 from agentenv.interop.openrlhf.response import (
     LogRule,
@@ -302,8 +302,7 @@ class AgentExecutor:
             reward = await call.siblings.replace_reward(response)
         self._failures.add(
             problem,
-            FailureIdiom.RAISE if cls.on_error == "raise" else FailureIdiom.MASKED,
-            max_in_a_row=cls.max_failed_in_a_row,
+            max_in_a_row=1 if cls.on_error == "raise" else cls.max_failed_in_a_row,
             result=f"A sample of one token with the reward {cls.failed_reward} replaces it, and moves the baseline of "
             "its group: no sibling of it has a reward here."
             if reward is None

@@ -30,9 +30,7 @@ from agentenv.episode.setup import EpisodeSetup
 from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.interop._records import Record, columns, records
 from agentenv.interop.hosted import (
-    FAILURE_IDIOMS,
     FailureCount,
-    FailureIdiom,
     chat_of,
     client_params,
     problem_of,
@@ -202,9 +200,8 @@ class EnvGenerator:
         return str(version) if self.model is None else f"{self.model}@{version}"
 
     def _has_row(self, trajectory: Trajectory) -> bool:
-        problem, is_step_wise = problem_of(trajectory), self.config.step_wise_trajectories
-        idiom = FailureIdiom.NONE if is_step_wise else FAILURE_IDIOMS["skyrl"]
-        self.failures.add(problem, idiom, max_in_a_row=64, result="It has no row.")
+        problem, max_in_a_row = problem_of(trajectory), 64 if self.config.step_wise_trajectories else 1
+        self.failures.add(problem, max_in_a_row=max_in_a_row, result="It has no row.")
         return problem is None
 
     def _check_groups(self, asked: Sequence[str], left: Sequence[str], input_batch: Mapping[str, Any]) -> None:

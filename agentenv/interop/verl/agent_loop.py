@@ -32,7 +32,6 @@ from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.errors import ConfigError, ContractError, DataError, EngineError, PromptTooLong
 from agentenv.interop.hosted import (
-    FAILURE_IDIOMS,
     FailureCount,
     chat_of,
     client_params,
@@ -219,7 +218,7 @@ class EnvAgentLoop:
         # v1 numbers the siblings, v0 all rows of a step.
         planned = PlannedEpisode(task, int(row.get("session_id", row.get("priority", 0))))
         (trajectory,) = await run_planned(self._source, setup, [planned])
-        FailureCount(_WHERE).add(problem_of(trajectory), FAILURE_IDIOMS["verl"], max_in_a_row=1, result="")
+        FailureCount(_WHERE).add(problem_of(trajectory))
         outputs = [self._output(record, trajectory, engine) for record in to_records(trajectory)]
         if "session_id" in row:
             return outputs
