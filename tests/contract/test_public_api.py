@@ -90,7 +90,7 @@ def test_the_executors_constructor_keeps_openrlhfs_keywords():
         (Limits, "max_length max_turns step_timeout_s episode_timeout_s generate_timeout_s"),
         (
             Completion,
-            "token_ids finish_reason stop_reason logprobs policy_versions policy_version num_cached_tokens answer "
+            "token_ids finish_reason matched_stop logprobs policy_versions policy_version num_cached_tokens answer "
             "forced num_failovers",
         ),
         (StepResult, "observation reward terminated truncated score info sampling images"),
