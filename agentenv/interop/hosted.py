@@ -13,18 +13,21 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
+from agentenv._util.calls import create
 from agentenv.chat.chat import Chat, ChatOptions, stop_token_ids_of
 from agentenv.core.dataset import in_messages, read_tasks
 from agentenv.core.engine import Engine, engine_errors
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Completion, SamplingParams, StopReason, Task
+from agentenv.core.types import Completion, Limits, Message, SamplingParams, StopReason, Task
+from agentenv.engines.scripted import PlainTextTokenizer
 from agentenv.episode.registry import env_source
-from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, PlannedEpisode
-from agentenv.episode.setup import EpisodeSetup
+from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, PlannedEpisode, derive_seed
+from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.source import EnvSource, EpisodeSource
+from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError, DataError, EngineError, ErrorKind, InfraError, MissingDependency
 
 logger = logging.getLogger(__name__)
@@ -99,6 +102,26 @@ def stepped_source(env: str | type[Any], env_kwargs: Mapping[str, Any], where: s
     if isinstance(source, EnvSource):
         return source
     raise ConfigError(f"{where}: expected an environment with `step`, got {env!r}, which has a loop of calls. {advice}")
+
+
+def text_episode(
+    source: EnvSource, task: Task, limits: Limits, *, episode_id: str = "", seed: int | None = None
+) -> SteppedEpisode:
+    """Return an episode in plain text, whose tokens are characters, for a host that makes the tokens itself.
+
+    Without a seed it has the task's, or that of a run with --seed 0.
+    """
+    own = derive_seed(0, task.task_id) if task.seed is None else task.seed
+    key = EpisodeKey(episode_id or task.task_id, seed=own if seed is None else seed)
+    make_agent = partial(create, source.cls, source.kwargs)
+    return SteppedEpisode(make_agent, task, chat=Chat(PlainTextTokenizer()), limits=limits, key=key)
+
+
+def as_messages(observation: str | Sequence[Message]) -> list[dict[str, Any]]:
+    """Return an observation as messages, a text as a user's; none if it is empty."""
+    if isinstance(observation, str):
+        return [{"role": "user", "content": observation}] if observation else []
+    return [dict(message) for message in observation]
 
 
 def client_params(
