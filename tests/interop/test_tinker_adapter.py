@@ -1,7 +1,6 @@
 """Our environments as tinker-cookbook's Envs, without it: its types are stand-ins; tests/peers has its own rollouts."""
 
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +9,7 @@ from agentenv.core.types import Limits, SamplingParams, StepResult
 from agentenv.errors import ConfigError, DataError, EpisodeFailed
 from agentenv.interop.tinker import EnvDatasetBuilder
 from agentenv.testing.tokenizers import CharTokenizer
+from tests.interop.protos import stand_in
 
 ROWS = [{"prompt": [{"role": "user", "content": f"task {i}"}], "label": str(i)} for i in range(5)]
 
@@ -59,10 +59,7 @@ def stand_ins(monkeypatch):
         "tinker_cookbook.rl.rollout_limits": {"RolloutLimits": lambda: SimpleNamespace(max_turns=None)},
         "tinker_cookbook.tokenizer_utils": {"get_tokenizer": lambda name: CharTokenizer()},
     }
-    for name, values in modules.items():
-        module = ModuleType(name)
-        vars(module).update(values)
-        monkeypatch.setitem(sys.modules, name, module)
+    stand_in(monkeypatch, modules)
     Say.num_closed = 0
 
 
