@@ -1,14 +1,17 @@
 """GymConfig and EpisodeMaker: the parts that the single and the vector environment share.
 
 The maker draws a task and a seed (`draw`), makes an episode of the one loop (`episode`), and translates its results
-for Gymnasium: `begin` returns (observation, info), `act` (observation, reward, terminated, truncated, info).
+for Gymnasium: `begin` returns (observation, info), `act` (observation, reward, terminated, truncated, info). The views
+of an episode's record (texts, conversations, infos) are built at each call.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -19,11 +22,14 @@ from gymnasium.spaces import Space
 
 from agentenv._util.calls import create
 from agentenv._util.suggest import did_you_mean
-from agentenv.chat.chat import Chat
+from agentenv.chat.chat import Chat, text_of
+from agentenv.chat.tool_roles import tools_text
 from agentenv.core.agent import AgentInstance
+from agentenv.core.arguments import number, one_of, whole_number
 from agentenv.core.dataset import in_messages
 from agentenv.core.engine import Tokenizer
-from agentenv.core.types import Completion, Limits, Task
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Completion, Limits, Message, StepResult, Task
 from agentenv.engines.models import load_stop_token_ids, load_tokenizer, resolve_model
 from agentenv.engines.scripted import PlainTextTokenizer
 from agentenv.episode.endpoint.agent import owns_its_loop
@@ -34,7 +40,6 @@ from agentenv.episode.source import check_arguments
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.episode.tasks import TaskSource
 from agentenv.errors import ConfigError, ContractError
-from agentenv.gym import views
 from agentenv.gym.spaces import AnyText, Messages, TokenSeq
 
 ObsMode = Literal["text", "messages", "tokens"]
@@ -82,22 +87,20 @@ class GymConfig:
         Raises:
             ConfigError: an argument is wrong; the message names it.
         """
-        steps, length, limit_s = self.max_episode_steps, self.max_length, self.step_timeout_s
-        is_limit = isinstance(limit_s, int | float) and not isinstance(limit_s, bool) and limit_s > 0
-        checks = (
-            ("env", self.env, isinstance(self.env, str) and self.env, "a name, module:Attr or file.py:Class"),
-            ("env_kwargs", self.env_kwargs, isinstance(self.env_kwargs, Mapping), "a mapping"),
-            ("obs_mode", self.obs_mode, self.obs_mode in ("text", "messages", "tokens"), "text, messages or tokens"),
-            ("max_episode_steps", steps, _is_none_or(steps, least=1), "None or an integer >= 1"),
-            ("max_length", length, _is_none_or(length, least=2), "None or an integer >= 2"),
-            ("data", self.data, _is_path(self.data), "None, a file or a name"),
-            ("limit", self.limit, _is_none_or(self.limit, least=1), "None or an integer >= 1"),
-            ("model", self.model, _is_path(self.model), "None, a name, a folder or a Hugging Face id"),
-            ("step_timeout_s", limit_s, is_limit, "seconds above 0"),
+        types: tuple[tuple[str, Any, str], ...] = (
+            ("env", str, "a name, module:Attr or file.py:Class"),
+            ("env_kwargs", Mapping, "a mapping"),
+            ("data", str | os.PathLike | None, "None, a file or a name"),
+            ("model", str | os.PathLike | None, "None, a name, a folder or a Hugging Face id"),
         )
-        for name, value, holds, expected in checks:
-            if not holds:
-                raise ConfigError(f"AgentEnv.{name}: expected {expected}, got {value!r}. Change it.")
+        for name, kind, expected in types:
+            if not isinstance(getattr(self, name), kind):
+                raise ConfigError(f"AgentEnv.{name}: expected {expected}, got {getattr(self, name)!r}. Change it.")
+        for name, low in (("max_episode_steps", 1), ("max_length", 2), ("limit", 1)):
+            if getattr(self, name) is not None:
+                whole_number(f"AgentEnv.{name}", getattr(self, name), low=low)
+        one_of("AgentEnv.obs_mode", self.obs_mode, ("text", "messages", "tokens"))
+        number("AgentEnv.step_timeout_s", self.step_timeout_s, low=0.001, high=math.inf)
         if self.obs_mode == "tokens" and self.model is None and self.tokenizer is None:
             raise ConfigError('AgentEnv.model: expected one for obs_mode "tokens", got None. Name a model.')
 
@@ -217,7 +220,7 @@ class EpisodeMaker:
             EpisodeFailed: the environment failed.
         """
         await episode.begin()
-        return self.observation(episode), views.first_info(episode)
+        return self.observation(episode), first_info(episode)
 
     async def act(self, episode: SteppedEpisode, action: Any) -> Outcome:
         """Take an action; return observation, reward, terminated, truncated and info.
@@ -233,15 +236,15 @@ class EpisodeMaker:
         result = await episode.act(action)
         return (
             self.observation(episode), float(result.reward), bool(result.terminated), bool(result.truncated),
-            views.info_of(episode, result),
+            info_of(episode, result),
         )  # fmt: skip
 
     def observation(self, episode: SteppedEpisode) -> Any:
         """Return the current observation as a new element of `observation_space`."""
         if self.config.obs_mode == "text":
-            return views.text_now(episode.trajectory)
+            return text_now(episode.trajectory)
         if self.config.obs_mode == "messages":
-            return views.conversation(episode.trajectory)
+            return conversation(episode.trajectory)
         return np.array(episode.trajectory.segments[-1].token_ids, np.int64)
 
     def empty_observation(self) -> Any:
@@ -281,15 +284,93 @@ class EpisodeMaker:
         return TokenSeq(size, self.limits.max_length), TokenSeq(size, self.limits.max_length, min_len=1)
 
 
-def _is_none_or(value: Any, *, least: int) -> bool:
-    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least)
-
-
-def _is_path(value: Any) -> bool:
-    return value is None or isinstance(value, str | os.PathLike)
-
-
 @functools.cache
 def _plain_text_chat() -> Chat:
     """Return the one chat of a process: a template is studied once, not for each environment of a vector."""
     return Chat(PlainTextTokenizer())
+
+
+# --- Gymnasium's views of an episode's record ------------------------------------------------------------------------
+
+
+def text_now(trajectory: Trajectory) -> str:
+    """Return the latest observation: the prompt with the offered tools, or the reply to the last action."""
+    if not trajectory.turns:
+        tools = [tools_text(trajectory.tools)] if trajectory.tools else []
+        return "\n\n".join([*tools, as_text(trajectory.prompt)])
+    result = trajectory.turns[-1].result
+    return as_text(result.observation) if result is not None else ""
+
+
+def as_text(observation: str | Sequence[Message]) -> str:
+    """Return an observation as text: one user message without its role, other messages with their roles."""
+    if isinstance(observation, str):
+        return str(observation)
+    if len(observation) == 1 and observation[0].get("role") == "user":
+        return text_of(observation[0])
+    return "\n\n".join(f"{str(message.get('role')).capitalize()}: {text_of(message)}" for message in observation)
+
+
+def conversation(trajectory: Trajectory) -> list[dict[str, Any]]:
+    """Return all messages so far: actions as the assistant's, raw text of the environment as a user's.
+
+    An action without a reply and the next action form one message.
+    """
+    messages = _as_messages(trajectory.prompt)
+    is_open = False
+    for turn in trajectory.turns:
+        if is_open:
+            messages[-1]["content"] += turn.action
+        else:
+            messages.append({"role": "assistant", "content": turn.action})
+        observation = turn.result.observation if turn.result is not None else ""
+        messages += _as_messages(observation)
+        is_open = not observation
+    return messages
+
+
+def _as_messages(observation: str | Sequence[Message]) -> list[dict[str, Any]]:
+    if isinstance(observation, str):
+        return [{"role": "user", "content": observation}] if observation else []
+    return [dict(deepcopy(message)) for message in observation]
+
+
+def first_info(episode: SteppedEpisode) -> dict[str, Any]:
+    """Return the info of `reset`: task_id, and the offered tools as text."""
+    trajectory = episode.trajectory
+    info: dict[str, Any] = {"task_id": trajectory.task.task_id}
+    if trajectory.tools:
+        info["tools"] = tools_text(trajectory.tools)
+    return info
+
+
+def info_of(episode: SteppedEpisode, result: StepResult) -> dict[str, Any]:
+    """Return the info of `step`: the environment's facts, its score if any, and stop_reason at the end.
+
+    Numbers are floats, everything else is text; nothing depends on the clock.
+    """
+    info: dict[str, Any] = {
+        key: str(value) if isinstance(value, str) else float(value) for key, value in result.info.items()
+    }
+    if result.score is not None:
+        info["score"] = float(result.score)
+    reason = episode.trajectory.stop_reason
+    if episode.over and reason is not None:
+        info["stop_reason"] = str(reason)
+    return info
+
+
+def transcript(trajectory: Trajectory) -> str:
+    """Return the episode so far as readable text with roles and rewards. A later transcript extends an earlier one."""
+    parts = [f"[{trajectory.task.task_id}]\n", *map(_paragraph, _as_messages(trajectory.prompt))]
+    for turn in trajectory.turns:
+        parts.append(_paragraph({"role": "assistant", "content": turn.action}))
+        if turn.result is not None:
+            score = "" if turn.result.score is None else f", score {turn.result.score:g}"
+            parts.append(f"(reward {turn.result.reward:g}{score})\n")
+            parts += map(_paragraph, _as_messages(turn.result.observation))
+    return "".join(parts) + (f"[{trajectory.stop_reason}]\n" if trajectory.stop_reason is not None else "")
+
+
+def _paragraph(message: Message) -> str:
+    return f"{message.get('role')}: {text_of(message)}\n"

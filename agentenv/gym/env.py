@@ -14,8 +14,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.episode.loop import AgentFactory
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError, ContractError
-from agentenv.gym import views
-from agentenv.gym.config import EpisodeMaker, GymConfig, Outcome, Start
+from agentenv.gym.config import EpisodeMaker, GymConfig, Outcome, Start, transcript
 from agentenv.gym.registration import spec_of
 
 _OPTIONS = ("task",)
@@ -138,7 +137,7 @@ class AgentEnv(gymnasium.Env[Any, Any]):
         """Return the episode so far as text with "ansi"; None with "human", as `reset` and `step` wrote it already."""
         if self.render_mode is None:
             gymnasium.logger.warn("AgentEnv.render: expected a render_mode, got None. Make it with render_mode='ansi'.")
-        return views.transcript(self.trajectory) if self.render_mode == "ansi" else None
+        return transcript(self.trajectory) if self.render_mode == "ansi" else None
 
     def close(self) -> None:
         """End the episode in any state. Repeated calls are harmless."""
@@ -162,7 +161,7 @@ class AgentEnv(gymnasium.Env[Any, Any]):
     def _show(self) -> None:
         """Write the new part of the episode if the mode is "human"."""
         if self.render_mode == "human":
-            text = views.transcript(self.trajectory)
+            text = transcript(self.trajectory)
             sys.stdout.write(text[self._num_written :])
             sys.stdout.flush()
             self._num_written = len(text)

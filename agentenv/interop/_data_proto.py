@@ -116,7 +116,7 @@ def plain(value: Any) -> Any:
     """Return the value without numpy types, which come from Parquet; copy mappings and lists, keep other objects."""
     if isinstance(value, Mapping):
         return {key: plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):  # also OmegaConf's
         return [plain(each) for each in value]
     if type(value).__module__ != "numpy":
         return value

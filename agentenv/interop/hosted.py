@@ -1,8 +1,9 @@
 """What adapters share in which we run the loop and the host generates: an engine, a row's episode, failed episodes.
 
 The host is another trainer. It hands over rows and a way to sample after token ids; it gets trajectories, and learns of
-a failed one in its own idiom: `FAILURE_IDIOMS` is the one table of them. A failed episode is never a reward of 0;
-OpenRLHF's groups must keep their size, and a failed one gets the mean of its siblings (`SiblingRewards`).
+a failed one in its own way. A failed episode is never a reward of 0. The call raises (Molt, NeMo Gym, verifiers, verl,
+tinker, and SkyRL but for `step_wise_trajectories`, where it has no row); its row has the reward None (TRL); or its
+sample is masked (NeMo RL, OpenRLHF: groups keep their size, and it gets the mean of its siblings, `SiblingRewards`).
 """
 
 from __future__ import annotations
@@ -12,50 +13,24 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
-from functools import lru_cache
-from types import MappingProxyType
+from functools import lru_cache, partial
 from typing import Any
 
+from agentenv._util.calls import create
 from agentenv.chat.chat import Chat, ChatOptions, stop_token_ids_of
 from agentenv.core.dataset import in_messages, read_tasks
 from agentenv.core.engine import Engine, engine_errors
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Completion, SamplingParams, StopReason, Task
+from agentenv.core.types import Completion, Limits, Message, SamplingParams, StopReason, Task
+from agentenv.engines.scripted import PlainTextTokenizer
 from agentenv.episode.registry import env_source
-from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, PlannedEpisode
-from agentenv.episode.setup import EpisodeSetup
+from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, PlannedEpisode, derive_seed
+from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.source import EnvSource, EpisodeSource
+from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError, DataError, EngineError, ErrorKind, InfraError, MissingDependency
 
 logger = logging.getLogger(__name__)
-
-
-class FailureIdiom(StrEnum):
-    """How a host learns that an episode failed."""
-
-    NONE = "none"
-    """Its sample has no reward: the host leaves it out of the group's baseline, or drops it."""
-    RAISE = "raise"
-    """The call raises: the host drops the sample, or asks for it again."""
-    MASKED = "masked"
-    """A neutral or masked sample replaces it, because the host's groups must keep their size."""
-
-
-FAILURE_IDIOMS: Mapping[str, FailureIdiom] = MappingProxyType(
-    {
-        "molt": FailureIdiom.RAISE,
-        "nemo_gym": FailureIdiom.RAISE,
-        "nemo_rl": FailureIdiom.MASKED,
-        "openrlhf": FailureIdiom.MASKED,
-        "skyrl": FailureIdiom.RAISE,
-        "tinker": FailureIdiom.RAISE,
-        "trl": FailureIdiom.NONE,
-        "verifiers": FailureIdiom.RAISE,
-        "verl": FailureIdiom.RAISE,
-    }
-)
-"""What each host's samples do by default."""
 
 
 def problem_of(trajectory: Trajectory) -> str | None:
@@ -85,11 +60,11 @@ class FailureCount:
         self.num_failed = 0
         self.in_a_row = 0
 
-    def add(self, problem: str | None, idiom: FailureIdiom, *, max_in_a_row: int, result: str) -> None:
+    def add(self, problem: str | None, *, max_in_a_row: int = 1, result: str = "") -> None:
         """Count an episode. Warn if it failed; `result` says what the host gets for it.
 
         Raises:
-            InfraError: it failed, and the idiom is to raise, or so many in a row failed.
+            InfraError: so many in a row failed; by default the first that fails raises.
         """
         self.num_episodes += 1
         self.in_a_row = 0 if problem is None else self.in_a_row + 1
@@ -97,7 +72,7 @@ class FailureCount:
             return
         self.num_failed += 1
         message = f"{self.where}: expected an episode to train on, got one that failed: {problem}"
-        if idiom is FailureIdiom.RAISE or self.in_a_row >= max_in_a_row:
+        if self.in_a_row >= max_in_a_row:
             raise InfraError(f"{message} Failures in a row: {self.in_a_row}. Fix the cause.")
         logger.warning("%s %s", message, result)
 
@@ -127,6 +102,26 @@ def stepped_source(env: str | type[Any], env_kwargs: Mapping[str, Any], where: s
     if isinstance(source, EnvSource):
         return source
     raise ConfigError(f"{where}: expected an environment with `step`, got {env!r}, which has a loop of calls. {advice}")
+
+
+def text_episode(
+    source: EnvSource, task: Task, limits: Limits, *, episode_id: str = "", seed: int | None = None
+) -> SteppedEpisode:
+    """Return an episode in plain text, whose tokens are characters, for a host that makes the tokens itself.
+
+    Without a seed it has the task's, or that of a run with --seed 0.
+    """
+    own = derive_seed(0, task.task_id) if task.seed is None else task.seed
+    key = EpisodeKey(episode_id or task.task_id, seed=own if seed is None else seed)
+    make_agent = partial(create, source.cls, source.kwargs)
+    return SteppedEpisode(make_agent, task, chat=Chat(PlainTextTokenizer()), limits=limits, key=key)
+
+
+def as_messages(observation: str | Sequence[Message]) -> list[dict[str, Any]]:
+    """Return an observation as messages, a text as a user's; none if it is empty."""
+    if isinstance(observation, str):
+        return [{"role": "user", "content": observation}] if observation else []
+    return [dict(message) for message in observation]
 
 
 def client_params(
@@ -229,8 +224,29 @@ def task_dataset(rows: Sequence[Mapping[str, Any] | Task], where: str, data_sour
         MissingDependency: `datasets` is not installed.
         DataError: a row is not a task, has images, or is not JSON.
     """
-    tasks = [in_messages(task) for task in read_tasks(rows, needs_label=False)]
-    return dataset_of([_row(task, index, where, data_source) for index, task in enumerate(tasks)], where)
+    made = []
+    for index, task in enumerate(map(in_messages, read_tasks(rows, needs_label=False))):
+        if task.images:
+            raise DataError(f"{where}: expected a task without images, got {task.task_id!r}. Remove the row.")
+        try:
+            text = json.dumps(asdict(task) | {"images": []}, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{where}: expected JSON in task {task.task_id!r}, got {error}. Change the row.") from error
+        made.append(
+            {
+                "prompt": prompt_texts(task),
+                "data_source": data_source,
+                "reward_model": {"style": "rule", "ground_truth": json.dumps(task.label)},
+                "extra_info": {"index": index, _TASK: text},
+            }
+        )
+    return dataset_of(made, where)
+
+
+def prompt_texts(task: Task) -> list[dict[str, str]]:
+    """Return a task's messages as trainers store and show them: role, and content as text."""
+    messages = [message for message in task.prompt if not isinstance(message, str)]
+    return [{"role": str(each["role"]), "content": str(each.get("content") or "")} for each in messages]
 
 
 def dataset_of(rows: list[dict[str, Any]], where: str, extra: str = "data") -> Any:
@@ -246,22 +262,6 @@ def dataset_of(rows: list[dict[str, Any]], where: str, extra: str = "data") -> A
             f"{where}: expected datasets, got {error}. pip install 'agentenv-rl[{extra}]'"
         ) from error
     return Dataset.from_list(rows)
-
-
-def _row(task: Task, index: int, where: str, data_source: str) -> dict[str, Any]:
-    messages = [message for message in task.prompt if not isinstance(message, str)]
-    try:
-        text = json.dumps(asdict(task) | {"images": list(task.images)}, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{where}: expected JSON in task {task.task_id!r}, got {error}. Change the row.") from error
-    if task.images:
-        raise DataError(f"{where}: expected a task without images, got {task.task_id!r}. Remove the row.")
-    return {
-        "prompt": [{"role": str(each["role"]), "content": str(each.get("content") or "")} for each in messages],
-        "data_source": data_source,
-        "reward_model": {"style": "rule", "ground_truth": json.dumps(task.label)},
-        "extra_info": {"index": index, _TASK: text},
-    }
 
 
 def task_of(prompt: Sequence[Any], columns: Mapping[str, Any], task_id: str) -> Task:

@@ -15,16 +15,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from agentenv._util.calls import create
-from agentenv.chat.chat import Chat
-from agentenv.core.types import Limits, Message, Task
-from agentenv.engines.scripted import PlainTextTokenizer
-from agentenv.episode.runner import derive_seed
-from agentenv.episode.setup import EpisodeKey
+from agentenv.core.types import Limits, Task
 from agentenv.episode.source import EnvSource
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ContractError, DataError
 from agentenv.interop.guest import import_library
+from agentenv.interop.hosted import as_messages, text_episode
 
 _CLOSE_S = 60.0
 """Longest wait for the close of an episode."""
@@ -51,11 +47,7 @@ class ServedTasks:
         """
         if not 0 <= index < len(self.tasks):
             raise DataError(f"reset.index: expected one of {len(self.tasks)} tasks, from 0, got {index!r}. Change it.")
-        task = self.tasks[index]
-        own = derive_seed(0, task.task_id) if task.seed is None else task.seed
-        key = EpisodeKey(episode_id, seed=own if seed is None else seed)
-        make_agent = partial(create, self.source.cls, self.source.kwargs)
-        return SteppedEpisode(make_agent, task, chat=Chat(PlainTextTokenizer()), limits=self.limits, key=key)
+        return text_episode(self.source, self.tasks[index], self.limits, episode_id=episode_id, seed=seed)
 
 
 class ServedSession:
@@ -88,7 +80,7 @@ class ServedSession:
         self._loop = asyncio.get_running_loop()
         self._episode = self._served.episode(index, seed, self.state.episode_id)
         return self.observation_class(
-            messages=_messages(await self._episode.begin()),
+            messages=as_messages(await self._episode.begin()),
             tools=[dict(tool) for tool in self._episode.trajectory.tools],
             metadata={"index": index, "task_id": self._served.tasks[index].task_id},
         )
@@ -107,7 +99,7 @@ class ServedSession:
         stop = self._episode.trajectory.stop_reason
         facts = {**result.info, "score": result.score, "truncated": result.truncated}
         return self.observation_class(
-            messages=_messages(result.observation),
+            messages=as_messages(result.observation),
             done=self._episode.over,
             reward=result.reward,
             metadata=facts if stop is None else {**facts, "stop_reason": stop.value},
@@ -172,9 +164,3 @@ def openenv_app(served: ServedTasks) -> Any:
     return server.create_app(
         session, action, observation, env_name=served.source.cls.__name__, max_concurrent_envs=served.max_sessions
     )
-
-
-def _messages(observation: str | Sequence[Message]) -> list[dict[str, Any]]:
-    if isinstance(observation, str):
-        return [{"role": "user", "content": observation}] if observation else []
-    return [dict(message) for message in observation]

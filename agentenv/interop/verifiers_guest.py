@@ -81,10 +81,15 @@ class VerifiersTask(Guest):
 
     def _load(self, seed: int) -> tuple[Any, Any]:
         with self._in_library("reset"), OwnRandom(seed).active():
-            env = _environment(self.spec, self.kwargs)
-            taskset = env.taskset
-            _refuse_what_needs_more(self.spec, taskset)
-            tasks = list(islice(taskset, seed % NUM_TASKS + 1))
+            from verifiers.v1.utils.loaders import load_environment, resolve_env_config
+
+            _install_harness()
+            name = self.spec.partition(":")[2]
+            seat = {"harness": {"id": _HARNESS}, "runtime": {"type": "subprocess"}}
+            config = {"taskset": {"id": name, **self.kwargs}, _roles(name)[0]: seat}
+            env = load_environment(resolve_env_config(config))
+            _refuse_what_needs_more(self.spec, env.taskset)
+            tasks = list(islice(env.taskset, seed % NUM_TASKS + 1))
         if not tasks:
             raise ConfigError(f"{self.spec}: expected tasks, got none. Check --env_kwargs.")
         return env, tasks[seed % len(tasks)]
@@ -166,16 +171,6 @@ async def _answering(ask: Callable[[Sequence[Mapping[str, Any]]], Any]) -> Any:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
     finally:
         await runner.cleanup()
-
-
-def _environment(spec: str, kwargs: Mapping[str, Any]) -> Any:
-    from verifiers.v1.utils.loaders import load_environment, resolve_env_config
-
-    _install_harness()
-    name = spec.partition(":")[2]
-    seat = {"harness": {"id": _HARNESS}, "runtime": {"type": "subprocess"}}
-    roles = _roles(name)
-    return load_environment(resolve_env_config({"taskset": {"id": name, **kwargs}, roles[0]: seat}))
 
 
 def _roles(name: str) -> list[str]:

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.rewards.registry import REWARDS
-
 ROOT = Path(__file__).parents[2]
 DOTTED = re.compile(r"""(["'])(?P<name>agentenv(_envs)?(\.\w+)+(:\w+)?)\1""")
 NO_PATHS = {
@@ -76,26 +74,3 @@ def test_a_dotted_string_leads_somewhere(name):
 @pytest.mark.parametrize("name", entry_points())
 def test_an_entry_point_leads_somewhere(name):
     assert resolve(name) is not None
-
-
-@pytest.mark.parametrize("path", [entry.path for entry in REWARDS.values()])
-def test_a_rewards_path_leads_somewhere(path):
-    assert resolve(f"agentenv.rewards.{path}") is not None
-
-
-def test_the_tables_are_among_them():
-    places = {place for files in strings().values() for place in files}
-    assert places >= {
-        "agentenv/rewards/models/factory.py",
-        "agentenv/sandbox/factory.py",
-        "agentenv/testing/__init__.py",
-        "agentenv/rewards/workers/main.py",
-        "agentenv/engines/vllm/local.py",
-    }
-
-
-def test_wrong_paths_are_found():
-    with pytest.raises(AttributeError):
-        resolve("agentenv.core.types:Taks")
-    with pytest.raises((AttributeError, ModuleNotFoundError)):
-        resolve("agentenv.core.tyeps")

@@ -15,7 +15,8 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, StopReason, Task
 from agentenv.episode.registry import load_env
 from agentenv.errors import ConfigError, ContractError, EpisodeFailed
-from agentenv.gym import AgentEnv, EpisodeMaker, GymConfig, views
+from agentenv.gym import AgentEnv, EpisodeMaker, GymConfig
+from agentenv.gym.config import conversation
 from agentenv.testing import tokenizers
 from agentenv.testing.tokenizers import CharTokenizer
 
@@ -66,8 +67,8 @@ def test_messages_are_the_whole_conversation_of_this_episode_only():
 def test_a_conversation_shares_nothing_with_the_record_however_deep_it_is():
     prompt = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
     trajectory = Trajectory(Task("a"), 100, prompt=prompt)
-    views.conversation(trajectory)[0]["content"][0]["text"] = "changed"
-    assert views.conversation(trajectory) == [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
+    conversation(trajectory)[0]["content"][0]["text"] = "changed"
+    assert conversation(trajectory) == [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
 
 
 def test_an_action_that_nothing_followed_continues_with_the_next_in_one_message():

@@ -83,10 +83,7 @@ def test_after_a_failure_the_vector_continues(make, mode):
     reset_all(envs)
     with pytest.raises(BatchFailed):
         envs.step(["stay", "raise", "stay"])
-    if mode is AutoresetMode.DISABLED:
-        envs.reset(options={"reset_mask": np.array([False, True, False]), "task": 0})
-    else:
-        envs.reset(options={"task": 0, "reset_mask": np.array([False, True, False])})
+    envs.reset(options={"task": 0, "reset_mask": np.array([False, True, False])})
     observations, rewards, *_ = envs.step(["stay"] * 3)
     assert observations == ("turn 1", "turn 0", "turn 1")
     assert rewards.tolist() == [0.5] * 3

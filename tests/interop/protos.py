@@ -1,4 +1,7 @@
-"""A DataProto of the shape that verl's and ROLL's have, a tokenizer, and batches of texts."""
+"""A DataProto of the shape that verl's and ROLL's have, a tokenizer, batches of texts, and modules that stand in."""
+
+import sys
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -6,6 +9,14 @@ import torch
 from agentenv.testing.tokenizers import CharTokenizer
 
 PAD = 1
+
+
+def stand_in(monkeypatch, modules):
+    """Let imports find modules of these names with these values."""
+    for name, values in modules.items():
+        module = ModuleType(name)
+        vars(module).update(values)
+        monkeypatch.setitem(sys.modules, name, module)
 
 
 class Tokenizer(CharTokenizer):

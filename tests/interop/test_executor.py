@@ -46,14 +46,12 @@ def load(name):
     return module.AgentExecutor
 
 
-async def play(executor_cls, script=("hello",), *, task=TASK, engine=None, func=None, limits=None):
+async def play(executor_cls, script=("hello",), *, task=TASK, engine=None, func=None, limits=None, **sampling):
     tokenizer = CharTokenizer()
     engine = engine or ScriptedEngine(script, tokenizer)
     func = func or AgentFunc(executor_cls)
     limits = limits or Limits(max_length=600, max_turns=8)
-    return await func.run(
-        task, EpisodeSetup(engine=engine, chat=Chat(tokenizer), sampling=SamplingParams(), limits=limits), KEY
-    )
+    return await func.run(task, EpisodeSetup(engine, Chat(tokenizer), SamplingParams(**sampling), limits), KEY)
 
 
 class Judge(AgentInstance):
@@ -172,21 +170,6 @@ async def test_the_guides_maths_agent_runs_unmodified(script, rewards, score, in
     assert trajectory.stop_reason is StopReason.TERMINATED
 
 
-@pytest.mark.usefixtures("shim")
-async def test_the_form_of_openrlhfs_readme_runs_unmodified():
-    trajectory = await play(load("readme_form"))
-    assert trajectory.error is None
-    assert (trajectory.stop_reason, trajectory.reward, len(trajectory.turns)) == (StopReason.TERMINATED, 1.0, 2)
-
-
-@pytest.mark.usefixtures("shim")
-async def test_every_episode_of_a_file_has_its_own_agent_instance():
-    func = AgentFunc(load("math_agent"))
-    engine = ScriptedEngine(["x = 41"], CharTokenizer(), latency_s=0.001)
-    done = await asyncio.gather(*(play(None, func=func, engine=engine) for _ in range(4)))
-    assert [len(trajectory.turns) for trajectory in done] == [3, 3, 3, 3]
-
-
 # --- our own form ---------------------------------------------------------------------------------------------------
 
 
@@ -249,12 +232,6 @@ async def test_an_agent_class_of_no_base_gets_our_defaults():
 
     assert (await play(Executor)).reward == 0.5
     assert as_agent(Judge) is Judge
-
-
-async def test_an_executor_without_an_agent_says_what_is_missing():
-    trajectory = await play(AgentExecutor)
-    assert (trajectory.error.type, trajectory.reward) == ("ConfigError", None)
-    assert "expected `agent_cls`, got None" in trajectory.error.message
 
 
 # --- overrides of execute ---------------------------------------------------------------------------------------------
@@ -385,17 +362,6 @@ async def test_a_constructor_that_raises_is_recorded():
     assert (trajectory.stop_reason, trajectory.error.message) == (StopReason.ERROR, "no licence")
 
 
-async def test_cancelling_an_episode_cancels_its_generation():
-    engine = ScriptedEngine(["42"], CharTokenizer(), latency_s=3600)
-    task = asyncio.create_task(play(Judging, engine=engine))
-    while not engine.requests:
-        await asyncio.sleep(0.001)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert engine.num_cancelled == 1
-
-
 # --- called by a foreign trainer --------------------------------------------------------------------------------------
 
 
@@ -419,29 +385,8 @@ async def test_a_response_that_an_override_puts_on_the_queue_is_the_episodes():
             await self.result_queue.put(response)
 
     func = AgentFunc(Queued)
-    runs = [
-        func.run(
-            Task("p"),
-            EpisodeSetup(engine=ScriptedEngine(["x"], tok), chat=Chat(tok), sampling=SamplingParams(), limits=Limits()),
-            EpisodeKey(str(i)),
-        )
-        for i in range(3)
-    ]
-    assert [(t.episode_id, t.reward) for t in await asyncio.gather(*runs)] == [("0", 0.25), ("1", 0.25), ("2", 0.25)]
-
-
-async def of_own_execute(execute, **limits):
-    tokenizer = CharTokenizer()
-    return await AgentFunc(type("AgentExecutor", (), {"execute": execute})).run(
-        Task("Q", "7"),
-        EpisodeSetup(
-            engine=ScriptedEngine(["hi"], tokenizer),
-            chat=Chat(tokenizer),
-            sampling=SamplingParams(),
-            limits=Limits(**limits),
-        ),
-        EpisodeKey("t/0"),
-    )
+    done = await asyncio.gather(*(play(None, func=func) for _ in range(3)))
+    assert [trajectory.reward for trajectory in done] == [0.25] * 3
 
 
 async def test_a_response_without_a_reward_is_an_episode_without_one():
@@ -455,7 +400,7 @@ async def test_a_response_without_a_reward_is_an_episode_without_one():
             "scores": None,
         }
 
-    trajectory = await of_own_execute(execute)
+    trajectory = await play(type("AgentExecutor", (), {"execute": execute}), ["hi"])
     assert (trajectory.error, trajectory.reward, trajectory.stop_reason) == (None, None, StopReason.TERMINATED)
     assert [turn.action for turn in trajectory.turns] == ["hi"]
 
@@ -464,7 +409,8 @@ async def test_a_custom_execute_that_hangs_is_abandoned():
     async def execute(self, prompt, label, sampling_params):
         await asyncio.sleep(3600)
 
-    trajectory = await of_own_execute(execute, episode_timeout_s=0.1, step_timeout_s=0.01)
+    limits = Limits(episode_timeout_s=0.1, step_timeout_s=0.01)
+    trajectory = await play(type("AgentExecutor", (), {"execute": execute}), limits=limits)
     assert (trajectory.error, trajectory.stop_reason) == (None, StopReason.EPISODE_TIMEOUT)
 
 
@@ -511,11 +457,8 @@ async def test_what_an_engine_says_of_the_whole_run_ends_it_no_matter_what_the_f
 
 @pytest.mark.parametrize("executor_cls", [Alone, OfTheQueueEra])
 async def test_candidates_that_a_file_samples_differ_under_the_runs_seed_and_are_numbered(executor_cls):
-    tokenizer = CharTokenizer()
-    engine = ScriptedEngine(lambda request: f"seed {request.sampling.seed}", tokenizer)
-    trajectory = await AgentFunc(executor_cls).run(
-        TASK, EpisodeSetup(engine=engine, chat=Chat(tokenizer), sampling=SamplingParams(seed=7), limits=Limits()), KEY
-    )
+    engine = ScriptedEngine(lambda request: f"seed {request.sampling.seed}", CharTokenizer())
+    trajectory = await play(executor_cls, engine=engine, seed=7)
     assert trajectory.error is None
     assert [request.sampling.seed for request in engine.requests] == [7, 8, 9, 10]
     assert [request.request_id for request in engine.requests] == [f"task-0/3/{turn}" for turn in range(4)]
@@ -621,9 +564,8 @@ async def test_a_structural_tag_holds_for_every_turn_whatever_a_step_writes(writ
         agent_cls = Narrowing if writes else Quiet
 
     engine = Constrained(["a"], CharTokenizer())
-    limits, sampling = Limits(max_length=600, max_turns=3), SamplingParams(structural_tag="{}")
-    setup = EpisodeSetup(engine, Chat(CharTokenizer()), sampling, limits)
-    trajectory = await AgentFunc(Executor).run(TASK, setup, EpisodeKey("e"))
+    limits = Limits(max_length=600, max_turns=3)
+    trajectory = await play(Executor, engine=engine, limits=limits, structural_tag="{}")
     assert trajectory.error is None
     assert [request.sampling.structural_tag for request in engine.requests] == ["{}"] * 3
 
@@ -642,8 +584,8 @@ async def test_a_step_that_gives_the_sampling_parameters_back_changes_nothing():
             return {**STEP, "sampling_params": states["sampling_params"]}
 
     engine = ScriptedEngine(["a"], CharTokenizer())
-    setup = EpisodeSetup(engine, Chat(CharTokenizer()), SamplingParams(max_tokens=7, seed=1), Limits(max_turns=3))
-    await AgentFunc(type("Executor", (AgentExecutor,), {"agent_cls": Returning})).run(TASK, setup, KEY)
+    executor_cls = type("Executor", (AgentExecutor,), {"agent_cls": Returning})
+    await play(executor_cls, engine=engine, limits=Limits(max_turns=3), max_tokens=7, seed=1)
     assert [(each.sampling.max_tokens, each.sampling.seed) for each in engine.requests] == [(7, 1), (7, 2), (7, 3)]
 
 

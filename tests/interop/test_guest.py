@@ -5,7 +5,6 @@ import functools
 import logging
 import pickle
 import random
-import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -89,21 +88,6 @@ def test_numbers_of_the_process_come_back_after_an_exception():
     with pytest.raises(KeyError):
         fails()
     assert random.random() == expected
-
-
-def test_one_episode_at_a_time_is_active():
-    inside = threading.Event()
-
-    def other():
-        with OwnRandom(2).active():
-            inside.set()
-
-    with OwnRandom(1).active():
-        thread = threading.Thread(target=other)
-        thread.start()
-        assert not inside.wait(0.05)
-    thread.join()
-    assert inside.is_set()
 
 
 OUTSIDE = [("network", "ConnectionError: no route"), ("data", "Resource 'words'"), ("package", "named 'nltk'")]

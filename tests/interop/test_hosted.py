@@ -15,17 +15,11 @@ from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EnvSource
 from agentenv.errors import EngineError, InfraError
 from agentenv.interop.hosted import (
-    FAILURE_IDIOMS,
     FailureCount,
-    FailureIdiom,
     GatheringEngine,
     problem_of,
     run_planned,
 )
-from agentenv.interop.molt import AgentRunner
-from agentenv.interop.nemo_rl.records import to_records as nemo_records
-from agentenv.interop.openrlhf import AgentExecutor
-from agentenv.interop.trl.rollout import _failed
 from agentenv.testing.tokenizers import CharTokenizer
 
 
@@ -50,30 +44,20 @@ def test_a_problem_is_told_for_episodes_without_a_reward_only():
     assert problem_of(aborted) == "it ended as aborted."
 
 
-def test_the_table_of_idioms_is_what_each_hosts_format_does():
-    idioms = {"raise": FailureIdiom.RAISE, "mask": FailureIdiom.MASKED}
-    assert FAILURE_IDIOMS["openrlhf"] is idioms[AgentExecutor.on_error]
-    assert FAILURE_IDIOMS["molt"] is idioms[AgentRunner.on_error]
-    (row,) = nemo_records(failed(), decode=str)
-    assert (FAILURE_IDIOMS["nemo_rl"], row["loss_multiplier"]) == (FailureIdiom.MASKED, 0.0)
-    assert FAILURE_IDIOMS["verl"] is FailureIdiom.RAISE  # test_verl_agent_loop.py
-    assert (FAILURE_IDIOMS["trl"], _failed(failed()).get("reward")) == (FailureIdiom.NONE, None)
-
-
 def test_failures_in_a_row_end_the_job_and_others_warn(caplog):
     count = FailureCount("Host.run")
     for problem in ("a", "b", None, "c"):
-        count.add(problem, FailureIdiom.NONE, max_in_a_row=3, result="It is left out.")
+        count.add(problem, max_in_a_row=3, result="It is left out.")
     assert (count.num_episodes, count.num_failed, count.in_a_row) == (4, 3, 1)
     assert "Host.run: expected an episode to train on, got one that failed: c It is left out." in caplog.text
-    count.add("d", FailureIdiom.NONE, max_in_a_row=3, result="")
+    count.add("d", max_in_a_row=3)
     with pytest.raises(InfraError, match=r"failed: e Failures in a row: 3\."):
-        count.add("e", FailureIdiom.NONE, max_in_a_row=3, result="")
+        count.add("e", max_in_a_row=3)
 
 
 def test_a_host_that_wants_an_exception_gets_it_at_the_first_failure():
     with pytest.raises(InfraError, match=r"failed: a Failures in a row: 1\."):
-        FailureCount("Host.run").add("a", FailureIdiom.RAISE, max_in_a_row=64, result="")
+        FailureCount("Host.run").add("a")
 
 
 class Echo(AgentInstance):

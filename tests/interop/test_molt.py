@@ -130,11 +130,6 @@ async def test_stale_tokens_at_an_actions_beginning_are_counted_for_molt_and_hav
     assert acted == [[0, 0, 0, 0, 0], [0, 0, 1, 1, 1], [1, 1, 1, 2, 2]]
 
 
-async def test_an_action_that_is_stale_to_its_end_is_reported_as_such(molt):
-    got = await rollout(runner(StepResult("no"), ENDS), Router("ab", stale=[9, 0]))
-    assert got.off_policy_action_lens == [9, 0]  # Molt itself takes no more than there are
-
-
 async def test_fields_of_molts_engine_other_than_tokens_reach_its_trajectory(molt):
     top = ("ids", "log-probabilities")
     got = await rollout(runner(StepResult("no"), ENDS), Router("ab", routed_experts="rows", top_logprobs=top))

@@ -149,14 +149,6 @@ async def test_input_as_text_parts_and_instructions_are_messages():
     assert engine.requests[0].prompt.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nGuess it.")
 
 
-@pytest.mark.long
-async def test_rows_of_one_prompt_at_a_time_have_their_own_episodes():
-    async with server(["3"]) as served:
-        answers = await asyncio.gather(*(post(served) for _ in range(8)))
-    assert {answer.status_code for answer in answers} == {200}
-    assert len({answer.json()["response"]["id"] for answer in answers}) == 8
-
-
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
@@ -289,12 +281,10 @@ async def test_an_episode_whose_client_went_away_is_cancelled():
                 await asyncio.sleep(0.01)
 
 
-async def test_bodies_that_cannot_be_read_and_pages_of_other_sites_are_refused():
+async def test_bodies_with_nan_are_refused():
     nan = b'{"responses_create_params": {"input": "x"}, "x": NaN}'
     async with server(["3"]) as served:
         assert (await post(served, content=nan, headers={"content-type": "application/json"})).status_code == 422
-        assert (await post(served, content=b"{}", headers={"content-type": "text/plain"})).status_code == 415
-        assert (await post(served, json=ROW, headers={"origin": "http://evil.test"})).status_code == 403
 
 
 async def test_health_is_reported_and_other_paths_are_not():

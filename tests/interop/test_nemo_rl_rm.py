@@ -1,9 +1,7 @@
 """Reward models as NeMo RL's environment: its configuration, its traps, and the same numbers as `agentenv rm eval`."""
 
 import asyncio
-import json
 import math
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -90,25 +88,6 @@ def test_rows_of_one_step_are_asked_about_together(made):
     scorer = Scripted()
     made(reward=scorer).step([log("a")] * 16, [{}] * 16)
     assert scorer.most == 16
-
-
-class Gathering(Scripted):
-    """Answers nobody before eight are there."""
-
-    async def score(self, conversation):
-        self.asked.append(conversation)
-        async with asyncio.timeout(60):
-            while len(self.asked) < 8:
-                await asyncio.sleep(0.001)
-        return await super().score(conversation)
-
-
-def test_single_rows_of_many_threads_are_asked_about_together(made):
-    """Rollouts of single samples call the environment with one row each: NeMo RL's own never has a batch of them."""
-    environment = made(reward=Gathering())
-    with ThreadPoolExecutor(8) as threads:
-        each = list(threads.map(lambda i: environment.step([log("x" * i)], [{}]).rewards.item(), range(1, 9)))
-    assert each == list(range(1, 9))
 
 
 # --- double templating, NeMo RL's #854 --------------------------------------------------------------------------------
@@ -199,34 +178,14 @@ def test_conversations_that_are_cut_are_counted(made):
     assert (figures["reward_model_env/num_samples"], figures["reward_model_env/num_truncated"]) == (2.0, 1.0)
 
 
-def test_metrics_have_nemos_names_and_a_std_for_one_sample(made):
+def test_metrics_have_nemos_names_and_count_since_the_start(made):
     environment = made(reward=Scripted())
-    rewards = environment.step([log("aa")], [{}]).rewards
-    batch = BatchedDataDict({"message_log": [log("aa")], "total_reward": rewards})
-    figures = environment.global_post_process_and_metrics(batch)[1]
-    named = {
-        f"reward_model_env/{name}" for name in ("num_samples", "mean_reward", "std_reward", "min_reward", "max_reward")
-    }
-    assert named <= figures.keys()
-    assert (figures["reward_model_env/std_reward"], figures["reward_model_env/mean_reward"]) == (0.0, 2.0)
-
-
-def test_metrics_are_emitted_although_nemo_never_asks_for_them(made, tmp_path):
-    file = tmp_path / "metrics.jsonl"
-    environment = made({"metrics_path": str(file)}, reward=Scripted())
-    environment.step([log("a"), log("bb"), log("cccc")], [{}] * 3)
-    environment.step([log("a")], [{}])
-    first = json.loads(file.read_text())
-    assert [first[f"reward_model_env/{name}_reward"] for name in ("mean", "min", "max")] == pytest.approx([7 / 3, 1, 4])
-    assert first["reward_model_env/std_reward"] == pytest.approx(torch.tensor([1.0, 2.0, 4.0]).std().item())
-    environment.shutdown()
-    assert json.loads(file.read_text().splitlines()[-1])["reward_model_env/num_samples"] == 4.0
-
-
-def test_metrics_that_cannot_be_written_do_not_stop_a_training(made, tmp_path, caplog):
-    environment = made({"metrics_path": str(tmp_path)}, reward=Scripted())
-    assert environment.step([log("a")], [{}]).rewards.tolist() == [1.0]
-    assert "metrics_path" in caplog.text
+    environment.step([log("a"), log("bb")], [{}] * 2)
+    environment.step([log("cccc")], [{}])
+    figures = environment.metrics()
+    wanted = {"num_samples": 3.0, "mean_reward": 7 / 3, "min_reward": 1.0, "max_reward": 4.0}
+    assert {name: figures[f"reward_model_env/{name}"] for name in wanted} == pytest.approx(wanted)
+    assert figures["reward_model_env/std_reward"] == pytest.approx(torch.tensor([1.0, 2.0, 4.0]).std().item())
 
 
 def test_a_masked_batch_comes_back_from_the_post_processing(made):

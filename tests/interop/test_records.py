@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Completion, StepResult, StopReason, Task
 from agentenv.errors import DataError
+from agentenv.interop import trl
 from agentenv.interop._records import columns, records, up_to_choice
 from agentenv.interop.nemo_rl import records as nemo_rl
 from agentenv.interop.skyrl.generator import segment_rows
-from agentenv.interop.trl import rollout as trl
 from agentenv.interop.verl import records as verl
 
 

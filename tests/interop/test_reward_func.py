@@ -5,8 +5,6 @@ import contextlib
 import json
 import math
 import textwrap
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -131,17 +129,6 @@ async def test_an_answer_that_was_cut_is_truncated_and_judged_all_the_same(tmp_p
     limits = Limits(max_length=12)
     trajectory = await judged(tmp_path, EXACT, action="42" * 20, limits=limits)
     assert (trajectory.stop_reason, trajectory.reward) == (StopReason.TRUNCATED_BY_ENV, 1.0)
-
-
-async def test_a_file_that_imports_openrlhf_loads_without_it(tmp_path):
-    body = """
-    from openrlhf.utils.agent import AgentInstanceBase
-    from openrlhf.utils.logging_utils import init_logger
-    logger = init_logger(__name__)
-    def reward_func(queries, prompts, labels):
-        return [1.0]
-    """
-    assert (await judged(tmp_path, body)).reward == 1.0
 
 
 async def test_calls_run_concurrently_in_threads(tmp_path):
@@ -293,19 +280,15 @@ UNREADABLE_TENSOR = torch.ones(1, device="meta")
 BREACHES = {
     "two rewards": ([1.0, 2.0], "rewards: expected 1 number, one per query, got 2"),
     "none": (None, "rewards: expected one finite number, got None"),
-    "text": ("1.0", "rewards: expected one finite number, got '1.0'"),
     "NaN": ([math.nan], "rewards: expected one finite number, got nan"),
     "too long for a float": (10**400, "rewards: expected one finite number, got 1000"),
-    "infinite": (torch.tensor([math.inf]), "rewards: expected one finite number, got inf"),
     "too large": ([1e39], "StepResult.reward: expected a finite number, got 1e+39"),
     "sparse": (torch.ones(1).to_sparse(), "rewards: expected a tensor or a list whose values can be read"),
     "no rewards": ({"reward": [1.0]}, "expected the key 'rewards', got ['reward']"),
     "two scores": ({"rewards": [1.0], "scores": [1, 2]}, "scores: expected 1 number, one per query, got 2"),
-    "a score of NaN": ({"rewards": [1.0], "scores": [math.nan]}, "scores: expected one finite number"),
     "a score without a value": ({"rewards": [1.0], "scores": UNREADABLE_TENSOR}, "scores: expected a tensor or a list"),
     "logs of two": ({"rewards": [1.0], "extra_logs": {"a": [1, 2]}}, "extra_logs['a']: expected 1 number"),
     "logs of NaN": ({"rewards": [1.0], "extra_logs": {"a": math.nan}}, "extra_logs['a']: expected one finite"),
-    "logs without a value": ({"rewards": [1.0], "extra_logs": {"a": UNREADABLE_TENSOR}}, "extra_logs['a']: expected a"),
     "logs in a list": ({"rewards": [1.0], "extra_logs": [1.0]}, "extra_logs: expected a dict of numbers, got list"),
 }
 
@@ -563,16 +546,6 @@ async def test_servers_that_are_as_busy_take_turns():
         assert (len(first), len(second)) == (2, 2)
 
 
-def test_no_thread_is_left_where_functions_answer(tmp_path):
-    before = set(threading.enumerate())
-    source = load_reward_source(write(tmp_path, EXACT))
-    assert asyncio.run(episode(source)).reward == 1.0
-    deadline = time.monotonic() + 60
-    while set(threading.enumerate()) - before:
-        assert time.monotonic() < deadline, threading.enumerate()
-        time.sleep(0.01)
-
-
 # --- what functions do to what they are given, and odd values that they give ---------------------------------------
 
 
@@ -602,18 +575,6 @@ ASYNC = {
 @pytest.mark.parametrize("form", ASYNC)
 async def test_a_function_may_be_async(form, tmp_path):
     assert (await judged(tmp_path, ASYNC[form])).reward == 1.0
-
-
-async def test_a_nan_of_one_sample_costs_the_others_of_its_call_nothing(tmp_path):
-    body = """
-    import torch
-    def reward_func(queries, prompts, labels):
-        return torch.tensor([float(label) for label in labels])
-    """
-    source = load_reward_source(write(tmp_path, body), batch_size=3, wait_s=60.0)
-    made = await asyncio.gather(*(episode(source, label=label) for label in ("1", "nan", "2")))
-    assert [each.reward for each in made] == [1.0, None, 2.0]
-    assert made[1].error.kind == "contract"
 
 
 # --- the files of the guide to OpenRLHF's rewards, as they are ------------------------------------------------------

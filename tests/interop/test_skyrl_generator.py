@@ -1,14 +1,13 @@
 """EnvGenerator without SkyRL: a scripted client and SkyRL's settings; tests/peers has SkyRL's own trainer."""
 
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
 from agentenv.core.types import SamplingParams, Task
 from agentenv.errors import ConfigError, ContractError, InfraError
-from agentenv.interop.hosted import FAILURE_IDIOMS, FailureIdiom
 from agentenv.interop.skyrl import EnvGenerator, dataset, generator
+from tests.interop.protos import stand_in
 from tests.interop.test_trl_rollout import Guess, Tokenizer
 
 PARAMS = {"temperature": 0.5, "logprobs": 1, "max_tokens": 20}
@@ -37,11 +36,9 @@ class Client:
 @pytest.fixture(autouse=True)
 def stand_ins(monkeypatch):
     """What the generator imports of SkyRL."""
-    names = ("skyrl", "skyrl.train", "skyrl.train.generators", "skyrl.train.generators.utils")
-    for name in names:
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    metrics = lambda responses, rewards, loss_masks: {"generate/num": len(responses)}  # noqa: E731
-    sys.modules[names[-1]].get_rollout_metrics = metrics
+    utils = {"get_rollout_metrics": lambda responses, rewards, loss_masks: {"generate/num": len(responses)}}
+    packages = {"skyrl": {}, "skyrl.train": {}, "skyrl.train.generators": {}}
+    stand_in(monkeypatch, {**packages, "skyrl.train.generators.utils": utils})
 
 
 def generator_with(client, step_wise=False, max_input=100, settings=None, **options):
@@ -107,7 +104,6 @@ async def test_without_log_probabilities_the_whole_column_is_none():
 
 
 async def test_a_failed_episode_raises_where_skyrl_needs_its_row():
-    assert FAILURE_IDIOMS["skyrl"] is FailureIdiom.RAISE
     client = Client("bang")
     with pytest.raises(InfraError, match="EnvGenerator: expected an episode to train on, got one that failed"):
         await generator_with(client).generate(asked())

@@ -2,13 +2,13 @@
 
 import sys
 from importlib import import_module
-from types import ModuleType
 
 import pytest
 
 from agentenv.core.agent import AgentInstance
 from agentenv.core.types import SamplingParams, StepResult
 from agentenv.errors import ConfigError, EpisodeFailed
+from tests.interop.protos import stand_in
 from tests.interop.test_trl_rollout import Guess
 
 ROW = {"max_turns": 2, "reward_spec": {"ground_truth": "1"}}
@@ -42,10 +42,8 @@ class OwnLoop:
 @pytest.fixture
 def make(monkeypatch):
     """Makes an EnvText of an environment of this file."""
-    base = ModuleType("skyrl_gym.envs.base_text_env")
-    base.BaseTextEnv = type("BaseTextEnv", (), {})
-    for name in ("skyrl_gym", "skyrl_gym.envs", base.__name__):
-        monkeypatch.setitem(sys.modules, name, base)
+    base = {"BaseTextEnv": type("BaseTextEnv", (), {})}
+    stand_in(monkeypatch, {"skyrl_gym": {}, "skyrl_gym.envs": {}, "skyrl_gym.envs.base_text_env": base})
     monkeypatch.delitem(sys.modules, "agentenv.interop.skyrl.text_env", raising=False)
     module = import_module("agentenv.interop.skyrl.text_env")
     return lambda name: module.EnvText(f"{__file__}:{name}", ends=["<end>"], env_config={}, extras=dict(ROW))

@@ -1,16 +1,15 @@
 """Our environments as tinker-cookbook's Envs, without it: its types are stand-ins; tests/peers has its own rollouts."""
 
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
 from agentenv.core.agent import AgentInstance
 from agentenv.core.types import Limits, SamplingParams, StepResult
 from agentenv.errors import ConfigError, DataError, EpisodeFailed
-from agentenv.interop.hosted import FAILURE_IDIOMS, FailureIdiom
 from agentenv.interop.tinker import EnvDatasetBuilder
 from agentenv.testing.tokenizers import CharTokenizer
+from tests.interop.protos import stand_in
 
 ROWS = [{"prompt": [{"role": "user", "content": f"task {i}"}], "label": str(i)} for i in range(5)]
 
@@ -60,10 +59,7 @@ def stand_ins(monkeypatch):
         "tinker_cookbook.rl.rollout_limits": {"RolloutLimits": lambda: SimpleNamespace(max_turns=None)},
         "tinker_cookbook.tokenizer_utils": {"get_tokenizer": lambda name: CharTokenizer()},
     }
-    for name, values in modules.items():
-        module = ModuleType(name)
-        vars(module).update(values)
-        monkeypatch.setitem(sys.modules, name, module)
+    stand_in(monkeypatch, modules)
     Say.num_closed = 0
 
 
@@ -117,7 +113,6 @@ async def test_a_limit_ends_the_episode_with_the_environments_last_word():
 
 
 async def test_a_failed_episode_raises_at_its_begin_and_at_a_step():
-    assert FAILURE_IDIOMS["tinker"] is FailureIdiom.RAISE
     with pytest.raises(EpisodeFailed, match="expected fewer than max_length=5"):
         await begun(limits=Limits(max_length=5))
     group, env, _, _ = await begun()

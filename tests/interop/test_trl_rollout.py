@@ -8,12 +8,13 @@ import pytest
 
 from agentenv.chat.chat import ChatOptions
 from agentenv.core.agent import AgentInstance
-from agentenv.core.types import Completion, Limits, StepResult, Task
+from agentenv.core.types import Completion, Limits, StepResult
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.engines.vllm.http import VLLMHTTPEngine
 from agentenv.errors import ConfigError, DataError, InfraError
+from agentenv.interop import trl as rollout
 from agentenv.interop.hosted import GatheringEngine
-from agentenv.interop.trl import EnvRollout, dataset, reward, rollout
+from agentenv.interop.trl import EnvRollout, dataset, reward
 from agentenv.testing.tokenizers import CharTokenizer
 
 ROWS = [{"prompt": "one", "label": "1"}, {"prompt": "two", "label": "2"}]
@@ -193,29 +194,18 @@ def test_a_missing_log_probability_is_refused(roll):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("repetition_penalty", 1.2),
-        ("generation_kwargs", {"num_beams": 2}),
+        ("repetition_penalty", 1.2), ("generation_kwargs", {"num_beams": 2}), ("vllm_enable_sleep_mode", True),
+        ("vllm_tensor_parallel_size", 2),
     ],
-)
-def test_sampling_that_no_engine_follows_is_refused(roll, name, value):
+)  # fmt: skip
+def test_sampling_that_no_engine_follows_and_a_vllm_that_sleeps_or_is_split_are_refused(roll, name, value):
     with pytest.raises(ConfigError, match=f"expected {name}="):
-        roll(["1"], trainer=trainer_with(**{name: value}))
-
-
-def test_a_vllm_in_this_process_that_sleeps_or_is_split_is_refused(roll):
-    for name, value in (("vllm_enable_sleep_mode", True), ("vllm_tensor_parallel_size", 2)):
-        with pytest.raises(ConfigError, match=f"expected {name}="):
-            roll(["1"], trainer=trainer_with(use_vllm=True, **{name: value}))
+        roll(["1"], trainer=trainer_with(use_vllm=name.startswith("vllm"), **{name: value}))
 
 
 def test_a_history_that_is_rendered_again_is_refused():
     with pytest.raises(ConfigError, match="history='keep'"):
         EnvRollout(Guess, ROWS, chat_options=ChatOptions(history="rerender"))
-
-
-def test_two_tasks_with_one_id_are_refused():
-    with pytest.raises(DataError, match="an id that no other row has"):
-        dataset([Task("a", task_id="x"), Task("b", task_id="x")])
 
 
 async def test_the_engine_follows_the_trainers_arguments():

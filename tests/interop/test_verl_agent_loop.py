@@ -1,8 +1,7 @@
 """EnvAgentLoop without verl: its arguments and a scripted server; tests/peers has verl's own workers."""
 
 import json
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +11,7 @@ from agentenv.interop.hosted import task_of
 from agentenv.interop.verl import agent_loop
 from agentenv.interop.verl.agent_loop import EnvAgentLoop, dataset
 from agentenv.testing.tokenizers import CharTokenizer
+from tests.interop.protos import stand_in
 from tests.interop.test_trl_rollout import Guess
 
 PARAMS = {"temperature": 0.5, "logprobs": True}
@@ -42,12 +42,9 @@ class Server:
 @pytest.fixture
 def run(monkeypatch):
     """Runs a row against a server."""
-    verl = ModuleType("verl.experimental.agent_loop.agent_loop")
-    verl.AgentLoopOutput = verl.AgentLoopMetrics = SimpleNamespace
-    monkeypatch.setitem(sys.modules, "verl", ModuleType("verl"))
-    monkeypatch.setitem(sys.modules, "verl.experimental", ModuleType("verl.experimental"))
-    monkeypatch.setitem(sys.modules, "verl.experimental.agent_loop", ModuleType("verl.experimental.agent_loop"))
-    monkeypatch.setitem(sys.modules, "verl.experimental.agent_loop.agent_loop", verl)
+    loop = {"AgentLoopOutput": SimpleNamespace, "AgentLoopMetrics": SimpleNamespace}
+    packages = {"verl": {}, "verl.experimental": {}, "verl.experimental.agent_loop": {}}
+    stand_in(monkeypatch, {**packages, "verl.experimental.agent_loop.agent_loop": loop})
 
     async def one(server, row=ROW, budgets=(64, 64), **options):
         return await loop_with(server, budgets, **options).run(PARAMS, **row)

@@ -17,8 +17,8 @@ from trl import GRPOConfig, GRPOTrainer
 from agentenv import Limits
 from agentenv.core.dataset import read_tasks
 from agentenv.episode.registry import builtin_datasets
+from agentenv.interop import trl as module
 from agentenv.interop.trl import EnvRollout, dataset, reward
-from agentenv.interop.trl import rollout as module
 from agentenv_envs.guess_number import GuessNumber
 from agentenv_envs.math_retry import MathRetry
 from agentenv_envs.tool_use import ToolUse

@@ -131,12 +131,6 @@ async def test_versions_of_the_weights_are_read_where_vllm_says_them():
 # --- ours as OpenRLHF's -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-@given(samplings)
-def test_sampling_parameters_survive_vllms_form(sampling):
-    assert to_sampling(VLLMStyleSampling.of(sampling)) == sampling
-
-
 async def test_a_files_own_loop_gets_vllms_output_without_the_terminator_in_the_text():
     ours = ScriptedEngine(["hi"], TOKENIZER, logprob=-0.25)
     llm = LLMEngine(ours, Chat(TOKENIZER), "episode")

@@ -84,12 +84,6 @@ async def test_02_what_one_episode_changes_in_the_sampling_reaches_no_sibling():
     assert params == Params()
 
 
-async def test_02_every_request_has_its_own_sampling_parameters():
-    llm, params = LLM("hi"), Params()
-    await siblings(executor(reply("a"), reply(done=True)), llm, params=params)
-    assert len({id(sampling) for _, sampling in llm.requests} | {id(params)}) == len(llm.requests) + 1
-
-
 async def test_03_max_new_tokens_is_a_cap_of_every_turn():
     response = sound(
         await execute(executor(reply("a"), limits=Limits(max_turns=3)), LLM("x" * 99), params=Params(max_tokens=8))
@@ -451,21 +445,6 @@ async def test_25_a_failed_episodes_token_is_the_first_that_was_sampled():
     assert response["reward"] == -1.0
 
 
-@pytest.mark.parametrize("max_length", [2, 3, 7])
-@pytest.mark.parametrize("prompt", ["", "p", "promptprompt"])
-async def test_26_and_27_no_action_is_first_and_nothing_passes_the_length(prompt, max_length):
-    llm = LLM("x" * 99)
-    sound(await execute(executor(reply("a"), prompt=prompt), llm, max_length=max_length), max_length)
-    sound(
-        await execute(executor(reply("a"), prompt=prompt), LLM(RuntimeError("down")), max_length=max_length), max_length
-    )
-
-
-async def test_27_the_last_action_is_whole_so_the_reward_stays_with_it():
-    response = sound(await execute(executor(reply("a", rewards=1.0)), LLM("x" * 99), max_length=50), 50)
-    assert response["action_ranges"][-1][1] == len(response["observation_tokens"]) == 50
-
-
 PIECES = st.text("ab", max_size=30)
 
 
@@ -602,12 +581,6 @@ async def test_chat_options_of_the_class_say_how_messages_become_tokens():
     assert (ended["truncated"], said_after(ended)) == (True, "")
     assert cut["truncated"] is False
     assert "characters left out" in said_after(cut)
-
-
-async def test_text_feedback_of_the_class_may_be_a_message():
-    made = executor(reply("again"), reply(done=True), chat_options=ChatOptions(text_feedback="user"))
-    response = sound(await execute(made, LLM("hi")))
-    assert said_after(response).startswith("\n<|im_start|>user\nagain<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_chat_options_that_open_segments_are_refused():

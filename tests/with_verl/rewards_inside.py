@@ -120,26 +120,11 @@ def test_rows_4_to_16_the_batch_manager_on_verls_dataproto():
 
 
 @check
-def test_row_20_masked_samples_on_verls_dataproto():
-    data = rows(["aa", "b", "cc", "dddd"])
-    tensor = batch_manager(lambda prompt, responses, extras: ([None, 1.0, 1.0, 1.0], {}), invalid_policy="mask")(data)
-    assert tensor.sum(dim=1).tolist() == [0.0, 1.0, 1.0, 1.0]
-    assert data.batch["response_mask"].sum(dim=1).tolist() == [0, 1, 2, 4]
-
-
-@check
 def test_row_18_the_default_function_of_verls_old_trainer_judges_through_our_manager():
     from verl.utils.reward_score import default_compute_score
 
     data = rows(["#### 4", "#### 5"])
     assert batch_manager(default_compute_score)(data).sum(dim=1).tolist() == [1.0, 0.0]
-
-
-@check
-def test_a_cut_thought_that_the_prompt_began_is_not_an_answer_on_verls_dataproto():
-    texts = [r"so \boxed{4}, I gue", r"so</think>\boxed{4}"]
-    data = rows(texts, ["2+2<think>\n"] * 2)
-    assert batch_manager(reward="math")(data).sum(dim=1).tolist() == [0.0, 1.0]
 
 
 # --- row 24: known to verl -------------------------------------------------------------------------------------------
@@ -311,20 +296,6 @@ def test_row_13_verls_reward_loop_on_ray_places_scores_at_the_last_token():
     assert tensor.sum(dim=1).tolist() == [1.0, 0.0, 0.0]
     assert tensor[0, lengths[0] - 1] == 1.0
     assert scores.meta_info["reward_extra_keys"] == ["score", "acc", "reward_valid"]
-
-
-# --- one process for hydra and math-verify ---------------------------------------------------------------------------
-
-
-@check
-def test_math_verify_and_verls_hydra_share_antlr_4_9_3():
-    from importlib.metadata import version
-
-    assert version("antlr4-python3-runtime") == "4.9.3"
-    config_of()
-    from math_verify import parse, verify
-
-    assert verify(parse("$\\frac{1}{2}$"), parse("$0.5$"))
 
 
 def outcome(function):

@@ -149,12 +149,10 @@ class Runner(AgentExecutor):
 class StepEnvRunner(Runner):
     """Runs episodes of an Env in our loop, like Molt's class."""
 
+    _passes_messages = False
+
     def __init__(self, env_cls: Any) -> None:
         super().__init__(_as_agent_class(env_cls))
-
-    @property
-    def _passes_messages(self) -> bool:
-        return False
 
     async def execute(self, prompt: Any, label: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> MoltTrajectory:
         """Run one episode."""

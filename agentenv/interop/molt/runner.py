@@ -54,13 +54,10 @@ class AgentRunner(AgentExecutor):
     def __init__(self, agent_instance_cls: type | None = None) -> None:
         """Accept the class, or nothing, as Molt passes it."""
         super().__init__(agent_instance_cls)
+        self._passes_messages = not self.PRERENDER_PROMPT
         if self.agent_instance_cls is not None:
             cls: Any = as_agent(self.agent_instance_cls)
             self.agent_instance_cls = _with_row_tools(cls)
-
-    @property
-    def _passes_messages(self) -> bool:
-        return not self.PRERENDER_PROMPT
 
     async def execute(
         self,

@@ -20,6 +20,7 @@ from agentenv.chat.chat import text_of
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Message, SamplingParams, Task
 from agentenv.errors import ContractError, DataError, InfraError
+from agentenv.interop.hosted import as_messages
 
 LABEL_KEYS = ("label", "expected_answer", "ground_truth", "answer")
 """Columns that may have a row's label; the first existing one counts."""
@@ -175,9 +176,7 @@ def _response(trajectory: Trajectory, model: str) -> dict[str, Any]:
             }
         )
         if turn.result is not None and turn.bridge is not None:
-            observation = turn.result.observation
-            messages = [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
-            for message in messages:
+            for message in as_messages(turn.result.observation):
                 role, text = message.get("role"), text_of(message)
                 role = role if role in ("user", "system", "developer") else "user"
                 items += [{"type": "message", "role": role, "content": text}] if text else []

@@ -44,11 +44,10 @@ from agentenv.engines.models import load_tokenizer
 from agentenv.episode.registry import load_env
 from agentenv.episode.source import check_arguments
 from agentenv.errors import ConfigError, ContractError
-from agentenv.interop.nemo_rl.base import Environment
+from agentenv.interop.nemo_rl.base import ON_FAILURE, Environment, StepRow, options_of
 from agentenv.interop.nemo_rl.reward_model import RewardModelEnvironment
 from agentenv.interop.nemo_rl.sessions import ID, Sessions
 from agentenv.interop.nemo_rl.text import ChatObservations, plain_text
-from agentenv.interop.nemo_rl.types import ON_FAILURE, StepRow, options_of
 
 _MAX_CONCURRENT_CALLS = 1000
 """Maximum number of concurrent steps of an actor. With Ray's default, single-sample rollouts would run in turn."""
@@ -77,9 +76,6 @@ class AgentEnvironmentOptions:
     """An episode without a step for this long counts as abandoned by NeMo RL."""
     check_prompt: bool = True
     """Refuse episodes whose `reset` returns another prompt than the model was shown."""
-    metrics_path: str | None = None
-    """A file to which the counts since the start are appended, as a line of JSON at most every ten seconds: NeMo RL
-    asks no environment for its metrics."""
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -116,7 +112,6 @@ class AgentEnvironment(Environment):
                 "loop. Serve it with agentenv.interop.nemo_gym.GymServer."
             )
         check_arguments(cls, options.env_kwargs)
-        self._parts = tuple(options.reward_components)
         chat = None
         if options.tokenizer is not None:
             name = options.tokenizer.get("name") if isinstance(options.tokenizer, Mapping) else options.tokenizer
@@ -131,7 +126,7 @@ class AgentEnvironment(Environment):
             check_prompt=options.check_prompt,
             parse=None if chat is None else chat.tool_format.parse,
         )
-        super().__init__("agentenv", options.on_failure, options.metrics_path)
+        super().__init__("agentenv", options.on_failure, tuple(options.reward_components))
 
     async def _row(self, log: Sequence[Any], metadata: Mapping[str, Any]) -> StepRow:
         session, result = await self._sessions.step(log, metadata)
@@ -162,10 +157,6 @@ class AgentEnvironment(Environment):
             stop=None if session.stop is None else list(session.stop),
             answer=answer if isinstance(answer, str) else None,
         )
-
-    def _failed(self, error: BaseException) -> StepRow:
-        parts = dict.fromkeys((*self._parts, "rest"), float("nan")) if self._parts else {}
-        return StepRow(f"Environment: failed: {type(error).__name__}", float("nan"), terminated=True, parts=parts)
 
     async def _end_unfinished(self, rows: Sequence[StepRow]) -> None:
         ids = [row.metadata[ID] for row in rows if row.metadata is not None]

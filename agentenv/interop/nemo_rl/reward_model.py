@@ -9,9 +9,8 @@ from typing import Any
 from agentenv.core.arguments import is_reward, number, one_of
 from agentenv.core.types import Message
 from agentenv.errors import AgentEnvError, ConfigError, DataError
-from agentenv.interop.nemo_rl.base import Environment
+from agentenv.interop.nemo_rl.base import ON_FAILURE, Environment, RewardFigures, StepRow, bare, last_action, options_of
 from agentenv.interop.nemo_rl.text import is_templated, prompt_of
-from agentenv.interop.nemo_rl.types import ON_FAILURE, RewardFigures, StepRow, bare, last_action, options_of
 from agentenv.rewards.grading import grade
 from agentenv.rewards.models.factory import open_scorer
 from agentenv.rewards.models.reward import ModelReward
@@ -56,8 +55,6 @@ class RewardModelOptions:
     """`raise` or `mask`; see `environments`."""
     timeout_s: float = 600.0
     """Time limit of one conversation."""
-    metrics_path: str | None = None
-    """See `AgentEnvironmentOptions.metrics_path`."""
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -110,7 +107,7 @@ class RewardModelEnvironment(Environment):
                 reward, shift=options.shift, scale=options.scale, clip=options.clip, part=options.part
             )
         is_reward("env.reward", self._reward, "grade")
-        super().__init__("reward_model_env", options.on_failure, options.metrics_path)
+        super().__init__("reward_model_env", options.on_failure)
 
     async def _row(self, log: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> StepRow:
         """Return the last answer's reward; the row ends.

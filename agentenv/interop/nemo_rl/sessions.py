@@ -24,8 +24,8 @@ from agentenv.episode.setup import EpisodeKey
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ContractError, DataError, EpisodeFailed, InfraError
 from agentenv.interop.hosted import kind_of
+from agentenv.interop.nemo_rl.base import EnvironmentUnavailable, bare, last_action
 from agentenv.interop.nemo_rl.text import prompt_of
-from agentenv.interop.nemo_rl.types import EnvironmentUnavailable, bare, last_action
 
 ID = "agentenv_id"
 """Key of an episode's id in a row's metadata."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
+import functools
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -11,11 +11,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 from uuid import uuid4
 from zlib import crc32
 
 from agentenv._util.calls import accepted_arguments, create
+from agentenv._util.calls import call as call_agent
 from agentenv.chat.chat import Chat, ChatOptions, PromptText
 from agentenv.chat.rendered_prompt import messages_of
 from agentenv.core.agent import AgentInstance, StepState
@@ -28,11 +30,10 @@ from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage, StepRetries
 from agentenv.episode.source import as_agent
 from agentenv.errors import ConfigError, ContractError, EngineError, RunStopped
-from agentenv.interop.hosted import FailureCount, FailureIdiom, chat_of, run_planned
+from agentenv.interop.hosted import FailureCount, chat_of, run_planned
 from agentenv.interop.openrlhf.engine import LLMEngine, VLLMStyleSampling, as_engine, last_of
 from agentenv.interop.openrlhf.response import (
     LogRule,
-    NeutralSample,
     ResponseDict,
     SiblingRewards,
     check_logs,
@@ -40,7 +41,6 @@ from agentenv.interop.openrlhf.response import (
     merge_response,
     to_response,
     training_response,
-    with_items,
     without_reward,
 )
 from agentenv.interop.openrlhf.shim import register
@@ -130,6 +130,8 @@ class AgentExecutor:
     """How messages become tokens under OpenRLHF; under `agentenv run` its flags decide. `history` must be `keep`: a
     sample of OpenRLHF's is one sequence."""
     _one_sequence: ClassVar[bool] = True
+    _passes_messages = True
+    """Whether a class of ours gets the messages of a rendered prompt."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Check the subclass's attributes; register it with OpenRLHF if that is imported."""
@@ -181,11 +183,20 @@ class AgentExecutor:
         """
         call = _CALL.get()
         if call is not None:
-            await self._run(call, prompt, label, sampling_params)
+            self._check_agent()
+            task, sampling = replace(call.task, prompt=prompt, label=label), to_sampling(sampling_params)
+            setup = EpisodeSetup(
+                call.engine, call.chat, sampling or SamplingParams(), call.limits, call.progress, call.step_retries
+            )
+            call.progress.error = None
+            try:
+                call.trajectory = await self._play(task, setup, call.key)
+            except (ConfigError, RunStopped) as error:  # of the engine: `Episode.run` records all others
+                call.fatal = error
+                raise
             is_own = type(self).execute.__module__.startswith("agentenv.")
             if call.progress.error is not None and not is_own:  # a file's own `execute` may handle it, as in OpenRLHF
                 raise call.progress.error
-            assert call.trajectory is not None
             response = to_response(call.trajectory) | {"prompt": prompt}
         else:
             call = self._foreign_call(prompt, label, max_length, hf_tokenizer, llm_engine, images)
@@ -194,8 +205,10 @@ class AgentExecutor:
             response, problem = self._sample(trajectory, sampling_params, call.chat)
             response["prompt"] = prompt
             await self._report(call, trajectory, response, problem)
-            if self.result_queue is not None:
-                with_items(response)
+            if self.result_queue is not None:  # OpenRLHF 0.8.7 to 0.9.0 calls `item` of these numbers
+                import numpy as np
+
+                response["extra_logs"] = {name: np.float64(value) for name, value in response["extra_logs"].items()}
         if self.result_queue is not None:
             await self.result_queue.put(response)
         return response
@@ -207,20 +220,6 @@ class AgentExecutor:
             return await call.llm_engine.generate(prompt_token_ids, sampling_params)
         prompt = {"prompt_token_ids": list(prompt_token_ids)}
         return await last_of(self.llm_engine.generate(prompt, sampling_params, request_id=uuid4().hex))
-
-    async def _run(self, call: _EpisodeCall, prompt: Any, label: Any, sampling_params: Any) -> None:
-        """Run the episode and store its record in the call."""
-        self._check_agent()
-        task, sampling = replace(call.task, prompt=prompt, label=label), to_sampling(sampling_params)
-        setup = EpisodeSetup(
-            call.engine, call.chat, sampling or SamplingParams(), call.limits, call.progress, call.step_retries
-        )
-        call.progress.error = None
-        try:
-            call.trajectory = await self._play(task, setup, call.key)
-        except (ConfigError, RunStopped) as error:  # of the engine: `Episode.run` records all others
-            call.fatal = error
-            raise
 
     async def _play(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
         cls: Any = self.agent_instance_cls
@@ -241,11 +240,6 @@ class AgentExecutor:
 
         return await Episode(task, setup, key).run(make)
 
-    @property
-    def _passes_messages(self) -> bool:
-        """True if a class of ours gets the messages of a rendered prompt."""
-        return True
-
     def _check_agent(self) -> None:
         if self.agent_instance_cls is None:
             raise ConfigError(
@@ -259,7 +253,8 @@ class AgentExecutor:
         if self._slots is None:
             self._slots = asyncio.Semaphore(type(self).max_concurrent)
         setup = EpisodeSetup(call.engine, call.chat, to_sampling(sampling_params) or SamplingParams(), call.limits)
-        planned, source = PlannedEpisode(call.task, 0), _PlayedBy(self)
+        planned = PlannedEpisode(call.task, 0)
+        source: Any = SimpleNamespace(run=self._play)
         prompt = repr((call.task.prompt, call.task.label))
         call.siblings = self._siblings.setdefault(prompt, call.siblings)
         with call.siblings.running(on_last=partial(self._siblings.pop, prompt)):
@@ -277,7 +272,8 @@ class AgentExecutor:
             trajectory,
             logs=cls.logs,
             wants_logprobs=getattr(sampling_params, "logprobs", 0) is not None,
-            neutral=NeutralSample(0 if eos is None else eos, cls.failed_reward),
+            terminator=0 if eos is None else eos,
+            failed_reward=cls.failed_reward,
             segment_index=segment_index,
         )
 
@@ -302,8 +298,7 @@ class AgentExecutor:
             reward = await call.siblings.replace_reward(response)
         self._failures.add(
             problem,
-            FailureIdiom.RAISE if cls.on_error == "raise" else FailureIdiom.MASKED,
-            max_in_a_row=cls.max_failed_in_a_row,
+            max_in_a_row=1 if cls.on_error == "raise" else cls.max_failed_in_a_row,
             result=f"A sample of one token with the reward {cls.failed_reward} replaces it, and moves the baseline of "
             "its group: no sibling of it has a reward here."
             if reward is None
@@ -342,35 +337,19 @@ class AgentExecutor:
         return _EpisodeCall(task, engine, self._chat, limits, EpisodeKey(task.task_id))
 
 
-@dataclass(frozen=True, slots=True)
-class _PlayedBy:
-    """Episodes of an executor's agent class."""
-
-    executor: AgentExecutor
-
-    async def run(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
-        """Run one episode; see `Episode.run`."""
-        return await self.executor._play(task, setup, key)
-
-
 def _with_writable_sampling(step: Callable[[StepState], Any]) -> Callable[[StepState], Any]:
     """Return a `step` that may write into `states["sampling_params"]`: the next turns sample with what it wrote."""
 
-    def kept(sampling: SamplingParams, written: VLLMStyleSampling, result: Any) -> Any:
-        is_unchanged = written == VLLMStyleSampling.of(sampling)
+    @functools.wraps(step)
+    async def writable(states: StepState) -> Any:
+        written = VLLMStyleSampling.of(states["sampling_params"])
+        result = await call_agent(step, {**states, "sampling_params": written})
+        is_unchanged = written == VLLMStyleSampling.of(states["sampling_params"])
         if is_unchanged or not isinstance(result, Mapping) or result.get("sampling_params") is not None:
             return result
         return {**result, "sampling_params": written}
 
-    async def async_step(states: StepState) -> Any:
-        written = VLLMStyleSampling.of(sampling := states["sampling_params"])
-        return kept(sampling, written, await step({**states, "sampling_params": written}))
-
-    def plain_step(states: StepState) -> Any:
-        written = VLLMStyleSampling.of(sampling := states["sampling_params"])
-        return kept(sampling, written, step({**states, "sampling_params": written}))
-
-    return async_step if inspect.iscoroutinefunction(step) else plain_step
+    return writable
 
 
 class AgentFunc:

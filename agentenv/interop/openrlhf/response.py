@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal, TypedDict
 
@@ -40,11 +40,16 @@ def to_response(trajectory: Trajectory, segment_index: int | None = None) -> Res
     complete = not math.isnan(sum(segment.logprobs))  # fast: one NaN makes the sum NaN
     results = [turn.result for turn in trajectory.turns if turn.result is not None]
     info = results[-1].info if results else {}
+    ranges = []  # what the policy chose: OpenRLHF trains on it, and not on tokens that a constraint forced
+    for turn in trajectory.turns:
+        if turn.segment == (segment_index or 0):
+            edges = [turn.start - 1, *turn.forced_places, turn.end]
+            ranges += [(before + 1, after) for before, after in pairwise(edges) if before + 1 < after]
     return {
         "prompt": trajectory.task.prompt,
         "label": trajectory.task.label,
         "observation_tokens": segment.token_ids.tolist(),
-        "action_ranges": _chosen_ranges(trajectory, segment_index or 0),
+        "action_ranges": ranges,
         "rollout_log_probs": segment.logprobs.tolist() if complete else None,
         "reward": trajectory.reward,
         "scores": trajectory.reward if trajectory.score is None else trajectory.score,
@@ -53,16 +58,6 @@ def to_response(trajectory: Trajectory, segment_index: int | None = None) -> Res
         "images": list(trajectory.task.images) or None,
         "mm_train_inputs": None,
     }
-
-
-def _chosen_ranges(trajectory: Trajectory, segment: int) -> list[tuple[int, int]]:
-    """Return the ranges of a segment's actions, which OpenRLHF trains on, without tokens that a constraint forced."""
-    ranges = []
-    for turn in trajectory.turns:
-        if turn.segment == segment:
-            edges = [turn.start - 1, *turn.forced_places, turn.end]
-            ranges += [(before + 1, after) for before, after in pairwise(edges) if before + 1 < after]
-    return ranges
 
 
 LogRule = Literal["first", "last", "sum", "mean", "max"]
@@ -103,12 +98,15 @@ def training_response(
     *,
     logs: Mapping[str, LogRule],
     wants_logprobs: bool,
-    neutral: NeutralSample,
+    terminator: int,
+    failed_reward: float,
     segment_index: int | None = None,
 ) -> tuple[ResponseDict, str | None]:
     """Return the response that OpenRLHF can train on, and the problem as text, or None if there is none.
 
-    The neutral sample replaces an episode that failed.
+    A neutral sample replaces an episode that failed, because the group must keep its size: one action token, the first
+    that was sampled, else the terminator, with `failed_reward`. It is not marked as truncated, which OpenRLHF may
+    penalize.
     """
     response = to_response(trajectory, segment_index)
     problem = problem_of(trajectory)
@@ -121,14 +119,14 @@ def training_response(
             start = trajectory.turns[0].start
             ids, logprob = ids[: start + 1], segment.logprobs[start]
         else:  # the engine or the environment failed before the first action: there is room for a token
-            ids, logprob = [*(ids or [neutral.terminator]), neutral.terminator], 0.0
+            ids, logprob = [*(ids or [terminator]), terminator], 0.0
             start = len(ids) - 1
         response |= {
             "observation_tokens": ids,
             "action_ranges": [(start, start + 1)],
             "rollout_log_probs": [0.0] * start + [0.0 if math.isnan(logprob) else logprob],
-            "reward": float(neutral.reward),
-            "scores": float(neutral.reward),
+            "reward": float(failed_reward),
+            "scores": float(failed_reward),
             "truncated": False,
         }
     if not wants_logprobs:
@@ -142,25 +140,6 @@ def training_response(
         totals[name] = _RULES[rule](numbers) if numbers else 0.0
     response["extra_logs"] = totals
     return response, problem
-
-
-def with_items(response: ResponseDict) -> None:
-    """Add the method `item` to the logs' numbers, because OpenRLHF's trainer calls it from 0.8.7 to 0.9.0."""
-    import numpy as np
-
-    response["extra_logs"] = {name: np.float64(value) for name, value in response["extra_logs"].items()}
-
-
-@dataclass(frozen=True, slots=True)
-class NeutralSample:
-    """A replacement for a failed episode when a group must keep its size: one action token, with this reward.
-
-    The token is the first that was sampled, else the terminator. The sample is not marked as truncated, which OpenRLHF
-    may penalize.
-    """
-
-    terminator: int
-    reward: float = 0.0
 
 
 class SiblingRewards:
@@ -203,11 +182,6 @@ class SiblingRewards:
         response["reward"], response["scores"] = math.fsum(rewards) / len(rewards), math.fsum(scores) / len(scores)
         response["extra_logs"]["failed_alone"] = 0.0
         return response["reward"]
-
-
-def without_response_reward(response: ResponseDict) -> ResponseDict:
-    """Return a response whose reward a subclass of the executor sets."""
-    return {**response, "reward": None, "scores": None}
 
 
 def merge_response(response: Mapping[str, Any], trajectory: Trajectory) -> bool:

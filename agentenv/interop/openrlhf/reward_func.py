@@ -28,7 +28,6 @@ from agentenv.episode.registry import load_file
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.interop.openrlhf.executor import AgentExecutor
-from agentenv.interop.openrlhf.response import without_response_reward
 from agentenv.rewards.models.openrlhf_wire import Outcome, Sample, read_rewards
 
 MAX_CALLS = 32
@@ -315,7 +314,7 @@ class SingleTurnAgentExecutor(AgentExecutor):
     async def execute(self, prompt: Any, label: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
         """Return OpenRLHF's response dict of one answer; the arguments are those of `AgentExecutor.execute`."""
         response = await super().execute(prompt, label, sampling_params, *args, **kwargs)
-        return without_response_reward(response) if self._judged is None else response
+        return {**response, "reward": None, "scores": None} if self._judged is None else response
 
     async def _play(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
         return await (super()._play(task, setup, key) if self._judged is None else self._judged.run(task, setup, key))

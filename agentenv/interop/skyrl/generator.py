@@ -30,9 +30,7 @@ from agentenv.episode.setup import EpisodeSetup
 from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.interop._records import Record, columns, records
 from agentenv.interop.hosted import (
-    FAILURE_IDIOMS,
     FailureCount,
-    FailureIdiom,
     chat_of,
     client_params,
     problem_of,
@@ -178,11 +176,20 @@ class EnvGenerator:
             max_turns=self.config.max_turns,
             max_length=self.config.max_input_length + self.config.sampling_params.max_generate_length,
         )
-        engine = SkyRLEngine(self.client, params, self.model, self._cache_salt())
+        version = getattr(self.client, "weight_version", None)
+        salt = None  # what SkyRL's own generator salts the servers' caches with: the weights at the start of the call
+        if version is not None and self.config.use_cache_salt:
+            salt = str(version) if self.model is None else f"{self.model}@{version}"
+        engine = SkyRLEngine(self.client, params, self.model, salt)
         setup = EpisodeSetup(engine, self.chat, SamplingParams(max_tokens=params["max_tokens"]), limits)
         slots = asyncio.Semaphore(_CONCURRENCY)
         ended = await asyncio.gather(*[self._run(episode, setup, slots) for episode in planned])
-        kept = [(each, trajectory) for each, trajectory in zip(ids, ended, strict=True) if self._has_row(trajectory)]
+        kept, max_in_a_row = [], 64 if self.config.step_wise_trajectories else 1
+        for each, trajectory in zip(ids, ended, strict=True):
+            problem = problem_of(trajectory)
+            self.failures.add(problem, max_in_a_row=max_in_a_row, result="It has no row.")
+            if problem is None:
+                kept.append((each, trajectory))
         self._check_groups([each.instance_id for each in ids], [each.instance_id for each, _ in kept], input_batch)
         return self._output(kept)
 
@@ -193,19 +200,6 @@ class EnvGenerator:
             finally:
                 await self.client.finish_session(planned.episode_id)
         return trajectory
-
-    def _cache_salt(self) -> str | None:
-        """Return what SkyRL's own generator salts the servers' caches with: the weights at the start of the call."""
-        version = getattr(self.client, "weight_version", None)
-        if version is None or not self.config.use_cache_salt:
-            return None
-        return str(version) if self.model is None else f"{self.model}@{version}"
-
-    def _has_row(self, trajectory: Trajectory) -> bool:
-        problem, is_step_wise = problem_of(trajectory), self.config.step_wise_trajectories
-        idiom = FailureIdiom.NONE if is_step_wise else FAILURE_IDIOMS["skyrl"]
-        self.failures.add(problem, idiom, max_in_a_row=64, result="It has no row.")
-        return problem is None
 
     def _check_groups(self, asked: Sequence[str], left: Sequence[str], input_batch: Mapping[str, Any]) -> None:
         """Raise InfraError where SkyRL would train on one episode of several, with its reward as the advantage."""

@@ -11,21 +11,14 @@ of the generator:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from skyrl_gym.envs.base_text_env import BaseTextEnv
 
-from agentenv._util.calls import create
 from agentenv._util.loop_thread import run_sync
-from agentenv.chat.chat import Chat
 from agentenv.core.types import Limits, Message
-from agentenv.engines.scripted import PlainTextTokenizer
-from agentenv.episode.runner import derive_seed
-from agentenv.episode.setup import EpisodeKey
-from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError
-from agentenv.interop.hosted import stepped_source, task_of
+from agentenv.interop.hosted import as_messages, stepped_source, task_of, text_episode
 
 _MAX_CHARS = 1_000_000
 """`max_length` of an episode, whose tokens are characters here; SkyRL has its own limit."""
@@ -53,8 +46,8 @@ class EnvText(BaseTextEnv):  # type: ignore[misc]
         extras: Any = None,
     ) -> None:
         super().__init__()
-        source = stepped_source(env, env_kwargs or {}, "EnvText.env", "Train it with EnvGenerator.")
-        self._make_agent, self._ends, self._extras = partial(create, source.cls, source.kwargs), ends, extras
+        self._source = stepped_source(env, env_kwargs or {}, "EnvText.env", "Train it with EnvGenerator.")
+        self._ends, self._extras = ends, extras
 
     def init(self, prompt: Sequence[Message]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Begin the episode of the row; return its messages.
@@ -63,17 +56,11 @@ class EnvText(BaseTextEnv):  # type: ignore[misc]
             EpisodeFailed: the environment raised.
             ConfigError: the environment has tools or settings of sampling, which SkyRL's generator does not read.
         """
-        task = task_of(prompt, self._extras, "task")
-        self._episode = SteppedEpisode(
-            self._make_agent,
-            task,
-            chat=Chat(PlainTextTokenizer()),
-            limits=Limits(max_length=_MAX_CHARS, max_turns=self._extras["max_turns"]),
-            key=EpisodeKey(task.task_id, seed=derive_seed(0, task.task_id) if task.seed is None else task.seed),
-        )
+        limits = Limits(max_length=_MAX_CHARS, max_turns=self._extras["max_turns"])
+        self._episode = text_episode(self._source, task_of(prompt, self._extras, "task"), limits)
         messages = run_sync(self._episode.begin())
         self._check()
-        return _messages(messages), {}
+        return as_messages(messages), {}
 
     def step(self, action: str) -> dict[str, Any]:
         """Play an action.
@@ -87,7 +74,7 @@ class EnvText(BaseTextEnv):  # type: ignore[misc]
         result = run_sync(self._episode.act(action))
         self._check()
         return {
-            "observations": [] if self._episode.over else _messages(result.observation),
+            "observations": [] if self._episode.over else as_messages(result.observation),
             "reward": result.reward,
             "done": self._episode.over,
             "metadata": dict(result.info),
@@ -113,9 +100,3 @@ class EnvText(BaseTextEnv):  # type: ignore[misc]
                 f"EnvText: expected an environment without tools, stops and grammars, got {got}. SkyRL's generator "
                 "reads only messages: use EnvGenerator."
             )
-
-
-def _messages(observation: str | Sequence[Message]) -> list[dict[str, Any]]:
-    if isinstance(observation, str):
-        return [{"role": "user", "content": observation}] if observation else []
-    return [dict(message) for message in observation]

@@ -31,8 +31,8 @@ from agentenv.episode.registry import env_source
 from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.errors import ConfigError, ContractError, DataError, EngineError, PromptTooLong
+from agentenv.interop._data_proto import plain
 from agentenv.interop.hosted import (
-    FAILURE_IDIOMS,
     FailureCount,
     chat_of,
     client_params,
@@ -147,13 +147,6 @@ def _source(env: str, env_kwargs: str) -> Any:
     return env_source(env, json.loads(env_kwargs))
 
 
-def _plain(value: Any) -> Any:
-    """Return a value of a YAML file without OmegaConf's types."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
-
-
 class EnvAgentLoop:
     """Runs a row's episode and returns verl's AgentLoopOutput. verl's worker constructs it.
 
@@ -186,16 +179,16 @@ class EnvAgentLoop:
         self._seed, rollout = config.data.get("seed"), config.actor_rollout_ref.rollout
         self._max_prompt, self._max_response = int(rollout.prompt_length), int(rollout.response_length)
         self._server, self._tokenizer, self._max_tokens = server_manager, tokenizer, max_tokens
-        self._source = _source(env, json.dumps(_plain(env_kwargs) or {}, sort_keys=True))
-        given = _plain(limits) or {}
+        self._source = _source(env, json.dumps(plain(env_kwargs) or {}, sort_keys=True))
+        given = plain(limits) or {}
         if "max_length" in given:
             raise ConfigError(
                 f"{_WHERE}.limits: expected no max_length, got {given['max_length']!r}. Set verl's "
                 "rollout.prompt_length and rollout.response_length."
             )
         self._limits = Limits(max_length=self._max_prompt + self._max_response, **given)
-        template = _plain(config.data.get("apply_chat_template_kwargs")) or {}
-        self._options = ChatOptions(**{"chat_template_kwargs": template, **(_plain(chat_options) or {})})
+        template = plain(config.data.get("apply_chat_template_kwargs")) or {}
+        self._options = ChatOptions(**{"chat_template_kwargs": template, **(plain(chat_options) or {})})
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         """Run one episode and return its AgentLoopOutput; in verl's v1 trainer a list, one for each segment.
@@ -219,7 +212,7 @@ class EnvAgentLoop:
         # v1 numbers the siblings, v0 all rows of a step.
         planned = PlannedEpisode(task, int(row.get("session_id", row.get("priority", 0))))
         (trajectory,) = await run_planned(self._source, setup, [planned])
-        FailureCount(_WHERE).add(problem_of(trajectory), FAILURE_IDIOMS["verl"], max_in_a_row=1, result="")
+        FailureCount(_WHERE).add(problem_of(trajectory))
         outputs = [self._output(record, trajectory, engine) for record in to_records(trajectory)]
         if "session_id" in row:
             return outputs

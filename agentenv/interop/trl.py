@@ -27,13 +27,13 @@ from agentenv.episode.setup import EpisodeSetup
 from agentenv.errors import ConfigError, ContractError, DataError
 from agentenv.interop._records import columns, facts, records, required_logprobs
 from agentenv.interop.hosted import (
-    FAILURE_IDIOMS,
     FailureCount,
     GatheringEngine,
     GenerationRequest,
     chat_of,
     dataset_of,
     problem_of,
+    prompt_texts,
     run_planned,
 )
 
@@ -54,7 +54,8 @@ def dataset(rows: Sequence[Mapping[str, Any] | Task]) -> Any:
         MissingDependency: `datasets` is not installed.
         DataError: a row is not a task.
     """
-    return dataset_of([{"prompt": _carrier(task)} for task in _tasks(rows).values()], _WHERE, "trl")
+    prompts = [[message | {"task_id": name} for message in prompt_texts(task)] for name, task in _tasks(rows).items()]
+    return dataset_of([{"prompt": prompt} for prompt in prompts], _WHERE, "trl")
 
 
 def reward(completions: Sequence[Any], reward: Sequence[float | None], **columns: Any) -> list[float | None]:
@@ -64,15 +65,6 @@ def reward(completions: Sequence[Any], reward: Sequence[float | None], **columns
 
 def _tasks(rows: Sequence[Mapping[str, Any] | Task]) -> dict[str, Task]:
     return {task.task_id: in_messages(task) for task in read_tasks(rows, needs_label=False)}
-
-
-def _carrier(task: Task) -> list[dict[str, str]]:
-    """Return the task's messages as TRL stores them: role, content as text, and the id in each."""
-    return [
-        {"role": str(message["role"]), "content": str(message.get("content") or ""), "task_id": task.task_id}
-        for message in task.prompt
-        if not isinstance(message, str)
-    ]
 
 
 @dataclass(frozen=True)
@@ -173,7 +165,6 @@ class EnvRollout:
         problem = problem_of(trajectory)
         self.failures.add(
             problem,
-            FAILURE_IDIOMS["trl"],
             max_in_a_row=self.max_failed_in_a_row,
             result="Its row has no reward, and TRL leaves it out of its group.",
         )
