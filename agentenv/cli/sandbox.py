@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from agentenv.cli.commands import Commands, subcommand, summary_of
 from agentenv.cli.flags import parse, print_json
 from agentenv.cli.help import POSITIONAL
+from agentenv.cli.main import Commands, subcommand, summary_of
 from agentenv.cli.sandbox_serve import SandboxServeConfig, serve
 from agentenv.errors import ConfigError, InfraError
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, Policy
