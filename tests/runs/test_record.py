@@ -268,18 +268,18 @@ def test_keys_that_may_differ_stand_for_what_is_below_them(tmp_path):
     assert read_config(tmp_path)["config"] == CONFIG
 
 
-@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("version", [2, 4])
 def test_another_schema_is_refused_in_config_and_in_lines(tmp_path, version):
     log = write_run(tmp_path, "a/0")
     payload = b'{"episode_id":"b/0","error":null,"new":"field"}'
     before = log.read_bytes()
     log.write_bytes(before + b'{"v":%d,"crc":"%08x","episode":%b}\n' % (version, zlib.crc32(payload, version), payload))
-    with pytest.raises(DataError, match=f"schema version 2, got {version}"):
+    with pytest.raises(DataError, match=f"schema version 3, got {version}"):
         RunWriter.open(tmp_path, CONFIG, resume=True)
     log.write_bytes(before)
     document = read_config(tmp_path) | {"schema_version": version}
     (tmp_path / "config.json").write_text(json.dumps(document))
-    with pytest.raises(ConfigError, match=f"schema version 2, got {version}"):
+    with pytest.raises(ConfigError, match=f"schema version 3, got {version}"):
         RunWriter.open(tmp_path, CONFIG, resume=True)
 
 
