@@ -78,7 +78,13 @@ def diff(args: Sequence[str]) -> int:
             text.highlight_words([section.title], "bold")
         Console(soft_wrap=True, emoji=False).print(text, end="")
     if config.html is not None:
-        _write_html(config, config.html)
+        from agentenv.view.single_file import FileOptions, write_html
+        from agentenv.view.viewed import find_runs
+
+        runs = [run for run in find_runs(config.runs) if not run.is_eval]
+        unit = "" if config.cluster is None else f"&cluster={quote(config.cluster)}"
+        options = FileOptions(where=config.where, cluster=config.cluster, go=f"/compare/0/1?by={config.by}{unit}")
+        sys.stdout.write(f"{write_html(runs, config.html, options)}\n")
     if config.fail_if is None:
         return 0
     if comparison.refused or comparison.verdict == "unknown":
@@ -97,13 +103,3 @@ def _check_html(config: DiffRunsConfig) -> None:
     if len(folders) != 2:
         runs = " ".join(config.runs)
         raise ConfigError(f"--html: expected two run directories, got {runs}. Leave it out for evaluations.")
-
-
-def _write_html(config: DiffRunsConfig, path: str) -> None:
-    from agentenv.view.single_file import FileOptions, write_html
-    from agentenv.view.viewed import find_runs
-
-    runs = [run for run in find_runs(config.runs) if not run.is_eval]
-    unit = "" if config.cluster is None else f"&cluster={quote(config.cluster)}"
-    options = FileOptions(where=config.where, cluster=config.cluster, go=f"/compare/0/1?by={config.by}{unit}")
-    sys.stdout.write(f"{write_html(runs, path, options)}\n")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal
+from typing import Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -50,25 +50,18 @@ class Finding:
     """The command that fixes it."""
     required: bool = False
 
-    def row(self) -> tuple[str, str, str]:
-        """Return the name, the detail and the fix, for a table."""
-        return self.name, self.detail, self.fix
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return asdict(self)
-
 
 def doctor(args: Sequence[str]) -> int:
     """Check this machine; return 1 if something required is missing or broken, else 0."""
     config = parse(DoctorConfig, "doctor", args)
     findings = diagnose()
     if config.json:
-        print_json([finding.to_dict() for finding in findings])
+        print_json(list(map(asdict, findings)))
     else:
         table = Table("", "what", "state", "to fix it", box=None, header_style="bold")
         for finding in findings:
-            table.add_row({"ok": "✓", "missing": "–", "broken": "✗"}[finding.state], *map(Text, finding.row()))
+            texts = map(Text, (finding.name, finding.detail, finding.fix))
+            table.add_row({"ok": "✓", "missing": "–", "broken": "✗"}[finding.state], *texts)
         wide_console().print(table)
     return int(any(finding.required and finding.state != "ok" for finding in findings))
 

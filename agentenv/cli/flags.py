@@ -8,10 +8,10 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
-from agentenv.cli.help import CONFIG_FLAG, field_texts, help_text, is_repeatable, positionals
+from agentenv.cli.help import CONFIG_FLAG, field_texts, help_text, is_repeatable, positionals, without_none
 from agentenv.core.arguments import parse_json_object
 from agentenv.errors import ConfigError
 from agentenv.runs.flat_config import FlatConfig, flag_fields, with_values
@@ -37,7 +37,8 @@ def parse(
     Raises:
         ConfigError: a flag is unknown, is given twice, or has a wrong value.
     """
-    args, rest = _split(args)
+    end = args.index("--") if "--" in args else len(args)
+    args, rest = args[:end], args[end + 1 :]  # behind `--` are values
     if asked := next((arg for arg in args if arg == "-h" or arg.replace("_", "-") in ("--help", "--help-all")), None):
         is_short = asked == "-h" and issubclass(config, FlatConfig) and bool(config.FIRST_FLAGS)
         sys.stdout.write(help_text(config, name, is_short=is_short))
@@ -66,12 +67,6 @@ def parse(
             raise ConfigError(f"{path[0]}: {error}") from error
         raise
     return made
-
-
-def _split(args: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the arguments before `--`, and those after it, which are values."""
-    end = args.index("--") if "--" in args else len(args)
-    return args[:end], args[end + 1 :]
 
 
 def _given(args: Sequence[str]) -> tuple[list[str], list[Given]]:
@@ -202,17 +197,11 @@ def _advice(command: str) -> str:
     return f"Run `agentenv {command} --help` for the flags."
 
 
-def _some(kind: Any) -> Any:
-    """Return a type without None."""
-    is_union = get_origin(kind) in (Union, UnionType)
-    return next(each for each in get_args(kind) if each is not NoneType) if is_union else kind
-
-
 def _num_words(kind: Any, num_given: int) -> int:
     """Return the number of words that a value of a type takes."""
     if is_repeatable(kind):
         return num_given
-    kind = _some(kind)
+    kind = without_none(kind)
     return len(get_args(kind)) if get_origin(kind) is tuple else 1
 
 
@@ -224,7 +213,7 @@ def _read(flag: str, kind: Any, words: Sequence[str]) -> Any:
     """
     if NoneType in get_args(kind) and list(words) == ["None"]:
         return None
-    one = _some(kind)
+    one = without_none(kind)
     inner = get_args(one)[0] if get_origin(one) is tuple else one
     if not is_repeatable(kind) and len(words) < _num_words(kind, 0):
         what, which = (f"{_num_words(kind, 0)} values", "all of them") if inner is not one else ("a value", "it")
@@ -239,17 +228,11 @@ def _read(flag: str, kind: Any, words: Sequence[str]) -> Any:
     try:
         found = tuple(inner(word) for word in words) if inner in (int, float) else tuple(words)
     except ValueError as error:
-        raise ConfigError(f"{flag}: expected {_description(kind)}, got {_shown(words)}. Change the value.") from error
+        num = "only" if is_repeatable(kind) else len(get_args(one))
+        what = {int: "an integer", float: "a number"}.get(one, f"{num} numbers")
+        what += " or None" if NoneType in get_args(kind) else ""
+        raise ConfigError(f"{flag}: expected {what}, got {_shown(words)}. Change the value.") from error
     return found[0] if inner is one else found
-
-
-def _description(kind: Any) -> str:
-    """Return the words for numbers of a type: "an integer", "2 numbers or None"."""
-    one = _some(kind)
-    what = {int: "an integer", float: "a number"}.get(one)
-    if what is None:
-        what = f"{'only' if is_repeatable(kind) else len(get_args(one))} numbers"
-    return what + (" or None" if NoneType in get_args(kind) else "")
 
 
 def _shown(words: Sequence[str]) -> str:

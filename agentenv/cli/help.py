@@ -157,14 +157,26 @@ def _entry(flag: Flag, others: Sequence[str]) -> str:
         flag.text,
         "" if "|".join(flag.choices) in flag.usage else f"One of {', '.join(flag.choices)}.",
         f"Also {', '.join(flat)}." if flat else "",
-        _default(flag),
     ]
+    value = flag.default
+    if value is MISSING:
+        parts.append("Required.")
+    elif flag.kind is bool:
+        parts.append("(default: on)" if value else "")
+    elif value not in (None, "", (), {}):
+        value = json.dumps(dict(value)) if isinstance(value, Mapping) else value
+        parts.append(f"(default: {' '.join(map(str, value)) if isinstance(value, tuple | list) else value})")
     return " ".join(filter(None, parts))
 
 
+def without_none(kind: Any) -> Any:
+    """Return a type without None."""
+    is_union = get_origin(kind) in (Union, UnionType)
+    return next(each for each in get_args(kind) if each is not NoneType) if is_union else kind
+
+
 def _metavar(kind: Any) -> str:
-    if get_origin(kind) in (Union, UnionType):
-        kind = next(each for each in get_args(kind) if each is not NoneType)
+    kind = without_none(kind)
     origin = get_origin(kind)
     if origin is Mapping:
         return "JSON"
@@ -176,20 +188,5 @@ def _metavar(kind: Any) -> str:
 
 def is_repeatable(kind: Any) -> bool:
     """Return True if a flag of this type takes any number of values: a tuple without a fixed length, or a list."""
-    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    return any(
-        get_origin(each) is list or (get_origin(each) is tuple and get_args(each)[-1:] == (Ellipsis,)) for each in kinds
-    )
-
-
-def _default(flag: Flag) -> str:
-    if flag.default is MISSING:
-        return "Required."
-    if flag.kind is bool:
-        return "(default: on)" if flag.default else ""
-    if flag.default in (None, "", (), {}):
-        return ""
-    value = flag.default
-    if isinstance(value, tuple | list):
-        return f"(default: {' '.join(map(str, value))})"
-    return f"(default: {json.dumps(dict(value)) if isinstance(value, Mapping) else value})"
+    one = without_none(kind)
+    return get_origin(one) is list or (get_origin(one) is tuple and get_args(one)[-1:] == (Ellipsis,))

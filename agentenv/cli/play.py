@@ -22,19 +22,17 @@ from agentenv.cli.flags import parse
 from agentenv.cli.help import POSITIONAL
 from agentenv.core.dataset import place_of_task
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Message, Task
+from agentenv.core.types import Limits, Message, Task
 from agentenv.engines.models import load_stop_token_ids, load_tokenizer, resolve_model
-from agentenv.episode.endpoint.agent import ChatAgentSource
 from agentenv.episode.loop import recording_errors
 from agentenv.episode.runner import derive_seed
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, Stage
 from agentenv.episode.source import EnvSource
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.episode.tasks import TaskSource
-from agentenv.errors import ConfigError
 from agentenv.runs.config import RunConfig
 from agentenv.runs.metrics import Tally
-from agentenv.runs.prepare import check_constructor, digest, load_source, load_tasks
+from agentenv.runs.prepare import digest, load_stepped
 from agentenv.runs.records.directory import RunWriter
 
 HELP = '''\
@@ -94,15 +92,8 @@ def play(args: Sequence[str]) -> int:
 
 
 async def _play(config: RunConfig, screen: Screen, task: str, seed: int | None, *, with_model: bool) -> int:
-    source = load_source(config)
-    if isinstance(source, ChatAgentSource) or not isinstance(source, EnvSource):
-        raise ConfigError(
-            f"ENV: expected an environment with `step`, got {config.source!r}, which has its own loop. "
-            "Run it with `agentenv run`."
-        )
-    tasks = load_tasks(config, source)
+    source, tasks = await load_stepped(config)
     place = place_of_task(tasks, task)
-    await check_constructor(source, config.limits.step_timeout_s)
     if with_model:
         model = resolve_model(config.model)
         chat = Chat(load_tokenizer(model), stop_token_ids=load_stop_token_ids(model))
@@ -110,7 +101,7 @@ async def _play(config: RunConfig, screen: Screen, task: str, seed: int | None, 
         from agentenv.engines.scripted import PlainTextTokenizer
 
         chat = Chat(PlainTextTokenizer())
-    game = Game(config, source, [*tasks[place:], *tasks[:place]], chat, screen, seed=seed, with_model=with_model)
+    game = Game(config, source, [*tasks[place:], *tasks[:place]], chat, screen, seed, with_model)
     if config.output.out is None:
         return await game.play(None)
     stored = {"flags": config.to_dict(), "resolved": {"engine": "person", "tasks": digest(tasks)}}
@@ -124,24 +115,25 @@ async def _play(config: RunConfig, screen: Screen, task: str, seed: int | None, 
             screen.note(f"run directory: {config.output.out}")
 
 
+@dataclass
 class Game:
     """Tasks in order, each played as often as the player starts it."""
 
-    def __init__(
-        self, config: RunConfig, source: EnvSource, tasks: Sequence[Task], chat: Chat, screen: Screen, *,
-        seed: int | None, with_model: bool,
-    ) -> None:  # fmt: skip
-        self.config = config
-        self.source = source
-        self.tasks = tasks
-        self.chat = chat
-        self.screen = screen
-        self.given_seed = seed
-        self.with_model = with_model
-        self.num_started = 0
-        self.num_tasks = 1
-        """Tasks that were started."""
-        self.limits = config.limits.for_env(source.cls)
+    config: RunConfig
+    source: EnvSource
+    tasks: Sequence[Task]
+    chat: Chat
+    screen: Screen
+    given_seed: int | None
+    with_model: bool
+    num_started: int = 0
+    num_tasks: int = 1
+    """Tasks that were started."""
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of an episode."""
+        return self.config.limits.for_env(self.source.cls)
 
     @property
     def task(self) -> Task:

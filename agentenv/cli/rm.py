@@ -18,16 +18,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from agentenv.cli.commands import Commands, subcommand, summary_of
 from agentenv.cli.flags import parse, print_json
 from agentenv.cli.help import POSITIONAL
+from agentenv.cli.main import Commands, subcommand, summary_of
 from agentenv.cli.rm_serve import ModelFlags, RMServeConfig, serve
 from agentenv.episode.registry import builtin_datasets
 from agentenv.errors import ConfigError, RunStopped
 from agentenv.runs.flat_config import flag_values, with_values
 
 if TYPE_CHECKING:
-    from agentenv.rewards.evaluation.evaluate import EvaluationLog, ItemOutcome
+    from agentenv.rewards.evaluation.evaluate import ItemOutcome
     from agentenv.rewards.evaluation.report import Report
     from agentenv.rewards.evaluation.rows import Item
     from agentenv.rewards.evaluation.specs import RewardModel
@@ -177,7 +177,7 @@ def _stored_config(config: RMEvalConfig) -> RMEvalConfig | None:
 
 
 async def _evaluated(config: RMEvalConfig, items: Sequence[Item], reference: dict[str, float] | None) -> Report:
-    from agentenv.rewards.evaluation.evaluate import EvaluationLog, fingerprint
+    from agentenv.rewards.evaluation.evaluate import EvaluationLog, evaluate, fingerprint
     from agentenv.rewards.evaluation.specs import open_rm
     from agentenv.rewards.models.types import ready
 
@@ -189,10 +189,27 @@ async def _evaluated(config: RMEvalConfig, items: Sequence[Item], reference: dic
         identity["data_sha256"] = fingerprint(items)
         flags = {name: value for name, value in flags.items() if name not in ("out", "resume", "json")}
         log = EvaluationLog(config.out, identity, resume=config.resume, flags=flags)
+    done = {} if log is None else dict(log.done)
+    todo = [item for item in items if item.index not in done]
+    count, last_printed = 0, 0.0
+
+    def on_outcome(outcome: ItemOutcome) -> None:
+        nonlocal count, last_printed
+        count += 1
+        done[outcome.index] = outcome
+        if log is not None:
+            log.write(outcome)
+        if count == len(todo) or time.monotonic() - last_printed >= _PROGRESS_EVERY_S:
+            last_printed = time.monotonic()
+            sys.stderr.write(f"agentenv rm eval: {count} of {len(todo)} items\n")
+
     try:
         await ready(rm.scorer)  # first, so that a model that fails to load leaves no files
-        outcomes = await _outcomes(config, rm, items, log)
-        return _report(config, rm, items, outcomes, reference)
+        if log is not None:
+            log.start()
+        last_printed = time.monotonic()
+        await evaluate(rm, todo, max_concurrent=config.max_concurrent, limit_s=config.limit_s, on_outcome=on_outcome)
+        return _report(config, rm, items, [done[item.index] for item in items], reference)
     except asyncio.CancelledError:
         if log is None:
             advice = "nothing is stored. With --out DIR, scored items would be."
@@ -207,33 +224,6 @@ async def _evaluated(config: RMEvalConfig, items: Sequence[Item], reference: dic
         if log is not None:
             log.close()
         await rm.close()
-
-
-async def _outcomes(
-    config: RMEvalConfig, rm: RewardModel, items: Sequence[Item], log: EvaluationLog | None
-) -> list[ItemOutcome]:
-    """Return the outcomes of all items: those of the log, and those evaluated now."""
-    from agentenv.rewards.evaluation.evaluate import evaluate
-
-    done = {} if log is None else dict(log.done)
-    todo = [item for item in items if item.index not in done]
-    if log is not None:
-        log.start()
-    count = 0
-    last_printed = time.monotonic()
-
-    def on_outcome(outcome: ItemOutcome) -> None:
-        nonlocal count, last_printed
-        count += 1
-        done[outcome.index] = outcome
-        if log is not None:
-            log.write(outcome)
-        if count == len(todo) or time.monotonic() - last_printed >= _PROGRESS_EVERY_S:
-            last_printed = time.monotonic()
-            sys.stderr.write(f"agentenv rm eval: {count} of {len(todo)} items\n")
-
-    await evaluate(rm, todo, max_concurrent=config.max_concurrent, limit_s=config.limit_s, on_outcome=on_outcome)
-    return [done[item.index] for item in items]
 
 
 def _report(

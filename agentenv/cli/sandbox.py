@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from agentenv._util.http.responses import require_server
-from agentenv.cli.commands import Commands, subcommand, summary_of
 from agentenv.cli.flags import parse, print_json
 from agentenv.cli.help import POSITIONAL
+from agentenv.cli.main import Commands, subcommand, summary_of
 from agentenv.errors import ConfigError, InfraError
 from agentenv.runs.shutdown import stop_event
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, Policy

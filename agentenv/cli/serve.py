@@ -13,11 +13,10 @@ from agentenv._util.http.responses import UvicornServer
 from agentenv._util.plurals import counted
 from agentenv.cli.flags import parse
 from agentenv.cli.help import POSITIONAL
-from agentenv.episode.source import EnvSource
 from agentenv.episode.tasks import TaskSource
 from agentenv.errors import ConfigError
 from agentenv.runs.config import RunConfig
-from agentenv.runs.prepare import check_constructor, load_source, load_tasks
+from agentenv.runs.prepare import load_stepped
 from agentenv.runs.shutdown import stop_event
 
 _RUN_FLAGS = ("env", "env_kwargs", "max_length", "max_turns", "step_timeout_s")
@@ -65,14 +64,7 @@ def serve(args: Sequence[str]) -> int:
 async def _serve(config: ServeConfig, run: RunConfig) -> None:
     from agentenv.interop.openenv_server import ServedTasks, openenv_app
 
-    source = load_source(run)
-    if not isinstance(source, EnvSource):
-        raise ConfigError(
-            f"ENV: expected an environment with `step`, got {run.source!r}, which has its own loop. "
-            "Run it with `agentenv run`."
-        )
-    tasks = load_tasks(run, source)
-    await check_constructor(source, run.limits.step_timeout_s)
+    source, tasks = await load_stepped(run)
     app = openenv_app(ServedTasks(source, tasks, run.limits.for_env(source.cls), config.max_sessions))
     server = UvicornServer("serve", app, ws="auto")
     stopped = stop_event()

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from agentenv._util.terminal import safe, wide_console
-from agentenv.cli.commands import Commands, subcommand, summary_of
 from agentenv.cli.flags import parse, print_json
 from agentenv.cli.help import POSITIONAL
+from agentenv.cli.main import Commands, subcommand, summary_of
 from agentenv.runs.display.report import quiet_transformers
 
 

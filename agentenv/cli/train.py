@@ -1,4 +1,4 @@
-"""`agentenv train`: parse the flags and train."""
+"""`agentenv train`: parse the flags and train. `agentenv config run|train`: print the flags as a file for --config."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import TextIO
 
 from agentenv.cli.flags import parse
+from agentenv.cli.help import flags_of
+from agentenv.cli.main import Commands, subcommand, summary_of
 from agentenv.errors import ConfigError
+from agentenv.runs.config import RunConfig
+from agentenv.runs.config_file import to_yaml
 from agentenv.training.config import TrainConfig
 from agentenv.training.config_checks import check_effective, notes, validate
 from agentenv.training.flags import translate
@@ -71,6 +75,30 @@ def stored_config(config: TrainConfig) -> TrainConfig | None:
         raise ConfigError(
             f"--resume: expected a training of this version in {out}, got {error} Check the path."
         ) from error
+
+
+def print_config(args: Sequence[str]) -> int:
+    """Print the effective flags of `run` or `train` as YAML, each below its help: a file for --config."""
+    chosen = subcommand("agentenv config", CONFIG_COMMANDS, args)
+    return 0 if chosen is None else chosen(args[1:])
+
+
+def _of_run(args: Sequence[str]) -> int:
+    """Print the flags of `agentenv run`."""
+    return _print(parse(RunConfig, "run", args))
+
+
+def _of_train(args: Sequence[str]) -> int:
+    """Print the flags of `agentenv train`."""
+    return _print(configured(args))
+
+
+def _print(config: RunConfig | TrainConfig) -> int:
+    sys.stdout.write(to_yaml(config.to_dict(), {flag.name: flag.text for flag in flags_of(type(config))}))
+    return 0
+
+
+CONFIG_COMMANDS: Commands = {"run": (summary_of(_of_run), _of_run), "train": (summary_of(_of_train), _of_train)}
 
 
 class _OnScreen(logging.StreamHandler[TextIO]):

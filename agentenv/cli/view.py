@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import sys
+import webbrowser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +79,13 @@ def view(args: Sequence[str]) -> int:
     runs = find_runs(config.runs)
     _check(config, args)
     if config.html is not None:
-        return _write_html(config, config.html, runs)
+        from agentenv.view.redaction import Redaction
+        from agentenv.view.single_file import FileOptions, write_html
+
+        redaction = Redaction(config.redact, not config.labels)
+        options = FileOptions(config.max_mb, config.where, redaction, config.tokenizer, flag_defaults)
+        sys.stdout.write(f"{write_html(runs, config.html, options)}\n")
+        return 0
     if config.md is not None or config.svg is not None:
         return _write_excerpts(config, runs[0])
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
@@ -109,20 +117,9 @@ def _check(config: ViewConfig, args: Sequence[str]) -> None:
         raise ConfigError(f"--max_mb: expected a number above 0, got {config.max_mb:g}. Raise it.")
 
 
-def _write_html(config: ViewConfig, path: str, runs: Sequence[ViewedRun]) -> int:
-    from agentenv.view.redaction import Redaction
-    from agentenv.view.single_file import FileOptions, write_html
-
-    redaction = Redaction(config.redact, not config.labels)
-    options = FileOptions(config.max_mb, config.where, redaction, config.tokenizer, flag_defaults)
-    sys.stdout.write(f"{write_html(runs, path, options)}\n")
-    return 0
-
-
 def _write_excerpts(config: ViewConfig, run: ViewedRun) -> int:
     from agentenv.runs.tokens.view import load_episode
-    from agentenv.view.markdown import episode_to_markdown
-    from agentenv.view.svg import episode_to_svg
+    from agentenv.view.excerpts import episode_to_markdown, episode_to_svg
     from agentenv.view.texts import load_texts
 
     episode = load_episode(run.folder, str(config.episode))
@@ -162,29 +159,17 @@ async def _serve(config: ViewConfig, runs: Sequence[ViewedRun]) -> None:
     access = view_access(config.host, token, config.allowed_hosts, TOKEN_VARIABLE)
     options = ViewOptions(access, config.port, config.tokenizer, flag_defaults)
     async with ViewServer(runs, options) as server:
-        address = server.address(_place(config))
+        place = "" if config.task is None else f"/0/task/{quote(config.task, safe='')}"
+        if config.episode is not None:
+            place = f"/0/episode/{quote(config.episode, safe='')}"
+        address = server.address(place)
         sys.stdout.write(f"{address}\n")
         sys.stdout.flush()
-        if config.open:
-            _open(address)
+        has_screen = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+        if config.open and has_screen:
+            webbrowser.open(address)
         if config.until_eof:
             await asyncio.to_thread(sys.stdin.read)
             return
         sys.stderr.write("agentenv view: Ctrl-C ends it\n")
         await asyncio.Event().wait()
-
-
-def _place(config: ViewConfig) -> str:
-    """Return the place in the page that the flags name; empty without one."""
-    if config.episode is not None:
-        return f"/0/episode/{quote(config.episode, safe='')}"
-    return "" if config.task is None else f"/0/task/{quote(config.task, safe='')}"
-
-
-def _open(address: str) -> None:
-    """Open the address in a browser, unless this machine has none to show it in."""
-    import os
-    import webbrowser
-
-    if sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
-        webbrowser.open(address)

@@ -12,7 +12,6 @@ from typing import Any
 
 from agentenv._util.jsonable import jsonable
 from agentenv.compare.caveats import Caveat, caveats_of, changed_flags, failures_of
-from agentenv.compare.evaluations import first_and_last
 from agentenv.compare.intervals import (
     MeanDifference,
     Pairing,
@@ -42,7 +41,7 @@ from agentenv.compare.pairing import (
     task_changes,
     unmatched,
 )
-from agentenv.compare.sides import By, Side, Source, read_side
+from agentenv.compare.sides import By, Side, Source, first_and_last, read_side
 from agentenv.compare.significance import SignFlips
 from agentenv.errors import ConfigError
 from agentenv.runs.records.filters import EpisodeFilter, parse_filter

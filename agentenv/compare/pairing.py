@@ -167,12 +167,12 @@ def _sides(pairs: Sequence[TaskPair]) -> tuple[list[Sequence[EpisodeOutcome]], l
 
 
 def _changes_of(
-    numbers: Mapping[str, tuple[Sequence[TaskPair], Callable[[Sequence[EpisodeOutcome]], float]]],
+    named: Mapping[str, Sequence[TaskPair]], value: Callable[[str, EpisodeOutcome], float | None]
 ) -> tuple[Change, ...]:
-    """Return how numbers of one kind changed, each from its pairs and its mean over episodes, with their q-values."""
+    """Return how numbers of one kind changed, each by its name over its pairs, with their q-values."""
     changes, ps = [], []
-    for name, (used, mean) in numbers.items():
-        old, new = (list(map(mean, rows)) for rows in _sides(used))
+    for name, used in named.items():
+        old, new = ([fmean(values_of(row, partial(value, name))) for row in rows] for rows in _sides(used))
         changes.append(change_of(name, used, old, new))
         ps.append(flips_of(used, [b - a for a, b in zip(old, new, strict=True)]).p)
     return tuple(replace(each, q=q) for each, q in zip(changes, benjamini_hochberg(ps), strict=True))
@@ -228,27 +228,18 @@ def length_ratio(pairs: Sequence[TaskPair], counts: Callable[[EpisodeOutcome], b
 def stop_changes(pairs: Sequence[TaskPair]) -> tuple[Change, ...]:
     """Return the share of each stop reason, of all episodes of the compared tasks, the largest change first."""
     reasons = sorted({each.stop_reason for pair in pairs for each in (*pair.a, *pair.b)})
-    changes = _changes_of({name: (pairs, partial(_share_of, name)) for name in reasons})
+    changes = _changes_of(dict.fromkeys(reasons, pairs), lambda name, each: each.stop_reason == name)
     return tuple(sorted(changes, key=lambda each: -abs(each.difference.mean)))
-
-
-def _share_of(reason: str, outcomes: Sequence[EpisodeOutcome]) -> float:
-    return fmean(each.stop_reason == reason for each in outcomes)
 
 
 def info_changes(pairs: Sequence[TaskPair]) -> tuple[Change, ...]:
     """Return the numbers of `StepResult.info` that at least two tasks have in both runs, by name."""
-    names = sorted({name for pair in pairs for each in pair.a for name in each.info})
-    used = {name: [pair for pair in pairs if _numbers(name, pair.a) and _numbers(name, pair.b)] for name in names}
-    return _changes_of({name: (own, partial(_mean_of, name)) for name, own in used.items() if len(own) > 1})
-
-
-def _mean_of(name: str, outcomes: Sequence[EpisodeOutcome]) -> float:
-    return fmean(_numbers(name, outcomes))
-
-
-def _numbers(name: str, outcomes: Sequence[EpisodeOutcome]) -> list[float]:
-    return values_of(outcomes, lambda each: each.info.get(name))
+    named = {}
+    for name in sorted({name for pair in pairs for each in pair.a for name in each.info}):
+        used = [pair for pair in pairs if all(any(name in each.info for each in row) for row in (pair.a, pair.b))]
+        if len(used) > 1:
+            named[name] = used
+    return _changes_of(named, lambda name, each: each.info.get(name))
 
 
 def task_changes(pairs: Sequence[TaskPair]) -> tuple[TaskChange, ...]:

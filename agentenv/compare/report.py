@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ from dataclasses import dataclass
 from agentenv._util.plurals import counted
 from agentenv._util.terminal import safe
 from agentenv.compare.comparison import RunComparison, SideFacts
-from agentenv.compare.intervals import MeanDifference, Precision
-from agentenv.compare.pairing import Change, Flips, Ratio, TaskChange
+from agentenv.compare.intervals import MeanDifference
+from agentenv.compare.pairing import Change, Flips
 from agentenv.compare.significance import FALSE_SHARE
 
 MAX_TASKS = 10
@@ -88,9 +89,7 @@ def _code(text: str) -> str:
     text = safe(text).replace("\n", " ").replace("|", "\\|")
     if not text:
         return ""
-    fence = "`"
-    while fence in text:
-        fence += "`"
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence} {text} {fence}" if "`" in text else f"`{text}`"
 
 
@@ -124,7 +123,13 @@ def _headline_rows(c: RunComparison) -> Iterator[tuple[str, str]]:
     if c.smallest_effect is not None:
         yield "smallest effect", f"{c.smallest_effect:.3f} would be seen in 80 of 100 such comparisons"
     if c.precision is not None:
-        yield "more of what?", _precision(c.precision)
+        p, what = c.precision, "episodes per task" if c.precision.advice == "episodes" else "tasks"
+        yield (
+            "more of what?",
+            f"{what}: {p.share_within:.0%} of the variance is within tasks. ±{p.half:.3f} would be "
+            f"±{p.half_more_episodes:.3f} with 4 times the episodes per task (at best ±{p.half_at_best:.3f}), "
+            f"±{p.half_more_tasks:.3f} with 4 times the tasks",
+        )
     if c.has_common_seed and not c.are_identical:
         yield "seed", "the same in both runs: equal draws make the interval narrower, and rightly so"
 
@@ -137,15 +142,6 @@ def _check_rows(c: RunComparison) -> Iterator[tuple[str, str]]:
         related = "" if c.pairing.correlation is None else f"; correlation of the tasks {c.pairing.correlation:.2f}"
         yield "pairing", f"standard error {c.difference.se:.4f}, unpaired {c.pairing.se_unpaired:.4f}{related}"
     yield c.share_above.name, f"{c.share_above.b:.3f}{_interval(c.share_above.difference, 0.5)}"
-
-
-def _precision(p: Precision) -> str:
-    what = "episodes per task" if p.advice == "episodes" else "tasks"
-    return (
-        f"{what}: {p.share_within:.0%} of the variance is within tasks. ±{p.half:.3f} would be "
-        f"±{p.half_more_episodes:.3f} with 4 times the episodes per task (at best ±{p.half_at_best:.3f}), "
-        f"±{p.half_more_tasks:.3f} with 4 times the tasks"
-    )
 
 
 def _changed(changes: Sequence[Change]) -> list[Change]:
@@ -175,13 +171,9 @@ def _flips(flips: Flips | None) -> Iterator[tuple[str, str]]:
 def _lengths(c: RunComparison) -> Iterator[tuple[str, str]]:
     for name, ratio in (("all", c.lengths), ("passed in both", c.lengths_passed)):
         if ratio is not None:
-            yield name, _ratio(ratio)
-
-
-def _ratio(ratio: Ratio) -> str:
-    low, high = ratio.ci95_low, ratio.ci95_high
-    interval = "" if low is None or high is None else f"  95% CI [{low:.3f}, {high:.3f}]"
-    return f"{ratio.ratio:.3f}{interval}  ({counted(ratio.num_tasks, 'task')})"
+            low, high = ratio.ci95_low, ratio.ci95_high
+            interval = "" if low is None or high is None else f"  95% CI [{low:.3f}, {high:.3f}]"
+            yield name, f"{ratio.ratio:.3f}{interval}  ({counted(ratio.num_tasks, 'task')})"
 
 
 def _changes(changes: Sequence[Change]) -> Iterator[tuple[str, str]]:
@@ -204,17 +196,13 @@ def _interval(d: MeanDifference, shift: float = 0.0) -> str:
 def _task_rows(c: RunComparison) -> Iterator[tuple[str, str]]:
     changed = [each for each in c.tasks if each.difference or each.is_named]
     for each in changed[:MAX_TASKS]:
-        yield each.task_id, _task(each)
+        means = f"{each.mean_a:.3f} → {each.mean_b:.3f}  {each.difference:+.3f}"
+        yield each.task_id, f"{means}  p {_p(each.p)}  q {_p(each.q)}" + "  ★" * each.is_named
     if len(changed) > MAX_TASKS:
         yield "", f"{len(changed) - MAX_TASKS} other tasks changed, {len(c.tasks) - len(changed)} did not."
     if c.num_needed is not None and not c.are_identical:
         few = f"With so few episodes, a task that changed alone cannot be told from chance among {len(c.tasks)}"
         yield "", f"{few}: that takes {c.num_needed} per task in each run."
-
-
-def _task(task: TaskChange) -> str:
-    star = "  ★" if task.is_named else ""
-    return f"{task.mean_a:.3f} → {task.mean_b:.3f}  {task.difference:+.3f}  p {_p(task.p)}  q {_p(task.q)}{star}"
 
 
 def _p(p: float) -> str:

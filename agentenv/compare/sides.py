@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from agentenv._util.estimates import Passes
 from agentenv._util.jsonable import jsonable
-from agentenv.compare.evaluations import evaluated, evaluation_at, split_step
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Task
+from agentenv.core.types import StopReason, Task
 from agentenv.errors import ConfigError
 from agentenv.runs.metrics import GROUP_REWARD, Summary, summarize
 from agentenv.runs.records.directory import CONFIG, RecordedEpisodes, check_run, read_config
 from agentenv.runs.records.filters import EpisodeFilter
 from agentenv.runs.records.scan import ReadReport
-from agentenv.runs.records.selection import Selection, select
+from agentenv.runs.records.selection import Selection, rewards_of_groups, select
+from agentenv.runs.records.steps import read_steps
 from agentenv.runs.records.tokenizer import training_of
 
 if TYPE_CHECKING:
@@ -97,7 +99,8 @@ def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:
     """
     report = ReadReport()
     folder: Path | None
-    episodes: Iterator[tuple[Task, Summary]]
+    trajectories: Iterable[Trajectory]
+    indexed: Iterable[tuple[Task, Summary]] = ()
     if isinstance(source, str | Path):
         path, step = split_step(str(source))
         check_run(path)
@@ -109,20 +112,24 @@ def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:
             )
         if evaluation := evaluation_at(folder, step):
             return _evaluated_side(folder, evaluation, where)
+        trajectories = ()
         if where is None and folder.is_dir():
-            episodes = _indexed(RecordedEpisodes(folder, report=report))
+            indexed = _indexed(RecordedEpisodes(folder, report=report))
         else:
-            episodes = _summarized(select(path, Selection(where=where), report=report))
+            trajectories = select(path, Selection(where=where), report=report)
     else:
-        folder = getattr(source, "out", None)
-        episodes = _summarized(_matching(list(source), where))
+        folder, trajectories = getattr(source, "out", None), list(source)
+        if where is not None:
+            rewards = rewards_of_groups(trajectories)
+            trajectories = [each for each in trajectories if where.matches(each, rewards[each.group_id])]
     has_config = folder is not None and (folder / CONFIG).is_file()
     side = Side(str(folder or "trajectories"), config=read_config(folder)["config"] if folder and has_config else {})
     side.kept = "rollout_batch_size" in side.flags
     judge = PassRule(side.config)
-    for task, summary in episodes:
+    for task, summary in chain(indexed, ((each.task, summarize(each)) for each in trajectories)):
         task_id = task.task_id or summary.group_id
-        task_id = _without_pass(task_id) if side.kept else task_id
+        if side.kept:  # a training adds the number of the pass over the data: 000443@2
+            task_id = re.sub(r"(?<=.)@\d+$", "", task_id)
         side.describe(task_id, task)
         side.outcomes[task_id].append(judge.outcome(summary))
     side.damage = report.damage
@@ -144,10 +151,6 @@ def _evaluated_side(folder: Path, evaluation: Mapping[str, Any], where: EpisodeF
     return side
 
 
-def _summarized(episodes: Iterable[Trajectory]) -> Iterator[tuple[Task, Summary]]:
-    return ((each.task, summarize(each)) for each in episodes)
-
-
 def _indexed(episodes: RecordedEpisodes) -> Iterator[tuple[Task, Summary]]:
     """Yield the task and the summary of each episode. Of a group one episode is read, since its task is that of all."""
     tasks: dict[str, Task] = {}
@@ -155,20 +158,6 @@ def _indexed(episodes: RecordedEpisodes) -> Iterator[tuple[Task, Summary]]:
         if summary.group_id not in tasks:
             tasks[summary.group_id] = episodes.read(place).task
         yield tasks[summary.group_id], summary
-
-
-def _matching(episodes: list[Trajectory], where: EpisodeFilter | None) -> Iterator[Trajectory]:
-    rewards: dict[str, list[float]] = defaultdict(list)
-    for each in episodes:
-        if each.reward is not None:
-            rewards[each.group_id].append(each.reward)
-    return (each for each in episodes if where is None or where.matches(each, rewards[each.group_id]))
-
-
-def _without_pass(task_id: str) -> str:
-    """Return the id of a task without the number of the pass over the data, which a training adds: `000443@2`."""
-    name, _, number = task_id.rpartition("@")
-    return name if name and number.isdigit() else task_id
 
 
 class PassRule:
@@ -205,3 +194,63 @@ class PassRule:
 def values_of(outcomes: Iterable[EpisodeOutcome], value: Callable[[EpisodeOutcome], float | None]) -> list[float]:
     """Return the values that outcomes have, without None."""
     return [number for each in outcomes if (number := value(each)) is not None]
+
+
+# --- evaluations of a training, from its steps.jsonl ------------------------------------------------------------------
+
+
+def split_step(source: str) -> tuple[str, int | None]:
+    """Return the path and the train step of `RUN@STEP`; the whole and None if it names a path, or no step."""
+    path, _, step = source.rpartition("@")
+    return (path, int(step)) if path and step.isdigit() and not Path(source).exists() else (source, None)
+
+
+def first_and_last(path: str) -> tuple[str, str]:
+    """Return the first and the last evaluation of a training, as `RUN@STEP`.
+
+    Raises:
+        ConfigError: there are fewer than two.
+    """
+    steps = list(read_steps(Path(path), "eval"))
+    if len(steps) < 2:
+        raise ConfigError(
+            f"{path}: expected two runs, or a training with two evaluations, got one run with {len(steps)}. "
+            "Name a second run."
+        )
+    return f"{path}@{steps[0]}", f"{path}@{steps[-1]}"
+
+
+def evaluation_at(folder: Path, step: int | None) -> Mapping[str, Any] | None:
+    """Return the evaluation at a train step, or the last one for None; None without a step and an evaluation.
+
+    Raises:
+        ConfigError: the step has no evaluation.
+    """
+    found = read_steps(folder, "eval")
+    if step is None:
+        return found[max(found)] if found else None
+    if step not in found:
+        steps = ", ".join(map(str, found)) or "none"
+        raise ConfigError(
+            f"{folder}@{step}: expected a train step with an evaluation, got those of steps {steps}. Choose one."
+        )
+    return found[step]
+
+
+def evaluated(line: Mapping[str, Any]) -> Iterator[Summary]:
+    """Yield the episodes of an evaluation; their `group_id` is the task."""
+    names = line["episode_fields"]
+    for group in line["groups"]:
+        for row in group["episodes"]:
+            facts = dict(zip(names, row, strict=True))
+            stop = facts["stop_reason"]
+            yield Summary(
+                facts["episode_id"],
+                group["group_id"],
+                reward=facts["reward"],
+                score=facts["score"],
+                stop_reason=StopReason(stop) if stop else None,
+                error_kind=facts["error"],
+                num_action_tokens=facts["action_tokens"],
+                info_last=facts["info"],
+            )

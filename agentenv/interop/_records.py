@@ -1,9 +1,8 @@
-"""Training samples as plain lists, from which the records of all trainers are built and into which they are read back.
+"""Training samples as plain lists, from which the records of all trainers are built.
 
 A `Record` is one segment up to the end of its last action. No action follows the tokens after it, so nothing is learned
 from them, and trainers would count them as response. `verl.records` and `nemo_rl.records` have `to_records`, which
-returns an episode in the trainer's key names, one dict for each segment with an action, and `from_records`, which
-returns Records with None for fields that the format lacks.
+returns an episode in the trainer's key names, one dict for each segment with an action.
 
 Three rules hold for all trainers. A missing log-probability (NaN) never becomes 0.0, but the format's None or a
 DataError. A failed episode has no reward: it is flagged if the format has a flag (NeMo RL), else a DataError. If
@@ -20,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentenv.core.trajectory import NO_VERSION, Trajectory, Turn
+from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.core.types import StopReason
 from agentenv.errors import DataError
 
@@ -30,31 +29,31 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One training sample; do not change its lists. None marks a field that a format cannot express."""
+    """One training sample; do not change its lists."""
 
     token_ids: list[int]
     """[T]"""
     spans: list[tuple[int, int]]
-    """Start and end of each action; of each run of action tokens if the format has only a mask."""
+    """Start and end of each action."""
     forced: tuple[int, ...] = ()
     """Indices of the action tokens that a constraint forced, which are off the mask."""
-    logprobs: list[float] | None = None
+    logprobs: list[float] | None
     """[T] 0.0 off the mask; None if one is missing."""
-    policy_versions: list[int] | None = None
+    policy_versions: list[int]
     """[T] -1 off the mask."""
-    rewards: list[float] | None = None
+    rewards: list[float] | None
     """[T] non-zero only at the last token of an action; None for a failed episode."""
-    reward: float | None = None
+    reward: float | None
     """The whole episode's reward, over all its segments; None for a failed one."""
-    truncated: bool | None = None
+    truncated: bool
     """True if something other than the task ended the episode."""
-    stop_reason: StopReason | None = None
-    finish_reason: str | None = None
+    stop_reason: StopReason
+    finish_reason: str | None
     """How the last action ended: vLLM's word, or "length" if no room was left for the next observation."""
-    episode_id: str | None = None
-    segment: int | None = None
+    episode_id: str
+    segment: int
     """The index of this record among the episode's records."""
-    num_segments: int | None = None
+    num_segments: int
 
     @property
     def num_prompt(self) -> int:
@@ -64,7 +63,12 @@ class Record:
     @property
     def mask(self) -> list[int]:
         """[T] 1 on tokens the policy chose: the loss mask."""
-        return _filled(self.spans, len(self.token_ids), self.forced)
+        mask = [0] * len(self.token_ids)
+        for start, end in self.spans:
+            mask[start:end] = [1] * (end - start)
+        for place in self.forced:
+            mask[place] = 0
+        return mask
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -112,18 +116,18 @@ def records(trajectory: Trajectory, where: str, *, keep_failed: bool = False) ->
         finish_reason = str(turns[-1].finish_reason) if turns else None
         if trajectory.stop_reason is StopReason.MAX_LENGTH and index == acted[-1]:
             finish_reason = "length"
-        scores = (
-            None if trajectory.reward is None else [turn.result.reward for turn in turns if turn.result is not None]
-        )
-        spans = [(turn.start, turn.end) for turn in turns]
+        rewards = None if trajectory.reward is None else [0.0] * end
+        for turn in turns:
+            if rewards is not None and turn.result is not None:
+                rewards[turn.end - 1] = turn.result.reward
         samples.append(
             Record(
                 token_ids=segment.token_ids[:end].tolist(),
-                spans=spans,
+                spans=[(turn.start, turn.end) for turn in turns],
                 forced=tuple(place for turn in turns for place in turn.forced_places),
                 logprobs=None if any(map(math.isnan, logprobs)) else logprobs,
                 policy_versions=segment.policy_versions[:end].tolist(),
-                rewards=None if scores is None else _at_ends(scores, spans, end),
+                rewards=rewards,
                 reward=trajectory.reward,
                 truncated=trajectory.truncated,
                 stop_reason=trajectory.stop_reason,
@@ -148,7 +152,7 @@ def up_to_choice(record: Record) -> Record:
         spans=[(first, min(last, end)) for first, last in record.spans if first < end],
         forced=tuple(place for place in record.forced if place < end),
         logprobs=record.logprobs and record.logprobs[:end],
-        policy_versions=record.policy_versions and record.policy_versions[:end],
+        policy_versions=record.policy_versions[:end],
         rewards=rewards,
     )
 
@@ -157,22 +161,6 @@ def turns_of(trajectory: Trajectory, record: Record) -> list[Turn]:
     """Return the turns whose actions are in a record, in order."""
     acted = sorted({turn.segment for turn in trajectory.turns})
     return [turn for turn in trajectory.turns if acted.index(turn.segment) == record.segment]
-
-
-def _filled(spans: Sequence[Sequence[int]], num: int, forced: Sequence[int] = ()) -> list[int]:
-    mask = [0] * num
-    for start, end in spans:
-        mask[start:end] = [1] * (end - start)
-    for place in forced:
-        mask[place] = 0
-    return mask
-
-
-def _at_ends(scores: Sequence[float], spans: Sequence[tuple[int, int]], num: int) -> list[float]:
-    rewards = [0.0] * num
-    for score, (_, end) in zip(scores, spans, strict=True):
-        rewards[end - 1] = score
-    return rewards
 
 
 def required_logprobs(record: Record, where: str) -> list[float]:
@@ -200,63 +188,14 @@ def facts(record: Record) -> dict[str, Any]:
     return {
         "turn_scores": None if rewards is None else [rewards[end - 1] for _, end in record.spans],
         "turn_spans": [[first - start, end - start] for first, end in record.spans],
-        "policy_versions": None if record.policy_versions is None else record.policy_versions[start:],
-        "stop_reason": None if record.stop_reason is None else record.stop_reason.value,
+        "policy_versions": record.policy_versions[start:],
+        "stop_reason": record.stop_reason.value,
         "finish_reason": record.finish_reason,
         "episode_id": record.episode_id,
         "segment": record.segment,
         "num_segments": record.num_segments,
         **({"forced_tokens": [place - start for place in record.forced]} if record.forced else {}),
     }
-
-
-def joined(
-    prompt_ids: Sequence[int],
-    response_ids: Sequence[int],
-    mask: Sequence[int] | None,
-    *,
-    logprobs: Sequence[float] | None = None,
-    rewards: Sequence[float] | None = None,
-    more: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Return the fields of a Record from a prompt and a response: token_ids, spans, and `more`, the output of `facts`.
-
-    Without a mask, `more` must have the spans.
-
-    Raises:
-        DataError: the response's lists have unequal lengths, or its spans do not fit its mask.
-    """
-    num, more = len(response_ids), more or {}
-    versions, scores = more.get("policy_versions"), more.get("turn_scores")
-    sizes = [len(each) for each in (mask, logprobs, rewards, versions) if each is not None]
-    if any(size != num for size in sizes):
-        raise DataError(
-            f"interop: expected lists as long as the response, {num} tokens, got {sizes}. Cut all at the same place."
-        )
-    start, spans = len(prompt_ids), more.get("turn_spans") or runs(mask or [])
-    forced = more.get("forced_tokens") or ()
-    if mask is not None and _filled(spans, num, forced) != list(map(int, mask)):
-        raise DataError(f"interop: expected turn_spans that fit the mask {list(mask)}, got {spans}. Cut both alike.")
-    per_turn = None if scores is None else _at_ends(scores, spans, num)
-    rewards = per_turn if rewards is None else rewards
-    stop_reason = more.get("stop_reason")
-    return {
-        "token_ids": [*prompt_ids, *response_ids],
-        "spans": [(start + first, start + end) for first, end in spans],
-        "forced": tuple(start + place for place in forced),
-        "logprobs": None if logprobs is None else [*[0.0] * start, *logprobs],
-        "rewards": None if rewards is None else [*[0.0] * start, *rewards],
-        "policy_versions": None if versions is None else [*[NO_VERSION] * start, *versions],
-        "stop_reason": None if stop_reason is None else StopReason(stop_reason),
-        "truncated": None if stop_reason is None else StopReason(stop_reason).truncated,
-        **{key: more.get(key) for key in ("finish_reason", "episode_id", "segment", "num_segments")},
-    }
-
-
-def runs(mask: Sequence[int]) -> list[tuple[int, int]]:
-    """Return start and end of each run of ones."""
-    edges = [i for i in range(len(mask) + 1) if bool(mask[i : i + 1] and mask[i]) != bool(i and mask[i - 1])]
-    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

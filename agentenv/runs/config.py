@@ -85,12 +85,12 @@ class LimitOptions:
 
     def for_env(self, env: type[Any] | None = None) -> Limits:
         """Return the limits; what no flag sets is the attribute of the environment's class, else the default."""
-        own = {name: getattr(env, name, None) for name in ("max_length", "max_turns")}
+        found: dict[str, int] = {}
+        for name in ("max_length", "max_turns"):
+            values = (getattr(self, name), getattr(env, name, None), getattr(Limits(), name))
+            found[name] = next(value for value in values if value is not None)
         return Limits(
-            max_length=next(
-                each for each in (self.max_length, own["max_length"], Limits().max_length) if each is not None
-            ),
-            max_turns=next(each for each in (self.max_turns, own["max_turns"], Limits().max_turns) if each is not None),
+            **found,
             step_timeout_s=self.step_timeout_s,
             episode_timeout_s=self.episode_timeout_s,
             generate_timeout_s=self.generate_timeout_s,
@@ -418,11 +418,9 @@ class RunConfig(SourceConfig):
 
     def __post_init__(self) -> None:
         """Refuse flags that are out of range or contradict each other."""
-        _check("n", self.n, self.n >= 1, "an integer >= 1")
-        _check("concurrency", self.concurrency, self.concurrency >= 1, "an integer >= 1")
-        _check("limit", self.limit, self.limit is None or self.limit >= 1, "an integer >= 1")
-        _check("reward_batch_size", self.reward_batch_size, self.reward_batch_size >= 1, "an integer >= 1")
-        _check("num_engines", self.num_engines, self.num_engines >= 1, "an integer >= 1")
+        for name in ("n", "concurrency", "limit", "reward_batch_size", "num_engines"):
+            value = getattr(self, name)
+            _check(name, value, value is None or value >= 1, "an integer >= 1")
         sources = {name: getattr(self, name) for name in ("env", "agent_func_path", "remote_rm_url")}
         sources = {name: value for name, value in sources.items() if value}
         if len(sources) > 1 or not (sources or self.output.resume):

@@ -51,7 +51,8 @@ def read_flags(config: type[FlatConfig], path: str) -> list[Given]:
         if isinstance(value, list) and not is_list:
             raise ConfigError(f"{path}: --{name}: expected one value, got {brief(value)}. Write one.")
         if kind is not bool:
-            given[name] = (name, _words(value))
+            words = value if isinstance(value, list) else [value]
+            given[name] = (name, [json.dumps(each) if isinstance(each, dict | list) else str(each) for each in words])
         elif not isinstance(value, bool):
             raise ConfigError(f"{path}: expected true or false for {name}, got {brief(value)}. Change the value.")
         elif value or not name.startswith("no_"):
@@ -107,15 +108,6 @@ def _check_once(path: Path, keys: Iterable[str]) -> None:
         if key in found:
             raise ConfigError(f"{path}: expected {key} once, got it twice. Leave one out.")
         found.add(key)
-
-
-def _words(value: Any) -> list[str]:
-    """Return a value as the words after a flag."""
-    if isinstance(value, list):
-        return [each if isinstance(each, str) else json.dumps(each) for each in value]
-    if isinstance(value, dict):
-        return [json.dumps(value)]
-    return [str(value)]
 
 
 def to_yaml(flags: Mapping[str, Any], comments: Mapping[str, str]) -> str:

@@ -166,7 +166,18 @@ async def in_actors(
         spec.check()
     if isinstance(source, EnvSource):
         check_kwargs(source.kwargs)
-    async with _open(spec, num, config, cluster or config.cluster) as actors:
+    ray, limits = config.ray, EnvActorConfig.of(config.limits.step_timeout_s)
+    opening: AbstractAsyncContextManager[EnvActors]
+    if ray.env_actors and (config.engine == "ray" or ray.ray_address or ray_runs_here()):
+        opening = open_ray_actors(spec, RayPlaces(num, ray.env_actor_cpus, cluster or config.cluster), limits)
+    elif ray.env_actor_cpus == RayOptions.env_actor_cpus:
+        opening = open_local_actors(spec, num, limits)
+    else:
+        raise ConfigError(
+            f"--env_actor_cpus: expected Ray actors, got {ray.env_actor_cpus:g} for local processes. Leave it out, or "
+            "add --ray_address."
+        )
+    async with opening as actors:
         if isinstance(source, AgentFunc):
             yield source.with_agent(actors.agent_class())
         else:
@@ -177,20 +188,6 @@ def is_cpu_bound(source: EpisodeSource) -> bool:
     """Return True if the class of the source's agent instances says that it computes."""
     cls = source.cls if isinstance(source, EnvSource) else getattr(source, "executor_cls", None)
     return bool(getattr(getattr(cls, "agent_cls", cls), "cpu_bound", False))
-
-
-def _open(spec: Spec, num: int, config: RunConfig, cluster: ClusterConfig) -> AbstractAsyncContextManager[EnvActors]:
-    """Open Ray actors if --env_actors asks for them in a job that uses Ray, else local ones."""
-    ray = config.ray
-    limits = EnvActorConfig.of(config.limits.step_timeout_s)
-    if ray.env_actors and (config.engine == "ray" or ray.ray_address or ray_runs_here()):
-        return open_ray_actors(spec, RayPlaces(num, ray.env_actor_cpus, cluster), limits)
-    if ray.env_actor_cpus != RayOptions.env_actor_cpus:
-        raise ConfigError(
-            f"--env_actor_cpus: expected Ray actors, got {ray.env_actor_cpus:g} for local processes. Leave it out, or "
-            "add --ray_address."
-        )
-    return open_local_actors(spec, num, limits)
 
 
 def ray_runs_here() -> bool:

@@ -62,11 +62,6 @@ def open_grader(options: GroupOptions, tokenizer: Tokenizer, *, concurrency: int
     return GroupGrader(reward, options, tokenizer)
 
 
-def is_ungraded(trajectory: Trajectory) -> bool:
-    """Return True if an episode ended with its own reward, and lacks that of its group."""
-    return trajectory.error is not None and trajectory.error.where == WHERE
-
-
 @dataclass(frozen=True, slots=True)
 class GroupGrader:
     """Grades the episodes of one task together."""
@@ -200,7 +195,7 @@ class OpenGroups:
         failed: dict[str, str] = {}
         for trajectory in trajectories:
             key = trajectory.group_id
-            if is_ungraded(trajectory):
+            if trajectory.error is not None and trajectory.error.where == WHERE:  # it lacks its group's reward only
                 self._open.setdefault(key, []).append(replace(trajectory, error=None))
             elif trajectory.error is not None:
                 failed[trajectory.episode_id] = key

@@ -58,11 +58,9 @@ class MixtureEntry:
 
 def is_plain(env: Sequence[str]) -> bool:
     """Return True if the values of `--env` are one environment or none, without an entry, a weight or a file."""
-    return not env or (len(env) == 1 and not _is_entry(env[0]) and not _WEIGHT.fullmatch(env[0]))
-
-
-def _is_entry(text: str) -> bool:
-    return text.startswith("{") or text.endswith(_SUFFIXES)
+    if len(env) != 1:
+        return not env
+    return not (env[0].startswith("{") or env[0].endswith(_SUFFIXES) or _WEIGHT.fullmatch(env[0]))
 
 
 def source_name(env: Sequence[str]) -> str:

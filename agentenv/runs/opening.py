@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 from agentenv.core.engine import Engine
 from agentenv.engines.factory import engine_class, open_engine
@@ -16,7 +17,6 @@ from agentenv.episode.endpoint.agent import ChatAgentSource
 from agentenv.episode.env_actors.host import EnvSpec
 from agentenv.episode.runner import EpisodeRunner
 from agentenv.episode.setup import EpisodeSetup
-from agentenv.episode.source import EpisodeSource
 from agentenv.errors import ConfigError
 from agentenv.runs.display.progress import waiting
 from agentenv.runs.env_actors import in_actors
@@ -43,7 +43,13 @@ async def open_runner(
     config, is_given = job.config, engine is not None
     starting = (lambda text: None) if config.output.progress == "none" else note
     async with contextlib.AsyncExitStack() as stack:
-        source = None if config.ray.rollout_workers else await _source(job, stack)
+        source = None
+        if not config.ray.rollout_workers:
+            parts = []
+            for part in job.parts:
+                actors = in_actors(part.source, part.config, job.tokenizer, cluster=config.cluster)
+                parts.append(replace(part, source=await stack.enter_async_context(actors)))
+            source = await open_source(parts, stack)
         engine = engine if engine is not None else await _engine(job, stack, starting)
         _check_engine(job, engine, note)
         if source is None:
@@ -61,17 +67,13 @@ async def open_runner(
 
 async def _engine(job: Job, stack: contextlib.AsyncExitStack, note: Callable[[str], None]) -> Engine:
     """Return the job's engine, open, which `stack` closes."""
-    config = job.config
-    opening = open_engine(
-        job.engine,
-        job.model,
-        job.tokenizer,
-        base_url=config.base_url,
-        device=config.device,
-        dtype=config.dtype,
-        args=job.engine_args,
-        ray=_ray_config(job),
+    config, ray = job.config, job.config.ray
+    # The pool must find a stalled engine before the episodes give up on their generations.
+    pool = PoolPolicy(stall_s=0.9 * config.limits.generate_timeout_s)
+    actors = RayConfig(
+        config.num_engines, config.engine_backend, ray.engine_cpus, ray.engine_gpus, pool=pool, cluster=config.cluster
     )
+    opening = open_engine(tokenizer=job.tokenizer, ray=actors, **_arguments(job))
     backend = config.engine_backend if job.engine == "ray" else job.engine
     words = (engine_class(backend).words or backend) + " in Ray actors" * (job.engine == "ray")
     with naming(*_of_longest(job)), waiting(f"starting {words}", note):
@@ -100,15 +102,6 @@ def _check_engine(job: Job, engine: Engine, note: Callable[[str], None]) -> None
         )
 
 
-async def _source(job: Job, stack: contextlib.AsyncExitStack) -> EpisodeSource:
-    """Return the source of episodes in this process, with servers and actors of environments that `stack` closes."""
-    parts = []
-    for part in job.parts:
-        opening = in_actors(part.source, part.config, job.tokenizer, cluster=job.config.cluster)
-        parts.append(replace(part, source=await stack.enter_async_context(opening)))
-    return await open_source(parts, stack)
-
-
 def worker_spec(job: Job, engine: Engine, *, is_given: bool) -> WorkerSpec:
     """Return what the workers of a job load. They ask `engine` if it is given, or shares a model between episodes.
 
@@ -119,26 +112,20 @@ def worker_spec(job: Job, engine: Engine, *, is_given: bool) -> WorkerSpec:
     if config.agent_func_path is None:
         for env in (entry for entry in config.env if isinstance(entry, str)):
             EnvSpec(env).check("--rollout_workers")
-    opened = {
-        "name": job.engine, "model": job.model, "base_url": config.base_url, "device": config.device,
-        "dtype": config.dtype, "args": job.engine_args,
-    }  # fmt: skip
     return WorkerSpec(
         config,
         job.chat,
         os.getcwd(),
-        engine=opened if job.engine != "ray" and engine_class(job.engine).is_light and not is_given else None,
+        engine=_arguments(job) if job.engine != "ray" and engine_class(job.engine).is_light and not is_given else None,
         engine_facts={"base_url": engine.base_url, "constraint_problem": engine.constraint_problem},
         agent_options=[part.source.options if isinstance(part.source, ChatAgentSource) else None for part in job.parts],
     )
 
 
-def _ray_config(job: Job) -> RayConfig:
-    """Return how engines run in Ray actors."""
+def _arguments(job: Job) -> dict[str, Any]:
+    """Return arguments of `open_engine`, as a worker can get them too."""
     config = job.config
-    # The pool must find a stalled engine before the episodes give up on their generations.
-    pool = PoolPolicy(stall_s=0.9 * config.limits.generate_timeout_s)
-    ray = config.ray
-    return RayConfig(
-        config.num_engines, config.engine_backend, ray.engine_cpus, ray.engine_gpus, pool=pool, cluster=config.cluster
-    )
+    return {
+        "name": job.engine, "model": job.model, "base_url": config.base_url, "device": config.device,
+        "dtype": config.dtype, "args": job.engine_args,
+    }  # fmt: skip

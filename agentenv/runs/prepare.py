@@ -27,7 +27,7 @@ from agentenv.episode.registry import env_source
 from agentenv.episode.source import EnvSource, EpisodeSource, Member, Mixture
 from agentenv.errors import AgentEnvError, ConfigError, MissingDependency
 from agentenv.interop.agent_files import load_agent_func, load_reward_source
-from agentenv.runs.config import LimitOptions, RunConfig
+from agentenv.runs.config import RunConfig
 from agentenv.runs.flat_config import flag_message
 from agentenv.runs.group_rewards import GroupGrader, open_grader
 from agentenv.runs.mixture import is_plain, read_entries
@@ -228,7 +228,11 @@ def _part(config: RunConfig, source: EpisodeSource, **named: Any) -> Part:
     score_range = getattr(agent_class(source), "score_range", None)
     if config.pass_score is None and score_range is not None and tuple(score_range) != (0.0, 1.0):
         config = config.with_flags(pass_score=score_range[1])
-    return Part(config, source, limits_of(config.limits, source), **named)
+    try:
+        limits = config.limits.for_env(agent_class(source))
+    except ValueError as error:  # a limit of the class is out of bounds
+        raise ConfigError(flag_message(str(error))) from error
+    return Part(config, source, limits, **named)
 
 
 def tasks_of(parts: Sequence[Part], rows: Iterable[Mapping[str, Any] | Task] | None = None) -> list[Task]:
@@ -248,18 +252,6 @@ def tasks_of(parts: Sequence[Part], rows: Iterable[Mapping[str, Any] | Task] | N
             own = load_tasks(part.config, part.source)
         tasks += [replace(task, task_id=f"{part.name}/{task.task_id}", env=part.name) for task in own]
     return tasks
-
-
-def limits_of(options: LimitOptions, source: EpisodeSource) -> Limits:
-    """Return the limits of an episode: those of the flags, else those of the environment.
-
-    Raises:
-        ConfigError: a limit is out of bounds.
-    """
-    try:
-        return options.for_env(agent_class(source))
-    except ValueError as error:
-        raise ConfigError(flag_message(str(error))) from error
 
 
 async def open_source(parts: Sequence[Part], stack: contextlib.AsyncExitStack) -> EpisodeSource:
@@ -353,6 +345,23 @@ def load_source(config: RunConfig) -> EpisodeSource:
             "such an agent starts a new segment whenever it rewrites its messages."
         )
     return source
+
+
+async def load_stepped(config: RunConfig) -> tuple[EnvSource, list[Task]]:
+    """Return the environment that the flags name, for what calls its `step` itself, and its tasks.
+
+    Raises:
+        ConfigError: it has its own loop; or as `load_source`, `load_tasks` and `check_constructor`.
+    """
+    source = load_source(config)
+    if not isinstance(source, EnvSource):
+        raise ConfigError(
+            f"ENV: expected an environment with `step`, got {config.source!r}, which has its own loop. "
+            "Run it with `agentenv run`."
+        )
+    tasks = load_tasks(config, source)
+    await check_constructor(source, config.limits.step_timeout_s)
+    return source, tasks
 
 
 def load_tasks(

@@ -20,8 +20,7 @@ from agentenv.episode.registry import env_source
 from agentenv.episode.runner import plan
 from agentenv.errors import ConfigError, MissingDependency
 from agentenv.runs.config import RunConfig
-from agentenv.runs.display.notebook import run_html
-from agentenv.runs.display.report import quiet_transformers
+from agentenv.runs.display.report import quiet_transformers, run_html
 from agentenv.runs.display.screen import RunScreen
 from agentenv.runs.metrics import Metrics, Tally
 from agentenv.runs.opening import open_runner

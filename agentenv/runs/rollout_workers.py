@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 from agentenv._util.version import __version__
 from agentenv.chat.chat import Chat
@@ -32,7 +32,7 @@ from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, St
 from agentenv.episode.source import EpisodeSource
 from agentenv.errors import AgentEnvError, ConfigError, DataError, EngineError, RunStopped
 from agentenv.runs.config import RunConfig
-from agentenv.runs.prepare import Part, load_parts, open_source
+from agentenv.runs.prepare import load_parts, open_source
 from agentenv.runs.records.index import EncodedTrajectory, Row, encoded
 from agentenv.runs.watchdog import LagMonitor
 
@@ -59,32 +59,16 @@ class WorkerSpec:
     """True if all that the job does with an episode is to record it: the workers encode the lines of the record."""
 
 
-_values_of = {
-    cls: attrgetter(*(field.name for field in fields(cls)))
-    for cls in (Task, SamplingParams, Limits, StepRetries, EpisodeKey)
-}
+EpisodeCall = Sequence[tuple[Any, ...]]
+"""An episode to run, as tuples: frozen dataclasses with slots take many times as long to pickle."""
+_PARTS: tuple[Any, ...] = (Task, SamplingParams, Limits, StepRetries, EpisodeKey)
+_values_of_parts = [attrgetter(*(field.name for field in fields(cls))) for cls in _PARTS]
 
 
-class EpisodeCall(NamedTuple):
-    """An episode to run, as tuples: frozen dataclasses with slots take many times as long to pickle."""
-
-    task: tuple[Any, ...]
-    sampling: tuple[Any, ...]
-    limits: tuple[Any, ...]
-    step_retries: tuple[Any, ...]
-    key: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Self:
-        """Return the call for an episode of `task`."""
-        values = ((Task, task), (SamplingParams, setup.sampling), (Limits, setup.limits))
-        more = ((StepRetries, setup.step_retries), (EpisodeKey, key))
-        return cls(*(_values_of[kind](value) for kind, value in (*values, *more)))
-
-
-def _with_options(part: Part, options: Any) -> Part:
-    """Return the part with the options that the job's agent has."""
-    return part if options is None else replace(part, source=replace(part.source, options=options))  # type: ignore[type-var]
+def call_of(task: Task, setup: EpisodeSetup, key: EpisodeKey) -> EpisodeCall:
+    """Return the call for an episode of `task`."""
+    parts = (task, setup.sampling, setup.limits, setup.step_retries, key)
+    return [values(part) for values, part in zip(_values_of_parts, parts, strict=True)]
 
 
 def _tell(text: str) -> None:
@@ -147,7 +131,11 @@ class RolloutWorker:
         """Load the environments, open the engine, and return the process id and the version of agentenv."""
         spec = self._spec
         os.chdir(spec.folder)
-        parts = [_with_options(*each) for each in zip(load_parts(spec.config), spec.agent_options, strict=True)]
+        parts = load_parts(spec.config)
+        for number, options in enumerate(spec.agent_options):
+            if options is not None:
+                own: Any = parts[number].source  # an agent with its own loop
+                parts[number] = replace(parts[number], source=replace(own, options=options))
         self._source = await open_source(parts, self._stack)
         if spec.engine is not None:
             opening = open_engine(tokenizer=spec.chat.tokenizer, **spec.engine)
@@ -162,16 +150,11 @@ class RolloutWorker:
         """
         assert self._source is not None
         progress = self._in_flight[number] = EpisodeProgress()
-        setup = EpisodeSetup(
-            self._engine or RemoteEngine(self._call_parent, number, **self._spec.engine_facts),
-            self._spec.chat,
-            SamplingParams(*call.sampling),
-            Limits(*call.limits),
-            progress,
-            StepRetries(*call.step_retries),
-        )
+        task, sampling, limits, step_retries, key = (cls(*values) for cls, values in zip(_PARTS, call, strict=True))
+        engine = self._engine or RemoteEngine(self._call_parent, number, **self._spec.engine_facts)
+        setup = EpisodeSetup(engine, self._spec.chat, sampling, limits, progress, step_retries)
         try:
-            trajectory = await self._source.run(Task(*call.task), setup, EpisodeKey(*call.key))
+            trajectory = await self._source.run(task, setup, key)
         finally:
             del self._in_flight[number]
         if self._spec.encodes and trajectory.error is None:
@@ -236,13 +219,11 @@ class WorkerSource:
         life = None
         try:
             life = await workers.place()
-            answer = await workers.ask(life, "run", number, EpisodeCall.of(task, setup, key), where="run")
-            trajectory: Trajectory
+            answer = await workers.ask(life, "run", number, call_of(task, setup, key), where="run")
             if isinstance(answer, tuple):
                 line, row = answer
-                trajectory = EncodedTrajectory.of(line, row, task)
-            else:
-                trajectory = answer
+                answer = EncodedTrajectory.of(line, row, task)
+            trajectory: Trajectory = answer
             trajectory.task = task  # the runner's own object
         except (ConfigError, RunStopped):
             raise  # of the whole run, as in one loop

@@ -76,27 +76,24 @@ def open_trackers(run: Tracked, *, resume_step: int | None = None) -> list[Track
         MissingDependency: a tracker's library is not installed.
         ConfigError: a tracker cannot be reached, or refuses its flags.
     """
-    wanted = [service for service in _SERVICES if getattr(run.options, service[0])]
-    if wanted:
+    opened = []
+    for flag, name, extra, expected, load in _SERVICES:
+        if not getattr(run.options, flag):
+            continue
         run.folder.mkdir(parents=True, exist_ok=True)
-    return [_opened(run, resume_step, *service) for service in wanted]
-
-
-def _opened(
-    run: Tracked, resume_step: int | None, flag: str, name: str, extra: str, expected: str, load: Callable[[], Any]
-) -> Tracker:
-    try:
-        failures, open_run = load()
-    except ImportError as error:
-        raise MissingDependency(
-            f"--{flag}: expected {name}, got {error}. Install it: pip install 'agentenv-rl[{extra}]'"
-        ) from error
-    try:
-        log, close = open_run(run, resume_step)
-    except failures as error:
-        got = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"--{flag}: expected {expected}, got {got}. Fix it, or leave it out.") from error
-    return Tracker(name, failures, log, close)
+        try:
+            failures, open_run = load()
+        except ImportError as error:
+            raise MissingDependency(
+                f"--{flag}: expected {name}, got {error}. Install it: pip install 'agentenv-rl[{extra}]'"
+            ) from error
+        try:
+            log, close = open_run(run, resume_step)
+        except failures as error:
+            got = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"--{flag}: expected {expected}, got {got}. Fix it, or leave it out.") from error
+        opened.append(Tracker(name, failures, log, close))
+    return opened
 
 
 class Trackers:

@@ -74,7 +74,7 @@ class Watchdog:
         whole_s = 0.0 if isinstance(runner.source, EnvSource) else limits.episode_timeout_s + 3 * limits.step_timeout_s
         deadlines = (limits.generate_timeout_s, limits.step_timeout_s, stall_timeout_s, whole_s, grading_s)
         # A stall that a deadline will end is left to the deadline.
-        self.stop_after_s = stall_timeout_s + max(deadline for deadline in deadlines if deadline is not None)
+        self.stop_after_s = stall_timeout_s + max(deadlines)
         self.num_dumps = 0
         self._lag = LagMonitor(tell, end_after_s=self.stop_after_s, end=end)
 
@@ -127,26 +127,23 @@ class Watchdog:
                 continue
             was_s, idle_s = idle_s, idle_s + passed_s
             if was_s < self.stall_timeout_s <= idle_s:
-                self._report(idle_s)
+                self.num_dumps += 1
+                path = self.folder / f"stall-{self.num_dumps}.txt"
+                found = f"{counted(len(in_flight), 'episode')} in flight and none made progress for {idle_s:.1f} s"
+                saved = f"Stacks: {path}"
+                try:
+                    write_dump(path, found, in_flight)
+                except OSError as error:
+                    saved = f"{path} cannot be written ({error})."
+                key, first = next(iter(in_flight.items()))
+                place = f"waits in {first.stage.value} of turn {first.turn_index}"
+                self.tell(f"stalled: {found}; the first, {key}, {place}. {saved}")
             if idle_s >= self.stop_after_s:
                 raise RunStopped(
                     f"run: expected an episode to make progress within {self.stop_after_s:g} s, got none of "
                     f"{len(in_flight)} in flight. {self.folder / f'stall-{self.num_dumps}.txt'} shows what "
                     "they wait for; fix that and --resume."
                 )
-
-    def _report(self, idle_s: float) -> None:
-        self.num_dumps += 1
-        path, in_flight = self.folder / f"stall-{self.num_dumps}.txt", self.runner.in_flight
-        found = f"{counted(len(in_flight), 'episode')} in flight and none made progress for {idle_s:.1f} s"
-        saved = f"Stacks: {path}"
-        try:
-            write_dump(path, found, in_flight)
-        except OSError as error:
-            saved = f"{path} cannot be written ({error})."
-        key, first = next(iter(in_flight.items()))
-        place = f"waits in {first.stage.value} of turn {first.turn_index}"
-        self.tell(f"stalled: {found}; the first, {key}, {place}. {saved}")
 
 
 def end_process(reason: str) -> None:

@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, BinaryIO
 
 from agentenv.chat.chat import text_of
 from agentenv.core.trajectory import Trajectory
@@ -51,27 +51,22 @@ class Episodes:
         return json.dumps(table).encode()[:-1] + b',"episodes":[' + b",".join(self.entries) + b"]}"
 
 
-def read_lines(run: ViewedRun, places: Iterable[Place]) -> list[bytes | DataError]:
-    """Return the episode's value in each line, or why it cannot be read."""
-    found: list[bytes | DataError] = []
-    with run.open(TRAJECTORIES) as file:
-        for offset, length in places:
-            if file is not None:
-                file.seek(offset)
-            line = b"" if file is None else file.read(length)
-            try:
-                episode = decode_line(line) if line.endswith(b"\n") else None
-            except DataError as error:
-                found.append(error)
-                continue
-            found.append(
-                DataError(
-                    f"{run.path}: expected an episode at byte {offset}, got a damaged line. Its episode cannot be read."
-                )
-                if episode is None
-                else episode
-            )
-    return found
+def read_value(run: ViewedRun, file: BinaryIO | None, place: Place) -> bytes:
+    """Return the episode's value in a line of `file`, the record of the run.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    offset, length = place
+    if file is not None:
+        file.seek(offset)
+    line = b"" if file is None else file.read(length)
+    episode = decode_line(line) if line.endswith(b"\n") else None
+    if episode is None:
+        raise DataError(
+            f"{run.path}: expected an episode at byte {offset}, got a damaged line. Its episode cannot be read."
+        )
+    return episode
 
 
 def parse_episode(episode: bytes) -> dict[str, Any]:
@@ -112,21 +107,21 @@ def read_episodes(
     """
     table: dict[int, str] = {}
     entries = []
-    for place, episode in zip(places, read_lines(run, places), strict=True):
-        head = b'{"at":[%d,%d],' % place
-        try:
-            if isinstance(episode, DataError):
-                raise episode
-            values = parse_episode(episode)
-            trajectory = trajectory_from_dict(values)
-            view = episode_view(trajectory, texts, table)
-            view["learned"] = None if learned is None else learned(trajectory)
-            if change is not None:
-                change(values)
-            record = episode if change is None and episode.isascii() else json.dumps(values, **_COMPACT).encode()
-            entries.append(head + b'"record":%b,"view":%b}' % (record, json.dumps(view).encode()))
-        except DataError as error:
-            entries.append(head + b'"error":%b}' % json.dumps(str(error)).encode())
+    with run.open(TRAJECTORIES) as file:
+        for place in places:
+            head = b'{"at":[%d,%d],' % place
+            try:
+                episode = read_value(run, file, place)
+                values = parse_episode(episode)
+                trajectory = trajectory_from_dict(values)
+                view = episode_view(trajectory, texts, table)
+                view["learned"] = None if learned is None else learned(trajectory)
+                if change is not None:
+                    change(values)
+                record = episode if change is None and episode.isascii() else json.dumps(values, **_COMPACT).encode()
+                entries.append(head + b'"record":%b,"view":%b}' % (record, json.dumps(view).encode()))
+            except DataError as error:
+                entries.append(head + b'"error":%b}' % json.dumps(str(error)).encode())
     special = sorted(table.keys() & texts.special_ids) if texts else []
     return Episodes(table, special, entries)
 
@@ -158,9 +153,7 @@ def episode_view(trajectory: Trajectory, texts: TokenTexts | None, table: dict[i
             segments.append({"spans": spans, "texts": differing})
         return {"segments": segments}
     except _UNREADABLE as error:
-        raise DataError(
-            f"episode: expected the values of an episode, got {error!r:.200}. It cannot be shown."
-        ) from error
+        raise _not_an_episode(error) from error
 
 
 def content_of(
@@ -228,6 +221,18 @@ def _message_texts(messages: str | Sequence[Message]) -> list[str]:
     return [] if any(each.get("tool_calls") for each in messages) else list(map(text_of, messages))
 
 
+def read_heads(run: ViewedRun, places: Iterable[Place]) -> list[dict[str, Any]]:
+    """Return `at`, the place, and `head_of` of each episode, or `error` with the reason why it cannot be read."""
+    heads: list[dict[str, Any]] = []
+    with run.open(TRAJECTORIES) as file:
+        for place in places:
+            try:
+                heads.append({"at": place, **head_of(read_value(run, file, place))})
+            except DataError as error:
+                heads.append({"at": place, "error": str(error)})
+    return heads
+
+
 def head_of(episode: bytes) -> dict[str, Any]:
     """Return the beginning of the prompt, label, last action and info of an episode, each text cut.
 
@@ -243,16 +248,13 @@ def head_of(episode: bytes) -> dict[str, Any]:
             "prompt": texts_of(values)[0][:HEAD_CHARS],
             "label": None if label is None else str(label)[:HEAD_CHARS],
             "last_action": turns[-1]["action"][:HEAD_CHARS] if turns else None,
-            "info": {} if result is None else {key: _cut(value) for key, value in result["info"].items()},
+            "info": {
+                key: value if isinstance(value, int | float | None) else str(value)[:HEAD_CHARS]
+                for key, value in (result["info"] if result else {}).items()
+            },
         }
     except _UNREADABLE as error:
-        raise DataError(
-            f"episode: expected the values of an episode, got {error!r:.200}. It cannot be shown."
-        ) from error
-
-
-def _cut(value: Any) -> Any:
-    return value if isinstance(value, int | float | None) else str(value)[:HEAD_CHARS]
+        raise _not_an_episode(error) from error
 
 
 def _not_an_episode(error: Exception) -> DataError:

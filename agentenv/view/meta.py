@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, product
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from agentenv.errors import ConfigError, DataError
 from agentenv.view.panels import panels_json
@@ -13,9 +13,12 @@ from agentenv.view.redaction import Redaction
 from agentenv.view.texts import TokenTexts
 from agentenv.view.viewed import CONFIG, INDEX, METRICS, STEPS, TRAIN_METRICS, TRAJECTORIES, ViewedRun
 
+if TYPE_CHECKING:
+    from agentenv.compare.sides import By
+
 Defaults = Callable[[str], Mapping[str, Any]]
 """Returns the default of each flag of `run` or `train`."""
-MEASURES = ("reward", "score", "passed")
+MEASURES: tuple[By, ...] = ("reward", "score", "passed")
 """What runs are compared by."""
 MAX_RUNS = 4
 """Runs of a file that are compared with each other."""
@@ -53,23 +56,19 @@ def run_meta(number: int, run: ViewedRun, texts: TokenTexts | str, defaults: Def
 
 
 def compared(
-    a: ViewedRun, b: ViewedRun, by: str = "reward", where: str | None = None, cluster: str | None = None
+    a: ViewedRun, b: ViewedRun, by: By, where: str | None = None, cluster: str | None = None
 ) -> dict[str, Any]:
     """Return the answer of `/api/diff`: a RunComparison as JSON.
 
     `cluster` is a key of the tasks' metadata, as of `agentenv diff --cluster`.
 
     Raises:
-        ConfigError: `by` is unknown, or the runs have no task in common.
+        ConfigError: the runs have no task in common.
         DataError: a run cannot be read.
     """
     from agentenv.compare import compare
-    from agentenv.compare.sides import By
 
-    known = next((each for each in get_args(By) if each == by), None)
-    if known is None:
-        raise ConfigError(f"by: expected one of {', '.join(get_args(By))}, got {by[:60]!r}. Change it.")
-    return compare(a.folder, b.folder, by=known, where=where, cluster=cluster).to_dict()
+    return compare(a.folder, b.folder, by=by, where=where, cluster=cluster).to_dict()
 
 
 def comparisons(
@@ -80,7 +79,7 @@ def comparisons(
     With `cluster` each also comes with the tasks that have the same value of this key as one unit.
     """
     numbers = [number for number, run in enumerate(runs) if not run.is_eval][:MAX_RUNS]
-    measures = MEASURES if len(numbers) == 2 else ("reward",)
+    measures = MEASURES if len(numbers) == 2 else MEASURES[:1]
     units = (None,) if cluster is None else (None, cluster)
     for (a, b), by, unit in product(combinations(numbers, 2), measures, units):
         try:

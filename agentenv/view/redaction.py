@@ -123,10 +123,10 @@ class Redaction:
         """Return a text about an error without folders and names of machines; other values as they are."""
         if not self.paths or not isinstance(value, str):
             return value
-        text = _HOSTS.sub(_without_host, value)
+        text = _HOSTS.sub(lambda match: f"{match['scheme'] or match['key'] or ''}{_LEFT_OUT}", value)
         for host in sorted(self.hosts, key=len, reverse=True):
             text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", _LEFT_OUT, text, flags=re.IGNORECASE)
-        return _PATH.sub(_without_folder, text)
+        return _PATH.sub(lambda match: f"{_LEFT_OUT}/{PurePath(match[0]).name}", text)
 
 
 def _without_values(text: str) -> str:
@@ -169,11 +169,3 @@ def _number(value: Any) -> float | object:
         return float(value)
     except (TypeError, ValueError):
         return object()
-
-
-def _without_host(match: re.Match[str]) -> str:
-    return f"{match['scheme'] or match['key'] or ''}{_LEFT_OUT}"
-
-
-def _without_folder(match: re.Match[str]) -> str:
-    return f"{_LEFT_OUT}/{match[0].rstrip('/').rpartition('/')[2]}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
@@ -22,12 +22,10 @@ from agentenv._util.http.responses import json_response
 from agentenv._util.http.server import Server
 from agentenv._util.version import __version__
 from agentenv.errors import ConfigError, DataError
-from agentenv.view.episodes import Place, head_of, read_episodes, read_lines, search
-from agentenv.view.index import IndexTail
-from agentenv.view.learned import LearnedLines
+from agentenv.view.episodes import Place, read_episodes, read_heads, search
 from agentenv.view.meta import MEASURES, Defaults, compared, run_meta
 from agentenv.view.page import HEADERS, STATIC, asset, server_shell
-from agentenv.view.tail import FileTail, TailPlace, read_tail
+from agentenv.view.tail import FileTail, IndexTail, LearnedLines, TailPlace, read_tail
 from agentenv.view.texts import TokenTexts, load_texts
 from agentenv.view.viewed import STEPS, TRAIN_METRICS, ViewedRun
 
@@ -65,21 +63,14 @@ class ViewOptions:
     """Default flags by kind of run, for the list of those that were changed."""
 
 
-@dataclass(slots=True)
-class _Texts:
-    """The token texts of a run, loaded by the first request that needs them."""
-
-    found: TokenTexts | str | None = None
-    guard: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-
 class ViewServer(Server):
     """The server of the page."""
 
     def __init__(self, runs: Sequence[ViewedRun], options: ViewOptions) -> None:
         super().__init__("agentenv view", options.access, port=options.port, grace_s=0.5)
         self._runs, self._options = list(runs), options
-        self._texts = [_Texts() for _ in runs]
+        self._texts: dict[int, TokenTexts | str] = {}
+        self._loading = asyncio.Lock()  # texts are loaded by the first request that needs them
         self._indexes = [IndexTail(run) for run in runs]
         self._learned = [LearnedLines(run) for run in runs]
         self._slots = asyncio.Semaphore(_MAX_AT_ONCE)
@@ -108,13 +99,13 @@ class ViewServer(Server):
         from starlette.routing import Route
 
         api = {
-            "runs": self._list_runs, "meta": self._meta, "index": self._index, "metrics": self._train_metrics,
-            "steps": self._steps, "episodes": self._episodes, "heads": self._heads, "grep": self._grep,
+            "runs": self._list_runs, "meta": self._meta, "index": self._followed, "metrics": self._followed,
+            "steps": self._followed, "episodes": self._episodes, "heads": self._heads, "grep": self._grep,
             "diff": self._diff,
         }  # fmt: skip
         return [
-            Route("/", self._shell),
-            *(Route(f"/static/{name}", self._asset) for name in STATIC),
+            Route("/", self._page),
+            *(Route(f"/static/{name}", self._page) for name in STATIC),
             *(Route(f"/api/{name}", handler) for name, handler in api.items()),
         ]
 
@@ -125,16 +116,12 @@ class ViewServer(Server):
 
     # --- the page -----------------------------------------------------------------------------------------------------
 
-    async def _shell(self, request: Request) -> Response:
-        from starlette.responses import HTMLResponse
-
-        return HTMLResponse(server_shell())
-
-    async def _asset(self, request: Request) -> Response:
-        from starlette.responses import Response
+    async def _page(self, request: Request) -> Response:
+        """Answer with the shell of the page, or with the file that the address names."""
+        from starlette.responses import HTMLResponse, Response
 
         name = request.url.path.rpartition("/")[2]
-        return Response(asset(name), media_type=STATIC[name])
+        return Response(asset(name), media_type=STATIC[name]) if name else HTMLResponse(server_shell())
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
@@ -159,38 +146,30 @@ class ViewServer(Server):
 
     async def _texts_of(self, number: int) -> TokenTexts | str:
         """Return the texts of a run's tokens, or why there are none."""
-        texts = self._texts[number]
-        async with texts.guard:
-            if texts.found is None:
+        async with self._loading:
+            if number not in self._texts:
                 try:
-                    texts.found = await asyncio.to_thread(load_texts, self._runs[number], self._options.tokenizer)
+                    found = await asyncio.to_thread(load_texts, self._runs[number], self._options.tokenizer)
+                    self._texts[number] = found
                 except (ConfigError, DataError) as error:
-                    texts.found = str(error)
-            return texts.found
+                    self._texts[number] = str(error)
+            return self._texts[number]
 
     # --- files that grow ----------------------------------------------------------------------------------------------
 
-    async def _index(self, request: Request) -> Response:
-        return self._followed(request, self._indexes[self._run_of(request)[0]].read)
-
-    async def _train_metrics(self, request: Request) -> Response:
-        run = self._run_of(request)[1]
-        return self._followed(request, lambda place: read_tail(run, TRAIN_METRICS, place))
-
-    async def _steps(self, request: Request) -> Response:
-        run = self._run_of(request)[1]
-        return self._followed(request, lambda place: read_tail(run, STEPS, place))
-
-    def _followed(self, request: Request, read: Reader) -> Response:
+    async def _followed(self, request: Request) -> Response:
+        """Answer with the lines of the index, of metrics.jsonl or of steps.jsonl, by the name in the address."""
         from starlette.responses import StreamingResponse
 
+        number, run = self._run_of(request)
+        name = request.url.path.rpartition("/")[2]
+        files = {"metrics": TRAIN_METRICS, "steps": STEPS}
+        read: Reader = self._indexes[number].read if name == "index" else partial(read_tail, run, files[name])
         if self._num_followed >= _MAX_FOLLOWED:
             raise RequestRefused(f"expected at most {_MAX_FOLLOWED} open streams, got more. Close a page.", 503)
-        place, follows = (
-            TailPlace.parse(request.query_params.get("from", "")),
-            request.query_params.get("follow") == "1",
-        )
-        return StreamingResponse(self._lines(read, place, follows=follows), media_type=_LINES)
+        place = TailPlace.parse(request.query_params.get("from", ""))
+        lines = self._lines(read, place, follows=request.query_params.get("follow") == "1")
+        return StreamingResponse(lines, media_type=_LINES)
 
     async def _lines(self, read: Reader, place: TailPlace, *, follows: bool) -> AsyncIterator[bytes]:
         """Yield the lines of a file after a place, with controls between them, until the client leaves."""
@@ -229,14 +208,13 @@ class ViewServer(Server):
         places = _places(request, MAX_EPISODES)
         texts = await self._texts_of(number)
         known = texts if isinstance(texts, TokenTexts) else None
-        read = partial(read_episodes, run, places, known, learned=self._learned[number].of)
-        found = await self._read(read)
+        found = await self._read(partial(read_episodes, run, places, known, learned=self._learned[number].of))
         body = await asyncio.to_thread(found.to_json)
         return Response(body, media_type="application/json")
 
     async def _heads(self, request: Request) -> Response:
         run, places = self._run_of(request)[1], _places(request, MAX_HEADS)
-        return json_response({"heads": await self._read(_heads, run, places)})
+        return json_response({"heads": await self._read(read_heads, run, places)})
 
     async def _grep(self, request: Request) -> Response:
         from starlette.responses import StreamingResponse
@@ -262,9 +240,10 @@ class ViewServer(Server):
 
     async def _diff(self, request: Request) -> Response:
         (_, a), (_, b) = self._run_of(request, "a"), self._run_of(request, "b")
-        by = request.query_params.get("by", "reward")
-        if by not in MEASURES:
-            raise RequestRefused(f"by: expected one of {', '.join(MEASURES)}, got {by[:60]!r}. Change it.", 400)
+        text = request.query_params.get("by", "reward")
+        by = next((each for each in MEASURES if each == text), None)
+        if by is None:
+            raise RequestRefused(f"by: expected one of {', '.join(MEASURES)}, got {text[:60]!r}. Change it.", 400)
         cluster = request.query_params.get("cluster") or None
         return json_response(await self._read(compared, a, b, by, None, cluster))
 
@@ -272,18 +251,6 @@ class ViewServer(Server):
         """Return the result of a function that reads episodes; few of them run at once."""
         async with self._slots:
             return await asyncio.to_thread(function, *args)
-
-
-def _heads(run: ViewedRun, places: Sequence[Place]) -> list[dict[str, Any]]:
-    heads: list[dict[str, Any]] = []
-    for place, episode in zip(places, read_lines(run, places), strict=True):
-        try:
-            if isinstance(episode, DataError):
-                raise episode
-            heads.append({"at": place, **head_of(episode)})
-        except DataError as error:
-            heads.append({"at": place, "error": str(error)})
-    return heads
 
 
 def _number(request: Request, key: str, default: int) -> int:

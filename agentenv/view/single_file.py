@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import random
 import zlib
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,15 +17,13 @@ from agentenv._util.version import __version__
 from agentenv.errors import ConfigError, DataError
 from agentenv.runs.records.filters import parse_filter
 from agentenv.runs.records.selection import Selection, select
-from agentenv.view.episodes import Place, head_of, parse_texts, read_episodes, read_lines
-from agentenv.view.index import IndexTail
-from agentenv.view.learned import LearnedLines
+from agentenv.view.episodes import Place, parse_texts, read_episodes, read_heads, read_value
 from agentenv.view.meta import Defaults, comparisons, run_meta
 from agentenv.view.page import file_shell
 from agentenv.view.redaction import Redaction
-from agentenv.view.tail import TailPlace, read_tail
+from agentenv.view.tail import IndexTail, LearnedLines, TailPlace, read_tail
 from agentenv.view.texts import TokenTexts, load_texts
-from agentenv.view.viewed import STEPS, TRAIN_METRICS, ViewedRun
+from agentenv.view.viewed import STEPS, TRAIN_METRICS, TRAJECTORIES, ViewedRun
 
 _DIGITS = 4
 """Decimals of log-probabilities, which hardly compress."""
@@ -148,23 +146,17 @@ def _collected(run: ViewedRun, options: FileOptions) -> _FileRun:
                 number = file.column["error_text"]
                 row[number] = list(map(file.redaction.text, row[number]))
                 file.rows.append(row)
-    groups: dict[str, list[list[Any]]] = defaultdict(list)
     for row in file.rows:
-        groups[row[file.column["group_id"]]].append(row)
-    file.groups = dict(groups)
+        file.groups.setdefault(row[file.column["group_id"]], []).append(row)
     if file.redaction.labels:
-        _hide_labels(file)
+        with run.open(TRAJECTORIES) as record:
+            for group, rows in file.groups.items():
+                label = None
+                with contextlib.suppress(DataError):  # siblings have the same task
+                    label = parse_texts(read_value(run, record, file.places(group)[0]))["task"]["label"]
+                for row in rows:
+                    row[file.column["info"]] = file.redaction.info(row[file.column["info"]], label)
     return file
-
-
-def _hide_labels(file: _FileRun) -> None:
-    """Remove the values of `info` that equal the label from the rows of the index."""
-    number = file.column["info"]
-    for group, rows in file.groups.items():
-        for episode in read_lines(file.run, file.places(group)[:1]):  # siblings have the same task
-            label = None if isinstance(episode, DataError) else parse_texts(episode)["task"]["label"]
-            for row in rows:
-                row[number] = file.redaction.info(row[number], label)
 
 
 def _all_lines(read: Any) -> Iterator[str]:
@@ -210,23 +202,15 @@ def _group(file: _FileRun, group: str) -> bytes:
     texts = file.texts if isinstance(file.texts, TokenTexts) else None
     episodes = read_episodes(file.run, places, texts, learned=file.learned.of, change=shortened)
     file.table |= episodes.texts
-    file.heads[group] = list(_heads(file.run, places, file.redaction))
-    return _packed(b'{"episodes":[' + b",".join(episodes.entries) + b"]}")
-
-
-def _heads(run: ViewedRun, places: Sequence[Place], redaction: Redaction) -> Iterator[dict[str, Any]]:
-    for number, (place, episode) in enumerate(zip(places, read_lines(run, places), strict=True)):
-        try:
-            if isinstance(episode, DataError):
-                raise episode
-            head = head_of(episode)
-            head["info"] = redaction.info(head["info"], head["label"])
-        except DataError as error:
-            yield {"at": place, "error": redaction.text(str(error))}
+    heads = file.heads[group] = read_heads(file.run, places)
+    for number, head in enumerate(heads):
+        if "error" in head:
+            head["error"] = file.redaction.text(head["error"])
             continue
-        yield (
-            {"at": place, **head} | ({"prompt": None} if number else {}) | ({"label": None} if redaction.labels else {})
-        )
+        head["info"] = file.redaction.info(head["info"], head["label"])
+        head["prompt"] = None if number else head["prompt"]  # siblings have the same task
+        head["label"] = None if file.redaction.labels else head["label"]
+    return _packed(b'{"episodes":[' + b",".join(episodes.entries) + b"]}")
 
 
 def _elements(files: Sequence[_FileRun], note: str | None, options: FileOptions) -> Iterator[str]:

@@ -1,18 +1,33 @@
-"""A file of JSON lines that another process appends to, cuts or replaces: its whole lines, from a place on."""
+"""Files that grow, for pages: whole lines from a place on, the rows of a run's index, and what its learner computed.
+
+Another process may append to a file meanwhile, cut it or replace it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
 import os
+import secrets
+import threading
 import zlib
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
+from agentenv.core.trajectory import Trajectory
 from agentenv.errors import DataError
-from agentenv.view.viewed import ViewedRun
+from agentenv.runs.records.index import HEADER, row_line, rows_in_store, store_index
+from agentenv.runs.records.token_stats import TOKEN_STATS, TokenStats, hash_actions, sampled_tokens
+from agentenv.view.viewed import TRAJECTORIES, ViewedRun
 
 READ_BYTES = 1 << 22
 MAX_LINE_BYTES = 1 << 26
 _CHECKED_BYTES = 256
+_BLOCK_BYTES = 1 << 20
+"""Bytes of the record whose rows are computed between two answers."""
+_NUMBERS = b',"logprobs":'
+"""Begins the numbers of a line of token_stats.jsonl; before it are its step and episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +66,11 @@ class FileTail:
     """Bytes that were read for an index, and all of them, while the index is made."""
 
 
-def read_tail(run: ViewedRun, name: str, place: TailPlace, num_bytes: int = READ_BYTES) -> FileTail:
+def read_tail(run: ViewedRun, name: str, place: TailPlace) -> FileTail:
     """Return the whole lines of a run's file after a place that are JSON objects or arrays; see `read_lines_after`."""
-    tail = read_lines_after(run, name, place, num_bytes)
-    return replace(tail, lines=_json_lines(tail.lines))
+    tail = read_lines_after(run, name, place)
+    kept = [line for line in tail.lines.splitlines(keepends=True) if line.startswith((b"{", b"["))]
+    return replace(tail, lines=b"".join(kept))
 
 
 def read_lines_after(run: ViewedRun, name: str, place: TailPlace, num_bytes: int = READ_BYTES) -> FileTail:
@@ -85,11 +101,6 @@ def read_lines_after(run: ViewedRun, name: str, place: TailPlace, num_bytes: int
         return FileTail(lines, TailPlace(inode, start + len(lines), zlib.crc32(checked)), was_reset=lost)
 
 
-def place_at(fd: int, offset: int) -> TailPlace:
-    """Return a place in an open file."""
-    return TailPlace(os.fstat(fd).st_ino, offset, zlib.crc32(_bytes_before(fd, offset)))
-
-
 def _bytes_before(fd: int, offset: int) -> bytes:
     return os.pread(fd, min(offset, _CHECKED_BYTES), max(0, offset - _CHECKED_BYTES))
 
@@ -102,7 +113,129 @@ def _read(fd: int, start: int, num_bytes: int) -> bytes:
     return content
 
 
-def _json_lines(lines: bytes) -> bytes:
-    """Return the lines without those that are neither objects nor arrays."""
-    kept = [line for line in lines.splitlines(keepends=True) if line.startswith((b"{", b"["))]
-    return lines if sum(map(len, kept)) == len(lines) else b"".join(kept)
+class IndexTail:
+    """The index of a record that may be written meanwhile; may be used from several threads.
+
+    What no stored index covers is computed by blocks, so that the first rows are there at once. An index that was
+    computed from the beginning is stored.
+    """
+
+    def __init__(self, run: ViewedRun) -> None:
+        self._run = run
+        self._guard = threading.Lock()
+        self._data = bytearray()
+        self._crc = 0
+        self._place = TailPlace()
+        """Behind the lines of the record that have their rows."""
+        self._epoch = 0
+        """Another number for each record: one that replaces another has other rows."""
+        self._is_new = False
+        """True if the index was computed from its beginning and is not stored yet."""
+
+    def read(self, place: TailPlace) -> FileTail:
+        """Return the rows after a place of the index.
+
+        Raises:
+            DataError: the record cannot be read.
+        """
+        with self._guard:
+            if not self._data:
+                self._start()
+            while True:
+                lost = place.offset > 0 and (place.inode != self._epoch or place.offset > len(self._data))
+                start = 0 if lost else place.offset
+                if start < len(self._data) or not self._advance():
+                    break
+            last = min(start + READ_BYTES, len(self._data)) - 1
+            lines = bytes(self._data[start : self._data.find(b"\n", max(last, start)) + 1]) if last >= start else b""
+            done, total = self._place.offset, self._run.size(TRAJECTORIES)
+            progress = (done, total) if total - done > _BLOCK_BYTES else None
+            return FileTail(lines, TailPlace(self._epoch, start + len(lines)), was_reset=lost, progress=progress)
+
+    def _start(self) -> None:
+        """Begin with the stored index of the record."""
+        stored, end = b"", 0
+        with self._run.open(TRAJECTORIES) as file:
+            if file is not None:
+                stored, end = rows_in_store(self._run.folder, file)
+                fd = file.fileno()
+                self._place = TailPlace(os.fstat(fd).st_ino, end, zlib.crc32(_bytes_before(fd, end)))
+        self._data = bytearray(stored or HEADER)
+        self._crc = zlib.crc32(self._data)
+        self._is_new = not end
+        self._epoch = secrets.randbits(48)
+
+    def _advance(self) -> bool:
+        """Add the rows of a block of lines, and return False if there are none."""
+        tail = read_lines_after(self._run, TRAJECTORIES, self._place, _BLOCK_BYTES)
+        if tail.was_reset:
+            self._start()
+            return True
+        offset = self._place.offset
+        for line in tail.lines.splitlines(keepends=True):
+            row = row_line(line, offset, self._crc)
+            if row is not None:
+                self._data += row
+                self._crc = zlib.crc32(row, self._crc)
+            offset += len(line)
+        self._place = tail.place
+        if self._is_new and not tail.lines and offset:
+            store_index(self._run.folder, bytes(self._data))
+            self._is_new = False
+        return bool(tail.lines)
+
+
+class LearnedLines:
+    """Finds the line of an episode in a file that may be written meanwhile; may be used from several threads.
+
+    Only where the lines are is in memory.
+    """
+
+    def __init__(self, run: ViewedRun) -> None:
+        self._run = run
+        self._guard = threading.Lock()
+        self._place = TailPlace()
+        self._lines: dict[str, tuple[int, int]] = {}
+        """Offset and length of the last line of each episode."""
+
+    def of(self, trajectory: Trajectory) -> dict[str, Any] | None:
+        """Return `step`, and by sampled token `logprobs` and `advantages`, with None for what is not known.
+
+        None if the learner noted nothing of the episode, or noted other tokens: those of an attempt before a resume.
+        """
+        try:
+            with self._guard:
+                self._follow()
+                offset, length = self._lines.get(trajectory.episode_id, (0, 0))
+            with self._run.open(TOKEN_STATS) as file:
+                if file is None or not length:
+                    return None
+                file.seek(offset)
+                stats = TokenStats.from_line(file.read(length))
+        except DataError:  # a damaged line costs its episode these numbers only
+            return None
+        if stats.episode_id != trajectory.episode_id or stats.action_hash != hash_actions(sampled_tokens(trajectory)):
+            return None
+        # Six significant digits are more than a page shows.
+        logprobs, advantages = (
+            [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
+            for values in (stats.logprobs, stats.advantages)
+        )
+        return {"step": stats.step, "logprobs": logprobs, "advantages": advantages}
+
+    def _follow(self) -> None:
+        """Add the lines that were written since the last call."""
+        while True:
+            tail = read_lines_after(self._run, TOKEN_STATS, self._place)
+            if tail.was_reset:
+                self._lines.clear()
+            offset = tail.place.offset - len(tail.lines)
+            for line in tail.lines.splitlines(keepends=True):
+                with contextlib.suppress(KeyError, TypeError, ValueError):
+                    episode_id = json.loads(line.partition(_NUMBERS)[0] + b"}")["episode_id"]
+                    if isinstance(episode_id, str):
+                        self._lines[episode_id] = offset, len(line)
+                offset += len(line)
+            self._place = tail.place
+            if not tail.lines:
+                return

@@ -98,11 +98,9 @@ def _file_of(names: Sequence[str], home: Path | None) -> Path | None:
 
 def _cached(name: str) -> Path | None:
     """Return the file of a model that Hugging Face's cache holds."""
-    try:
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-    except ImportError:
-        return None
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
     try:
         found = try_to_load_from_cache(name, _FILE)
     except HFValidationError:

@@ -122,7 +122,9 @@ def find_runs(paths: Sequence[str]) -> list[ViewedRun]:
     """
     named: dict[Path, str] = {}  # folders without links, and how they were named
     for path in paths or ["runs"]:
-        found = [Path(path)] if _is_run(Path(path)) else [each for each in _children(Path(path)) if _is_run(each)]
+        folder = Path(path)
+        below = sorted(each for each in folder.iterdir() if _is_run(each)) if folder.is_dir() else []
+        found = [folder] if _is_run(folder) else below
         if not found:
             raise ConfigError(
                 f"{path}: expected a run directory or a folder of runs, got neither. "
@@ -132,20 +134,14 @@ def find_runs(paths: Sequence[str]) -> list[ViewedRun]:
         for each in found:
             named.setdefault(each.resolve(), str(each))
     times = Counter(folder.name for folder in named)
-    runs = [
-        ViewedRun(path, _name(folder, times[folder.name]), folder, is_eval=training_of(folder) is not None)
-        for folder, path in named.items()
-    ]
+    runs = []
+    for folder, path in named.items():
+        training = training_of(folder)
+        name = folder.name if training is None else f"{training.name}/{folder.name}"
+        name = str(folder) if times[folder.name] > 1 else name
+        runs.append(ViewedRun(path, name, folder, is_eval=training is not None))
     shown = {each.folder: each for run in runs for each in (run, *evaluations_of(run))}
     return list(shown.values())
-
-
-def _name(folder: Path, times: int) -> str:
-    """Return the name of a run on the page, when so many runs have that of its folder."""
-    if times > 1:
-        return str(folder)
-    training = training_of(folder)
-    return folder.name if training is None else f"{training.name}/{folder.name}"
 
 
 def evaluations_of(run: ViewedRun) -> list[ViewedRun]:
@@ -160,7 +156,3 @@ def _is_run(folder: Path) -> bool:
         any((folder / name).is_file() for name in (CONFIG, TRAJECTORIES))
         and not (folder / "model.safetensors").exists()
     )
-
-
-def _children(folder: Path) -> list[Path]:
-    return sorted(each for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else []

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from agentenv._util.terminal import safe
 from agentenv.cli import main as cli
 from agentenv.core.types import StopReason
 from agentenv.runs.records.directory import read_trajectories
@@ -193,10 +192,6 @@ def test_an_environment_that_fails_is_named_recorded_and_closed(door, monkeypatc
 def test_limits_end_an_episode_as_they_do_in_a_run(door, monkeypatch, capsys):
     _, out, *_ = play(door, "a\nb\nc\n", monkeypatch, capsys, "--max_turns", "2")
     assert "end: max_turns after 2 turns, reward 0, score 0" in out
-
-
-def test_control_characters_are_escaped():
-    assert safe("a\x1b[31m\r\x9b\x00\u202eb\ud800\n\té漢") == "a\\x1b[31m\\r\\x9b\\x00\\u202eb\\ud800\n\té漢"
 
 
 @pytest.mark.slow

@@ -15,14 +15,12 @@ FACES = {
     "agentenv.interop": "Record columns records",
     "agentenv.interop.openrlhf": "AgentExecutor LogRule ResponseDict from_response to_response",
     "agentenv.interop.molt": "AgentRunner",
-    "agentenv.interop.verl": "AgentEnvRewardManager EnvAgentLoop RMGalleryRewardManager dataset from_records "
-    "to_records",
+    "agentenv.interop.verl": "AgentEnvRewardManager EnvAgentLoop RMGalleryRewardManager dataset to_records",
     "agentenv.interop.verl.rewards": "RMGalleryRewardManager compute_score",
     "agentenv.interop.roll": "CustomReward Dispatch RewardWorker RollRewards data_parallel dispatched one_to_all "
     "register worker_class",
     "agentenv.interop.nemo_rl": "AgentEnvironment AgentEnvironmentOptions EnvironmentReturn EnvironmentUnavailable "
-    "RewardModelEnvironment RewardModelOptions RowsFailed TaskProcessor from_records masked register "
-    "to_records",
+    "RewardModelEnvironment RewardModelOptions RowsFailed TaskProcessor masked register to_records",
     "agentenv.interop.nemo_gym": "GymOptions GymServer",
 }
 NEEDS_ITS_FRAMEWORK = {"AgentEnvRewardManager", "ChatRenderer"}

@@ -1,4 +1,4 @@
-"""Episodes as samples of trainers: a golden example of each form, and there and back where a form is read."""
+"""Episodes as samples of trainers: a golden example of each form, and the tokens and numbers of any record in it."""
 
 import math
 
@@ -10,7 +10,7 @@ from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Completion, StepResult, StopReason, Task
 from agentenv.errors import DataError
 from agentenv.interop import trl
-from agentenv.interop._records import columns, records, up_to_choice
+from agentenv.interop._records import columns, records
 from agentenv.interop.nemo_rl import records as nemo_rl
 from agentenv.interop.skyrl.generator import segment_rows
 from agentenv.interop.verl import records as verl
@@ -59,7 +59,7 @@ FACTS = {
 
 
 @every_format
-def test_what_a_constraint_forced_is_off_every_loss_mask_and_read_back(module):
+def test_what_a_constraint_forced_is_off_every_loss_mask(module):
     made = golden()
     made.turns[0].forced, made.turns[1].forced = (0,), (1,)
     rows = export(module, made)
@@ -72,12 +72,6 @@ def test_what_a_constraint_forced_is_off_every_loss_mask_and_read_back(module):
     found = [mask(row) for row in rows]
     until = 5 if module is verl else 6
     assert found == [[0, 1, 0, 0, 1, 0][:until]]
-    (read,) = module.from_records(rows)
-    (own,) = records(made, "test")
-    own = up_to_choice(own) if module is verl else own
-    assert read.token_ids == own.token_ids
-    assert read.mask == own.mask
-    assert (read.spans, read.forced) == (own.spans, own.forced)
 
 
 def forced(*per_turn):
@@ -189,7 +183,7 @@ def test_skyrl():
     }
 
 
-# --- there and back -------------------------------------------------------------------------------------------------
+# --- any episode ----------------------------------------------------------------------------------------------------
 
 IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4)
 LOGPROB = st.floats(-30, 0, width=32)
@@ -248,11 +242,22 @@ def trajectories(draw, missing=NEVER, ends=ENDS, min_turns=1):
 
 
 @pytest.mark.long
-@every_format
 @settings(max_examples=100, deadline=None)
 @given(trajectory=trajectories())
-def test_there_and_back_keeps_every_field_that_the_format_has(module, trajectory):
-    assert module.from_records(export(module, trajectory)) == records(trajectory, "here")
+def test_each_form_has_the_tokens_the_mask_and_the_log_probabilities_of_its_record(trajectory):
+    made = records(trajectory, "here")
+    for record, row, sample in zip(made, export(verl, trajectory), export(nemo_rl, trajectory), strict=True):
+        assert row["prompt_ids"] + row["response_ids"] == record.token_ids
+        assert (row["response_mask"], row["response_logprobs"]) == (record.response_mask, record.response_logprobs)
+        log = [(each, len(each["token_ids"])) for each in sample["message_log"]]
+        assert [token for each, _ in log for token in each["token_ids"]] == record.token_ids
+        assert [int(each["role"] == "assistant") for each, num in log for _ in range(num)] == record.mask
+        found = [each.get("generation_logprobs", [0.0] * num) for each, num in log]
+        assert [value for values in found for value in values] == record.logprobs
+        first = record.num_prompt
+        for facts in (row["extra_fields"], sample["extra_env_info"]):
+            assert facts["turn_spans"] == [[start - first, end - first] for start, end in record.spans]
+            assert facts["policy_versions"] == record.policy_versions[first:]
 
 
 @pytest.mark.long
@@ -297,8 +302,7 @@ def test_nothing_is_lost_where_one_action_follows_another_at_once():
         trajectory.append_turn(Completion((token,), logprobs=(-1.0,)), str(token))
         trajectory.set_result(StepResult(reward=reward))
     trajectory.finish(StopReason.TERMINATED)
-    for module in FORMATS:
-        assert module.from_records(export(module, trajectory))[0].spans == [(1, 2), (2, 3)]
+    assert export(verl, trajectory)[0]["extra_fields"]["turn_spans"] == [[0, 1], [1, 2]]
     assert [m["role"] for m in export(nemo_rl, trajectory)[0]["message_log"]] == ["user", "assistant", "assistant"]
     assert segment_rows(trajectory, "an id")[0]["rewards"] == [0.25, 0.5]
 
@@ -316,11 +320,8 @@ def test_a_segment_without_an_action_is_not_a_record():
     assert [(record.segment, record.num_segments) for record in made] == [(0, 2), (1, 2)]
     assert [record.finish_reason for record in made] == ["stop", "length"]
     # The second prompt happens to begin with all of the first segment, and is a segment of its own nevertheless.
-    for module in FORMATS:
-        assert [record.token_ids for record in module.from_records(export(module, trajectory))] == [
-            [1, 2],
-            [1, 2, 6, 2],
-        ]
+    rows = export(verl, trajectory)
+    assert [row["prompt_ids"] + row["response_ids"] for row in rows] == [[1, 2], [1, 2, 6, 2]]
     assert [row["metrics"]["generate_sequences"] for row in export(verl, trajectory)] == [0.0, 0.0]
 
 
@@ -354,8 +355,9 @@ def test_a_missing_log_probability_is_none_or_refused_and_never_a_number(module,
         with pytest.raises(DataError, match="expected a log-probability for every action token"):
             export(module, trajectory)
         return
-    back = module.from_records(export(module, trajectory))
-    assert [record.logprobs is not None for record in back] == complete
+    rows = export(module, trajectory)
+    if module is verl:
+        assert [row["response_logprobs"] is not None for row in rows] == complete
 
 
 @pytest.mark.long
@@ -371,7 +373,6 @@ def test_a_failed_episode_is_refused_or_flagged_and_never_given_a_reward(module,
     assert rows
     for row in rows:
         assert (row["loss_multiplier"], row["total_reward"]) == (0.0, None)
-    assert nemo_rl.from_records(rows) == records(trajectory, "here", keep_failed=True)
 
 
 @every_format
@@ -391,29 +392,7 @@ def test_the_end_of_an_episode_in_the_formats_own_words(end, word):
     assert export(nemo_rl, trajectory)[0]["truncated"] is (end is not StopReason.TERMINATED)
 
 
-# --- records that others made ---------------------------------------------------------------------------------------
-
-
-def test_a_record_without_our_facts_is_read_as_it_is():
-    (verls,) = verl.from_records([{"prompt_ids": [1], "response_ids": [2, 3, 4], "response_mask": [1, 0, 1]}])
-    assert (verls.spans, verls.logprobs, verls.reward) == ([(1, 2), (3, 4)], None, None)
-    log = [
-        {"role": "user", "token_ids": [1]},
-        {"role": "assistant", "token_ids": [2]},
-        {"role": "user", "token_ids": [3]},
-    ]
-    (masked,) = nemo_rl.from_records([{"message_log": log, "total_reward": 2.0, "loss_multiplier": 0.0}])
-    assert masked.reward is None
-    (nemo,) = nemo_rl.from_records([{"message_log": log, "total_reward": 2.0, "truncated": False}])
-    assert (nemo.token_ids, nemo.spans, nemo.logprobs, nemo.reward) == ([1, 2], [(1, 2)], None, 2.0)
-
-
-def test_lists_that_do_not_fit_each_other_are_refused():
-    (row,) = export(verl, golden())
-    with pytest.raises(DataError, match="lists as long as the response"):
-        verl.from_records([{**row, "response_mask": [1]}])
-    with pytest.raises(DataError, match="turn_spans that fit the mask"):
-        verl.from_records([{**row, "response_mask": [1] * 6}])
+def test_columns_are_of_rows_with_the_same_keys():
     with pytest.raises(DataError, match="rows of the same keys"):
         columns([{"a": 1}, {"b": 2}])
     assert columns([]) == {}

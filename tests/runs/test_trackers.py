@@ -157,14 +157,6 @@ def test_a_run_logs_its_progress_and_its_metrics(tmp_path, monkeypatch):
     assert run.is_finished
 
 
-def test_a_resumed_run_continues_in_its_tracker(monkeypatch):
-    service = install_wandb(monkeypatch)
-    assert command([*RUN, "--use_wandb"]) == 0
-    assert command(["run", "--resume", "--out", "out", "--progress", "none"]) == 0
-    first, second = service.runs
-    assert first.options["id"] == second.options["id"]
-
-
 def test_a_tracker_that_fails_does_not_stop_a_run(tmp_path, monkeypatch):
     service = install_wandb(monkeypatch)
 

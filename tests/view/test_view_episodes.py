@@ -16,7 +16,7 @@ from agentenv.runs.records.index import read_index
 from agentenv.runs.records.steps import append_rows
 from agentenv.runs.records.token_stats import TOKEN_STATS, TokenStats, hash_actions, sampled_tokens
 from agentenv.view.episodes import episode_view, read_episodes
-from agentenv.view.learned import LearnedLines
+from agentenv.view.tail import LearnedLines
 from agentenv.view.texts import load_texts
 from agentenv.view.viewed import find_runs
 from tests.runs.test_serialize import trajectories

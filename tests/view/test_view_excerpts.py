@@ -8,8 +8,7 @@ import pytest
 
 from agentenv.cli.main import main
 from agentenv.core.trajectory import EpisodeError
-from agentenv.view.markdown import episode_to_markdown
-from agentenv.view.svg import COLUMNS, episode_to_svg
+from agentenv.view.excerpts import COLUMNS, episode_to_markdown, episode_to_svg
 from agentenv.view.texts import load_texts
 from agentenv.view.viewed import find_runs
 from tests.view.viewed_runs import PAYLOADS, episode, tiny_math, write_run

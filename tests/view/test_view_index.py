@@ -7,9 +7,8 @@ import pytest
 
 from agentenv.runs.records.directory import RunWriter
 from agentenv.runs.records.index import HEADER, read_index
-from agentenv.view import index
-from agentenv.view.index import IndexTail
-from agentenv.view.tail import TailPlace
+from agentenv.view import tail as tails
+from agentenv.view.tail import IndexTail, TailPlace
 from agentenv.view.viewed import find_runs
 from tests.view.viewed_runs import episode, write_run
 
@@ -35,9 +34,9 @@ def index_of(folder):
 
 @pytest.mark.parametrize("is_stored", [True, False])
 def test_the_rows_are_those_of_the_index_with_and_without_one(tmp_path, is_stored, monkeypatch):
-    monkeypatch.setattr(index, "_BLOCK_BYTES", 2000)
+    monkeypatch.setattr(tails, "_BLOCK_BYTES", 2000)
     write_run(tmp_path / "run", *(episode(f"a/{number}", action="x" * 100 * number) for number in range(9)))
-    wanted = read_index(tmp_path / "run").data
+    wanted = (tmp_path / "run" / "index.jsonl").read_bytes()
     if not is_stored:
         (tmp_path / "run" / "index.jsonl").unlink()
     tail = index_of(tmp_path / "run")
@@ -49,7 +48,7 @@ def test_the_rows_are_those_of_the_index_with_and_without_one(tmp_path, is_store
 
 
 def test_without_an_index_the_first_rows_come_before_the_record_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(index, "_BLOCK_BYTES", 2000)
+    monkeypatch.setattr(tails, "_BLOCK_BYTES", 2000)
     write_run(tmp_path / "run", *(episode(f"a/{number}") for number in range(40)))
     (tmp_path / "run" / "index.jsonl").unlink()
     tail = index_of(tmp_path / "run")
@@ -73,7 +72,7 @@ def test_a_record_that_grows_by_pieces_has_the_rows_of_its_lines(tmp_path, seed)
             new, place, was_reset = rows_after(tail, place)
             assert not was_reset
             rows += new
-    assert rows == [json.loads(line) for line in read_index(tmp_path / "whole").data.splitlines()[1:]]
+    assert rows == list(read_index(tmp_path / "whole"))
 
 
 def test_failed_attempts_and_damaged_lines_keep_the_places_of_the_others(tmp_path):

@@ -465,7 +465,7 @@ from agentenv.cli.view import view
 async def asleep(*_): raise KeyboardInterrupt
 asyncio.Event.wait = asleep
 view([sys.argv[1], "--no_open"])
-import agentenv.view.single_file, agentenv.view.markdown, agentenv.view.svg
+import agentenv.view.single_file, agentenv.view.excerpts
 print([name for name in ("torch", "transformers", "numpy", "pandas", "openai", "ray", "vllm") if name in sys.modules])
 """
 

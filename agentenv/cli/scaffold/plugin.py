@@ -13,7 +13,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import agentenv
 from agentenv.episode.registry import installed_envs
@@ -56,20 +56,26 @@ def make_plugin(name: str, out: str | Path | None = None, *, kind: PluginKind = 
     Raises:
         ConfigError: the name is invalid or already taken, or the folder is not empty.
     """
-    if kind not in get_args(PluginKind):
-        kinds = ", ".join(get_args(PluginKind))
-        raise ConfigError(f"agentenv new --template: expected one of {kinds}, got {kind!r}. Change it.")
     package = _package_name(name)
     folder = Path(out).expanduser() if out is not None else Path(package)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
             f"agentenv new: expected a new or empty folder, got {str(folder)!r}. Name another with --out."
         )
-    words = _words(package, kind)
+    first_line = (_TEMPLATE / kind / "src/package/env.py.tmpl").read_text("utf-8").partition("\n")[0]
+    words = {
+        "@about@": first_line.strip('"').partition(": ")[2],
+        "@logs@": _LOGS[kind],
+        "@package@": package,
+        "@Class@": _class_name(package),
+        "@dist@": package.replace("_", "-"),
+    }
     files = []
     for root in (_TEMPLATE / "common", _TEMPLATE / kind):
         for source in root.rglob("*.tmpl"):
-            target = folder / _target(source.relative_to(root), package)
+            name = source.name.removesuffix(".tmpl").replace("dot-", ".").replace("test_package", f"test_{package}")
+            parts = source.relative_to(root).parent.parts
+            target = folder.joinpath(*(package if part == "package" else part for part in parts), name)
             target.parent.mkdir(parents=True, exist_ok=True)
             text = source.read_text("utf-8")
             for placeholder, word in words.items():
@@ -77,25 +83,6 @@ def make_plugin(name: str, out: str | Path | None = None, *, kind: PluginKind = 
             target.write_text(text, "utf-8")
             files.append(target.relative_to(folder))
     return Plugin(folder, package, words["@Class@"], tuple(sorted(files)))
-
-
-def _words(package: str, kind: PluginKind) -> dict[str, str]:
-    """Return each placeholder and its replacement."""
-    first_line = (_TEMPLATE / kind / "src/package/env.py.tmpl").read_text("utf-8").partition("\n")[0]
-    about = first_line.strip('"').partition(": ")[2]
-    return {
-        "@about@": about,
-        "@logs@": _LOGS[kind],
-        "@package@": package,
-        "@Class@": _class_name(package),
-        "@dist@": package.replace("_", "-"),
-    }
-
-
-def _target(source: Path, package: str) -> Path:
-    """Return where the file of a template goes in a plugin."""
-    name = source.name.removesuffix(".tmpl").replace("dot-", ".").replace("test_package", f"test_{package}")
-    return Path(*(package if part == "package" else part for part in source.parent.parts), name)
 
 
 def _package_name(name: str) -> str:

@@ -5,14 +5,13 @@ from typing import Any
 from agentenv.interop.nemo_rl import environments
 from agentenv.interop.nemo_rl.base import EnvironmentReturn, EnvironmentUnavailable, RowsFailed, masked
 from agentenv.interop.nemo_rl.environments import AgentEnvironment, AgentEnvironmentOptions, register
-from agentenv.interop.nemo_rl.records import from_records, to_records
+from agentenv.interop.nemo_rl.records import to_records
 from agentenv.interop.nemo_rl.reward_model import RewardModelEnvironment, RewardModelOptions
 from agentenv.interop.nemo_rl.task_processor import TaskProcessor
 
 __all__ = [
     "AgentEnvironment", "AgentEnvironmentOptions", "EnvironmentReturn", "EnvironmentUnavailable",
-    "RewardModelEnvironment", "RewardModelOptions", "RowsFailed", "TaskProcessor", "from_records", "masked", "register",
-    "to_records",
+    "RewardModelEnvironment", "RewardModelOptions", "RowsFailed", "TaskProcessor", "masked", "register", "to_records",
 ]  # fmt: skip
 
 

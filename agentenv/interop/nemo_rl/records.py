@@ -9,12 +9,11 @@ it fills missing ones with zeros, so they are refused here. A failed episode has
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from agentenv.core.trajectory import Trajectory
-from agentenv.interop._records import Decode, Record, facts, joined, records, required_logprobs
+from agentenv.interop._records import Decode, Record, facts, records, required_logprobs
 
 _WHERE = "interop.nemo_rl"
 
@@ -65,30 +64,3 @@ def _runs(record: Record, start: int, end: int) -> list[tuple[int, int, str]]:
 
 def _message(role: str, token_ids: list[int], decode: Decode) -> dict[str, Any]:
     return {"role": role, "content": decode(token_ids), "token_ids": token_ids}
-
-
-def from_records(rows: Sequence[Mapping[str, Any]]) -> list[Record]:
-    """Return Records of samples; each assistant message is an action, and the last one ends the tokens."""
-    read = []
-    for row in rows:
-        token_ids: list[int] = []
-        logprobs: list[float] = []
-        spans: list[tuple[int, int]] = []
-        complete = True
-        for message in row["message_log"]:
-            start, num = len(token_ids), len(message["token_ids"])
-            token_ids += message["token_ids"]
-            sampled = message["role"] == "assistant"
-            spans += [(start, start + num)] if sampled else []
-            complete &= not sampled or "generation_logprobs" in message
-            logprobs += message.get("generation_logprobs", [0.0] * num) if sampled else [0.0] * num
-        ours = row.get("extra_env_info") or {}
-        first, last = (spans[0][0], spans[-1][1]) if spans else (len(token_ids),) * 2
-        if ours.get("forced_tokens"):  # an action may begin and end with them
-            first, last = len(token_ids) - ours["turn_spans"][-1][1], len(token_ids)
-        ours = {"turn_spans": [[start - first, end - first] for start, end in spans], **ours}
-        fields = joined(token_ids[:first], token_ids[first:last], None, more=ours)
-        failed = not row.get("loss_multiplier", 1.0)
-        fields |= {"logprobs": logprobs[:last] if complete else None, "truncated": row.get("truncated")}
-        read.append(Record(**fields, reward=None if failed else row.get("total_reward")))
-    return read

@@ -12,12 +12,10 @@ from agentenv._util.lazy import lazy_names
 
 if TYPE_CHECKING:
     from agentenv.interop.verl.agent_loop import EnvAgentLoop, dataset
-    from agentenv.interop.verl.records import from_records, to_records
+    from agentenv.interop.verl.records import to_records
     from agentenv.interop.verl.rewards import RMGalleryRewardManager
 
-__all__ = [
-    "AgentEnvRewardManager", "EnvAgentLoop", "RMGalleryRewardManager", "dataset", "from_records", "to_records",
-]  # fmt: skip
+__all__ = ["AgentEnvRewardManager", "EnvAgentLoop", "RMGalleryRewardManager", "dataset", "to_records"]
 __getattr__ = lazy_names(
     __name__,
     {
@@ -25,7 +23,6 @@ __getattr__ = lazy_names(
         "EnvAgentLoop": "agentenv.interop.verl.agent_loop",
         "RMGalleryRewardManager": "agentenv.interop.verl.rewards",
         "dataset": "agentenv.interop.verl.agent_loop",
-        "from_records": "agentenv.interop.verl.records",
         "to_records": "agentenv.interop.verl.records",
     },
 )

@@ -9,11 +9,10 @@ with the last token that the policy chose. Lost: images, and forced tokens after
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentenv.core.trajectory import Trajectory
-from agentenv.interop._records import Record, facts, joined, records, turns_of, up_to_choice
+from agentenv.interop._records import facts, records, turns_of, up_to_choice
 
 _WHERE = "interop.verl"
 
@@ -47,24 +46,3 @@ def to_records(trajectory: Trajectory) -> list[dict[str, Any]]:
         }
         samples.append(sample)
     return samples
-
-
-def from_records(rows: Sequence[Mapping[str, Any]]) -> list[Record]:
-    """Return Records of AgentLoopOutputs as dicts; foreign ones lack the facts of our `extra_fields`.
-
-    Raises:
-        DataError: lists have unequal lengths.
-    """
-    return [
-        Record(
-            **joined(
-                row["prompt_ids"],
-                row["response_ids"],
-                row["response_mask"],
-                logprobs=row.get("response_logprobs"),
-                more=row.get("extra_fields"),
-            ),
-            reward=row.get("reward_score"),
-        )
-        for row in rows
-    ]

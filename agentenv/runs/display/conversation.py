@@ -20,6 +20,9 @@ Piece = tuple[str, str]
 """A text, and its style in rich's words."""
 _ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 _LABEL_CHARS = 500
+SPAN_TITLES = {"prompt": "prompt", "action": "action", "close": "synthesized close", "feedback": "feedback"}
+SHADE_LIMITS = (-0.1, -1.0, -3.0, -6.0)
+"""Bounds of the shades of log-probabilities, wherever tokens are shown."""
 
 
 def conversation(trajectory: Trajectory) -> Iterator[Piece]:

@@ -1,12 +1,15 @@
-"""The header and the final table of `agentenv run`, and the streams to print on."""
+"""The header and the final table of `agentenv run`, its results in a notebook, and the streams to print on."""
 
 from __future__ import annotations
 
 import contextlib
+import html
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
 from typing import Any, TextIO
 
 from rich.box import SIMPLE_HEAD
@@ -15,12 +18,20 @@ from rich.text import Text
 
 from agentenv._util.estimates import Estimate
 from agentenv._util.plurals import counted, histogram
+from agentenv._util.terminal import safe
+from agentenv.core.trajectory import Trajectory
 from agentenv.runs.config import RunConfig
+from agentenv.runs.display.conversation import number_text
 from agentenv.runs.display.progress import clock
 from agentenv.runs.metrics import Metrics, Summary
+from agentenv.runs.records.tables import episode_row
 from agentenv.sandbox.types import Isolation
 
 _ERROR_CHARS = 500
+_CELL_CHARS = 400
+"""Maximum length of a text in a notebook."""
+_MAX_EPISODES, _MAX_SEEN = 16, 512
+"""Maximum number of episodes to show in a notebook, and to look at for them."""
 
 
 class FailureKinds:
@@ -109,11 +120,17 @@ def result_rows(m: Metrics) -> list[tuple[str, str]]:
     t = m.time
     tokens_in, tokens_out = t.input_tokens_per_s or 0.0, t.action_tokens_per_s or 0.0
     shares = f"generate {_share(t.generate_share)}, step {_share(t.step_share)}, wait {_share(t.wait_share)}"
-    speed = f"{t.episodes_per_s:.1f} episodes/s" if t.episodes_per_s else ""  # no episode ran in this session
+    rows.append(
+        ("tokens", f"{m.tokens.num_input} in ({_share(m.tokens.cached_share)} cached), {m.tokens.num_action} out")
+    )
+    if t.episodes_per_s:  # else no episode ran in this session
+        speed = f"{tokens_in:.0f} tokens/s in, {tokens_out:.0f} tokens/s out"
+        rows.append(("speed", f"{t.episodes_per_s:.1f} episodes/s, {speed}"))
+    if m.cost_usd is not None:
+        num_unknown = m.num_episodes - m.num_priced
+        unknown = f"; {counted(num_unknown, 'episode')} unknown" if num_unknown else ""
+        rows.append(("cost", f"${m.cost_usd:.4f}  (${m.cost_usd / m.num_priced:.4f} per episode{unknown})"))
     rows += [
-        ("tokens", f"{m.tokens.num_input} in ({_share(m.tokens.cached_share)} cached), {m.tokens.num_action} out"),
-        *([("speed", f"{speed}, {tokens_in:.0f} tokens/s in, {tokens_out:.0f} tokens/s out")] if speed else []),
-        *([("cost", _cost(m))] if m.cost_usd is not None else []),
         ("time", f"{clock(t.wall_s)}  (of the episodes' time: {shares})"),
         ("stop reasons", histogram(m.stop_reasons)),
     ]
@@ -161,14 +178,44 @@ def _estimate(estimate: Estimate) -> str:
     return f"{estimate.mean:.3f}  95% CI {interval}  ({counted(estimate.num_tasks, 'task')})"
 
 
-def _cost(m: Metrics) -> str:
-    unknown = f"; {counted(m.num_episodes - m.num_priced, 'episode')} unknown" if m.num_priced < m.num_episodes else ""
-    total = m.cost_usd or 0.0
-    return f"${total:.4f}  (${total / m.num_priced:.4f} per episode{unknown})"
-
-
 def _share(share: float | None) -> str:
     return "–" if share is None else f"{share:.0%}"
+
+
+def run_html(trajectories: Sequence[Trajectory], metrics: Metrics, out: Path | None) -> str:
+    """Return the results and the episodes of the first task. All that models said is escaped."""
+    parts = [_html_table("Result", (), result_rows(metrics))]
+    if trajectories:
+        first = trajectories[0]
+        near = islice(trajectories, _MAX_SEEN)  # the others need not be read
+        group = [each for each in near if each.group_id == first.group_id]
+        rows = [
+            (
+                each.episode_id,
+                number_text(each.reward),
+                each.stop_reason.value if each.stop_reason else "",
+                str(len(each.turns)),
+                each.turns[-1].action if each.turns else "",
+            )
+            for each in group[:_MAX_EPISODES]
+        ]
+        title = f"Task {first.task.task_id}: {episode_row(first)['prompt']}"
+        parts.append(_html_table(title, ("episode", "reward", "stop reason", "turns", "last action"), rows))
+    if out is not None:
+        parts.append(f"<p><code>{_cell(f'agentenv view {out}')}</code>, or <code>run.view()</code></p>")
+    return "\n".join(parts)
+
+
+def _html_table(title: str, names: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{_cell(name)}</th>" for name in names)
+    lines = ["".join(f"<td>{_cell(cell)}</td>" for cell in row) for row in rows]
+    body = "".join(f"<tr>{line}</tr>\n" for line in [*([head] if head else []), *lines])
+    return f"<table>\n<caption>{_cell(title)}</caption>\n{body}</table>"
+
+
+def _cell(value: str) -> str:
+    cut = value if len(value) <= _CELL_CHARS else f"{value[:_CELL_CHARS]}…"
+    return html.escape(safe(cut)).replace("\n", "<br>")
 
 
 class LastingStream:

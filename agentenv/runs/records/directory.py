@@ -94,21 +94,18 @@ class RecordedEpisodes(Sequence[Trajectory]):
         self._lines: list[RecordLine] = []
         self.summaries: list[Summary] = []
         if self._path.exists():
-            self._read_index(path, report)
+            found, stored = report or ReadReport(), stored_index(path)
+            with self._path.open("rb") as file:
+                index = IndexCompletion(file, stored)
+                lines = scan(file, found)
+                if report is None and found.damage:
+                    warnings.warn(f"{self._path}: {found.damage}; their episodes count as not finished", stacklevel=3)
+                for line, row in index.rows(lines):
+                    self._lines.append(line)
+                    self.summaries.append(summary_of(row))
+            if index.data != stored:
+                store_index(path, bytes(index.data))
         self._episodes: list[Trajectory | None] = [None] * len(self._lines)
-
-    def _read_index(self, path: Path, report: ReadReport | None) -> None:
-        found, stored = report or ReadReport(), stored_index(path)
-        with self._path.open("rb") as file:
-            index = IndexCompletion(file, stored)
-            lines = scan(file, found)
-            if report is None and found.damage:
-                warnings.warn(f"{self._path}: {found.damage}; their episodes count as not finished", stacklevel=4)
-            for line, row in index.rows(lines):
-                self._lines.append(line)
-                self.summaries.append(summary_of(row))
-        if index.data != stored:
-            store_index(path, bytes(index.data))
 
     def __len__(self) -> int:
         return len(self._lines)

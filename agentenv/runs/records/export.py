@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from agentenv._util.brief import brief
 from agentenv._util.jsonable import jsonable
@@ -160,7 +160,13 @@ def _json_lines(folder: Path, name: str, kinds: Mapping[str, type] | None = None
 
 @contextlib.contextmanager
 def _parquet_table(folder: Path, name: str, kinds: Mapping[str, type]) -> Iterator[Write]:
-    pa, parquet = _pyarrow()
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingDependency(
+            "--to: expected pyarrow, got none. Run: pip install 'agentenv-rl[data]', or use csv or jsonl."
+        ) from error
     arrow = {int: pa.int64(), float: pa.float64(), str: pa.string()}
     schema = pa.schema([(column, arrow[kind]) for column, kind in kinds.items()])
     rows: list[Row] = []
@@ -180,17 +186,6 @@ def _parquet_table(folder: Path, name: str, kinds: Mapping[str, type]) -> Iterat
 
         yield write
         flush()
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingDependency(
-            "--to: expected pyarrow, got none. Run: pip install 'agentenv-rl[data]', or use csv or jsonl."
-        ) from error
-    return pyarrow, pyarrow.parquet
 
 
 @contextlib.contextmanager

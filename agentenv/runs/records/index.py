@@ -17,8 +17,7 @@ import math
 import os
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import itemgetter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -88,7 +87,7 @@ Row = list[Any]
 
 _encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, check_circular=False, separators=(",", ":")).encode
 _STOP_REASONS = {reason.value: reason for reason in StopReason}
-_ID, _ERROR, _CRC = (list(FIELDS).index(name) for name in ("episode_id", "error", "crc"))
+_ID, _CRC = (list(FIELDS).index(name) for name in ("episode_id", "crc"))
 
 
 def make_row(trajectory: Trajectory, summary: Summary, offset: int, length: int, crc: str) -> Row:
@@ -232,13 +231,12 @@ class IndexCompletion:
         if row is not None:
             self._cut(num_kept)
 
-    def extend(self, lines: Iterable[RecordLine], progress: Callable[[int], None]) -> None:
-        """Add rows of lines that follow those of the index; `progress` is called with the offset after each line."""
+    def extend(self, lines: Iterable[RecordLine]) -> None:
+        """Add rows of lines that follow those of the index."""
         for line in lines:
             made = self._made(line, counts=False)
             if made is not None:
                 self._add(made)
-            progress(line.offset + line.length)
 
     def _add(self, row: Row) -> None:
         line = encode_row(row, self._crc)
@@ -326,93 +324,38 @@ class EncodedTrajectory(Trajectory):
 # --- readers ----------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class RunIndex:
-    """The index of a record. It iterates over the rows, in the order of the record, superseded ones too."""
+def read_index(path: str | Path) -> Iterator[Row]:
+    """Return the rows of a run directory, of `run`, `train` or an evaluation, in the order of the record.
 
-    record: Path
-    """The `trajectories.jsonl` that offsets refer to."""
-    data: bytes
-    """The content of `index.jsonl`: the line of the fields, then a line a row."""
-    end: int
-    """Bytes of the record that the rows cover."""
-
-    def __iter__(self) -> Iterator[Row]:
-        return rows_of(self.data)
-
-    def counting(self) -> list[Row]:
-        """Return of each episode the first row that did not fail, otherwise the last, in the order of the record."""
-        best: dict[str, Row] = {}
-        for row in self:
-            known = best.get(row[_ID])
-            if known is None or known[_ERROR] is not None:
-                best[row[_ID]] = row
-        return sorted(best.values(), key=itemgetter(0))
-
-    def columns(self, *names: str) -> dict[str, list[Any]]:
-        """Return the values of some fields, or of all, of the rows that count."""
-        rows, places = self.counting(), {name: place for place, name in enumerate(FIELDS)}
-        return {name: [row[places[name]] for row in rows] for name in names or FIELDS}
-
-
-def read_index(path: str | Path, *, progress: Callable[[int, int], None] = lambda done, total: None) -> RunIndex:
-    """Return the index of a run directory, of `run`, `train` or an evaluation; safe while a run writes.
-
-    The stored index counts if its last row is that of a line of the record; rows that it lacks are computed. They are
-    stored, in the directory or, if that cannot be written, in `~/.cache/agentenv/index`, unless a run is writing
-    there. Damaged lines, and lines whose values are not those of a trajectory, have no row.
-
-    Args:
-        path: the run directory.
-        progress: called with bytes of the record done, and all of them, for each row that is computed.
+    Superseded rows are among them. Safe while a run writes. The stored index counts if its last row is that of a line
+    of the record; rows that it lacks are computed. They are stored, in the directory or, if that cannot be written, in
+    `~/.cache/agentenv/index`, unless a run is writing there. Damaged lines, and lines whose values are not those of a
+    trajectory, have no row.
 
     Raises:
         ConfigError: no record is there.
         DataError: the record has another schema.
     """
     folder = Path(path)
-    record = folder / TRAJECTORIES
     try:
-        file = record.open("rb")
+        file = (folder / TRAJECTORIES).open("rb")
     except OSError as error:
         what = f"expected a run directory with {TRAJECTORIES}, got {error}. Check the path."
         raise ConfigError(f"{path}: {what}") from None
     with file:
         stored, end = rows_in_store(folder, file)
-        total = os.fstat(file.fileno()).st_size
-        report = ReadReport()
-        lines = scan(file, report, start=end)
         completion = IndexCompletion(file, stored)
-        completion.extend(lines, lambda done: progress(done, total))
-        data = bytes(completion.data)
-        if data != stored:
-            store_index(folder, data)
-        return RunIndex(record, data, (lines[-1].offset + lines[-1].length) if lines else end)
+        completion.extend(scan(file, ReadReport(), start=end))
+    data = bytes(completion.data)
+    if data != stored:
+        store_index(folder, data)
+    return rows_of(data)
 
 
-def load_episode(record: Path, offset: int, length: int) -> Trajectory:
-    """Return the episode of a line of a record, at the place that its row names.
-
-    Raises:
-        DataError: no line of an episode is there; the record was replaced or is damaged.
-    """
-    try:
-        with record.open("rb") as file:
-            file.seek(offset)
-            episode = decode_line(file.read(length))
-    except OSError as error:
-        raise DataError(f"{record}: expected to be readable, got {error}. Check the file.") from error
-    if episode is None:
-        raise DataError(
-            f"{record}: expected the line of an episode at byte {offset}, got other bytes. Read the index again."
-        )
-    return decode_episode(episode)
-
-
-def row_line(line: bytes, offset: int, crc: int | None = None) -> bytes | None:
+def row_line(line: bytes, offset: int, crc: int) -> bytes | None:
     """Return the row of a whole line of the record, as a line of an index; None if it is not an episode's.
 
-    `crc` is the CRC-32 of the index before it; without it, `check` is empty.
+    `crc` is the CRC-32 of the index before it.
     """
     try:
         parts = split_line(line)
@@ -421,9 +364,7 @@ def row_line(line: bytes, offset: int, crc: int | None = None) -> bytes | None:
         trajectory = decode_episode(line[parts.start : parts.end])
     except DataError:
         return None
-    row = make_row(trajectory, summarize(trajectory), offset, len(line), parts.crc)
-    text = encode_row(row, crc or 0)
-    return text if text is None or crc is not None else text[: -len('01234567"]\n')] + b'"]\n'
+    return encode_row(make_row(trajectory, summarize(trajectory), offset, len(line), parts.crc), crc)
 
 
 def rows_in_store(folder: Path, file: BinaryIO) -> tuple[bytes, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
 
@@ -49,12 +49,8 @@ class RecordLine(NamedTuple):
     """Checksum of the episode, as the line has it."""
 
 
-def scan(
-    file: BinaryIO, report: ReadReport, *, start: int = 0, progress: Callable[[int], None] = lambda offset: None
-) -> list[RecordLine]:
+def scan(file: BinaryIO, report: ReadReport, *, start: int = 0) -> list[RecordLine]:
     """Return the whole lines from byte `start` on, and count what is there in `report`; one line is in memory.
-
-    `progress` is called with the offset after each line.
 
     Raises:
         DataError: a whole line has another schema.
@@ -75,7 +71,6 @@ def scan(
             report.torn_bytes = offset - begin
         elif line.strip():
             report.corrupt_lines.append(number)
-        progress(offset)
     report.num_lines += len(lines)
     report.num_superseded = report.num_lines - len(lines_that_count(lines))
     return lines

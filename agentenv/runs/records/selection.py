@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +61,9 @@ def _chosen(
     run: str | Path, selection: Selection, report: ReadReport | None, check: Callable[[], None]
 ) -> Iterator[Trajectory]:
     where, tasks = selection.where, set[str]()
-    rewards = _group_rewards(run, check) if where and where.columns & set(GROUP_COLUMNS) else {}
+    rewards: Mapping[str, Sequence[float]] = {}
+    if where and where.columns & set(GROUP_COLUMNS):
+        rewards = rewards_of_groups(read_trajectories(run, report=ReadReport()), check)
     unseen = {column for column in where.columns if "info." in column} if where else set()
     seen: set[str] = set()
     for trajectory in read_trajectories(run, report=report):
@@ -92,9 +94,12 @@ def _is_task(wanted: str, task_id: str) -> bool:
     return wanted in (task_id, first := task_id.partition("@")[0]) or (wanted.isdigit() and wanted.zfill(6) == first)
 
 
-def _group_rewards(run: str | Path, check: Callable[[], None]) -> dict[str, list[float]]:
-    rewards: dict[str, list[float]] = defaultdict(list)
-    for trajectory in read_trajectories(run, report=ReadReport()):
+def rewards_of_groups(
+    trajectories: Iterable[Trajectory], check: Callable[[], None] = lambda: None
+) -> defaultdict[str, list[float]]:
+    """Return the rewards that the episodes of each group have; `check` is as of `select`."""
+    rewards = defaultdict[str, list[float]](list)
+    for trajectory in trajectories:
         check()
         if trajectory.reward is not None:
             rewards[trajectory.group_id].append(trajectory.reward)

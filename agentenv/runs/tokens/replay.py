@@ -306,6 +306,13 @@ async def replay_run(
         # The data type of the run, if known: "auto" is float32 on a CPU with hf, but not with vLLM.
         on_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
         dtype = "float32" if config.dtype == "auto" and ran_on == "hf" and on_cpu else config.dtype
+    max_length = longest(config.env, config.limits.for_env().max_length)
+    context = {"max_length": max_length} if name == "hf" else {}  # one that fits an episode
+    if name == "vllm_local":
+        from transformers import AutoConfig
+
+        known = getattr(AutoConfig.from_pretrained(model).get_text_config(), "max_position_embeddings", None)
+        context = {"max_model_len": min(max_length + 1, known or max_length)}  # vLLM samples one more token
     async with open_engine(
         name,
         model,
@@ -313,7 +320,7 @@ async def replay_run(
         base_url=base_url,
         device=device or config.device,
         dtype=dtype,
-        args=_with_context(dict(engine_args), name, model, longest(config.env, config.limits.for_env().max_length)),
+        args=context | dict(engine_args),
     ) as scorer:
         record = ReadReport()
         return await replay(
@@ -349,15 +356,3 @@ def _flags(path: str | Path) -> tuple[RunConfig, str]:
             f"{path}: expected the flags of `agentenv run` in its config.json, got {error!r}. "
             "Replay it with the agentenv version that wrote it."
         ) from error
-
-
-def _with_context(args: dict[str, Any], name: str, model: str, max_length: int) -> dict[str, Any]:
-    """Return the engine's arguments with a context that fits an episode; vLLM samples one more token."""
-    from transformers import AutoConfig
-
-    if name == "hf":
-        return {"max_length": max_length, **args}
-    if name != "vllm_local":
-        return args
-    known = getattr(AutoConfig.from_pretrained(model).get_text_config(), "max_position_embeddings", None)
-    return {"max_model_len": min(max_length + 1, known or max_length), **args}

@@ -24,7 +24,7 @@ from agentenv.core.trajectory import Segment, Trajectory
 from agentenv.core.views import Span, spans_of
 from agentenv.engines.models import load_tokenizer, resolve_model
 from agentenv.errors import ConfigError
-from agentenv.runs.display.conversation import episode_line, number_text
+from agentenv.runs.display.conversation import SHADE_LIMITS, SPAN_TITLES, episode_line, number_text
 from agentenv.runs.records.directory import read_config, read_trajectories
 from agentenv.runs.records.scan import ReadReport
 from agentenv.runs.records.tokenizer import kept_tokenizer
@@ -34,10 +34,9 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-_TITLES = {"prompt": "prompt", "action": "action", "close": "synthesized close", "feedback": "feedback"}
 _STYLES = {"prompt": "blue", "action": "green", "close": "black on yellow", "feedback": "cyan"}
 _SHADES = ("green", "bright_green", "yellow", "dark_orange", "red")
-"""Colors of action tokens by log-probability: above -0.1, -1, -3, -6, and below."""
+"""Colors of action tokens by log-probability: above each of `SHADE_LIMITS`, and below."""
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------
@@ -113,18 +112,15 @@ def load_run_tokenizer(run: str | Path, override: str | None = None) -> Tokenize
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def episode_to_json(
-    trajectory: Trajectory, tokenizer: Tokenizer, *, segment: int | None = None, max_tokens: int | None = None
-) -> dict[str, Any]:
+def episode_to_json(trajectory: Trajectory, tokenizer: Tokenizer, *, segment: int | None = None) -> dict[str, Any]:
     """Return an episode as JSON values: its spans, with the id and the text of each token.
 
-    Actions have a log-probability (None if missing) and a policy version for each token. Only the first `max_tokens` of
-    a span are listed; `start` and `end` cover all of them.
+    Actions have a log-probability (None if missing) and a policy version for each token.
 
     Raises:
-        ConfigError: the segment does not exist, or `max_tokens` is below 1.
+        ConfigError: the segment does not exist.
     """
-    _check(trajectory, segment, max_tokens)
+    indices = _segments(trajectory, segment)
     return {
         "episode_id": trajectory.episode_id,
         "group_id": trajectory.group_id,
@@ -136,54 +132,45 @@ def episode_to_json(
             {
                 "segment": index,
                 "num_tokens": len(trajectory.segments[index]),
-                "spans": [
-                    _span_to_json(trajectory, index, span, texts, max_tokens) for span in spans_of(trajectory, index)
-                ],
+                "spans": [_span_to_json(trajectory, index, span, texts) for span in spans_of(trajectory, index)],
             }
-            for index in _segments(trajectory, segment)
+            for index in indices
             for texts in [token_texts(tokenizer, trajectory.segments[index].token_ids)]
         ],
     }
 
 
-def _span_to_json(
-    trajectory: Trajectory, index: int, span: Span, texts: Sequence[str], max_tokens: int | None
-) -> dict[str, Any]:
+def _span_to_json(trajectory: Trajectory, index: int, span: Span, texts: Sequence[str]) -> dict[str, Any]:
     segment, turn = trajectory.segments[index], trajectory.turns[span.turn] if span.turn >= 0 else None
-    end = span.end if max_tokens is None else min(span.end, span.start + max_tokens)
     values: dict[str, Any] = {
         "kind": span.kind,
         "turn": span.turn,
         "start": span.start,
         "end": span.end,
-        "text": "".join(texts[span.start : end]),
-        "token_ids": segment.token_ids[span.start : end].tolist(),
-        "tokens": list(texts[span.start : end]),
+        "text": "".join(texts[span.start : span.end]),
+        "token_ids": segment.token_ids[span.start : span.end].tolist(),
+        "tokens": list(texts[span.start : span.end]),
     }
     if turn is not None and span.kind == "action":
         result = turn.result
         values["finish_reason"], values["matched_stop"] = turn.finish_reason, turn.matched_stop
         values["reward"], values["score"] = (None, None) if result is None else (result.reward, result.score)
-        logprobs = segment.logprobs[span.start : end]
+        logprobs = segment.logprobs[span.start : span.end]
         values["logprobs"] = [float(f"{value:.9g}") if math.isfinite(value) else None for value in logprobs]
-        values["policy_versions"] = segment.policy_versions[span.start : end].tolist()
+        values["policy_versions"] = segment.policy_versions[span.start : span.end].tolist()
     elif turn is not None:
         values["bridge"], values["num_synthesized"] = turn.bridge, turn.num_synthesized
         values["observation_cut"] = turn.observation_cut
     return values
 
 
-def _check(trajectory: Trajectory, segment: int | None, max_tokens: int | None) -> None:
-    trajectory.check_tokens("tokens show")
-    number = len(trajectory.segments)
-    if segment is not None and not 0 <= segment < number:
-        raise ConfigError(f"--segment: expected one of 0 to {number - 1}, got {segment}. The episode has no more.")
-    if max_tokens is not None and max_tokens < 1:
-        raise ConfigError(f"--max_tokens: expected a number >= 1, got {max_tokens}. Leave it out to show every token.")
-
-
 def _segments(trajectory: Trajectory, segment: int | None) -> list[int]:
-    return list(range(len(trajectory.segments))) if segment is None else [segment]
+    """Return the indices of the segments to show; raise ConfigError if there is no such one, or no token ids."""
+    trajectory.check_tokens("tokens show")
+    indices = list(range(len(trajectory.segments)))
+    if segment is not None and segment not in indices:
+        raise ConfigError(f"--segment: expected one of 0 to {indices[-1]}, got {segment}. The episode has no more.")
+    return indices if segment is None else [segment]
 
 
 # --- console ----------------------------------------------------------------------------------------------------------
@@ -207,8 +194,9 @@ def episode_view(
     Raises:
         ConfigError: the segment does not exist, or `max_tokens` is below 1.
     """
-    _check(trajectory, segment, max_tokens)
-    return _EpisodeView(trajectory, tokenizer, logprobs, max_tokens, segment)
+    if max_tokens is not None and max_tokens < 1:
+        raise ConfigError(f"--max_tokens: expected a number >= 1, got {max_tokens}. Leave it out to show every token.")
+    return _EpisodeView(trajectory, tokenizer, logprobs, max_tokens, _segments(trajectory, segment))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +205,8 @@ class _EpisodeView:
     tokenizer: Tokenizer
     logprobs: bool
     max_tokens: int | None
-    segment: int | None
+    indices: Sequence[int]
+    """Of the segments."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text
@@ -230,7 +219,7 @@ class _EpisodeView:
         if error is not None:
             line += safe(f" · error in {error.where or '?'}: {error.type}: {error.message}").replace("\n", " ")
         yield Text(line, style="bold" if color else "")
-        for index in _segments(trajectory, self.segment):
+        for index in self.indices:
             segment = trajectory.segments[index]
             if len(trajectory.segments) > 1:
                 title = f"segment {index} of {len(trajectory.segments)} · {counted(len(segment), 'token')}"
@@ -258,7 +247,7 @@ class _EpisodeView:
             style = _STYLES[span.kind]
             if self.logprobs and span.kind == "action":
                 logprob = segment.logprobs[at]
-                shade = sum(logprob < limit for limit in (-0.1, -1.0, -3.0, -6.0))
+                shade = sum(logprob < limit for limit in SHADE_LIMITS)
                 style = "magenta" if math.isnan(logprob) else _SHADES[shade]
             style += " reverse bold" if special else ""
             # The newline comes after the bracket, so that the bracket stays on the line of its token.
@@ -300,7 +289,7 @@ class _EpisodeView:
 def _span_line(trajectory: Trajectory, segment: Segment, span: Span, texts: Sequence[str]) -> str:
     """Return the header of a span."""
     turn = trajectory.turns[span.turn] if span.turn >= 0 else None
-    parts = [*([] if turn is None else [f"turn {span.turn}"]), _TITLES[span.kind]]
+    parts = [*([] if turn is None else [f"turn {span.turn}"]), SPAN_TITLES[span.kind]]
     parts.append(f"tokens [{span.start}, {span.end}) = {span.end - span.start}")
     if turn is not None and span.kind == "action":
         parts.append(f"finish {turn.finish_reason}")

@@ -107,11 +107,6 @@ def test_it_passes_its_own_tests_its_check_and_its_audit(any_plugin):
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
 
 
-def test_a_template_that_does_not_exist_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="expected one of multi_turn, single_turn, tools, game, got 'chess'"):
-        make_plugin("word_sort", tmp_path / "new", kind="chess")
-
-
 @pytest.mark.parametrize("name", ["Word", "1word", "word__sort", "word sort", "../word", "", "wörd", "-"])
 def test_input_that_is_not_a_name_is_refused(name, tmp_path):
     with pytest.raises(ConfigError, match="lower-case letters"):
