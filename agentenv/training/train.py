@@ -30,7 +30,7 @@ from agentenv.episode.endpoint.agent import ChatAgentSource
 from agentenv.episode.runner import EpisodeRunner
 from agentenv.episode.source import EnvSource, EpisodeSource
 from agentenv.episode.stepping import SteppedEpisode
-from agentenv.errors import AgentEnvError, ConfigError, DataError, EpisodeFailed, MissingDependency, RunStopped
+from agentenv.errors import AgentEnvError, ConfigError, DataError, EpisodeFailed, MissingDependency
 from agentenv.runs.config import RunConfig
 from agentenv.runs.display.progress import waiting
 from agentenv.runs.display.report import LastingStream, quiet_transformers
@@ -47,7 +47,6 @@ from agentenv.training.curriculum import load_curriculum
 from agentenv.training.evaluation import Evaluation
 from agentenv.training.learner_gpus import reserve_gpus
 from agentenv.training.logs.journal import METRICS, read_metrics
-from agentenv.training.logs.plots import draw
 from agentenv.training.logs.records import Records, open_records
 from agentenv.training.logs.samples import tasks_to_keep
 from agentenv.training.logs.screen import TrainScreen
@@ -439,7 +438,7 @@ async def _build_loop(
 
 
 async def _run(job: TrainJob, loop: Loop) -> int:
-    """Run the loop with signal handling, then save the plot and the model."""
+    """Run the loop with signal handling, then save the model."""
     screen, rollouts = loop.screen, loop.rollouts
     if loop.step >= loop.num_steps:
         remedy = "raise --max_train_steps or --num_episodes for more"
@@ -461,14 +460,10 @@ async def _run(job: TrainJob, loop: Loop) -> int:
             await asyncio.wait({work}, timeout=_GRACE_S)
         screen.stop()
         is_cut = bool(signals) and loop.step < loop.num_steps
-        if is_cut:  # before the plot, because another signal during it would end the process
+        if is_cut:
             again = f"agentenv train --resume --out {shlex.quote(str(job.out))}"
             screen.note(f"interrupted after step {loop.step} of {loop.num_steps}. Resume with: {again}")
         await rollouts.close()
-        try:
-            draw(loop.records.folder)
-        except (MissingDependency, RunStopped, DataError) as error:
-            screen.note(str(error))
     if is_cut:
         return 128 + signals[0]
     facts = {}

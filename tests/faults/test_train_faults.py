@@ -205,7 +205,6 @@ def test_a_loss_that_is_not_a_number_stops_it_with_the_batch_saved_and_the_check
     assert "out/failed-batch.pt" in said
     monkeypatch.undo()
     monkeypatch.chdir(place)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
     batch = torch.load(place / "out/failed-batch.pt", weights_only=True)
     assert len(batch["sequences"]) == 8
