@@ -25,7 +25,6 @@ from agentenv.engines.ray_actor import (
     EngineActor,
     RayConfig,
     RayEngine,
-    _computing_here,
     _engine_death,
     open_pool,
 )
@@ -205,14 +204,6 @@ async def test_an_engine_that_was_not_started_or_is_closed_is_dead():
     with pytest.raises(EngineDead, match="expected a started engine"):
         await engine.generate(PROMPT, GREEDY, request_id="a/0")
     await engine.close()
-
-
-def test_vllm_over_several_gpus_stays_in_its_actor():
-    args = _computing_here(options(tensor_parallel_size=2)).args
-    assert args["distributed_executor_backend"] == "mp"
-    chosen = options(tensor_parallel_size=2, distributed_executor_backend="ray")
-    assert _computing_here(chosen).args["distributed_executor_backend"] == "ray"
-    assert _computing_here(options()).args == {}
 
 
 def test_actors_get_the_users_runtime_environment_and_find_this_package(monkeypatch):

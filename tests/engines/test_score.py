@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
 from agentenv.core.types import SamplingParams
-from agentenv.engines.hf import jobs as _score
+from agentenv.engines.hf import engine as _score
 from agentenv.engines.hf.engine import HFEngine
 from agentenv.engines.vllm.http import VLLMHTTPEngine
 from agentenv.errors import EngineError

@@ -76,41 +76,26 @@ class SharedWeights:
 
 
 class _Store:
-    """A file in memory if the system supports it, otherwise a temporary file."""
+    """A file in memory if the system supports it, otherwise a temporary file.
+
+    A file in /dev/shm is not an option: containers limit it to 64 MB by default, and a killed process leaves it there.
+    """
 
     def __init__(self) -> None:
-        in_memory = _in_memory()
-        self.fd, self.path = in_memory or tempfile.mkstemp(prefix="agentenv-weights-")
-        self._on_disk = in_memory is None
+        try:
+            self.fd = os.memfd_create("agentenv-weights")
+            self.path, self._on_disk = f"/proc/{os.getpid()}/fd/{self.fd}", False
+            os.close(os.open(self.path, os.O_RDONLY))
+        except (AttributeError, OSError) as error:  # not Linux, or another user's process may not open it
+            logger.debug("Weights are shared through files in %s, not through memory: %s", tempfile.gettempdir(), error)
+            self.fd, self.path = tempfile.mkstemp(prefix="agentenv-weights-")
+            self._on_disk = True
 
     def close(self) -> None:
         """Close the file; existing mappings stay valid."""
         os.close(self.fd)
         if self._on_disk:
             Path(self.path).unlink(missing_ok=True)
-
-
-def _in_memory() -> tuple[int, str] | None:
-    """Return the descriptor of a file in memory and its path for other processes; None if unsupported.
-
-    A file in /dev/shm is not an option: containers limit it to 64 MB by default, and a killed process leaves it there.
-    """
-    if not hasattr(os, "memfd_create"):
-        _log_once("this system does not have memfd_create")
-        return None
-    try:
-        fd = os.memfd_create("agentenv-weights")
-        path = f"/proc/{os.getpid()}/fd/{fd}"
-        os.close(os.open(path, os.O_RDONLY))
-    except OSError as error:
-        _log_once(str(error))
-        return None
-    return fd, path
-
-
-@functools.cache
-def _log_once(reason: str) -> None:
-    logger.debug("Weights are shared through files in %s, not through memory: %s", tempfile.gettempdir(), reason)
 
 
 @functools.cache

@@ -38,18 +38,6 @@ class Offer:
     """Pickled argument of the transfer's `update_weights`."""
 
 
-def check_transfer(transfer: str) -> Transfer:
-    """Return the name of a transfer.
-
-    Raises:
-        ConfigError: the name is unknown.
-    """
-    for known in get_args(Transfer):
-        if transfer == known:
-            return known  # type: ignore[no-any-return]
-    raise ConfigError(f"transfer: expected one of {', '.join(get_args(Transfer))}, got {transfer!r}. Change it.")
-
-
 def choose_transfer(transfer: str, trainer: str, engines: Sequence[Sequence[str]]) -> str:
     """Return the transfer to use: "ipc", "nccl" or "shm".
 
@@ -69,7 +57,7 @@ def choose_transfer(transfer: str, trainer: str, engines: Sequence[Sequence[str]
         "nccl": on_gpus and trainer not in devices and len(set(devices)) == len(devices),
         "shm": True,
     }
-    if check_transfer(transfer) == "auto":
+    if transfer == "auto":
         return next(name for name, is_possible in possible.items() if is_possible)
     if not possible[transfer]:
         wanted = {"ipc": "trainer and engines on one GPU", "nccl": "trainer and engines on different GPUs"}[transfer]
@@ -90,7 +78,11 @@ class WeightSender:
     """
 
     def __init__(self, transfer: str = "auto", *, address: str = "127.0.0.1", keeps: bool = False) -> None:
-        self._transfer = check_transfer(transfer)
+        if transfer not in get_args(Transfer):
+            raise ConfigError(
+                f"transfer: expected one of {', '.join(get_args(Transfer))}, got {transfer!r}. Change it."
+            )
+        self._transfer = transfer
         self._address = address
         self._keeps = keeps
         self._engines: list[Any] = []
