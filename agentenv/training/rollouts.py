@@ -24,8 +24,7 @@ from agentenv.errors import ConfigError, RunStopped
 from agentenv.runs.group_rewards import GroupGrader, count_failures
 from agentenv.runs.metrics import summarize
 from agentenv.runs.records.steps import StepGroup
-from agentenv.training.curriculum import Curriculum
-from agentenv.training.task_order import TaskOrder
+from agentenv.training.task_order import Curriculum, TaskOrder
 
 _FIXED = ("temperature", "top_p", "top_k", "min_p")
 """Sampling parameters that no environment changes: the learner scores tokens as the flags describe them."""

@@ -43,7 +43,6 @@ from agentenv.runs.view_process import PageBeside
 from agentenv.runs.watchdog import Watchdog, end_process
 from agentenv.training.config import TrainConfig
 from agentenv.training.config_checks import GROUP_ESTIMATORS, validate
-from agentenv.training.curriculum import load_curriculum
 from agentenv.training.evaluation import Evaluation
 from agentenv.training.learner_gpus import reserve_gpus
 from agentenv.training.logs.journal import METRICS, read_metrics
@@ -52,6 +51,7 @@ from agentenv.training.logs.samples import tasks_to_keep
 from agentenv.training.logs.screen import TrainScreen
 from agentenv.training.loop import Loop
 from agentenv.training.rollouts import FixedSamplingEngine, RolloutOptions, Rollouts
+from agentenv.training.task_order import load_curriculum
 
 if TYPE_CHECKING:
     from agentenv.training.learner.learner import Learner
@@ -197,7 +197,14 @@ async def prepare_training(config: TrainConfig, rank_group: RankGroup | None = N
     """
     if config.resume and not (config.out or config.ckpt_path):
         raise ConfigError("--resume: expected --out with it, got none. Name the training's folder.")
-    parts = [_for_training(part) for part in load_parts(config.episodes)]
+    parts = []
+    for part in load_parts(config.episodes):
+        source = part.source
+        if isinstance(source, ChatAgentSource):
+            # Requests of its SDK may set a temperature; in training the flags decide.
+            source = replace(source, options=replace(source.options, request_sampling=False))
+        own = part.config.with_flags(data=part.config.dataset.data or own_data(source))
+        parts.append(replace(part, source=source, config=own))
     if len(parts) == 1 and not parts[0].name:
         config = config.with_flags(data=parts[0].config.dataset.data)
     job = await prepare(with_engine(config), parts=parts)
@@ -215,16 +222,6 @@ async def prepare_training(config: TrainConfig, rank_group: RankGroup | None = N
     name = Path(config.source).stem.replace(":", "-")
     default = f"runs/train-{name}-{Path(config.model).name}-{time.strftime('%Y%m%d-%H%M%S')}"
     return TrainJob(complete, job, held_out, Path(config.out or default), rank_group)
-
-
-def _for_training(part: Part) -> Part:
-    """Return the part with the data that an environment trains on by default, and an agent that leaves sampling."""
-    source = part.source
-    if isinstance(source, ChatAgentSource):
-        # Requests of its SDK may set a temperature; in training the flags decide.
-        source = replace(source, options=replace(source.options, request_sampling=False))
-    config = part.config.with_flags(data=part.config.dataset.data or own_data(source))
-    return replace(part, source=source, config=config)
 
 
 def load_held_out(config: TrainConfig, job: Job) -> dict[str, list[Task]]:
@@ -259,8 +256,7 @@ def _held_out_part(spec: str, job: Job) -> tuple[Part, str]:
     name, equals, data = spec.partition("=")
     if job.is_mixture and equals and name in named:
         return named[name], data
-    owners = [part for part in job.parts if spec in getattr(part.source, "datasets", {})]
-    owners = owners if job.is_mixture else list(job.parts)
+    owners = [part for part in job.parts if spec in getattr(part.source, "datasets", {}) or not job.is_mixture]
     if len(owners) != 1:
         raise ConfigError(
             f"--eval_dataset: expected ENV=DATA with one of {', '.join(named)}, got {spec!r}. Name its environment."
@@ -352,15 +348,6 @@ def with_engine(config: TrainConfig) -> RunConfig:
     )
 
 
-def _make_learner(job: TrainJob, gpus: Sequence[str]) -> Learner:
-    config, model, num_steps = job.config, job.episodes.model, job.num_steps
-    if job.rank_group is not None:
-        return job.rank_group.learner(config, model, num_train_steps=num_steps, gpus=gpus)
-    from agentenv.training.learner.learner import Learner as NewLearner
-
-    return NewLearner(config, model, num_train_steps=num_steps, device=gpus[0] if gpus else None)
-
-
 def _runner(config: TrainConfig, opened: EpisodeRunner, sampling: SamplingParams, engine: Engine) -> EpisodeRunner:
     """Return a runner with the flags' limits; `opened` has the open engine and environments."""
     setup = replace(opened.setup, engine=engine, sampling=sampling)
@@ -411,8 +398,17 @@ async def _build_loop(
     learner chooses if there are none.
     """
     config = job.config
+
+    def make_learner() -> Learner:
+        model, num_steps = job.episodes.model, job.num_steps
+        if job.rank_group is not None:
+            return job.rank_group.learner(config, model, num_train_steps=num_steps, gpus=gpus)
+        from agentenv.training.learner.learner import Learner as NewLearner
+
+        return NewLearner(config, model, num_train_steps=num_steps, device=gpus[0] if gpus else None)
+
     with waiting("loading the learner", screen.note):
-        learner = await asyncio.to_thread(_make_learner, job, gpus)
+        learner = await asyncio.to_thread(make_learner)
     learner.failed_batch_path = job.out / "failed-batch.pt"
 
     engine = FixedSamplingEngine(opened.setup.engine, config.sampling)
