@@ -12,8 +12,7 @@ from agentenv.core.types import SamplingParams, StepResult, StopReason, Task
 from agentenv.engines.hf.engine import HFEngine
 from agentenv.errors import RunStopped
 from agentenv.training.algorithm.batch import build
-from agentenv.training.learner.learner import Learner, Totals
-from agentenv.training.learner.objective import critic_micro_loss
+from agentenv.training.learner.learner import Learner, Totals, critic_micro_loss
 from tests.training.worlds import batch_of, episode, flags, make_model
 
 

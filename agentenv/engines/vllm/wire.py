@@ -94,13 +94,21 @@ def completion_of(answer: dict[str, Any], prompt: list[int]) -> Completion:
         matched_stop = choice.get("stop_reason")
         if matched_stop is not None and not isinstance(matched_stop, str):
             matched_stop = whole(matched_stop, "stop_reason")
+        answered = field_of(choice, "logprobs", dict)
+        names, values = field_of(answered, "tokens", list), field_of(answered, "token_logprobs", list)
+        pairs = [(int(name.removeprefix("token_id:")), value) for name, value in zip(names, values, strict=False)]
+        if [token_id for token_id, _ in pairs] != list(token_ids):
+            raise EngineError(
+                f"The server's answer: expected log-probabilities of the {len(token_ids)} sampled tokens, got "
+                f"{len(pairs)} of others ({brief_json(answered)})."
+            )
         details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         num_cached = details.get("cached_tokens")
         return Completion(
             token_ids=token_ids,
             finish_reason=choice["finish_reason"],
             matched_stop=matched_stop,
-            logprobs=_logprobs(choice, token_ids),
+            logprobs=tuple(_logprob(value) for _, value in pairs),
             num_cached_tokens=0 if num_cached is None else whole(num_cached, "cached_tokens"),
         )
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
@@ -109,18 +117,6 @@ def completion_of(answer: dict[str, Any], prompt: list[int]) -> Completion:
         raise EngineError(
             f"The server's answer: expected vLLM's fields, got {brief_json(answer)} ({error!r:.200}). Is it vLLM?"
         ) from error
-
-
-def _logprobs(choice: dict[str, Any], token_ids: tuple[int, ...]) -> tuple[float, ...]:
-    answered = field_of(choice, "logprobs", dict)
-    names, values = field_of(answered, "tokens", list), field_of(answered, "token_logprobs", list)
-    pairs = [(int(name.removeprefix("token_id:")), value) for name, value in zip(names, values, strict=False)]
-    if [token_id for token_id, _ in pairs] != list(token_ids):
-        raise EngineError(
-            f"The server's answer: expected log-probabilities of the {len(token_ids)} sampled tokens, got {len(pairs)} "
-            f"of others ({brief_json(answered)})."
-        )
-    return tuple(_logprob(value) for _, value in pairs)
 
 
 def _logprob(value: Any) -> float:

@@ -115,22 +115,19 @@ class Policy:
 
         yield from revert_weight_conversion(self.model, dict(self._module_weights())).items()
 
+    @torch.no_grad()
     def _module_weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self.model.state_dict().items():
             if ".lora_" in name or name in self._tied:
                 continue
-            yield name.replace(".base_layer.", "."), self._merged(name, tensor.detach())
-
-    @torch.no_grad()
-    def _merged(self, name: str, tensor: Tensor) -> Tensor:
-        layer_name, _, kind = name.rpartition(".base_layer.")
-        if layer_name and kind == "weight":
-            layer = self.model.get_submodule(layer_name)
-            tensor = (tensor.float() + layer.get_delta_weight("default").float()).to(tensor.dtype)
-        tensor = gather(tensor)
-        if self.device.type == "cuda" and tensor.is_floating_point():
-            return tensor.to(self.model.checkpoint_dtype)
-        return tensor
+            layer_name, _, kind = name.rpartition(".base_layer.")
+            if layer_name and kind == "weight":
+                delta = self.model.get_submodule(layer_name).get_delta_weight("default")
+                tensor = (tensor.float() + delta.float()).to(tensor.dtype)
+            tensor = gather(tensor.detach())
+            if self.device.type == "cuda" and tensor.is_floating_point():
+                tensor = tensor.to(self.model.checkpoint_dtype)
+            yield name.replace(".base_layer.", "."), tensor
 
     def save(self, folder: Path, tokenizer: Any) -> None:
         """Write the weights with configuration and tokenizer in Hugging Face format.
