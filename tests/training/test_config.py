@@ -404,19 +404,6 @@ def test_numbers_out_of_bounds_are_refused():
         assert refusal(**{name: 0}).startswith(f"--{name}: expected")
 
 
-def test_every_number_has_a_bound():
-    named = {name for group in ("COUNTS", "FROM_ZERO", "ABOVE_ZERO", "SHARES", "OFF_OR_COUNT", "RANGES")
-             for name in getattr(config_checks, group)}  # fmt: skip
-    alone = {"dual_clip", "vllm_gpu_memory_utilization", "lora_dropout", "adam_betas", "eps_clip_low_high",
-             "stop_properly_penalty_coef", "seed"}  # fmt: skip
-    of_types = {"max_turns", "max_length", "max_tokens", "top_p", "step_timeout_s", "episode_timeout_s",
-                "generate_timeout_s", "max_observation_tokens"}  # fmt: skip
-    of_types |= {"max_retries", "max_error_share", "engine_cpus", "engine_gpus", "env_actors", "env_actor_cpus",
-                 "rollout_workers", "ray_wait_s", "group_timeout_s"}  # fmt: skip
-    numbers = {name for name, kind in FIELDS.items() if "int" in str(kind) or "float" in str(kind)}
-    assert numbers - named - alone - of_types == set()
-
-
 # --- what follows from the flags --------------------------------------------------------------------------------------
 
 

@@ -86,7 +86,7 @@ def test_what_it_says_names_the_agent_data_model_engine_and_result(place, capfd)
     assert command(flags()) == 0
     said = capfd.readouterr().err
     shown = ("env.py:Letters", "tasks.jsonl: 8 tasks", "3, each of 2 tasks × 4", "hf in this process", "step 3/3")
-    for part in (*shown, "out/metrics.jsonl", "agentenv-rl[train]"):
+    for part in (*shown, "out/metrics.jsonl"):
         assert part in said
 
 
