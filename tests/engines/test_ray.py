@@ -17,6 +17,7 @@ import pytest
 from agentenv._util.ray.cluster import ClusterConfig, _env, _init, actor_death, ray_session
 from agentenv.core.engine import EngineOptions
 from agentenv.core.types import SamplingParams
+from agentenv.engines import weights as transfer
 from agentenv.engines.factory import open_engine
 from agentenv.engines.hf.engine import HFEngine
 from agentenv.engines.models import load_tokenizer
@@ -28,7 +29,6 @@ from agentenv.engines.ray_actor import (
     _engine_death,
     open_pool,
 )
-from agentenv.engines.weights import transfer
 from agentenv.errors import ConfigError, DataError, EngineError, MissingDependency
 from agentenv.testing.tokenizers import CharTokenizer
 from tests.drivers import command, ids, lines

@@ -25,8 +25,7 @@ from agentenv.engines.pool import EngineDead, EnginePool, PoolPolicy
 from agentenv.engines.ray_actor import RayConfig, open_pool
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.engines.vllm.local import VLLMEngine
-from agentenv.engines.weights.shared import share_bytes, share_weights
-from agentenv.engines.weights.transfer import WeightSender, choose_transfer
+from agentenv.engines.weights import WeightSender, choose_transfer, share_bytes, share_weights
 from agentenv.errors import ConfigError, EngineError
 from agentenv.testing.tokenizers import CharTokenizer
 from tests.models import WORKER_APART, make_tiny_qwen2

@@ -8,10 +8,9 @@ from transformers import AutoModelForCausalLM
 from agentenv.engines.hf.engine import HFEngine
 from agentenv.errors import ConfigError
 from agentenv.training.algorithm.batch import micro_batches
-from agentenv.training.learner import packing
-from agentenv.training.learner.packing import separate_packed
+from agentenv.training.learner import scoring
 from agentenv.training.learner.policy import Policy
-from agentenv.training.learner.scoring import TokenScorer
+from agentenv.training.learner.scoring import TokenScorer, separate_packed
 from tests.models import make_tiny_qwen2
 from tests.training.worlds import ARCHITECTURES, SEPARATE_NOT, batch_of, flags, make_model
 
@@ -78,14 +77,14 @@ def test_packed_sequences_score_as_padded_ones(models, name):
 
 
 def test_attention_of_a_packed_row_sees_one_sequence_at_a_time(models, monkeypatch):
-    lengths, whole = set(), packing.sdpa_attention_forward
+    lengths, whole = set(), scoring.sdpa_attention_forward
 
     def attend(module, query, *args, **kwargs):
         lengths.add(query.shape[2])
         return whole(module, query, *args, **kwargs)
 
     batch, policy = batch_of(), policy_of(models["llama"], packing_samples=True)
-    monkeypatch.setattr(packing, "sdpa_attention_forward", attend)
+    monkeypatch.setattr(scoring, "sdpa_attention_forward", attend)
     (micro,) = micro_batches(batch, max_places=1000, packed=True)
     policy.score(micro).logprobs_n.sum().backward()
     assert lengths == {len(batch.sequences[each]) for each in micro.sequences}

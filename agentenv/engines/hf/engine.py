@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from agentenv.engines.hf.sampling import StopStrings
-    from agentenv.engines.weights.shared import SharedWeights, WeightFile
+    from agentenv.engines.weights import SharedWeights, WeightFile
 
 MAX_PREFILL_TOKENS = 4096
 """Prompt tokens per forward pass, padding included. Longer prompts need several, with decode steps in between."""

@@ -19,8 +19,7 @@ from agentenv.core.engine import Engine, EngineOptions
 from agentenv.core.types import Completion, SamplingParams
 from agentenv.engines.constraints import Constrainer, with_forced
 from agentenv.engines.vllm.wire import completion_of_output, scores_of_output, vllm_sampling, vllm_scoring
-from agentenv.engines.weights.shared import SharedWeights, WeightFile
-from agentenv.engines.weights.transfer import Offer, WeightSender
+from agentenv.engines.weights import Offer, SharedWeights, WeightFile, WeightSender
 from agentenv.errors import ConfigError, EngineError, MissingDependency, PromptTooLong
 
 if TYPE_CHECKING:

@@ -20,18 +20,13 @@ _MAX_INT = 2**31 - 1
 """Largest id, version and count that a record can hold."""
 
 
-def request_body(prompt: list[int], sampling: SamplingParams) -> dict[str, Any]:
-    """Return the request without model and id. It sets everything that the model's generation config could change."""
-    body: dict[str, Any] = {
-        "prompt": prompt,
-        "n": 1,
+def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
+    """Return vLLM's fields of sampling parameters, without the structural tag."""
+    return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
         "max_tokens": sampling.max_tokens,
         "min_tokens": sampling.min_tokens,
         "stop": list(sampling.stop),
@@ -39,6 +34,18 @@ def request_body(prompt: list[int], sampling: SamplingParams) -> dict[str, Any]:
         "seed": sampling.seed,
         "skip_special_tokens": False,  # a stop string may be one
         "logprobs": 0,  # the sampled token's and no other
+    }
+
+
+def request_body(prompt: list[int], sampling: SamplingParams) -> dict[str, Any]:
+    """Return the request without model and id. It sets everything that the model's generation config could change."""
+    body: dict[str, Any] = {
+        **sampling_fields(sampling),
+        "prompt": prompt,
+        "n": 1,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
     }
@@ -205,19 +212,9 @@ def vllm_sampling(sampling: SamplingParams) -> Any:
 
     tag = sampling.structural_tag
     return VLLMSamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        max_tokens=sampling.max_tokens,
-        min_tokens=sampling.min_tokens,
-        stop=list(sampling.stop),
-        stop_token_ids=list(sampling.stop_token_ids),
-        seed=sampling.seed,
+        **sampling_fields(sampling),
         structured_outputs=None if tag is None else StructuredOutputsParams(structural_tag=tag),
-        logprobs=0,  # the sampled token's and no other
         flat_logprobs=True,
-        skip_special_tokens=False,  # a stop string may be one
         detokenize=bool(sampling.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,
     )

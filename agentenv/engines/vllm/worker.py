@@ -23,7 +23,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from agentenv.engines.weights.shared import WeightFile
+from agentenv.engines.weights import WeightFile
 
 RECEIVER, SHARED_MEMORY = "agentenv", "agentenv_shm"
 """Names in vLLM's registry."""

@@ -31,10 +31,9 @@ from agentenv.training.algorithm.losses import (
     token_weights,
     value_loss,
 )
-from agentenv.training.learner.critic import Critic
 from agentenv.training.learner.micro_batches import MicroBatchRunner
 from agentenv.training.learner.optimizer import Optimizer, learning_rate_factor
-from agentenv.training.learner.policy import Layout, Policy
+from agentenv.training.learner.policy import Critic, Layout, Policy
 from agentenv.training.learner.scoring import pick_device
 from agentenv.training.learner.sharding import Ranks
 
