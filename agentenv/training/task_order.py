@@ -203,7 +203,16 @@ class TaskOrder:
 
     def task(self, number: int) -> Task:
         """Return the task of a group. From the second pass on, the pass is part of its id."""
-        env, place = self._place(number) if self.weights else ("", number)
+        env, place = "", number
+        if self.weights:
+            if number not in self._places:
+                for name, share in self.shares.items():
+                    self._lags[name] += share
+                env = max((name for name, weight in self.weights.items() if weight), key=self._lags.__getitem__)
+                self._lags[env] -= 1.0
+                self._places[number] = (env, self._drawn[env])
+                self._drawn[env] += 1
+            env, place = self._places[number]
         tasks = self._tasks[env]
         epoch, position = divmod(place, len(tasks))
         if (env, epoch) not in self._orders:
@@ -214,16 +223,6 @@ class TaskOrder:
             self._orders[env, epoch] = order
         task = tasks[self._orders[env, epoch][position]]
         return replace(task, task_id=f"{task.task_id}@{epoch}") if epoch else task
-
-    def _place(self, number: int) -> tuple[str, int]:
-        if number not in self._places:
-            for name, share in self.shares.items():
-                self._lags[name] += share
-            env = max((name for name, weight in self.weights.items() if weight), key=self._lags.__getitem__)
-            self._lags[env] -= 1.0
-            self._places[number] = (env, self._drawn[env])
-            self._drawn[env] += 1
-        return self._places[number]
 
     def observe(self, number: int, trajectories: Sequence[Trajectory]) -> None:
         """Tell the curriculum about a group that is over."""

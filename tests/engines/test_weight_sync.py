@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import importlib.util
 import os
 import resource
 import tempfile
@@ -28,6 +27,7 @@ from agentenv.engines.vllm.local import VLLMEngine
 from agentenv.engines.weights import WeightSender, choose_transfer, share_bytes, share_weights
 from agentenv.errors import ConfigError, EngineError
 from agentenv.testing.tokenizers import CharTokenizer
+from tests.engines.vllm_marks import VLLM
 from tests.models import WORKER_APART, make_tiny_qwen2
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn]
@@ -200,19 +200,9 @@ async def test_a_successor_gets_the_weights_of_the_last_update_that_succeeded():
 
 # --- with vLLM --------------------------------------------------------------------------------------------------------
 
-with_vllm = [
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
-    pytest.mark.asyncio(loop_scope="module"),
-    # vLLM's own: at import, and the context that it leaves to the garbage collector.
-    pytest.mark.filterwarnings("ignore:.*reduce_op.*:FutureWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:Unclosed context <zmq:ResourceWarning"),
-]
-
 
 def vllm(test):
-    for mark in with_vllm:
+    for mark in VLLM:
         test = mark(test)
     return test
 

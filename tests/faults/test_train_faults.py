@@ -17,6 +17,7 @@ from agentenv.training.checkpoint import Checkpoints
 from agentenv.training.learner.policy import Policy
 from agentenv.training.logs.journal import read_metrics
 from tests.drivers import command, forked, overriding, write_rows
+from tests.engines.test_ray import actors
 from tests.training.trainings import flags, make_place
 
 ROOT = Path(__file__).parents[2]
@@ -216,25 +217,6 @@ def test_sampling_parameters_of_an_agent_with_its_own_loop_are_not_those_of_trai
     assert all(line["train/logprob_diff"] < 1e-4 for line in read_metrics(place / "out"))
 
 
-# --- Ray -------------------------------------------------------------------------------------------------------------
-
-
-def engine_actors(root):
-    """Process ids of the engines' actors below a process."""
-    parents, names = {}, {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            # The name of a process may hold any bytes.
-            parents[int(path.name)] = int((path / "stat").read_bytes().rpartition(b")")[2].split()[1])
-            names[int(path.name)] = (path / "cmdline").read_bytes()
-        except OSError:
-            continue
-    below = {root}
-    while fresh := {pid for pid, parent in parents.items() if parent in below} - below:
-        below |= fresh
-    return sorted(pid for pid in below if names.get(pid, b"").startswith(b"ray::EngineActor"))
-
-
 @pytest.mark.slow
 def test_an_engine_actor_that_is_killed_comes_back_with_the_newest_weights(place):
     pytest.importorskip("ray")
@@ -255,7 +237,7 @@ def test_an_engine_actor_that_is_killed_comes_back_with_the_newest_weights(place
         process = subprocess.Popen(program, env=environment, cwd=place, stdout=said, stderr=said)
     try:
         _until(process, place, lambda: num_lines(place) >= 3 and _num_actors(process) == 2)
-        os.kill(engine_actors(process.pid)[0], signal.SIGKILL)
+        os.kill(actors(process.pid)[0], signal.SIGKILL)
         _until(process, place, lambda: _num_actors(process) == 2)
         assert process.wait(800) == 0, (place / "said").read_text()[-3000:]
     finally:
@@ -273,7 +255,7 @@ def test_an_engine_actor_that_is_killed_comes_back_with_the_newest_weights(place
 
 
 def _num_actors(process):
-    return len(engine_actors(process.pid))
+    return len(actors(process.pid))
 
 
 def _until(process, place, condition, timeout_s=600.0):

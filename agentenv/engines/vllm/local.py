@@ -122,6 +122,11 @@ class VLLMEngine(Engine):
             ConfigError: vLLM refuses the model or an argument.
             EngineError: vLLM could not start, or this engine was closed.
         """
+
+        async def wait_for_death(llm: Any) -> None:
+            while not llm.errored:  # noqa: ASYNC110 - vLLM has no event for it
+                await asyncio.sleep(_DEATH_POLL_S)
+
         async with self._start_lock:
             if self._closed:
                 raise EngineError("VLLMEngine: expected an open engine, got one that was closed. Make a new one.")
@@ -134,7 +139,7 @@ class VLLMEngine(Engine):
             except Exception as error:
                 self._failed = error
                 raise
-            self._death = asyncio.create_task(_wait_for_death(self._llm))
+            self._death = asyncio.create_task(wait_for_death(self._llm))
             await self._llm.update_weight_version(str(self.policy_version))
             self.devices = tuple(await self._llm.collective_rpc("agentenv_device"))
 
@@ -420,9 +425,3 @@ def _build(engine_args: Mapping[str, Any], built: list[Any]) -> None:
         os.environ.pop("LOCAL_WORLD_SIZE", None)  # vLLM for CPUs sets it here, and a trainer would believe it
         if local_size is not None:
             os.environ["LOCAL_WORLD_SIZE"] = local_size
-
-
-async def _wait_for_death(llm: Any) -> None:
-    """Return when vLLM's process is gone."""
-    while not llm.errored:  # noqa: ASYNC110 - vLLM has no event for it
-        await asyncio.sleep(_DEATH_POLL_S)

@@ -29,10 +29,6 @@ RECEIVER, SHARED_MEMORY = "agentenv", "agentenv_shm"
 """Names in vLLM's registry."""
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    return "RotaryEmbedding" not in record.getMessage()
-
-
 @dataclass
 class ReceiverInit(WeightTransferInitInfo):  # type: ignore[misc]
     """The transfer, and the arguments of its `init`."""
@@ -149,7 +145,8 @@ class WorkerExtension:
     def agentenv_device(self) -> str:
         """Return torch's id of this worker's GPU, or "cpu"."""
         # Suppresses a warning per update about rotary tables, which checkpoints do not contain.
-        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").addFilter(_is_news)
+        reloading = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+        reloading.addFilter(lambda record: "RotaryEmbedding" not in record.getMessage())
         if self.device.type != "cuda":
             return self.device.type
         return str(torch.cuda.get_device_properties(self.device).uuid)

@@ -47,7 +47,7 @@ class StepWarning:
 
 def check_step(numbers: Numbers, config: TrainConfig) -> list[StepWarning]:
     """Return the conditions that hold in a train step."""
-    found = [*_problems_of_rewards(numbers, config), *_problems_of_learning(numbers, config)]
+    found = [*_problems_of_rewards(numbers, config), *_other_problems(numbers, config)]
     return [StepWarning(name, text, "--failed" if name == "failed" else "--worst 3") for name, text in found]
 
 
@@ -124,6 +124,10 @@ def _problems_of_rewards(numbers: Numbers, config: TrainConfig) -> Iterator[tupl
                 "--is_correction out"
             ),
         )
+
+
+def _other_problems(numbers: Numbers, config: TrainConfig) -> Iterator[tuple[str, str]]:
+    """Yield names and texts of conditions of limits, the policy and its learning rate."""
     shares = {reason: numbers.get(f"rollout/stop/{reason}", 0.0) for reason in _LIMITS}
     failed = numbers.get("rollout/stop/error", 0.0)
     if failed != 1.0 and sum(shares.values()) + failed >= 1.0 - 1e-9:
@@ -135,10 +139,6 @@ def _problems_of_rewards(numbers: Numbers, config: TrainConfig) -> Iterator[tupl
                 "cuts them"
             )
         yield "truncated", f"limits cut off every episode, most of them {most}. {advice}"
-
-
-def _problems_of_learning(numbers: Numbers, config: TrainConfig) -> Iterator[tuple[str, str]]:
-    """Yield names and texts of conditions of the policy and its learning rate."""
     rate = config.actor_learning_rate
     if rate < _MIN_LEARNING_RATE:  # the end of a schedule may be lower
         yield "learning_rate", f"the learning rate {rate:g} changes no weight. Raise --actor_learning_rate"
