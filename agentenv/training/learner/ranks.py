@@ -144,8 +144,10 @@ class RankGroup:
             RankLost: a rank was lost.
         """
         # Threads start on the first GPU, and FSDP uses the streams of the current one.
-        is_gpu = self._device.type == "cuda"
-        with self._lock, torch.cuda.device(self._device) if is_gpu else contextlib.nullcontext():
+        device: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if self._device.type == "cuda":
+            device = torch.cuda.device(self._device)
+        with self._lock, device:
             try:
                 with _rank_lost():
                     dist.broadcast_object_list([name, args])
