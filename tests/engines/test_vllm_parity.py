@@ -16,7 +16,7 @@ from tests.engines.test_hf import rescore
 from tests.engines.vllm_marks import VLLM
 from tests.models import make_tiny_qwen2
 
-pytestmark = VLLM
+pytestmark = [pytest.mark.slow, *VLLM]
 
 READABLE = [*range(5, 90), *range(300, 384)]
 FEEDBACK = [2, 201, 1, 86, 84, 85, 201]

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import importlib.metadata
-import importlib.util
 import json
 import multiprocessing
 import os
@@ -33,7 +32,7 @@ from tests.engines.vllm_marks import VLLM
 from tests.models import make_tiny_qwen2
 from tests.ports import held_port
 
-pytestmark = VLLM
+pytestmark = [pytest.mark.slow, *VLLM]
 
 PROMPT = [1, 349, 201, 285, 284, 313, 33, 223, 201, 30, 71, 90, 86, 84, 67, 65, 2, 201, 1, 67, 85, 345, 346, 86, 201]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)

@@ -33,7 +33,7 @@ from agentenv.runs.records.directory import RunWriter, read_trajectories
 from agentenv.runs.tokens.replay import replay, replay_run
 from tests.engines.vllm_marks import VLLM
 
-pytestmark = VLLM
+pytestmark = [pytest.mark.slow, *VLLM]
 
 ROOT = Path(__file__).parents[2]
 NUM_EPISODES, MAX_LENGTH = 200, 400

