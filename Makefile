@@ -132,7 +132,7 @@ $(VENV)/installed-docs: $(VENV)/installed
 	touch $@
 
 $(VENV)/installed-train-hf: $(VENV)/installed
-	$(PIP) -e '.[train]'
+	$(PIP) -e '.[train]' matplotlib
 	touch $@
 
 $(VENV)/installed-train-vllm: $(VENV)/installed-train-hf

@@ -21,7 +21,7 @@ The rooms, from the ground up; imports point up this list only. The first line o
                 tokens/, rollout_workers/
     compare/    `agentenv diff`: two runs paired over tasks, with one interval that decides
     view/       `agentenv view`: the page that shows runs: server, single file, excerpts, dist/ (built from view_src/)
-    training/   `agentenv train`: loop, rollouts, task_order, curriculum, algorithm/ (batch to loss), learner/
+    training/   `agentenv train`: loop, rollouts, task_order, algorithm/ (batch to loss), learner/
     testing/    pytest plugin, conformance/ (`check`), audit/
     cli/        one file for each command; flags (parsing, help)
 

@@ -208,7 +208,7 @@ class Bench:
 
     async def update(self, engine: Any, transfer: str) -> float:
         """Return the seconds in which the learner's weights reach an engine; close the engine."""
-        from agentenv.engines.weights.transfer import WeightSender
+        from agentenv.engines.weights import WeightSender
 
         learner, sender = self.make_learner({"packing_samples": True}), WeightSender(transfer)
         try:

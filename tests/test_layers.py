@@ -27,9 +27,9 @@ CARRIERS = {
 }  # fmt: skip
 """Where whatever was raised is carried to a waiting caller, in another thread or process, and not handled."""
 IMPORTS_TORCH = (
-    "engines/hf/slot_model.py", "engines/hf/sampling.py", "engines/hf/jobs.py",
+    "engines/hf/slot_model.py", "engines/hf/sampling.py",
     "engines/hf/torch_settings.py",
-    "engines/weights/shared.py", "engines/weights/transfer.py", "engines/vllm/worker.py",
+    "engines/weights.py", "engines/vllm/worker.py",
     "rewards/models/classifier.py",
     "rewards/models/vllm_head.py", "training/algorithm/", "training/learner/", "tools/schemas.py",
 )  # fmt: skip

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentenv.core.engine import Engine
 from agentenv.core.types import Completion, SamplingParams
-from agentenv.engines.dispatch import EngineSlot, RequestDispatcher, settle
 from agentenv.engines.factory import CLOSE_S, close_engine
 from agentenv.errors import AgentEnvError, EngineError, RunStopped
 
 logger = logging.getLogger(__name__)
 
+_MAX_HOMES = 65_536
+"""Number of episodes whose engine is remembered; the cached prefixes of older ones are gone anyway."""
 
 SendWeights = Callable[..., Awaitable[Any]]
 """Signature of `WeightSender.send`."""
@@ -80,6 +81,104 @@ class PoolPolicy:
     """Timeout for starting an engine and for loading weights."""
     close_timeout_s: float = CLOSE_S
     """Timeout for closing."""
+
+
+@dataclass(slots=True, eq=False)
+class EngineSlot:
+    """The slot of an engine. A new engine takes the slot of a dead one."""
+
+    index: int
+    engine: Any
+    """None while the engine is being replaced."""
+    in_flight: int = 0
+    num_served: int = 0
+    num_blamed: int = 0
+    answered_at: float = 0.0
+    requests: dict[asyncio.Future[Any], asyncio.Task[Any]] = field(default_factory=dict)
+    """Futures of callers, and the engine's calls behind them."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """A request that waits for a free engine."""
+
+    episode: str
+    avoid: EngineSlot | None
+    place: asyncio.Future[EngineSlot]
+
+
+class RequestDispatcher:
+    """Assigns requests to engines: `enter` takes a place, `leave` frees it."""
+
+    def __init__(self, slots: Sequence[EngineSlot], *, max_in_flight: int, max_skew: int) -> None:
+        self._slots, self._max_in_flight, self._max_skew = slots, max_in_flight, max_skew
+        self._homes: OrderedDict[str, EngineSlot] = OrderedDict()
+        self._waiting: deque[_Waiter] = deque()
+
+    async def enter(self, episode: str, *, avoid: EngineSlot | None = None) -> EngineSlot:
+        """Take a place for a turn of an episode; wait in order if all engines are full."""
+        if not self._waiting and (slot := self._pick(episode, avoid)) is not None:
+            return slot
+        waiter = _Waiter(episode, avoid, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiter)
+        self.wake()
+        try:
+            return await waiter.place
+        except asyncio.CancelledError:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            elif not waiter.place.cancelled() and waiter.place.exception() is None:
+                self.leave(waiter.place.result())  # assigned at the moment of cancellation
+            raise
+
+    def leave(self, slot: EngineSlot) -> None:
+        """Free a place."""
+        slot.in_flight -= 1
+        self.wake()
+
+    def wake(self) -> None:
+        """Assign free places to waiting requests, in order."""
+        kept: deque[_Waiter] = deque()
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if waiter.place.done():
+                continue
+            if (slot := self._pick(waiter.episode, waiter.avoid)) is not None:
+                waiter.place.set_result(slot)
+                continue
+            kept.append(waiter)
+            if waiter.avoid is None:
+                break  # all engines are full
+        self._waiting.extendleft(reversed(kept))
+
+    def fail_waiting(self, error: Callable[[], Exception]) -> None:
+        """Fail all waiting requests."""
+        while self._waiting:
+            settle(self._waiting.popleft().place, error())
+
+    def _pick(self, episode: str, avoid: EngineSlot | None) -> EngineSlot | None:
+        """Return the episode's engine unless it is much busier, otherwise the least busy; None if all are full."""
+        if not any(slot.engine is not None and slot is not avoid for slot in self._slots):
+            avoid = None  # the engine that failed is the only one left
+        free = [
+            slot
+            for slot in self._slots
+            if slot.engine is not None and slot is not avoid and slot.in_flight < self._max_in_flight
+        ]
+        if not free:
+            return None
+        chosen = min(free, key=lambda slot: (slot.in_flight, slot.num_served))
+        home = self._homes.get(episode)
+        if home in free and home.in_flight <= chosen.in_flight + self._max_skew:
+            chosen = home
+        if episode:
+            self._homes[episode] = chosen
+            self._homes.move_to_end(episode)
+            if len(self._homes) > _MAX_HOMES:
+                self._homes.popitem(last=False)
+        chosen.in_flight += 1
+        chosen.num_served += 1
+        return chosen
 
 
 class EnginePool(Engine):
@@ -272,13 +371,23 @@ class EnginePool(Engine):
         """Run a request at an engine while that is alive. Its place is already taken."""
         engine, loop = slot.engine, asyncio.get_running_loop()
         started_at, outcome = loop.time(), loop.create_future()
+
+        def carry_over(task: asyncio.Task[Any]) -> None:
+            if task.cancelled():
+                error = "EnginePool: expected a completion, got a call that its engine cancelled. Retry."
+                settle(outcome, EngineError(error))
+            elif (failed := task.exception()) is not None:
+                settle(outcome, failed)
+            elif not outcome.done():
+                outcome.set_result(task.result())
+
         try:
             if engine is None:
                 raise EngineDead(f"EnginePool: expected engine {slot.index} to be alive, got a dead one. Try again.")
             task = asyncio.ensure_future(ask(engine))
             slot.requests[outcome] = task
             self._calls.add(task)
-            task.add_done_callback(lambda ended: _carry_over(ended, outcome))
+            task.add_done_callback(carry_over)
             task.add_done_callback(self._calls.discard)
             answer = await outcome
         except asyncio.CancelledError:
@@ -316,8 +425,14 @@ class EnginePool(Engine):
         self._dispatch.wake()  # waiting requests may now use an engine that they avoided
         restart = asyncio.ensure_future(self._replace(slot, engine, reason))
         self._restarts.add(restart)
-        restart.add_done_callback(self._restarts.discard)
-        restart.add_done_callback(self._replaced)
+
+        def over(restart: asyncio.Task[None]) -> None:
+            self._restarts.discard(restart)
+            if not restart.cancelled() and (error := restart.exception()) is not None:
+                why = str(error) if isinstance(error, AgentEnvError) else f"{type(error).__name__}: {error}"
+                self._stop(f"EnginePool: expected a new engine for a dead one, got {why}")
+
+        restart.add_done_callback(over)
 
     async def _replace(self, slot: EngineSlot, dead: Any, reason: str) -> None:
         """Start a new engine in a slot, with longer waits between attempts."""
@@ -338,7 +453,13 @@ class EnginePool(Engine):
                 async with asyncio.timeout(self.policy.start_timeout_s):
                     await engine.start()
                     async with self._control:
-                        await self._join(slot, engine)
+                        if engine.policy_version != self.policy_version:
+                            await self._catch_up(engine)
+                        if self._paused:
+                            await engine.pause()
+                        if self._asleep:
+                            await engine.sleep()
+                        slot.engine, slot.num_blamed = engine, 0
             except (EngineError, TimeoutError) as error:
                 reason = str(error) or f"no start within {self.policy.start_timeout_s:g} s."
                 logger.warning("EnginePool: engine %d did not restart: %s", slot.index, reason)
@@ -350,27 +471,13 @@ class EnginePool(Engine):
         logger.warning("EnginePool: engine %d is back%s", slot.index, where)
         self._dispatch.wake()
 
-    async def _join(self, slot: EngineSlot, engine: Engine) -> None:
-        version = engine.policy_version
-        if version != self.policy_version and self._weights is not None:
-            await engine.load_offer(self._weights, self.policy_version)
-            version = self.policy_version
-        if version != self.policy_version:
+    async def _catch_up(self, engine: Engine) -> None:
+        if self._weights is None:
             raise EngineError(
-                f"EnginePool: expected a new engine with weights of version {self.policy_version}, got {version}. "
-                "Let `make` load the weights that the pool has."
+                f"EnginePool: expected a new engine with weights of version {self.policy_version}, got "
+                f"{engine.policy_version}. Let `make` load the weights that the pool has."
             )
-        if self._paused:
-            await engine.pause()
-        if self._asleep:
-            await engine.sleep()
-        slot.engine, slot.num_blamed = engine, 0
-
-    def _replaced(self, restart: asyncio.Task[None]) -> None:
-        """Stop the pool if the replacement failed permanently."""
-        if not restart.cancelled() and (error := restart.exception()) is not None:
-            reason = str(error) if isinstance(error, AgentEnvError) else f"{type(error).__name__}: {error}"
-            self._stop(f"EnginePool: expected a new engine for a dead one, got {reason}")
+        await engine.load_offer(self._weights, self.policy_version)
 
     def _stop(self, message: str) -> None:
         """Fail all requests from now on."""
@@ -404,11 +511,7 @@ class EnginePool(Engine):
                 raise answer
 
 
-def _carry_over(task: asyncio.Task[Any], outcome: asyncio.Future[Any]) -> None:
-    """Pass the outcome of an engine's call to the caller's future."""
-    if task.cancelled():
-        settle(outcome, EngineError("EnginePool: expected a completion, got a call that its engine cancelled. Retry."))
-    elif (error := task.exception()) is not None:
-        settle(outcome, error)
-    elif not outcome.done():
-        outcome.set_result(task.result())
+def settle(outcome: asyncio.Future[Any], error: BaseException) -> None:
+    """Fail a future unless it is done."""
+    if not outcome.done():
+        outcome.set_exception(error)

@@ -30,8 +30,15 @@ from agentenv._util.version import __version__
 from agentenv.core.engine import Engine, EngineOptions
 from agentenv.core.types import Completion, SamplingParams
 from agentenv.engines.pool import EngineDead, EnginePool, PoolPolicy
-from agentenv.engines.weights.shared import SharedWeights, WeightFile, here, share_bytes, share_weights
-from agentenv.engines.weights.transfer import Offer, WeightSender
+from agentenv.engines.weights import (
+    Offer,
+    SharedWeights,
+    WeightFile,
+    WeightSender,
+    here,
+    share_bytes,
+    share_weights,
+)
 from agentenv.errors import AgentEnvError, ConfigError, EngineError
 
 if TYPE_CHECKING:
@@ -81,15 +88,17 @@ async def open_pool(options: EngineOptions, config: RayConfig) -> AsyncIterator[
         EngineError: an engine could not start.
     """
     cluster = replace(config.cluster, cpus=max(config.cluster.cpus, config.num_engines * config.cpus))
+    world_size = math.prod(int(options.args.get(f"{kind}_parallel_size", 1)) for kind in ("tensor", "pipeline"))
     with ray_session(cluster):
         gpus = config.gpus
         if gpus is None:
             on_cpu = options.device == "cpu" or not import_ray().cluster_resources().get("GPU", 0.0)
-            gpus = 0.0 if on_cpu else float(_world_size(options))
+            gpus = 0.0 if on_cpu else float(world_size)
         need = ActorDemand("--num_engines, --engine_cpus, --engine_gpus", config.num_engines, config.cpus, gpus)
         async with reserve(need, cluster) as places:
             is_vllm = config.backend == "vllm_local"
-            options = _computing_here(options) if is_vllm else options
+            if is_vllm and world_size > 1:  # it uses the GPUs of its actor; by default it would start an actor for each
+                options = replace(options, args={"distributed_executor_backend": "mp", **options.args})
             calls = {"max_concurrency": config.pool.max_in_flight + _NUM_CONTROL_CALLS}
 
             def make(index: int) -> RayEngine:
@@ -106,17 +115,6 @@ async def open_pool(options: EngineOptions, config: RayConfig) -> AsyncIterator[
             finally:
                 await pool.close()
                 sender.close()
-
-
-def _world_size(options: EngineOptions) -> int:
-    return math.prod(int(options.args.get(f"{kind}_parallel_size", 1)) for kind in ("tensor", "pipeline"))
-
-
-def _computing_here(options: EngineOptions) -> EngineOptions:
-    """Make vLLM use the GPUs of this actor. By default it would start an actor for each GPU."""
-    if _world_size(options) == 1:
-        return options
-    return replace(options, args={"distributed_executor_backend": "mp", **options.args})
 
 
 class RayEngine(Engine):

@@ -244,7 +244,7 @@ class TrainConfig(SourceConfig):
     than the best before; more is better. `model-best` is chosen by this metric, otherwise by the score, or the reward
     without scores."""
     out: str | None = None
-    """Folder for the model, metrics and the plot. Default: runs/train-<agent>-<model>-<time>."""
+    """Folder for the model and the metrics. Default: runs/train-<agent>-<model>-<time>."""
     save_steps: int = -1
     """Train steps between checkpoints. -1 writes one only at the end and on interruption."""
     ckpt_path: str | None = None

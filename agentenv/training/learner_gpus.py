@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from agentenv._util.ray.cluster import ClusterConfig, call_result, import_ray, kill_actor
 from agentenv.errors import ConfigError
@@ -47,36 +46,31 @@ async def reserve_gpus(num_gpus: int, cluster: ClusterConfig) -> AsyncIterator[l
         )
     node: str = ray.get_runtime_context().get_node_id()
     total = next((each["Resources"].get("GPU", 0.0) for each in ray.nodes() if each["NodeID"] == node), 0.0)
+
+    def too_few(got: str) -> ConfigError:
+        return ConfigError(
+            f"learner's GPUs: expected {num_gpus} free on this node, got {got}. Reduce the engines' (--num_engines, "
+            "--engine_gpus), or train on the CPU."
+        )
+
     if total < num_gpus:
-        raise _too_few(num_gpus, f"{total:g} in all")
+        raise too_few(f"{total:g} in all")
     strategy = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
     options = {"num_cpus": 0, "num_gpus": num_gpus, "max_restarts": 0, "scheduling_strategy": strategy}
     holder = ray.remote(GpuHolder).options(**options).remote()
     try:
-        yield await _gpu_ids(holder, num_gpus, cluster.wait_s)
+        try:
+            async with asyncio.timeout(max(cluster.wait_s, 1.0)):
+                ids = await call_result(holder.gpus.remote())
+        except TimeoutError as error:
+            raise too_few(f"fewer free within {cluster.wait_s:g} s") from error
+        except ray.exceptions.RayError as error:
+            raise too_few(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from error
+        if not all(each.isdecimal() for each in ids):
+            raise ConfigError(
+                f"CUDA_VISIBLE_DEVICES: expected numbers of GPUs where Ray was started, got {', '.join(ids)}. "
+                "Start Ray with numbers, or without the variable."
+            )
+        yield [int(each) for each in ids]
     finally:
         kill_actor(holder)
-
-
-async def _gpu_ids(holder: Any, num_gpus: int, wait_s: float) -> list[int]:
-    ray = import_ray()
-    try:
-        async with asyncio.timeout(max(wait_s, 1.0)):
-            ids = await call_result(holder.gpus.remote())
-    except TimeoutError as error:
-        raise _too_few(num_gpus, f"fewer free within {wait_s:g} s") from error
-    except ray.exceptions.RayError as error:
-        raise _too_few(num_gpus, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from error
-    if not all(each.isdecimal() for each in ids):
-        raise ConfigError(
-            f"CUDA_VISIBLE_DEVICES: expected numbers of GPUs where Ray was started, got {', '.join(ids)}. "
-            "Start Ray with numbers, or without the variable."
-        )
-    return [int(each) for each in ids]
-
-
-def _too_few(num_gpus: int, got: str) -> ConfigError:
-    return ConfigError(
-        f"learner's GPUs: expected {num_gpus} free on this node, got {got}. Reduce the engines' (--num_engines, "
-        "--engine_gpus), or train on the CPU."
-    )

@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from agentenv._util.calls import run_to_completion
 from agentenv.core.trajectory import Group
@@ -42,36 +41,11 @@ from agentenv.training.logs.step_warnings import RepeatedWarnings, check_step
 from agentenv.training.rollouts import Rollouts
 
 if TYPE_CHECKING:
-    from agentenv.training.algorithm.batch import Batch, LearnedTokens
+    from agentenv.training.algorithm.batch import Batch
+    from agentenv.training.learner.learner import Learner
     from agentenv.training.learner.policy import Layout
 
 _NO_STEP = -1
-
-
-class LearnerProtocol(Protocol):
-    """The methods of `learner.Learner` that the loop uses."""
-
-    num_steps: int
-    """Train steps taken."""
-    learned: LearnedTokens | None
-    """Of the last train step."""
-    step_completed: bool
-    """False while a train step has changed some of the weights and not all."""
-
-    def train_step(self, batch: Batch) -> dict[str, float]:
-        """Change the weights and return the metrics of the step."""
-
-    def weights(self, *, layout: Layout) -> Iterable[tuple[str, Any]]:
-        """Yield all weights, with the names of a checkpoint or of transformers' module."""
-
-    def save_model(self, folder: Path, tokenizer: Any) -> None:
-        """Write the model in Hugging Face format."""
-
-    def state(self) -> dict[str, Any]:
-        """Return the state for `load_state`."""
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Resume from a state."""
 
 
 class Loop:
@@ -81,7 +55,7 @@ class Loop:
         self,
         config: TrainConfig,
         *,
-        learner: LearnerProtocol,
+        learner: Learner,
         rollouts: Rollouts,
         evaluation: Evaluation | None,
         records: Records,

@@ -24,8 +24,7 @@ from agentenv.errors import ConfigError, RunStopped
 from agentenv.runs.group_rewards import GroupGrader, count_failures
 from agentenv.runs.metrics import summarize
 from agentenv.runs.records.steps import StepGroup
-from agentenv.training.curriculum import Curriculum
-from agentenv.training.task_order import TaskOrder
+from agentenv.training.task_order import Curriculum, TaskOrder
 
 _FIXED = ("temperature", "top_p", "top_k", "min_p")
 """Sampling parameters that no environment changes: the learner scores tokens as the flags describe them."""
@@ -237,6 +236,15 @@ class Rollouts:
     # --- groups in flight -------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
+        def over(task: asyncio.Task[None]) -> None:
+            admitted = self._open.pop(task, None)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._again += [admitted.number] if admitted is not None else []
+                self._failure = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
+            self._changed.set()
+            if self._failure is None and not task.cancelled():
+                self._admit()  # replaces a rejected group
+
         options = self.options
         num_batches = min(self.version + options.max_ahead + 1, options.num_batches or sys.maxsize)
         room = num_batches * options.batch_groups + options.num_extra
@@ -246,7 +254,7 @@ class Rollouts:
             admitted = AdmittedGroup(number)
             task = asyncio.ensure_future(self._sample(admitted, self.order.task(number)))
             self._open[task] = admitted
-            task.add_done_callback(self._over)
+            task.add_done_callback(over)
 
     async def _sample(self, admitted: AdmittedGroup, task: Task) -> None:
         planned = [PlannedEpisode(task, index) for index in range(self.options.num_samples)]
@@ -316,15 +324,6 @@ class Rollouts:
         if self._grader is None:
             self._on_episode(records[0])
         return records[0]
-
-    def _over(self, task: asyncio.Task[None]) -> None:
-        admitted = self._open.pop(task, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._again += [admitted.number] if admitted is not None else []
-            self._failure = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
-        self._changed.set()
-        if self._failure is None and not task.cancelled():
-            self._admit()  # replaces a rejected group
 
 
 class FixedSamplingEngine(Engine):

@@ -30,7 +30,7 @@ from agentenv.episode.endpoint.agent import ChatAgentSource
 from agentenv.episode.runner import EpisodeRunner
 from agentenv.episode.source import EnvSource, EpisodeSource
 from agentenv.episode.stepping import SteppedEpisode
-from agentenv.errors import AgentEnvError, ConfigError, DataError, EpisodeFailed, MissingDependency, RunStopped
+from agentenv.errors import AgentEnvError, ConfigError, DataError, EpisodeFailed, MissingDependency
 from agentenv.runs.config import RunConfig
 from agentenv.runs.display.progress import waiting
 from agentenv.runs.display.report import LastingStream, quiet_transformers
@@ -43,16 +43,15 @@ from agentenv.runs.view_process import PageBeside
 from agentenv.runs.watchdog import Watchdog, end_process
 from agentenv.training.config import TrainConfig
 from agentenv.training.config_checks import GROUP_ESTIMATORS, validate
-from agentenv.training.curriculum import load_curriculum
 from agentenv.training.evaluation import Evaluation
 from agentenv.training.learner_gpus import reserve_gpus
 from agentenv.training.logs.journal import METRICS, read_metrics
-from agentenv.training.logs.plots import draw
 from agentenv.training.logs.records import Records, open_records
 from agentenv.training.logs.samples import tasks_to_keep
 from agentenv.training.logs.screen import TrainScreen
 from agentenv.training.loop import Loop
 from agentenv.training.rollouts import FixedSamplingEngine, RolloutOptions, Rollouts
+from agentenv.training.task_order import load_curriculum
 
 if TYPE_CHECKING:
     from agentenv.training.learner.learner import Learner
@@ -198,7 +197,14 @@ async def prepare_training(config: TrainConfig, rank_group: RankGroup | None = N
     """
     if config.resume and not (config.out or config.ckpt_path):
         raise ConfigError("--resume: expected --out with it, got none. Name the training's folder.")
-    parts = [_for_training(part) for part in load_parts(config.episodes)]
+    parts = []
+    for part in load_parts(config.episodes):
+        source = part.source
+        if isinstance(source, ChatAgentSource):
+            # Requests of its SDK may set a temperature; in training the flags decide.
+            source = replace(source, options=replace(source.options, request_sampling=False))
+        own = part.config.with_flags(data=part.config.dataset.data or own_data(source))
+        parts.append(replace(part, source=source, config=own))
     if len(parts) == 1 and not parts[0].name:
         config = config.with_flags(data=parts[0].config.dataset.data)
     job = await prepare(with_engine(config), parts=parts)
@@ -216,16 +222,6 @@ async def prepare_training(config: TrainConfig, rank_group: RankGroup | None = N
     name = Path(config.source).stem.replace(":", "-")
     default = f"runs/train-{name}-{Path(config.model).name}-{time.strftime('%Y%m%d-%H%M%S')}"
     return TrainJob(complete, job, held_out, Path(config.out or default), rank_group)
-
-
-def _for_training(part: Part) -> Part:
-    """Return the part with the data that an environment trains on by default, and an agent that leaves sampling."""
-    source = part.source
-    if isinstance(source, ChatAgentSource):
-        # Requests of its SDK may set a temperature; in training the flags decide.
-        source = replace(source, options=replace(source.options, request_sampling=False))
-    config = part.config.with_flags(data=part.config.dataset.data or own_data(source))
-    return replace(part, source=source, config=config)
 
 
 def load_held_out(config: TrainConfig, job: Job) -> dict[str, list[Task]]:
@@ -260,8 +256,7 @@ def _held_out_part(spec: str, job: Job) -> tuple[Part, str]:
     name, equals, data = spec.partition("=")
     if job.is_mixture and equals and name in named:
         return named[name], data
-    owners = [part for part in job.parts if spec in getattr(part.source, "datasets", {})]
-    owners = owners if job.is_mixture else list(job.parts)
+    owners = [part for part in job.parts if spec in getattr(part.source, "datasets", {}) or not job.is_mixture]
     if len(owners) != 1:
         raise ConfigError(
             f"--eval_dataset: expected ENV=DATA with one of {', '.join(named)}, got {spec!r}. Name its environment."
@@ -353,15 +348,6 @@ def with_engine(config: TrainConfig) -> RunConfig:
     )
 
 
-def _make_learner(job: TrainJob, gpus: Sequence[str]) -> Learner:
-    config, model, num_steps = job.config, job.episodes.model, job.num_steps
-    if job.rank_group is not None:
-        return job.rank_group.learner(config, model, num_train_steps=num_steps, gpus=gpus)
-    from agentenv.training.learner.learner import Learner as NewLearner
-
-    return NewLearner(config, model, num_train_steps=num_steps, device=gpus[0] if gpus else None)
-
-
 def _runner(config: TrainConfig, opened: EpisodeRunner, sampling: SamplingParams, engine: Engine) -> EpisodeRunner:
     """Return a runner with the flags' limits; `opened` has the open engine and environments."""
     setup = replace(opened.setup, engine=engine, sampling=sampling)
@@ -412,8 +398,17 @@ async def _build_loop(
     learner chooses if there are none.
     """
     config = job.config
+
+    def make_learner() -> Learner:
+        model, num_steps = job.episodes.model, job.num_steps
+        if job.rank_group is not None:
+            return job.rank_group.learner(config, model, num_train_steps=num_steps, gpus=gpus)
+        from agentenv.training.learner.learner import Learner as NewLearner
+
+        return NewLearner(config, model, num_train_steps=num_steps, device=gpus[0] if gpus else None)
+
     with waiting("loading the learner", screen.note):
-        learner = await asyncio.to_thread(_make_learner, job, gpus)
+        learner = await asyncio.to_thread(make_learner)
     learner.failed_batch_path = job.out / "failed-batch.pt"
 
     engine = FixedSamplingEngine(opened.setup.engine, config.sampling)
@@ -439,7 +434,7 @@ async def _build_loop(
 
 
 async def _run(job: TrainJob, loop: Loop) -> int:
-    """Run the loop with signal handling, then save the plot and the model."""
+    """Run the loop with signal handling, then save the model."""
     screen, rollouts = loop.screen, loop.rollouts
     if loop.step >= loop.num_steps:
         remedy = "raise --max_train_steps or --num_episodes for more"
@@ -461,14 +456,10 @@ async def _run(job: TrainJob, loop: Loop) -> int:
             await asyncio.wait({work}, timeout=_GRACE_S)
         screen.stop()
         is_cut = bool(signals) and loop.step < loop.num_steps
-        if is_cut:  # before the plot, because another signal during it would end the process
+        if is_cut:
             again = f"agentenv train --resume --out {shlex.quote(str(job.out))}"
             screen.note(f"interrupted after step {loop.step} of {loop.num_steps}. Resume with: {again}")
         await rollouts.close()
-        try:
-            draw(loop.records.folder)
-        except (MissingDependency, RunStopped, DataError) as error:
-            screen.note(str(error))
     if is_cut:
         return 128 + signals[0]
     facts = {}

@@ -1,4 +1,4 @@
-"""The curves of a training: one table for the page and for `training.png`."""
+"""The curves of a training on the page."""
 
 from __future__ import annotations
 

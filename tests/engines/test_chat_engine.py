@@ -138,32 +138,13 @@ async def test_a_server_that_is_not_there_or_refuses_the_key_is_one_line_before_
         await engine.close()
 
 
-@pytest.mark.parametrize("header", ["0.2", pytest.param("date", marks=pytest.mark.long)])
-async def test_a_rate_limit_is_waited_for(header):
-    started = time.monotonic()  # before the date: what passes until the answer counts as waited for
-    if header == "date":
-        header = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 2))
-    limited = (429, {"Retry-After": header}, {"error": {"message": "Rate limit reached"}})
+async def test_a_rate_limit_is_waited_for():
+    started = time.monotonic()
+    limited = (429, {"Retry-After": "0.2"}, {"error": {"message": "Rate limit reached"}})
     found, server = await ask(in_turn(limited, "hi"))
     assert found.answer.content == "hi"
     assert len(server.requests) == 2
     assert time.monotonic() - started >= 0.2
-
-
-async def test_a_rate_limit_beyond_the_deadline_fails_at_once():
-    limited = (429, {"Retry-After": "3600"}, {"error": {"message": "Rate limit reached"}})
-    error, server = await ask(in_turn(limited))
-    assert isinstance(error, EngineError)
-    assert "would be too late" in str(error)
-    assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize("status", [402, 429])
-async def test_without_credit_the_run_ends(status):
-    error, server = await ask(in_turn((status, {}, {"error": {"message": "no", "code": "insufficient_quota"}})))
-    assert isinstance(error, RunStopped)
-    assert "The account has no credit" in str(error)
-    assert len(server.requests) == 1
 
 
 async def test_an_error_in_an_answer_of_status_200_is_tried_again():
@@ -294,11 +275,6 @@ async def test_an_answer_keeps_reasoning_apart_and_counts_tokens():
     assert answer.cost_usd == pytest.approx((400 * 2 + 600 * 1 + 200 * 10) / 1e6)
     assert found.token_ids == ()
     assert found.logprobs is None
-
-
-async def test_a_refusal_of_the_model_is_its_text():
-    found, _ = await ask(in_turn({"role": "assistant", "content": None, "refusal": "I cannot help."}))
-    assert found.answer.content == "I cannot help."
 
 
 @pytest.mark.parametrize(
@@ -434,24 +410,6 @@ async def test_a_full_context_truncates_an_episode_and_refuses_a_first_prompt():
     trajectory, _ = await play(in_turn((400, {}, TOO_LONG)))
     assert (trajectory.reward, trajectory.error.kind, trajectory.error.where) == (None, "data", "prompt")
     assert "maximum context length" in trajectory.error.message
-
-
-async def test_a_filtered_answer_is_no_answer_and_has_no_reward():
-    trajectory, _ = await play(lambda body: completion("3", finish_reason="content_filter"))
-    assert (trajectory.reward, trajectory.turns, trajectory.error.kind) == (None, [], "infra")
-    assert "content_filter" in trajectory.error.message
-
-
-async def test_cancelling_a_generation_ends_it():
-    with served(in_turn((429, {"Retry-After": "20"}, {}))) as server:
-        engine = ChatEngine(server.base_url, "the-model")
-        work = asyncio.create_task(engine.generate(HELLO, SamplingParams(max_tokens=8), request_id="0/0"))
-        while not server.requests:
-            await asyncio.sleep(0.01)
-        work.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await work
-        await engine.close()
 
 
 def test_its_tokenizer_refuses_every_use():

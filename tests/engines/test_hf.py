@@ -1,7 +1,6 @@
 """HFEngine: what it samples, and that neighbors in the batch, turns, weights, cancels and crashes do not change it."""
 
 import asyncio
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -28,7 +27,7 @@ from transformers import (
 from agentenv.core.types import Completion, SamplingParams
 from agentenv.engines.hf import engine as hf
 from agentenv.engines.hf.engine import HFEngine
-from agentenv.errors import ConfigError, EngineError, MissingDependency
+from agentenv.errors import ConfigError, EngineError
 from tests.models import make_tiny_qwen2
 
 PROMPTS = [[40 + i, *range(50, 50 + 7 * i), 60 + i] for i in range(6)]
@@ -153,20 +152,8 @@ def in_step_with_the_loop(engine: HFEngine, monkeypatch: pytest.MonkeyPatch) -> 
     return turns
 
 
-# What is sampled
-
-
 @pytest.mark.long
-async def test_batched_greedy_is_one_by_one_greedy(engine: HFEngine) -> None:
-    alone = [await engine.generate(p, GREEDY, request_id="") for p in PROMPTS]
-    together = await sample_all(engine, PROMPTS, GREEDY)
-    for one, other in zip(alone, together, strict=True):
-        assert one.token_ids == other.token_ids
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("build", [llama, gpt2])
+@pytest.mark.parametrize("build", [llama, gpt2, lambda: mistral(window=8)], ids=["llama", "gpt2", "window"])
 async def test_other_architectures_agree_with_a_plain_forward_pass(build: Any) -> None:
     engine, model = HFEngine(build()), build().eval()
     try:
@@ -178,24 +165,11 @@ async def test_other_architectures_agree_with_a_plain_forward_pass(build: Any) -
 
 
 @pytest.mark.long
-async def test_a_window_that_all_layers_share_is_kept() -> None:
-    engine, model = HFEngine(mistral(window=8)), mistral(window=8).eval()
-    try:
-        completions = await sample_all(engine, PROMPTS, GREEDY)
-        assert [c.token_ids for c in completions] == [plain_greedy(model, p, 24) for p in PROMPTS]
-    finally:
-        await engine.close()
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     "sampling",
     [
-        SamplingParams(temperature=1.0, max_tokens=32, seed=1),
         SamplingParams(temperature=0.6, max_tokens=32, seed=2),
-        SamplingParams(temperature=1.3, top_k=10, max_tokens=32, seed=3),
         SamplingParams(temperature=0.9, top_p=0.7, max_tokens=32, seed=4),
-        SamplingParams(temperature=1.2, min_p=0.05, max_tokens=32, seed=5),
         SamplingParams(temperature=1.5, top_k=40, top_p=0.9, min_p=0.01, max_tokens=32, seed=6),
         SamplingParams(temperature=0.0, top_p=0.5, top_k=3, max_tokens=32),
     ],
@@ -351,12 +325,6 @@ async def test_windows_in_some_layers_are_refused_unless_never_reached(path: Pat
     with pytest.raises(ConfigError, match="Pass max_length=64"):
         HFEngine(model)
     await HFEngine(model, max_length=64).close()
-
-
-def test_a_missing_library_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(MissingDependency, match="pip install"):
-        HFEngine("anything")
 
 
 # Turns of an episode

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from agentenv.core.types import SamplingParams
 from agentenv.engines import factory
-from agentenv.engines.dispatch import EngineSlot, RequestDispatcher
-from agentenv.engines.pool import EngineDead, EnginePool, PoolPolicy, Restarts
+from agentenv.engines.pool import EngineDead, EnginePool, EngineSlot, PoolPolicy, RequestDispatcher, Restarts
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.errors import ConfigError, EngineError, RunStopped
 from agentenv.testing.tokenizers import CharTokenizer

@@ -17,6 +17,7 @@ import pytest
 from agentenv._util.ray.cluster import ClusterConfig, _env, _init, actor_death, ray_session
 from agentenv.core.engine import EngineOptions
 from agentenv.core.types import SamplingParams
+from agentenv.engines import weights as transfer
 from agentenv.engines.factory import open_engine
 from agentenv.engines.hf.engine import HFEngine
 from agentenv.engines.models import load_tokenizer
@@ -25,11 +26,9 @@ from agentenv.engines.ray_actor import (
     EngineActor,
     RayConfig,
     RayEngine,
-    _computing_here,
     _engine_death,
     open_pool,
 )
-from agentenv.engines.weights import transfer
 from agentenv.errors import ConfigError, DataError, EngineError, MissingDependency
 from agentenv.testing.tokenizers import CharTokenizer
 from tests.drivers import command, ids, lines
@@ -205,14 +204,6 @@ async def test_an_engine_that_was_not_started_or_is_closed_is_dead():
     with pytest.raises(EngineDead, match="expected a started engine"):
         await engine.generate(PROMPT, GREEDY, request_id="a/0")
     await engine.close()
-
-
-def test_vllm_over_several_gpus_stays_in_its_actor():
-    args = _computing_here(options(tensor_parallel_size=2)).args
-    assert args["distributed_executor_backend"] == "mp"
-    chosen = options(tensor_parallel_size=2, distributed_executor_backend="ray")
-    assert _computing_here(chosen).args["distributed_executor_backend"] == "ray"
-    assert _computing_here(options()).args == {}
 
 
 def test_actors_get_the_users_runtime_environment_and_find_this_package(monkeypatch):

@@ -10,10 +10,10 @@ import threading
 import httpx
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from agentenv.core.types import SamplingParams
-from agentenv.engines.hf import jobs as _score
+from agentenv.engines.hf import engine as _score
 from agentenv.engines.hf.engine import HFEngine
 from agentenv.engines.vllm.http import VLLMHTTPEngine
 from agentenv.errors import EngineError
@@ -62,7 +62,7 @@ def by_transformers(model, token_ids):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("piece", [1, 7, 64, 1024])
+@pytest.mark.parametrize("piece", [7, 1024])
 @pytest.mark.parametrize("build", [gpt2, lambda: mistral(16), None], ids=["gpt2", "mistral", "qwen2"])
 async def test_scores_are_those_of_one_plain_forward_pass(folder, monkeypatch, build, piece):
     monkeypatch.setattr(_score, "MAX_PIECE_TOKENS", piece)
@@ -75,21 +75,6 @@ async def test_scores_are_those_of_one_plain_forward_pass(folder, monkeypatch, b
         await engine.close()
     assert math.isnan(scores[0])
     assert scores[1:] == pytest.approx(expected, abs=1e-4)
-
-
-async def test_pieces_are_as_long_as_their_logits_may_be(engine, monkeypatch):
-    calls = []
-    forward = Qwen2ForCausalLM.forward
-
-    def watched(self, *args, **kwargs):
-        output = forward(self, *args, **kwargs)
-        calls.append(output.logits.numel())
-        return output
-
-    monkeypatch.setattr(_score, "MAX_LOGITS", 384 * 50)
-    monkeypatch.setattr(Qwen2ForCausalLM, "forward", watched)
-    await engine.score(IDS)
-    assert calls == [384 * 50] * 3 + [384 * 49]
 
 
 async def test_sampled_tokens_score_what_was_recorded(engine):
@@ -188,14 +173,10 @@ async def test_weights_that_are_not_finite_are_an_error(engine):
         await engine.score(IDS)
 
 
-async def test_sequence_of_one_token_has_nothing_before_it(engine):
-    (score,) = await engine.score([5])
-    assert math.isnan(score)
-
-
 async def test_whole_context_can_be_scored_and_no_more(engine):
     ids = [40 + i % 100 for i in range(512)]
     assert len(await engine.score(ids)) == 512
+    assert [math.isnan(score) for score in await engine.score([5])] == [True]
     with pytest.raises(EngineError, match="at most max_length=512, got 513"):
         await engine.score([*ids, 1])
     with pytest.raises(EngineError, match="at least one"):
@@ -261,14 +242,6 @@ async def test_http_score_of_a_full_context_lacks_its_last_token():
     assert body["prompt"] == [1, 2, 3, 4, 5]
     assert scores[1:5] == [-0.5, -0.75, -1.0, -1.25]
     assert [math.isnan(score) for score in scores] == [True, False, False, False, False, True]
-
-
-async def test_http_score_that_the_server_has_no_number_for_is_nan():
-    def clamp(choice):
-        choice["prompt_logprobs"][1] = {"2": {"logprob": -9999.0}}
-
-    scores, _ = await score_over_http([1, 2, 3], clamp)
-    assert [math.isnan(score) for score in scores] == [True, True, False]
 
 
 @pytest.mark.parametrize(

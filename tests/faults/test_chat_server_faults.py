@@ -1,20 +1,19 @@
 """Episodes with `ChatEngine` against a server in another process that breaks in each way of `CHAT_MODES`."""
 
 import asyncio
-from dataclasses import replace
+import contextlib
 
 import pytest
 
 from agentenv.chat.chat import Chat
 from agentenv.core.types import StepResult
 from agentenv.engines.chat.engine import ChatEngine
-from agentenv.episode.runner import ErrorPolicy, plan
-from agentenv.errors import ConfigError, RunStopped
+from agentenv.errors import ConfigError
 from agentenv.runs.records.lines import decode_episode, decode_line, encode_line, trajectory_to_dict
-from tests.episode.test_runner import END, make_runner, make_tasks
+from tests.episode.test_runner import END
 from tests.faults import policy_server
 from tests.faults.policy_server import CHAT_MODES
-from tests.faults.test_policy_server_faults import check_text, nothing_left
+from tests.faults.test_policy_server_faults import check_text, nothing_left, run_with
 
 QUICK = ("right", "reset-in-the-body", "404", "429-for-a-moment", "no-choices", "content-filter", "same-answer-again")
 """Modes of the fast suite: none of them hangs."""
@@ -27,24 +26,6 @@ def two_turns(states):
         return END
     answers = [{"role": "tool", "tool_call_id": each.call_id, "content": "3"} for each in states["tool_calls"].items]
     return StepResult(answers or "and then?")
-
-
-async def run_at(base_url, *, timeout_s, max_retries):
-    """Run three episodes; return their records and the error that stopped the run."""
-    ended, stop = [], None
-    engine = ChatEngine(base_url, "the-model", max_retries=2, timeout_s=timeout_s)
-    policy = ErrorPolicy(max_retries=max_retries, retry_wait_s=0.0, max_error_share=1.0)
-    try:
-        async with asyncio.timeout(200):
-            await engine.start()
-            runner = make_runner(two_turns, engine=engine, policy=policy)
-            runner.setup = replace(runner.setup, chat=Chat(engine.tokenizer))
-            await runner.run(plan(make_tasks(3), 1), ended.append)
-    except (ConfigError, RunStopped) as error:
-        stop = error
-    finally:
-        await engine.close()
-    return ended, stop
 
 
 def check_record(trajectory, name):
@@ -82,7 +63,11 @@ async def test_each_mode_of_the_server_is_a_record_of_what_it_said_or_a_line_tha
             succeeds = False
         is_answered = (succeeds and expected == "succeeds") or name == "400-too-long" or name in QUICK
         timeout_s = 60 if is_answered else TIMEOUT_S
-        ended, stop = await run_at(url, timeout_s=timeout_s, max_retries=5 if succeeds else 0)
+        engine = ChatEngine(url, "the-model", max_retries=2, timeout_s=timeout_s)
+        with contextlib.suppress(ConfigError):  # of the run again
+            await engine.start()
+        chat = Chat(engine.tokenizer)
+        ended, stop = await run_with(engine, two_turns, max_retries=5 if succeeds else 0, chat=chat)
         if succeeds:
             assert (len(ended), stop) == (3, None)
             for trajectory in ended:

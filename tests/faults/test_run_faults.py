@@ -284,32 +284,6 @@ async def test_a_plain_call_that_ends_after_it_was_given_up_does_not_disturb_oth
     assert complaints == []
 
 
-NO_THREADS = """
-import threading
-from agentenv import AgentInstance, StepResult
-
-
-def refuse(self):
-    raise RuntimeError("can't start new thread")
-
-
-class Env(AgentInstance):
-    async def step(self, states):
-        threading.Thread.start = refuse
-        return StepResult(reward=1.0, terminated=True)
-"""
-
-
-@pytest.mark.long
-def test_episodes_are_stored_although_no_thread_can_be_had_any_more(place):
-    (place / "env.py").write_text(NO_THREADS)
-    with forked(FLAGS, place) as running:
-        assert running.wait() == 0
-        assert "Traceback" not in running.stderr
-    assert ids(place / "out") == TEN
-    assert json.loads((place / "out/metrics.json").read_text())["num_episodes"] == 10
-
-
 # --- what environments leave behind -------------------------------------------------------------------------------
 
 LEAKY = """

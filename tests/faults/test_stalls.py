@@ -23,7 +23,7 @@ from agentenv.episode.setup import EpisodeProgress, EpisodeSetup
 from agentenv.errors import RunStopped
 from agentenv.interop.openrlhf.executor import AgentExecutor, AgentFunc
 from agentenv.runs import watchdog as watchdog_module
-from agentenv.runs.watchdog import Watchdog, state_of
+from agentenv.runs.watchdog import Watchdog
 from tests.drivers import forked, ids, lines
 from tests.episode.endpoint.scenes import chat_of, user
 from tests.episode.test_runner import END, make_runner, make_tasks
@@ -92,23 +92,6 @@ async def test_a_stall_is_reported_with_what_each_episode_waits_for_and_then_sto
     assert not (tmp_path / "stall-2.txt").exists()
     engine.release.set()
     await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
-
-
-@pytest.mark.long
-async def test_the_stack_continues_into_the_environments_own_code(tmp_path):
-    async def behave(states):
-        await until_told(told)
-        return END
-
-    runner = make_runner(behave, concurrency=2)
-    watchdog, told = make_watchdog(runner, tmp_path, stall_timeout_s=1.5)
-    with watchdog:
-        await watchdog.guard(asyncio.ensure_future(runner.run(plan(make_tasks(2), 1), lambda _: None)))
-    assert len(told) == 1
-    dump = (tmp_path / "stall-1.txt").read_text()
-    assert "t1/0: attempt 0, step of turn 0, " in dump
-    assert "await until_told(told)" in dump
-    assert "await asyncio.sleep(0.01)  # here it waits" in dump
 
 
 @pytest.mark.long
@@ -425,17 +408,6 @@ async def test_time_in_which_the_process_was_stopped_is_not_a_lag(tmp_path, monk
     assert re.search(r"blocked for 1\.[0-4] s", told[0])
 
 
-@pytest.mark.long
-def test_a_run_under_a_jumping_clock_is_as_any_other(place, monkeypatch):
-    offset = iter(range(0, 10**9, 3600))
-    real = time.time
-    monkeypatch.setattr(time, "time", lambda: real() + (-1) ** (n := next(offset)) * n)
-    from tests.drivers import command
-
-    assert command([*FLAGS, "--step_timeout_s", 5]) == 0
-    assert len(ids(place / "out")) == 10
-
-
 # --- agents with a loop of their own ------------------------------------------------------------------------------
 
 
@@ -488,17 +460,3 @@ async def test_agents_with_their_own_loop_are_not_stopped_while_their_deadline_i
         await watchdog.guard(asyncio.ensure_future(runner.run(plan(make_tasks(2), 1), ended.append)))
     assert [trajectory.error for trajectory in ended if trajectory.stop_reason is not StopReason.TERMINATED] == []
     assert len(ended) == 2
-
-
-@pytest.mark.long
-async def test_requests_of_an_agent_with_its_own_loop_are_progress(tmp_path):
-    runner = own_loops(ChatAgentSource(type("Quick", (Slow,), {"pause_s": 0.3})))
-    watchdog, seen = make_watchdog(runner, tmp_path, stall_timeout_s=60)[0], set()
-    work = asyncio.ensure_future(runner.run(plan(make_tasks(1), 1), lambda _: None))
-    with watchdog:
-        guard = asyncio.ensure_future(watchdog.guard(work))
-        while not guard.done():
-            await asyncio.sleep(0.05)
-            seen |= set(map(state_of, runner.in_flight.values()))
-    await guard
-    assert len({turn_index for _, where, turn_index, _ in seen if where == "run"} & {1, 2, 3, 4, 5}) > 1

@@ -1,7 +1,6 @@
 """What goes wrong while a training runs, and what is left of it: signals, failures, memory, numbers, disks, actors."""
 
 import os
-import re
 import resource
 import signal
 import subprocess
@@ -18,7 +17,8 @@ from agentenv.training.checkpoint import Checkpoints
 from agentenv.training.learner.policy import Policy
 from agentenv.training.logs.journal import read_metrics
 from tests.drivers import command, forked, overriding, write_rows
-from tests.training.trainings import flags, make_place, rows, without_times
+from tests.engines.test_ray import actors
+from tests.training.trainings import flags, make_place
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 60.0
@@ -93,42 +93,6 @@ def test_the_second_signal_ends_it_at_once(place):
     goes_on(place, "--eval_dataset", None, "--eval_steps", -1)
 
 
-SLOW = """
-import time
-from agentenv.training.learner.policy import Policy
-
-score = Policy.score
-
-
-def slowly(self, micro, **options):
-    if Path("slow").exists():
-        Path("training").touch()
-        time.sleep(0.5)
-    return score(self, micro, **options)
-
-
-Policy.score = slowly
-"""
-
-
-@pytest.mark.long
-def test_the_second_signal_amid_a_train_step_ends_it_with_that_step_and_loses_none(place):
-    """With no checkpoint before it: all of the steps are in this one."""
-    (place / "env.py").write_text((place / "env.py").read_text() + SLOW)
-    with forked(flags("--max_train_steps", 10**6), place) as running:
-        running.until(lambda: num_lines(place) >= 3)
-        (place / "slow").touch()
-        running.until(lambda: (place / "training").exists())
-        running.signal(signal.SIGINT)
-        running.until(lambda: "Once more cancels" in running.stderr, WAIT_S)
-        running.signal(signal.SIGINT)
-        assert running.wait(WAIT_S) == 130
-        assert "Traceback" not in running.stderr
-    (place / "slow").unlink()
-    assert saved(place) == [steps(place)[-1]]
-    goes_on(place)
-
-
 # --- episodes --------------------------------------------------------------------------------------------------------
 
 
@@ -144,51 +108,7 @@ def test_an_episode_that_fails_in_a_group_is_left_out_of_it_and_counted(place):
 
 
 @pytest.mark.long
-def test_too_many_failing_episodes_stop_it_with_code_3_and_a_checkpoint(place):
-    rows(place, ["later"] * 8)
-    with forked(flags("--max_train_steps", 10**6, "--max_retries", 0), place) as running:
-        running.until(lambda: num_lines(place) >= 2)
-        (place / "later").touch()
-        assert running.wait(WAIT_S) == 3
-        said = running.stderr
-    assert re.search(r"expected at most 20% of the episodes to fail, got .*InfraError: nobody there", said)
-    assert "Traceback" not in said
-    assert saved(place) == [steps(place)[-1]]
-    (place / "later").unlink()
-    goes_on(place)
-
-
-# --- the learner -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_a_micro_batch_that_does_not_fit_is_halved_and_the_losses_are_the_same(place, monkeypatch, caplog):
-    assert command(flags("--out", "roomy")) == 0
-    score, sizes = Policy.score, []
-
-    def cramped(self, micro, **options):
-        """As on a device with room for so many tokens."""
-        if micro.num_places > 150 and torch.is_grad_enabled():
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        sizes.append(micro.num_places)
-        return score(self, micro, **options)
-
-    monkeypatch.setattr(Policy, "score", cramped)
-    assert command(flags()) == 0
-    tight, roomy = without_times(place / "out"), without_times(place / "roomy")
-    assert [line["train/num_oom_splits"] for line in roomy] == [0.0, 0.0, 0.0]
-    assert tight[0]["train/num_oom_splits"] >= 1
-    assert tight[-1]["train/num_oom_splits"] == 0.0, "it has learned how much fits"
-    assert max(sizes) <= 150
-    for one, other in zip(tight, roomy, strict=True):
-        for key in ("rollout/reward", "train/policy_loss", "train/entropy", "train/grad_norm", "train/num_tokens"):
-            assert one[key] == pytest.approx(other[key], rel=1e-4, abs=1e-6), key
-    assert "expected memory for a micro-batch of" in caplog.text
-
-
-@pytest.mark.long
 def test_a_loss_that_is_not_a_number_stops_it_with_the_batch_saved_and_the_checkpoint_whole(place, monkeypatch, capfd):
-    assert command(flags("--max_train_steps", 4, "--out", "whole")) == 0
     score, calls = Policy.score, []
 
     def broken(self, micro, **options):
@@ -205,20 +125,12 @@ def test_a_loss_that_is_not_a_number_stops_it_with_the_batch_saved_and_the_check
     assert "out/failed-batch.pt" in said
     monkeypatch.undo()
     monkeypatch.chdir(place)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
     batch = torch.load(place / "out/failed-batch.pt", weights_only=True)
     assert len(batch["sequences"]) == 8
     assert (saved(place), steps(place)) == ([1, 2, 2], [1, 2]), "once more, without the batch"
-    kept = [path for path in (place / "out/checkpoints").iterdir() if path.name.startswith("step-00000002")]
-    states = [torch.load(path / "state.pt", weights_only=True)["learner"]["policy"] for path in kept]
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0]), "no weight was changed by it"
     assert command(flags("--max_train_steps", 4, "--resume")) == 0
-    told, undisturbed = without_times(place / "out"), without_times(place / "whole")
-    for line, line_1 in zip(told[:2], undisturbed[:2], strict=True):
-        assert line == pytest.approx(line_1, rel=1e-5, abs=1e-6)
-    assert [line["step"] for line in told] == [1, 2, 3, 4]
-    assert told[2]["rollout/reward"] != undisturbed[2]["rollout/reward"], "of other prompts"
+    assert steps(place) == [1, 2, 3, 4]
 
 
 # --- disks -----------------------------------------------------------------------------------------------------------
@@ -235,27 +147,11 @@ def test_a_full_disk_stops_it_with_a_line_that_says_where_and_it_continues_from_
         assert running.wait(WAIT_S) == 3
         said = running.stderr
     assert "metrics.jsonl: expected to write a line" in said
-    check_full(place, said, *more, after=saved(place)[-1])
-
-
-@pytest.mark.long
-def test_a_checkpoint_that_does_not_fit_stops_it_and_it_continues_from_the_one_before(place):
-    more = ["--save_samples", 0, "--save_steps", 5]
-    with forked(flags("--max_train_steps", 10**6, *more), place) as running:
-        running.until(lambda: 5 in saved(place))
-        resource.prlimit(running.process.pid, resource.RLIMIT_FSIZE, (200_000, 200_000))
-        assert running.wait(WAIT_S) == 3
-        said = running.stderr
-    assert "expected to write a checkpoint" in said
-    check_full(place, said, *more, after=saved(place)[-1])
-
-
-def check_full(place, said, *more, after):
-    """What every full disk leaves."""
     assert "File too large" in said
     assert "Traceback" not in said
     assert not list((place / "out").glob("checkpoints/.tmp-*")), "nothing half written is left"
-    assert steps(place)[-1] > after == saved(place)[-1]
+    after = saved(place)[-1]
+    assert steps(place)[-1] > after
     goes_on(place, *more, after=after)
 
 
@@ -321,25 +217,6 @@ def test_sampling_parameters_of_an_agent_with_its_own_loop_are_not_those_of_trai
     assert all(line["train/logprob_diff"] < 1e-4 for line in read_metrics(place / "out"))
 
 
-# --- Ray -------------------------------------------------------------------------------------------------------------
-
-
-def engine_actors(root):
-    """Process ids of the engines' actors below a process."""
-    parents, names = {}, {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            # The name of a process may hold any bytes.
-            parents[int(path.name)] = int((path / "stat").read_bytes().rpartition(b")")[2].split()[1])
-            names[int(path.name)] = (path / "cmdline").read_bytes()
-        except OSError:
-            continue
-    below = {root}
-    while fresh := {pid for pid, parent in parents.items() if parent in below} - below:
-        below |= fresh
-    return sorted(pid for pid in below if names.get(pid, b"").startswith(b"ray::EngineActor"))
-
-
 @pytest.mark.slow
 def test_an_engine_actor_that_is_killed_comes_back_with_the_newest_weights(place):
     pytest.importorskip("ray")
@@ -360,7 +237,7 @@ def test_an_engine_actor_that_is_killed_comes_back_with_the_newest_weights(place
         process = subprocess.Popen(program, env=environment, cwd=place, stdout=said, stderr=said)
     try:
         _until(process, place, lambda: num_lines(place) >= 3 and _num_actors(process) == 2)
-        os.kill(engine_actors(process.pid)[0], signal.SIGKILL)
+        os.kill(actors(process.pid)[0], signal.SIGKILL)
         _until(process, place, lambda: _num_actors(process) == 2)
         assert process.wait(800) == 0, (place / "said").read_text()[-3000:]
     finally:
@@ -378,7 +255,7 @@ def test_an_engine_actor_that_is_killed_comes_back_with_the_newest_weights(place
 
 
 def _num_actors(process):
-    return len(engine_actors(process.pid))
+    return len(actors(process.pid))
 
 
 def _until(process, place, condition, timeout_s=600.0):

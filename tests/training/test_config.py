@@ -130,6 +130,8 @@ def test_a_file_without_data_is_trained_on_data_that_ships(tmp_path):
 
 # --- names --------------------------------------------------------------------------------------------------------
 
+CORRECT = "--algo.advantage.is_correction"
+
 
 def test_every_flag_of_every_version_of_openrlhf_is_known_or_refused_by_name():
     known = {*FIELDS, *CORRECTION} | {name for name, field in ALIASES.items() if field in FIELDS}
@@ -205,18 +207,12 @@ def test_none_unsets_a_flag_of_any_number_of_values():
         ("--no_ray", {"ray": False}),
         ("--train.async_enable", {"async_train": True}),
         ("--advantage_estimator grpo", {"advantage_estimator": "group_norm"}),
-        (
-            "--algo.advantage.is_correction_enable --algo.advantage.is_correction_type icepop "
-            "--algo.advantage.is_correction_threshold 0.1 3",
-            {"is_correction": "icepop", "is_correction_threshold": (0.1, 3.0)},
-        ),
-        ("--algo.advantage.is_correction_level token", {"is_correction": "icepop"}),
-        (
-            "--algo.advantage.is_correction_level token --algo.advantage.is_correction_mode clip",
-            {"is_correction": "tis"},
-        ),
-        ("--algo.advantage.is_correction_level seq", {"is_correction": "seq-mask-tis"}),
-        ("--algo.advantage.is_correction_level off", {}),
+        (f"{CORRECT}_enable {CORRECT}_type icepop {CORRECT}_threshold 0.1 3",
+         {"is_correction": "icepop", "is_correction_threshold": (0.1, 3.0)}),
+        (f"{CORRECT}_level token", {"is_correction": "icepop"}),
+        (f"{CORRECT}_level token {CORRECT}_mode clip", {"is_correction": "tis"}),
+        (f"{CORRECT}_level seq", {"is_correction": "seq-mask-tis"}),
+        (f"{CORRECT}_level off", {}),
         ("--dynamic_filtering --dynamic_filtering_reward_range 0.1 0.9",
          {"dynamic_filtering": True, "dynamic_filtering_reward_range": (0.1, 0.9)}),
         ("--lora_rank 8 --target_modules q_proj v_proj", {"lora_rank": 8, "target_modules": ("q_proj", "v_proj")}),
@@ -228,7 +224,6 @@ def test_other_names_say_the_same(line, expected):
 
 # --- what is wrong ------------------------------------------------------------------------------------------------
 
-CORRECT = "--algo.advantage.is_correction"
 UNREAD = {
     "--n_sample_per_prompt 4": "got --n_sample_per_prompt. Did you mean --n_samples_per_prompt?",
     "--train.agent_path x": "Did you mean --train.agent_func_path?",
@@ -344,47 +339,40 @@ def test_a_flag_without_the_one_that_it_needs_is_refused():
         assert refusal(**{flag: value}).startswith(f"--{flag}: expected --{needed} with it, got none."), flag
 
 
+TAKEN = [
+    DEFAULTS | {"agent_func_path": "a.py"},
+    {"lora_rank": 4, "lora_alpha": 64, "lora_dropout": 0.1, "target_modules": ("q_proj",)},
+    {"is_correction": "tis", "is_correction_threshold": (0, 2), "top_p": 1},
+    {"overlong_buffer_len": 64, "overlong_penalty_factor": 3, "max_tokens": 64},
+    {"overlong_buffer_len": 128, "max_length": 128, "top_p": 0.9},
+    {"dynamic_filtering": True, "dynamic_filtering_reward_range": (0.2, 0.8), **ASYNC, "vllm_generate_batch_size": 64},
+    {"advantage_estimator": "gae", "value_clip": 0.1, "critic_learning_rate": 1e-3, "gamma": 0.9, "credit": "episode"},
+    {"advantage_estimator": "gae", "no_advantage_std_norm": True},
+    {"use_dynamic_batch": True, "train_max_tokens_per_gpu": 100},
+    {"env_actors": 2, "env_actor_cpus": 4},
+    {"eval_dataset": ("d",), "eval_split": "s", "eval_temperature": 0, "eval_steps": 1},
+    {"policy_loss_type": "gspo", "loss_agg_mode": "seq-mean-token-mean"},
+    {**ASYNC, "async_queue_size": 4, "max_staleness": 4},
+    {"engine": "vllm", "vllm_tensor_parallel_size": 2, "vllm_enable_sleep": True},
+    {"ray_placement": "SPREAD", "ray_wait_s": 5, "engine_cpus": 4, "engine_gpus": 2},
+]
+"""Flags that are read, or just within their bounds."""
+
+
 def test_a_flag_that_is_read_or_just_within_its_bound_is_taken():
-    for flags in (
-        DEFAULTS | {"agent_func_path": "a.py"},
-        {"lora_rank": 4, "lora_alpha": 64, "lora_dropout": 0.1, "target_modules": ("q_proj",)},
-        {"is_correction": "tis", "is_correction_threshold": (0, 2), "top_p": 1},
-        {"overlong_buffer_len": 64, "overlong_penalty_factor": 3, "max_tokens": 64},
-        {"overlong_buffer_len": 128, "max_length": 128, "top_p": 0.9},
-        {
-            "dynamic_filtering": True,
-            "dynamic_filtering_reward_range": (0.2, 0.8),
-            **ASYNC,
-            "vllm_generate_batch_size": 64,
-        },
-        {
-            "advantage_estimator": "gae",
-            "value_clip": 0.1,
-            "critic_learning_rate": 1e-3,
-            "gamma": 0.9,
-            "credit": "episode",
-        },
-        {"advantage_estimator": "gae", "no_advantage_std_norm": True},
-        {"use_dynamic_batch": True, "train_max_tokens_per_gpu": 100},
-        {"env_actors": 2, "env_actor_cpus": 4},
-        {"eval_dataset": ("d",), "eval_split": "s", "eval_temperature": 0, "eval_steps": 1},
-        {"policy_loss_type": "gspo", "loss_agg_mode": "seq-mean-token-mean"},
-        {**ASYNC, "async_queue_size": 4, "max_staleness": 4},
-        {"engine": "vllm", "vllm_tensor_parallel_size": 2, "vllm_enable_sleep": True},
-        {"ray_placement": "SPREAD", "ray_wait_s": 5, "engine_cpus": 4, "engine_gpus": 2},
-    ):
+    for flags in TAKEN:
         assert config_checks.notes(checked(**flags)) == [], flags
 
 
+NOTED = {
+    "--micro_train_batch_size 1 has no effect here: --use": {"use_dynamic_batch": True, "micro_train_batch_size": 1},
+    "--micro_rollout_batch_size 1 has no effect": {"use_dynamic_batch": True, "micro_rollout_batch_size": 1},
+    "--kl_estimator k2 has no effect here: --init_kl_coef is 0": {"kl_estimator": "k2"},
+}
+
+
 def test_flags_of_openrlhf_without_effect_are_noted():
-    for flags, said in (
-        (
-            {"use_dynamic_batch": True, "micro_train_batch_size": 1},
-            "--micro_train_batch_size 1 has no effect here: --use",
-        ),
-        ({"use_dynamic_batch": True, "micro_rollout_batch_size": 1}, "--micro_rollout_batch_size 1 has no effect here"),
-        ({"kl_estimator": "k2"}, "--kl_estimator k2 has no effect here: --init_kl_coef is 0"),
-    ):
+    for said, flags in NOTED.items():
         (note,) = config_checks.notes(checked(**flags))
         assert said in note
 
@@ -402,19 +390,6 @@ def test_numbers_out_of_bounds_are_refused():
         assert re.match(f"--{name}: expected an? (number|integer)", refusal(**{name: value}))
     for name in ("step_timeout_s", "episode_timeout_s", "generate_timeout_s"):
         assert refusal(**{name: 0}).startswith(f"--{name}: expected")
-
-
-def test_every_number_has_a_bound():
-    named = {name for group in ("COUNTS", "FROM_ZERO", "ABOVE_ZERO", "SHARES", "OFF_OR_COUNT", "RANGES")
-             for name in getattr(config_checks, group)}  # fmt: skip
-    alone = {"dual_clip", "vllm_gpu_memory_utilization", "lora_dropout", "adam_betas", "eps_clip_low_high",
-             "stop_properly_penalty_coef", "seed"}  # fmt: skip
-    of_types = {"max_turns", "max_length", "max_tokens", "top_p", "step_timeout_s", "episode_timeout_s",
-                "generate_timeout_s", "max_observation_tokens"}  # fmt: skip
-    of_types |= {"max_retries", "max_error_share", "engine_cpus", "engine_gpus", "env_actors", "env_actor_cpus",
-                 "rollout_workers", "ray_wait_s", "group_timeout_s"}  # fmt: skip
-    numbers = {name for name, kind in FIELDS.items() if "int" in str(kind) or "float" in str(kind)}
-    assert numbers - named - alone - of_types == set()
 
 
 # --- what follows from the flags --------------------------------------------------------------------------------------

@@ -77,16 +77,6 @@ def test_without_a_line_of_the_checkpoints_step_late_numbers_are_its_line(tmp_pa
     assert "the last line belongs to step 1" in caplog.text
 
 
-def test_numbers_of_other_libraries_are_numbers(tmp_path):
-    import torch
-
-    log_steps(tmp_path)
-    journal = Journal(tmp_path)
-    journal.log(0, {"tensor": torch.tensor(0.5), "numpy": torch.tensor(0.25).numpy()})
-    journal.close()
-    assert read_metrics(tmp_path) == [{"step": 0, "tensor": 0.5, "numpy": 0.25}]
-
-
 @pytest.mark.parametrize("step", [5, 4, 7, 0, -1])
 def test_a_step_that_is_not_the_next_is_refused(tmp_path, step):
     journal = Journal(tmp_path)

@@ -353,19 +353,6 @@ async def test_an_engine_that_takes_no_weights_ends_it_and_what_was_learned_is_k
     assert second.lines("step") == [1, 2, 3, 4]
 
 
-async def test_an_evaluation_whose_episodes_fail_ends_it_and_what_was_learned_is_kept(tmp_path):
-    scene = Scene(tmp_path, steps=4, held_out="11", eval_steps=2, error_share=0.0)
-    scene.loop.evaluation.sets["held"][:] = [Task("q", label="1", task_id="held0")]
-    started = asyncio.ensure_future(scene.run())
-    while not scene.events_of("train") and not started.done():
-        await asyncio.sleep(0)
-    scene.loop.evaluation.sets["held"][:] = [Task("q", label="raises", task_id=f"held{index}") for index in range(4)]
-    with pytest.raises(RunStopped, match="nobody there"):
-        await started
-    assert scene.events_of("save") == ["save 2 after line 2"]
-    assert scene.lines("step") == [0, 1, 2]
-
-
 async def test_groups_that_are_thrown_away_are_counted_in_the_line_of_their_step(tmp_path):
     scene = Scene(tmp_path, labels="0001", steps=2, rollouts={"score_range": (0.0, 2.0)})
     assert await scene.run()
@@ -619,24 +606,6 @@ async def test_cancelled_amid_a_step_its_line_or_its_checkpoint_it_ends_with_tha
     await cancelled(scene, lambda: "in there" in scene.events)
     assert scene.lines("step") == list(range(1, step + 1))
     await goes_on(scene, step)
-
-
-@pytest.mark.long
-async def test_cancelled_in_an_evaluation_the_step_is_reported_and_kept(tmp_path):
-    scene = Scene(tmp_path, steps=4, held_out="01", eval_steps=2)
-    evaluate = scene.loop.evaluation.run
-
-    async def hang():
-        if scene.loop.step:
-            scene.events.append("in there")
-            await asyncio.sleep(3600)
-        return await evaluate()
-
-    kept = {"runner": scene.loop.evaluation.runner, "episodes": [], "kept": []}
-    scene.loop.evaluation = type("Hangs", (), {"run": staticmethod(hang), **kept})()
-    await cancelled(scene, lambda: "in there" in scene.events)
-    assert scene.lines("step") == [0, 1, 2]
-    assert scene.saved == ["step-00000002"]
 
 
 @pytest.mark.long

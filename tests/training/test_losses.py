@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.errors import ConfigError
 from agentenv.training.algorithm.corrections import CorrectionOptions
 from agentenv.training.algorithm.losses import (
     LossOptions,
@@ -40,31 +39,30 @@ def logs(*numbers):
 )
 def test_ppo_clips_on_the_side_the_advantage_pulls_to(ratio, advantage, loss, clipped):
     leaf = logs(ratio).requires_grad_()
-    found = clipped_surrogate(leaf, torch.tensor([advantage]))
-    found.loss_n.sum().backward()
-    assert found.loss_n.item() == pytest.approx(loss)
-    assert found.clipped_n.item() is clipped
+    loss_n, clipped_n = clipped_surrogate(leaf, torch.tensor([advantage]))
+    loss_n.sum().backward()
+    assert loss_n.item() == pytest.approx(loss)
+    assert clipped_n.item() is clipped
     assert leaf.grad.item() == pytest.approx(0.0 if clipped else -ratio * advantage)
 
 
 def test_the_two_sides_of_the_band_are_their_own():
-    found = clipped_surrogate(logs(2.0, 0.1), torch.tensor([1.0, -1.0]), low=0.3, high=0.5)
-    assert found.loss_n.tolist() == pytest.approx([-1.5, 0.7])
+    loss_n, _ = clipped_surrogate(logs(2.0, 0.1), torch.tensor([1.0, -1.0]), low=0.3, high=0.5)
+    assert loss_n.tolist() == pytest.approx([-1.5, 0.7])
 
 
 def test_the_dual_clip_bounds_the_loss_of_bad_actions_that_became_likely():
     leaf = logs(10.0, 2.0, 10.0).requires_grad_()
-    found = clipped_surrogate(leaf, torch.tensor([-1.0, -1.0, 1.0]), dual_clip=3.0)
-    found.loss_n.sum().backward()
-    assert found.loss_n.tolist() == pytest.approx([3.0, 2.0, -1.2])
-    assert found.clipped_n.tolist() == [True, False, True]
+    loss_n, clipped_n = clipped_surrogate(leaf, torch.tensor([-1.0, -1.0, 1.0]), dual_clip=3.0)
+    loss_n.sum().backward()
+    assert loss_n.tolist() == pytest.approx([3.0, 2.0, -1.2])
+    assert clipped_n.tolist() == [True, False, True]
     assert leaf.grad.tolist() == pytest.approx([0.0, 2.0, 0.0])
 
 
 def test_on_policy_the_gradient_is_that_of_reinforce():
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
-    found = clipped_surrogate(log_ratio(logprobs, logprobs.detach()), torch.tensor([3.0, -4.0]))
-    found.loss_n.sum().backward()
+    clipped_surrogate(log_ratio(logprobs, logprobs.detach()), torch.tensor([3.0, -4.0]))[0].sum().backward()
     assert logprobs.grad.tolist() == [-3.0, 4.0]
 
 
@@ -158,26 +156,6 @@ def test_the_three_aggregations_by_hand():
     assert sums == pytest.approx([16 / 4, (2 + 10) / 2, 16 / (2 * 5)])
 
 
-@pytest.mark.parametrize("kind", AGGREGATIONS)
-def test_no_token_has_no_weight(kind):
-    assert token_weights(torch.empty(0, dtype=torch.int64), kind, limit_tokens=5).tolist() == []
-
-
-@pytest.mark.parametrize(
-    ("named", "call"),
-    [
-        ("limit_tokens", lambda: token_weights(torch.zeros(1).long(), "seq-mean-token-sum-norm")),
-        ("loss_agg_mode", lambda: token_weights(torch.zeros(1).long(), "mean")),
-        ("kl_estimator", lambda: kl_estimate(torch.zeros(1), torch.zeros(1), "k4")),
-        ("dual_clip", lambda: clipped_surrogate(torch.zeros(1), torch.ones(1), dual_clip=1.0)),
-        ("policy_loss_type", lambda: LossOptions("cispo")),
-    ],
-)
-def test_options_that_cannot_be_are_refused_by_name(named, call):
-    with pytest.raises(ConfigError, match=named):
-        call()
-
-
 OPTIONS = [
     LossOptions(entropy_coef=0.01, kl_coef=0.1),
     LossOptions("gspo", kl_coef=0.1, kl_estimator="k2"),
@@ -241,19 +219,6 @@ def test_kl_and_entropy_are_added_with_their_coefficients():
     assert loss.item() == pytest.approx(-2 + 0.1 * 1 - 0.01 * 3)
     assert metrics["policy_loss"].item() == -2.0
     assert (metrics["kl_loss"].item(), metrics["entropy"].item()) == (1.0, 3.0)
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (LossOptions(kl_coef=0.1), "ref_logprobs_n"),
-        (LossOptions(entropy_coef=0.1), "entropy_n"),
-        (LossOptions(correction=CorrectionOptions("token")), "rollout_logprobs_n"),
-    ],
-)
-def test_missing_inputs_of_an_option_are_named(options, named):
-    with pytest.raises(ConfigError, match=named):
-        policy_loss(PolicyInputs(*[torch.zeros(1)] * 4, torch.zeros(1).long()), options)
 
 
 # --- TRL's published formulas ----------------------------------------------------------------------------------------

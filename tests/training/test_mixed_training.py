@@ -7,7 +7,6 @@ import pytest
 
 from agentenv import read_trajectories
 from agentenv.training.logs.journal import read_metrics
-from agentenv.training.logs.plots import panels_by_environment
 from tests.drivers import command, forked
 from tests.training.trainings import assert_same_numbers, flags, make_place, rows
 
@@ -144,13 +143,3 @@ def test_what_does_not_fit_a_mixture_is_refused_before_anything_is_written(place
 def test_a_curriculum_needs_several_environments(place, capfd):
     assert command(flags("--curriculum", "spread")) == 2
     assert "--curriculum: expected several --env" in capfd.readouterr().err
-
-
-def test_plots_have_a_line_for_each_environment_and_each_held_out_set():
-    line = {"rollout/env/a/reward": 1.0, "rollout/env/b/reward": 0.5, "rollout/env/a/info/reward": 9.0, "step": 1}
-    panels = panels_by_environment([line, {"step": 2, "eval/set/held/pass@1": 1.0}])
-    shown = {title: keys for title, (_, keys) in panels.items() if keys}
-    assert shown == {
-        "Reward by environment": {"rollout/env/a/reward": "a", "rollout/env/b/reward": "b"},
-        "Pass@1 by held-out set": {"eval/set/held/pass@1": "held"},
-    }

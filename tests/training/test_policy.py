@@ -1,19 +1,16 @@
 """The policy: any architecture scores as its own logits say, packed as alone; weights go out whole and come back."""
 
-import sys
-
 import pytest
 import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 from agentenv.engines.hf.engine import HFEngine
-from agentenv.errors import ConfigError, MissingDependency
+from agentenv.errors import ConfigError
 from agentenv.training.algorithm.batch import micro_batches
-from agentenv.training.learner import packing
-from agentenv.training.learner.packing import separate_packed
+from agentenv.training.learner import scoring
 from agentenv.training.learner.policy import Policy
-from agentenv.training.learner.scoring import TokenScorer, pick_dtype
+from agentenv.training.learner.scoring import TokenScorer, separate_packed
 from tests.models import make_tiny_qwen2
 from tests.training.worlds import ARCHITECTURES, SEPARATE_NOT, batch_of, flags, make_model
 
@@ -80,14 +77,14 @@ def test_packed_sequences_score_as_padded_ones(models, name):
 
 
 def test_attention_of_a_packed_row_sees_one_sequence_at_a_time(models, monkeypatch):
-    lengths, whole = set(), packing.sdpa_attention_forward
+    lengths, whole = set(), scoring.sdpa_attention_forward
 
     def attend(module, query, *args, **kwargs):
         lengths.add(query.shape[2])
         return whole(module, query, *args, **kwargs)
 
     batch, policy = batch_of(), policy_of(models["llama"], packing_samples=True)
-    monkeypatch.setattr(packing, "sdpa_attention_forward", attend)
+    monkeypatch.setattr(scoring, "sdpa_attention_forward", attend)
     (micro,) = micro_batches(batch, max_places=1000, packed=True)
     policy.score(micro).logprobs_n.sum().backward()
     assert lengths == {len(batch.sequences[each]) for each in micro.sequences}
@@ -152,12 +149,6 @@ def test_half_precision_is_computed_in_while_weights_stay_float32(models):
     half, full = scores_of(policy, batch), scores_of(policy_of(models["llama"]), batch)
     assert 1e-4 < (half - full).abs().max() < 0.5
     assert policy.scorer._head_alone
-
-
-def test_auto_is_bfloat16_on_a_gpu_only():
-    assert pick_dtype("auto", torch.device("cuda")) == torch.bfloat16
-    assert pick_dtype("auto", CPU) == torch.float32
-    assert pick_dtype("fp16", CPU) == torch.float16
 
 
 def test_a_model_that_does_not_exist_is_a_config_error(tmp_path):
@@ -269,12 +260,6 @@ def test_named_modules_get_adapters_and_unknown_ones_are_refused(models):
     assert (adapters.r, adapters.lora_alpha, adapters.lora_dropout) == (2, 7, 0.25)
     with pytest.raises(ConfigError, match="--target_modules: expected modules of the model"):
         policy_of(models["llama"], lora_rank=2, target_modules=("nothing",))
-
-
-def test_without_peft_the_answer_is_its_command(models, monkeypatch):
-    monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(MissingDependency, match=r"pip install 'agentenv-rl\[train\]'"):
-        policy_of(models["llama"], lora_rank=2)
 
 
 @pytest.mark.long

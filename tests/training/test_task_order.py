@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, StepResult, StopReason, Task
 from agentenv.errors import ConfigError, RunStopped
-from agentenv.training.curriculum import EnvStats, GroupStats, load_curriculum, spread
-from agentenv.training.task_order import TaskOrder
+from agentenv.training.task_order import EnvStats, GroupStats, TaskOrder, load_curriculum, spread
 
 WEIGHTS = st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 100.0), min_size=1)
 

@@ -56,12 +56,10 @@ def column(folder, key):
 
 
 @pytest.mark.long
-def test_a_training_leaves_a_model_that_changed_its_numbers_samples_checkpoint_and_plots(tmp_path, monkeypatch, capfd):
-    pytest.importorskip("matplotlib")
-    make_place(tmp_path, monkeypatch, plots=True)
-    write_rows(tmp_path / "held.jsonl", [{"prompt": "Say more.", "label": "ok"}])
+def test_a_training_leaves_a_model_that_changed_its_numbers_samples_and_checkpoint(place, capfd):
+    write_rows(place / "held.jsonl", [{"prompt": "Say more.", "label": "ok"}])
     assert command(flags("--eval_dataset", "held.jsonl", "--eval_steps", 2, "--chat_template_kwargs", "{}")) == 0
-    out = tmp_path / "out"
+    out = place / "out"
 
     assert steps_of(out) == [0, 1, 2, 3]
     assert [line["step"] for line in read_metrics(out) if "eval/score" in line] == [0, 2, 3]
@@ -81,7 +79,6 @@ def test_a_training_leaves_a_model_that_changed_its_numbers_samples_checkpoint_a
 
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000003"]
     assert 1e-3 < distance(out / "model", tiny_model()) < 0.1
-    assert (out / "training.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.long
@@ -89,7 +86,7 @@ def test_what_it_says_names_the_agent_data_model_engine_and_result(place, capfd)
     assert command(flags()) == 0
     said = capfd.readouterr().err
     shown = ("env.py:Letters", "tasks.jsonl: 8 tasks", "3, each of 2 tasks × 4", "hf in this process", "step 3/3")
-    for part in (*shown, "out/metrics.jsonl", "agentenv-rl[train]"):
+    for part in (*shown, "out/metrics.jsonl"):
         assert part in said
 
 
@@ -426,7 +423,7 @@ def test_changes_on_resume_are_on_the_screen_and_the_directory_has_the_flags_in_
 
 
 @pytest.mark.long
-def test_ctrl_c_is_reported_with_how_to_continue_before_the_plots_which_a_second_one_may_end(place, capfd):
+def test_ctrl_c_is_reported_with_how_to_continue(place, capfd):
     def press():
         while not _last_step(place / "out"):
             time.sleep(0.01)
@@ -437,8 +434,8 @@ def test_ctrl_c_is_reported_with_how_to_continue_before_the_plots_which_a_second
     assert command(flags("--max_train_steps", 5000)) == 130
     thread.join()
     said = capfd.readouterr().err
+    assert "interrupted after step" in said
     assert "Resume with: agentenv train --resume --out out" in said
-    assert said.index("interrupted after step") < said.index("agentenv-rl[train]")
 
 
 @pytest.mark.long

@@ -11,8 +11,8 @@ from agentenv.episode.setup import EpisodeSetup
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.training.best_model import EarlyStop
 from agentenv.training.config import TrainConfig
-from agentenv.training.curriculum import spread
 from agentenv.training.logs.records import open_records
+from agentenv.training.task_order import spread
 from agentenv.training.train import make_evaluation, prepare_training, rollout_options, with_engine
 
 MIX = ("math_retry:2", "guess_number")

@@ -1,6 +1,5 @@
 """A working directory in which a training takes a second: a tiny model, tasks, environments, and the flags."""
 
-import sys
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -69,13 +68,10 @@ def tiny_model() -> Path:
     return make_tiny_qwen2(Path(mkdtemp(prefix="agentenv-model-")) / "tiny", layers=1)
 
 
-def make_place(path: Path, monkeypatch: pytest.MonkeyPatch, labels=("ok",) * 8, *, plots: bool = False) -> Path:
-    """The directory, from now on the working directory; plots take longer than a training here."""
+def make_place(path: Path, monkeypatch: pytest.MonkeyPatch, labels=("ok",) * 8) -> Path:
+    """The directory, from now on the working directory."""
     monkeypatch.chdir(path)
-    if not plots:
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
-    hidden = "" if plots else 'import sys\nsys.modules["matplotlib"] = None  # in processes that are forked\n'
-    (path / "env.py").write_text(hidden + ENV)
+    (path / "env.py").write_text(ENV)
     rows(path, labels)
     return path
 

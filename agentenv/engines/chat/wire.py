@@ -87,13 +87,11 @@ def request_fields(model: str, asked: Conversation, sampling: SamplingParams) ->
     fields |= {"min_p": sampling.min_p} if sampling.min_p > 0.0 else {}
     fields |= {"stop": list(sampling.stop)} if sampling.stop else {}
     fields |= {"seed": sampling.seed} if sampling.seed is not None else {}
-    return fields | ({"tools": list(map(_tool, asked.tools))} if asked.tools else {})
-
-
-def _tool(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool without what servers may refuse, such as the type of the result."""
-    function = schema.get("function", schema)
-    return {"type": "function", "function": {key: function[key] for key in _TOOL_KEYS if key in function}}
+    if asked.tools:  # without what servers may refuse, such as the type of the result
+        functions = [schema.get("function", schema) for schema in asked.tools]
+        kept = [{key: function[key] for key in _TOOL_KEYS if key in function} for function in functions]
+        fields["tools"] = [{"type": "function", "function": each} for each in kept]
+    return fields
 
 
 def completion_of(found: Mapping[str, Any], asked: Conversation, prices: TokenPrices | None) -> Completion:

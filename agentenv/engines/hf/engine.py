@@ -14,23 +14,103 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentenv._util.virtual_time import external_work
 from agentenv.core.engine import Engine, EngineOptions, Tokenizer
 from agentenv.core.types import Completion, FinishReason, SamplingParams
-from agentenv.engines.constraints import Constrainer, missing_xgrammar
-from agentenv.engines.hf.jobs import GenerationJob, ScoreJob, post, settle
+from agentenv.engines.constraints import Constrainer, GrammarWalk, missing_xgrammar
 from agentenv.errors import ConfigError, EngineError, MissingDependency
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentenv.engines.weights.shared import SharedWeights, WeightFile
+    from agentenv.engines.hf.sampling import StopStrings
+    from agentenv.engines.weights import SharedWeights, WeightFile
 
 MAX_PREFILL_TOKENS = 4096
 """Prompt tokens per forward pass, padding included. Longer prompts need several, with decode steps in between."""
+
+MAX_LOGITS = 1 << 25
+"""C × V of a piece: 128 MiB in float32, about three times that during log-softmax."""
+MAX_PIECE_TOKENS = 1024
+
+
+@dataclass(slots=True, eq=False)
+class GenerationJob:
+    """A generation in progress. Its slot is its index in the running batch."""
+
+    token_ids: list[int]
+    """The prompt and the sampled tokens."""
+    sampling: SamplingParams
+    max_tokens: int
+    stop_ids: frozenset[int]
+    episode: str
+    """Key of its cached prefix; empty if the request id has no turn."""
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Completion]
+    rng: random.Random
+    stop_strings: StopStrings | None
+    walk: GrammarWalk | None
+    num_prompt: int
+    num_computed: int = 0
+    """Number of tokens whose keys and values are in the slot."""
+    num_cached: int = 0
+    logprobs: list[float] = field(default_factory=list)
+    policy_versions: list[int] = field(default_factory=list)
+    cancelled: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class ScoreJob:
+    """A sequence to score. Only the constructor may run outside the engine's worker thread.
+
+    It goes through the model in pieces, without slots, so that scores are an independent check of sampling. Shapes: C
+    tokens of a piece, V tokens of the vocabulary.
+    """
+
+    model: Any
+    token_ids: list[int]
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[list[float]]
+    logprobs: list[float] = field(default_factory=lambda: [math.nan])
+    """Log-probabilities of the tokens scored so far."""
+    cache: Any = None
+
+    @property
+    def done(self) -> bool:
+        """True if every token is scored."""
+        return len(self.logprobs) == len(self.token_ids)
+
+    def restart(self) -> None:
+        """Start again after new weights."""
+        self.logprobs, self.cache = [math.nan], None
+
+    def advance(self) -> None:
+        """Score the next piece.
+
+        Raises:
+            EngineError: the logits are not finite.
+        """
+        import torch
+        from transformers import DynamicCache
+
+        if self.done:  # a single token has no context
+            return
+        if self.cache is None:
+            self.cache = DynamicCache(config=self.model.config)
+        vocab_size = self.model.get_input_embeddings().num_embeddings
+        start, num = len(self.logprobs), max(1, min(MAX_PIECE_TOKENS, MAX_LOGITS // vocab_size))
+        ids_1C = torch.tensor([self.token_ids[start - 1 : -1][:num]], device=self.model.device)
+        next_C = torch.tensor(self.token_ids[start : start + num], device=self.model.device)
+        output = self.model(input_ids=ids_1C, past_key_values=self.cache, use_cache=True)
+        logprobs_CV = output.logits[0].float().log_softmax(-1)
+        scored = logprobs_CV.gather(1, next_C[:, None])[:, 0].tolist()
+        if not all(map(math.isfinite, scored)):
+            raise EngineError("HFEngine.score: expected finite logits, got others. Check the weights.")
+        self.logprobs += scored
 
 
 class HFEngine(Engine):
@@ -196,7 +276,6 @@ class HFEngine(Engine):
         tensors = list(named_tensors)
 
         def write() -> None:
-            self._slots.check_weights(tensors)
             self._slots.write_weights(tensors)
             self.policy_version = policy_version
             self._prefixes.clear()
@@ -213,14 +292,15 @@ class HFEngine(Engine):
 
     async def close(self) -> None:
         """End the worker thread and fail requests in flight. May be called again."""
+
+        def end() -> None:
+            self._closing = True
+            self._fail_all("expected an open engine, got close() while sampling. Close it after the last episode.")
+
         with contextlib.suppress(EngineError):
-            await self._command(self._end)
+            await self._command(end)
         if self._thread is not None:
             self._thread.join()
-
-    def _end(self) -> None:
-        self._closing = True
-        self._fail_all("expected an open engine, got close() while sampling. Close it after the last episode.")
 
     async def _command(self, action: Callable[[], None]) -> None:
         """Run an action in the worker thread, between two forward passes."""
@@ -253,7 +333,13 @@ class HFEngine(Engine):
 
     def _cycle(self) -> None:
         with self._changed:
-            self._changed.wait_for(self._has_work)
+            self._changed.wait_for(
+                lambda: bool(
+                    self._commands
+                    or self._cancelled
+                    or (not self._paused and (self._waiting or self._running or self._scores))
+                )
+            )
             commands, self._commands = self._commands, deque()
         self._slots.set_num_threads()
         for action, loop, future in commands:
@@ -273,14 +359,16 @@ class HFEngine(Engine):
             self._fail_all(f"expected a forward pass, got {type(error).__name__}: {error}. Try again.")
         self._deliver()
 
-    def _has_work(self) -> bool:
-        sampling_or_scoring = self._waiting or self._running or self._scores
-        return bool(self._commands or self._cancelled or (not self._paused and sampling_or_scoring))
-
     def _step(self) -> None:
         """Admit requests, then run one forward pass over prompts and one over rows with a single new token."""
         while self._waiting and len(self._running) < self._max_num_seqs:
-            self._admit(self._waiting.popleft())
+            slot, request = len(self._running), self._waiting.popleft()
+            common, saved = self._prefixes.take(request.episode, request.token_ids)
+            if common:
+                self._slots.cache.reserve(slot + 1, common)
+                self._slots.cache.load(slot, saved, common)
+            request.num_computed = request.num_cached = common
+            self._running.append(request)
         if slots := self._prefill_slots():
             self._forward(slots)
         if slots := [i for i, r in enumerate(self._running) if r.num_computed == len(r.token_ids) - 1]:
@@ -295,15 +383,6 @@ class HFEngine(Engine):
             if failed or self._scores[0].done:
                 job = self._scores.popleft()
                 self._outbox.append((job, failed or job.logprobs))
-
-    def _admit(self, request: GenerationJob) -> None:
-        slot = len(self._running)
-        common, saved = self._prefixes.take(request.episode, request.token_ids)
-        if common:
-            self._slots.cache.reserve(slot + 1, common)
-            self._slots.cache.load(slot, saved, common)
-        request.num_computed = request.num_cached = common
-        self._running.append(request)
 
     def _prefill_slots(self) -> list[int]:
         """Return the first request with a prompt to compute, and others of similar length, to bound the padding."""
@@ -418,3 +497,20 @@ def _attempt(action: Callable[[], None]) -> Exception | None:
     except Exception as error:  # noqa: BLE001 - carried to the caller of the command
         return error
     return None
+
+
+def post(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: Any) -> None:
+    """Call `function(*args)` on a loop from another thread; do nothing if the loop is closed."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, *args)
+
+
+def settle(outcomes: Iterable[tuple[asyncio.Future[Any], Any]]) -> None:
+    """Set results and exceptions of futures on the running loop, except cancelled ones."""
+    for future, outcome in outcomes:
+        if future.done():
+            continue
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)

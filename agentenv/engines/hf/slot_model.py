@@ -257,9 +257,16 @@ class SlotModel:
         columns_BT = torch.tensor(columns, device=device)
         positions_BT = columns_BT.masked_fill(columns_BT == trash, 0)
         self.cache.place(slots, columns_BT, max(ends))
+        # Additive, [B, 1, T, K]: what "sdpa" and "eager" both take, and transformers passes on untouched.
+        columns_K = torch.arange(max(ends), device=device)
+        hidden_BTK = columns_K > positions_BT[..., None]
+        if self._window is not None:
+            hidden_BTK |= columns_K <= positions_BT[..., None] - self._window
+        mask = torch.zeros(hidden_BTK.shape, dtype=self.model.dtype, device=device)
+        mask = mask.masked_fill_(hidden_BTK, torch.finfo(mask.dtype).min)
         output = self.model(
             input_ids=ids_BT,
-            attention_mask=self._mask(positions_BT, max(ends)),
+            attention_mask=mask[:, None],
             position_ids=positions_BT,
             past_key_values=self.cache,
             use_cache=True,
@@ -268,20 +275,11 @@ class SlotModel:
         logits_BV: Tensor = output.logits[:, -1]
         return logits_BV
 
-    def _mask(self, positions_BT: Tensor, num_read: int) -> Tensor:
-        # Additive, [B, 1, T, K]: what "sdpa" and "eager" both take, and transformers passes on untouched.
-        columns_K = torch.arange(num_read, device=positions_BT.device)
-        hidden_BTK = columns_K > positions_BT[..., None]
-        if self._window is not None:
-            hidden_BTK |= columns_K <= positions_BT[..., None] - self._window
-        mask = torch.zeros(hidden_BTK.shape, dtype=self.model.dtype, device=positions_BT.device)
-        return mask.masked_fill_(hidden_BTK, torch.finfo(mask.dtype).min)[:, None]
-
-    def check_weights(self, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
-        """Check names and shapes before anything is written.
+    def write_weights(self, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
+        """Copy new values into the model.
 
         Raises:
-            ConfigError: a name or shape differs.
+            ConfigError: a name or shape differs; nothing was written.
         """
         own = self.model.state_dict()
         for name, tensor in named_tensors:
@@ -292,10 +290,6 @@ class SlotModel:
                     f"HFEngine.update_weights: expected the model's own weights, got {name!r} of shape "
                     f"{tuple(tensor.shape)} where the model has {found}. Send the names of model.state_dict()."
                 )
-
-    def write_weights(self, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
-        """Copy new values into the model."""
-        own = self.model.state_dict()
         for name, tensor in named_tensors:
             own[name].copy_(tensor)
 

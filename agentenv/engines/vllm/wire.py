@@ -20,18 +20,13 @@ _MAX_INT = 2**31 - 1
 """Largest id, version and count that a record can hold."""
 
 
-def request_body(prompt: list[int], sampling: SamplingParams) -> dict[str, Any]:
-    """Return the request without model and id. It sets everything that the model's generation config could change."""
-    body: dict[str, Any] = {
-        "prompt": prompt,
-        "n": 1,
+def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
+    """Return vLLM's fields of sampling parameters, without the structural tag."""
+    return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
         "max_tokens": sampling.max_tokens,
         "min_tokens": sampling.min_tokens,
         "stop": list(sampling.stop),
@@ -39,6 +34,18 @@ def request_body(prompt: list[int], sampling: SamplingParams) -> dict[str, Any]:
         "seed": sampling.seed,
         "skip_special_tokens": False,  # a stop string may be one
         "logprobs": 0,  # the sampled token's and no other
+    }
+
+
+def request_body(prompt: list[int], sampling: SamplingParams) -> dict[str, Any]:
+    """Return the request without model and id. It sets everything that the model's generation config could change."""
+    body: dict[str, Any] = {
+        **sampling_fields(sampling),
+        "prompt": prompt,
+        "n": 1,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
     }
@@ -94,13 +101,21 @@ def completion_of(answer: dict[str, Any], prompt: list[int]) -> Completion:
         matched_stop = choice.get("stop_reason")
         if matched_stop is not None and not isinstance(matched_stop, str):
             matched_stop = whole(matched_stop, "stop_reason")
+        answered = field_of(choice, "logprobs", dict)
+        names, values = field_of(answered, "tokens", list), field_of(answered, "token_logprobs", list)
+        pairs = [(int(name.removeprefix("token_id:")), value) for name, value in zip(names, values, strict=False)]
+        if [token_id for token_id, _ in pairs] != list(token_ids):
+            raise EngineError(
+                f"The server's answer: expected log-probabilities of the {len(token_ids)} sampled tokens, got "
+                f"{len(pairs)} of others ({brief_json(answered)})."
+            )
         details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         num_cached = details.get("cached_tokens")
         return Completion(
             token_ids=token_ids,
             finish_reason=choice["finish_reason"],
             matched_stop=matched_stop,
-            logprobs=_logprobs(choice, token_ids),
+            logprobs=tuple(_logprob(value) for _, value in pairs),
             num_cached_tokens=0 if num_cached is None else whole(num_cached, "cached_tokens"),
         )
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
@@ -109,18 +124,6 @@ def completion_of(answer: dict[str, Any], prompt: list[int]) -> Completion:
         raise EngineError(
             f"The server's answer: expected vLLM's fields, got {brief_json(answer)} ({error!r:.200}). Is it vLLM?"
         ) from error
-
-
-def _logprobs(choice: dict[str, Any], token_ids: tuple[int, ...]) -> tuple[float, ...]:
-    answered = field_of(choice, "logprobs", dict)
-    names, values = field_of(answered, "tokens", list), field_of(answered, "token_logprobs", list)
-    pairs = [(int(name.removeprefix("token_id:")), value) for name, value in zip(names, values, strict=False)]
-    if [token_id for token_id, _ in pairs] != list(token_ids):
-        raise EngineError(
-            f"The server's answer: expected log-probabilities of the {len(token_ids)} sampled tokens, got {len(pairs)} "
-            f"of others ({brief_json(answered)})."
-        )
-    return tuple(_logprob(value) for _, value in pairs)
 
 
 def _logprob(value: Any) -> float:
@@ -209,19 +212,9 @@ def vllm_sampling(sampling: SamplingParams) -> Any:
 
     tag = sampling.structural_tag
     return VLLMSamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        max_tokens=sampling.max_tokens,
-        min_tokens=sampling.min_tokens,
-        stop=list(sampling.stop),
-        stop_token_ids=list(sampling.stop_token_ids),
-        seed=sampling.seed,
+        **sampling_fields(sampling),
         structured_outputs=None if tag is None else StructuredOutputsParams(structural_tag=tag),
-        logprobs=0,  # the sampled token's and no other
         flat_logprobs=True,
-        skip_special_tokens=False,  # a stop string may be one
         detokenize=bool(sampling.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,
     )

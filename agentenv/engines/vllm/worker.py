@@ -23,14 +23,10 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from agentenv.engines.weights.shared import WeightFile
+from agentenv.engines.weights import WeightFile
 
 RECEIVER, SHARED_MEMORY = "agentenv", "agentenv_shm"
 """Names in vLLM's registry."""
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    return "RotaryEmbedding" not in record.getMessage()
 
 
 @dataclass
@@ -149,7 +145,8 @@ class WorkerExtension:
     def agentenv_device(self) -> str:
         """Return torch's id of this worker's GPU, or "cpu"."""
         # Suppresses a warning per update about rotary tables, which checkpoints do not contain.
-        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").addFilter(_is_news)
+        reloading = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+        reloading.addFilter(lambda record: "RotaryEmbedding" not in record.getMessage())
         if self.device.type != "cuda":
             return self.device.type
         return str(torch.cuda.get_device_properties(self.device).uuid)

@@ -12,12 +12,12 @@ episode form one chain: a reward in a later segment reaches the earlier ones.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from agentenv.errors import ConfigError, DataError
+from agentenv.errors import ConfigError
 from agentenv.training.config import Estimator
 
 Per = Literal["token", "turn"]
@@ -41,24 +41,6 @@ class ActionTokens:
     """float64[N] the environment's rewards; a turn's reward is at the last token of its action."""
     group_E: Tensor
     """int64[E] index of the episode's group."""
-
-    def __post_init__(self) -> None:
-        """Check rewards and order.
-
-        Raises:
-            DataError: a reward is not finite, or episodes or turns are out of order.
-        """
-        if not torch.isfinite(self.rewards_N).all():
-            raise DataError(
-                "ActionTokens.rewards_N: expected finite rewards, got others. Leave failed episodes out of the batch."
-            )
-        key_N = self.episode_N * (int(self.turn_N.max()) + 1 if len(self.turn_N) else 1) + self.turn_N
-        episodes = torch.unique(self.episode_N)
-        if (key_N.diff() < 0).any() or not torch.equal(episodes, torch.arange(len(self.group_E))):
-            raise DataError(
-                "ActionTokens: expected episodes 0, 1, … one after the other, their turns in order, got "
-                f"{len(episodes)} of {len(self.group_E)} in another order. Build the batch with algorithm.batch."
-            )
 
     @property
     def episode_ends_N(self) -> Tensor:
@@ -95,21 +77,6 @@ class AdvantageOptions:
     scale: bool = True
     """Divide by the standard deviation in whitening; False only subtracts the mean."""
 
-    def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ConfigError: a value is out of range.
-        """
-        choices: tuple[tuple[str, object], ...] = (("estimator", Estimator), ("credit", Credit), ("decay_per", Per))
-        for name, kind in choices:
-            if getattr(self, name) not in get_args(kind):
-                known = ", ".join(get_args(kind))
-                raise ConfigError(f"{name}: expected one of {known}, got {getattr(self, name)!r}. Choose one of them.")
-        for name in ("gamma", "lam"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(f"{name}: expected a number in [0, 1], got {getattr(self, name)!r}. Change it.")
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Advantages:
@@ -144,7 +111,11 @@ def estimate(
     if options.estimator == "gae":
         if values_N is None:
             raise ConfigError("estimator: expected values for gae, got none. Add a value head to the model.")
-        advantages_N, returns_N = _with_values(tokens, options, penalty_N, values_N.double(), bootstrap_E)
+        rewards_N = _clipped(_credited(tokens, options.credit), options) + penalty_N
+        if bootstrap_E is not None:
+            rewards_N[tokens.episode_ends_N] += options.gamma * bootstrap_E.double()
+        gamma_N, lam_N = (decays(tokens, rate, options.decay_per) for rate in (options.gamma, options.lam))
+        advantages_N, returns_N = gae(rewards_N, values_N.double(), gamma_N, lam_N)
     elif options.estimator == "reinforce":
         rewards_N = _clipped(_credited(tokens, options.credit), options)
         returns_N = returns_to_go(rewards_N + penalty_N, decays(tokens, options.gamma, options.decay_per))
@@ -265,19 +236,3 @@ def _compared(tokens: ActionTokens, options: AdvantageOptions) -> Tensor:
         cell_X = group_E[tokens.episode_N[ends_N]] * (int(turn_X.max()) + 1 if len(turn_X) else 1) + turn_X
     cell_X = torch.unique(cell_X, return_inverse=True)[1]
     return _clipped(compare(returns_X, cell_X, options.estimator), options)[item_N]
-
-
-def _with_values(
-    tokens: ActionTokens,
-    options: AdvantageOptions,
-    penalty_N: Tensor,
-    values_N: Tensor,
-    bootstrap_E: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    rewards_N = _clipped(_credited(tokens, options.credit), options) + penalty_N
-    if bootstrap_E is not None:
-        rewards_N = rewards_N.clone()
-        rewards_N[tokens.episode_ends_N] += options.gamma * bootstrap_E.double()
-    gamma_N = decays(tokens, options.gamma, options.decay_per)
-    lam_N = decays(tokens, options.lam, options.decay_per)
-    return gae(rewards_N, values_N, gamma_N, lam_N)

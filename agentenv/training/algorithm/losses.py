@@ -9,12 +9,11 @@ their losses by the number of processes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from agentenv.errors import ConfigError
 from agentenv.training.algorithm.corrections import CorrectionOptions, correct, sequence_means
 
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
@@ -31,7 +30,7 @@ MAX_KL_WEIGHT = 10.0
 """Largest importance weight of the unbiased gradient of the KL divergence."""
 
 
-def token_weights(episode_N: Tensor, aggregation: Aggregation, *, limit_tokens: int | None = None) -> Tensor:
+def token_weights(episode_N: Tensor, aggregation: Aggregation, *, limit_tokens: int = 1) -> Tensor:
     """Return float32[N], the weight of each token's loss in the loss of the batch.
 
     - token-mean: 1/N. All tokens weigh the same, so long episodes weigh more (DAPO, arXiv:2503.14476).
@@ -43,14 +42,8 @@ def token_weights(episode_N: Tensor, aggregation: Aggregation, *, limit_tokens: 
     Args:
         episode_N: int64[N] index of the episode; only tokens that are trained on.
         aggregation: one of the three.
-        limit_tokens: the largest number of action tokens in an episode.
-
-    Raises:
-        ConfigError: an unknown aggregation, or the third without `limit_tokens`.
+        limit_tokens: the largest number of action tokens in an episode, for the third.
     """
-    if aggregation not in get_args(Aggregation):
-        known = ", ".join(get_args(Aggregation))
-        raise ConfigError(f"loss_agg_mode: expected one of {known}, got {aggregation!r}. Choose one of them.")
     num = len(episode_N)
     ones_N = torch.ones(num, device=episode_N.device)
     if num == 0 or aggregation == "token-mean":
@@ -58,8 +51,6 @@ def token_weights(episode_N: Tensor, aggregation: Aggregation, *, limit_tokens: 
     index_N, count_E = torch.unique(episode_N, return_inverse=True, return_counts=True)[1:]
     if aggregation == "seq-mean-token-mean":
         return torch.div(ones_N, len(count_E) * count_E[index_N])
-    if limit_tokens is None or limit_tokens < 1:
-        raise ConfigError(f"loss_agg_mode: expected limit_tokens with {aggregation}, got {limit_tokens}. Pass it.")
     return ones_N / (len(count_E) * limit_tokens)
 
 
@@ -79,33 +70,21 @@ def sequence_log_ratio(logprobs_n: Tensor, old_logprobs_n: Tensor, sequence_n: T
     return (means_n + (logprobs_n - detached_n)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ClippedLoss:
-    """A policy loss per token, and the tokens without gradient."""
-
-    loss_n: Tensor
-    clipped_n: Tensor
-    """bool[n] True if the ratio is outside the clip range on the side of the advantage: no gradient."""
-
-
 def clipped_surrogate(
     log_ratio_n: Tensor, advantages_n: Tensor, *, low: float = 0.2, high: float = 0.2, dual_clip: float | None = None
-) -> ClippedLoss:
+) -> tuple[Tensor, Tensor]:
     """Return PPO's -min(ρA, clip(ρ, 1-low, 1+high)·A); with `dual_clip` c at most -cA if A < 0.
 
-    Sources: Schulman et al. 2017, arXiv:1707.06347; dual clip: Ye et al. 2020, arXiv:1912.09729.
+    The second tensor is bool[n], True if the ratio is outside the clip range on the side of the advantage: no gradient.
 
-    Raises:
-        ConfigError: `dual_clip` is not above 1.
+    Sources: Schulman et al. 2017, arXiv:1707.06347; dual clip: Ye et al. 2020, arXiv:1912.09729.
     """
-    if dual_clip is not None and dual_clip <= 1.0:
-        raise ConfigError(f"dual_clip: expected a number above 1, got {dual_clip!r}. Raise it, or leave it out.")
     ratio_n = log_ratio_n.exp()
     free_n, cut_n = ratio_n * advantages_n, ratio_n.clamp(1 - low, 1 + high) * advantages_n
     least_n = torch.minimum(free_n, cut_n)
     if dual_clip is not None:
         least_n = torch.where(advantages_n < 0, torch.maximum(least_n, dual_clip * advantages_n), least_n)
-    return ClippedLoss(-least_n, least_n.detach() != free_n.detach())
+    return -least_n, least_n.detach() != free_n.detach()
 
 
 def kl_estimate(
@@ -120,20 +99,15 @@ def kl_estimate(
 
     In a loss, the gradients of k1 and k3 are not those of the KL divergence. With `unbiased_gradient` they are, for any
     estimator: w·Δ·∇log π, with w = π / π_old at most 10. Source: Schulman, joschu.net/blog/kl-approx.html.
-
-    Raises:
-        ConfigError: an unknown estimator.
     """
     delta_n = logprobs_n - ref_logprobs_n.detach()
     if estimator == "k1":
         value_n = delta_n
     elif estimator == "k2":
         value_n = delta_n.square() / 2
-    elif estimator == "k3":
+    else:
         bounded_n = delta_n.clamp(min=-MAX_KL)  # before exp, whose derivative would overflow
         value_n = torch.expm1(-bounded_n) + bounded_n
-    else:
-        raise ConfigError(f"kl_estimator: expected k1, k2 or k3, got {estimator!r}. Choose one of them.")
     value_n = value_n.clamp(-MAX_KL, MAX_KL)
     if not unbiased_gradient:
         return value_n
@@ -169,15 +143,6 @@ class LossOptions:
     entropy_coef: float = 0.0
     """Coefficient of the entropy bonus."""
 
-    def __post_init__(self) -> None:
-        """Check the type of loss.
-
-        Raises:
-            ConfigError: it is unknown.
-        """
-        if self.policy_loss_type not in get_args(PolicyLossType):
-            raise ConfigError(f"policy_loss_type: expected ppo or gspo, got {self.policy_loss_type!r}. Choose one.")
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyInputs:
@@ -203,40 +168,33 @@ def policy_loss(inputs: PolicyInputs, options: LossOptions) -> tuple[Tensor, dic
 
     Metrics: policy_loss, kl_loss, entropy, clip_ratio, approx_kl (old to new, k1), is_rejected; each has the weights of
     the loss. Divide those of `PER_TOKEN` by the sum of the step's weights for means over tokens.
-
-    Raises:
-        ConfigError: the options need log-probabilities or an entropy that the inputs do not have.
     """
     weights_n, detached = inputs.weights_n, inputs.logprobs_n.detach()
     if options.policy_loss_type == "gspo":
         log_ratio_n = sequence_log_ratio(inputs.logprobs_n, inputs.old_logprobs_n, inputs.sequence_n)
     else:
         log_ratio_n = log_ratio(inputs.logprobs_n, inputs.old_logprobs_n)
-    clipped = clipped_surrogate(
+    loss_n, clipped_n = clipped_surrogate(
         log_ratio_n, inputs.advantages_n, low=options.clip_low, high=options.clip_high, dual_clip=options.dual_clip
     )
-    loss_n, metrics_n = clipped.loss_n, {"clip_ratio": clipped.clipped_n, "approx_kl": inputs.old_logprobs_n - detached}
+    metrics_n = {"clip_ratio": clipped_n, "approx_kl": inputs.old_logprobs_n - detached}
     if options.correction.level != "off":
-        rollout_n = _needed(inputs.rollout_logprobs_n, "rollout_logprobs_n", "a correction")
-        correction = correct(inputs.old_logprobs_n, rollout_n, inputs.sequence_n, options.correction)
-        loss_n = correction.weights_n * loss_n
-        metrics_n["is_rejected"] = correction.rejected_n
+        assert inputs.rollout_logprobs_n is not None
+        correction_n, metrics_n["is_rejected"] = correct(
+            inputs.old_logprobs_n, inputs.rollout_logprobs_n, inputs.sequence_n, options.correction
+        )
+        loss_n = correction_n * loss_n
     metrics_n["policy_loss"] = loss_n
     if options.kl_coef != 0.0:
-        ref_n = _needed(inputs.ref_logprobs_n, "ref_logprobs_n", "kl_coef")
+        assert inputs.ref_logprobs_n is not None
         kl_n = kl_estimate(
-            inputs.logprobs_n, ref_n, options.kl_estimator,
+            inputs.logprobs_n, inputs.ref_logprobs_n, options.kl_estimator,
             old_logprobs_n=inputs.old_logprobs_n, unbiased_gradient=options.kl_unbiased_gradient,
         )  # fmt: skip
         loss_n, metrics_n["kl_loss"] = loss_n + options.kl_coef * kl_n, kl_n
     if options.entropy_coef != 0.0:
-        loss_n = loss_n - options.entropy_coef * _needed(inputs.entropy_n, "entropy_n", "entropy_coef")
+        assert inputs.entropy_n is not None
+        loss_n = loss_n - options.entropy_coef * inputs.entropy_n
     if inputs.entropy_n is not None:
         metrics_n["entropy"] = inputs.entropy_n
     return (weights_n * loss_n).sum(), {k: (weights_n * v.detach()).sum() for k, v in metrics_n.items()}
-
-
-def _needed(tensor: Tensor | None, name: str, why: str) -> Tensor:
-    if tensor is None:
-        raise ConfigError(f"PolicyInputs.{name}: expected a tensor for {why}, got None. Compute it, or disable {why}.")
-    return tensor

@@ -90,24 +90,19 @@ class MicroBatchRunner:
 
     def _fits(self, work: Callable[[MicroBatch], None], micro: MicroBatch) -> bool:
         """Return True if memory sufficed. Otherwise take part in the other ranks' collectives and return False."""
-        if self._try(work, micro):
-            return True
-        # The exception, which kept tensors alive, is gone by now.
-        self._ranks.finish_micro_batch(lambda: work(_empty(packed=micro.packed).to(self._device)))
-        return False
-
-    def _try(self, work: Callable[[MicroBatch], None], micro: MicroBatch) -> bool:
         self._ranks.begin_micro_batch()
         try:
             work(micro.to(self._device))
+            return True
         except (RuntimeError, MemoryError) as error:
             text = str(error).lower()
             if not isinstance(error, torch.OutOfMemoryError | MemoryError) and not any(o in text for o in _OOM):
                 raise
             if not self._ranks.survive_oom:
                 raise
-            return False
-        return True
+        # The exception, which kept tensors alive, is gone by now.
+        self._ranks.finish_micro_batch(lambda: work(_empty(packed=micro.packed).to(self._device)))
+        return False
 
     def _halves(self, batch: Batch, micro: MicroBatch) -> list[MicroBatch]:
         if len(micro.sequences) <= 1:

@@ -143,7 +143,11 @@ class RankGroup:
         Raises:
             RankLost: a rank was lost.
         """
-        with self._lock, self._on_device():
+        # Threads start on the first GPU, and FSDP uses the streams of the current one.
+        device: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if self._device.type == "cuda":
+            device = torch.cuda.device(self._device)
+        with self._lock, device:
             try:
                 with _rank_lost():
                     dist.broadcast_object_list([name, args])
@@ -166,10 +170,6 @@ class RankGroup:
             goodbye = threading.Thread(target=dismiss, daemon=True)
             goodbye.start()
             goodbye.join(_GOODBYE_S)
-
-    def _on_device(self) -> contextlib.AbstractContextManager[Any]:
-        # Threads start on the first GPU, and FSDP uses the streams of the current one.
-        return torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext()
 
     # --- the others ---
 

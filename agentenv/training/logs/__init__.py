@@ -1,1 +1,1 @@
-"""Records of a training run: metrics, trackers, the screen and the plot."""
+"""Records of a training run: metrics, trackers and the screen."""

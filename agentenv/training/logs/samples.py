@@ -100,11 +100,17 @@ def keep_evaluation(folder: Path, step: int, episodes: Sequence[Trajectory]) -> 
     if not episodes:
         return
     config = read_config(folder)["config"]
+
+    def at_step(trajectory: Trajectory) -> Trajectory:
+        group = f"{trajectory.group_id}@{step}"
+        own = trajectory.episode_id.removeprefix(trajectory.group_id)
+        return replace(trajectory, group_id=group, episode_id=group + own)
+
     try:
         cut_evaluations(folder, step - 1)
         with RunWriter.open(folder / EVAL, config, resume=True, may_differ=list(config)) as writer:
             in_order = sorted(episodes, key=lambda each: each.episode_id)  # they come as they end
-            writer.append_all([_at_step(each, step) for each in in_order])
+            writer.append_all([at_step(each) for each in in_order])
     except (ConfigError, OSError) as error:
         raise RunStopped(
             f"{folder / EVAL}: expected to write the episodes of an evaluation, got: {error} Then resume with --resume."
@@ -122,11 +128,3 @@ def cut_evaluations(folder: Path, step: int) -> None:
         steps = [(row[_OFFSET], row[_GROUP].rpartition("@")[2]) for row in read_index(folder / EVAL)]
         if later := [offset for offset, text in steps if text.isdigit() and int(text) > step]:
             os.truncate(record, min(later))
-
-
-def _at_step(trajectory: Trajectory, step: int) -> Trajectory:
-    """Return an episode with the train step in its ids: `task@step`, and `task@step/sample`."""
-    group = f"{trajectory.group_id}@{step}"
-    return replace(
-        trajectory, group_id=group, episode_id=group + trajectory.episode_id.removeprefix(trajectory.group_id)
-    )

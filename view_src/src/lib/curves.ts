@@ -1,4 +1,4 @@
-// Curves of a training, from the table of panels that the plots of `agentenv train` use too.
+// Curves of a training, from the table of panels in agentenv/view/panels.py.
 import type { Metrics, RunStore } from "../data/store";
 import type { Panel } from "../data/types";
 
