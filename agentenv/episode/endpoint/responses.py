@@ -53,9 +53,9 @@ class ResponseLog:
         return {
             **{name: value for name, value in body.items() if name not in _TRANSLATED},
             "messages": [*system, *self.conversation(body)],
-            "tools": [_tool(tool) for tool in _list(body, "tools")],
-            "tool_choice": _tool_choice(body.get("tool_choice")),
-            "response_format": _response_format(text.get("format")),
+            "tools": [_nested(tool, "function", "function") for tool in _list(body, "tools")],
+            "tool_choice": _nested(body.get("tool_choice"), "function", "function"),
+            "response_format": _nested(text.get("format"), "json_schema", "json_schema"),
             "verbosity": text.get("verbosity"),
             "reasoning_effort": reasoning.get("effort"),
             "max_completion_tokens": body.get("max_output_tokens"),
@@ -138,24 +138,14 @@ def _list(body: Mapping[str, Any], name: str) -> list[Any]:
     return value
 
 
-def _tool(tool: Any) -> Any:
-    """Return a function as chat completions have it; they refuse all other tools."""
-    if not isinstance(tool, Mapping) or tool.get("type") != "function":
-        return tool
-    return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
+def _nested(value: Any, kind: str, key: str) -> Any:
+    """Return an object of this type with its other fields under a key, where chat completions have them.
 
-
-def _tool_choice(choice: Any) -> Any:
-    if isinstance(choice, Mapping) and choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    return choice
-
-
-def _response_format(wanted: Any) -> Any:
-    if isinstance(wanted, Mapping) and wanted.get("type") == "json_schema":
-        schema = {key: value for key, value in wanted.items() if key != "type"}
-        return {"type": "json_schema", "json_schema": schema}
-    return wanted
+    Anything else stays as it is: chat completions refuse it.
+    """
+    if not isinstance(value, Mapping) or value.get("type") != kind:
+        return value
+    return {"type": kind, key: {name: each for name, each in value.items() if name != "type"}}
 
 
 def _content(content: Any) -> Any:

@@ -25,8 +25,23 @@ from agentenv.chat.tool_calls.messages import assistant_message
 from agentenv.core.engine import sample
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Completion, Message, SamplingParams, StepResult, StopReason, Task
-from agentenv.episode.endpoint.conversations import Asked, Call, Line, Point, Work, asked, call_ids, continued, record
-from agentenv.episode.endpoint.history import Mismatch, chain, classify, link, message_fingerprint, num_shared
+from agentenv.episode.endpoint.conversations import (
+    Asked,
+    Call,
+    Line,
+    Mismatch,
+    Point,
+    Work,
+    asked,
+    call_ids,
+    chain,
+    classify,
+    continued,
+    link,
+    message_fingerprint,
+    num_shared,
+    record,
+)  # fmt: skip
 from agentenv.episode.endpoint.wire import (
     ChatRequest,
     OutOfRoom,
@@ -278,7 +293,6 @@ class Session:
         call = Call(
             number=work.number,
             reply=work.reply,
-            opens=is_first,
             messages=told.messages,
             completion=completion,
             action=action,
