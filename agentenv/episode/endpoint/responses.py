@@ -246,20 +246,18 @@ class ResponseForm:
             yield self._event("response.output_item.added", **at, item={**item, **blank, "status": "in_progress"})
             at["item_id"] = item["id"]
             if item["type"] == "message":
-                yield from self._text_events({**at, "content_index": 0}, item["content"][0])
+                part, at["content_index"] = item["content"][0], 0
+                text = {"logprobs": part["logprobs"]}
+                yield self._event("response.content_part.added", **at, part={**part, "text": "", "logprobs": []})
+                yield self._event("response.output_text.delta", **at, **text, delta=part["text"])
+                yield self._event("response.output_text.done", **at, **text, text=part["text"])
+                yield self._event("response.content_part.done", **at, part=part)
             elif item["type"] == "function_call":
                 arguments = item["arguments"]
                 yield self._event("response.function_call_arguments.delta", **at, delta=arguments)
                 yield self._event("response.function_call_arguments.done", **at, arguments=arguments, name=item["name"])
             yield self._event("response.output_item.done", output_index=index, item=item)
         yield self._event(f"response.{response['status']}", response=response)
-
-    def _text_events(self, at: Mapping[str, Any], part: Mapping[str, Any]) -> Iterator[str]:
-        text = {"logprobs": part["logprobs"]}
-        yield self._event("response.content_part.added", **at, part={**part, "text": "", "logprobs": []})
-        yield self._event("response.output_text.delta", **at, **text, delta=part["text"])
-        yield self._event("response.output_text.done", **at, **text, text=part["text"])
-        yield self._event("response.content_part.done", **at, part=part)
 
     def failure(self, error: Mapping[str, Any]) -> str:
         """Return the event of an error after the stream began."""
