@@ -29,17 +29,14 @@ ODD_TEXTS = (
 SCALARS = (None, True, False, 0, 1, -1, 1 << 70, -(10**4000), 0.0, 1e308, math.nan, math.inf, -math.inf)
 
 
-def _nested(depth: int, wrap: Any) -> Any:
+def nested(depth: int, wrap: Any = lambda value: [value]) -> Any:
+    """Return 1 within so many lists, or other values that hold one."""
     return reduce(lambda inner, _: wrap(inner), range(depth), 1)
-
-
-def _box(value: Any) -> Any:
-    return [value]
 
 
 CONTAINERS = (
     [], {}, [[]], [{}], [None], {"": None}, {"a": {}}, [1, "a", None], ["assert f(1)"], {"args": [1]}, [math.nan],
-    {"$int": "1"}, _nested(70, _box), _nested(5000, _box), _nested(5000, lambda value: {"a": value}), {1: 2},
+    {"$int": "1"}, nested(70), nested(5000), nested(5000, lambda value: {"a": value}), {1: 2},
     list(range(300)),
 )  # fmt: skip
 odd = st.sampled_from([*SCALARS, *ODD_TEXTS, *BROKEN_PYTHON, *CONTAINERS])

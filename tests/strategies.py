@@ -20,7 +20,7 @@ from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, 
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.loop import run_episode
 from agentenv.episode.setup import EpisodeKey
-from tests.chat.families import SUPPORTED, Family, load
+from tests.chat.families import SUPPORTED, Family, load, stop_ids
 from tests.chat.test_families import FOLLOW_UPS, TOOLS, says
 
 GOES_ON = (
@@ -36,8 +36,6 @@ ODD = (
     "{{ x }}",
 )  # fmt: skip
 LETTERS = (*range(32, 127), *range(0xA0, 0xD000), *range(0x1F300, 0x1F700))
-harmless = st.from_regex(r"\A[a-z0-9][a-zé, 0-9\n]{0,12}[a-z]\Z")
-"""Content that no template changes and that is the beginning and the end of no added token."""
 
 
 def chat_of(family: Family, **options) -> Chat:
@@ -47,9 +45,8 @@ def chat_of(family: Family, **options) -> Chat:
 
 @functools.cache
 def _chat(family, options):
-    stops = load(family).convert_tokens_to_ids(list(family.stop_tokens))
     tools = TOOLS if family.needs_tools else None
-    return Chat(load(family), stop_token_ids=stops, tools=tools, options=ChatOptions(**dict(options)))
+    return Chat(load(family), stop_token_ids=stop_ids(family), tools=tools, options=ChatOptions(**dict(options)))
 
 
 def with_contents(shape, texts):

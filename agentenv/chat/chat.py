@@ -89,17 +89,6 @@ class Bridge:
     """How the action ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Tail:
-    """The ids that the template puts after an assistant's turn."""
-
-    ids: list[int]
-    num_close: int
-    """Number of leading ids that end the turn."""
-    shared: bool
-    """The id that ends the turn is also the next role's marker."""
-
-
 class PromptText(str):
     """Messages rendered by a chat template. `Chat` protects the messages as long as the text is unchanged."""
 
@@ -257,7 +246,7 @@ class Chat:
                     "over the conversation, got one that is not known. Begin the episode with messages."
                 )
             head = self._shaped(history) or head
-        bridge = self._joined(action_ids, self._tail(messages, mark, head))
+        bridge = self._joined(action_ids, *self._tail(messages, mark, head))
         ways = self.template.reasoning if self.options.open_reasoning == "close" else None
         if ways is None or bridge.kind != "truncated":
             return bridge
@@ -268,9 +257,8 @@ class Chat:
         ids = self._encoder.follow(end)  # the action was cut off within reasoning
         return Bridge([*ids, *bridge.ids], len(ids) + bridge.num_synthesized, bridge.kind)
 
-    def _joined(self, action_ids: Sequence[int], tail: _Tail) -> Bridge:
-        """Return the part of a tail that the action did not sample."""
-        ids, num_close = tail.ids, tail.num_close
+    def _joined(self, action_ids: Sequence[int], ids: list[int], num_close: int, is_shared: bool) -> Bridge:
+        """Return the part of a tail that the action did not sample; see `_tail`."""
         for num in range(min(num_close, len(action_ids)), 0, -1):
             if list(action_ids[-num:]) == ids[:num]:
                 return Bridge(ids[num:], num_close - num, "exact" if num == num_close else "partial-close")
@@ -278,7 +266,7 @@ class Chat:
         if last in ids[:num_close]:
             at = ids.index(last) + 1
             return Bridge(ids[at:], num_close - at, "non-canonical-close")
-        num_synthesized = 0 if tail.shared else num_close
+        num_synthesized = 0 if is_shared else num_close
         if last in self.template.markers:  # it opens a turn; in a template with a close it ends none
             return Bridge(ids, num_synthesized, "role-marker-mismatch")
         ends = last in self.template.terminators
@@ -289,8 +277,11 @@ class Chat:
             return Bridge(ids[num_synthesized:], 0, "foreign-terminator")
         return Bridge(ids, num_synthesized, "truncated")
 
-    def _tail(self, messages: Sequence[Message], mark: str, head: Sequence[Message]) -> _Tail:
-        """Return the ids after the assistant's turn that follows `head`, without the syntax of a dummy call."""
+    def _tail(self, messages: Sequence[Message], mark: str, head: Sequence[Message]) -> tuple[list[int], int, bool]:
+        """Return the ids after the assistant's turn that follows `head`, without the syntax of a dummy call.
+
+        With them, how many of them, at the beginning, end the turn, and whether that id is the next role's marker too.
+        """
         close = list(self.template.close_ids)
         is_named = all(message.get("name") for message in messages if message.get("role") == "tool")
         others = self._tails(messages, head, tool_name="qzOTHERqz")
@@ -307,12 +298,12 @@ class Chat:
                     continue
                 begin, end = found
                 if ids[end - 1] in close[-1:]:
-                    return _Tail(ids[begin:], end - begin, False)
+                    return ids[begin:], end - begin, False
                 ids = ids[begin:]
             if close and ids[: len(close)] == close:
-                return _Tail(ids, len(close), False)
+                return ids, len(close), False
             shared = ids[0] in self.template.markers if ids else False
-            return _Tail(ids, int(shared or called), shared)
+            return ids, int(shared or called), shared
         raise ConfigError(
             "Chat.reply: expected the chat template to keep the assistant's text once, got a rendering without it. "
             "Use a tokenizer whose template renders user, assistant and user messages."
@@ -392,9 +383,8 @@ class Chat:
         roles = ("prompt", *(str(message.get("role")) for message in messages))
         if roles in self._known_roles or not self.has_template:
             return
-        has_text = [
-            isinstance(m.get("content"), str) and not m.get("tool_calls") for m in messages
-        ]  # may be calls only
+        # An assistant's message may have calls only.
+        has_text = [isinstance(m.get("content"), str) and not m.get("tool_calls") for m in messages]
         texts = [f"qz{i}CONTENTqz" if says else "" for i, says in enumerate(has_text)]
         dummies = [{**m, "content": text} if text else m for m, text in zip(messages, texts, strict=True)]
         try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from agentenv._util.brief import brief
@@ -60,7 +59,7 @@ def json_tag(chat: Chat, schema: Mapping[str, Any], tools: Sequence[Mapping[str,
         _check(each, where)
     answer = _json(schema)
     if tools:
-        answer = {"type": "or", "elements": [_Calls(chat).format(tools, several=True), answer]}
+        answer = {"type": "or", "elements": [_calls(chat, tools, several=True), answer]}
     return _tag(chat, answer)
 
 
@@ -72,7 +71,7 @@ def calls_tag(chat: Chat, tools: Sequence[Mapping[str, Any]], *, several: bool) 
     Raises:
         DataError: calls in the template's syntax have no grammar, or parameters are not a JSON schema.
     """
-    return _tag(chat, _Calls(chat).format(tools, several=several))
+    return _tag(chat, _calls(chat, tools, several=several))
 
 
 def _tag(chat: Chat, answer: _Format) -> str:
@@ -129,85 +128,83 @@ def _exact(chat: Chat, text: str) -> list[_Format]:
     return formats
 
 
-@dataclass(frozen=True, slots=True)
-class _Calls:
-    """The calls of one template."""
+def _calls(chat: Chat, tools: Sequence[Mapping[str, Any]], *, several: bool) -> _Format:
+    """Return the format of one call, or of several."""
+    syntax, functions = chat.tool_format, [tool.get("function", tool) for tool in tools]
+    if syntax.kind == "keywords":
+        raise DataError(
+            "tool_choice: expected a template that writes calls as JSON or as markup, got one that writes them "
+            "like calls in Python, for which agentenv has no grammar. Use 'auto'."
+        )
+    for function in functions:
+        _check_reads_back(syntax, function["name"])
+    opening = (syntax.section_open + syntax.call_open).removeprefix(syntax.lead).lstrip("\n")
+    elements = [_any_of(chat, functions, opening + "[" * syntax.listed)]
+    if several and syntax.parallel:
+        comma = {"type": "const_string", "value": ", "}
+        other = _any_of(chat, functions, "" if syntax.listed else syntax.call_open.lstrip("\n"))
+        pair = {"type": "sequence", "elements": [comma if syntax.listed else _BREAK, other]}
+        elements.append({"type": "star", "content": pair})
+    return {"type": "sequence", "elements": [*elements, *_exact(chat, _ending(syntax))]}
 
-    chat: Chat
 
-    def format(self, tools: Sequence[Mapping[str, Any]], *, several: bool) -> _Format:
-        """Return the format of one call, or of several."""
-        syntax, functions = self.chat.tool_format, [tool.get("function", tool) for tool in tools]
-        if syntax.kind == "keywords":
-            raise DataError(
-                "tool_choice: expected a template that writes calls as JSON or as markup, got one that writes them "
-                "like calls in Python, for which agentenv has no grammar. Use 'auto'."
-            )
-        for function in functions:
-            self._check_reads_back(syntax, function["name"])
-        opening = (syntax.section_open + syntax.call_open).removeprefix(syntax.lead).lstrip("\n")
-        elements = [self._any_of(functions, opening + "[" * syntax.listed)]
-        if several and syntax.parallel:
-            comma = {"type": "const_string", "value": ", "}
-            other = self._any_of(functions, "" if syntax.listed else syntax.call_open.lstrip("\n"))
-            pair = {"type": "sequence", "elements": [comma if syntax.listed else _BREAK, other]}
-            elements.append({"type": "star", "content": pair})
-        return {"type": "sequence", "elements": [*elements, *_exact(self.chat, _ending(syntax))]}
+def _any_of(chat: Chat, functions: Sequence[Mapping[str, Any]], opening: str) -> _Format:
+    calls = []
+    for function in functions:
+        before, after = _written(chat.tool_format, function["name"], opening).split(_HOLE)
+        given = function.get("parameters") or {}
+        list(_schemas_in(given, f"tools.{function['name']}.parameters"))  # it raises
+        schema = {"type": "object", "properties": {}, **given}
+        parts = [*_exact(chat, before), *_arguments(chat, schema), *_exact(chat, after)]
+        calls.append({"type": "sequence", "elements": parts})
+    return {"type": "or", "elements": calls} if len(calls) > 1 else calls[0]
 
-    def _any_of(self, functions: Sequence[Mapping[str, Any]], opening: str) -> _Format:
-        calls = []
-        for function in functions:
-            before, after = _written(self.chat.tool_format, function["name"], opening).split(_HOLE)
-            given = function.get("parameters") or {}
-            list(_schemas_in(given, f"tools.{function['name']}.parameters"))  # it raises
-            schema = {"type": "object", "properties": {}, **given}
-            parts = [*_exact(self.chat, before), *self._arguments(schema), *_exact(self.chat, after)]
-            calls.append({"type": "sequence", "elements": parts})
-        return {"type": "or", "elements": calls} if len(calls) > 1 else calls[0]
 
-    def _arguments(self, schema: Mapping[str, Any]) -> list[_Format]:
-        """Return the formats of the arguments: a JSON object, or one element for each parameter."""
-        syntax = self.chat.tool_format
-        if syntax.kind != "markup":
-            return [_json(schema)]
-        parameters, shared, offered = [], _overlap(syntax.value_close, syntax.key_open), Parameter(schema)
-        for key, each in (schema.get("properties") or {}).items():
-            one = {
-                "type": "sequence",
-                "elements": self._parameter(key, offered.beside(each if isinstance(each, Mapping) else {})),
-            }
-            is_required = key in (schema.get("required") or ())
-            parameters.append(one if is_required else {"type": "optional", "content": one})
-        return [*parameters, *_exact(self.chat, shared)]
+def _arguments(chat: Chat, schema: Mapping[str, Any]) -> list[_Format]:
+    """Return the formats of the arguments: a JSON object, or one element for each parameter."""
+    syntax = chat.tool_format
+    if syntax.kind != "markup":
+        return [_json(schema)]
+    parameters, shared, offered = [], _overlap(syntax.value_close, syntax.key_open), Parameter(schema)
+    for key, each in (schema.get("properties") or {}).items():
+        one = {
+            "type": "sequence",
+            "elements": _parameter(chat, key, offered.beside(each if isinstance(each, Mapping) else {})),
+        }
+        is_required = key in (schema.get("required") or ())
+        parameters.append(one if is_required else {"type": "optional", "content": one})
+    return [*parameters, *_exact(chat, shared)]
 
-    def _parameter(self, key: str, parameter: Parameter) -> list[_Format]:
-        """Return the formats of a parameter in markup: text up to the value's close, or JSON if it cannot be text."""
-        syntax, kinds, choices = self.chat.tool_format, parameter.kinds, parameter.values
-        close = syntax.value_close.removesuffix(_overlap(syntax.value_close, syntax.key_open))
-        is_text = not kinds or "string" in kinds
-        after_key = syntax.key_close if is_text or not syntax.literal_key_close else syntax.literal_key_close
-        opening = _exact(self.chat, syntax.key_open + key + after_key)
-        if is_text and choices and all(isinstance(choice, str) for choice in choices):
-            choice = {"type": "or", "elements": [{"type": "const_string", "value": text} for text in choices]}
-            return [*opening, choice, *_exact(self.chat, close)]
-        if is_text:
-            calls = (syntax.section_open.strip(), syntax.call_open.strip(), "<tool_call>")
-            return [*opening, _text_until(close, *calls, "<![CDATA[" * syntax.cdata)]
-        shared = {name: parameter.root[name] for name in ("$defs", "definitions") if name in parameter.root}
-        return [*opening, _json({**shared, **parameter.schema}), *_exact(self.chat, close)]
 
-    def _check_reads_back(self, syntax: ToolFormat, name: str) -> None:
-        """Raise DataError unless a call without arguments is read back as written."""
-        opening = (syntax.section_open + syntax.call_open).lstrip("\n") + "[" * syntax.listed
-        empty = _overlap(syntax.value_close, syntax.key_open) if syntax.kind == "markup" else "{}"
-        text = _written(syntax, name, opening).replace(_HOLE, empty) + _ending(syntax)
-        text = text.replace(ANY_ID, _EXAMPLE_ID).removeprefix(syntax.lead)
-        found = syntax.parse(syntax.reasoning_close + text)
-        if found.malformed or [(call.name, dict(call.arguments)) for call in found.calls] != [(name, {})]:
-            raise DataError(
-                f"tool_choice: expected a call that the template's syntax reads back, got {brief(text)} for the tool "
-                f"{brief(name)}. Rename the tool, or use 'auto'."
-            )
+def _parameter(chat: Chat, key: str, parameter: Parameter) -> list[_Format]:
+    """Return the formats of a parameter in markup: text up to the value's close, or JSON if it cannot be text."""
+    syntax, kinds, choices = chat.tool_format, parameter.kinds, parameter.values
+    close = syntax.value_close.removesuffix(_overlap(syntax.value_close, syntax.key_open))
+    is_text = not kinds or "string" in kinds
+    after_key = syntax.key_close if is_text or not syntax.literal_key_close else syntax.literal_key_close
+    opening = _exact(chat, syntax.key_open + key + after_key)
+    if is_text and choices and all(isinstance(choice, str) for choice in choices):
+        choice = {"type": "or", "elements": [{"type": "const_string", "value": text} for text in choices]}
+        return [*opening, choice, *_exact(chat, close)]
+    if is_text:
+        calls = (syntax.section_open.strip(), syntax.call_open.strip(), "<tool_call>")
+        return [*opening, _text_until(close, *calls, "<![CDATA[" * syntax.cdata)]
+    shared = {name: parameter.root[name] for name in ("$defs", "definitions") if name in parameter.root}
+    return [*opening, _json({**shared, **parameter.schema}), *_exact(chat, close)]
+
+
+def _check_reads_back(syntax: ToolFormat, name: str) -> None:
+    """Raise DataError unless a call without arguments is read back as written."""
+    opening = (syntax.section_open + syntax.call_open).lstrip("\n") + "[" * syntax.listed
+    empty = _overlap(syntax.value_close, syntax.key_open) if syntax.kind == "markup" else "{}"
+    text = _written(syntax, name, opening).replace(_HOLE, empty) + _ending(syntax)
+    text = text.replace(ANY_ID, _EXAMPLE_ID).removeprefix(syntax.lead)
+    found = syntax.parse(syntax.reasoning_close + text)
+    if found.malformed or [(call.name, dict(call.arguments)) for call in found.calls] != [(name, {})]:
+        raise DataError(
+            f"tool_choice: expected a call that the template's syntax reads back, got {brief(text)} for the tool "
+            f"{brief(name)}. Rename the tool, or use 'auto'."
+        )
 
 
 def _written(syntax: ToolFormat, name: str, opening: str) -> str:

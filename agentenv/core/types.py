@@ -209,16 +209,6 @@ class Completion:
     num_failovers: int = 0
     """How many engines of a pool failed before the one that sampled it."""
 
-    @property
-    def min_policy_version(self) -> int:
-        """The version of the oldest weights among the tokens."""
-        return min(self.policy_versions, default=self.policy_version)
-
-    @property
-    def max_policy_version(self) -> int:
-        """The version of the newest weights among the tokens."""
-        return max(self.policy_versions, default=self.policy_version)
-
 
 @dataclass(frozen=True, slots=True)
 class StepResult:

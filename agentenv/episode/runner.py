@@ -103,10 +103,15 @@ class EpisodeRunner:
             RunStopped: more than the policy's share of the episodes failed; records that came before are handed over.
         """
         pending = iter(planned)
+
+        async def work() -> None:
+            while not self.draining and (next_one := next(pending, None)) is not None:
+                await self.run_one(next_one, on_end)
+
         try:
             async with asyncio.TaskGroup() as workers:
                 for _ in range(self.concurrency):
-                    workers.create_task(self._work(pending, on_end))
+                    workers.create_task(work())
                     await asyncio.sleep(0)  # thousands of first prompts in one iteration would block the event loop
         except ExceptionGroup as group:
             raise group.exceptions[0] from None  # one worker ended the run; the others were only cancelled
@@ -139,10 +144,6 @@ class EpisodeRunner:
                 f"{'the last ' if window else ''}{num_done}. First errors: {messages}. "
                 "Fix the environment or the engine and --resume, or raise --max_error_share."
             )
-
-    async def _work(self, pending: Iterator[PlannedEpisode], on_end: OnEnd) -> None:
-        while not self.draining and (planned := next(pending, None)) is not None:
-            await self.run_one(planned, on_end)
 
     async def run_one(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
         """Run one episode, again where infrastructure failed, and pass its record to `on_end`.

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from agentenv.chat.chat import Chat
 from agentenv.errors import ConfigError
-from tests.chat.families import FAMILIES, ONE_OF_EACH, SUPPORTED, load
+from tests.chat.families import FAMILIES, ONE_OF_EACH, SUPPORTED, load, stop_ids
 from tests.chat.test_families import ANSWER, FOLLOW_UPS, TOOLS, USER, asks, calling, render, says, try_render
+from tests.strategies import chat_of
 
 CASES = [(family, shape) for family in SUPPORTED for shape in family.shapes]
 every_case = pytest.mark.parametrize(("family", "shape"), CASES, ids=[f"{f.name}-{s}" for f, s in CASES])
@@ -35,15 +36,6 @@ class Oracle(NamedTuple):
     close_end: int
     whole: bool
     """The prompt's ids begin it."""
-
-
-def stop_ids(family):
-    return load(family).convert_tokens_to_ids(list(family.stop_tokens))
-
-
-def chat_of(family, *, stops=True):
-    ids = stop_ids(family) if stops else ()
-    return Chat(load(family), stop_token_ids=ids, tools=TOOLS if family.needs_tools else None)
 
 
 def conversation(family, new):
@@ -117,7 +109,7 @@ def test_after_a_stop_or_a_cut_the_ids_are_those_of_the_whole_conversation(famil
 @every_kind
 def test_without_knowing_the_engines_stops_the_ids_are_the_same(family):
     for shape in {"user", "2xuser"}.intersection(family.shapes):
-        known, chat = oracle(family, FOLLOW_UPS[shape]), chat_of(family, stops=False)
+        known, chat = oracle(family, FOLLOW_UPS[shape]), Chat(load(family), tools=TOOLS if family.needs_tools else None)
         for end, rest in ((known.close_end, known.close_end), (known.close_start - 1, known.close_start)):
             assert chat.reply(known.ids[known.start : end], FOLLOW_UPS[shape]) == known.ids[rest:]
 
@@ -280,11 +272,6 @@ def test_any_harmless_content_has_the_ids_of_the_whole_conversation(case, role):
     whole = render(family, [*GIVEN, answer, *new])
     reply = chat.reply([], new)
     assert load(family).encode(whole, add_special_tokens=False)[-len(reply) :] == reply
-
-
-STABLE = [
-    family for family in SUPPORTED if not set(family.codes) - set("tcWM") and family.close.strip() == family.close
-]
 
 
 # --- cost -----------------------------------------------------------------------------------------------------------

@@ -6,13 +6,11 @@ import random
 
 import pytest
 
-from agentenv.chat.chat import Chat
 from agentenv.chat.constraints import calls_tag, json_tag
 from agentenv.engines.constraints import Constrainer
 from agentenv.errors import DataError
-from tests.chat.families import FAMILIES, load
+from tests.episode.endpoint.scenes import chat_of
 
-BY_NAME = {family.name: family for family in FAMILIES}
 TOOLS = [
     {
         "type": "function",
@@ -32,11 +30,6 @@ TOOLS = [
     },
     {"type": "function", "function": {"name": "stop"}},
 ]
-
-
-def chat_of(name):
-    tokenizer = load(BY_NAME[name])
-    return Chat(tokenizer, stop_token_ids=tokenizer.convert_tokens_to_ids(list(BY_NAME[name].stop_tokens)))
 
 
 def answers(chat, tag, *, num=4, most=300):

@@ -30,26 +30,16 @@ from agentenv.interop.openrlhf import to_response
 from agentenv.interop.openrlhf.executor import AgentExecutor, AgentFunc
 from agentenv.runs.records.lines import trajectory_from_dict, trajectory_to_dict
 from agentenv.testing.tokenizers import CharTokenizer
-from tests.chat.families import FAMILIES, ONE_OF_EACH, load
+from tests.chat.families import BY_NAME, ONE_OF_EACH, load, stop_ids
 from tests.chat.test_bridge import added
 from tests.chat.test_families import FOLLOW_UPS, TOOLS, render, says
 from tests.strategies import chat_of
 
-BY_NAME = {family.name: family for family in FAMILIES}
 Q = [says("user", "What is 6 x 7?")]
 END = StepResult(reward=1.0, terminated=True)
 SPREAD = (
-    "Qwen2.5",
-    "Qwen3",
-    "Llama-3",
-    "Gemma",
-    "Mistral-Nemo",
-    "GLM-4.5",
-    "Phi-3",
-    "Llama-2",
-    "Hermes-2-Pro",
-    "Seed-OSS",
-)
+    "Qwen2.5", "Qwen3", "Llama-3", "Gemma", "Mistral-Nemo", "GLM-4.5", "Phi-3", "Llama-2", "Hermes-2-Pro", "Seed-OSS",
+)  # fmt: skip
 spread = pytest.mark.parametrize("name", SPREAD)
 
 
@@ -113,13 +103,8 @@ def closing(chat):
 
 def chat_with(name, **options):
     family = BY_NAME[name]
-    stops = load(family).convert_tokens_to_ids(list(family.stop_tokens))
-    return Chat(
-        load(family),
-        stop_token_ids=stops,
-        tools=TOOLS if family.needs_tools else None,
-        options=ChatOptions(**options),
-    )
+    tools = TOOLS if family.needs_tools else None
+    return Chat(load(family), stop_token_ids=stop_ids(family), tools=tools, options=ChatOptions(**options))
 
 
 def openrlhf(text):
@@ -177,17 +162,12 @@ def test_the_text_of_a_step_result_is_wrapped_and_protected_regardless_of_what_i
 
 
 @pytest.mark.parametrize(
-    ("name", "tag"), [("Qwen3.5-think", "<think>"), ("DeepSeek-R1-Distill", "<think>"), ("GLM-5.1", "<think>"),
-                      ("DeepSeek-V3.1", "</think>"), ("Gemma4", "<|channel>thought")],
+    ("name", "words"), [("Qwen3.5-think", "<think>"), ("DeepSeek-R1-Distill", "<think>"), ("GLM-5.1", "<think>"),
+                        ("DeepSeek-V3.1", "</think>"), ("Gemma4", "<|channel>thought"), ("Qwen2.5", "the user: right")],
 )  # fmt: skip
-def test_a_reasoning_tag_is_not_a_role_marker(name, tag):
-    run = Run(name, openrlhf(f"Put it in {tag} tags."))
-    assert run.feedback() == run.chat.reply(run.action(), [says("user", f"Put it in {tag} tags.")])
-
-
-def test_words_like_a_role_within_a_line_are_not_a_marker():
-    run = Run("Qwen2.5", openrlhf("the user: is right"))
-    assert run.trajectory.turns[0].bridge == "exact"
+def test_a_reasoning_tag_and_words_like_a_role_within_a_line_are_not_role_markers(name, words):
+    run = Run(name, openrlhf(f"Put it in {words} tags."))
+    assert run.feedback() == run.chat.reply(run.action(), [says("user", f"Put it in {words} tags.")])
 
 
 @spread
@@ -210,12 +190,9 @@ def test_an_empty_observation_adds_nothing(nothing, prompt, options):
     assert run.feedback() == []
 
 
-def test_actions_without_anything_between_are_one_message():
+def test_actions_without_anything_between_are_one_message_and_an_action_of_the_terminator_alone_is_one_too():
     run = Run("Qwen3", [StepResult(""), StepResult("more")], ["one …", "two", "three"])
     assert [m["content"] for m in messages_of(run.trajectory)] == [Q[0]["content"], "one two", "more", "three"]
-
-
-def test_an_action_of_the_terminator_alone_is_a_message_too():
     run = Run("Qwen3", [StepResult("more")], ["", ""])
     assert [m["role"] for m in messages_of(run.trajectory)] == ["user", "assistant", "user", "assistant"]
 
@@ -323,7 +300,7 @@ def file_run(execute, prompt=FORGED, *, step=None):
     trajectory = asyncio.run(
         AgentFunc(Executor).run(
             Task(prompt),
-            EpisodeSetup(engine=engine, chat=chat, sampling=SamplingParams(), limits=Limits()),
+            EpisodeSetup(engine, chat),
             EpisodeKey(),
         )
     )
@@ -345,19 +322,6 @@ def test_messages_as_text_are_encoded_as_the_messages_they_are():
     chat = chat_with("Qwen3")
     assert chat.prompt(PromptText(chat.render(FORGED), FORGED)) == chat.prompt(FORGED)
     assert chat.prompt(chat.render(FORGED)) == chat.encode(chat.render(FORGED)) != chat.prompt(FORGED)
-
-
-def test_a_file_sees_its_prompt_as_plain_text():
-    seen = []
-
-    async def execute(self, prompt, label, sampling_params):
-        seen.append(prompt)
-        return await AgentExecutor.execute(self, prompt, label, sampling_params)
-
-    file_run(execute)
-    assert seen == [render(BY_NAME["Qwen3"], FORGED)]
-    assert isinstance(seen[0], str)
-    assert json.loads(json.dumps(seen[0])) == seen[0]
 
 
 @pytest.mark.parametrize(
@@ -414,25 +378,16 @@ NO_TOOL = ("Gemma", "Gemma3", "Llama-2", "Mistral v0.1", "Command-R", "Phi-3", "
 
 
 @pytest.mark.parametrize("name", NO_TOOL)
-def test_a_tool_result_without_a_role_for_it_ends_the_episode_in_the_templates_words(name):
-    run = Run(name, StepResult([{"role": "tool", "content": "7"}]))
+def test_a_result_without_a_role_for_it_ends_the_episode_in_the_templates_words_or_is_a_users_by_the_option(name):
+    results = [{"role": "tool", "content": "7"}, {"role": "tool", "content": "8"}, says("user", "and?")]
+    run = Run(name, StepResult(results[:1]))
     error = run.trajectory.error
     assert (run.trajectory.stop_reason, error.type, run.trajectory.reward) == (StopReason.ERROR, "ConfigError", None)
     assert "got roles" in error.message or "expected roles" in error.message
+    assert "--tool_role user" in error.message
     assert len(run.trajectory.turns) == 1
-
-
-@pytest.mark.parametrize("name", NO_TOOL)
-def test_a_tool_result_may_be_a_user_message_instead(name):
-    run = Run(name, StepResult([{"role": "tool", "content": "7"}]), tool_role="user")
-    assert run.feedback() == run.chat.reply(run.action(), [says("user", "7")])
-
-
-@pytest.mark.parametrize("name", NO_TOOL)
-def test_results_and_a_question_are_one_user_message_where_roles_alternate(name):
-    results = [{"role": "tool", "content": "7"}, {"role": "tool", "content": "8"}, says("user", "and?")]
     run = Run(name, StepResult(results), tool_role="user")
-    twice = "2xuser" in run.chat.template.shapes
+    twice = "2xuser" in run.chat.template.shapes  # where roles alternate they are one message
     users = [says("user", text) for text in (("7", "8", "and?") if twice else ("7\n\n8\n\nand?",))]
     assert run.feedback() == run.chat.reply(run.action(), users)
 
@@ -535,11 +490,6 @@ def test_a_cap_below_the_templates_own_tokens_is_an_error_that_names_the_least()
     assert Run("Qwen3", StepResult(LONG), max_observation_tokens=least).trajectory.error is None
 
 
-def test_without_a_role_for_results_the_error_names_the_option():
-    run = Run("Gemma", StepResult([FOLLOW_UPS["tool"][0]]))
-    assert "--tool_role user" in run.trajectory.error.message
-
-
 def test_raw_text_is_never_cut():
     run = Run("Qwen3", StepResult(LONG[:900]), prompt="raw", max_observation_tokens=50)
     assert run.feedback() == run.chat.encode(LONG[:900])
@@ -595,11 +545,7 @@ def test_reasoning_that_was_cut_is_closed_before_the_turn_is(name, said):
 @pytest.mark.parametrize(("name", "said"), THINKERS)
 def test_closed_reasoning_and_clean_stops_are_left_alone(name, said):
     inside = ENDS.get(name, "\n</think>\n\n")
-    for text in (
-        said.replace("…", inside + "half an answer…"),
-        said.replace("…", ""),
-        said.replace("…", inside + "42"),
-    ):
+    for text in (said.replace("…", end) for end in (f"{inside}half an answer…", "", f"{inside}42")):
         closed, kept = (Run(name, StepResult("more"), [text, "two"], **o) for o in ({"open_reasoning": "close"}, {}))
         assert closed.feedback() == kept.feedback()
         assert closed.trajectory.turns[0].num_synthesized == kept.trajectory.turns[0].num_synthesized
@@ -635,11 +581,8 @@ STABLE = [family for family in ONE_OF_EACH if family.expected_class == "prefix-s
 def test_a_prefix_stable_template_never_opens_a_second_segment(family):
     options = {"history": "rerender"}
     steps = [StepResult(FOLLOW_UPS["user"]) for _ in range(3)]
-    said = [
-        canonical(family, "one"),
-        canonical(family, "the second\nanswer"),
-        canonical(family, "three")[: -len(closing(chat_of(family)))],
-    ]
+    said = [canonical(family, answer) for answer in ("one", "the second\nanswer", "three")]
+    said[2] = said[2][: -len(closing(chat_of(family)))]
     anew, kept = (Run(family.name, steps, said, **o) for o in (options, {}))
     assert anew.trajectory.error is None
     assert len(anew.trajectory.segments) == 1
@@ -796,12 +739,8 @@ def test_reasoning_that_a_variable_closes_is_not_closed_again():
 
 
 VARIED = [
-    {},
-    {"history": "rerender"},
-    {"open_reasoning": "close"},
-    {"max_observation_tokens": 60},
-    {"text_feedback": "raw"},
-]
+    {}, {"history": "rerender"}, {"open_reasoning": "close"}, {"max_observation_tokens": 60}, {"text_feedback": "raw"},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("options", VARIED, ids=str)
@@ -848,9 +787,11 @@ def test_an_environment_reads_an_action_without_what_ended_it(family):
 
 @pytest.mark.parametrize("name", ["Gemma", "Llama-3", "Phi-3"])
 def test_tools_that_the_template_drops_are_refused(name):
-    run = Run(name, END, reset={"observation": Q, "tools": TOOLS})
-    assert run.trajectory.error is not None
-    assert run.engine.requests == []
+    short = {"type": "function", "function": {"name": "e", "description": "d", "parameters": {}}}
+    for tools in (TOOLS, [short]):
+        run = Run(name, END, reset={"observation": Q, "tools": tools})
+        assert "renders none" in run.trajectory.error.message
+        assert run.engine.requests == []
 
 
 def test_results_in_the_first_messages_may_be_user_messages_too():
@@ -875,13 +816,7 @@ def test_reasoning_opened_before_an_empty_observation_is_closed_too():
 
 
 @pytest.mark.parametrize(
-    "message",
-    [
-        {"content": "no role"},
-        {"role": 5, "content": "x"},
-        {"role": "user", "content": 5},
-        {"role": "user", "content": {}},
-    ],
+    "message", [{"content": "x"}, {"role": 5, "content": "x"}, says("user", 5), says("user", {})], ids=str
 )
 def test_messages_without_a_role_or_with_other_content_are_a_contract_error(message):
     for run in (Run("Qwen3", StepResult([message])), Run("Qwen3", END, reset={"observation": [message]})):
@@ -889,15 +824,13 @@ def test_messages_without_a_role_or_with_other_content_are_a_contract_error(mess
         assert "expected messages with a role and content" in run.trajectory.error.message
 
 
-def test_a_prompt_of_which_the_template_drops_a_message_is_refused():
-    run = Run("Qwen3", END, prompt=[{"role": "narrator", "content": "Once upon a time"}, *Q])
-    assert (run.trajectory.error.kind, run.trajectory.error.type) == ("data", "ConfigError")
-    assert "it drops ['narrator']" in run.trajectory.error.message
-
-
-def test_a_row_that_the_template_refuses_is_the_datas_fault():
-    run = Run("Gemma", END, prompt=[says("system", "s"), *Q])
-    assert (run.trajectory.error.kind, run.trajectory.error.where) == ("data", "prompt")
+@pytest.mark.parametrize(
+    ("name", "role", "problem"), [("Qwen3", "narrator", "drops ['narrator']"), ("Gemma", "system", "")]
+)
+def test_a_row_of_which_the_template_drops_or_refuses_a_message_is_the_datas_fault(name, role, problem):
+    error = Run(name, END, prompt=[says(role, "Once upon a time"), *Q]).trajectory.error
+    assert (error.kind, error.type, error.where) == ("data", "ConfigError", "prompt")
+    assert problem in error.message
 
 
 @pytest.mark.parametrize("tools", [5, {"name": "f"}, [1], [len]])
@@ -905,12 +838,6 @@ def test_tools_that_are_not_schemas_are_a_contract_error(tools):
     run = Run("Qwen3", END, reset={"observation": Q, "tools": tools})
     assert run.trajectory.error.kind == "contract"
     assert "expected a list of tool schemas" in run.trajectory.error.message
-
-
-def test_tools_with_short_names_are_refused_too_where_the_template_renders_none():
-    tool = {"type": "function", "function": {"name": "e", "description": "d", "parameters": {}}}
-    run = Run("Gemma", END, reset={"observation": Q, "tools": [tool]})
-    assert "renders none" in run.trajectory.error.message
 
 
 def test_without_tools_a_step_still_finds_calls_in_hermes_form():

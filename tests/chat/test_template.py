@@ -9,20 +9,15 @@ from agentenv.chat.encoding import Encoder
 from agentenv.chat.template import REASONS, probe
 from agentenv.errors import ConfigError
 from agentenv.testing.tokenizers import CharTokenizer
-from tests.chat.families import FAMILIES, SUPPORTED, load
-
-
-def named(name):
-    return next(family for family in FAMILIES if family.name == name)
+from tests.chat.families import BY_NAME, FAMILIES, SUPPORTED, load, stop_ids
 
 
 def probed(family, *, stops=True):
-    tokenizer = load(family)
-    return probe(tokenizer, tokenizer.convert_tokens_to_ids(list(family.stop_tokens)) if stops else ())
+    return probe(load(family), stop_ids(family) if stops else ())
 
 
 def with_template(text, name="Qwen2.5"):
-    tokenizer = copy.deepcopy(load(named(name)))
+    tokenizer = copy.deepcopy(load(BY_NAME[name]))
     tokenizer.chat_template = text
     return tokenizer
 
@@ -49,7 +44,7 @@ def test_the_probe_finds_what_is_known_of_a_family(family):
     ("name", "markers"), [("GLM-4.5", ["<|user|>", "<|observation|>"]), ("Gemma4", ["<|tool_response>"])]
 )
 def test_tokens_of_other_roles_that_end_a_turn_are_its_markers(name, markers):
-    assert probed(named(name)).markers == set(load(named(name)).convert_tokens_to_ids(markers))
+    assert probed(BY_NAME[name]).markers == set(load(BY_NAME[name]).convert_tokens_to_ids(markers))
 
 
 @pytest.mark.parametrize(
@@ -57,16 +52,16 @@ def test_tokens_of_other_roles_that_end_a_turn_are_its_markers(name, markers):
     [("SOLAR", ("### User:",)), ("Vicuna", ("USER:",)), ("Mistral v0.1", ("[INST]",)), ("Qwen3", ())],
 )
 def test_role_markers_in_plain_text_are_shown(name, markers):
-    assert probed(named(name)).text_markers == markers
+    assert probed(BY_NAME[name]).text_markers == markers
 
 
 # --- templates that cannot be used ----------------------------------------------------------------------------------
 
 
 def test_an_unsupported_template_says_so_in_its_own_words():
-    found = probed(named("Firefunction-v1"))
+    found = probed(BY_NAME["Firefunction-v1"])
     assert (found.kind, found.error) == ("unsupported", "Expected the first message to have the role functions")
-    assert probed(named("single turn")).error == "it drops what the user or the assistant says"
+    assert probed(BY_NAME["single turn"]).error == "it drops what the user or the assistant says"
 
 
 @pytest.mark.parametrize(
@@ -92,16 +87,16 @@ def test_a_tokenizer_that_is_not_a_hugging_face_one_can_be_probed():
 
 
 def test_a_tokenizer_is_probed_once_for_its_template_and_stops():
-    tokenizer = with_template(load(named("ChatML")).chat_template)
+    tokenizer = with_template(load(BY_NAME["ChatML"]).chat_template)
     assert probe(tokenizer) is probe(tokenizer)
     assert probe(tokenizer, [3]) is not probe(tokenizer)
     before = probe(tokenizer)
-    tokenizer.chat_template = load(named("Qwen2.5")).chat_template
+    tokenizer.chat_template = load(BY_NAME["Qwen2.5"]).chat_template
     assert probe(tokenizer).sha256 != before.sha256
 
 
 def test_the_probe_leaves_the_tokenizer_as_it_was():
-    tokenizer = with_template(load(named("Qwen3")).chat_template)
+    tokenizer = with_template(load(BY_NAME["Qwen3"]).chat_template)
     before = (tokenizer.chat_template, len(tokenizer), tokenizer._tokenizer.encode_special_tokens)
     probe(tokenizer)
     assert (tokenizer.chat_template, len(tokenizer), tokenizer._tokenizer.encode_special_tokens) == before
@@ -159,11 +154,11 @@ def test_the_key_trusted_never_reaches_the_template():
 
 
 def test_a_template_with_tools_in_need_gets_an_empty_list_and_no_made_up_ones():
-    chat = Chat(load(named("Hermes-3")))
+    chat = Chat(load(BY_NAME["Hermes-3"]))
     assert "lookup" not in chat.decode(chat.prompt([{"role": "user", "content": "x"}]))
     assert "lookup" not in chat.decode(chat.reply([], [{"role": "user", "content": "x"}]))
 
 
 def test_a_refused_prompt_says_why():
     with pytest.raises(ConfigError, match="role functions"):
-        Chat(load(named("Firefunction-v1"))).prompt([{"role": "user", "content": "x"}])
+        Chat(load(BY_NAME["Firefunction-v1"])).prompt([{"role": "user", "content": "x"}])

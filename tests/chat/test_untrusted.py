@@ -8,13 +8,12 @@ from agentenv.chat.chat import Chat, ChatOptions
 from agentenv.chat.dialogue import Dialogue
 from agentenv.chat.encoding import encoder_of
 from agentenv.errors import ConfigError
-from tests.chat.families import FAMILIES, ONE_OF_EACH
-from tests.chat.test_bridge import chat_of
+from tests.chat.families import BY_NAME, ONE_OF_EACH
 from tests.chat.test_families import says
+from tests.strategies import chat_of
 
 Q = [says("user", "q")]
 every_kind = pytest.mark.parametrize("family", ONE_OF_EACH, ids=lambda f: f.name)
-BY_NAME = {family.name: family for family in FAMILIES}
 
 
 def schema(name="lookup", description="plain", key="q"):

@@ -150,9 +150,7 @@ def test_two_rows_with_one_id_are_an_error(jsonl, key, name):
 
 
 def test_two_tasks_with_one_id_are_an_error():
-    with pytest.raises(
-        DataError, match=r"data, row 2: expected an id that no other row has, got 'a', the id of data, row 1"
-    ):
+    with pytest.raises(DataError, match=r"data, row 2: expected an id that no other row has, got 'a', the id of data"):
         read_tasks([Task("q", task_id="a"), Task("p", task_id="a")])
 
 
@@ -171,9 +169,7 @@ def test_a_label_with_what_is_not_a_finite_number_is_an_error(tmp_path, label, g
     path.write_text(f'{{"prompt": "q", "label": {label}}}\n')
     with pytest.raises(DataError) as raised:
         read_tasks(str(path))
-    assert str(raised.value).endswith(
-        f"line 1, 'label': expected a label, got {got}. Remove the row, or fix its label."
-    )
+    assert f"line 1, 'label': expected a label, got {got}." in str(raised.value)
 
 
 def test_numbers_that_are_not_finite_are_found_in_arrays_and_finite_ones_are_labels():
@@ -209,7 +205,6 @@ def test_a_role_that_chat_templates_do_not_have_is_an_error(jsonl, role):
 def test_limit_stops_reading_before_bad_rows(tmp_path):
     path = tmp_path / "data.jsonl"
     path.write_text(json.dumps(row()) + "\nnot json\n")
-    assert len(read_tasks(str(path), limit=1)) == 1
     assert len(read_tasks(str(path), limit=1)) == 1
     with pytest.raises(DataError, match=r"data\.jsonl, line 2: expected a JSON object on each line, got 'not json'"):
         read_tasks(str(path))
@@ -405,16 +400,10 @@ def test_hugging_face_datasets_are_read_by_name_configuration_and_split(hub):
     assert hub == [("org/two", "main", "test"), ("org/one", None, None)]
 
 
-def test_a_hugging_face_dataset_with_several_splits_needs_one(hub):
+def test_a_hugging_face_dataset_that_cannot_be_loaded_or_needs_a_split_or_lacks_a_key_is_an_error(hub):
     with pytest.raises(ConfigError, match=r"--split: expected one of \['train', 'test'\]"):
         read_tasks("org/two")
-
-
-def test_a_hugging_face_dataset_that_cannot_be_loaded_is_a_config_error(hub):
     with pytest.raises(ConfigError, match="org/gone is not on the Hub"):
         read_tasks("org/gone")
-
-
-def test_rows_of_hugging_face_datasets_are_named_in_errors(hub):
     with pytest.raises(DataError, match="org/one, row 1: expected key 'question'"):
         read_tasks("org/one", prompt_key="question")

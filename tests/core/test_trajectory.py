@@ -212,22 +212,11 @@ def test_a_turn_without_a_result_leaves_the_reward_unknown():
     assert (trajectory.reward, trajectory.score) == (None, None)
 
 
-def test_a_failed_episode_has_neither_reward_nor_score():
+@pytest.mark.parametrize("reason", [StopReason.ERROR, StopReason.ABORTED])
+def test_a_failed_episode_has_neither_reward_nor_score(reason):
     trajectory = one_turn(result=StepResult(reward=1.0, score=1.0))
-    trajectory.finish(StopReason.ERROR)
+    trajectory.finish(reason)
     assert (trajectory.reward, trajectory.score) == (None, None)
-
-
-def test_the_shortcuts_refuse_to_guess_between_segments():
-    trajectory = Trajectory(Task("q"), 8, segments=[Segment(), Segment()])
-    with pytest.raises(ValueError, match="expected one segment, got 2"):
-        _ = trajectory.token_ids
-
-
-def test_records_do_not_share_their_arrays():
-    one, other = Trajectory(Task("q"), 8), Trajectory(Task("q"), 8)
-    one.append_observation([1])
-    assert (one.num_tokens, other.num_tokens) == (1, 0)
 
 
 def one_turn(result=None, logprobs=(-0.5, -0.5)):
@@ -237,15 +226,6 @@ def one_turn(result=None, logprobs=(-0.5, -0.5)):
     if result is not None:
         trajectory.set_result(result)
     return trajectory
-
-
-def test_an_aborted_episode_has_no_reward_even_after_a_turn_that_had_one():
-    trajectory = Trajectory(Task("p"), 100)
-    trajectory.append_observation([1])
-    trajectory.append_turn(Completion((2,), logprobs=(-1.0,)), "a")
-    trajectory.set_result(StepResult(reward=1.0))
-    trajectory.finish(StopReason.ABORTED)
-    assert trajectory.reward is None
 
 
 def talk(*replies):

@@ -6,10 +6,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
+from agentenv.core.types import Limits, SamplingParams, StepResult, StopReason
 from agentenv.errors import ContractError
 
 WRONG_SAMPLING = [
@@ -48,30 +46,9 @@ def test_limits_refuse_budgets_in_which_no_turn_fits(name, value, expected):
     assert str(caught.value) == f"Limits.{name}: expected {expected}, got {value!r}. Change the value."
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"temperature": 0.0},
-        {"top_p": 1.0},
-        {"top_k": -1},
-        {"min_p": 0.0},
-        {"min_p": 1.0},
-        {"max_tokens": 1},
-        {"max_tokens": None},
-        {"min_tokens": 0},
-        {"stop": ("END",)},
-    ],
-)
-def test_sampling_params_take_the_edges_of_their_ranges(values):
-    params = SamplingParams(**values)
-    assert {name: getattr(params, name) for name in values} == values
-
-
-@pytest.mark.parametrize("thing", [Task("q"), SamplingParams(), Limits(), Completion((1,)), StepResult()])
-def test_everything_that_goes_in_or_out_of_a_step_is_frozen(thing):
-    field = dataclasses.fields(thing)[0].name
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(thing, field, None)
+def test_sampling_params_take_the_edges_of_their_ranges():
+    SamplingParams(temperature=0.0, top_p=1.0, top_k=-1, min_p=0.0, max_tokens=1, min_tokens=0, stop=("END",))
+    SamplingParams(min_p=1.0, max_tokens=None)
 
 
 @pytest.mark.parametrize("field", ["reward", "score"])
@@ -81,22 +58,19 @@ def test_a_step_result_refuses_numbers_that_are_not_finite(field, value):
         StepResult(**{field: value})
 
 
-@pytest.mark.parametrize("value", ["1.0", [1.0], {}, object(), Fraction(10**400)])
-@pytest.mark.parametrize("field", ["reward", "score"])
-def test_a_step_result_refuses_what_is_not_a_number(field, value):
-    with pytest.raises(ContractError, match=f"StepResult.{field}: expected a number, got "):
-        StepResult(**{field: value})
+@pytest.mark.parametrize("value", [None, "1.0", [1.0], {}, object(), Fraction(10**400)])
+def test_a_step_result_refuses_what_is_not_a_number_and_a_missing_reward_with_the_way_out(value):
+    with pytest.raises(ContractError, match=r"StepResult.reward: expected a number, got .*\. Raise InfraError if"):
+        StepResult(reward=value)
+    if value is not None:
+        with pytest.raises(ContractError, match=r"StepResult.score: expected a number, got "):
+            StepResult(score=value)
 
 
 @pytest.mark.parametrize("info", [None, [1], {"n": 10**5000}, {"n": Fraction(10**400)}])
 def test_a_step_result_refuses_info_that_no_record_holds(info):
     with pytest.raises(ContractError, match=r"^StepResult\.info.*: expected a "):
         StepResult(info=info)
-
-
-def test_a_missing_reward_is_refused_and_the_message_names_the_way_out():
-    with pytest.raises(ContractError, match=r"got None\. Raise InfraError if the value is unknown"):
-        StepResult(reward=None)
 
 
 def test_rewards_and_scores_become_plain_floats():
@@ -121,32 +95,10 @@ def test_an_environment_that_reuses_its_info_dict_does_not_rewrite_earlier_turns
     assert result.info == {"tries": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("reason", "terminated", "truncated"),
-    [
-        (StopReason.TERMINATED, True, False),
-        (StopReason.TRUNCATED_BY_ENV, False, True),
-        (StopReason.MAX_TURNS, False, True),
-        (StopReason.MAX_LENGTH, False, True),
-        (StopReason.STEP_TIMEOUT, False, True),
-        (StopReason.EPISODE_TIMEOUT, False, True),
-        (StopReason.ABORTED, False, True),
-        (StopReason.ERROR, False, False),
-    ],
-)
-def test_each_stop_reason_says_once_whether_it_terminated_or_truncated(reason, terminated, truncated):
-    assert (reason.terminated, reason.truncated) == (terminated, truncated)
-
-
-def test_the_table_of_stop_reasons_above_is_complete():
-    assert len(StopReason) == 8
-
-
-@pytest.mark.long
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=6))
-def test_a_completion_knows_its_oldest_and_newest_weights(versions):
-    completion = Completion(tuple(versions), policy_versions=tuple(versions))
-    assert (completion.min_policy_version, completion.max_policy_version) == (min(versions), max(versions))
+def test_each_stop_reason_says_once_whether_it_terminated_or_truncated():
+    odd = {StopReason.TERMINATED: (True, False), StopReason.ERROR: (False, False)}
+    for reason in StopReason:
+        assert (reason.terminated, reason.truncated) == odd.get(reason, (False, True))
 
 
 def test_a_step_result_refuses_rewards_that_float32_cannot_hold():

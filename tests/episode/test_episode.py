@@ -148,11 +148,8 @@ async def test_the_work_with_the_tokenizer_is_linear_in_the_tokens():
             return super().decode(token_ids, **options)
 
     tokenizer = Counting()
-    agent, engine = (
-        Scripted(StepResult([{"role": "user", "content": "next"}])),
-        ScriptedEngine(["word"], CharTokenizer()),
-    )
-    limits = Limits(max_length=100_000, max_turns=200)
+    agent = Scripted(StepResult([{"role": "user", "content": "next"}]))
+    engine, limits = ScriptedEngine(["word"], CharTokenizer()), Limits(max_length=100_000, max_turns=200)
     trajectory, _ = await play(agent, tokenizer=tokenizer, engine=engine, limits=limits)
     assert len(trajectory.turns) == 200
     assert tokenizer.work <= 4 * trajectory.num_tokens
@@ -234,9 +231,10 @@ async def test_the_minimum_of_tokens_never_passes_the_room():
     assert (engine.requests[0].sampling.min_tokens, engine.requests[0].sampling.max_tokens) == (7, 7)
 
 
-async def test_the_sampling_seed_varies_by_turn():
+async def test_the_sampling_seed_and_the_request_id_vary_by_turn():
     _, engine = await play(Scripted(GO_ON, GO_ON, END), sampling=SamplingParams(seed=7))
     assert [request.sampling.seed for request in engine.requests] == [7, 8, 9]
+    assert [request.request_id for request in engine.requests] == ["task-0/3/0", "task-0/3/1", "task-0/3/2"]
 
 
 async def test_the_record_says_when_the_episode_and_each_request_began():
@@ -247,11 +245,6 @@ async def test_the_record_says_when_the_episode_and_each_request_began():
     for turn in trajectory.turns:
         assert turn.began_s >= over
         over = turn.began_s + turn.generate_s + turn.step_s
-
-
-async def test_request_ids_are_the_episode_and_the_turn():
-    _, engine = await play(Scripted(GO_ON, END))
-    assert [request.request_id for request in engine.requests] == ["task-0/3/0", "task-0/3/1"]
 
 
 async def test_a_step_changes_the_sampling_of_later_turns_only():
@@ -417,12 +410,10 @@ async def test_an_instance_whose_creation_is_cancelled_is_closed_before_the_canc
         (thread,) = (one for one in threading.enumerate() if "Late" in one.name)
         go.set()
         thread.join(60)  # the loop stands still meanwhile
-        cancel = (
-            creating.cancel
-            if moment == "when it was made"
-            else partial(asyncio.get_running_loop().call_soon, creating.cancel)
-        )
-        cancel()
+        if moment == "when it was made":
+            creating.cancel()
+        else:
+            asyncio.get_running_loop().call_soon(creating.cancel)
     with pytest.raises(asyncio.CancelledError):
         await creating
     assert len(closed) == 1
@@ -454,11 +445,7 @@ async def test_a_plain_constructor_that_asks_for_the_running_loop_runs_on_it():
 @pytest.mark.parametrize("cls", [QueueEra, Ordinary])
 async def test_a_constructor_that_fails_is_recorded(cls):
     trajectory, engine = await play(partial(create, cls, {"no_such": 1}))
-    assert (trajectory.stop_reason, trajectory.error.where, trajectory.error.type) == (
-        StopReason.ERROR,
-        "create",
-        "TypeError",
-    )
+    assert (trajectory.error.where, trajectory.error.type, trajectory.reward) == ("create", "TypeError", None)
     assert engine.requests == []
 
 
@@ -498,12 +485,7 @@ async def slow_from_turn_1(request):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("limits", "script"),
-    [
-        ({"max_turns": 1}, ["a"]),
-        ({"max_length": 14}, ["a"]),
-        ({"episode_timeout_s": 0.3}, slow_from_turn_1),
-    ],
-    ids=["max_turns", "max_length", "episode_timeout"],
+    [({"max_turns": 1}, ["a"]), ({"max_length": 14}, ["a"]), ({"episode_timeout_s": 0.3}, slow_from_turn_1)],
 )
 async def test_the_environment_has_the_last_word_when_a_limit_ends_the_episode(virtual_clock, limits, script):
     first = StepResult("0123456789", reward=0.5, score=0.1, info={"seen": 1.0})
@@ -540,9 +522,11 @@ async def test_on_truncate_is_not_called_before_the_first_step(virtual_clock):
     assert (trajectory.stop_reason, trajectory.reward, agent.truncations) == (StopReason.EPISODE_TIMEOUT, None, [])
 
 
-async def test_a_last_word_of_none_leaves_the_last_result_as_it_is():
-    trajectory, _ = await play(Scripted(StepResult("", reward=0.5, score=0.1)), limits=Limits(max_turns=1))
-    assert (trajectory.reward, trajectory.score) == (0.5, 0.1)
+@pytest.mark.parametrize(("word", "reward"), [(None, 0.5), (StepResult(reward=1.0), 1.5)])
+async def test_a_last_word_of_none_leaves_the_last_result_as_it_is_and_one_without_a_score_the_score(word, reward):
+    agent = Scripted(StepResult("", reward=0.5, score=0.1), word=word)
+    trajectory, _ = await play(agent, limits=Limits(max_turns=1))
+    assert (trajectory.reward, trajectory.score) == (reward, 0.1)
 
 
 @pytest.mark.parametrize("score", [7.0, -0.5, 1.01])
@@ -572,12 +556,6 @@ async def test_an_environment_declares_the_range_of_its_scores(score_range, scor
 async def test_a_score_may_exceed_its_range_by_rounding():
     trajectory, _ = await play(Scripted(StepResult(score=0.1 + 0.7 + 0.2 + 1e-12, terminated=True)))
     assert trajectory.error is None
-
-
-async def test_a_last_word_without_a_score_keeps_the_score():
-    agent = Scripted(StepResult("", score=0.1), word=StepResult(reward=1.0))
-    trajectory, _ = await play(agent, limits=Limits(max_turns=1))
-    assert (trajectory.reward, trajectory.score) == (1.0, 0.1)
 
 
 @pytest.mark.parametrize("word", [ValueError("no"), forever, {"rewards": math.nan}], ids=["raises", "hangs", "nan"])
@@ -745,17 +723,14 @@ async def test_a_reset_that_returns_something_else_breaks_the_contract(value):
 
 
 @pytest.mark.parametrize("num", [9, 10, 500])
-async def test_a_prompt_without_room_for_an_action_is_a_fault_of_the_data(num):
+async def test_a_prompt_without_room_for_an_action_is_a_fault_of_the_data_and_one_token_is_room(num):
     agent = Scripted(END)
     trajectory, engine = await play(agent, task=Task("x" * num), limits=Limits(max_length=9))
     assert (trajectory.stop_reason, trajectory.error.kind) == (StopReason.ERROR, "data")
     assert f"fewer than max_length=9 tokens, got {num}" in trajectory.error.message
     assert (trajectory.reward, agent.num_closed, engine.requests) == (None, 1, [])
-
-
-async def test_a_prompt_that_leaves_room_for_one_token_is_played():
-    trajectory, _ = await play(Scripted(END), task=Task("x" * 8), limits=Limits(max_length=9))
-    assert (trajectory.stop_reason, trajectory.num_tokens) == (StopReason.TERMINATED, 9)
+    trajectory, _ = await play(Scripted(END), task=Task("x" * num), limits=Limits(max_length=num + 1))
+    assert (trajectory.stop_reason, trajectory.num_tokens) == (StopReason.TERMINATED, num + 1)
 
 
 async def test_an_empty_prompt_is_a_fault_of_the_data():
@@ -818,14 +793,9 @@ async def test_an_engine_that_crashes_on_a_later_turn_keeps_the_turns_before_and
     assert trajectory.reward is None
 
 
-async def test_a_close_that_fails_does_not_undo_the_episode():
-    agent = Scripted(END, on_close=ValueError("no"))
-    trajectory, _ = await play(agent)
-    assert (trajectory.stop_reason, trajectory.reward, agent.num_closed) == (StopReason.TERMINATED, 1.0, 1)
-
-
-async def test_a_close_that_hangs_is_given_up(virtual_clock):
-    agent = Scripted(END, on_close=forever)
+@pytest.mark.parametrize("on_close", [ValueError("no"), forever], ids=["fails", "hangs"])
+async def test_a_close_that_fails_or_hangs_does_not_undo_the_episode(virtual_clock, on_close):
+    agent = Scripted(END, on_close=on_close)
     trajectory, _ = await play(agent, limits=Limits(step_timeout_s=0.05))
     assert (trajectory.stop_reason, trajectory.reward, agent.num_closed) == (StopReason.TERMINATED, 1.0, 1)
 
@@ -914,33 +884,23 @@ async def test_invariant_20_cancelling_at_any_await_leaves_nothing_behind():
 STUCK = """
 import asyncio, threading
 from agentenv.core.agent import AgentInstance
-from agentenv.chat.chat import Chat
+from agentenv.core.types import Limits, Task
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.loop import run_episode
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv.core.types import Limits, SamplingParams, Task
 
 class Stuck(AgentInstance):
     def step(self, states):
         threading.Event().wait()
 
-async def make():
-    return Stuck()
-
-async def main():
-    tokenizer = CharTokenizer()
-    options = dict(engine=ScriptedEngine(["a"], tokenizer), chat=Chat(tokenizer), sampling=SamplingParams())
-    trajectory = await run_episode(make, Task("q"), limits=Limits(step_timeout_s=0.2), **options)
-    print(trajectory.stop_reason.name, trajectory.reward)
-
-asyncio.run(main())
+options = dict(engine=ScriptedEngine(["a"], CharTokenizer()), tokenizer=CharTokenizer())
+trajectory = asyncio.run(run_episode(Stuck, Task("q"), limits=Limits(step_timeout_s=0.2), **options))
+print(trajectory.stop_reason.name, trajectory.reward)
 """
 
 
 @pytest.mark.long
 def test_a_plain_step_that_blocks_for_ever_costs_its_episode_and_not_the_process():
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(
-        [sys.executable, "-c", STUCK], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    options = {"env": os.environ | {"PYTHONPATH": str(ROOT)}, "capture_output": True, "text": True, "timeout": 120}
+    ran = subprocess.run([sys.executable, "-c", STUCK], check=False, **options)
     assert (ran.returncode, ran.stdout) == (0, "STEP_TIMEOUT None\n")

@@ -15,7 +15,7 @@ import pytest
 
 from agentenv.chat.chat import Chat
 from agentenv.core.agent import AgentInstance
-from agentenv.core.types import Limits, SamplingParams, Task
+from agentenv.core.types import Limits, Task
 from agentenv.engines.models import load_tokenizer, resolve_model
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.endpoint.agent import ChatAgentSource
@@ -53,12 +53,7 @@ async def episode(source, prompt="Q", label="7", actions=("7",)):
     tokenizer = CharTokenizer()
     return await source.run(
         Task(prompt, label),
-        EpisodeSetup(
-            engine=ScriptedEngine(actions, tokenizer),
-            chat=Chat(tokenizer),
-            sampling=SamplingParams(),
-            limits=Limits(max_length=1_000, max_turns=4),
-        ),
+        EpisodeSetup(ScriptedEngine(actions, tokenizer), Chat(tokenizer), limits=Limits(max_length=1_000, max_turns=4)),
         EpisodeKey("t/0", "t"),
     )
 
@@ -71,15 +66,11 @@ def test_an_installed_environment_is_found_by_its_name_with_either_dash_and_by_i
     assert load_env(name) is MathRetry
 
 
-def test_an_environment_is_found_in_a_file_with_and_without_its_class(tmp_path):
-    path = write(tmp_path / "guess.py", ENV.format(name="Guess"))
+@pytest.mark.parametrize("before", ["", "from agentenv_envs.math_retry import MathRetry\n"], ids=["alone", "imports"])
+def test_an_environment_is_found_in_a_file_with_and_without_its_class(tmp_path, before):
+    path = write(tmp_path / "guess.py", before + ENV.format(name="Guess"))
     assert load_env(str(path)).__name__ == "Guess"
     assert load_env(f"{path}:Guess") is load_env(str(path))
-
-
-def test_an_imported_environment_does_not_make_a_file_ambiguous(tmp_path):
-    text = "from agentenv_envs.math_retry import MathRetry\n" + ENV.format(name="Own")
-    assert load_env(str(write(tmp_path / "own.py", text))).__name__ == "Own"
 
 
 def test_generated_classes_are_named_as_in_their_file(tmp_path):
@@ -93,11 +84,6 @@ def test_generated_classes_are_named_as_in_their_file(tmp_path):
     assert load_env(f"{path}:Lake").__name__ == "FrozenLakeV1"
 
 
-def test_a_file_without_an_environment_is_an_error(tmp_path):
-    with pytest.raises(ConfigError, match="expected one AgentInstance in"):
-        load_env(str(write(tmp_path / "none.py", "x = 1\n")))
-
-
 def test_a_class_that_only_has_a_step_becomes_an_environment(tmp_path):
     path = write(tmp_path / "foreign.py", "class Foreign:\n    async def step(self, states): ...\n")
     cls = load_env(f"{path}:Foreign")
@@ -105,12 +91,11 @@ def test_a_class_that_only_has_a_step_becomes_an_environment(tmp_path):
     assert cls.reset is AgentInstance.reset
 
 
-@pytest.mark.parametrize("attribute", ["helper", "CONSTANT", "NoStep"])
+@pytest.mark.parametrize("attribute", ["", "helper", "CONSTANT", "NoStep"])
 def test_input_that_is_not_a_class_with_a_step_is_refused(tmp_path, attribute):
-    text = "def helper(): ...\nCONSTANT = 3\nclass NoStep: ...\n"
-    path = write(tmp_path / "things.py", text)
-    with pytest.raises(ConfigError, match="to name a class with a `step` method"):
-        load_env(f"{path}:{attribute}")
+    path = write(tmp_path / "things.py", "def helper(): ...\nCONSTANT = 3\nclass NoStep: ...\n")
+    with pytest.raises(ConfigError, match="a class with a `step` method" if attribute else "one AgentInstance in"):
+        load_env(f"{path}:{attribute}" if attribute else str(path))
 
 
 @pytest.mark.parametrize(
@@ -138,11 +123,8 @@ def test_a_name_that_means_nothing_is_one_line_with_what_may_have_been_meant(spe
 
 
 def test_wrong_constructor_arguments_are_refused_before_any_episode_with_those_it_takes():
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=r"--env_kwargs: .*'max_attempts'.*max_atempts"):
         EnvSource(MathRetry, {"max_atempts": 3})
-    assert "--env_kwargs" in str(error.value)
-    assert "'max_attempts'" in str(error.value)
-    assert "max_atempts" in str(error.value)
 
 
 def test_installed_environments_bring_their_data():
@@ -236,22 +218,16 @@ def test_a_broken_package_does_not_affect_others_and_is_listed_as_broken(tmp_pat
 
 
 def test_dataclasses_with_postponed_annotations_and_pickles_work_in_a_file(tmp_path):
-    module = load_file(
-        write(
-            tmp_path / "data.py",
-            """
-            from __future__ import annotations
-            from dataclasses import KW_ONLY, dataclass
-            from typing import ClassVar
+    text = """
+    from __future__ import annotations
+    from dataclasses import KW_ONLY, dataclass
 
-            @dataclass
-            class State:
-                names: ClassVar[list[str]] = []
-                _: KW_ONLY
-                x: int = 1
-            """,
-        )
-    )
+    @dataclass
+    class State:
+        _: KW_ONLY
+        x: int = 1
+    """
+    module = load_file(write(tmp_path / "data.py", text))
     assert pickle.loads(pickle.dumps(module.State(x=2))) == module.State(x=2)
 
 
@@ -431,11 +407,7 @@ def test_a_model_is_a_folder_or_a_name_for_the_hub(tmp_path, monkeypatch):
     assert resolve_model(str(tmp_path / "mine")) == str(tmp_path / "mine")
     assert resolve_model("someone/model") == "someone/model"
     assert resolve_model("") == ""
-
-
-def test_a_model_in_the_home_folder_is_found(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "mine").mkdir()
     assert resolve_model("~/mine") == str(tmp_path / "mine")
 
 
@@ -487,20 +459,6 @@ def test_the_tokenizer_of_a_folder_is_the_one_that_transformers_takes(tiny_model
         assert tokenizer.all_special_ids == expected.all_special_ids
 
 
-@pytest.mark.long
-def test_a_run_without_its_own_model_does_not_wait_for_torch(tmp_path):
-    program = (
-        "import sys; from agentenv.cli.main import main\n"
-        "code = main(['run', '--env', 'math_retry', '--limit', '1', '--engine', 'scripted', '--out', 'out'])\n"
-        "sys.exit(code or 'torch' in sys.modules)"
-    )
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-
-
 # --- agents with a loop of their own --------------------------------------------------------------------------------
 
 
@@ -512,10 +470,7 @@ def test_a_class_with_run_and_no_step_is_an_agent_with_its_own_loop(tmp_path):
 
 
 def test_an_environment_that_also_has_run_stays_an_environment(tmp_path):
-    text = (
-        ENV.format(name="Env")
-        + "    async def run(self, context): ...\nclass Agent:\n    def run(self, context): ...\n"
-    )
-    path = write(tmp_path / "env.py", text)
+    agent = "    async def run(self, context): ...\nclass Agent:\n    def run(self, context): ...\n"
+    path = write(tmp_path / "env.py", ENV.format(name="Env") + agent)
     assert isinstance(env_source(str(path), {}), EnvSource)
     assert isinstance(env_source(f"{path}:Agent", {}), ChatAgentSource)

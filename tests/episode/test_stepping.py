@@ -42,6 +42,12 @@ class Yes(AgentInstance):
         return states["label"] if states["turn_index"] else "not yet"
 
 
+class ClosesSlowly(Yes):
+    async def close(self):
+        await asyncio.sleep(0.01)
+        self.closed += 1
+
+
 class Raises(Yes):
     async def step(self, states):
         raise RuntimeError("no")
@@ -147,13 +153,9 @@ async def test_closing_in_the_middle_closes_the_environment_once_and_leaves_no_t
 
 
 async def test_cancelling_an_act_closes_the_environment():
-    class Slow(Yes):
+    class Slow(ClosesSlowly):
         async def step(self, states):
             await asyncio.sleep(60)
-
-        async def close(self):
-            await asyncio.sleep(0.01)
-            self.closed += 1
 
     made = []
     episode = stepped(Slow, made=made)
@@ -183,11 +185,6 @@ async def test_a_second_action_is_refused_while_the_first_is_at_work():
 
 
 async def test_a_close_that_is_cancelled_raises_and_the_environment_is_closed_anyway():
-    class ClosesSlowly(Yes):
-        async def close(self):
-            await asyncio.sleep(0.01)
-            self.closed += 1
-
     made = []
     episode = stepped(ClosesSlowly, made=made)
     await episode.begin()

@@ -57,7 +57,7 @@ from agentenv.sandbox.grading import (
 from agentenv.sandbox.grading import stdio as stdio_grading
 from agentenv.sandbox.local import execution
 from agentenv.sandbox.local import session as session_module
-from agentenv.tools import mcp_wire
+from agentenv.tools import mcp
 from tests.episode.endpoint.scenes import chat_of, session_of, user
 from tests.sandbox.conftest import opened
 
@@ -460,7 +460,7 @@ async def test_the_answer_of_a_server(neighbor, kind):
 @pytest.mark.parametrize(
     ("status", "content", "told"),
     [
-        (503, b"x" * 10**6, {"code": mcp_wire.LOST, "message": "HTTP status 503"}),
+        (503, b"x" * 10**6, {"code": mcp.LOST, "message": "HTTP status 503"}),
         (400, b'{"error": {"code": 7, "message": "%s"}}' % (b"x" * 50_000), {"code": 7, "message": "x" * 50_000}),
     ],
 )
@@ -470,5 +470,5 @@ async def test_the_refusal_of_an_mcp_server(neighbor, status, content, told):
 
     call = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": {"x": [1] * LARGE}}
     request = await asyncio.to_thread(httpx.Request, "POST", "http://127.0.0.1/", json=call)
-    answer = await mcp_wire._sent(httpx, send, request)
+    answer = await mcp._sent(httpx, send, request)
     assert answer.json()["error"] == told

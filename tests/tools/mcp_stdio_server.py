@@ -9,20 +9,11 @@ import sys
 import threading
 import time
 
+PLAIN = ("count", "env", "pid", "fail", "refuse", "server_error", "picture", "hang", "freeze", "die", "meet")
 TOOLS = {
     "add": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a"]},
     "echo": {"type": "object", "properties": {"text": {"type": "string"}}, "x-kept": [1, {"any": "thing"}]},
-    "count": {"type": "object"},
-    "env": {"type": "object"},
-    "pid": {"type": "object"},
-    "fail": {"type": "object"},
-    "refuse": {"type": "object"},
-    "server_error": {"type": "object"},
-    "picture": {"type": "object"},
-    "hang": {"type": "object"},
-    "freeze": {"type": "object"},
-    "die": {"type": "object"},
-    "meet": {"type": "object"},
+    **{name: {"type": "object"} for name in PLAIN},
 }
 PAGE = 5
 lock, meeting, frozen = threading.Lock(), threading.Barrier(2, timeout=30), threading.Event()

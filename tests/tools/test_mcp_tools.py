@@ -17,6 +17,7 @@ from agentenv.errors import ConfigError, InfraError
 from agentenv.tools.calling import ToolCall
 from agentenv.tools.mcp import McpServer, close_shared
 from agentenv.tools.toolset import Toolset
+from tests.damage import nested
 
 pytest.importorskip("mcp")
 SERVER = (sys.executable, "-I", str(Path(__file__).parent / "mcp_stdio_server.py"))
@@ -66,11 +67,9 @@ async def test_all_pages_of_tools_are_listed_and_schemas_are_passed_on_unchanged
         assert list(tools.tools)[:3] == ["add", "echo", "count"]
         assert len(tools.tools) == 13
         schema = tools.tools["echo"].schema
-    expected = {"type": "object", "properties": {"text": {"type": "string"}}, "x-kept": [1, {"any": "thing"}]}
-    assert schema == {
-        "type": "function",
-        "function": {"name": "echo", "description": "Tool echo.", "parameters": expected},
-    }
+    parameters = {"type": "object", "properties": {"text": {"type": "string"}}, "x-kept": [1, {"any": "thing"}]}
+    function = {"name": "echo", "description": "Tool echo.", "parameters": parameters}
+    assert schema == {"type": "function", "function": function}
 
 
 async def test_virtual_time_stands_still_while_a_server_works(virtual_clock, monkeypatch):
@@ -82,18 +81,9 @@ async def test_virtual_time_stands_still_while_a_server_works(virtual_clock, mon
 
 
 async def test_a_subset_with_a_prefix_is_called_by_the_name_that_the_server_knows():
-    async with opened(stdio(tools=["add"], prefix="far_")) as tools:
-        assert list(tools.tools) == ["far_add"]
+    async with opened(stdio(tools=["add"]), stdio(tools=["add"], prefix="far_")) as tools:
+        assert list(tools.tools) == ["add", "far_add"]
         assert await said(tools, "far_add", a=2, b=3) == "5"
-
-
-async def test_servers_with_the_same_names_are_refused_unless_one_has_a_prefix():
-    one, other = stdio(tools=["add"]), stdio(tools=["add"], per_episode=True)
-    with pytest.raises(ConfigError, match="different names, got 'add'"):
-        await Toolset(one, other).begin()
-    await close_shared()
-    async with opened(one, stdio(tools=["add"], prefix="b_")) as tools:
-        assert list(tools.tools) == ["add", "b_add"]
 
 
 async def test_content_of_a_tool_other_than_text_is_named():
@@ -111,13 +101,6 @@ async def test_an_error_in_a_call_is_reported_to_the_model():
         assert "no such argument" in await said(tools, "refuse")
         assert (await said(tools, "nothing")).startswith("Error: unknown tool 'nothing'")
         assert await said(tools, "add", a=1) == "1"
-
-
-def nested(levels):
-    value = "x"
-    for _ in range(levels):
-        value = [value]
-    return value
 
 
 UNSENDABLE = {
@@ -393,23 +376,20 @@ def refuses(status, word):
         async def gate(scope, receive, send):
             message = await receive() if scope["type"] == "http" else {}
             if word in message.get("body", b""):
-                await send(
-                    {"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/html")]}
-                )
+                headers = [(b"content-type", b"text/html")]
+                await send({"type": "http.response.start", "status": status, "headers": headers})
                 await send({"type": "http.response.body", "body": b"<h1>Not now</h1>"})
                 return
-            messages = iter([message] if message else [])
-            await app(scope, lambda: _first(messages, receive), send)
+            messages = [message] if message else []
+
+            async def receive_again():
+                return messages.pop() if messages else await receive()
+
+            await app(scope, receive_again, send)
 
         return gate
 
     return around
-
-
-async def _first(messages, receive):
-    for message in messages:
-        return message
-    return await receive()
 
 
 @pytest.mark.long

@@ -38,13 +38,10 @@ from agentenv.tools.calling import (
     tool_format,
 )
 from agentenv.tools.schemas import schema_of
-from tests.chat.families import FAMILIES, SUPPORTED, load
+from tests.chat.families import BY_NAME, SUPPORTED, load, stop_ids
+from tests.damage import nested
 
 HERMES = ToolFormat()
-
-
-def stop_ids(family):
-    return load(family).convert_tokens_to_ids(list(family.stop_tokens))
 
 
 def template_of(family):
@@ -56,7 +53,6 @@ def format_of(family):
     return tool_format(load(family), stop_ids(family))
 
 
-BY_NAME = {family.name: family for family in FAMILIES}
 KINDS = {
     "json": [
         "Qwen2.5", "Qwen3", "Qwen3 (TRL patch)", "Qwen3-2507", "Qwen3-VL", "Hermes-2-Pro", "Hermes-3", "Llama-3.1",
@@ -768,13 +764,6 @@ async def test_a_tool_that_leaves_is_named_and_no_address_is_reported(tool):
     assert "0x" not in answer
 
 
-def nested(levels):
-    value = "x"
-    for _ in range(levels):
-        value = [value]
-    return value
-
-
 class Untold:
     def __str__(self):
         raise ValueError("no text")
@@ -951,24 +940,7 @@ print(len(set(sys.modules) - before))
     assert (ran.stdout, ran.returncode) == ("0\n", 0), ran.stderr
 
 
-@pytest.mark.parametrize(
-    ("schema", "takes"),
-    [
-        (None, False),
-        ({}, True),
-        ({"type": "string"}, False),
-        ({"type": ["string", "null"]}, True),
-        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, True),
-        ({"type": "string", "nullable": True}, True),
-    ],
-)
-def test_an_argument_that_is_null_stays_where_its_schema_takes_null(schema, takes):
-    asks = assistant_message(ParsedAction("", (ToolCall("f", {"x": None}, "1", ""),)))
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": schema}}}}]
-    (read,) = normalized([asks], tools)
-    assert read["tool_calls"][0]["function"]["arguments"] == ({"x": None} if takes else {})
-
-
+TEXT, NUMBER = {"type": "string"}, {"type": "number"}
 PAIR = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}
 PADDED, WHOLE = {"a": 1, "b": None}, {"a": 1}
 
@@ -988,13 +960,15 @@ PADDED, WHOLE = {"a": 1, "b": None}, {"a": 1}
         ({"type": "object"}, PADDED, PADDED),
         ({}, [PADDED], [PADDED]),
         (True, PADDED, PADDED),
+        *[(schema, None, None) for schema in ({}, {"anyOf": [NUMBER, {"type": "null"}]}, {**TEXT, "nullable": True})],
+        *[(schema, None, ...) for schema in (None, TEXT)],
     ],
 )
 def test_nulls_that_fill_objects_within_an_argument_are_dropped_by_its_schema(schema, given, kept):
     asks = assistant_message(ParsedAction("", (ToolCall("f", {"q": given, "r": None}, "1", ""),)))
     parameters = {"properties": {"q": schema}, "$defs": {"Pair": PAIR}}
     (read,) = normalized([asks], [{"type": "function", "function": {"name": "f", "parameters": parameters}}])
-    assert read["tool_calls"][0]["function"]["arguments"] == {"q": kept}
+    assert read["tool_calls"][0]["function"]["arguments"] == ({} if kept is ... else {"q": kept})
 
 
 def test_nulls_of_a_schema_are_dropped_unless_they_are_a_value():
@@ -1018,7 +992,6 @@ class Release(BaseModel):
 
 
 ENUM = {"enum": ["3.9", "3.10"]}
-TEXT = {"type": "string"}
 
 
 @pytest.mark.parametrize(
@@ -1060,7 +1033,6 @@ def test_in_markup_pydantics_enums_come_back_as_text(family):
 
 
 ARGS = {"properties": {"x": TEXT}}
-NUMBER = {"type": "number"}
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,9 @@ class ResponseLog:
         return {
             **{name: value for name, value in body.items() if name not in _TRANSLATED},
             "messages": [*system, *self.conversation(body)],
-            "tools": [_tool(tool) for tool in _list(body, "tools")],
-            "tool_choice": _tool_choice(body.get("tool_choice")),
-            "response_format": _response_format(text.get("format")),
+            "tools": [_nested(tool, "function", "function") for tool in _list(body, "tools")],
+            "tool_choice": _nested(body.get("tool_choice"), "function", "function"),
+            "response_format": _nested(text.get("format"), "json_schema", "json_schema"),
             "verbosity": text.get("verbosity"),
             "reasoning_effort": reasoning.get("effort"),
             "max_completion_tokens": body.get("max_output_tokens"),
@@ -138,24 +138,14 @@ def _list(body: Mapping[str, Any], name: str) -> list[Any]:
     return value
 
 
-def _tool(tool: Any) -> Any:
-    """Return a function as chat completions have it; they refuse all other tools."""
-    if not isinstance(tool, Mapping) or tool.get("type") != "function":
-        return tool
-    return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
+def _nested(value: Any, kind: str, key: str) -> Any:
+    """Return an object of this type with its other fields under a key, where chat completions have them.
 
-
-def _tool_choice(choice: Any) -> Any:
-    if isinstance(choice, Mapping) and choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    return choice
-
-
-def _response_format(wanted: Any) -> Any:
-    if isinstance(wanted, Mapping) and wanted.get("type") == "json_schema":
-        schema = {key: value for key, value in wanted.items() if key != "type"}
-        return {"type": "json_schema", "json_schema": schema}
-    return wanted
+    Anything else stays as it is: chat completions refuse it.
+    """
+    if not isinstance(value, Mapping) or value.get("type") != kind:
+        return value
+    return {"type": kind, key: {name: each for name, each in value.items() if name != "type"}}
 
 
 def _content(content: Any) -> Any:
@@ -256,20 +246,18 @@ class ResponseForm:
             yield self._event("response.output_item.added", **at, item={**item, **blank, "status": "in_progress"})
             at["item_id"] = item["id"]
             if item["type"] == "message":
-                yield from self._text_events({**at, "content_index": 0}, item["content"][0])
+                part, at["content_index"] = item["content"][0], 0
+                text = {"logprobs": part["logprobs"]}
+                yield self._event("response.content_part.added", **at, part={**part, "text": "", "logprobs": []})
+                yield self._event("response.output_text.delta", **at, **text, delta=part["text"])
+                yield self._event("response.output_text.done", **at, **text, text=part["text"])
+                yield self._event("response.content_part.done", **at, part=part)
             elif item["type"] == "function_call":
                 arguments = item["arguments"]
                 yield self._event("response.function_call_arguments.delta", **at, delta=arguments)
                 yield self._event("response.function_call_arguments.done", **at, arguments=arguments, name=item["name"])
             yield self._event("response.output_item.done", output_index=index, item=item)
         yield self._event(f"response.{response['status']}", response=response)
-
-    def _text_events(self, at: Mapping[str, Any], part: Mapping[str, Any]) -> Iterator[str]:
-        text = {"logprobs": part["logprobs"]}
-        yield self._event("response.content_part.added", **at, part={**part, "text": "", "logprobs": []})
-        yield self._event("response.output_text.delta", **at, **text, delta=part["text"])
-        yield self._event("response.output_text.done", **at, **text, text=part["text"])
-        yield self._event("response.content_part.done", **at, part=part)
 
     def failure(self, error: Mapping[str, Any]) -> str:
         """Return the event of an error after the stream began."""

@@ -25,8 +25,23 @@ from agentenv.chat.tool_calls.messages import assistant_message
 from agentenv.core.engine import sample
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Completion, Message, SamplingParams, StepResult, StopReason, Task
-from agentenv.episode.endpoint.conversations import Asked, Call, Line, Point, Work, asked, call_ids, continued, record
-from agentenv.episode.endpoint.history import Mismatch, chain, classify, link, message_fingerprint, num_shared
+from agentenv.episode.endpoint.conversations import (
+    Asked,
+    Call,
+    Line,
+    Mismatch,
+    Point,
+    Work,
+    asked,
+    call_ids,
+    chain,
+    classify,
+    continued,
+    link,
+    message_fingerprint,
+    num_shared,
+    record,
+)  # fmt: skip
 from agentenv.episode.endpoint.wire import (
     ChatRequest,
     OutOfRoom,
@@ -159,27 +174,22 @@ class Session:
         self._running.add(running)
         try:
             async with self._beginning:
-                work = await self._begun(read)
+                if self.num_calls + self._num_busy >= self.limits.max_turns:
+                    self.limit = StopReason.MAX_TURNS
+                    raise OutOfTurns(
+                        f"session: expected at most max_turns={self.limits.max_turns} requests, got more. End here."
+                    )
+                work = await off_loop(size_of((read.messages, read.tools)), lambda: self._begin(asked(read)))
+                self._check_open()
+                line, key = work.line, work.asked.key
+                if work.opens:
+                    self._lines.append(line)
+                    self._points.setdefault(key, []).append(Point(line, len(line.messages), len(work.prompt), None))
+                line.is_busy = True
+                self._num_busy += 1
             return await self._generated(work)
         finally:
             self._running.discard(running)
-
-    async def _begun(self, read: ChatRequest) -> Work:
-        """Find where a request continues, and take its place there."""
-        if self.num_calls + self._num_busy >= self.limits.max_turns:
-            self.limit = StopReason.MAX_TURNS
-            raise OutOfTurns(
-                f"session: expected at most max_turns={self.limits.max_turns} requests, got more. End here."
-            )
-        work = await off_loop(size_of((read.messages, read.tools)), lambda: self._begin(asked(read)))
-        self._check_open()
-        line = work.line
-        if work.opens:
-            self._lines.append(line)
-            self._points.setdefault(work.asked.key, []).append(Point(line, len(line.messages), len(work.prompt), None))
-        line.is_busy = True
-        self._num_busy += 1
-        return work
 
     async def _generated(self, work: Work) -> dict[str, Any]:
         """Answer a request that has its place; free the place if that fails."""
@@ -278,7 +288,6 @@ class Session:
         call = Call(
             number=work.number,
             reply=work.reply,
-            opens=is_first,
             messages=told.messages,
             completion=completion,
             action=action,

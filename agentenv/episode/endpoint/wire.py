@@ -292,13 +292,6 @@ def answer_message(action: str, parsed: ParsedAction | None, reasoning: str | No
     return message
 
 
-def finish_reason(completion: Completion, message: Mapping[str, Any]) -> str:
-    """Return OpenAI's finish reason for how the generation ended."""
-    if completion.finish_reason != "stop":
-        return "length"
-    return "tool_calls" if "tool_calls" in message else "stop"
-
-
 def logprobs_of(completion: Completion, decode: Callable[[Sequence[int]], str]) -> dict[str, Any] | None:
     """Return log-probabilities of the sampled tokens only; `top_logprobs` stay empty."""
     if completion.logprobs is None:
@@ -324,12 +317,8 @@ def chat_completion(
 ) -> dict[str, Any]:
     """Return OpenAI's response object."""
     num = len(completion.token_ids)
-    choice = {
-        "index": 0,
-        "message": dict(message),
-        "finish_reason": finish_reason(completion, message),
-        "logprobs": logprobs,
-    }
+    reason = "length" if completion.finish_reason != "stop" else "tool_calls" if "tool_calls" in message else "stop"
+    choice = {"index": 0, "message": dict(message), "finish_reason": reason, "logprobs": logprobs}
     usage = {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num,

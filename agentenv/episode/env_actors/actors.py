@@ -298,13 +298,6 @@ class RemoteAgent(AgentInstance):
             raise
         self._life = life
 
-    async def _ask(self, method: str, states: Any) -> Any:
-        if self._life is None:
-            await self.make()
-        return await self.actors.ask(
-            self._life, "ask", self._number, method, states, where=f"{type(self).__name__}.{method}"  # type: ignore[arg-type]
-        )  # fmt: skip
-
     async def close(self) -> None:
         """Close the instance, unless its actor is gone."""
         life, self._life = self._life, None
@@ -330,7 +323,9 @@ async def made_agent(actors: EnvActors, kwargs: Mapping[str, Any]) -> AgentInsta
 
 def _forward(name: str, method: str) -> Callable[..., Awaitable[Any]]:
     async def forwarded(self: RemoteAgent, states: Any) -> Any:
-        return await self._ask(method, states)
+        if self._life is None:
+            await self.make()
+        return await self.actors.ask(self._life, "ask", self._number, method, states, where=f"{name}.{method}")  # type: ignore[arg-type]
 
     forwarded.__name__, forwarded.__qualname__ = method, f"{name}.{method}"
     return forwarded

@@ -21,9 +21,8 @@ from agentenv._util.paths import python_env
 from agentenv._util.virtual_time import external_work
 from agentenv.core.agent import AgentInstance
 from agentenv.episode.env_actors.actors import ActorLost, EnvActorConfig, EnvActors, made_agent, no_plain_data
-from agentenv.episode.env_actors.frames import LOG, Calls, Frames
 from agentenv.episode.env_actors.host import Spec, host_env
-from agentenv.episode.env_actors.process import END_GRACE_S
+from agentenv.episode.env_actors.process import END_GRACE_S, LOG, Calls, Frames
 from agentenv.errors import ContractError, InfraError
 
 Answer = Callable[[str, Any], Awaitable[Any]]

@@ -86,3 +86,8 @@ def specials(texts: str) -> tuple[Added, ...]:
 def plain(texts: str) -> tuple[Added, ...]:
     """Added tokens that are not special: `split_special_tokens` does not keep text from forging them."""
     return tuple(Added(text, special=False) for text in texts.split())
+
+
+def stop_ids(family: Family) -> list[int]:
+    """Return the ids on which the family's engine stops, besides EOS."""
+    return list(load(family).convert_tokens_to_ids(list(family.stop_tokens)))

@@ -1,16 +1,14 @@
 """What the endpoint's tests share: sessions over real families and an engine that is told what to say."""
 
 import asyncio
-import functools
 
-from agentenv.chat.chat import Chat
 from agentenv.core.types import Limits, SamplingParams
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.endpoint.session import Session, SessionOptions
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
-from tests.chat.families import FAMILIES, load
+from tests import strategies
+from tests.chat.families import BY_NAME
 
-BY_NAME = {family.name: family for family in FAMILIES}
 NAMES = ("Qwen3", "Llama-3.1", "GLM-4.5")
 CALLS = {
     "Qwen3": '<tool_call>\n{"name": "lookup", "arguments": {"query": "6 x 7"}}\n</tool_call>',
@@ -29,11 +27,8 @@ TOOL = [
 ]
 
 
-@functools.cache
 def chat_of(name):
-    family = BY_NAME[name]
-    tokenizer = load(family)
-    return Chat(tokenizer, stop_token_ids=tokenizer.convert_tokens_to_ids(list(family.stop_tokens)))
+    return strategies.chat_of(BY_NAME[name])
 
 
 def session_of(script, name="Qwen3", *, options=None, sampling=None, limits=None, **engine):

@@ -41,15 +41,19 @@ class Agent:
         CLOSED.append(self)
 
 
+def engine_of(script, **options):
+    return ScriptedEngine(script, chat_of("Qwen3").tokenizer, **options)
+
+
+async def played(source, engine, limits=None):
+    setup = EpisodeSetup(engine, chat_of("Qwen3"), limits=limits or Limits())
+    return await source.run(Task("What is 6 x 7?", "42"), setup, EpisodeKey("e1", "g1", 2, 3))
+
+
 async def episode(cls, script, *, limits=None, **kwargs):
-    chat = chat_of("Qwen3")
-    engine = script if isinstance(script, ScriptedEngine) else ScriptedEngine(script, chat.tokenizer)
+    engine = script if isinstance(script, ScriptedEngine) else engine_of(script)
     source = ChatAgentSource(cls, kwargs)
-    trajectory = await source.run(
-        Task("What is 6 x 7?", "42"),
-        EpisodeSetup(engine=engine, chat=chat, sampling=SamplingParams(), limits=limits or Limits()),
-        EpisodeKey("e1", "g1", 2, 3),
-    )
+    trajectory = await played(source, engine, limits)
     assert source._endpoint is None
     return trajectory, engine
 
@@ -78,26 +82,18 @@ async def test_a_plain_run_is_a_thread_and_may_return_a_number():
     assert trajectory.reward == 1.0
 
 
-async def test_an_exception_of_an_agent_is_recorded_with_its_place_and_the_agent_is_closed():
+@pytest.mark.parametrize(("error", "kind"), [(KeyError("oops"), "env"), (InfraError("search: no answer."), "infra")])
+async def test_an_exception_of_an_agent_is_recorded_with_its_place_and_the_agent_is_closed(error, kind):
     class Broken(Agent):
         async def run(self, context):
             await super().run(context)
-            raise KeyError("oops")
+            raise error
 
     del CLOSED[:]
     trajectory, _ = await episode(Broken, ["41", "42"])
-    assert (trajectory.stop_reason, trajectory.error.kind, trajectory.error.where) == (StopReason.ERROR, "env", "run")
+    assert (trajectory.stop_reason, trajectory.error.kind, trajectory.error.where) == (StopReason.ERROR, kind, "run")
     assert "test_endpoint_agent.py" in trajectory.error.place
     assert (trajectory.reward, len(trajectory.turns), len(CLOSED)) == (None, 2, 1)
-
-
-async def test_an_agents_infra_error_is_infrastructures():
-    class Broken(Agent):
-        async def run(self, context):
-            raise InfraError("search: expected an answer, got none. Retry.")
-
-    trajectory, _ = await episode(Broken, ["41"])
-    assert trajectory.error.kind == "infra"
 
 
 @pytest.mark.long
@@ -146,7 +142,7 @@ async def test_a_failed_engine_is_infrastructures_whatever_the_agent_makes_of_it
                 return 0.0
 
     for cls in (Agent, Calm):  # the agent's own exception says the same later and with less
-        trajectory, _ = await episode(cls, ScriptedEngine(["41"], chat_of("Qwen3").tokenizer, crash_at=[1]))
+        trajectory, _ = await episode(cls, engine_of(["41"], crash_at=[1]))
         assert (trajectory.error.kind, trajectory.error.type, trajectory.reward) == ("infra", "EngineError", None)
 
 
@@ -187,21 +183,11 @@ async def test_an_agent_without_on_truncate_is_warned_once_that_episodes_have_no
         async def on_truncate(self, context):
             return 0.25
 
-    chat = chat_of("Qwen3")
     for cls, hints in ((Agent, 1), (Graded, 0)):
         caplog.clear()
         source = ChatAgentSource(cls)
-        for number in range(2):
-            await source.run(
-                Task("What is 6 x 7?", "42"),
-                EpisodeSetup(
-                    engine=ScriptedEngine(["41"], chat.tokenizer),
-                    chat=chat,
-                    sampling=SamplingParams(),
-                    limits=Limits(max_turns=2),
-                ),
-                EpisodeKey(f"e{number}"),
-            )
+        for _ in range(2):
+            await played(source, engine_of(["41"]), Limits(max_turns=2))
         told = [record.getMessage() for record in caplog.records if "on_truncate" in record.getMessage()]
         assert len(told) == hints
         assert all("Agent.on_truncate: expected a reward for an episode that ended as max_turns" in t for t in told)
@@ -226,14 +212,17 @@ async def test_the_score_of_an_agent_is_within_the_range_that_its_class_declares
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("answer", [{"reward": 1.0}, {}, {"rewards": 1.0, "done": True}])
-async def test_a_dict_that_is_not_a_reward_is_answered_with_what_a_run_may_return(answer):
+@pytest.mark.parametrize("answer", [{"reward": 1.0}, {}, {"rewards": 1.0, "done": True}, None])
+async def test_a_run_may_return_openrlhfs_step_dict_and_another_is_answered_with_what_it_may_return(answer):
     class Giving(Agent):
         async def run(self, context):
             await super().run(context)
-            return answer
+            return {"rewards": 0.5, "environment_feedback": "", "done": True} if answer is None else answer
 
     trajectory, _ = await episode(Giving, ["42"])
+    if answer is None:
+        assert (trajectory.reward, trajectory.error) == (0.5, None)
+        return
     assert (trajectory.reward, trajectory.error.kind) == (None, "contract")
     keys = sorted(answer)
     assert (
@@ -243,20 +232,8 @@ async def test_a_dict_that_is_not_a_reward_is_answered_with_what_a_run_may_retur
 
 
 @pytest.mark.long
-async def test_openrlhfs_step_dict_is_what_a_run_may_return_too():
-    class Giving(Agent):
-        async def run(self, context):
-            await super().run(context)
-            return {"rewards": 0.5, "environment_feedback": "", "done": True}
-
-    trajectory, _ = await episode(Giving, ["42"])
-    assert (trajectory.reward, trajectory.error) == (0.5, None)
-
-
-@pytest.mark.long
 async def test_time_that_runs_out_cancels_the_agent_and_its_generation():
-    chat = chat_of("Qwen3")
-    engine = ScriptedEngine(["41"], chat.tokenizer, latency_s=600)
+    engine = engine_of(["41"], latency_s=600)
     trajectory, _ = await episode(Agent, engine, limits=Limits(episode_timeout_s=3))
     assert (trajectory.stop_reason, trajectory.error) == (StopReason.EPISODE_TIMEOUT, None)
     assert engine.num_cancelled == 1
@@ -264,8 +241,7 @@ async def test_time_that_runs_out_cancels_the_agent_and_its_generation():
 
 async def test_cancelling_an_episode_closes_its_agent_and_the_server():
     del CLOSED[:]
-    chat = chat_of("Qwen3")
-    engine = ScriptedEngine(["41"], chat.tokenizer, latency_s=30)
+    engine = engine_of(["41"], latency_s=30)
     before = asyncio.all_tasks()
     work = asyncio.ensure_future(episode(Agent, engine))
     await until(lambda: engine.requests)
@@ -292,18 +268,9 @@ async def test_what_an_engine_says_of_the_whole_run_ends_it_no_matter_what_the_a
 
 @pytest.mark.long
 async def test_episodes_at_the_same_time_share_one_server():
-    chat = chat_of("Qwen3")
-    engine = ScriptedEngine(lambda r: "42" if "again" in r.prompt else "41", chat.tokenizer, latency_s=0.01)
+    engine = engine_of(lambda r: "42" if "again" in r.prompt else "41", latency_s=0.01)
     source = ChatAgentSource(Agent)
-
-    async def one(number):
-        return await source.run(
-            Task("What is 6 x 7?", "42"),
-            EpisodeSetup(engine=engine, chat=chat, sampling=SamplingParams(), limits=Limits()),
-            EpisodeKey(f"e{number}"),
-        )
-
-    trajectories = await asyncio.gather(*(one(number) for number in range(24)))
+    trajectories = await asyncio.gather(*(played(source, engine) for _ in range(24)))
     assert [t.reward for t in trajectories] == [1.0] * 24
     assert source._endpoint is None
 
@@ -370,16 +337,9 @@ async def test_a_last_word_or_a_close_that_hangs_is_given_up():
 
 @pytest.mark.long
 async def test_a_server_that_is_kept_up_serves_one_episode_after_another():
-    chat = chat_of("Qwen3")
-    engine = ScriptedEngine(["42"], chat.tokenizer)
     source, ports = ChatAgentSource(Agent), set()
     async with source.serving() as endpoint:
-        for number in range(3):
-            trajectory = await source.run(
-                Task("What is 6 x 7?", "42"),
-                EpisodeSetup(engine=engine, chat=chat, sampling=SamplingParams(), limits=Limits()),
-                EpisodeKey(f"e{number}"),
-            )
-            assert trajectory.reward == 1.0
+        for _ in range(3):
+            assert (await played(source, engine_of(["42"]))).reward == 1.0
             ports.add((await source._endpoint).port)
     assert (ports, source._endpoint) == ({endpoint.port}, None)

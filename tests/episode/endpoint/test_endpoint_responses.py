@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 
 import pydantic
@@ -10,22 +9,14 @@ import pytest
 
 from agentenv.core.types import SamplingParams
 from agentenv.episode.endpoint.responses import ResponseLog
-from agentenv.episode.endpoint.server import Endpoint
 from agentenv.episode.endpoint.session import SessionOptions
 from agentenv.episode.endpoint.wire import RequestError
 from tests.episode.endpoint.scenes import CALLS, NAMES, TOOL, assert_exact, session_of, user
+from tests.episode.endpoint.test_endpoint_server import served
 
 openai = pytest.importorskip("openai")
 
 LOOKUP = {"type": "function", "strict": False, **TOOL[0]["function"]}
-
-
-@contextlib.asynccontextmanager
-async def client_of(session):
-    async with Endpoint() as endpoint:
-        with endpoint.open(session) as address:
-            async with openai.AsyncOpenAI(base_url=address.base_url, api_key=address.api_key, max_retries=0) as client:
-                yield client
 
 
 async def response_of(client, *, stream, **fields):
@@ -44,7 +35,7 @@ async def response_of(client, *, stream, **fields):
 async def test_a_tool_loop_is_one_segment_whoever_keeps_the_conversation(name, stream, keeps):
     session, engine = session_of([CALLS[name], "It is 42.", "Yes."], name)
     fields = {"tools": [LOOKUP], "instructions": "Be brief.", "stream": stream}
-    async with client_of(session) as client:
+    async with served(session) as (_, _, client):
         given = [user("What is 6 x 7?")]
         first, kinds = await response_of(client, input=given, **fields)
         (call,) = first.output
@@ -79,7 +70,7 @@ async def test_a_tool_loop_is_one_segment_whoever_keeps_the_conversation(name, s
 
 async def test_text_and_calls_of_one_answer_stay_one_message():
     session, engine = session_of([f"I look.\n{CALLS['Qwen3']}\n{CALLS['Qwen3']}", "ok"])
-    async with client_of(session) as client:
+    async with served(session) as (_, _, client):
         first = await client.responses.create(model="m", input="Q", tools=[LOOKUP])
         assert [item.type for item in first.output] == ["message", "function_call", "function_call"]
         results = [
@@ -96,7 +87,7 @@ async def test_text_and_calls_of_one_answer_stay_one_message():
 
 async def test_a_conversation_may_continue_over_both_apis():
     session, _ = session_of(["a", "b"])
-    async with client_of(session) as client:
+    async with served(session) as (_, _, client):
         first = await client.responses.create(model="m", input="Q")
         messages = [user("Q"), {"role": "assistant", "content": first.output_text}, user("R")]
         await client.chat.completions.create(model="m", messages=messages)
@@ -105,7 +96,7 @@ async def test_a_conversation_may_continue_over_both_apis():
 
 async def test_an_answer_that_was_cut_is_incomplete():
     session, _ = session_of(["one two three four five"])
-    async with client_of(session) as client:
+    async with served(session) as (_, _, client):
         response = await client.responses.create(model="m", input="Q", max_output_tokens=3)
         async with client.responses.stream(model="m", input="R", max_output_tokens=3) as events:
             kinds = [event.type async for event in events]
@@ -115,7 +106,7 @@ async def test_an_answer_that_was_cut_is_incomplete():
 
 async def test_sampling_and_log_probabilities_are_those_of_chat_completions():
     session, engine = session_of(["42"], sampling=SamplingParams(temperature=0.7), logprob=-0.5)
-    async with client_of(session) as client:
+    async with served(session) as (_, _, client):
         response = await client.responses.create(
             model="m", input="Q", temperature=0, top_p=0.5, include=["message.output_text.logprobs"]
         )
@@ -129,7 +120,7 @@ class Total(pydantic.BaseModel):
 
 async def test_calls_and_json_are_demanded_as_of_chat_completions():
     session, engine = session_of([CALLS["Qwen3"], CALLS["Qwen3"], '{"total": 7}', '{"total": 7}'])
-    async with client_of(session) as client:
+    async with served(session) as (_, _, client):
         named = {"type": "function", "name": "lookup"}
         response = await client.responses.create(model="m", input="Q", tools=[LOOKUP], tool_choice=named)
         assert response.output[0].type == "function_call"
@@ -150,7 +141,7 @@ async def test_reasoning_apart_is_an_item_that_may_be_sent_back_or_not():
     said = ["<think>\nsix sevens\n</think>\n\n42", "ok"]
     for num_sent in (1, 2):
         session, engine = session_of(said, options=SessionOptions(reasoning_content=True))
-        async with client_of(session) as client:
+        async with served(session) as (_, _, client):
             first = await client.responses.create(model="m", input="Q")
             assert [item.type for item in first.output] == ["reasoning", "message"]
             assert first.output[0].content[0].text == "six sevens"
@@ -162,7 +153,7 @@ async def test_reasoning_apart_is_an_item_that_may_be_sent_back_or_not():
 
 async def test_instructions_are_of_one_request():
     session, engine = session_of(["a", "b"])
-    async with client_of(session) as client:
+    async with served(session) as (_, _, client):
         first = await client.responses.create(model="m", input="Q", instructions="Be brief.")
         await client.responses.create(model="m", input="R", previous_response_id=first.id, instructions="Be long.")
     assert "Be brief." not in engine.requests[1].prompt
@@ -171,7 +162,7 @@ async def test_instructions_are_of_one_request():
 
 async def test_a_response_that_the_client_does_not_store_cannot_be_continued():
     session, _ = session_of(["a"])
-    async with client_of(session) as client:
+    async with served(session) as (_, _, client):
         first = await client.responses.create(model="m", input="Q", store=False)
         with pytest.raises(openai.BadRequestError, match="previous_response_id"):
             await client.responses.create(model="m", input="R", previous_response_id=first.id)

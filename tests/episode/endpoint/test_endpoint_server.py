@@ -222,16 +222,6 @@ async def test_every_request_without_an_answer_is_counted_by_its_code_in_the_rec
 
 
 @pytest.mark.long
-async def test_a_failure_of_the_engine_is_retried_by_the_sdk():
-    session, engine = session_of(["a"], crash_at=[0])
-    async with served(session) as (_, _, client):
-        completion = await client.with_options(max_retries=2).chat.completions.create(model="m", messages=[user("Q")])
-    assert completion.choices[0].message.content == "a"
-    assert len(engine.requests) == 2
-    assert session.finish(1.0).reward == 1.0
-
-
-@pytest.mark.long
 async def test_a_client_that_goes_away_cancels_its_generation():
     session, engine = session_of(["a"], latency_s=3600)
     async with served(session) as (_, _, client):

@@ -93,34 +93,6 @@ async def test_calls_are_read_answered_and_continued(name):
     assert_exact(trajectory, engine)
 
 
-WEATHER = [{"type": "function", "function": {**TOOL[0]["function"], "name": "get_weather"}}]
-CALL_OF_WEATHER = {
-    "gpt-oss": (
-        ' to=functions.get_weather<|channel|>commentary json<|message|>{"query": "Rome"}<|call|>',
-        "<|start|>functions.get_weather to=assistant",
-    ),
-    "Gemma4 (TRL)": ('<|tool_call>call:get_weather{query:<|"|>Rome<|"|>}<tool_call|>', "response:get_weather{"),
-}
-
-
-@pytest.mark.parametrize("branch", [False, True], ids=["continued", "branched"])
-@pytest.mark.parametrize("name", CALL_OF_WEATHER)
-async def test_a_result_without_a_name_is_told_under_the_name_of_the_tool_that_was_called(name, branch):
-    call, told = CALL_OF_WEATHER[name]
-    session, engine = session_of([call, "Sun.", "Rain."], name)
-    response, messages = await ask(session, [user("Weather?")], tools=WEATHER)
-    (made,) = response["choices"][0]["message"]["tool_calls"]
-    assert made["function"]["name"] == "get_weather"
-    for number in range(1 + branch):  # the second time from an earlier point
-        await ask(
-            session, [*messages, {"role": "tool", "tool_call_id": made["id"], "content": f"R{number}"}], tools=WEATHER
-        )
-        seen = chat_of(name).decode(engine.requests[-1].prompt_token_ids)
-        assert told in seen
-        assert f"R{number}" in seen
-        assert "lookup" not in seen
-
-
 async def test_calls_written_with_other_spaces_and_order_are_the_same_calls():
     text = '<tool_call>\n{"name": "lookup", "arguments": {"query": "a", "page": 2}}\n</tool_call>'
     session, _ = session_of([text, "done"])

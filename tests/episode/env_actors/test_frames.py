@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from agentenv.episode.env_actors.frames import Calls
+from agentenv.episode.env_actors.process import Calls
 from agentenv.errors import EngineError
 
 

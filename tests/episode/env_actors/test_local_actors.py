@@ -13,9 +13,9 @@ import pytest
 
 from agentenv._util.loop_thread import run_sync
 from agentenv.episode.env_actors.actors import EnvActorConfig, made_agent
-from agentenv.episode.env_actors.frames import Frames
 from agentenv.episode.env_actors.host import EnvSpec
 from agentenv.episode.env_actors.local import LocalEnv, open_local_actors
+from agentenv.episode.env_actors.process import Frames
 from agentenv.errors import ConfigError, ContractError, InfraError
 
 SCENE = Path(__file__).parent / "scene.py"
