@@ -15,7 +15,7 @@ AgentEnvError
 Who raises, who records: environments and engines raise; `run_episode` records what they raise on the trajectory; the
 runner counts, retries (InfraError) and stops the run. Before an engine raises, its HTTP client retried the request.
 Every class takes one message, and can be pickled.
-Messages read "{where}: expected {what}, got {value!r}. {what to do}".
+Messages read "{where}: expected {what}, got {value!r}. {what to do}", the last part only where it says more.
 """
 
 from __future__ import annotations

@@ -253,10 +253,10 @@ def _schemas_in(schema: Any, where: str) -> Iterator[tuple[Mapping[str, Any], st
     if schema is None or isinstance(schema, bool):
         return
     if not isinstance(schema, Mapping):
-        raise DataError(f"{where}: expected a JSON schema, got {brief(schema)}. Correct it.")
+        raise DataError(f"{where}: expected a JSON schema, got {brief(schema)}.")
     for name, (kind, expected) in _KINDS.items():
         if schema.get(name) is not None and not isinstance(schema[name], kind):
-            raise DataError(f"{where}.{name}: expected {expected}, got {brief(schema[name])}. Correct it.")
+            raise DataError(f"{where}.{name}: expected {expected}, got {brief(schema[name])}.")
     yield schema, where
     for name in _BY_NAME:
         for key, value in (schema.get(name) or {}).items():

@@ -211,9 +211,9 @@ def _options(config: AuditConfig) -> AuditOptions:
     except ValueError as error:
         raise ConfigError(f"agentenv audit: {error}") from error
     if config.max_tokens < 1:
-        raise ConfigError(f"--max_tokens: expected an integer >= 1, got {config.max_tokens}. Change the value.")
+        raise ConfigError(f"--max_tokens: expected an integer >= 1, got {config.max_tokens}.")
     if not config.time_limit_s > 0:
-        raise ConfigError(f"--time_limit_s: expected seconds > 0, got {config.time_limit_s}. Change the value.")
+        raise ConfigError(f"--time_limit_s: expected seconds > 0, got {config.time_limit_s}.")
     if config.reward_range is not None and not config.reward_range[0] <= config.reward_range[1]:
         raise ConfigError(f"--reward_range: expected lowest and highest, got {config.reward_range}. Swap them.")
     reasons: dict[str, Any] = {}  # by id, from the file and then from the flags

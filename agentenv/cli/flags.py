@@ -231,7 +231,7 @@ def _read(flag: str, kind: Any, words: Sequence[str]) -> Any:
         num = "only" if is_repeatable(kind) else len(get_args(one))
         what = {int: "an integer", float: "a number"}.get(one, f"{num} numbers")
         what += " or None" if NoneType in get_args(kind) else ""
-        raise ConfigError(f"{flag}: expected {what}, got {_shown(words)}. Change the value.") from error
+        raise ConfigError(f"{flag}: expected {what}, got {_shown(words)}.") from error
     return found[0] if inner is one else found
 
 

@@ -116,11 +116,11 @@ def _eval(args: Sequence[str]) -> int:
     if stored is not None:
         config = parse(RMEvalConfig, "rm eval", args, default=stored)
     if not config.data:
-        raise ConfigError("--data: expected a file, got none. Pass one.")
+        raise ConfigError("--data: expected a file, got none.")
     if not config.rm:
         raise ConfigError("--rm: expected a reward model or judge, got none. Pass one, such as hf:PATH.")
     if not 0.0 <= config.max_failed <= 1.0:
-        raise ConfigError(f"--max_failed: expected a share in 0..1, got {config.max_failed!r}. Change the value.")
+        raise ConfigError(f"--max_failed: expected a share in 0..1, got {config.max_failed!r}.")
     from agentenv.rewards.evaluation.rows import read_items
     from agentenv.rewards.evaluation.specs import flags_in_errors, parse_rm_spec
     from agentenv.rewards.evaluation.tables import check_bench, read_reference

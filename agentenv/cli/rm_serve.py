@@ -113,7 +113,7 @@ def _options(config: RMServeConfig) -> ServeOptions:
         if getattr(config, name) is not None and not getattr(config, name) > 0:
             raise ConfigError(f"--{name}: expected a number above 0, got {getattr(config, name)!r}. Raise it.")
     if not 0 <= config.port < 65536:
-        raise ConfigError(f"--port: expected a port, got {config.port}. Change it.")
+        raise ConfigError(f"--port: expected a port, got {config.port}.")
     return ServeOptions(
         access=AccessPolicy(
             config.host,

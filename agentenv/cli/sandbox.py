@@ -214,7 +214,7 @@ def _read(path: str, flag: str) -> bytes:
 def _bench(args: Sequence[str]) -> int:
     config = parse(SandboxBenchConfig, "sandbox bench", args)
     if not 0 < config.seconds < 3600:
-        raise ConfigError(f"--seconds: expected a number above 0 and below 3600, got {config.seconds!r}. Change it.")
+        raise ConfigError(f"--seconds: expected a number above 0 and below 3600, got {config.seconds!r}.")
     isolation, speed = asyncio.run(_measure(config))
     if config.json:
         print_json({"isolation": str(isolation), **asdict(speed)})

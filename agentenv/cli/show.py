@@ -61,13 +61,13 @@ def show(args: Sequence[str]) -> int:
 
     for name, num in (("worst", config.worst), ("best", config.best)):
         if num is not None and num < 1:
-            raise ConfigError(f"--{name}: expected a number of episodes >= 1, got {num}. Change the value.")
+            raise ConfigError(f"--{name}: expected a number of episodes >= 1, got {num}.")
     if config.worst is not None and config.best is not None:
         raise ConfigError(f"--worst: expected no --best with it, got --best {config.best}. Leave one out.")
     try:
         grep = None if config.grep is None else re.compile(config.grep, re.MULTILINE)
     except re.error as error:
-        raise ConfigError(f"--grep: expected a regular expression, got {config.grep!r}: {error}. Fix it.") from error
+        raise ConfigError(f"--grep: expected a regular expression, got {config.grep!r}: {error}.") from error
     where = None if config.where is None else parse_filter(config.where)
     selection = Selection(config.failed, config.task, where, grep, config.worst, config.best)
     if config.episode is not None and selection != Selection():

@@ -141,7 +141,7 @@ def _write(path: str, text: str) -> None:
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path}: expected a file that can be written, got {error}. Choose another.") from error
+        raise ConfigError(f"{path}: expected a file that can be written, got {error}.") from error
 
 
 async def _serve(config: ViewConfig, runs: Sequence[ViewedRun]) -> None:
@@ -155,7 +155,7 @@ async def _serve(config: ViewConfig, runs: Sequence[ViewedRun]) -> None:
             raise ConfigError(f"--no_token: expected --host 127.0.0.1 with it, got {config.host!r}. Leave one out.")
         token = None
     if not 0 <= config.port < 65536:
-        raise ConfigError(f"--port: expected a port, got {config.port}. Change it.")
+        raise ConfigError(f"--port: expected a port, got {config.port}.")
     access = view_access(config.host, token, config.allowed_hosts, TOKEN_VARIABLE)
     options = ViewOptions(access, config.port, config.tokenizer, flag_defaults)
     async with ViewServer(runs, options) as server:

@@ -151,7 +151,7 @@ def compare(
         DataError: a record has another schema.
     """
     if margin < 0.0:
-        raise ConfigError(f"--margin: expected a number >= 0, got {margin:g}. Change the value.")
+        raise ConfigError(f"--margin: expected a number >= 0, got {margin:g}.")
     if b is None:
         a, b = first_and_last(str(a))
     kept = parse_filter(where) if isinstance(where, str) else where

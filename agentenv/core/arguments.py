@@ -23,7 +23,7 @@ def number(where: str, value: object, *, low: float = -MAX_REWARD, high: float =
     """
     if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
         return float(value)
-    raise ConfigError(f"{where}: expected a number in {low:g}..{high:g}, got {value!r}. Correct the argument.")
+    raise ConfigError(f"{where}: expected a number in {low:g}..{high:g}, got {value!r}.")
 
 
 def is_finite(value: object) -> bool:
@@ -39,7 +39,7 @@ def whole_number(where: str, value: object, *, low: int = 0, high: int = MAX_WHO
     """
     if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
         return value
-    raise ConfigError(f"{where}: expected a whole number in {low}..{high}, got {value!r}. Correct the argument.")
+    raise ConfigError(f"{where}: expected a whole number in {low}..{high}, got {value!r}.")
 
 
 def one_of(where: str, value: Any, choices: Collection[str]) -> str:
@@ -50,7 +50,7 @@ def one_of(where: str, value: Any, choices: Collection[str]) -> str:
     """
     if isinstance(value, str) and value in choices:
         return value
-    raise ConfigError(f"{where}: expected one of {', '.join(choices)}, got {value!r}. Correct the argument.")
+    raise ConfigError(f"{where}: expected one of {', '.join(choices)}, got {value!r}.")
 
 
 def is_reward(where: str, value: object, method: str) -> None:
@@ -62,8 +62,7 @@ def is_reward(where: str, value: object, method: str) -> None:
     bounds = None if isinstance(value, type) else getattr(value, "bounds", None)
     if not isinstance(bounds, tuple | list) or len(bounds) != 2 or not callable(getattr(value, method, None)):
         raise ConfigError(
-            f"{where}: expected a reward, with bounds (low, high) and `async def {method}`, got {value!r:.200}. "
-            "Make one."
+            f"{where}: expected a reward, with bounds (low, high) and `async def {method}`, got {value!r:.200}."
         )
 
 

@@ -174,7 +174,7 @@ def place_of_task(tasks: Sequence[Task], name: str) -> int:
         return int(name)
     raise ConfigError(
         f"--task: expected a task's id, such as {tasks[0].task_id}, or its number from 0 to {len(tasks) - 1}, got "
-        f"{name!r}. Change the value."
+        f"{name!r}."
     )
 
 
@@ -196,7 +196,7 @@ def _task_id(where: str, row: Any, index: int, taken: dict[str, str]) -> str:
     ]
     if own and taken.get(own[0]):
         raise DataError(
-            f"{where}: expected an id that no other row has, got {brief(own[0])}, the id of {taken[own[0]]}. Change it."
+            f"{where}: expected an id that no other row has, got {brief(own[0])}, the id of {taken[own[0]]}."
         )
     task_id = own[0] if own else f"{index:06d}"
     while task_id in taken:  # a number may be the id of another row

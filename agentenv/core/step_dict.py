@@ -187,7 +187,7 @@ def read_info(logs: Any, where: str) -> dict[str, float | str]:
     if logs is None:
         return {}
     if not isinstance(logs, Mapping):
-        raise ContractError(f"{where}: extra_logs: expected a dict of numbers, got {type(logs).__name__}. Fix it.")
+        raise ContractError(f"{where}: extra_logs: expected a dict of numbers, got {type(logs).__name__}.")
     return {
         str(key): value if isinstance(value, str) else scalar(value, f"{where}: extra_logs[{key!r}]", "Leave it out.")
         for key, value in logs.items()

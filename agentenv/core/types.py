@@ -149,7 +149,7 @@ def check_fields(where: str, checks: Sequence[tuple[str, Any, bool, str]]) -> No
     """Raise ValueError for the first (field, value, holds, expected) that does not hold."""
     for name, value, holds, expected in checks:
         if not holds:
-            raise ValueError(f"{where}.{name}: expected {expected}, got {value!r}. Change the value.")
+            raise ValueError(f"{where}.{name}: expected {expected}, got {value!r}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,7 @@ def as_flag(value: Any, where: str) -> bool:
     """
     number = _number(value)
     if number not in (0, 1):
-        raise ContractError(f"{where}: expected True or False, got {brief(value, 200)}. Convert it.")
+        raise ContractError(f"{where}: expected True or False, got {brief(value, 200)}.")
     return bool(number)
 
 

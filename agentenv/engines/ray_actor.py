@@ -68,11 +68,9 @@ class RayConfig:
     def __post_init__(self) -> None:
         """Check the numbers."""
         if self.num_engines < 1:
-            raise ConfigError(f"--num_engines: expected an integer >= 1, got {self.num_engines!r}. Change the value.")
+            raise ConfigError(f"--num_engines: expected an integer >= 1, got {self.num_engines!r}.")
         if not self.cpus >= 0 or (self.gpus is not None and not self.gpus >= 0):
-            raise ConfigError(
-                f"--engine_cpus, --engine_gpus: expected numbers >= 0, got {self.cpus!r}, {self.gpus!r}. Change them."
-            )
+            raise ConfigError(f"--engine_cpus, --engine_gpus: expected numbers >= 0, got {self.cpus!r}, {self.gpus!r}.")
 
 
 @asynccontextmanager

@@ -194,7 +194,7 @@ class ScriptedEngine(Engine):
 def solves(probability: float, *, right: str, wrong: str, seed: int = 0) -> Callable[[Request], str]:
     """Return a script that says `right` with a probability, drawn from `seed`, the request's id and sampling seed."""
     if not 0.0 <= probability <= 1.0 or math.isnan(probability):
-        raise ValueError(f"solves: expected a probability in [0, 1], got {probability!r}. Change it.")
+        raise ValueError(f"solves: expected a probability in [0, 1], got {probability!r}.")
 
     def script(request: Request) -> str:
         draw = random.Random(f"{seed}/{request.request_id}/{request.sampling.seed}").random()

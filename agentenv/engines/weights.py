@@ -244,9 +244,7 @@ class WeightSender:
 
     def __init__(self, transfer: str = "auto", *, address: str = "127.0.0.1", keeps: bool = False) -> None:
         if transfer not in get_args(Transfer):
-            raise ConfigError(
-                f"transfer: expected one of {', '.join(get_args(Transfer))}, got {transfer!r}. Change it."
-            )
+            raise ConfigError(f"transfer: expected one of {', '.join(get_args(Transfer))}, got {transfer!r}.")
         self._transfer = transfer
         self._address = address
         self._keeps = keeps

@@ -105,6 +105,5 @@ def check_arguments(cls: type[Any], kwargs: Mapping[str, Any], where: str = "--e
     except TypeError as error:
         names = [name for name in inspect.signature(cls).parameters if name not in ("args", "kwargs")]
         raise ConfigError(
-            f"{where}: expected arguments of {cls.__name__} {names}, got {dict(kwargs)!r}: {error}. "
-            f"{'Change the JSON.' if where.startswith('--') else 'Change them.'}"
+            f"{where}: expected arguments of {cls.__name__} {names}, got {dict(kwargs)!r}: {error}."
         ) from error

@@ -95,7 +95,7 @@ class GymConfig:
         )
         for name, kind, expected in types:
             if not isinstance(getattr(self, name), kind):
-                raise ConfigError(f"AgentEnv.{name}: expected {expected}, got {getattr(self, name)!r}. Change it.")
+                raise ConfigError(f"AgentEnv.{name}: expected {expected}, got {getattr(self, name)!r}.")
         for name, low in (("max_episode_steps", 1), ("max_length", 2), ("limit", 1)):
             if getattr(self, name) is not None:
                 whole_number(f"AgentEnv.{name}", getattr(self, name), low=low)

@@ -61,7 +61,7 @@ class AgentEnv(gymnasium.Env[Any, Any]):
             DataError: a row of the data is invalid.
         """
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
-            raise ConfigError(f"AgentEnv.render_mode: expected None, ansi or human, got {render_mode!r}. Change it.")
+            raise ConfigError(f"AgentEnv.render_mode: expected None, ansi or human, got {render_mode!r}.")
         self._maker = EpisodeMaker(GymConfig.of(env, settings))
         self.render_mode = render_mode
         self.observation_space, self.action_space = self._maker.observation_space, self._maker.action_space

@@ -110,7 +110,7 @@ class TextGame:
             self._refuse("rules", "a text or a function of a Moment", self.rules)
 
     def _refuse(self, name: str, expected: str, got: Any) -> None:
-        raise ConfigError(f"from_gymnasium.{name}: expected {expected}, got {got!r:.80}. Change it.")
+        raise ConfigError(f"from_gymnasium.{name}: expected {expected}, got {got!r:.80}.")
 
     @property
     def name(self) -> str:
@@ -266,7 +266,7 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
             )
         where = type(self).__name__
         if not isinstance(make_kwargs, Mapping | None):
-            raise ConfigError(f"{where}.make_kwargs: expected None or an object, got {make_kwargs!r:.100}. Change it.")
+            raise ConfigError(f"{where}.make_kwargs: expected None or an object, got {make_kwargs!r:.100}.")
         self.make_kwargs = dict(make_kwargs or {})
         self.max_steps = None if max_steps is None else whole_number(f"{where}.max_steps", max_steps, low=1)
         self.max_invalid = whole_number(f"{where}.max_invalid", max_invalid, low=1)
@@ -359,7 +359,7 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
             return None
         if not is_one:
             space = self.env.action_space
-            raise ContractError(f"{where}: expected an action of {space}, a text or None, got {action!r:.60}. Fix it.")
+            raise ContractError(f"{where}: expected an action of {space}, a text or None, got {action!r:.60}.")
         answer = action if isinstance(action, str) else first_name(action, self.names)
         return f"<action>{answer}</action>" if self.form == "tags" else answer
 

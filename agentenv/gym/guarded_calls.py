@@ -34,9 +34,7 @@ def named(where: str) -> Iterator[None]:
         hint = str(error).rstrip(".")
         raise MissingDependency(f"{where}: expected its packages, got none: {hint}. Install them.") from error
     except Exception as error:
-        failed = EpisodeFailed(
-            f"{where}: expected no exception, got {type(error).__name__}: {str(error).rstrip('.')}. Fix it."
-        )
+        failed = EpisodeFailed(f"{where}: expected no exception, got {type(error).__name__}: {str(error).rstrip('.')}.")
         vars(failed)["place"] = place_of(error)
         raise failed from error
 
@@ -81,7 +79,7 @@ def make(env: str | Callable[..., Any], kwargs: Mapping[str, Any], *, ansi: bool
         try:
             return gymnasium.make(env, max_episode_steps=max_steps, disable_env_checker=True, **arguments)
         except TypeError as error:
-            raise ConfigError(f"{env}: expected its own arguments, got {arguments!r}: {error}. Change them.") from error
+            raise ConfigError(f"{env}: expected its own arguments, got {arguments!r}: {error}.") from error
 
 
 def registered_max_steps(env: str | Callable[..., Any]) -> int | None:
@@ -119,7 +117,7 @@ def step_values(where: str, values: Any) -> tuple[Any, float, bool, bool, dict[s
     observation, reward, terminated, truncated, info = values
     number = number_of(reward)
     if not math.isfinite(number):
-        raise ContractError(f"{where}.step: reward: expected a finite number, got {_shown(reward)}. Fix it.")
+        raise ContractError(f"{where}.step: reward: expected a finite number, got {_shown(reward)}.")
     flags = as_flag(terminated, f"{where}.step: terminated"), as_flag(truncated, f"{where}.step: truncated")
     return observation, number, *flags, dict(info)
 

@@ -150,7 +150,7 @@ def make_vec(
     if vectorization_mode not in _KINDS:
         raise ConfigError(
             f"agentenv.gym.make_vec: vectorization_mode: expected vector_entry_point, sync or async, got "
-            f"{vectorization_mode!r}. Change it."
+            f"{vectorization_mode!r}."
         )
     if vectorization_mode == "async":
         options.setdefault("shared_memory", False)

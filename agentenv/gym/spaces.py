@@ -151,7 +151,7 @@ def _size(where: str, value: Any, *, least: int) -> Any:
     if value is None and where == "AnyText.max_chars":
         return None
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{where}: expected an integer >= {least}, got {value!r}. Change it.")
+        raise ConfigError(f"{where}: expected an integer >= {least}, got {value!r}.")
     return int(value)
 
 

@@ -169,11 +169,11 @@ class AgentVectorEnv(SyncVectorEnv):
         """
         self.closed = True  # until the constructor succeeds
         if not isinstance(num_envs, int | np.integer) or num_envs < 1:
-            raise ConfigError(f"AgentVectorEnv.num_envs: expected an integer >= 1, got {num_envs!r}. Change it.")
+            raise ConfigError(f"AgentVectorEnv.num_envs: expected an integer >= 1, got {num_envs!r}.")
         if on_error not in ("raise", "truncate"):
-            raise ConfigError(f"AgentVectorEnv.on_error: expected raise or truncate, got {on_error!r}. Change it.")
+            raise ConfigError(f"AgentVectorEnv.on_error: expected raise or truncate, got {on_error!r}.")
         if render_mode not in (None, "ansi"):
-            raise ConfigError(f"AgentVectorEnv.render_mode: expected None or ansi, got {render_mode!r}. Change it.")
+            raise ConfigError(f"AgentVectorEnv.render_mode: expected None or ansi, got {render_mode!r}.")
         self.on_error = on_error
         first = _Member(env, render_mode=render_mode, **settings)
         self.maker = first._maker
@@ -241,9 +241,7 @@ class AgentVectorEnv(SyncVectorEnv):
     def _local_env(self, num: int | None, num_envs: int) -> LocalEnv | None:
         """Return what makes agents in processes; None if this process does."""
         if num is not None and (not isinstance(num, int) or isinstance(num, bool) or num < 0):
-            raise ConfigError(
-                f"AgentVectorEnv.env_actors: expected None or an integer >= 0, got {brief(num)}. Change it."
-            )
+            raise ConfigError(f"AgentVectorEnv.env_actors: expected None or an integer >= 0, got {brief(num)}.")
         if num is None:
             num = num_cores() if self.maker.cls.cpu_bound else 0
         if not num:

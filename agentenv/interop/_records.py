@@ -205,5 +205,5 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
         DataError: the rows have different keys.
     """
     if any(row.keys() != rows[0].keys() for row in rows):
-        raise DataError(f"interop: expected rows of the same keys, got {[sorted(row) for row in rows]}. Fix them.")
+        raise DataError(f"interop: expected rows of the same keys, got {[sorted(row) for row in rows]}.")
     return {key: [row[key] for row in rows] for key in (rows[0] if rows else ())}

@@ -46,7 +46,7 @@ class ServedTasks:
             DataError: there is no such task.
         """
         if not 0 <= index < len(self.tasks):
-            raise DataError(f"reset.index: expected one of {len(self.tasks)} tasks, from 0, got {index!r}. Change it.")
+            raise DataError(f"reset.index: expected one of {len(self.tasks)} tasks, from 0, got {index!r}.")
         return text_episode(self.source, self.tasks[index], self.limits, episode_id=episode_id, seed=seed)
 
 

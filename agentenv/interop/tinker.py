@@ -166,7 +166,7 @@ class EnvDatasetBuilder:
         if not 1 <= self.batch_size <= len(tasks):
             raise ConfigError(
                 f"EnvDatasetBuilder.batch_size: expected an integer from 1 to {len(tasks)}, the number of tasks, got "
-                f"{self.batch_size}. Change it."
+                f"{self.batch_size}."
             )
         options = replace(self, data=())  # a group is pickled where rollouts run in other processes
         return EnvDataset([EnvGroup(options, in_messages(task)) for task in tasks], self.batch_size), None

@@ -185,14 +185,14 @@ def _refuse_what_needs_more(spec: str, taskset: Any) -> None:
     """Raise ConfigError if tasks have tools, or methods that run commands where this process runs."""
     task = type(taskset).task_type()
     if taskset.toolsets(taskset.config) or task.toolsets(taskset.config.task):
-        raise ConfigError(f"--env {spec}: expected a taskset without tools, got one that serves some. Choose another.")
+        raise ConfigError(f"--env {spec}: expected a taskset without tools, got one that serves some.")
     methods = inspect.getmembers(task, inspect.isfunction)
     own = {name for name, one in methods if not one.__module__.startswith("verifiers.")}
     running = sorted(name for name, one in methods if name in own and "runtime" in inspect.signature(one).parameters)
     if running:
         raise ConfigError(
             f"--env {spec}: expected a task that is scored by its texts, got one that runs commands, in "
-            f"{', '.join(running)}. They would run on this machine, unconfined. Choose another."
+            f"{', '.join(running)}. They would run on this machine, unconfined."
         )
 
 
@@ -257,7 +257,7 @@ def env_class(name: str) -> type[VerifiersTask]:
     except ImportError as error:
         raise MissingDependency(f"--env verifiers:{name}: expected its packages, got {error}. Install them.") from error
     except (AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"--env verifiers:{name}: expected a taskset, got {error}. Choose another.") from error
+        raise ConfigError(f"--env verifiers:{name}: expected a taskset, got {error}.") from error
     if len(roles) != 1:
         raise ConfigError(
             f"--env verifiers:{name}: expected one agent, got {', '.join(roles)}: agentenv has no policy for "

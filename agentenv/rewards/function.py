@@ -54,9 +54,9 @@ class FunctionReward:
         if not (isinstance(bounds, tuple | list) and len(bounds) == 2 and bounds[0] <= bounds[1]):
             raise ConfigError(f"bounds: expected a lowest and a highest reward, got {bounds!r}. Give both.")
         if timeout_reward is not None and not bounds[0] <= timeout_reward <= bounds[1]:
-            raise ConfigError(f"timeout_reward: expected a reward in {bounds}, got {timeout_reward!r}. Change it.")
+            raise ConfigError(f"timeout_reward: expected a reward in {bounds}, got {timeout_reward!r}.")
         if not isinstance(function, str) and not callable(function):
-            raise ConfigError(f"function: expected a function or its name, got {function!r}. Pass one.")
+            raise ConfigError(f"function: expected a function or its name, got {function!r}.")
         self._options: dict[str, Any] = {
             "killable": killable,
             "limit_s": number("limit_s", limit_s, low=1e-3),

@@ -35,7 +35,7 @@ class Router:
         self.key = key
         wrong = [value for value in (tags or {}).values() if not isinstance(value, str | list | tuple)]
         if wrong:
-            raise ConfigError(f"Router.tags: expected a domain, or a list of tags, got {wrong[0]!r:.200}. Correct it.")
+            raise ConfigError(f"Router.tags: expected a domain, or a list of tags, got {wrong[0]!r:.200}.")
         pairs = [
             pair
             for name, value in (tags or {}).items()
@@ -44,9 +44,7 @@ class Router:
         domains: dict[str, str] = {}
         for tag, domain in pairs:
             if not isinstance(domain, str) or domain not in self.rewards:
-                raise ConfigError(
-                    f"Router.tags: expected a domain of {sorted(self.rewards)}, got {domain!r}. Correct it."
-                )
+                raise ConfigError(f"Router.tags: expected a domain of {sorted(self.rewards)}, got {domain!r}.")
             if domains.setdefault(tag, domain) != domain or (tag in self.rewards and tag != domain):
                 raise ConfigError(f"Router.tags: expected one domain for {tag!r}, got two. Remove one of them.")
         self._domains = {domain: domain for domain in rewards} | domains

@@ -60,7 +60,7 @@ def today(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check(flag: str, value: object, holds: bool, expected: str) -> None:
     if not holds:
-        raise ConfigError(f"--{flag}: expected {expected}, got {value!r}. Change the value.")
+        raise ConfigError(f"--{flag}: expected {expected}, got {value!r}.")
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def read_flags(config: type[FlatConfig], path: str) -> list[Given]:
             words = value if isinstance(value, list) else [value]
             given[name] = (name, [json.dumps(each) if isinstance(each, dict | list) else str(each) for each in words])
         elif not isinstance(value, bool):
-            raise ConfigError(f"{path}: expected true or false for {name}, got {brief(value)}. Change the value.")
+            raise ConfigError(f"{path}: expected true or false for {name}, got {brief(value)}.")
         elif value or not name.startswith("no_"):
             given[name] = (name if value else f"no_{name}", [])
     return list(given.values())

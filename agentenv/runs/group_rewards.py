@@ -108,7 +108,7 @@ class GroupGrader:
         key = self.options.reference_key
         value = None if key is None else task.metadata.get(key)
         if value is not None and not isinstance(value, str):
-            raise DataError(f"task {task.task_id}: expected text in column {key!r}, got {value!r:.200}. Correct it.")
+            raise DataError(f"task {task.task_id}: expected text in column {key!r}, got {value!r:.200}.")
         return value
 
     def _response(self, trajectory: Trajectory) -> Response:

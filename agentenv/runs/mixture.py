@@ -146,7 +146,7 @@ def _entry(values: Any, where: str) -> MixtureEntry:
         kinds = _KINDS.get(key, (str,))
         if not isinstance(value, kinds) or isinstance(value, bool):
             expected = {int: "a number", Mapping: "an object"}.get(kinds[0], "text")
-            raise ConfigError(f"{where}: expected {expected} as `{key}`, got {brief(value, 60)}. Change it.")
+            raise ConfigError(f"{where}: expected {expected} as `{key}`, got {brief(value, 60)}.")
     if values["env"].partition(":")[0].endswith(_SUFFIXES):
         raise ConfigError(
             f"{where}: expected an environment, got {values['env']!r}, a file of entries. Use --env with the file "
@@ -154,7 +154,7 @@ def _entry(values: Any, where: str) -> MixtureEntry:
         )
     entry = MixtureEntry(**{"name": _default_name(values["env"]), **values})
     if not 0 <= entry.weight < math.inf:
-        raise ConfigError(f"{where}: expected a weight >= 0, got {entry.weight!r}. Change it.")
+        raise ConfigError(f"{where}: expected a weight >= 0, got {entry.weight!r}.")
     if not _NAME.fullmatch(entry.name):
         raise ConfigError(
             f"{where}: expected a name of letters, digits, '_', '.' and '-', got {entry.name!r}. Set `name`."

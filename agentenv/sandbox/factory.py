@@ -55,7 +55,5 @@ def open_sandbox(backend: str = "local", **options: Any) -> Sandbox:
     except (TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(
-            f"sandbox: expected options of {name}, got {options!r:.300}: {error}. Change them."
-        ) from error
+        raise ConfigError(f"sandbox: expected options of {name}, got {options!r:.300}: {error}.") from error
     return sandbox

@@ -223,4 +223,4 @@ def _random(key: Request | str, seed: int) -> random.Random:
 def _check(where: str, **numbers: float) -> None:
     for name, value in numbers.items():
         if not 0.0 <= value < math.inf:
-            raise ValueError(f"{where}.{name}: expected a number >= 0, got {value!r}. Change it.")
+            raise ValueError(f"{where}.{name}: expected a number >= 0, got {value!r}.")

@@ -96,12 +96,12 @@ class McpServer:
                 f"McpServer: expected command or url, got {self.command!r} and {self.url!r}. Set exactly one."
             )
         if self.url and not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"McpServer.url: expected http://… or https://…, got {self.url!r}. Change it.")
+            raise ConfigError(f"McpServer.url: expected http://… or https://…, got {self.url!r}.")
         if self.transport not in ("http", "sse"):
-            raise ConfigError(f"McpServer.transport: expected http or sse, got {self.transport!r}. Change it.")
+            raise ConfigError(f"McpServer.transport: expected http or sse, got {self.transport!r}.")
         for name, value in {"timeout_s": self.timeout_s, "open_timeout_s": self.open_timeout_s}.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise ConfigError(f"McpServer.{name}: expected seconds > 0, got {value!r}. Change it.")
+                raise ConfigError(f"McpServer.{name}: expected seconds > 0, got {value!r}.")
         missing = [name for name in (*self.pass_env, *self.headers_env.values()) if name not in os.environ]
         if missing:
             raise ConfigError(f"McpServer: expected environment variables {missing}, got none. Set them.")
@@ -116,7 +116,7 @@ class McpServer:
         known = [each.name for each in fields(cls)]
         wrong = sorted(set(settings) - set(known)) if isinstance(settings, Mapping) else [settings]
         if wrong:
-            raise ConfigError(f"mcp: expected an object with some of {', '.join(known)}, got {wrong}. Change it.")
+            raise ConfigError(f"mcp: expected an object with some of {', '.join(known)}, got {wrong}.")
         return cls(**settings)
 
     @property

@@ -153,12 +153,12 @@ class Toolset:
         """
         is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
         if timeout_s is not None and not (is_number and 0 < timeout_s < float("inf")):
-            raise ConfigError(f"Toolset.timeout_s: expected seconds > 0, got {timeout_s!r}. Change it.")
+            raise ConfigError(f"Toolset.timeout_s: expected seconds > 0, got {timeout_s!r}.")
         numbers = {"max_chars": max_chars, "max_calls_per_turn": max_calls_per_turn, "max_calls": max_calls}
         for name, value in numbers.items():
             is_open = name == "max_calls" and value is None
             if not is_open and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ConfigError(f"Toolset.{name}: expected an integer >= 1, got {value!r}. Change it.")
+                raise ConfigError(f"Toolset.{name}: expected an integer >= 1, got {value!r}.")
         if isinstance(allowed, str):
             raise ConfigError(f"Toolset.allowed: expected a list of names, got {allowed!r}. Put it in a list.")
         self.timeout_s, self.max_chars = timeout_s, max_chars
@@ -175,9 +175,7 @@ class Toolset:
             elif callable(source):
                 self._sources.append(Tool.of(source))
             else:
-                raise ConfigError(
-                    f"Toolset: expected functions, classes, tools or sources of tools, got {source!r}. Change it."
-                )
+                raise ConfigError(f"Toolset: expected functions, classes, tools or sources of tools, got {source!r}.")
         _refuse_clashes([source for source in self._sources if isinstance(source, Tool)])
 
     async def begin(self) -> EpisodeTools:

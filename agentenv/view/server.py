@@ -243,7 +243,7 @@ class ViewServer(Server):
         text = request.query_params.get("by", "reward")
         by = next((each for each in MEASURES if each == text), None)
         if by is None:
-            raise RequestRefused(f"by: expected one of {', '.join(MEASURES)}, got {text[:60]!r}. Change it.", 400)
+            raise RequestRefused(f"by: expected one of {', '.join(MEASURES)}, got {text[:60]!r}.", 400)
         cluster = request.query_params.get("cluster") or None
         return json_response(await self._read(compared, a, b, by, None, cluster))
 
@@ -261,7 +261,7 @@ def _number(request: Request, key: str, default: int) -> int:
     """
     text = request.query_params.get(key, str(default))
     if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
-        raise RequestRefused(f"{key}: expected a number >= 0, got {text[:60]!r}. Change it.", 400)
+        raise RequestRefused(f"{key}: expected a number >= 0, got {text[:60]!r}.", 400)
     return int(text)
 
 
@@ -275,7 +275,7 @@ def _places(request: Request, num: int) -> list[Place]:
     if not all(
         len(part) == 2 and all(n.isascii() and n.isdecimal() and len(n) <= _MAX_DIGITS for n in part) for part in parts
     ):
-        raise RequestRefused("at: expected OFFSET:LENGTH, separated by commas, got another text. Change it.", 400)
+        raise RequestRefused("at: expected OFFSET:LENGTH, separated by commas, got another text.", 400)
     places = [(int(offset), int(length)) for offset, length in parts]
     if len(places) > num or sum(length for _, length in places) > MAX_ANSWER_BYTES:
         raise RequestRefused(

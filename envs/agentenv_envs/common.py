@@ -19,7 +19,7 @@ RENDERED = re.compile(r"\s*(?:<\|[^<>|\s]{1,40}\|>|<｜[^<>｜\s]{1,40}｜>|<(?:
 def check(where: str, value: object, holds: object, expected: str) -> None:
     """Raise ConfigError if an option is not what is expected."""
     if not holds:
-        raise ConfigError(f"{where}: expected {expected}, got {value!r:.200}. Change it.")
+        raise ConfigError(f"{where}: expected {expected}, got {value!r:.200}.")
 
 
 def check_count(where: str, value: object) -> None:

@@ -63,7 +63,7 @@ WRONG = {
     ),
     "twice a switch": ([*RUN, "--json", "--no_json"], "--no_json: expected one of the two, got --json. Leave one out."),
     "stray word": ([*RUN, "word"], "agentenv run: expected flags, got 'word'. Run `agentenv run --help`"),
-    "integer expected": ([*RUN, "--n", "x"], "error: --n: expected an integer, got 'x'. Change the value."),
+    "integer expected": ([*RUN, "--n", "x"], "error: --n: expected an integer, got 'x'."),
     "value missing": (["run", "--env"], "error: --env: expected a value, got none. Add it."),
     "engine unknown": (
         [*RUN, "--engine", "vlm"],

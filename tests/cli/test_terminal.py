@@ -193,7 +193,7 @@ def test_what_matters_least_is_left_out_of_a_narrow_line():
     [
         (["run", "--env", "guess.py:Gess"], "to name a class, got no 'Gess' there. Did you mean 'Guess'?"),
         (["run", "--env", "math_retry", "--model", "empty"], "got 'empty': the folder lacks config.json."),
-        (["new", "class"], "expected a new name, got 'class', a keyword of Python. Choose another."),
+        (["new", "class"], "expected a new name, got 'class', a keyword of Python."),
     ],
 )
 def test_a_slip_is_answered_with_what_is_there(argv, said, tmp_path, monkeypatch, capsys):

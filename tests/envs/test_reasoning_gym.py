@@ -277,7 +277,7 @@ async def test_no_hack_earns_a_full_score(name):
      {"max_answer_chars": "many"}],
 )  # fmt: skip
 def test_settings_that_cannot_be_are_refused(kwargs):
-    with pytest.raises(ConfigError, match=rf"ReasoningGym.{next(iter(kwargs))}: expected .* Change it"):
+    with pytest.raises(ConfigError, match=rf"ReasoningGym.{next(iter(kwargs))}: expected "):
         ReasoningGym(**kwargs)
 
 

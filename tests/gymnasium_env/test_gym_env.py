@@ -121,7 +121,7 @@ def test_options_that_name_nothing_are_refused(options):
         ({"step_timeout_s": 0}, "step_timeout_s"),
         ({"limit": 0}, "AgentEnv.limit"),
         ({"max_lenght": 10}, "Did you mean 'max_length'"),
-        ({"env_kwargs": {"nmae": 1}}, "^env_kwargs: expected arguments of .*nmae.* Change them.$"),
+        ({"env_kwargs": {"nmae": 1}}, "^env_kwargs: expected arguments of .*nmae"),
         ({"env_kwargs": 3}, "env_kwargs"),
         ({"render_mode": "rgb_array"}, "render_mode"),
         ({"data": "nothing.jsonl"}, "nothing.jsonl"),

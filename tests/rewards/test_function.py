@@ -129,7 +129,7 @@ async def test_verls_compute_score_gets_its_four_keywords():
     ],
 )
 def test_a_function_that_cannot_be_called_so_is_refused_at_once(function, kwargs):
-    with pytest.raises(ConfigError, match=r"expected .* got .*\. "):
+    with pytest.raises(ConfigError, match=r"expected .* got .*\."):
         FunctionReward(function, kwargs=kwargs)
 
 
@@ -158,7 +158,7 @@ def test_a_name_that_leads_nowhere_is_refused_at_once(functions):
         f"{functions}:NOTHING",
         ":",
     ):
-        with pytest.raises(ConfigError, match=r"^function: expected .* got .*\. "):
+        with pytest.raises(ConfigError, match=r"^function: expected .* got .*\."):
             FunctionReward(name)
 
 

@@ -65,7 +65,7 @@ def test_values_that_look_like_flags_are_values(write):
     ("name", "text", "said"),
     [
         ("a.yaml", "env: e\ntempratur: 1\n", "got the key 'tempratur'. Did you mean 'temperature'?"),
-        ("a.yaml", "env: e\nn: four\n", "a.yaml: --n: expected an integer, got 'four'. Change the value."),
+        ("a.yaml", "env: e\nn: four\n", "a.yaml: --n: expected an integer, got 'four'."),
         ("a.yaml", "env: e\njson: 'yes'\n", "a.yaml: expected true or false for json, got 'yes'."),
         ("a.yaml", "env: e\nmodel: a\npretrain: b\n", "a.yaml: expected model once, got it under two names."),
         ("a.yaml", "env: e\nn: [1, 2]\n", "a.yaml: --n: expected one value, got [1, 2]. Write one."),

@@ -210,7 +210,7 @@ async def read_json_body(request: Request, max_bytes: int, read: Callable[[Any],
         try:
             value = parse_json(body)
         except ValueError as error:
-            raise RequestRefused(f"body: expected JSON, got an error: {error}. Fix it.", 400) from error
+            raise RequestRefused(f"body: expected JSON, got an error: {error}.", 400) from error
         return read(value)
 
     return await parse_body(body, read_whole)

@@ -203,7 +203,7 @@ def checked_url(where: str, url: object, *, path: str = "") -> str:
     except httpx.InvalidURL:
         parsed = httpx.URL("")
     if not isinstance(url, str) or parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ConfigError(f"{where}: expected an address such as http://localhost:8000{path}, got {url!r}. Change it.")
+        raise ConfigError(f"{where}: expected an address such as http://localhost:8000{path}, got {url!r}.")
     return url.rstrip("/")
 
 
@@ -328,7 +328,7 @@ class HTTPClient:
             timeout.__cause__ = error
             return AttemptFailure(timeout, retryable=True, suspect=True)
         except httpx.InvalidURL as error:
-            return AttemptFailure(self.errors.misaddressed(f"{url}: expected an address, got {error}. Change it."))
+            return AttemptFailure(self.errors.misaddressed(f"{url}: expected an address, got {error}."))
         except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed in the meantime
             is_down = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
             advice = "Start the server, or check the address." if is_down else "Check the server's log."

@@ -74,7 +74,7 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         if not self.wait_s >= 0:
-            raise ConfigError(f"--ray_wait_s: expected seconds >= 0, got {self.wait_s!r}. Change the value.")
+            raise ConfigError(f"--ray_wait_s: expected seconds >= 0, got {self.wait_s!r}.")
 
 
 @contextmanager

@@ -88,7 +88,7 @@ def make_plugin(name: str, out: str | Path | None = None, *, kind: PluginKind = 
 def _package_name(name: str) -> str:
     package = name.replace("-", "_")
     if keyword.iskeyword(package) or keyword.iskeyword(_class_name(package)):
-        raise ConfigError(f"agentenv new: expected a new name, got {name!r}, a keyword of Python. Choose another.")
+        raise ConfigError(f"agentenv new: expected a new name, got {name!r}, a keyword of Python.")
     if not _NAME.fullmatch(package):
         raise ConfigError(
             f"agentenv new: expected a name of lower-case letters, digits and underscores, got {name!r}. "
@@ -102,12 +102,12 @@ def _package_name(name: str) -> str:
     if hasattr(agentenv, _class_name(package)) or _class_name(package) in ("AgentExecutor", "AgentRunner"):
         raise ConfigError(
             f"agentenv new: expected a new name, got {name!r}, whose class would be {_class_name(package)}, the "
-            "name of one of agentenv's. Choose another."
+            "name of one of agentenv's."
         )
     if package in installed_envs():
-        raise ConfigError(f"agentenv new: expected a new name, got {name!r}, an installed environment. Choose another.")
+        raise ConfigError(f"agentenv new: expected a new name, got {name!r}, an installed environment.")
     if package in sys.stdlib_module_names or package == "tests" or importlib.util.find_spec(package) is not None:
-        raise ConfigError(f"agentenv new: expected a new name, got {name!r}, an importable module. Choose another.")
+        raise ConfigError(f"agentenv new: expected a new name, got {name!r}, an importable module.")
     return package
 
 

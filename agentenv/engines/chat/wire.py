@@ -58,9 +58,7 @@ def read_prices(spec: str | Mapping[str, Any], model: str) -> TokenPrices:
             try:
                 text = path.read_text("utf-8")
             except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(
-                    f"--prices: expected FILE.json or a JSON object, got {spec!r}: {error}. Correct it."
-                ) from error
+                raise ConfigError(f"--prices: expected FILE.json or a JSON object, got {spec!r}: {error}.") from error
         spec = parse_json_object("--prices", text)
     prices = spec.get(model)
     expected = '{"input": 2.5, "output": 10}, optionally with "cached_input"'

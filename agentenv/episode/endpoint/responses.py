@@ -46,7 +46,7 @@ class ResponseLog:
             RequestError: a field is wrong or asks for an unsupported feature.
         """
         if not isinstance(body, Mapping):
-            raise RequestError(f"request: expected a JSON object, got {type(body).__name__}. Send one.")
+            raise RequestError(f"request: expected a JSON object, got {type(body).__name__}.")
         check_neutral(body, _NEUTRAL)
         text, reasoning, instructions = _object(body, "text"), _object(body, "reasoning"), body.get("instructions")
         system = [{"role": "system", "content": instructions}] if instructions else []
@@ -76,7 +76,7 @@ class ResponseLog:
             )
         items = [{"role": "user", "content": given}] if isinstance(given, str) else given
         if not isinstance(items, list):
-            raise RequestError(f"input: expected text or a list of items, got {brief(given)}. Send one.")
+            raise RequestError(f"input: expected text or a list of items, got {brief(given)}.")
         messages = list(self._conversations.get(str(earlier), ()))
         if messages and messages[-1].get("tool_calls"):  # they get more calls, and are another response's, too
             messages[-1] = {**messages[-1], "tool_calls": [*messages[-1]["tool_calls"]]}
@@ -127,14 +127,14 @@ class ResponseLog:
 def _object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = body.get(name) or {}
     if not isinstance(value, Mapping):
-        raise RequestError(f"{name}: expected an object, got {brief(value)}. Change it.")
+        raise RequestError(f"{name}: expected an object, got {brief(value)}.")
     return value
 
 
 def _list(body: Mapping[str, Any], name: str) -> list[Any]:
     value = body.get(name) or []
     if not isinstance(value, list):
-        raise RequestError(f"{name}: expected a list, got {brief(value)}. Change it.")
+        raise RequestError(f"{name}: expected a list, got {brief(value)}.")
     return value
 
 

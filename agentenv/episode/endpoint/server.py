@@ -275,7 +275,7 @@ def _json(body: bytes) -> Any:
     try:
         return parse_json(body)
     except ValueError as error:
-        raise RequestError(f"body: expected JSON, got {body[:80]!r}: {error}. Fix it.") from error
+        raise RequestError(f"body: expected JSON, got {body[:80]!r}: {error}.") from error
 
 
 def _read_response(session: Session, log: ResponseLog, body: bytes) -> tuple[dict[str, Any], ChatRequest]:

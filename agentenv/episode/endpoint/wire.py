@@ -122,7 +122,7 @@ def read_request(body: Any) -> ChatRequest:
         RequestError: a field is missing, wrong, or asks for an unsupported feature.
     """
     if not isinstance(body, Mapping):
-        raise RequestError(f"request: expected a JSON object, got {type(body).__name__}. Send one.")
+        raise RequestError(f"request: expected a JSON object, got {type(body).__name__}.")
     check_neutral(body, _NEUTRAL)
     is_optional = body.get("tool_choice") in (None, "auto")
     if body.get("parallel_tool_calls") is False and body.get("tools") and is_optional:
@@ -131,7 +131,7 @@ def read_request(body: Any) -> ChatRequest:
         )
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise RequestError(f"messages: expected a list of at least one message, got {brief(messages)}. Send one.")
+        raise RequestError(f"messages: expected a list of at least one message, got {brief(messages)}.")
     read = tuple(read_message(message, f"messages[{index}]") for index, message in enumerate(messages))
     tools = tuple(_tools(body.get("tools") or []))
     names = [name for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
@@ -174,7 +174,7 @@ def _must_call(choice: Any, names: Sequence[str]) -> tuple[str, ...]:
     if not wanted or not set(wanted) <= set(names):
         raise RequestError(
             f"tool_choice: expected 'auto', 'none', 'required' or a function among the tools {list(names)}, got "
-            f"{brief(choice)}. Change it."
+            f"{brief(choice)}."
         )
     return tuple(wanted)
 
@@ -190,7 +190,7 @@ def _json_schema(response_format: Any) -> Mapping[str, Any] | None:
     if kind not in ("json_object", "json_schema") or not isinstance(schema, Mapping):
         raise RequestError(
             "response_format: expected the type text, json_object, or json_schema with an object as its schema, got "
-            f"{brief(response_format)}. Change it."
+            f"{brief(response_format)}."
         )
     return schema
 
@@ -199,7 +199,7 @@ def _number(body: Mapping[str, Any], name: str, kind: Callable[[Any], Any]) -> A
     value = body[name]
     if isinstance(value, bool) or not is_finite(value) or kind(value) != value:
         what = "an integer" if kind is int else "a number"
-        raise RequestError(f"{name}: expected {what}, got {brief(value)}. Change it.")
+        raise RequestError(f"{name}: expected {what}, got {brief(value)}.")
     return kind(value)
 
 
@@ -211,7 +211,7 @@ def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
     stop = body.get("stop")
     stops = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
-        raise RequestError(f"stop: expected text or a list of texts, none empty, got {brief(stop)}. Change it.")
+        raise RequestError(f"stop: expected text or a list of texts, none empty, got {brief(stop)}.")
     return {**found, "stop": tuple(stops)} if stops else found
 
 
@@ -221,7 +221,7 @@ def _tools(tools: Any) -> Iterator[Mapping[str, Any]]:
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise RequestError(f"tools[{index}]: expected a function with a name, got {brief(tool)}. Complete it.")
         if not isinstance(function.get("parameters") or {}, Mapping):
-            raise RequestError(f"tools[{index}]: expected parameters as a JSON schema, got {brief(tool)}. Fix it.")
+            raise RequestError(f"tools[{index}]: expected parameters as a JSON schema, got {brief(tool)}.")
         check_text(function, f"tools[{index}]")
         yield {"type": "function", "function": function}
 
@@ -261,7 +261,7 @@ def check_text(value: Any, where: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         got = text[max(0, error.start - 20) : error.start + 20]
-        raise RequestError(f"{where}: expected Unicode text, got a lone surrogate in {got!r}. Fix it.") from error
+        raise RequestError(f"{where}: expected Unicode text, got a lone surrogate in {got!r}.") from error
 
 
 def _call(call: Mapping[str, Any], where: str) -> dict[str, Any]:

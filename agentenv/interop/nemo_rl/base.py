@@ -134,7 +134,7 @@ def last_action(log: Sequence[Mapping[str, Any]]) -> str:
     """
     last: Mapping[str, Any] = log[-1] if len(log) else {}
     if last.get("role") != "assistant" or not isinstance(last.get("content"), str):
-        raise DataError(f"step: expected a log that ends with an assistant's text, got {dict(last)!r:.200}. Fix it.")
+        raise DataError(f"step: expected a log that ends with an assistant's text, got {dict(last)!r:.200}.")
     return str(last["content"])
 
 

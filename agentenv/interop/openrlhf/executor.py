@@ -138,7 +138,7 @@ class AgentExecutor:
         super().__init_subclass__(**kwargs)
         check_logs(cls.logs, cls.__name__)
         if cls.on_error not in ("mask", "raise"):
-            raise ContractError(f"{cls.__name__}.on_error: expected mask or raise, got {cls.on_error!r}. Change it.")
+            raise ContractError(f"{cls.__name__}.on_error: expected mask or raise, got {cls.on_error!r}.")
         if cls._one_sequence and cls.chat_options.history != "keep":
             raise ContractError(
                 f"{cls.__name__}.chat_options: expected history='keep', got {cls.chat_options.history!r}. Remove it: "

@@ -66,9 +66,9 @@ class RewardSource:
 
     def __init__(self, judge: AnswerJudge, *, batch_size: int = 1, wait_s: float = 0.005) -> None:
         if not isinstance(batch_size, int) or batch_size < 1:
-            raise ConfigError(f"batch_size: expected an integer >= 1, got {batch_size!r}. Change the value.")
+            raise ConfigError(f"batch_size: expected an integer >= 1, got {batch_size!r}.")
         if not 0 <= wait_s < math.inf:
-            raise ConfigError(f"wait_s: expected seconds >= 0, got {wait_s!r}. Change the value.")
+            raise ConfigError(f"wait_s: expected seconds >= 0, got {wait_s!r}.")
         self.judge = judge
         self._batches = PerLoop(partial(_Batches, judge, batch_size, wait_s))
 
@@ -226,7 +226,7 @@ class RewardServers:
         wrong = [url for url in urls if not url.startswith(("http://", "https://"))]
         if wrong or not urls:
             raise ConfigError(
-                f"--remote_rm_url: expected addresses with http://, split by commas, got {wrong or urls!r}. Fix them."
+                f"--remote_rm_url: expected addresses with http://, split by commas, got {wrong or urls!r}."
             )
         self.in_flight = dict.fromkeys(urls, 0)
         """Current requests to each server. Equally busy servers take turns: the last one asked is at the end."""

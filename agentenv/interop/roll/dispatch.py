@@ -120,7 +120,7 @@ def data_parallel(workers: Sequence[Any], data: Any, *, method: str = "compute_r
 
 def _call_all(workers: Sequence[Any], arguments: Sequence[Sequence[Any]], method: str) -> list[Any]:
     if not workers:
-        raise ConfigError("workers: expected at least one, got none. Pass one.")
+        raise ConfigError("workers: expected at least one, got none.")
     calls = [getattr(worker, method) for worker in workers]
     if all(hasattr(each, "remote") for each in calls):
         from agentenv._util.ray.cluster import import_ray

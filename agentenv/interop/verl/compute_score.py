@@ -83,9 +83,7 @@ class ScoreOptions:
                 f"got {self.components!r}. Rename them."
             )
         if self.think_opened not in (None, True, False):
-            raise ConfigError(
-                f"{where}.think_opened: expected true, false or null, got {self.think_opened!r}. Change it."
-            )
+            raise ConfigError(f"{where}.think_opened: expected true, false or null, got {self.think_opened!r}.")
         number(f"{where}.timeout", self.timeout, low=0.001)
 
     @classmethod

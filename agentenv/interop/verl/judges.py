@@ -60,7 +60,7 @@ def judge_of(
     if hasattr(candidate, "grade_group") or hasattr(candidate, "grade"):
         return candidate  # type: ignore[no-any-return]
     if not callable(candidate):
-        raise ConfigError(f"reward: expected a reward or a function, got {judge!r:.200}. Pass one.")
+        raise ConfigError(f"reward: expected a reward or a function, got {judge!r:.200}.")
     if takes(candidate, "solution_str"):
         return ScoreFunction(candidate, limit_s=limit_s)
     if is_path and not takes(candidate, "responses"):
@@ -156,7 +156,7 @@ def _result(value: object) -> RewardResult:
     score, acc = (_number(parts.pop(name, None)) for name in ("score", "acc"))
     if score is None:
         raise ContractError(
-            f"compute_score: expected a number, or a mapping with one under 'score', got {value!r:.200}. Fix it."
+            f"compute_score: expected a number, or a mapping with one under 'score', got {value!r:.200}."
         )
     components = {str(name): number for name, part in parts.items() if (number := _number(part)) is not None}
     return RewardResult(score, acc if acc is not None and 0 <= acc <= 1 else None, components=components)

@@ -128,9 +128,7 @@ def _candidate(where: str, value: Any, prompt: tuple[Message, ...] | None) -> Ca
         raise DataError(f"{where}: expected text or messages, got {brief(value, 60)}. Correct the row.")
     *before, answer = _messages(where, value)
     if answer["role"] != "assistant" or not isinstance(answer.get("content"), str):
-        raise DataError(
-            f"{where}: expected messages that end with an assistant's text, got {brief(answer, 60)}. Fix it."
-        )
+        raise DataError(f"{where}: expected messages that end with an assistant's text, got {brief(answer, 60)}.")
     # Messages that start with an assistant's turn continue the prompt; others are the complete conversation.
     continues = prompt is not None and (not before or before[0]["role"] == "assistant")
     if not continues and not before:
@@ -141,9 +139,7 @@ def _candidate(where: str, value: Any, prompt: tuple[Message, ...] | None) -> Ca
 def _messages(where: str, value: Sequence[Any]) -> tuple[Message, ...]:
     for place, message in enumerate(value):
         if not isinstance(message, Mapping) or message.get("role") is None or "content" not in message:
-            raise DataError(
-                f"{where}, message {place}: expected role and content, got {brief(message, 60)}. Correct it."
-            )
+            raise DataError(f"{where}, message {place}: expected role and content, got {brief(message, 60)}.")
     return tuple({key: each for key, each in message.items() if each is not None} for message in value)
 
 

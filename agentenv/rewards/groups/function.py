@@ -90,7 +90,7 @@ class FunctionGroupReward:
             answer = await answer
         where = getattr(self.function, "__qualname__", type(self.function).__name__)
         if not isinstance(answer, tuple) or len(answer) not in (2, 3):
-            raise ContractError(f"{where}: expected (scores, reward_info[, details]), got {answer!r:.200}. Fix it.")
+            raise ContractError(f"{where}: expected (scores, reward_info[, details]), got {answer!r:.200}.")
         info = answer[1] if isinstance(answer[1], Mapping) else {}
         notes = answer[2] if len(answer) == 3 else None
         details = [str(text)[:500] for text in notes] if isinstance(notes, list) and len(notes) == count else []

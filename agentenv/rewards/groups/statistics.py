@@ -149,7 +149,7 @@ def apply_policy(
     """
     if policy not in list(InvalidPolicy):
         names = ", ".join(InvalidPolicy)
-        raise ConfigError(f"invalid policy: expected one of {names}, got {policy!r}. Change the value.")
+        raise ConfigError(f"invalid policy: expected one of {names}, got {policy!r}.")
     chosen = InvalidPolicy(policy)
     if len(results) != len(groups):
         raise ConfigError(

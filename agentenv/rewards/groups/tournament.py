@@ -121,8 +121,7 @@ class Tournament:
             inspect.signature(compare).bind("prompt", "a", "b")  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"Tournament.comparer: expected an object with compare(prompt, a, b), got {comparer!r:.200} ({error}). "
-                "Pass one."
+                f"Tournament.comparer: expected an object with compare(prompt, a, b), got {comparer!r:.200} ({error})."
             ) from error
         self.comparer = comparer
         self.both_orders = both_orders

@@ -119,7 +119,7 @@ class PointwiseReward(_SingleResponse):
         super().__init__(judge, voting, retry)
         ends = [number("PointwiseReward.scale", end) for end in scale] if isinstance(scale, tuple | list) else []
         if len(ends) != 2 or ends[0] >= ends[1]:
-            raise ConfigError(f"PointwiseReward.scale: expected (low, high), got {scale!r:.200}. Change the value.")
+            raise ConfigError(f"PointwiseReward.scale: expected (low, high), got {scale!r:.200}.")
         self.low, self.high = ends
         self.needs_label = needs_label
         self._template = GRADE.fill(criteria or QUALITY, low=self.low, high=self.high)

@@ -28,8 +28,7 @@ def settings_from(where: str, given: Any, default: _T) -> _T:
         return given
     if not isinstance(given, Mapping):
         raise ConfigError(
-            f"{where}: expected {type(default).__name__}(…), or an object with some of its fields, got {given!r:.200}. "
-            "Correct it."
+            f"{where}: expected {type(default).__name__}(…), or an object with some of its fields, got {given!r:.200}."
         )
     usual = {each.name: getattr(default, each.name) for each in fields(default)}  # type: ignore[arg-type]
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
@@ -45,9 +44,7 @@ def judge_of(where: str, judge: Any) -> Judge:
     if isinstance(judge, Mapping):
         judge = judge_from(judge)
     if not callable(getattr(judge, "complete", None)) or isinstance(judge, type):
-        raise ConfigError(
-            f"{where}.judge: expected an object with `async def complete(messages)`, got {judge!r:.200}. Make one."
-        )
+        raise ConfigError(f"{where}.judge: expected an object with `async def complete(messages)`, got {judge!r:.200}.")
     return cast("Judge", judge)
 
 

@@ -266,7 +266,7 @@ def rewards_of(answer: Any, num: int, where: str) -> Sequence[Scored | AttemptFa
 def _scored(result: StepResult, where: str) -> Scored | AttemptFailure:
     reward, num_tokens = result.reward, result.info.get("rm_num_tokens")  # read_rewards refuses values beyond float32
     if reward is None:
-        return _failure(ContractError(f"{where}: expected a reward, got None. Fix it."))
+        return _failure(ContractError(f"{where}: expected a reward, got None."))
     known = int(num_tokens) if isinstance(num_tokens, float) else None
     return Scored(reward, known, result.info.get("rm_truncated") == 1.0)
 

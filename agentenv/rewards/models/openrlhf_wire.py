@@ -52,7 +52,7 @@ def read_rewards(answer: Any, num: int, where: str) -> list[Outcome]:
     scores = rewards if scores is None else _column(scores, num, f"{where}: scores")
     logs = fields.get("extra_logs")
     if not isinstance(logs, Mapping | None):
-        raise ContractError(f"{where}: extra_logs: expected a dict of numbers, got {type(logs).__name__}. Fix it.")
+        raise ContractError(f"{where}: extra_logs: expected a dict of numbers, got {type(logs).__name__}.")
     columns = {
         str(name): _column(value, num, f"{where}: extra_logs[{name!r}]", one_for_all=True)
         for name, value in (logs or {}).items()

@@ -252,9 +252,7 @@ class RayScorer(CountingScorer):
         try:
             pickled = pickle.dumps(conversation)
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
-            raise DataError(
-                f"conversation: expected text or messages that can be pickled, got {error}. Correct it."
-            ) from None
+            raise DataError(f"conversation: expected text or messages that can be pickled, got {error}.") from None
         self._cancelled_at_end(asyncio.current_task())
         replica = min(self._replicas, key=lambda each: (each.died, each.num_in_flight))
         replica.num_in_flight += 1

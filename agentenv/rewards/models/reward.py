@@ -73,13 +73,13 @@ class ModelReward:
         self.scorer = scorer
         self._shift, self._scale = number(f"{where}.shift", shift), number(f"{where}.scale", scale)
         if not self._scale:
-            raise ConfigError(f"{where}.scale: expected a number other than 0, got {scale!r}. Change the value.")
+            raise ConfigError(f"{where}.scale: expected a number other than 0, got {scale!r}.")
         self._clip = None if clip is None else _pair(f"{where}.clip", clip)
         if self._clip is not None and self._clip[0] >= self._clip[1]:
-            raise ConfigError(f"{where}.clip: expected (low, high), got {clip!r}. Change the value.")
+            raise ConfigError(f"{where}.clip: expected (low, high), got {clip!r}.")
         self._sigmoid = None if score is None else _pair(f"{where}.score", score)
         if self._sigmoid is not None and not self._sigmoid[1]:
-            raise ConfigError(f"{where}.score: expected (middle, width), width not 0, got {score!r}. Change the value.")
+            raise ConfigError(f"{where}.score: expected (middle, width), width not 0, got {score!r}.")
         self._part = one_of(f"{where}.part", part, ("final", "all"))
         self._text_prompt = one_of(f"{where}.text_prompt", text_prompt, ("raw", "user"))
         low, high = self.bounds
@@ -142,5 +142,5 @@ class ModelReward:
 
 def _pair(where: str, values: object) -> tuple[float, float]:
     if not isinstance(values, tuple | list) or len(values) != 2:
-        raise ConfigError(f"{where}: expected two numbers, got {values!r}. Change the value.")
+        raise ConfigError(f"{where}: expected two numbers, got {values!r}.")
     return number(where, values[0]), number(where, values[1])

@@ -322,9 +322,9 @@ class ChoiceReward:
     ) -> None:
         where = type(self).__name__
         if not isinstance(require_box, bool):
-            raise ConfigError(f"{where}.require_box: expected a bool, got {require_box!r}. Correct the argument.")
+            raise ConfigError(f"{where}.require_box: expected a bool, got {require_box!r}.")
         if tags is not None and not (isinstance(tags, tuple | list) and all(isinstance(tag, str) for tag in tags)):
-            raise ConfigError(f"{where}.tags: expected a tuple of strings or None, got {tags!r}. Correct the argument.")
+            raise ConfigError(f"{where}.tags: expected a tuple of strings or None, got {tags!r}.")
         self._require_box = require_box
         self._scale = SCALES[one_of(f"{where}.scale", scale, SCALES)]
         self._tags = None if tags is None else frozenset(tags)

@@ -89,7 +89,7 @@ class ThinkFormatReward(PassFail):
 def _bool_or_none(where: str, value: object) -> bool | None:
     if value is None or isinstance(value, bool):
         return value
-    raise ConfigError(f"{where}: expected a bool or None, got {value!r}. Correct the argument.")
+    raise ConfigError(f"{where}: expected a bool or None, got {value!r}.")
 
 
 def _has(text: str, tag: str) -> bool:

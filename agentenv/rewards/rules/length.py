@@ -74,12 +74,10 @@ class Meter:
         try:
             length = await asyncio.to_thread(self._count, text)
         except Exception as error:
-            raise InfraError(
-                f"count: expected a number of tokens, got {type(error).__name__}: {error}. Fix it."
-            ) from error
+            raise InfraError(f"count: expected a number of tokens, got {type(error).__name__}: {error}.") from error
         if isinstance(length, Integral) and 0 <= length <= MAX_WHOLE:
             return int(length)
-        raise InfraError(f"count: expected a number of tokens, got {length!r}. Fix it.")
+        raise InfraError(f"count: expected a number of tokens, got {length!r}.")
 
 
 class LengthReward:

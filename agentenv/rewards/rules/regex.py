@@ -51,12 +51,12 @@ def check_pattern(where: str, pattern: object) -> str:
         ConfigError: Python cannot compile it.
     """
     if not isinstance(pattern, str):
-        raise ConfigError(f"{where}: expected a regular expression, got {pattern!r}. Correct the argument.")
+        raise ConfigError(f"{where}: expected a regular expression, got {pattern!r}.")
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise ConfigError(
-            f"{where}: expected a regular expression, got {pattern!r:.200}: {brief(str(error))}. Correct it."
+            f"{where}: expected a regular expression, got {pattern!r:.200}: {brief(str(error))}."
         ) from error
     return pattern
 

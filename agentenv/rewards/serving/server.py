@@ -145,11 +145,10 @@ class Shaping:
     def __post_init__(self) -> None:
         if not (is_finite(self.shift) and is_finite(self.scale) and self.scale):
             raise ConfigError(
-                f"--shift, --scale: expected finite numbers, scale not 0, got {self.shift!r} and {self.scale!r}. "
-                "Change them."
+                f"--shift, --scale: expected finite numbers, scale not 0, got {self.shift!r} and {self.scale!r}."
             )
         if self.clip is not None and not (all(map(is_finite, self.clip)) and self.clip[0] < self.clip[1]):
-            raise ConfigError(f"--clip: expected LOW and HIGH, LOW below HIGH, got {self.clip!r}. Change them.")
+            raise ConfigError(f"--clip: expected LOW and HIGH, LOW below HIGH, got {self.clip!r}.")
 
     def of(self, value: float) -> float:
         """Return the reward of a raw score.

@@ -345,7 +345,7 @@ class WorkerPool:
         for name, value in {**limits, **whole}.items():
             kinds: tuple[type, ...] = (int,) if name in whole else (int, float)
             if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
-                raise ConfigError(f"WorkerPool.{name}: expected a number above 0, got {value!r}. Change it.")
+                raise ConfigError(f"WorkerPool.{name}: expected a number above 0, got {value!r}.")
         self._num_workers = num_workers
         self._cpu_limit_s = cpu_limit_s
         self._wall_limit_s = wall_limit_s

@@ -41,7 +41,7 @@ class _ThreadCall:
             result = self._context.run(self._function)
         except BaseException as raised:  # noqa: BLE001 - carried to the caller, not handled here
             can_cross = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
-            error = raised if can_cross else RuntimeError(f"function: expected an answer, got {raised!r}. Fix it.")
+            error = raised if can_cross else RuntimeError(f"function: expected an answer, got {raised!r}.")
         return partial(self._settle, self.done, result, error)
 
     def _settle(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

@@ -146,7 +146,7 @@ def _term(match: re.Match[str], where: str) -> _Term:
         return _Term(bool(minus), "", "i:" if fold else '"', text.casefold() if fold else text)
     value = bare if quoted_value is None else _unquoted(quoted_value)
     if operator in ("<", "<=", ">", ">=") and _as_number(value) is None:
-        raise ConfigError(f"{where}: expected a number after {column}{operator}, got {brief(value, 60)}. Change it.")
+        raise ConfigError(f"{where}: expected a number after {column}{operator}, got {brief(value, 60)}.")
     return _Term(bool(minus), _column(column, where), operator, value)
 
 

@@ -366,7 +366,7 @@ def _endpoint(url: str, token: str) -> FusionEndpoint:
     except ValueError:
         valid = False
     if not valid:
-        raise ConfigError(f"endpoints: expected addresses like http://127.0.0.1:8080, got {url!r}. Correct it")
+        raise ConfigError(f"endpoints: expected addresses like http://127.0.0.1:8080, got {url!r}.")
     client = HTTPClient(
         url.rstrip("/").removesuffix("/run_code"), api_key=token or None, errors=HTTPErrors(refused=ConfigError),
         connect_s=CONNECT_S, keepalive_s=KEEPALIVE_S,

@@ -329,7 +329,7 @@ def read_run_request(body: Any, header: str, caps: ExecLimits) -> ProgramRequest
         RequestRefused: a field is missing or invalid.
     """
     if not isinstance(body, dict):
-        raise RequestRefused(f"body: expected a JSON object, got {type(body).__name__}. Send one.")
+        raise RequestRefused(f"body: expected a JSON object, got {type(body).__name__}.")
     language = body.get("language")
     if language not in LANGUAGES:
         raise RequestRefused(f"language: expected one of {', '.join(LANGUAGES)}, got {brief(language, 100)}. Name one.")
@@ -343,10 +343,10 @@ def read_run_request(body: Any, header: str, caps: ExecLimits) -> ProgramRequest
     limits, capped = capped_limits(replace(DEFAULT_LIMITS, **wanted), caps)
     policy, fetch = more.get("policy"), body.get("fetch_files") or []
     if not isinstance(fetch, list) or not all(isinstance(name, str) for name in fetch):
-        raise RequestRefused(f"fetch_files: expected a list of names, got {brief(fetch, 100)}. Send one.")
+        raise RequestRefused(f"fetch_files: expected a list of names, got {brief(fetch, 100)}.")
     files = body.get("files") or {}
     if not isinstance(files, dict):
-        raise RequestRefused(f"files: expected an object of names and contents, got {brief(files, 100)}. Send one.")
+        raise RequestRefused(f"files: expected an object of names and contents, got {brief(files, 100)}.")
     try:  # like SandboxFusion, ignore files without content
         contents = {name: base64.b64decode(text, validate=True) for name, text in files.items() if text is not None}
     except (binascii.Error, TypeError, ValueError) as error:
@@ -429,14 +429,14 @@ def _number(body: Mapping[str, Any], name: str, default: float, lowest: float = 
     value = body.get(name, default)
     if isinstance(value, bool) or not is_finite(value) or value < lowest or (lowest == 0 and value == 0):
         bound = f"of at least {lowest:g}" if lowest else "above 0"
-        raise RequestRefused(f"{name}: expected a number {bound}, got {brief(value, 100)}. Change it.")
+        raise RequestRefused(f"{name}: expected a number {bound}, got {brief(value, 100)}.")
     return float(value)
 
 
 def _string(body: Mapping[str, Any], name: str) -> str:
     value = body.get(name)
     if not isinstance(value, str):
-        raise RequestRefused(f"{name}: expected a text, got {type(value).__name__}. Send one.")
+        raise RequestRefused(f"{name}: expected a text, got {type(value).__name__}.")
     return value
 
 

@@ -89,7 +89,7 @@ def read_grade_request(body: Any, caps: ExecLimits) -> GradeRequest:
         request = GradeRequest(body["code"], suite, limits, tenant, body["stop_on_fail"] is True, left_s)
         request.code.encode(errors="replace")
     except (KeyError, TypeError, AttributeError, ValueError, ConfigError) as error:
-        raise RequestRefused(f"body: expected a program and its tests, got {brief(error, 300)}. Correct it.") from error
+        raise RequestRefused(f"body: expected a program and its tests, got {brief(error, 300)}.") from error
     return request
 
 

@@ -50,12 +50,10 @@ class Comparison:
         for name in ("rel_tol", "abs_tol"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= sys.float_info.max:
-                raise ConfigError(
-                    f"Comparison.{name}: expected a finite number of at least 0, got {value!r:.200}. Correct it."
-                )
+                raise ConfigError(f"Comparison.{name}: expected a finite number of at least 0, got {value!r:.200}.")
         for name in ("int_as_float", "bool_as_int", "tuple_as_list"):
             if not isinstance(value := getattr(self, name), bool):
-                raise ConfigError(f"Comparison.{name}: expected True or False, got {value!r:.200}. Correct it.")
+                raise ConfigError(f"Comparison.{name}: expected True or False, got {value!r:.200}.")
 
     @property
     def tolerant(self) -> bool:

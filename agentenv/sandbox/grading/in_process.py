@@ -159,7 +159,7 @@ def _prepare_tests(
         try:
             disguised = disguise(suite.files[file], wanted, without=listed - wanted, decoys=suite.decoys)
         except SyntaxError as error:
-            raise ConfigError(f"PytestSuite.files: expected Python in {file!r}, got {error}. Correct it.") from error
+            raise ConfigError(f"PytestSuite.files: expected Python in {file!r}, got {error}.") from error
         if disguised.idle:
             idle = f"{file}::{disguised.idle[0]}"
             raise DataError(f"PytestSuite: expected tests that can fail, got {idle!r}. Correct or remove the test.")

@@ -32,7 +32,7 @@ def _check_tests(suite: Any, kind: type[Any], visible: tuple[Any, ...], hidden: 
     name = type(suite).__name__
     for field_name, tests in (("visible", visible), ("hidden", hidden)):
         if not isinstance(tests, tuple):
-            raise ConfigError(f"{name}.{field_name}: expected a tuple of tests, got {tests!r:.200}. Convert it.")
+            raise ConfigError(f"{name}.{field_name}: expected a tuple of tests, got {tests!r:.200}.")
         for test in tests:
             if not isinstance(test, kind):
                 fix = "Use node ids." if kind is str else f"Wrap it in {kind.__name__}."
@@ -59,8 +59,7 @@ class StdioTest:
                 getattr(self, name).encode(errors="surrogateescape")
             except (AttributeError, UnicodeEncodeError) as error:
                 raise ConfigError(
-                    f"StdioTest.{name}: expected text that UTF-8 can encode, got {getattr(self, name)!r:.200}. "
-                    "Correct it."
+                    f"StdioTest.{name}: expected text that UTF-8 can encode, got {getattr(self, name)!r:.200}."
                 ) from error
 
 
@@ -101,9 +100,7 @@ class FunctionTest:
             _check_plain(f"FunctionTest.{name}", getattr(self, name))
         _check_plain("FunctionTest.kwargs", dict(self.kwargs))
         if not all(isinstance(key, str) for key in self.kwargs):
-            raise ConfigError(
-                f"FunctionTest.kwargs: expected names as keys, got {dict(self.kwargs)!r:.200}. Correct it."
-            )
+            raise ConfigError(f"FunctionTest.kwargs: expected names as keys, got {dict(self.kwargs)!r:.200}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +125,7 @@ class FunctionSuite:
         if self.batch < 1:
             raise ConfigError(f"FunctionSuite.batch: expected 1 or more, got {self.batch!r}. Raise it.")
         if not all(map(_is_name, self.entry_point.split("."))):
-            raise ConfigError(
-                f"FunctionSuite.entry_point: expected the name of a function, got {self.entry_point!r}. Correct it."
-            )
+            raise ConfigError(f"FunctionSuite.entry_point: expected the name of a function, got {self.entry_point!r}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +155,7 @@ class AssertSuite:
     def __post_init__(self) -> None:
         _check_tests(self, AssertTest, self.visible, self.hidden)
         if not isinstance(self.names, tuple) or not self.names or not all(map(_is_name, self.names)):
-            raise ConfigError(f"AssertSuite.names: expected a tuple of function names, got {self.names!r}. Correct it.")
+            raise ConfigError(f"AssertSuite.names: expected a tuple of function names, got {self.names!r}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -322,9 +322,7 @@ def check_limits(limits: ExecLimits) -> None:
         least = 0 if field.name in _CAPTURE_LIMITS else 1 if field.name.startswith("num_") else 1e-6
         least = MIN_MEMORY_MB if field.name == "memory_mb" else least
         if not isinstance(value, int | float) or not least <= value <= MAX_LIMIT:
-            raise ConfigError(
-                f"limits.{field.name}: expected a number from {least:g} to {MAX_LIMIT:g}, got {value!r}. Change it"
-            )
+            raise ConfigError(f"limits.{field.name}: expected a number from {least:g} to {MAX_LIMIT:g}, got {value!r}.")
 
 
 def has_room(contents: Mapping[str, bytes], limits: ExecLimits) -> bool:

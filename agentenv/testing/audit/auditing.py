@@ -222,7 +222,7 @@ def _draw_tasks(tasks: Sequence[Task], options: AuditOptions) -> list[Task]:
         raise ConfigError("audit: expected at least one task, got none. Check --data.")
     if options.num_tasks < 1 or options.concurrency < 1:
         wrong = min(options.num_tasks, options.concurrency)
-        raise ConfigError(f"audit: expected num_tasks and concurrency >= 1, got {wrong}. Change it.")
+        raise ConfigError(f"audit: expected num_tasks and concurrency >= 1, got {wrong}.")
     if options.task_ids:
         return [tasks[place_of_task(tasks, task_id)] for task_id in options.task_ids]
     places = sorted(

@@ -120,12 +120,10 @@ class ConformanceContext:
 
     def __init__(self, options: ConformanceOptions, watch: CallWatch) -> None:
         if not options.step_timeout_s > 0:
-            raise ConfigError(
-                f"--step_timeout_s: expected seconds > 0, got {options.step_timeout_s!r}. Change the value."
-            )
+            raise ConfigError(f"--step_timeout_s: expected seconds > 0, got {options.step_timeout_s!r}.")
         if (options.max_turns is not None and options.max_turns < 1) or options.num_rows < 1:
             raise ConfigError(
-                f"--max_turns, --rows: expected integers >= 1, got {options.max_turns}, {options.num_rows}. Change it."
+                f"--max_turns, --rows: expected integers >= 1, got {options.max_turns}, {options.num_rows}."
             )
         self.options = options
         self.watch = watch

@@ -74,7 +74,7 @@ class GymnasiumText(FromGymnasium):
         """
         for name, value, choices in (("game", game, (None, *GAMES)), ("reward", reward, ("score", "game"))):
             if value not in choices:
-                raise ConfigError(f"GymnasiumText.{name}: expected one of {choices}, got {value!r}. Change it.")
+                raise ConfigError(f"GymnasiumText.{name}: expected one of {choices}, got {value!r}.")
         super().__init__(
             make_kwargs,
             max_steps=max_steps,

@@ -29,7 +29,7 @@ def main(args: Sequence[str]) -> int:
         return 0
     out = Path(config.out).expanduser()
     if not out.parent.is_dir() or not out.name.endswith(".jsonl"):
-        raise ConfigError(f"--out: expected a .jsonl file in an existing folder, got {config.out!r}. Change it.")
+        raise ConfigError(f"--out: expected a .jsonl file in an existing folder, got {config.out!r}.")
     weights = _weights(config.datasets, config.max_chance)
     rows = make_rows(weights, config)
     for name in sorted(CHANCE.keys() & weights):
@@ -51,7 +51,7 @@ def _weights(text: str, max_chance: float) -> dict[str, float]:
         try:
             share = float(weight or 1.0)
         except ValueError:
-            raise ConfigError(f"--datasets: expected NAME=WEIGHT, got {part!r}. Fix it.") from None
+            raise ConfigError(f"--datasets: expected NAME=WEIGHT, got {part!r}.") from None
         known = [other for other in groups.get(name, ()) if CHANCE.get(other, 0.0) <= max_chance]
         if excluded := sorted(set(groups.get(name, ())) - set(known)):
             _note(f"note: excluded (one constant answer solves more than {max_chance:.0%}): {', '.join(excluded)}")

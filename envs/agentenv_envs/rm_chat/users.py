@@ -107,7 +107,7 @@ def user_from(user: Any) -> Mapping[str, Any] | None:
     if not known or not _is_text(user.get("persona", PERSONA)) or ("script" in user and not _is_text(user["script"])):
         raise ConfigError(
             "RMChat.user: expected None, {'script': column} or {'base_url': …, 'model': …}, the same as {'judge': "
-            f"settings}}, with or without 'persona': text, got {user!r:.200}. Change it."
+            f"settings}}, with or without 'persona': text, got {user!r:.200}."
         )
     return dict(user)
 

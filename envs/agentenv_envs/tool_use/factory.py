@@ -51,7 +51,7 @@ def toolset(tools: Sequence[Any], mcp: Sequence[Mapping[str, Any]], limits: Mapp
     if isinstance(mcp, str | Mapping) or not isinstance(mcp, Sequence):
         raise ConfigError(f"ToolUse.mcp: expected a list of servers, got {mcp!r:.80}. Put it in a list.")
     if wrong := sorted(set(limits) - set(_LIMITS)):
-        raise ConfigError(f"ToolUse.limits: expected some of {', '.join(_LIMITS)}, got {wrong}. Change them.")
+        raise ConfigError(f"ToolUse.limits: expected some of {', '.join(_LIMITS)}, got {wrong}.")
     max_chars = limits.get("max_chars", 4000)
     sources = [*(_source(each, max_chars) for each in tools), *(McpServer.of(each) for each in mcp)]
     if not sources:
@@ -64,11 +64,11 @@ def _source(spec: Any, max_chars: int) -> Source:
     options: Mapping[str, Any] = {}
     if isinstance(spec, Mapping):
         if len(spec) != 1 or not isinstance(next(iter(spec.values())), Mapping):
-            raise ConfigError(f'ToolUse.tools: expected {{"python": {{…}}}}, got {dict(spec)!r:.80}. Change it.')
+            raise ConfigError(f'ToolUse.tools: expected {{"python": {{…}}}}, got {dict(spec)!r:.80}.')
         ((name, options),) = spec.items()
     if name == "python":
         if wrong := sorted(set(options) - {"sandbox", "limits"}):
-            raise ConfigError(f"ToolUse.tools: python: expected some of sandbox, limits, got {wrong}. Change them.")
+            raise ConfigError(f"ToolUse.tools: python: expected some of sandbox, limits, got {wrong}.")
         limits = settings_from("ToolUse.tools: python.limits", options.get("limits"), LIMITS)
         return PythonSource(dict(options.get("sandbox") or {}), limits, max_chars)
     if options:
@@ -77,9 +77,7 @@ def _source(spec: Any, max_chars: int) -> Source:
         return calculator
     if isinstance(name, str):
         if ":" not in name:
-            raise ConfigError(
-                f"ToolUse.tools: expected calculator, python, FILE.py:name or module:name, got {name!r}. Change it."
-            )
+            raise ConfigError(f"ToolUse.tools: expected calculator, python, FILE.py:name or module:name, got {name!r}.")
         return load_function(name)
     source: Source = name
     return source

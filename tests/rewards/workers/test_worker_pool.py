@@ -63,7 +63,7 @@ async def test_a_request_and_its_result_are_plain_json(pool):
 @pytest.mark.long
 @pytest.mark.parametrize("say", [object(), {1, 2}, b"bytes", "x" * (9 << 20)])
 async def test_input_that_is_not_json_or_too_long_is_the_rows_fault(pool, say):
-    with pytest.raises(DataError, match=r"^request: expected .* got .*\. "):
+    with pytest.raises(DataError, match=r"^request: expected .* got .*\."):
         await echo(pool, say)
 
 

@@ -95,7 +95,7 @@ class DetectionReward:
         in_range = is_finite(threshold) and LOWEST <= float(threshold) <= 1.0
         if threshold not in ("average", "dynamic") and not in_range:
             raise ConfigError(
-                f"DetectionReward.threshold: expected average, dynamic or {LOWEST}..1, got {threshold!r}. Change it."
+                f"DetectionReward.threshold: expected average, dynamic or {LOWEST}..1, got {threshold!r}."
             )
         self._threshold = threshold
         self._by_count = by_count

@@ -127,18 +127,16 @@ def check_rules(rules: Rules, where: str, error: type[AgentEnvError]) -> Rules:
     """
     ratios = rules.ratios
     if not isinstance(ratios, Mapping) or not ratios.keys() <= set(RATIOS):
-        raise error(f"{where}: expected ratios of {', '.join(RATIOS)}, got {brief(ratios)}. Change them.")
+        raise error(f"{where}: expected ratios of {', '.join(RATIOS)}, got {brief(ratios)}.")
     if not all(is_finite(value) and 0 <= value <= 1 for value in ratios.values()):
-        raise error(f"{where}: expected ratios from 0 to 1, got {brief(dict(ratios))}. Change them.")
+        raise error(f"{where}: expected ratios from 0 to 1, got {brief(dict(ratios))}.")
     if not any(ratios.get(name) for name in METRICS):
         raise error(f"{where}: expected a ratio above 0 of {', '.join(METRICS)}, got {brief(dict(ratios))}. Set one.")
     parts = (rules.format_ratio, rules.accuracy_ratio)
     if not all(is_finite(part) and part >= 0 for part in parts) or sum(parts) <= 0:
-        raise error(
-            f"{where}: expected format_ratio and accuracy_ratio >= 0, not both 0, got {brief(parts)}. Change it."
-        )
+        raise error(f"{where}: expected format_ratio and accuracy_ratio >= 0, not both 0, got {brief(parts)}.")
     if not isinstance(rules.in_pixels, bool):
-        raise error(f"{where}: expected true or false for pixels, got {brief(rules.in_pixels, 80)}. Change it.")
+        raise error(f"{where}: expected true or false for pixels, got {brief(rules.in_pixels, 80)}.")
     return rules
 
 

@@ -210,7 +210,7 @@ class MathReward:
         self._rewards = dict(zip(names, (correct, wrong, no_answer, parse_error, timeout), strict=True))
         for name, reward in self._rewards.items():
             if isinstance(reward, bool) or not is_finite(reward):
-                raise ConfigError(f"MathReward.{name}: expected a finite number, got {reward!r}. Change it.")
+                raise ConfigError(f"MathReward.{name}: expected a finite number, got {reward!r}.")
         self._grader = grader
         self.bounds = (min(self._rewards.values()), max(self._rewards.values()))
 
