@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,11 @@ from typing import Any, ClassVar, Literal, NoReturn, Protocol, Self, cast
 
 from agentenv.core.types import Completion, Conversation, Message, SamplingParams
 from agentenv.errors import AgentEnvError, ConfigError, ContractError, EngineError
+
+logger = logging.getLogger(__name__)
+
+CLOSE_S = 30.0
+"""Deadline for closing an engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,3 +285,18 @@ def is_plain(sampling: SamplingParams) -> bool:
     untouched = sampling.temperature == 1.0 and sampling.top_p == 1.0 and sampling.top_k <= 0 and sampling.min_p == 0.0
     free = sampling.min_tokens == 0 and sampling.structural_tag is None
     return (untouched or sampling.temperature == 0.0) and free
+
+
+async def close_engine(engine: Engine, limit_s: float | None = None) -> None:
+    """Close an engine that may be dead or hang, within `limit_s` (default: CLOSE_S); log it if that fails."""
+    limit_s = CLOSE_S if limit_s is None else limit_s
+    closing = asyncio.ensure_future(engine.close())
+    done, _ = await asyncio.wait([closing], timeout=limit_s)
+    error: BaseException | None = TimeoutError(f"close took longer than {limit_s:g} s")
+    if not done:
+        closing.cancel()
+    else:
+        error = None if closing.cancelled() else closing.exception()
+    if error is not None:
+        name, kind = type(engine).__name__, type(error).__name__
+        logger.warning("%s: expected to close, got %s: %s. Its processes may still run.", name, kind, error)

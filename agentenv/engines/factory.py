@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import importlib.util
-import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from agentenv.core.engine import Engine, EngineOptions, Tokenizer
+from agentenv.core.engine import Engine, EngineOptions, Tokenizer, close_engine
 from agentenv.errors import ConfigError
 
 if TYPE_CHECKING:
     from agentenv.engines.ray_actor import RayConfig
-
-logger = logging.getLogger(__name__)
 
 ENGINES = {
     "hf": "agentenv.engines.hf.engine:HFEngine",
@@ -28,8 +24,6 @@ ENGINES = {
 }
 """Our engines: the name in `--engine`, and the class. A package adds its own by the entry point group GROUP."""
 GROUP = "agentenv.engines"
-CLOSE_S = 30.0
-"""Deadline for closing an engine."""
 
 
 def engine_names() -> list[str]:
@@ -120,18 +114,3 @@ async def open_engine(
         yield engine
     finally:
         await close_engine(engine)
-
-
-async def close_engine(engine: Engine, limit_s: float | None = None) -> None:
-    """Close an engine that may be dead or hang, within `limit_s` (default: CLOSE_S); log it if that fails."""
-    limit_s = CLOSE_S if limit_s is None else limit_s
-    closing = asyncio.ensure_future(engine.close())
-    done, _ = await asyncio.wait([closing], timeout=limit_s)
-    error: BaseException | None = TimeoutError(f"close took longer than {limit_s:g} s")
-    if not done:
-        closing.cancel()
-    else:
-        error = None if closing.cancelled() else closing.exception()
-    if error is not None:
-        name, kind = type(engine).__name__, type(error).__name__
-        logger.warning("%s: expected to close, got %s: %s. Its processes may still run.", name, kind, error)

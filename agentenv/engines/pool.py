@@ -10,9 +10,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentenv.core.engine import Engine
+from agentenv.core.engine import CLOSE_S, Engine, close_engine
 from agentenv.core.types import Completion, SamplingParams
-from agentenv.engines.factory import CLOSE_S, close_engine
 from agentenv.errors import AgentEnvError, EngineError, RunStopped
 
 logger = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 import pytest
 
 from agentenv.chat.chat import Chat
-from agentenv.chat.rendered_text import MAX_USER_MESSAGES, messages_of
+from agentenv.chat.rendered_prompt import MAX_USER_MESSAGES, messages_of
 from agentenv.errors import ConfigError
 from tests.chat.families import FAMILIES, ONE_OF_EACH, load
 

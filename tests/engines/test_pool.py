@@ -532,7 +532,7 @@ async def test_an_engine_that_cannot_be_closed_holds_nobody_up(monkeypatch, capl
             await asyncio.Event().wait()
 
     monkeypatch.setattr(factory, "make_engine", lambda *_, **__: Stuck())
-    monkeypatch.setattr(factory, "CLOSE_S", 0.05)
+    monkeypatch.setattr("agentenv.core.engine.CLOSE_S", 0.05)
     async with asyncio.timeout(60):
         async with factory.open_engine("scripted", "none", TOKENIZER):
             pass

@@ -19,7 +19,7 @@ from zlib import crc32
 from agentenv._util.calls import accepted_arguments, create
 from agentenv._util.calls import call as call_agent
 from agentenv.chat.chat import Chat, ChatOptions, PromptText
-from agentenv.chat.rendered_text import messages_of
+from agentenv.chat.rendered_prompt import messages_of
 from agentenv.core.agent import AgentInstance, StepState
 from agentenv.core.engine import Engine, Tokenizer
 from agentenv.core.step_dict import to_sampling
