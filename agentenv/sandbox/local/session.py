@@ -15,7 +15,8 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from functools import cache
+from typing import Any, Protocol, Self
 
 from agentenv._util.off_loop import off_loop
 from agentenv._util.paths import PACKAGE
@@ -23,13 +24,9 @@ from agentenv.errors import ConfigError
 from agentenv.sandbox.local.execution import LocalExecution, readable
 from agentenv.sandbox.types import ExecLimits, ExecStatus, Isolation
 
-if TYPE_CHECKING:
-    from agentenv.sandbox.local.sandbox import LocalSandbox
-
 GRACE_S = 1.0
 """Time past its limit in which a turn may end without ending the session."""
 _MAX_ANSWER = 1 << 20
-_DRIVER = PACKAGE / "sandbox" / "guest" / "session_driver.py"
 _LIMITS = {"cpu": ExecStatus.CPU_TIMEOUT, "wall": ExecStatus.WALL_TIMEOUT, "memory": ExecStatus.MEMORY}
 
 
@@ -53,10 +50,25 @@ class TurnResult:
     detail: str | None = None
 
 
+class _SessionHost(Protocol):
+    """The part of a sandbox that a session uses."""
+
+    isolation: Isolation
+    layers: tuple[str, ...]
+
+    async def start(
+        self, program: str, *, files: Any = None, policy: Any = "pure", limits: ExecLimits | None, tenant: str
+    ) -> LocalExecution:
+        """Start a program, as `LocalSandbox.start` does."""
+
+    def turn(self, tenant: str) -> Any:
+        """Hold a run slot, as `LocalSandbox.turn` does."""
+
+
 class InterpreterSession:
     """One interpreter and its working folder; created by `LocalSandbox.session`, opened by `async with`."""
 
-    def __init__(self, sandbox: LocalSandbox, *, limits: ExecLimits, idle_s: float, max_s: float, tenant: str) -> None:
+    def __init__(self, sandbox: _SessionHost, *, limits: ExecLimits, idle_s: float, max_s: float, tenant: str) -> None:
         """Configure a session; `open` starts it.
 
         Args:
@@ -91,9 +103,7 @@ class InterpreterSession:
             InfraError: the interpreter could not be started.
         """
         if self._execution is None:
-            self._execution = await self._sandbox.start(
-                _DRIVER.read_text("utf-8"), limits=self._total, tenant=self._tenant
-            )
+            self._execution = await self._sandbox.start(_driver_source(), limits=self._total, tenant=self._tenant)
             self._wait_idle()
 
     async def aclose(self) -> None:
@@ -204,14 +214,20 @@ class InterpreterSession:
         self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._expire)
 
     def _expire(self) -> None:
-        detail = f"session: ended after {self._idle_s:g} s without a turn"
-        self._over = self._end_result(ExecStatus.WALL_TIMEOUT, detail)
+        self._over = self._end_result(
+            ExecStatus.WALL_TIMEOUT, f"session: ended after {self._idle_s:g} s without a turn"
+        )
         if self._execution:
             self._execution.release()
 
     def _end_result(self, status: ExecStatus, detail: str | None) -> TurnResult:
         sandbox = self._sandbox
         return TurnResult(status, ended=True, detail=detail, isolation=sandbox.isolation, layers=sandbox.layers)
+
+
+@cache
+def _driver_source() -> str:
+    return (PACKAGE / "sandbox" / "guest" / "session_driver.py").read_text("utf-8")
 
 
 async def _safe_text(value: object) -> str | None:
