@@ -29,8 +29,8 @@ from common import machine
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from agentenv.core.types import SamplingParams
-from agentenv.engines.factory import open_engine
 from agentenv.engines.models import resolve_model
+from agentenv.engines.opening import open_engine
 from agentenv.engines.ray_actor import RayConfig
 
 LONG = SamplingParams(max_tokens=900, min_tokens=900)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from agentenv._util.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from agentenv.engines.factory import open_engine
     from agentenv.engines.models import resolve_model
+    from agentenv.engines.opening import open_engine
 
 __all__ = ["open_engine", "resolve_model"]
 __getattr__ = lazy_names(
-    __name__, {"open_engine": "agentenv.engines.factory", "resolve_model": "agentenv.engines.models"}
+    __name__, {"open_engine": "agentenv.engines.opening", "resolve_model": "agentenv.engines.models"}
 )

@@ -1,19 +1,13 @@
-"""The engines by name. `open_engine` makes, starts and closes one; a plugin's engine is found by its entry point."""
+"""The engines by name; a plugin's engine is found by its entry point. `opening.py` starts and closes one."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
 
-from agentenv.core.engine import Engine, EngineOptions, Tokenizer, close_engine
+from agentenv.core.engine import Engine, EngineOptions
 from agentenv.errors import ConfigError
-
-if TYPE_CHECKING:
-    from agentenv.engines.ray_actor import RayConfig
 
 ENGINES = {
     "hf": "agentenv.engines.hf.engine:HFEngine",
@@ -64,53 +58,10 @@ def choose_engine(name: str, *, base_url: str | None) -> str:
 
 
 def make_engine(name: str, options: EngineOptions) -> Engine:
-    """Return an engine in this process, not yet started; see `open_engine`."""
+    """Return an engine in this process, not yet started; see `agentenv.engines.open_engine`."""
     cls = engine_class(name)
     try:
         return cls.from_options(options)
     except TypeError as error:
         given = dict(options.args)
         raise ConfigError(f"--engine_args: expected arguments of the {name} engine, got {given!r}: {error}.") from error
-
-
-@asynccontextmanager
-async def open_engine(
-    name: str,
-    model: str,
-    tokenizer: Tokenizer,
-    *,
-    base_url: str | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
-    args: Mapping[str, Any] | None = None,
-    ray: RayConfig | None = None,
-) -> AsyncIterator[Engine]:
-    """Open the named engine with the model loaded; close it at the end.
-
-    Args:
-        name: one of `engine_names()` but "auto".
-        model: path or Hugging Face id; for vllm_http and chat the server's name of the model.
-        tokenizer: the model's.
-        base_url: URL of the server, for vllm_http and chat.
-        device: device for hf.
-        dtype: data type for hf and vllm_local.
-        args: further arguments of the engine's constructor.
-        ray: the actors, for ray.
-
-    Raises:
-        ConfigError: the engine is unknown, refuses the arguments, or the server serves another model.
-        MissingDependency: its library is not installed.
-    """
-    options = EngineOptions(model, tokenizer, base_url or "", device, dtype, dict(args or {}))
-    if name == "ray":
-        from agentenv.engines.ray_actor import RayConfig, open_pool
-
-        async with open_pool(options, ray or RayConfig()) as pool:
-            yield pool
-        return
-    engine = make_engine(name, options)
-    try:
-        await engine.start()
-        yield engine
-    finally:
-        await close_engine(engine)

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from agentenv.core.engine import Engine
-from agentenv.engines.factory import engine_class, open_engine
+from agentenv.engines.factory import engine_class
+from agentenv.engines.opening import open_engine
 from agentenv.engines.pool import PoolPolicy
 from agentenv.engines.ray_actor import RayConfig
 from agentenv.episode.endpoint.agent import ChatAgentSource

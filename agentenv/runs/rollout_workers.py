@@ -24,7 +24,7 @@ from agentenv.chat.chat import Chat
 from agentenv.core.engine import Engine
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Conversation, Limits, SamplingParams, Task
-from agentenv.engines.factory import open_engine
+from agentenv.engines.opening import open_engine
 from agentenv.episode.env_actors.actors import EnvActorConfig, EnvActors
 from agentenv.episode.env_actors.local import LocalActor
 from agentenv.episode.failures import record_failure

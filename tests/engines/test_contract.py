@@ -12,8 +12,9 @@ from agentenv.core.engine import Engine, EngineOptions, NoTokenizer, sample
 from agentenv.core.types import Completion, Conversation, SamplingParams
 from agentenv.engines import factory
 from agentenv.engines.chat.engine import ChatEngine
-from agentenv.engines.factory import ENGINES, engine_class, engine_names, make_engine, open_engine
+from agentenv.engines.factory import ENGINES, engine_class, engine_names, make_engine
 from agentenv.engines.hf.engine import HFEngine
+from agentenv.engines.opening import open_engine
 from agentenv.engines.pool import EnginePool
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.engines.vllm.http import VLLMHTTPEngine

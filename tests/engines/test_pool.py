@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.core.types import SamplingParams
-from agentenv.engines import factory
+from agentenv.engines import opening
 from agentenv.engines.pool import EngineDead, EnginePool, EngineSlot, PoolPolicy, RequestDispatcher, Restarts
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.errors import ConfigError, EngineError, RunStopped
@@ -531,9 +531,9 @@ async def test_an_engine_that_cannot_be_closed_holds_nobody_up(monkeypatch, capl
                 raise EngineError("vllm: expected to close, got a dead process.")
             await asyncio.Event().wait()
 
-    monkeypatch.setattr(factory, "make_engine", lambda *_, **__: Stuck())
+    monkeypatch.setattr(opening, "make_engine", lambda *_, **__: Stuck())
     monkeypatch.setattr("agentenv.core.engine.CLOSE_S", 0.05)
     async with asyncio.timeout(60):
-        async with factory.open_engine("scripted", "none", TOKENIZER):
+        async with opening.open_engine("scripted", "none", TOKENIZER):
             pass
     assert "Stuck: expected to close, got" in caplog.text

@@ -18,9 +18,9 @@ from agentenv._util.ray.cluster import ClusterConfig, _env, _init, actor_death, 
 from agentenv.core.engine import EngineOptions
 from agentenv.core.types import SamplingParams
 from agentenv.engines import weights as transfer
-from agentenv.engines.factory import open_engine
 from agentenv.engines.hf.engine import HFEngine
 from agentenv.engines.models import load_tokenizer
+from agentenv.engines.opening import open_engine
 from agentenv.engines.pool import EngineDead, PoolPolicy
 from agentenv.engines.ray_actor import (
     EngineActor,

@@ -299,8 +299,8 @@ def test_the_tiny_model_is_a_folder(tiny_model):
 
 @pytest.mark.slow  # a real model
 def test_time_stands_still_while_a_model_generates(tiny_model, run_episode):
-    from agentenv.engines.factory import open_engine
     from agentenv.engines.models import load_tokenizer
+    from agentenv.engines.opening import open_engine
 
     tokenizer = load_tokenizer(tiny_model)
 

@@ -20,8 +20,9 @@ from agentenv._util.plurals import counted
 from agentenv.core.engine import Engine, is_plain
 from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.core.types import SamplingParams
-from agentenv.engines.factory import choose_engine, open_engine
+from agentenv.engines.factory import choose_engine
 from agentenv.engines.models import load_tokenizer, resolve_model
+from agentenv.engines.opening import open_engine
 from agentenv.errors import ConfigError, DataError
 from agentenv.runs.config import RunConfig
 from agentenv.runs.mixture import longest
