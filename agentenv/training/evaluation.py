@@ -82,6 +82,10 @@ def measure(
     return aggregate(summaries, num_tasks=num_tasks, num_samples=num_samples, wall_s=0.0, pass_scores=pass_scores)
 
 
+SURVIVED = ("num_retries", "num_step_retries", "num_failovers")
+"""What episodes needed to survive failures; without any, a line of metrics.jsonl has no such number."""
+
+
 def numbers_of(metrics: Metrics) -> dict[str, float]:
     """Return the numbers of a batch of episodes for the log; unknown ones are left out."""
     numbers = {
@@ -99,7 +103,9 @@ def numbers_of(metrics: Metrics) -> dict[str, float]:
         },
         **{f"reward/{name}": value for name, value in metrics.hygiene.numbers().items()},
         **{f"stop/{reason}": num / metrics.num_episodes for reason, num in metrics.stop_reasons.items()},
+        **{f"sandbox/{level}": num / metrics.num_episodes for level, num in metrics.isolation.items()},
         **{f"info/{key}": values["last"] for key, values in metrics.info.items()},
+        **{name: value for name in SURVIVED if (value := getattr(metrics, name))},
     }
     return {key: float(value) for key, value in numbers.items() if value is not None}
 

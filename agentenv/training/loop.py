@@ -178,6 +178,8 @@ class Loop:
             batch = await asyncio.to_thread(build, trajectories, need_logprobs=needs_rollout_logprobs(self.config))
             numbers = {f"time/{key}": value for key, value in shares_of(metrics).items()}
             rolled = numbers_of(metrics) | by_env | spread_of(summaries) | ages_of(batch, self.step)
+            if num := self.rollouts.runner.setup.engine.num_restarts:
+                rolled["num_engine_restarts"] = num  # since the start
             numbers |= {f"rollout/{key}": value for key, value in rolled.items()}
             self._step_groups = step_groups(groups, summaries)
             self._kept = frozenset(each.episode_id for each in kept)

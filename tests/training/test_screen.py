@@ -9,6 +9,7 @@ from rich.console import Console
 
 from agentenv.runs.metrics import Summary
 from agentenv.training.config import TrainConfig
+from agentenv.training.evaluation import measure, numbers_of
 from agentenv.training.logs.screen import TrainScreen, describe, results
 
 NUMBERS = {
@@ -38,6 +39,18 @@ def test_a_step_is_one_line_of_what_is_known():
     assert describe({"eval/score": 0.5}) == "held-out score 0.500"
     assert describe({"rollout/rejection_rate": 0.25, "train/entropy": math.nan}) == "entropy nan · rejected 25%"
     assert describe({}) == ""
+    survived = {"num_failed": 1, "num_retries": 2, "num_step_retries": 3, "num_failovers": 4, "num_engine_restarts": 5}
+    line = "failed 1 · retried 2 · steps repeated 3 · failovers 4 · engine restarts 5"
+    assert describe({f"rollout/{key}": value for key, value in survived.items()}) == line
+
+
+def test_a_train_step_counts_what_it_survived():
+    calm = Summary("a/0", "a", reward=1.0)
+    survivor = Summary("a/1", "a", reward=1.0, attempt=1, num_step_retries=2, num_failovers=1, isolation="landlock")
+    numbers = [numbers_of(measure(episodes, num_samples=2)) for episodes in ([calm], [calm, survivor])]
+    expected = {"num_retries": 1.0, "num_step_retries": 2.0, "num_failovers": 1.0, "sandbox/landlock": 0.5}
+    assert expected.items() <= numbers[1].items()
+    assert not expected.keys() & numbers[0].keys()
 
 
 @pytest.mark.parametrize("mode", ["auto", "plain"])
@@ -128,6 +141,8 @@ def test_the_results_are_read_from_the_metrics():
         "time": "1m30s  (wait 22%, eval 11%)",
     }
     assert results([]) == {"steps": "none"}
+    last = {"step": 2, "rollout/sandbox/landlock": 1.0}
+    assert results([last]) == {"steps": "2", "sandbox": "landlock, weaker than namespaces"}
     assert results([{"step": 1, "eval/reward": 2.0}])["held-out reward"] == "2.000 at step 1, 2.000 at step 1"
 
 

@@ -154,9 +154,8 @@ def _error_rows(m: Metrics) -> list[tuple[str, str]]:
     attempts = "attempt failed and was retried", "attempts failed and were retried"
     calls = "call of `step` failed and was repeated", "calls of `step` failed and were repeated"
     failovers = "action was", "actions were"
-    weak = m.isolation.keys() & {level for level in Isolation if level.strength < Isolation.NAMESPACES.strength}
     rows = [
-        ("sandbox", histogram(m.isolation) + ", weaker than namespaces" * bool(weak) if m.isolation else ""),
+        ("sandbox", histogram(m.isolation) + weakness(m.isolation) if m.isolation else ""),
         ("errors", f"{m.num_infra_errors} infrastructure, {m.num_env_errors} environment"),
         ("refused requests", histogram(m.refusals) if m.refusals else ""),
         ("retries", counted(m.num_retries, *attempts) if m.num_retries else ""),
@@ -167,6 +166,12 @@ def _error_rows(m: Metrics) -> list[tuple[str, str]]:
         ("error types", histogram(m.error_types) if m.num_infra_errors + m.num_env_errors else ""),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def weakness(levels: Iterable[str]) -> str:
+    """Return what to add to the levels of a sandbox: a warning if one is weaker than namespaces."""
+    weak = {level for level in Isolation if level.strength < Isolation.NAMESPACES.strength}
+    return ", weaker than namespaces" if weak.intersection(levels) else ""
 
 
 def _estimate(estimate: Estimate) -> str:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from agentenv._util.terminal import wide_console
 from agentenv.runs.display.progress import clock
-from agentenv.runs.display.report import FailureKinds
+from agentenv.runs.display.report import FailureKinds, weakness
 from agentenv.runs.metrics import Summary
 from agentenv.training.config import TrainConfig
 from agentenv.training.logs.journal import finite
@@ -38,6 +38,14 @@ _PARTS = (
     ("stale", "rollout/staleness_mean", ".1f"),
     ("rejected", "rollout/rejection_rate", ".0%"),
 )
+_FAILURES = (
+    ("failed", "rollout/num_failed"),
+    ("retried", "rollout/num_retries"),
+    ("steps repeated", "rollout/num_step_retries"),
+    ("failovers", "rollout/num_failovers"),
+    ("engine restarts", "rollout/num_engine_restarts"),
+)
+_SANDBOX = "rollout/sandbox/"
 _SECONDS = (("wait", "time/wait_s"), ("train", "time/train_s"), ("sync", "time/sync_s"), ("eval", "time/eval_s"))
 
 
@@ -159,8 +167,7 @@ def describe(numbers: Mapping[str, float]) -> str:
     parts = [f"{name} {numbers[key]:{form}}" for name, key, form in _PARTS if key in numbers]
     if "eval/score" in numbers:
         parts.insert(0, f"held-out score {numbers['eval/score']:.3f}")
-    if num := numbers.get("rollout/num_failed"):
-        parts.append(f"failed {num:.0f}")
+    parts += [f"{name} {num:.0f}" for name, key in _FAILURES if (num := numbers.get(key))]
     if "throughput/samples_per_s" in numbers:
         parts.append(f"{numbers['throughput/samples_per_s']:.1f} samples/s")
     seconds = [
@@ -188,6 +195,8 @@ def results(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             quarter = max(1, len(values) // 4)
             early, late = fmean(values[:quarter]), fmean(values[-quarter:])
             facts[f"training {name}"] = f"{early:.3f} in the first quarter of the steps, {late:.3f} in the last"
+    if levels := [key.removeprefix(_SANDBOX) for key in rows[-1] if key.startswith(_SANDBOX)]:
+        facts["sandbox"] = ", ".join(levels) + weakness(levels)
     if seconds := sum(value for _, value in _points(rows, "time/wall_s")):
         shares = {name: sum(value for _, value in _points(rows, key)) / seconds for name, key in _SECONDS}
         named = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share)
