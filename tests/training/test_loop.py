@@ -94,6 +94,10 @@ class NotedEngine(ScriptedEngine):
         super().__init__(["x"], tokenizer, **options)
         self.events, self.refuses = events, refuses
 
+    @property
+    def num_restarts(self):
+        return self.policy_version  # as if each update had taken one
+
     async def generate(self, prompt_token_ids, sampling, *, request_id):
         self.events.append(f"{'evaluate' if request_id.startswith('held') else 'sample'} {self.policy_version}")
         return await super().generate(prompt_token_ids, sampling, request_id=request_id)
@@ -261,6 +265,7 @@ async def test_without_async_each_batch_is_sampled_trained_on_and_delivered_befo
         "save 2 after line 2",
     ]  # fmt: skip
     assert scene.lines("rollout/staleness_max") == [0.0, 0.0]
+    assert scene.lines("rollout/num_engine_restarts") == [None, 1]
 
 
 async def test_with_async_the_next_batch_is_sampled_while_the_learner_trains(tmp_path):
