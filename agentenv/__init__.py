@@ -10,7 +10,7 @@ The rooms, from the ground up; imports point up this list only. The first line o
     _util/      helpers that know nothing of episodes: calls with time limits, http/ (client, retries), ray/
     core/       what an episode is: types, trajectory, agent, step_dict (what `step` returns), engine, dataset
     chat/       messages to tokens and back: chat (bridges), dialogue (one episode), template, tool_calls/
-    sandbox/    untrusted code: local/ (levels, status), guest/ (runs inside: limits, watch), grading/ (test suites)
+    sandbox/    untrusted code: local/ (levels, verdicts), guest/ (runs inside: child, watch), grading/ (test suites)
     tools/      tools for environments: calling (answers to calls), toolset, mcp, python
     rewards/    text in, number out: registry (how to add one), rules/, groups/, judges/, models/, workers/
     engines/    what samples: scripted, hf/ (slot_model), vllm/, chat/ (API models), pool, ray_actor, weights/
@@ -18,7 +18,7 @@ The rooms, from the ground up; imports point up this list only. The first line o
     gym/        Gymnasium, in both directions
     interop/    OpenRLHF, Molt, verl, ROLL, NeMo RL and other frameworks
     runs/       `agentenv run`: run, prepare, opening, config, mixture, records/ (resume), metrics, display/, watchdog,
-                tokens/, rollout_workers/
+                tokens/, rollout_workers, env_actors
     compare/    `agentenv diff`: two runs paired over tasks, with one interval that decides
     view/       `agentenv view`: the page that shows runs: server, single file, excerpts, dist/ (built from view_src/)
     training/   `agentenv train`: loop, rollouts, task_order, algorithm/ (batch to loss), learner/

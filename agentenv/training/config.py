@@ -1,7 +1,8 @@
 """TrainConfig: the flags of `agentenv train`.
 
-Settings that `agentenv run` has too are its fields and groups; the others have OpenRLHF's flat names. All of OpenRLHF's
-names are accepted: `ALIASES` has the names of one field, and `flags.py` translates what is more than a name.
+Settings that `agentenv run` has too are its fields and groups; the others have OpenRLHF's flat names. OpenRLHF's
+names of them are accepted: `ALIASES` has the names of one field, and `flags.py` translates what is more than a name and
+refuses what has no counterpart.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ its command line calls `/aggregate_metrics` afterwards (pass +disable_aggregatio
 
 The engine is any that samples the policy after token ids. The HTTP server that NeMo RL opens over its policy is not
 suitable: it takes messages (`/v1/chat/completions`, at 7ea279a) and no tokens. If the weights are also elsewhere, as in
-an evaluation, a vLLM server works (`engines.vllm_http`).
+an evaluation, a vLLM server works (`engines.vllm.http`).
 
 An episode that failed is an HTTP error and never a reward of 0 (Gym #1606): 503 if infrastructure failed and 504 if it
 timed out, which NeMo RL rolls out again; 422 if the row or the environment would fail again; 500 if the engine is set
