@@ -60,7 +60,7 @@ class InstantEngine:
             self.detokenize(prompt_token_ids, sampling_params)
         await asyncio.sleep(0)  # let other episodes run, as any engine does
         output = SimpleNamespace(
-            token_ids=self.ids, text=self.text, logprobs=self.logprobs, finish_reason="stop", matched_stop=None
+            token_ids=self.ids, text=self.text, logprobs=self.logprobs, finish_reason="stop", stop_reason=None
         )
         return SimpleNamespace(outputs=[output])
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -219,31 +220,33 @@ async def sample(
     """
     where = engine.base_url or "generate"
     try:
-        async with asyncio.timeout(limit_s) as deadline:
-            completion = await engine.generate(cast(Sequence[int], prompt), sampling, request_id=request_id)
-        _check(completion, sampling, where, engine.constraint_problem)
-    except AgentEnvError:
-        raise
-    except (OSError, RuntimeError, MemoryError, asyncio.CancelledError) as error:
+        async with asyncio.timeout(limit_s):
+            with checked_errors(where):
+                completion = await engine.generate(cast(Sequence[int], prompt), sampling, request_id=request_id)
+                _check(completion, sampling, where, engine.constraint_problem)
+    except TimeoutError as error:
+        raise EngineError(
+            f"{where}: expected a completion within {limit_s:g} s, got none. "
+            "Look at the engine, or raise generate_timeout_s."
+        ) from error
+    except asyncio.CancelledError as error:
         task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        if task is not None and task.cancelling():
             raise
-        if deadline.expired():
-            raise EngineError(
-                f"{where}: expected a completion within {limit_s:g} s, got none. "
-                "Look at the engine, or raise generate_timeout_s."
-            ) from error
-        raise EngineError(f"{where}: {type(error).__name__}: {error}").with_traceback(error.__traceback__) from error
-    except Exception as error:
-        raise ContractError(
-            f"{where}: expected a completion or an EngineError, got {type(error).__name__}: {error}. Fix the engine."
-        ).with_traceback(error.__traceback__) from error
+        raise EngineError(f"{where}: expected a completion, got a cancelled call.") from error
     return completion
 
 
 def _check(completion: Completion, sampling: SamplingParams, where: str, constraint_problem: str) -> None:
     """Raise EngineError if no record can hold a completion, and ConfigError if it ignores the structural tag."""
     num, logprobs = len(completion.token_ids), completion.logprobs or ()
+    try:  # in C, as the record holds them
+        ids = array("i", completion.token_ids)
+        array("i", [*completion.policy_versions, completion.policy_version])
+    except OverflowError as error:
+        raise EngineError(f"{where}: expected ids and policy versions below 2**31, got larger ones.") from error
+    if min(ids, default=0) < 0:
+        raise EngineError(f"{where}: expected token ids of at least 0, got {min(ids)}.")
     if completion.finish_reason == "error":
         raise EngineError(f"{where}: expected a completion, got finish reason 'error'. Look at the engine's log.")
     if sampling.structural_tag is not None and completion.forced is None and (num or completion.answer is not None):
@@ -264,6 +267,24 @@ def _check(completion: Completion, sampling: SamplingParams, where: str, constra
             )
     if completion.logprobs is not None and len(logprobs) != num:
         raise EngineError(f"{where}: expected {num} log-probabilities, got {len(logprobs)}. Fix the engine.")
+
+
+@contextmanager
+def checked_errors(where: str) -> Iterator[None]:
+    """Raise failures of an Engine's machine in the block as EngineErrors, its bugs as ContractErrors, ours as they are.
+
+    Errors that cross to another process keep only their class: call it where the engine is.
+    """
+    try:
+        yield
+    except AgentEnvError:
+        raise
+    except (OSError, RuntimeError, MemoryError) as error:
+        raise EngineError(f"{where}: {type(error).__name__}: {error}").with_traceback(error.__traceback__) from error
+    except Exception as error:
+        raise ContractError(
+            f"{where}: expected a completion or an EngineError, got {type(error).__name__}: {error}. Fix the engine."
+        ).with_traceback(error.__traceback__) from error
 
 
 @contextmanager

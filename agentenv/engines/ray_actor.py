@@ -27,7 +27,7 @@ from agentenv._util.ray.cluster import (
     restore_sigchld,
 )
 from agentenv._util.version import __version__
-from agentenv.core.engine import Engine, EngineOptions
+from agentenv.core.engine import Engine, EngineOptions, checked_errors
 from agentenv.core.types import Completion, SamplingParams
 from agentenv.engines.pool import EngineDead, EnginePool, PoolPolicy
 from agentenv.engines.weights import (
@@ -244,13 +244,13 @@ class EngineActor:
 
     async def generate(self, prompt: array[int], sampling: SamplingParams, request_id: str) -> Completion:
         """Sample one action."""
-        with _engine_death():
+        with _engine_death(), checked_errors("generate"):
             completion: Completion = await self._engine.generate(prompt.tolist(), sampling, request_id=request_id)
         return completion
 
     async def score(self, token_ids: array[int]) -> array[float]:
         """Return [T] log-probabilities, NaN for the first."""
-        with _engine_death():
+        with _engine_death(), checked_errors("score"):
             return array("d", await self._engine.score(token_ids.tolist()))
 
     async def call(self, method: str, *args: Any) -> None:

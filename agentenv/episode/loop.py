@@ -28,7 +28,15 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Limits, SamplingParams, StepResult, StopReason, Task
 from agentenv.episode.failures import Aborted, error_name, record_failure
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage
-from agentenv.errors import AgentEnvError, ConfigError, DataError, EngineError, InfraError, PromptTooLong
+from agentenv.errors import (
+    AgentEnvError,
+    ConfigError,
+    DataError,
+    EngineError,
+    InfraError,
+    MissingDependency,
+    PromptTooLong,
+)  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -232,7 +240,7 @@ class Episode:
                 return None
             progress.stage = Stage.PROMPT
             raise DataError(f"prompt: {error}") from error
-        except ConfigError as error:
+        except (ConfigError, MissingDependency) as error:
             error.ends_run = True  # the engine is set up wrongly
             raise
         generate_s, is_aborted = time.perf_counter() - started, completion.finish_reason == "abort"
@@ -242,7 +250,7 @@ class Episode:
                 args = (completion, sampling.stop_token_ids)
                 text, closing = await off_loop(len(completion.token_ids), self.dialogue.action_of, *args)
                 self.trajectory.append_turn(completion, text, generate_s, began_s=started - self.started_s)
-            except (EngineError, TypeError, ValueError) as error:
+            except (EngineError, ArithmeticError, LookupError, TypeError, ValueError) as error:
                 raise EngineError(f"{where}: {error}") from error
         if is_aborted:
             raise Aborted(f"{where}: expected a completion, got finish reason 'abort'. Run the episode again.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import operator
 import os
 import weakref
 from collections.abc import Coroutine, Mapping, Sequence
@@ -256,16 +257,24 @@ class AgentVectorEnv(SyncVectorEnv):
 
     async def _reset(self, seed: Any, options: Mapping[str, Any] | None) -> Reset:
         given = dict(options or {})
-        mask = given.pop("reset_mask", np.ones(self.num_envs, np.bool_))
-        if not isinstance(mask, np.ndarray) or (mask.shape, mask.dtype) != ((self.num_envs,), np.bool_):
+        mask = given.pop("reset_mask", None)
+        mask = np.ones(self.num_envs, np.bool_) if mask is None else mask
+        is_bool = isinstance(mask, np.ndarray) and (mask.shape, mask.dtype) == ((self.num_envs,), np.bool_)
+        if not is_bool or not mask.any():
             raise ContractError(
-                f"reset: options['reset_mask']: expected a bool array of shape ({self.num_envs},), got {mask!r:.200}. "
+                f"reset: options['reset_mask']: expected a bool array of shape ({self.num_envs},) with a True, got {mask!r:.200}. "
                 "Pass `terminations | truncations`."
             )
-        seeds = [seed + index for index in range(self.num_envs)] if isinstance(seed, int | np.integer) else seed
-        seeds = self._one_each("seed", [None] * self.num_envs if seeds is None else seeds)
+        if seed is None or isinstance(seed, int | np.integer):
+            seed = [None if seed is None else seed + index for index in range(self.num_envs)]
+        try:  # Gymnasium takes integers of Python alone
+            seeds = [None if one is None else operator.index(one) for one in self._one_each("seed", seed)]
+        except TypeError as error:
+            raise ContractError(f"reset: seed: expected integers or None, got {seed!r:.200}.") from error
         task = given.pop("task", None)
-        tasks = self._one_each("options['task']", task if isinstance(task, list | tuple) else [task] * self.num_envs)
+        tasks = self._one_each(
+            "options['task']", task if isinstance(task, list | tuple | np.ndarray) else [task] * self.num_envs
+        )
         async with self._turn:
             self._check_open("reset")
             each = [(env, seeds[i], {**given, "task": tasks[i]}) for i, env in enumerate(self._members) if mask[i]]

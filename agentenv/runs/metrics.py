@@ -26,7 +26,9 @@ from agentenv.core.types import MAX_REWARD, StopReason
 from agentenv.core.views import spans_of
 from agentenv.errors import ErrorKind
 from agentenv.rewards.hygiene import HygieneCounts, RewardHygiene, Style, num_marks, repeated
+from agentenv.sandbox.types import Isolation
 
+_LEVELS = frozenset(Isolation)
 GROUP_REWARD = "group/reward"
 """Key in the last turn's info of the part of its reward that its group earned."""
 
@@ -100,7 +102,7 @@ def summarize(trajectory: Trajectory) -> Summary:
     isolation = ""
     for turn in turns:
         for key, value in turn.result.info.items() if turn.result is not None else ():
-            if key == "isolation":
+            if key == "isolation" and value in _LEVELS:
                 isolation = str(value)
             # Neither text nor NaN, and no number whose sums would be infinite.
             if not isinstance(value, str) and abs(value) <= MAX_REWARD:

@@ -21,7 +21,7 @@ from typing import Any
 
 from agentenv._util.version import __version__
 from agentenv.chat.chat import Chat
-from agentenv.core.engine import Engine
+from agentenv.core.engine import Engine, checked_errors
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Conversation, Limits, SamplingParams, Task
 from agentenv.engines.opening import open_engine
@@ -198,10 +198,11 @@ class Workers(EnvActors):
         """Call the engine of an episode: `generate` or `score`."""
         number, prompt, *rest = args
         engine, prompt = self.engines[number], prompt.tolist() if isinstance(prompt, array) else prompt
-        if method == "score":
-            return await engine.score(prompt)
-        sampling, request_id = rest
-        return await engine.generate(prompt, sampling, request_id=request_id)
+        with checked_errors(engine.base_url or "generate"):
+            if method == "score":
+                return await engine.score(prompt)
+            sampling, request_id = rest
+            return await engine.generate(prompt, sampling, request_id=request_id)
 
 
 class WorkerSource:

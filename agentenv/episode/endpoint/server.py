@@ -36,7 +36,7 @@ from agentenv.episode.endpoint.wire import (
     error_body,
     error_type,
 )
-from agentenv.errors import AgentEnvError, InfraError
+from agentenv.errors import AgentEnvError, ContractError, InfraError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -266,7 +266,7 @@ def _refusal(error: AgentEnvError) -> tuple[int, str]:
         return error.status, "body_too_slow"
     if isinstance(error, RequestError):
         return error.status, error.code
-    if isinstance(error, InfraError):
+    if isinstance(error, InfraError | ContractError):
         return 503, "engine_failed"
     return 500, "set_up_wrongly"
 

@@ -62,6 +62,7 @@ from agentenv.errors import (
     DataError,
     EngineError,
     InfraError,
+    MissingDependency,
     PromptTooLong,
     RunStopped,
 )
@@ -136,7 +137,7 @@ class Session:
         """Requests that got no answer, by the code of the error."""
         self.refusal_reasons: dict[str, str] = {}
         """The last reason for each code, the latest at the end."""
-        self.fatal: ConfigError | RunStopped | None = None
+        self.fatal: ConfigError | MissingDependency | RunStopped | None = None
         """The error of a wrongly configured engine, which the episode's source raises again."""
         self._started_s, self._began_s = time.perf_counter(), time.time()
         self._lines: list[Line] = []
@@ -197,7 +198,7 @@ class Session:
             asked = work.asked.request
             size = size_of((asked.json_schema or {}, asked.tools, asked.sampling))
             return await self._answer(work, await off_loop(size, self._sampling, work))
-        except (ConfigError, RunStopped) as error:
+        except (ConfigError, MissingDependency, RunStopped) as error:
             self.fatal = error
             raise
         except PromptTooLong as error:

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from agentenv.chat.chat import Chat
-from agentenv.core.engine import Engine, engine_errors
+from agentenv.core.engine import Engine, checked_errors, engine_errors
 from agentenv.core.step_dict import to_sampling
 from agentenv.core.types import Completion, FinishReason, SamplingParams
 from agentenv.engines.vllm.wire import versions_of
-from agentenv.errors import ConfigError, EngineError, RunStopped
+from agentenv.errors import ConfigError, ContractError, EngineError, MissingDependency, RunStopped
 
 _TAKEN = tuple(name for name in SamplingParams.__dataclass_fields__ if name != "structural_tag")
 """Fields that both sides have: vLLM's class has grammars elsewhere, and OpenRLHF asks for none."""
@@ -254,11 +254,11 @@ class LLMEngine(Engine):
         self._seed = seed
         self._turns = itertools.count()
         self._conversations = _Conversations()
-        self.fatal: ConfigError | RunStopped | None = None
+        self.fatal: ConfigError | MissingDependency | RunStopped | None = None
         """The engine's error that ends the whole run."""
-        self.failure: EngineError | None = None
+        self.failure: EngineError | ContractError | None = None
         """The engine's last error."""
-        self.server_failures: deque[EngineError] = deque(maxlen=1)
+        self.server_failures: deque[EngineError | ContractError] = deque(maxlen=1)
         """The last error of a request that names no episode; all episodes of a file share it."""
         self.is_over = False
         """True after the episode: who still asks this engine is a server of the file."""
@@ -307,7 +307,8 @@ class LLMEngine(Engine):
                     request_id = f"{self._episode_id}/{turn}"
                     if sampling.seed is not None and sampling.seed == self._seed:  # the run's: vary it for each call
                         sampling = replace(sampling, seed=sampling.seed + turn)
-                return await self.engine.generate(prompt, sampling, request_id=request_id), request_id
+                with checked_errors("llm_engine.generate"):
+                    return await self.engine.generate(prompt, sampling, request_id=request_id), request_id
             work = self._sample_for_server(list(prompt), sampling, request_id)
             try:
                 crossing = asyncio.run_coroutine_threadsafe(work, self._home)
@@ -318,10 +319,10 @@ class LLMEngine(Engine):
                     "when its episodes end."
                 ) from error
             return await asyncio.wrap_future(crossing)
-        except (ConfigError, RunStopped) as error:
+        except (ConfigError, MissingDependency, RunStopped) as error:
             self.fatal = error
             raise
-        except EngineError as error:
+        except (EngineError, ContractError) as error:
             self.failure = error
             if self.is_over or asyncio.get_running_loop() is not self._home:
                 self.server_failures.append(error)
@@ -333,7 +334,8 @@ class LLMEngine(Engine):
         """Sample for a server that all episodes share, whose requests do not name their episode."""
         number, turn = self._conversations.find(prompt)
         request_id = request_id or f"{self._episode_id}-served-{number}/{turn}"
-        completion = await self.engine.generate(prompt, sampling, request_id=request_id)
+        with checked_errors("llm_engine.generate"):
+            completion = await self.engine.generate(prompt, sampling, request_id=request_id)
         self._conversations.store(number, turn, [*prompt, *completion.token_ids])
         return completion, request_id
 

@@ -365,7 +365,7 @@ class AgentFunc:
         self.executor_cls = executor_cls
         self._executor: Any = None
         self._agent_cls: type[AgentInstance] | None = None
-        self._server_failures: deque[EngineError] = deque(maxlen=1)
+        self._server_failures: deque[EngineError | ContractError] = deque(maxlen=1)
 
     @property
     def datasets(self) -> Mapping[str, str | Path]:
@@ -406,7 +406,8 @@ class AgentFunc:
         if failure is None and known != [*self._server_failures]:
             failure = self._server_failures[-1]
         if record.error is not None and record.error.kind == "env" and failure is not None:
-            record.error = replace(record.error, kind="infra", message=f"{record.error.message} (after: {failure})")
+            message = f"{record.error.message} (after: {failure})"
+            record.error = replace(record.error, kind=failure.kind, message=message)
         trajectory = call.trajectory
         if trajectory is None:
             return record
