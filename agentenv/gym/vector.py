@@ -262,8 +262,8 @@ class AgentVectorEnv(SyncVectorEnv):
         is_bool = isinstance(mask, np.ndarray) and (mask.shape, mask.dtype) == ((self.num_envs,), np.bool_)
         if not is_bool or not mask.any():
             raise ContractError(
-                f"reset: options['reset_mask']: expected a bool array of shape ({self.num_envs},) with a True, got {mask!r:.200}. "
-                "Pass `terminations | truncations`."
+                f"reset: options['reset_mask']: expected a bool array of shape ({self.num_envs},) with a True, got "
+                f"{mask!r:.200}. Pass `terminations | truncations`."
             )
         if seed is None or isinstance(seed, int | np.integer):
             seed = [None if seed is None else seed + index for index in range(self.num_envs)]
