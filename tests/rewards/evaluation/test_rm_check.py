@@ -37,8 +37,8 @@ async def test_a_sound_model_has_nothing_to_fix_and_every_check_says_what_it_saw
     findings = await found(HFScorer(tiny_rm()))
     assert states(findings) == {}
     assert list(findings) == [
-        "template", "last tokens", "pooled token", "BOS", "pad token", "max length", "scores", "activation",
-        "batch invariance",
+        "template", "last tokens", "pooled token", "BOS", "pad token", "max length", "head in vLLM", "scores",
+        "activation", "batch invariance",
     ]  # fmt: skip
     assert findings["last tokens"].detail.endswith(r"'<|im_end|>' '\n'")
     assert findings["pooled token"].detail.startswith(r"'\n' (id ")
