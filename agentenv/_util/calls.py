@@ -27,7 +27,7 @@ _CANCEL_GRACE_S = 1.0
 MAX_GIVEN_BACK = 2.0
 """Largest part of its limit that a method, or a program of the sandbox, gets again because others took the time."""
 _SETS = ("BUILD", "CACHE", "LOAD", "RESUME", "RETURN", "STORE")
-"""How instructions begin that load, make and store values."""
+"""How instructions begin that load, make and store values; LOAD_ATTR may run a property."""
 _THREAD_WAITS_S = (0.05, 0.2, 0.8)
 """Waits before further attempts to start a thread: others may end in the meantime."""
 
@@ -117,7 +117,7 @@ async def create(cls: type[_Instance], kwargs: Mapping[str, Any]) -> _Instance:
     def __init__`, as OpenRLHF's queue-era files write it, is awaited.
     """
     init: Any = cls.__init__
-    if init is object.__init__ or inspect.iscoroutinefunction(init) or cls in _NEED_THE_LOOP or _only_sets(init):
+    if init is object.__init__ or inspect.iscoroutinefunction(init) or cls in _NEED_THE_LOOP or _only_sets(cls):
         return await create_here(cls, kwargs)
     instance = cls.__new__(cls)
 
@@ -135,11 +135,14 @@ async def create(cls: type[_Instance], kwargs: Mapping[str, Any]) -> _Instance:
     return instance
 
 
-def _only_sets(function: Any) -> bool:
-    """Return True if a function cannot block: its code has no call, no loop and no import."""
-    code = getattr(function, "__code__", None)
-    opcodes = set(code.co_code[::2]) if code is not None else ()
-    return bool(opcodes) and all(opname[each].startswith(_SETS) for each in opcodes)
+def _only_sets(cls: Any) -> bool:
+    """Return True if a constructor cannot block: it sets plain attributes, without a call, a loop or an import."""
+    code = getattr(cls.__init__, "__code__", None)
+    if code is None or cls.__setattr__ is not object.__setattr__:
+        return False
+    names = {opname[each] for each in code.co_code[::2]}
+    only_sets = "LOAD_ATTR" not in names and all(name.startswith(_SETS) for name in names)
+    return only_sets and not any(hasattr(getattr(cls, name, None), "__set__") for name in code.co_names)
 
 
 async def create_here(cls: type[_Instance], kwargs: Mapping[str, Any]) -> _Instance:

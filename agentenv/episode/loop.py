@@ -302,7 +302,8 @@ class Episode:
     async def append_observation(self, action: Action, outcome: Outcome) -> bool:
         """Append the observation; return False if it leaves no room for a further turn, and append nothing then."""
         observation = outcome.result.observation
-        self.sampling = outcome.result.sampling or self.sampling
+        if not self.setup.host_samples:
+            self.sampling = outcome.result.sampling or self.sampling
         size = size_of(observation)
         if self.setup.chat.options.history == "rerender":
             size += len(self.dialogue.text)

@@ -79,3 +79,5 @@ class EpisodeSetup:
     progress: EpisodeProgress = field(default_factory=EpisodeProgress, compare=False)
     """The loop publishes here how far the episode is; the runner puts a new one into each episode's setup."""
     step_retries: StepRetries = field(default_factory=StepRetries)
+    host_samples: bool = False
+    """Whether another system samples, in its own tokens: `StepResult.sampling` is for it, and changes nothing here."""

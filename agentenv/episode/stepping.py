@@ -58,11 +58,12 @@ class SteppedEpisode(Engine):
         sampling: SamplingParams | None = None,
         limits: Limits | None = None,
         key: EpisodeKey | None = None,
+        host_samples: bool = False,
     ) -> None:
-        """Start nothing; the arguments are those of `run_episode`."""
+        """Start nothing; the arguments are those of `run_episode`, and `EpisodeSetup.host_samples`."""
         limits = replace(limits or Limits(), episode_timeout_s=math.inf, generate_timeout_s=math.inf)
         self._make_agent, self._chat = make_agent, chat
-        setup = EpisodeSetup(self, chat, sampling or SamplingParams(), limits)
+        setup = EpisodeSetup(self, chat, sampling or SamplingParams(), limits, host_samples=host_samples)
         self._episode = Episode(task, setup, key or EpisodeKey())
         self._running: asyncio.Task[Trajectory] | None = None
         self._is_cancelled = False
@@ -217,7 +218,7 @@ class SteppedEpisode(Engine):
                 text = f"{text} at {error.place}." if error.place else f"{text}."
             elif error.place:  # the message consists of sentences
                 text = f"{text} ({error.where} at {error.place})"
-            raise EpisodeFailed(text)
+            raise EpisodeFailed(text) from self._episode.progress.error
 
     def _cancel(self, running: asyncio.Task[Trajectory]) -> None:
         """Cancel once: a second time would interrupt the environment's `close`."""

@@ -114,7 +114,8 @@ def text_episode(
     own = derive_seed(0, task.task_id) if task.seed is None else task.seed
     key = EpisodeKey(episode_id or task.task_id, seed=own if seed is None else seed)
     make_agent = partial(create, source.cls, source.kwargs)
-    return SteppedEpisode(make_agent, task, chat=Chat(PlainTextTokenizer()), limits=limits, key=key)
+    chat = Chat(PlainTextTokenizer())
+    return SteppedEpisode(make_agent, task, chat=chat, limits=limits, key=key, host_samples=True)
 
 
 def as_messages(observation: str | Sequence[Message]) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
+from agentenv._util.calls import StepTimeout, bounded
 from agentenv._util.paths import PACKAGE, is_own_import
 from agentenv._util.plurals import counted
 from agentenv.episode.runner import EpisodeRunner
@@ -35,6 +36,8 @@ LAG_S = 1.0
 WARN_EVERY_S = 60.0
 _BEAT_S = 0.1
 _CANCEL_GRACE_S = 5.0
+_WRITE_S = 5.0
+"""Time limit of writing a dump."""
 _STDERR_FD = 2
 _LIBRARY = str(PACKAGE)
 
@@ -131,9 +134,9 @@ class Watchdog:
                 path = self.folder / f"stall-{self.num_dumps}.txt"
                 found = f"{counted(len(in_flight), 'episode')} in flight and none made progress for {idle_s:.1f} s"
                 saved = f"Stacks: {path}"
-                try:
-                    write_dump(path, found, in_flight)
-                except OSError as error:
+                try:  # in a thread: the disk may be what the episodes wait for
+                    await bounded(write_dump, path, found, waits_of(in_flight), limit_s=_WRITE_S)
+                except (OSError, StepTimeout) as error:
                     saved = f"{path} cannot be written ({error})."
                 key, first = next(iter(in_flight.items()))
                 place = f"waits in {first.stage.value} of turn {first.turn_index}"
@@ -154,17 +157,22 @@ def end_process(reason: str) -> None:
     os._exit(RunStopped.exit_code)
 
 
-def write_dump(path: Path, title: str, in_flight: Mapping[str, EpisodeProgress]) -> None:
-    """Write what episodes wait for, those at the same place together, and every thread's stack."""
+def waits_of(in_flight: Mapping[str, EpisodeProgress]) -> str:
+    """Return what episodes wait for, those at the same place together."""
     stacks = defaultdict[str, list[str]](list)
     for key, progress in in_flight.items():
         attempt, stage, turn_index, num_tokens = state_of(progress)
         stack = "".join(line for frame in frames_of(progress.task) for line in traceback.format_stack(frame, limit=1))
         stacks[stack].append(f"{key}: attempt {attempt}, {stage} of turn {turn_index}, {num_tokens} tokens")
+    return "".join(
+        "\n".join([f"{len(episodes)} wait here:", *episodes, stack, ""]) for stack, episodes in stacks.items()
+    )
+
+
+def write_dump(path: Path, title: str, waits: str) -> None:
+    """Write what episodes wait for, and every thread's stack."""
     with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {title}\n\n")
-        for stack, episodes in stacks.items():
-            file.write("\n".join([f"{len(episodes)} wait here:", *episodes, stack, ""]))
+        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {title}\n\n{waits}")
         file.flush()
         faulthandler.dump_traceback(file)
 

@@ -29,7 +29,8 @@ from agentenv.engines.ray_actor import (
     _engine_death,
     open_pool,
 )
-from agentenv.errors import ConfigError, DataError, EngineError, MissingDependency
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.errors import ConfigError, ContractError, DataError, EngineError, MissingDependency
 from agentenv.testing.tokenizers import CharTokenizer
 from tests.drivers import command, ids, lines
 from tests.models import make_tiny_qwen2
@@ -165,6 +166,15 @@ def test_the_death_of_vllm_in_a_living_actor_is_distinguished_from_a_failure():
     with pytest.raises(EngineError) as caught, _engine_death():
         raise EngineError("only this request")
     assert type(caught.value) is EngineError
+
+
+async def test_a_bug_of_an_engine_in_an_actor_is_a_contract_error():
+    from array import array
+
+    actor = EngineActor("scripted", options())
+    actor._engine = ScriptedEngine(lambda _: 1 // 0)
+    with pytest.raises(ContractError, match="got ZeroDivisionError"):
+        await actor.generate(array("i", PROMPT), GREEDY, "a/0")
 
 
 @pytest.mark.long

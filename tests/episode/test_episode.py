@@ -26,7 +26,7 @@ from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, 
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.loop import run_episode
 from agentenv.episode.setup import EpisodeKey
-from agentenv.errors import ConfigError, ContractError, InfraError, RunStopped
+from agentenv.errors import ConfigError, ContractError, InfraError, MissingDependency, RunStopped
 from agentenv.testing.tokenizers import ByteFallbackTokenizer, CharTokenizer, MergingTokenizer
 from tests.models import make_tiny_tokenizer
 
@@ -422,14 +422,18 @@ async def test_an_instance_whose_creation_is_cancelled_is_closed_before_the_canc
 @pytest.mark.parametrize(
     ("body", "can_block"),
     [("self.turn = [0]", False), ("self.turn = list()", True), ("import json; self.turn = 0", True),
-     ("while not self: pass\n self.turn = 0", True)],
+     ("while not self: pass\n self.turn = 0", True), ("self.set = 0", True), ("self.turn = self.set", True)],
 )  # fmt: skip
-async def test_a_plain_constructor_runs_on_the_loop_only_if_it_cannot_block(body, can_block):
-    threads, space = [], {}
+async def test_a_plain_constructor_runs_on_the_loop_only_if_it_cannot_block(body, can_block, monkeypatch):
+    space, threads, start = {}, [], threading.Thread.start
     exec(f"def __init__(self):\n {body}", space)
-    turn = property(fset=lambda self, value: threads.append(threading.current_thread()))
-    await create(type("Env", (AgentInstance,), {"__init__": space["__init__"], "turn": turn}), {})
-    assert (threads != [threading.current_thread()]) == can_block
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: [threads.append(thread), start(thread)])
+    methods = {"__init__": space["__init__"], "set": property(fget=id, fset=lambda self, value: None)}
+    await create(type("Env", (AgentInstance,), methods), {})
+    assert len(threads) == can_block
+    methods["__setattr__"] = lambda self, name, value: None
+    await create(type("Env", (AgentInstance,), methods), {})
+    assert len(threads) == can_block + 1
 
 
 async def test_a_plain_constructor_that_asks_for_the_running_loop_runs_on_it():
@@ -679,10 +683,11 @@ async def test_a_generation_beyond_its_deadline_is_the_engines_failure(virtual_c
     assert engine.num_cancelled == 1
 
 
-async def test_an_engine_that_is_set_up_wrongly_ends_more_than_its_episode():
+@pytest.mark.parametrize("kind", [ConfigError, MissingDependency])
+async def test_an_engine_that_is_set_up_wrongly_ends_more_than_its_episode(kind):
     agent = Scripted(END)
-    with pytest.raises(ConfigError, match="no such model"):
-        await play(agent, [ConfigError("no such model")])
+    with pytest.raises(kind, match="no such model"):
+        await play(agent, [kind("no such model")])
     assert agent.num_closed == 1
 
 
@@ -753,6 +758,9 @@ async def test_an_empty_prompt_is_a_fault_of_the_data():
         Completion((5, 6), policy_versions=(1,)),
         Completion((5, "6")),
         Completion((5, 2**31)),
+        Completion((5, -1)),
+        Completion((5,), policy_version=2**31),
+        Completion((5,), policy_versions=(2**31,)),
         Completion((5,) * 500),
         Completion((5,) * 21),
     ],

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import re
 import signal
 import sys
@@ -145,6 +146,22 @@ async def test_a_dump_that_cannot_be_written_is_reported_and_does_no_harm(tmp_pa
         await watchdog.guard(asyncio.ensure_future(runner.run(plan(make_tasks(1), 1), lambda _: None)))
     assert "stall-1.txt cannot be written" in told[0]
     assert runner.num_done == 1
+
+
+async def test_a_disk_that_hangs_does_not_hang_the_report_of_a_stall(tmp_path, monkeypatch):
+    async def behave(states):
+        await until_told(told)
+        return END
+
+    monkeypatch.setattr(watchdog_module, "_WRITE_S", 0.05)
+    os.mkfifo(tmp_path / "stall-1.txt")
+    runner = make_runner(behave)
+    watchdog, told = make_watchdog(runner, tmp_path)
+    with watchdog:
+        await watchdog.guard(asyncio.ensure_future(runner.run(plan(make_tasks(1), 1), lambda _: None)))
+    assert "stall-1.txt cannot be written (write_dump: expected an answer within 0.05 s" in told[0]
+    assert runner.num_done == 1
+    (tmp_path / "stall-1.txt").read_text()  # lets the thread end
 
 
 # --- the event loop ---------------------------------------------------------------------------------------------

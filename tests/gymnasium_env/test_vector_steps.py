@@ -115,6 +115,14 @@ def test_seeds_are_taken_as_gymnasium_takes_them(make, mode, seed):
     assert len(ours.np_random) == NUM
 
 
+def test_seeds_tasks_and_an_absent_mask_may_be_numpys(make):
+    envs = make("Wandering")
+    expected = envs.reset(seed=[3, 1, 2], options={"task": [2, 0, 1]})
+    options = {"task": np.array([2, 0, 1]), "reset_mask": None}
+    assert repr(envs.reset(seed=np.array([3, 1, 2]), options=options)) == repr(expected)
+    assert repr(envs.reset(seed=np.int64(7))) == repr(envs.reset(seed=7))
+
+
 def test_gymnasiums_own_make_vec_takes_ours_by_default_and_its_spec_makes_it_again():
     envs = gymnasium.make_vec("agentenv/GuessNumber-v0", num_envs=2, autoreset_mode="Disabled", on_error="truncate")
     again = gymnasium.make_vec(type(envs.spec).from_json(envs.spec.to_json()))
@@ -187,6 +195,8 @@ def test_a_mask_resets_those_it_names_and_shows_the_others_as_they_are(make):
         ({"options": {"task": 99}}, ConfigError, "an index below 7"),
         ({"options": {"reset_mask": [True, False, False]}}, ContractError, r"expected a bool array of shape \(3,\)"),
         ({"options": {"reset_mask": np.array([True, False])}}, ContractError, r"a bool array of shape \(3,\)"),
+        ({"options": {"reset_mask": np.zeros(3, bool)}}, ContractError, r"shape \(3,\) with a True"),
+        ({"seed": [1, 2.5, 3]}, ContractError, r"seed: expected integers or None, got \[1, 2.5, 3\]"),
     ],
 )
 def test_a_reset_that_does_not_fit_is_refused_and_nothing_is_lost(make, asked, error, words):

@@ -15,7 +15,7 @@ from agentenv.core.types import Limits, SamplingParams, StepResult, StopReason, 
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.source import as_agent
-from agentenv.errors import ConfigError, EngineError, InfraError, RunStopped
+from agentenv.errors import ConfigError, ContractError, EngineError, InfraError, RunStopped
 from agentenv.interop.agent_files import OPENRLHF_NAMES
 from agentenv.interop.openrlhf.executor import AgentExecutor, AgentFunc, AgentInstanceBase
 from agentenv.interop.openrlhf.reward_func import SingleTurnAgentExecutor
@@ -81,7 +81,7 @@ class Served(AgentExecutor):
         async def serve():
             try:
                 await engine.generate([1, 2], sampling_params)
-            except InfraError:
+            except (InfraError, ContractError):
                 return 500
             return 200
 
@@ -111,6 +111,15 @@ async def test_a_failure_of_the_engine_in_a_files_own_server_is_infrastructure()
     assert (await play(File, engine=engine, func=func)).error is None
     error = (await play(File, engine=engine, func=func, task=Task("?", label="broken"))).error
     assert (error.kind, error.message) == ("env", "status 200")
+
+
+async def test_a_bug_of_the_engine_in_a_files_own_server_is_a_contract_error():
+    class File(Served):
+        pass
+
+    error = (await play(File, lambda _: 1 // 0)).error
+    assert (error.kind, error.type) == ("contract", "ValueError")
+    assert "got ZeroDivisionError" in error.message
 
 
 async def test_a_failure_of_another_episodes_engine_leaves_an_error_of_the_file_its_own():

@@ -68,6 +68,8 @@ class Counting(AgentInstance):
                 raise ValueError("as told")
             case "infra":
                 raise InfraError("as told")
+            case "refused":
+                raise ConnectionRefusedError("as told")
             case "exit":
                 raise SystemExit(3)
             case "number":
@@ -241,6 +243,21 @@ def test_stop_strings_that_end_are_an_empty_list_for_none_keeps_those_before(mad
     assert stops == [["</a>"], [], []]
 
 
+class Asking(AgentInstance):
+    """Asks for short actions in a grammar, and says what it got."""
+
+    async def step(self, states):
+        tag = {"type": "structural_tag", "format": {"type": "const_string", "value": "yes"}}
+        return StepResult(states["action_text"], sampling=SamplingParams(max_tokens=2, structural_tag=tag))
+
+
+def test_nemos_actions_are_not_cut_to_an_environments_number_of_tokens_and_need_no_grammar_here(made):
+    environment = made(Asking)
+    kept = environment.step([log("first")], [{}]).metadata
+    answer = environment.step([log("first", "first", "a long action")], kept)
+    assert answer.observations[0]["content"] == "a long action"
+
+
 def test_unset_stop_strings_are_not_reported(made):
     assert made("guess_number", check_prompt=False).step([log("8")], [{"label": "3"}]).next_stop_strings == [None]
 
@@ -269,8 +286,10 @@ def test_a_part_that_a_step_lacks_is_a_failure_and_no_zero(made):
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"), [("infra", EnvironmentUnavailable), ("raise", RowsFailed), ("exit", RowsFailed)]
-)
+    ("said", "kind"),
+    [("infra", EnvironmentUnavailable), ("refused", EnvironmentUnavailable), ("raise", RowsFailed),
+     ("exit", RowsFailed)],
+)  # fmt: skip
 def test_a_failed_row_fails_the_call_and_leaves_nothing_open(made, said, kind):
     environment = made()
     with pytest.raises(kind, match="row 1"):
@@ -438,6 +457,8 @@ def test_tools_that_reset_offers_are_shown_by_the_task_processor_and_their_calls
     assert answer.rewards.tolist() == [1.0]
     with pytest.raises(RowsFailed, match="TaskProcessor"):
         environment.step([log(said)], [{}])
+    unchecked = made(Offering, tokenizer=tokenizer(), check_prompt=False)
+    assert unchecked.step([log(said)], [{}]).rewards.tolist() == [1.0]
 
 
 def test_nemo_shows_no_prompt_of_reset_so_rows_whose_model_saw_another_are_refused(made):

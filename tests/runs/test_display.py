@@ -134,6 +134,15 @@ class Isolated(agentenv.AgentInstance):
         return StepResult(reward=1.0, terminated=True, info={"isolation": "landlock"})
 
 
+async def test_an_info_of_the_environment_that_is_no_level_of_the_sandbox_is_not_one_of_the_table():
+    class Own(agentenv.AgentInstance):
+        async def step(self, states):
+            return StepResult(terminated=True, info={"isolation": "total"})
+
+    run = await agentenv.arollout(Own, [{"prompt": "?", "label": ""}], engine="scripted", progress="none")
+    assert run.metrics.isolation == {}
+
+
 async def test_what_a_run_survived_is_in_its_table_in_its_metrics_and_on_the_record_of_the_episode(tmp_path):
     engines, policy = [Mortal(["x"]), ScriptedEngine(["x"])], PoolPolicy(restart_wait_s=0.0)
     Isolated.pool = EnginePool(engines, make=lambda _: ScriptedEngine(["x"]), policy=policy)

@@ -161,19 +161,21 @@ class Sessions:
 
         async def make() -> AgentInstance:
             agent = await create(self._cls, self._kwargs)
-            object.__setattr__(agent, "step", self._with_log(agent.step, session, metadata.get("tools") or None))
+            object.__setattr__(agent, "step", self._with_log(agent.step, session))
             return agent
 
         key = EpisodeKey(session.id, seed=metadata.get("seed"))
-        session.episode = SteppedEpisode(make, task, chat=Chat(PlainTextTokenizer()), limits=self._limits, key=key)
+        chat = Chat(PlainTextTokenizer())
+        session.episode = SteppedEpisode(make, task, chat=chat, limits=self._limits, key=key, host_samples=True)
         return session
 
-    def _with_log(self, step: Callable[..., Any], session: EpisodeSession, tools: Any) -> Callable[..., Any]:
+    def _with_log(self, step: Callable[..., Any], session: EpisodeSession) -> Callable[..., Any]:
         """Return a `step` that sees the text of NeMo RL's log, and the calls in the policy's own form."""
 
         def told(states: StepState) -> StepState:
             states = {**states, "observation_text": session.text}
             if self._parse is not None:
+                tools = session.episode.trajectory.tools or None
                 calls = self._parse(states["action_text"], turn_index=states["turn_index"], tools=tools)
                 states["tool_calls"] = calls
             return states
@@ -249,7 +251,7 @@ async def _played(episode: SteppedEpisode, work: Awaitable[T]) -> T:
     try:
         return await work
     except EpisodeFailed as failure:
-        if kind_of(episode.trajectory) == "infra":
+        if kind_of(episode.trajectory) == "infra" or isinstance(failure.__cause__, ConnectionError | TimeoutError):
             raise InfraError(str(failure)) from failure
         raise
 

@@ -91,8 +91,8 @@ class EnvText(BaseTextEnv):  # type: ignore[misc]
         return {**score, "truncated": float(trajectory.truncated)}
 
     def _check(self) -> None:
-        asked, tools = self._episode.asked, self._episode.trajectory.tools
-        sampling = None if asked is None else asked.sampling
+        turns, tools = self._episode.trajectory.turns, self._episode.trajectory.tools
+        sampling = turns[-1].result.sampling if turns and turns[-1].result else None
         is_plain = sampling is None or not (sampling.stop or sampling.stop_token_ids or sampling.structural_tag)
         if tools or not is_plain:
             got = f"{len(tools)} tools" if tools else repr(sampling)

@@ -253,19 +253,25 @@ def recorded_instructions(files: Collection[str]) -> Iterator[set[Instruction]]:
             num_left -= 1
         return of_instruction if num_left > 0 else None
 
-    before, run = sys.gettrace(), threading.Thread.run
+    before, start = sys.gettrace(), threading.Thread.start
 
     def traced(thread: threading.Thread) -> None:  # `threading.settrace` ends a thread that cannot be traced at once
-        _trace(of_frame)
-        run(thread)
+        run = thread.run
 
-    threading.Thread.run = traced  # type: ignore[assignment, method-assign]
+        def traced_run() -> None:
+            _trace(of_frame)
+            run()
+
+        thread.run = traced_run  # type: ignore[method-assign]
+        start(thread)
+
+    threading.Thread.start = traced  # type: ignore[method-assign]
     _trace(of_frame)
     try:
         yield seen
     finally:
         _trace(before)
-        threading.Thread.run = run  # type: ignore[method-assign]
+        threading.Thread.start = start  # type: ignore[method-assign]
 
 
 def _trace(function: Any) -> None:

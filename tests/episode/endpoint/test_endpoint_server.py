@@ -14,7 +14,7 @@ from agentenv.core.types import Limits
 from agentenv.episode.endpoint import server
 from agentenv.episode.endpoint.server import Endpoint
 from agentenv.episode.endpoint.session import SessionOptions
-from agentenv.errors import ConfigError, RunStopped
+from agentenv.errors import ConfigError, MissingDependency, RunStopped
 from tests.episode.endpoint.scenes import CALLS, NAMES, TOOL, assert_exact, session_of, until, user
 
 openai = pytest.importorskip("openai")
@@ -145,6 +145,14 @@ async def test_a_stream_starts_before_its_answer_and_is_kept_alive(impatient, ap
     assert first.get("type") == "response.created" or first["choices"][0]["delta"]["role"] == "assistant"
     assert seen.index(": no answer yet") < min(index for index, line in enumerate(seen) if "hello" in line)
     assert session.finish(1.0).refusals == {}
+
+
+async def test_a_bug_of_the_engine_is_a_503_and_the_records_contract_error():
+    session, _ = session_of(lambda _: 1 // 0)
+    async with served(session) as (_, address, _), httpx.AsyncClient(timeout=30) as http:
+        answer = await http.post(f"{address.base_url}/chat/completions", json={"messages": [user("Q")]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_failed")
+    assert session.finish(1.0).error.kind == "contract"
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
@@ -278,7 +286,9 @@ async def test_text_that_utf_8_cannot_encode_is_answered_escaped():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("error", [RunStopped("pool: no engine is left."), ConfigError("engine: no.")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [RunStopped("pool: none is left."), ConfigError("engine: no."), MissingDependency("no")], ids=repr
+)
 async def test_what_an_engine_says_of_the_whole_run_is_a_500_and_kept(error):
     session, _ = session_of([error])
     async with served(session) as (_, address, _), httpx.AsyncClient(timeout=30) as http:

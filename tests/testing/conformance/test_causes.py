@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from agentenv.testing.conformance.reach import recorded_instructions
 from tests.drivers import command
 
 AGENT = """
@@ -50,6 +52,18 @@ def test_a_column_that_rows_lack_is_named_with_those_that_they_have(tmp_path, mo
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "label": "b", "test": "c", "level": 1}\n')
     command(["check", "agent.py", "--data", "rows.jsonl", "--quick"])
     assert "The row has no column 'tests'. Did you mean 'test'? It has level, test." in capsys.readouterr().out
+
+
+def test_the_instructions_of_a_thread_with_a_run_of_its_own_are_recorded():
+    class Own(threading.Thread):
+        def run(self):
+            self.has_run = True
+
+    with recorded_instructions([__file__]) as seen:
+        thread = Own()
+        thread.start()
+        thread.join()
+    assert Own.run.__code__ in {code for code, _ in seen}
 
 
 AT_ONCE = """
