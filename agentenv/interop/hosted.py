@@ -161,7 +161,7 @@ async def run_planned(
     def keep(trajectory: Trajectory) -> None:
         ended[trajectory.episode_id] = trajectory
 
-    if len(planned) == 1:  # as most hosts ask: a task of its own would cost as much as a short turn
+    if len(planned) == 1:  # as most hosts ask: a task for it would cost as much as a short turn
         await runner.run_one(planned[0], keep)
     else:
         await runner.run(planned, keep)
