@@ -117,7 +117,8 @@ async def create(cls: type[_Instance], kwargs: Mapping[str, Any]) -> _Instance:
     def __init__`, as OpenRLHF's queue-era files write it, is awaited.
     """
     init: Any = cls.__init__
-    if init is object.__init__ or inspect.iscoroutinefunction(init) or cls in _NEED_THE_LOOP or _only_sets(cls):
+    hashable: Any = cls  # mypy takes no type variable for one
+    if init is object.__init__ or inspect.iscoroutinefunction(init) or cls in _NEED_THE_LOOP or _only_sets(hashable):
         return await create_here(cls, kwargs)
     instance = cls.__new__(cls)
 
