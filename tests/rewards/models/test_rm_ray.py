@@ -7,10 +7,7 @@ import importlib.util
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
-import time
 
 import pytest
 import pytest_asyncio
@@ -20,6 +17,7 @@ from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.models.hf import HFScorer
 from agentenv.rewards.models.ray_replicas import RayScorer, ReplicaActor
 from agentenv.rewards.models.types import Scored
+from tests.rewards.models.rm_servers import until
 from tests.rewards.models.tiny import said, tiny_rm
 
 # --- arguments, and the actor's side ----------------------------------------------------------------------------------
@@ -55,12 +53,6 @@ async def test_an_actor_scores_by_hfscorer_and_raises_its_errors():
     await actor.close()
 
 
-@pytest.mark.long
-def test_importing_brings_no_ray():
-    code = "import sys, agentenv.rewards.models.ray_replicas; assert not {'ray', 'torch'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
-
-
 # --- real actors ------------------------------------------------------------------------------------------------------
 
 REAL = [
@@ -94,13 +86,6 @@ def expected():
         return [one.value for one in values]
 
     return asyncio.run(scored())
-
-
-async def until(holds, timeout_s=280.0):
-    end = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < end, "waited in vain"
-        await asyncio.sleep(0.01)
 
 
 def pids(scorer):

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import math
-import time
 
 import httpx
 import pytest
@@ -19,6 +18,7 @@ from agentenv.rewards.models.types import Scored
 from agentenv.rewards.serving.server import RewardServer, ServeOptions, Shaping
 from agentenv.rewards.types import Response
 from tests.ports import held_port
+from tests.rewards.models.rm_servers import until
 
 ours = pytest.mark.asyncio(loop_scope="module")
 ROWS = {"query": ["a", "abc"], "prompts": ["", "a"], "labels": [None, {"any": 1}]}
@@ -66,22 +66,18 @@ class Gate(Lengths):
 
 
 class Batched:
-    """Texts' lengths, by a batcher whose model takes so many seconds a call in its thread."""
+    """Texts' lengths, by a batcher."""
 
-    def __init__(self, call_s=0.02, *, max_wait_s=2.0):
-        self.sizes, self.call_s = [], call_s
-        self.batcher = MicroBatcher(self._score_batch, max_batch=64, max_wait_s=max_wait_s)
+    def __init__(self):
+        self.sizes = []
+        self.batcher = MicroBatcher(self._score_batch, max_batch=64, max_wait_s=2.0)
 
     def _score_batch(self, sequences):
         self.sizes.append(len(sequences))
-        time.sleep(self.call_s)
         return [float(len(ids)) for ids in sequences]
 
     async def score(self, conversation):
         return Scored(await self.batcher.score([1] * len(conversation)))
-
-    async def close(self):
-        await self.batcher.close()
 
 
 def serving(scorer, **options):
@@ -97,12 +93,6 @@ def port():
     """A port where nobody else listens when the server has ended."""
     with held_port() as held:
         yield held
-
-
-async def until(condition, within_s=60):
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def answered(body=ROWS, scorer=None, **options):
@@ -293,7 +283,7 @@ async def test_64_clients_are_scored_in_one_batch_or_two_and_each_has_its_own_nu
         told = samples((await http.get("/metrics")).text)
         assert told["agentenv_rm_batches_total"] == told["agentenv_rm_batch_size_count"] == len(scorer.sizes)
         assert told["agentenv_rm_batch_size_sum"] == 64
-    await scorer.close()
+    await scorer.batcher.close()
 
 
 async def test_no_room_is_429_with_a_time_and_what_waits_is_answered():
