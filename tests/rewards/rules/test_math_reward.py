@@ -17,7 +17,8 @@ from agentenv.rewards.grading import grade_all
 from agentenv.rewards.rules.math.reward import MathGrader, MathReward, default_grader, math_outcome
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.rewards.workers.pool import shared_pool
-from tests.rewards.workers.worker_processes import READY, REAL, grade_with_fake, state, wait_until, workers
+from tests.rewards.models.rm_servers import until
+from tests.rewards.workers.worker_processes import READY, REAL, grade_with_fake, state, workers
 
 ENDLESS = "9^{9^{9^9}}"
 WORTH = {"correct": 2.0, "wrong": -0.1, "no_answer": -0.2, "parse_error": -0.3, "timeout": -0.4}
@@ -165,7 +166,7 @@ async def test_waiting_for_a_processor_is_not_computing(tmp_path, monkeypatch):
     before = workers(module="fake_worker")
     stops = REAL.format("os.kill(os.getpid(), signal.SIGSTOP)")
     check = asyncio.create_task(grade_with_fake(stops, tmp_path, monkeypatch, label=2))
-    await wait_until(lambda: any(state(pid) == "T" for pid in workers(module="fake_worker") - before))
+    await until(lambda: any(state(pid) == "T" for pid in workers(module="fake_worker") - before))
     await asyncio.sleep(2.0)  # ten times `timeout_s`, in the middle of the check
     for pid in workers(module="fake_worker") - before:
         os.kill(pid, signal.SIGCONT)

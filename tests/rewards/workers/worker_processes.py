@@ -1,9 +1,7 @@
 """The grader's worker processes as tests see them in /proc, and workers that misbehave."""
 
-import asyncio
 import contextlib
 import os
-import time
 from pathlib import Path
 
 import agentenv.rewards.workers.pool as pool
@@ -27,13 +25,6 @@ def state(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return ""
-
-
-async def wait_until(condition, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        await asyncio.sleep(0.01)
 
 
 def alive(pid: int) -> bool:
