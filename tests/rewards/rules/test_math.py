@@ -61,14 +61,9 @@ async def test_a_very_long_answer_is_not_graded(shared):
 
 @pytest.mark.parametrize("label", [r"\frac{1}{", "5^", [r"\frac{1}{", 6]])
 async def test_a_label_that_math_verify_cannot_read_is_the_datas_error(shared, label):
-    with pytest.raises(
-        DataError, match=r"^label: expected an answer that math-verify can read, got '.*'\. Correct the row\.$"
-    ):
-        await graded(shared, "5", label)
-    with pytest.raises(DataError):
-        await graded(shared, "I do not know", label)
-    grades = await asyncio.gather(*(graded(shared, "5", label) for _ in range(3)), return_exceptions=True)
-    assert {type(grade) for grade in grades} == {DataError}
+    for answer in ("5", "I do not know", "5"):
+        with pytest.raises(DataError, match=r"^label: expected an answer that math-verify can read, got '.*'\."):
+            await graded(shared, answer, label)
 
 
 async def test_an_unreadable_label_still_matches_itself_and_spares_the_other_golds(shared):
@@ -80,9 +75,7 @@ async def test_an_unreadable_label_still_matches_itself_and_spares_the_other_gol
 @pytest.mark.long
 async def test_a_label_that_takes_too_long_is_the_datas_error_and_not_the_answers_timeout():
     async with MathGrader(num_workers=1, timeout_s=0.3) as grader:
-        with pytest.raises(
-            DataError, match=r"^label: expected an answer that can be compared in 0\.3 s of CPU time, got '.*'"
-        ):
+        with pytest.raises(DataError, match=r"^label: .* can be compared in 0\.3 s of CPU time, got '.*'"):
             await graded(grader, "5", "9^{9^{9^9}}")
         assert math_outcome(await graded(grader, r"\sqrt{36}", ["9^{9^{9^9}}", 6])) == CORRECT
 
@@ -114,9 +107,8 @@ async def test_every_known_hostile_answer_times_out_by_its_computing():
         labels = {HOSTILE_SUM: r"\sum_{n=1}^{9} n", HOSTILE_POWER: "x+5"}  # a number would refuse them at once
         checks = (graded(grader, answer, labels.get(answer, 5)) for answer in HOSTILE)
         grades = await asyncio.wait_for(asyncio.gather(*checks), 300)
-    assert {answer[:40]: math_outcome(grade) for answer, grade in zip(HOSTILE, grades, strict=True)} == dict.fromkeys(
-        [answer[:40] for answer in HOSTILE], "timeout"
-    )
+    in_time = {answer[:40] for answer, grade in zip(HOSTILE, grades, strict=True) if math_outcome(grade) != "timeout"}
+    assert in_time == set()
     assert {grade.detail for grade in grades} == {"the check took more than 0.3 s of CPU time"}
 
 
