@@ -12,7 +12,7 @@ from agentenv.rewards.groups.rm_gallery import (
     rm_gallery_grader,
 )
 from agentenv.rewards.types import Response, Status
-from tests.rewards.judges.rule_judges import Down, RuleJudge, ScriptedJudge, between
+from tests.rewards.judges.rule_judges import Down, RuleJudge, ScriptedJudge, longer
 
 SEED_KEYS = [
     "reward_principle", "reward_format", "reward_ngram", "thought_lengths", "scores_thought_length",
@@ -30,12 +30,6 @@ def principled(*scores):
         return list(scores), [{"prompt": prompt, "kwargs": kwargs}] * len(scores)
 
     return grader
-
-
-def longer(shown):
-    """Prefers the longer response."""
-    first, second = (between(shown, f"response_{name}") for name in "ab")
-    return "Verdict: " + ("TIE" if len(first) == len(second) else "A" if len(first) > len(second) else "B")
 
 
 def test_the_sum_is_the_tutorials__row_19():

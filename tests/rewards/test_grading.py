@@ -9,6 +9,7 @@ from agentenv._util.calls import waiting
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError
 from agentenv.rewards.grading import grade, grade_all
 from agentenv.rewards.types import Response, RewardResult, Status
+from tests.rewards.models.rm_servers import until
 
 
 class Scripted:
@@ -123,8 +124,7 @@ async def test_no_more_are_graded_at_once_than_asked_for():
 async def test_a_cancelled_batch_cancels_its_graders():
     reward = Scripted()
     task = asyncio.create_task(grade_all(reward, [Response("hang")] * 3))
-    while reward.at_once < 3:
-        await asyncio.sleep(0)
+    await until(lambda: reward.at_once == 3)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -24,9 +24,8 @@ def fixed(value, bounds=(-10.0, 10.0), **more):
 
 
 async def test_a_sum_is_weighted_and_its_parts_are_raw():
-    reward = WeightedSum(
-        {"answer": Term(fixed(1.0), 0.9), "length": Term(fixed(-2.0), 0.1), "off": Term(fixed(5.0), 0.0)}
-    )
+    terms = {"answer": Term(fixed(1.0), 0.9), "length": Term(fixed(-2.0), 0.1), "off": Term(fixed(5.0), 0.0)}
+    reward = WeightedSum(terms)
     result = await reward.grade(ANY)
     assert result.reward == pytest.approx(0.7)
     assert dict(result.components) == {"answer": 1.0, "length": -2.0, "off": 5.0, FAILED_TERMS: 0.0}
@@ -139,10 +138,8 @@ def test_bounds_are_declared_by_the_terms():
     assert WeightedSum(terms).bounds == pytest.approx((-6.0, 2.95))
     optional = terms | {"c": Term(fixed(0.0, (1.0, 2.0)), 1.0, required=False)}
     assert WeightedSum(optional).bounds == pytest.approx((-6.0, 4.95))
-    endless = WeightedSum(
-        {"a": Term(fixed(0.0, (-float("inf"), 0.0)), -1.0), "b": Term(fixed(0.0, (-float("inf"), 0.0)), 0.0)}
-    )
-    assert endless.bounds == (0.0, float("inf"))
+    endless = fixed(0.0, (-float("inf"), 0.0))
+    assert WeightedSum({"a": Term(endless, -1.0), "b": Term(endless, 0.0)}).bounds == (0.0, float("inf"))
 
 
 @pytest.mark.long
@@ -161,9 +158,8 @@ async def test_a_sum_keeps_to_its_bounds_or_has_no_reward(rows):
     if result.reward is not None:
         low, high = reward.bounds
         assert low - 1e-9 <= result.reward <= high + 1e-9
-        assert result.reward == pytest.approx(
-            sum(value * weight for value, weight, _, fails in rows if not fails), abs=1e-9
-        )
+        expected = sum(value * weight for value, weight, _, fails in rows if not fails)
+        assert result.reward == pytest.approx(expected, abs=1e-9)
 
 
 async def test_a_sum_that_no_float32_holds_is_not_a_reward():

@@ -11,19 +11,13 @@ from agentenv.rewards.groups.batch import grade_groups
 from agentenv.rewards.judges.comparisons import ListwiseReward, PairwiseJudge
 from agentenv.rewards.judges.voting import JudgeRetry
 from agentenv.rewards.types import Response, Status
-from tests.rewards.judges.rule_judges import Down, RuleJudge, ScriptedJudge, between
+from tests.rewards.judges.rule_judges import Down, RuleJudge, ScriptedJudge, between, longer
 
 QUICK = JudgeRetry(backoff_s=0.0)
 ONCE = JudgeRetry(attempts=1)
 
 
 # --- pairs ----------------------------------------------------------------------------------------------------------
-
-
-def longer(shown):
-    """A judge that prefers the longer one."""
-    a, b = (len(between(shown, f"response_{name}")) for name in "ab")
-    return "Verdict: TIE" if a == b else f"Verdict: {'A' if a > b else 'B'}"
 
 
 @pytest.mark.parametrize(("a", "b", "points"), [("long one", "short", 1.0), ("x", "long", 0.0), ("ab", "cd", 0.5)])
