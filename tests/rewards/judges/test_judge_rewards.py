@@ -306,23 +306,13 @@ SETTINGS = {"base_url": "http://127.0.0.1:9/v1", "model": "m"}
 
 async def test_everything_can_be_said_in_json(tmp_path):
     async with chat_server("Score: 4") as server:
-        spec = {
-            "judge_score": {
-                "judge": {
-                    "base_url": server.url,
-                    "model": "m",
-                    "sampling": {"temperature": 0.7, "stop": ["x"], "seed": 1},
-                    "request_options": {"max_retries": 1},
-                    "price": {"prompt": 1e6},
-                    "cache": str(tmp_path / "replies.db"),
-                },
-                "scale": [0, 5],
-                "voting": {"votes": 3, "combine": "median"},
-                "retry": {"attempts": 2},
-                "criteria": "Be brief.",
-            }
-        }
-        reward = reward_from(json.loads(json.dumps(spec)))
+        judge = {
+            "base_url": server.url, "model": "m", "sampling": {"temperature": 0.7, "stop": ["x"], "seed": 1},
+            "request_options": {"max_retries": 1}, "price": {"prompt": 1e6}, "cache": str(tmp_path / "replies.db"),
+        }  # fmt: skip
+        voting = {"votes": 3, "combine": "median"}
+        spec = {"judge": judge, "scale": [0, 5], "voting": voting, "retry": {"attempts": 2}, "criteria": "Be brief."}
+        reward = reward_from({"judge_score": json.loads(json.dumps(spec))})
         assert [(await reward.grade(ROW)).reward for _ in range(2)] == [0.8, 0.8]
         assert "Be brief." in server.bodies[0]["messages"][0]["content"]
     assert reward.judge.judge.sampling == SamplingParams(temperature=0.7, max_tokens=2048, stop=("x",), seed=1)

@@ -4,7 +4,6 @@ A busy machine is never a timeout, and a hog is never left running.
 """
 
 import asyncio
-import os
 import signal
 
 import pytest
@@ -14,8 +13,7 @@ from agentenv.rewards.grading import grade_all
 from agentenv.rewards.rules.math.reward import MathGrader, MathReward, default_grader, math_outcome
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.rewards.workers.pool import shared_pool
-from tests.rewards.models.rm_servers import until
-from tests.rewards.workers.worker_processes import READY, REAL, grade_with_fake, state, workers
+from tests.rewards.workers.worker_processes import READY, grade_with_fake
 
 ENDLESS = "9^{9^{9^9}}"
 WORTH = {"correct": 2.0, "wrong": -0.1, "no_answer": -0.2, "parse_error": -0.3, "timeout": -0.4}
@@ -46,14 +44,11 @@ async def judged(text: str, label: object, grader: MathGrader) -> RewardResult:
         (rf"\boxed{{{ENDLESS}}}", "timeout", Status.TIMEOUT, ENDLESS),
     ],
 )
-async def test_every_outcome_has_its_reward_its_status_and_the_same_components(
-    text, outcome, status, extracted, grader
-):
+async def test_every_outcome_has_its_reward_its_status_and_components(text, outcome, status, extracted, grader):
     result = await judged(text, 7, grader)
     correct = float(outcome == "correct")
-    assert (result.reward, result.score, result.status, result.extracted) == (
-        WORTH[outcome], correct, status, extracted
-    )  # fmt: skip
+    assert (result.reward, result.score) == (WORTH[outcome], correct)
+    assert (result.status, result.extracted) == (status, extracted)
     assert result.components == {"correct": correct, "has_answer": float(extracted is not None)}
     assert result.feedback
     assert "7" not in result.feedback
@@ -121,15 +116,3 @@ async def test_a_worker_that_computed_its_share_is_a_timeout_at_the_wall_deadlin
     computes = "while time.process_time() < 0.3: pass\ntime.sleep(60)"
     grade = await grade_with_fake(READY + computes, tmp_path, monkeypatch)
     assert math_outcome(grade) == "timeout"
-
-
-@pytest.mark.long
-async def test_waiting_for_a_processor_is_not_computing(tmp_path, monkeypatch):
-    before = workers(module="fake_worker")
-    stops = REAL.format("os.kill(os.getpid(), signal.SIGSTOP)")
-    check = asyncio.create_task(grade_with_fake(stops, tmp_path, monkeypatch, label=2))
-    await until(lambda: any(state(pid) == "T" for pid in workers(module="fake_worker") - before))
-    await asyncio.sleep(2.0)  # ten times `timeout_s`, in the middle of the check
-    for pid in workers(module="fake_worker") - before:
-        os.kill(pid, signal.SIGCONT)
-    assert math_outcome(await check) == "correct"

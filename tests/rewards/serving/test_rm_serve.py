@@ -10,7 +10,6 @@ import pytest_asyncio
 
 from agentenv._util.http.access import AccessPolicy
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.rewards.models.batching import MicroBatcher
 from agentenv.rewards.models.get_reward import FunctionScorer
 from agentenv.rewards.models.openrlhf_wire import read_rewards
 from agentenv.rewards.models.reward import ModelReward
@@ -63,21 +62,6 @@ class Gate(Lengths):
             self.cancelled += 1
             raise
         return Scored(1.0)
-
-
-class Batched:
-    """Texts' lengths, by a batcher."""
-
-    def __init__(self):
-        self.sizes = []
-        self.batcher = MicroBatcher(self._score_batch, max_batch=64, max_wait_s=2.0)
-
-    def _score_batch(self, sequences):
-        self.sizes.append(len(sequences))
-        return [float(len(ids)) for ids in sequences]
-
-    async def score(self, conversation):
-        return Scored(await self.batcher.score([1] * len(conversation)))
 
 
 def serving(scorer, **options):
@@ -270,20 +254,6 @@ async def test_with_a_token_all_but_health_needs_it():
 
 
 # --- many at once -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-async def test_64_clients_are_scored_in_one_batch_or_two_and_each_has_its_own_number():
-    scorer = Batched()
-    async with serving(scorer) as server, at(server) as http:
-        work = [http.post("/get_reward", json={"query": ["x" * num]}) for num in range(1, 65)]
-        answers = await asyncio.gather(*work)
-        assert [each.json()["rewards"] for each in answers] == [[float(num)] for num in range(1, 65)]
-        assert (sum(scorer.sizes), len(scorer.sizes) <= 16) == (64, True)
-        told = samples((await http.get("/metrics")).text)
-        assert told["agentenv_rm_batches_total"] == told["agentenv_rm_batch_size_count"] == len(scorer.sizes)
-        assert told["agentenv_rm_batch_size_sum"] == 64
-    await scorer.batcher.close()
 
 
 async def test_no_room_is_429_with_a_time_and_what_waits_is_answered():

@@ -203,14 +203,12 @@ async def test_a_worker_that_grew_too_large_is_replaced():
 @pytest.mark.long
 async def test_close_is_idempotent_leaves_no_child_and_a_later_check_starts_again():
     pool, before = one_worker(), workers()
-    await pool.close()
-    await echo(pool)
-    assert len(workers() - before) == 1
-    await pool.close()
-    await pool.close()
-    assert workers() <= before
-    await echo(pool)
-    await pool.close()
+    for _ in range(2):
+        await echo(pool)
+        assert len(workers() - before) == 1
+        await pool.close()
+        await pool.close()
+        assert workers() <= before
 
 
 @pytest.mark.long
@@ -311,10 +309,8 @@ def test_loops_of_several_threads_share_a_pool():
     ("behavior", "detail"),
     [
         ("raise SystemExit('no math-verify here')", "no math-verify here"),
-        ("print('hello ' * 100)", "garbage"),
         (READY + "raise SystemExit(1)", "died"),
         (READY + "send(b'not json')", "garbage"),
-        (READY + "send({})", "out of turn"),
         (READY + "send({'id': request['id'], 'status': 'ok', 'result': []})", "garbage"),
         (READY + "result(status='perhaps', correct=True, detail='')", "garbage"),
         (READY + "os.write(1, b'\\xff' * 100); time.sleep(60)", "garbage"),
