@@ -34,14 +34,6 @@ BREACHES = {
         """,
         "Agent.step", "a `step` method", "none", "Write `async def step(self, states)`.",
     ),
-    "step without states": (
-        """
-        class Agent(AgentInstance):
-            async def step(self):  # HERE
-                return END
-        """,
-        "Agent.step", "a method that takes the states", "def step(self)", "Write `step(self, states)`.",
-    ),
     "reward of a StepResult is NaN": (
         """
         class Agent(AgentInstance):

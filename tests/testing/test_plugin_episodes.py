@@ -143,23 +143,18 @@ def test_a_suite_in_processes(project):
 
 
 THEIRS = """
-    import asyncio
     import pytest
-    from array import array
 
     @pytest.fixture
     def virtual_clock():
         return "12:00"
 
     @pytest.mark.asyncio
-    async def test_their_fixtures_are_theirs(virtual_clock, episode, env, golden):
-        assert (virtual_clock, episode, env, golden) == ("12:00", "S01E01", None, "gold")
+    async def test_their_fixtures_are_theirs(virtual_clock, episode, golden):
+        assert (virtual_clock, episode, golden) == ("12:00", "S01E01", "gold")
 
     def test_lists_are_compared_as_ever():
         assert [1, 2] == [1, 3]
-
-    def test_arrays_too():
-        assert array("i", [1, 2]) == array("i", [1, 3])
 """
 THEIR_PLUGIN = """
     import pytest
@@ -167,10 +162,6 @@ THEIR_PLUGIN = """
     @pytest.fixture
     def episode():
         return "S01E01"
-
-    @pytest.fixture
-    def env():
-        return None
 
     @pytest.fixture
     def golden():
@@ -183,8 +174,8 @@ def test_a_suite_that_does_not_use_it_is_left_alone(project):
     project.makepyfile(test_theirs=THEIRS, their_plugin=THEIR_PLUGIN)
     project.syspathinsert()
     result = project.runpytest_inprocess("-p", "their_plugin")
-    result.assert_outcomes(passed=1, failed=2)
-    result.stdout.fnmatch_lines(["*At index 1 diff: 2 != 3*", "*assert array('i', [[]1, 2[]]) == array(*"])
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*At index 1 diff: 2 != 3*"])
     result.stdout.no_fnmatch_line("*token ids*")
 
 
