@@ -33,7 +33,7 @@ def no_worker_is_left():
 
 @pytest.fixture
 async def pool():
-    pool = WorkerPool(num_workers=2, cpu_limit_s=20.0)
+    pool = one_worker()
     yield pool
     await pool.close()
 
@@ -79,13 +79,11 @@ async def test_input_that_is_not_json_or_too_long_is_the_rows_fault(pool, say):
         ("memory", WorkerTimeout, "memory"),
     ],
 )
-async def test_exceptions_of_a_handler_come_back_typed(kind, error, word):
-    pool = one_worker()
+async def test_exceptions_of_a_handler_come_back_typed(pool, kind, error, word):
     before = (await echo(pool))["pid"]
     with pytest.raises(error, match=word):
         await pool.run(asks("raises", kind=kind))
     assert ((await echo(pool))["pid"] == before) is (kind != "memory")
-    await pool.close()
 
 
 async def test_a_handler_that_prints_or_reads_disturbs_nothing(pool):
@@ -133,8 +131,7 @@ def test_wrong_limits_are_refused_at_once(name, value):
 
 
 @pytest.mark.long
-async def test_each_request_has_its_own_limits():
-    pool = one_worker()
+async def test_each_request_has_its_own_limits(pool):
     with pytest.raises(WorkerTimeout, match=r"more than 0\.2 s of CPU time"):
         await pool.run(asks("spin"), cpu_limit_s=0.2)
     with pytest.raises(WorkerFailed, match=r"no reply within 0\.3 s, .*2 attempts"):
@@ -142,18 +139,15 @@ async def test_each_request_has_its_own_limits():
     with pytest.raises(WorkerTimeout, match=r"more than 0\.5 GiB of memory"):
         await pool.run(asks("eat", bytes=1 << 30), memory_limit_bytes=1 << 29)
     assert (await echo(pool, "on"))["said"] == "on"
-    await pool.close()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["never_polls", "swallows"])
-async def test_anything_that_cannot_be_interrupted_is_killed_soon_after_its_share_of_computing(name):
-    pool = one_worker()
+async def test_anything_that_cannot_be_interrupted_is_killed_soon_after_its_share_of_computing(pool, name):
     before = (await echo(pool))["pid"]
     with pytest.raises(WorkerTimeout, match=r"more than 0\.2 s of CPU time"):
         await pool.run(asks(name), cpu_limit_s=0.2, wall_limit_s=1000.0)
     assert (await echo(pool))["pid"] != before
-    await pool.close()
 
 
 @pytest.mark.long
@@ -164,37 +158,31 @@ async def test_loading_a_handler_is_not_the_requests_computing():
 
 
 @pytest.mark.long
-async def test_what_a_worker_computed_before_is_not_the_requests_computing(monkeypatch):
+async def test_what_a_worker_computed_before_is_not_the_requests_computing(pool, monkeypatch):
     monkeypatch.setattr(pool_worker, "_CPU_GRACE_S", 0.1)
-    pool = one_worker()
     before = (await pool.run(asks("spin", until_cpu_s=1.0)))["pid"]
     assert (await pool.run(asks("sleep", seconds=1.0), cpu_limit_s=0.2))["pid"] == before
-    await pool.close()
 
 
 @pytest.mark.long
-async def test_the_deadline_of_the_caller_stands_still_in_the_queue():
-    pool = one_worker()
+async def test_the_deadline_of_the_caller_stands_still_in_the_queue(pool):
     await echo(pool)
 
     async def one() -> dict:
         return await pool.run(asks("sleep", seconds=0.15))
 
     assert len(await asyncio.gather(*(bounded(one, limit_s=2.0) for _ in range(14)))) == 14
-    await pool.close()
 
 
 @pytest.mark.long
-async def test_a_worker_that_grew_too_large_is_replaced():
+async def test_a_worker_that_grew_too_large_is_replaced(pool):
     ours = b"x" * (600 << 20)  # what the parent holds is not the worker's
-    pool = one_worker()
     before = (await echo(pool))["pid"]
     assert (await pool.run(asks("eat", bytes=600 << 20)))["pid"] == before
     assert (await pool.run(asks("sleep", seconds=0)))["pid"] == before
     assert (await pool.run(asks("eat", bytes=600 << 20, keep=True)))["pid"] == before
     assert (await pool.run(asks("sleep", seconds=0)))["pid"] != before
     del ours
-    await pool.close()
 
 
 # --- lives and deaths -----------------------------------------------------------------------------------------------
@@ -223,34 +211,28 @@ async def test_a_check_in_flight_at_close_is_a_failure_not_a_wrong_answer():
 
 
 @pytest.mark.long
-async def test_a_worker_killed_once_in_a_check_is_replaced_and_the_check_repeated(tmp_path):
-    pool = one_worker()
+async def test_a_worker_killed_once_in_a_check_is_replaced_and_the_check_repeated(pool, tmp_path):
     check = asyncio.create_task(pool.run(asks("dies", flag=str(tmp_path / "flag"))))
     queued = asyncio.create_task(echo(pool, "next"))
     assert (await check)["pid"]
     assert (await queued)["said"] == "next"
-    await pool.close()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("segfault", [True, False])
-async def test_a_worker_killed_twice_in_a_check_is_a_failure_and_others_continue(segfault):
-    pool = one_worker()
+async def test_a_worker_killed_twice_in_a_check_is_a_failure_and_others_continue(pool, segfault):
     check = asyncio.create_task(pool.run(asks("dies", segfault=segfault)))
     queued = asyncio.create_task(echo(pool, "next"))
     with pytest.raises(WorkerFailed, match=r"a worker died during the check \(2 attempts\)"):
         await check
     assert (await queued)["said"] == "next"
-    await pool.close()
 
 
 @pytest.mark.long
-async def test_an_idle_worker_that_died_is_replaced_unnoticed():
-    pool = one_worker()
+async def test_an_idle_worker_that_died_is_replaced_unnoticed(pool):
     pid = (await echo(pool))["pid"]
     os.kill(pid, signal.SIGKILL)
     assert (await echo(pool))["pid"] != pid
-    await pool.close()
 
 
 @pytest.mark.long
