@@ -155,11 +155,6 @@ async def test_each_group_gets_its_own_reference_and_an_empty_one_is_none__row_1
     assert reward.seen == [("a", [""], "best"), ("b", ["x"], None), ("c", ["xx"], None)]
 
 
-async def test_a_reference_that_is_not_text_is_an_error__row_10():
-    with pytest.raises(DataError, match="references: expected texts, got"):
-        await grade_groups(ByPrompt(), rows("a"), ["a"], references={"a": {"content": "best"}})
-
-
 async def test_each_response_on_its_own_as_a_group():
     reward = Each(Rewarding({"good": 1.0, "bad": 0.0, "unknown": InfraError("down")}))
     grade = await grade_group(reward, [Response("good"), Response("bad"), Response("unknown")])
@@ -168,16 +163,17 @@ async def test_each_response_on_its_own_as_a_group():
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
-    [({"limit_s": 0}, "limit_s"), ({"max_concurrent": 0}, "max_concurrent"), ({"group_size": "some"}, "group_size")],
+    [
+        ({"limit_s": 0}, "limit_s"),
+        ({"max_concurrent": 0}, "max_concurrent"),
+        ({"group_size": "some"}, "group_size"),
+        ({"references": {"a": {"content": "best"}}}, "references: expected texts, got"),
+        ({"keys": [[1, 5]]}, r"keys: expected values that can be compared, got \[1, 5\].* group_keys"),
+    ],
 )
-async def test_wrong_arguments_are_named(arguments, named):
-    with pytest.raises(ConfigError, match=named):
-        await grade_groups(ByPrompt(), rows("a"), ["a"], **arguments)
-
-
-async def test_the_error_for_a_key_that_is_a_list_says_how_to_make_a_key():
-    with pytest.raises(ConfigError, match=r"keys: expected values that can be compared, got \[1, 5\].* group_keys"):
-        await grade_groups(ByPrompt(), rows("a", "b"), [[1, 5], [2, 5]])
+async def test_wrong_arguments_are_named__row_10(arguments, named):
+    with pytest.raises((ConfigError, DataError), match=named):
+        await grade_groups(ByPrompt(), rows("a"), **{"keys": ["a"]} | arguments)
 
 
 # --- keys and sizes -------------------------------------------------------------------------------------------------
@@ -195,22 +191,12 @@ def test_prompts_are_distinguished_by_their_ids_where_there_are_no_uids__row_8()
     assert group_keys(prompt_ids=[[1, 5], (2, 5), [1, 5]]) == [(1, 5), (2, 5), (1, 5)]
 
 
-@pytest.mark.parametrize("uid", [None, float("nan"), ["a"]])
-def test_an_invalid_uid_is_an_error(uid):
-    with pytest.raises(DataError, match="uid"):
-        group_keys(["u", uid])
-
-
-def test_keys_need_something_to_go_by():
+def test_an_invalid_uid_is_an_error_and_keys_need_something_to_go_by():
+    for uid in (None, float("nan"), ["a"]):
+        with pytest.raises(DataError, match="uid"):
+            group_keys(["u", uid])
     with pytest.raises(ConfigError, match="uids or prompt_ids"):
         group_keys()
-
-
-def test_the_strict_check_of_sizes_says_what_the_seed_says__row_9():
-    with pytest.raises(AssertionError) as raised:
-        check_group_sizes(["a", "a", "b", "a", "b", "a"], "strict")
-    assert str(raised.value) == "Sample count must be same per group, current group_sizes: [4, 2]"
-    assert isinstance(raised.value, GroupSizeError | DataError)
 
 
 def test_the_check_of_sizes_may_only_warn_or_say_nothing__row_9(caplog):
@@ -221,11 +207,12 @@ def test_the_check_of_sizes_may_only_warn_or_say_nothing__row_9(caplog):
     assert "between 1 and 2" in caplog.text
 
 
-async def test_the_strict_check_stops_a_batch_before_it_is_graded():
-    reward = ByPrompt()
-    with pytest.raises(GroupSizeError):
-        await grade_groups(reward, rows("a", "a", "b"), ["a", "a", "b"], group_size="strict")
-    assert reward.seen == []
+async def test_the_strict_check_stops_a_batch_before_it_is_graded_and_says_what_the_seed_says__row_9():
+    reward, keys = ByPrompt(), ["a", "a", "b", "a", "b", "a"]
+    with pytest.raises(AssertionError) as raised:
+        await grade_groups(reward, rows(*keys), keys, group_size="strict")
+    assert str(raised.value) == "Sample count must be same per group, current group_sizes: [4, 2]"
+    assert (isinstance(raised.value, GroupSizeError), reward.seen) == (True, [])
 
 
 # --- functions ------------------------------------------------------------------------------------------------------

@@ -83,12 +83,6 @@ async def test_a_drawn_order_is_one_question_and_does_not_depend_on_which_comes_
     assert 5 < sum(first) < 35
 
 
-@pytest.mark.parametrize("options", [{"order": "random"}, {"voting": {"vote": 3}}, {"retry": 3}])
-def test_settings_that_are_none(options):
-    with pytest.raises(ConfigError, match="PairwiseJudge"):
-        PairwiseJudge(Down(), **options)
-
-
 # --- lists ----------------------------------------------------------------------------------------------------------
 
 
@@ -173,10 +167,16 @@ async def test_a_reference_takes_part_without_a_result__row_10_and_11():
     assert [result.components["win_and"] for result in results] == [1.0, 0.0, 1.0]
 
 
-def test_wrong_arguments_are_named():
-    with pytest.raises(ConfigError, match="orders"):
-        ListwiseReward(ScriptedJudge("x"), orders=0)
-    with pytest.raises(ConfigError, match="min_orders"):
-        ListwiseReward(ScriptedJudge("x"), orders=2, min_orders=3)
-    with pytest.raises(ConfigError, match=r"ListwiseReward\.judge: expected an object"):
-        ListwiseReward("gpt-4")
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: PairwiseJudge(Down(), order="random"), "PairwiseJudge"),
+        (lambda: PairwiseJudge(Down(), voting={"vote": 3}), "PairwiseJudge"),
+        (lambda: ListwiseReward(Down(), orders=0), "orders"),
+        (lambda: ListwiseReward(Down(), orders=2, min_orders=3), "min_orders"),
+        (lambda: ListwiseReward("gpt-4"), r"ListwiseReward\.judge: expected an object"),
+    ],
+)
+def test_wrong_arguments_are_named(make, named):
+    with pytest.raises(ConfigError, match=named):
+        make()

@@ -198,17 +198,6 @@ async def test_a_verdict_is_the_reward():
 
 
 @pytest.mark.parametrize(
-    ("reply", "why"), [("Hm.", "the last gave 'Hm.'"), (InfraError("HTTP 503"), "HTTP 503"), (None, "None")]
-)
-async def test_a_judge_without_a_verdict_returns_no_reward(reply, why):
-    """Elsewhere such a response is worth 0, 5 of 10, or an UnboundLocalError."""
-    judge = ScriptedJudge(reply)
-    result = await grade(JudgeReward(judge, retry=QUICK), ROW)
-    assert (result.reward, result.status, len(judge.asked)) == (None, Status.INFRA, 3)
-    assert why in result.detail
-
-
-@pytest.mark.parametrize(
     ("replies", "kind"),
     [
         (["Hm."], JudgeUnclear),

@@ -6,6 +6,8 @@ import json
 import math
 from dataclasses import dataclass, field
 
+TOGETHER = 60.0
+"""For `max_wait_s`: who comes first waits until `max_batch` have come."""
 RESET, HANG = object(), object()
 """Answers: the connection is reset; nothing comes until the client has gone."""
 

@@ -10,11 +10,8 @@ import torch
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.models.get_reward import FunctionScorer
 from tests.models import make_tiny_tokenizer
-from tests.rewards.models.rm_servers import until
+from tests.rewards.models.rm_servers import TOGETHER, until
 from tests.rewards.models.tiny import said
-
-TOGETHER = 60.0
-"""Who comes first waits until `max_batch` have come."""
 
 
 def write(folder, body, name="rm.py"):

@@ -6,28 +6,12 @@ import contextlib
 import pytest
 
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.rewards.models import request_queue as _asking
 from agentenv.rewards.models.get_reward import GetRewardScorer
 from agentenv.rewards.models.types import ready
-from tests.models import make_tiny_tokenizer
-from tests.rewards.models.rm_servers import RESET, Status, in_turn, server
+from tests.rewards.models.rm_servers import RESET, TOGETHER, Status, in_turn, server
 from tests.rewards.models.tiny import said
 
-TOGETHER = 60.0
-"""Who comes first waits until `max_batch` have come."""
-
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch):
-    """Retries wait a millisecond."""
-    monkeypatch.setattr(_asking, "FIRST_PAUSE_S", 0.001)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    make_tiny_tokenizer(folder)
-    return folder
+pytestmark = pytest.mark.usefixtures("soon")
 
 
 @contextlib.asynccontextmanager
@@ -64,17 +48,17 @@ async def test_texts_that_wait_together_are_asked_in_one_request():
 
 
 @pytest.mark.parametrize("load", [True, False], ids=["folder", "object"])
-async def test_messages_are_rendered_by_the_models_tokenizer_and_begin_with_their_prompt(folder, load):
+async def test_messages_are_rendered_by_the_models_tokenizer_and_begin_with_their_prompt(tokenizer_folder, load):
     from transformers import AutoTokenizer
 
-    tokenizer = folder if load else AutoTokenizer.from_pretrained(folder)
+    tokenizer = tokenizer_folder if load else AutoTokenizer.from_pretrained(tokenizer_folder)
     async with scorer_at(lengths, tokenizer=tokenizer) as (asked, scorer):
         await ready(scorer)
         found = await scorer.score(said("It is 42.", question="6 * 7?"))
     assert asked.paths == ["/get_reward"]
     asks = "<|im_start|>user\n6 * 7?<|im_end|>\n<|im_start|>assistant\n"
     assert asked.bodies == [{"query": [f"{asks}It is 42.<|im_end|>\n"], "prompts": [asks], "labels": [None]}]
-    own = AutoTokenizer.from_pretrained(folder).encode(f"{asks}It is 42.<|im_end|>\n")
+    own = AutoTokenizer.from_pretrained(tokenizer_folder).encode(f"{asks}It is 42.<|im_end|>\n")
     assert (found.num_tokens, found.truncated) == (len(own), False)
 
 
@@ -151,9 +135,9 @@ async def test_a_server_that_does_not_say_what_it_is_is_not_taken_for_another(ro
             await ready(scorer)
 
 
-async def test_too_long_conversations_are_cut_here_and_counted(folder):
+async def test_too_long_conversations_are_cut_here_and_counted(tokenizer_folder):
     long = said(f"first {'word ' * 50} last", question="q")
-    async with scorer_at(lengths, tokenizer=folder, max_length=40, overflow="left") as (asked, scorer):
+    async with scorer_at(lengths, tokenizer=tokenizer_folder, max_length=40, overflow="left") as (asked, scorer):
         found = await scorer.score(long)
         assert (found.num_tokens, found.truncated, scorer.num_truncated) == (40, True, 1)
         assert not (await scorer.score(said("x"))).truncated

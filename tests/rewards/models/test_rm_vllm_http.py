@@ -15,31 +15,30 @@ import pytest
 
 from agentenv._util.http.client import retry_after_s
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.rewards.models import request_queue as _asking
 from agentenv.rewards.models.vllm_http import VLLMHTTPScorer
-from tests.models import make_tiny_tokenizer
 from tests.ports import held_port
-from tests.rewards.models.rm_servers import HANG, RESET, FakeVLLM, Status, http, in_turn, raw_value, server, until
+from tests.rewards.models.rm_servers import (
+    HANG,
+    RESET,
+    TOGETHER,
+    FakeVLLM,
+    Status,
+    http,
+    in_turn,
+    raw_value,
+    server,
+    until,
+)
 from tests.rewards.models.tiny import make_tiny_rm, said
 
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch):
-    """Retries wait a millisecond."""
-    monkeypatch.setattr(_asking, "FIRST_PAUSE_S", 0.001)
-
-
-TOGETHER = 60.0
-"""Who comes first waits until `max_batch` have come."""
+pytestmark = pytest.mark.usefixtures("soon")
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
+def tokenizer(tokenizer_folder):
     from transformers import AutoTokenizer
 
-    folder = tmp_path_factory.mktemp("tokenizer")
-    make_tiny_tokenizer(folder)
-    return AutoTokenizer.from_pretrained(folder)
+    return AutoTokenizer.from_pretrained(tokenizer_folder)
 
 
 def ids_of(tokenizer, conversation):
