@@ -1,6 +1,7 @@
 """Tournaments: points, order, failures, references. The defects are those of RM-Gallery and OpenJudge."""
 
 import asyncio
+import math
 from zlib import crc32
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError, ContractError, InfraError
-from agentenv.rewards.groups.tournament import Tournament
+from agentenv.rewards.groups.tournament import Tournament, bradley_terry
 from agentenv.rewards.types import Response, Status
 from tests.rewards.judges.rule_judges import Comparing
 
@@ -194,6 +195,12 @@ async def test_a_budget_of_opponents_is_spread_evenly(opponents, count, games):
     assert [result.components["n_valid"] for result in results] == [2 * num for num in met]
     _, other = await played(by_length, texts, opponents=opponents, seed=5)
     assert len(other) == len(asked)
+
+
+def test_the_prior_of_bradley_terry_keeps_a_winner_of_everything_finite():
+    """Two games won of two, and one tied with the average: x solves 2.5/x = 2/(x + 1/x) + 1/(x + 1), by hand 2.7511."""
+    assert math.exp(bradley_terry([[0, 2], [0, 0]])[0]) == pytest.approx(2.7511, rel=1e-5)
+    assert bradley_terry([[0, 1, 0], [0, 0, 1], [1, 0, 0]]) == pytest.approx([0.0] * 3, abs=1e-9)
 
 
 async def test_bradley_terry_is_the_chance_to_beat_an_average_answer():

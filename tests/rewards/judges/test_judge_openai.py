@@ -219,17 +219,6 @@ async def test_a_huge_answer_is_not_read_to_its_end():
 
 
 @pytest.mark.long
-async def test_hundreds_that_ask_at_once_are_all_answered__gym_4():
-    """There the pool of connections looks through all that wait for each one: 16,000 hung for 40 minutes."""
-    async with chat_server("ok") as server:
-        judge = judge_at(server, request_options=replace(SOON, max_concurrent=16))
-        found = await asyncio.gather(*(judge.complete(HELLO) for _ in range(400)))
-        assert found == ["ok"] * 400
-        assert server.most <= 16
-    assert judge.usage["retries"] == 0
-
-
-@pytest.mark.long
 async def test_a_wait_for_its_turn_takes_no_time_of_who_asks():
     async def slowly(body):
         """After a while."""

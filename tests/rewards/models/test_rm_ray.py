@@ -162,7 +162,9 @@ class TestReal:
         assert values == pytest.approx(expected[:16], abs=1e-4)
         assert (real.num_restarts, victim in pids(real)) == (2, False)
 
-    async def test_closing_fails_who_waits(self, real):
+    async def test_closing_fails_who_waits_and_the_ray_that_it_started_ends(self, real):
+        import ray
+
         waiting = [asyncio.create_task(real.score(each)) for each in conversations(8)]
         await until(lambda: sum(replica.num_in_flight for replica in real._replicas) == 8)
         known = pids(real)
@@ -171,10 +173,6 @@ class TestReal:
         assert all(isinstance(one, Scored | InfraError) for one in outcomes)
         for pid in known:
             await until(lambda pid=pid: not os.path.exists(f"/proc/{pid}"))
-
-    async def test_closing_again_is_harmless_and_the_ray_that_it_started_has_ended(self, real):
-        import ray
-
         await real.close()
         assert not ray.is_initialized()
         with pytest.raises(InfraError, match="expected an open scorer"):

@@ -5,11 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agentenv.errors import DataError
-from agentenv.rewards.rules.math.reward import MathGrader, default_grader, math_outcome
+from agentenv.rewards.rules.math.reward import MathGrader, math_outcome
 from agentenv.rewards.types import RewardResult, Status
 
 GSM8K = Path(__file__).resolve().parents[4] / "shared" / "data" / "gsm8k_test.jsonl"
@@ -163,26 +161,6 @@ async def test_when_the_caller_who_checks_is_cancelled_another_takes_over(monkey
             await first
         go_on.set()
         assert math_outcome(await second) == CORRECT
-
-
-PIECES = st.sampled_from(
-    [*"0123456789+-*/^_=(){}[]<>!,.;:$%\\ xyzλé∞≤", "\\frac", "\\sqrt", "\\text{", "\\boxed{", "or", "\ud800"]
-)
-
-
-@pytest.mark.long
-@settings(deadline=None, max_examples=120)
-@given(
-    text=st.one_of(st.text(max_size=40), st.lists(PIECES, max_size=12).map("".join)),
-    label=st.sampled_from([5, "x+1", "Monday", "50%"]),
-)
-def test_grading_never_raises_regardless_of_the_text(text, label):
-    async def grade_all() -> None:
-        for written in (text, f"\\boxed{{{text}}}", f"#### {text}"):
-            grade = await default_grader().grade(written, label)
-            assert math_outcome(grade) != "infra", grade
-
-    asyncio.run(grade_all())
 
 
 @pytest.mark.long

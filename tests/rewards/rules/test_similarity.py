@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agentenv.errors import DataError
 from agentenv.rewards.rules import similarity
-from agentenv.rewards.rules.similarity import MAX_CHARS, METRICS, SimilarityReward, edit_ratio, rouge_l
+from agentenv.rewards.rules.similarity import MAX_CHARS, METRICS, SimilarityReward, edit_ratio
 from agentenv.rewards.types import Response, Status
 
 
@@ -107,15 +107,6 @@ def plain_edit_distance(a, b):
     return row[-1]
 
 
-def plain_common_subsequence(a, b):
-    row = [0] * (len(b) + 1)
-    for x in a:
-        above = row[:]
-        for j, y in enumerate(b, 1):
-            row[j] = above[j - 1] + 1 if x == y else max(above[j], row[j - 1])
-    return row[-1]
-
-
 SHORT = st.text("abc", max_size=70)
 
 
@@ -124,9 +115,3 @@ SHORT = st.text("abc", max_size=70)
 def test_the_edit_distance_is_levenshteins(a, b):
     expected = 1 - plain_edit_distance(a, b) / max(len(a), len(b)) if a or b else 1.0
     assert edit_ratio(a, b) == pytest.approx(expected)
-
-
-@given(SHORT, SHORT)
-def test_the_common_subsequence_is_the_longest(a, b):
-    expected = 2 * plain_common_subsequence(a, b) / (len(a) + len(b)) if a or b else 1.0
-    assert rouge_l(" ".join(a), " ".join(b)) == pytest.approx(expected)
