@@ -35,10 +35,10 @@ class Asked:
     """Clients that left while it hung."""
 
 
-def http(body, *, code=200, headers=None, length=None):
-    """An answer as bytes; `length` is what it says its body has."""
+def http(body, *, code=200, headers=None):
+    """An answer as bytes."""
     data = body if isinstance(body, bytes) else (body if isinstance(body, str) else json.dumps(body)).encode()
-    head = {"Content-Length": len(data) if length is None else length, "Connection": "close"} | dict(headers or {})
+    head = {"Content-Length": len(data), "Connection": "close"} | dict(headers or {})
     lines = [f"HTTP/1.1 {code} X", *(f"{name}: {value}" for name, value in head.items())]
     return "\r\n".join([*lines, "", ""]).encode() + data
 
