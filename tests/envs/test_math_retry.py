@@ -74,11 +74,9 @@ def grader():
 @pytest.mark.parametrize(
     ("actions", "rewards", "score"),
     [
-        (["right"], [1.0], 1.0),
         (["wrong", "right"], [0.0, 1.0], 1.0),
         (["wrong", "wrong", "wrong"], [0.0, 0.0, -0.3], 0.0),
         (["wrong", "wrong", "none"], [0.0, 0.0, -0.5], 0.0),
-        (["wrong", "slow", "garbled"], [0.0, 0.0, -0.5], 0.0),
         (["slow", "slow", "slow"], [0.0, 0.0, -0.5], 0.0),
     ],
 )  # fmt: skip

@@ -4,8 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agentenv import Completion, StepResult, StopReason, Task
 from agentenv.errors import ConfigError, DataError
@@ -68,19 +66,6 @@ def test_numbers_within_the_tolerance_are_the_same_and_so_is_nan():
     other = TokenColumns([1, 2], [1, 1], [float("nan"), -0.5 - 1e-7])
     assert tokens_diff(one, other, tolerance=1e-6) == []
     assert tokens_diff(one, other, tolerance=1e-8) != []
-
-
-@pytest.mark.long
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 200), max_size=40), st.lists(st.integers(0, 200), max_size=40))
-def test_a_difference_is_found_exactly_where_there_is_one(left, right):
-    lines = tokens_diff(TokenColumns(left), TokenColumns(right), tokenizer=TOKENIZER)
-    assert (lines == []) == (left == right)
-    if lines:
-        at = int(lines[0].rpartition(" ")[2])
-        assert left[:at] == right[:at]
-        assert left[at : at + 1] != right[at : at + 1]
-        assert any(line.startswith(f"  > {at:5}") for line in lines)
 
 
 # --- in a project -----------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ class Counting:
     identity = "counting"
 
     def __init__(self, answer=None, *, gate=None):
-        self.answer, self.gate, self.draws, self.closed = answer, gate, [], False
+        self.answer, self.gate, self.draws = answer, gate, []
         self.num_cancelled = 0
 
     async def complete(self, messages):
@@ -44,9 +44,6 @@ class Counting:
         if isinstance(reply, Exception):
             raise reply
         return reply or f"{draw}"
-
-    async def close(self):
-        self.closed = True
 
 
 # --- what a reply is kept under -------------------------------------------------------------------------------------

@@ -158,14 +158,6 @@ async def test_other_statuses_are_not(code):
 
 
 @pytest.mark.long
-async def test_an_attempt_that_hangs_is_given_up_and_tried_again():
-    async with chat_server(HANG, "ok") as server:
-        judge = judge_at(server, request_options=replace(SOON, request_s=2.0))
-        assert await judge.complete(HELLO) == "ok"
-        assert judge.usage["retries"] == 1
-
-
-@pytest.mark.long
 async def test_a_server_that_always_hangs_is_a_timeout_by_the_deadline_of_all_attempts__verl_roll_1_3_nemo_6_8():
     """There clients have no timeout, and what did fail is a reward of 0."""
     async with chat_server(HANG) as server:

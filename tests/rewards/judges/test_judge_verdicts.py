@@ -126,21 +126,7 @@ def test_no_reply_raises_or_is_read_as_two_verdicts(reply):
 
 @pytest.mark.parametrize(
     "unit",
-    [
-        "[",
-        "* ",
-        "verdict ",
-        "<|",
-        "\\boxed{",
-        '{"1":',
-        "1,",
-        "</think>",
-        "yes ",
-        " \r",
-        "yes\u2028",
-        "\n1. ",
-        "1: YES\n",
-    ],
+    ["[", "* ", "verdict ", "<|", "\\boxed{", '{"1":', "</think>", "yes ", " \r", "yes\u2028", "\n1. ", "1: YES\n"],
 )
 def test_hostile_texts_are_read_in_linear_time(unit):
     text = unit * (600_000 // len(unit))

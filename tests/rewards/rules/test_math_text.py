@@ -150,22 +150,6 @@ def forms(number: int) -> list[str]:
 
 
 @pytest.mark.long
-@given(NUMBERS, st.data())
-def test_written_numbers_are_read_back(number, data):
-    form = data.draw(st.sampled_from(forms(number)))
-    text = data.draw(
-        st.sampled_from(["\\boxed{%s}", "\\boxed{$%s$}", "#### %s", "The answer is **%s**.", "Answer: \\$%s"])
-    )
-    extracted = extract_answer(text % form)
-    assert extracted is not None
-    read = read_number(extracted)
-    assert read is not None
-    assert read.value == number
-    assert plain_verdict(extracted, *parse_label(number))
-    assert not plain_verdict(extracted, *parse_label(number + 1))
-
-
-@pytest.mark.long
 @settings(deadline=None, max_examples=150)
 @given(NUMBERS, st.integers(-1, 1), st.data())
 def test_the_fast_path_only_accepts_what_math_verify_accepts(number, delta, data):
