@@ -17,9 +17,8 @@ from agentenv.core.types import StopReason, Task
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.rules.code.extract import extract_code
-from agentenv.rewards.rules.code.reward import HIDDEN_FAILED, INSTRUCTION, shared_sandbox
+from agentenv.rewards.rules.code.reward import HIDDEN_FAILED, INSTRUCTION
 from agentenv.rewards.rules.code.rows import example_text
-from agentenv.sandbox.fusion.server import FusionServer
 from agentenv.sandbox.local.sandbox import LocalSandbox
 from agentenv.sandbox.types import SandboxUnavailable
 from agentenv_envs.code_sandbox import CodeSandbox
@@ -138,9 +137,8 @@ DOCUMENTED = f'def f(x):\n    """Return x.\n\n{EXAMPLE}    """\n    return x\n'
     ],
 )
 def test_a_program_begins_where_the_prompt_opened_its_block(prompt, action, program):
-    assert (
-        extract_code(action, prompt=f"Fix this:\n{FENCE}\nold(<|im_end|>\n<|im_start|>assistant\n{prompt}") == program
-    )
+    rendered = f"Fix this:\n{FENCE}\nold(<|im_end|>\n<|im_start|>assistant\n{prompt}"
+    assert extract_code(action, prompt=rendered) == program
     assert extract_code(action, prompt=[{"role": "assistant", "content": prompt}]) == program
 
 
@@ -160,7 +158,6 @@ async def test_a_program_in_a_thought_that_the_prompt_opened_and_a_limit_cut_is_
         ({}, [SWAPPED, RIGHT], [0.0, 1.0], 1.0),
         ({}, [RIGHT.replace("+", "-"), SWAPPED, HALF], [0.0, 0.0, 2 / 3], 2 / 3),
         ({"max_attempts": 1}, [SWAPPED], [1 / 4], 1 / 4),
-        ({"max_attempts": 1}, [BY_HEART], [0.0], 0.0),
         ({"partial_credit": False}, [HALF, HALF, HALF], [0.0, 0.0, 0.0], 0.0),
         ({"partial_credit": False}, [HALF, RIGHT], [0.0, 1.0], 1.0),
         ({"attempt_discount": 0.5}, [HALF, HALF, RIGHT], [0.0, 0.0, 0.25], 1.0),
@@ -194,10 +191,8 @@ async def test_info_says_how_an_attempt_went(sandbox):
 
 @one_loop
 async def test_a_program_that_leaves_before_its_result_passes_nothing_and_is_noted(sandbox):
-    for code in ("import os\nos._exit(0)\n", "def add(a, b):\n    import os\n    os._exit(0)\n"):
-        (result,) = await attempts(sandbox, answer(code), max_attempts=1)
-        assert result.score == 0.0
-        assert (result.info["tamper"], result.info["tamper_signals"]) == (1.0, "early_exit"), code
+    (result,) = await attempts(sandbox, answer("import os\nos._exit(0)\n"), max_attempts=1)
+    assert (result.score, result.info["tamper"], result.info["tamper_signals"]) == (0.0, 1.0, "early_exit")
     later = "def add(a, b):\n    import os\n    return a + b if a == 1 else os._exit(0)\n"
     (result,) = await attempts(sandbox, answer(later), max_attempts=1)
     assert (result.info["visible_share"], result.score) == (1.0, 0.0)
@@ -208,11 +203,8 @@ async def test_a_program_that_leaves_before_its_result_passes_nothing_and_is_not
 async def test_a_limit_that_ends_the_episode_pays_the_last_attempt(sandbox):
     task = Task(PROMPT, ADD, "add")
     cut = await play(EnvSource(CodeSandbox, {"sandbox": sandbox}), task, [BY_HEART, HALF], max_turns=2)
-    assert (cut.stop_reason, cut.reward, cut.score) == (
-        StopReason.MAX_TURNS,
-        pytest.approx(2 / 3),
-        pytest.approx(2 / 3),
-    )
+    share = pytest.approx(2 / 3)
+    assert (cut.stop_reason, cut.reward, cut.score) == (StopReason.MAX_TURNS, share, share)
     by_turn = EnvSource(CodeSandbox, {"sandbox": sandbox, "reward_at": "turn"})
     assert (await play(by_turn, task, [BY_HEART, HALF], max_turns=2)).reward == pytest.approx(2 / 3)
 
@@ -255,12 +247,13 @@ def test_rules_that_make_no_sense_are_refused(options, named):
 
 
 @pytest.mark.parametrize(
-    ("options", "where"),
+    ("options", "said"),
     [({"colour": "red"}, "sandbox: expected options of LocalSandbox"),
-     ({"min_isolation": "glass"}, r"LocalSandbox\.min_isolation: expected one of")],
+     ({"min_isolation": "glass"}, r"LocalSandbox\.min_isolation: expected one of"),
+     ({"backend": "sandbox_fusoin"}, "sandbox: expected one of local, .* Did you mean 'sandbox_fusion'")],
 )  # fmt: skip
-async def test_options_that_no_sandbox_has_are_refused(options, where):
-    with pytest.raises(ConfigError, match=where):
+async def test_options_that_no_sandbox_has_are_refused(options, said):
+    with pytest.raises(ConfigError, match=said):
         await CodeSandbox(sandbox=options).reset({"observation": PROMPT, "label": ADD})
 
 
@@ -457,10 +450,7 @@ class _Imports:
 
 
 UNREADABLE = {
-    "no tests at all": ({"question": "What?"}, "the tests of a task"),
-    "a word as the label": ("42", "the tests of a task"),
     "no entry point": ({"hidden": [{"args": [1], "expected": 1}]}, "entry_point"),
-    "numbers as output": ({"hidden": [{"stdin": "", "stdout": 4}]}, "4 where text is needed"),
     "broken JSON": ({"input_output": '{"inputs": ['}, "input_output: expected JSON"),
     "packed tests that import": ({**LCB_STDIO, "private_test_cases": base64.b64encode(
         zlib.compress(pickle.dumps(_Imports()))).decode()}, "a pickle with STACK_GLOBAL"),
@@ -510,36 +500,3 @@ print("done")
 def test_all_instances_of_a_process_share_a_sandbox_which_ends_with_the_event_loop():
     ended = subprocess.run([sys.executable, "-W", "error", "-c", SHARED], capture_output=True, text=True, timeout=120)
     assert (ended.stdout, ended.stderr) == ("done\n", "")
-
-
-# --- rewards by the guide's scale ------------------------------------------------------------------------------------
-
-
-# --- programs on a server ---------------------------------------------------------------------------------------------
-
-
-async def graded(url, problem, code):
-    """The score of one attempt, and where it ran."""
-    instance = CodeSandbox(max_attempts=1, sandbox={"backend": "sandbox_fusion", "endpoints": [url]})
-    states = {"observation": [{"role": "user", "content": problem.prompt}], "label": problem.label}
-    await instance.reset(dict(states))
-    result = await instance.step({**states, "observation_text": problem.prompt, "action_text": answer(code)})
-    return result.score, result.info["isolation"]
-
-
-@pytest.mark.long
-async def test_references_pass_and_mutants_fail_on_a_server():
-    problems = {problem.label["mode"]: problem for problem in PROBLEMS}.values()  # one of each mode
-    programs = [(problem, code) for problem in problems for code in (problem.reference, problem.mutants[0])]
-    try:
-        async with LocalSandbox() as local, FusionServer(local) as server:
-            grades = await asyncio.gather(*(graded(server.url, *each) for each in programs))
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
-    assert {isolation for _, isolation in grades} == {"remote"}
-    assert [score == 1.0 for score, _ in grades] == [True, False] * len(problems)
-
-
-async def test_an_unknown_backend_is_an_error_of_the_environments_options():
-    with pytest.raises(ConfigError, match=r"sandbox: expected one of local, .* Did you mean 'sandbox_fusion'"):
-        await shared_sandbox({"backend": "sandbox_fusoin"})

@@ -139,18 +139,6 @@ def test_gold_earns_the_full_score_and_reward_of_every_shipped_task_within_the_d
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", GAMES)
-def test_no_hack_and_no_single_action_has_a_full_score(name):
-    for action in [*GymnasiumText.hacks.values(), *games.GAMES[name].actions, "1"]:
-        for task in rows(name)[:2]:
-            env, _ = begun(task.label, seed=task.seed)
-            for _ in range(16):
-                if (result := say(env, action)).done:
-                    break
-            assert result.score < 1.0, (task.task_id, action)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", GAMES)
 def test_the_shipped_rows_are_those_of_the_committed_function(name):
     shipped = [json.loads(line) for line in GymnasiumText.datasets[name].read_text().splitlines()]
     assert len(shipped) == 32

@@ -74,13 +74,9 @@ def grader():
 @pytest.mark.parametrize(
     ("actions", "rewards", "score"),
     [
-        (["right"], [1.0], 1.0),
         (["wrong", "right"], [0.0, 1.0], 1.0),
-        (["none", "garbled", "right"], [0.0, 0.0, 1.0], 1.0),
         (["wrong", "wrong", "wrong"], [0.0, 0.0, -0.3], 0.0),
         (["wrong", "wrong", "none"], [0.0, 0.0, -0.5], 0.0),
-        (["wrong", "slow", "garbled"], [0.0, 0.0, -0.5], 0.0),
-        (["slow", "slow", "right"], [0.0, 0.0, 1.0], 1.0),
         (["slow", "slow", "slow"], [0.0, 0.0, -0.5], 0.0),
     ],
 )  # fmt: skip
@@ -148,14 +144,8 @@ async def test_info_says_what_became_of_each_attempt():
     [
         ("wrong", "Your answer 6 is not correct. Check each step and try again. 2 attempts left."),
         ("none", "No final answer was found. Solve it step by step and end with #### and the answer. 2 attempts left."),
-        (
-            "garbled",
-            "Your answer @@ could not be read. Write one number or expression after ####. 2 attempts left.",
-        ),
-        (
-            "slow",
-            "Your answer 9^9^9 took too long to check. Write it in a simpler form after ####. 2 attempts left.",
-        ),
+        ("garbled", "Your answer @@ could not be read. Write one number or expression after ####. 2 attempts left."),
+        ("slow", "Your answer 9^9^9 took too long to check. Write it in a simpler form after ####. 2 attempts left."),
     ],
 )
 async def test_the_feedback_for_each_failed_attempt_says_what_was_wrong(action, said):
@@ -199,6 +189,3 @@ async def test_an_episode_of_three_attempts_with_the_real_grader(grader):
     text = CharTokenizer().decode(trajectory.token_ids)
     assert f"What is 3 + 4?\n{INSTRUCTION}<|im_end|>" in text
     assert "Your answer 8 is not correct." in text
-
-
-# --- as an agent_func ---------------------------------------------------------------------------------------------

@@ -118,23 +118,3 @@ def test_a_server_that_is_killed_and_comes_back_costs_no_episode_and_no_score_is
     assert max(each.attempt for each in ended) >= 1
     assert_same(values(out), {f"{key[:-1]}{n}": value for key, value in in_process.items() for n in range(24)})
     assert json.loads((out / "metrics.json").read_text())["num_no_reward"] == 0
-
-
-def test_a_policy_is_trained_on_it_and_what_its_rewards_go_by_is_logged(tmp_path):
-    kwargs = json.dumps(
-        {"reward": {"model": {"rm": f"hf:{tiny_rm()}", "clip": [-1, 1]}}, "max_turns": 2, "when": "gain"}
-    )
-    flags = {"--env_kwargs": kwargs, "--data": DATA, "--engine": "hf", "--out": str(tmp_path / "out"),
-             "--rollout_batch_size": "2", "--n": "4", "--max_tokens": "20",
-             "--max_train_steps": "2"}  # fmt: skip
-    asked = [part for flag in flags.items() for part in flag]
-    run = agentenv("train", "--env", "agentenv_envs.rm_chat:RMChat", "--no_ray", *asked, stderr=subprocess.PIPE)
-    _, errors = run.communicate(timeout=500)
-    assert run.returncode == 0, errors[-3000:]
-    steps = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
-    assert [(step["rollout/num_episodes"], step["rollout/num_failed"]) for step in steps] == [(8, 0)] * 2
-    for step in steps:
-        assert {f"rollout/reward/{name}" for name in ("std_in_group", "clipped_share", "zero_spread_share")} <= set(
-            step
-        )
-        assert {"rollout/info/rm/value", "rollout/info/rm/num_retried"} <= set(step)

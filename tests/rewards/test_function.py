@@ -5,7 +5,6 @@ import http.client
 import math
 import os
 import pickle
-import socket
 import subprocess
 import sys
 import textwrap
@@ -23,6 +22,7 @@ from agentenv.rewards.grading import grade
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.rewards.workers import threads
 from agentenv.rewards.workers.pool import shared_pool
+from tests.rewards.models.rm_servers import until
 
 ROOT = str(Path(__file__).resolve().parents[2])
 RESPONSE = Response("four", 4, "2+2?", {"data_source": "sums", "level": 1})
@@ -35,8 +35,7 @@ def functions(tmp_path_factory):
     path.write_text(
         textwrap.dedent(
             """
-            import asyncio, json, os, time
-            from agentenv.errors import DataError
+            import asyncio, json
             from agentenv.rewards.types import RewardResult, Status
 
             def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw):
@@ -52,9 +51,6 @@ def functions(tmp_path_factory):
             def endless(response):
                 return 1.0 if response == "four" else sum(range(10**13))
 
-            def asleep(response):
-                time.sleep(60)
-
             def parsed(response):
                 return json.loads(response)
 
@@ -63,18 +59,6 @@ def functions(tmp_path_factory):
 
             def ended(response):
                 raise SystemExit(response)
-
-            def broken(response):
-                raise KeyError("gone")
-
-            def row(response):
-                raise DataError("label: expected a dict, got None. Correct the row.")
-
-            def dies(response):
-                os._exit(3)
-
-            def pid(response):
-                return os.getpid()
 
             NOTHING = 3
             """
@@ -117,13 +101,10 @@ async def test_verls_compute_score_gets_its_four_keywords():
     [
         (lambda: 1.0, {}),
         (lambda text: 1.0, {}),
-        (lambda prompt, label: 1.0, {}),
         (lambda response, answer: 1.0, {}),
         (lambda response, /: 1.0, {}),
-        (lambda **kw: 1.0, {}),
         (lambda *response: 1.0, {}),
         (lambda response: 1.0, {"weight": 1}),
-        (lambda solution_str, label: 1.0, {}),
         (3, {}),
         (dict.fromkeys, {}),
     ],
@@ -137,7 +118,6 @@ def test_a_function_that_cannot_be_called_so_is_refused_at_once(function, kwargs
     ("options", "word"),
     [
         ({"limit_s": 0}, "limit_s"),
-        ({"limit_s": math.nan}, "limit_s"),
         ({"num_threads": 0}, "num_threads"),
         ({"killable": True}, "to kill"),
         ({"timeout_reward": 0.0}, "timeout_reward"),
@@ -150,14 +130,7 @@ def test_wrong_options_are_refused_at_once(options, word):
 
 
 def test_a_name_that_leads_nowhere_is_refused_at_once(functions):
-    for name in (
-        str(functions),
-        "nowhere.py:f",
-        "no.such.module:f",
-        f"{functions}:absent",
-        f"{functions}:NOTHING",
-        ":",
-    ):
+    for name in (str(functions), "nowhere.py:f", "no.such.module:f", f"{functions}:absent", f"{functions}:NOTHING"):
         with pytest.raises(ConfigError, match=r"^function: expected .* got .*\."):
             FunctionReward(name)
 
@@ -169,10 +142,7 @@ def test_a_name_that_leads_nowhere_is_refused_at_once(functions):
         (True, RewardResult(1.0, score=1.0)),
         (-0.5, RewardResult(-0.5)),
         (np.float32(0.5), RewardResult(0.5, score=0.5)),
-        (np.array(2), RewardResult(2.0)),
-        ({"score": 0.5}, RewardResult(0.5, score=0.5)),
         ({"reward": -1, "score": 0.0}, RewardResult(-1.0, score=0.0)),
-        ({"reward": 2}, RewardResult(2.0)),
         ({"score": 1, "acc": np.bool_(True)}, RewardResult(1.0, score=1.0, components={"acc": 1.0})),
         ({"score": 1, "acc": math.nan}, RewardResult(1.0, score=1.0, components={"acc": None})),
         ({"score": 1, "pred": 7}, RewardResult(1.0, score=1.0, extracted="7")),
@@ -200,10 +170,8 @@ async def test_input_that_is_not_a_reward_is_a_failed_function_and_never_zero(va
     [
         ("def parsed", False),
         ("async def parsed_later", False),
-        *[
-            pytest.param(name, True, marks=pytest.mark.long)
-            for name in ("def parsed", "async def parsed_later", "def ended")
-        ],
+        pytest.param("async def parsed_later", True, marks=pytest.mark.long),
+        pytest.param("def ended", True, marks=pytest.mark.long),
     ],
 )
 async def test_a_function_that_raises_is_its_authors_error_with_file_and_line(functions, name, killable):
@@ -214,12 +182,7 @@ async def test_a_function_that_raises_is_its_authors_error_with_file_and_line(fu
 
 @pytest.mark.parametrize(
     "error",
-    [
-        httpx.ConnectError("refused"),
-        urllib.error.URLError(ConnectionRefusedError()),
-        socket.gaierror(-3, "x"),
-        http.client.IncompleteRead(b""),
-    ],
+    [httpx.ConnectError("refused"), urllib.error.URLError(ConnectionRefusedError()), http.client.IncompleteRead(b"")],
 )
 async def test_a_service_that_a_function_cannot_reach_is_infrastructure(error):
     def asks(response):
@@ -236,12 +199,6 @@ async def test_a_service_that_a_function_cannot_reach_is_infrastructure(error):
 
 
 async def test_exceptions_of_a_function_are_typed():
-    async def asynchronous(response):
-        raise ZeroDivisionError("of mine")
-
-    def plain(response):
-        raise SystemExit("bye")
-
     def row(response):
         raise DataError("label: expected a dict, got 4. Correct the row.")
 
@@ -251,10 +208,9 @@ async def test_exceptions_of_a_function_are_typed():
     def stop(response):
         return next(iter(()))
 
-    for function, word in ((asynchronous, "of mine"), (plain, "bye"), (stop, "StopIteration")):
-        with pytest.raises(ContractError, match=word):
-            await FunctionReward(function).grade(RESPONSE)
-        assert (await grade(FunctionReward(function), RESPONSE)).status is Status.ERROR
+    with pytest.raises(ContractError, match="StopIteration"):
+        await FunctionReward(stop).grade(RESPONSE)
+    assert (await grade(FunctionReward(stop), RESPONSE)).status is Status.ERROR
     with pytest.raises(InfraError, match="of a server"):
         await FunctionReward(late).grade(RESPONSE)
     assert (await grade(FunctionReward(row), RESPONSE)).status is Status.LABEL
@@ -310,8 +266,7 @@ async def test_one_plain_function_that_never_returns_costs_the_others_and_the_lo
     assert {(await other).reward for other in others} == {1.0}
     assert reward.num_abandoned == 1
     forever.set()
-    while reward.num_abandoned:
-        await asyncio.sleep(0.01)
+    await until(lambda: not reward.num_abandoned)
 
 
 async def test_a_call_given_up_in_the_queue_is_never_made():
@@ -324,8 +279,7 @@ async def test_a_call_given_up_in_the_queue_is_never_made():
 
     reward = FunctionReward(wait, num_threads=1)
     first, second = (asyncio.create_task(reward.grade(Response(text))) for text in ("first", "second"))
-    while not calls:
-        await asyncio.sleep(0.01)
+    await until(lambda: calls)
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
         await second

@@ -5,7 +5,7 @@ import math
 import os
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -131,9 +131,8 @@ def test_code_has_the_guides_scale_and_no_reward_for_the_word_passed():
     reward_func = load_reward_func(FILES / "reward_code.py")
     prompt = f"As here:\n{code('def add(a, b): return a + b')}\n"
     num = len(expected)
-    got = is_an_answer(
-        reward_func([prompt + each for each in expected], [prompt] * num, [json.dumps(LABEL)] * num), num
-    )
+    queries = [prompt + each for each in expected]
+    got = is_an_answer(reward_func(queries, [prompt] * num, [json.dumps(LABEL)] * num), num)
     assert got["rewards"].tolist() == pytest.approx(list(expected.values()))
     assert got["scores"].tolist() == pytest.approx([(reward + 1) / 2 for reward in expected.values()])
     assert got["extra_logs"]["correct"].tolist() == [float(reward == 1.0) for reward in expected.values()]
@@ -194,9 +193,8 @@ def logits(folder, text):
 
 
 def quality(function, *texts, prompt=USER):
-    return is_an_answer(
-        function([prompt + text for text in texts], [prompt] * len(texts), [""] * len(texts)), len(texts)
-    )
+    num = len(texts)
+    return is_an_answer(function([prompt + text for text in texts], [prompt] * num, [""] * num), num)
 
 
 def test_a_conversations_reward_is_the_probability_of_the_good_class(two):
@@ -260,10 +258,6 @@ def test_a_model_that_returns_no_number_is_a_failure_and_no_reward(two, monkeypa
         model.classifier.bias.fill_(math.nan)
     with pytest.raises(InfraError, match="expected numbers, got"):
         quality(function, LONG)
-    with torch.no_grad():
-        model.classifier.weight.set_(torch.zeros(2, 99))
-    with pytest.raises(InfraError, match="expected a classification, got"):
-        quality(function, LONG)
 
 
 def test_the_environment_names_the_model_that_is_loaded_once(two, monkeypatch):
@@ -272,26 +266,15 @@ def test_the_environment_names_the_model_that_is_loaded_once(two, monkeypatch):
     with pytest.raises(ConfigError, match="AGENTENV_CONVERSATION_MODEL: expected"):
         quality(reward_func, LONG)
     monkeypatch.setenv("AGENTENV_CONVERSATION_MODEL", two)
-    made = [None] * 4
-
-    def call(index):
-        """A reward, at the same time as others."""
-        made[index] = quality(reward_func, LONG)["rewards"].item()
-
-    threads = [threading.Thread(target=call, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(lambda text: quality(reward_func, text)["rewards"].item(), [LONG] * 4))
     assert made == pytest.approx([made[0]] * 4, abs=1e-4)  # in batches of other sizes, sums have another order
     made_once = reward_func.__globals__["_configured_reward_func"].cache_info()
     assert made_once.misses == 2, "one without a name, and one model"
 
 
 WRONG = [
-    ({"min_words": -1}, "min_words: expected a whole number"),
     ({"short_factor": 2.0}, "short_factor: expected a number"),
-    ({"batch_size": 0}, "batch_size: expected a whole number"),
     ({"max_length": 1}, "max_length: expected a whole number"),
     ({"device": "nowhere"}, "got .* on 'nowhere'"),
 ]

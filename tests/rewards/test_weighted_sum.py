@@ -3,8 +3,6 @@
 import asyncio
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError
 from agentenv.rewards.grading import grade
@@ -24,9 +22,8 @@ def fixed(value, bounds=(-10.0, 10.0), **more):
 
 
 async def test_a_sum_is_weighted_and_its_parts_are_raw():
-    reward = WeightedSum(
-        {"answer": Term(fixed(1.0), 0.9), "length": Term(fixed(-2.0), 0.1), "off": Term(fixed(5.0), 0.0)}
-    )
+    terms = {"answer": Term(fixed(1.0), 0.9), "length": Term(fixed(-2.0), 0.1), "off": Term(fixed(5.0), 0.0)}
+    reward = WeightedSum(terms)
     result = await reward.grade(ANY)
     assert result.reward == pytest.approx(0.7)
     assert dict(result.components) == {"answer": 1.0, "length": -2.0, "off": 5.0, FAILED_TERMS: 0.0}
@@ -139,31 +136,8 @@ def test_bounds_are_declared_by_the_terms():
     assert WeightedSum(terms).bounds == pytest.approx((-6.0, 2.95))
     optional = terms | {"c": Term(fixed(0.0, (1.0, 2.0)), 1.0, required=False)}
     assert WeightedSum(optional).bounds == pytest.approx((-6.0, 4.95))
-    endless = WeightedSum(
-        {"a": Term(fixed(0.0, (-float("inf"), 0.0)), -1.0), "b": Term(fixed(0.0, (-float("inf"), 0.0)), 0.0)}
-    )
-    assert endless.bounds == (0.0, float("inf"))
-
-
-@pytest.mark.long
-@given(st.lists(st.tuples(st.floats(-1, 1), st.floats(-3, 3), st.booleans(), st.booleans()), min_size=1, max_size=5))
-async def test_a_sum_keeps_to_its_bounds_or_has_no_reward(rows):
-    terms = {
-        f"t{index}": Term(fixed(InfraError("down") if fails else value, (-1.0, 1.0)), weight, required)
-        for index, (value, weight, required, fails) in enumerate(rows)
-    }
-    if not any(term.required for term in terms.values()):
-        return
-    reward = WeightedSum(terms)
-    result = await reward.grade(ANY)
-    known = not any(fails and required for _, _, required, fails in rows)
-    assert (result.reward is not None) is known
-    if result.reward is not None:
-        low, high = reward.bounds
-        assert low - 1e-9 <= result.reward <= high + 1e-9
-        assert result.reward == pytest.approx(
-            sum(value * weight for value, weight, _, fails in rows if not fails), abs=1e-9
-        )
+    endless = fixed(0.0, (-float("inf"), 0.0))
+    assert WeightedSum({"a": Term(endless, -1.0), "b": Term(endless, 0.0)}).bounds == (0.0, float("inf"))
 
 
 async def test_a_sum_that_no_float32_holds_is_not_a_reward():
@@ -178,12 +152,8 @@ async def test_a_sum_that_no_float32_holds_is_not_a_reward():
         ({}, {}),
         ({"a": fixed(1.0)}, {}),
         ({"a/b": Term(fixed(1.0))}, {}),
-        ({"": Term(fixed(1.0))}, {}),
         ({FAILED_TERMS: Term(fixed(1.0))}, {}),
-        ({"a": Term(fixed(1.0), float("nan"))}, {}),
         ({"a": Term(fixed(1.0), required=False)}, {}),
-        ({"a": Term(None)}, {}),
-        ({"a": Term(Rewarding)}, {}),
         ({"a": Term(Each(fixed(1.0)))}, {}),
         ({"a": Term(fixed(1.0, None))}, {}),
         ({"a": Term(fixed(1.0), required="no")}, {}),

@@ -116,14 +116,6 @@ def test_if_the_contract_is_broken_the_others_are_skipped(pytester):
     assert "fix `contract` first" in said
 
 
-@pytest.mark.long
-def test_a_contract_that_is_left_out_stops_no_other(pytester):
-    broken = ENV.replace("score=self.score * right", "score=7.0")
-    outcomes, said = run(pytester, TWO_LINES + '    skip = {"contract": "known"}\n', broken)
-    assert outcomes["failed"] >= 1
-    assert "fix `contract` first" not in said
-
-
 def test_a_class_without_an_environment_is_refused():
     with pytest.raises(ConfigError, match=r"TestMine.env: expected an environment, got ''. .*__test__ = False"):
         type("TestMine", (EnvContract,), {})

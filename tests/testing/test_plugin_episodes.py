@@ -9,7 +9,6 @@ import pytest
 
 import agentenv.testing
 import agentenv_envs
-from agentenv import Task
 from agentenv.testing.clock import VirtualClock
 from agentenv.testing.fixtures import Bench
 
@@ -143,23 +142,18 @@ def test_a_suite_in_processes(project):
 
 
 THEIRS = """
-    import asyncio
     import pytest
-    from array import array
 
     @pytest.fixture
     def virtual_clock():
         return "12:00"
 
     @pytest.mark.asyncio
-    async def test_their_fixtures_are_theirs(virtual_clock, episode, env, golden):
-        assert (virtual_clock, episode, env, golden) == ("12:00", "S01E01", None, "gold")
+    async def test_their_fixtures_are_theirs(virtual_clock, episode, golden):
+        assert (virtual_clock, episode, golden) == ("12:00", "S01E01", "gold")
 
     def test_lists_are_compared_as_ever():
         assert [1, 2] == [1, 3]
-
-    def test_arrays_too():
-        assert array("i", [1, 2]) == array("i", [1, 3])
 """
 THEIR_PLUGIN = """
     import pytest
@@ -167,10 +161,6 @@ THEIR_PLUGIN = """
     @pytest.fixture
     def episode():
         return "S01E01"
-
-    @pytest.fixture
-    def env():
-        return None
 
     @pytest.fixture
     def golden():
@@ -183,8 +173,8 @@ def test_a_suite_that_does_not_use_it_is_left_alone(project):
     project.makepyfile(test_theirs=THEIRS, their_plugin=THEIR_PLUGIN)
     project.syspathinsert()
     result = project.runpytest_inprocess("-p", "their_plugin")
-    result.assert_outcomes(passed=1, failed=2)
-    result.stdout.fnmatch_lines(["*At index 1 diff: 2 != 3*", "*assert array('i', [[]1, 2[]]) == array(*"])
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*At index 1 diff: 2 != 3*"])
     result.stdout.no_fnmatch_line("*token ids*")
 
 
@@ -222,12 +212,6 @@ def test_the_current_event_loop_is_left_as_it_was():
     finally:
         asyncio.set_event_loop(None)
         loop.close()
-
-
-def test_strict_markers_know_the_marker(project):
-    project.makepyfile("")
-    result = project.runpytest_inprocess("--markers")
-    result.stdout.fnmatch_lines(["@pytest.mark.agentenv(env, policy=*"])
 
 
 WRONG = {
@@ -311,11 +295,6 @@ def test_time_stands_still_while_a_model_generates(tiny_model, run_episode):
     with VirtualClock(patience_s=120.0) as clock:  # its first generation takes longer than 5 s on a busy machine
         assert clock.run(play()).error is None
         assert (clock.elapsed_s, clock.num_stalls) == (0.0, 0)
-
-
-@pytest.mark.agentenv("guess_number", ["8"], data=Task("Guess.", "8"))
-def test_the_plugin_serves_this_suite_too(episode):
-    assert episode.reward > 0
 
 
 CLOCKED = """

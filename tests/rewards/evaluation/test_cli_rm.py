@@ -126,8 +126,6 @@ def test_a_model_is_evaluated(capsys):
         (["--resume"], "--out DIR"),
         (["--max_failed", "2"], "--max_failed"),
         (["--rm_args", "[1]"], "--rm_args"),
-        (["--rm_args", "{"], "--rm_args"),
-        (["--max_concurrent", "0"], "--max_concurrent"),
         (["--reference", "none.json"], "--reference"),
         (["--ties", "never"], "--ties"),
     ],

@@ -19,7 +19,7 @@ from agentenv.errors import ConfigError
 from agentenv.interop.nemo_rl import AgentEnvironment, RewardModelEnvironment, RewardModelOptions
 from agentenv.rewards.judges.pointwise import PointwiseReward
 from agentenv.rewards.models.factory import open_scorer
-from tests.interop.test_nemo_rl_rm import NEMO_CONFIG, log
+from tests.interop.test_nemo_rl_rm import log
 from tests.rewards.evaluation.scorers import Scripted
 from tests.rewards.judges.rule_judges import RuleJudge
 from tests.rewards.models.tiny import tiny_rm
@@ -43,19 +43,6 @@ async def rewards(made, *answers):
 
 
 # --- NeMo RL's own ----------------------------------------------------------------------------------------------------
-
-
-async def test_bt_classifier__the_reward_is_the_logit_of_a_sequence_classifier_of_one_label():
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    model, tokenizer = (each.from_pretrained(tiny_rm()) for each in (AutoModelForSequenceClassification, AutoTokenizer))
-    ids = tokenizer.apply_chat_template(log("42"), tokenize=True, return_dict=False, return_tensors="pt")
-    with torch.no_grad():
-        expected = model.eval()(ids).logits
-    assert expected.shape == (1, 1)
-    config = NEMO_CONFIG | {"model_name": str(tiny_rm()), "generation": {"temperature": 0.5}}  # which NeMo divides by
-    async with environment(config) as made:
-        assert (await rewards(made, "42")).item() == pytest.approx(expected.item(), abs=1e-4)
 
 
 @pytest.mark.long

@@ -5,17 +5,14 @@ import math
 import pytest
 
 from agentenv.rewards.evaluation.rewardbench import (
-    PRIOR_SETS,
     SECTIONS,
     SUBSETS_2,
     WEIGHTS,
     TiesRow,
     average_2,
     best_of_credit,
-    is_tie,
     is_ties_row,
     leaderboard_average,
-    pair_credit,
     prior_sets,
     sections,
     ties_score,
@@ -33,13 +30,6 @@ def test_every_subset_is_in_one_section():
     assert sorted(subset for of in SECTIONS.values() for subset in of) == sorted(WEIGHTS) == sorted(COUNTS)
 
 
-def test_prior_sets_weigh_half_of_a_section():
-    prior = prior_sets({"anthropic_helpful": 0.6, "shp": 0.8, "xstest-should-refuse": 0.0})
-    assert prior == pytest.approx(0.7)
-    assert leaderboard_average({"Chat": 1.0, "Safety": 0.5}, prior) == pytest.approx((2.0 + 1.0 + 0.7) / 5)
-    assert len(PRIOR_SETS) == 4
-
-
 def test_an_absent_section_is_not_known_and_is_left_out_of_the_average():
     found = sections({"mt-bench-easy": 0.75})
     assert found == {"Chat": 0.75, "Chat Hard": None, "Safety": None, "Reasoning": None}
@@ -49,18 +39,6 @@ def test_an_absent_section_is_not_known_and_is_left_out_of_the_average():
 
 def test_an_absent_subset_is_left_out_of_its_section():
     assert sections({"math-prm": 1.0, "hep-go": 0.0})["Reasoning"] == pytest.approx(984 / (984 + 164))
-
-
-@pytest.mark.parametrize(
-    ("chosen", "rejected", "ties", "worth"),
-    [
-        (1.0, 0.5, "strict", 1.0), (0.5, 1.0, "strict", 0.0), (0.5, 0.5, "strict", 0.0),
-        (1.0, 0.5, "half", 1.0), (0.5, 1.0, "half", 0.0), (0.5, 0.5, "half", 0.5),
-    ],
-)  # fmt: skip
-def test_a_pair_is_won_strictly_and_a_tie_is_worth_what_the_rule_says(chosen, rejected, ties, worth):
-    assert pair_credit([chosen, rejected], 1, ties) == worth
-    assert is_tie([chosen, rejected], 1) is (chosen == rejected)
 
 
 @pytest.mark.parametrize(
@@ -78,11 +56,6 @@ def test_the_rule_for_the_average_of_rewardbench_2_is_the_plain_mean():
 
 
 # --- the Ties subset --------------------------------------------------------------------------------------------------
-
-
-def test_all_that_the_ties_formula_asks_for_is_worth_one_and_a_bit():
-    rows = [TiesRow("tied:1", [5.0, 5.0, 5.0, 1.0], 3), TiesRow("ref:1", [4.0, 0.0], 1)]
-    assert ties_score(rows) == pytest.approx(1.01)
 
 
 def test_the_ties_formula_on_a_vector_worked_out_by_hand():

@@ -17,7 +17,7 @@ from agentenv.rewards.models.hf import HFOptions, HFScorer
 from agentenv.rewards.models.render import ConversationRenderer
 from tests.models import CHATML
 from tests.rewards.evaluation.scorers import Scripted
-from tests.rewards.models.tiny import EOS, make_tiny_rm, tiny_rm, tokenizer_with_bos
+from tests.rewards.models.tiny import BOS_CHATML, EOS, make_tiny_rm, tiny_rm, tokenizer_with_bos
 
 
 async def found(scorer, **kwargs):
@@ -74,35 +74,24 @@ async def test_a_missing_template_is_a_problem(tmp_path):
     assert states(findings)["scores"] == "problem"
 
 
-def of_tokens(tokenizer, **kwargs):
-    return {each.name: each for each in token_findings(ConversationRenderer(tokenizer, max_length=512, **kwargs))}
+UNENDED = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% if not loop.last %}\n{% endif %}{% endfor %}"
 
 
-def test_a_rendering_that_is_tokenized_again_would_have_two_bos_and_that_is_reported():
-    """nemo §2.2: `apply_chat_template(tokenize=False)` and then the tokenizer."""
-    findings = of_tokens(tokenizer_with_bos())
-    assert findings["BOS"].state == "warning"
-    assert findings["BOS"].detail == "1 at the beginning; tokenizing the rendered text again makes it 2"
-
-
-def test_a_template_with_two_bos_is_a_problem():
-    findings = of_tokens(tokenizer_with_bos("{{ bos_token }}{{ bos_token }}" + CHATML))
-    assert findings["BOS"].state == "problem"
-    assert findings["BOS"].detail.startswith("2 at the beginning")
-
-
-def test_a_missing_bos_is_reported_and_add_bos_fixes_it():
-    assert of_tokens(tokenizer_with_bos(CHATML))["BOS"].detail.startswith("none at the beginning")
-    assert of_tokens(tokenizer_with_bos(CHATML), add_bos=True)["BOS"].detail.startswith("1 at the beginning")
-
-
-def test_a_template_that_does_not_end_the_turn_pools_a_token_of_the_answer():
-    template = (
-        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% if not loop.last %}\n{% endif %}{% endfor %}"
-    )
-    findings = of_tokens(tokenizer_with_bos(template))
-    assert findings["pooled token"].state == "warning"
-    assert "belongs to the answer" in findings["pooled token"].detail
+@pytest.mark.parametrize(
+    ("template", "add_bos", "name", "state", "detail"),
+    [
+        (BOS_CHATML, False, "BOS", "warning", "1 at the beginning; tokenizing the rendered text again makes it 2"),
+        ("{{ bos_token }}" + BOS_CHATML, False, "BOS", "problem", "2 at the beginning"),
+        (CHATML, False, "BOS", "warning", "none at the beginning"),
+        (CHATML, True, "BOS", "warning", "1 at the beginning"),
+        (UNENDED, False, "pooled token", "warning", "belongs to the answer"),
+    ],
+)
+def test_traps_of_templates_are_named(template, add_bos, name, state, detail):
+    """nemo §2.2: `apply_chat_template(tokenize=False)` and then the tokenizer has two BOS."""
+    renderer = ConversationRenderer(tokenizer_with_bos(template), max_length=512, add_bos=add_bos)
+    found = {each.name: each for each in token_findings(renderer)}[name]
+    assert (found.state, detail in found.detail) == (state, True)
 
 
 # --- scores: of any scorer, a server's too ----------------------------------------------------------------------------
@@ -123,19 +112,16 @@ async def test_scores_that_depend_on_their_batch_are_a_problem_in_float32_only()
     assert batch_finding([1.0, 2000.0], [1.001, 2000.0], exact=True).state == "problem"
 
 
-async def test_a_model_that_says_the_same_of_everything_is_a_problem():
+async def test_a_model_that_says_the_same_of_everything_or_fails_is_a_problem_that_says_why():
     findings = await found(Scripted(lambda text: 3.0))
     assert states(findings) == {"scores": "problem"}
     assert "the same score" in findings["scores"].detail
 
-
-async def test_a_model_that_fails_is_a_problem_that_says_why():
     def value(text):
         raise InfraError("status 500")
 
     findings = await found(Scripted(value))
-    assert states(findings) == {"scores": "problem"}
-    assert findings["scores"].detail == "status 500"
+    assert (states(findings), findings["scores"].detail) == ({"scores": "problem"}, "status 500")
 
 
 @pytest.mark.long

@@ -10,39 +10,21 @@ from agentenv.rewards.evaluation.evaluate import EvaluationLog, ItemOutcome, eva
 from agentenv.rewards.evaluation.specs import RewardModel
 from agentenv.rewards.judges.pointwise import PointwiseReward
 from agentenv.rewards.judges.voting import JudgeRetry
-from agentenv.rewards.models.hf import HFScorer
-from agentenv.rewards.models.reward import ModelReward
-from agentenv.rewards.types import Response
 from tests.rewards.evaluation.scorers import Scripted, model, pair
-from tests.rewards.models.tiny import said, tiny_rm
+from tests.rewards.judges.rule_judges import Comparing, RuleJudge
+from tests.rewards.models.tiny import said
 
 ITEMS = [pair("a longer one", "short", index=0), pair("no", "cut it here", index=1), pair("abc", "abd", index=2)]
 
 
 async def test_every_item_has_its_scores_in_order_the_chosen_first():
-    outcomes = await evaluate(model(), ITEMS)
+    rm = model()
+    outcomes = await evaluate(rm, ITEMS)
+    assert said("a longer one", question="q") in rm.scorer.asked
     assert [outcome.scores for outcome in outcomes] == [(12.0, 5.0), (2.0, 11.0), (3.0, 3.0)]
     assert [outcome.tie for outcome in outcomes] == [False, False, True]
     assert outcomes[1].num_tokens == (1, 3)
     assert outcomes[1].truncated == (False, True)
-
-
-@pytest.mark.long
-async def test_scores_are_those_of_the_environments_reward():
-    """nemo §1.2: the path that is validated is the path that trains."""
-    scorer = HFScorer(tiny_rm())
-    conversations = [said("42."), said("It is 41.", system="Be brief.")]
-    items = [
-        pair(c[-1]["content"], "x", prompt=c[:-1], index=place) for place, c in enumerate(conversations)
-    ]  # fmt: skip
-    try:
-        outcomes = await evaluate(RewardModel("hf", scorer=scorer), items)
-        for outcome, conversation in zip(outcomes, conversations, strict=True):
-            response = Response(conversation[-1]["content"], prompt=conversation[:-1])
-            assert outcome.scores[0] == pytest.approx((await ModelReward(scorer).grade(response)).reward, abs=1e-4)
-            assert outcome.num_tokens[0] == (await scorer.score(conversation)).num_tokens
-    finally:
-        await scorer.close()
 
 
 def failing(error):
@@ -95,35 +77,16 @@ async def test_many_items_are_asked_about_at_once_but_no_more_than_said():
 # --- judges and rewards -----------------------------------------------------------------------------------------------
 
 
-class Comparer:
-    def __init__(self, points):
-        self.points = points
-
-    async def compare(self, prompt, a, b):
-        if isinstance(self.points, Exception):
-            raise self.points
-        return self.points
-
-
-@pytest.mark.parametrize("points", [None, InfraError("no verdict"), float("nan")])
-async def test_a_comparison_without_a_verdict_is_an_error(points):
-    (outcome,) = await evaluate(RewardModel("judge", comparer=Comparer(points)), ITEMS[:1])
+@pytest.mark.parametrize("compare", [lambda a, b: None, lambda a, b: float("nan")])
+async def test_a_comparison_without_a_verdict_is_an_error(compare):
+    (outcome,) = await evaluate(RewardModel("judge", comparer=Comparing(compare)), ITEMS[:1])
     assert outcome.scores == (None, None)
     assert outcome.error.startswith("infra: ")
 
 
-class Replies:
-    """A judge whose reply is a function's of what it is asked."""
-
-    def __init__(self, reply):
-        self.reply = reply
-
-    async def complete(self, messages):
-        return self.reply(messages[-1]["content"])
-
-
 async def test_a_judge_that_scores_is_asked_about_each_answer():
-    reward = PointwiseReward(Replies(lambda asked: f"Score: {9 if 'longer' in asked else 'x'}/10"), retry=JudgeRetry(1))
+    judge = RuleJudge(lambda asked: f"Score: {9 if 'longer' in asked else 'x'}/10")
+    reward = PointwiseReward(judge, retry=JudgeRetry(1))
     first, second, _ = await evaluate(RewardModel("judge", reward=reward), ITEMS)
     assert first.scores == (pytest.approx(8 / 9), None)
     assert first.error.startswith("infra: ")
@@ -132,7 +95,7 @@ async def test_a_judge_that_scores_is_asked_about_each_answer():
 
 async def test_a_judge_that_compares_takes_pairs_only():
     with pytest.raises(ConfigError, match="judge-score"):
-        await evaluate(RewardModel("judge", comparer=Comparer(1.0)), [pair(["a"], ["b", "c", "d"])])
+        await evaluate(RewardModel("judge", comparer=Comparing(lambda a, b: 1.0)), [pair(["a"], ["b", "c", "d"])])
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------

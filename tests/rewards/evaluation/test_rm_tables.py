@@ -90,12 +90,6 @@ def test_ties_are_counted_and_worth_what_the_rule_says(ties, score):
     assert (table.total.ties, table.total.score, table.ties) == (1, score, ties)
 
 
-def test_the_interval_of_an_accuracy_is_wilsons():
-    table = table_of([outcome(1.0, 0.0)] * 8 + [outcome(0.0, 1.0)] * 2, bench="pairs")
-    # Of 9 items, as `estimates` has it: one is spent on the mean.
-    assert (table.accuracy.ci95_low, table.accuracy.ci95_high) == pytest.approx((0.4738, 0.9467), abs=1e-4)
-
-
 def test_prior_sets_join_the_sections_where_they_are_there():
     table = table_of([outcome(1.0, 0.0, subset="hep-go"), outcome(0.0, 1.0, subset="shp")], bench="rewardbench")
     assert table.sections["Prior Sets"] == 0.0
@@ -159,15 +153,6 @@ def test_hygiene_is_of_answers_with_scores_and_pairs_without_failures():
     assert dict(found.correlations) == correlations(rewards, texts, [0, 0, 1, 1, 2])
 
 
-def test_the_report_is_json_that_has_every_figure():
-    table = table_of(OUTCOMES, bench="pairs")
-    found = report(table, errors={"infra: 500": 1}, judge={"judge/cost": 1.0})
-    stored = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert stored["total"] == {"num": 3, "failed": 1, "correct": 1.0, "ties": 0, "score": 0.5}
-    assert stored["within_reference"] is None
-    assert stored["hygiene"]["length_bias"]["prefers_longer"] == 1.0
-
-
 def test_the_markdown_has_its_tables_and_says_what_failed():
     table = table_of(OUTCOMES, bench="pairs")
     found = report(table, deltas=deltas(table, {"s": 1.0}, tolerance=0), errors={"infra: 500 | x": 1})
@@ -180,11 +165,6 @@ def test_the_markdown_has_its_tables_and_says_what_failed():
     assert "| s | 1.0000 | 0.5000 | -1 | NO |" in shown
     assert "| infra: 500 \\| x | 1 |" in shown
     assert not found.ok
-    one_of_two = deltas(
-        table_of([*OUTCOMES, outcome(1.0, 0.0, subset="t")], bench="pairs"), {"s": 0.9, "t": 1.0}, tolerance=0
-    )
-    assert [delta.within for delta in one_of_two.values()] == [False, True]
-    assert not report(table, deltas=one_of_two).ok
     assert found.to_dict()["within_reference"] is False
 
 
@@ -210,9 +190,8 @@ def test_spearman_goes_by_ranks_and_equal_values_share_theirs():
     assert spearman([1, 2, 3, 4], [1, 8, 27, 1000]) == pytest.approx(1.0)
     assert spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1.0)
     # ranks 0, 1.5, 1.5, 3 against 0, 2, 1, 3
-    assert spearman([1, 2, 2, 3], [1, 3, 2, 4]) == pytest.approx(
-        float(numpy.corrcoef([0, 1.5, 1.5, 3], [0, 2, 1, 3])[0, 1])
-    )
+    expected = float(numpy.corrcoef([0, 1.5, 1.5, 3], [0, 2, 1, 3])[0, 1])
+    assert spearman([1, 2, 2, 3], [1, 3, 2, 4]) == pytest.approx(expected)
 
 
 def test_a_reward_of_length_correlates_with_length_also_within_the_prompt():
@@ -248,14 +227,9 @@ def test_features_count_characters_marks_and_repeated_words():
 
 
 def test_length_bias_separates_a_preference_for_length_from_its_value():
-    pairs = [
-        Pair(2.0, 1.0, 9, 5),
-        Pair(1.0, 2.0, 5, 9),
-        Pair(1.0, 2.0, 5, 9),
-        Pair(3.0, 1.0, 4, 4),
-        Pair(1.0, 1.0, 2, 1),
-    ]
-    found = length_bias(pairs)
+    longer_wins, shorter_loses = Pair(2.0, 1.0, 9, 5), Pair(1.0, 2.0, 5, 9)
+    even, tie = Pair(3.0, 1.0, 4, 4), Pair(1.0, 1.0, 2, 1)
+    found = length_bias([longer_wins, shorter_loses, shorter_loses, even, tie])
     assert found.prefers_longer == 1.0
     assert found.longer_is_chosen == 0.5
     assert found.accuracy_where_longer_is_chosen == 0.5  # the tie is wrong

@@ -1,8 +1,9 @@
 """examples/train_reward_model.py: learns a rule that can be learned, and leaves a model that everything here loads."""
 
-import importlib.util
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from random import Random
@@ -11,28 +12,14 @@ import pytest
 
 from agentenv.cli.rm import rm
 
-SCRIPT = Path(__file__).parents[3] / "examples" / "train_reward_model.py"
+ROOT = Path(__file__).parents[3]
 KIND = ("I am sorry to hear that.", "Please be careful.", "I would be glad to help.", "Thank you for asking.")
 RUDE = ("Shut up.", "That is a stupid thing.", "Go away, you fool.", "I hate this.")
 
 
 @pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("train_reward_model", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["train_reward_model"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def trained(script, tmp_path_factory):
+def trained(tmp_path_factory):
     """The data, the model's folder and what was printed."""
-    import contextlib
-    import io
-
-    import torch
-
     rng, folder = Random(0), tmp_path_factory.mktemp("rm")
     things = ["the weather", "my dog", "this book", "a cold", "my work", "the garden", "a new car", "old maps"]
     with (folder / "pairs.jsonl").open("w") as file:
@@ -41,16 +28,11 @@ def trained(script, tmp_path_factory):
             kind, rude = ([rng.choice(of), f"It is {rng.choice(things)}."] for of in (KIND, RUDE))
             texts = [" ".join(rng.sample(parts, 2)) for parts in (kind, rude)]
             file.write(json.dumps({"chosen": head + texts[0], "rejected": head + texts[1]}) + "\n")
-    args = script.Args(folder / "rm", str(folder / "pairs.jsonl"), train_steps=60, vocab_size=400, learning_rate=3e-3)
-    was = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(said), torch.random.fork_rng(devices=[]):
-            script.main(args)
-    finally:
-        torch.use_deterministic_algorithms(was[0])
-        torch.set_num_threads(was[1])
-    return folder, said.getvalue()
+    flags = ["--out", folder / "rm", "--data", folder / "pairs.jsonl", "--train_steps", "60", "--vocab_size", "400"]
+    command = [sys.executable, ROOT / "examples/train_reward_model.py", *flags, "--learning_rate", "3e-3"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "envs")])}
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=True)
+    return folder, ended.stdout
 
 
 @pytest.mark.long

@@ -13,16 +13,15 @@ from agentenv.rewards.types import Response
 from agentenv.runs.config import GroupOptions
 from agentenv.runs.group_rewards import open_grader
 from agentenv.testing.tokenizers import CharTokenizer
-from tests.rewards.judges.rule_judges import RuleJudge, between
+from tests.rewards.judges.rule_judges import RuleJudge, between, longer
 
 TEXTS = ["one", "seven", "four"]
 
 
-def longer(shown):
+def longest_first(shown):
     """The verdict, or the ranking, of a judge that likes long answers."""
-    one, other = between(shown, "response_a"), between(shown, "response_b")
-    if one and other:
-        return f"Verdict: {'TIE' if len(one) == len(other) else 'AB'[len(other) > len(one)]}"
+    if between(shown, "response_a"):
+        return longer(shown)
     texts = {place: between(shown, f"response_{place}") or "" for place in range(1, 4)}
     order = sorted(texts, key=lambda place: -len(texts[place]))
     return "Ranking: " + " > ".join(f"[{place}]" for place in order)
@@ -30,7 +29,7 @@ def longer(shown):
 
 @pytest.mark.parametrize("name", GROUP_REWARDS)
 async def test_every_name_grades_a_group_by_its_judge(name):
-    reward = group_reward_from({name: {"judge": RuleJudge(longer)}})
+    reward = group_reward_from({name: {"judge": RuleJudge(longest_first)}})
     graded = await grade_group(reward, [Response(text, prompt="Why?") for text in TEXTS])
     values = [result.reward for result in graded.results]
     assert graded.status == "ok"
@@ -48,7 +47,7 @@ async def test_the_same_setting_means_the_same_in_run_train_and_verl(name):
 
 
 def test_a_tournament_is_one_against_a_few():
-    judge = RuleJudge(longer)
+    judge = RuleJudge(longest_first)
     assert group_reward_from({"tournament": {"judge": judge}}).opponents == 4
     assert group_reward_from({"pairwise": {"judge": judge}}).opponents is None
     assert group_reward_from({"bradley_terry": {"judge": judge}}).measure == "bradley_terry"

@@ -1,13 +1,15 @@
 """Tournaments: points, order, failures, references. The defects are those of RM-Gallery and OpenJudge."""
 
 import asyncio
+import math
+from zlib import crc32
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError, ContractError, InfraError
-from agentenv.rewards.groups.tournament import Tournament
+from agentenv.rewards.groups.tournament import Tournament, bradley_terry
 from agentenv.rewards.types import Response, Status
 from tests.rewards.judges.rule_judges import Comparing
 
@@ -38,9 +40,7 @@ async def test_the_comparison_score_is_points_from_minus_one_to_one__row_23():
     results, asked = await played(by_length, ["aaa", "a", "bb"])
     assert [result.reward for result in results] == [1.0, -1.0, 0.0]
     assert [result.score for result in results] == [1.0, 0.0, 0.5]
-    assert dict(results[2].components) == {
-        "comparison_score": 0.0, "n_valid": 4.0, "win": None, "win_and": None,
-    }  # fmt: skip
+    assert dict(results[2].components) == {"comparison_score": 0.0, "n_valid": 4.0, "win": None, "win_and": None}
     assert sorted(asked) == sorted((a, b) for a in ("aaa", "a", "bb") for b in ("aaa", "a", "bb") if a != b)
 
 
@@ -52,11 +52,6 @@ async def test_a_cycle_of_three_is_even_regardless_of_the_order(measure, both_or
         rewards = await scores(cycle, texts, measure=measure, both_orders=both_orders)
         assert rewards == [pytest.approx(0.0, abs=1e-9)] * 3
         assert len(set(rewards)) == 1
-
-
-async def test_a_judge_that_always_prefers_the_first_makes_everything_even():
-    """One order only, as elsewhere, makes the first response of the group the best."""
-    assert await scores(lambda a, b: 1.0, ["a", "b", "c", "d"]) == [0.0] * 4
 
 
 async def test_asked_once_per_pair_the_order_is_drawn_and_not_the_groups():
@@ -75,18 +70,14 @@ async def test_asked_once_per_pair_the_order_is_drawn_and_not_the_groups():
 @given(
     texts=st.lists(st.sampled_from(["", "a", "b", "c", "dd", "ee", "fff", "gggg"]), min_size=1, max_size=7),
     order=st.randoms(use_true_random=False),
-    options=st.fixed_dictionaries(
-        {
-            "measure": st.sampled_from(MEASURES),
-            "both_orders": st.booleans(),
-            "opponents": st.sampled_from([None, 1, 2, 3]),
-            "seed": st.integers(0, 3),
-        }
-    ),
+    measure=st.sampled_from(MEASURES),
+    both_orders=st.booleans(),
+    opponents=st.sampled_from([None, 1, 2, 3]),
+    seed=st.integers(0, 3),
 )
-async def test_no_place_in_the_group_matters(texts, order, options):
+async def test_no_place_in_the_group_matters(texts, order, **options):
     def judged(a, b):
-        return [0.0, 0.5, 1.0, None][hash_of(a, b) % 4]
+        return [0.0, 0.5, 1.0, None][crc32(f"{a} {b}".encode()) % 4]
 
     shuffled = order.sample(range(len(texts)), len(texts))
     straight = await scores(judged, texts, **options)
@@ -97,37 +88,18 @@ async def test_no_place_in_the_group_matters(texts, order, options):
     ), "equal texts have equal rewards"
 
 
-def hash_of(a, b):
-    return sum(7 * ord(char) for char in a) + 3 * len(a) + sum(ord(char) for char in b)
-
-
-async def test_failed_comparisons_are_not_counted():
+@pytest.mark.parametrize("error", [InfraError("down"), ConnectionError("down")])
+async def test_failed_comparisons_are_not_counted(error):
     def judged(a, b):
         if "c" in (a, b):
-            raise InfraError("judge: expected a verdict, got HTTP 503. Start it.")
+            raise error
         return by_length(a, b)
 
     results, _ = await played(judged, ["aa", "b", "c"])
     assert [result.reward for result in results] == [1.0, -1.0, None]
     assert [result.status for result in results] == [Status.OK, Status.OK, Status.INFRA]
     assert [result.components["n_valid"] for result in results] == [2.0, 2.0, 0.0]
-    assert (
-        "4 of 6 comparisons failed; the first: InfraError: judge: expected a verdict, got HTTP 503" in results[2].detail
-    )
-
-
-@pytest.mark.parametrize("failure", [None, InfraError("down"), ConnectionError("down")])
-async def test_if_all_comparisons_failed_rewards_are_missing(failure):
-    """Elsewhere they all have 0.0, which cannot be told from ties."""
-
-    def judged(a, b):
-        if isinstance(failure, Exception):
-            raise failure
-        return failure
-
-    results, _ = await played(judged, ["a", "b"])
-    assert [(result.reward, result.score, result.status) for result in results] == [(None, None, Status.INFRA)] * 2
-    assert "2 of 2 comparisons failed" in results[0].detail
+    assert f"4 of 6 comparisons failed; the first: {type(error).__name__}: down" in results[2].detail
 
 
 @pytest.mark.parametrize("wrong", [ValueError("bug"), "yes", float("nan"), 0.7])
@@ -152,7 +124,7 @@ async def test_an_error_of_the_comparers_author_is_no_failed_comparison(wrong):
         (["a", "a", ""], None, [0.5, 0.5, -1.0]),
     ],
 )
-@pytest.mark.parametrize("measure", ["comparison_score", "bradley_terry"])
+@pytest.mark.parametrize("measure", MEASURES)
 async def test_a_dead_judge_leaves_no_reward_for_what_needs_no_comparison(texts, reference, rewards, measure):
     """Else who wrote anything at all would have the best reward beside one that wrote nothing."""
     results, _ = await played(lambda a, b: None, texts, reference, measure=measure)
@@ -176,18 +148,10 @@ def test_a_comparison_that_hangs_fails_alone(virtual_clock):
 
 async def test_every_response_is_compared_with_the_reference__row_11():
     """The seed compares response 0 with response 1 and gives win 0.0 to all others."""
-    results, _ = await played(by_length, ["aaaa", "bbb", "cc", "d"], reference="rrr")
+    results, _ = await played(by_length, ["aaaa", "bbb", "cc", "d"], reference="<think>so</think>rrr")
     assert [result.components["win"] for result in results] == [1.0, 0.0, 0.0, 0.0]
     assert [result.components["win_and"] for result in results] == [1.0, 1.0, 0.0, 0.0]
     assert [result.components["n_valid"] for result in results] == [8.0] * 4
-
-
-async def test_a_reference_is_judged_but_has_no_result__row_10():
-    results, asked = await played(by_length, ["a"], reference="<think>so</think>rr")
-    assert [(result.reward, result.components["win"], result.components["win_and"]) for result in results] == [
-        (-1.0, 0.0, 0.0)
-    ]
-    assert sorted(asked) == [("a", "rr"), ("rr", "a")]
 
 
 @pytest.mark.parametrize("reference", [None, "", "<think>never ends"])
@@ -233,11 +197,15 @@ async def test_a_budget_of_opponents_is_spread_evenly(opponents, count, games):
     assert len(other) == len(asked)
 
 
+def test_the_prior_of_bradley_terry_keeps_a_winner_of_everything_finite():
+    """Two games won of two, and one tied with the average: x solves 2.5/x = 2/(x + 1/x) + 1/(x + 1), by hand 2.7511."""
+    assert math.exp(bradley_terry([[0, 2], [0, 0]])[0]) == pytest.approx(2.7511, rel=1e-5)
+    assert bradley_terry([[0, 1, 0], [0, 0, 1], [1, 0, 0]]) == pytest.approx([0.0] * 3, abs=1e-9)
+
+
 async def test_bradley_terry_is_the_chance_to_beat_an_average_answer():
-    results, _ = await played(by_length, ["aaa", "bb", "c"], measure="bradley_terry")
-    high, middle, low = (result.reward for result in results)
+    high, middle, low = await scores(by_length, ["aaa", "bb", "c"], measure="bradley_terry")
     assert (0 < high < 1, middle, low) == (True, pytest.approx(0.0, abs=1e-9), pytest.approx(-high))
-    assert set(results[0].components) == set(Tournament(Comparing(by_length), measure="bradley_terry").component_names)
 
 
 @pytest.mark.parametrize(

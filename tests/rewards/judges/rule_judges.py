@@ -13,6 +13,12 @@ def between(shown, name):
     return found and found[2]
 
 
+def longer(shown):
+    """The verdict of a judge that prefers the longer of two answers."""
+    a, b = (len(between(shown, f"response_{name}")) for name in "ab")
+    return "Verdict: " + ("TIE" if a == b else "A" if a > b else "B")
+
+
 class ScriptedJudge:
     """Gives these replies in turn, the last one for ever; an exception among them is raised."""
 
@@ -69,6 +75,6 @@ class Rewarding:
         answer = self.answers[response.text] if isinstance(self.answers, dict) else self.answers
         if isinstance(answer, BaseException):
             raise answer
-        return (
-            answer if isinstance(answer, RewardResult) else RewardResult(answer, answer if 0 <= answer <= 1 else None)
-        )
+        if isinstance(answer, RewardResult):
+            return answer
+        return RewardResult(answer, answer if 0 <= answer <= 1 else None)

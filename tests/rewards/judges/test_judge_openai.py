@@ -1,7 +1,6 @@
 """The client of judges behind HTTP, against real servers that fail in every way that servers do."""
 
 import asyncio
-import gzip
 import json
 import threading
 from dataclasses import replace
@@ -19,7 +18,6 @@ from agentenv.rewards.judges.protocol import (
     JudgeRefused,
     JudgeTimeout,
     JudgeTruncated,
-    JudgeUnavailable,
     JudgeUnreadable,
     JudgeUsage,
     Price,
@@ -28,7 +26,7 @@ from agentenv.rewards.judges.protocol import (
 from agentenv.rewards.judges.voting import JudgeRetry
 from agentenv.rewards.types import Response
 from tests.rewards.judges.servers import chat_server, completion
-from tests.rewards.models.rm_servers import Status, http
+from tests.rewards.models.rm_servers import HANG, Status, http, until
 
 HELLO = [{"role": "user", "content": "hello \ud800 é"}]
 SOON = RequestOptions(limit_s=60.0, request_s=30.0, first_pause_s=0.001, max_retries=3)
@@ -61,12 +59,8 @@ async def test_a_reply_is_the_message_and_the_request_says_how_to_sample(monkeyp
     async with chat_server("Verdict: YES") as server:
         judge = OpenAIJudge(server.url, "m", api_key_env="JUDGE_KEY", sampling=sampling)
         assert await judge.complete(HELLO) == "Verdict: YES"
-    assert server.bodies == [
-        {
-            "model": "m", "messages": HELLO, "temperature": 0.5, "top_p": 1.0, "max_tokens": 7, "seed": 3,
-            "stop": ["x"],
-        }
-    ]  # fmt: skip
+    body = {"temperature": 0.5, "top_p": 1.0, "max_tokens": 7, "seed": 3, "stop": ["x"]}
+    assert server.bodies == [{"model": "m", "messages": HELLO, **body}]
     assert server.headers[0]["authorization"] == "Bearer sk-1"
     assert server.headers[0]["accept-encoding"] == "identity"
 
@@ -96,7 +90,6 @@ async def test_each_draw_has_its_own_seed_where_there_is_one():
     ("message", "reply"),
     [
         ({"content": "Verdict: NO", "reasoning_content": "Verdict: YES"}, "Verdict: NO"),
-        ({"content": "Verdict: NO", "reasoning": "Verdict: YES"}, "Verdict: NO"),
         ({"content": [{"type": "text", "text": "Verdict:"}, {"type": "text", "text": " NO"}]}, "Verdict: NO"),
         ({"content": [{"type": "thinking", "text": "YES"}, {"type": "text", "text": "NO"}]}, "NO"),
         ({"content": "<think>Verdict: YES</think>Verdict: NO"}, "<think>Verdict: YES</think>Verdict: NO"),
@@ -126,8 +119,11 @@ async def test_an_invalid_reply_is_a_typed_failure_and_not_requested_again(body,
         assert says in await failing(server, kind, count_as, num_requests=1)
 
 
+UNCOUNTED = {**completion("three"), "usage": {"prompt_tokens": -1, "completion_tokens": 1.5}}
+
+
 async def test_tokens_are_counted_and_priced_and_what_was_cut_off_is_paid_for():
-    async with chat_server("one", completion("two", finish_reason="length"), completion("three", usage=None)) as server:
+    async with chat_server("one", completion("two", finish_reason="length"), UNCOUNTED) as server:
         judge = judge_at(server, usage=JudgeUsage(Price(prompt=2.0, completion=10.0)))
         await judge.complete(HELLO)
         with pytest.raises(JudgeTruncated):
@@ -140,15 +136,6 @@ async def test_tokens_are_counted_and_priced_and_what_was_cut_off_is_paid_for():
         "j/uncounted": 1.0, "j/cached": 0.0, "j/shared": 0.0, "j/unclear": 0.0, "j/failures": 1.0, "j/unavailable": 0.0,
         "j/timeouts": 0.0, "j/unreadable": 0.0, "j/truncated": 1.0, "j/refused": 0.0, "j/cost": judge.usage.cost,
     }  # fmt: skip
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("usage", ["x", {"prompt_tokens": -1, "completion_tokens": 1.5}, {"prompt_tokens": True}, [1]])
-async def test_invalid_counts_cost_nothing_and_are_reported_as_missing(usage):
-    async with chat_server({**completion("ok"), "usage": usage}) as server:
-        judge = judge_at(server)
-        assert await judge.complete(HELLO) == "ok"
-    assert (judge.usage["uncounted"], judge.usage["prompt_tokens"], judge.usage["completion_tokens"]) == (1, 0, 0)
 
 
 # --- what may pass is tried again -----------------------------------------------------------------------------------
@@ -171,26 +158,9 @@ async def test_other_statuses_are_not(code):
 
 
 @pytest.mark.long
-async def test_an_attempt_that_hangs_is_given_up_and_tried_again():
-    async def hangs(body):
-        """No answer at all."""
-        await asyncio.sleep(3600)
-
-    async with chat_server(hangs, "ok") as server:
-        judge = judge_at(server, request_options=replace(SOON, request_s=2.0))
-        assert await judge.complete(HELLO) == "ok"
-        assert judge.usage["retries"] == 1
-
-
-@pytest.mark.long
 async def test_a_server_that_always_hangs_is_a_timeout_by_the_deadline_of_all_attempts__verl_roll_1_3_nemo_6_8():
     """There clients have no timeout, and what did fail is a reward of 0."""
-
-    async def hangs(body):
-        """No answer at all."""
-        await asyncio.sleep(3600)
-
-    async with chat_server(hangs) as server:
+    async with chat_server(HANG) as server:
         request_options = replace(SOON, limit_s=1.0)
         said = await failing(server, JudgeTimeout, "timeouts", num_requests=1, request_options=request_options)
         assert "within 1 s" in said
@@ -204,18 +174,13 @@ async def test_a_server_that_always_hangs_is_a_timeout_by_the_deadline_of_all_at
     "trouble",
     [
         None,
-        b"\x00\xff garbage\r\n\r\n",
-        http(completion("ok"), length=100_000),
         http(json.dumps(completion("ok")).encode()[:-9]),
         http(b"null"),
         http({"choices": []}),
         http({"error": {"message": "overloaded"}}),
-        http(b"[" * 100_000),
-        http(gzip.compress(json.dumps(completion("ok")).encode()), headers={"Content-Encoding": "gzip"}),
     ],
-    ids=["reset", "no HTTP", "shorter than it says", "cut JSON", "null", "no choice", "error with status 200", "deep",
-         "compressed"],
-)  # fmt: skip
+    ids=["reset", "cut JSON", "null", "no choice", "error with status 200"],
+)
 async def test_an_answer_that_breaks_is_tried_again(trouble):
     async with chat_server(trouble, trouble, http(completion("ok"))) as server:
         judge = judge_at(server)
@@ -223,14 +188,13 @@ async def test_an_answer_that_breaks_is_tried_again(trouble):
     assert judge.usage["retries"] == 2
 
 
-@pytest.mark.parametrize("code", [200, 500])
-async def test_a_huge_answer_is_not_read_to_its_end(code):
+async def test_a_huge_answer_is_not_read_to_its_end():
     sent = 0
 
     async def chunks(writer):
         """As much as the client takes."""
         nonlocal sent
-        writer.write(b"HTTP/1.1 %d X\r\nContent-Length: 100000000000\r\n\r\n" % code)
+        writer.write(b"HTTP/1.1 200 X\r\nContent-Length: 100000000000\r\n\r\n")
         while True:
             sent += 65_536
             writer.write(b"x" * 65_536)
@@ -238,23 +202,12 @@ async def test_a_huge_answer_is_not_read_to_its_end(code):
 
     async with chat_server(lambda body: chunks) as server:
         judge = judge_at(server, request_options=replace(SOON, max_body_bytes=200_000, max_retries=0))
-        with pytest.raises(JudgeUnreadable if code == 200 else JudgeUnavailable):
+        with pytest.raises(JudgeUnreadable):
             await asyncio.wait_for(judge.complete(HELLO), 60)
     assert sent < 50_000_000
 
 
 # --- load, loops, ends ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-async def test_hundreds_that_ask_at_once_are_all_answered__gym_4():
-    """There the pool of connections looks through all that wait for each one: 16,000 hung for 40 minutes."""
-    async with chat_server("ok") as server:
-        judge = judge_at(server, request_options=replace(SOON, max_concurrent=16))
-        found = await asyncio.gather(*(judge.complete(HELLO) for _ in range(400)))
-        assert found == ["ok"] * 400
-        assert server.most <= 16
-    assert judge.usage["retries"] == 0
 
 
 @pytest.mark.long
@@ -270,11 +223,6 @@ async def test_a_wait_for_its_turn_takes_no_time_of_who_asks():
         rows = [Response(f"{i}", label="4") for i in range(8)]
         results = await asyncio.gather(*(reward.grade(row) for row in rows))
     assert [result.reward for result in results] == [1.0] * 8
-
-
-def with_others(value, text="Verdict: YES"):
-    """An answer with another field."""
-    return http({**completion(text), "others": value})
 
 
 def watched_reads(monkeypatch):
@@ -302,7 +250,8 @@ async def test_64_long_answers_that_come_slowly_are_read_one_at_a_time_while_the
             await writer.drain()
             await asyncio.sleep(0.02)
 
-    reads, answer = watched_reads(monkeypatch), with_others("x" * 1_000_000)
+    reads = watched_reads(monkeypatch)
+    answer = http({**completion("Verdict: YES"), "others": "x" * 1_000_000})
     async with chat_server(lambda body: slowly) as server:
         judge = judge_at(server)
         assert await asyncio.gather(*(judge.complete(HELLO) for _ in range(64))) == ["Verdict: YES"] * 64
@@ -326,36 +275,11 @@ async def test_long_texts_are_made_ready_in_a_thread():
     assert len(ran) == 2
 
 
-@pytest.mark.long
-async def test_it_works_on_several_event_loops_at_once_and_one_after_another():
-    async with chat_server("ok") as server:
-        judge = judge_at(server)
-
-        async def asks():
-            """Several at once, on a loop of its own."""
-            return await asyncio.gather(*(judge.complete(HELLO) for _ in range(5)))
-
-        def elsewhere():
-            """In a thread; twice, since the first loop is closed by then."""
-            return [asyncio.run(asks()), asyncio.run(asks())]
-
-        found = await asyncio.gather(*(asyncio.to_thread(elsewhere) for _ in range(3)), asks())
-        assert str(found).count("ok") == 35
-        assert judge.usage["requests"] == 35
-
-
 async def test_a_cancelled_request_frees_its_turn_and_its_connection():
-    began = asyncio.Event()
-
-    async def hangs(body):
-        """No answer at all."""
-        began.set()
-        await asyncio.sleep(3600)
-
-    async with chat_server(hangs, "ok") as server:
+    async with chat_server(HANG, "ok") as server:
         judge = judge_at(server, request_options=replace(SOON, max_concurrent=1))
         task = asyncio.create_task(judge.complete(HELLO))
-        await asyncio.wait_for(began.wait(), 30)
+        await until(lambda: server.bodies)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -381,7 +305,6 @@ async def test_a_closed_client_sends_nothing_and_closing_again_does_nothing():
         lambda: OpenAIJudge("http://x", ""),
         lambda: OpenAIJudge("http://x", "m", api_key_env="NO_SUCH_VARIABLE"),
         lambda: RequestOptions(limit_s=0),
-        lambda: RequestOptions(request_s=float("nan")),
         lambda: RequestOptions(max_body_bytes=1),
         lambda: Price(prompt=-1.0),
     ],

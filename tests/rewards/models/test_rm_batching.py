@@ -5,7 +5,7 @@ import math
 import subprocess
 import sys
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from agentenv.errors import DataError, InfraError
 from agentenv.rewards.models.batching import TOKENS_OF_A_CALL, MicroBatcher, batches
+from tests.rewards.models.rm_servers import until
 
 
 class Model:
@@ -43,13 +44,6 @@ class Model:
         return sum(map(len, self.batches))
 
 
-async def until(condition, seconds=30.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.001)
-
-
 async def asked_while_busy(batcher, model, sequences):
     """Tasks that all wait before the worker, which is held in a batch of its own, can take them."""
     first = asyncio.create_task(batcher.score([1]))
@@ -76,20 +70,13 @@ async def test_concurrent_callers_share_batches_and_each_gets_its_own_score():
 def test_callers_on_several_event_loops_share_one_batcher():
     model = Model()
     batcher = MicroBatcher(model, max_batch=8)
-    found = {}
 
     async def ask(start):
         return await asyncio.gather(*(batcher.score([start + index]) for index in range(20)))
 
-    def run(start):
-        found[start] = asyncio.run(ask(start))
-
-    threads = [threading.Thread(target=run, args=(start,)) for start in (0, 100, 200)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert found == {start: [float(start + index) for index in range(20)] for start in (0, 100, 200)}
+    with ThreadPoolExecutor() as threads:
+        found = list(threads.map(lambda start: asyncio.run(ask(start)), (0, 100, 200)))
+    assert found == [[float(start + index) for index in range(20)] for start in (0, 100, 200)]
     asyncio.run(batcher.close())
 
 
@@ -233,15 +220,6 @@ async def test_closing_gives_a_model_that_hangs_up(monkeypatch):
     with pytest.raises(InfraError, match="expected an open scorer"):
         await task
     model.free.set()
-
-
-async def test_a_closed_batcher_leaves_no_thread():
-    model = Model()
-    batcher = MicroBatcher(model)
-    await batcher.score([1])
-    (worker,) = (thread for thread in threading.enumerate() if thread.ident in model.threads)
-    await batcher.close()
-    assert not worker.is_alive()
 
 
 AT_THE_END = """

@@ -2,33 +2,16 @@
 
 import asyncio
 import contextlib
-import json
 
 import pytest
 
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.rewards.models import request_queue as _asking
 from agentenv.rewards.models.get_reward import GetRewardScorer
 from agentenv.rewards.models.types import ready
-from tests.models import make_tiny_tokenizer
-from tests.rewards.models.rm_servers import RESET, Status, http, in_turn, server
+from tests.rewards.models.rm_servers import RESET, TOGETHER, Status, in_turn, server
 from tests.rewards.models.tiny import said
 
-TOGETHER = 60.0
-"""Who comes first waits until `max_batch` have come."""
-
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch):
-    """Retries wait a millisecond."""
-    monkeypatch.setattr(_asking, "FIRST_PAUSE_S", 0.001)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    make_tiny_tokenizer(folder)
-    return folder
+pytestmark = pytest.mark.usefixtures("soon")
 
 
 @contextlib.asynccontextmanager
@@ -65,15 +48,17 @@ async def test_texts_that_wait_together_are_asked_in_one_request():
 
 
 @pytest.mark.parametrize("load", [True, False], ids=["folder", "object"])
-async def test_messages_are_rendered_by_the_models_tokenizer_and_begin_with_their_prompt(folder, load):
+async def test_messages_are_rendered_by_the_models_tokenizer_and_begin_with_their_prompt(tokenizer_folder, load):
     from transformers import AutoTokenizer
 
-    tokenizer = folder if load else AutoTokenizer.from_pretrained(folder)
+    tokenizer = tokenizer_folder if load else AutoTokenizer.from_pretrained(tokenizer_folder)
     async with scorer_at(lengths, tokenizer=tokenizer) as (asked, scorer):
+        await ready(scorer)
         found = await scorer.score(said("It is 42.", question="6 * 7?"))
+    assert asked.paths == ["/get_reward"]
     asks = "<|im_start|>user\n6 * 7?<|im_end|>\n<|im_start|>assistant\n"
     assert asked.bodies == [{"query": [f"{asks}It is 42.<|im_end|>\n"], "prompts": [asks], "labels": [None]}]
-    own = AutoTokenizer.from_pretrained(folder).encode(f"{asks}It is 42.<|im_end|>\n")
+    own = AutoTokenizer.from_pretrained(tokenizer_folder).encode(f"{asks}It is 42.<|im_end|>\n")
     assert (found.num_tokens, found.truncated) == (len(own), False)
 
 
@@ -87,8 +72,9 @@ async def test_messages_may_be_sent_to_a_server_that_renders_them_and_says_what_
     conversations = [said("a"), said("b")]
     options = {"send_messages": True, "max_batch": 2, "max_wait_s": TOGETHER}
     async with scorer_at(answer, **options) as (asked, scorer):
+        await ready(scorer)
         found = await asyncio.gather(*map(scorer.score, conversations))
-        assert asked.bodies == [{"messages": conversations}]
+        assert (asked.paths, asked.bodies) == (["/get_reward"], [{"messages": conversations}])
         mixed = await asyncio.gather(scorer.score("text"), scorer.score(conversations[0]))
         with pytest.raises(DataError):
             await scorer.score([])
@@ -149,69 +135,22 @@ async def test_a_server_that_does_not_say_what_it_is_is_not_taken_for_another(ro
             await ready(scorer)
 
 
-@pytest.mark.parametrize("options", [{"send_messages": True}, {"tokenizer": "folder"}], ids=str)
-async def test_a_server_is_not_asked_what_it_is_if_declared(folder, options):
-    options = {**options, "tokenizer": folder} if "tokenizer" in options else options
-    async with scorer_at(like_ours, **options) as (asked, scorer):
-        await ready(scorer)
-        await scorer.score(said("x"))
-    assert asked.paths == ["/get_reward"]
-
-
-@pytest.mark.parametrize(("overflow", "begins", "ends"), [("left", False, True), ("right", True, False)])
-async def test_too_long_conversations_are_cut_here_and_counted(overflow, begins, ends, folder):
+async def test_too_long_conversations_are_cut_here_and_counted(tokenizer_folder):
     long = said(f"first {'word ' * 50} last", question="q")
-    async with scorer_at(lengths, tokenizer=folder, max_length=40, overflow=overflow) as (asked, scorer):
+    async with scorer_at(lengths, tokenizer=tokenizer_folder, max_length=40, overflow="left") as (asked, scorer):
         found = await scorer.score(long)
         assert (found.num_tokens, found.truncated, scorer.num_truncated) == (40, True, 1)
         assert not (await scorer.score(said("x"))).truncated
     (query,) = asked.bodies[0]["query"]
-    assert (query.startswith("<|im_start|>user"), query.endswith("last<|im_end|>\n")) == (begins, ends)
+    assert (query.startswith("<|im_start|>user"), query.endswith("last<|im_end|>\n")) == (False, True)
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"url": "h:5000"},
-        {"overflow": "up"},
-        {"max_length": 9},
-        {"overflow": "left"},
-    ],
-    ids=str,
+    "wrong", [{"url": "h:5000"}, {"overflow": "up"}, {"max_length": 9}, {"overflow": "left"}], ids=str
 )
 def test_a_wrong_argument_is_refused_when_it_is_made(wrong):
     with pytest.raises(ConfigError):
         GetRewardScorer(**({"url": "http://h:1/get_reward"} | wrong))
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        {"rewards": [1.0]},
-        {"rewards": [[1.0]]},
-        {"rewards": 1.0},
-        {"rewards": [1], "scores": None, "extra_logs": {}},
-        [1.0],
-    ],
-    ids=json.dumps,
-)
-async def test_rewards_are_read_in_every_form_that_servers_give(answer):
-    async with scorer_at(lambda path, body: http(json.dumps(answer))) as (_, scorer):
-        assert (await scorer.score("x")).value == 1.0
-
-
-async def test_one_that_fails_fails_alone_and_the_others_keep_their_scores():
-    def answer(path, body):
-        """NaN in the place of "xxx"'s reward."""
-        rewards = [float("nan") if query == "xxx" else float(len(query)) for query in body["query"]]
-        return http(json.dumps({"rewards": rewards}))
-
-    async with scorer_at(answer, max_batch=5, max_wait_s=TOGETHER, retries=1) as (asked, scorer):
-        found = await asyncio.gather(*map(scorer.score, texts(5)), return_exceptions=True)
-    assert isinstance(found.pop(2), InfraError)
-    assert [each.value for each in found] == [1.0, 2.0, 4.0, 5.0]
-    assert (scorer.num_scored, scorer.num_failed) == (4, 1)
-    assert len(asked.bodies[0]["query"]) == 5
 
 
 async def test_messages_for_an_address_without_the_path_are_refused_by_naming_the_path():

@@ -10,22 +10,23 @@ from agentenv.rewards.models.vllm_head import head_of
 from tests.rewards.models.test_rm_hf import edited
 from tests.rewards.models.tiny import make_tiny_rm
 
+UNLABELED = {"id2label": None, "label2id": None}
+
 
 @pytest.mark.parametrize(
-    ("config", "rename", "expected"),
+    ("config", "expected"),
     [
-        ({}, {}, {}),
-        ({"value_head_prefix": "score", "id2label": None, "label2id": None}, {}, {"num_labels": 1}),
+        ({}, {}),
+        ({"value_head_prefix": "score", **UNLABELED}, {"num_labels": 1}),
         (
-            {"id2label": None, "label2id": None, "architectures": ["RewardModel"]},
-            {},
+            {"architectures": ["RewardModel"], **UNLABELED},
             {"num_labels": 1, "architectures": ["Qwen3ForSequenceClassification"]},
         ),
     ],
     ids=["plain", "OpenRLHF's, which does not say how many labels", "OpenRLHF's own class"],
 )
-def test_vllm_gets_the_settings_that_a_config_lacks(tmp_path, config, rename, expected):
-    head = head_of(str(edited(make_tiny_rm(tmp_path / "rm"), config=config, rename=rename)))
+def test_vllm_gets_the_settings_that_a_config_lacks(tmp_path, config, expected):
+    head = head_of(str(edited(make_tiny_rm(tmp_path / "rm"), config=config)))
     assert (head.labels, head.overrides) == (("LABEL_0",), expected)
 
 
@@ -43,7 +44,7 @@ def test_a_checkpoint_for_which_vllm_would_draw_a_head_is_refused(tmp_path, conf
 
 
 def test_a_head_is_found_in_shards_and_in_torchs_own_files(tmp_path):
-    path = edited(make_tiny_rm(tmp_path / "rm"), config={"id2label": None, "label2id": None})
+    path = edited(make_tiny_rm(tmp_path / "rm"), config=UNLABELED)
     weights = load_file(path / "model.safetensors")
     (path / "model.safetensors").unlink()
     torch.save(weights, path / "pytorch_model.bin")
@@ -62,8 +63,8 @@ def test_a_head_is_found_in_shards_and_in_torchs_own_files(tmp_path):
 def test_rm_check_says_what_vllms_server_needs(tmp_path):
     path = make_tiny_rm(tmp_path / "rm")
     assert head_finding(str(path)).state == "ok"
-    edited(path, config={"id2label": None, "label2id": None}, rename={})
+    edited(path, config=UNLABELED)
     found = head_finding(str(path))
     assert (found.state, found.detail) == ("warning", "vllm serve needs --hf-overrides '{\"num_labels\": 1}'")
-    edited(path, config={}, rename={"score.weight": "lm_head.weight"})
+    edited(path, rename={"score.weight": "lm_head.weight"})
     assert "vLLM would draw a random one" in head_finding(str(path)).detail

@@ -16,12 +16,8 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
-    BloomConfig,
-    BloomForSequenceClassification,
     GPT2Config,
     GPT2ForSequenceClassification,
-    OPTConfig,
-    OPTForSequenceClassification,
     T5Config,
     T5ForSequenceClassification,
 )
@@ -129,24 +125,12 @@ def test_a_model_without_a_pad_token_takes_batches(tmp_path, classifier, pad):
     if pad is not None:
         edited(path, config={"pad_token_id": pad})
     ids = [[40, 41, 42], [50]]
-    if pad is None:
-        with pytest.raises(ValueError, match="Cannot handle batch sizes > 1"):
-            plain(path, ids, pad=0)
     assert opened(str(path)).score_batch(ids) == pytest.approx(classifier.score_batch(ids), abs=TOLERANCE)
 
 
 DECODERS = {
     "gpt2": lambda: GPT2ForSequenceClassification(
         GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=2, n_positions=64, num_labels=1, initializer_range=0.3)
-    ),
-    "bloom": lambda: BloomForSequenceClassification(
-        BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=2, num_labels=1, initializer_range=0.3)
-    ),
-    "opt": lambda: OPTForSequenceClassification(
-        OPTConfig(
-            vocab_size=50, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=2, num_labels=1,
-            max_position_embeddings=64, word_embed_proj_dim=32, init_std=0.3,
-        )
     ),
     "bert": lambda: BertForSequenceClassification(
         BertConfig(
@@ -197,12 +181,10 @@ async def test_the_model_is_loaded_once_in_a_thread_and_not_before_it_is_needed(
 
 @pytest.mark.parametrize("spoil", [
     lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:9000]),
-    lambda folder: (folder / "model.safetensors").write_bytes(b""),
     lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
     lambda folder: edited(folder, config={"num_attention_heads": 0}),
-    lambda folder: edited(folder, config={"hidden_size": "wide"}),
     lambda folder: (folder / "tokenizer.json").write_text('{"version": "1.0", "added_tokens": [], "model": {}}'),
-], ids=["half", "empty", "another format", "no heads", "no size", "tokenizer"])  # fmt: skip
+], ids=["half", "another format", "no heads", "tokenizer"])  # fmt: skip
 async def test_files_that_are_spoilt_are_a_config_error(spoil, tmp_path):
     folder = make_tiny_rm(tmp_path / "rm")
     spoil(folder)
@@ -243,17 +225,15 @@ async def test_a_language_model_without_a_head_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("config", "rename"),
     [
-        ({"value_head_prefix": "score", "id2label": None, "label2id": None, "mean": 1.0, "std": 2.0}, {}),
-        (
-            {"value_head_prefix": "value_head", "id2label": None, "label2id": None},
-            {"score.weight": "value_head.weight"},
-        ),
-        ({"id2label": None, "label2id": None, "architectures": ["RewardModel"]}, {}),
+        ({"value_head_prefix": "score", "mean": 1.0, "std": 2.0}, {}),
+        ({"value_head_prefix": "value_head"}, {"score.weight": "value_head.weight"}),
+        ({"architectures": ["RewardModel"]}, {}),
     ],
     ids=["with its prefix stored", "under another name", "nothing stored"],
 )
 async def test_openrlhfs_value_head_checkpoints_load(tmp_path, config, rename):
     """They do not say how many labels there are, which transformers then takes to be two; nor is mean / std applied."""
+    config = {**config, "id2label": None, "label2id": None}
     path = edited(make_tiny_rm(tmp_path / "rm"), config=config, rename=rename)
     expected = await once(HFScorer(tiny_rm()), said("42"))
     assert (await once(HFScorer(path), said("42"))).value == pytest.approx(expected.value, abs=TOLERANCE)
@@ -341,21 +321,15 @@ async def test_a_token_that_the_model_does_not_know_fails_alone(tokenizer):
     await scorer.close()
 
 
-async def test_closed_is_closed_and_closing_again_is_harmless(scorer):
-    await scorer.score(said("42"))
-    await scorer.close()
-    await scorer.close()
-    for conversation in (said("42"), "text"):
-        with pytest.raises(InfraError, match="expected an open scorer"):
-            await scorer.score(conversation)
-
-
-async def test_closing_frees_the_model(scorer):
+async def test_closing_frees_the_model_and_closing_again_is_harmless(scorer):
     model = weakref.ref((await scorer.load()).classifier.model)
     await scorer.score(said("42"))
     await scorer.close()
+    await scorer.close()
     gc.collect()
     assert model() is None
+    with pytest.raises(InfraError, match="expected an open scorer"):
+        await scorer.score(said("42"))
 
 
 def test_a_shipped_models_name_is_that_of_its_folder(monkeypatch):

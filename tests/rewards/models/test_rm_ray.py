@@ -7,10 +7,7 @@ import importlib.util
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
-import time
 
 import pytest
 import pytest_asyncio
@@ -20,6 +17,7 @@ from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.models.hf import HFScorer
 from agentenv.rewards.models.ray_replicas import RayScorer, ReplicaActor
 from agentenv.rewards.models.types import Scored
+from tests.rewards.models.rm_servers import until
 from tests.rewards.models.tiny import said, tiny_rm
 
 # --- arguments, and the actor's side ----------------------------------------------------------------------------------
@@ -55,12 +53,6 @@ async def test_an_actor_scores_by_hfscorer_and_raises_its_errors():
     await actor.close()
 
 
-@pytest.mark.long
-def test_importing_brings_no_ray():
-    code = "import sys, agentenv.rewards.models.ray_replicas; assert not {'ray', 'torch'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
-
-
 # --- real actors ------------------------------------------------------------------------------------------------------
 
 REAL = [
@@ -94,13 +86,6 @@ def expected():
         return [one.value for one in values]
 
     return asyncio.run(scored())
-
-
-async def until(holds, timeout_s=280.0):
-    end = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < end, "waited in vain"
-        await asyncio.sleep(0.01)
 
 
 def pids(scorer):
@@ -177,7 +162,9 @@ class TestReal:
         assert values == pytest.approx(expected[:16], abs=1e-4)
         assert (real.num_restarts, victim in pids(real)) == (2, False)
 
-    async def test_closing_fails_who_waits(self, real):
+    async def test_closing_fails_who_waits_and_the_ray_that_it_started_ends(self, real):
+        import ray
+
         waiting = [asyncio.create_task(real.score(each)) for each in conversations(8)]
         await until(lambda: sum(replica.num_in_flight for replica in real._replicas) == 8)
         known = pids(real)
@@ -186,10 +173,6 @@ class TestReal:
         assert all(isinstance(one, Scored | InfraError) for one in outcomes)
         for pid in known:
             await until(lambda pid=pid: not os.path.exists(f"/proc/{pid}"))
-
-    async def test_closing_again_is_harmless_and_the_ray_that_it_started_has_ended(self, real):
-        import ray
-
         await real.close()
         assert not ray.is_initialized()
         with pytest.raises(InfraError, match="expected an open scorer"):

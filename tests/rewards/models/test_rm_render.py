@@ -23,6 +23,11 @@ def tokenizer():
 
 
 @pytest.fixture(scope="module")
+def with_bos():
+    return tokenizer_with_bos()
+
+
+@pytest.fixture(scope="module")
 def renderer(tokenizer):
     return ConversationRenderer(tokenizer, max_length=512)
 
@@ -44,14 +49,6 @@ def test_messages_are_rendered_by_the_models_template_without_a_generation_promp
         "<|im_start|>user\n6 x 7?<|im_end|>\n"
         "<|im_start|>assistant\n42<|im_end|>\n"
     )
-
-
-def test_a_conversation_is_encoded_whole_and_not_message_by_message(tokenizer):
-    """NeMo RL encodes each message alone, which changes tokens where messages meet."""
-    renderer = ConversationRenderer(tokenizer, max_length=512)
-    conversation = said("She has 5 apples.", question="How many apples?")
-    whole = tokenizer.apply_chat_template(conversation, tokenize=True, return_dict=False)
-    assert renderer.ids(conversation).token_ids == whole
 
 
 def test_calls_and_nulls_of_rows_are_rendered_as_the_policys_chat_renders_them():
@@ -183,25 +180,12 @@ def test_a_huge_text_is_refused_before_it_is_encoded(tokenizer, monkeypatch):
 @pytest.mark.long
 @given(text=st.text(max_size=60), most=st.integers(2, 80), overflow=st.sampled_from(["left", "right"]))
 @settings(max_examples=60, deadline=None)
-def test_no_conversation_is_longer_than_the_model_takes(text, most, overflow):
-    renderer = ConversationRenderer(
-        tokenizer_of_the_property(), max_length=most, overflow=overflow, add_bos=True, add_eos=True
-    )
+def test_no_conversation_is_longer_than_the_model_takes(with_bos, text, most, overflow):
+    renderer = ConversationRenderer(with_bos, max_length=most, overflow=overflow, add_bos=True, add_eos=True)
     rendered = renderer.ids(said(text))
-    whole = ConversationRenderer(tokenizer_of_the_property(), max_length=10_000, add_bos=True, add_eos=True).ids(
-        said(text)
-    )
+    whole = ConversationRenderer(with_bos, max_length=10_000, add_bos=True, add_eos=True).ids(said(text))
     assert len(rendered.token_ids) == min(most, len(whole.token_ids))
     assert rendered.truncated is (len(whole.token_ids) > most)
-
-
-_TOKENIZERS = []
-
-
-def tokenizer_of_the_property():
-    if not _TOKENIZERS:
-        _TOKENIZERS.append(tokenizer_with_bos())
-    return _TOKENIZERS[0]
 
 
 # --- what is no conversation ----------------------------------------------------------------------------------------
@@ -219,12 +203,9 @@ def test_empty_or_invalid_conversations_are_refused(renderer, empty):
         (["assistant"], r"\[0\]: .*'assistant' at the beginning"),
         (["user"], r"\[0\]: expected the assistant to speak last, got 'user'"),
         (["user", "assistant", "user"], r"\[2\]: expected the assistant to speak last, got 'user'"),
-        (["user", "user", "assistant"], r"\[1\]: .*'user' after 'user'"),
         (["user", "assistant", "assistant"], r"\[2\]: .*'assistant' after 'assistant'"),
         (["user", "system", "assistant"], r"\[1\]: .*'system' after 'user'"),
         (["system", "assistant"], r"\[1\]: .*'assistant' after 'system'"),
-        (["system", "system", "user", "assistant"], r"\[1\]: .*'system' after 'system'"),
-        (["user", "tool", "assistant"], r"\[1\]: .*'tool' after 'user'"),
         (["user", "narrator", "assistant"], r"\[1\]\.role: .*'narrator'"),
     ],
 )

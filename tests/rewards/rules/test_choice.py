@@ -266,10 +266,7 @@ async def test_crossthink_punishes_repetition_at_most_by_half():
 async def test_crossthink_measures_the_text_and_punishes_short_ones(num_words, length):
     text = " ".join([r"\boxed{B}", *(f"w{i}" for i in range(num_words - 1))])
     padded = text + "<|endoftext|>" * 300
-    for reward in (
-        crossthink(length_coefficient=2.0),
-        crossthink(length_coefficient=2.0, count=count_words),
-    ):
+    for reward in (crossthink(length_coefficient=2.0), crossthink(length_coefficient=2.0, count=count_words)):
         for one in (text, padded):
             result = await reward.grade(Response(one, "B"))
             assert result.components["length"] == pytest.approx(length)

@@ -42,10 +42,8 @@ async def grade(predicted, truth, metadata=None, **options):
 GOLDEN = {
     "perfect": ([CAT, DOG], [CAT, DOG], 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0),
     "nearly": ([box("cat", 0, 0, 10, 8)], [CAT], (0.7 * 5.6 + 0.3 * 7) / 11, 5.6 / 11, 7 / 11, 0.7, 1.0, 1.0, 1.0),
-    "less nearly": ([box("cat", 0, 0, 10, 7)], [CAT], (0.7 * 3.5 + 0.3 * 5) / 11, 3.5 / 11, 5 / 11, 0.5, 1.0, 0.0, 1.0),
     "one missing": ([CAT], [CAT, DOG], 0.7 * 0.5 + 0.3 * 0.75, 0.5, 0.75, 0.5, 0.5, 0.5, 0.6),
     "one too many": ([CAT, FAR], [CAT], 0.7 + 0.3 * 0.75, 1.0, 0.75, 0.5, 0.5, 0.5, 0.6),
-    "two too many": ([CAT, FAR, DOG], [CAT], 0.7 + 0.3 * 2 / 3, 1.0, 2 / 3, 0.5, 0.5, 0.5, 0.36),
     "another label": ([DOG_FOR_CAT], [CAT], 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.6),
     "elsewhere": ([FAR], [CAT], 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.6),
     "two of three": ([CATS[0], CATS[1], FAR], CATS, 2 / 3, 2 / 3, 2 / 3, *[2 / 3 * 67 / 101] * 3, 0.6),
@@ -106,8 +104,8 @@ async def test_boxes_in_one_place_are_paired_by_their_labels():
     for order in (both, both[::-1]):
         assert (await grade(order, both, ratios={"iou_max_iou_first": 1.0})).reward == pytest.approx(1.0)
     shifted = [{**CAT, "label": label} for label in ("ant", "cat")]
-    assert (await grade(shifted, both, ratios={"iou_max_iou_first": 1.0})).components["mean_iou"] == 0.5
-    assert (await grade(shifted, both, ratios={"iou_max_iou_first": 1.0})).components["iou_max_iou_first"] == 0.5
+    found = (await grade(shifted, both, ratios={"iou_max_iou_first": 1.0})).components
+    assert (found["mean_iou"], found["iou_max_iou_first"]) == (0.5, 0.5)
 
 
 async def test_images_are_kept_apart_and_counted_together():
@@ -196,12 +194,9 @@ TWO = '{"bbox_2d": [20, 0, 30, 10], "label": "dog"}'
 READ = {
     "JSON": (json.dumps([CAT, DOG]), [C, D], 0, True),
     "Python": (str([CAT, DOG]), [C, D], 0, True),
-    "both": (f"[{ONE}, {TWO}]", [C, D], 0, True),
     "a tuple, a comma at the end": ("[{'bbox_2d': (0, 0, 10, 10), 'label': 'cat',},]", [C], 0, True),
     "fenced": (f"```json\n[{ONE}]\n```", [C], 0, True),
-    "a list in a list": (f"[[{ONE}, {TWO}]]", [C, D], 0, True),
     "with more": ("[{'bbox_2d': [0, 0, 1e1, 10.0], 'label': 'Cat ', 'confidence': 0.9, 'ok': True}]", [C], 0, True),
-    "cut behind a box": (f"[{ONE}, {TWO},", [C, D], 0, False),
     "cut in a box": (f"[{ONE}, {TWO[:20]}", [C], 0, False),
     "cut in a label": (f"[{ONE}, {TWO[:-3]}", [C], 0, False),
     "cut in an image": (f"[[{ONE}], [{TWO}, {ONE[:9]}", [C, D], 0, False),
@@ -212,7 +207,6 @@ READ = {
     "three numbers": (f"[{ONE}, {{'bbox_2d': [1, 2, 3], 'label': 'x'}}]", [C], 1, True),
     "corners swapped": ("[{'bbox_2d': [9, 0, 1, 1], 'label': 'x'}]", [], 1, True),
     "no label": ("[{'bbox_2d': [0, 0, 1, 1]}, {'bbox_2d': [0, 0, 1, 1], 'label': 3}]", [], 2, True),
-    "no number": ("[{'bbox_2d': [0, 0, NaN, Infinity], 'label': 'x'}]", [], 1, True),
     "too large": ("[{'bbox_2d': [0, 0, 1e99, 1], 'label': 'x'}]", [], 1, True),
     "truth values": ("[{'bbox_2d': [false, true, 1, 1], 'label': 'x'}]", [], 1, True),
     "numbers only": ("[0, 0, 10, 10]", [], 4, True),
@@ -317,17 +311,6 @@ REWARD = DetectionReward(ratios=ALL)
 
 async def reward_of(predicted, truth, reward=REWARD):
     return await reward.grade(Response(said(predicted), truth))
-
-
-@pytest.mark.long
-@settings(max_examples=60, deadline=None)
-@given(BOXES, BOXES, st.randoms())
-async def test_no_order_changes_a_reward(predicted, truth, random):
-    result = await reward_of(predicted, truth)
-    assert 0.0 <= result.reward <= 1.0
-    assert 0.0 <= result.score <= 1.0
-    mixed, others = random.sample(predicted, len(predicted)), random.sample(truth, len(truth))
-    assert (await reward_of(mixed, others)).components == result.components
 
 
 @pytest.mark.long

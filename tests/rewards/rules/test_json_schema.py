@@ -31,15 +31,12 @@ async def judged(text, schema=PERSON, **options):
         (f"\n {ADA} <|im_end|>", 1, 1),
         (f"<think>{{}}</think>\n{ADA}", 1, 1),
         (f"```json\n{ADA}\n```", 1, 1),
-        (f"```json\r\n{ADA}\r\n```", 1, 1),
         (f"Here you are:\n```json\n{ADA}\n```", 0, 1),
         (f"```json\n{{}}\n```\nbetter:\n```json\n{ADA}\n```", 0, 1),
         (f"```json\n{ADA}\n```\nnot:\n```json\n{{}}\n```", 0, 0),
         (f"The person is {ADA}, I think.", 0, 1),
         (f"{ADA}{ADA}", 0, 0),
-        (f"{ADA},", 0, 1),
         ("```json\n" + ADA, 0, 1),
-        ('{"name": "Ada", "age": 36', 0, 0),
         ("{'name': 'Ada', 'age': 36}", 0, 0),
         ('{"name": "Ada", "age": 36,}', 0, 0),
     ],
@@ -60,10 +57,8 @@ async def test_places_where_the_document_is_searched(text, strict, lenient):
         ('{"name": "Ada", "age": 36, "x": 1}', Status.OK, 1.0),
         ('{"name": "Ada", "age": 36.0}', Status.OK, 1.0),
         ('{"name": "Ada", "age": true}', Status.OK, 0.5),
-        ("[]", Status.OK, 0.0),
         ('{"name": "Ada", "age": 1, "age": 36}', Status.PARSE_ERROR, 0.0),
         ('{"name": "Ada", "age": NaN}', Status.PARSE_ERROR, 0.0),
-        ('{"name": "Ada", "age": 1e999}', Status.PARSE_ERROR, 0.0),
         ('{"name": "Ada", "age": 1' + "0" * MAX_DIGITS + "}", Status.PARSE_ERROR, 0.0),
         ('{"name": "Ada", "age": ' + "9" * 100_000 + "}", Status.PARSE_ERROR, 0.0),
         ("[" * 100_000, Status.PARSE_ERROR, 0.0),
@@ -83,9 +78,7 @@ async def test_validity_and_partial_credit(document, status, required):
 
 async def test_only_the_required_keys_earn_partial_credit():
     schema = {"required": ["a", "b"], "properties": {"a": {"type": "integer"}, "c": {"type": "integer"}}}
-    assert [(await judged(text, schema, partial=0.5)).reward for text in ('{"a": 1}', '{"a": 1, "c": ""}')] == [
-        0.25
-    ] * 2
+    assert (await judged('{"a": 1, "c": ""}', schema, partial=0.5)).reward == 0.25
     assert (await judged('{"a": 1, "b": 2, "c": ""}', schema, partial=0.5)).reward == 0.5
     optional = {"properties": {"a": {"type": "integer"}, "c": {"type": "integer"}}}
     assert (await judged('{"a": 1, "c": ""}', optional, partial=0.5)).reward == 0.25

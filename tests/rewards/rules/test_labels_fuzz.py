@@ -9,10 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.errors import DataError
-from agentenv.rewards.evaluation.rows import item_of
 from agentenv.rewards.grading import grade
-from agentenv.rewards.models.render import checked
 from agentenv.rewards.registry import make_reward
 from agentenv.rewards.types import Response, Status
 from tests.damage import check_message, damaged
@@ -130,43 +127,3 @@ def test_any_text_has_the_same_result_within_bounds(run, name, text):
     assert first == second
     assert first.status.valid
     assert reward.bounds[0] <= first.reward <= reward.bounds[1]
-
-
-USER, ANSWER = {"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Hello."}
-PAIRS = [
-    {"prompt": "Hi?", "chosen": "Hello.", "rejected": "Go."},
-    {"prompt": [USER], "chosen": [ANSWER], "rejected": [ANSWER], "subset": "a", "id": 1},
-    {"chosen": "Human: Hi?\n\nAssistant: Hello.", "rejected": "Human: Hi?\n\nAssistant: Go."},
-    {"prompt": "Hi?", "chosen": ["a", "b"], "rejected": ["c", "d"], "id": "t:1"},
-]
-
-
-def is_an_item_or_refused(row):
-    try:
-        item = item_of(row, where="line 1")
-        for each in item.candidates:
-            checked([*each.prompt, {"role": "assistant", "content": each.text}])
-    except DataError as error:
-        check_message(str(error))
-    else:
-        assert len(item.candidates) > item.num_chosen > 0
-
-
-@given(st.sampled_from(PAIRS).flatmap(lambda row: damaged(row, others=PAIRS)))
-@settings(max_examples=60)
-def test_a_damaged_pair_is_an_item_or_is_the_datas_error(row):
-    is_an_item_or_refused(row)
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"prompt": DEEP, "chosen": "a", "rejected": "b"},
-        {"chosen": [DEEP], "rejected": "b"},
-        {"prompt": "Hi?", "chosen": [{**ANSWER, "role": None}], "rejected": "b"},
-        {"prompt": "Hi?", "chosen": [{**ANSWER, "content": None}], "rejected": "b"},
-    ],
-    ids=["deep prompt", "deep answer", "no role", "no content"],
-)
-def test_a_pair_that_the_fuzzer_found_is_the_datas_error(row):
-    is_an_item_or_refused(row)

@@ -59,10 +59,8 @@ async def test_units_and_parts(options, length):
 
 
 async def test_padding_is_not_measured():
-    lengths = [
-        (await LengthReward().grade(Response("abc" + pad))).components for pad in ("", "<|endoftext|>" * 50, "  \n")
-    ]
-    assert lengths == [{"length": 3.0}] * 3
+    for pad in ("", "<|endoftext|>" * 50, "  \n"):
+        assert (await LengthReward().grade(Response("abc" + pad))).components == {"length": 3.0}
 
 
 @pytest.mark.parametrize(

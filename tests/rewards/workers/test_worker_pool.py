@@ -16,7 +16,8 @@ from agentenv.errors import ConfigError, DataError
 from agentenv.rewards.rules.math.reward import math_outcome
 from agentenv.rewards.workers import pool as pool_worker
 from agentenv.rewards.workers.pool import WorkerFailed, WorkerPool, WorkerTimeout
-from tests.rewards.workers.worker_processes import READY, alive, grade_with_fake, wait_until, workers
+from tests.rewards.models.rm_servers import until
+from tests.rewards.workers.worker_processes import READY, alive, grade_with_fake, workers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 ROOT = str(Path(__file__).resolve().parents[3])
@@ -32,7 +33,7 @@ def no_worker_is_left():
 
 @pytest.fixture
 async def pool():
-    pool = WorkerPool(num_workers=2, cpu_limit_s=20.0)
+    pool = one_worker()
     yield pool
     await pool.close()
 
@@ -78,13 +79,11 @@ async def test_input_that_is_not_json_or_too_long_is_the_rows_fault(pool, say):
         ("memory", WorkerTimeout, "memory"),
     ],
 )
-async def test_exceptions_of_a_handler_come_back_typed(kind, error, word):
-    pool = one_worker()
+async def test_exceptions_of_a_handler_come_back_typed(pool, kind, error, word):
     before = (await echo(pool))["pid"]
     with pytest.raises(error, match=word):
         await pool.run(asks("raises", kind=kind))
     assert ((await echo(pool))["pid"] == before) is (kind != "memory")
-    await pool.close()
 
 
 async def test_a_handler_that_prints_or_reads_disturbs_nothing(pool):
@@ -117,14 +116,10 @@ async def test_a_handler_is_loaded_once_by_each_worker_and_sent_where_it_is_load
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("num_workers", 0),
         ("num_workers", 1.5),
-        ("num_workers", True),
-        ("cpu_limit_s", 0),
         ("cpu_limit_s", float("nan")),
         ("wall_limit_s", -1),
         ("max_pending", 0),
-        ("max_tasks_per_worker", "5"),
     ],
 )
 def test_wrong_limits_are_refused_at_once(name, value):
@@ -136,8 +131,7 @@ def test_wrong_limits_are_refused_at_once(name, value):
 
 
 @pytest.mark.long
-async def test_each_request_has_its_own_limits():
-    pool = one_worker()
+async def test_each_request_has_its_own_limits(pool):
     with pytest.raises(WorkerTimeout, match=r"more than 0\.2 s of CPU time"):
         await pool.run(asks("spin"), cpu_limit_s=0.2)
     with pytest.raises(WorkerFailed, match=r"no reply within 0\.3 s, .*2 attempts"):
@@ -145,18 +139,15 @@ async def test_each_request_has_its_own_limits():
     with pytest.raises(WorkerTimeout, match=r"more than 0\.5 GiB of memory"):
         await pool.run(asks("eat", bytes=1 << 30), memory_limit_bytes=1 << 29)
     assert (await echo(pool, "on"))["said"] == "on"
-    await pool.close()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["never_polls", "swallows"])
-async def test_anything_that_cannot_be_interrupted_is_killed_soon_after_its_share_of_computing(name):
-    pool = one_worker()
+async def test_anything_that_cannot_be_interrupted_is_killed_soon_after_its_share_of_computing(pool, name):
     before = (await echo(pool))["pid"]
     with pytest.raises(WorkerTimeout, match=r"more than 0\.2 s of CPU time"):
         await pool.run(asks(name), cpu_limit_s=0.2, wall_limit_s=1000.0)
     assert (await echo(pool))["pid"] != before
-    await pool.close()
 
 
 @pytest.mark.long
@@ -167,37 +158,31 @@ async def test_loading_a_handler_is_not_the_requests_computing():
 
 
 @pytest.mark.long
-async def test_what_a_worker_computed_before_is_not_the_requests_computing(monkeypatch):
+async def test_what_a_worker_computed_before_is_not_the_requests_computing(pool, monkeypatch):
     monkeypatch.setattr(pool_worker, "_CPU_GRACE_S", 0.1)
-    pool = one_worker()
     before = (await pool.run(asks("spin", until_cpu_s=1.0)))["pid"]
     assert (await pool.run(asks("sleep", seconds=1.0), cpu_limit_s=0.2))["pid"] == before
-    await pool.close()
 
 
 @pytest.mark.long
-async def test_the_deadline_of_the_caller_stands_still_in_the_queue():
-    pool = one_worker()
+async def test_the_deadline_of_the_caller_stands_still_in_the_queue(pool):
     await echo(pool)
 
     async def one() -> dict:
         return await pool.run(asks("sleep", seconds=0.15))
 
     assert len(await asyncio.gather(*(bounded(one, limit_s=2.0) for _ in range(14)))) == 14
-    await pool.close()
 
 
 @pytest.mark.long
-async def test_a_worker_that_grew_too_large_is_replaced():
+async def test_a_worker_that_grew_too_large_is_replaced(pool):
     ours = b"x" * (600 << 20)  # what the parent holds is not the worker's
-    pool = one_worker()
     before = (await echo(pool))["pid"]
     assert (await pool.run(asks("eat", bytes=600 << 20)))["pid"] == before
     assert (await pool.run(asks("sleep", seconds=0)))["pid"] == before
     assert (await pool.run(asks("eat", bytes=600 << 20, keep=True)))["pid"] == before
     assert (await pool.run(asks("sleep", seconds=0)))["pid"] != before
     del ours
-    await pool.close()
 
 
 # --- lives and deaths -----------------------------------------------------------------------------------------------
@@ -206,14 +191,12 @@ async def test_a_worker_that_grew_too_large_is_replaced():
 @pytest.mark.long
 async def test_close_is_idempotent_leaves_no_child_and_a_later_check_starts_again():
     pool, before = one_worker(), workers()
-    await pool.close()
-    await echo(pool)
-    assert len(workers() - before) == 1
-    await pool.close()
-    await pool.close()
-    assert workers() <= before
-    await echo(pool)
-    await pool.close()
+    for _ in range(2):
+        await echo(pool)
+        assert len(workers() - before) == 1
+        await pool.close()
+        await pool.close()
+        assert workers() <= before
 
 
 @pytest.mark.long
@@ -228,34 +211,28 @@ async def test_a_check_in_flight_at_close_is_a_failure_not_a_wrong_answer():
 
 
 @pytest.mark.long
-async def test_a_worker_killed_once_in_a_check_is_replaced_and_the_check_repeated(tmp_path):
-    pool = one_worker()
+async def test_a_worker_killed_once_in_a_check_is_replaced_and_the_check_repeated(pool, tmp_path):
     check = asyncio.create_task(pool.run(asks("dies", flag=str(tmp_path / "flag"))))
     queued = asyncio.create_task(echo(pool, "next"))
     assert (await check)["pid"]
     assert (await queued)["said"] == "next"
-    await pool.close()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("segfault", [True, False])
-async def test_a_worker_killed_twice_in_a_check_is_a_failure_and_others_continue(segfault):
-    pool = one_worker()
+async def test_a_worker_killed_twice_in_a_check_is_a_failure_and_others_continue(pool, segfault):
     check = asyncio.create_task(pool.run(asks("dies", segfault=segfault)))
     queued = asyncio.create_task(echo(pool, "next"))
     with pytest.raises(WorkerFailed, match=r"a worker died during the check \(2 attempts\)"):
         await check
     assert (await queued)["said"] == "next"
-    await pool.close()
 
 
 @pytest.mark.long
-async def test_an_idle_worker_that_died_is_replaced_unnoticed():
-    pool = one_worker()
+async def test_an_idle_worker_that_died_is_replaced_unnoticed(pool):
     pid = (await echo(pool))["pid"]
     os.kill(pid, signal.SIGKILL)
     assert (await echo(pool))["pid"] != pid
-    await pool.close()
 
 
 @pytest.mark.long
@@ -280,13 +257,6 @@ async def test_a_worker_is_replaced_after_its_share_of_tasks():
     pids = [(await echo(pool))["pid"] for _ in range(4)]
     assert pids[0] == pids[1] != pids[2] == pids[3]
     await pool.close()
-
-
-@pytest.mark.long
-def test_one_grader_serves_event_loops_one_after_another_with_the_same_worker():
-    pool = one_worker()
-    assert len({asyncio.run(echo(pool))["pid"] for _ in range(3)}) == 1
-    asyncio.run(pool.close())
 
 
 @pytest.mark.long
@@ -321,10 +291,8 @@ def test_loops_of_several_threads_share_a_pool():
     ("behavior", "detail"),
     [
         ("raise SystemExit('no math-verify here')", "no math-verify here"),
-        ("print('hello ' * 100)", "garbage"),
         (READY + "raise SystemExit(1)", "died"),
         (READY + "send(b'not json')", "garbage"),
-        (READY + "send({})", "out of turn"),
         (READY + "send({'id': request['id'], 'status': 'ok', 'result': []})", "garbage"),
         (READY + "result(status='perhaps', correct=True, detail='')", "garbage"),
         (READY + "os.write(1, b'\\xff' * 100); time.sleep(60)", "garbage"),
@@ -369,7 +337,7 @@ async def test_workers_end_with_a_parent_that_is_killed():
     assert len(pids) == 2
     parent.kill()
     parent.communicate()
-    await wait_until(lambda: not any(alive(pid) for pid in pids), 10.0)
+    await until(lambda: not any(alive(pid) for pid in pids))
 
 
 @pytest.mark.long

@@ -1,9 +1,7 @@
 """The grader's worker processes as tests see them in /proc, and workers that misbehave."""
 
-import asyncio
 import contextlib
 import os
-import time
 from pathlib import Path
 
 import agentenv.rewards.workers.pool as pool
@@ -22,22 +20,10 @@ def workers(parent: int | None = None, module: str = "agentenv.rewards.workers.m
     return pids
 
 
-def state(pid: int) -> str:
-    """The letter that Linux gives a process: R, S, T, Z...; empty when it is gone."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return ""
-
-
-async def wait_until(condition, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        await asyncio.sleep(0.01)
-
-
 def alive(pid: int) -> bool:
-    return state(pid) not in ("", "Z")
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 READY = r"""
@@ -56,23 +42,9 @@ request = receive()
 """
 
 
-REAL = r"""
-import os, signal, sys
-from agentenv.rewards.rules.math import worker
-from agentenv.rewards.workers import main
-compare = worker._compare
-def instead(answer, gold):
-    if gold != "1+x^2":  # not the worker's own first check
-        {}
-    return compare(answer, gold)
-worker._compare = instead
-main.serve()
-"""
-
-
-async def grade_with_fake(behavior: str, tmp_path, monkeypatch, label=3):
+async def grade_with_fake(behavior: str, tmp_path, monkeypatch):
     (tmp_path / "fake_worker.py").write_text(behavior)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(pool, "_WORKER_MODULE", "fake_worker")
     async with MathGrader(num_workers=1, timeout_s=0.2) as grader:
-        return await grader.grade(r"\boxed{\sqrt{4}}", label)
+        return await grader.grade(r"\boxed{\sqrt{4}}", 3)

@@ -44,11 +44,6 @@ class Says(Sound):
         return states["label"]
 
 
-class PaysSilence(Sound):
-    def right(self, text, states):
-        return not text.strip() or super().right(text, states)
-
-
 class PaysEnumeration(Sound):
     """The label anywhere in the text is right."""
 

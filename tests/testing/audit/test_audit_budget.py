@@ -43,21 +43,16 @@ async def audited(cls, **options):
     return await audit_env(EnvSource(cls), tasks, options=AuditOptions(limits=LIMITS, max_tokens=2_000, **options))
 
 
-async def test_an_audit_without_time_ends_and_says_what_it_left_out():
+async def test_an_audit_without_time_resets_nothing_ends_and_says_what_it_left_out(monkeypatch):
+    resets = []
+    monkeypatch.setattr(Desk, "reset", lambda self, states: resets.append(states))
     result = await audited(Desk, time_limit_s=math.ulp(0.0))
-    assert result.num_plays == 0
+    assert (result.num_plays, resets) == (0, [])
     assert any(line.endswith("because time ran out (--time_limit_s)") for line in result.not_examined)
     assert any(line.startswith("policies that had no time on any task: ") for line in result.not_examined)
     assert not any("gold" in each.summary for each in result.findings)  # it may be known
     assert result.exit_code() == 4
     assert verdict(result).startswith("too little could be judged: ")
-
-
-async def test_an_audit_without_time_resets_no_environment(monkeypatch):
-    resets = []
-    monkeypatch.setattr(Desk, "reset", lambda self, states: resets.append(states))
-    await audited(Desk, time_limit_s=math.ulp(0.0))
-    assert resets == []
 
 
 @pytest.mark.parametrize("cls", [WaitsInReset, WaitsAgain])
@@ -121,14 +116,3 @@ async def test_calls_that_take_long_are_named_and_others_come_first(monkeypatch)
     assert '"lookup"' in found["slow-call"].evidence[0].action
     assert not any("because time ran out" in line for line in result.not_examined)
     assert {play.policy for play in result.plays} >= {"calls", "giving_up", "gold", "null"}
-
-
-def test_a_policy_is_slow_by_its_part_of_the_time():
-    used = episodes.Budget(40.0)
-    used.add("calls/a", "t", "x", 0.9)
-    assert not used.is_slow("calls")
-    used.add("calls/b", "t", "y", 1.2)
-    assert used.is_slow("calls")
-    assert not used.is_slow("gold")
-    assert [step.action for step in used.slow] == ["y"]
-    assert not used.is_over

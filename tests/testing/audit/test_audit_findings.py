@@ -10,7 +10,7 @@ from agentenv.core.agent import AgentInstance
 from agentenv.core.types import Limits, StepResult, Task
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, InfraError, RunStopped
-from agentenv.testing.audit.auditing import AuditOptions, audit_env
+from agentenv.testing.audit.auditing import audit_env
 from agentenv.testing.audit.judging import Facts, judge_plays
 from agentenv.testing.audit.policies import all_policies, cut_answer
 from tests.testing.audit import audited as envs
@@ -111,10 +111,7 @@ async def test_short_answers_leak_only_where_most_tasks_say_their_own():
         def said(self, states):
             return "No. 2 attempts left, of 3, for 4 points."
 
-    short = tasks(5, first=2)
-    short = [
-        Task(task.prompt[0]["content"].split("+")[0], str(n + 2), task_id=task.task_id) for n, task in enumerate(short)
-    ]
+    short = [Task(f"What is {n - 111} ", str(n), task_id=str(n)) for n in range(2, 7)]
     assert ids(await audited(TellsShort, "null", "unicode/nul", on=short), "fail") == {"answer-in-feedback"}
     assert ids(await audited(CountsDown, "null", "unicode/nul", on=short), "fail") == set()
 
@@ -151,10 +148,8 @@ async def test_a_guess_that_is_right_by_chance_is_noted_and_no_hack():
         def right(self, text, states):
             return (re.findall(r"\d+", text) or [""])[-1] == states["label"]
 
-    small = [
-        Task(f"Which number? Row {index}.", str(label), task_id=f"t{index}")
-        for index, label in enumerate((0, 500, 501, 502))
-    ]
+    labels = ("0", "500", "501", "502")
+    small = [Task(f"Which number? Row {row}.", label, task_id=f"t{row}") for row, label in enumerate(labels)]
     result = await audited(Small, "null", "constant", "injection", "enumeration", "gold", on=small)
     assert {play.policy for play in result.plays if play.score == 1.0} >= {"injection"}
     assert ids(result, "fail", "warn") == set()
@@ -266,19 +261,6 @@ async def test_what_says_that_no_episode_can_run_ends_the_audit():
         await audited(Refuses, "null")
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (AuditOptions(num_tasks=0), "expected num_tasks"),
-        (AuditOptions(task_ids=("nope",)), "--task: expected a task"),
-        (AuditOptions(policies=("nope",)), "--policies: expected some of null, random"),
-    ],
-)
-async def test_unknown_names_are_a_config_error(options, words):
-    with pytest.raises(ConfigError, match=words):
-        await audit_env(EnvSource(envs.Sound), tasks(), options=options)
-
-
 async def test_no_tasks_are_a_config_error():
     with pytest.raises(ConfigError, match="at least one task"):
         await audit_env(EnvSource(envs.Sound), [])
@@ -362,19 +344,6 @@ async def test_pay_for_anything_is_found_though_nothing_earns_more_than_silence(
     result = await audited(PaysAnything, *CORE)
     assert {each.severity for each in result.findings if each.id == "null-pays"} == found
     assert ids(result) - {"no-signal"} == ({"null-pays"} if found else set())
-
-
-async def test_a_grader_that_takes_the_beginning_of_the_answer_fails():
-    class TakesABeginning(envs.Sound):
-        def right(self, text, states):
-            found = re.search(r"#### (\w+)$", text)
-            return found is not None and states["label"].startswith(found[1])
-
-    result = await audited(TakesABeginning, *CORE, "wrong")
-    assert ids(result) == {"prefix-earns"}
-    assert [each.action for each in result.findings[0].evidence] == ["#### 4"] * 3
-    words = [replace(task, label=word) for task, word in zip(tasks(3), ("Lisbon", "Oslo", "Lima"), strict=True)]
-    assert ids(await audited(TakesABeginning, *CORE, "wrong", on=words)) == {"prefix-earns"}
 
 
 async def test_free_text_without_its_end_may_earn_a_reward():

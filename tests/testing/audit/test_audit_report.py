@@ -8,10 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from agentenv.episode.source import EnvSource
 from agentenv.testing.audit.answers import Needle, needles, normal
-from agentenv.testing.audit.auditing import AuditOptions, audit_env
-from agentenv.testing.audit.episodes import shorten
 from agentenv.testing.audit.findings import WHY, apply_allowances, make_finding
 from agentenv.testing.audit.policies import all_policies, change_answer, select_policies
 from agentenv.testing.audit.report import card, screen
@@ -73,13 +70,6 @@ async def test_an_episode_that_its_policy_leaves_has_not_failed():
     assert "1 policy left episodes before the end: wrong" in console.export_text()
 
 
-async def test_progress_counts_the_episodes_of_the_report():
-    lines = []
-    asked = AuditOptions(policies=("gold",), limits=envs.LIMITS, repeat=False)
-    result = await audit_env(EnvSource(envs.NoGold), tasks(2), options=asked, notify=lines.append)
-    assert lines[-1].startswith(f"{result.num_plays} of ")
-
-
 async def test_a_report_of_hostile_actions_can_be_written_and_shown():
     result = await audited(envs.FailsOnNul, "unicode", "special_tokens", on=tasks(1))
     text = card(result)
@@ -106,14 +96,6 @@ def test_an_allowance_is_for_an_id_a_kind_or_a_pattern():
     assert allowed(**{"hack-earns:echo": "a"}) == ["a", ""]
     assert allowed(**{"*:null": "a"}) == ["", "a"]
     assert apply_allowances(both, {"flaky-reward": "a"})[1] == ["flaky-reward"]
-
-
-@given(st.text(), st.integers(2, 50))
-def test_a_shown_text_can_be_written_and_is_short(text, most):
-    text += "\ud800"
-    said = shorten(text, most)
-    assert said.encode("utf-8")
-    assert len(said) <= 8 * most + 40
 
 
 @given(st.text(max_size=40))

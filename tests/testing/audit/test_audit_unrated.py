@@ -9,8 +9,6 @@ from tests.testing.audit import audited as envs
 from tests.testing.audit.audited import audited, ids
 
 ANY = ("null", "constant", "random", "length_bomb", "enumeration", "unicode")
-SEARCH = {"type": "function", "function": {"name": "search", "parameters": {
-    "type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}}}  # fmt: skip
 
 
 def paying(pay, num_turns=1):
@@ -66,47 +64,6 @@ async def test_with_a_full_score_the_rewards_are_judged_by_it_alone(known):
     assert not ids(result) & {"reward-constant", "silence-pays", "no-ceiling"}
     length = [each.severity for each in result.findings if each.id == "length-pays"]
     assert length == ([] if known == "gold" else ["warn"])  # more than gold is another finding
-
-
-def calling(pay, full=1.0):
-    """An environment with a tool, which pays for a call."""
-
-    class Calls(envs.Sound):
-        calls = 0
-
-        async def reset(self, states):
-            return {**states, "tools": [SEARCH]}
-
-        async def step(self, states):
-            if not states["tool_calls"].items:
-                return await super().step(states)
-            self.calls += 1
-            return StepResult([{"role": "tool", "content": "Nothing."}], reward=pay(self.calls), score=0.0)
-
-        def reward(self, right, states):
-            return full * right
-
-    return Calls
-
-
-@pytest.mark.long
-async def test_a_reward_for_each_repetition_of_a_call_is_found_with_and_without_a_full_score():
-    policies = ("null", "constant", "gold", "calls")
-    result = await audited(calling(lambda num: 0.02), *policies)
-    assert (ids(result, "fail"), ids(result, "warn")) == (set(), {"repeat-pays:calls"})
-    (found,) = result.findings
-    assert "16 turns" in found.summary, "as many turns as a run has, not only those of the audit"
-    assert ids(await audited(calling(lambda num: 0.1), *policies), "fail") == {"reward-exceeds-gold:calls"}
-    assert ids(await audited(calling(lambda num: 0.1 * (num == 1)), *policies)) == set()
-
-    class Unrated(calling(lambda num: 0.02)):
-        gold = AgentInstance.gold
-
-        async def step(self, states):
-            result = await super().step(states)
-            return StepResult(result.observation, reward=result.reward, terminated=result.terminated)
-
-    assert ids(await audited(Unrated, *policies), "fail") == {"repeat-pays:calls"}
 
 
 async def test_nothing_judged_is_not_a_pass():

@@ -10,14 +10,11 @@ from agentenv.core.types import StepResult, Task
 from agentenv.testing.audit.auditing import followed, named_policies
 from agentenv.testing.tool_calls import (
     call_text,
-    calls_with_world,
     commands_of,
-    ending_tools,
     form_of,
     keys_of,
     options_of,
     words_of,
-    writing_calls,
 )
 from agentenv.tools import answer_calls, schema_of
 from tests.testing.audit.audited import Says, Sound, audited, ids
@@ -137,16 +134,6 @@ class TakesAnEmptyAnswer(Sound):
         return f"Result: {states['label']}"
 
 
-class TakesOneOfManyWords(Sound):
-    found = "hedging"
-
-    def right(self, text, states):
-        return states["label"] in text
-
-    async def gold(self, states):
-        return f"It is {states['label']}."
-
-
 class TakesEmptyJson(Sound):
     """What is missing is not compared."""
 
@@ -200,19 +187,6 @@ async def test_a_machine_whose_tool_knows_the_answer_has_no_fault():
 async def test_forms_of_the_prompt_find_a_fault(cls):
     result = await audited(cls, "answers", "odd_values", "label")
     assert cls.found in ids(result, "fail", "warn")
-
-
-@pytest.mark.long
-async def test_a_word_among_the_labels_of_other_rows_is_hedging():
-    rows = [Task(f"Capital {n}?", word, task_id=word) for n, word in enumerate(("Lisbon", "Nairobi", "Caracas"))]
-    assert "hedging" in ids(await audited(TakesOneOfManyWords, "hedge", on=rows), "fail")
-
-
-@pytest.mark.long
-async def test_what_the_first_plays_show_is_followed_by_actions_of_its_name():
-    result = await audited(PaysLookups, on=ROWS[:2], repeat=False)
-    again = [each for each in result.findings if each.id == "reward-exceeds-gold:again"]
-    assert "read_setting" in again[0].evidence[0].policy
 
 
 async def test_a_key_that_the_prompt_names_is_no_leak_and_a_copied_answer_at_any_place_is_noted():
@@ -279,30 +253,6 @@ def test_words_of_a_text_are_its_names_files_and_options():
 )  # fmt: skip
 def test_the_form_of_an_answer_is_read_from_the_prompt(text, form):
     assert form_of(text) == form
-
-
-def test_calls_take_words_of_texts_and_numbers_that_are_given():
-    def buy(item: str, count: int) -> str:
-        """Buy balloon, cake or juice.
-
-        Args:
-            item: Its item.
-            count: Its count.
-        """
-        return f"{item} {count}"
-
-    def finish() -> str:
-        """End."""
-        return ""
-
-    tools = [schema_of(buy), schema_of(finish)]
-    made = calls_with_world(tools, ["B02"], numbers=(-1,)).values()
-    calls = [json.loads(call.splitlines()[1]) for call in made]
-    assert {"name": "buy", "arguments": {"item": "balloon", "count": -1}} in calls
-    assert {"name": "finish", "arguments": {}} in calls
-    assert ending_tools(tools) == [tools[1]]
-    (written,) = writing_calls(tools, [("cake", 7), ("juice", "x")])
-    assert json.loads(written.splitlines()[1])["arguments"] == {"item": "cake", "count": 7}
 
 
 def test_a_followed_action_is_made_again_from_its_name():

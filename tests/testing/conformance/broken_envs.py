@@ -33,19 +33,6 @@ class WithTool(Two):
 
 # Property, body, method or attribute, and what the problem says it expected.
 BROKEN = {
-    "counter of the class": ("isolation", """
-        class Agent(Two):
-            num_steps: int = 0  # HERE
-            async def reset(self, states):
-                type(self).num_steps = 0
-                return states
-            async def step(self, states):
-                await asyncio.sleep(0)
-                type(self).num_steps += 1
-                said = StepResult([{"role": "user", "content": f"Step {self.num_steps}."}])
-                self.turns += 1
-                return StepResult(terminated=True) if self.turns == 2 else said
-        """, "num_steps", "a class attribute that episodes do not change"),
     "a list by default": ("isolation", """
         class Agent(Two):
             async def step(self, states):  # HERE
@@ -54,18 +41,6 @@ BROKEN = {
             def note(self, text, seen=[]):
                 seen.append(text)
         """, "step", "`Agent.note, the default of `seen`` of the module unchanged by episodes"),
-    "a copy that is shallow": ("isolation", """
-        STOCK = {"bolt": {"left": 10**6}}
-        class Agent(WithTool):
-            async def reset(self, states):
-                self.stock = dict(STOCK)
-                return await super().reset(states)
-            async def step(self, states):  # HERE
-                return await super().step(states)
-            def answer(self, call):
-                self.stock["bolt"]["left"] -= 1
-                return "1"
-        """, "step", "`STOCK` of the module unchanged by episodes"),
     "a variable of the process": ("isolation", """
         class Agent(Two):
             async def reset(self, states):
@@ -108,14 +83,6 @@ BROKEN = {
                 self.turns += 1
                 return StepResult([{"role": "user", "content": f"{IS_HARD}"}], terminated=self.turns == 2)
         """, "step", "for any value of the environment variable OUR_TEST_IS_HARD"),
-    "the day, which a tool imports": ("portability", """
-        class Agent(WithTool):
-            async def step(self, states):
-                return await super().step(states)
-            def answer(self, call):
-                from datetime import date
-                return f"{date.today().year}"  # HERE
-        """, "step", "the same episode at another time"),
     "the day of the import": ("portability", """
         import datetime as dt
         TODAY = dt.date.today()  # HERE
@@ -130,23 +97,6 @@ BROKEN = {
                 self.turns += 1
                 return StepResult(f"It was {datetime.fromtimestamp(1_000_000_000)}.", terminated=self.turns == 2)
         """, "step", "the same episode in another time zone"),
-    "a task that is left where step is cancelled": ("cancel", """
-        class Agent(Two):
-            async def step(self, states):  # HERE
-                work = asyncio.ensure_future(asyncio.sleep(3600))
-                await asyncio.sleep(0.001)
-                work.cancel()
-                return await super().step(states)
-        """, "step", "nothing left behind by an episode"),
-    "a folder": ("cancel", """
-        import shutil
-        class Agent(Two):
-            async def step(self, states):
-                folder = tempfile.mkdtemp()  # HERE
-                await asyncio.sleep(0)
-                shutil.rmtree(folder)
-                return await super().step(states)
-        """, "step", "nothing left behind by an episode"),
     "a tool that swallows its cancellation": ("cancel", """
         from agentenv.tools import answer_calls
         async def add(a: int) -> str:
@@ -309,12 +259,6 @@ BROKEN = {
                     raise DataError("label: expected a good one, got 'bad'. Fix the data.")
                 return states
         """, "reset", "`reset` to accept every row of 'mine'"),
-    "rows that cannot be read": ("data", """
-        class Agent(Two):
-            datasets = {"gone": __file__ + ".gone.jsonl"}
-            async def reset(self, states):  # HERE
-                return states
-        """, "reset", "data 'gone' that can be read"),
     "gold is no text": ("contract", """
         class Agent(Two):
             async def gold(self, states):  # HERE

@@ -43,9 +43,7 @@ def test_actions_are_read_from_lines_of_text_or_json(write, tmp_path):
     assert read_actions("actions.jsonl") == ("look", "open\nit")
     for text in ("[1]\n", '{"actions": ["a"]}\n', "open\n"):
         (tmp_path / "wrong.jsonl").write_text(f'"a"\n{text}')
-        with pytest.raises(
-            ConfigError, match=r"--actions: wrong\.jsonl:2: expected a JSON text or \{\"action\": TEXT\}"
-        ):
+        with pytest.raises(ConfigError, match=r"--actions: wrong\.jsonl:2: expected a JSON text or \{.action.: TEXT\}"):
             read_actions("wrong.jsonl")
     with pytest.raises(ConfigError, match=r"--actions: expected a file of actions, got 'gone\.txt'"):
         read_actions("gone.txt")
@@ -55,7 +53,6 @@ def test_actions_are_read_from_lines_of_text_or_json(write, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("file", ["actions.txt", "actions.jsonl"])
 @pytest.mark.parametrize(
     ("does", "broken"),
     [
@@ -66,11 +63,11 @@ def test_actions_are_read_from_lines_of_text_or_json(write, tmp_path):
         ("import time; time.sleep(0.07)", "blocking"),
     ],
 )
-def test_given_actions_are_tried_in_the_properties(write, file, does, broken, capsys):
+def test_given_actions_are_tried_in_the_properties(write, does, broken, capsys):
     only = [*write(does), "--only", "contract", "rewards", "feedback", "determinism", "blocking"]
     assert command(only) == 0
     capsys.readouterr()
-    assert command([*only, "--actions", file]) == 1
+    assert command([*only, "--actions", "actions.jsonl"]) == 1
     assert f"✗ {broken}" in capsys.readouterr().out
 
 

@@ -24,13 +24,8 @@ BLAME = "Handle every action"
     ("line", "says"),
     [
         ('said = states["action"]', "`states` has no 'action'. It has action_ids, action_text,"),
-        ("said = states['texts']", "`states` has no 'texts'. It has action_ids, action_text, finish_reason,"),
         ('tests = states["metadata"]["tests"]', "The task has no metadata: name rows that have it with --data."),
-        ('tests = metadata["tests"]', "The task has no metadata: name rows that have it with --data."),
-        (
-            'tests = metadata.get("tests") + 1',
-            "It happens with every action. The task has no metadata: name rows that have it with --data.",
-        ),
+        ('tests = metadata.get("tests") + 1', "It happens with every action. The task has no metadata: name rows that"),
         ('found = {}["x"]', "It happens with every action."),
         ('found = {"7": 1}[states["action_text"][:1] or "7"]', BLAME),
         ('found = 1 / (len(states["action_text"]) - 4_999)', "no contract errors"),

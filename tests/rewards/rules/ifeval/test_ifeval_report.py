@@ -15,8 +15,6 @@ shared = pytest.mark.skipif(not IFEVAL.exists(), reason="ifeval_input_data.jsonl
 
 SHORT = "สวัสดี"
 """One sentence of two words in Thai: no letter, capital, comma or keyword of any row, and no markup."""
-RICH = 'ได้ครับ\n"<<ก>> [ข] *ค*"'
-"""The same of six words, with a title, a placeholder, a highlight, and quotation marks around its last line."""
 
 
 def judged(row, response):
@@ -58,12 +56,3 @@ def test_a_short_answer_to_all_of_ifeval_scores_as_counted_by_hand():
             "punctuation:no_comma": 66,
         },
     )
-
-
-@shared
-def test_a_rich_answer_to_all_of_ifeval_scores_more_when_read_loosely():
-    prompts, instructions, kinds = figures(RICH)
-    assert (prompts, instructions) == ((541, 87, 121), (834, 245, 303))
-    assert kinds["detectable_format:title"] == 37
-    assert kinds["detectable_content:number_placeholders"] == 7
-    assert kinds["detectable_format:number_highlighted_sections"] == 9

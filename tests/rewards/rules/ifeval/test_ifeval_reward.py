@@ -93,16 +93,6 @@ async def test_a_language_that_needs_langdetect_is_infra_without_it(pool, tmp_pa
     assert "agentenv-rl[ifeval]" in result.detail
 
 
-@pytest.mark.long
-async def test_a_language_is_detected_in_the_pool_and_deterministically(pool):
-    pytest.importorskip("langdetect", reason="pip install langdetect")
-    reward = IFEvalReward()
-    texts = ["Ich weiß es leider nicht genau, mein Freund.", "I do not know it, my friend.", "Ja the oui si no."]
-    results = [[(await reward.grade(Response(text, label=GERMAN))).reward for text in texts] for _ in range(5)]
-    assert results[0][:2] == [1.0, 0.0]
-    assert results == results[:1] * 5
-
-
 async def test_a_text_that_takes_too_much_computing_follows_nothing(pool, monkeypatch):
     monkeypatch.setattr(reward_module, "_CPU_LIMIT_S", 0.001)
     result = await IFEvalReward(mode="loose").grade(Response("p. " * 300_000, label=SENTENCES))
