@@ -39,22 +39,10 @@ def write(folder, body, name="reward.py"):
     return str(path)
 
 
-def engine_of(*actions, tokenizer=None):
-    return ScriptedEngine(actions, tokenizer or CharTokenizer())
-
-
-async def episode(source, *, prompt="Q: 6*7?", label="42", action="42", engine=None, limits=None, tokenizer=None):
+async def episode(source, *, prompt="Q: 6*7?", label="42", action="42", limits=None, tokenizer=None):
     tokenizer = tokenizer or CharTokenizer()
-    return await source.run(
-        Task(prompt, label),
-        EpisodeSetup(
-            engine=engine or engine_of(action, tokenizer=tokenizer),
-            chat=Chat(tokenizer),
-            sampling=SamplingParams(),
-            limits=limits or Limits(),
-        ),
-        EpisodeKey("e"),
-    )
+    setup = EpisodeSetup(ScriptedEngine([action], tokenizer), Chat(tokenizer), SamplingParams(), limits or Limits())
+    return await source.run(Task(prompt, label), setup, EpisodeKey("e"))
 
 
 async def judged(tmp_path, body, **more):
