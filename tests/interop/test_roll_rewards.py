@@ -474,11 +474,11 @@ assert not hasattr(roll.RewardWorker.compute_rewards, "MARK")
 """
 
 
-def ran_with(code, *folders, arguments=()):
+def ran_with(code, *folders, arguments=(), cwd=None):
     path = os.pathsep.join([str(ROOT), *map(str, folders), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=240, check=False,
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=cwd, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
 
 
@@ -523,7 +523,7 @@ assert dispatched(actors, cls.compute_rewards, data[:1]).batch["scores"].tolist(
 
 @pytest.mark.slow
 def test_workers_are_rays_actors():
-    ran = ran_with(ON_RAY, arguments=[str(Path(__file__).parent)])
+    ran = ran_with(ON_RAY, arguments=[Path(__file__).parent])
     assert ran.returncode == 0, ran.stderr[-3000:]
 
 
@@ -570,15 +570,10 @@ print(json.dumps({
 @pytest.mark.slow
 @pytest.mark.skipif("ROLL_SRC" not in os.environ, reason="ROLL is not on PyPI: set ROLL_SRC to a checkout of it")
 def test_rolls_own_dataproto(tmp_path):
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", ""), os.environ["ROLL_SRC"]])
     rows = tmp_path / "rows.pickle"
     rows.write_bytes(pickle.dumps([(name, EVERY_ROW | row, right) for name, row, right in ROWS]))
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", REAL_ROLL, str(Path(__file__).parent), str(rows)],
-        cwd=tmp_path,  # it makes ./output
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+    arguments = [Path(__file__).parent, rows]
+    ran = ran_with(REAL_ROLL, os.environ["ROLL_SRC"], arguments=arguments, cwd=tmp_path)  # it makes ./output
     assert ran.returncode == 0, ran.stderr[-3000:]
     found = json.loads(ran.stdout.strip().splitlines()[-1])
     assert found == {
