@@ -5,7 +5,6 @@ import threading
 
 import pytest
 
-from agentenv.errors import RunStopped
 from agentenv.runs.records import directory as record
 from agentenv.runs.records.directory import Outbox, RunWriter
 from tests.runs.test_record import CONFIG, episode, read_ids
@@ -55,17 +54,3 @@ async def test_cancelling_a_waiter_does_not_cancel_the_episode(tmp_path, monkeyp
         gate.opened.set()
         await settling
         assert read_ids(tmp_path) == ["a/0"]
-
-
-async def test_an_error_of_the_disk_reaches_only_its_waiters(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    async with Outbox(RunWriter.open(tmp_path, CONFIG)) as outbox:
-        with monkeypatch.context() as faulty:
-            faulty.setattr(record.os, "write", full)
-            with pytest.raises(RunStopped, match="No space left"):
-                await outbox.append(episode("a/0"))
-        await outbox.settle()
-        await outbox.append(episode("a/0"))
-    assert read_ids(tmp_path) == ["a/0"]

@@ -283,14 +283,6 @@ def test_another_schema_is_refused_in_config_and_in_lines(tmp_path, version):
         RunWriter.open(tmp_path, CONFIG, resume=True)
 
 
-def test_a_directory_that_cannot_be_written_is_a_config_error(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="expected a writable directory"):
-        RunWriter.open(tmp_path / "file", CONFIG)
-    with pytest.raises(ConfigError, match="expected a writable directory"):
-        RunWriter.open(tmp_path / "file" / "below", CONFIG)
-
-
 def test_reading_what_is_not_there_is_a_config_error(tmp_path):
     for path in (tmp_path / "gone", tmp_path / "gone" / "trajectories.jsonl"):
         with pytest.raises(ConfigError, match="expected a run directory, got nothing"):

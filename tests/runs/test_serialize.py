@@ -3,13 +3,10 @@
 import datetime
 import json
 import math
-import subprocess
-import sys
 from array import array
 from dataclasses import fields, replace
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -251,23 +248,6 @@ def test_values_that_are_not_a_trajectory_are_a_data_error(change):
     change(episode)
     with pytest.raises(DataError, match="expected the values of a trajectory"):
         trajectory_from_dict(episode)
-
-
-@pytest.mark.long
-def test_importing_needs_no_heavy_library():
-    code = (
-        "import sys, agentenv.runs.records.directory, agentenv.core.dataset\n"
-        "import agentenv.runs.metrics, agentenv.runs.records.lines;"
-        "print([m for m in ('torch', 'numpy', 'transformers', 'pyarrow', 'datasets') if m in sys.modules])"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    assert result.stdout.strip() == "[]"
 
 
 def forced_episode(forced):
