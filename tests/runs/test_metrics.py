@@ -115,18 +115,6 @@ def test_the_interval_of_a_share_is_wilsons_for_one_task_less(passed):
         assert abs(end - passed / 11) / math.sqrt(end * (1 - end) / 10) == pytest.approx(1.96, abs=1e-3)
 
 
-@pytest.mark.long
-@given(st.lists(st.floats(0, 1), max_size=30), st.integers(1, 8))
-def test_shares_and_their_intervals_stay_in_the_unit_interval(values, num_samples):
-    estimate = share_over_tasks(values, num_samples * len(values))
-    assert estimate.num_tasks == len(values)
-    if len(values) >= 2:
-        assert 0.0 <= estimate.ci95_low <= estimate.mean <= estimate.ci95_high <= 1.0
-    else:
-        assert estimate.ci95_low is estimate.ci95_high is None
-        assert estimate.mean == (values[0] if values else None)
-
-
 @pytest.mark.parametrize("rewards", [[1.0] * 9 + [0.0], [1.0] * 10, [0.9, 1.0, 0.95]])
 def test_the_interval_of_rewards_that_are_all_in_0_to_1_stays_there(rewards):
     found = aggregate([episode(str(i), 0, r) for i, r in enumerate(rewards)], num_tasks=10, num_samples=1, wall_s=1.0)
