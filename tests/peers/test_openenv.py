@@ -1,5 +1,7 @@
 """OpenEnv 0.10.0: its environments in our episodes, and ours played by its own client."""
 
+import operator
+
 import pytest
 
 from tests.peers.where import ROOT, answer, folder_of, needs, trained, versions
@@ -60,9 +62,8 @@ def test_a_server_by_its_address_and_what_is_lost_is_infrastructure(found):
 
 
 def test_a_name_that_is_not_installed_and_code_that_runs_actions_are_refused(found):
-    assert (
-        "expected the address of a server or an installed environment, got neither" in found["refusals"]["nowhere_env"]
-    )
+    nowhere = found["refusals"]["nowhere_env"]
+    assert "expected the address of a server or an installed environment, got neither" in nowhere
     assert "--env openenv:http://HOST:PORT" in found["refusals"]["coding_env"]
 
 
@@ -71,21 +72,14 @@ def test_openenvs_client_gets_the_rewards_scores_prompts_and_ends_of_our_loop(fo
     ours = found[name]
     assert ours["command"]["line"].startswith(f"serving {name} at http://127.0.0.1:")
     assert ours["command"]["rc"] == 0
-    pairs = list(zip(ours["client"], ours["loop"], strict=True))
     assert ours["client"] == ours["loop"]
     assert len({reward for episode in ours["loop"] for reward, _ in episode}) > 1
     assert ours["prompts"][0] == ours["prompts"][1]
     assert ours["stops"][0] == ours["stops"][1]
-    cell(
-        name,
-        "OpenEnv client",
-        "GenericEnvClient at `agentenv serve`; no tokens",
-        versions("openenv"),
-        episodes=len(pairs),
-        equal_rewards_and_scores=sum(one == other for one, other in pairs),
-        equal_prompts=sum(one == other for one, other in zip(*ours["prompts"], strict=True)),
-        equal_ends=sum(one == other for one, other in zip(*ours["stops"], strict=True)),
-    )
+    pairs = {"rewards_and_scores": (ours["client"], ours["loop"]), "prompts": ours["prompts"], "ends": ours["stops"]}
+    equal = {f"equal_{key}": sum(map(operator.eq, *sides)) for key, sides in pairs.items()}
+    code = "GenericEnvClient at `agentenv serve`; no tokens"
+    cell(name, "OpenEnv client", code, versions("openenv"), episodes=len(ours["loop"]), **equal)
 
 
 def test_a_failed_episode_is_an_error_of_openenvs_client(found):
