@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import random
 import sys
@@ -20,19 +19,11 @@ from agentenv.engines.scripted import PlainTextTokenizer
 from agentenv.episode.registry import env_source
 from agentenv.episode.setup import EpisodeKey
 from agentenv.errors import AgentEnvError
-from agentenv.interop.openenv_guest import env_class, names
+from agentenv.interop.openenv_guest import env_class
 from agentenv.interop.openenv_server import ServedTasks, openenv_app
 from tests.peers.played import error_of, said
 
 CALL = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
-GAMES = {
-    "maze_env": ("1", "3", "1", "no"),
-    "grid_world_env": ("DOWN",) * 4 + ("sideways",) + ("RIGHT",) * 4,
-    "connect4_env": ("0", "1", "0", "1", "0", "1", "0"),
-    "reasoning_gym_env": ("42",),
-    "echo_env": (CALL % ("echo_message", '{"message": "hi"}'), CALL % ("shout", "{}")),
-}
-"""Environments of OpenEnv's repository, and actions."""
 
 
 async def episode(env, actions, *, seed=0, task=None, limits=None, **kwargs):
@@ -188,10 +179,6 @@ async def main():
     found = {"theirs": await theirs(), "refusals": await refusals(Path.cwd())}
     found["math_retry"] = await ours("math_retry", lambda task: ["#### 1", "none", f"#### {task.label}"])
     found["guess_number"] = await ours("guess_number", lambda task: ["8", "x", "12", "4"])
-    here = [name for name in GAMES if importlib.util.find_spec(name)]
-    found["games"] = {name: facts(await episode(f"openenv:{name}", GAMES[name], seed=3)) for name in here}
-    found["again"] = {name: facts(await episode(f"openenv:{name}", GAMES[name], seed=3)) for name in here}
-    found["names"] = sorted(names())
     found["gymnasium"] = await asyncio.to_thread(in_gymnasium)
     print(json.dumps(found))
 

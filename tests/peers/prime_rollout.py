@@ -33,7 +33,7 @@ from agentenv.episode.setup import EpisodeKey
 from agentenv.errors import EngineError
 from agentenv.interop.verifiers_env import INFO, env_package
 from agentenv_envs.math_retry import MathRetry
-from tests.peers.shared import DATA, GROUP, MODEL, NUM_TASKS
+from tests.peers.rollout_parts import DATA, GROUP, MODEL, NUM_TASKS
 from tests.peers.where import page_block
 
 MAX_TOKENS = 48

@@ -13,7 +13,7 @@ from skyrl.train.fully_async_trainer_sim import FullyAsyncTrainerSim
 from skyrl.train.trainer import RayPPOTrainer
 from transformers import AutoTokenizer
 
-from tests.peers.shared import MODEL, Sampler
+from tests.peers.rollout_parts import MODEL, Sampler
 
 TOKENIZER = AutoTokenizer.from_pretrained(MODEL)
 

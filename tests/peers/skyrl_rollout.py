@@ -24,7 +24,7 @@ from agentenv.episode.registry import builtin_datasets, load_env
 from agentenv.episode.setup import EpisodeKey
 from agentenv.errors import AgentEnvError
 from agentenv.interop.skyrl import EnvGenerator, dataset
-from tests.peers.shared import DATA, FORGETFUL, GROUP, MODEL, NUM_TASKS, Paying
+from tests.peers.rollout_parts import DATA, FORGETFUL, GROUP, MODEL, NUM_TASKS, Paying
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ async def main():
     TOKENIZER.chat_template = kept
     for env, data in DATA.items():
         answers[f"text_{env}"] = await in_text(env, data)
-    answers["text_failing"] = await in_text("tests.peers.shared:Paying", "word_problems_train")
+    answers["text_failing"] = await in_text("tests.peers.rollout_parts:Paying", "word_problems_train")
     print("\n" + json.dumps(answers))
 
 

@@ -4,10 +4,9 @@ import operator
 
 import pytest
 
-from tests.peers.where import ROOT, answer, folder_of, needs, trained, versions
+from tests.peers.where import ROOT, answer, needs, trained, versions
 
 pytestmark = [pytest.mark.slow, needs("openenv"), pytest.mark.timeout(900)]
-GAMES = ("connect4_env", "echo_env", "grid_world_env", "maze_env", "reasoning_gym_env")
 
 
 @pytest.fixture(scope="module")
@@ -90,15 +89,6 @@ def test_an_environment_of_openenv_in_gymnasium(found):
     first, after = found["gymnasium"]
     assert first.startswith('{"text": "Guess a number')
     assert after == [0.0, False, False]
-
-
-@pytest.mark.parametrize("name", GAMES)
-def test_an_environment_of_openenvs_repository_is_played_alike_twice(found, name):
-    if name not in found["games"]:
-        pytest.skip(f"{name} is not in {folder_of('openenv')}: docs/interop/openenv.md has its install")
-    game = found["games"][name]
-    assert game["error"] is None
-    assert game == found["again"][name]
 
 
 def test_ten_steps_of_training_on_an_environment_of_openenv(tmp_path, monkeypatch):

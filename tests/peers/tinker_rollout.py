@@ -20,7 +20,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout_and_filter_constant_rew
 from agentenv import Limits
 from agentenv.chat.chat import ChatOptions
 from agentenv.interop.tinker import EnvDatasetBuilder, EnvGroup
-from tests.peers.shared import COUNTS, FORGETFUL, GROUP, MODEL, NUM_TASKS, Paying, Sampler
+from tests.peers.rollout_parts import COUNTS, FORGETFUL, GROUP, MODEL, NUM_TASKS, Paying, Sampler
 
 MAX_TOKENS = 48
 IDS = itertools.count()

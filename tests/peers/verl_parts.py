@@ -47,7 +47,7 @@ class TinyServer:
     """What verl's vLLM server answers, from tiny-math on the CPU."""
 
     def __init__(self):
-        from tests.peers.shared import Sampler
+        from rollout_parts import Sampler  # verl brings a package `tests`
 
         self.sampler = Sampler()
 

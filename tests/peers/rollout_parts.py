@@ -3,13 +3,13 @@
 import itertools
 import zlib
 from collections import Counter, defaultdict
+from pathlib import Path
 
 from agentenv import SamplingParams, StepResult
 from agentenv.engines.hf.engine import HFEngine
 from agentenv_envs.math_retry import MathRetry
-from tests.peers.where import ROOT
 
-MODEL = str(ROOT / "agentenv/_assets/tiny-math")
+MODEL = str(Path(__file__).parents[2] / "agentenv/_assets/tiny-math")
 GROUP, NUM_TASKS = 4, 2
 DATA = {"math_retry": "word_problems_train", "tool_use": "tool_use", "guess_number": "guess_number"}
 FORGETFUL = (
