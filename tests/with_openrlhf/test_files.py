@@ -26,6 +26,23 @@ GUIDE = ROOT.parent / "shared/seeds/openrlhf-custom-rewards-guide.txt"
 NAMES = ("AgentExecutorBase", "AgentInstanceBase", "MultiTurnAgentExecutor")
 
 
+def site_of(folder, **modules):
+    """A folder of installed packages with an `openrlhf.utils` that has these modules."""
+    package = folder / "site/openrlhf/utils"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").write_text("")
+    for name, text in {"__init__": "", **modules}.items():
+        (package / f"{name}.py").write_text(text)
+    return folder / "site"
+
+
+def printed(program, site):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(site)])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
+
+
 @pytest.fixture(params=["without", "with abstract bases of that name", "with OpenRLHF 0.11.2"])
 def installed(request, tmp_path):
     """The folder of an installed OpenRLHF, or None."""
@@ -35,14 +52,9 @@ def installed(request, tmp_path):
         if not FOLDER.is_dir():
             pytest.skip(f"OpenRLHF is not in {FOLDER}: make test-slow installs it")
         return FOLDER
-    package = tmp_path / "site/openrlhf/utils"
-    package.mkdir(parents=True)
-    (package.parent / "__init__.py").write_text("")
-    (package / "__init__.py").write_text("")
     classes = "".join(f"class {name}(ABC):\n    @abstractmethod\n    def x(self): ...\n" for name in NAMES)
-    (package / "agent.py").write_text(f"from abc import ABC, abstractmethod\n{classes}")
-    (package / "logging_utils.py").write_text("from logging import getLogger as init_logger\n")
-    return tmp_path / "site"
+    agent = f"from abc import ABC, abstractmethod\n{classes}"
+    return site_of(tmp_path, agent=agent, logging_utils="from logging import getLogger as init_logger\n")
 
 
 @pytest.mark.long
@@ -61,10 +73,7 @@ def test_files_of_both_contracts_run_by_command(installed, tmp_path):
         assert file == str(installed / "openrlhf/utils/agent.py")
         assert modules == ["openrlhf.utils.agent"] * 3
     else:
-        assert (file, modules) == (
-            None,
-            ["agentenv.interop.openrlhf.executor"] * 3,
-        )
+        assert (file, modules) == (None, ["agentenv.interop.openrlhf.executor"] * 3)
 
 
 @pytest.mark.skipif(not GUIDE.is_file(), reason="the guide lies beside the repository, not in it")
@@ -83,11 +92,8 @@ def test_the_files_of_the_guide_are_the_guides_own(name, heading, own):
         return [line for line in told if line and line not in own]
 
     guide = GUIDE.read_text().split(heading)[1].split("```python\n")[1].split("```")[0]
-    file = (
-        (ROOT / f"tests/interop/agent_funcs/{name}.py")
-        .read_text()
-        .replace("    return float(label in action_text)\n", "")
-    )
+    text = (ROOT / f"tests/interop/agent_funcs/{name}.py").read_text()
+    file = text.replace("    return float(label in action_text)\n", "")
     head, _, body = file.partition("\nfrom ")
     assert all(line.startswith("#") for line in head.splitlines())
     assert lines("from " + body) == lines(guide)
@@ -96,27 +102,18 @@ def test_the_files_of_the_guide_are_the_guides_own(name, heading, own):
 @pytest.mark.long
 def test_a_file_loads_where_openrlhfs_own_imports_fail(tmp_path):
     """Its package may need flash_attn or deepspeed: the file gets our module without them."""
-    package = tmp_path / "site/openrlhf/utils"
-    package.mkdir(parents=True)
-    (package.parent / "__init__.py").write_text("")
-    (package / "__init__.py").write_text("raise ImportError('no flash_attn')")
     program = (
         "import sys; from agentenv.interop.agent_files import load_agent_func; "
         f"f = load_agent_func({str(ROOT / 'tests/interop/agent_funcs/template.py')!r}); "
         "print(f.executor_cls.__mro__[1].__module__, [n for n in sys.modules if n.startswith('openrlhf')])"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path / "site")])}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=800)
-    assert done.stdout.strip() == "agentenv.interop.openrlhf.executor []", done.stderr[-2000:]
+    site = site_of(tmp_path, __init__="raise ImportError('no flash_attn')")
+    assert printed(program, site) == "agentenv.interop.openrlhf.executor []"
 
 
 @pytest.mark.long
 def test_a_real_module_that_was_imported_before_is_back_afterwards(tmp_path):
-    package = tmp_path / "site/openrlhf/utils"
-    package.mkdir(parents=True)
-    for name in ("__init__.py", "utils/__init__.py"):
-        (package.parent / name).write_text("")
-    (package / "agent.py").write_text("class AgentExecutorBase: ...\nclass AgentInstanceBase: ...\n")
+    site = site_of(tmp_path, agent="class AgentExecutorBase: ...\nclass AgentInstanceBase: ...\n")
     broken = tmp_path / "broken.py"
     broken.write_text("from openrlhf.utils.agent import AgentExecutorBase\nraise ValueError\n")
     program = f"""
@@ -134,9 +131,7 @@ try:
 except ConfigError:
     print(first, same(), issubclass(loaded.executor_cls, before.AgentExecutorBase))
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path / "site")])}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=800)
-    assert done.stdout.strip() == "True True False", done.stderr[-2000:]
+    assert printed(program, site) == "True True False"
 
 
 @pytest.mark.skipif(not FOLDER.is_dir(), reason=f"OpenRLHF is not in {FOLDER}: make test-slow installs it")
