@@ -12,7 +12,6 @@ from agentenv.training.algorithm.advantages import (
     ActionTokens,
     AdvantageOptions,
     add_at_the_end,
-    compare,
     decays,
     episode_sums,
     estimate,
@@ -235,32 +234,3 @@ def test_an_empty_batch_has_no_advantages():
 def test_gae_needs_values():
     with pytest.raises(ConfigError, match="value head"):
         advantages(RETRY, "gae")
-
-
-episodes = st.lists(
-    st.lists(st.tuples(st.integers(1, 3), st.floats(-5, 5, width=16)), min_size=1, max_size=3), min_size=1, max_size=6
-)
-
-
-@pytest.mark.long
-@given(episodes, st.sampled_from(["rloo", "dr_grpo", "group_norm"]), st.sampled_from(["episode", "turn"]))
-@settings(max_examples=60, deadline=None)
-def test_advantages_of_what_is_compared_sum_to_zero_and_ignore_a_constant(batch, estimator, credit):
-    moved = [[*turns[:-1], (turns[-1][0], turns[-1][1] + 3.0)] for turns in batch]
-    one = advantages(tokens(*batch), estimator, credit=credit)
-    two = advantages(tokens(*moved), estimator, credit=credit)
-    assert one == pytest.approx(two, abs=1e-4)
-    first_tokens = [
-        i for i, e in enumerate(tokens(*batch).episode_N.tolist()) if not i or e != tokens(*batch).episode_N[i - 1]
-    ]
-    assert sum(one[i] for i in first_tokens) == pytest.approx(0.0, abs=1e-4)
-
-
-@given(st.lists(st.floats(-5, 5, width=16), min_size=2, max_size=8), st.data())
-@settings(max_examples=60, deadline=None)
-def test_rloo_is_the_mean_of_differences_to_the_others(values, data):
-    cells = data.draw(st.lists(st.integers(0, 2), min_size=len(values), max_size=len(values)))
-    found = compare(torch.tensor(values, dtype=torch.float64), torch.tensor(cells), "rloo").tolist()
-    for i, value in enumerate(values):
-        others = [v for j, v in enumerate(values) if j != i and cells[j] == cells[i]]
-        assert found[i] == pytest.approx(value - sum(others) / len(others) if others else 0.0, abs=1e-9)

@@ -226,14 +226,6 @@ class Service:
             raise self.error("still away")
 
 
-def test_trackers_get_every_number_and_are_closed_once(tmp_path):
-    services = [Service(), Service()]
-    log_steps(tmp_path, 0, 1, trackers=services)
-    for service in services:
-        assert service.told == [(0, {"reward": 0.0}), (1, {"reward": 1.0})]
-        assert service.is_closed
-
-
 def test_a_tracker_that_fails_is_warned_of_once_and_the_training_continues(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(trackers_module, "_RETRY_AFTER_S", 0.0)
     away, well = Service(away=(1, 2)), Service()

@@ -42,27 +42,13 @@ def make_tasks(labels):
 
 
 def make_rollouts(
-    tasks,
-    *,
-    script=("x",),
-    latency_s=0.0,
-    on_episode=lambda trajectory: None,
-    max_error_share=1.0,
-    grader=None,
-    **options,
+    tasks, *, script=("x",), latency_s=0.0, on_episode=lambda _: None, max_error_share=1.0, grader=None, **options
 ):
-    tokenizer = CharTokenizer()
+    tokenizer, limits = CharTokenizer(), Limits(max_length=60, max_turns=3)
     engine = ScriptedEngine(script, tokenizer, latency_s=latency_s)
-    runner = EpisodeRunner(
-        EnvSource(Judge),
-        EpisodeSetup(
-            engine=engine,
-            chat=Chat(tokenizer),
-            sampling=SamplingParams(seed=0),
-            limits=Limits(max_length=60, max_turns=3),
-        ),
-        policy=ErrorPolicy(max_retries=0, retry_wait_s=0.0, max_error_share=max_error_share),
-    )
+    policy = ErrorPolicy(max_retries=0, retry_wait_s=0.0, max_error_share=max_error_share)
+    setup = EpisodeSetup(engine, Chat(tokenizer), SamplingParams(seed=0), limits)
+    runner = EpisodeRunner(EnvSource(Judge), setup, policy=policy)
     defaults = {"batch_groups": 2, "num_samples": 2, "concurrency": 8}
     return Rollouts(runner, tasks, RolloutOptions(**(defaults | options)), on_episode, grader)
 
