@@ -3,12 +3,8 @@
 import logging
 import math
 import resource
-import tempfile
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError, DataError, RunStopped
 from agentenv.runs import trackers as trackers_module
@@ -165,36 +161,6 @@ def test_a_full_disk_stops_the_training_and_leaves_whole_lines(tmp_path):
     journal.log(2, {"reward": 0.75})
     journal.close()
     assert steps_in(tmp_path) == [1, 2]
-
-
-trainings = st.lists(  # of each session: how many steps it does, how far behind its end the checkpoint is, what is torn
-    st.tuples(st.integers(0, 6), st.integers(0, 4), st.binary(max_size=20).filter(lambda torn: b"\n" not in torn)),
-    min_size=1, max_size=5,
-)  # fmt: skip
-
-
-@pytest.mark.long
-@settings(deadline=None, max_examples=60)  # it waits for the disk
-@given(trainings, st.integers(0, 1))
-def test_a_training_that_is_killed_repeatedly_has_no_gap_and_no_repeat(sessions, first):
-    with tempfile.TemporaryDirectory() as name:
-        folder, resume_step, expected = Path(name), None, {}
-        for session, (num_steps, behind, torn) in enumerate(sessions):
-            journal = Journal(folder, resume_step=resume_step)
-            start = first if resume_step is None else resume_step + 1
-            for step in range(start, start + num_steps):
-                journal.log(step, {"session": session})
-                expected[step] = session
-            journal.close()
-            with (folder / METRICS).open("ab") as file:
-                file.write(torn)
-            if expected:
-                resume_step = max(first, max(expected) - behind)
-                expected = {step: wrote for step, wrote in expected.items() if step <= resume_step}
-        journal = Journal(folder, resume_step=resume_step)
-        journal.close()
-        assert {row["step"]: row["session"] for row in read_metrics(folder)} == expected
-        assert steps_in(folder) == list(range(first, first + len(expected)))
 
 
 # --- trackers -------------------------------------------------------------------------------------------------------

@@ -194,18 +194,6 @@ class Scene:
         return sorted(path.name for path in (self.folder / "checkpoints").iterdir())
 
 
-async def test_each_evaluation_has_a_line_with_all_its_episodes(tmp_path):
-    scene = Scene(tmp_path, steps=2, held_out="01")
-    await scene.run()
-    rows = read_steps(tmp_path, "eval")
-    assert list(rows) == [0, 2]
-    for step, row in rows.items():
-        rewards = {group["group_id"]: [each[1] for each in group["episodes"]] for group in row["groups"]}
-        assert {task: len(each) for task, each in rewards.items()} == {"held0": 2, "held1": 2}
-        mean = sum(map(sum, rewards.values())) / 4
-        assert mean == scene.lines("eval/reward")[step]
-
-
 @pytest.mark.parametrize(("by", "num"), [("all", 1), ("first", 2), ("spread", 3), ("random", 0)])
 async def test_episodes_of_evaluations_are_kept_with_their_step_always_of_the_same_tasks(tmp_path, by, num):
     scene = Scene(tmp_path, steps=2, held_out="010", eval_steps=1, save_samples=num, save_samples_by=by)
@@ -276,13 +264,6 @@ async def test_with_async_the_next_batch_is_sampled_while_the_learner_trains(tmp
     assert scene.events_of("train", "update") == ["train 1", "update 1", "train 2", "update 2", "train 3", "update 3"]
     assert scene.lines("rollout/staleness_max") == [0.0, 1.0, 1.0]
     assert scene.lines("rollout/staleness_mean") == [0.0, 1.0, 1.0]
-
-
-async def test_the_learner_trains_in_its_own_thread(tmp_path):
-    threads = set()
-    scene = Scene(tmp_path, steps=4, learner={"during": lambda: threads.add(threading.current_thread())})
-    await scene.run()
-    assert [thread.name.rpartition("_")[0] for thread in threads] == ["agentenv-learner"]
 
 
 @pytest.mark.long

@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +15,7 @@ from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EnvSource
-from agentenv.errors import ConfigError, InfraError, RunStopped
+from agentenv.errors import ConfigError, EngineError, InfraError, RunStopped
 from agentenv.rewards.types import RewardResult
 from agentenv.runs.config import GroupOptions
 from agentenv.runs.group_rewards import GroupGrader
@@ -267,23 +266,11 @@ async def test_a_checkpoint_keeps_count_of_what_was_rejected():
 
 
 async def test_a_group_of_which_draining_cut_a_retry_short_is_sampled_again_and_not_taken_as_it_is():
-    class Fails(Judge):
-        async def step(self, states):
-            if states["metadata"]["failing"]:
-                raise InfraError("gone")
-            return await super().step(states)
+    def script(request):
+        return EngineError("gone") if request.episode_id.endswith("/1") else "x"
 
-    task = Task("q", label="x", task_id="t0", metadata={"failing": False})
-    rollouts = make_rollouts([task], num_samples=3, batch_groups=1)
-    rollouts.runner.source = EnvSource(Fails)
+    rollouts = make_rollouts(make_tasks("x"), script=script, num_samples=3, batch_groups=1)
     rollouts.runner.policy = ErrorPolicy(max_retries=1, retry_wait_s=3600.0, max_error_share=1.0)
-    run = rollouts.runner.source.run
-
-    async def one_fails(task, setup, key):
-        failing = key.episode_id.endswith("/1")
-        return await run(replace(task, metadata={"failing": failing}), setup, key)
-
-    rollouts.runner.source = type("Source", (), {"run": staticmethod(one_fails)})()
     waiting = asyncio.ensure_future(rollouts.take())
     while rollouts.runner.num_done < 2:
         await asyncio.sleep(0.001)
