@@ -28,13 +28,7 @@ from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError
 from agentenv.interop import nemo_rl as nemo_rl_env
-from agentenv.interop.nemo_rl import (
-    AgentEnvironment,
-    EnvironmentUnavailable,
-    RowsFailed,
-    TaskProcessor,
-    masked,
-)
+from agentenv.interop.nemo_rl import AgentEnvironment, EnvironmentUnavailable, RowsFailed, TaskProcessor, masked
 from tests.interop import nemo_stub
 from tests.models import make_tiny_tokenizer
 
@@ -451,14 +445,6 @@ def test_tools_that_reset_offers_are_shown_by_the_task_processor_and_their_calls
         environment.step([log(said)], [{}])
     unchecked = made(Offering, tokenizer=tokenizer(), check_prompt=False)
     assert unchecked.step([log(said)], [{}]).rewards.tolist() == [1.0]
-
-
-def test_nemo_shows_no_prompt_of_reset_so_rows_whose_model_saw_another_are_refused(made):
-    environment = made("guess_number")
-    with pytest.raises(RowsFailed, match="TaskProcessor"):
-        environment.step([log("8", asked="Guess my number.")], [{"label": "8"}])
-    unchecked = made("guess_number", check_prompt=False)
-    assert unchecked.step([log("8", asked="Guess my number.")], [{"label": "8"}]).rewards.tolist() == [1.0]
 
 
 def test_an_environment_sees_the_text_of_the_log_with_what_the_template_began(made):

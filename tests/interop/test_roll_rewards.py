@@ -16,14 +16,7 @@ import torch
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError
 from agentenv.interop import roll
 from agentenv.interop.roll import CustomReward, RollRewards, worker_class
-from agentenv.interop.roll.dispatch import (
-    FLAG,
-    Dispatch,
-    data_parallel,
-    dispatched,
-    one_to_all,
-    register,
-)
+from agentenv.interop.roll.dispatch import FLAG, Dispatch, data_parallel, dispatched, one_to_all, register
 from agentenv.rewards.judges.pointwise import JudgeReward
 from agentenv.rewards.registry import ROLL_NAMES, reward_from
 from agentenv.rewards.types import RewardResult, Status

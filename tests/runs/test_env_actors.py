@@ -64,7 +64,7 @@ async def test_an_agent_with_its_own_loop_is_refused():
         await opened(object(), env_actors=1)
 
 
-@pytest.mark.parametrize("file", ["template.py", "math_agent.py", "game.py", "own_loop_queue.py"])
+@pytest.mark.parametrize("file", ["template.py", "screens.py", "own_loop_queue.py"])
 def test_the_class_of_an_agent_func_is_found_without_an_engine(file):
     spec = AgentFuncSpec(str(FILES / file), CharTokenizer())
     assert hasattr(spec.load(), "step")

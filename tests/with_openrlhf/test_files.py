@@ -15,7 +15,6 @@ from tests.with_openrlhf.where import FOLDER, ROOT
 EXPECTED = {
     "template": [None, 6, 1.0, "terminated"],
     "math_agent": [None, 2, 1.0, "terminated"],
-    "game": [None, 2, 1.0, "terminated"],
     "own_loop": [None, 2, 1.0, "terminated"],
     "own_loop_queue": [None, 1, 0.0, "terminated"],
     "retrying": [None, 3, 1.0, "terminated"],

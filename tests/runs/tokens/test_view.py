@@ -18,12 +18,7 @@ from agentenv.core.types import Completion, StepResult
 from agentenv.core.views import spans_of
 from agentenv.errors import ConfigError
 from agentenv.runs.records.directory import RunWriter
-from agentenv.runs.tokens.view import (
-    episode_to_json,
-    episode_view,
-    load_episode,
-    load_run_tokenizer,
-)
+from agentenv.runs.tokens.view import episode_to_json, episode_view, load_episode, load_run_tokenizer
 from tests.chat.families import load
 from tests.drivers import command
 from tests.runs.tokens.episodes import BY_NAME, play, user
