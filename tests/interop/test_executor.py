@@ -176,13 +176,6 @@ async def test_a_subclass_passes_arguments_to_its_agents():
     assert (await play(Other, ["seven"])).reward == 1.0
 
 
-async def test_the_record_carries_the_runners_keys_and_limits():
-    trajectory = await play(Judging, ["41"], limits=Limits(max_length=99, max_turns=1))
-    keys = (trajectory.episode_id, trajectory.group_id, trajectory.attempt, trajectory.seed)
-    assert keys == ("task-0/3", "task-0", 2, 11)
-    assert (trajectory.max_length, trajectory.stop_reason) == (99, StopReason.MAX_TURNS)
-
-
 async def test_messages_reach_the_file_as_the_templates_text():
     class Executor(Judging):
         async def execute(self, prompt, label, sampling_params):
@@ -260,7 +253,7 @@ async def test_an_override_that_only_adds_a_log_keeps_turns_stop_reason_and_vers
             return {**response, "extra_logs": {**response["extra_logs"], "mine": 3.0}}
 
     trajectory = await play(Executor, ["41"], limits=Limits(max_length=400, max_turns=1))
-    assert trajectory.stop_reason is StopReason.MAX_TURNS
+    assert (trajectory.stop_reason, trajectory.max_length) == (StopReason.MAX_TURNS, 400)
     assert len(trajectory.turns) == 1
     assert trajectory.turns[-1].result.info["mine"] == 3.0
     assert all(turn.generate_s > 0 for turn in trajectory.turns)
@@ -556,11 +549,9 @@ async def test_the_sampling_parameters_that_a_step_returns_win_over_those_it_wro
             params.temperature = 0.1
             return {"rewards": 1.0, "environment_feedback": "more", "done": False, "sampling_params": params}
 
-    class Executor(AgentExecutor):
-        agent_cls = Returning
-
     engine = ScriptedEngine(["a"], CharTokenizer())
-    await play(Executor, engine=engine, limits=Limits(max_length=600, max_turns=2))
+    executor_cls = type("Executor", (AgentExecutor,), {"agent_cls": Returning})
+    await play(executor_cls, engine=engine, limits=Limits(max_length=600, max_turns=2))
     assert [request.sampling.temperature for request in engine.requests] == [1.0, 0.1]
 
 

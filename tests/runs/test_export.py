@@ -150,14 +150,6 @@ def test_records_of_a_trainer_are_those_of_interop(run, tmp_path, to):
     assert exported.num_left_out == (0 if keeps_failed else 1)
 
 
-def test_an_episode_that_a_trainer_cannot_learn_from_is_an_error(tmp_path):
-    with RunWriter.open(tmp_path / "run", {}) as writer:
-        writer.append(record("a/0", [{}], logprob=None))
-    with pytest.raises(DataError, match="expected a log-probability for every action token"):
-        export(tmp_path / "run", "nemo_rl", tmp_path / "out", decode=lambda: str)
-    assert list((tmp_path / "out").iterdir()) == []
-
-
 def test_the_command_names_its_files_and_what_it_left_out(run, capsys):
     assert command(["export", run, "--to", "csv"]) == 0
     assert capsys.readouterr().out == f"{run}/export/episodes.csv: 3 rows\n{run}/export/turns.csv: 3 rows\n"

@@ -100,12 +100,6 @@ def test_the_flags_of_every_demo_parse_and_it_is_measured_on_tasks_that_ship(kin
     assert source.cls(**source.kwargs)
 
 
-@pytest.mark.long
-def test_the_variants_of_the_guessing_demo_differ_in_what_their_names_say(tmp_path):
-    configs = [demo_config("guess", name, tmp_path) for name in ("turns", "episode", "single")]
-    assert [(each.credit, each.limits.max_turns) for each in configs] == [("turn", 4), ("episode", 4), ("turn", 1)]
-
-
 def test_make_train_demo_runs_the_demo_with_flags_that_it_has(monkeypatch):
     flags = re.search(r"^train-demo:.*\n\t.*train_demo\.py (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
     for engine in ("vllm", "hf"):

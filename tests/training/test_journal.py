@@ -36,23 +36,13 @@ def test_a_line_is_a_json_object_with_the_step_first_and_null_for_what_is_not_fi
 
 
 def test_numbers_that_come_late_are_in_the_line_of_the_last_step(tmp_path):
-    told = []
-
-    class Hears:
-        name, failures = "hears", ()
-
-        def log(self, step, numbers):
-            told.append((step, dict(numbers)))
-
-        def close(self):
-            pass
-
+    hears = Service()
     log_steps(tmp_path, 1, 2)
     before = (tmp_path / METRICS).read_bytes().splitlines(keepends=True)
-    journal = Journal(tmp_path, resume_step=2, trackers=[Hears()])
+    journal = Journal(tmp_path, resume_step=2, trackers=[hears])
     assert not journal.has_evaluation
     journal.amend({"eval/score": 0.5, "eval/low": -math.inf})
-    assert (journal.has_evaluation, told) == (True, [(2, {"eval/score": 0.5, "eval/low": -math.inf})])
+    assert (journal.has_evaluation, hears.told) == (True, [(2, {"eval/score": 0.5, "eval/low": -math.inf})])
     journal.log(3, {"reward": 3.0})
     assert not journal.has_evaluation
     journal.amend({"eval/score": 0.75})
