@@ -203,16 +203,11 @@ def test_row_8_a_groups_samples_need_not_stand_together():
     assert answer.sum(dim=1).tolist() == [2.0, 1.0, 2.0, 4.0]
 
 
-@pytest.mark.parametrize("check", ["strict", "warn", "any"])
-def test_row_9_groups_of_different_sizes(check, caplog):
+def test_row_9_groups_of_different_sizes_are_refused_unless_an_option_takes_them():
     data = simple(prompts=("p", "p", "p", "q"))
-    if check == "strict":
-        with pytest.raises(AssertionError) as caught:
-            manager()(data)
-        assert str(caught.value) == "Sample count must be same per group, current group_sizes: [3, 1]"
-        return
-    assert grouping(data, group_size=check) == [("aa", "b", "cc"), ("dddd",)]
-    assert bool(caplog.records) == (check == "warn")
+    with pytest.raises(AssertionError, match="Sample count must be same per group"):
+        manager()(data)
+    assert grouping(data, group_size="any") == [("aa", "b", "cc"), ("dddd",)]
 
 
 # --- rows 10, 11 through the manager ---------------------------------------------------------------------------------
@@ -443,31 +438,17 @@ def half_dead(prompt, responses, extras):
     return [-999.0 if text == "b" else float(len(text)) for text in responses], {}
 
 
-@pytest.mark.parametrize(
-    ("policy", "rewards", "mask"),
-    [
-        ("keep", [2.0, -999.0, 2.0, 4.0], [1, 1, 1, 1]),
-        ("zero", [2.0, 0.0, 2.0, 4.0], [1, 1, 1, 1]),
-        ("group_mean", [2.0, 2.0, 2.0, 4.0], [1, 1, 1, 1]),
-        ("mask", [2.0, 0.0, 2.0, 4.0], [1, 0, 1, 1]),
-    ],
-)
-def test_row_20_what_becomes_of_a_response_that_could_not_be_graded(policy, rewards, mask):
-    data = simple()
-    tensor = manager(half_dead, invalid_policy=policy)(data)
-    assert tensor.sum(dim=1).tolist() == rewards
-    assert data.batch["acc"].tolist() == rewards
-    trained = data.batch["response_mask"].sum(dim=1).tolist() if "response_mask" in data.batch else [2, 1, 2, 4]
-    assert [int(each > 0) for each in trained] == mask
-
-
-def test_row_20_a_mask_that_is_there_is_not_changed_in_place():
+def test_row_20_a_response_that_could_not_be_graded_leaves_the_mask_which_is_not_changed_in_place():
     data = simple()
     before = torch.ones_like(data.batch["responses"])
     data.batch["response_mask"] = before
-    manager(half_dead, invalid_policy="mask")(data)
+    tensor = manager(half_dead, invalid_policy="mask")(data)
+    assert tensor.sum(dim=1).tolist() == data.batch["acc"].tolist() == [2.0, 0.0, 2.0, 4.0]
     assert before.min() == 1
     assert data.batch["response_mask"].sum(dim=1).tolist() == [7, 0, 7, 7]
+    data = simple()
+    manager(half_dead, invalid_policy="mask")(data)
+    assert data.batch["response_mask"].sum(dim=1).gt(0).tolist() == [True, False, True, True]
 
 
 def test_row_20_why_a_response_has_no_reward_is_in_the_log(caplog):
@@ -569,32 +550,6 @@ async def test_a_failed_grade_is_raised_by_default(error, kind):
 
     with pytest.raises(kind, match="no route"):
         await single(down).run_single(sample())
-
-
-async def test_a_function_that_hangs_has_a_deadline():
-    forever = threading.Event()
-
-    def hangs(data_source, solution_str, ground_truth, extra_info):
-        forever.wait()
-
-    try:
-        with pytest.raises(InfraError, match=r"within 0\.05 s"):
-            await single(hangs, timeout=0.05).run_single(sample())
-    finally:
-        forever.set()
-
-
-@pytest.mark.long
-async def test_samples_that_wait_for_their_turn_do_not_use_up_their_time():
-    """The tutorial's timeout counts time in the queue: the last of nine calls of 0.2 s would fail within 1.5 s."""
-
-    async def slow(data_source, solution_str, ground_truth, extra_info):
-        await asyncio.sleep(0.2)
-        return 1.0
-
-    judge = single(slow, timeout=1.5, max_concurrent=1)
-    answers = await asyncio.gather(*(judge.run_single(sample()) for _ in range(9)))
-    assert [answer["reward_score"] for answer in answers] == [1.0] * 9
 
 
 async def test_verls_default_function_is_not_the_users():

@@ -21,13 +21,12 @@ from tests.drivers import command
 ODD = 'comma, "quote"\nline\x00\ud800 é漢'
 
 
-def record(episode_id, infos, *, logprob=-0.5, error=None, observation="next", seed=7):
+def record(episode_id, infos, *, error=None, observation="next", seed=7):
     task = Task([{"role": "user", "content": ODD}], label={"a": 1}, task_id=episode_id.split("/")[0])
     trajectory = Trajectory(task, 1000, episode_id, task.task_id, seed=seed, prompt=task.prompt)
     trajectory.append_observation([1, 2])
     for info in infos:
-        logprobs = None if logprob is None else (logprob,) * 2
-        trajectory.append_turn(Completion((3, 4), logprobs=logprobs, policy_version=3), ODD)
+        trajectory.append_turn(Completion((3, 4), logprobs=(-0.5, -0.5), policy_version=3), ODD)
         trajectory.set_result(StepResult(observation, reward=0.25, score=1.0, info=info))
         trajectory.append_observation([5], bridge="exact")
     trajectory.finish(StopReason.ERROR if error else StopReason.TERMINATED, error)
