@@ -261,37 +261,6 @@ def make_folder(path):
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "flags", "num"),
-    [("Computes", [], num_cores()), ("Computes", ["--env_actors", 0], 0), ("Scene", ["--env_actors", 1], 1)],
-    ids=["one per core", "none", "as many as asked for"],
-)
-def test_a_class_that_computes_runs_in_local_processes(name, flags, num, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "data.jsonl", [{"prompt": str(n), "label": "play"} for n in range(16)])
-    argv = ["run", "--env", f"{SCENE}:{name}", "--data", "data.jsonl", "--max_tokens", 8, "--max_length", 256]
-    assert command([*argv, "--engine", "scripted", "--json", "--out", "out", *flags]) == 0
-    pids = {turn["result"]["info"]["pid"] for each in lines(tmp_path / "out") for turn in each["turns"]}
-    if num:
-        assert os.getpid() not in pids
-        assert len(pids) == num
-    else:
-        assert pids == {os.getpid()}
-
-
-@pytest.mark.long
-def test_a_class_in_an_agent_func_that_computes_runs_in_local_processes(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "agent_func.py").write_text(COMPUTING_FUNC)
-    write_rows(tmp_path / "data.jsonl", [{"prompt": str(n), "label": "play"} for n in range(4)])
-    argv = ["run", "--agent_func_path", "agent_func.py", "--data", "data.jsonl", "--max_tokens", 8]
-    assert command([*argv, "--engine", "scripted", "--json", "--out", "out"]) == 0
-    pids = {turn["result"]["info"]["pid"] for each in lines(tmp_path / "out") for turn in each["turns"]}
-    assert pids
-    assert os.getpid() not in pids
-
-
 COMPUTING_FUNC = """
 import os
 from agentenv import AgentInstance, StepResult
@@ -306,3 +275,26 @@ class Counts(AgentInstance):
 class AgentExecutor(Base):
     agent_cls = Counts
 """
+COMPUTES = ["--env", f"{SCENE}:Computes"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("flags", "num"),
+    [
+        (COMPUTES, num_cores()),
+        ([*COMPUTES, "--env_actors", 0], 0),
+        (["--env", f"{SCENE}:Scene", "--env_actors", 1], 1),
+        (["--agent_func_path", "agent_func.py"], num_cores()),
+    ],
+    ids=["one per core", "none", "as many as asked for", "of an agent_func"],
+)
+def test_a_class_that_computes_runs_in_local_processes(flags, num, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent_func.py").write_text(COMPUTING_FUNC)
+    write_rows(tmp_path / "data.jsonl", [{"prompt": str(n), "label": "play"} for n in range(16)])
+    argv = ["run", *flags, "--data", "data.jsonl", "--max_tokens", 8, "--max_length", 256]
+    assert command([*argv, "--engine", "scripted", "--json", "--out", "out"]) == 0
+    pids = {turn["result"]["info"]["pid"] for each in lines(tmp_path / "out") for turn in each["turns"]}
+    assert len(pids) == max(num, 1)
+    assert (os.getpid() in pids) == (num == 0)
