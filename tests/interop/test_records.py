@@ -3,8 +3,6 @@
 import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Completion, StepResult, StopReason, Task
@@ -179,66 +177,39 @@ def test_skyrl():
 
 # --- any episode ----------------------------------------------------------------------------------------------------
 
-IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4)
-LOGPROB = st.floats(-30, 0, width=32)
-NEVER = st.just(False)
-ENDS = [StopReason.TERMINATED, StopReason.TRUNCATED_BY_ENV, StopReason.MAX_TURNS, StopReason.MAX_LENGTH]
 FAILURES = [StopReason.ERROR, StopReason.ABORTED, StopReason.STEP_TIMEOUT]
-BOOM = EpisodeError("infra", "EngineError", "it burned")
 
 
-@st.composite
-def completions(draw, missing):
-    ids = draw(IDS)
-    logprobs = draw(st.lists(LOGPROB, min_size=len(ids), max_size=len(ids)))
-    if missing:
-        logprobs[draw(st.integers(0, len(ids) - 1))] = math.nan
-    versions = draw(st.just(()) | st.lists(st.integers(0, 9), min_size=len(ids), max_size=len(ids)))
-    return Completion(
-        tuple(ids), draw(st.sampled_from(["stop", "length"])), logprobs=tuple(logprobs),
-        policy_versions=tuple(sorted(versions)), policy_version=draw(st.integers(0, 9)),
-    )  # fmt: skip
-
-
-def append_reply(trajectory, draw):
-    """What a step is followed by: nothing, tokens with or without a close made for the model, or a new segment."""
-    match draw(st.sampled_from(["nothing", "observation", "observation", "close", "text", "segment"])):
-        case "observation":
-            trajectory.append_observation(draw(IDS), bridge="exact")
-        case "text":
-            trajectory.append_observation(draw(IDS), bridge="text")
-        case "close":
-            trajectory.append_observation([90, *draw(IDS)], bridge="truncated", num_synthesized=1)
-        case "segment":
-            trajectory.open_segment(draw(IDS))
-
-
-@st.composite
-def trajectories(draw, missing=NEVER, ends=ENDS, min_turns=1):
-    messages = draw(st.booleans())
-    prompt = [{"role": "user", "content": "q"}] if messages else "q"
-    trajectory = Trajectory(Task(prompt, label=7), 1000, episode_id="task/1", prompt=prompt)
-    trajectory.append_observation(draw(IDS))
-    rewards = st.floats(-4, 4, allow_subnormal=False)
-    num_turns = draw(st.integers(min_turns, 5))
-    for index in range(num_turns):
-        trajectory.append_turn(draw(completions(draw(missing))), f"action {index}")
-        said = [{"role": "user", "content": "r"}] * draw(st.integers(0, 2)) if messages else "r"
-        said = said or "r"
-        trajectory.set_result(StepResult(said, reward=draw(rewards)))
-        if index < num_turns - 1 or draw(st.booleans()):
-            append_reply(trajectory, draw)
-    end = draw(st.sampled_from(ends))
-    if end is StopReason.STEP_TIMEOUT:
-        trajectory.append_turn(draw(completions(draw(missing))), "unanswered")
-    trajectory.finish(end, BOOM if end is StopReason.ERROR else None)
+def played(*plan, end=StopReason.TERMINATED):
+    """An episode of turns, by their rewards, and of what follows them; a turn of no reward has no answer."""
+    trajectory = Trajectory(Task("q", label=7), 1000, episode_id="task/1", prompt="q")
+    trajectory.append_observation([1, 2])
+    for index, part in enumerate(plan):
+        if part == "observation":
+            trajectory.append_observation([20 + index], bridge="exact")
+        elif part == "close":
+            trajectory.append_observation([90, 3], bridge="truncated", num_synthesized=1)
+        elif part == "segment":
+            trajectory.open_segment([1, 30 + index])
+        else:
+            action = Completion((10 + index, 11), logprobs=(-0.5, -0.25), policy_versions=(index, index + 1))
+            trajectory.append_turn(action, f"action {index}")
+            if part is not None:
+                trajectory.set_result(StepResult("r", reward=part))
+    trajectory.finish(end, EpisodeError("infra", "EngineError", "it burned") if end is StopReason.ERROR else None)
     return trajectory
 
 
-@pytest.mark.long
-@settings(max_examples=120, deadline=None)
-@given(trajectory=trajectories())
-def test_a_record_is_its_segment_up_to_the_end_of_the_last_action_in_each_form(trajectory):
+PLANS = [
+    (0.5,), (0.25, 0.5), (0.5, "observation", -1.0), (0.5, "close", 0.0, "observation", 1.0, "observation"),
+    (0.5, "segment", 1.0, "close", 0.25), (1.0, "segment", "segment", 0.5, 0.25),
+]  # fmt: skip
+every_plan = pytest.mark.parametrize("plan", PLANS, ids=str)
+
+
+@every_plan
+def test_a_record_is_its_segment_up_to_the_end_of_the_last_action_in_each_form(plan):
+    trajectory = played(*plan)
     with_actions = [s for i, s in enumerate(trajectory.segments) if any(t.segment == i for t in trajectory.turns)]
     made, of_verl, of_nemo = records(trajectory, "here"), export(verl, trajectory), export(nemo_rl, trajectory)
     for record, segment, row, sample in zip(made, with_actions, of_verl, of_nemo, strict=True):
@@ -263,10 +234,9 @@ def test_a_record_is_its_segment_up_to_the_end_of_the_last_action_in_each_form(t
     assert [(record.segment, record.num_segments) for record in made] == [(i, len(made)) for i in range(len(made))]
 
 
-@pytest.mark.long
-@settings(max_examples=120, deadline=None)
-@given(trajectory=trajectories())
-def test_the_rewards_of_an_episodes_records_sum_to_its_reward(trajectory):
+@every_plan
+def test_the_rewards_of_an_episodes_records_sum_to_its_reward(plan):
+    trajectory = played(*plan)
     rows = segment_rows(trajectory, "an id")
     assert math.fsum(reward for row in rows for reward in row["rewards"]) == trajectory.reward
     for row in rows:
@@ -276,18 +246,6 @@ def test_the_rewards_of_an_episodes_records_sum_to_its_reward(trajectory):
     assert math.fsum(scores) == trajectory.reward
     for module, key in ((verl, "reward_score"), (nemo_rl, "total_reward")):
         assert {row[key] for row in export(module, trajectory)} == {trajectory.reward}
-
-
-def test_nothing_is_lost_where_one_action_follows_another_at_once():
-    trajectory = Trajectory(Task("q"), 32, prompt="q")
-    trajectory.append_observation([1])
-    for token, reward in ((2, 0.25), (3, 0.5)):
-        trajectory.append_turn(Completion((token,), logprobs=(-1.0,)), str(token))
-        trajectory.set_result(StepResult(reward=reward))
-    trajectory.finish(StopReason.TERMINATED)
-    assert export(verl, trajectory)[0]["extra_fields"]["turn_spans"] == [[0, 1], [1, 2]]
-    assert [m["role"] for m in export(nemo_rl, trajectory)[0]["message_log"]] == ["user", "assistant", "assistant"]
-    assert segment_rows(trajectory, "an id")[0]["rewards"] == [0.25, 0.5]
 
 
 def test_a_segment_without_an_action_is_not_a_record():
@@ -311,35 +269,22 @@ def test_a_segment_without_an_action_is_not_a_record():
 # --- what a trainer must not be told --------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-@every_format
-@settings(max_examples=60, deadline=None)
-@given(trajectory=trajectories(missing=st.booleans()))
-def test_a_missing_log_probability_is_none_or_refused_and_never_a_number(module, trajectory):
-    acted = [segment for segment in trajectory.segments if 1 in segment.action_mask]
-    complete = [not any(map(math.isnan, segment.logprobs)) for segment in acted]
-    if module is nemo_rl and not all(complete):
-        with pytest.raises(DataError, match="expected a log-probability for every action token"):
-            export(module, trajectory)
-        return
-    rows = export(module, trajectory)
-    if module is verl:
-        assert [row["response_logprobs"] is not None for row in rows] == complete
+def test_a_missing_log_probability_is_none_or_refused_and_never_a_number():
+    trajectory = played(0.5, "segment", 1.0)
+    trajectory.segments[0].logprobs[2] = math.nan
+    assert [row["response_logprobs"] is None for row in export(verl, trajectory)] == [True, False]
+    with pytest.raises(DataError, match="expected a log-probability for every action token"):
+        export(nemo_rl, trajectory)
 
 
-@pytest.mark.long
-@every_format
-@settings(max_examples=60, deadline=None)
-@given(trajectory=trajectories(missing=st.booleans(), ends=FAILURES, min_turns=0))
-def test_a_failed_episode_is_refused_or_flagged_and_never_given_a_reward(module, trajectory):
-    if module is verl:
-        with pytest.raises(DataError, match="expected an episode with a reward"):
-            export(module, trajectory)
-        return
-    rows = export(module, trajectory)
-    assert rows
-    for row in rows:
-        assert (row["loss_multiplier"], row["total_reward"]) == (0.0, None)
+@pytest.mark.parametrize("end", FAILURES)
+@pytest.mark.parametrize("plan", [(), (0.5, "observation", None)], ids=str)
+def test_a_failed_episode_is_refused_or_flagged_and_never_given_a_reward(end, plan):
+    trajectory = played(*plan, end=end)
+    with pytest.raises(DataError, match="expected an episode with a reward"):
+        export(verl, trajectory)
+    (row,) = export(nemo_rl, trajectory)
+    assert (row["loss_multiplier"], row["total_reward"]) == (0.0, None)
 
 
 @every_format
