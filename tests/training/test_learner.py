@@ -471,6 +471,8 @@ def test_float16_and_bfloat16_have_nearly_the_gradient_of_float32(path):
         found = torch.cat([g.flatten() for g in learner.found[0].values()])
         assert torch.nn.functional.cosine_similarity(found, joined, dim=0) > 0.98
         assert found.norm() == pytest.approx(float(joined.norm()), rel=0.1)
+        assert not torch.equal(found, joined), "computed in it"
+        assert {p.dtype for p in learner.policy.trained.values()} == {torch.float32}
 
 
 # --- going on ----------

@@ -330,17 +330,6 @@ async def test_an_engine_that_takes_no_weights_ends_it_and_what_was_learned_is_k
     assert second.lines("step") == [1, 2, 3, 4]
 
 
-async def test_groups_that_are_thrown_away_are_counted_in_the_line_of_their_step(tmp_path):
-    scene = Scene(tmp_path, labels="0001", steps=2, rollouts={"score_range": (0.0, 2.0)})
-    assert await scene.run()
-    low = [value or 0.0 for value in scene.lines("rollout/num_rejected_low")]
-    order = [scene.loop.rollouts.order.task(number).label for number in range(8)]
-    second = 4 + order[4:].index("1")
-    assert low == [float(order.index("1")), float(second - order.index("1") - 1)]
-    assert scene.lines("rollout/rejection_rate") == [num / (num + 1) for num in low]
-    assert scene.lines("rollout/score") == [1.0, 1.0]
-
-
 @pytest.mark.parametrize("kept", [0, 2])
 async def test_the_learners_numbers_are_kept_for_each_sampled_token_of_the_episodes_that_are_kept(tmp_path, kept):
     scene = Scene(tmp_path, save_samples=kept, save_samples_by="first")
@@ -391,6 +380,9 @@ async def test_the_line_of_a_step_has_the_groups_that_it_learned_from_and_those_
         rejected = [row for row in rows if row["rejected"] is not None]
         assert len(rejected) == 2 * sum(scene.lines(f"rollout/num_rejected_{why}")[step - 1] or 0 for why in REASONS)
         assert {(row["rejected"], row["reward"]) for row in rejected} <= {("low", 0.0), ("failed", None)}
+    thrown_away = [sum(group["rejected"] is not None for group in line["groups"]) for line in lines.values()]
+    assert any(thrown_away)
+    assert scene.lines("rollout/rejection_rate") == [num / (num + 1) for num in thrown_away]
     assert (lines[1]["version"], lines[1]["estimator"], lines[1]["credit"]) == (0, "reinforce_baseline", "turn")
 
 

@@ -141,16 +141,6 @@ def test_gradient_checkpointing_computes_layers_twice_and_changes_no_gradient(mo
     assert list(calls.values()) == [1, 2]
 
 
-@pytest.mark.long
-def test_half_precision_is_computed_in_while_weights_stay_float32(models):
-    policy = policy_of(models["llama"], param_dtype="bf16")
-    assert {p.dtype for p in policy.trained.values()} == {torch.float32}
-    batch = batch_of()
-    half, full = scores_of(policy, batch), scores_of(policy_of(models["llama"]), batch)
-    assert 1e-4 < (half - full).abs().max() < 0.5
-    assert policy.scorer._head_alone
-
-
 def test_a_model_that_does_not_exist_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match="--model: expected a causal language model"):
         policy_of(str(tmp_path / "nowhere"))

@@ -23,7 +23,6 @@ from agentenv.runs.records.lines import trajectory_from_dict, trajectory_to_dict
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.training.evaluation import Evaluation
 from agentenv.training.rollouts import RolloutOptions, Rollouts
-from agentenv.training.task_order import TaskOrder
 
 
 class Judge(AgentInstance):
@@ -68,23 +67,6 @@ async def steps(rollouts, num, *, start=0):
         await rollouts.update_weights([], step + 1)
     await rollouts.close()
     return batches
-
-
-async def test_every_pass_takes_each_task_once_in_its_own_order():
-    tickets = TaskOrder(make_tasks("abcdefgh"), seed=3)
-    passes = [[tickets.task(lap * 8 + place) for place in range(8)] for lap in range(3)]
-    assert [Counter(task.label for task in lap) for lap in passes] == [Counter("abcdefgh")] * 3
-    assert len({tuple(task.label for task in lap) for lap in passes}) == 3
-    assert len({task.task_id for lap in passes for task in lap}) == 24, "an episode of another pass is another episode"
-    assert [tickets.task(n).task_id for n in range(8)] == [task.task_id for task in passes[0]], (
-        "whatever was asked before"
-    )
-
-
-async def test_nothing_is_sampled_for_a_batch_after_the_last():
-    rollouts = make_rollouts(make_tasks("x" * 20), max_ahead=3, num_batches=2)
-    await steps(rollouts, 2)
-    assert len(rollouts.runner.setup.engine.requests) == 8
 
 
 @pytest.mark.long
@@ -133,18 +115,6 @@ async def test_groups_on_the_edge_of_the_range_of_scores_are_refilled_and_counte
     groups = await rollouts.take()
     assert {t.task.label for g in groups for t in g.trajectories} == {kept}
     assert rollouts.rejected.keys() == {reason}
-    await rollouts.close()
-
-
-async def test_a_group_without_enough_rewarded_episodes_is_replaced():
-    rollouts = make_rollouts(
-        [*make_tasks("xx"), Task("q", label="raises", task_id="bad")], batch_groups=2, min_rewarded=2
-    )
-    for step in range(3):
-        groups = await rollouts.take()
-        assert all(t.error is None for g in groups for t in g.trajectories)
-        await rollouts.update_weights([], step + 1)
-    assert rollouts.rejected["failed"] >= 1
     await rollouts.close()
 
 
@@ -199,14 +169,6 @@ async def test_no_task_is_an_error():
         make_rollouts([])
 
 
-async def test_every_episode_is_reported_once():
-    told = []
-    rollouts = make_rollouts(make_tasks("xxxx"), on_episode=told.append)
-    await rollouts.take()
-    await rollouts.close()
-    assert sorted(Counter(each.group_id for each in told).values()) == [2, 2]
-
-
 async def test_a_group_whose_sampling_failed_is_sampled_again_after_a_resume():
     tasks = [Task("q", label="raises", task_id=f"t{index}") for index in range(30)]
     rollouts = make_rollouts(tasks, max_error_share=0.2)
@@ -233,24 +195,6 @@ async def test_samples_that_a_lower_bound_makes_too_old_are_sampled_again():
     second.runner.setup.engine.policy_version = 3
     assert versions(await second.take()) == {3}
     await second.close()
-
-
-async def test_a_batch_that_was_put_back_is_handed_out_again():
-    rollouts = make_rollouts(make_tasks("x" * 6))
-    taken = ids(await rollouts.take())
-    rollouts.requeue()
-    assert ids(await rollouts.take()) == taken
-    await rollouts.close()
-
-
-async def test_a_batch_that_was_given_up_makes_room_for_another():
-    rollouts = make_rollouts(make_tasks("x" * 6), num_batches=2)
-    taken = ids(await rollouts.take())
-    rollouts.discard()
-    others = ids(await asyncio.wait_for(rollouts.take(), 60))
-    assert len(others) == len(taken)
-    assert not set(others) & set(taken)
-    await rollouts.close()
 
 
 async def test_a_checkpoint_keeps_count_of_what_was_rejected():
