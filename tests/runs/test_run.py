@@ -231,13 +231,6 @@ def test_resume_with_what_changes_the_measurement_is_refused_with_a_diff(place, 
 
 
 @pytest.mark.long
-def test_resume_with_flags_that_change_only_how_it_runs_is_allowed(place, flags, capsys):
-    assert command(flags) == 0
-    free = ["--concurrency", 2, "--progress", "none", "--max_retries", 0, "--grace_s", 1, "--max_error_share", 1]
-    assert command(resume(*free)) == 0
-
-
-@pytest.mark.long
 def test_resume_tries_infrastructure_failures_again_with_a_higher_attempt(place, flags, capsys):
     crash = ["--engine_args", '{"script": ["#### 42"], "crash_at": [0]}', "--max_retries", 0]
     assert command([*flags, *crash]) == 0
