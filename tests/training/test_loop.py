@@ -10,8 +10,8 @@ import torch
 
 from agentenv.chat.chat import Chat
 from agentenv.core.agent import AgentInstance
-from agentenv.core.trajectory import Group, Trajectory
-from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
+from agentenv.core.trajectory import Group
+from agentenv.core.types import Limits, SamplingParams, StepResult, Task
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy
 from agentenv.episode.setup import EpisodeSetup
@@ -33,6 +33,7 @@ from agentenv.training.logs.samples import cut_evaluations, groups_to_keep, keep
 from agentenv.training.logs.screen import TrainScreen
 from agentenv.training.loop import Loop
 from agentenv.training.rollouts import RolloutOptions, Rollouts
+from tests.training.worlds import episode
 
 LIMIT_S = 30.0
 """For what must happen at once; a machine that is busy may need a while."""
@@ -398,15 +399,7 @@ def note(learner, batch, train):
 
 
 def group_of(name, *rewards):
-    trajectories = []
-    for index, reward in enumerate(rewards):
-        trajectory = Trajectory(Task("q", task_id=name), 60, f"{name}/{index}", name)
-        trajectory.append_observation([1])
-        trajectory.append_turn(Completion((2,)), "x")
-        trajectory.set_result(StepResult(reward=reward, terminated=True))
-        trajectory.finish(StopReason.TERMINATED)
-        trajectories.append(trajectory)
-    return Group(name, tuple(trajectories))
+    return Group(name, tuple(episode([(1, reward)], group=name) for reward in rewards))
 
 
 def test_the_groups_to_keep_are_the_widest_and_some_at_random_or_the_first_or_all():
