@@ -72,10 +72,6 @@ def gae(rewards, mask):
     return found[::-1]
 
 
-def on_last(mask, reward):
-    return [0.0] * (len(mask) - 1) + [reward]
-
-
 @every_format
 def test_what_a_constraint_forced_is_off_every_loss_mask(module):
     (row,) = export(module, forced((0,), (1,)))
@@ -92,7 +88,7 @@ def test_the_reward_reaches_a_token_that_the_policy_chose(indices):
     (row,) = export(verl, made)
     mask = row["response_mask"]
     assert mask[-1] == 1
-    assert gae(on_last(mask, row["reward_score"]), mask)[mask.index(1)] == 1.5
+    assert gae([0.0] * (len(mask) - 1) + [row["reward_score"]], mask)[mask.index(1)] == 1.5
     (row,) = segment_rows(made, "an id")
     chosen = [reward for reward, taken in zip(row["rewards"], row["loss_masks"], strict=True) if taken]
     assert sum(chosen) == (1.0 if indices[0] == (0, 1) else 1.5)  # no choice of the policy led to the first reward

@@ -84,15 +84,6 @@ def rows_of(config, file, loop):
     return rows
 
 
-def client_of(config):
-    from verl.workers.rollout.llm_server import LLMServerClient
-    from verl.workers.rollout.router import GlobalRequestLoadBalancer
-
-    server = ray.remote(TinyServer).remote()
-    balancer = ray.remote(GlobalRequestLoadBalancer).remote({"tiny": server})
-    return LLMServerClient(config, balancer)
-
-
 def kept():
     """Our trajectories since the last call, by the ids of their episodes."""
     found = {}
@@ -210,7 +201,11 @@ def waited(tq, uids):
 
 
 def manager_of(version, config):
-    client = client_of(config)
+    from verl.workers.rollout.llm_server import LLMServerClient
+    from verl.workers.rollout.router import GlobalRequestLoadBalancer
+
+    server = ray.remote(TinyServer).remote()
+    client = LLMServerClient(config, ray.remote(GlobalRequestLoadBalancer).remote({"tiny": server}))
     if version == "v0":
         from verl.experimental.agent_loop import AgentLoopManager
 

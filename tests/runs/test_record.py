@@ -92,7 +92,8 @@ def test_an_episode_that_comes_twice_is_written_once(tmp_path):
 
 
 def test_episodes_that_belong_together_are_written_with_one_call_or_not_at_all(tmp_path, monkeypatch):
-    writes = []
+    writes, endless = [], []
+    endless.append(endless)
     with RunWriter.open(tmp_path, CONFIG) as writer:
         writer.append_all([episode("a/0", error="infra"), episode("a/1")])
         monkeypatch.setattr(record.os, "write", lambda fd, data, write=os.write: writes.append(fd) or write(fd, data))
@@ -100,7 +101,7 @@ def test_episodes_that_belong_together_are_written_with_one_call_or_not_at_all(t
         assert [summary.reward for summary in again] == [2.0, 1.0, 3.0], "of a/1 the first line counts"
         assert len(writes) == 1
         with pytest.raises(DataError):
-            writer.append_all([episode("b/0"), replace(episode("b/1"), task=Task("p", label=endless_list()))])
+            writer.append_all([episode("b/0"), replace(episode("b/1"), task=Task("p", label=endless))])
         assert len(writes) == 1
         assert "b/0" not in writer.finished
     assert {each.episode_id: each.reward for each in read_trajectories(tmp_path)} == {
@@ -108,13 +109,6 @@ def test_episodes_that_belong_together_are_written_with_one_call_or_not_at_all(t
         "a/1": 1.0,
         "a/2": 3.0,
     }
-
-
-def endless_list():
-    """A list that contains itself."""
-    value = []
-    value.append(value)
-    return value
 
 
 def test_a_failed_episode_gives_way_to_a_later_one_even_from_another_run(tmp_path):

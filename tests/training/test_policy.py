@@ -216,13 +216,6 @@ def test_weights_that_are_another_models_are_refused(models):
 # --- adapters and the reference --------------------------------------------------------------------------------------
 
 
-def moved(policy):
-    with torch.no_grad():
-        for parameter in policy.trained.values():
-            parameter += 0.1
-    return policy
-
-
 @pytest.mark.long
 def test_adapters_are_all_that_is_trained_and_start_as_the_model(models):
     pytest.importorskip("peft")
@@ -260,7 +253,9 @@ def test_the_reference_stays_where_training_began(models, changes):
     policy = policy_of(models["llama"], init_kl_coef=0.1, **changes)
     (micro,) = micro_batches(batch_of(), max_places=1000, packed=False)
     before = policy.score(micro).logprobs_n.detach()
-    moved(policy)
+    with torch.no_grad():
+        for parameter in policy.trained.values():
+            parameter += 0.1
     torch.testing.assert_close(policy.reference_logprobs(micro), before, rtol=0, atol=1e-5)
     assert (policy.score(micro).logprobs_n - before).abs().max() > 0.1
 
