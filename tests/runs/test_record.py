@@ -178,8 +178,8 @@ def test_metrics_are_on_the_disk_before_their_name_is_and_the_name_before_the_ca
         monkeypatch.undo()
 
 
-@pytest.mark.long
-def test_an_episode_that_two_threads_bring_at_once_is_written_once(tmp_path, monkeypatch):
+def held_writes(monkeypatch):
+    """Writes wait for a permission: the event of the first one, and that of the permission."""
     writing, may_write, write = threading.Event(), threading.Event(), os.write
 
     def slow(fd, data):
@@ -187,8 +187,14 @@ def test_an_episode_that_two_threads_bring_at_once_is_written_once(tmp_path, mon
         may_write.wait(60)
         return write(fd, data)
 
+    monkeypatch.setattr(record.os, "write", slow)
+    return writing, may_write
+
+
+@pytest.mark.long
+def test_an_episode_that_two_threads_bring_at_once_is_written_once(tmp_path, monkeypatch):
     with RunWriter.open(tmp_path, CONFIG) as writer:
-        monkeypatch.setattr(record.os, "write", slow)
+        writing, may_write = held_writes(monkeypatch)
         threads = [threading.Thread(target=writer.append, args=(episode("a/0"),)) for _ in range(2)]
         threads[0].start()
         assert writing.wait(60)
