@@ -230,14 +230,6 @@ def test_adapters_are_trained_and_the_model_that_is_left_has_them_in_it(place):
 
 
 @pytest.mark.long
-def test_an_agent_with_its_own_loop_trains(place):
-    pytest.importorskip("openai")
-    assert command(flags("--env", "env.py:OwnLoop", "--max_train_steps", 2, env=None)) == 0
-    assert column(place / "out", "rollout/turns") == [2.0, 2.0]
-    assert all(norm > 0 for norm in column(place / "out", "train/grad_norm"))
-
-
-@pytest.mark.long
 def test_the_guides_agent_trains_with_the_guides_command_line(place):
     (place / "agent_func_math.py").write_text((AGENT_FUNCS / "math_agent.py").read_text())
     write_rows(place / "gsm8k.jsonl", [{"prompt": f"{n} + 1 = ?", "answers": str(n + 1)} for n in range(1, 9)])
