@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from agentenv._util.calls import run_to_completion
 from agentenv.chat.chat import Chat
 from agentenv.core.agent import AgentInstance
 from agentenv.core.trajectory import Group
@@ -566,6 +567,22 @@ async def test_cancelled_amid_a_step_its_line_or_its_checkpoint_it_ends_with_tha
     await cancelled(scene, lambda: "in there" in scene.events)
     assert scene.lines("step") == list(range(1, step + 1))
     await goes_on(scene, step)
+
+
+async def test_an_exception_of_what_is_not_left_in_its_middle_is_reported_although_it_was_cancelled():
+    may_end = asyncio.Event()
+
+    async def work():
+        await may_end.wait()
+        raise OSError("no space left")
+
+    running = asyncio.ensure_future(run_to_completion(work()))
+    await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.sleep(0)
+    may_end.set()
+    with pytest.raises(OSError, match="no space left"):
+        await running
 
 
 @pytest.mark.long
