@@ -1,6 +1,7 @@
 """agent_func.py files of every OpenRLHF version run by command, whether OpenRLHF is installed or not."""
 
 import ast
+import importlib.util
 import json
 import os
 import re
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from agentenv.runs.records.directory import read_trajectories
+from tests.drivers import command
 from tests.with_openrlhf.where import FOLDER, ROOT
 
 EXPECTED = {
@@ -21,6 +24,8 @@ EXPECTED = {
     "screens": [None, 3, 1.0, "terminated"],
 }
 """error, turns, reward and stop reason of every episode."""
+if importlib.util.find_spec("openai"):  # which the file's agent asks its own server with
+    EXPECTED["openai_server"] = [None, 2, 1.0, "terminated"]
 GUIDE = ROOT.parent / "shared/seeds/openrlhf-custom-rewards-guide.txt"
 NAMES = ("AgentExecutorBase", "AgentInstanceBase", "MultiTurnAgentExecutor")
 
@@ -60,8 +65,8 @@ def installed(request, tmp_path):
 def test_files_of_both_contracts_run_by_command(installed, tmp_path):
     path = [str(ROOT), str(ROOT / "envs"), *([str(installed)] if installed else [])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(Path(__file__).parent / "run_files.py"), str(tmp_path), *EXPECTED]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800)
+    program = [sys.executable, str(Path(__file__).parent / "run_files.py"), str(tmp_path), *EXPECTED]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("FILE ", "MODULE "))]
     for kind, text in lines[:-1]:
@@ -73,6 +78,23 @@ def test_files_of_both_contracts_run_by_command(installed, tmp_path):
         assert modules == ["openrlhf.utils.agent"] * 3
     else:
         assert (file, modules) == (None, ["agentenv.interop.openrlhf.executor"] * 3)
+
+
+@pytest.mark.long
+def test_tokens_of_a_file_with_its_own_server_are_those_that_the_engine_sampled_in_every_episode(tmp_path):
+    pytest.importorskip("openai")
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"prompt": "What is 6 x 7?", "label": "42"}) + "\n")
+    flags = ["--data", tmp_path / "tasks.jsonl", "--n", 12, "--max_tokens", 16, "--progress", "none"]
+    file = ROOT / "tests/interop/agent_funcs/openai_server.py"
+    assert command(["run", "--agent_func_path", file, *flags, "--out", tmp_path / "run"]) == 0
+    trajectories = list(read_trajectories(tmp_path / "run"))
+    assert len(trajectories) == 12
+    for trajectory in trajectories:
+        segment = trajectory.segments[0]
+        sampled = [i for turn in trajectory.turns for i in range(turn.start, turn.end)]
+        assert sampled == [i for i, masked in enumerate(segment.action_mask) if masked]
+        assert all(segment.logprobs[i] <= 0.0 for i in sampled)
+    assert command(["tokens", "replay", tmp_path / "run", "--tolerance", 1e-4]) == 0
 
 
 @pytest.mark.skipif(not GUIDE.is_file(), reason="the guide lies beside the repository, not in it")
