@@ -173,21 +173,6 @@ def test_failed_episodes_are_in_the_record_in_the_table_and_in_the_metrics(place
 
 
 @pytest.mark.long
-def test_resume_needs_no_other_flag_and_repeats_nothing(place, flags, capsys):
-    assert command([*flags, "--n", 1]) == 0
-    log = place / "out/trajectories.jsonl"
-    whole = log.read_bytes().splitlines(keepends=True)
-    log.write_bytes(b"".join(whole[:6]))
-    (place / "started").unlink()
-    capsys.readouterr()
-    assert command(resume()) == 0
-    assert log.read_bytes().startswith(b"".join(whole[:6]))
-    assert (place / "started").read_text() == "xx" * 4
-    assert ids(place / "out") == [f"{i:06d}/0" for i in range(10)]
-    assert "10/10 episodes" in capsys.readouterr().err
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("where", ["env", "env_kwargs", "group_reward"])
 def test_a_file_that_was_fixed_before_a_resume_is_reported_and_kept_once(place, flags, capsys, where):
     flags = [*flags, "--n", 1]
@@ -384,15 +369,6 @@ def test_a_run_with_too_many_failures_stops_with_3_and_can_be_fixed_and_resumed(
     assert {t.episode_id: t.error for t in read_trajectories(run)} == {
         f"{task:06d}/{sample}": None for task in range(45) for sample in range(2)
     }
-
-
-def test_a_small_run_with_too_many_failures_is_judged_at_its_end(place, flags, capsys):
-    make_data(place, ["ok", "fail"])
-    assert command(flags) == 3
-    captured = capsys.readouterr()
-    assert "got 2 of 4" in captured.err
-    assert len(lines(place / "out")) == 4
-    assert "run directory: out" in captured.out
 
 
 # --- seeds --------------------------------------------------------------------------------------------------------

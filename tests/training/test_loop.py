@@ -289,27 +289,6 @@ async def test_a_checkpoint_is_written_after_the_line_of_its_step_and_never_twic
     assert scene.saved == [f"step-{step:08d}" for step in saved[-2:]]
 
 
-async def test_a_drain_finishes_the_step_and_training_resumes_from_there(tmp_path):
-    def during():
-        if len(first.learner.batches) == 1:
-            loop.call_soon_threadsafe(first.loop.rollouts.runner.drain)
-            while not first.loop.rollouts.runner.draining:
-                time.sleep(0.001)
-
-    loop = asyncio.get_running_loop()
-    first = Scene(tmp_path, steps=5, ahead=1, learner={"during": during})
-    assert not await first.run()
-    assert first.events_of("train", "save") == ["train 1", "train 2", "save 2 after line 2"]
-
-    second = Scene(tmp_path, steps=5, ahead=1, resume=True)
-    assert await second.run(resume=True)
-    assert second.events[0] == "update 2", "the engine gets the weights of the checkpoint first"
-    assert second.events_of("train") == ["train 3", "train 4", "train 5"]
-    assert second.lines("step") == [1, 2, 3, 4, 5]
-    trained_on = [i for scene in (first, second) for b in scene.learner.batches for i in b.episode_ids]
-    assert len(set(trained_on)) == len(trained_on) == 10, "no episode is trained on twice"
-
-
 async def test_too_many_failures_leave_a_checkpoint_of_the_steps_before(tmp_path):
     scene = Scene(tmp_path, labels="11111xx", steps=20, error_share=0.1)
     order = [scene.loop.rollouts.order.task(number).label for number in range(7)]
