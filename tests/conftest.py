@@ -20,7 +20,7 @@ LONGEST_FIRST = (
     "test_vllm_real.py", "test_train.py",
     "test_run_faults.py", "test_files.py", "test_endpoint_vllm.py", "test_with_molt.py", "test_endpoint_run.py",
     "test_run.py", "test_engine_faults.py", "test_stalls.py", "test_tiny_math.py", "test_ranks.py", "test_bridge.py",
-    "test_train_faults.py", "test_escapes.py", "test_sandbox_faults.py", "test_rollout.py", "test_server_files.py",
+    "test_train_faults.py", "test_escapes.py", "test_sandbox_faults.py", "test_rollout.py",
 )  # fmt: skip
 """Files whose tests take long together. They start first, so that no process ends alone with one of them."""
 NEVER_AT_ONCE = tuple(

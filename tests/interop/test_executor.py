@@ -149,26 +149,13 @@ async def test_a_failure_of_another_episodes_engine_leaves_an_error_of_the_file_
 
 
 @pytest.mark.usefixtures("shim")
-async def test_the_guides_template_runs_unmodified():
-    trajectory = await play(load("template"), ["step"] * 5 + ["it is 42"])
-    assert trajectory.error is None
-    assert (trajectory.stop_reason, trajectory.reward, trajectory.score) == (StopReason.TERMINATED, 1.0, 1.0)
-    assert [turn.action for turn in trajectory.turns] == ["step"] * 5 + ["it is 42"]
-    assert [turn.result.info["step"] for turn in trajectory.turns] == [1, 2, 3, 4, 5, 6]
-    text = CharTokenizer().decode(trajectory.token_ids.tolist())
-    assert text.startswith("What is 6 x 7?step<|im_end|>\n\nNext step:\n\n\nAssistant: step<|im_end|>")
-
-
-@pytest.mark.usefixtures("shim")
 @pytest.mark.parametrize(
     ("script", "rewards", "score", "info"),
     [
-        (["The answer is: 42"], [1.0], 1.5, {"step": 1, "correct": 1, "attempts": 1}),
         (["x = 41", "x = 42"], [0.0, 1.0], 1.5, {"step": 2, "correct": 1, "attempts": 2}),
-        (["x = 41"], [0.0, 0.0, -0.3], 0.2, {"step": 3, "correct": 0, "attempts": 3}),
         (["no idea"], [0.0, 0.0, -0.5], 0.0, {"step": 3, "correct": 0, "attempts": 3}),
     ],
-    ids=["right", "right at last", "wrong", "no answer"],
+    ids=["right at last", "no answer"],
 )
 async def test_the_guides_maths_agent_runs_unmodified(script, rewards, score, info):
     trajectory = await play(load("math_agent"), script)
@@ -187,25 +174,6 @@ async def test_a_subclass_passes_arguments_to_its_agents():
         agent_kwargs = MappingProxyType({"word": "seven"})
 
     assert (await play(Other, ["seven"])).reward == 1.0
-
-
-async def test_the_constructors_agent_wins_over_the_attribute():
-    class Strict(Judge):
-        async def step(self, states):
-            return StepResult(reward=-1.0, terminated=True)
-
-    class Executor(Judging):
-        def __init__(self):
-            super().__init__(Strict)
-
-    assert (await play(Executor)).reward == -1.0
-
-
-async def test_the_record_carries_the_runners_keys_and_limits():
-    trajectory = await play(Judging, ["41"], limits=Limits(max_length=99, max_turns=1))
-    keys = (trajectory.episode_id, trajectory.group_id, trajectory.attempt, trajectory.seed)
-    assert keys == ("task-0/3", "task-0", 2, 11)
-    assert (trajectory.max_length, trajectory.stop_reason) == (99, StopReason.MAX_TURNS)
 
 
 async def test_messages_reach_the_file_as_the_templates_text():
@@ -230,12 +198,12 @@ async def test_an_override_may_change_prompt_label_and_sampling():
     assert (trajectory.task.prompt, trajectory.task.label) == ("What is 6 x 7? Think.", "other")
 
 
-async def test_an_agent_class_of_no_base_gets_our_defaults():
+async def test_the_constructors_agent_wins_over_the_attribute_and_needs_no_base():
     class Bare:
         def step(self, states):
             return {"rewards": 0.5, "environment_feedback": "", "done": True}
 
-    class Executor(AgentExecutor):
+    class Executor(Judging):
         def __init__(self):
             super().__init__(Bare)
 
@@ -285,7 +253,7 @@ async def test_an_override_that_only_adds_a_log_keeps_turns_stop_reason_and_vers
             return {**response, "extra_logs": {**response["extra_logs"], "mine": 3.0}}
 
     trajectory = await play(Executor, ["41"], limits=Limits(max_length=400, max_turns=1))
-    assert trajectory.stop_reason is StopReason.MAX_TURNS
+    assert (trajectory.stop_reason, trajectory.max_length) == (StopReason.MAX_TURNS, 400)
     assert len(trajectory.turns) == 1
     assert trajectory.turns[-1].result.info["mine"] == 3.0
     assert all(turn.generate_s > 0 for turn in trajectory.turns)
@@ -323,17 +291,6 @@ async def test_an_override_may_play_twice_and_keep_the_better_one():
 
     engine = ScriptedEngine(lambda request: "42" if request.call_index == 0 else "no", CharTokenizer())
     assert (await play(Executor, engine=engine)).reward == 1.0
-
-
-async def test_an_override_that_decorates_a_failed_episode_leaves_its_error():
-    class Executor(Judging):
-        async def execute(self, *args, **kwargs):
-            response = await super().execute(*args, **kwargs)
-            response["extra_logs"]["seen"] = 1.0
-            return response
-
-    trajectory = await play(Executor, engine=ScriptedEngine(["42"], CharTokenizer(), crash_at=0))
-    assert (trajectory.error.kind, trajectory.error.type, trajectory.reward) == ("infra", "EngineError", None)
 
 
 @pytest.mark.parametrize(
@@ -412,15 +369,6 @@ async def test_a_response_without_a_reward_is_an_episode_without_one():
     trajectory = await play(type("AgentExecutor", (), {"execute": execute}), ["hi"])
     assert (trajectory.error, trajectory.reward, trajectory.stop_reason) == (None, None, StopReason.TERMINATED)
     assert [turn.action for turn in trajectory.turns] == ["hi"]
-
-
-async def test_a_custom_execute_that_hangs_is_abandoned():
-    async def execute(self, prompt, label, sampling_params):
-        await asyncio.sleep(3600)
-
-    limits = Limits(episode_timeout_s=0.1, step_timeout_s=0.01)
-    trajectory = await play(type("AgentExecutor", (), {"execute": execute}), limits=limits)
-    assert (trajectory.error, trajectory.stop_reason) == (None, StopReason.EPISODE_TIMEOUT)
 
 
 # --- what an engine says, and files that fail after the loop ------------------------------------------------------
@@ -506,13 +454,15 @@ def test_a_file_that_hangs_after_the_loop_keeps_the_turns_and_has_no_reward(virt
     assert ([turn.action for turn in trajectory.turns], trajectory.reward) == (["it is 42"], None)
 
 
-async def test_a_file_that_fails_over_a_failed_episode_leaves_that_its_error():
+@pytest.mark.parametrize("fails", [True, False])
+async def test_what_a_file_does_to_a_failed_episode_leaves_that_its_error(fails):
     async def spoil(response):
-        response["reward"] *= 2  # it is None
+        response["extra_logs"]["seen"] = 1.0
+        if fails:
+            response["reward"] *= 2  # it is None
 
-    engine = ScriptedEngine(["42"], CharTokenizer(), crash_at=0)
-    trajectory = await play(afterwards(spoil), engine=engine)
-    assert (trajectory.error.kind, trajectory.error.type) == ("infra", "EngineError")
+    trajectory = await play(afterwards(spoil), engine=ScriptedEngine(["42"], CharTokenizer(), crash_at=0))
+    assert (trajectory.error.kind, trajectory.error.type, trajectory.reward) == ("infra", "EngineError", None)
 
 
 async def test_a_reward_that_a_file_takes_away_is_none():
@@ -568,7 +518,7 @@ class Constrained(ScriptedEngine):
 
 
 @pytest.mark.parametrize("writes", [True, False])
-async def test_a_structural_tag_holds_for_every_turn_whatever_a_step_writes(writes):
+async def test_a_structural_tag_holds_for_every_turn_and_what_a_step_does_not_write_is_not_recorded(writes):
     class Executor(AgentExecutor):
         agent_cls = Narrowing if writes else Quiet
 
@@ -577,14 +527,7 @@ async def test_a_structural_tag_holds_for_every_turn_whatever_a_step_writes(writ
     trajectory = await play(Executor, engine=engine, limits=limits, structural_tag="{}")
     assert trajectory.error is None
     assert [request.sampling.structural_tag for request in engine.requests] == ["{}"] * 3
-
-
-async def test_a_step_that_writes_no_sampling_parameters_records_none():
-    class Executor(AgentExecutor):
-        agent_cls = Quiet
-
-    trajectory = await play(Executor, limits=Limits(max_length=600, max_turns=2))
-    assert [turn.result.sampling for turn in trajectory.turns] == [None, None]
+    assert writes or [turn.result.sampling for turn in trajectory.turns] == [None] * 3
 
 
 async def test_a_step_that_gives_the_sampling_parameters_back_changes_nothing():
@@ -606,12 +549,17 @@ async def test_the_sampling_parameters_that_a_step_returns_win_over_those_it_wro
             params.temperature = 0.1
             return {"rewards": 1.0, "environment_feedback": "more", "done": False, "sampling_params": params}
 
-    class Executor(AgentExecutor):
-        agent_cls = Returning
-
     engine = ScriptedEngine(["a"], CharTokenizer())
-    await play(Executor, engine=engine, limits=Limits(max_length=600, max_turns=2))
+    executor_cls = type("Executor", (AgentExecutor,), {"agent_cls": Returning})
+    await play(executor_cls, engine=engine, limits=Limits(max_length=600, max_turns=2))
     assert [request.sampling.temperature for request in engine.requests] == [1.0, 0.1]
+
+
+class PassingOn(AgentExecutor):
+    """Has an execute of its own, which changes nothing."""
+
+    async def execute(self, prompt, label, sampling_params):
+        return await super().execute(prompt, label, sampling_params)
 
 
 class Raising(AgentInstanceBase):
@@ -646,11 +594,8 @@ async def test_an_exception_of_step_leaves_execute_inside_of_a_files_own():
 
 
 async def test_an_exception_that_a_files_execute_lets_pass_is_the_episodes_error():
-    class Executor(AgentExecutor):
+    class Executor(PassingOn):
         agent_cls = Raising
-
-        async def execute(self, prompt, label, sampling_params):
-            return await super().execute(prompt, label, sampling_params)
 
     Raising.failures = 1
     trajectory = await play(Executor)
@@ -664,11 +609,8 @@ async def test_an_error_of_close_keeps_the_reward_also_inside_of_a_files_own_exe
         async def close(self):
             raise RuntimeError("late")
 
-    class Executor(AgentExecutor):
+    class Executor(PassingOn):
         agent_cls = Closing
-
-        async def execute(self, prompt, label, sampling_params):
-            return await super().execute(prompt, label, sampling_params)
 
     trajectory = await play(Executor, ["42"])
     assert (trajectory.stop_reason, trajectory.reward, trajectory.error) == (StopReason.TERMINATED, 1.0, None)

@@ -11,25 +11,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FACES = {
-    "agentenv.interop": "Record columns records",
-    "agentenv.interop.openrlhf": "AgentExecutor LogRule ResponseDict from_response to_response",
-    "agentenv.interop.molt": "AgentRunner",
-    "agentenv.interop.verl": "AgentEnvRewardManager EnvAgentLoop RMGalleryRewardManager dataset to_records",
-    "agentenv.interop.verl.rewards": "RMGalleryRewardManager compute_score",
-    "agentenv.interop.roll": "CustomReward Dispatch RewardWorker RollRewards data_parallel dispatched one_to_all "
-    "register worker_class",
-    "agentenv.interop.nemo_rl": "AgentEnvironment AgentEnvironmentOptions EnvironmentReturn EnvironmentUnavailable "
-    "RewardModelEnvironment RewardModelOptions RowsFailed TaskProcessor masked register to_records",
-    "agentenv.interop.nemo_gym": "GymOptions GymServer",
-}
+FACES = [
+    "agentenv.interop", *(f"agentenv.interop.{name}" for name in ("openrlhf", "molt", "verl", "verl.rewards", "roll")),
+    "agentenv.interop.nemo_rl", "agentenv.interop.nemo_gym",
+]  # fmt: skip
 NEEDS_ITS_FRAMEWORK = {"AgentEnvRewardManager", "ChatRenderer"}
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_face_offers_these_names_and_has_them(face):
+def test_a_face_has_the_names_that_it_offers(face):
     module = import_module(face)
-    assert sorted(module.__all__) == sorted(FACES[face].split())
     for name in set(module.__all__) - NEEDS_ITS_FRAMEWORK:
         assert getattr(module, name) is not None
     with pytest.raises(AttributeError, match="Missing"):

@@ -14,12 +14,7 @@ from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EnvSource
 from agentenv.errors import EngineError, InfraError
-from agentenv.interop.hosted import (
-    FailureCount,
-    GatheringEngine,
-    problem_of,
-    run_planned,
-)
+from agentenv.interop.hosted import FailureCount, GatheringEngine, problem_of, run_planned
 from agentenv.testing.tokenizers import CharTokenizer
 
 

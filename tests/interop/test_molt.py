@@ -155,11 +155,8 @@ async def test_a_failed_episode_may_stay_in_its_group_as_a_neutral_sample(molt):
     made = runner(RuntimeError("lost"), on_error="mask", failed_reward=-1.0)
     got = await rollout(made, Router("ab"))
     assert [end - start for start, end in got.action_ranges] == [1]
-    assert (got.reward, got.extra_logs["failed"], len(got.rollout_log_probs)) == (
-        -1.0,
-        1.0,
-        len(got.observation_tokens),
-    )
+    assert (got.reward, got.extra_logs["failed"]) == (-1.0, 1.0)
+    assert len(got.rollout_log_probs) == len(got.observation_tokens)
 
 
 async def test_a_history_that_is_rendered_again_is_a_list_of_segments_with_the_episodes_reward(molt):
@@ -224,9 +221,9 @@ async def test_outside_molt_the_runner_says_so(monkeypatch):
 
 
 async def test_a_file_with_our_runner_alone_runs_here_too(tmp_path):
-    file = tmp_path / "only_runner.py"
-    file.write_text(
-        textwrap.dedent("""
+    func = loaded(
+        tmp_path,
+        """
         from agentenv.core.agent import AgentInstance
         from agentenv.interop.molt import AgentRunner as Base
         from agentenv.core.types import StepResult
@@ -239,9 +236,9 @@ async def test_a_file_with_our_runner_alone_runs_here_too(tmp_path):
 
         class AgentRunner(Base):
             agent_cls = Echo
-        """)
+        """,
     )
-    trajectory = await played(load_agent_func(file), ["yes"], label="yes", metadata={"tools": [TOOL]})
+    trajectory = await played(func, ["yes"], label="yes", metadata={"tools": [TOOL]})
     assert trajectory.tools == (TOOL,)  # as in Molt, which passes the messages and the tools
     assert (trajectory.reward, trajectory.stop_reason) == (1.0, StopReason.TERMINATED)
 
@@ -249,26 +246,22 @@ async def test_a_file_with_our_runner_alone_runs_here_too(tmp_path):
 # --- Molt's files here ----------------------------------------------------------------------------------------------
 
 
-async def played(func, said, *, prompt=None, label=None, limits=None, chat=None, metadata=None):
+async def played(func, said, *, prompt=None, label=None, chat=None, metadata=None):
     """One episode of a file's, with what the model says."""
     chat = chat or Chat(CharTokenizer())
     task = Task(USER if prompt is None else prompt, label, metadata=metadata or {})
-    return await func.run(
-        task,
-        EpisodeSetup(
-            engine=ScriptedEngine(said, chat.tokenizer),
-            chat=chat,
-            sampling=SamplingParams(max_tokens=60),
-            limits=limits or Limits(2_000),
-        ),
-        EpisodeKey("t/0"),
-    )
+    engine, sampling = ScriptedEngine(said, chat.tokenizer), SamplingParams(max_tokens=60)
+    return await func.run(task, EpisodeSetup(engine, chat, sampling, Limits(2_000)), EpisodeKey("t/0"))
+
+
+def written(folder, source, name="agent.py"):
+    file = folder / name
+    file.write_text(textwrap.dedent(source))
+    return str(file)
 
 
 def loaded(folder, source):
-    file = folder / "agent.py"
-    file.write_text(textwrap.dedent(source))
-    return load_agent_func(file)
+    return load_agent_func(written(folder, source))
 
 
 ENV = """
@@ -327,16 +320,15 @@ async def test_an_env_that_cuts_its_episode_has_truncated_it_though_terminated_i
 
 async def test_messages_are_rendered_for_an_env_as_molts_data_set_does(tmp_path):
     trajectory = await played(loaded(tmp_path, ENV), ["2"], label="2")
-    assert (
-        CharTokenizer()
-        .decode(trajectory.token_ids)
-        .startswith("<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n> 2")
-    )
+    text = CharTokenizer().decode(trajectory.token_ids)
+    assert text.startswith("<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n> 2")
+
+
+NO_RESULT = ENV.replace("return Result(reward=torch", "return dict(reward=torch")
 
 
 async def test_a_step_that_returns_no_result_is_a_contract_error(tmp_path):
-    source = ENV.replace("return Result(reward=torch", "return dict(reward=torch")
-    trajectory = await played(loaded(tmp_path, source), ["1"], label="2", prompt="1 + 1")
+    trajectory = await played(loaded(tmp_path, NO_RESULT), ["1"], label="2", prompt="1 + 1")
     assert (trajectory.error.kind, trajectory.error.where) == ("contract", "step")
     assert "Counting.step: expected molt.agents.Result, got dict" in trajectory.error.message
 
@@ -381,16 +373,13 @@ async def test_anything_but_a_single_trajectory_is_refused_with_what_to_do(tmp_p
 
 
 async def test_an_execute_that_pays_a_bonus_keeps_the_episodes_turns(tmp_path):
-    source = (
-        ENV
-        + """
+    pays = """
         async def execute(self, *args, **kwargs):
             made = await super().execute(*args, **kwargs)
             made.reward += 0.5
             return made
     """
-    )
-    trajectory = await played(loaded(tmp_path, source), ["1", "2"], label="2", prompt="1 + 1")
+    trajectory = await played(loaded(tmp_path, ENV + pays), ["1", "2"], label="2", prompt="1 + 1")
     assert [turn.result.reward for turn in trajectory.turns] == [0.25, 1.5]
 
 
@@ -450,9 +439,7 @@ def test_an_installed_molt_is_as_it_was_once_a_file_is_loaded(tmp_path, before):
     (package.parent / "__init__.py").touch()
     (package / "__init__.py").write_text("OWN = 1\nimport molt.agents.base\n")
     (package / "base.py").write_text("OWN = 2\n")
-    file = tmp_path / "agent.py"
-    file.write_text(textwrap.dedent(ENV))
-    command = [sys.executable, "-c", MODULES.format(before=before), tmp_path / "site", file]
+    command = [sys.executable, "-c", MODULES.format(before=before), tmp_path / "site", written(tmp_path, ENV)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, "1 2\n"), done.stderr[-2000:]
 
@@ -464,18 +451,14 @@ def test_a_file_with_both_classes_runs_here_by_its_executor():
 
 
 def test_a_chat_agent_is_not_checked_and_the_error_says_how_to_try_it(tmp_path):
-    file = tmp_path / "agent.py"
-    file.write_text(textwrap.dedent(CHAT.replace("from openai import AsyncOpenAI", "")))
+    file = written(tmp_path, CHAT.replace("from openai import AsyncOpenAI", ""))
     with pytest.raises(ConfigError, match=r"expected an Env to check, got a ChatAgent.*agentenv run"):
-        check(str(file))
+        check(file)
 
 
 def test_molts_files_are_checked_by_molts_rules(tmp_path):
-    file = tmp_path / "agent.py"
-    file.write_text(textwrap.dedent(ENV.replace("torch.tensor([0.25])", "0.25")))
-    assert check(str(file), label="42", prompt="6 * 7") == []
-    file = tmp_path / "wrong.py"
-    file.write_text(textwrap.dedent(ENV.replace("return Result(reward=torch", "return dict(reward=torch")))
-    (problem,) = check(str(file), label="42", prompt="6 * 7")
+    sound = written(tmp_path, ENV.replace("torch.tensor([0.25])", "0.25"))
+    assert check(sound, label="42", prompt="6 * 7") == []
+    (problem,) = check(written(tmp_path, NO_RESULT, "wrong.py"), label="42", prompt="6 * 7")
     assert (problem.where, problem.line) == ("Counting.step", 13)
     assert "molt.agents.Result" in f"{problem.expected} {problem.got}"

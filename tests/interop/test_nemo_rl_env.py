@@ -6,6 +6,7 @@ import math
 import pickle
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -27,13 +28,7 @@ from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError
 from agentenv.interop import nemo_rl as nemo_rl_env
-from agentenv.interop.nemo_rl import (
-    AgentEnvironment,
-    EnvironmentUnavailable,
-    RowsFailed,
-    TaskProcessor,
-    masked,
-)
+from agentenv.interop.nemo_rl import AgentEnvironment, EnvironmentUnavailable, RowsFailed, TaskProcessor, masked
 from tests.interop import nemo_stub
 from tests.models import make_tiny_tokenizer
 
@@ -43,8 +38,6 @@ SOON_S = 30.0
 
 @cache
 def tokenizer():
-    import tempfile
-
     folder = Path(tempfile.mkdtemp(prefix="nemo-"))
     make_tiny_tokenizer(folder)
     return load_tokenizer(str(folder))
@@ -258,10 +251,6 @@ def test_nemos_actions_are_not_cut_to_an_environments_number_of_tokens_and_need_
     assert answer.observations[0]["content"] == "a long action"
 
 
-def test_unset_stop_strings_are_not_reported(made):
-    assert made("guess_number", check_prompt=False).step([log("8")], [{"label": "3"}]).next_stop_strings == [None]
-
-
 def test_evaluation_asks_for_the_answers_with_a_third_argument(made):
     """`run_eval` of nemo_rl/evals/eval.py calls `step(logs, metadata, True)`, which its interface does not name."""
     assert made().step([log("a")], [{"label": 1}], True).answers == ["a"]
@@ -286,10 +275,8 @@ def test_a_part_that_a_step_lacks_is_a_failure_and_no_zero(made):
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
-    [("infra", EnvironmentUnavailable), ("refused", EnvironmentUnavailable), ("raise", RowsFailed),
-     ("exit", RowsFailed)],
-)  # fmt: skip
+    ("said", "kind"), [("infra", EnvironmentUnavailable), ("refused", EnvironmentUnavailable), ("exit", RowsFailed)]
+)
 def test_a_failed_row_fails_the_call_and_leaves_nothing_open(made, said, kind):
     environment = made()
     with pytest.raises(kind, match="row 1"):
@@ -320,9 +307,8 @@ def test_under_mask_a_failed_row_is_alone_and_has_no_number(made):
 
 
 def test_under_mask_a_failed_row_has_no_number_in_any_part(made):
-    rewards = (
-        made(on_failure="mask", reward_components=["x"]).step([log("a"), log("raise")], [{"label": 1}] * 2).rewards
-    )
+    environment = made(on_failure="mask", reward_components=["x"])
+    rewards = environment.step([log("a"), log("raise")], [{"label": 1}] * 2).rewards
     assert all(math.isfinite(column[0]) and math.isnan(column[1]) for column in rewards.values())
 
 
@@ -383,6 +369,7 @@ def test_an_observation_is_never_empty_for_it_would_make_all_ids_floats(made):
     assert torch.cat([torch.tensor([1]), torch.empty(0)]).dtype is torch.float32
     answer = made(Parallel).step([log("a")], [{"together": 1}])
     assert answer.observations[0]["content"] == "\n"
+    assert answer.next_stop_strings == [None]  # those before stay
 
 
 def test_metrics_are_there_for_either_key_and_for_one_sample(made):
@@ -451,22 +438,13 @@ def test_tools_that_reset_offers_are_shown_by_the_task_processor_and_their_calls
     assert datum["extra_env_info"]["tools"] == TOOLS
     environment = made(Offering, tokenizer=tokenizer())
     said = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
-    answer = environment.step(
-        [[*datum["message_log"], {"role": "assistant", "content": said}]], [datum["extra_env_info"]]
-    )
+    messages = [*datum["message_log"], {"role": "assistant", "content": said}]
+    answer = environment.step([messages], [datum["extra_env_info"]])
     assert answer.rewards.tolist() == [1.0]
     with pytest.raises(RowsFailed, match="TaskProcessor"):
         environment.step([log(said)], [{}])
     unchecked = made(Offering, tokenizer=tokenizer(), check_prompt=False)
     assert unchecked.step([log(said)], [{}]).rewards.tolist() == [1.0]
-
-
-def test_nemo_shows_no_prompt_of_reset_so_rows_whose_model_saw_another_are_refused(made):
-    environment = made("guess_number")
-    with pytest.raises(RowsFailed, match="TaskProcessor"):
-        environment.step([log("8", asked="Guess my number.")], [{"label": "8"}])
-    unchecked = made("guess_number", check_prompt=False)
-    assert unchecked.step([log("8", asked="Guess my number.")], [{"label": "8"}]).rewards.tolist() == [1.0]
 
 
 def test_an_environment_sees_the_text_of_the_log_with_what_the_template_began(made):
@@ -518,22 +496,10 @@ def test_a_turn_that_ended_at_a_stop_string_is_closed_in_the_models_place(made, 
 
 
 def test_a_tokenizer_that_encodes_alone_otherwise_is_reported(caplog):
-    class Spaced:
-        """Puts a token before every text, as SentencePiece's dummy space (#2844)."""
-
-        def __init__(self, inner):
-            self.inner = inner
-
-        def __getattr__(self, name):
-            return getattr(self.inner, name)
-
-        def __len__(self):
-            return len(self.inner)
-
-        def encode(self, text, *, add_special_tokens=True):
-            return [220, *self.inner.encode(text, add_special_tokens=add_special_tokens)]
-
-    AgentEnvironment({"env": Counting, "wrap_observation": "chat", "tokenizer": Spaced(tokenizer())}).shutdown()
+    """It puts a token before every text, as SentencePiece's dummy space (#2844)."""
+    spaced, plain = tokenizer.__wrapped__(), tokenizer().encode
+    spaced.encode = lambda text, **options: [220, *plain(text, **options)]
+    AgentEnvironment({"env": Counting, "wrap_observation": "chat", "tokenizer": spaced}).shutdown()
     assert "#2844" in caplog.text
 
 
@@ -549,11 +515,9 @@ def rollout(environment, datums, script, *, max_turns=8):
         if not active:
             break
         for i in active:
-            ids = torch.tensor(
-                [*tokenizer().encode(script(i, turn), add_special_tokens=False), tokenizer().eos_token_id]
-            )
+            ids = [*tokenizer().encode(script(i, turn), add_special_tokens=False), tokenizer().eos_token_id]
             content = tokenizer().decode(ids, skip_special_tokens=True)
-            logs[i].append({"role": "assistant", "content": content, "token_ids": ids})
+            logs[i].append({"role": "assistant", "content": content, "token_ids": torch.tensor(ids)})
         to_env = [[{key: m[key] for key in ("role", "content")} for m in logs[i]] for i in active]
         answer = environment.step(to_env, [info[i] for i in active])
         total[active] += answer.rewards
@@ -569,36 +533,22 @@ async def ours(env, row, said):
     """The tokens, up to the last action, and the reward of the same episode in our own loop."""
     task = Task([{"role": "user", "content": row["prompt"]}], label=row["label"], task_id="t", seed=row.get("seed"))
     ended = []
-    runner = EpisodeRunner(
-        EnvSource(load_env(env), {}),
-        EpisodeSetup(
-            engine=ScriptedEngine(said, tokenizer()),
-            chat=Chat(tokenizer()),
-            sampling=SamplingParams(),
-            limits=Limits(max_length=8192),
-        ),
-    )
-    await runner.run_one(PlannedEpisode(task, 0), ended.append)
+    setup = EpisodeSetup(ScriptedEngine(said, tokenizer()), Chat(tokenizer()), limits=Limits(max_length=8192))
+    await EpisodeRunner(EnvSource(load_env(env)), setup).run_one(PlannedEpisode(task, 0), ended.append)
     (trajectory,) = ended
     return list(trajectory.token_ids[: trajectory.turns[-1].end]), trajectory.reward
 
 
+GUESSES = [["8", "4", "2", "3"], ["8"], ["8", "x", "14", "1"]]
+ANSWERS = [["\\boxed{5}", "\\boxed{4}"], ["\\boxed{4}"], ["none", "no", "still none", "\\boxed{1}"]]
+
+
 @pytest.mark.parametrize(
-    ("env", "rows", "said"),
-    [
-        (
-            "guess_number",
-            [{"prompt": "Guess my number.", "label": label} for label in ("3", "8", "15")],
-            [["8", "4", "2", "3"], ["8"], ["8", "x", "14", "1"]],
-        ),
-        (
-            "math_retry",
-            [{"prompt": "What is 2+2?", "label": "4"}] * 3,
-            [["\\boxed{5}", "\\boxed{4}"], ["\\boxed{4}"], ["none", "no", "still none", "\\boxed{1}"]],
-        ),
-    ],
+    ("env", "prompt", "labels", "said"),
+    [("guess_number", "Guess.", ["3", "8", "15"], GUESSES), ("math_retry", "What is 2+2?", ["4"] * 3, ANSWERS)],
 )
-async def test_episodes_in_chat_form_have_the_tokens_and_rewards_of_our_own_loop(made, env, rows, said):
+async def test_episodes_in_chat_form_have_the_tokens_and_rewards_of_our_own_loop(made, env, prompt, labels, said):
+    rows = [{"prompt": prompt, "label": label} for label in labels]
     environment = made(env, wrap_observation="chat", tokenizer=tokenizer())
     process = TaskProcessor(env)
     datums = [process(row, None, tokenizer(), None, index) for index, row in enumerate(rows)]

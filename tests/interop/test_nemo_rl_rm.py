@@ -53,27 +53,17 @@ def log(answer, *before):
     return [*(before or [QUESTION]), {"role": "assistant", "content": answer}]
 
 
-@pytest.mark.long
-def test_a_batch_of_any_size_is_scored_under_nemos_own_keys(made):
-    environment = made(NEMO_CONFIG | {"model_name": str(tiny_rm())})
-    answers = [f"It is {number}." for number in range(7)]
-    rewards = environment.step([log(answer) for answer in answers], [None] * 7).rewards
-    assert (rewards.shape, rewards.dtype) == ((7,), torch.float32)
-    alone = [environment.step([log(answer)], [{}]).rewards.item() for answer in answers]
-    assert rewards.tolist() == pytest.approx(alone, abs=1e-4)
-    assert len(set(alone)) == 7
-
-
-async def test_the_environment_and_rm_eval_produce_the_same_scores(made):
+async def test_the_environment_and_rm_eval_produce_the_same_scores_under_nemos_own_keys(made):
     items = [pair(f"yes {i}", f"no {i}" * i, index=i, prompt="What is 12 + 30?") for i in range(1, 4)]
     rm = open_rm(f"hf:{tiny_rm()}")
     outcomes = await evaluate(rm, items)
     await rm.close()
-    environment = made({"model_name": f"hf:{tiny_rm()}"})
+    environment = made(NEMO_CONFIG | {"model_name": f"hf:{tiny_rm()}"})
     logs = [log(candidate.text, *candidate.prompt) for item in items for candidate in item.candidates]
-    rewards = await asyncio.to_thread(environment.step, logs, [{}] * len(logs))
+    rewards = (await asyncio.to_thread(environment.step, logs, [{}] * len(logs))).rewards
     expected = [score for outcome in outcomes for score in outcome.scores]
-    assert rewards.rewards.tolist() == pytest.approx(expected, abs=1e-4)
+    assert (rewards.shape, rewards.dtype) == ((6,), torch.float32)
+    assert rewards.tolist() == pytest.approx(expected, abs=1e-4)
 
 
 def test_all_rows_end_and_their_answers_are_given(made):

@@ -3,8 +3,6 @@
 import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Completion, StepResult, StopReason, Task
@@ -58,22 +56,6 @@ FACTS = {
 }
 
 
-@every_format
-def test_what_a_constraint_forced_is_off_every_loss_mask(module):
-    made = golden()
-    made.turns[0].forced, made.turns[1].forced = (0,), (1,)
-    rows = export(module, made)
-    mask = {
-        nemo_rl: lambda row: [
-            int(message["role"] == "assistant") for message in row["message_log"][1:] for _ in message["token_ids"]
-        ],
-        verl: lambda row: row["response_mask"],
-    }[module]
-    found = [mask(row) for row in rows]
-    until = 5 if module is verl else 6
-    assert found == [[0, 1, 0, 0, 1, 0][:until]]
-
-
 def forced(*per_turn):
     made = golden()
     for turn, indices in zip(made.turns, per_turn, strict=True):
@@ -90,8 +72,14 @@ def gae(rewards, mask):
     return found[::-1]
 
 
-def on_last(mask, reward):
-    return [0.0] * (len(mask) - 1) + [reward]
+@every_format
+def test_what_a_constraint_forced_is_off_every_loss_mask(module):
+    (row,) = export(module, forced((0,), (1,)))
+    if module is verl:
+        assert row["response_mask"] == [0, 1, 0, 0, 1]
+    else:
+        roles = [message["role"] for message in row["message_log"][1:] for _ in message["token_ids"]]
+        assert [role == "assistant" for role in roles] == [False, True, False, False, True, False]
 
 
 @pytest.mark.parametrize("indices", [((), ()), ((1,), (1,)), ((0,), (0, 1)), ((0, 1), (1,))])
@@ -100,7 +88,7 @@ def test_the_reward_reaches_a_token_that_the_policy_chose(indices):
     (row,) = export(verl, made)
     mask = row["response_mask"]
     assert mask[-1] == 1
-    assert gae(on_last(mask, row["reward_score"]), mask)[mask.index(1)] == 1.5
+    assert gae([0.0] * (len(mask) - 1) + [row["reward_score"]], mask)[mask.index(1)] == 1.5
     (row,) = segment_rows(made, "an id")
     chosen = [reward for reward, taken in zip(row["rewards"], row["loss_masks"], strict=True) if taken]
     assert sum(chosen) == (1.0 if indices[0] == (0, 1) else 1.5)  # no choice of the policy led to the first reward
@@ -185,68 +173,49 @@ def test_skyrl():
 
 # --- any episode ----------------------------------------------------------------------------------------------------
 
-IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4)
-LOGPROB = st.floats(-30, 0, width=32)
-NEVER = st.just(False)
-ENDS = [StopReason.TERMINATED, StopReason.TRUNCATED_BY_ENV, StopReason.MAX_TURNS, StopReason.MAX_LENGTH]
 FAILURES = [StopReason.ERROR, StopReason.ABORTED, StopReason.STEP_TIMEOUT]
-BOOM = EpisodeError("infra", "EngineError", "it burned")
 
 
-@st.composite
-def completions(draw, missing):
-    ids = draw(IDS)
-    logprobs = draw(st.lists(LOGPROB, min_size=len(ids), max_size=len(ids)))
-    if missing:
-        logprobs[draw(st.integers(0, len(ids) - 1))] = math.nan
-    versions = draw(st.just(()) | st.lists(st.integers(0, 9), min_size=len(ids), max_size=len(ids)))
-    return Completion(
-        tuple(ids), draw(st.sampled_from(["stop", "length"])), logprobs=tuple(logprobs),
-        policy_versions=tuple(sorted(versions)), policy_version=draw(st.integers(0, 9)),
-    )  # fmt: skip
-
-
-def append_reply(trajectory, draw):
-    """What a step is followed by: nothing, tokens with or without a close made for the model, or a new segment."""
-    match draw(st.sampled_from(["nothing", "observation", "observation", "close", "text", "segment"])):
-        case "observation":
-            trajectory.append_observation(draw(IDS), bridge="exact")
-        case "text":
-            trajectory.append_observation(draw(IDS), bridge="text")
-        case "close":
-            trajectory.append_observation([90, *draw(IDS)], bridge="truncated", num_synthesized=1)
-        case "segment":
-            trajectory.open_segment(draw(IDS))
-
-
-@st.composite
-def trajectories(draw, missing=NEVER, ends=ENDS, min_turns=1):
-    messages = draw(st.booleans())
-    prompt = [{"role": "user", "content": "q"}] if messages else "q"
-    trajectory = Trajectory(Task(prompt, label=7), 1000, episode_id="task/1", prompt=prompt)
-    trajectory.append_observation(draw(IDS))
-    rewards = st.floats(-4, 4, allow_subnormal=False)
-    num_turns = draw(st.integers(min_turns, 5))
-    for index in range(num_turns):
-        trajectory.append_turn(draw(completions(draw(missing))), f"action {index}")
-        said = [{"role": "user", "content": "r"}] * draw(st.integers(0, 2)) if messages else "r"
-        said = said or "r"
-        trajectory.set_result(StepResult(said, reward=draw(rewards)))
-        if index < num_turns - 1 or draw(st.booleans()):
-            append_reply(trajectory, draw)
-    end = draw(st.sampled_from(ends))
-    if end is StopReason.STEP_TIMEOUT:
-        trajectory.append_turn(draw(completions(draw(missing))), "unanswered")
-    trajectory.finish(end, BOOM if end is StopReason.ERROR else None)
+def played(*plan, end=StopReason.TERMINATED):
+    """An episode of turns, by their rewards, and of what follows them; a turn of no reward has no answer."""
+    trajectory = Trajectory(Task("q", label=7), 1000, episode_id="task/1", prompt="q")
+    trajectory.append_observation([1, 2])
+    for index, part in enumerate(plan):
+        if part == "observation":
+            trajectory.append_observation([20 + index], bridge="exact")
+        elif part == "close":
+            trajectory.append_observation([90, 3], bridge="truncated", num_synthesized=1)
+        elif part == "segment":
+            trajectory.open_segment([1, 30 + index])
+        else:
+            action = Completion((10 + index, 11), logprobs=(-0.5, -0.25), policy_versions=(index, index + 1))
+            trajectory.append_turn(action, f"action {index}")
+            if part is not None:
+                trajectory.set_result(StepResult("r", reward=part))
+    trajectory.finish(end, EpisodeError("infra", "EngineError", "it burned") if end is StopReason.ERROR else None)
     return trajectory
 
 
-@pytest.mark.long
-@settings(max_examples=100, deadline=None)
-@given(trajectory=trajectories())
-def test_each_form_has_the_tokens_the_mask_and_the_log_probabilities_of_its_record(trajectory):
-    made = records(trajectory, "here")
-    for record, row, sample in zip(made, export(verl, trajectory), export(nemo_rl, trajectory), strict=True):
+PLANS = [
+    (0.5,), (0.25, 0.5), (0.5, "observation", -1.0), (0.5, "close", 0.0, "observation", 1.0, "observation"),
+    (0.5, "segment", 1.0, "close", 0.25), (1.0, "segment", "segment", 0.5, 0.25),
+]  # fmt: skip
+every_plan = pytest.mark.parametrize("plan", PLANS, ids=str)
+
+
+@every_plan
+def test_a_record_is_its_segment_up_to_the_end_of_the_last_action_in_each_form(plan):
+    trajectory = played(*plan)
+    with_actions = [s for i, s in enumerate(trajectory.segments) if any(t.segment == i for t in trajectory.turns)]
+    made, of_verl, of_nemo = records(trajectory, "here"), export(verl, trajectory), export(nemo_rl, trajectory)
+    for record, segment, row, sample in zip(made, with_actions, of_verl, of_nemo, strict=True):
+        end = len(segment) - bytes(segment.action_mask)[::-1].index(1)
+        first = segment.action_mask.index(1)
+        assert record.token_ids == segment.token_ids[:end].tolist()
+        assert bytes(record.mask) == segment.action_mask[:end]
+        assert record.logprobs == segment.logprobs[:end].tolist()
+        assert record.policy_versions == segment.policy_versions[:end].tolist()
+        assert (record.prompt_ids, record.num_prompt) == (segment.token_ids[:first].tolist(), first)
         assert row["prompt_ids"] + row["response_ids"] == record.token_ids
         assert (row["response_mask"], row["response_logprobs"]) == (record.response_mask, record.response_logprobs)
         log = [(each, len(each["token_ids"])) for each in sample["message_log"]]
@@ -254,36 +223,16 @@ def test_each_form_has_the_tokens_the_mask_and_the_log_probabilities_of_its_reco
         assert [int(each["role"] == "assistant") for each, num in log for _ in range(num)] == record.mask
         found = [each.get("generation_logprobs", [0.0] * num) for each, num in log]
         assert [value for values in found for value in values] == record.logprobs
-        first = record.num_prompt
         for facts in (row["extra_fields"], sample["extra_env_info"]):
             assert facts["turn_spans"] == [[start - first, end - first] for start, end in record.spans]
             assert facts["policy_versions"] == record.policy_versions[first:]
-
-
-@pytest.mark.long
-@settings(max_examples=120, deadline=None)
-@given(trajectory=trajectories())
-def test_a_record_is_its_segment_up_to_the_end_of_the_last_action(trajectory):
-    with_actions = [s for i, s in enumerate(trajectory.segments) if any(t.segment == i for t in trajectory.turns)]
-    made = records(trajectory, "here")
-    for record, segment in zip(made, with_actions, strict=True):
-        end = len(segment) - bytes(segment.action_mask)[::-1].index(1)
-        assert record.token_ids == segment.token_ids[:end].tolist()
-        assert bytes(record.mask) == segment.action_mask[:end]
-        assert record.logprobs == segment.logprobs[:end].tolist()
-        assert record.policy_versions == segment.policy_versions[:end].tolist()
-        first = segment.action_mask.index(1)
-        assert (record.prompt_ids, record.num_prompt) == (segment.token_ids[:first].tolist(), first)
-        assert record.prompt_ids + record.response_ids == record.token_ids
-        assert record.response_mask[0] == record.response_mask[-1] == 1
     assert [span for record in made for span in record.spans] == [(t.start, t.end) for t in trajectory.turns]
     assert [(record.segment, record.num_segments) for record in made] == [(i, len(made)) for i in range(len(made))]
 
 
-@pytest.mark.long
-@settings(max_examples=120, deadline=None)
-@given(trajectory=trajectories())
-def test_the_rewards_of_an_episodes_records_sum_to_its_reward(trajectory):
+@every_plan
+def test_the_rewards_of_an_episodes_records_sum_to_its_reward(plan):
+    trajectory = played(*plan)
     rows = segment_rows(trajectory, "an id")
     assert math.fsum(reward for row in rows for reward in row["rewards"]) == trajectory.reward
     for row in rows:
@@ -295,25 +244,13 @@ def test_the_rewards_of_an_episodes_records_sum_to_its_reward(trajectory):
         assert {row[key] for row in export(module, trajectory)} == {trajectory.reward}
 
 
-def test_nothing_is_lost_where_one_action_follows_another_at_once():
-    trajectory = Trajectory(Task("q"), 32, prompt="q")
-    trajectory.append_observation([1])
-    for token, reward in ((2, 0.25), (3, 0.5)):
-        trajectory.append_turn(Completion((token,), logprobs=(-1.0,)), str(token))
-        trajectory.set_result(StepResult(reward=reward))
-    trajectory.finish(StopReason.TERMINATED)
-    assert export(verl, trajectory)[0]["extra_fields"]["turn_spans"] == [[0, 1], [1, 2]]
-    assert [m["role"] for m in export(nemo_rl, trajectory)[0]["message_log"]] == ["user", "assistant", "assistant"]
-    assert segment_rows(trajectory, "an id")[0]["rewards"] == [0.25, 0.5]
-
-
 def test_a_segment_without_an_action_is_not_a_record():
     trajectory = Trajectory(Task("q"), 32, prompt="q")
     for ids in ([1], [1, 2, 5], [1, 2, 6]):
         trajectory.append_observation(ids) if ids == [1] else trajectory.open_segment(ids)
         if ids != [1, 2, 5]:
-            trajectory.append_turn(Completion((2,), logprobs=(-1.0,)), "2")
-            trajectory.set_result(StepResult(reward=0.5))
+            trajectory.append_turn(Completion((2,), logprobs=(-1.0,)), "2", generate_s=float(len(ids)))
+            trajectory.set_result(StepResult(reward=0.5), step_s=10.0 * len(ids))
     trajectory.finish(StopReason.MAX_LENGTH)
     made = records(trajectory, "here")
     assert [record.token_ids for record in made] == [[1, 2], [1, 2, 6, 2]]
@@ -322,74 +259,34 @@ def test_a_segment_without_an_action_is_not_a_record():
     # The second prompt happens to begin with all of the first segment, and is a segment of its own nevertheless.
     rows = export(verl, trajectory)
     assert [row["prompt_ids"] + row["response_ids"] for row in rows] == [[1, 2], [1, 2, 6, 2]]
-    assert [row["metrics"]["generate_sequences"] for row in export(verl, trajectory)] == [0.0, 0.0]
-
-
-def test_seconds_are_those_of_the_segments_own_turns():
-    trajectory = Trajectory(Task("q"), 32, prompt="q")
-    trajectory.append_observation([1])
-    for seconds in (1.0, 2.0):
-        trajectory.append_turn(Completion((2,), logprobs=(-1.0,)), "2", generate_s=seconds)
-        trajectory.set_result(StepResult(), step_s=10 * seconds)
-        if seconds == 1.0:
-            trajectory.open_segment([5])
-    trajectory.finish(StopReason.TERMINATED)
-    metrics = [row["metrics"] for row in export(verl, trajectory)]
-    assert metrics == [
-        {"generate_sequences": 1.0, "tool_calls": 10.0},
-        {"generate_sequences": 2.0, "tool_calls": 20.0},
-    ]
+    assert [tuple(row["metrics"].values()) for row in rows] == [(1.0, 10.0), (3.0, 30.0)]
 
 
 # --- what a trainer must not be told --------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-@every_format
-@settings(max_examples=60, deadline=None)
-@given(trajectory=trajectories(missing=st.booleans()))
-def test_a_missing_log_probability_is_none_or_refused_and_never_a_number(module, trajectory):
-    acted = [segment for segment in trajectory.segments if 1 in segment.action_mask]
-    complete = [not any(map(math.isnan, segment.logprobs)) for segment in acted]
-    if module is nemo_rl and not all(complete):
-        with pytest.raises(DataError, match="expected a log-probability for every action token"):
-            export(module, trajectory)
-        return
-    rows = export(module, trajectory)
-    if module is verl:
-        assert [row["response_logprobs"] is not None for row in rows] == complete
+def test_a_missing_log_probability_is_none_or_refused_and_never_a_number():
+    trajectory = played(0.5, "segment", 1.0)
+    trajectory.segments[0].logprobs[2] = math.nan
+    assert [row["response_logprobs"] is None for row in export(verl, trajectory)] == [True, False]
+    with pytest.raises(DataError, match="expected a log-probability for every action token"):
+        export(nemo_rl, trajectory)
 
 
-@pytest.mark.long
-@every_format
-@settings(max_examples=60, deadline=None)
-@given(trajectory=trajectories(missing=st.booleans(), ends=FAILURES, min_turns=0))
-def test_a_failed_episode_is_refused_or_flagged_and_never_given_a_reward(module, trajectory):
-    if module is verl:
-        with pytest.raises(DataError, match="expected an episode with a reward"):
-            export(module, trajectory)
-        return
-    rows = export(module, trajectory)
-    assert rows
-    for row in rows:
-        assert (row["loss_multiplier"], row["total_reward"]) == (0.0, None)
+@pytest.mark.parametrize("end", FAILURES)
+@pytest.mark.parametrize("plan", [(), (0.5, "observation", None)], ids=str)
+def test_a_failed_episode_is_refused_or_flagged_and_never_given_a_reward(end, plan):
+    trajectory = played(*plan, end=end)
+    with pytest.raises(DataError, match="expected an episode with a reward"):
+        export(verl, trajectory)
+    (row,) = export(nemo_rl, trajectory)
+    assert (row["loss_multiplier"], row["total_reward"]) == (0.0, None)
 
 
 @every_format
 def test_an_episode_that_still_runs_is_refused(module):
     with pytest.raises(DataError, match="expected a finished episode"):
         export(module, Trajectory(Task("q"), 32))
-
-
-@pytest.mark.parametrize(
-    ("end", "word"),
-    [(StopReason.TERMINATED, "stop"), (StopReason.MAX_TURNS, "stop"), (StopReason.MAX_LENGTH, "length")],
-)
-def test_the_end_of_an_episode_in_the_formats_own_words(end, word):
-    trajectory = golden()
-    trajectory.stop_reason = end
-    assert segment_rows(trajectory, "an id")[0]["stop_reasons"] == word
-    assert export(nemo_rl, trajectory)[0]["truncated"] is (end is not StopReason.TERMINATED)
 
 
 def test_columns_are_of_rows_with_the_same_keys():

@@ -9,8 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agentenv.chat.chat import Chat
 from agentenv.cli.main import main
@@ -25,6 +23,7 @@ from agentenv.interop.openrlhf.reward_func import RewardServers, RewardSource
 from agentenv.rewards.models.openrlhf_wire import read_rewards
 from agentenv.runs.records.directory import read_trajectories
 from agentenv.testing.tokenizers import CharTokenizer
+from tests.rewards.models.rm_servers import HANG, RESET, Status, server
 
 EXACT = """
 import torch
@@ -40,22 +39,10 @@ def write(folder, body, name="reward.py"):
     return str(path)
 
 
-def engine_of(*actions, tokenizer=None):
-    return ScriptedEngine(actions, tokenizer or CharTokenizer())
-
-
-async def episode(source, *, prompt="Q: 6*7?", label="42", action="42", engine=None, limits=None, tokenizer=None):
+async def episode(source, *, prompt="Q: 6*7?", label="42", action="42", limits=None, tokenizer=None):
     tokenizer = tokenizer or CharTokenizer()
-    return await source.run(
-        Task(prompt, label),
-        EpisodeSetup(
-            engine=engine or engine_of(action, tokenizer=tokenizer),
-            chat=Chat(tokenizer),
-            sampling=SamplingParams(),
-            limits=limits or Limits(),
-        ),
-        EpisodeKey("e"),
-    )
+    setup = EpisodeSetup(ScriptedEngine([action], tokenizer), Chat(tokenizer), SamplingParams(), limits or Limits())
+    return await source.run(Task(prompt, label), setup, EpisodeKey("e"))
 
 
 async def judged(tmp_path, body, **more):
@@ -102,14 +89,6 @@ class LeadingSpaceTokenizer(CharTokenizer):
         return super().decode(token_ids, **kwargs).removeprefix(" ")
 
 
-async def test_the_space_that_an_answer_begins_with_is_in_the_query(tmp_path):
-    body = """
-    def reward_func(queries, prompts, labels):
-        return [float(queries[0].startswith(prompts[0] + " 42"))]
-    """
-    assert (await judged(tmp_path, body, action=" 42", tokenizer=LeadingSpaceTokenizer())).reward == 1.0
-
-
 class JoiningTokenizer(CharTokenizer):
     """Decoding rewrites what stands on both sides of a border: the prompt alone is no beginning of the whole."""
 
@@ -117,12 +96,13 @@ class JoiningTokenizer(CharTokenizer):
         return super().decode(token_ids, **kwargs).replace("?4", "!4")
 
 
-async def test_a_query_begins_with_its_prompt_no_matter_what_the_tokenizer_makes_of_both_together(tmp_path):
-    body = """
+@pytest.mark.parametrize(("tokenizer", "action"), [(LeadingSpaceTokenizer(), " 42"), (JoiningTokenizer(), "42")])
+async def test_a_query_is_prompt_and_answer_no_matter_what_the_tokenizer_makes_of_both(tokenizer, action, tmp_path):
+    body = f"""
     def reward_func(queries, prompts, labels):
-        return [float(prompts == ["Q: 6*7?"] and queries[0].startswith("Q: 6*7?42"))]
+        return [float(prompts == ["Q: 6*7?"] and queries[0].startswith("Q: 6*7?{action}"))]
     """
-    assert (await judged(tmp_path, body, tokenizer=JoiningTokenizer())).reward == 1.0
+    assert (await judged(tmp_path, body, action=action, tokenizer=tokenizer)).reward == 1.0
 
 
 async def test_an_answer_that_was_cut_is_truncated_and_judged_all_the_same(tmp_path):
@@ -311,22 +291,16 @@ def test_one_bad_reward_of_several_is_wrong_alone():
     assert isinstance(bad, ContractError)
 
 
-NUMBERS = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=9)
-
-
-@pytest.mark.long
-@given(NUMBERS, st.sampled_from(["list", "tensor", "column"]))
-def test_rewards_are_matched_by_their_places(values, form):
-    shaped = {"list": values, "tensor": torch.tensor(values), "column": torch.tensor(values)[:, None]}[form]
-    num = len(values)
-    logs = {"own": shaped, "all": torch.tensor(values).mean(), "one": [7], "text": "t", "texts": list(map(str, values))}
-    outcomes = read_rewards({"rewards": shaped, "scores": -torch.tensor(values), "extra_logs": logs}, num, "f")
-    assert [each.reward for each in outcomes] == values
-    assert [each.score for each in outcomes] == [-value for value in values]
-    for value, outcome in zip(values, outcomes, strict=True):
-        assert (outcome.info["own"], outcome.info["one"], outcome.info["text"]) == (value, 7.0, "t")
-        assert outcome.info["texts"] == str(value)
-        assert outcome.info["all"] == outcomes[0].info["all"]
+def test_rewards_scores_and_logs_are_matched_by_their_places():
+    values = [1.0, -2.5, 0.0]
+    column = torch.tensor(values)[:, None]
+    logs = {"own": column, "all": torch.tensor(values).mean(), "one": [7], "text": "t", "texts": ["a", "b", "c"]}
+    outcomes = read_rewards({"rewards": column, "scores": -column, "extra_logs": logs}, 3, "f")
+    assert [(each.reward, each.score) for each in outcomes] == [(value, -value) for value in values]
+    expected = [
+        {"own": v, "all": -0.5, "one": 7.0, "text": "t", "texts": t} for v, t in zip(values, "abc", strict=True)
+    ]
+    assert [each.info for each in outcomes] == expected
 
 
 # --- batches --------------------------------------------------------------------------------------------------------
@@ -386,62 +360,27 @@ async def test_an_episode_that_is_cancelled_takes_no_other_with_it(tmp_path):
 
 @contextlib.asynccontextmanager
 async def serving(answer):
-    """A server of rewards; `answer` gives status, text and more headers, or None to hang up, for a request's JSON."""
-    asked, tasks = [], set()
-
-    async def handle(reader, writer):
-        """One request of one connection."""
-        tasks.add(asyncio.current_task())
-        try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            fields = dict(line.split(": ", 1) for line in head.lower().split("\r\n")[1:] if line)
-            body = json.loads(await reader.readexactly(int(fields["content-length"])))
-            asked.append((head.split()[:2], fields["content-type"], body))
-            told = answer(body)
-            told = await told if asyncio.iscoroutine(told) else told
-            if told is not None:
-                data = told[1].encode()
-                more = "".join(told[2:])
-                begin = f"HTTP/1.1 {told[0]} x\r\nContent-Length: {len(data)}\r\nConnection: close\r\n{more}\r\n"
-                writer.write(begin.encode() + data)
-                await writer.drain()
-        finally:
-            writer.close()
-            await writer.wait_closed()
-
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    try:
-        port = server.sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}/get_reward", asked
-    finally:
-        server.close()
-        for task in tasks:
-            if not task.done():
-                task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await server.wait_closed()
+    """A server of rewards; `answer` gives what `rm_servers.server` takes, for a request's JSON."""
+    async with server(lambda path, body: answer(body)) as asked:
+        yield f"{asked.url}/get_reward", asked.bodies
 
 
-def rewards(*values, **more):
-    return 200, json.dumps({"rewards": values, **more})
+def rewards(*values):
+    return {"rewards": values}
 
 
 async def test_a_server_gets_openrlhfs_request_and_its_answer_is_the_reward():
-    def answer(body):
-        """A reward, a score and a log."""
-        return rewards(1.5, scores=[0.5], extra_logs={"length": [3], "text": "x"})
-
-    async with serving(answer) as (url, asked):
-        trajectory = await episode(load_reward_source(url), label={"a": "é"})
+    answer = {"rewards": [1.5], "scores": [0.5], "extra_logs": {"length": [3], "text": "x"}}
+    async with server(lambda path, body: answer) as asked:
+        trajectory = await episode(load_reward_source(f"{asked.url}/get_reward"), label={"a": "é"})
     assert (trajectory.reward, trajectory.score) == (1.5, 0.5)
     assert trajectory.turns[0].result.info == {"length": 3.0, "text": "x"}
-    ((head, kind, body),) = asked
-    assert (head, kind) == (["POST", "/get_reward"], "application/json")
+    assert (asked.paths, asked.headers[0]["content-type"]) == (["/get_reward"], "application/json")
     eos = CharTokenizer().decode([CharTokenizer().eos_token_id])
-    assert body == {"query": [f"Q: 6*7?42{eos}"], "prompts": ["Q: 6*7?"], "labels": [{"a": "é"}]}
+    assert asked.bodies == [{"query": [f"Q: 6*7?42{eos}"], "prompts": ["Q: 6*7?"], "labels": [{"a": "é"}]}]
 
 
-@pytest.mark.parametrize("trouble", [(500, "dead"), (503, ""), (429, "slowly"), None], ids=str)
+@pytest.mark.parametrize("trouble", [Status(500, "dead"), Status(503, ""), Status(429), RESET], ids=str)
 async def test_a_failure_that_may_pass_is_tried_again(trouble):
     told = iter([trouble, trouble, rewards(1.0)])
     async with serving(lambda body: next(told)) as (url, asked):
@@ -452,14 +391,14 @@ async def test_a_failure_that_may_pass_is_tried_again(trouble):
 
 
 async def test_another_server_is_asked_without_the_wait_that_the_first_one_asks_for():
-    busy = serving(lambda body: (503, "busy", "Retry-After: 3600\r\n"))
+    busy = serving(lambda body: Status(503, "busy", {"Retry-After": 3600}))
     async with busy as (first, _), serving(lambda body: rewards(1.0)) as (second, asked):
         trajectory = await episode(RewardSource(RewardServers([first, second], first_pause_s=0.0)))
     assert (trajectory.reward, len(asked)) == (1.0, 1)
 
 
 async def test_a_server_that_stays_dead_is_an_error_of_infrastructure_and_never_a_reward():
-    async with serving(lambda body: (500, "out of memory")) as (url, asked):
+    async with serving(lambda body: Status(500, "out of memory")) as (url, asked):
         trajectory = await episode(RewardSource(RewardServers([url], first_pause_s=0.01)))
     assert trajectory.reward is None
     assert (trajectory.error.kind, trajectory.error.type) == ("infra", "InfraError")
@@ -472,11 +411,7 @@ async def test_a_server_that_stays_dead_is_an_error_of_infrastructure_and_never_
 
 @pytest.mark.long
 async def test_a_server_that_does_not_answer_ends_at_the_deadline():
-    async def answer(body):
-        """Too late."""
-        await asyncio.sleep(3600)
-
-    async with serving(answer) as (url, _):
+    async with serving(lambda body: HANG) as (url, _):
         # The step's own limit is shorter: a reward model has its own.
         trajectory = await episode(load_reward_source(url, timeout_s=0.5), limits=Limits(step_timeout_s=0.1))
     assert (trajectory.error.kind, trajectory.reward) == ("infra", None)
@@ -486,8 +421,8 @@ async def test_a_server_that_does_not_answer_ends_at_the_deadline():
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ((404, "no such page"), "expected status 200, got 404: 'no such page'"),
-        ((200, "{}"), "expected the key 'rewards'"),
+        (Status(404, "no such page"), "expected status 200, got 404: 'no such page'"),
+        ({}, "expected the key 'rewards'"),
     ],
 )
 async def test_an_unreadable_answer_of_a_server_is_reported_and_not_requested_again(told, said):
@@ -527,7 +462,7 @@ async def test_a_failed_request_is_retried_at_another_server_even_if_that_is_bus
             await free.wait()
         return rewards(1.0)
 
-    async with serving(slow) as (alive, asked), serving(lambda body: (500, "")) as (dead, refused):
+    async with serving(slow) as (alive, asked), serving(lambda body: Status(500)) as (dead, refused):
         source = RewardSource(RewardServers([alive, dead], first_pause_s=0.01))
         held = asyncio.ensure_future(episode(source))
         while not asked:
@@ -622,29 +557,10 @@ def reward_func(queries, prompts, labels):
     logs = {"math_accuracy": (rewards_tensor == 1.0).float().mean()}
     return {"rewards": rewards_tensor, "scores": (rewards_tensor + 0.5) / 1.5, "extra_logs": logs}
 """,
-    "conversation": """
-import torch
-
-def quality_scorer(text):
-    return [{"label": "LABEL_1", "score": 0.75}]
-
-def reward_func(queries, prompts, labels):
-    rewards = []
-    for query, prompt, label in zip(queries, prompts, labels):
-        result = quality_scorer(query)[0]
-        score = result["score"] if result["label"] == "LABEL_1" else 1 - result["score"]
-        if len(query.split(prompt)[-1].strip().split()) < 10:
-            score *= 0.5
-        rewards.append(score)
-    rewards = torch.tensor(rewards).float()
-    scores = (rewards > 0.0).float()
-    return {"rewards": rewards, "scores": scores, "extra_logs": {"filtered_ratio": scores.mean()}}
-""",
 }
 GIVEN = {
     "code": ("print('1 passed')", (1.0, 1.0, {"code_correctness": 1.0, "avg_correctness": 1.0})),
     "math": ("So 6*7 = 42", (1.0, 1.0, {"math_accuracy": 1.0})),
-    "conversation": ("Yes.", (0.375, 1.0, {"filtered_ratio": 1.0})),
 }
 
 

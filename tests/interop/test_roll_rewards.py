@@ -16,14 +16,7 @@ import torch
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError
 from agentenv.interop import roll
 from agentenv.interop.roll import CustomReward, RollRewards, worker_class
-from agentenv.interop.roll.dispatch import (
-    FLAG,
-    Dispatch,
-    data_parallel,
-    dispatched,
-    one_to_all,
-    register,
-)
+from agentenv.interop.roll.dispatch import FLAG, Dispatch, data_parallel, dispatched, one_to_all, register
 from agentenv.rewards.judges.pointwise import JudgeReward
 from agentenv.rewards.registry import ROLL_NAMES, reward_from
 from agentenv.rewards.types import RewardResult, Status
@@ -474,11 +467,11 @@ assert not hasattr(roll.RewardWorker.compute_rewards, "MARK")
 """
 
 
-def ran_with(code, *folders, arguments=()):
+def ran_with(code, *folders, arguments=(), cwd=None):
     path = os.pathsep.join([str(ROOT), *map(str, folders), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=240, check=False,
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=cwd, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
 
 
@@ -523,15 +516,13 @@ assert dispatched(actors, cls.compute_rewards, data[:1]).batch["scores"].tolist(
 
 @pytest.mark.slow
 def test_workers_are_rays_actors():
-    ran = ran_with(ON_RAY, arguments=[str(Path(__file__).parent)])
+    ran = ran_with(ON_RAY, arguments=[Path(__file__).parent])
     assert ran.returncode == 0, ran.stderr[-3000:]
 
 
 REAL_ROLL = """
-import json, pickle, sys
-from pathlib import Path
+import json, sys
 sys.path.insert(0, sys.argv[1])
-import torch
 from protos import Tokenizer, batch_of
 from roll.distributed.scheduler.protocol import DataProto
 from roll.distributed.executor.worker import Worker
@@ -551,16 +542,9 @@ data.meta_info.pop("metrics", None)
 whole = data.union(DataProto.from_dict({name: answer.batch[name] for name in answer.batch.keys()}))
 by_domain = DataProto.concat([worker.compute_rewards(each) for each in data.group_by("id").values()])
 assert by_domain.batch["scores"].shape == (3,)
-rows = []
-for name, row, right in pickle.loads(Path(sys.argv[2]).read_bytes()):
-    columns = {column: [value] * 2 for column, value in row.items()}
-    two = batch_of(["q"] * 2, [right, "I do not KNOW"], proto=DataProto, meta_info={"global_step": 3}, **columns)
-    graded = RollRewards(getattr(roll, name).reward, Tokenizer()).compute_rewards(two)
-    rows.append(graded.batch["scores"].tolist() + [graded.meta_info["metrics"]["rewards/num_invalid"]])
 print(json.dumps({
     "rewards": whole.batch["response_level_rewards"].tolist(),
     "types": sorted({str(answer.batch[name].dtype) for name in answer.batch.keys()}),
-    "rows": rows,
     "tokens": list(answer.batch["token_level_rewards"].shape) == list(data.batch["responses"].shape),
     "metrics": [len(value) for name, value in answer.meta_info["metrics"].items() if name == "rewards/num_invalid"],
 }))
@@ -570,18 +554,8 @@ print(json.dumps({
 @pytest.mark.slow
 @pytest.mark.skipif("ROLL_SRC" not in os.environ, reason="ROLL is not on PyPI: set ROLL_SRC to a checkout of it")
 def test_rolls_own_dataproto(tmp_path):
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", ""), os.environ["ROLL_SRC"]])
-    rows = tmp_path / "rows.pickle"
-    rows.write_bytes(pickle.dumps([(name, EVERY_ROW | row, right) for name, row, right in ROWS]))
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", REAL_ROLL, str(Path(__file__).parent), str(rows)],
-        cwd=tmp_path,  # it makes ./output
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+    """In a folder of its own: ROLL makes ./output."""
+    ran = ran_with(REAL_ROLL, os.environ["ROLL_SRC"], arguments=[Path(__file__).parent], cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr[-3000:]
     found = json.loads(ran.stdout.strip().splitlines()[-1])
-    assert found == {
-        "rewards": [1.0, 0.0, 1.0], "types": ["torch.float16"], "tokens": True, "metrics": [2],
-        "rows": [[1.0, 0.0, 0.0]] * len(ROWS),
-    }  # fmt: skip
+    assert found == {"rewards": [1.0, 0.0, 1.0], "types": ["torch.float16"], "tokens": True, "metrics": [2]}

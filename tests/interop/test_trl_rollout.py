@@ -59,7 +59,7 @@ def trainer_with(**args):
 def roll(monkeypatch):
     """Runs prompts of the two rows against a script."""
 
-    def run(script, prompts=None, trainer=None, engine=None, **options):
+    def run(script, prompts=None, trainer=None, engine=None, env=Guess, **options):
         trainer = trainer or trainer_with()
 
         @asynccontextmanager
@@ -68,7 +68,7 @@ def roll(monkeypatch):
 
         monkeypatch.setattr(rollout, "_engine", scripted)
         options = {"limits": Limits(max_turns=2), **options}
-        made = EnvRollout(Guess, ROWS, **options)
+        made = EnvRollout(env, ROWS, **options)
         return made(prompts or [row["prompt"] for row in dataset(ROWS)], trainer)
 
     return run
@@ -153,7 +153,7 @@ def test_every_row_has_the_same_columns_whatever_happened(roll):
     assert {len(values) for values in out.values()} == {2}
 
 
-def test_siblings_share_the_environments_seed_and_no_two_calls_repeat_a_sampling_seed(roll, monkeypatch):
+def test_siblings_share_the_environments_seed_and_no_two_calls_repeat_a_sampling_seed(roll):
     seeds = []
 
     class Seeded(Guess):
@@ -162,17 +162,10 @@ def test_siblings_share_the_environments_seed_and_no_two_calls_repeat_a_sampling
             return await super().reset(states)
 
     engine = ScriptedEngine(["1"], Tokenizer(), logprob=-0.5)
-    monkeypatch.setattr(rollout, "env_source", lambda env, kwargs: rollout_source(Seeded))
     prompts = [dataset(ROWS)[0]["prompt"]] * 2
-    roll(None, prompts, engine=engine)
+    roll(None, prompts, engine=engine, env=Seeded)
     assert len(set(seeds)) == 1
     assert len({request.sampling.seed for request in engine.requests}) == 2
-
-
-def rollout_source(cls):
-    from agentenv.episode.source import EnvSource
-
-    return EnvSource(cls)
 
 
 async def test_it_runs_inside_a_running_loop_as_in_a_notebook(roll):

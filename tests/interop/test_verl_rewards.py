@@ -20,7 +20,7 @@ from agentenv.interop import _data_proto as proto
 from agentenv.interop.verl.judges import judge_of, response_of
 from agentenv.interop.verl.reward_manager import GroupGatherer, SampleRewardManager
 from agentenv.interop.verl.rewards import RMGalleryRewardManager, compute_score
-from agentenv.rewards.types import RewardResult
+from agentenv.rewards.types import Response, RewardResult
 from tests.interop.protos import PAD, Tokenizer, batch_of
 
 
@@ -203,16 +203,11 @@ def test_row_8_a_groups_samples_need_not_stand_together():
     assert answer.sum(dim=1).tolist() == [2.0, 1.0, 2.0, 4.0]
 
 
-@pytest.mark.parametrize("check", ["strict", "warn", "any"])
-def test_row_9_groups_of_different_sizes(check, caplog):
+def test_row_9_groups_of_different_sizes_are_refused_unless_an_option_takes_them():
     data = simple(prompts=("p", "p", "p", "q"))
-    if check == "strict":
-        with pytest.raises(AssertionError) as caught:
-            manager()(data)
-        assert str(caught.value) == "Sample count must be same per group, current group_sizes: [3, 1]"
-        return
-    assert grouping(data, group_size=check) == [("aa", "b", "cc"), ("dddd",)]
-    assert bool(caplog.records) == (check == "warn")
+    with pytest.raises(AssertionError, match="Sample count must be same per group"):
+        manager()(data)
+    assert grouping(data, group_size="any") == [("aa", "b", "cc"), ("dddd",)]
 
 
 # --- rows 10, 11 through the manager ---------------------------------------------------------------------------------
@@ -306,9 +301,8 @@ def test_row_14_columns_are_equal_no_matter_what_groups_say():
 
 def test_row_14_no_column_is_called_reward():
     """verl's validation counts such a one twice."""
-    info = manager(lambda prompt, responses, extras: ([1.0] * len(responses), {"reward": [2.0] * len(responses)}))(
-        simple(), return_dict=True
-    )["reward_extra_info"]
+    judge = manager(lambda prompt, responses, extras: ([1.0] * len(responses), {"reward": [2.0] * len(responses)}))
+    info = judge(simple(), return_dict=True)["reward_extra_info"]
     assert info["reward_raw"] == [2.0] * 4
     assert "reward" not in info
 
@@ -376,9 +370,8 @@ def test_row_18_the_default_composition_asks_a_judge_where_there_is_one():
 
 def test_row_18_rules_alone_win_against_no_reference():
     extras = [{"y": [{"content": "reference"}]}] * 2
-    info = RMGalleryRewardManager(Tokenizer(), is_val_mode=True)(
-        batch_of(["p"] * 2, ["a", "b"], extra_info=extras), return_dict=True
-    )["reward_extra_info"]
+    data = batch_of(["p"] * 2, ["a", "b"], extra_info=extras)
+    info = RMGalleryRewardManager(Tokenizer(), is_val_mode=True)(data, return_dict=True)["reward_extra_info"]
     assert all(map(math.isnan, info["win"] + info["win_and"]))
 
 
@@ -445,31 +438,17 @@ def half_dead(prompt, responses, extras):
     return [-999.0 if text == "b" else float(len(text)) for text in responses], {}
 
 
-@pytest.mark.parametrize(
-    ("policy", "rewards", "mask"),
-    [
-        ("keep", [2.0, -999.0, 2.0, 4.0], [1, 1, 1, 1]),
-        ("zero", [2.0, 0.0, 2.0, 4.0], [1, 1, 1, 1]),
-        ("group_mean", [2.0, 2.0, 2.0, 4.0], [1, 1, 1, 1]),
-        ("mask", [2.0, 0.0, 2.0, 4.0], [1, 0, 1, 1]),
-    ],
-)
-def test_row_20_what_becomes_of_a_response_that_could_not_be_graded(policy, rewards, mask):
-    data = simple()
-    tensor = manager(half_dead, invalid_policy=policy)(data)
-    assert tensor.sum(dim=1).tolist() == rewards
-    assert data.batch["acc"].tolist() == rewards
-    trained = data.batch["response_mask"].sum(dim=1).tolist() if "response_mask" in data.batch else [2, 1, 2, 4]
-    assert [int(each > 0) for each in trained] == mask
-
-
-def test_row_20_a_mask_that_is_there_is_not_changed_in_place():
+def test_row_20_a_response_that_could_not_be_graded_leaves_the_mask_which_is_not_changed_in_place():
     data = simple()
     before = torch.ones_like(data.batch["responses"])
     data.batch["response_mask"] = before
-    manager(half_dead, invalid_policy="mask")(data)
+    tensor = manager(half_dead, invalid_policy="mask")(data)
+    assert tensor.sum(dim=1).tolist() == data.batch["acc"].tolist() == [2.0, 0.0, 2.0, 4.0]
     assert before.min() == 1
     assert data.batch["response_mask"].sum(dim=1).tolist() == [7, 0, 7, 7]
+    data = simple()
+    manager(half_dead, invalid_policy="mask")(data)
+    assert data.batch["response_mask"].sum(dim=1).gt(0).tolist() == [True, False, True, True]
 
 
 def test_row_20_why_a_response_has_no_reward_is_in_the_log(caplog):
@@ -522,9 +501,8 @@ async def test_sources_that_verl_knows_have_a_reward_here():
 
 
 async def test_a_source_without_a_reward_is_reported_once_and_clearly():
-    with pytest.raises(
-        ConfigError, match=r"data_source: expected one with a reward, got 'moon'.*rewards.my_source=math"
-    ):
+    said = r"data_source: expected one with a reward, got 'moon'.*rewards.my_source=math"
+    with pytest.raises(ConfigError, match=said):
         await single().run_single(sample(data_source="moon"))
     with pytest.raises(ConfigError, match="got 'moon'"):
         await compute_score("moon", "text", "label")
@@ -572,32 +550,6 @@ async def test_a_failed_grade_is_raised_by_default(error, kind):
 
     with pytest.raises(kind, match="no route"):
         await single(down).run_single(sample())
-
-
-async def test_a_function_that_hangs_has_a_deadline():
-    forever = threading.Event()
-
-    def hangs(data_source, solution_str, ground_truth, extra_info):
-        forever.wait()
-
-    try:
-        with pytest.raises(InfraError, match=r"within 0\.05 s"):
-            await single(hangs, timeout=0.05).run_single(sample())
-    finally:
-        forever.set()
-
-
-@pytest.mark.long
-async def test_samples_that_wait_for_their_turn_do_not_use_up_their_time():
-    """The tutorial's timeout counts time in the queue: the last of nine calls of 0.2 s would fail within 1.5 s."""
-
-    async def slow(data_source, solution_str, ground_truth, extra_info):
-        await asyncio.sleep(0.2)
-        return 1.0
-
-    judge = single(slow, timeout=1.5, max_concurrent=1)
-    answers = await asyncio.gather(*(judge.run_single(sample()) for _ in range(9)))
-    assert [answer["reward_score"] for answer in answers] == [1.0] * 9
 
 
 async def test_verls_default_function_is_not_the_users():
@@ -739,29 +691,23 @@ def groups(reward=None, wait_s=60.0):
     return GroupGatherer(reward or Relative(), limit_s=60.0, wait_s=wait_s)
 
 
-def of(text):
-    from agentenv.rewards.types import Response
-
-    return Response(text)
-
-
 async def test_samples_of_a_group_are_judged_together_when_all_have_come():
     reward = Relative()
     gathering = groups(reward)
     texts = [("g", "aaa"), ("h", "b"), ("g", "a"), ("h", "bb"), ("h", "bbb"), ("g", "aa")]
     for _ in range(2):  # a group may come again under its key
-        results = await asyncio.gather(*(gathering.grade(key, of(text), 3) for key, text in texts))
+        results = await asyncio.gather(*(gathering.grade(key, Response(text), 3) for key, text in texts))
         assert [result.reward for result in results] == [2.0, 0.0, 0.0, 1.0, 2.0, 1.0]
     assert reward.judged == [[1, 2, 3]] * 4
 
 
 async def test_a_sibling_that_fails_does_not_hold_up_the_others():
     gathering = groups()
-    waiting = [asyncio.create_task(gathering.grade("g", of("a" * n), 3)) for n in (1, 2)]
+    waiting = [asyncio.create_task(gathering.grade("g", Response("a" * n), 3)) for n in (1, 2)]
     await asyncio.sleep(0)
     waiting[0].cancel()
     await asyncio.sleep(0)
-    assert (await gathering.grade("g", of("aaaa"), 3)).reward == 2.0
+    assert (await gathering.grade("g", Response("aaaa"), 3)).reward == 2.0
     assert (await waiting[1]).reward == 0.0
     with pytest.raises(asyncio.CancelledError):
         await waiting[0]
@@ -769,17 +715,9 @@ async def test_a_sibling_that_fails_does_not_hold_up_the_others():
 
 async def test_a_sibling_that_never_comes_is_given_up(caplog):
     gathering = groups(wait_s=0.05)
-    results = await asyncio.gather(*(gathering.grade("g", of("a" * n), 3) for n in (1, 2)))
+    results = await asyncio.gather(*(gathering.grade("g", Response("a" * n), 3) for n in (1, 2)))
     assert [result.reward for result in results] == [0.0, 1.0]
     assert "2 of 3 samples of g arrived" in caplog.text
-
-
-async def test_validation_is_what_the_batch_or_the_row_says():
-    """verl's own loop of agents says neither."""
-    judge = single(reward=f"{__name__}:lengths", n=3, val_n=1)
-    data = sample("xx", uid="v")
-    data.meta_info["validate"] = True
-    assert (await judge.run_single(data))["reward_score"] == 2.0
 
 
 async def test_as_many_groups_are_judged_at_a_time_as_max_concurrent_says():
@@ -798,8 +736,10 @@ async def test_group_rewards_come_through_the_manager_of_single_samples(tmp_path
     judge = single(reward=f"{file}:relative", n=3, val_n=1)
     asked = [judge.run_single(sample("x" * n, uid="u")) for n in (2, 1, 4)]
     assert [each["reward_score"] for each in await asyncio.gather(*asked)] == [1.0, 0.0, 3.0]
-    validated = await judge.run_single(sample("xx", uid="v", extra_info={"split": "test"}))
-    assert validated["reward_score"] == 0.0
+    of_batch, of_row = sample("xx", uid="v"), sample("xx", uid="v", extra_info={"split": "test"})
+    of_batch.meta_info["validate"] = True
+    for validated in (of_batch, of_row):  # verl's own loop of agents says neither
+        assert (await judge.run_single(validated))["reward_score"] == 0.0
     with pytest.raises(DataError, match="uid"):
         await judge.run_single(sample("xx"))
 
@@ -813,11 +753,7 @@ def test_group_rewards_want_their_groups_in_one_process():
 
 
 def test_judges_may_be_named_in_many_ways():
-    kinds = {
-        "math": "MathReward",
-        f"{__name__}:Relative": "Relative",
-        f"{__name__}:lengths": "FunctionGroupReward",
-    }
+    kinds = {"math": "MathReward", f"{__name__}:Relative": "Relative", f"{__name__}:lengths": "FunctionGroupReward"}
     assert {name: type(judge_of(name)).__name__ for name in kinds} == kinds
     relative = Relative()
     assert judge_of(relative) is relative
@@ -836,4 +772,4 @@ def test_rewards_of_ours_see_the_messages_and_all_columns_and_the_tutorials_func
 async def test_an_invalid_score_is_an_error_of_the_function():
     judge = judge_of(lambda data_source, solution_str, ground_truth, extra_info: {"acc": 1.0})
     with pytest.raises(ContractError, match="compute_score: expected a number"):
-        await judge.grade(of("a"))
+        await judge.grade(Response("a"))

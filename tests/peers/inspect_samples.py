@@ -14,6 +14,7 @@ from agentenv.engines.models import resolve_model
 from agentenv.errors import AgentEnvError
 from agentenv.interop.inspect_guest import guest_process, names
 from agentenv.testing.episodes import Setup, play
+from tests.peers.played import error_of, said
 
 FILE = sys.argv[1]
 TOKENIZER = AutoTokenizer.from_pretrained(resolve_model("tiny-math"))
@@ -22,6 +23,10 @@ LIMITS = Limits(max_length=8000, max_turns=8)
 
 def calls(name, **arguments):
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def submit(answer):
+    return calls("submit", answer=answer)
 
 
 async def episode(task, actions, limits=LIMITS, **kwargs):
@@ -50,14 +55,6 @@ async def prompt(task, seed, **kwargs):
         await env.close()
 
 
-def refusal(spec):
-    try:
-        load_env(spec)
-    except AgentEnvError as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
 async def killed():
     """The error of an episode during which Inspect's process is killed, and the prompt of the next one."""
     env = load_env(f"inspect:{FILE}@arithmetic")()
@@ -66,7 +63,7 @@ async def killed():
     try:
         await env.step({"action_text": "4"})
     except AgentEnvError as error:
-        return f"{type(error).__name__}: {error}", await prompt("arithmetic", 0)
+        return said(error), await prompt("arithmetic", 0)
     finally:
         await env.close()
 
@@ -97,11 +94,9 @@ async def main():
                 "wrong": await episode("arithmetic", ["5"]),
                 "choice": await episode("capitals", ["ANSWER: A"]),
                 "partial": await episode("guessing", ["3", "4"]),
-                "tools": await episode(
-                    "adding", [calls("add", **one), calls("submit", answer="5"), calls("submit", answer="4")]
-                ),
-                "react": await episode("reacting", [calls("add", **one), calls("submit", answer="4")]),
-                "tool_error": await episode("adding", [calls("add", x=100, y=2), calls("submit", answer="4")]),
+                "tools": await episode("adding", [calls("add", **one), submit("5"), submit("4")]),
+                "react": await episode("reacting", [calls("add", **one), submit("4")]),
+                "tool_error": await episode("adding", [calls("add", x=100, y=2), submit("4")]),
                 "outside": await episode("adding", [calls("add", x=13, y=2)]),
                 "broken_scorer": await episode("guessing", ["crash"]),
                 "cut": await episode("guessing", ["3", "4"], Limits(max_length=8000, max_turns=1)),
@@ -115,7 +110,10 @@ async def main():
                 "configured": await prompt("arithmetic", 0, system="Only digits."),
                 "shuffled": [two, await prompt("shuffled", 2)],
                 "killed": await killed(),
-                "unknown": [refusal(f"inspect:{FILE}@nothing"), refusal("inspect:no_such/task")],
+                "unknown": [
+                    error_of(lambda: load_env(f"inspect:{FILE}@nothing")),
+                    error_of(lambda: load_env("inspect:no_such/task")),
+                ],
                 "names": names(),
             }
         )

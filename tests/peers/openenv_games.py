@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import random
 import sys
@@ -20,18 +19,11 @@ from agentenv.engines.scripted import PlainTextTokenizer
 from agentenv.episode.registry import env_source
 from agentenv.episode.setup import EpisodeKey
 from agentenv.errors import AgentEnvError
-from agentenv.interop.openenv_guest import env_class, names
+from agentenv.interop.openenv_guest import env_class
 from agentenv.interop.openenv_server import ServedTasks, openenv_app
+from tests.peers.played import error_of, said
 
 CALL = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
-GAMES = {
-    "maze_env": ("1", "3", "1", "no"),
-    "grid_world_env": ("DOWN",) * 4 + ("sideways",) + ("RIGHT",) * 4,
-    "connect4_env": ("0", "1", "0", "1", "0", "1", "0"),
-    "reasoning_gym_env": ("42",),
-    "echo_env": (CALL % ("echo_message", '{"message": "hi"}'), CALL % ("shout", "{}")),
-}
-"""Environments of OpenEnv's repository, and actions."""
 
 
 async def episode(env, actions, *, seed=0, task=None, limits=None, **kwargs):
@@ -48,17 +40,14 @@ async def episode(env, actions, *, seed=0, task=None, limits=None, **kwargs):
 
 
 def facts(trajectory):
-    turns = [
-        [
-            turn.action,
-            turn.result and [turn.result.observation, turn.result.reward, turn.result.score, turn.result.info],
-        ]
+    results = [
+        turn.result and [turn.result.observation, turn.result.reward, turn.result.score, turn.result.info]
         for turn in trajectory.turns
     ]
     return {
         "prompt": trajectory.prompt[0]["content"] if trajectory.prompt else None,
         "tools": [tool["function"]["name"] for tool in trajectory.tools],
-        "turns": turns,
+        "turns": [[turn.action, result] for turn, result in zip(trajectory.turns, results, strict=True)],
         "reward": trajectory.reward,
         "stop": str(trajectory.stop_reason),
         "error": trajectory.error and [trajectory.error.type, trajectory.error.message, str(trajectory.error.kind)],
@@ -80,9 +69,8 @@ async def theirs():
     found["right"] = facts(await episode("openenv:guessing_env", ("9", every.turns[-1].action), low=11))
     tools = (CALL % ("turn", '{"hours": 5}'), "no call", CALL % ("turn", '{"hours": 7}'))
     found["tools"] = facts(await episode("openenv:clock_env", tools))
-    found["wrong_tools"] = facts(
-        await episode("openenv:clock_env", (CALL % ("turn", '{"hours": "x"}'), CALL % ("no", "{}")))
-    )
+    wrong = (CALL % ("turn", '{"hours": "x"}'), CALL % ("no", "{}"))
+    found["wrong_tools"] = facts(await episode("openenv:clock_env", wrong))
     return found
 
 
@@ -123,10 +111,8 @@ async def serving(name):
 async def ours(name, candidates):
     """Episodes of the first tasks by OpenEnv's client at `agentenv serve`, at the same time, and by our loop."""
     source = env_source(name, {})
-    tasks = [
-        in_messages(task)
-        for task in read_tasks(str(next(iter(source.datasets.values()))), needs_label=source.cls.needs_label)
-    ]
+    file = str(next(iter(source.datasets.values())))
+    tasks = [in_messages(task) for task in read_tasks(file, needs_label=source.cls.needs_label)]
     actions = [candidates(task) for task in tasks[:24]]
     limits = Limits(max_length=1_000_000)
     async with serving(name) as said:
@@ -174,13 +160,10 @@ async def refusals(folder):
         try:
             await (call() if call else load_env(f"openenv:{url}")().reset({"seed": 0, "observation": "x"}))
         except AgentEnvError as error:
-            found[name] = f"{type(error).__name__}: {error}"
+            found[name] = said(error)
     await env.close()
     for name in ("nowhere_env", "coding_env"):
-        try:
-            env_class(name)
-        except AgentEnvError as error:
-            found[name] = f"{type(error).__name__}: {error}"
+        found[name] = error_of(lambda name=name: env_class(name))
     return found
 
 
@@ -196,10 +179,6 @@ async def main():
     found = {"theirs": await theirs(), "refusals": await refusals(Path.cwd())}
     found["math_retry"] = await ours("math_retry", lambda task: ["#### 1", "none", f"#### {task.label}"])
     found["guess_number"] = await ours("guess_number", lambda task: ["8", "x", "12", "4"])
-    here = [name for name in GAMES if importlib.util.find_spec(name)]
-    found["games"] = {name: facts(await episode(f"openenv:{name}", GAMES[name], seed=3)) for name in here}
-    found["again"] = {name: facts(await episode(f"openenv:{name}", GAMES[name], seed=3)) for name in here}
-    found["names"] = sorted(names())
     found["gymnasium"] = await asyncio.to_thread(in_gymnasium)
     print(json.dumps(found))
 

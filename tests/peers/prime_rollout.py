@@ -33,11 +33,10 @@ from agentenv.episode.setup import EpisodeKey
 from agentenv.errors import EngineError
 from agentenv.interop.verifiers_env import INFO, env_package
 from agentenv_envs.math_retry import MathRetry
-from tests.peers.where import ROOT, page_block
+from tests.peers.rollout_parts import DATA, GROUP, MODEL, NUM_TASKS
+from tests.peers.where import page_block
 
-MODEL = str(ROOT / "agentenv/_assets/tiny-math")
-GROUP, NUM_TASKS, MAX_TOKENS = 4, 2, 48
-CASES = {"math_retry": "word_problems_train", "tool_use": "tool_use", "guess_number": "guess_number"}
+MAX_TOKENS = 48
 CALL = '<tool_call>{"arguments":  {"expression": "6 * 7"}, "name": "calculator"}</tool_call>'
 """Not as the template writes it: rendered again it would have other tokens."""
 RENDERER = {"name": "custom", "import_path": "agentenv.interop.verifiers_renderer.ChatRenderer"}
@@ -280,18 +279,10 @@ async def evaluated(server):
         for name, value in RENDERER.items():
             words += [f"--client.renderer.{name.replace('_', '-')}", value]
         path = os.pathsep.join([str(Path("guess-number").resolve()), os.environ["PYTHONPATH"]])
-        command = [
-            sys.executable,
-            "-c",
-            "from verifiers.v1.cli.eval.main import main; main()",
-            *words,
-            "-o",
-            "evaluated",
-        ]
+        code, environment = "from verifiers.v1.cli.eval.main import main; main()", {**os.environ, "PYTHONPATH": path}
+        command = [sys.executable, "-c", code, *words, "-o", "evaluated"]
         with open("evaluated.log", "w") as log:
-            done = await asyncio.create_subprocess_exec(
-                *command, env={**os.environ, "PYTHONPATH": path}, stdout=log, stderr=log
-            )
+            done = await asyncio.create_subprocess_exec(*command, env=environment, stdout=log, stderr=log)
             assert await done.wait() == 0, Path("evaluated.log").read_text()[-3000:]
     (file,) = Path("evaluated").rglob("traces.jsonl")
     made = [vf.WireEpisode.model_validate_json(line) for line in file.read_text().splitlines()]
@@ -300,7 +291,7 @@ async def evaluated(server):
 
 async def main():
     server, answers = Server(), {"prime": {}} if find_spec("prime_rl") else {}
-    for name, data in CASES.items():
+    for name, data in DATA.items():
         folder = name.replace("_", "-")
         block = page_block("prime-rl.md", "env_package").replace("word_problems_train", data)
         written = block.replace("math_retry", name).replace("math-retry", folder)

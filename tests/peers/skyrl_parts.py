@@ -1,9 +1,7 @@
 """SkyRL's trainer, data and client on the CPU, for skyrl_rollout.py: without its models, over a server of tiny-math."""
 
 import contextlib
-import itertools
-import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from types import SimpleNamespace
 
 import typed_dict  # noqa: F401
@@ -15,59 +13,24 @@ from skyrl.train.fully_async_trainer_sim import FullyAsyncTrainerSim
 from skyrl.train.trainer import RayPPOTrainer
 from transformers import AutoTokenizer
 
-from agentenv import SamplingParams, StepResult
-from agentenv.engines.hf.engine import HFEngine
-from agentenv_envs.math_retry import MathRetry
-from tests.peers.where import ROOT
+from tests.peers.rollout_parts import MODEL, Sampler
 
-MODEL = str(ROOT / "agentenv/_assets/tiny-math")
-GROUP = 4
-COUNTS = defaultdict(itertools.count)
 TOKENIZER = AutoTokenizer.from_pretrained(MODEL)
-
-
-class Paying(MathRetry):
-    """Math_retry, of whose siblings one raises in its second turn; the others pay 0.5 and then 1, 2 and 4."""
-
-    num_failing = 1
-
-    async def reset(self, states):
-        self.pay, self.turn = next(COUNTS[states["label"]]) % GROUP, 0
-        return await super().reset(states)
-
-    async def step(self, states):
-        self.turn += 1
-        if self.turn == 1:
-            return StepResult([{"role": "user", "content": "Again."}], reward=0.5)
-        if self.pay >= GROUP - self.num_failing:
-            raise RuntimeError("some of four")
-        return StepResult(reward=2.0**self.pay, score=0.25, terminated=True)
-
-
-class Failing(Paying):
-    """Three of four siblings raise."""
-
-    num_failing = 3
 
 
 class TinyServer:
     """What a vLLM server answers SkyRL's client, from tiny-math on the CPU."""
 
     def __init__(self):
-        self.engine, self.calls = HFEngine(MODEL, dtype="float32"), Counter()
+        self.sampler = Sampler()
         self.sessions, self.finished, self.salts = Counter(), [], set()
 
     async def generate(self, request):
         asked = await request.json()
         ids, params = asked["token_ids"], asked["sampling_params"]
-        key = zlib.crc32(repr(ids).encode())
-        self.calls[key] += 1  # siblings differ, whatever the order of the calls
         self.sessions[request.headers["X-Session-ID"]] += 1
         self.salts.add(asked.get("cache_salt"))
-        sampling = SamplingParams(
-            temperature=params["temperature"], max_tokens=params["max_tokens"], seed=(key + self.calls[key]) % 2**31
-        )
-        made = await self.engine.generate(ids, sampling, request_id=f"{key}+{self.calls[key]}/0")
+        made = await self.sampler.sample(ids, temperature=params["temperature"], max_tokens=params["max_tokens"])
         content = [{"logprob": value} for value in made.logprobs]
         choice = {"token_ids": made.token_ids, "finish_reason": made.finish_reason, "logprobs": {"content": content}}
         return web.json_response({"choices": [choice]})
@@ -76,22 +39,20 @@ class TinyServer:
         self.finished.append(request.query["session_id"])
         return web.json_response({})
 
-    async def done(self, request):
-        return web.json_response({})
+
+async def done(request):
+    return web.json_response({})
+
+
+PAUSES = {"/pause": done, "/resume": done}
 
 
 @contextlib.asynccontextmanager
 async def served():
     """Yield a server and SkyRL's client of it."""
     tiny, app = TinyServer(), web.Application()
-    app.add_routes(
-        [
-            web.post("/inference/v1/generate", tiny.generate),
-            web.post("/finish_session", tiny.finish),
-            web.post("/pause", tiny.done),
-            web.post("/resume", tiny.done),
-        ]
-    )
+    routes = {"/inference/v1/generate": tiny.generate, "/finish_session": tiny.finish}
+    app.add_routes([web.post(path, answer) for path, answer in (routes | PAUSES).items()])
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

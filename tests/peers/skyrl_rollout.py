@@ -13,7 +13,7 @@ import skyrl_gym
 import torch
 import typed_dict  # noqa: F401
 from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
-from skyrl_parts import GROUP, MODEL, TOKENIZER, Failing, Paying, asynchronous, config_of, evaluated, served, trained
+from skyrl_parts import TOKENIZER, asynchronous, config_of, evaluated, served, trained
 
 from agentenv import Chat, Limits, SamplingParams, run_episode
 from agentenv.chat.chat import ChatOptions, stop_token_ids_of
@@ -24,15 +24,7 @@ from agentenv.episode.registry import builtin_datasets, load_env
 from agentenv.episode.setup import EpisodeKey
 from agentenv.errors import AgentEnvError
 from agentenv.interop.skyrl import EnvGenerator, dataset
-
-NUM_TASKS = 2
-DATA = {"math_retry": "word_problems_train", "tool_use": "tool_use", "guess_number": "guess_number"}
-FORGETFUL = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{{ m.content.split('=')[-1] if m.role == 'assistant' else m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-"""A chat template that rewrites earlier answers, so that a rendered history does not extend what was sampled."""
+from tests.peers.rollout_parts import DATA, FORGETFUL, GROUP, MODEL, NUM_TASKS, Paying
 
 
 @dataclass(frozen=True)
@@ -148,10 +140,8 @@ async def in_text(env, data):
     cfg.environment.env_class = f"text_{env}"
     options = {"env": env, "ends": [TOKENIZER.eos_token]}
     skyrl_gym.register(cfg.environment.env_class, "agentenv.interop.skyrl.text_env:EnvText", options)
-    file, tasks = (
-        f"{data}.parquet",
-        [in_messages(task) for task in read_tasks(data, builtin=builtin_datasets(), limit=NUM_TASKS)],
-    )
+    file = f"{data}.parquet"
+    tasks = [in_messages(task) for task in read_tasks(data, builtin=builtin_datasets(), limit=NUM_TASKS)]
     dataset(tasks).to_parquet(file)
     async with served() as (_, client):
         generator = SkyRLGymGenerator(cfg.generator, cfg.environment.skyrl_gym, client, TOKENIZER)
@@ -189,15 +179,13 @@ async def main():
     answers["asynchronous"] = await ours("math_retry", "word_problems_train", wise, is_async=True)
     answers["evaluated"] = [await evaluation(Paying, wise), await evaluation("math_retry", {})]
     answers["one_row_each"] = await ours(Paying, "word_problems_train", {})
-    answers["one_left"] = await ours(Failing, "word_problems_train", wise)
     forgetful = {"chat_options": ChatOptions(history="rerender")}
     TOKENIZER.chat_template, kept = FORGETFUL, TOKENIZER.chat_template
     answers["rerender"] = await ours("math_retry", "word_problems_train", wise, forgetful)
-    answers["rerender_one_row_each"] = await ours("math_retry", "word_problems_train", {}, forgetful)
     TOKENIZER.chat_template = kept
     for env, data in DATA.items():
         answers[f"text_{env}"] = await in_text(env, data)
-    answers["text_failing"] = await in_text("skyrl_parts:Paying", "word_problems_train")
+    answers["text_failing"] = await in_text("tests.peers.rollout_parts:Paying", "word_problems_train")
     print("\n" + json.dumps(answers))
 
 

@@ -90,10 +90,5 @@ def test_ten_steps_of_training_on_a_task(tmp_path, cell):
     env = f"inspect:{FILE}@arithmetic"
     figures = trained("inspect", env, tmp_path)
     assert (figures["train_steps"], figures["episodes"]) == (10, 40)
-    cell(
-        "inspect:small.py@arithmetic",
-        "agentenv train",
-        "on a CPU, transformers",
-        versions("inspect", "inspect-ai"),
-        **figures,
-    )
+    named = versions("inspect", "inspect-ai")
+    cell("inspect:small.py@arithmetic", "agentenv train", "on a CPU, transformers", named, **figures)

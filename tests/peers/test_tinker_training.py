@@ -23,10 +23,8 @@ def test_what_the_trainer_computes_of_sampled_tokens_is_what_the_server_sampled_
     estimates = [step[f"optim/kl_sample_train_v{i}"] for step in metrics for i in (1, 2)]
     assert max(map(abs, estimates)) < 1e-6
     assert any(estimates)
-    named, code = (
-        versions("tinker_skyrl", "tinker-cookbook", "tinker", "skyrl", "jax"),
-        "rl.train.main, SkyRL's server; vowels pay",
-    )
+    named = versions("tinker_skyrl", "tinker-cookbook", "tinker", "skyrl", "jax")
+    code = "rl.train.main, SkyRL's server; vowels pay"
     num = sum(step["env/all/total_episodes"] for step in metrics)
     gap = max(map(abs, estimates))
     cell("math_retry", "tinker-cookbook", code, named, train_steps=STEPS, episodes=num, largest_kl_sample_train=gap)

@@ -10,8 +10,8 @@ import numpy as np
 import textworld
 
 from agentenv import load_env
-from agentenv.errors import AgentEnvError
 from agentenv.interop.textworld import names
+from tests.peers.played import error_of
 
 GAMES = ("tw-simple", "tw-coin_collector", "tw-treasure_hunter", "tw-cooking", "custom")
 HOSTILE = (
@@ -76,19 +76,11 @@ def hostile():
     }
 
 
-def message_of(call):
-    try:
-        call()
-    except AgentEnvError as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
 def main():
     found = {"games": {game: of_game(game) for game in GAMES}, "hostile": hostile(), "names": names()}
     found["level_1"] = begun("tw-coin_collector", 1, level=1)[0].state.policy_commands
-    found["setting"] = message_of(lambda: begun("tw-cooking", 1, recipes=2))
-    found["unknown"] = message_of(lambda: load_env("textworld:tw-coking"))
+    found["setting"] = error_of(lambda: begun("tw-cooking", 1, recipes=2))
+    found["unknown"] = error_of(lambda: load_env("textworld:tw-coking"))
     found["lost"] = lost()
     print(json.dumps(found))
 

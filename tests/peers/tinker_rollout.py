@@ -8,8 +8,6 @@ import asyncio
 import itertools
 import json
 import pickle
-import zlib
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -19,63 +17,37 @@ from tinker_cookbook.rl.data_processing import assemble_training_data, compute_a
 from tinker_cookbook.rl.rollout_strategy import FailFast, MinViableGroup, RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout_and_filter_constant_reward
 
-from agentenv import Limits, SamplingParams, StepResult
+from agentenv import Limits
 from agentenv.chat.chat import ChatOptions
-from agentenv.engines.hf.engine import HFEngine
 from agentenv.interop.tinker import EnvDatasetBuilder, EnvGroup
-from agentenv_envs.math_retry import MathRetry
-from tests.peers.where import ROOT
+from tests.peers.rollout_parts import COUNTS, FORGETFUL, GROUP, MODEL, NUM_TASKS, Paying, Sampler
 
-MODEL = str(ROOT / "agentenv/_assets/tiny-math")
-GROUP, NUM_TASKS, MAX_TOKENS = 4, 2, 48
-COUNTS = Counter()
+MAX_TOKENS = 48
 IDS = itertools.count()
 SURVIVORS = []
 """Our Envs of each group, in the order of tinker's trajectories."""
 SAMPLED = {}
 """Log-probabilities of each action, by what it follows and its tokens."""
-FORGETFUL = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{{ m.content.split('=')[-1] if m.role == 'assistant' else m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-"""A chat template that rewrites earlier answers, so that a rendered history does not extend what was sampled."""
 
 
-class Paying(MathRetry):
-    """Math_retry, whose siblings pay 1, 2 and 4, and of which each fourth raises in its second turn."""
+class Telling(Paying):
+    """Says more of its first turn."""
 
-    async def reset(self, states):
-        self.pay, self.turn = COUNTS[states["label"]] % 4, 0
-        COUNTS[states["label"]] += 1
-        return await super().reset(states)
-
-    async def step(self, states):
-        self.turn += 1
-        if self.turn == 1:
-            return StepResult([{"role": "user", "content": "Again."}], reward=0.5, info={"first": 1.0, "why": "no"})
-        if self.pay == 3:
-            raise RuntimeError("one of four")
-        return StepResult(reward=float(self.pay or 4), score=0.25, terminated=True)
+    first_info = {"first": 1.0, "why": "no"}  # noqa: RUF012
 
 
 class Client:
     """What tinker's SamplingClient answers, from tiny-math on the CPU."""
 
-    def __init__(self, engine):
-        self.engine, self.calls = engine, Counter()
+    def __init__(self):
+        self.sampler = Sampler()
 
     async def sample(self, prompt, num_samples, sampling_params):
         ids = prompt.to_ints()
-        key = zlib.crc32(repr(ids).encode())
-        self.calls[key] += 1  # siblings differ, whatever the order of the calls
-        sampling = SamplingParams(
-            temperature=sampling_params.temperature,
-            max_tokens=sampling_params.max_tokens,
+        made = await self.sampler.sample(
+            ids, temperature=sampling_params.temperature, max_tokens=sampling_params.max_tokens,
             stop_token_ids=tuple(sampling_params.stop),
-            seed=(key + self.calls[key]) % 2**31,
-        )
-        made = await self.engine.generate(ids, sampling, request_id=f"{next(IDS)}/0")
+        )  # fmt: skip
         # The same tokens in another batch have log-probabilities that round otherwise: the first ones are told again.
         logprobs = SAMPLED.setdefault((*ids, *made.token_ids), made.logprobs)
         sequence = SampledSequence(
@@ -177,11 +149,10 @@ async def groups_of(client, strategy, num_tasks=NUM_TASKS, **options):
     for group in dataset.get_batch(0):
         group = pickle.loads(pickle.dumps(group))
         group = Kept(replace(group.options), group.task)
-        made.append(
-            await do_group_rollout_and_filter_constant_reward(
-                client, group, MAX_TOKENS, 1.0, False, enable_logging=False, strategy=strategy
-            )
+        rolled_out = do_group_rollout_and_filter_constant_reward(
+            client, group, MAX_TOKENS, 1.0, False, enable_logging=False, strategy=strategy
         )
+        made.append(await rolled_out)
         assert not group.envs  # closed
     return made
 
@@ -194,11 +165,11 @@ CASES = {
 
 
 async def main():
-    client, answers = Client(HFEngine(MODEL, dtype="float32")), {}
+    client, answers = Client(), {}
     for name, options in CASES.items():
         answers[name] = compared(await groups_of(client, FailFast(), env=name, **options))
 
-    paying = {"env": Paying, "data": "word_problems_train"}
+    paying = {"env": Telling, "data": "word_problems_train"}
     groups = await groups_of(client, MinViableGroup(max_retries=0), **paying)
     answers["failing"] = {
         "rows": compared(groups),

@@ -7,28 +7,29 @@ import logging
 from agentenv import load_env
 from agentenv.errors import AgentEnvError
 from agentenv.interop.verifiers_guest import names
+from tests.peers.played import said
 
 
 async def played(spec, seed, actions, **kwargs):
     env = load_env(spec)(**kwargs)
     begun = await env.reset({"seed": seed, "observation": "x"})
-    said = [begun["observation"]]
+    texts = [begun["observation"]]
     try:
         for action in actions:
             result = await env.step({"action_text": action})
-            said.append([result.observation, result.reward, result.score, result.terminated, dict(result.info)])
+            texts.append([result.observation, result.reward, result.score, result.terminated, dict(result.info)])
             if result.done:
                 break
     finally:
         await env.close()
-    return said
+    return texts
 
 
 async def message_of(spec, actions=()):
     try:
         await played(spec, 0, actions)
     except AgentEnvError as error:
-        return f"{type(error).__name__}: {error}"
+        return said(error)
     return ""
 
 

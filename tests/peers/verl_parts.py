@@ -6,12 +6,11 @@ verl imports this module in each of its processes, by VERL_USE_EXTERNAL_MODULES.
 import itertools
 import os
 import pickle
-import zlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 
 import agentenv.interop.verl.agent_loop as ours
-from agentenv.core.types import SamplingParams, StepResult
+from agentenv.core.types import StepResult
 from agentenv_envs.math_retry import MathRetry
 
 MODEL = str(Path(__file__).parents[2] / "agentenv/_assets/tiny-math")
@@ -23,9 +22,8 @@ async def kept(source, setup, planned, **options):
     """Run our episodes as always, and keep their trajectories in a folder."""
     made = await original(source, setup, planned, **options)
     for each in made:
-        (Path(os.environ["AGENTENV_KEPT"]) / f"{each.episode_id.replace('/', '+')}.pickle").write_bytes(
-            pickle.dumps(each)
-        )
+        file = Path(os.environ["AGENTENV_KEPT"]) / f"{each.episode_id.replace('/', '+')}.pickle"
+        file.write_bytes(pickle.dumps(each))
     return made
 
 
@@ -49,23 +47,17 @@ class TinyServer:
     """What verl's vLLM server answers, from tiny-math on the CPU."""
 
     def __init__(self):
-        from agentenv.engines.hf.engine import HFEngine
+        from rollout_parts import Sampler  # verl brings a package `tests`
 
-        self.engine, self.num_calls = HFEngine(MODEL, dtype="float32"), Counter()
+        self.sampler = Sampler()
 
     async def generate(self, request_id, prompt_ids, sampling_params, image_data=None, video_data=None, priority=0):
         from verl.workers.rollout.replica import TokenOutput
 
-        # Siblings differ, and what is sampled does not depend on the order of the calls.
-        key = zlib.crc32(repr(list(prompt_ids)).encode())
-        self.num_calls[key] += 1
         assert sampling_params["logprobs"] is True
-        sampling = SamplingParams(
-            temperature=sampling_params["temperature"],
-            max_tokens=sampling_params["max_tokens"],
-            seed=(key + self.num_calls[key]) % 2**31,
+        made = await self.sampler.sample(
+            prompt_ids, temperature=sampling_params["temperature"], max_tokens=sampling_params["max_tokens"]
         )
-        made = await self.engine.generate(prompt_ids, sampling, request_id=f"{request_id}/0")
         return TokenOutput(
             token_ids=list(made.token_ids),
             log_probs=list(made.logprobs),

@@ -84,15 +84,6 @@ def rows_of(config, file, loop):
     return rows
 
 
-def client_of(config):
-    from verl.workers.rollout.llm_server import LLMServerClient
-    from verl.workers.rollout.router import GlobalRequestLoadBalancer
-
-    server = ray.remote(TinyServer).remote()
-    balancer = ray.remote(GlobalRequestLoadBalancer).remote({"tiny": server})
-    return LLMServerClient(config, balancer)
-
-
 def kept():
     """Our trajectories since the last call, by the ids of their episodes."""
     found = {}
@@ -123,18 +114,14 @@ def compared(trajectory, given):
         "reward": trajectory.reward,
         "num_turns": len(trajectory.turns),
         "num_response": end - start,
-        "stop_reason": str(trajectory.stop_reason),
         "finish_reasons": [str(turn.finish_reason) for turn in trajectory.turns],
         "extra": given["extra"],
     }
 
 
 def facts_of(extra):
-    return {
-        "turn_scores": list(extra["turn_scores"]),
-        "steps": [extra["min_global_steps"], extra["max_global_steps"]],
-        "stop_reason": extra["stop_reason"],
-    }
+    steps = [extra["min_global_steps"], extra["max_global_steps"]]
+    return {"turn_scores": list(extra["turn_scores"]), "steps": steps}
 
 
 def v0(manager, rows):
@@ -150,12 +137,12 @@ def v0(manager, rows):
     for i in range(len(out)):
         tensors, columns = out.batch[i], {key: values[i] for key, values in out.non_tensor_batch.items()}
         asked, answered = tensors["attention_mask"].bool().split([num_prompt, tensors["responses"].numel()])
-        given = {"prompts": tensors["prompts"][asked], "extra": facts_of(columns) | {"acc": float(columns["acc"])}}
+        given = {"prompts": tensors["prompts"][asked], "extra": facts_of(columns)}
         for key in ("responses", "response_mask", "rollout_log_probs", "rm_scores"):
             given[key] = tensors[key][answered]
             assert not tensors[key][~answered].any() or key == "responses"
         rows.append(compared(found.pop(columns["episode_id"]), given))
-    return {"rows": rows, "left": len(found), "reward_extra_keys": out.meta_info["reward_extra_keys"]}
+    return {"rows": rows, "left": len(found)}
 
 
 def v1(manager, rows):
@@ -173,11 +160,10 @@ def v1(manager, rows):
         return {"statuses": statuses, "rows": []}
     data = tq.kv_batch_get(keys=list(tags), partition_id="train")
     found, made = kept(), []
-    for i, key in enumerate(tags):
+    for i in range(len(tags)):
         extra = data[i]["extra_fields"]
         extra = getattr(extra, "data", extra)
-        told = extra["reward_extra_info"]
-        given = {"extra": facts_of(extra) | {"acc": told["acc"], "tag": [tags[key]["min_global_steps"]]}}
+        given = {"extra": facts_of(extra)}
         for name in ("prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores"):
             given[name] = data[i][name]
         made.append(compared(found.pop(extra["episode_id"]), given))
@@ -215,7 +201,11 @@ def waited(tq, uids):
 
 
 def manager_of(version, config):
-    client = client_of(config)
+    from verl.workers.rollout.llm_server import LLMServerClient
+    from verl.workers.rollout.router import GlobalRequestLoadBalancer
+
+    server = ray.remote(TinyServer).remote()
+    client = LLMServerClient(config, ray.remote(GlobalRequestLoadBalancer).remote({"tiny": server}))
     if version == "v0":
         from verl.experimental.agent_loop import AgentLoopManager
 

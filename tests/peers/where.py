@@ -33,9 +33,10 @@ def versions(name, *packages):
     return {**named, "transformers": version("transformers"), "agentenv": version("agentenv-rl")}
 
 
-def python(name, *arguments, cwd=None, timeout=800, **variables):
-    """What a Python with the package on its path prints; its errors where it fails."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "envs"), str(folder_of(name)), os.environ.get("PYTHONPATH", "")])
+def python(name, *arguments, cwd=None, folder=None, timeout=800, **variables):
+    """What a Python with the package on its path, by its own folder or another, prints; its errors where it fails."""
+    folder = folder or folder_of(name)
+    path = os.pathsep.join([str(ROOT), str(ROOT / "envs"), str(folder), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | variables
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],

@@ -10,7 +10,6 @@ import pytest
 
 import agentenv
 from agentenv import ScriptedEngine, StepResult
-from agentenv._util.plurals import counted
 from agentenv.core.types import StopReason
 from agentenv.engines.pool import EngineDead, EnginePool, PoolPolicy
 from agentenv.runs.display import progress
@@ -68,16 +67,6 @@ def test_the_table_of_a_run_says_how_each_episode_ended():
     ends = [Summary("a/0", "a", reward=1.0), failed("b/0"), Summary("c/0", "c", stop_reason=StopReason.EPISODE_TIMEOUT)]
     rows = dict(result_rows(aggregate(ends, num_tasks=3, num_samples=1, wall_s=1.0)))
     assert rows["episodes"] == "3  (3 tasks × 1; 1 rewarded, 1 failed, 1 ended without a reward)"
-
-
-def test_numbers_of_one_are_singular():
-    rows = dict(
-        result_rows(aggregate([Summary("a/0", "a", attempt=1, num_cut=1)], num_tasks=1, num_samples=1, wall_s=1.0))
-    )
-    assert rows["episodes"].startswith("1  (1 task × 1; ")
-    assert rows["retries"] == "1 attempt failed and was retried"
-    assert rows["cut"] == "1 action, by a limit of tokens"
-    assert [counted(num, "policy", "policies") for num in (0, 1, 2)] == ["0 policies", "1 policy", "2 policies"]
 
 
 @pytest.fixture

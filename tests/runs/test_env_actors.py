@@ -18,10 +18,9 @@ from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.env_actors.actors import EnvActorConfig
 from agentenv.episode.env_actors.host import EnvSpec
 from agentenv.episode.env_actors.local import num_cores, open_local_actors
-from agentenv.episode.loop import run_episode
 from agentenv.episode.registry import load_env
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, plan
-from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError
 from agentenv.runs.config import RunConfig
@@ -39,47 +38,33 @@ LIMITS = Limits(max_length=512, max_turns=4, step_timeout_s=30)
 # --- without Ray ----------------------------------------------------------------------------------------------------
 
 
-def test_a_source_without_actors_is_itself():
-    async def check():
-        source = EnvSource(load_env(f"{SCENE}:Scene"))
-        async with in_actors(source, RunConfig.from_flags(env="math_retry"), CharTokenizer()) as same:
-            assert same is source
-
-    asyncio.run(check())
+async def opened(source, **flags):
+    async with in_actors(source, RunConfig.from_flags(**{"env": "math_retry"} | flags), CharTokenizer()) as made:
+        return made
 
 
-def test_cores_of_actors_are_refused_without_ray():
-    async def check():
-        config = RunConfig.from_flags(env="math_retry", env_actors=1, env_actor_cpus=2.0)
-        async with in_actors(EnvSource(load_env("math_retry")), config, CharTokenizer()):
-            pytest.fail("opened")
+async def test_a_source_without_actors_is_itself():
+    source = EnvSource(load_env(f"{SCENE}:Scene"))
+    assert await opened(source) is source
 
+
+async def test_cores_of_actors_are_refused_without_ray():
     with pytest.raises(ConfigError, match="--env_actor_cpus: expected Ray actors, got 2 for local processes"):
-        asyncio.run(check())
+        await opened(EnvSource(load_env("math_retry")), env_actors=1, env_actor_cpus=2.0)
 
 
 @pytest.mark.parametrize("kwargs", [{"marks": threading.Lock()}, {"marks": lambda: 1}], ids=["lock", "function"])
-def test_arguments_that_cannot_be_sent_to_a_process_are_refused(kwargs):
-    async def check():
-        source = EnvSource(load_env(f"{SCENE}:Scene"), kwargs)
-        async with in_actors(source, RunConfig.from_flags(env=f"{SCENE}:Scene", env_actors=1), CharTokenizer()):
-            pytest.fail("opened")
-
+async def test_arguments_that_cannot_be_sent_to_a_process_are_refused(kwargs):
     with pytest.raises(ConfigError, match="--env_kwargs: marks: expected a value that can be pickled"):
-        asyncio.run(check())
+        await opened(EnvSource(load_env(f"{SCENE}:Scene"), kwargs), env=f"{SCENE}:Scene", env_actors=1)
 
 
-def test_an_agent_with_its_own_loop_is_refused():
-    async def check():
-        config = RunConfig.from_flags(env="math_retry", env_actors=1)
-        async with in_actors(object(), config, CharTokenizer()):
-            pytest.fail("opened")
-
+async def test_an_agent_with_its_own_loop_is_refused():
     with pytest.raises(ConfigError, match="--env_actors: expected an environment with `step`"):
-        asyncio.run(check())
+        await opened(object(), env_actors=1)
 
 
-@pytest.mark.parametrize("file", ["template.py", "math_agent.py", "game.py", "own_loop_queue.py"])
+@pytest.mark.parametrize("file", ["template.py", "screens.py", "own_loop_queue.py"])
 def test_the_class_of_an_agent_func_is_found_without_an_engine(file):
     spec = AgentFuncSpec(str(FILES / file), CharTokenizer())
     assert hasattr(spec.load(), "step")
@@ -117,18 +102,14 @@ def open_actors(request):
 
 
 async def episodes(actors, labels, *, limits=LIMITS, policy=ONCE, **kwargs):
-    """The records of one episode for each label, by task id."""
+    """The records of one episode for each label, in actors."""
+    return await of_source(RemoteEnv(actors, kwargs), labels, limits=limits, policy=policy)
+
+
+async def of_source(source, labels, *, limits=LIMITS, policy=ONCE):
     tasks = [Task("go", label, task_id=str(index)) for index, label in enumerate(labels)]
-    runner = EpisodeRunner(
-        RemoteEnv(actors, kwargs),
-        EpisodeSetup(
-            engine=ScriptedEngine(["yes"], CharTokenizer()),
-            chat=Chat(CharTokenizer()),
-            sampling=SamplingParams(max_tokens=8, seed=0),
-            limits=limits,
-        ),
-        policy=policy,
-    )
+    engine, sampling = ScriptedEngine(["yes"], CharTokenizer()), SamplingParams(max_tokens=8, seed=0)
+    runner = EpisodeRunner(source, EpisodeSetup(engine, Chat(CharTokenizer()), sampling, limits), policy=policy)
     ended = {}
     await runner.run(plan(tasks, 1), lambda trajectory: ended.update({trajectory.group_id: trajectory}))
     return [ended[task.task_id] for task in tasks]
@@ -153,20 +134,7 @@ async def test_episodes_are_spread_over_the_actors_and_end_as_in_this_process(op
 
 async def test_an_exception_of_an_environment_is_recorded_as_in_this_process(open_actors):
     labels = ["own_error", "infra", "cancelled"]
-    here = []
-    for label in labels:
-        task = Task("go", label)
-        cls = load_env(f"{SCENE}:Scene")
-
-        async def make(cls=cls):
-            return cls()
-
-        here.append(
-            await run_episode(
-                make, task, engine=ScriptedEngine(["yes"], CharTokenizer()), chat=Chat(CharTokenizer()),
-                sampling=SamplingParams(max_tokens=8), limits=LIMITS, key=EpisodeKey(),
-            )
-        )  # fmt: skip
+    here = await of_source(EnvSource(load_env(f"{SCENE}:Scene")), labels)
     async with open_actors() as actors:
         there = await episodes(actors, labels)
         assert [each.error for each in there] == [each.error for each in here]
@@ -194,9 +162,8 @@ async def test_exit_codes_of_subprocesses_are_what_they_are_here_and_in_the_acto
 
 async def test_a_deadline_cancels_the_call_in_the_actor(open_actors, tmp_path):
     async with open_actors() as actors:
-        [late] = await episodes(
-            actors, ["wait"], limits=Limits(max_length=512, max_turns=4, step_timeout_s=2), marks=str(tmp_path)
-        )
+        soon = Limits(max_length=512, max_turns=4, step_timeout_s=2)
+        [late] = await episodes(actors, ["wait"], limits=soon, marks=str(tmp_path))
         assert late.stop_reason == StopReason.STEP_TIMEOUT
         assert "Scene.step: expected an answer within 2 s" in late.error.message
         await until((tmp_path / "cancelled").exists)
@@ -228,10 +195,8 @@ async def test_plain_methods_that_wait_run_side_by_side(open_actors, tmp_path):
 async def test_an_actor_that_is_killed_is_replaced_and_its_episodes_are_run_again(open_actors, tmp_path):
     async with open_actors() as actors:
         before = actors.pids
-        labels = ["die", *["play"] * 9]
-        ended = await episodes(
-            actors, labels, policy=ErrorPolicy(max_retries=2, retry_wait_s=0.05), marks=str(tmp_path)
-        )
+        labels, twice = ["die", *["play"] * 9], ErrorPolicy(max_retries=2, retry_wait_s=0.05)
+        ended = await episodes(actors, labels, policy=twice, marks=str(tmp_path))
         assert [each.error for each in ended] == [None] * 10
         assert [each.reward for each in ended] == [2.0] * 10
         assert ended[0].attempt == 1
@@ -245,9 +210,8 @@ async def test_an_actor_that_is_killed_is_replaced_and_its_episodes_are_run_agai
 
 async def test_a_method_that_blocks_its_actor_delays_no_other_actor_and_is_killed(open_actors, tmp_path):
     async with open_actors(stuck_s=2.0) as actors:
-        blocked = asyncio.ensure_future(
-            episodes(actors, ["block 600"], marks=str(tmp_path), limits=Limits(max_length=512, step_timeout_s=120))
-        )
+        long = Limits(max_length=512, step_timeout_s=120)
+        blocked = asyncio.ensure_future(episodes(actors, ["block 600"], marks=str(tmp_path), limits=long))
         await until((tmp_path / "blocked").exists)
         others = await asyncio.wait_for(episodes(actors, ["play"]), 60)  # in the other actor: the least loaded
         assert others[0].error is None
@@ -297,37 +261,6 @@ def make_folder(path):
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "flags", "num"),
-    [("Computes", [], num_cores()), ("Computes", ["--env_actors", 0], 0), ("Scene", ["--env_actors", 1], 1)],
-    ids=["one per core", "none", "as many as asked for"],
-)
-def test_a_class_that_computes_runs_in_local_processes(name, flags, num, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "data.jsonl", [{"prompt": str(n), "label": "play"} for n in range(16)])
-    argv = ["run", "--env", f"{SCENE}:{name}", "--data", "data.jsonl", "--max_tokens", 8, "--max_length", 256]
-    assert command([*argv, "--engine", "scripted", "--json", "--out", "out", *flags]) == 0
-    pids = {turn["result"]["info"]["pid"] for each in lines(tmp_path / "out") for turn in each["turns"]}
-    if num:
-        assert os.getpid() not in pids
-        assert len(pids) == num
-    else:
-        assert pids == {os.getpid()}
-
-
-@pytest.mark.long
-def test_a_class_in_an_agent_func_that_computes_runs_in_local_processes(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "agent_func.py").write_text(COMPUTING_FUNC)
-    write_rows(tmp_path / "data.jsonl", [{"prompt": str(n), "label": "play"} for n in range(4)])
-    argv = ["run", "--agent_func_path", "agent_func.py", "--data", "data.jsonl", "--max_tokens", 8]
-    assert command([*argv, "--engine", "scripted", "--json", "--out", "out"]) == 0
-    pids = {turn["result"]["info"]["pid"] for each in lines(tmp_path / "out") for turn in each["turns"]}
-    assert pids
-    assert os.getpid() not in pids
-
-
 COMPUTING_FUNC = """
 import os
 from agentenv import AgentInstance, StepResult
@@ -342,3 +275,26 @@ class Counts(AgentInstance):
 class AgentExecutor(Base):
     agent_cls = Counts
 """
+COMPUTES = ["--env", f"{SCENE}:Computes"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("flags", "num"),
+    [
+        (COMPUTES, num_cores()),
+        ([*COMPUTES, "--env_actors", 0], 0),
+        (["--env", f"{SCENE}:Scene", "--env_actors", 1], 1),
+        (["--agent_func_path", "agent_func.py"], num_cores()),
+    ],
+    ids=["one per core", "none", "as many as asked for", "of an agent_func"],
+)
+def test_a_class_that_computes_runs_in_local_processes(flags, num, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent_func.py").write_text(COMPUTING_FUNC)
+    write_rows(tmp_path / "data.jsonl", [{"prompt": str(n), "label": "play"} for n in range(16)])
+    argv = ["run", *flags, "--data", "data.jsonl", "--max_tokens", 8, "--max_length", 256]
+    assert command([*argv, "--engine", "scripted", "--json", "--out", "out"]) == 0
+    pids = {turn["result"]["info"]["pid"] for each in lines(tmp_path / "out") for turn in each["turns"]}
+    assert len(pids) == max(num, 1)
+    assert (os.getpid() in pids) == (num == 0)

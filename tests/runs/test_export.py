@@ -21,13 +21,12 @@ from tests.drivers import command
 ODD = 'comma, "quote"\nline\x00\ud800 é漢'
 
 
-def record(episode_id, infos, *, logprob=-0.5, error=None, observation="next", seed=7):
+def record(episode_id, infos, *, error=None, observation="next", seed=7):
     task = Task([{"role": "user", "content": ODD}], label={"a": 1}, task_id=episode_id.split("/")[0])
     trajectory = Trajectory(task, 1000, episode_id, task.task_id, seed=seed, prompt=task.prompt)
     trajectory.append_observation([1, 2])
     for info in infos:
-        logprobs = None if logprob is None else (logprob,) * 2
-        trajectory.append_turn(Completion((3, 4), logprobs=logprobs, policy_version=3), ODD)
+        trajectory.append_turn(Completion((3, 4), logprobs=(-0.5, -0.5), policy_version=3), ODD)
         trajectory.set_result(StepResult(observation, reward=0.25, score=1.0, info=info))
         trajectory.append_observation([5], bridge="exact")
     trajectory.finish(StopReason.ERROR if error else StopReason.TERMINATED, error)
@@ -148,14 +147,6 @@ def test_records_of_a_trainer_are_those_of_interop(run, tmp_path, to):
     assert lines == json.loads(json.dumps(expected))
     assert exported.num_rows == {tmp_path / f"{to}.jsonl": len(expected)}
     assert exported.num_left_out == (0 if keeps_failed else 1)
-
-
-def test_an_episode_that_a_trainer_cannot_learn_from_is_an_error(tmp_path):
-    with RunWriter.open(tmp_path / "run", {}) as writer:
-        writer.append(record("a/0", [{}], logprob=None))
-    with pytest.raises(DataError, match="expected a log-probability for every action token"):
-        export(tmp_path / "run", "nemo_rl", tmp_path / "out", decode=lambda: str)
-    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_the_command_names_its_files_and_what_it_left_out(run, capsys):

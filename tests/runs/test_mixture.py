@@ -3,8 +3,6 @@
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import agentenv
 from agentenv import ScriptedEngine, read_trajectories
@@ -139,21 +137,6 @@ def test_a_wrong_file_is_answered_with_the_entry_and_what_to_do(tmp_path, conten
     with pytest.raises(ConfigError) as raised:
         read_entries([str(tmp_path / "mix.yaml")])
     assert expected in str(raised.value)
-
-
-@pytest.mark.long
-@given(st.lists(st.fixed_dictionaries(
-    {"env": st.from_regex(r"[a-z_]{1,8}", fullmatch=True), "weight": st.floats(0.1, 9.0)},
-    optional={"data": st.text(max_size=5), "max_turns": st.integers(1, 9), "env_kwargs": st.dictionaries(
-        st.text(max_size=3), st.integers(), min_size=1
-    )},
-), min_size=1, unique_by=lambda entry: entry["env"]))  # fmt: skip
-def test_entries_survive_config_json(entries):
-    config = RunConfig.from_flags(env=entries)
-    read = read_entries(config.env)
-    again = RunConfig.from_flags(**json.loads(json.dumps(config.to_dict())))
-    assert read_entries(again.env) == read
-    assert [entry.to_dict() for entry in read] == [{"name": each["env"], **each} for each in entries]
 
 
 def test_the_flag_may_be_given_several_times_and_in_a_config_file(tmp_path):

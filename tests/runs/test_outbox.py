@@ -1,31 +1,11 @@
 """The outbox: what is handed to it is stored, whoever is cancelled."""
 
 import asyncio
-import threading
 
 import pytest
 
-from agentenv.errors import RunStopped
-from agentenv.runs.records import directory as record
 from agentenv.runs.records.directory import Outbox, RunWriter
-from tests.runs.test_record import CONFIG, episode, read_ids
-
-
-class Gate:
-    """Stands for a call of the operating system that does not return until it is opened."""
-
-    def __init__(self, monkeypatch, module, name):
-        self.real, self.opened, self.reached = getattr(module, name), threading.Event(), threading.Event()
-        monkeypatch.setattr(module, name, self)
-
-    def __call__(self, *args):
-        self.reached.set()
-        self.opened.wait(60)
-        return self.real(*args)
-
-    async def hangs(self):
-        while not self.reached.is_set():
-            await asyncio.sleep(0.005)
+from tests.runs.test_record import CONFIG, episode, held_writes, read_ids
 
 
 async def test_appended_lines_are_in_the_file_when_the_call_returns_and_complete_after_the_end(tmp_path):
@@ -43,29 +23,15 @@ async def test_appended_lines_are_in_the_file_when_the_call_returns_and_complete
 
 async def test_cancelling_a_waiter_does_not_cancel_the_episode(tmp_path, monkeypatch):
     async with Outbox(RunWriter.open(tmp_path, CONFIG)) as outbox:
-        gate = Gate(monkeypatch, record.os, "write")
+        writing, may_write = held_writes(monkeypatch)
         waiting = asyncio.ensure_future(outbox.append(episode("a/0")))
-        await gate.hangs()
+        assert await asyncio.to_thread(writing.wait, 60)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         settling = asyncio.ensure_future(outbox.settle())
         await asyncio.sleep(0.05)
         assert not settling.done()
-        gate.opened.set()
+        may_write.set()
         await settling
         assert read_ids(tmp_path) == ["a/0"]
-
-
-async def test_an_error_of_the_disk_reaches_only_its_waiters(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    async with Outbox(RunWriter.open(tmp_path, CONFIG)) as outbox:
-        with monkeypatch.context() as faulty:
-            faulty.setattr(record.os, "write", full)
-            with pytest.raises(RunStopped, match="No space left"):
-                await outbox.append(episode("a/0"))
-        await outbox.settle()
-        await outbox.append(episode("a/0"))
-    assert read_ids(tmp_path) == ["a/0"]

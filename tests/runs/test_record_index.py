@@ -5,7 +5,6 @@ import math
 import os
 import random
 import shutil
-import zlib
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +22,6 @@ from agentenv.runs.records.index import (
     TRAJECTORIES,
     make_row,
     read_index,
-    row_line,
     store_index,
     summary_of,
 )
@@ -278,13 +276,3 @@ def test_a_disk_that_takes_no_row_costs_rows_only(tmp_path, monkeypatch, caplog)
 def test_a_directory_without_a_record_has_no_index(tmp_path):
     with pytest.raises(ConfigError, match=r"expected a run directory with trajectories\.jsonl"):
         read_index(tmp_path / "nowhere")
-
-
-def test_the_rows_of_lines_that_a_run_adds_are_those_of_the_index(tmp_path):
-    write_run(tmp_path, episode("a/0"), episode("b/0", error="env"))
-    first, second = (tmp_path / TRAJECTORIES).read_bytes().splitlines(keepends=True)
-    row = row_line(first, 0, zlib.crc32(HEADER))
-    rows = row + row_line(second, len(first), zlib.crc32(HEADER + row))
-    assert HEADER + rows == (tmp_path / INDEX).read_bytes()
-    assert row_line(first[:-2] + b"]}\n", 0, 0) is None
-    assert row_line(encode_line(episode("a/0")).replace(b'"turns"', b'"turnz"'), 0, 0) is None

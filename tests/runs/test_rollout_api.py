@@ -1,7 +1,6 @@
 """`agentenv.rollout`: the flags of `agentenv run` from Python, in scripts and inside a running event loop."""
 
 import asyncio
-import json
 import sys
 
 import pytest
@@ -82,15 +81,6 @@ async def test_it_works_inside_a_running_loop_and_can_be_awaited():
     assert asyncio.get_running_loop().is_running()
 
 
-def test_out_writes_a_run_directory_that_is_resumed(tmp_path):
-    out = str(tmp_path / "run")
-    first = guess(out=out)
-    assert json.loads((first.out / "metrics.json").read_text())["num_episodes"] == 2
-    again = guess(out=out, resume=True)
-    assert [each.episode_id for each in again] == [each.episode_id for each in first]
-    assert len((first.out / "trajectories.jsonl").read_text().splitlines()) == 2
-
-
 def test_a_damaged_line_of_a_resumed_run_is_said_and_its_episode_runs_again(tmp_path, capsys):
     out = str(tmp_path / "run")
     log = guess(out=out).out / "trajectories.jsonl"
@@ -100,14 +90,6 @@ def test_a_damaged_line_of_a_resumed_run_is_said_and_its_episode_runs_again(tmp_
     assert [each.episode_id for each in again] == ["000000/0", "three/0"]
     assert len(log.read_bytes().splitlines()) == 3
     assert "skipped 1 damaged lines (2); their episodes run again" in capsys.readouterr().err
-
-
-def test_the_limits_are_the_environments_and_a_flag_overrides_them():
-    never = ScriptedEngine(["0"] * 9)
-    run = agentenv.rollout(Guess, ROWS[:1], engine=never, progress="none")
-    assert len(run[0].turns) == 2
-    run = agentenv.rollout(Guess, ROWS[:1], engine=never, progress="none", max_turns=1)
-    assert len(run[0].turns) == 1
 
 
 def test_the_traceback_of_a_failed_step_is_the_environments_alone():

@@ -151,25 +151,16 @@ def test_a_failure_of_the_engine_is_infrastructure_and_runs_the_episode_again():
     assert [(each.error, each.attempt) for each in run] == [(None, 2)] * 3
 
 
-class Buggy(ScriptedEngine):
-    async def generate(self, prompt_token_ids, sampling, *, request_id):
-        return 1 // 0
-
-
 def test_a_bug_of_the_engine_is_a_contract_error():
     data = [{"prompt": "p", "label": "play"}]
-    run = played(1, env=f"{SCENE}:Scene", data=data, engine=Buggy(["a"]), max_error_share=1.0)
+    run = played(1, env=f"{SCENE}:Scene", data=data, engine=ScriptedEngine(lambda _: 1 // 0), max_error_share=1.0)
     assert [each.error.kind for each in run] == ["contract"]
 
 
-class Wrong(ScriptedEngine):
-    async def generate(self, prompt_token_ids, sampling, *, request_id):
-        raise ConfigError("--engine: expected another one, got this. Change it.")
-
-
 def test_an_engine_that_is_set_up_wrongly_ends_the_run():
+    wrong = ScriptedEngine([ConfigError("--engine: expected another one, got this.")])
     with pytest.raises(ConfigError, match="expected another one"):
-        played(1, env=f"{SCENE}:Scene", data=[{"prompt": "p", "label": "play"}], engine=Wrong(["a"]))
+        played(1, env=f"{SCENE}:Scene", data=[{"prompt": "p", "label": "play"}], engine=wrong)
 
 
 def test_a_class_that_a_worker_cannot_load_is_an_error_before_the_first_episode(tmp_path):

@@ -19,16 +19,9 @@ from tests.api_model import called, completion, served
 from tests.drivers import command, lines, without_times
 
 PRICES = {"the-model": {"input": 2.0, "output": 10.0, "cached_input": 1.0}}
-ENVIRONMENTS = {
-    "code_sandbox": (),
-    "guess_number": (),
-    "gymnasium_text": (),
-    "math_retry": (),
-    "reasoning_gym": (),
-    "rm_chat": ("--env_kwargs", '{"reward": "length"}'),
-    "tool_use": (),
-    "verify": (),
-}
+ENVIRONMENTS = [
+    "code_sandbox", "guess_number", "gymnasium_text", "math_retry", "reasoning_gym", "rm_chat", "tool_use", "verify"
+]  # fmt: skip
 REWARD_FUNC = """
 def reward_func(queries, prompts, labels):
     assert all(query.startswith(prompt) for query, prompt in zip(queries, prompts))
@@ -68,7 +61,8 @@ def run(server, *flags):
 @pytest.mark.parametrize("env", ENVIRONMENTS)
 def test_every_environment_runs_with_an_api_model(env, place):
     with served(answer) as server:
-        assert run(server, "--env", env, "--limit", "3", "--out", "out", *ENVIRONMENTS[env]) == 0
+        more = ("--env_kwargs", '{"reward": "length"}') if env == "rm_chat" else ()
+        assert run(server, "--env", env, "--limit", "3", "--out", "out", *more) == 0
     trajectories = list(read_trajectories("out"))
     assert len(trajectories) == 3
     for trajectory in trajectories:

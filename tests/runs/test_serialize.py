@@ -3,13 +3,10 @@
 import datetime
 import json
 import math
-import subprocess
-import sys
 from array import array
 from dataclasses import fields, replace
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -225,14 +222,6 @@ def test_values_that_no_line_can_hold_are_a_data_error_that_names_the_episode():
         encode_line(trajectory)
 
 
-@given(st.data())
-def test_any_changed_byte_shows(data):
-    line = bytearray(encode_line(small()))
-    position = data.draw(st.integers(0, len(line) - 2))
-    line[position] ^= 1 << data.draw(st.integers(0, 7))
-    assert decode_line(bytes(line)) is None
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -253,35 +242,11 @@ def test_values_that_are_not_a_trajectory_are_a_data_error(change):
         trajectory_from_dict(episode)
 
 
-@pytest.mark.long
-def test_importing_needs_no_heavy_library():
-    code = (
-        "import sys, agentenv.runs.records.directory, agentenv.core.dataset\n"
-        "import agentenv.runs.metrics, agentenv.runs.records.lines;"
-        "print([m for m in ('torch', 'numpy', 'transformers', 'pyarrow', 'datasets') if m in sys.modules])"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    assert result.stdout.strip() == "[]"
-
-
-def forced_episode(forced):
-    made = Trajectory(Task("p"), 32, episode_id="p/0")
-    made.append_observation([1, 2])
-    made.append_turn(Completion((3, 4, 5), logprobs=(0.0, -1.0, 0.0), forced=forced), "a")
-    made.set_result(StepResult(reward=1.0))
-    made.finish(StopReason.TERMINATED)
-    return made
-
-
-@pytest.mark.parametrize("forced", [None, (), (0, 2)])
+@pytest.mark.parametrize("forced", [None, (), (0, 1)])
 def test_forced_tokens_are_read_back_and_free_actions_are_written_as_before(forced):
-    values = json.loads(json.dumps(trajectory_to_dict(forced_episode(forced))))
+    trajectory = small()
+    trajectory.turns[0].forced = forced
+    values = json.loads(json.dumps(trajectory_to_dict(trajectory)))
     assert ("forced" in values["turns"][0]) == (forced is not None)
     (turn,) = trajectory_from_dict(values).turns
     assert turn.forced == forced

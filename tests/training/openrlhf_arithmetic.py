@@ -32,15 +32,9 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  #
 
 def policy(options, log_probs, **tensors):
     log_probs = log_probs.clone().requires_grad_()
-    loss, clip_ratio, ppo_kl, _, rejected = PolicyLoss(**options)(log_probs, **tensors)
+    loss, clip_ratio, ppo_kl, *_ = PolicyLoss(**options)(log_probs, **tensors)
     loss.backward()
-    return {
-        "loss": loss.detach(),
-        "gradient": log_probs.grad,
-        "clip_ratio": clip_ratio,
-        "kl": ppo_kl,
-        "rejected": rejected,
-    }
+    return {"loss": loss.detach(), "gradient": log_probs.grad, "clip_ratio": clip_ratio, "kl": ppo_kl}
 
 
 def value(options, **tensors):

@@ -11,10 +11,6 @@ from tests.drivers import command, write_rows
 from tests.training.trainings import flags, make_place, rows, without_times
 
 
-def saver(text):
-    return lambda folder: (folder / "weights").write_text(text)
-
-
 def evaluated(best, *scores, first=0, key="eval/score"):
     """Add evaluations of steps from `first` on; each model's weights are the number of its step."""
     for step, score in enumerate(scores, start=first):
@@ -24,7 +20,7 @@ def evaluated(best, *scores, first=0, key="eval/score"):
 
 def take(best, step, numbers):
     if best.add(step, numbers):
-        best.save(step, saver(str(step)))
+        best.save(step, lambda folder: (folder / "weights").write_text(str(step)))
 
 
 def kept(folder):

@@ -51,11 +51,6 @@ def wrong(line):
     return str(raised.value)
 
 
-def changed(line):
-    """The fields that a line sets to something else than their defaults."""
-    return {name: value for name, value in config(line).flags().items() if value != DEFAULTS[name]}
-
-
 # --- the guide's command lines ----------------------------------------------------------------------------------------
 
 GUIDE = {
@@ -219,7 +214,9 @@ def test_none_unsets_a_flag_of_any_number_of_values():
     ],
 )  # fmt: skip
 def test_other_names_say_the_same(line, expected):
-    assert changed(AGENT + line) == {"agent_func_path": "a.py", **expected}
+    flags = config(AGENT + line).flags()
+    changed = {name: value for name, value in flags.items() if value != DEFAULTS[name]}
+    assert changed == {"agent_func_path": "a.py", **expected}
 
 
 # --- what is wrong ------------------------------------------------------------------------------------------------

@@ -3,12 +3,8 @@
 import logging
 import math
 import resource
-import tempfile
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError, DataError, RunStopped
 from agentenv.runs import trackers as trackers_module
@@ -40,23 +36,13 @@ def test_a_line_is_a_json_object_with_the_step_first_and_null_for_what_is_not_fi
 
 
 def test_numbers_that_come_late_are_in_the_line_of_the_last_step(tmp_path):
-    told = []
-
-    class Hears:
-        name, failures = "hears", ()
-
-        def log(self, step, numbers):
-            told.append((step, dict(numbers)))
-
-        def close(self):
-            pass
-
+    hears = Service()
     log_steps(tmp_path, 1, 2)
     before = (tmp_path / METRICS).read_bytes().splitlines(keepends=True)
-    journal = Journal(tmp_path, resume_step=2, trackers=[Hears()])
+    journal = Journal(tmp_path, resume_step=2, trackers=[hears])
     assert not journal.has_evaluation
     journal.amend({"eval/score": 0.5, "eval/low": -math.inf})
-    assert (journal.has_evaluation, told) == (True, [(2, {"eval/score": 0.5, "eval/low": -math.inf})])
+    assert (journal.has_evaluation, hears.told) == (True, [(2, {"eval/score": 0.5, "eval/low": -math.inf})])
     journal.log(3, {"reward": 3.0})
     assert not journal.has_evaluation
     journal.amend({"eval/score": 0.75})
@@ -167,36 +153,6 @@ def test_a_full_disk_stops_the_training_and_leaves_whole_lines(tmp_path):
     assert steps_in(tmp_path) == [1, 2]
 
 
-trainings = st.lists(  # of each session: how many steps it does, how far behind its end the checkpoint is, what is torn
-    st.tuples(st.integers(0, 6), st.integers(0, 4), st.binary(max_size=20).filter(lambda torn: b"\n" not in torn)),
-    min_size=1, max_size=5,
-)  # fmt: skip
-
-
-@pytest.mark.long
-@settings(deadline=None, max_examples=60)  # it waits for the disk
-@given(trainings, st.integers(0, 1))
-def test_a_training_that_is_killed_repeatedly_has_no_gap_and_no_repeat(sessions, first):
-    with tempfile.TemporaryDirectory() as name:
-        folder, resume_step, expected = Path(name), None, {}
-        for session, (num_steps, behind, torn) in enumerate(sessions):
-            journal = Journal(folder, resume_step=resume_step)
-            start = first if resume_step is None else resume_step + 1
-            for step in range(start, start + num_steps):
-                journal.log(step, {"session": session})
-                expected[step] = session
-            journal.close()
-            with (folder / METRICS).open("ab") as file:
-                file.write(torn)
-            if expected:
-                resume_step = max(first, max(expected) - behind)
-                expected = {step: wrote for step, wrote in expected.items() if step <= resume_step}
-        journal = Journal(folder, resume_step=resume_step)
-        journal.close()
-        assert {row["step"]: row["session"] for row in read_metrics(folder)} == expected
-        assert steps_in(folder) == list(range(first, first + len(expected)))
-
-
 # --- trackers -------------------------------------------------------------------------------------------------------
 
 
@@ -224,14 +180,6 @@ class Service:
         self.is_closed = True
         if self.away:
             raise self.error("still away")
-
-
-def test_trackers_get_every_number_and_are_closed_once(tmp_path):
-    services = [Service(), Service()]
-    log_steps(tmp_path, 0, 1, trackers=services)
-    for service in services:
-        assert service.told == [(0, {"reward": 0.0}), (1, {"reward": 1.0})]
-        assert service.is_closed
 
 
 def test_a_tracker_that_fails_is_warned_of_once_and_the_training_continues(tmp_path, caplog, monkeypatch):

@@ -12,15 +12,8 @@ BRIEF = ClusterConfig(wait_s=3.0)
 @pytest.fixture(scope="module")
 def two_gpus():
     ray = pytest.importorskip("ray")
-    ray.init(
-        address="local",
-        num_cpus=2,
-        num_gpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=100 << 20,
-        runtime_env=_env(ClusterConfig()),
-    )
+    quiet = {"include_dashboard": False, "log_to_driver": False, "object_store_memory": 100 << 20}
+    ray.init(address="local", num_cpus=2, num_gpus=2, runtime_env=_env(ClusterConfig()), **quiet)
     yield ray
     ray.shutdown()
 

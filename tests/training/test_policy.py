@@ -141,16 +141,6 @@ def test_gradient_checkpointing_computes_layers_twice_and_changes_no_gradient(mo
     assert list(calls.values()) == [1, 2]
 
 
-@pytest.mark.long
-def test_half_precision_is_computed_in_while_weights_stay_float32(models):
-    policy = policy_of(models["llama"], param_dtype="bf16")
-    assert {p.dtype for p in policy.trained.values()} == {torch.float32}
-    batch = batch_of()
-    half, full = scores_of(policy, batch), scores_of(policy_of(models["llama"]), batch)
-    assert 1e-4 < (half - full).abs().max() < 0.5
-    assert policy.scorer._head_alone
-
-
 def test_a_model_that_does_not_exist_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match="--model: expected a causal language model"):
         policy_of(str(tmp_path / "nowhere"))
@@ -226,13 +216,6 @@ def test_weights_that_are_another_models_are_refused(models):
 # --- adapters and the reference --------------------------------------------------------------------------------------
 
 
-def moved(policy):
-    with torch.no_grad():
-        for parameter in policy.trained.values():
-            parameter += 0.1
-    return policy
-
-
 @pytest.mark.long
 def test_adapters_are_all_that_is_trained_and_start_as_the_model(models):
     pytest.importorskip("peft")
@@ -270,7 +253,9 @@ def test_the_reference_stays_where_training_began(models, changes):
     policy = policy_of(models["llama"], init_kl_coef=0.1, **changes)
     (micro,) = micro_batches(batch_of(), max_places=1000, packed=False)
     before = policy.score(micro).logprobs_n.detach()
-    moved(policy)
+    with torch.no_grad():
+        for parameter in policy.trained.values():
+            parameter += 0.1
     torch.testing.assert_close(policy.reference_logprobs(micro), before, rtol=0, atol=1e-5)
     assert (policy.score(micro).logprobs_n - before).abs().max() > 0.1
 

@@ -114,8 +114,6 @@ def assert_same(found, expected, tolerance=1e-5):
 SIZE = {"rollout_batch_size": 3, "n": 2, "actor_learning_rate": 1e-4, "critic_learning_rate": 1e-4}
 SETTINGS = {
     "padded": {"micro_train_batch_size": 2},
-    "odd number of micro-batches": {"micro_train_batch_size": 1},
-    "packed": {"packing_samples": True, "micro_train_batch_size": 2},
     "packed by tokens": {"packing_samples": True, "use_dynamic_batch": True, "train_max_tokens_per_gpu": 20},
     "several optimizer steps": {"max_epochs": 2, "train_batch_size": 2, "policy_loss_type": "gspo"},
     "gae": {"advantage_estimator": "gae", "lambd": 0.9},
@@ -123,7 +121,6 @@ SETTINGS = {
     "kl in the reward": {"init_kl_coef": 0.1, "micro_train_batch_size": 1},
     "corrected": {"is_correction": "seq-mask-tis", "is_correction_threshold": (1e-9, 1e9)},
     "adapters": {"lora_rank": 4, "lora_alpha": 8, "init_kl_coef": 0.1, "use_kl_loss": True},
-    "checkpointed": {"gradient_checkpointing": True, "micro_train_batch_size": 1},
     "no clipping": {"max_norm": 0.0},
 }  # fmt: skip
 

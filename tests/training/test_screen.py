@@ -82,7 +82,8 @@ def test_nothing_is_shown_where_nothing_was_asked_for():
 def test_a_terminal_gets_the_lines_and_a_live_line_of_the_step_that_continues():
     shown, out = screen(terminal=True, rollout_batch_size=2, n=4)
     shown.start(10, 3)
-    shown.step(3, NUMBERS)
+    shown.episode(ended(error="infra"))
+    shown.step(3, NUMBERS)  # the counts start again
     shown.episode(ended(score=0.5))
     shown.episode(ended(score=None, reward=0.25))
     shown.episode(ended(score=None, reward=None, error="env"))
@@ -94,17 +95,6 @@ def test_a_terminal_gets_the_lines_and_a_live_line_of_the_step_that_continues():
     shown.stop()
     assert expected in out.getvalue()
     assert f"step  3/10 · {LINE}" in out.getvalue()
-
-
-def test_the_counts_of_episodes_start_again_with_each_step():
-    shown, _ = screen("plain")
-    shown.start(10, 1)
-    shown.episode(ended(error="infra"))
-    shown.step(1, {})
-    shown.episode(ended(score=0.25))
-    console = Console(file=io.StringIO(), width=200)
-    console.print(shown._draw())
-    assert "step  2/10 · 1/128 episodes · score 0.250 so far · 0s" in console.file.getvalue()
 
 
 def test_the_estimate_of_the_end_is_made_from_the_last_steps(monkeypatch):

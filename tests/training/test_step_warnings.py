@@ -1,7 +1,5 @@
 """A training that cannot learn says so: the conditions one by one, in real trainings, and how often they are shown."""
 
-import json
-
 import pytest
 
 from agentenv.training.config import TrainConfig
@@ -202,11 +200,3 @@ def test_a_training_in_which_limits_end_every_episode_says_so(tmp_path, monkeypa
     make_place(tmp_path, monkeypatch)
     assert command(flags("--max_turns", 1, "--max_train_steps", 1, env="env.py:Turns")) == 0
     assert "limits cut off every episode, most of them max_turns. Raise --max_turns" in capfd.readouterr().err
-
-
-@pytest.mark.long
-def test_a_training_that_learns_has_no_warnings(tmp_path, monkeypatch, capfd):
-    make_place(tmp_path, monkeypatch)
-    assert command(flags()) == 0
-    assert "warning: step" not in capfd.readouterr().err
-    assert not any("warnings" in json.dumps(row) for row in read_metrics(tmp_path / "out"))

@@ -59,6 +59,7 @@ def test_every_environment_passes_over_its_own_tasks_in_its_own_order():
     assert [Counter(each.split("@")[0] for each in ids["a"][lap * 8 :][:8]) for lap in range(6)] == (
         [Counter(f"a/{index}" for index in range(8))] * 6
     )
+    assert [each.split("@")[0] for each in ids["a"][8:16]] != ids["a"][:8], "in another order"
     assert [each.split("@")[0][1:] for each in ids["a"][:8]] != [each[1:] for each in ids["b"][:8]]
 
 

@@ -4,12 +4,9 @@ import json
 import logging
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -59,6 +56,7 @@ def column(folder, key):
 def test_a_training_leaves_a_model_that_changed_its_numbers_samples_and_checkpoint(place, capfd):
     write_rows(place / "held.jsonl", [{"prompt": "Say more.", "label": "ok"}])
     assert command(flags("--eval_dataset", "held.jsonl", "--eval_steps", 2, "--chat_template_kwargs", "{}")) == 0
+    assert "warning: step" not in capfd.readouterr().err
     out = place / "out"
 
     assert steps_of(out) == [0, 1, 2, 3]
@@ -82,15 +80,6 @@ def test_a_training_leaves_a_model_that_changed_its_numbers_samples_and_checkpoi
 
 
 @pytest.mark.long
-def test_what_it_says_names_the_agent_data_model_engine_and_result(place, capfd):
-    assert command(flags()) == 0
-    said = capfd.readouterr().err
-    shown = ("env.py:Letters", "tasks.jsonl: 8 tasks", "3, each of 2 tasks × 4", "hf in this process", "step 3/3")
-    for part in (*shown, "out/metrics.jsonl"):
-        assert part in said
-
-
-@pytest.mark.long
 def test_warnings_are_on_the_screen_and_a_training_without_any_shows_its_steps_alone(place, capfd, monkeypatch):
     monkeypatch.setattr(logging.root, "level", logging.root.level)
     monkeypatch.setattr(logging.root, "handlers", [])  # as in a process that is not pytest's
@@ -106,13 +95,6 @@ def test_warnings_are_on_the_screen_and_a_training_without_any_shows_its_steps_a
         said = capfd.readouterr().err
         assert ("WARNING env: a mishap\n" in said) == (not chosen)
         assert "\nstep 1/1" in said
-
-
-@pytest.mark.long
-def test_a_flag_without_effect_that_openrlhfs_lines_carry_is_noted(place, capfd):
-    harmless = ["--use_dynamic_batch", "--micro_train_batch_size", 1]
-    assert command(flags("--max_train_steps", 1, *harmless)) == 0
-    assert "agentenv: note: --micro_train_batch_size 1 has no effect here" in capfd.readouterr().err
 
 
 # --- learning --------------------------------------------------------------------------------------------------------
@@ -248,26 +230,6 @@ def test_adapters_are_trained_and_the_model_that_is_left_has_them_in_it(place):
 
 
 @pytest.mark.long
-def test_an_agent_with_its_own_loop_trains(place):
-    pytest.importorskip("openai")
-    assert command(flags("--env", "env.py:OwnLoop", "--max_train_steps", 2, env=None)) == 0
-    assert column(place / "out", "rollout/turns") == [2.0, 2.0]
-    assert all(norm > 0 for norm in column(place / "out", "train/grad_norm"))
-
-
-@pytest.mark.long
-def test_an_agent_func_of_several_turns_trains_on_raw_text(place):
-    (place / "agent_func.py").write_text((AGENT_FUNCS / "template.py").read_text())
-    rows(place, list("aeiouaei"))
-    argv = flags("--agent_func_path", "./agent_func.py", "--no_apply_chat_template", "--max_turns", 9, env=None)
-    assert command(argv) == 0
-    assert column(place / "out", "rollout/turns") == [6.0] * 3
-    first = next(read_trajectories(place / "out"))
-    assert "<|im_start|>" not in first.prompt
-    assert not list((place / "out").glob("*.txt"))
-
-
-@pytest.mark.long
 def test_the_guides_agent_trains_with_the_guides_command_line(place):
     (place / "agent_func_math.py").write_text((AGENT_FUNCS / "math_agent.py").read_text())
     write_rows(place / "gsm8k.jsonl", [{"prompt": f"{n} + 1 = ?", "answers": str(n + 1)} for n in range(1, 9)])
@@ -313,10 +275,6 @@ def test_a_resumed_training_has_the_numbers_of_one_that_was_never_interrupted(pl
     assert set(read_token_stats(place / "whole")) == set(stored[0])
 
 
-def _last_step(out):
-    return read_metrics(out)[-1]["step"] if (out / "metrics.jsonl").exists() and read_metrics(out) else 0
-
-
 @pytest.mark.long
 def test_load_checkpoint_where_there_is_none_begins_a_training(place):
     assert command(flags("--resume")) == 0
@@ -348,15 +306,6 @@ def test_resuming_without_a_training_or_from_a_run_is_one_line(place, capfd):
     capfd.readouterr()
     assert command([*resume, "run"]) == 2
     assert "--resume: expected a training of this version in run, got" in capfd.readouterr().err
-
-
-@pytest.mark.long
-def test_load_checkpoint_of_a_training_that_is_done_changes_nothing(place):
-    assert command(flags()) == 0
-    before = without_times(place / "out"), weights_of(place / "out/model")
-    assert command(flags("--resume")) == 0
-    assert without_times(place / "out") == before[0]
-    assert all(torch.equal(before[1][name], tensor) for name, tensor in weights_of(place / "out/model").items())
 
 
 @pytest.mark.long
@@ -405,37 +354,22 @@ def test_changes_on_resume_are_on_the_screen_and_the_directory_has_the_flags_in_
     more = ["--resume", "--max_train_steps", 2, "--actor_learning_rate", 0.5, "--rollout_batch_size", 2]
     capfd.readouterr()
     assert command(flags(*more)) == 0
-    told = (
-        "changed on resume, from step 2 on: --max_train_steps 1 → 2, --actor_learning_rate 0.01 → 0.5, the agent's file"
-    )
-    assert told in capfd.readouterr().err.splitlines()
+    changes = "--max_train_steps 1 → 2, --actor_learning_rate 0.01 → 0.5, the agent's file"
+    assert f"changed on resume, from step 2 on: {changes}" in capfd.readouterr().err.splitlines()
     document = json.loads((place / "out/config.json").read_text())
     assert document["config"]["flags"]["actor_learning_rate"] == 0.5
     (change,) = document["changed"]
     assert change["from_step"] == 2
     assert change["was_and_is"]["actor_learning_rate"] == [0.01, 0.5]
     assert change["was_and_is"].keys() == {"actor_learning_rate", "max_train_steps", "agent_file"}
+    before = without_times(place / "out"), weights_of(place / "out/model")
     assert command(flags(*more)) == 0
+    assert without_times(place / "out") == before[0]
+    assert all(torch.equal(before[1][name], tensor) for name, tensor in weights_of(place / "out/model").items())
     said = capfd.readouterr().err
     assert "changed on resume" not in said
     assert "nothing left to train: 2 of 2 steps are done" in said
     assert json.loads((place / "out/config.json").read_text()) == document
-
-
-@pytest.mark.long
-def test_ctrl_c_is_reported_with_how_to_continue(place, capfd):
-    def press():
-        while not _last_step(place / "out"):
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=press, daemon=True)
-    thread.start()
-    assert command(flags("--max_train_steps", 5000)) == 130
-    thread.join()
-    said = capfd.readouterr().err
-    assert "interrupted after step" in said
-    assert "Resume with: agentenv train --resume --out out" in said
 
 
 @pytest.mark.long
@@ -568,10 +502,8 @@ def longest(prompt, responses, extras):
 @pytest.mark.parametrize("more", [[], ["--async_train", "--partial_rollout", "--is_correction", "tis"]], ids=str)
 def test_rewards_of_groups_train_and_their_win_rates_are_curves_of_training_and_evaluation(place, more):
     (place / "compared.py").write_text(COMPARED)
-    write_rows(
-        place / "tasks.jsonl",
-        [{"prompt": f"Say {i}.", "label": "ok", "reference": "abc"[: 1 + i % 3]} for i in range(8)],
-    )
+    told = [{"prompt": f"Say {i}.", "label": "ok", "reference": "abc"[: 1 + i % 3]} for i in range(8)]
+    write_rows(place / "tasks.jsonl", told)
     grouped = ["--group_reward", "compared.py:longest", "--reference_key", "reference"]
     assert command(flags(*more, *grouped, "--eval_dataset", "tasks.jsonl", "--eval_steps", 2)) == 0
     out = place / "out"
@@ -580,7 +512,6 @@ def test_rewards_of_groups_train_and_their_win_rates_are_curves_of_training_and_
         for prefix in ["rollout/"] * (line["step"] > 0) + ["eval/"] * (line["step"] in (0, 2, 3)):
             win, at_least = (line[f"{prefix}info/reference/{name}"] for name in ("win_rate", "win_or_tie_rate"))
             assert 0.0 <= win <= at_least <= 1.0
-            assert line[f"{prefix}reward"] == pytest.approx(
-                line[f"{prefix}score"] + line[f"{prefix}info/group/reward"], abs=1e-6
-            )
+            whole = line[f"{prefix}score"] + line[f"{prefix}info/group/reward"]
+            assert line[f"{prefix}reward"] == pytest.approx(whole, abs=1e-6)
     assert all(each.turns[-1].result.info["group/reward"] >= 1.0 for each in read_trajectories(out))

@@ -1,4 +1,4 @@
-"""The same numbers as OpenRLHF 0.11.2's own functions, where these are right; where they are not, the test says why.
+"""The same numbers as OpenRLHF 0.11.2's own functions, where these are right.
 
 Its tensors are padded [B, T] with a mask, ours hold the action tokens alone: `flat` goes from one to the other.
 """
@@ -60,9 +60,9 @@ def policy_case(theirs, ours, aggregation="token-mean", advantages=ADVANTAGES):
     return ("policy", theirs, tensors, ours, aggregation)
 
 
-def advantage_case(estimator, ours=None, theirs=None, values=None, mask=MASK):
+def advantage_case(estimator, ours=None, theirs=None, values=None):
     theirs = {"estimator": estimator, "kl_coef": 0.1, "reward_clip": (-10, 10), **(theirs or {})}
-    tensors = {"rewards": REWARDS, "action_mask": mask, "kl": KL * MASK, "values": values, "n_samples_per_prompt": 2}
+    tensors = {"rewards": REWARDS, "action_mask": MASK, "kl": KL * MASK, "values": values, "n_samples_per_prompt": 2}
     options = {"estimator": estimator, "kl_coef": 0.1, "reward_clip": (-10, 10), **(ours or {})}
     return ("advantages", theirs, tensors, AdvantageOptions(credit="episode", decay_per="token", **options))
 
@@ -104,25 +104,6 @@ ADVANTAGE = {
     "gae, λ 1": advantage_case("gae", {"scale": False}, {"no_std_norm": True}, values=VALUES),
     "clipped": advantage_case("dr_grpo", {"reward_clip": (-0.3, 0.3)}, {"reward_clip": (-0.3, 0.3)}),
 }
-DIFFERENT = {
-    "gspo, turns": policy_case(
-        {"policy_loss_type": "gspo", "clip_eps_low": 0.99, "clip_eps_high": 99.0},
-        LossOptions("gspo", clip_low=0.99, clip_high=99.0), "seq-mean-token-mean",
-        torch.tensor([1.0] * 4 + [-1.0] * 4).expand_as(MASK).clone(),
-    ),
-    "gae, λ 0.9": advantage_case("gae", {"scale": False, "lam": 0.9}, {"no_std_norm": True, "lambd": 0.9}, VALUES),
-    "reinforce, γ 0.9": advantage_case(
-        "reinforce", {"scale": False, "gamma": 0.9}, {"no_std_norm": True, "gamma": 0.9}
-    ),
-    "all equal": ("advantages", {"estimator": "group_norm"}, {
-        "rewards": torch.full((8,), 0.1), "action_mask": torch.ones(8, 1), "kl": torch.zeros(8, 1),
-        "n_samples_per_prompt": 8,
-    }),
-    "alone": ("advantages", {"estimator": "group_norm"}, {
-        "rewards": torch.tensor([1.0, 0.0]), "action_mask": torch.ones(2, 1), "kl": torch.zeros(2, 1),
-        "n_samples_per_prompt": 1,
-    }),
-}  # fmt: skip
 KLS = {
     f"{kind}, unbiased {unbiased}": (
         "kl", {"kl_estimator": kind, "unbiased_gradient": unbiased},
@@ -137,7 +118,7 @@ VALUE = {
     )
     for clip in (None, 0.2)
 }  # fmt: skip
-CASES = POLICY | ADVANTAGE | DIFFERENT | KLS | VALUE
+CASES = POLICY | ADVANTAGE | KLS | VALUE
 
 
 @pytest.mark.parametrize("name", POLICY)
@@ -165,19 +146,6 @@ def test_policy_losses_and_their_gradients_are_openrlhfs(name, answers):
             assert metrics["clip_ratio"] > answers[name]["clip_ratio"]
 
 
-def test_openrlhfs_gspo_spreads_the_advantages_of_a_sample_over_all_its_tokens(answers):
-    """It knows one advantage per sample. Ours gives each turn its own, at the same value of the loss."""
-    _, _, tensors, options, aggregation = CASES["gspo, turns"]
-    logprobs = flat(LOGPROBS).requires_grad_()
-    inputs = PolicyInputs(logprobs, flat(OLD), flat(tensors["advantages"]), token_weights(ROW, aggregation), ROW)
-    loss, _ = policy_loss(inputs, options)
-    loss.backward()
-    theirs = flat(answers["gspo, turns"]["gradient"])[ROW == 0]
-    torch.testing.assert_close(loss, answers["gspo, turns"]["loss"])
-    torch.testing.assert_close(theirs, theirs[:1].expand_as(theirs))
-    assert (logprobs.grad[ROW == 0].sign() == -flat(tensors["advantages"])[ROW == 0].sign()).all()
-
-
 def ours(name):
     _, _, tensors, options = CASES[name]
     ends = torch.cat([ROW[1:] != ROW[:-1], torch.tensor([True])])
@@ -188,35 +156,10 @@ def ours(name):
     return estimate(tokens, options, kl_N=flat(KL), values_N=values)
 
 
-@pytest.mark.parametrize("name", [name for name in ADVANTAGE if name != "gae, λ 1"])
+@pytest.mark.parametrize("name", ADVANTAGE)
 def test_advantages_are_openrlhfs(name, answers):
-    torch.testing.assert_close(ours(name).advantages_N, flat(answers[name]["advantages"]), rtol=1e-5, atol=1e-5)
-
-
-def test_gae_with_no_decay_is_openrlhfs_as_the_gaps_cancel(answers):
-    torch.testing.assert_close(ours("gae, λ 1").returns_N, flat(answers["gae, λ 1"]["returns"]), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["gae, λ 0.9", "reinforce, γ 0.9"])
-def test_openrlhf_decays_through_the_environments_tokens_and_we_do_not(name, answers):
-    """Research, trap 29: what a reward is worth must not depend on how long the environment's reply was."""
-    theirs, mine = flat(answers[name]["returns"]), ours(name).returns_N
-    torch.testing.assert_close(mine[ROW == 1], theirs[ROW == 1], rtol=1e-5, atol=1e-5)  # the one without a gap
-    assert not torch.allclose(mine[ROW == 0][:2], theirs[ROW == 0][:2], atol=1e-3)
-
-
-def test_openrlhf_makes_advantages_of_rounding_where_all_rewards_are_equal(answers):
-    """In float32 the mean of eight 0.1 is not 0.1, and the error is divided by a deviation as small as itself."""
-    zeros = torch.zeros(8).long()
-    tokens = ActionTokens(torch.arange(8), zeros, torch.full((8,), 0.1).double(), zeros)
-    assert answers["all equal"]["advantages"].abs().max() > 0.5
-    assert estimate(tokens, AdvantageOptions("group_norm")).advantages_N.tolist() == [0.0] * 8
-
-
-def test_openrlhf_returns_nan_to_a_group_of_one(answers):
-    tokens = ActionTokens(torch.arange(2), torch.zeros(2).long(), torch.tensor([1.0, 0.0]), torch.arange(2))
-    assert answers["alone"]["advantages"].isnan().all()
-    assert estimate(tokens, AdvantageOptions("group_norm")).advantages_N.tolist() == [0.0, 0.0]
+    kind = "returns" if name == "gae, λ 1" else "advantages"
+    torch.testing.assert_close(getattr(ours(name), f"{kind}_N"), flat(answers[name][kind]), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", KLS)

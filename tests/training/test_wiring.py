@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from agentenv.chat.chat import Chat
-from agentenv.core.types import Limits, SamplingParams
+from agentenv.core.types import SamplingParams
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.testing.tokenizers import CharTokenizer
@@ -56,9 +56,7 @@ async def test_a_flag_moves_its_option_of_the_rollouts(flag):
 async def test_flags_of_evaluations_reach_their_runner():
     flags = {"eval_dataset": "word_problems", "eval_temperature": 0.25, "eval_n_samples_per_prompt": 3, "seed": 7}
     job = await job_of(**flags, top_p=0.9, max_tokens=9, concurrency=5, max_retries=4, save_samples=6)
-    setup = EpisodeSetup(
-        engine=ScriptedEngine(["a"]), chat=Chat(CharTokenizer()), sampling=SamplingParams(), limits=Limits()
-    )
+    setup = EpisodeSetup(ScriptedEngine(["a"]), Chat(CharTokenizer()))
     evaluation = make_evaluation(job, SimpleNamespace(source=None, setup=setup))
     sampling = SamplingParams(temperature=0.25, top_p=0.9, max_tokens=9, seed=8)
     assert (evaluation.num_samples, evaluation.runner.setup.sampling) == (3, sampling)

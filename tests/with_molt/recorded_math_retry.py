@@ -1,29 +1,8 @@
 """agent_funcs/math_retry.py as Molt loads it, with a record of what the router gave and what the environment paid."""
 
-import importlib.util
-import json
-import os
-from pathlib import Path
 from types import MappingProxyType
 
-from agentenv_envs.math_retry import MathRetry
-
-_FILE = Path(__file__).parents[2] / "agent_funcs/math_retry.py"
-_SPEC = importlib.util.spec_from_file_location("math_retry_agent_file", _FILE)
-_MODULE = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(_MODULE)
-
-
-def note(**said):
-    with Path(os.environ["RECORD"]).open("a") as file:
-        file.write(json.dumps(said) + "\n")
-
-
-class Recorded(MathRetry):
-    async def step(self, states):
-        result = await super().step(states)
-        note(paid=result.reward, score=result.score, action_ids=states["action_ids"], turn=states["turn_index"])
-        return result
+from tests.with_openrlhf.files.recorded_math_retry import MODULE, Recorded, note
 
 
 class Recorder:
@@ -38,7 +17,7 @@ class Recorder:
         return out, stale
 
 
-class AgentRunner(_MODULE.AgentRunner):
+class AgentRunner(MODULE.AgentRunner):
     agent_cls = Recorded
     agent_kwargs = MappingProxyType({"wrong_reward": 0.125})
 

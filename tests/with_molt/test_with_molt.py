@@ -154,7 +154,6 @@ def test_rewards_are_what_the_environment_paid_and_every_sample_has_the_logs(rol
             next(n["paid"] for n in notes if n.get("action_ids") == a and n["turn"] == i) for i, a in enumerate(actions)
         ]
         assert experience["rewards"] == [pytest.approx(sum(paid))]
-        assert {"num_turns", "failed", "correct", "first_correct", "attempts", "has_answer"} <= experience[
-            "info"
-        ].keys()
+        names = {"num_turns", "failed", "correct", "first_correct", "attempts", "has_answer"}
+        assert names <= experience["info"].keys()
         assert experience["truncated"] == [False]

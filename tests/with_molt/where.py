@@ -1,16 +1,17 @@
 """Where Molt itself is, and Python with it on the path: in processes of their own, so that nobody else sees it."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-FOLDER = Path(os.environ.get("AGENTENV_MOLT") or Path(sys.prefix) / "molt")
+from tests.peers import where
+from tests.peers.where import ROOT, folder_of
+
+__all__ = ["FOLDER", "ROOT", "needs_molt", "python"]
+
+FOLDER = folder_of("molt")
 """Made by `pip install --no-deps --target .venv/molt molt-rl==0.2.1`."""
 
 needs_molt = pytest.mark.skipif(
@@ -20,14 +21,8 @@ needs_molt = pytest.mark.skipif(
 )
 
 
-def python(*arguments, timeout=800, **variables):
-    """What a Python with Molt on its path prints; its errors where it fails."""
+def python(*arguments, **options):
+    """As `where.python`, without the package `tests` that Molt's wheel brings."""
     with tempfile.TemporaryDirectory() as alone:
-        (Path(alone) / "molt").symlink_to(FOLDER / "molt")  # without the package `tests` that Molt's wheel brings
-        path = os.pathsep.join([str(ROOT), str(ROOT / "envs"), alone, os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", **variables}
-        done = subprocess.run(
-            [sys.executable, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=timeout
-        )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+        (Path(alone) / "molt").symlink_to(FOLDER / "molt")
+        return where.python("molt", *arguments, folder=alone, **options)

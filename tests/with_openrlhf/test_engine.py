@@ -1,11 +1,10 @@
 """OpenRLHF's llm_engine as ours, and ours as OpenRLHF's."""
 
 import importlib.util
+import itertools
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agentenv.chat.chat import Chat
 from agentenv.core.step_dict import to_sampling
@@ -21,13 +20,11 @@ TOKENIZER = CharTokenizer()
 PROMPT = TOKENIZER.encode("prompt")
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
-samplings = st.builds(
-    SamplingParams,
-    temperature=st.sampled_from([0.0, 0.5, 1.0]), top_p=st.sampled_from([0.5, 1.0]), top_k=st.sampled_from([0, 5]),
-    min_p=st.sampled_from([0.0, 0.1]), max_tokens=st.one_of(st.none(), st.integers(1, 50)),
-    min_tokens=st.integers(0, 3), stop=st.sampled_from([(), ("END",), ("a", "b")]),
-    stop_token_ids=st.sampled_from([(), (7, 8)]), seed=st.one_of(st.none(), st.integers(0, 9)),
-)  # fmt: skip
+SAMPLINGS = [
+    SamplingParams(),
+    SamplingParams(temperature=0.0, top_p=0.5, top_k=5, min_p=0.1),
+    SamplingParams(max_tokens=50, min_tokens=3, stop=("a", "b"), stop_token_ids=(7, 8), seed=9),
+]
 
 
 async def ask(llm, sampling=None, *, params=None):
@@ -71,8 +68,7 @@ async def test_vllm_makes_text_of_tokens_only_where_stop_strings_are_looked_for_
     assert params.detokenize is True
 
 
-@pytest.mark.long
-@given(asked=samplings, wanted=samplings)
+@pytest.mark.parametrize(("asked", "wanted"), itertools.product(SAMPLINGS, repeat=2))
 def test_a_request_means_what_the_episode_wants(asked, wanted):
     caller = VLLMStyleSampling.of(asked)
     sent = OpenRLHFEngine(LLM("hi"), caller)._params(wanted)

@@ -1,6 +1,7 @@
 """agent_func.py files of every OpenRLHF version run by command, whether OpenRLHF is installed or not."""
 
 import ast
+import importlib.util
 import json
 import os
 import re
@@ -10,20 +11,40 @@ from pathlib import Path
 
 import pytest
 
+from agentenv.runs.records.directory import read_trajectories
+from tests.drivers import command
 from tests.with_openrlhf.where import FOLDER, ROOT
 
 EXPECTED = {
     "template": [None, 6, 1.0, "terminated"],
     "math_agent": [None, 2, 1.0, "terminated"],
-    "game": [None, 2, 1.0, "terminated"],
     "own_loop": [None, 2, 1.0, "terminated"],
     "own_loop_queue": [None, 1, 0.0, "terminated"],
     "retrying": [None, 3, 1.0, "terminated"],
     "screens": [None, 3, 1.0, "terminated"],
 }
 """error, turns, reward and stop reason of every episode."""
+if importlib.util.find_spec("openai"):  # which the file's agent asks its own server with
+    EXPECTED["openai_server"] = [None, 2, 1.0, "terminated"]
 GUIDE = ROOT.parent / "shared/seeds/openrlhf-custom-rewards-guide.txt"
 NAMES = ("AgentExecutorBase", "AgentInstanceBase", "MultiTurnAgentExecutor")
+
+
+def site_of(folder, **modules):
+    """A folder of installed packages with an `openrlhf.utils` that has these modules."""
+    package = folder / "site/openrlhf/utils"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").write_text("")
+    for name, text in {"__init__": "", **modules}.items():
+        (package / f"{name}.py").write_text(text)
+    return folder / "site"
+
+
+def printed(program, site):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(site)])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
 
 
 @pytest.fixture(params=["without", "with abstract bases of that name", "with OpenRLHF 0.11.2"])
@@ -35,22 +56,17 @@ def installed(request, tmp_path):
         if not FOLDER.is_dir():
             pytest.skip(f"OpenRLHF is not in {FOLDER}: make test-slow installs it")
         return FOLDER
-    package = tmp_path / "site/openrlhf/utils"
-    package.mkdir(parents=True)
-    (package.parent / "__init__.py").write_text("")
-    (package / "__init__.py").write_text("")
     classes = "".join(f"class {name}(ABC):\n    @abstractmethod\n    def x(self): ...\n" for name in NAMES)
-    (package / "agent.py").write_text(f"from abc import ABC, abstractmethod\n{classes}")
-    (package / "logging_utils.py").write_text("from logging import getLogger as init_logger\n")
-    return tmp_path / "site"
+    agent = f"from abc import ABC, abstractmethod\n{classes}"
+    return site_of(tmp_path, agent=agent, logging_utils="from logging import getLogger as init_logger\n")
 
 
 @pytest.mark.long
 def test_files_of_both_contracts_run_by_command(installed, tmp_path):
     path = [str(ROOT), str(ROOT / "envs"), *([str(installed)] if installed else [])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(Path(__file__).parent / "run_files.py"), str(tmp_path), *EXPECTED]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800)
+    program = [sys.executable, str(Path(__file__).parent / "run_files.py"), str(tmp_path), *EXPECTED]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("FILE ", "MODULE "))]
     for kind, text in lines[:-1]:
@@ -61,10 +77,24 @@ def test_files_of_both_contracts_run_by_command(installed, tmp_path):
         assert file == str(installed / "openrlhf/utils/agent.py")
         assert modules == ["openrlhf.utils.agent"] * 3
     else:
-        assert (file, modules) == (
-            None,
-            ["agentenv.interop.openrlhf.executor"] * 3,
-        )
+        assert (file, modules) == (None, ["agentenv.interop.openrlhf.executor"] * 3)
+
+
+@pytest.mark.long
+def test_tokens_of_a_file_with_its_own_server_are_those_that_the_engine_sampled_in_every_episode(tmp_path):
+    pytest.importorskip("openai")
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"prompt": "What is 6 x 7?", "label": "42"}) + "\n")
+    flags = ["--data", tmp_path / "tasks.jsonl", "--n", 12, "--max_tokens", 16, "--progress", "none"]
+    file = ROOT / "tests/interop/agent_funcs/openai_server.py"
+    assert command(["run", "--agent_func_path", file, *flags, "--out", tmp_path / "run"]) == 0
+    trajectories = list(read_trajectories(tmp_path / "run"))
+    assert len(trajectories) == 12
+    for trajectory in trajectories:
+        segment = trajectory.segments[0]
+        sampled = [i for turn in trajectory.turns for i in range(turn.start, turn.end)]
+        assert sampled == [i for i, masked in enumerate(segment.action_mask) if masked]
+        assert all(segment.logprobs[i] <= 0.0 for i in sampled)
+    assert command(["tokens", "replay", tmp_path / "run", "--tolerance", 1e-4]) == 0
 
 
 @pytest.mark.skipif(not GUIDE.is_file(), reason="the guide lies beside the repository, not in it")
@@ -83,11 +113,8 @@ def test_the_files_of_the_guide_are_the_guides_own(name, heading, own):
         return [line for line in told if line and line not in own]
 
     guide = GUIDE.read_text().split(heading)[1].split("```python\n")[1].split("```")[0]
-    file = (
-        (ROOT / f"tests/interop/agent_funcs/{name}.py")
-        .read_text()
-        .replace("    return float(label in action_text)\n", "")
-    )
+    text = (ROOT / f"tests/interop/agent_funcs/{name}.py").read_text()
+    file = text.replace("    return float(label in action_text)\n", "")
     head, _, body = file.partition("\nfrom ")
     assert all(line.startswith("#") for line in head.splitlines())
     assert lines("from " + body) == lines(guide)
@@ -96,27 +123,18 @@ def test_the_files_of_the_guide_are_the_guides_own(name, heading, own):
 @pytest.mark.long
 def test_a_file_loads_where_openrlhfs_own_imports_fail(tmp_path):
     """Its package may need flash_attn or deepspeed: the file gets our module without them."""
-    package = tmp_path / "site/openrlhf/utils"
-    package.mkdir(parents=True)
-    (package.parent / "__init__.py").write_text("")
-    (package / "__init__.py").write_text("raise ImportError('no flash_attn')")
     program = (
         "import sys; from agentenv.interop.agent_files import load_agent_func; "
         f"f = load_agent_func({str(ROOT / 'tests/interop/agent_funcs/template.py')!r}); "
         "print(f.executor_cls.__mro__[1].__module__, [n for n in sys.modules if n.startswith('openrlhf')])"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path / "site")])}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=800)
-    assert done.stdout.strip() == "agentenv.interop.openrlhf.executor []", done.stderr[-2000:]
+    site = site_of(tmp_path, __init__="raise ImportError('no flash_attn')")
+    assert printed(program, site) == "agentenv.interop.openrlhf.executor []"
 
 
 @pytest.mark.long
 def test_a_real_module_that_was_imported_before_is_back_afterwards(tmp_path):
-    package = tmp_path / "site/openrlhf/utils"
-    package.mkdir(parents=True)
-    for name in ("__init__.py", "utils/__init__.py"):
-        (package.parent / name).write_text("")
-    (package / "agent.py").write_text("class AgentExecutorBase: ...\nclass AgentInstanceBase: ...\n")
+    site = site_of(tmp_path, agent="class AgentExecutorBase: ...\nclass AgentInstanceBase: ...\n")
     broken = tmp_path / "broken.py"
     broken.write_text("from openrlhf.utils.agent import AgentExecutorBase\nraise ValueError\n")
     program = f"""
@@ -134,9 +152,7 @@ try:
 except ConfigError:
     print(first, same(), issubclass(loaded.executor_cls, before.AgentExecutorBase))
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path / "site")])}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=800)
-    assert done.stdout.strip() == "True True False", done.stderr[-2000:]
+    assert printed(program, site) == "True True False"
 
 
 @pytest.mark.skipif(not FOLDER.is_dir(), reason=f"OpenRLHF is not in {FOLDER}: make test-slow installs it")

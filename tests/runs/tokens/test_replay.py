@@ -210,20 +210,15 @@ async def test_turns_under_a_constraint_are_left_out(engine):
     assert (report.num_turns, report.num_turns_left_out) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        SamplingParams(temperature=0.9),
-        SamplingParams(top_p=0.9),
-        SamplingParams(top_k=3),
-        SamplingParams(min_p=0.1),
-        SamplingParams(min_tokens=2),
-        SamplingParams(structural_tag="{}"),
-        SamplingParams(temperature=0.0, min_tokens=2),
-    ],
-)
-def test_sampling_that_changes_logprobs_is_not_plain(sampling):
-    assert not is_plain(sampling)
+CHANGED = [
+    {"temperature": 0.9}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}, {"min_tokens": 2}, {"structural_tag": "{}"},
+    {"temperature": 0.0, "min_tokens": 2},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changed", CHANGED, ids=str)
+def test_sampling_that_changes_logprobs_is_not_plain(changed):
+    assert not is_plain(SamplingParams(**changed))
     assert is_plain(SamplingParams(top_k=-1, stop=("x",), stop_token_ids=(4,), max_tokens=3, seed=1))
 
 

@@ -18,12 +18,7 @@ from agentenv.core.types import Completion, StepResult
 from agentenv.core.views import spans_of
 from agentenv.errors import ConfigError
 from agentenv.runs.records.directory import RunWriter
-from agentenv.runs.tokens.view import (
-    episode_to_json,
-    episode_view,
-    load_episode,
-    load_run_tokenizer,
-)
+from agentenv.runs.tokens.view import episode_to_json, episode_view, load_episode, load_run_tokenizer
 from tests.chat.families import load
 from tests.drivers import command
 from tests.runs.tokens.episodes import BY_NAME, play, user
@@ -125,11 +120,6 @@ def test_a_run_without_episodes_says_so(tmp_path):
         load_episode(tmp_path / "nothing", "0")
 
 
-def test_the_runs_tokenizer_is_that_of_its_model(run):
-    tokenizer = load_run_tokenizer(run)
-    assert tokenizer.decode(tokenizer.encode("12", add_special_tokens=False)) == "12"
-
-
 def test_another_tokenizer_may_be_named(tmp_path):
     load(BY_NAME["Qwen2.5"]).save_pretrained(tmp_path / "tokenizer")
     run = write_run(tmp_path / "run", ["a"], tokenizer=str(tmp_path / "tokenizer"))
@@ -184,15 +174,6 @@ def test_without_colors_brackets_mark_closes_and_added_tokens():
     assert "·<|im_end|>·now‹<|im_end|>›↵" in text, "text that only looks like a token has no bracket"
     assert "More‹<|im_end|>›" in text
     assert text.count("⟦") == text.count("⟧") == 1
-
-
-def test_newlines_leading_spaces_tabs_and_escapes_are_visible_and_break_where_they_stand():
-    played = play("Qwen2.5", [user("a\n\nb\tc \x1b[31m\u202ed")], [f"x{END}"])
-    text = shown(played)
-    assert "a↵\n↵\nb⇥c" in text
-    assert "\\u{1b}[31m" in text
-    assert "\\u{202e}d" in text
-    assert "assistant." in text.replace("·", " ")
 
 
 def test_markup_in_a_text_is_text():

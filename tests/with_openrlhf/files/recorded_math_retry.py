@@ -10,8 +10,8 @@ from agentenv_envs.math_retry import MathRetry
 
 _FILE = Path(__file__).parents[3] / "agent_funcs/math_retry.py"
 _SPEC = importlib.util.spec_from_file_location("math_retry_agent_func", _FILE)
-_MODULE = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(_MODULE)
+MODULE = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(MODULE)
 
 
 def note(**said):
@@ -43,7 +43,7 @@ class Recorder:
         return out
 
 
-class AgentExecutor(_MODULE.AgentExecutor):
+class AgentExecutor(MODULE.AgentExecutor):
     agent_cls = Recorded
     agent_kwargs = MappingProxyType({"wrong_reward": 0.125})
 
