@@ -249,6 +249,23 @@ async def test_without_async_each_batch_is_sampled_trained_on_and_delivered_befo
     assert scene.lines("rollout/num_engine_restarts") == [None, 1]
 
 
+@pytest.mark.parametrize(("correction", "num_left_out"), [("off", 0), ("tis", 2)])
+async def test_tokens_without_log_probabilities_are_left_out_where_a_correction_needs_them(
+    tmp_path, correction, num_left_out
+):
+    scene = Scene(tmp_path, steps=1, is_correction=correction)
+    generate = scene.engine.generate
+
+    async def forgetful(*args, **options):
+        completion = await generate(*args, **options)
+        return replace(completion, logprobs=None) if len(scene.engine.requests) == 1 else completion
+
+    scene.engine.generate = forgetful
+    assert await scene.run()
+    (batch,) = scene.learner.batches
+    assert (~batch.trained_N).sum() == num_left_out
+
+
 async def test_with_async_the_next_batch_is_sampled_while_the_learner_trains(tmp_path):
     asked = []
 
