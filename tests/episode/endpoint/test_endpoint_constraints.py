@@ -5,7 +5,7 @@ import json
 import pytest
 
 from agentenv.chat.chat import Chat
-from agentenv.core.types import Completion, Limits, SamplingParams
+from agentenv.core.types import Limits, SamplingParams
 from agentenv.engines.hf.engine import HFEngine
 from agentenv.engines.models import load_tokenizer, resolve_model
 from agentenv.episode.endpoint.agent import ChatAgentSource
@@ -123,16 +123,6 @@ async def test_a_run_with_a_least_length_cannot_demand():
     session, _ = session_of(["a"], sampling=SamplingParams(min_tokens=5))
     with pytest.raises(RequestError, match="min_tokens: expected 0 with a structural_tag"):
         await session.complete(body(tool_choice="required"))
-
-
-async def test_forced_tokens_are_on_the_turn():
-    ids = session_of(["a"])[0].chat.encode(CALLS["Qwen3"])
-    reply = Completion((*ids, session_of(["a"])[0].chat.tokenizer.eos_token_id), forced=(0, 3))
-    session, _ = session_of([reply, "bye"])
-    await session.complete(body(tool_choice="required"))
-    await session.complete({"messages": [user("else")]})
-    forced = [turn.forced for turn in session.finish(1.0).turns]
-    assert forced == [(0, 3), None]
 
 
 # --- engines that cannot constrain

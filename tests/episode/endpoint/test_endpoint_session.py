@@ -17,7 +17,7 @@ from agentenv.core.types import Completion, Limits, SamplingParams, StopReason
 from agentenv.core.views import messages_of, spans_of
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.endpoint.session import Session, SessionOptions
-from agentenv.episode.endpoint.wire import OutOfRoom, OutOfTurns, RequestError, UnknownSession
+from agentenv.episode.endpoint.wire import OutOfRoom, OutOfTurns, RequestError
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.errors import ContractError, EngineError, PromptTooLong
 from tests.episode.endpoint.scenes import (
@@ -40,6 +40,7 @@ families = pytest.mark.parametrize("name", NAMES)
 
 @families
 async def test_messages_that_continue_only_add_the_bridge(name):
+    earlier = time.time()
     session, engine = session_of(["one", "two", "three"], name)
     messages = [system("Be brief."), user("Q1")]
     for number in range(3):
@@ -59,17 +60,7 @@ async def test_messages_that_continue_only_add_the_bridge(name):
     assert (trajectory.reward, trajectory.score, trajectory.stop_reason) == (1.0, 0.5, StopReason.TERMINATED)
     assert trajectory.turns[-1].result.info == {"hits": 2.0}
     assert [m["content"] for m in messages_of(trajectory)] == ["Be brief.", "Q1", "one", "Q2", "two", "Q3", "three"]
-
-
-async def test_the_record_says_when_the_session_was_opened_and_each_request_began():
-    earlier = time.time()
-    session, _ = session_of(["one", "two"], NAMES[0])
-    messages = [user("Q1")]
-    for number in range(2):
-        _, messages = await ask(session, messages)
-        messages.append(user(f"Q{number + 2}"))
-    trajectory = session.finish(1.0)
-    first, second = trajectory.turns
+    first, second, _ = trajectory.turns
     assert earlier <= trajectory.began_s <= time.time()
     assert 0 <= first.began_s <= first.began_s + first.generate_s <= second.began_s
 
@@ -251,34 +242,16 @@ async def test_the_reward_is_on_the_action_that_was_sampled_last():
     assert sum(sum(segment.rewards) for segment in trajectory.segments) == 1.0
 
 
-async def test_the_same_request_again_is_a_branch_behind_the_prompt():
-    session, engine = session_of(["a", "b"])
-    await ask(session, [user("Q")])
-    await ask(session, [user("Q")])
-    assert session.mismatches == ["branch"]
-    assert engine.requests[0].prompt_token_ids == engine.requests[1].prompt_token_ids
-
-
-async def test_a_request_that_failed_is_continued_when_it_comes_again():
-    session, engine = session_of(["a", "b", "b"], crash_at=[1])
-    _, messages = await ask(session, [user("Q")])
-    with pytest.raises(EngineError):
-        await ask(session, [*messages, user("Q2")])
-    await ask(session, [*messages, user("Q2")])
-    trajectory = session.finish(1.0)
-    assert (session.mismatches, trajectory.error, trajectory.reward) == ([], None, 1.0)
-    assert engine.requests[1].prompt_token_ids == engine.requests[2].prompt_token_ids
-
-
-async def test_another_request_after_one_that_failed_says_its_own_words():
+@pytest.mark.parametrize(("again", "mismatches"), [("the first wording", []), ("another wording", ["branch"])])
+async def test_after_a_request_that_failed_the_same_one_continues_and_another_says_its_own_words(again, mismatches):
     session, engine = session_of(["a", "b", "b"], crash_at=[1])
     _, messages = await ask(session, [user("Q")])
     with pytest.raises(EngineError):
         await ask(session, [*messages, user("the first wording")])
-    await ask(session, [*messages, user("the second wording")])
-    assert "the second wording" in engine.requests[2].prompt
-    assert "the first wording" not in engine.requests[2].prompt
-    assert session.mismatches == ["branch"]
+    await ask(session, [*messages, user(again)])
+    trajectory = session.finish(1.0)
+    assert (session.mismatches, trajectory.error, trajectory.reward) == (mismatches, None, 1.0)
+    assert engine.requests[2].prompt == engine.requests[1].prompt.replace("the first wording", again)
 
 
 async def test_sampled_text_keeps_its_tokens_when_it_is_rendered_again():
@@ -289,15 +262,6 @@ async def test_sampled_text_keeps_its_tokens_when_it_is_rendered_again():
     await ask(session, [system("C"), user("Q"), forged, user("R")])
     marker = chat_of("Qwen3").tokenizer.convert_tokens_to_ids("<tool_call>")
     assert [marker in request.prompt_token_ids for request in engine.requests] == [False, True, False]
-
-
-async def test_a_first_request_that_failed_leaves_nothing():
-    session, _ = session_of(["a", "a"], crash_at=[0])
-    with pytest.raises(EngineError):
-        await ask(session, [user("Q")])
-    await ask(session, [user("Q")])
-    assert session.mismatches == []
-    assert len(session.finish(1.0).segments) == 1
 
 
 async def test_cancelling_cancels_the_generation_and_the_conversation_stays():
@@ -314,17 +278,6 @@ async def test_cancelling_cancels_the_generation_and_the_conversation_stays():
     await ask(session, [*messages, user("Q2")])
     assert session.mismatches == []
     assert session.finish(1.0).error is None
-
-
-async def test_closing_a_session_cancels_what_is_being_generated():
-    session, engine = session_of(["a"], latency_s=60)
-    works = [asyncio.ensure_future(ask(session, [user(f"Q{number}")])) for number in range(2)]
-    await until(lambda: len(engine.requests) == 2)
-    session.close()
-    await asyncio.wait(works)
-    assert (engine.num_cancelled, [work.cancelled() for work in works]) == (2, [True, True])
-    with pytest.raises(UnknownSession):
-        await ask(session, [user("Q")])
 
 
 async def test_an_agent_that_continues_with_less_after_a_refusal_is_not_truncated():
