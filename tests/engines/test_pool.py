@@ -256,48 +256,6 @@ async def test_a_call_that_its_engine_cancels_fails_over():
 # --- death ----------------------------------------------------------------------------------------------------------
 
 
-async def test_the_requests_of_an_engine_that_dies_move_to_another_at_once():
-    gone = asyncio.Event()
-
-    async def say(request):
-        await (gone.wait() if request.call_index == 0 else hang(request))
-        return EngineDead("gone.")
-
-    dying, other = Fragile(say), Fragile(latency_s=0.001)
-    pool = EnginePool([dying, other], policy=PoolPolicy(close_timeout_s=0.05))
-    asked = [ask(pool, f"e{index}/0") for index in range(6)]
-    await until(lambda: len(dying.requests) == 3)
-    gone.set()
-    async with asyncio.timeout(60):
-        await asyncio.gather(*asked)
-    await until(lambda: dying.closed)
-    assert len(dying.requests) == 3
-    assert sorted(episodes(other)) == [f"e{index}/0" for index in range(6)]
-    assert dying.num_cancelled == 2
-
-
-async def test_a_dead_engine_is_replaced_and_serves_again():
-    made = []
-
-    def make(index):
-        made.append(Fragile(index=index))
-        return made[-1]
-
-    engines = [Fragile(index=0), Fragile(index=1)]
-    pool = EnginePool(engines, make=make, policy=QUICK)
-    engines[1].dead = True
-    for index in range(4):
-        await pool.generate([1], SAMPLING, request_id=f"e{index}/0")
-    await until(lambda: pool.num_alive == 2)
-    for index in range(4):
-        await pool.generate([1], SAMPLING, request_id=f"f{index}/0")
-    assert [engine.index for engine in made] == [1]
-    assert made[0].requests
-    await pool.close()
-    assert made[0].closed
-    assert engines[0].closed
-
-
 @pytest.mark.long
 async def test_an_engine_that_cannot_start_again_is_tried_with_longer_waits():
     trials = []

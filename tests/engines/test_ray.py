@@ -51,16 +51,6 @@ def options(model="none", **args):
     return EngineOptions(str(model), CharTokenizer(), device="cpu", args=args)
 
 
-def left_of_ray():
-    """Living processes that Ray, or an engine in it, has started below this one."""
-    found = []
-    for pid in descendants(os.getpid()):
-        name = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        if "ray" in name:
-            found.append(name[:80])
-    return found
-
-
 def descendants(root):
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -77,17 +67,16 @@ def descendants(root):
     return found
 
 
+def command_of(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
+
+
 def actors(root):
     """Process ids of the engines' actors."""
-    found = []
-    for pid in descendants(root):
-        try:
-            name = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if name.startswith(b"ray::EngineActor"):
-            found.append(pid)
-    return found
+    return [pid for pid in descendants(root) if command_of(pid).startswith(b"ray::EngineActor")]
 
 
 # --- without Ray ----------------------------------------------------------------------------------------------------
@@ -178,20 +167,6 @@ async def test_a_bug_of_an_engine_in_an_actor_is_a_contract_error():
 
 
 @pytest.mark.long
-async def test_an_actor_answers_as_its_engine_does(model):
-    from array import array
-
-    actor = EngineActor("hf", EngineOptions(str(model), None, device="cpu", args={"max_length": 64}))
-    engine = HFEngine(model, max_length=64)
-    assert (await actor.start())[:2] == (os.getpid(), 0)
-    ours = await engine.generate(PROMPT, GREEDY, request_id="a/0")
-    assert await actor.generate(array("i", PROMPT), GREEDY, "a/0") == ours
-    assert list(await actor.score(array("i", PROMPT)))[1:] == pytest.approx((await engine.score(PROMPT))[1:])
-    await actor.close()
-    await engine.close()
-
-
-@pytest.mark.long
 async def test_an_actor_says_whether_its_engine_constrains_and_passes_the_tag_on(model):
     from array import array
 
@@ -233,7 +208,7 @@ def session():
         patch.delenv("RAY_worker_niceness", raising=False)  # of `make test-slow`
         with ray_session(ClusterConfig(cpus=2)):
             yield
-    assert left_of_ray() == []
+    assert [pid for pid in descendants(os.getpid()) if b"ray" in command_of(pid)] == []
 
 
 @pytest.fixture
@@ -348,9 +323,11 @@ async def until(condition, timeout_s=600):
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def start(*argv, cwd, env=None):
-    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}", "PYTHONWARNINGS": "error"} | (env or {})
-    code = "import sys; from agentenv.cli.main import main; sys.exit(main())"
+COMMAND = "import sys; from agentenv.cli.main import main; sys.exit(main())"
+
+
+def start(*argv, cwd, code=COMMAND, **env):
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}", "PYTHONWARNINGS": "error"} | env
     with (cwd / "stdout").open("w") as stdout, (cwd / "stderr").open("w") as stderr:
         return subprocess.Popen(
             [sys.executable, "-c", code, *map(str, argv)],
@@ -453,22 +430,14 @@ except ConfigError as error:
 """
 
 
-def serve(*argv, cwd, env=None):
-    with (cwd / "stdout").open("w") as stdout, (cwd / "stderr").open("w") as stderr:
-        return subprocess.Popen(
-            [sys.executable, "-c", SERVE, *argv], cwd=cwd, stdout=stdout, stderr=stderr,
-            env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"} | (env or {}),
-        )  # fmt: skip
-
-
 @pytest.mark.slow
 def test_killing_the_driver_ends_the_engines_and_the_ray_that_it_started(tmp_path):
     pytest.importorskip("ray")
-    process = serve("", "wait", cwd=tmp_path)
+    process = start("", "wait", cwd=tmp_path, code=SERVE, PYTHONWARNINGS="")
     try:
         wait_for(process, lambda: "gave up" in (tmp_path / "stdout").read_text(), tmp_path)
         # Ray's two agents of a node notice a minute later.
-        below = [pid for pid in descendants(process.pid) if b"Agent" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        below = [pid for pid in descendants(process.pid) if b"Agent" not in command_of(pid)]
         assert set(actors(process.pid)) < set(below)
     finally:
         process.kill()
@@ -586,7 +555,7 @@ def test_an_engine_whose_node_is_lost_comes_back_on_another_and_says_where():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["auto", "ray://"])
 def test_a_cluster_is_reached_by_its_address_with_a_token(cluster, kind, tmp_path):
-    process = serve(cluster[kind], cwd=tmp_path, env={"RAY_AUTH_TOKEN": TOKEN})
+    process = start(cluster[kind], cwd=tmp_path, code=SERVE, PYTHONWARNINGS="", RAY_AUTH_TOKEN=TOKEN)
     assert process.wait(600) == 0, (tmp_path / "stderr").read_text()
     assert (tmp_path / "stdout").read_text() == "hello\ngave up\n"
     assert errors(tmp_path) == []
@@ -595,7 +564,7 @@ def test_a_cluster_is_reached_by_its_address_with_a_token(cluster, kind, tmp_pat
 @pytest.mark.slow
 def test_the_command_for_a_laptop_is_the_command_for_a_cluster_with_an_address(cluster, tmp_path):
     flags = ["--engine", "ray", "--num_engines", 1, "--env_actors", 1, "--limit", 8, "--out", tmp_path / "out"]
-    process = start(*RUN, *flags, "--ray_address", cluster[""], cwd=tmp_path, env={"RAY_AUTH_TOKEN": TOKEN})
+    process = start(*RUN, *flags, "--ray_address", cluster[""], cwd=tmp_path, RAY_AUTH_TOKEN=TOKEN)
     assert process.wait(600) == 0, (tmp_path / "stderr").read_text()
     assert ids(tmp_path / "out") == [f"{index:06d}/0" for index in range(8)]
     assert errors(tmp_path) == []

@@ -68,18 +68,6 @@ def test_the_weights_are_small_and_bfloat16() -> None:
         assert {weights.get_slice(name).get_dtype() for name in weights.keys()} == {"BF16"}  # noqa: SIM118
 
 
-def test_the_config_is_a_tied_qwen2_that_stops_at_im_end() -> None:
-    config = json.loads((MODEL / "config.json").read_text())
-    generation = json.loads((MODEL / "generation_config.json").read_text())
-    assert config["architectures"] == ["Qwen2ForCausalLM"]
-    assert config["tie_word_embeddings"] is True
-    assert config["max_position_embeddings"] == 2048
-    assert config["vocab_size"] == len(TOKENIZER)
-    stop = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
-    assert config["eos_token_id"] == generation["eos_token_id"] == TOKENIZER.eos_token_id == stop
-    assert config["pad_token_id"] == generation["pad_token_id"] == TOKENIZER.pad_token_id
-
-
 def test_no_sampling_setting_is_hidden_in_the_generation_config() -> None:
     generation = json.loads((MODEL / "generation_config.json").read_text())
     assert set(generation) == {"eos_token_id", "pad_token_id", "transformers_version"}

@@ -12,7 +12,6 @@ import pytest_asyncio
 from agentenv.core.types import SamplingParams
 from agentenv.engines.hf.engine import HFEngine
 from agentenv.engines.vllm.local import VLLMEngine
-from tests.engines.test_hf import rescore
 from tests.engines.vllm_marks import VLLM
 from tests.models import make_tiny_qwen2
 
@@ -100,30 +99,3 @@ async def test_generations_end_at_the_same_stop_string(engines, min_tokens):
     hf, vllm = [await episodes(engine, sampling) for engine in engines]
     assert_same(hf, vllm)
     assert {completion.matched_stop for each in hf for completion in each} & {"e", " a", "\n", "!"}
-
-
-@pytest.mark.parametrize(
-    "cut",
-    [
-        {"temperature": 0.7, "top_p": 0.9},
-        {"temperature": 1.3, "top_k": 20},
-        {"temperature": 0.8, "top_p": 0.8, "top_k": 50, "min_p": 0.02},
-        {"temperature": 1.0},
-    ],
-    ids=["top_p", "top_k", "all", "none"],
-)
-async def test_logprobs_are_those_of_the_distribution_that_was_sampled_from(engines, folder, cut):
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    sampling = SamplingParams(max_tokens=24, seed=11, **cut)
-    for engine in engines:
-        results = await asyncio.gather(
-            *(
-                engine.generate(prompt, sampling, request_id=f"{index}/0")
-                for index, prompt in enumerate(prompts(8, seed=2))
-            )
-        )
-        for prompt, result in zip(prompts(8, seed=2), results, strict=True):
-            assert result.logprobs == pytest.approx(rescore(model, prompt, result, sampling), abs=1e-3)
