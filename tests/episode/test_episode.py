@@ -188,11 +188,6 @@ async def test_images_of_a_task_that_no_one_reads_are_an_error():
     assert engine.requests == []
 
 
-async def test_the_first_observation_is_what_reset_returns():
-    _, engine = await play(Scripted(END, prompt={"observation": "other"}))
-    assert engine.requests[0].prompt == "other"
-
-
 async def test_a_cut_action_is_shown_whole_and_as_cut():
     agent = Scripted(END)
     await play(agent, ["abcdef"], sampling=SamplingParams(max_tokens=3))
@@ -305,21 +300,6 @@ async def test_slow_plain_steps_of_many_episodes_run_side_by_side():
 
     played = await asyncio.gather(*(play(Meets(), limits=Limits(max_turns=1)) for _ in range(40)))
     assert [trajectory.error for trajectory, _ in played] == [None] * 40
-
-
-async def test_async_methods_run_on_the_event_loop():
-    threads = []
-    await play(Scripted(lambda _: threads.append(threading.current_thread()) or END))
-    assert threads == [threading.main_thread()]
-
-
-async def test_a_plain_method_that_returns_an_awaitable_is_awaited():
-    class Wrapped(Scripted):
-        def step(self, states):
-            return super().step(states)
-
-    trajectory, _ = await play(Wrapped(END))
-    assert trajectory.stop_reason is StopReason.TERMINATED
 
 
 class QueueEra(Scripted):

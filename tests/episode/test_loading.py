@@ -19,7 +19,7 @@ from agentenv.core.types import Limits, Task
 from agentenv.engines.models import load_tokenizer, resolve_model
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.endpoint.agent import ChatAgentSource
-from agentenv.episode.registry import builtin_datasets, env_source, installed_envs, load_env, load_file
+from agentenv.episode.registry import env_source, installed_envs, load_env, load_file
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.source import EnvSource, as_agent
 from agentenv.errors import ConfigError
@@ -84,13 +84,6 @@ def test_generated_classes_are_named_as_in_their_file(tmp_path):
     assert load_env(f"{path}:Lake").__name__ == "FrozenLakeV1"
 
 
-def test_a_class_that_only_has_a_step_becomes_an_environment(tmp_path):
-    path = write(tmp_path / "foreign.py", "class Foreign:\n    async def step(self, states): ...\n")
-    cls = load_env(f"{path}:Foreign")
-    assert issubclass(cls, AgentInstance)
-    assert cls.reset is AgentInstance.reset
-
-
 @pytest.mark.parametrize("attribute", ["", "helper", "CONSTANT", "NoStep"])
 def test_input_that_is_not_a_class_with_a_step_is_refused(tmp_path, attribute):
     path = write(tmp_path / "things.py", "def helper(): ...\nCONSTANT = 3\nclass NoStep: ...\n")
@@ -127,12 +120,6 @@ def test_wrong_constructor_arguments_are_refused_before_any_episode_with_those_i
         EnvSource(MathRetry, {"max_atempts": 3})
 
 
-def test_installed_environments_bring_their_data():
-    assert installed_envs()["math_retry"].value == "agentenv_envs.math_retry:MathRetry"
-    rows = builtin_datasets()["word_problems"].read_text().splitlines()
-    assert json.loads(rows[0]).keys() >= {"prompt", "label"}
-
-
 # --- packages of others, in a process of their own -----------------------------------------------------------------
 
 
@@ -163,18 +150,12 @@ except ConfigError as error:
 """
 
 
-@pytest.fixture
-def two_packages(tmp_path):
-    """Two distributions whose environments have the same name but for the dash."""
+def test_one_name_but_for_the_dash_offered_by_two_packages_is_an_error_that_names_both(tmp_path):
     for package, name in (("first-pack", "mini-game"), ("second-pack", "mini_game")):
         module = package.replace("-", "_")
         write(tmp_path / f"{module}.py", ENV.format(name="Game"))
         offer(tmp_path, package, name, f"{module}:Game")
-    return tmp_path
-
-
-def test_one_name_offered_by_two_packages_is_an_error_that_names_both(two_packages):
-    said = python(LOAD.format(spec="mini_game"), two_packages)
+    said = python(LOAD.format(spec="mini_game"), tmp_path)
     assert "expected one package to offer it" in said
     assert "first-pack (first_pack:Game)" in said
     assert "second-pack (second_pack:Game)" in said

@@ -139,19 +139,6 @@ async def test_a_plan_is_pulled_only_as_far_as_episodes_can_start():
         await running
 
 
-async def test_a_slow_episode_holds_no_other_up():
-    ended = []
-
-    async def behave(states):
-        while states["label"] == "0" and len(ended) < 29:
-            await asyncio.sleep(0.001)
-        return END
-
-    runner = make_runner(behave, concurrency=2)
-    await asyncio.wait_for(runner.run(plan(make_tasks(30), 1), ended.append), 60)
-    assert ended[-1].episode_id == "t0/0"
-
-
 # --- retries ------------------------------------------------------------------------------------------------------
 
 
@@ -164,14 +151,6 @@ async def test_an_infrastructure_error_is_tried_again_with_other_tokens_in_the_s
     assert len(log.env_seeds) == 3
     assert len(set(log.env_seeds)) == 1
     assert (runner.num_retries, runner.num_done, runner.num_failed) == (2, 1, 1)
-
-
-async def test_an_engine_that_crashes_once_costs_one_attempt_and_no_episode():
-    engine = ScriptedEngine(["hi"], CharTokenizer(), crash_at=[0])
-    runner = make_runner(engine=engine, concurrency=1)
-    first, second = await run_all(runner, plan(make_tasks(2), 1))
-    assert [(t.error, t.attempt) for t in (first, second)] == [(None, 1), (None, 0)]
-    assert runner.num_failed == 0
 
 
 @pytest.mark.parametrize("error", [ValueError("bug"), TypeError("bug"), OSError("bug")])

@@ -263,15 +263,6 @@ async def test_what_an_engine_says_of_the_whole_run_ends_it_no_matter_what_the_a
             await episode(cls, [kind("engine: expected a model, got none. Give one.")])
 
 
-@pytest.mark.long
-async def test_episodes_at_the_same_time_share_one_server():
-    engine = engine_of(lambda r: "42" if "again" in r.prompt else "41", latency_s=0.01)
-    source = ChatAgentSource(Agent)
-    trajectories = await asyncio.gather(*(played(source, engine) for _ in range(24)))
-    assert [t.reward for t in trajectories] == [1.0] * 24
-    assert source._endpoint is None
-
-
 @pytest.mark.parametrize(
     ("own", "told"),
     [({}, "127.0.0.1"), ({"NO_PROXY": "a,b"}, "a,b,127.0.0.1"), ({"no_proxy": "c", "NO_PROXY": "d"}, "c,127.0.0.1")],

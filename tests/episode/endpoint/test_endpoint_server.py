@@ -248,14 +248,6 @@ async def test_a_connection_outlives_the_idle_time_of_every_client_and_answers_a
         assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-async def test_text_that_utf_8_cannot_encode_is_answered_escaped():
-    session, _ = session_of(["a"])
-    async with served(session) as (_, address, _), httpx.AsyncClient(timeout=30) as http:
-        content = json.dumps({"messages": [user("Q")], "model": "\ud800"}).encode()
-        answer = await http.post(f"{address.base_url}/chat/completions", content=content)
-    assert (answer.status_code, answer.json()["model"]) == (200, "\ud800")
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     "error", [RunStopped("pool: none is left."), ConfigError("engine: no."), MissingDependency("no")], ids=repr
