@@ -47,15 +47,11 @@ def test_reset_returns_the_prompt_and_step_five_values_of_the_right_types():
     assert [type(value) for value in rest] == [float, bool, bool, dict]
 
 
-def test_a_prompt_of_several_messages_says_who_says_what():
-    observation, _ = game().reset(options={"task": NO})
-    assert observation == "System: Be brief. é日本😀\n\nUser: Say no."
-
-
 def test_messages_are_the_whole_conversation_of_this_episode_only():
     env = game(obs_mode="messages")
     first, _ = env.reset(options={"task": NO})
     assert [message["role"] for message in first] == ["system", "user"]
+    assert game().reset(options={"task": NO})[0] == "System: Be brief. é日本😀\n\nUser: Say no."
     first[0]["content"] = "changed"
     conversation = env.step("maybe")[0]
     assert [message["role"] for message in conversation] == ["system", "user", "assistant", "user"]
@@ -251,13 +247,6 @@ def test_rendering_without_a_mode_says_how_to_get_one():
     env.reset()
     with pytest.warns(UserWarning, match="render_mode='ansi'"):
         assert env.render() is None
-
-
-async def test_plain_calls_work_where_an_event_loop_runs__trap_jupyter_and_ray():
-    env = game(env_kwargs={"slow_s": 0.01})
-    env.reset(options={"task": YES})
-    assert env.step("yes")[1] == 1.0
-    env.close()
 
 
 def test_an_environment_that_steps_another_raises_instead_of_waiting_forever():

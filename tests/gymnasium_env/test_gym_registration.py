@@ -181,13 +181,6 @@ def test_every_kind_of_vector_passes_the_limit_to_its_environments_and_its_spec_
     again.close()
 
 
-def test_each_environment_of_a_vector_gets_the_wrappers():
-    wrappers = [gymnasium.wrappers.RecordEpisodeStatistics]
-    envs = agentenv.gym.make_vec("guess_number", 2, vectorization_mode="sync", wrappers=wrappers)
-    assert all(isinstance(env, gymnasium.wrappers.RecordEpisodeStatistics) for env in envs.envs)
-    envs.close()
-
-
 def test_an_invalid_kind_of_vector_is_refused():
     with pytest.raises(ConfigError, match="expected vector_entry_point, sync or async, got 'asink'"):
         agentenv.gym.make_vec("guess_number", 2, vectorization_mode="asink")

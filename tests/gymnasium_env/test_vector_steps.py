@@ -1,7 +1,6 @@
 """AgentVectorEnv gives what gymnasium's own vector environments give, and wastes nothing."""
 
 import asyncio
-import threading
 
 import gymnasium
 import numpy as np
@@ -11,7 +10,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from agentenv.errors import ConfigError, ContractError
 from agentenv.gym.env import AgentEnv
 from agentenv.gym.vector import AgentVectorEnv
-from tests.gymnasium_env.vector_worlds import HERE, Blocking, OneTurn, Together, task_file
+from tests.gymnasium_env.vector_worlds import HERE, OneTurn, Together, task_file
 
 NUM = 3
 MODES = list(AutoresetMode)
@@ -162,14 +161,6 @@ def test_64_environments_are_all_inside_step_and_reset_at_once(make):
     for _ in range(2):
         assert envs.step(["x"] * 64)[1].tolist() == [1.0] * 64
     assert Together.num_inside == {"reset": 3 * 64, "step": 2 * 64}
-
-
-@pytest.mark.timeout(60)
-def test_64_environments_whose_step_blocks_overlap_as_well(make):
-    Blocking.barrier = threading.Barrier(64, timeout=30.0)
-    envs = make("Blocking", num=64)
-    envs.reset(seed=0)
-    assert envs.step(["x"] * 64)[1].sum() == 64.0
 
 
 # --- resets and options -----------------------------------------------------------------------------------------------

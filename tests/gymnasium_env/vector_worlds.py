@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import threading
 from random import Random
 from typing import ClassVar
 
@@ -97,17 +96,6 @@ class Together(AgentInstance):
 
     async def step(self, states):
         await self.meet("step")
-        return StepResult(reward=1.0, terminated=True)
-
-
-class Blocking(AgentInstance):
-    """As Together, with a plain `step` that blocks its thread."""
-
-    needs_label = False
-    barrier: ClassVar[threading.Barrier] = threading.Barrier(1)
-
-    def step(self, states):
-        self.barrier.wait()
         return StepResult(reward=1.0, terminated=True)
 
 
