@@ -81,17 +81,6 @@ def test_9_each_tokens_color_version_and_mask_are_those_of_the_record(of_one, to
     assert trained == [k for k, sampled in enumerate(mask) if sampled and k not in (start + 1, start + 2)]
 
 
-def test_9_advantages_are_those_that_the_step_trained_with(watched, server_address):
-    page = watched().open(server_address, "/3/episode/t%402%2F1")
-    page.wait_for_selector(".tokens")
-    page.select_option(".color-bar select", "advantage")
-    page.wait_for_selector("[data-k].neg2")
-    actions = page.locator(".k-action [data-k]")
-    assert actions.count() == page.locator("[data-k].neg2").count()  # 0.5 - 1, for each token of its one turn
-    actions.first.click()
-    page.wait_for_selector(".facts-side >> text=−0.500")
-
-
 def test_12_what_has_no_number_says_so(of_one, tokenizer):
     ids = tuple(tokenizer.encode("so 46", add_special_tokens=False))
     page = of_one(of_one_turn(ids, StopReason.ABORTED, logprobs=(math.nan,) * len(ids)))
@@ -155,13 +144,6 @@ def of_two_segments(tokenizer, episode_id, last, reward):
         trajectory.set_result(StepResult("" if number else "more", reward if number else 0.0, terminated=number == 1))
     trajectory.finish(StopReason.TERMINATED)
     return trajectory
-
-
-def test_11_segments_stand_one_after_the_other(of_one, tokenizer):
-    page = of_one(of_two_segments(tokenizer, "a/0", "second", 1.0))
-    page.wait_for_selector(".segment-head")
-    assert page.locator(".segment").count() == 2
-    assert "second" in page.locator(".segment >> nth=1").inner_text()
 
 
 def test_11_the_token_that_decided_is_found_in_a_later_segment(watched, tmp_path, tokenizer):
