@@ -10,10 +10,8 @@ from collections import Counter
 import pytest
 
 from agentenv.core.trajectory import Trajectory
-from agentenv.engines.vllm.http import VLLMHTTPEngine
 from agentenv.episode.runner import plan
-from agentenv.errors import ConfigError, EngineError
-from tests.engines.test_vllm_http import ask, completion, reply, serving
+from tests.engines.test_vllm_http import completion, reply, serving
 from tests.episode.test_runner import make_runner, make_tasks, run_all
 
 HI = [104, 105]
@@ -48,17 +46,6 @@ async def test_a_server_that_dies_under_many_episodes_and_comes_back_on_its_port
         ended = await asyncio.wait_for(running, 60)
     once_each(ended, 30)
     assert {(t.error, t.attempt) for t in ended} == {(None, 0)}
-
-
-async def test_an_unknown_host_name_is_a_config_error_at_the_start_and_an_engine_error_later():
-    engine = VLLMHTTPEngine("http://no-such-host.invalid:8000", max_retries=0)
-    try:
-        with pytest.raises(ConfigError, match=r"--base_url: expected a vLLM server.*no-such-host"):
-            await asyncio.wait_for(engine.start(), 30)
-        with pytest.raises(EngineError, match="ConnectError"):
-            await asyncio.wait_for(ask(engine), 30)
-    finally:
-        await engine.close()
 
 
 async def test_cancelling_a_run_reaches_the_server_for_every_episode_in_flight():
