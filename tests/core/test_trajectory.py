@@ -1,13 +1,12 @@
 """The record of an episode: random appends, legal and not, never leave it inconsistent."""
 
 import math
-from array import array
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.core.trajectory import NO_VERSION, EpisodeError, Segment, Trajectory
+from agentenv.core.trajectory import EpisodeError, Segment, Trajectory
 from agentenv.core.types import Completion, StepResult, StopReason, Task
 from agentenv.core.views import messages_of, spans_of
 
@@ -88,45 +87,11 @@ def picture(trajectory):
     return data, tuple(trajectory.turns), trajectory.stop_reason, trajectory.error
 
 
-def check_invariants(trajectory, actions):
-    """`actions` are the completions that were taken, in order."""
-    segment, turns = trajectory.segments[0], trajectory.turns
-    num = len(segment.token_ids)
-    assert len(segment) == num <= trajectory.max_length
-    assert [num] * 4 == [
-        len(x) for x in (segment.action_mask, segment.logprobs, segment.policy_versions, segment.rewards)
-    ]
-    spans = [(turn.start, turn.end) for turn in turns]
-    edges = [edge for span in spans for edge in span]
-    assert edges == sorted(edges)
-    assert all(start < end for start, end in spans)
-    on_mask = {position for start, end in spans for position in range(start, end)}
-    assert [bool(x) for x in segment.action_mask] == [position in on_mask for position in range(num)]
-    for position in set(range(num)) - on_mask:
-        assert segment.logprobs[position] == 0.0
-        assert segment.policy_versions[position] == NO_VERSION
-    paid = {turn.end - 1: turn.result.reward for turn in turns if turn.result is not None}
-    assert segment.rewards.tolist() == [paid.get(position, 0.0) for position in range(num)]
-    assert len(actions) == len(turns)
-    for turn, action in zip(turns, actions, strict=True):
-        check_action(segment, turn, action)
-
-
-def check_action(segment, turn, action):
-    span, num = slice(turn.start, turn.end), len(action.token_ids)
-    assert tuple(segment.token_ids[span]) == action.token_ids
-    sent = array("f", [math.nan] * num if action.logprobs is None else action.logprobs)
-    kept = segment.logprobs[span]
-    assert all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(sent, kept, strict=True))
-    assert tuple(segment.policy_versions[span]) == (action.policy_versions or (action.policy_version,) * num)
-    assert turn.finish_reason == action.finish_reason
-
-
 @pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(st.lists(operations, max_size=12))
-def test_no_sequence_of_calls_breaks_the_record(calls):
-    trajectory, actions = Trajectory(Task("q"), MAX_LENGTH), []
+def test_no_call_that_is_refused_changes_the_record(calls):
+    trajectory = Trajectory(Task("q"), MAX_LENGTH)
     for name, argument in calls:
         before = picture(trajectory)
         done = [turn.result.done for turn in trajectory.turns[-1:] if turn.result is not None]
@@ -137,8 +102,6 @@ def test_no_sequence_of_calls_breaks_the_record(calls):
             assert picture(trajectory) == before, "a refused call changed the record"
         else:
             assert not (over and name.startswith("append")), "the record grew after the last step"
-            actions += [argument] if name == "append_turn" else []
-        check_invariants(trajectory, actions)
 
 
 def test_a_missing_logprob_is_nan_and_never_zero():

@@ -338,46 +338,6 @@ def test_a_file_without_an_executor_is_refused_with_what_to_define(tmp_path, tex
         load_agent_func(write(tmp_path / "file.py", text))
 
 
-def test_if_openrlhf_is_installed_a_file_gets_our_classes_and_other_code_openrlhfs(tmp_path):
-    agent = """
-    from abc import ABC, abstractmethod
-
-    class AgentInstanceBase(ABC):
-        @abstractmethod
-        async def step(self, states, **kwargs): ...
-
-    class AgentExecutorBase(ABC):
-        @abstractmethod
-        async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine): ...
-    """
-    for name in ("openrlhf/__init__.py", "openrlhf/utils/__init__.py"):
-        write(tmp_path / "site" / name, "REAL = True\n")
-    write(tmp_path / "site/openrlhf/utils/agent.py", agent)
-    path = write(
-        tmp_path / "agent_func.py",
-        """
-        from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase
-
-        class AgentExecutor(AgentExecutorBase):
-            async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine):
-                return {}
-        """,
-    )
-    said = python(
-        f"""
-        from agentenv.interop.agent_files import load_agent_func
-        func = load_agent_func({str(path)!r})
-        import openrlhf, openrlhf.utils.agent as agent
-        from agentenv.interop.openrlhf import AgentExecutor
-        print(openrlhf.REAL, agent.__file__, issubclass(func.executor_cls, agent.AgentExecutorBase))
-        print(issubclass(func.executor_cls, AgentExecutor), openrlhf.utils.agent is agent)
-        print(agent.AgentExecutorBase.__mro__[1].__name__, issubclass(AgentExecutor, agent.AgentInstanceBase))
-        """,
-        tmp_path / "site",
-    )
-    assert said == f"True {tmp_path / 'site/openrlhf/utils/agent.py'} False\nTrue True\nABC False"
-
-
 # --- models -------------------------------------------------------------------------------------------------------
 
 

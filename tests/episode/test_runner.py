@@ -282,15 +282,6 @@ async def test_a_run_smaller_than_the_fuse_is_judged_at_its_end():
         runner.check_error_share()
 
 
-async def test_share_zero_stops_at_the_first_failure_after_the_fuse_and_share_one_never():
-    strict = make_runner(raises(ValueError("bug")), policy=ErrorPolicy(min_episodes=1, max_error_share=0.0))
-    with pytest.raises(RunStopped):
-        await strict.run(plan(make_tasks(50), 1), lambda _: None)
-    assert strict.num_done <= strict.concurrency
-    patient = make_runner(raises(ValueError("bug")), policy=ErrorPolicy(min_episodes=1, max_error_share=1.0))
-    assert len(await run_all(patient, plan(make_tasks(50), 1))) == 50
-
-
 def failing(numbers):
     def behave(states):
         return raises(ValueError(f"bug {states['label']}"))(states) if int(states["label"]) in numbers else END

@@ -38,21 +38,6 @@ def functions_in(tag):
 
 
 @pytest.mark.parametrize(
-    ("choice", "names", "one"),
-    [
-        ("auto", (), False),
-        ("none", (), False),
-        (None, (), False),
-        ("required", ("lookup", "stop"), False),
-        (NAMED, ("lookup",), True),
-    ],
-)
-def test_the_tools_that_a_tool_choice_demands(choice, names, one):
-    request = read_request(body(tools=[*TOOL, OTHER], tool_choice=choice))
-    assert (request.must_call, request.one_call) == (names, one)
-
-
-@pytest.mark.parametrize(
     "fields",
     [
         {"tool_choice": "required", "tools": []},

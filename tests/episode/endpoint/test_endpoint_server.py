@@ -194,22 +194,6 @@ async def test_a_client_that_leaves_a_stream_cancels_its_generation(impatient):
     assert (trajectory.error, trajectory.refusals) == (None, {"cancelled": 1})
 
 
-async def test_a_stream_ends_with_its_session(impatient):
-    session, engine = session_of(["a"], latency_s=60)
-    seen = []
-    async with Endpoint() as endpoint, httpx.AsyncClient(timeout=30) as http:
-        with contextlib.ExitStack() as opened:
-            address = opened.enter_context(endpoint.open(session))
-            url, body = f"{address.base_url}/chat/completions", {"messages": [user("Q")], "stream": True}
-            async with http.stream("POST", url, json=body) as answer:
-                async for line in answer.aiter_lines():
-                    seen.append(line)
-                    if line.startswith(":"):
-                        opened.close()
-    assert "has ended meanwhile" in "\n".join(seen)
-    assert engine.num_cancelled == 1
-
-
 @pytest.mark.long
 async def test_a_client_that_goes_away_cancels_its_generation():
     session, engine = session_of(["a"], latency_s=3600)
@@ -258,26 +242,3 @@ async def test_what_an_engine_says_of_the_whole_run_is_a_500_and_kept(error):
         answer = await http.post(f"{address.base_url}/chat/completions", json={"messages": [user("Q")]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "set_up_wrongly")
     assert session.fatal is error
-
-
-@pytest.mark.long
-async def test_closing_leaves_no_task_no_socket_and_may_be_done_again():
-    before = asyncio.all_tasks()
-    session, engine = session_of(["a"], latency_s=30)
-    endpoint = Endpoint()
-    await endpoint.start()
-    url = endpoint.url
-    with endpoint.open(session) as address:
-        async with httpx.AsyncClient() as http:
-            asked = asyncio.ensure_future(
-                http.post(f"{address.base_url}/chat/completions", json={"messages": [user("Q")]})
-            )
-            await until(lambda: engine.requests)
-            await endpoint.close()
-            await endpoint.close()
-            with contextlib.suppress(httpx.HTTPError):
-                assert (await asked).status_code >= 500
-            with pytest.raises(httpx.ConnectError):
-                await http.get(f"{url}/health")
-    assert engine.num_cancelled == 1
-    await until(lambda: asyncio.all_tasks() == before)

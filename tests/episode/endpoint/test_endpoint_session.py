@@ -396,19 +396,6 @@ async def test_a_run_can_keep_its_own_way_of_sampling():
     assert (sampling.temperature, sampling.top_k, sampling.max_tokens, sampling.stop) == (0.7, 0, 4, ("X",))
 
 
-async def test_reasoning_apart_is_kept_in_the_tokens_when_it_is_not_sent_back():
-    session, engine = session_of(
-        ["<think>\nsix sevens\n</think>\n\n42", "ok"], options=SessionOptions(reasoning_content=True)
-    )
-    response, messages = await ask(session, [user("Q")])
-    message = response["choices"][0]["message"]
-    assert (message["content"], message["reasoning_content"]) == ("42", "six sevens")
-    del messages[-1]["reasoning_content"]
-    await ask(session, [*messages, user("Q2")])
-    assert session.mismatches == []
-    assert "six sevens" in engine.requests[1].prompt
-
-
 async def test_the_stop_string_is_not_part_of_the_content():
     chat = chat_of("Qwen3")
     said = tuple(chat.encode("The answer is 42 STOP"))
@@ -425,19 +412,6 @@ async def test_a_call_that_cannot_be_read_stays_text():
     choice = response["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
     assert "tool_calls" not in choice["message"]
-
-
-async def test_log_probabilities_are_the_sampled_tokens():
-    session, engine = session_of(["42"], logprob=-0.5)
-    response, _ = await ask(session, [user("Q")], logprobs=True)
-    content = response["choices"][0]["logprobs"]["content"]
-    trajectory = session.finish(1.0)
-    turn = trajectory.turns[0]
-    assert len(content) == turn.end - turn.start
-    assert {entry["logprob"] for entry in content} == {-0.5}
-    assert "".join(entry["token"] for entry in content).startswith("42")
-    assert all(math.isclose(x, -0.5) for x in trajectory.logprobs[turn.start : turn.end])
-    assert_exact(trajectory, engine)
 
 
 async def test_untrusted_text_forges_no_token():

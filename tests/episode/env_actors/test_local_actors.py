@@ -16,7 +16,7 @@ from agentenv.episode.env_actors.actors import EnvActorConfig, made_agent
 from agentenv.episode.env_actors.host import EnvSpec
 from agentenv.episode.env_actors.local import LocalEnv, open_local_actors
 from agentenv.episode.env_actors.process import Frames
-from agentenv.errors import ConfigError, ContractError, InfraError
+from agentenv.errors import ContractError, InfraError
 
 SCENE = Path(__file__).parent / "scene.py"
 CONFIG = EnvActorConfig(restart_wait_s=0.01)
@@ -166,15 +166,6 @@ def test_local_actors_start_with_the_first_agent_and_again_after_they_were_close
     run_sync(env.close())
     run_sync(env.close())
     assert not is_alive(second)
-
-
-@pytest.mark.long
-def test_a_class_that_does_not_load_is_an_error_of_each_agent():
-    env = LocalEnv(scene("Gone"), {}, 2, CONFIG)
-    for _ in range(2):
-        with pytest.raises(ConfigError, match="to name a class, got no 'Gone' there"):
-            run_sync(env.make())
-    run_sync(env.close())
 
 
 @pytest.mark.long
