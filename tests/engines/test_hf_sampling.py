@@ -89,15 +89,6 @@ def test_banned_tokens_are_not_drawn_and_the_callers_logits_stay() -> None:
     assert logits[0, 0] == 5.0
 
 
-def test_rows_that_are_not_numbers_give_nan_and_leave_the_others() -> None:
-    logits = torch.tensor([[torch.nan, 0.0, 1.0], [0.0, 9.0, 1.0]])
-    for kind in (SamplingParams(), SamplingParams(temperature=0.0), SamplingParams(top_p=0.5)):
-        tokens, logprobs = drawn(logits, [kind] * 2)
-        assert torch.isnan(logprobs[0])
-        assert torch.isfinite(logprobs[1])
-        assert 0 <= int(tokens[0]) < 3
-
-
 class Bytes:
     """A tokenizer with one token per byte."""
 

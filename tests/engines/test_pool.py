@@ -1,9 +1,7 @@
 """EnginePool: who serves what, and what happens when engines fail, hang, die and come back."""
 
 import asyncio
-import time
 from collections import Counter, defaultdict
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -148,16 +146,6 @@ async def test_an_engine_gets_no_more_than_its_share_at_once_and_the_rest_comes_
         assert episodes(engine) == sorted(episodes(engine), key=lambda i: int(i[1:-2]))
 
 
-async def test_a_request_that_is_given_up_while_it_waits_takes_no_place():
-    pool = EnginePool([Fragile(latency_s=0.01)], policy=PoolPolicy(max_in_flight=1))
-    first, second, third = (ask(pool, f"e{index}/0") for index in range(3))
-    await asyncio.sleep(0)
-    second.cancel()
-    await asyncio.gather(first, third)
-    assert second.cancelled()
-    assert pool.in_flight == [0]
-
-
 async def test_a_place_that_comes_together_with_the_cancellation_is_given_back():
     slot = EngineSlot(0, object())
     dispatch = RequestDispatcher([slot], max_in_flight=1, max_skew=0)
@@ -254,24 +242,6 @@ async def test_a_call_that_its_engine_cancels_fails_over():
 
 
 # --- death ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-async def test_an_engine_that_cannot_start_again_is_tried_with_longer_waits():
-    trials = []
-
-    def make(index):
-        trials.append(time.monotonic())
-        return Fragile(start=EngineError("no room") if len(trials) < 4 else None)
-
-    engine = Fragile()
-    engine.dead = True
-    pool = EnginePool([engine], make=make, policy=PoolPolicy(restart_wait_s=0.02, close_timeout_s=0.05))
-    async with asyncio.timeout(60):
-        await pool.generate([1], SAMPLING, request_id="e/0")
-    waits = [after - before for before, after in pairwise(trials)]
-    assert len(trials) == pool.num_restarts == 4
-    assert [wait >= 0.04 * 2**index for index, wait in enumerate(waits)] == [True] * 3
 
 
 async def test_one_death_more_than_allowed_stops_the_run():

@@ -85,14 +85,6 @@ async def test_greedy_episodes_side_by_side_are_the_same(engines):
     assert {completion.finish_reason for each in hf for completion in each} == {"stop", "length"}
 
 
-@pytest.mark.parametrize("min_tokens", [0, 24])
-async def test_generations_end_at_the_same_stop_token(engines, min_tokens):
-    ids = tuple(range(3, 384, 7))
-    sampling = SamplingParams(temperature=0.0, max_tokens=32, min_tokens=min_tokens, stop_token_ids=ids)
-    hf, vllm = [await episodes(engine, sampling) for engine in engines]
-    assert_same(hf, vllm)
-
-
 @pytest.mark.parametrize("min_tokens", [0, 5])
 async def test_generations_end_at_the_same_stop_string(engines, min_tokens):
     sampling = SamplingParams(temperature=0.0, max_tokens=32, min_tokens=min_tokens, stop=("e", " a", "\n", "!"))

@@ -1,6 +1,6 @@
-"""Two questions that one asks of a run, answered by clicks in the page; the record says what the answers are."""
+"""A question that one asks of a run, answered by clicks in the page; the record says what the answer is."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from statistics import fmean
 
 import pytest
@@ -48,28 +48,6 @@ def groups_of(folder):
 
 def number_of(text):
     return float(text.replace("−", "-").replace("+", ""))
-
-
-def test_which_task_does_it_fail_most_often_and_why(page, run):
-    groups = groups_of(run)
-    worst = min(groups, key=lambda task: sum(each.reward for each in groups[task]))
-    failed = [each for each in groups[worst] if each.reward == 0]
-    [(hint, _)] = Counter(each.turns[0].result.observation for each in failed).most_common(1)
-    page.get_by_role("button", name="mean").click()
-    page.wait_for_function("() => location.hash.endsWith('sort=mean')")
-    rows = page.locator(".task-row[data-task]").all()
-    means = [number_of(row.locator(".right").first.inner_text()) for row in rows]
-    assert means == sorted(means)
-    assert rows[0].get_attribute("data-task") == worst
-    page.click(".task-row[data-task] .task-id >> nth=0")
-    page.wait_for_selector(".strand-head")
-    assert f"{len(groups[worst])} siblings" in page.locator("main").inner_text()
-    page.click(f".strand-ids a:text-is('#{failed[0].episode_id.rpartition('/')[2]}')")
-    page.get_by_role("tab", name="Record").wait_for()  # the task's page has turns, too
-    page.wait_for_selector("[data-turn='1']")
-    text = page.locator("main").inner_text()
-    assert hint in text
-    assert failed[0].turns[0].result.info["outcome"] in text
 
 
 def test_did_length_pay(page, run):
