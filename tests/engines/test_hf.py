@@ -72,11 +72,15 @@ def seeded(build: Any, config: Any) -> Any:
         return without_eos(build(config).float())
 
 
+SMALL = {
+    "vocab_size": 200, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2, "bos_token_id": None,
+    "eos_token_id": None,
+}  # fmt: skip
+
+
 def llama() -> Any:
-    return seeded(LlamaForCausalLM, LlamaConfig(
-        vocab_size=200, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2, bos_token_id=None, eos_token_id=None,
-    ))  # fmt: skip
+    return seeded(LlamaForCausalLM, LlamaConfig(**SMALL))
 
 
 def gpt2() -> Any:
@@ -87,11 +91,7 @@ def gpt2() -> Any:
 
 
 def mistral(window: int) -> Any:
-    return seeded(MistralForCausalLM, MistralConfig(
-        vocab_size=200, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2, sliding_window=window,
-        bos_token_id=None, eos_token_id=None,
-    ))  # fmt: skip
+    return seeded(MistralForCausalLM, MistralConfig(**SMALL, sliding_window=window))
 
 
 def rescore(model: Any, prompt: list[int], completion: Completion, sampling: SamplingParams) -> list[float]:

@@ -333,13 +333,6 @@ class Hands:
             time.sleep(0.002)
 
 
-def stuck_runner():
-    """A runner with an episode in flight that never goes on."""
-    runner = make_runner()
-    runner.in_flight["t0/0"] = EpisodeProgress(asyncio.current_task())
-    return runner
-
-
 @pytest.mark.parametrize(("step_s", "told_at", "stopped_at"), [(1 / 128, 10, 18), (3600.0, 6, 10)])
 async def test_a_stall_is_counted_in_looks_so_that_a_stopped_process_is_none(
     tmp_path, monkeypatch, step_s, told_at, stopped_at
@@ -347,7 +340,8 @@ async def test_a_stall_is_counted_in_looks_so_that_a_stopped_process_is_none(
     """Eight looks make a stall timeout; an hour between two of them counts as two looks, and not as an hour."""
     hands = Hands(step_s)
     monkeypatch.setattr(watchdog_module, "time", hands)
-    runner = stuck_runner()
+    runner = make_runner()
+    runner.in_flight["t0/0"] = EpisodeProgress(asyncio.current_task())  # one that never goes on
     runner.setup = replace(
         runner.setup, limits=type(runner.setup.limits)(200, 3, step_timeout_s=1 / 16, generate_timeout_s=1 / 16)
     )

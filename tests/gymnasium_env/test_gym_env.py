@@ -6,7 +6,6 @@ import gc
 import random
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 import pytest
 
@@ -313,14 +312,3 @@ async def test_async_code_has_no_need_of_the_thread():
     async with maker.episode(maker.draw(np.random.default_rng(0), "yes")) as episode:
         assert await maker.begin(episode) == ("Say yes.", {"task_id": "yes"})
         assert (await maker.act(episode, "yes"))[1:4] == (1.0, True, False)
-
-
-def test_time_limit_and_the_checking_wrappers_are_gymnasiums_and_do_not_notify_the_environment():
-    env = gymnasium.make(game("LastWord").spec, max_episode_steps=2)
-    env.reset(seed=0)
-    env.step("a")
-    _, reward, *ends, info = env.step("b")
-    assert (reward, ends) == (0.0, [False, True])  # agentenv.gym.make gives 0.5 there
-    assert "stop_reason" not in info
-    assert env.unwrapped.trajectory.stop_reason is None
-    env.close()

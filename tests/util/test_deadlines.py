@@ -10,15 +10,6 @@ import pytest
 from agentenv._util.calls import StepTimeout, bounded, give_back, seconds_left, waiting
 
 
-async def test_no_time_goes_by_while_a_method_waits_for_its_turn(virtual_clock):
-    async def step():
-        with waiting():
-            await asyncio.sleep(0.3)
-        return "done"
-
-    assert await bounded(step, limit_s=0.1) == "done"
-
-
 async def test_what_a_method_does_before_and_after_its_turn_counts_together(virtual_clock):
     async def step():
         await asyncio.sleep(0.15)

@@ -481,18 +481,14 @@ async def test_a_record_that_is_no_file_is_told(tmp_path, make):
             assert "expected" in last["error"], path
 
 
-async def test_an_index_that_is_a_pipe_is_not_waited_for(tmp_path):
+@pytest.mark.parametrize("row", ["a pipe", ["x"], [-5, 1], [10**30, 1], [0, None], [0, 1], {"a": 1}])
+async def test_an_index_that_is_forged_or_a_pipe_is_computed_again(tmp_path, row):
     folder = write_run(tmp_path / "run", episode())
-    (folder / "index.jsonl").unlink()
-    os.mkfifo(folder / "index.jsonl")
-    async with serving(folder) as client:
-        assert [row["episode_id"] for row in await rows_of(client)] == ["a/0"]
-
-
-@pytest.mark.parametrize("row", [["x"], [-5, 1], [10**30, 1], [0, None], [0, 1], {"a": 1}])
-async def test_a_forged_index_is_computed_again(tmp_path, row):
-    folder = write_run(tmp_path / "run", episode())
-    forge_index(folder, row)
+    if row == "a pipe":
+        (folder / "index.jsonl").unlink()
+        os.mkfifo(folder / "index.jsonl")
+    else:
+        forge_index(folder, row)
     async with serving(folder) as client:
         assert [row["episode_id"] for row in await rows_of(client)] == ["a/0"]
 
