@@ -14,6 +14,7 @@ from agentenv.engines.hf import engine as hf
 from agentenv.engines.hf.engine import HFEngine
 from agentenv.errors import ConfigError, EngineError
 from tests.models import make_tiny_qwen2
+from tests.waits import until
 
 PROMPTS = [[40 + i, *range(50, 50 + 7 * i), 60 + i] for i in range(6)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
@@ -111,13 +112,6 @@ def plain_greedy(model, prompt, num):
 async def sample_all(engine, prompts, sampling):
     asked = [engine.generate(p, sampling, request_id=f"{sampling.seed}-{i}/0") for i, p in enumerate(prompts)]
     return list(await asyncio.gather(*asked))
-
-
-async def until(condition, timeout_s=60.0):
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        await asyncio.sleep(0.002)
 
 
 def in_step_with_the_loop(engine, monkeypatch):

@@ -14,6 +14,7 @@ from agentenv.engines.pool import EngineDead, EnginePool, EngineSlot, PoolPolicy
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.errors import ConfigError, EngineError, RunStopped
 from agentenv.testing.tokenizers import CharTokenizer
+from tests.waits import until
 
 TOKENIZER = CharTokenizer()
 SAMPLING = SamplingParams(max_tokens=8, seed=7)
@@ -62,12 +63,6 @@ class Fragile(ScriptedEngine):
 
 def ask(pool, request_id, sampling=SAMPLING):
     return asyncio.ensure_future(pool.generate([1, 2], sampling, request_id=request_id))
-
-
-async def until(condition):
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def episodes(engine):

@@ -35,6 +35,7 @@ from agentenv.testing.tokenizers import CharTokenizer
 from tests.drivers import command, ids, lines
 from tests.models import make_tiny_qwen2
 from tests.ports import held_port
+from tests.waits import is_alive, until, wait_until
 
 ROOT = Path(__file__).parents[2]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
@@ -308,12 +309,6 @@ async def test_an_operation_that_an_actor_does_not_support_is_one_clear_error(tw
             pytest.fail("opened")
 
 
-async def until(condition, timeout_s=600):
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.02)
-
-
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
@@ -391,7 +386,7 @@ def test_ctrl_c_drains_a_run_on_ray_and_leaves_no_process(tmp_path):
         process.kill()
     assert all(episode["error"] is None for episode in lines(out))
     assert "finishing" in (tmp_path / "stderr").read_text()
-    wait_until(lambda: not any(map(alive, below)))
+    wait_until(lambda: not any(map(is_alive, below)))
     assert len(set(ids(out))) == len(lines(out)) >= 10
 
 
@@ -436,21 +431,7 @@ def test_killing_the_driver_ends_the_engines_and_the_ray_that_it_started(tmp_pat
     finally:
         process.kill()
         process.wait()
-    wait_until(lambda: not any(map(alive, below)))
-
-
-def wait_until(condition, timeout_s=600):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    wait_until(lambda: not any(map(is_alive, below)))
 
 
 # --- a cluster ------------------------------------------------------------------------------------------------------
@@ -503,7 +484,8 @@ from ray.cluster_utils import Cluster
 from agentenv._util.ray.cluster import ClusterConfig
 from agentenv.engines.pool import PoolPolicy
 from agentenv.engines.ray_actor import RayConfig, open_pool
-from tests.engines.test_ray import GREEDY, PROMPT, options, until
+from tests.engines.test_ray import GREEDY, PROMPT, options
+from tests.waits import until
 
 async def main():
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})

@@ -1,6 +1,5 @@
 """An agent environment as Gymnasium's: what reset and step give, and what becomes of failures."""
 
-import asyncio
 import concurrent.futures
 import gc
 import random
@@ -18,6 +17,7 @@ from agentenv.gym import AgentEnv, EpisodeMaker, GymConfig
 from agentenv.gym.config import conversation
 from agentenv.testing import tokenizers
 from agentenv.testing.tokenizers import CharTokenizer
+from tests.waits import wait_until
 
 GAMES = f"{Path(__file__).parent / 'games.py'}"
 YES, NO, NOTHING = range(3)
@@ -25,15 +25,6 @@ YES, NO, NOTHING = range(3)
 
 def game(name="Echo", **kwargs):
     return AgentEnv(f"{GAMES}:{name}", **kwargs)
-
-
-def until(holds):
-    """Wait for what the background loop does when it gets to it."""
-    for _ in range(10_000):
-        if holds():
-            return
-        run_sync(asyncio.sleep(0.001))
-    raise AssertionError("expected it to come about within 10 s")
 
 
 def test_reset_returns_the_prompt_and_step_five_values_of_the_right_types():
@@ -181,7 +172,7 @@ def test_the_environment_is_closed_once_by_close_by_reset_and_by_being_forgotten
     env.reset()
     del env
     gc.collect()
-    until(lambda: closed.count("counted") == 3)
+    wait_until(lambda: closed.count("counted") == 3)
 
 
 def test_an_interrupted_call_ends_the_episode_and_reset_continues(monkeypatch):
@@ -197,7 +188,7 @@ def test_an_interrupted_call_ends_the_episode_and_reset_continues(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         env.step("a")
     monkeypatch.undo()
-    until(lambda: env._episode.over)
+    wait_until(lambda: env._episode.over)
     assert cls.closed.count("interrupted") == 1
     with pytest.raises(ContractError, match="is over"):
         env.step("a")

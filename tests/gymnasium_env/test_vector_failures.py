@@ -4,8 +4,6 @@ import asyncio
 import gc
 import math
 import pickle
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -16,6 +14,7 @@ from agentenv._util.loop_thread import run_sync, submit
 from agentenv.errors import ContractError, EpisodeFailed
 from agentenv.gym.vector import AgentVectorEnv, BatchFailed
 from tests.gymnasium_env.vector_worlds import HERE, Fragile, task_file
+from tests.waits import until
 
 MODES = list(AutoresetMode)
 ROWS = [{"prompt": "good", "label": "good"}, {"prompt": "bad", "label": "bad"}]
@@ -146,11 +145,6 @@ def test_close_ends_all_episodes_once_and_then_nothing_goes(make):
         envs.step(["stay"] * 3)
 
 
-async def until(holds):
-    while not holds():
-        await asyncio.sleep(0.001)
-
-
 def test_unused_resources_are_closed(make, tmp_path):
     envs = AgentVectorEnv(f"{HERE}:Fragile", num_envs=2, data=task_file(tmp_path, ROWS), limit=1)
     envs.reset()
@@ -228,35 +222,3 @@ def test_a_task_that_lets_an_interrupt_out_fails_alone_and_others_of_the_loop_co
     with pytest.raises(KeyboardInterrupt):
         run_sync(interrupts())
     assert waiting.result(60) == "other"
-
-
-BREAKING = """
-import asyncio
-from agentenv.errors import ContractError
-from agentenv._util.loop_thread import run_sync, submit
-
-async def waits():
-    await asyncio.Event().wait()
-
-async def breaks():
-    asyncio.get_running_loop()._run_once = None
-    await waits()
-
-waiting = submit(waits())
-for told in (lambda: run_sync(breaks()), lambda: waiting.result(60)):
-    try:
-        told()
-    except ContractError as error:
-        print(error)
-print(run_sync(asyncio.sleep(0, "another")))
-"""
-
-
-def test_waiters_of_a_loop_that_breaks_get_an_error_and_the_next_call_has_another():
-    """In a process of its own: the loop is the whole process's."""
-    ran = subprocess.run([sys.executable, "-c", BREAKING], capture_output=True, text=True, timeout=120)
-    said = ran.stdout.splitlines()
-    assert [line.partition(", ")[0] for line in said] == [
-        *["agentenv-background: expected the background loop to continue"] * 2,
-        "another",
-    ], ran.stderr

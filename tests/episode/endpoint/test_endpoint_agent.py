@@ -14,7 +14,8 @@ from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.endpoint.agent import AgentContext, ChatAgentSource
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.errors import ConfigError, InfraError, RunStopped
-from tests.episode.endpoint.scenes import assert_exact, chat_of, until, user
+from tests.episode.endpoint.scenes import assert_exact, chat_of, user
+from tests.waits import until
 
 CLOSED = []
 

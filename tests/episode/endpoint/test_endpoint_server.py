@@ -15,7 +15,8 @@ from agentenv.episode.endpoint import server
 from agentenv.episode.endpoint.server import Endpoint
 from agentenv.episode.endpoint.session import SessionOptions
 from agentenv.errors import ConfigError, MissingDependency, RunStopped
-from tests.episode.endpoint.scenes import CALLS, NAMES, TOOL, assert_exact, session_of, until, user
+from tests.episode.endpoint.scenes import CALLS, NAMES, TOOL, assert_exact, session_of, user
+from tests.waits import until
 
 openai = pytest.importorskip("openai")
 

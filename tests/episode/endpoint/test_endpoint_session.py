@@ -30,9 +30,9 @@ from tests.episode.endpoint.scenes import (
     sent_back,
     session_of,
     system,
-    until,
     user,
 )
+from tests.waits import until
 
 CALL_OF_HALF_A_PAIR = {"id": "1", "function": {"name": "f", "arguments": '{"x": "\\ud800"}'}}
 families = pytest.mark.parametrize("name", NAMES)

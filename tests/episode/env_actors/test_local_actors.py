@@ -17,6 +17,7 @@ from agentenv.episode.env_actors.host import EnvSpec
 from agentenv.episode.env_actors.local import LocalEnv, open_local_actors
 from agentenv.episode.env_actors.process import Frames
 from agentenv.errors import ContractError, InfraError
+from tests.waits import is_alive, until
 
 SCENE = Path(__file__).parent / "scene.py"
 CONFIG = EnvActorConfig(restart_wait_s=0.01)
@@ -24,19 +25,6 @@ CONFIG = EnvActorConfig(restart_wait_s=0.01)
 
 def scene(name="Scene"):
     return EnvSpec(f"{SCENE}:{name}")
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-async def gone(pid, timeout_s=30):
-    async with asyncio.timeout(timeout_s):
-        while is_alive(pid):
-            await asyncio.sleep(0.02)
 
 
 async def test_frames_of_one_tick_arrive_in_order_whatever_the_pieces():
@@ -144,7 +132,7 @@ async def test_processes_end_with_their_parent_also_if_an_agent_blocks(how, tmp_
         assert os.getpgid(pid) == pid  # Ctrl-C in a terminal does not reach it
         os.kill(parent.pid, signal.SIGKILL if how == "killed" else signal.SIGINT)
         await asyncio.to_thread(parent.wait)
-    await gone(pid)
+    await until(lambda: not is_alive(pid))
 
 
 @pytest.mark.long
