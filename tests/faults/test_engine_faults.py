@@ -4,7 +4,6 @@ import asyncio
 import gc
 import pickle
 import threading
-import time
 from collections import Counter
 
 import pytest
@@ -13,6 +12,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.episode.runner import plan
 from tests.engines.test_vllm_http import completion, reply, serving
 from tests.episode.test_runner import make_runner, make_tasks, run_all
+from tests.waits import until
 
 HI = [104, 105]
 
@@ -60,15 +60,11 @@ async def test_cancelling_a_run_reaches_the_server_for_every_episode_in_flight()
 
     async with serving(behave) as (server, engine):
         running = asyncio.ensure_future(run_all(make_runner(engine=engine, concurrency=8), plan(make_tasks(30), 1)))
-        while server.generations < 8:
-            await asyncio.sleep(0.01)
+        await until(lambda: server.generations == 8)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        deadline = time.monotonic() + 200
-        while len(gone) < 8:
-            assert time.monotonic() < deadline, gone
-            await asyncio.sleep(0.01)
+        await until(lambda: len(gone) == 8)
         assert server.generations == 8
 
 

@@ -25,6 +25,7 @@ from agentenv.runs.shutdown import interruptible
 from tests.drivers import command, forked, ids, lines, overriding, without_times
 from tests.episode.test_runner import END, make_runner, make_tasks, run_all
 from tests.faults.places import FLAGS, RESUME, make_place, rows
+from tests.waits import until
 
 ROOT = Path(__file__).parents[2]
 TEN = [f"{i:06d}/0" for i in range(10)]
@@ -262,8 +263,7 @@ async def test_a_plain_call_that_ends_after_it_was_given_up_does_not_disturb_oth
         ended.set()
 
     work = asyncio.ensure_future(call(slow))
-    while not begun.is_set():
-        await asyncio.sleep(0.001)
+    await until(begun.is_set)
     work.cancel()
     await asyncio.wait({work})
     assert work.cancelled()

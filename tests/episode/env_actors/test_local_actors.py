@@ -74,8 +74,7 @@ async def test_no_process_is_left_when_the_actors_are_closed(tmp_path):
         pids = actors.pids
         agent = await made_agent(actors, {"marks": str(tmp_path)})
         blocked = asyncio.ensure_future(agent.step({"label": "block 600"}))
-        while not (tmp_path / "blocked").exists():
-            await asyncio.sleep(0.01)
+        await until((tmp_path / "blocked").exists)
     assert not any(map(is_alive, pids))
     with pytest.raises(InfraError, match=r"Scene\.step: expected a living process of --env_actors"):
         await blocked
@@ -127,8 +126,7 @@ async def test_processes_end_with_their_parent_also_if_an_agent_blocks(how, tmp_
         start_new_session=True,
     ) as parent:
         pid = int(await asyncio.to_thread(parent.stdout.readline))
-        while not (tmp_path / "blocked").exists():
-            await asyncio.sleep(0.01)
+        await until((tmp_path / "blocked").exists)
         assert os.getpgid(pid) == pid  # Ctrl-C in a terminal does not reach it
         os.kill(parent.pid, signal.SIGKILL if how == "killed" else signal.SIGINT)
         await asyncio.to_thread(parent.wait)
@@ -163,8 +161,7 @@ async def test_plain_methods_of_a_class_that_computes_take_turns_and_one_that_is
     async with open_local_actors(scene("Computes"), 1, CONFIG) as actors:
         agents = [await made_agent(actors, {}) for _ in range(5)]
         hanging = asyncio.ensure_future(agents[0].step({"label": f"hang {tmp_path}"}))
-        while not (tmp_path / "hangs").exists():
-            await asyncio.sleep(0.01)
+        await until((tmp_path / "hangs").exists)
         hanging.cancel()
         results = await asyncio.gather(*(agent.step({"label": "overlap"}) for agent in agents[1:]))
         assert [result.reward for result in results] == [0.0] * 4
