@@ -423,14 +423,6 @@ LONG = "".join(f"line {number}: é日本 {number * 7919 % 1000}\n" for number in
 NOTE = "characters left out"
 
 
-@spread
-def test_a_long_observation_ends_the_episode_by_default(name):
-    run = Run(name, StepResult([says("user", LONG)]), limits=Limits(1_200))
-    assert (run.trajectory.stop_reason, len(run.trajectory.turns)) == (StopReason.MAX_LENGTH, 1)
-    assert run.trajectory.turns[0].bridge is None
-    assert run.trajectory.turns[0].end == run.trajectory.num_tokens
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["Qwen2.5", "Qwen3", "Llama-3", "Phi-4-mini", "GLM-4.5", "Command-R7B", "Falcon-H1"])
 @pytest.mark.parametrize("reserve", [None, 10, 100, 5_000])
@@ -648,21 +640,6 @@ def test_reasoning_that_the_generation_prompt_opened_is_part_of_what_was_said():
     talk = [*Q, says("assistant", "<think>\nhm"), *FOLLOW_UPS["tool"]]
     assert cut.trajectory.turns[0].bridge == "rerendered"
     assert cut.engine.requests[1].prompt == render(cut.family, talk)
-
-
-def test_every_segment_has_the_whole_budget_and_is_read_back_as_it_was():
-    long = "<think>\n" + "hm " * 60 + "\n</think>\n\n42"
-    steps, limits = [StepResult("more")] * 5, Limits(220, max_turns=8)
-    kept, anew = (Run("Qwen3", steps, [long], limits=limits, **o) for o in ({}, {"history": "rerender"}))
-    assert (kept.trajectory.stop_reason, len(kept.trajectory.turns)) == (StopReason.MAX_LENGTH, 2)
-    assert (anew.trajectory.stop_reason, len(anew.trajectory.turns)) == (StopReason.TERMINATED, 6)
-    assert anew.trajectory.num_tokens > limits.max_length >= max(map(len, anew.trajectory.segments))
-    values = trajectory_to_dict(anew.trajectory)
-    again = trajectory_from_dict(json.loads(json.dumps(values)))
-    assert trajectory_to_dict(again) == values
-    assert [s.rewards for s in again.segments] == [s.rewards for s in anew.trajectory.segments]
-    assert [spans_of(again, i) for i in range(6)] == [spans_of(anew.trajectory, i) for i in range(6)]
-    assert messages_of(again) == messages_of(anew.trajectory)
 
 
 def test_an_observation_is_cut_to_the_room_of_the_new_segment():

@@ -21,7 +21,6 @@ from agentenv._util.calls import create
 from agentenv._util.paths import PACKAGE
 from agentenv.chat.chat import Chat
 from agentenv.core.agent import AgentInstance
-from agentenv.core.engine import Engine
 from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.loop import run_episode
@@ -139,15 +138,11 @@ async def test_the_work_with_the_tokenizer_is_linear_in_the_tokens():
 
 
 async def test_ids_of_no_model_with_this_tokenizer_are_an_engine_error():
-    class Wild(Engine):
-        async def generate(self, prompt_token_ids, sampling, *, request_id):
-            return Completion((1_000_000,), logprobs=(-0.5,))
-
     class Sized(CharTokenizer):
         def __len__(self):
             return 300
 
-    trajectory = await run_episode(Scripted, Task("x"), engine=Wild(), tokenizer=Sized())
+    trajectory, _ = await play(Scripted(END), [Completion((1_000_000,))], tokenizer=Sized())
     assert (trajectory.error.kind, trajectory.error.type) == ("infra", "EngineError")
     assert "vocabulary, got 1000000" in trajectory.error.message
 

@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -256,18 +257,11 @@ def test_a_mask_is_reported():
 
 
 def test_in_tags_only_what_the_last_tag_holds_counts():
-    names = names_of(MOVES, spaces.Discrete(4))
-    read = [
-        read_action(text, spaces.Discrete(4), names=names, form="tags")
-        for text in (
-            "<action>up</action> left",
-            "<action>left</action><action> Down </action>",
-            "up",
-            "<action>go up</action>",
-        )
-    ]
-    assert read[:2] == [3, 1]
-    assert all(isinstance(one, Illegal) for one in read[2:])
+    read = partial(read_action, space=spaces.Discrete(4), names=names_of(MOVES, spaces.Discrete(4)), form="tags")
+    assert read("<action>up</action> left") == 3
+    assert read("<action>left</action><action> Down </action>") == 1
+    assert isinstance(read("up"), Illegal)
+    assert isinstance(read("<action>go up</action>"), Illegal)
     env, prompt = begun(Lake, form="tags")
     assert "<action>" in prompt
     assert env.step({"action_text": "down"}).info["illegal"] == 1.0
@@ -326,12 +320,9 @@ def test_actions_of_several_parts_need_a_parse():
 
 
 def test_if_actions_have_names_a_number_in_prose_is_not_an_action():
-    names = names_of(MOVES, spaces.Discrete(4))
-    assert isinstance(read_action("The answer is 1", spaces.Discrete(4), names=names), Illegal)
-    assert (
-        read_action("1", spaces.Discrete(4), names=names),
-        read_action("upward, up", spaces.Discrete(4), names=names),
-    ) == (1, 3)
+    read = partial(read_action, space=spaces.Discrete(4), names=names_of(MOVES, spaces.Discrete(4)))
+    assert isinstance(read("The answer is 1"), Illegal)
+    assert (read("1"), read("upward, up")) == (1, 3)
 
 
 @given(st.text(max_size=60), st.sampled_from([spaces.Discrete(4), BOX, spaces.MultiDiscrete([3, 3])]))
@@ -453,15 +444,9 @@ def test_a_missing_package_is_named_with_gymnasiums_hint(monkeypatch):
 def test_arguments_that_cannot_be_used_are_refused(arguments):
     with pytest.raises(ConfigError, match=f"from_gymnasium.{next(iter(arguments))}: expected"):
         from_gymnasium("FrozenLake-v1", **arguments)
-    for wrong in (
-        {"max_invalid": 0},
-        {"max_steps": 1.5},
-        {"invalid_reward": math.inf},
-        {"invalid_reward": 10**400},
-        {"form": "xml"},
-    ):
-        with pytest.raises(ConfigError, match=f"{next(iter(wrong))}: expected"):
-            Lake(**wrong)
+    for name, value in (("max_invalid", 0), ("max_steps", 1.5), ("invalid_reward", 10**400), ("form", "xml")):
+        with pytest.raises(ConfigError, match=f"{name}: expected"):
+            Lake(**{name: value})
 
 
 def test_close_closes_once_and_also_what_is_made_after_it():

@@ -296,12 +296,9 @@ class Follower:
         """So many data lines, and the place behind them."""
         found = []
         while len(found) < num:
-            found += [each for each in await self.until(self._is_next) if not isinstance(each, tuple)]
+            lines = await self.until(lambda value: isinstance(value, tuple) and "next" in value[0])
+            found += [each for each in lines if not isinstance(each, tuple)]
         return found
-
-    @staticmethod
-    def _is_next(value):
-        return isinstance(value, tuple) and "next" in value[0]
 
 
 @contextlib.asynccontextmanager

@@ -182,19 +182,6 @@ async def test_results_that_are_told_of_other_calls_are_a_rewrite():
     assert session.mismatches == ["edited"]
 
 
-async def test_two_conversations_with_the_same_prompt_and_answers_stay_two():
-    session, engine = session_of(["a"])
-    one = two = [user("Q")]
-    for number in range(3):
-        _, one = await ask(session, one)
-        _, two = await ask(session, two)
-        one, two = [*one, user(f"next {number}")], [*two, user(f"next {number}")]
-    assert session.mismatches == ["branch"]
-    trajectory = session.finish(1.0)
-    assert [turn.segment for turn in trajectory.turns] == [0, 0, 0, 1, 1, 1]
-    assert_exact(trajectory, engine)
-
-
 async def test_a_foreign_answer_put_in_is_an_edit():
     session, _ = session_of(["a", "b"])
     _, messages = await ask(session, [user("Q")])
