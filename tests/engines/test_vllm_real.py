@@ -263,34 +263,6 @@ async def test_http_refusals_are_readable(server):
     await remote.close()
 
 
-async def test_http_cancel_reaches_the_server(server):
-    remote = VLLMHTTPEngine(server)
-
-    async def metric(name):
-        async with httpx.AsyncClient(trust_env=False) as client:
-            lines = (await client.get(f"{server}/metrics")).text.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
-
-    async def busy():
-        return await metric("vllm:num_requests_running") > 0
-
-    async def idle():
-        return await metric("vllm:num_requests_running") + await metric("vllm:num_requests_waiting{") == 0
-
-    try:
-        await ask(remote)
-        before = await metric("vllm:generation_tokens_total")
-        tasks = [asyncio.create_task(ask(remote, LONG)) for _ in range(64)]
-        await until(busy)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await until(idle)
-        assert await metric("vllm:generation_tokens_total") - before < 64 * LONG.max_tokens
-    finally:
-        await remote.close()
-
-
 # ---------------------------------------------------------------------------------------------------------------- ends
 
 

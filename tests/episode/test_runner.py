@@ -120,7 +120,7 @@ async def test_an_episode_is_in_flight_until_its_record_has_been_taken():
     assert runner.in_flight == {}
 
 
-async def test_a_plan_is_pulled_only_as_far_as_episodes_can_start():
+async def test_a_plan_is_pulled_only_as_far_as_episodes_can_start_and_cancelling_the_run_ends_them_all():
     pulled = 0
 
     def endless():
@@ -129,14 +129,17 @@ async def test_a_plan_is_pulled_only_as_far_as_episodes_can_start():
             pulled += 1
             yield PlannedEpisode(task, 0)
 
-    runner = make_runner(latency_s=60.0, concurrency=4)
+    log = Log()
+    runner = make_runner(log=log, latency_s=60.0, concurrency=4)
     running = asyncio.ensure_future(runner.run(endless(), lambda _: None))
-    while runner.num_running < 4:
+    while len(runner.setup.engine.requests) < 4:
         await asyncio.sleep(0)
     assert pulled == 4
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+    assert (runner.setup.engine.num_cancelled, log.open) == (4, 0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 # --- retries ------------------------------------------------------------------------------------------------------
@@ -364,20 +367,6 @@ async def test_an_exception_of_the_plan_ends_the_run_unchanged():
 
     with pytest.raises(LookupError, match="no more data"):
         await make_runner(concurrency=2).run(broken(), lambda _: None)
-
-
-async def test_cancelling_the_run_cancels_generations_and_closes_every_agent():
-    log = Log()
-    runner = make_runner(log=log, latency_s=60.0, concurrency=4)
-    running = asyncio.ensure_future(runner.run(plan(make_tasks(9), 1), lambda _: None))
-    while len(runner.setup.engine.requests) < 4:
-        await asyncio.sleep(0)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert runner.setup.engine.num_cancelled == 4
-    assert log.open == 0
-    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_an_episode_that_no_record_can_hold_fails_alone_and_is_reported_as_data(tmp_path):

@@ -14,7 +14,6 @@ from agentenv.core.types import Limits
 from agentenv.episode.endpoint import server
 from agentenv.episode.endpoint.server import Endpoint
 from agentenv.episode.endpoint.session import SessionOptions
-from agentenv.errors import ConfigError, MissingDependency, RunStopped
 from tests.episode.endpoint.scenes import CALLS, NAMES, TOOL, assert_exact, session_of, user
 from tests.waits import until
 
@@ -231,15 +230,3 @@ async def test_a_connection_outlives_the_idle_time_of_every_client_and_answers_a
         assert connection.timeout_keep_alive > 60
         taken = connection.transport.get_extra_info("socket")
         assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "error", [RunStopped("pool: none is left."), ConfigError("engine: no."), MissingDependency("no")], ids=repr
-)
-async def test_what_an_engine_says_of_the_whole_run_is_a_500_and_kept(error):
-    session, _ = session_of([error])
-    async with served(session) as (_, address, _), httpx.AsyncClient(timeout=30) as http:
-        answer = await http.post(f"{address.base_url}/chat/completions", json={"messages": [user("Q")]})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "set_up_wrongly")
-    assert session.fatal is error
