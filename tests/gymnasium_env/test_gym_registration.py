@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import gymnasium
-import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
 
@@ -153,15 +152,6 @@ def test_vectors_of_gymnasium_tell_the_shared_memory_and_ours_need_none__trap_as
         assert infos["task_id"].tolist() == [info["task_id"] for _, info in alone]
     finally:
         envs.close()
-
-
-def test_infos_of_vectors_keep_their_fractions__trap_add_info():
-    envs = agentenv.gym.make_vec(f"{GAMES}:Echo", 2, vectorization_mode="sync")
-    envs.reset(seed=0, options={"task": "yes"})
-    *_, infos = envs.step(("maybe", "yes"))
-    assert infos["score"].tolist() == [0.0, 0.75]
-    assert infos["turn"].dtype == np.float64
-    envs.close()
 
 
 @pytest.mark.long

@@ -277,16 +277,3 @@ async def test_a_caller_with_its_own_loop_awaits_the_same_and_does_other_work_me
     same(given, play(plain))  # plain calls, inside a running loop
     assert ticks > 12
     assert awaited.closed
-
-
-def test_the_last_info_of_an_episode_and_the_first_of_the_next_are_both_there(make):
-    envs = make("Scored", num=2)
-    envs.reset(options={"task": 0})
-    envs.step(["0", "0"])
-    _, _, terminations, _, infos = envs.step(["0", "0.75"])
-    assert terminations.all()
-    assert infos["final_obs"].tolist() == ["Again.", "Again."]
-    assert infos["final_info"]["score"].tolist() == [0.0, 0.75]
-    assert infos["final_info"]["stop_reason"][1] == "terminated"
-    assert infos["_task_id"].all()
-    assert "score" not in infos

@@ -64,15 +64,6 @@ class OneTurn(AgentInstance):
         return StepResult(reward=1.0, terminated=True)
 
 
-class Scored(AgentInstance):
-    """The action is the score; two turns."""
-
-    needs_label = False
-
-    async def step(self, states):
-        return StepResult("Again.", score=float(states["action_text"]), terminated=states["turn_index"] == 1)
-
-
 class Together(AgentInstance):
     """Whoever calls `reset`, and `step`, waits until all the others do: one after the other nobody ever returns."""
 
