@@ -135,6 +135,7 @@ async def create(cls: type[_Instance], kwargs: Mapping[str, Any]) -> _Instance:
     return instance
 
 
+@functools.lru_cache(maxsize=64)
 def _only_sets(cls: Any) -> bool:
     """Return True if a constructor cannot block: it sets plain attributes, without a call, a loop or an import."""
     code = getattr(cls.__init__, "__code__", None)

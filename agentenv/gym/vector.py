@@ -267,8 +267,9 @@ class AgentVectorEnv(SyncVectorEnv):
             )
         if seed is None or isinstance(seed, int | np.integer):
             seed = [None if seed is None else seed + index for index in range(self.num_envs)]
+        seeds = self._one_each("seed", seed)
         try:  # Gymnasium takes integers of Python alone
-            seeds = [None if one is None else operator.index(one) for one in self._one_each("seed", seed)]
+            seeds = [None if one is None else operator.index(one) for one in seeds]
         except TypeError as error:
             raise ContractError(f"reset: seed: expected integers or None, got {seed!r:.200}.") from error
         task = given.pop("task", None)

@@ -157,7 +157,14 @@ async def run_planned(
     policy = ErrorPolicy(max_retries=max_retries, max_error_share=1.0)
     runner = EpisodeRunner(source, setup, concurrency=min(concurrency, max(1, len(planned))), policy=policy)
     ended: dict[str, Trajectory] = {}
-    await runner.run(planned, lambda record: ended.update({record.episode_id: record}))
+
+    def keep(trajectory: Trajectory) -> None:
+        ended[trajectory.episode_id] = trajectory
+
+    if len(planned) == 1:  # as most hosts ask: a task of its own would cost as much as a short turn
+        await runner.run_one(planned[0], keep)
+    else:
+        await runner.run(planned, keep)
     return [ended[episode.episode_id] for episode in planned]
 
 

@@ -265,7 +265,7 @@ def recorded_instructions(files: Collection[str]) -> Iterator[set[Instruction]]:
         thread.run = traced_run  # type: ignore[method-assign]
         start(thread)
 
-    threading.Thread.start = traced  # type: ignore[method-assign]
+    threading.Thread.start = traced  # type: ignore[assignment, method-assign]
     _trace(of_frame)
     try:
         yield seen
