@@ -22,13 +22,7 @@ from agentenv.engines.hf.engine import HFEngine
 from agentenv.engines.models import load_tokenizer
 from agentenv.engines.opening import open_engine
 from agentenv.engines.pool import EngineDead, PoolPolicy
-from agentenv.engines.ray_actor import (
-    EngineActor,
-    RayConfig,
-    RayEngine,
-    _engine_death,
-    open_pool,
-)
+from agentenv.engines.ray_actor import EngineActor, RayConfig, RayEngine, _engine_death, open_pool
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.errors import ConfigError, ContractError, DataError, EngineError, MissingDependency
 from agentenv.testing.tokenizers import CharTokenizer

@@ -28,13 +28,6 @@ def test_every_installed_environment_passes_all_checks(env_id):
     check_gym(env_id, num_episodes=3, processes=False)
 
 
-@pytest.mark.slow
-@each_id
-def test_every_installed_environment_passes_all_checks_with_many_episodes_and_processes(env_id):
-    needed(env_id)
-    check_gym(env_id)
-
-
 @pytest.mark.long
 def test_conversations_pass_all_checks():
     check_gym("math_retry", obs_mode="messages", num_episodes=3, processes=False)

@@ -190,29 +190,6 @@ async def test_a_step_that_is_given_up_ends_all_episodes_and_a_reset_continues(m
     assert (await envs.astep(["stay"] * 3))[1].tolist() == [0.5] * 3
 
 
-async def give_up(call, after):
-    """Begin a call, and give it up after so many turns of the loop."""
-    task = asyncio.create_task(call)
-    for _ in range(after):
-        await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
-def test_what_begins_right_after_a_call_that_was_given_up_is_not_ended_with_it(make):
-    envs = make()
-
-    async def given_up_after(turns):
-        await envs.areset(seed=0, options={"task": 0})
-        await give_up(envs.astep(["hang"] * 3), turns)
-        assert (await envs.areset(options={"task": 0}))[0] == ("good",) * 3
-        assert (await envs.astep(["stay"] * 3))[1].tolist() == [0.5] * 3
-
-    for turns in range(1, 13):
-        run_sync(given_up_after(turns))  # all on one loop, so that each order of events comes about
-
-
 def test_a_task_that_lets_an_interrupt_out_fails_alone_and_others_of_the_loop_continue():
     async def interrupts():
         await asyncio.sleep(0)
