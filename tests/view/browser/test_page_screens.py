@@ -345,14 +345,6 @@ def test_23_each_screen_fits_480_pixels(watched, server_address):
         assert page.evaluate("document.documentElement.scrollWidth") <= 480, place
 
 
-def test_25_a_printed_page_has_its_text(opened):
-    page = opened("/1/task/g", ".strand-head")
-    assert page.pdf().startswith(b"%PDF")
-    page.emulate_media(media="print")
-    assert page.locator(".top").inner_text() == "siblings\nmath_retry · tiny-math"
-    assert page.locator(".strand-grid").is_visible()
-
-
 def test_27_without_a_network_the_file_opens_everything(watched, file_address):
     one = watched(offline=True)
     for place in ("/0/episodes", "/1/task/g", "/0/episode/a%2F1", "/3/training"):
