@@ -116,15 +116,10 @@ def openrlhf(text):
 
 @spread
 @pytest.mark.parametrize("step", [StepResult("again"), openrlhf("again")], ids=["ours", "openrlhf"])
-def test_text_after_a_raw_prompt_is_raw(name, step):
+def test_text_after_a_raw_prompt_is_raw_and_after_messages_a_user_message(name, step):
     run = Run(name, step, prompt="Q: 6 x 7?")
     assert run.feedback() == run.chat._encoder.follow("again")
     assert run.trajectory.turns[0].bridge == "text"
-
-
-@spread
-@pytest.mark.parametrize("step", [StepResult("again"), openrlhf("again")], ids=["ours", "openrlhf"])
-def test_text_after_messages_is_a_user_message(name, step):
     run = Run(name, step)
     assert run.feedback() == run.chat.reply(run.action(), [says("user", "again")])
     assert run.trajectory.turns[0].bridge != "text"
@@ -145,15 +140,11 @@ MARKED = [
 
 
 @pytest.mark.parametrize(("name", "text"), MARKED)
-def test_openrlhfs_feedback_with_role_markers_stays_as_its_author_wrote_it(name, text):
+def test_role_markers_stay_in_openrlhfs_feedback_and_are_protected_text_in_a_step_result(name, text):
     run = Run(name, openrlhf(text))
     assert run.feedback() == run.chat._encoder.follow(text)
     assert run.trajectory.turns[0].bridge == "text"
     assert messages_of(run.trajectory) is None
-
-
-@pytest.mark.parametrize(("name", "text"), MARKED)
-def test_the_text_of_a_step_result_is_wrapped_and_protected_regardless_of_what_is_in_it(name, text):
     run = Run(name, StepResult(text))
     assert run.feedback() == run.chat.reply(run.action(), [says("user", text)])
     if BY_NAME[name].codes.count("t") == 0:
@@ -359,13 +350,6 @@ def test_the_schemas_of_reset_are_rendered_in_the_head(name):
     assert run.feedback() == run.chat.reply(run.action(), FOLLOW_UPS["tool"])
     again = trajectory_from_dict(json.loads(json.dumps(trajectory_to_dict(run.trajectory))))
     assert list(again.tools) == TOOLS
-
-
-def test_tools_with_raw_text_break_the_contract():
-    run = Run("Qwen3", END, reset={"observation": "Q:", "tools": TOOLS})
-    error = run.trajectory.error
-    assert (error.kind, error.type, error.where, run.engine.requests) == ("contract", "ContractError", "prompt", [])
-    assert "expected messages with tools, got text 'Q:'" in error.message
 
 
 @pytest.mark.parametrize("tools", [None, [], ()])
@@ -770,22 +754,34 @@ def test_results_in_the_first_messages_may_be_user_messages_too():
     assert run.engine.requests[0].prompt == render(run.family, [*first[:2], says("user", "7")])
 
 
-@pytest.mark.parametrize("observation", [None, 5, [1], {"role": "user", "content": "x"}], ids=repr)
-def test_a_first_observation_that_is_neither_text_nor_messages_breaks_the_contract(observation):
-    error = Run("Qwen3", END, reset={"observation": observation}).trajectory.error
-    assert (error.kind, error.type) == ("contract", "ContractError")
-
-
 # --- what is refused, and whose fault it is ---------------------------------------------------------------------------
+
+WRONG_MESSAGES = [{"content": "x"}, {"role": 5, "content": "x"}, says("user", 5), says("user", {})]
 
 
 @pytest.mark.parametrize(
-    "message", [{"content": "x"}, {"role": 5, "content": "x"}, says("user", 5), says("user", {})], ids=str
+    ("reset", "told"),
+    [
+        ({"observation": "Q:", "tools": TOOLS}, "expected messages with tools, got text 'Q:'"),
+        *(({"observation": wrong}, "") for wrong in (None, 5, [1], says("user", "x"))),
+        *(({"observation": [wrong]}, "expected messages with a role and content") for wrong in WRONG_MESSAGES),
+        *(
+            ({"observation": Q, "tools": wrong}, "expected a list of tool schemas")
+            for wrong in (5, {"name": "f"}, [1], [len])
+        ),
+    ],
+    ids=str,
 )
-def test_messages_without_a_role_or_with_other_content_are_a_contract_error(message):
-    for run in (Run("Qwen3", StepResult([message])), Run("Qwen3", END, reset={"observation": [message]})):
-        assert run.trajectory.error.kind == "contract"
-        assert "expected messages with a role and content" in run.trajectory.error.message
+def test_a_reset_that_gives_something_else_breaks_the_contract(reset, told):
+    run = Run("Qwen3", END, reset=reset)
+    assert (run.trajectory.error.kind, run.engine.requests) == ("contract", [])
+    assert told in run.trajectory.error.message
+
+
+@pytest.mark.parametrize("message", WRONG_MESSAGES, ids=str)
+def test_an_observation_of_something_else_than_messages_breaks_the_contract(message):
+    error = Run("Qwen3", StepResult([message])).trajectory.error
+    assert (error.kind, "expected messages with a role and content" in error.message) == ("contract", True)
 
 
 @pytest.mark.parametrize(
@@ -795,13 +791,6 @@ def test_a_row_of_which_the_template_drops_or_refuses_a_message_is_the_datas_fau
     error = Run(name, END, prompt=[says(role, "Once upon a time"), *Q]).trajectory.error
     assert (error.kind, error.type, error.where) == ("data", "ConfigError", "prompt")
     assert problem in error.message
-
-
-@pytest.mark.parametrize("tools", [5, {"name": "f"}, [1], [len]])
-def test_tools_that_are_not_schemas_are_a_contract_error(tools):
-    run = Run("Qwen3", END, reset={"observation": Q, "tools": tools})
-    assert run.trajectory.error.kind == "contract"
-    assert "expected a list of tool schemas" in run.trajectory.error.message
 
 
 def test_without_tools_a_step_still_finds_calls_in_hermes_form():
