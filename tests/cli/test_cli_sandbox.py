@@ -246,6 +246,17 @@ def test_doctor_finds_the_level_that_programs_run_at(level, capsys):
     assert (report["ok"], report["chosen"]) == (True, level)
 
 
+def finds(monkeypatch, found):
+    """Let the doctor find this, or fail with it."""
+
+    async def find(**options):
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(sandbox_doctor, "doctor", find)
+
+
 def report(chosen):
     probes = (
         Probe("seccomp", ProbeOutcome.OK),
@@ -267,10 +278,7 @@ def report(chosen):
     ],
 )
 def test_doctor_fails_where_nothing_may_run(found, code, said, monkeypatch, capsys):
-    async def find():
-        return found
-
-    monkeypatch.setattr(sandbox_doctor, "doctor", find)
+    finds(monkeypatch, found)
     assert command(["sandbox", "doctor"]) == code
     assert said in capsys.readouterr().out
     assert command(["sandbox", "doctor", "--json"]) == code
@@ -278,25 +286,18 @@ def test_doctor_fails_where_nothing_may_run(found, code, said, monkeypatch, caps
 
 
 def test_the_doctor_of_everything_reports_the_level_of_the_sandbox(monkeypatch):
-    async def find(**options):
-        return found
-
-    monkeypatch.setattr(sandbox_doctor, "doctor", find)
-    found = report(Isolation.NAMESPACES)
+    finds(monkeypatch, report(Isolation.NAMESPACES))
     level = doctor._isolation()
     assert (level.name, level.state) == ("sandbox", "ok")
     assert level.detail.startswith("isolation namespaces; ")
-    found = report(None)
+    finds(monkeypatch, report(None))
     level = doctor._isolation()
     assert (level.state, level.fix) == ("missing", "agentenv sandbox doctor")
     assert "landlock (python): ENOSYS" in level.detail
 
 
 def test_a_probe_that_itself_fails_is_a_finding_of_the_doctor_of_everything(monkeypatch):
-    async def find(**options):
-        raise SandboxUnavailable("sandbox: expected isolation,\ngot none")
-
-    monkeypatch.setattr(sandbox_doctor, "doctor", find)
+    finds(monkeypatch, SandboxUnavailable("sandbox: expected isolation,\ngot none"))
     level = doctor._isolation()
     assert (level.state, level.detail) == ("broken", "sandbox: expected isolation, got none")
 
