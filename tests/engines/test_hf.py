@@ -160,19 +160,6 @@ async def test_logprobs_are_those_of_a_full_forward_pass(engine, reference, samp
 
 
 @pytest.mark.long
-async def test_a_seed_fixes_the_tokens_regardless_of_what_is_in_the_batch(engine):
-    sampling = SamplingParams(max_tokens=40, seed=11, min_tokens=40)
-    alone = await engine.generate(PROMPTS[2], sampling, request_id="")
-    mates = [asyncio.create_task(engine.generate(p, SamplingParams(max_tokens=60), request_id="")) for p in PROMPTS]
-    await until(lambda: len(engine._running) == len(PROMPTS))
-    late = await engine.generate(PROMPTS[2], sampling, request_id="")
-    await asyncio.gather(*mates)
-    assert alone.token_ids == late.token_ids
-    other = await engine.generate(PROMPTS[2], SamplingParams(max_tokens=40, seed=12, min_tokens=40), request_id="")
-    assert other.token_ids != alone.token_ids
-
-
-@pytest.mark.long
 async def test_long_prompts_are_computed_in_pieces(engine, reference, monkeypatch):
     monkeypatch.setattr(hf, "MAX_PREFILL_TOKENS", 16)
     prompts = [list(range(20, 20 + n)) for n in (1, 2, 15, 16, 17, 60, 130)]
