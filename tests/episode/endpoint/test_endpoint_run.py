@@ -13,13 +13,7 @@ from tests.drivers import command, write_rows
 pytest.importorskip("openai")
 
 AGENTS = '''
-import asyncio
-
 from openai import AsyncOpenAI, OpenAI
-
-
-def client_of(context, kind=AsyncOpenAI, **more):
-    return kind(base_url=context.base_url, api_key=context.api_key, timeout=60, **more)
 
 
 class Retry:
@@ -30,7 +24,7 @@ class Retry:
 
     async def run(self, context):
         messages = context.messages
-        async with client_of(context) as client:
+        async with AsyncOpenAI(base_url=context.base_url, api_key=context.api_key, timeout=60) as client:
             for _ in range(self.tries):
                 answer = await client.chat.completions.create(model="gpt-4o", messages=messages)
                 text = answer.choices[0].message.content
@@ -38,22 +32,6 @@ class Retry:
                     return 1.0
                 messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "Wrong."}]
         return 0.0
-
-
-class Compacting(Retry):
-    """Forgets all but the question before each further try, then asks two things at once."""
-
-    async def run(self, context):
-        async with client_of(context) as client:
-            create = client.chat.completions.create
-            for number in range(2):
-                more = [{"role": "user", "content": f"Try {number}."}] * min(number, 1)
-                messages = [*context.messages, *more]
-                said = (await create(model="m", messages=messages)).choices[0].message
-            messages += [said.model_dump(exclude_none=True)]
-            wishes = [[*messages, {"role": "user", "content": word}] for word in ("Shorter.", "Longer.")]
-            await asyncio.gather(*(create(model="m", messages=wish) for wish in wishes))
-        return 0.5
 
 
 class Careless:
@@ -102,18 +80,6 @@ def test_a_run_is_recorded_counted_shown_and_replayed_like_any_other(place, caps
     assert command(["tokens", "show", "Retry", "0"]) == 0
     assert "turn 0 · action" in capsys.readouterr().out
     assert command(["tokens", "replay", "Retry", "--tolerance", 1e-4]) == 0
-
-
-@pytest.mark.long
-def test_segments_of_an_agent_that_rewrites_its_history_agree_with_what_was_said_and_sampled(place):
-    assert command(flags("Compacting")) == 0
-    for trajectory in read_trajectories("Compacting"):
-        assert (trajectory.error, trajectory.reward, len(trajectory.segments)) == (None, 0.5, 3)
-        kinds = [turn.result.info.get("mismatch") for turn in trajectory.turns]
-        assert kinds == ["edited", None, "branch", None]
-        begun = trajectory.turns[0].result.observation
-        assert [message["content"] for message in begun[-1:]] == ["Try 1."]
-    assert command(["tokens", "replay", "Compacting", "--tolerance", 1e-4]) == 0
 
 
 @pytest.mark.long
