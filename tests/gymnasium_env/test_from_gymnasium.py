@@ -153,15 +153,6 @@ def test_without_a_rule_the_score_is_what_the_info_says(info, score):
     assert begun(cls)[0].step({"action_text": "1"}).score == score
 
 
-async def test_agentenvs_own_environment_has_its_own_prompt_and_scores():
-    back = from_gymnasium("agentenv/GuessNumber-v0")
-    task = Task([{"role": "user", "content": "Not this."}], task_id="t", metadata={"options": {"task": 0}})
-    guesses = [str(number) for number in range(1, 16)]
-    theirs = await played(back, *guesses, task=task, make_kwargs={"data": "guess_number"})
-    assert theirs.prompt[-1]["content"].startswith("Guess my number.\nIt is a whole number from 1 to 15.")
-    assert (theirs.stop_reason, theirs.score is not None) == (StopReason.TERMINATED, True)
-
-
 def test_messages_are_the_prompt_and_of_a_conversation_only_what_is_new_is_reported():
     talk = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
     cls, made = odd(action_space=AnyText(), observation_space=Messages(), observation=talk)

@@ -289,15 +289,6 @@ def test_token_actions_may_be_arrays_or_completions_whose_logprobs_are_kept():
             env.step(action)
 
 
-def test_the_tokens_of_a_shipped_model_are_its_tokenizers():
-    env = AgentEnv("math_retry", obs_mode="tokens", model="tiny-math")
-    observation, _ = env.reset(seed=0)
-    assert observation.dtype == np.int64
-    assert observation in env.observation_space
-    assert env.action_space.sample() in env.action_space
-    assert "Give the final answer" in env._maker.chat.decode(observation.tolist())
-
-
 async def test_async_code_has_no_need_of_the_thread():
     maker = EpisodeMaker(GymConfig(env=f"{GAMES}:Echo"))
     async with maker.episode(maker.draw(np.random.default_rng(0), "yes")) as episode:

@@ -89,11 +89,6 @@ def test_any_class_can_be_made_and_its_json_makes_it_again():
     assert again.render().startswith("[")
 
 
-def test_an_environment_made_without_gymnasium_has_its_spec_too():
-    env = agentenv.gym.AgentEnv("guess_number", limit=3)
-    assert gymnasium.make(EnvSpec.from_json(env.spec.to_json())).reset(seed=1) == env.reset(seed=1)
-
-
 @pytest.mark.parametrize(
     ("name", "told"),
     [
