@@ -21,17 +21,6 @@ def chat(request):
     return Chat(request.param())
 
 
-# --- one close, whatever ended the action -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("action", "close"),
-    [("fine" + CLOSE, ""), ("fin", CLOSE), ("x</answer>", CLOSE), (CLOSE, ""), (f"one{CLOSE}two", CLOSE)],
-)
-def test_an_action_is_closed_once_however_it_ended(chat, action, close):
-    assert chat.decode(chat.reply(chat.encode(action), USER)) == close + NEXT
-
-
 # --- the template's own ids ---------------------------------------------------------------------------------------
 
 
@@ -51,17 +40,6 @@ def test_invariant_13_the_beginning_of_a_sequence_comes_once_and_first():
         action = chat.encode(text)
         ids += action + chat.reply(action, USER)
     assert [i for i, token in enumerate(ids) if token == tokenizer.bos_token_id] == [0]
-
-
-# --- content --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "content", ["qzSENTINELqz", "a qzSENTINELqz b", "qzSENTINELqzqzSENTINELqz", "qzSENTINELqz" + "z" * 9]
-)
-def test_content_that_holds_the_sentinel_is_content_like_any_other(chat, content):
-    reply = chat.reply(chat.encode("fine" + CLOSE), [{"role": "user", "content": content}])
-    assert chat.decode(reply) == NEXT.replace("again", content)
 
 
 # --- tokenizers without a template, templates that refuse -----------------------------------------------------------
