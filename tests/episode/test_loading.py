@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import os
-import pickle
 import shutil
 import subprocess
 import sys
@@ -196,20 +195,6 @@ def test_a_broken_package_does_not_affect_others_and_is_listed_as_broken(tmp_pat
 
 
 # --- files --------------------------------------------------------------------------------------------------------
-
-
-def test_dataclasses_with_postponed_annotations_and_pickles_work_in_a_file(tmp_path):
-    text = """
-    from __future__ import annotations
-    from dataclasses import KW_ONLY, dataclass
-
-    @dataclass
-    class State:
-        _: KW_ONLY
-        x: int = 1
-    """
-    module = load_file(write(tmp_path / "data.py", text))
-    assert pickle.loads(pickle.dumps(module.State(x=2))) == module.State(x=2)
 
 
 def test_a_file_may_import_its_neighbor_and_hides_no_module_of_others(tmp_path):

@@ -192,16 +192,3 @@ async def test_the_environment_says_what_a_perfect_policy_would():
         await episode.act("no")
         await episode.act(await episode.gold())
         assert episode.trajectory.score == 1.0
-
-
-async def test_a_failure_whose_words_no_file_takes_is_logged_all_the_same(caplog):
-    class Odd(AgentInstance):
-        async def step(self, states):
-            raise RuntimeError("half \ud800")
-
-    async with stepped(Odd) as episode:
-        await episode.begin()
-        with pytest.raises(EpisodeFailed):
-            await episode.act("yes")
-        assert episode.trajectory.error.message == "half \ud800"
-    assert caplog.text.encode("utf-8").count(b"half \\ud800") == 1

@@ -134,16 +134,6 @@ def test_rewards_are_floats_and_numbers_of_the_info_are_metrics():
     assert result.info == {"a": 3.0, "t": "x", "steps": 1.0, "illegal": 0.0, "total_reward": 0.5}
 
 
-def test_tensors_of_one_number_are_numbers():
-    info = {"score": torch.tensor(0.25), "x": torch.tensor([2.0]), "two": torch.tensor([1, 2])}
-    cls, _ = odd(step=(0, torch.tensor(0.5), False, False, info))
-    result = begun(cls)[0].step({"action_text": "1"})
-    assert (result.reward, result.score, result.info["x"], "two" in result.info) == (0.5, 0.25, 2.0, False)
-    cls, _ = odd(step=(0, torch.tensor([1, 2]), False, False, {}))
-    with pytest.raises(ContractError, match="reward: expected a finite number"):
-        begun(cls)[0].step({"action_text": "1"})
-
-
 @pytest.mark.parametrize(
     ("info", "score"),
     [({"is_success": True}, 1.0), ({"score": 0.25}, 0.25), ({"score": 7}, None), ({"success": np.array([1, 0])}, None)],

@@ -15,7 +15,6 @@ from agentenv.episode.registry import load_env
 from agentenv.errors import ConfigError, ContractError, EpisodeFailed
 from agentenv.gym import AgentEnv, EpisodeMaker, GymConfig
 from agentenv.gym.config import conversation
-from agentenv.testing import tokenizers
 from agentenv.testing.tokenizers import CharTokenizer
 from tests.waits import wait_until
 
@@ -258,21 +257,6 @@ def test_tools_are_offered_in_text_and_their_calls_are_read():
     said, reward, *_ = env.step('<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>')
     assert (said, reward) == ("Tool: [('add', {'a': 1, 'b': 2})]", 1.0)
     assert env.step("no call")[0] == "Tool: []"
-
-
-KIT = {name: kind() for name, kind in vars(tokenizers).items() if name.endswith("Tokenizer") and name != "Tokenizer"}
-
-
-@pytest.mark.parametrize("tokenizer", KIT.values(), ids=KIT)
-def test_every_action_that_the_space_of_a_tokenizer_of_the_kit_has_can_be_taken(tokenizer):
-    env = game(obs_mode="tokens", tokenizer=tokenizer, max_length=2_000)
-    env.reset(seed=0)
-    env.action_space.seed(0)
-    for action in (env.action_space.sample(), [env.action_space.vocab_size - 1], [0]):
-        assert env.step(action)[0] in env.observation_space
-    with pytest.raises(ContractError, match="expected token ids"):
-        env.step([env.action_space.vocab_size])
-    env.close()
 
 
 def test_token_actions_may_be_arrays_or_completions_whose_logprobs_are_kept():

@@ -63,13 +63,6 @@ def registered(value):
     return load_env(value)
 
 
-def test_registering_again_is_silent_and_leaves_what_is_there():
-    before = gymnasium.registry["agentenv/GuessNumber-v0"]
-    ids = register_all()
-    assert "agentenv/GuessNumber-v0" in ids
-    assert gymnasium.registry["agentenv/GuessNumber-v0"] is before
-
-
 @pytest.mark.parametrize("name", ["agentenv/GuessNumber-v0", "agentenv.gym:agentenv/GuessNumber-v0", "guess_number"])
 def test_ids_and_names_make_the_same_environment(name):
     env = agentenv.gym.make(name)

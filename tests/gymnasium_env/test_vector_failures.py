@@ -1,7 +1,6 @@
 """One environment's failure is its own; what opens closes, whatever process, thread or loop asks."""
 
 import asyncio
-import gc
 import math
 import pickle
 import threading
@@ -143,15 +142,6 @@ def test_close_ends_all_episodes_once_and_then_nothing_goes(make):
         envs.reset()
     with pytest.raises(ContractError, match="a closed one"):
         envs.step(["stay"] * 3)
-
-
-def test_unused_resources_are_closed(make, tmp_path):
-    envs = AgentVectorEnv(f"{HERE}:Fragile", num_envs=2, data=task_file(tmp_path, ROWS), limit=1)
-    envs.reset()
-    assert len(Fragile.open) == 2
-    del envs
-    gc.collect()
-    run_sync(until(lambda: not Fragile.open))
 
 
 # --- who calls --------------------------------------------------------------------------------------------------------

@@ -71,16 +71,6 @@ def test_3_back_leads_to_the_screens_before(opened):
     assert page.evaluate("location.hash") == "#/0/overview"
 
 
-def test_2_the_overview_says_what_metrics_json_says(opened, folders):
-    metrics = json.loads((folders[2] / "metrics.json").read_text())
-    page = opened("/2/overview", ".tiles")
-    page.wait_for_selector(".tiles >> text=pass@1")  # it comes with metrics.json, after the first rows
-    text = page.locator(".tiles").inner_text()
-    assert f"{metrics['reward']['mean']:.3f}\nmean reward" in text.replace("−", "-")
-    assert f"{metrics['pass_at_k']['1']['mean']:.3f}\npass@1" in text
-    assert f"{metrics['num_episodes']}\nepisodes" in text
-
-
 def test_what_differs_comes_first_and_the_rest_is_by_outcome(opened):
     page = opened("/0/overview", ".task-row[data-task=b]")
     assert page.locator("[data-place='0']").get_attribute("data-task") == "b"

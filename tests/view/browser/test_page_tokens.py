@@ -137,14 +137,6 @@ def test_10_a_token_without_a_text_has_its_place(of_one, tokenizer):
     page.wait_for_selector(f".facts-side >> text={ids[1]}")
 
 
-def test_a_long_text_breaks_its_lines_where_the_text_does(of_one, tokenizer):
-    page = of_one(play(tokenizer, "a/0", ("12 + 34 = 46, so 46\n" * 80, 1.0, "", {})))
-    page.wait_for_selector(".k-action .block >> nth=2")
-    blocks = page.locator(".k-action .block").evaluate_all("nodes => nodes.map(node => node.textContent)")
-    assert len(blocks) > 2
-    assert all(text.endswith("\n") for text in blocks[:-1])
-
-
 def of_two_segments(tokenizer, episode_id, last, reward):
     """An episode of two turns, each in another segment."""
     trajectory = Trajectory(Task([], task_id="a"), 10**6, episode_id, "a")
