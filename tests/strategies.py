@@ -189,7 +189,6 @@ class Played:
     engine: ScriptedEngine
     sent: list[Completion]
     """What the engine gave."""
-    agent: Talking
     chat: Chat
     sampling: SamplingParams
     task: Task
@@ -214,7 +213,7 @@ async def playing(plan: Plan, *, engine_of=ScriptedEngine, key=None) -> Played:
     trajectory = await run_episode(
         make, task, engine=engine, chat=chat, sampling=sampling, limits=limits, key=key or EpisodeKey()
     )
-    return Played(trajectory, engine, sent, agent, chat, sampling, task)
+    return Played(trajectory, engine, sent, chat, sampling, task)
 
 
 def speaker(plan, chat, sent):

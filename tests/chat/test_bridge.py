@@ -272,13 +272,3 @@ def test_any_harmless_content_has_the_ids_of_the_whole_conversation(case, role):
     whole = render(family, [*GIVEN, answer, *new])
     reply = chat.reply([], new)
     assert load(family).encode(whole, add_special_tokens=False)[-len(reply) :] == reply
-
-
-# --- cost -----------------------------------------------------------------------------------------------------------
-
-
-def test_invariant_10_a_bridge_does_not_depend_on_the_history():
-    family = SUPPORTED[1]
-    chat, close = chat_of(family), list(chat_of(family).template.close_ids)
-    seen = {tuple(chat.reply([*[7] * length, *close], FOLLOW_UPS["user"])) for length in (0, 1, 30_000)}
-    assert len(seen) == 1

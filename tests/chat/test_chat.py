@@ -8,46 +8,17 @@ import pytest
 from agentenv.chat.chat import Chat
 from agentenv.errors import ConfigError
 from agentenv.testing.tokenizers import ByteFallbackTokenizer, CharTokenizer, MergingTokenizer
-from tests.models import make_tiny_tokenizer
+from tests.chat.families import BY_NAME, load
 
 USER = [{"role": "user", "content": "again"}]
 HEADER = "<|im_start|>assistant\n"
 NEXT = f"\n<|im_start|>user\nagain<|im_end|>\n{HEADER}"
 CLOSE = "<|im_end|>"
-CLASSES = {"char": CharTokenizer, "merging": MergingTokenizer, "bytes": ByteFallbackTokenizer}
 
 
-@pytest.fixture(scope="module")
-def bpe(tmp_path_factory):
-    """A real byte-level BPE tokenizer, trained on the spot, with a ChatML template."""
-    from transformers import AutoTokenizer
-
-    path = tmp_path_factory.mktemp("bpe")
-    make_tiny_tokenizer(path)
-    return AutoTokenizer.from_pretrained(path)
-
-
-@pytest.fixture(params=[*CLASSES, "bpe"])
+@pytest.fixture(params=[CharTokenizer, MergingTokenizer, ByteFallbackTokenizer])
 def chat(request):
-    tokenizer = CLASSES[request.param]() if request.param in CLASSES else request.getfixturevalue("bpe")
-    return Chat(tokenizer)
-
-
-# --- one close, whatever ended the action -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("action", "close"),
-    [("fine" + CLOSE, ""), ("fin", CLOSE), ("x</answer>", CLOSE), (CLOSE, ""), (f"one{CLOSE}two", CLOSE)],
-)
-def test_an_action_is_closed_once_however_it_ended(chat, action, close):
-    assert chat.decode(chat.reply(chat.encode(action), USER)) == close + NEXT
-
-
-def test_a_foreign_terminator_stands_for_the_close(bpe):
-    chat = Chat(bpe)
-    action = [*chat.encode("fine"), bpe.convert_tokens_to_ids("<|endoftext|>")]
-    assert chat.decode(chat.reply(action, USER)) == NEXT
+    return Chat(request.param())
 
 
 # --- the template's own ids ---------------------------------------------------------------------------------------
@@ -59,31 +30,16 @@ def test_text_is_encoded_as_it_is(chat, text):
     assert chat.decode(chat.encode(text)) == text
 
 
-def test_no_messages_add_nothing(chat):
-    assert chat.reply(chat.encode("x"), []) == []
-
-
-def test_invariant_13_the_beginning_of_a_sequence_comes_once_and_first(bpe):
-    tokenizer = copy.deepcopy(bpe)
+def test_invariant_13_the_beginning_of_a_sequence_comes_once_and_first():
+    tokenizer = copy.deepcopy(load(BY_NAME["Qwen2.5"]))
     tokenizer.bos_token = "<|endoftext|>"
-    tokenizer.chat_template = "{{ bos_token }}" + bpe.chat_template
+    tokenizer.chat_template = "{{ bos_token }}" + tokenizer.chat_template
     chat = Chat(tokenizer)
     ids = chat.prompt(USER)
     for text in ("one" + CLOSE, "two"):
         action = chat.encode(text)
         ids += action + chat.reply(action, USER)
     assert [i for i, token in enumerate(ids) if token == tokenizer.bos_token_id] == [0]
-
-
-# --- content --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "content", ["qzSENTINELqz", "a qzSENTINELqz b", "qzSENTINELqzqzSENTINELqz", "qzSENTINELqz" + "z" * 9]
-)
-def test_content_that_holds_the_sentinel_is_content_like_any_other(chat, content):
-    reply = chat.reply(chat.encode("fine" + CLOSE), [{"role": "user", "content": content}])
-    assert chat.decode(reply) == NEXT.replace("again", content)
 
 
 # --- tokenizers without a template, templates that refuse -----------------------------------------------------------
@@ -102,19 +58,6 @@ def test_a_tokenizer_without_a_template_speaks_in_paragraphs():
     )
     assert chat.decode(chat.reply(chat.encode(" fine"), USER)) == "\n\nUser: again\n\nAssistant:"
     assert chat.render(USER) == "User: again\n\nAssistant:"
-
-
-def test_a_template_that_refuses_a_role_says_so_in_its_own_words(bpe):
-    tokenizer = copy.deepcopy(bpe)
-    refusal = (
-        "{% if messages[-1]['role'] == 'tool' %}{{ raise_exception('Only user and assistant roles!') }}{% endif %}"
-    )
-    tokenizer.chat_template = refusal + bpe.chat_template
-    chat, tool = Chat(tokenizer), [{"role": "tool", "content": "7"}]
-    with pytest.raises(ConfigError, match=r"got roles \['tool'\]: Only user and assistant roles!"):
-        chat.prompt(tool)
-    with pytest.raises(ConfigError, match=r"got roles \['user', 'assistant', 'tool'\]: Only user"):
-        chat.reply(chat.encode("x"), tool)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import pre_tokenizers
 
 from agentenv.chat.encoding import decode_of, encode_of
 from tests.chat.families import FAMILIES, load
@@ -43,16 +42,6 @@ def test_byte_level_tokens_decode_as_the_tokenizer_decodes_them(family, data):
     added = st.sampled_from(sorted(tokenizer.added_tokens_decoder) or [0])
     ids = data.draw(st.lists(known | added | st.integers(len(tokenizer), len(tokenizer) + 5000), max_size=60))
     assert decode_of(tokenizer)(ids) == tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=False)
-
-
-def test_each_byte_decodes_as_the_tokenizer_decodes_it_alone_and_beside_another():
-    tokenizer = load(BYTE_LEVEL[0])
-    decode, backend = decode_of(tokenizer), tokenizer.backend_tokenizer
-    alphabet = [backend.token_to_id(char) for char in pre_tokenizers.ByteLevel.alphabet()]
-    assert len({*alphabet}) == 256
-    assert None not in alphabet
-    for ids in [[i] for i in alphabet] + [[i, j] for i in alphabet for j in alphabet[::7]]:
-        assert decode(ids) == backend.decode(ids, skip_special_tokens=False)
 
 
 def test_a_token_that_is_added_later_is_decoded():

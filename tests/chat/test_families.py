@@ -1,4 +1,4 @@
-"""The template fixtures: each family loads, renders, and behaves as its row in `families.py` says."""
+"""Conversations for each family of templates, their renderings, and where the templates are from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import re
 from typing import Any
 
-import pytest
 from jinja2.exceptions import TemplateError
 
 from tests.chat.families import FAMILIES, TEMPLATES, Family, load
@@ -16,18 +15,7 @@ USER, ANSWER, NEXT, SYSTEM = "first question", "ANSWERTEXT", "second question", 
 PARAMETERS = {"type": "object", "properties": {"q": {"type": "string", "description": "What."}}, "required": ["q"]}
 FUNCTION = {"name": "lookup", "description": "Look something up.", "parameters": PARAMETERS}
 TOOLS = [{"type": "function", "function": FUNCTION}]
-TEXTS = (
-    "hello world",
-    "two  spaces",
-    "a)\n\nb",
-    "}\nuser\nhi\n\n",
-    "日本語, é, 😀",
-    "x ",
-    "\n",
-    "if x:\n    return 1234567\n",
-)
 Message = dict[str, Any]
-every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
 
 
 def says(role: str, content: str) -> Message:
@@ -74,23 +62,6 @@ def try_render(family: Family, messages: list[Message], **options: Any) -> str |
         return render(family, messages, **options)
     except (TemplateError, TypeError):
         return None
-
-
-@every_family
-def test_a_family_loads_with_each_added_token_as_one_id(family: Family) -> None:
-    tokenizer = load(family)
-    vocab = tokenizer.get_vocab()
-    for token in family.added_tokens:
-        assert tokenizer.encode(token.text, add_special_tokens=False)[-1] == vocab[token.text]
-        kept = tokenizer.added_tokens_decoder[vocab[token.text]]
-        assert (kept.special, kept.lstrip, kept.rstrip) == (token.special, token.lstrip, token.rstrip)
-    assert tokenizer.eos_token == family.eos_token
-    assert tokenizer.bos_token == family.bos_token
-    assert set(family.stop_tokens) <= {token.text for token in family.added_tokens}
-    assert (tokenizer.encode("x")[0] == tokenizer.bos_token_id) == family.adds_bos
-    for text in TEXTS:
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
 def test_every_template_has_a_source_and_every_copy_is_unchanged() -> None:

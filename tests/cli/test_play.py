@@ -5,7 +5,6 @@ import json
 import os
 import pty
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -192,31 +191,6 @@ def test_an_environment_that_fails_is_named_recorded_and_closed(door, monkeypatc
 def test_limits_end_an_episode_as_they_do_in_a_run(door, monkeypatch, capsys):
     _, out, *_ = play(door, "a\nb\nc\n", monkeypatch, capsys, "--max_turns", "2")
     assert "end: max_turns after 2 turns, reward 0, score 0" in out
-
-
-@pytest.mark.slow
-def test_ctrl_c_while_the_environment_works_closes_it_and_keeps_the_record(tmp_path):
-    (tmp_path / "slow.py").write_text(
-        "import asyncio\nfrom pathlib import Path\nfrom agentenv import AgentInstance\n\n"
-        "class Slow(AgentInstance):\n    needs_label = False\n"
-        "    async def step(self, states):\n        Path('steps').touch()\n        await asyncio.sleep(600)\n"
-        "    async def close(self):\n        Path('closed').open('a').write('x')\n"
-    )
-    (tmp_path / "d.jsonl").write_text('{"prompt": "hi"}\n')
-    path = os.pathsep.join([str(ROOT), str(ROOT / "envs"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "agentenv.cli", "play", "slow.py:Slow", "--data", "d.jsonl", "--out", "run"]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
-    )
-    process.stdin.write(b"wait\n")
-    process.stdin.flush()
-    while process.poll() is None and not (tmp_path / "steps").exists():
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert (tmp_path / "closed").read_text() == "xx"  # one of them is the trial before
-    assert next(iter(read_trajectories(tmp_path / "run"))).stop_reason is StopReason.ABORTED
 
 
 class Terminal:

@@ -2,14 +2,12 @@
 
 import contextlib
 import os
-import subprocess
 import sys
 
 import pytest
 
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Completion, StepResult, StopReason, Task
-from agentenv.runs.records import selection
 from agentenv.runs.records.directory import RunWriter
 from agentenv.runs.records.index import TRAJECTORIES
 from tests.drivers import command
@@ -191,30 +189,6 @@ def test_a_pager_that_is_quit_ends_the_command(run, monkeypatch):
     monkeypatch.setenv("PAGER", "head -c 10")
     with terminal(monkeypatch):
         assert command(["show", run]) == 0
-
-
-def test_a_pager_that_is_quit_ends_a_search_that_finds_nothing_more(run, monkeypatch, capsys):
-    started, read = [], []
-    popen, read_trajectories = subprocess.Popen, selection.read_trajectories
-
-    def note_start(*args, **options):
-        started.append(popen(*args, **options))
-        return started[0]
-
-    def read_after_the_end(*args, **options):
-        for trajectory in read_trajectories(*args, **options):
-            read.append(trajectory.episode_id)
-            yield trajectory
-            started[0].kill()
-            started[0].wait()
-
-    monkeypatch.setattr(subprocess, "Popen", note_start)
-    monkeypatch.setattr(selection, "read_trajectories", read_after_the_end)
-    monkeypatch.setenv("PAGER", "cat")
-    with terminal(monkeypatch):
-        assert command(["show", run, "--grep", "no such text"]) == 0
-    assert len(read) == 2  # of 3
-    assert capsys.readouterr().err == ""
 
 
 def test_a_pager_that_is_no_command_line_is_an_error(run, monkeypatch, capsys):

@@ -85,33 +85,6 @@ def test_completion_is_a_script_of_the_shell(shell, capsys):
 
 
 @pytest.mark.long
-def test_bash_completes_commands_flags_and_values(tmp_path, capsys):
-    bash = shutil.which("bash")
-    if bash is None:
-        pytest.skip("bash is not installed")
-    assert command(["completion", "bash"]) == 0
-    (tmp_path / "script").write_text(capsys.readouterr().out)
-    function = """
-        source ./script
-        entry=$(complete -p agentenv); entry=${entry#*-F }; function=${entry%% *}
-        try() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); $function; echo "${COMPREPLY[@]}"; }
-        try agentenv ru; try agentenv run --eng; try agentenv run --engine hf --conf; try agentenv tokens rep
-        try agentenv train --advantage_estimator dr
-        try agentenv run --env math; try agentenv train --env guess_number math
-    """
-    done = subprocess.run([bash, "-c", function], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert [line.split() for line in done.stdout.splitlines()] == [
-        ["run"],
-        ["--engine", "--engine_backend", "--engine_args", "--engine_cpus", "--engine_gpus"],
-        ["--config"],
-        ["replay"],
-        ["dr_grpo"],
-        ["math_retry"],
-        ["math_retry"],
-    ]
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_are_told_to_complete_files_where_nothing_else_fits(shell, tmp_path, capsys):
     assert command(["completion", shell]) == 0

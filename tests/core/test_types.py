@@ -52,7 +52,7 @@ def test_sampling_params_take_the_edges_of_their_ranges():
 
 
 @pytest.mark.parametrize("field", ["reward", "score"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300])  # the last is none in float32
 def test_a_step_result_refuses_numbers_that_are_not_finite(field, value):
     with pytest.raises(ContractError, match=f"StepResult.{field}: expected a finite number, got "):
         StepResult(**{field: value})
@@ -67,7 +67,7 @@ def test_a_step_result_refuses_what_is_not_a_number_and_a_missing_reward_with_th
             StepResult(score=value)
 
 
-@pytest.mark.parametrize("info", [None, [1], {"n": 10**5000}, {"n": Fraction(10**400)}])
+@pytest.mark.parametrize("info", [None, [1], {"n": 10**5000}, {"n": Fraction(10**400)}, {"a": None, "b": 1, "c": "x"}])
 def test_a_step_result_refuses_info_that_no_record_holds(info):
     with pytest.raises(ContractError, match=r"^StepResult\.info.*: expected a "):
         StepResult(info=info)
@@ -99,16 +99,6 @@ def test_each_stop_reason_says_once_whether_it_terminated_or_truncated():
     odd = {StopReason.TERMINATED: (True, False), StopReason.ERROR: (False, False)}
     for reason in StopReason:
         assert (reason.terminated, reason.truncated) == odd.get(reason, (False, True))
-
-
-def test_a_step_result_refuses_rewards_that_float32_cannot_hold():
-    with pytest.raises(ContractError, match=r"StepResult\.reward: expected a finite number, got 1e"):
-        StepResult(reward=1e300)
-
-
-def test_a_step_result_refuses_facts_that_are_neither_numbers_nor_text():
-    with pytest.raises(ContractError, match=r"StepResult.info\['a'\]: expected a number or text, got None"):
-        StepResult(info={"a": None, "b": 1, "c": "text"})
 
 
 def test_the_parameters_of_a_turn_keep_every_field_but_the_limits_and_the_seed():

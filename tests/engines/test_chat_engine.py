@@ -336,30 +336,31 @@ async def test_states_have_text_and_no_ids_and_tokens_as_the_server_counts_them(
     assert states["observation_text"] == "User: 1 + 2?\n\nAssistant: 3\n\nUser: Use the tool.\n\nAssistant:"
 
 
-class AnswersOne(Asks):
-    """Answers only the first call."""
+def answering(observation):
+    """An environment that answers every action so."""
 
-    async def step(self, states):
-        result = await super().step(states)
-        return StepResult(result.observation[:1])
+    class Answers(Asks):
+        async def step(self, states):
+            return StepResult(observation)
+
+    return Answers
 
 
-class AnswersInWords(Asks):
-    """Answers calls in a user message."""
-
-    async def step(self, states):
-        return StepResult("The result is 3.")
+def result_of(call_id, content):
+    return {"role": "tool", "tool_call_id": call_id, "name": "add", "content": content}
 
 
 async def test_an_environment_that_leaves_a_call_unanswered_breaks_the_contract():
-    trajectory, _ = await play(in_turn(called(("add", {}), ("add", {}))), AnswersOne)
+    calls, only_one = called(("add", {}), ("add", {})), answering([result_of("call_add_0", "3")])
+    trajectory, _ = await play(in_turn(calls), only_one)
     assert trajectory.error.kind == "contract"
     assert "expected one message of the role tool for each call" in trajectory.error.message
     assert trajectory.reward is None
 
 
 async def test_calls_that_are_answered_in_words_are_sent_back_in_words():
-    trajectory, server = await play(in_turn(called(("add", {"a": 1})), "3"), AnswersInWords, max_turns=2)
+    in_words = answering("The result is 3.")
+    trajectory, server = await play(in_turn(called(("add", {"a": 1})), "3"), in_words, max_turns=2)
     assert server.requests[1]["messages"][1:] == [
         {"role": "assistant", "content": trajectory.turns[0].action},
         {"role": "user", "content": "The result is 3."},
@@ -367,15 +368,8 @@ async def test_calls_that_are_answered_in_words_are_sent_back_in_words():
     assert '{"name": "add", "arguments": {"a": 1}}' in trajectory.turns[0].action
 
 
-class AnswersNoCall(Asks):
-    """Answers in the role tool, even an action without calls."""
-
-    async def step(self, states):
-        return StepResult([{"role": "tool", "tool_call_id": "none", "name": "add", "content": "No call found."}])
-
-
 async def test_an_answer_to_no_call_is_sent_as_a_message_of_the_user():
-    trajectory, server = await play(in_turn("3"), AnswersNoCall, max_turns=2)
+    trajectory, server = await play(in_turn("3"), answering([result_of("none", "No call found.")]), max_turns=2)
     assert trajectory.error is None
     assert server.requests[1]["messages"][1:] == [
         {"role": "assistant", "content": "3"},
@@ -414,13 +408,9 @@ async def test_a_full_context_truncates_an_episode_and_refuses_a_first_prompt():
 
 def test_its_tokenizer_refuses_every_use():
     tokenizer = NoTokenizer()
-    for use in (
-        lambda: tokenizer.encode("a"),
-        lambda: tokenizer.decode([1]),
-        lambda: tokenizer.apply_chat_template([]),
-    ):
+    for use in (tokenizer.encode, tokenizer.decode, tokenizer.apply_chat_template):
         with pytest.raises(ConfigError, match="got chat, which returns no token ids"):
-            use()
+            use([])
 
 
 async def test_a_message_of_the_prompt_may_have_calls_with_arguments_as_objects():

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from random import Random
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from agentenv.core.types import SamplingParams
 from agentenv.engines.hf.sampling import StopStrings, draw, truncate
 
 
-def drawn(logits: torch.Tensor, params: list[SamplingParams], seed: int = 0, banned: Any = None) -> tuple[Any, Any]:
+def drawn(logits, params, seed=0, banned=None):
     rng = Random(seed)
     return draw(logits, params, [rng.random() for _ in params], banned or [()] * len(params))
 
@@ -21,7 +20,7 @@ def drawn(logits: torch.Tensor, params: list[SamplingParams], seed: int = 0, ban
 @pytest.mark.parametrize(
     "sampling", [SamplingParams(), SamplingParams(temperature=0.5), SamplingParams(top_p=0.6)], ids=str
 )
-def test_tokens_are_as_frequent_as_their_reported_probabilities(sampling: SamplingParams) -> None:
+def test_tokens_are_as_frequent_as_their_reported_probabilities(sampling):
     num, logits = 20_000, torch.tensor([2.0, 0.0, 1.0, -torch.inf, 1.5, -3.0])
     tokens, logprobs = drawn(logits.expand(num, -1), [sampling] * num)
     counts = Counter(tokens.tolist())
@@ -44,7 +43,7 @@ def test_tokens_are_as_frequent_as_their_reported_probabilities(sampling: Sampli
     ),
     st.one_of(st.just(0.0), st.just(1 - 2**-53), st.floats(0, 1, exclude_max=True)),
 )
-def test_a_row_does_not_depend_on_its_neighbors(values: list[float], sampling: SamplingParams, uniform: float) -> None:
+def test_a_row_does_not_depend_on_its_neighbors(values, sampling, uniform):
     row = torch.tensor(values)
     others = [SamplingParams(temperature=0.0), SamplingParams(top_k=2), SamplingParams(temperature=3.0)]
     alone, score = draw(row[None], [sampling], [uniform], [()])
@@ -59,7 +58,7 @@ def test_a_row_does_not_depend_on_its_neighbors(values: list[float], sampling: S
     assert torch.isfinite(score[0])
 
 
-def test_truncation_keeps_what_its_words_say() -> None:
+def test_truncation_keeps_what_its_words_say():
     logits = torch.log(torch.tensor([[0.4, 0.3, 0.2, 0.1]] * 5))
     kinds = [
         SamplingParams(top_k=2),
@@ -73,7 +72,7 @@ def test_truncation_keeps_what_its_words_say() -> None:
     assert kept[:, 0].all()
 
 
-def test_greedy_reports_the_plain_log_softmax() -> None:
+def test_greedy_reports_the_plain_log_softmax():
     logits = torch.randn(3, 11, generator=torch.Generator().manual_seed(4))
     kinds = [SamplingParams(temperature=0.0, top_p=0.1, top_k=1, min_p=0.9), SamplingParams(temperature=1e-6)]
     tokens, logprobs = drawn(logits, [*kinds, SamplingParams(temperature=0.5)])
@@ -81,7 +80,7 @@ def test_greedy_reports_the_plain_log_softmax() -> None:
     torch.testing.assert_close(logprobs[:2], logits.log_softmax(-1).amax(-1)[:2])
 
 
-def test_banned_tokens_are_not_drawn_and_the_callers_logits_stay() -> None:
+def test_banned_tokens_are_not_drawn_and_the_callers_logits_stay():
     logits = torch.tensor([[5.0, 1.0, 0.0], [5.0, 1.0, 0.0]])
     tokens, logprobs = drawn(logits, [SamplingParams(temperature=0.0)] * 2, banned=[{0, 99}, ()])
     assert tokens.tolist() == [1, 0]
@@ -89,42 +88,33 @@ def test_banned_tokens_are_not_drawn_and_the_callers_logits_stay() -> None:
     assert logits[0, 0] == 5.0
 
 
-def test_rows_that_are_not_numbers_give_nan_and_leave_the_others() -> None:
-    logits = torch.tensor([[torch.nan, 0.0, 1.0], [0.0, 9.0, 1.0]])
-    for kind in (SamplingParams(), SamplingParams(temperature=0.0), SamplingParams(top_p=0.5)):
-        tokens, logprobs = drawn(logits, [kind] * 2)
-        assert torch.isnan(logprobs[0])
-        assert torch.isfinite(logprobs[1])
-        assert 0 <= int(tokens[0]) < 3
-
-
 class Bytes:
     """A tokenizer with one token per byte."""
 
     eos_token_id, chat_template = None, None
 
-    def __init__(self) -> None:
-        self.all_special_ids: list[int] = []
+    def __init__(self):
+        self.all_special_ids = []
         self.num_decoded = 0
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text, *, add_special_tokens=True):
         return list(text.encode())
 
-    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
+    def decode(self, token_ids, *, skip_special_tokens=False):
         self.num_decoded += len(token_ids)
         return bytes(token_ids).decode(errors="replace")
 
-    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
+    def apply_chat_template(self, conversation, **kwargs):
         raise NotImplementedError
 
 
-def first_stop(text: bytes, *stop: str, min_tokens: int = 0, prompt: bytes = b"ab") -> tuple[int, str] | None:
+def first_stop(text, *stop, min_tokens=0, prompt=b"ab"):
     strings = StopStrings(Bytes(), SamplingParams(stop=stop, min_tokens=min_tokens), list(prompt))
     found = ((n, strings.push(byte)) for n, byte in enumerate(text, 1))
     return next(((n, stop) for n, stop in found if stop is not None), None)
 
 
-def test_stop_strings_are_found_where_they_end() -> None:
+def test_stop_strings_are_found_where_they_end():
     assert first_stop(b"one two three", "two") == (7, "two")
     assert first_stop(b"one two three", "three", "ne t") == (5, "ne t")
     assert first_stop(b"aab", "ab", "b", "aab") == (3, "ab")
@@ -132,29 +122,29 @@ def test_stop_strings_are_found_where_they_end() -> None:
     assert first_stop(b"bcd", "abc") is None, "the prompt is not searched"
 
 
-def test_stop_strings_wait_for_whole_characters() -> None:
+def test_stop_strings_wait_for_whole_characters():
     text = "naïve → 日本語 🙂 end"
     for stop in ("ï", "→", "本語", "🙂", "語 🙂 e"):
         end = len(text[: text.index(stop) + len(stop)].encode())
         assert first_stop(text.encode(), stop) == (end, stop)
 
 
-def test_stop_strings_wait_for_characters_started_in_the_prompt() -> None:
+def test_stop_strings_wait_for_characters_started_in_the_prompt():
     assert first_stop("é!".encode()[1:], "!", prompt="é".encode()[:1]) == (2, "!")
 
 
-def test_stop_strings_survive_bytes_that_are_not_text() -> None:
+def test_stop_strings_survive_bytes_that_are_not_text():
     assert first_stop(b"\xff" * 40 + b" stop", "stop") == (45, "stop")
 
 
-def test_stop_strings_are_looked_for_after_min_tokens() -> None:
+def test_stop_strings_are_looked_for_after_min_tokens():
     assert first_stop(b"xx xx", "x", min_tokens=2) == (4, "x")
     assert first_stop(b"abc", "ab", min_tokens=2) is None
     assert first_stop(b"abc", "bc", min_tokens=2) == (3, "bc")
 
 
 @pytest.mark.parametrize("text", [b"word " * 400, b"\xff" * 2000, "🙂".encode() * 500])
-def test_stop_strings_decode_in_linear_time(text: bytes) -> None:
+def test_stop_strings_decode_in_linear_time(text):
     tokenizer = Bytes()
     strings = StopStrings(tokenizer, SamplingParams(stop=("never",)), [65] * 1000)
     for byte in text:

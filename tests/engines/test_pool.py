@@ -1,9 +1,7 @@
 """EnginePool: who serves what, and what happens when engines fail, hang, die and come back."""
 
 import asyncio
-import time
 from collections import Counter, defaultdict
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +14,7 @@ from agentenv.engines.pool import EngineDead, EnginePool, EngineSlot, PoolPolicy
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.errors import ConfigError, EngineError, RunStopped
 from agentenv.testing.tokenizers import CharTokenizer
+from tests.waits import until
 
 TOKENIZER = CharTokenizer()
 SAMPLING = SamplingParams(max_tokens=8, seed=7)
@@ -64,12 +63,6 @@ class Fragile(ScriptedEngine):
 
 def ask(pool, request_id, sampling=SAMPLING):
     return asyncio.ensure_future(pool.generate([1, 2], sampling, request_id=request_id))
-
-
-async def until(condition):
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def episodes(engine):
@@ -146,16 +139,6 @@ async def test_an_engine_gets_no_more_than_its_share_at_once_and_the_rest_comes_
     assert order == [f"e{index}/0" for index in range(20)]
     for engine in engines:
         assert episodes(engine) == sorted(episodes(engine), key=lambda i: int(i[1:-2]))
-
-
-async def test_a_request_that_is_given_up_while_it_waits_takes_no_place():
-    pool = EnginePool([Fragile(latency_s=0.01)], policy=PoolPolicy(max_in_flight=1))
-    first, second, third = (ask(pool, f"e{index}/0") for index in range(3))
-    await asyncio.sleep(0)
-    second.cancel()
-    await asyncio.gather(first, third)
-    assert second.cancelled()
-    assert pool.in_flight == [0]
 
 
 async def test_a_place_that_comes_together_with_the_cancellation_is_given_back():
@@ -254,66 +237,6 @@ async def test_a_call_that_its_engine_cancels_fails_over():
 
 
 # --- death ----------------------------------------------------------------------------------------------------------
-
-
-async def test_the_requests_of_an_engine_that_dies_move_to_another_at_once():
-    gone = asyncio.Event()
-
-    async def say(request):
-        await (gone.wait() if request.call_index == 0 else hang(request))
-        return EngineDead("gone.")
-
-    dying, other = Fragile(say), Fragile(latency_s=0.001)
-    pool = EnginePool([dying, other], policy=PoolPolicy(close_timeout_s=0.05))
-    asked = [ask(pool, f"e{index}/0") for index in range(6)]
-    await until(lambda: len(dying.requests) == 3)
-    gone.set()
-    async with asyncio.timeout(60):
-        await asyncio.gather(*asked)
-    await until(lambda: dying.closed)
-    assert len(dying.requests) == 3
-    assert sorted(episodes(other)) == [f"e{index}/0" for index in range(6)]
-    assert dying.num_cancelled == 2
-
-
-async def test_a_dead_engine_is_replaced_and_serves_again():
-    made = []
-
-    def make(index):
-        made.append(Fragile(index=index))
-        return made[-1]
-
-    engines = [Fragile(index=0), Fragile(index=1)]
-    pool = EnginePool(engines, make=make, policy=QUICK)
-    engines[1].dead = True
-    for index in range(4):
-        await pool.generate([1], SAMPLING, request_id=f"e{index}/0")
-    await until(lambda: pool.num_alive == 2)
-    for index in range(4):
-        await pool.generate([1], SAMPLING, request_id=f"f{index}/0")
-    assert [engine.index for engine in made] == [1]
-    assert made[0].requests
-    await pool.close()
-    assert made[0].closed
-    assert engines[0].closed
-
-
-@pytest.mark.long
-async def test_an_engine_that_cannot_start_again_is_tried_with_longer_waits():
-    trials = []
-
-    def make(index):
-        trials.append(time.monotonic())
-        return Fragile(start=EngineError("no room") if len(trials) < 4 else None)
-
-    engine = Fragile()
-    engine.dead = True
-    pool = EnginePool([engine], make=make, policy=PoolPolicy(restart_wait_s=0.02, close_timeout_s=0.05))
-    async with asyncio.timeout(60):
-        await pool.generate([1], SAMPLING, request_id="e/0")
-    waits = [after - before for before, after in pairwise(trials)]
-    assert len(trials) == pool.num_restarts == 4
-    assert [wait >= 0.04 * 2**index for index, wait in enumerate(waits)] == [True] * 3
 
 
 async def test_one_death_more_than_allowed_stops_the_run():

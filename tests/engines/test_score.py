@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import threading
 
-import httpx
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -15,10 +13,9 @@ from transformers import AutoModelForCausalLM
 from agentenv.core.types import SamplingParams
 from agentenv.engines.hf import engine as _score
 from agentenv.engines.hf.engine import HFEngine
-from agentenv.engines.vllm.http import VLLMHTTPEngine
 from agentenv.errors import EngineError
-from tests.engines.streamed import StreamedTransport
 from tests.engines.test_hf import gpt2, mistral, one_thread  # noqa: F401 - a fixture of all tests here
+from tests.engines.test_vllm_http import Fake, engine_over
 from tests.models import make_tiny_qwen2
 
 IDS = [40 + (7 * i * i) % 150 for i in range(200)]
@@ -200,41 +197,30 @@ async def test_close_fails_what_is_being_scored(folder, one_token_at_a_time):
 # --- vllm_http --------------------------------------------------------------------------------------------------------
 
 
-class Server:
-    """A vLLM in memory that answers `prompt_logprobs`; `change` may spoil a choice of its answer."""
-
-    def __init__(self, change=lambda choice: None):
-        self.change, self.bodies = change, []
-
-    async def __call__(self, request):
-        body = json.loads(request.content) if request.content else {}
-        if request.url.path == "/v1/models":
-            return httpx.Response(200, json={"data": [{"id": "m", "root": "m", "max_model_len": 6}]})
-        prompt = body["prompt"]
-        choice = {"finish_reason": "length", "prompt_token_ids": prompt, "token_ids": [9]}
-        if "prompt_logprobs" not in body:  # the engine looks at the server
-            choice["logprobs"] = {"tokens": ["token_id:9"], "token_logprobs": [0.0]}
-            return httpx.Response(200, json={"choices": [choice]})
-        self.bodies.append(body)
-        choice["prompt_logprobs"] = [None, *({str(t): {"logprob": -t / 4, "rank": 1}} for t in prompt[1:])]
-        self.change(choice)
-        return httpx.Response(200, json={"choices": [choice]})
-
-
 async def score_over_http(token_ids, change=lambda choice: None):
-    server = Server(change)
-    engine = VLLMHTTPEngine("http://server", transport=StreamedTransport(server), max_retries=0)
-    try:
-        return await engine.score(token_ids), server.bodies
-    finally:
-        await engine.close()
+    """The scores and the bodies of a vLLM that answers `prompt_logprobs`; `change` may spoil a choice of its answer."""
+
+    def answer(body):
+        choice = {"finish_reason": "length", "prompt_token_ids": body["prompt"], "token_ids": [9]}
+        choice["prompt_logprobs"] = [None, *({str(t): {"logprob": -t / 4, "rank": 1}} for t in body["prompt"][1:])]
+        change(choice)
+        return {"choices": [choice]}
+
+    fake = Fake(answer, max_model_len=6)
+    async with engine_over(fake, max_retries=0) as engine:
+        return await engine.score(token_ids), fake.bodies
 
 
 async def test_http_scores_are_the_prompt_logprobs_of_the_tokens_sent():
     scores, (body,) = await score_over_http((4, 2, 8))
     assert math.isnan(scores[0])
     assert scores[1:] == [-0.5, -2.0]
-    assert (body["prompt"], body["max_tokens"], body["prompt_logprobs"], body["model"]) == ([4, 2, 8], 1, 0, "m")
+    assert (body["prompt"], body["max_tokens"], body["prompt_logprobs"], body["model"]) == (
+        [4, 2, 8],
+        1,
+        0,
+        "the-model",
+    )
 
 
 async def test_http_score_of_a_full_context_lacks_its_last_token():

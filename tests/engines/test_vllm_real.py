@@ -18,16 +18,19 @@ from pathlib import Path
 import httpx
 import pytest
 import pytest_asyncio
+import torch
+from transformers import AutoModelForCausalLM
 
 import agentenv
 from agentenv.chat.chat import Chat
 from agentenv.chat.constraints import calls_tag
-from agentenv.core.types import SamplingParams
+from agentenv.core.types import Completion, SamplingParams
 from agentenv.engines.hf.engine import HFEngine
 from agentenv.engines.models import load_tokenizer
 from agentenv.engines.vllm.http import VLLMHTTPEngine
 from agentenv.engines.vllm.local import VLLMEngine
 from agentenv.errors import ConfigError, EngineError, PromptTooLong
+from tests.engines.test_hf import plain_greedy, rescore
 from tests.engines.vllm_marks import VLLM
 from tests.models import make_tiny_qwen2
 from tests.ports import held_port
@@ -72,17 +75,6 @@ async def until(holds, timeout_s=200.0):
     while not await holds():
         assert time.monotonic() < end, "waited in vain"
         await asyncio.sleep(0.05)
-
-
-def score(folder, prompt, token_ids):
-    """(greedy next tokens, log-probabilities) of `token_ids` after `prompt`, by transformers."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with torch.no_grad():
-        logprobs = model(torch.tensor([[*prompt, *token_ids]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-    return logprobs.argmax(-1).tolist(), logprobs.gather(1, torch.tensor([token_ids]).T)[:, 0].tolist()
 
 
 def is_asked(engine, num):
@@ -263,34 +255,6 @@ async def test_http_refusals_are_readable(server):
     await remote.close()
 
 
-async def test_http_cancel_reaches_the_server(server):
-    remote = VLLMHTTPEngine(server)
-
-    async def metric(name):
-        async with httpx.AsyncClient(trust_env=False) as client:
-            lines = (await client.get(f"{server}/metrics")).text.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
-
-    async def busy():
-        return await metric("vllm:num_requests_running") > 0
-
-    async def idle():
-        return await metric("vllm:num_requests_running") + await metric("vllm:num_requests_waiting{") == 0
-
-    try:
-        await ask(remote)
-        before = await metric("vllm:generation_tokens_total")
-        tasks = [asyncio.create_task(ask(remote, LONG)) for _ in range(64)]
-        await until(busy)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await until(idle)
-        assert await metric("vllm:generation_tokens_total") - before < 64 * LONG.max_tokens
-    finally:
-        await remote.close()
-
-
 # ---------------------------------------------------------------------------------------------------------------- ends
 
 
@@ -373,8 +337,9 @@ async def test_death_of_vllm_is_named_ctrl_c_is_ours_and_stdout_stays_clean(mode
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, err.decode()[-3000:]
     answer = json.loads(out)  # nothing else on stdout
-    tokens, logprobs = score(model, [1, 2, 3], answer["tokens"])
-    assert answer["tokens"] == tokens
+    reference, tokens = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), answer["tokens"]
+    assert tuple(tokens) == plain_greedy(reference, [1, 2, 3], len(tokens))
+    logprobs = rescore(reference, [1, 2, 3], Completion(tuple(tokens)), GREEDY)
     assert answer["logprobs"] == pytest.approx(logprobs, abs=1e-3)
     assert len(answer["problems"]) == 2
     assert all("EngineDeadError" in problem for problem in answer["problems"])

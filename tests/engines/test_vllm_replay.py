@@ -1,7 +1,7 @@
 """Token fidelity on a real vLLM: what is recorded is what was sampled, and re-scoring it gives the same numbers.
 
 200 conversations of four to six turns, concurrently, whose turns end in every way: by the model's own end, at a stop
-string, at a limit after a few tokens. The figures are in the test's output (`pytest -s`).
+string, at a limit after a few tokens.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import gc
 import random
 import shutil
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -20,8 +19,7 @@ import pytest_asyncio
 from agentenv.chat.chat import Chat
 from agentenv.core.agent import AgentInstance
 from agentenv.core.dataset import read_tasks
-from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import SamplingParams, StepResult
+from agentenv.core.types import SamplingParams, StepResult, StopReason
 from agentenv.engines.hf.engine import HFEngine
 from agentenv.engines.models import load_stop_token_ids, load_tokenizer, resolve_model
 from agentenv.engines.vllm.local import VLLMEngine
@@ -142,26 +140,11 @@ async def played(engine, config, tmp_path_factory):
     """The run directory, and what vLLM said of its requests."""
     path, llm = tmp_path_factory.mktemp("runs") / "vllm", engine._llm
     engine._llm = listening = Listening(llm)
-    started = time.monotonic()
     try:
         await play(engine, config, path, engine_name="vllm_local")
     finally:
         engine._llm = llm
-    print(f"\nsampled in {time.monotonic() - started:.1f} s")
     return path, listening.heard
-
-
-def show(name, report, started):
-    print(
-        f"\n{name}: {report.num_episodes} episodes, {report.num_turns} turns, {report.num_tokens} action tokens; "
-        f"difference: largest {report.largest.size:.3g}, p99 {report.p99:.3g}, mean {report.mean:.3g}; "
-        f"{time.monotonic() - started:.1f} s"
-    )
-
-
-def closes(trajectory, turn):
-    """The tokens with which the loop closed a turn in the model's place."""
-    return range(turn.end, turn.end + turn.num_synthesized)
 
 
 async def test_turns_end_in_every_way_and_many_are_truncated(played):
@@ -173,13 +156,11 @@ async def test_turns_end_in_every_way_and_many_are_truncated(played):
         "length" if t.finish_reason == "length" else type(t.matched_stop).__name__ if t.matched_stop else "eos"
         for t in turns
     )
-    bridges = Counter(turn.bridge for turn in turns)
-    stops = Counter(str(each.stop_reason) for each in trajectories)
-    print(f"\nturns {len(turns)}, ends {dict(ends)}, bridges {dict(bridges)}, episodes {dict(stops)}")
+    num_full = sum(each.stop_reason is StopReason.MAX_LENGTH for each in trajectories)
     assert ends["length"] >= 0.3 * len(turns)
     assert min(ends[end] for end in ("length", "str", "int", "eos")) >= 20
     assert sum(len(each.turns) > 1 for each in trajectories) >= 0.95 * NUM_EPISODES
-    assert stops["max_length"] >= 5
+    assert num_full >= 5
     assert max(len(each.token_ids) for each in trajectories) == MAX_LENGTH
 
 
@@ -196,30 +177,8 @@ async def test_recorded_ids_are_those_that_vllm_echoed(played):
     assert num_turns == len(heard)
 
 
-async def test_synthesized_closes_are_masked_and_flagged(played, config):
-    close = Chat(load_tokenizer(config.model)).template.close_ids
-    num_cut = 0
-    for trajectory in read_trajectories(played[0]):
-        segment = trajectory.segments[0]
-        marked = {i for turn in trajectory.turns for i in range(turn.start, turn.end)}
-        assert [i in marked for i in range(len(segment))] == [bool(each) for each in segment.action_mask]
-        for turn in trajectory.turns:
-            if turn.bridge is None:  # nothing followed
-                continue
-            ended = segment.token_ids[turn.end - len(close) : turn.end].tolist() == list(close)
-            assert (turn.num_synthesized, turn.bridge) == ((0, "exact") if ended else (len(close), "truncated"))
-            assert segment.token_ids[turn.end : turn.end + turn.num_synthesized].tolist() == list(close) * (not ended)
-            for position in closes(trajectory, turn):
-                assert (segment.action_mask[position], segment.logprobs[position]) == (0, 0.0)
-                assert segment.policy_versions[position] == -1
-                num_cut += 1
-    assert num_cut > 100
-
-
 async def test_replay_on_the_engine_that_sampled_returns_the_recorded_logprobs(engine, played, config):
-    started = time.monotonic()
     report = await replay(read_trajectories(played[0]), engine, sampling=config.sampling, tolerance=TOLERANCE)
-    show("vllm, by the same vllm", report, started)
     assert (report.num_episodes, report.num_turns_left_out, report.num_missing) == (NUM_EPISODES, 0, 0)
     assert report.num_tokens + report.num_unscored == sum(
         sum(each.action_mask) for each in read_trajectories(played[0])
@@ -231,9 +190,7 @@ async def test_replay_on_the_engine_that_sampled_returns_the_recorded_logprobs(e
 
 async def test_replay_of_the_run_directory_on_a_fresh_engine(played):
     """On hf: on a fresh vLLM README's block replays a run."""
-    started = time.monotonic()
     report = await replay_run(played[0], engine="hf", tolerance=TOLERANCE)
-    show("vllm, by a fresh hf", report, started)
     gc.collect()
     assert (report.num_episodes, report.num_unscored, report.exit_code) == (NUM_EPISODES, 0, 0)
     assert report.largest.size <= TOLERANCE
@@ -242,28 +199,13 @@ async def test_replay_of_the_run_directory_on_a_fresh_engine(played):
 async def test_run_made_by_hf_replays_on_vllm_and_on_hf(engine, folder, config, tmp_path):
     hf = HFEngine(folder, dtype="float32", max_length=MAX_LENGTH)
     try:
-        started = time.monotonic()
         path = await play(hf, config, tmp_path / "hf", engine_name="hf", num_episodes=50)
-        print(f"\nhf sampled 50 episodes in {time.monotonic() - started:.1f} s")
-        for name, scorer in (("hf", hf), ("vllm", engine)):
-            started = time.monotonic()
+        for scorer in (hf, engine):
             report = await replay(read_trajectories(path), scorer, sampling=config.sampling, tolerance=TOLERANCE)
-            show(f"hf, by {name}", report, started)
             assert (report.num_episodes, report.exit_code) == (50, 0)
             assert report.largest.size <= TOLERANCE
     finally:
         await hf.close()
-
-
-async def test_tampered_record_is_found_by_vllm(engine, played, config):
-    trajectories = list(read_trajectories(played[0]))[:40]
-    tampered: Trajectory = trajectories[17]
-    position = tampered.turns[2].start + 1
-    tampered.segments[0].token_ids[position] ^= 1
-    report = await replay(trajectories, engine, sampling=config.sampling, tolerance=TOLERANCE)
-    assert (report.exit_code, report.num_episodes_beyond) == (1, 1)
-    assert (report.first.episode_id, report.first.turn) == (tampered.episode_id, 2)
-    assert report.first.position == position
 
 
 # --- scoring on vLLM ------------------------------------------------------------------------------------------------
@@ -304,5 +246,4 @@ async def test_scores_are_of_one_policy_version_when_weights_change_meanwhile(en
         ]
         assert min(gaps) < TOLERANCE < max(gaps)
         kinds["old" if gaps[0] < gaps[1] else "new"] += 1
-    print(f"\n{dict(kinds)}")
     assert kinds["new"]

@@ -27,6 +27,7 @@ from agentenv.engines.vllm.local import VLLMEngine
 from agentenv.engines.weights import WeightSender, choose_transfer, share_bytes, share_weights
 from agentenv.errors import ConfigError, EngineError
 from agentenv.testing.tokenizers import CharTokenizer
+from tests.engines.test_hf import plain_greedy
 from tests.engines.vllm_marks import VLLM
 from tests.models import WORKER_APART, make_tiny_qwen2
 
@@ -236,11 +237,7 @@ def greedy(models):
     said = []
     for folder in models:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        ids = torch.tensor([PROMPT])
-        for _ in range(GREEDY.max_tokens):
-            with torch.no_grad():
-                ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], -1)
-        said.append(tuple(ids[0, len(PROMPT) :].tolist()))
+        said.append(plain_greedy(model, PROMPT, GREEDY.max_tokens))
     assert len(set(said)) == len(said)
     return said
 

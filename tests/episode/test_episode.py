@@ -21,14 +21,12 @@ from agentenv._util.calls import create
 from agentenv._util.paths import PACKAGE
 from agentenv.chat.chat import Chat
 from agentenv.core.agent import AgentInstance
-from agentenv.core.engine import Engine
 from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.loop import run_episode
 from agentenv.episode.setup import EpisodeKey
 from agentenv.errors import ConfigError, ContractError, InfraError, MissingDependency, RunStopped
 from agentenv.testing.tokenizers import ByteFallbackTokenizer, CharTokenizer, MergingTokenizer
-from tests.models import make_tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
 TASK = Task("Q: ")
@@ -84,30 +82,11 @@ async def play(agent, script=("hello",), *, task=TASK, tokenizer=None, engine=No
     return trajectory, engine
 
 
-TOKENIZERS = ("char", "merging", "bytes", "bpe")
-
-
-@pytest.fixture(scope="module")
-def bpe(tmp_path_factory):
-    """A real byte-level BPE tokenizer, trained on the spot, with a ChatML template."""
-    from transformers import AutoTokenizer
-
-    path = tmp_path_factory.mktemp("bpe")
-    make_tiny_tokenizer(path)
-    return AutoTokenizer.from_pretrained(path)
-
-
-@pytest.fixture(params=TOKENIZERS)
-def tokenizer(request):
-    classes = {"char": CharTokenizer, "merging": MergingTokenizer, "bytes": ByteFallbackTokenizer}
-    return classes[request.param]() if request.param in classes else request.getfixturevalue("bpe")
-
-
-async def test_the_record_of_a_chat_is_prompt_action_reply_action(tokenizer):
+@pytest.mark.parametrize("tokenizer_of", [CharTokenizer, MergingTokenizer, ByteFallbackTokenizer])
+async def test_the_record_of_a_chat_is_prompt_action_reply_action(tokenizer_of):
     steps = StepResult([{"role": "user", "content": "again"}], reward=0.5), END
-    trajectory, _ = await play(
-        Scripted(*steps), ["one", "two"], task=Task([{"role": "user", "content": "hi"}]), tokenizer=tokenizer
-    )
+    task, tokenizer = Task([{"role": "user", "content": "hi"}]), tokenizer_of()
+    trajectory, _ = await play(Scripted(*steps), ["one", "two"], task=task, tokenizer=tokenizer)
     assert tokenizer.decode(trajectory.token_ids.tolist()) == (
         "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\none<|im_end|>\n"
         "<|im_start|>user\nagain<|im_end|>\n<|im_start|>assistant\ntwo<|im_end|>"
@@ -159,15 +138,11 @@ async def test_the_work_with_the_tokenizer_is_linear_in_the_tokens():
 
 
 async def test_ids_of_no_model_with_this_tokenizer_are_an_engine_error():
-    class Wild(Engine):
-        async def generate(self, prompt_token_ids, sampling, *, request_id):
-            return Completion((1_000_000,), logprobs=(-0.5,))
-
     class Sized(CharTokenizer):
         def __len__(self):
             return 300
 
-    trajectory = await run_episode(Scripted, Task("x"), engine=Wild(), tokenizer=Sized())
+    trajectory, _ = await play(Scripted(END), [Completion((1_000_000,))], tokenizer=Sized())
     assert (trajectory.error.kind, trajectory.error.type) == ("infra", "EngineError")
     assert "vocabulary, got 1000000" in trajectory.error.message
 
@@ -206,11 +181,6 @@ async def test_images_of_a_task_that_no_one_reads_are_an_error():
     done, engine = await play(Asks(), task=Task("Q: ", images=("i",)))
     assert (done.error.kind, done.error.where) == ("data", "reset")
     assert engine.requests == []
-
-
-async def test_the_first_observation_is_what_reset_returns():
-    _, engine = await play(Scripted(END, prompt={"observation": "other"}))
-    assert engine.requests[0].prompt == "other"
 
 
 async def test_a_cut_action_is_shown_whole_and_as_cut():
@@ -325,21 +295,6 @@ async def test_slow_plain_steps_of_many_episodes_run_side_by_side():
 
     played = await asyncio.gather(*(play(Meets(), limits=Limits(max_turns=1)) for _ in range(40)))
     assert [trajectory.error for trajectory, _ in played] == [None] * 40
-
-
-async def test_async_methods_run_on_the_event_loop():
-    threads = []
-    await play(Scripted(lambda _: threads.append(threading.current_thread()) or END))
-    assert threads == [threading.main_thread()]
-
-
-async def test_a_plain_method_that_returns_an_awaitable_is_awaited():
-    class Wrapped(Scripted):
-        def step(self, states):
-            return super().step(states)
-
-    trajectory, _ = await play(Wrapped(END))
-    assert trajectory.stop_reason is StopReason.TERMINATED
 
 
 class QueueEra(Scripted):
@@ -457,25 +412,29 @@ async def test_a_constructor_that_fails_is_recorded(cls):
 
 
 @pytest.mark.parametrize(
-    ("steps", "limits", "script", "expected"),
+    ("step", "limits", "script", "expected"),
     [
-        ([END], {}, ["a"], StopReason.TERMINATED),
-        ([StepResult(truncated=True)], {}, ["a"], StopReason.TRUNCATED_BY_ENV),
-        ([GO_ON], {"max_turns": 2}, ["a"], StopReason.MAX_TURNS),
-        ([StepResult("x" * 999)], {}, ["a"], StopReason.MAX_LENGTH),
-        ([StepResult("")], {"max_length": 8}, ["a" * 99], StopReason.MAX_LENGTH),
-        ([forever], {"step_timeout_s": 0.05}, ["a"], StopReason.STEP_TIMEOUT),
-        ([forever], {"episode_timeout_s": 0.05}, ["a"], StopReason.EPISODE_TIMEOUT),
-        ([END], {}, [Completion((), "abort")], StopReason.ABORTED),
-        ([END], {}, [Completion((5,), "abort")], StopReason.ABORTED),
-        ([END], {}, [Completion((5,), "error")], StopReason.ERROR),
-        ([ValueError("no")], {}, ["a"], StopReason.ERROR),
+        (END, {}, ["a"], StopReason.TERMINATED),
+        (StepResult(truncated=True), {}, ["a"], StopReason.TRUNCATED_BY_ENV),
+        (GO_ON, {"max_turns": 2}, ["a"], StopReason.MAX_TURNS),
+        (StepResult("x" * 999), {}, ["a"], StopReason.MAX_LENGTH),
+        (StepResult(""), {"max_length": 8}, ["a" * 99], StopReason.MAX_LENGTH),
+        (forever, {"step_timeout_s": 0.05}, ["a"], StopReason.STEP_TIMEOUT),
+        (forever, {"episode_timeout_s": 0.05}, ["a"], StopReason.EPISODE_TIMEOUT),
+        (END, {"episode_timeout_s": 0.05}, forever, StopReason.EPISODE_TIMEOUT),
+        (END, {}, [Completion((), "abort")], StopReason.ABORTED),
+        (END, {}, [Completion((5,), "abort")], StopReason.ABORTED),
+        (END, {}, [Completion((5,), "error")], StopReason.ERROR),
+        (ValueError("no"), {}, ["a"], StopReason.ERROR),
     ],
 )
-async def test_every_end_has_its_stop_reason(steps, limits, script, expected):
-    agent = Scripted(*steps)
+async def test_every_end_has_its_stop_reason_and_only_a_spent_budget_a_last_word(
+    virtual_clock, step, limits, script, expected
+):
+    agent = Scripted(step, word=StepResult())
     trajectory, _ = await play(agent, script, limits=replace(Limits(max_length=200, max_turns=3), **limits))
     assert (trajectory.stop_reason, agent.num_closed) == (expected, 1)
+    assert len(agent.truncations) == (expected in (StopReason.MAX_TURNS, StopReason.MAX_LENGTH))
 
 
 WORD = StepResult(reward=0.25, score=0.5, info={"left": 2.0})
@@ -500,30 +459,6 @@ async def test_the_environment_has_the_last_word_when_a_limit_ends_the_episode(v
     assert (trajectory.reward, trajectory.score) == (0.75, 0.5)
     assert trajectory.turns[-1].result.info == {"seen": 1.0, "left": 2.0}
     assert trajectory.segments[0].rewards[trajectory.turns[0].end - 1] == 0.75
-
-
-@pytest.mark.parametrize(
-    ("step", "limits", "script"),
-    [
-        (forever, {"step_timeout_s": 0.05}, ["a"]),
-        (forever, {"episode_timeout_s": 0.05}, ["a"]),
-        (END, {}, ["a"]),
-        (StepResult(truncated=True), {}, ["a"]),
-        (ValueError("no"), {}, ["a"]),
-        (END, {}, [Completion((5,), "abort")]),
-    ],
-    ids=["step_timeout", "timeout_within_step", "terminated", "truncated_by_env", "error", "aborted"],
-)
-async def test_on_truncate_is_not_called_otherwise(virtual_clock, step, limits, script):
-    agent = Scripted(step, word=WORD)
-    await play(agent, script, limits=replace(Limits(max_length=200), **limits))
-    assert agent.truncations == []
-
-
-async def test_on_truncate_is_not_called_before_the_first_step(virtual_clock):
-    agent = Scripted(END, word=WORD)
-    trajectory, _ = await play(agent, lambda _: forever(None), limits=Limits(episode_timeout_s=0.05))
-    assert (trajectory.stop_reason, trajectory.reward, agent.truncations) == (StopReason.EPISODE_TIMEOUT, None, [])
 
 
 @pytest.mark.parametrize(("word", "reward"), [(None, 0.5), (StepResult(reward=1.0), 1.5)])
@@ -608,8 +543,7 @@ class Hard(BaseException):
 @pytest.mark.parametrize("where", ["reset", "step"])
 async def test_an_exception_of_an_environment_is_recorded_and_it_is_closed_once(where, error, kind):
     error.__traceback__ = None  # of the same object in another test
-    agent = Scripted(error) if where == "step" else Scripted(END, prompt=error)
-    agent.prompt = error if where == "reset" else None
+    agent = Scripted(error)
     if where == "reset":
         agent.reset = partial(answer, error)
     trajectory, _ = await play(agent)
@@ -632,14 +566,9 @@ async def test_the_message_of_an_error_keeps_both_ends_of_a_long_text():
     "error", [ValueError("no"), SystemExit(3), StopIteration(1), Hard("panic")], ids=lambda error: type(error).__name__
 )
 async def test_an_exception_of_a_plain_step_in_its_thread_is_recorded_at_once(error):
-    class Raising(Plain):
-        num_closed = 0
-
+    class Raising(Scripted):
         def step(self, states):
             raise error
-
-        def close(self):
-            self.num_closed += 1
 
     agent = Raising()
     trajectory, _ = await play(agent)
@@ -647,14 +576,10 @@ async def test_an_exception_of_a_plain_step_in_its_thread_is_recorded_at_once(er
     assert type(error).__name__ in trajectory.error.type + trajectory.error.message
 
 
-@pytest.mark.parametrize("where", ["reset", "step"])
-async def test_an_async_method_that_exits_ends_its_episode_and_not_the_program(where):
-    agent = Scripted(SystemExit(3)) if where == "step" else Scripted(END)
-    if where == "reset":
-        agent.reset = partial(answer, SystemExit(3))
-    trajectory, _ = await play(agent)
-    recorded = trajectory.error
-    assert (recorded.kind, recorded.type, recorded.where) == ("contract", "ContractError", where)
+async def test_an_async_method_that_exits_ends_its_episode_and_not_the_program():
+    agent = Scripted(SystemExit(3))
+    recorded = (await play(agent))[0].error
+    assert (recorded.kind, recorded.type, recorded.where) == ("contract", "ContractError", "step")
     assert "SystemExit(3)" in recorded.message
     assert agent.num_closed == 1
 
@@ -766,13 +691,8 @@ async def test_an_empty_prompt_is_a_fault_of_the_data():
     ids=repr,
 )
 async def test_an_engine_that_fails_or_lies_is_infrastructure_and_returns_no_reward(reply):
-    def script(_):
-        if isinstance(reply, BaseException):
-            raise reply
-        return reply
-
     agent = Scripted(END)
-    trajectory, _ = await play(agent, script, sampling=SamplingParams(max_tokens=20))
+    trajectory, _ = await play(agent, partial(answer, reply), sampling=SamplingParams(max_tokens=20))
     assert (trajectory.stop_reason, trajectory.error.kind) == (StopReason.ERROR, "infra")
     assert trajectory.error.where == "generate"
     assert (trajectory.reward, trajectory.score, agent.num_closed, agent.seen) == (None, None, 1, [])
@@ -783,12 +703,7 @@ async def test_an_engine_that_fails_or_lies_is_infrastructure_and_returns_no_rew
     "reply", [ZeroDivisionError("a bug"), Completion((5, "6")), Completion((5,), logprobs=(None,))], ids=repr
 )
 async def test_a_bug_of_an_engine_is_no_infrastructure_that_is_tried_again(reply):
-    def script(_):
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
-
-    trajectory, _ = await play(Scripted(END), script)
+    trajectory, _ = await play(Scripted(END), partial(answer, reply))
     assert (trajectory.error.kind, trajectory.error.where, trajectory.reward) == ("contract", "generate", None)
     if isinstance(reply, Exception):
         assert trajectory.error.place.startswith(__file__)
@@ -826,30 +741,9 @@ async def test_an_engine_that_never_answers_is_cancelled_by_the_episode_timeout(
 # --- cancellation -------------------------------------------------------------------------------------------------
 
 
-class Yielding(AgentInstance):
-    """Gives the loop a chance to cancel inside every method."""
-
-    made: list
-
-    async def __init__(self, made):
-        await asyncio.sleep(0)
-        self.num_closed, self.cut = 0, False
-        made.append(self)
-
-    async def reset(self, states):
-        await asyncio.sleep(0)
-        return states
-
-    async def step(self, states):
-        await asyncio.sleep(0)
-        return GO_ON
-
-    async def on_truncate(self, states):
-        await asyncio.sleep(0)
-
-    async def close(self):
-        self.num_closed += 1
-        await asyncio.sleep(0)
+async def give_way(value):
+    await asyncio.sleep(0)
+    return value
 
 
 class Watched(ScriptedEngine):
@@ -866,8 +760,14 @@ class Watched(ScriptedEngine):
 async def cancel_after(num_steps):
     """Start an episode, give the loop `num_steps` rounds, cancel; None when the episode was over before."""
     made, engine = [], Watched(["word"], CharTokenizer())
-    limits = Limits(max_length=200, max_turns=3)
-    task = asyncio.create_task(play(partial(create, Yielding, {"made": made}), engine=engine, limits=limits))
+
+    async def make():
+        await give_way(None)
+        go_on, nothing = (lambda _: give_way(GO_ON)), (lambda _: give_way(None))
+        made.append(Scripted(go_on, prompt=give_way, word=nothing, on_close=give_way))
+        return made[-1]
+
+    task = asyncio.create_task(play(make, engine=engine, limits=Limits(max_length=200, max_turns=3)))
     for _ in range(num_steps):
         await asyncio.sleep(0)
     if task.done():

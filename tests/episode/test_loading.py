@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import os
-import pickle
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from agentenv.core.types import Limits, Task
 from agentenv.engines.models import load_tokenizer, resolve_model
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.endpoint.agent import ChatAgentSource
-from agentenv.episode.registry import builtin_datasets, env_source, installed_envs, load_env, load_file
+from agentenv.episode.registry import env_source, installed_envs, load_env, load_file
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.source import EnvSource, as_agent
 from agentenv.errors import ConfigError
@@ -84,13 +83,6 @@ def test_generated_classes_are_named_as_in_their_file(tmp_path):
     assert load_env(f"{path}:Lake").__name__ == "FrozenLakeV1"
 
 
-def test_a_class_that_only_has_a_step_becomes_an_environment(tmp_path):
-    path = write(tmp_path / "foreign.py", "class Foreign:\n    async def step(self, states): ...\n")
-    cls = load_env(f"{path}:Foreign")
-    assert issubclass(cls, AgentInstance)
-    assert cls.reset is AgentInstance.reset
-
-
 @pytest.mark.parametrize("attribute", ["", "helper", "CONSTANT", "NoStep"])
 def test_input_that_is_not_a_class_with_a_step_is_refused(tmp_path, attribute):
     path = write(tmp_path / "things.py", "def helper(): ...\nCONSTANT = 3\nclass NoStep: ...\n")
@@ -127,12 +119,6 @@ def test_wrong_constructor_arguments_are_refused_before_any_episode_with_those_i
         EnvSource(MathRetry, {"max_atempts": 3})
 
 
-def test_installed_environments_bring_their_data():
-    assert installed_envs()["math_retry"].value == "agentenv_envs.math_retry:MathRetry"
-    rows = builtin_datasets()["word_problems"].read_text().splitlines()
-    assert json.loads(rows[0]).keys() >= {"prompt", "label"}
-
-
 # --- packages of others, in a process of their own -----------------------------------------------------------------
 
 
@@ -163,18 +149,12 @@ except ConfigError as error:
 """
 
 
-@pytest.fixture
-def two_packages(tmp_path):
-    """Two distributions whose environments have the same name but for the dash."""
+def test_one_name_but_for_the_dash_offered_by_two_packages_is_an_error_that_names_both(tmp_path):
     for package, name in (("first-pack", "mini-game"), ("second-pack", "mini_game")):
         module = package.replace("-", "_")
         write(tmp_path / f"{module}.py", ENV.format(name="Game"))
         offer(tmp_path, package, name, f"{module}:Game")
-    return tmp_path
-
-
-def test_one_name_offered_by_two_packages_is_an_error_that_names_both(two_packages):
-    said = python(LOAD.format(spec="mini_game"), two_packages)
+    said = python(LOAD.format(spec="mini_game"), tmp_path)
     assert "expected one package to offer it" in said
     assert "first-pack (first_pack:Game)" in said
     assert "second-pack (second_pack:Game)" in said
@@ -215,20 +195,6 @@ def test_a_broken_package_does_not_affect_others_and_is_listed_as_broken(tmp_pat
 
 
 # --- files --------------------------------------------------------------------------------------------------------
-
-
-def test_dataclasses_with_postponed_annotations_and_pickles_work_in_a_file(tmp_path):
-    text = """
-    from __future__ import annotations
-    from dataclasses import KW_ONLY, dataclass
-
-    @dataclass
-    class State:
-        _: KW_ONLY
-        x: int = 1
-    """
-    module = load_file(write(tmp_path / "data.py", text))
-    assert pickle.loads(pickle.dumps(module.State(x=2))) == module.State(x=2)
 
 
 def test_a_file_may_import_its_neighbor_and_hides_no_module_of_others(tmp_path):
@@ -355,46 +321,6 @@ def test_a_score_range_that_is_not_an_interval_is_refused_when_the_class_is_load
 def test_a_file_without_an_executor_is_refused_with_what_to_define(tmp_path, text, classes):
     with pytest.raises(ConfigError, match=f"expected a class AgentExecutor with an `execute` method, got .*{classes}"):
         load_agent_func(write(tmp_path / "file.py", text))
-
-
-def test_if_openrlhf_is_installed_a_file_gets_our_classes_and_other_code_openrlhfs(tmp_path):
-    agent = """
-    from abc import ABC, abstractmethod
-
-    class AgentInstanceBase(ABC):
-        @abstractmethod
-        async def step(self, states, **kwargs): ...
-
-    class AgentExecutorBase(ABC):
-        @abstractmethod
-        async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine): ...
-    """
-    for name in ("openrlhf/__init__.py", "openrlhf/utils/__init__.py"):
-        write(tmp_path / "site" / name, "REAL = True\n")
-    write(tmp_path / "site/openrlhf/utils/agent.py", agent)
-    path = write(
-        tmp_path / "agent_func.py",
-        """
-        from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase
-
-        class AgentExecutor(AgentExecutorBase):
-            async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine):
-                return {}
-        """,
-    )
-    said = python(
-        f"""
-        from agentenv.interop.agent_files import load_agent_func
-        func = load_agent_func({str(path)!r})
-        import openrlhf, openrlhf.utils.agent as agent
-        from agentenv.interop.openrlhf import AgentExecutor
-        print(openrlhf.REAL, agent.__file__, issubclass(func.executor_cls, agent.AgentExecutorBase))
-        print(issubclass(func.executor_cls, AgentExecutor), openrlhf.utils.agent is agent)
-        print(agent.AgentExecutorBase.__mro__[1].__name__, issubclass(AgentExecutor, agent.AgentInstanceBase))
-        """,
-        tmp_path / "site",
-    )
-    assert said == f"True {tmp_path / 'site/openrlhf/utils/agent.py'} False\nTrue True\nABC False"
 
 
 # --- models -------------------------------------------------------------------------------------------------------

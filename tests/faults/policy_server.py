@@ -236,9 +236,6 @@ CONNECTION = {
 
 HEAD = {
     "not-http": fails(raw(lambda _: b"220 mail.example ESMTP\r\n\r\n", CLOSE)),
-    "content-length-too-long-then-silence": fails(
-        raw(lambda body: http(body, "200 OK", f"content-length: {len(body) + 9}", length=False), HANG)
-    ),
     "chunked": ok(raw(chunked)),
     "chunked-without-end-of-data": fails(endless),
     "gzip-bomb": fails(raw(lambda _: http(bomb(), "200 OK", "content-encoding: gzip"))),
@@ -262,15 +259,12 @@ BODY = {
     "body-of-html": fails(content(lambda _: b"<html>\n<title>Sign in</title>\n</html>")),
     "body-cut": fails(content(lambda body: body[:-20])),
     "body-huge": fails(content(lambda body: b" " * (20 << 20) + body)),
-    "body-huge-number": fails(content(lambda _: b'{"choices": ' + b"9" * 100_000 + b"}")),
     "body-bom": ok(content(lambda body: b"\xef\xbb\xbf" + body)),
-    "body-lone-surrogate": fails(content(lambda _: b'{"choices": "\\ud800"}')),
     "body-after-an-error": fails(content(lambda _: b'{"error": {"message": "CUDA out of memory"}}')),
 }
 
 COMPLETION = {
     "no-choices": changed("fails", lambda answer: {**answer, "choices": []}),
-    "choice-index-wrong": choice("succeeds", index=7),  # there is only one
     "ids-beyond-the-vocabulary": ids("fails", lambda old: [*old, UNKNOWN_ID]),
     "ids-more-than-asked": ids("fails", lambda old: old * 1000),
     "ids-that-do-not-fit-the-text": choice("succeeds", text="something else"),
@@ -279,7 +273,6 @@ COMPLETION = {
     "length-with-fewer-tokens": choice("succeeds", finish_reason="length"),  # the server's context may be full
     "answer-to-another-request-with-its-prompt": fails(cached),
     "id-of-a-proxy": changed("succeeds", lambda answer: {**answer, "id": "b3c1", "request_id": "b3c1"}),
-    "id-of-a-list": changed("succeeds", lambda answer: {**answer, "id": [1], "request_id": {"a": 1}}),
 }
 
 MODES = CONNECTION | HEAD | STATUS | BODY | COMPLETION
@@ -310,9 +303,6 @@ CHAT = {
     "message-missing": changed("fails", without("message")),
     "message-of-text": choice("fails", message="hello"),
     "content-missing": message("succeeds", content=None),  # all tokens were reasoning
-    "content-and-tokens-missing": changed(
-        "fails", lambda answer: {"choices": [{"message": {"content": None}, "finish_reason": "stop"}]}
-    ),
     "content-of-parts": message("succeeds", content=[{"type": "text", "text": "hello"}]),
     "content-of-nonsense": message("fails", content=[1, None, {"type": "text", "text": 3}]),
     "reasoning-beside": message("succeeds", reasoning_content="Let me think."),
@@ -326,7 +316,6 @@ CHAT = {
     "content-filter": choice("fails", finish_reason="content_filter"),
     "cut": choice("succeeds", finish_reason="length"),
     "usage-missing": usage("succeeds", None),
-    "usage-of-text": usage("succeeds", "many"),
     "usage-negative": usage("succeeds", {"prompt_tokens": -1, "completion_tokens": -1}),
     "usage-enormous": usage("succeeds", {"prompt_tokens": 10**400, "completion_tokens": 10**400}),
     "usage-more-cached-than-read": usage(

@@ -13,7 +13,7 @@ from agentenv.runs.records.lines import decode_episode, decode_line, encode_line
 from tests.episode.test_runner import END
 from tests.faults import policy_server
 from tests.faults.policy_server import CHAT_MODES
-from tests.faults.test_policy_server_faults import check_text, nothing_left, run_with
+from tests.faults.test_policy_server_faults import check_failures, moments, nothing_left, run_with
 
 QUICK = ("right", "reset-in-the-body", "404", "429-for-a-moment", "no-choices", "content-filter", "same-answer-again")
 """Modes of the fast suite: none of them hangs."""
@@ -73,19 +73,8 @@ async def test_each_mode_of_the_server_is_a_record_of_what_it_said_or_a_line_tha
             for trajectory in ended:
                 check_record(trajectory, "right" if when == "once" else name)
             return
-        assert {trajectory.reward for trajectory in ended} <= {None, 1.0}
-        failed = [trajectory for trajectory in ended if trajectory.reward is None]
-        texts = [trajectory.error.message for trajectory in failed] + ([str(stop)] if stop else [])
-        assert texts
-        for text in texts:
-            check_text(text, url)
-        if stop is None:
-            kinds = {"data"} if name == "400-too-long" else {"infra"}
-            assert {trajectory.error.kind for trajectory in failed} == kinds
-            assert len(ended) == 3
-        else:
-            assert expected == "stops" or when == "start" or name == "refused"
+        may_stop = expected == "stops" or when == "start" or name == "refused"
+        check_failures(ended, stop, url, may_stop=may_stop, kind="data" if name == "400-too-long" else "infra")
 
     async with nothing_left():
-        moments = ["always", *["once"] * (expected != "succeeds"), "start"] if name in QUICK else ["always"]
-        await asyncio.gather(*map(check, moments))
+        await asyncio.gather(*map(check, moments(name, expected, QUICK)))

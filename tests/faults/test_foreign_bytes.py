@@ -82,7 +82,6 @@ WATCHED = [
     (fusion_server, "read_grade_request"),
     (http_client, "json_bytes"),
     (vllm_engine, "completion_of"),
-    (vllm_engine, "scores_of"),
     (chat_engine, "completion_of"),
     (vllm_scorer, "answers_of"),
     (get_reward, "rewards_of"),
@@ -295,15 +294,12 @@ async def test_what_a_policy_says(neighbor):
     class Listener(AgentInstance):
         """It ends at once."""
 
-        async def reset(self, states, **_):
-            return {"observation": [user("?")]}
-
         async def step(self, states, **_):
             return StepResult("", terminated=True)
 
     chat = chat_of("Qwen3")
     engine = ScriptedEngine(["<tool_call>" * LARGE], chat.tokenizer)
-    done = await run_episode(Listener, Task("?"), engine=engine, chat=chat, limits=ROOM)
+    done = await run_episode(Listener, Task([user("?")]), engine=engine, chat=chat, limits=ROOM)
     assert (done.stop_reason, done.error) == (StopReason.TERMINATED, None)
 
 
@@ -375,54 +371,39 @@ async def answering(content):
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-async def sampled(url):
-    engine = vllm_engine.VLLMHTTPEngine(url, max_retries=0)
+async def asked(client, ask):
+    """The answer that a client gets; it is closed."""
     try:
-        return await engine.generate([1, 2, 3], SamplingParams(max_tokens=9), request_id="a/0")
-    finally:
-        await engine.close()
-
-
-async def scored_by_vllm_engine(url):
-    engine = vllm_engine.VLLMHTTPEngine(url, max_retries=0)
-    try:
-        return await engine.score([1, 2, 3])
-    finally:
-        await engine.close()
-
-
-async def said(url):
-    engine = chat_engine.ChatEngine(url, model="m", max_retries=0)
-    try:
-        return await engine.generate(Conversation([user("?")]), SamplingParams(max_tokens=9), request_id="a/0")
-    finally:
-        await engine.close()
-
-
-async def scored_by(scorer, conversation="?"):
-    try:
-        return await scorer.score(conversation)
-    finally:
-        await scorer.close()
-
-
-async def read_alone(url):
-    client = HTTPClient(url)
-    try:
-        return await client.attempt_json("/", None, len)
+        return await ask(client)
     finally:
         await client.close()
+
+
+def generated(engine, prompt):
+    return asked(engine, lambda each: each.generate(prompt, SamplingParams(max_tokens=9), request_id="a/0"))
+
+
+def scored_by(scorer, conversation="?"):
+    return asked(scorer, lambda each: each.score(conversation))
 
 
 LOGPROBS = {"tokens": ["token_id:5"] * 60_000, "token_logprobs": [-1.0] * 60_000}
 CHOICE = {"prompt_token_ids": [1, 2, 3], "token_ids": [5] * 60_000, "finish_reason": "length", "logprobs": LOGPROBS}
 TALK = [{"role": role, "content": "."} for role in ("user", "assistant")] * 20_000
 ANSWERS = {
-    "an object": ("loads", read_alone, {"values": [[]] * 40_001}),
-    "tokens": ("completion_of", sampled, {"choices": [CHOICE]}),
+    "an object": (
+        "loads",
+        lambda url: asked(HTTPClient(url), lambda client: client.attempt_json("/", None, len)),
+        {"values": [[]] * 40_001},
+    ),
+    "tokens": (
+        "completion_of",
+        lambda url: generated(vllm_engine.VLLMHTTPEngine(url, max_retries=0), [1, 2, 3]),
+        {"choices": [CHOICE]},
+    ),
     "a chat completion": (
         "completion_of",
-        said,
+        lambda url: generated(chat_engine.ChatEngine(url, model="m", max_retries=0), Conversation([user("?")])),
         {"choices": [{"finish_reason": "stop", "message": {"content": "x" * LARGE}}]},
     ),
     "a list of numbers": (

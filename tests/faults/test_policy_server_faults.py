@@ -80,6 +80,25 @@ def check_text(text, base_url):
     assert len(text) < 1500
 
 
+def check_failures(ended, stop, url, *, may_stop, kind="infra"):
+    """Assert that each failed record, and the error that stopped the run, name the server and are of this kind."""
+    failed = [trajectory for trajectory in ended if trajectory.reward is None]
+    texts = [trajectory.error.message for trajectory in failed] + ([str(stop)] if stop else [])
+    assert texts
+    for text in texts:
+        check_text(text, url)
+    if stop is None:
+        assert {trajectory.error.kind for trajectory in failed} == {kind}
+        assert len(ended) == 3
+    else:
+        assert may_stop
+
+
+def moments(name, expected, quick):
+    """When the server breaks: see WHEN of `policy_server.py`."""
+    return ["always", *["once"] * (expected != "succeeds"), "start"] if name in quick else ["always"]
+
+
 def check_record(trajectory, name):
     """Assert that the record has the tokens and log-probabilities that the server sent, in a right completion."""
     assert (trajectory.error, trajectory.reward, len(trajectory.turns)) == (None, 1.0, 2)
@@ -112,16 +131,9 @@ async def test_each_mode_of_the_server_is_a_record_of_what_it_sent_or_a_line_tha
                 check_record(trajectory, "right" if when == "once" else name)
             return
         assert {trajectory.reward for trajectory in ended} <= {None}
-        texts = [trajectory.error.message for trajectory in ended] + ([str(stop)] if stop else [])
-        assert texts
-        for text in texts:
-            check_text(text, url)
-        if stop is None:
-            assert {trajectory.error.kind for trajectory in ended} == {"infra"}
-            assert len(ended) == 3
-        else:  # what the look finds stops a run, too
-            assert expected == "stops" or when == "start"
+        check_failures(
+            ended, stop, url, may_stop=expected == "stops" or when == "start"
+        )  # what the look finds stops it
 
     async with nothing_left():
-        moments = ["always", *["once"] * (expected != "succeeds"), "start"] if name in QUICK else ["always"]
-        await asyncio.gather(*map(check, moments))
+        await asyncio.gather(*map(check, moments(name, expected, QUICK)))

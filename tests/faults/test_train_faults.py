@@ -29,6 +29,10 @@ def place(tmp_path, monkeypatch):
     return make_place(tmp_path, monkeypatch)
 
 
+def change_env(place, old, new):
+    (place / "env.py").write_text((place / "env.py").read_text().replace(old, new))
+
+
 def num_lines(place):
     """Steps in metrics.jsonl; read as it is written."""
     path = place / "out/metrics.jsonl"
@@ -99,9 +103,7 @@ def test_the_second_signal_ends_it_at_once(place):
 @pytest.mark.long
 def test_an_episode_that_fails_in_a_group_is_left_out_of_it_and_counted(place):
     """A group of four of which one hangs still has three to compare."""
-    (place / "env.py").write_text((place / "env.py").read_text().replace(
-        'if label == "hang":', 'if not Path("hung").exists() and not Path("hung").touch():'
-    ))  # fmt: skip
+    change_env(place, 'if label == "hang":', 'if not Path("hung").exists() and not Path("hung").touch():')
     assert command(flags("--step_timeout_s", 1, "--max_error_share", 0.5)) == 0
     assert [line["rollout/num_failed"] for line in read_metrics(place / "out")] == [1.0, 0.0, 0.0]
     assert all(line["train/grad_norm"] > 0 for line in read_metrics(place / "out"))
@@ -180,12 +182,8 @@ def test_missing_or_damaged_checkpoints_are_reported_and_earlier_files_are_kept(
 
 @pytest.mark.long
 def test_actions_that_are_sampled_in_another_way_than_they_are_trained_are_refused(place, capfd):
-    (place / "env.py").write_text(
-        (place / "env.py")
-        .read_text()
-        .replace('StepResult("Go on.",', 'StepResult("Go on.", sampling=SamplingParams(temperature=0.3, max_tokens=8),')
-        .replace("from agentenv import", "from agentenv.core.types import SamplingParams\nfrom agentenv import")
-    )
+    change_env(place, "from agentenv import", "from agentenv.core.types import SamplingParams\nfrom agentenv import")
+    change_env(place, '"Go on.",', '"Go on.", sampling=SamplingParams(temperature=0.3, max_tokens=8),')
     assert command(flags("--env", "env.py:Turns", env=None)) == 2
     said = " ".join(capfd.readouterr().err.split())
     assert "expected actions that are sampled as they are trained, with temperature 1.0, got 0.3" in said
@@ -220,15 +218,8 @@ def test_sampling_parameters_of_an_agent_with_its_own_loop_are_not_those_of_trai
 @pytest.mark.slow
 def test_an_engine_actor_that_is_killed_comes_back_with_the_newest_weights(place):
     pytest.importorskip("ray")
-    slow = (
-        (place / "env.py")
-        .read_text()
-        .replace(
-            "    async def step(self, states):\n",
-            "    async def step(self, states):\n        await asyncio.sleep(1.5)\n",
-        )
-    )
-    (place / "env.py").write_text(slow)  # else it has ended before the engine is back
+    step = "    async def step(self, states):\n"
+    change_env(place, step, f"{step}        await asyncio.sleep(1.5)\n")  # else it has ended before the engine is back
     more = ["--num_engines", 2, "--max_train_steps", 16, "--max_tokens", 32, "--async_train"]
     argv = overriding(*(arg for arg in flags(*more) if arg != "--no_ray"))
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"}
@@ -236,9 +227,9 @@ def test_an_engine_actor_that_is_killed_comes_back_with_the_newest_weights(place
     with (place / "said").open("w") as said:
         process = subprocess.Popen(program, env=environment, cwd=place, stdout=said, stderr=said)
     try:
-        _until(process, place, lambda: num_lines(place) >= 3 and _num_actors(process) == 2)
+        _until(process, place, lambda: num_lines(place) >= 3 and len(actors(process.pid)) == 2)
         os.kill(actors(process.pid)[0], signal.SIGKILL)
-        _until(process, place, lambda: _num_actors(process) == 2)
+        _until(process, place, lambda: len(actors(process.pid)) == 2)
         assert process.wait(800) == 0, (place / "said").read_text()[-3000:]
     finally:
         process.kill()
@@ -252,10 +243,6 @@ def test_an_engine_actor_that_is_killed_comes_back_with_the_newest_weights(place
     stale = [line["train/logprob_diff"] for line in lines if line["rollout/staleness_max"] > 0]
     assert max(fresh) < 1e-4
     assert not stale or max(stale) > 1e-2
-
-
-def _num_actors(process):
-    return len(actors(process.pid))
 
 
 def _until(process, place, condition, timeout_s=600.0):

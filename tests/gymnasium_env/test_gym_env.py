@@ -1,12 +1,10 @@
 """An agent environment as Gymnasium's: what reset and step give, and what becomes of failures."""
 
-import asyncio
 import concurrent.futures
 import gc
 import random
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 import pytest
 
@@ -17,8 +15,8 @@ from agentenv.episode.registry import load_env
 from agentenv.errors import ConfigError, ContractError, EpisodeFailed
 from agentenv.gym import AgentEnv, EpisodeMaker, GymConfig
 from agentenv.gym.config import conversation
-from agentenv.testing import tokenizers
 from agentenv.testing.tokenizers import CharTokenizer
+from tests.waits import wait_until
 
 GAMES = f"{Path(__file__).parent / 'games.py'}"
 YES, NO, NOTHING = range(3)
@@ -26,15 +24,6 @@ YES, NO, NOTHING = range(3)
 
 def game(name="Echo", **kwargs):
     return AgentEnv(f"{GAMES}:{name}", **kwargs)
-
-
-def until(holds):
-    """Wait for what the background loop does when it gets to it."""
-    for _ in range(10_000):
-        if holds():
-            return
-        run_sync(asyncio.sleep(0.001))
-    raise AssertionError("expected it to come about within 10 s")
 
 
 def test_reset_returns_the_prompt_and_step_five_values_of_the_right_types():
@@ -47,15 +36,11 @@ def test_reset_returns_the_prompt_and_step_five_values_of_the_right_types():
     assert [type(value) for value in rest] == [float, bool, bool, dict]
 
 
-def test_a_prompt_of_several_messages_says_who_says_what():
-    observation, _ = game().reset(options={"task": NO})
-    assert observation == "System: Be brief. é日本😀\n\nUser: Say no."
-
-
 def test_messages_are_the_whole_conversation_of_this_episode_only():
     env = game(obs_mode="messages")
     first, _ = env.reset(options={"task": NO})
     assert [message["role"] for message in first] == ["system", "user"]
+    assert game().reset(options={"task": NO})[0] == "System: Be brief. é日本😀\n\nUser: Say no."
     first[0]["content"] = "changed"
     conversation = env.step("maybe")[0]
     assert [message["role"] for message in conversation] == ["system", "user", "assistant", "user"]
@@ -186,7 +171,7 @@ def test_the_environment_is_closed_once_by_close_by_reset_and_by_being_forgotten
     env.reset()
     del env
     gc.collect()
-    until(lambda: closed.count("counted") == 3)
+    wait_until(lambda: closed.count("counted") == 3)
 
 
 def test_an_interrupted_call_ends_the_episode_and_reset_continues(monkeypatch):
@@ -202,7 +187,7 @@ def test_an_interrupted_call_ends_the_episode_and_reset_continues(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         env.step("a")
     monkeypatch.undo()
-    until(lambda: env._episode.over)
+    wait_until(lambda: env._episode.over)
     assert cls.closed.count("interrupted") == 1
     with pytest.raises(ContractError, match="is over"):
         env.step("a")
@@ -253,13 +238,6 @@ def test_rendering_without_a_mode_says_how_to_get_one():
         assert env.render() is None
 
 
-async def test_plain_calls_work_where_an_event_loop_runs__trap_jupyter_and_ray():
-    env = game(env_kwargs={"slow_s": 0.01})
-    env.reset(options={"task": YES})
-    assert env.step("yes")[1] == 1.0
-    env.close()
-
-
 def test_an_environment_that_steps_another_raises_instead_of_waiting_forever():
     env = game()
 
@@ -281,21 +259,6 @@ def test_tools_are_offered_in_text_and_their_calls_are_read():
     assert env.step("no call")[0] == "Tool: []"
 
 
-KIT = {name: kind() for name, kind in vars(tokenizers).items() if name.endswith("Tokenizer") and name != "Tokenizer"}
-
-
-@pytest.mark.parametrize("tokenizer", KIT.values(), ids=KIT)
-def test_every_action_that_the_space_of_a_tokenizer_of_the_kit_has_can_be_taken(tokenizer):
-    env = game(obs_mode="tokens", tokenizer=tokenizer, max_length=2_000)
-    env.reset(seed=0)
-    env.action_space.seed(0)
-    for action in (env.action_space.sample(), [env.action_space.vocab_size - 1], [0]):
-        assert env.step(action)[0] in env.observation_space
-    with pytest.raises(ContractError, match="expected token ids"):
-        env.step([env.action_space.vocab_size])
-    env.close()
-
-
 def test_token_actions_may_be_arrays_or_completions_whose_logprobs_are_kept():
     tokenizer = CharTokenizer()
     env = game(obs_mode="tokens", tokenizer=tokenizer)
@@ -310,28 +273,8 @@ def test_token_actions_may_be_arrays_or_completions_whose_logprobs_are_kept():
             env.step(action)
 
 
-def test_the_tokens_of_a_shipped_model_are_its_tokenizers():
-    env = AgentEnv("math_retry", obs_mode="tokens", model="tiny-math")
-    observation, _ = env.reset(seed=0)
-    assert observation.dtype == np.int64
-    assert observation in env.observation_space
-    assert env.action_space.sample() in env.action_space
-    assert "Give the final answer" in env._maker.chat.decode(observation.tolist())
-
-
 async def test_async_code_has_no_need_of_the_thread():
     maker = EpisodeMaker(GymConfig(env=f"{GAMES}:Echo"))
     async with maker.episode(maker.draw(np.random.default_rng(0), "yes")) as episode:
         assert await maker.begin(episode) == ("Say yes.", {"task_id": "yes"})
         assert (await maker.act(episode, "yes"))[1:4] == (1.0, True, False)
-
-
-def test_time_limit_and_the_checking_wrappers_are_gymnasiums_and_do_not_notify_the_environment():
-    env = gymnasium.make(game("LastWord").spec, max_episode_steps=2)
-    env.reset(seed=0)
-    env.step("a")
-    _, reward, *ends, info = env.step("b")
-    assert (reward, ends) == (0.0, [False, True])  # agentenv.gym.make gives 0.5 there
-    assert "stop_reason" not in info
-    assert env.unwrapped.trajectory.stop_reason is None
-    env.close()

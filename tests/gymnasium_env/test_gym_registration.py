@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import gymnasium
-import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
 
@@ -64,13 +63,6 @@ def registered(value):
     return load_env(value)
 
 
-def test_registering_again_is_silent_and_leaves_what_is_there():
-    before = gymnasium.registry["agentenv/GuessNumber-v0"]
-    ids = register_all()
-    assert "agentenv/GuessNumber-v0" in ids
-    assert gymnasium.registry["agentenv/GuessNumber-v0"] is before
-
-
 @pytest.mark.parametrize("name", ["agentenv/GuessNumber-v0", "agentenv.gym:agentenv/GuessNumber-v0", "guess_number"])
 def test_ids_and_names_make_the_same_environment(name):
     env = agentenv.gym.make(name)
@@ -88,11 +80,6 @@ def test_any_class_can_be_made_and_its_json_makes_it_again():
     assert again.step("b")[3] is True
     assert again.unwrapped.spec.kwargs == env.unwrapped.spec.kwargs
     assert again.render().startswith("[")
-
-
-def test_an_environment_made_without_gymnasium_has_its_spec_too():
-    env = agentenv.gym.AgentEnv("guess_number", limit=3)
-    assert gymnasium.make(EnvSpec.from_json(env.spec.to_json())).reset(seed=1) == env.reset(seed=1)
 
 
 @pytest.mark.parametrize(
@@ -155,15 +142,6 @@ def test_vectors_of_gymnasium_tell_the_shared_memory_and_ours_need_none__trap_as
         envs.close()
 
 
-def test_infos_of_vectors_keep_their_fractions__trap_add_info():
-    envs = agentenv.gym.make_vec(f"{GAMES}:Echo", 2, vectorization_mode="sync")
-    envs.reset(seed=0, options={"task": "yes"})
-    *_, infos = envs.step(("maybe", "yes"))
-    assert infos["score"].tolist() == [0.0, 0.75]
-    assert infos["turn"].dtype == np.float64
-    envs.close()
-
-
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("mode", ["vector_entry_point", "sync", "async"])
@@ -179,13 +157,6 @@ def test_every_kind_of_vector_passes_the_limit_to_its_environments_and_its_spec_
     again = gymnasium.make_vec(spec)
     assert (type(again), again.num_envs) == (type(envs), 2)
     again.close()
-
-
-def test_each_environment_of_a_vector_gets_the_wrappers():
-    wrappers = [gymnasium.wrappers.RecordEpisodeStatistics]
-    envs = agentenv.gym.make_vec("guess_number", 2, vectorization_mode="sync", wrappers=wrappers)
-    assert all(isinstance(env, gymnasium.wrappers.RecordEpisodeStatistics) for env in envs.envs)
-    envs.close()
 
 
 def test_an_invalid_kind_of_vector_is_refused():

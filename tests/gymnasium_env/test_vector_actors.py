@@ -4,7 +4,6 @@ import gc
 import math
 import os
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 from agentenv.errors import ConfigError
 from agentenv.gym.vector import AgentVectorEnv
 from tests.gymnasium_env.vector_worlds import HERE, task_file
+from tests.waits import wait_until
 
 pytestmark = pytest.mark.long
 
@@ -29,13 +29,6 @@ def children():
         if int(parent) == os.getpid() and state != "Z" and b"env_actors.process" in command:
             found.append(int(path.parent.name))
     return found
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def vector(tmp_path, name="Wandering", **settings):

@@ -1,7 +1,6 @@
 """AgentVectorEnv gives what gymnasium's own vector environments give, and wastes nothing."""
 
 import asyncio
-import threading
 
 import gymnasium
 import numpy as np
@@ -11,7 +10,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from agentenv.errors import ConfigError, ContractError
 from agentenv.gym.env import AgentEnv
 from agentenv.gym.vector import AgentVectorEnv
-from tests.gymnasium_env.vector_worlds import HERE, Blocking, OneTurn, Together, task_file
+from tests.gymnasium_env.vector_worlds import HERE, OneTurn, Together, task_file
 
 NUM = 3
 MODES = list(AutoresetMode)
@@ -164,14 +163,6 @@ def test_64_environments_are_all_inside_step_and_reset_at_once(make):
     assert Together.num_inside == {"reset": 3 * 64, "step": 2 * 64}
 
 
-@pytest.mark.timeout(60)
-def test_64_environments_whose_step_blocks_overlap_as_well(make):
-    Blocking.barrier = threading.Barrier(64, timeout=30.0)
-    envs = make("Blocking", num=64)
-    envs.reset(seed=0)
-    assert envs.step(["x"] * 64)[1].sum() == 64.0
-
-
 # --- resets and options -----------------------------------------------------------------------------------------------
 
 
@@ -286,16 +277,3 @@ async def test_a_caller_with_its_own_loop_awaits_the_same_and_does_other_work_me
     same(given, play(plain))  # plain calls, inside a running loop
     assert ticks > 12
     assert awaited.closed
-
-
-def test_the_last_info_of_an_episode_and_the_first_of_the_next_are_both_there(make):
-    envs = make("Scored", num=2)
-    envs.reset(options={"task": 0})
-    envs.step(["0", "0"])
-    _, _, terminations, _, infos = envs.step(["0", "0.75"])
-    assert terminations.all()
-    assert infos["final_obs"].tolist() == ["Again.", "Again."]
-    assert infos["final_info"]["score"].tolist() == [0.0, 0.75]
-    assert infos["final_info"]["stop_reason"][1] == "terminated"
-    assert infos["_task_id"].all()
-    assert "score" not in infos

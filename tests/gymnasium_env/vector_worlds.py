@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import threading
 from random import Random
 from typing import ClassVar
 
@@ -65,15 +64,6 @@ class OneTurn(AgentInstance):
         return StepResult(reward=1.0, terminated=True)
 
 
-class Scored(AgentInstance):
-    """The action is the score; two turns."""
-
-    needs_label = False
-
-    async def step(self, states):
-        return StepResult("Again.", score=float(states["action_text"]), terminated=states["turn_index"] == 1)
-
-
 class Together(AgentInstance):
     """Whoever calls `reset`, and `step`, waits until all the others do: one after the other nobody ever returns."""
 
@@ -97,17 +87,6 @@ class Together(AgentInstance):
 
     async def step(self, states):
         await self.meet("step")
-        return StepResult(reward=1.0, terminated=True)
-
-
-class Blocking(AgentInstance):
-    """As Together, with a plain `step` that blocks its thread."""
-
-    needs_label = False
-    barrier: ClassVar[threading.Barrier] = threading.Barrier(1)
-
-    def step(self, states):
-        self.barrier.wait()
         return StepResult(reward=1.0, terminated=True)
 
 

@@ -8,15 +8,7 @@ from contextlib import nullcontext
 import pytest
 
 from agentenv._util.calls import StepTimeout, bounded, give_back, seconds_left, waiting
-
-
-async def test_no_time_goes_by_while_a_method_waits_for_its_turn(virtual_clock):
-    async def step():
-        with waiting():
-            await asyncio.sleep(0.3)
-        return "done"
-
-    assert await bounded(step, limit_s=0.1) == "done"
+from tests.waits import until
 
 
 async def test_what_a_method_does_before_and_after_its_turn_counts_together(virtual_clock):
@@ -121,8 +113,7 @@ async def test_a_cancelled_call_ends_after_its_thread(monkeypatch):
         ended.append(True)
 
     work = asyncio.ensure_future(bounded(step, limit_s=60))
-    while not started.is_set():
-        await asyncio.sleep(0.001)
+    await until(started.is_set)
     work.cancel()
     for _ in range(20):
         await asyncio.sleep(0)

@@ -23,6 +23,7 @@ from agentenv.rewards.serving.server import RewardServer
 from agentenv.sandbox.fusion.server import FusionServer
 from agentenv.sandbox.types import Isolation
 from tests.util.connections import connected
+from tests.waits import until
 
 
 class Idle:
@@ -158,9 +159,7 @@ async def test_an_answer_that_is_not_read_is_dropped(path, monkeypatch):
         writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
         state = server._uvicorn._server.server_state
         for present in (True, False):
-            async with asyncio.timeout(60):
-                while bool(state.connections) is not present:
-                    await asyncio.sleep(0.01)
+            await until(lambda present=present: bool(state.connections) is present)
 
 
 @pytest.mark.long
@@ -254,8 +253,7 @@ async def test_the_event_loop_continues_while_a_large_body_is_read():
         return go.wait(60), parse_json(body)
 
     reading = asyncio.ensure_future(parse_body(LARGE, read))
-    while not begun.is_set():
-        await asyncio.sleep(0.001)
+    await until(begun.is_set)
     go.set()
     assert await reading == (True, json.loads(LARGE))
 

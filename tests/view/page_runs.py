@@ -6,6 +6,7 @@ from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Completion, StepResult, StopReason, Task
 from agentenv.runs.metrics import aggregate, summarize
 from agentenv.runs.records.directory import RunWriter
+from tests.view.viewed_runs import write_run
 
 QUESTION = "How many apples are left?"
 
@@ -36,10 +37,7 @@ def play(tokenizer, episode_id, *turns, prompt=QUESTION, label=None, error=None,
 
 def save(folder, episodes, *, flags=None, metrics=True):
     """A run directory of `agentenv run` with its metrics."""
-    config = {"flags": {"env": "math_retry", "model": "tiny-math", "n": 2, "limit": 4, **(flags or {})}}
-    with RunWriter.open(folder, config) as writer:
-        for each in episodes:
-            writer.append(each)
+    write_run(folder, *episodes, flags={"limit": 4, **(flags or {})})
     if metrics:
         num_tasks = len({each.group_id for each in episodes})
         found = aggregate(map(summarize, episodes), num_tasks=num_tasks, num_samples=2, wall_s=2.0)

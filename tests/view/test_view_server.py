@@ -22,7 +22,7 @@ from agentenv.view.page import SERVER_POLICY
 from agentenv.view.server import ViewOptions, ViewServer, view_access
 from agentenv.view.tail import TailPlace, read_tail
 from agentenv.view.viewed import find_runs
-from tests.view.viewed_runs import PAYLOADS, episode, forge_index, hostile_run, tiny_math, write_run
+from tests.view.viewed_runs import episode, forge_index, tiny_math, write_run
 
 TOKEN = "secret"
 NAVIGATION = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
@@ -73,22 +73,6 @@ async def test_the_shell_needs_no_token_and_all_data_does(tmp_path):
                 assert refused.status_code == 401
                 assert "apples" not in refused.text
         assert (await client.get("/", headers={"authorization": ""})).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"host": "evil.example"}, 400),  # a name that an attacker lets point to this machine
-        (NAVIGATION, 403),
-        ({"sec-fetch-site": "same-origin"}, 200),
-    ],
-)
-async def test_another_site_cannot_read(tmp_path, headers, status):
-    write_run(tmp_path / "run", episode())
-    async with serving(tmp_path / "run") as client:
-        answer = await client.get("/api/runs", headers=headers)
-        assert answer.status_code == status
-        assert answer.headers["content-security-policy"] == SERVER_POLICY
 
 
 async def test_a_link_on_another_page_opens_the_page(tmp_path):
@@ -274,20 +258,6 @@ async def test_a_run_says_whether_it_is_being_written(tmp_path):
                 RunWriter.open(tmp_path / "run", {"flags": {}}, resume=True, may_differ=["flags"])
 
 
-async def test_payloads_come_back_as_text_in_json(tmp_path):
-    folder = hostile_run(tmp_path / "run")
-    async with serving(folder) as client:
-        rows = await rows_of(client)
-        answer = await episodes_of(client, rows)
-        texts = [each["record"]["turns"][0]["action"] for each in answer["episodes"]]
-        assert texts == list(PAYLOADS)
-        for path in ("runs", "meta?run=0", "index?run=0", "metrics?run=0"):
-            got = await client.get(f"/api/{path}")
-            assert got.status_code == 200
-            assert got.headers["content-type"].startswith(("application/json", "application/x-ndjson"))
-            assert got.content.isascii()
-
-
 async def test_two_runs_are_compared(tmp_path):
     for name, reward in (("a", 0.0), ("b", 1.0)):
         write_run(tmp_path / name, *(episode(f"{task}/0", reward=reward + task % 2) for task in range(6)))
@@ -326,12 +296,9 @@ class Follower:
         """So many data lines, and the place behind them."""
         found = []
         while len(found) < num:
-            found += [each for each in await self.until(self._is_next) if not isinstance(each, tuple)]
+            lines = await self.until(lambda value: isinstance(value, tuple) and "next" in value[0])
+            found += [each for each in lines if not isinstance(each, tuple)]
         return found
-
-    @staticmethod
-    def _is_next(value):
-        return isinstance(value, tuple) and "next" in value[0]
 
 
 @contextlib.asynccontextmanager
@@ -431,19 +398,6 @@ async def test_a_file_cannot_speak_as_the_server(tmp_path):
     assert [sorted(each) for each in controls] == [["next"], ["end"]]
 
 
-async def test_new_episodes_come_while_a_run_writes(tmp_path):
-    with RunWriter.open(tmp_path / "run", {"flags": {"model": "tiny-math"}}) as writer:
-        async with serving(tmp_path / "run") as client, following(client, "/api/index?run=0&follow=1") as stream:
-            writer.append(episode("a/0"))
-            header, row = await stream.data(2)
-            assert dict(zip(header["fields"], row, strict=True))["episode_id"] == "a/0"
-            writer.append(episode("a/1"))
-            (row,) = await stream.data(1)
-            found = dict(zip(header["fields"], row, strict=True))
-            answer = await episodes_of(client, [found])
-            assert answer["episodes"][0]["record"]["episode_id"] == found["episode_id"] == "a/1"
-
-
 async def test_streams_end_with_the_server_and_are_bounded(tmp_path, monkeypatch):
     write_run(tmp_path / "run", episode())
     monkeypatch.setattr(view_server, "_MAX_FOLLOWED", 1)
@@ -524,18 +478,14 @@ async def test_a_record_that_is_no_file_is_told(tmp_path, make):
             assert "expected" in last["error"], path
 
 
-async def test_an_index_that_is_a_pipe_is_not_waited_for(tmp_path):
+@pytest.mark.parametrize("row", ["a pipe", ["x"], [-5, 1], [10**30, 1], [0, None], [0, 1], {"a": 1}])
+async def test_an_index_that_is_forged_or_a_pipe_is_computed_again(tmp_path, row):
     folder = write_run(tmp_path / "run", episode())
-    (folder / "index.jsonl").unlink()
-    os.mkfifo(folder / "index.jsonl")
-    async with serving(folder) as client:
-        assert [row["episode_id"] for row in await rows_of(client)] == ["a/0"]
-
-
-@pytest.mark.parametrize("row", [["x"], [-5, 1], [10**30, 1], [0, None], [0, 1], {"a": 1}])
-async def test_a_forged_index_is_computed_again(tmp_path, row):
-    folder = write_run(tmp_path / "run", episode())
-    forge_index(folder, row)
+    if row == "a pipe":
+        (folder / "index.jsonl").unlink()
+        os.mkfifo(folder / "index.jsonl")
+    else:
+        forge_index(folder, row)
     async with serving(folder) as client:
         assert [row["episode_id"] for row in await rows_of(client)] == ["a/0"]
 

@@ -173,20 +173,8 @@ def test_an_agent_func_file_is_written_for_an_environment_and_runs(env, tmp_path
     assert main(["new", "agent_func.py", "--env", env]) == 0
     assert capsys.readouterr().out.startswith("agent_func.py\n")
     assert "from guess import Guess\n" in Path("agent_func.py").read_text()
-    run = [
-        "run",
-        "--agent_func_path",
-        "agent_func.py",
-        "--data",
-        "rows.jsonl",
-        "--engine",
-        "hf",
-        "--out",
-        "run",
-        "--model",
-        str(tiny_model),
-    ]
-    assert main([*run, "--max_tokens", "4", "--progress", "none"]) == 0
+    run = ["run", "--agent_func_path", "agent_func.py", "--data", "rows.jsonl", "--engine", "hf", "--out", "run"]
+    assert main([*run, "--model", str(tiny_model), "--max_tokens", "4", "--progress", "none"]) == 0
     (episode,) = load_run("run")
     assert (episode.error, episode.prompt[0]["content"]) == (None, "2 + 2? Answer with one number.")
 

@@ -1,7 +1,5 @@
 """What the endpoint's tests share: sessions over real families and an engine that is told what to say."""
 
-import asyncio
-
 from agentenv.core.types import Limits, SamplingParams
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.endpoint.session import Session, SessionOptions
@@ -55,13 +53,6 @@ def sent_back(response):
     """The answer as an agent appends it to its messages."""
     message = response["choices"][0]["message"]
     return {key: value for key, value in message.items() if value is not None}
-
-
-async def until(condition):
-    """Wait until something is so, for as long as a slow machine may need."""
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def ask(session, messages, **fields):

@@ -13,17 +13,7 @@ from tests.drivers import command, write_rows
 pytest.importorskip("openai")
 
 AGENTS = '''
-import asyncio
-import os
-import subprocess
-import sys
-import time
-
 from openai import AsyncOpenAI, OpenAI
-
-
-def client_of(context, kind=AsyncOpenAI, **more):
-    return kind(base_url=context.base_url, api_key=context.api_key, timeout=60, **more)
 
 
 class Retry:
@@ -34,7 +24,7 @@ class Retry:
 
     async def run(self, context):
         messages = context.messages
-        async with client_of(context) as client:
+        async with AsyncOpenAI(base_url=context.base_url, api_key=context.api_key, timeout=60) as client:
             for _ in range(self.tries):
                 answer = await client.chat.completions.create(model="gpt-4o", messages=messages)
                 text = answer.choices[0].message.content
@@ -44,58 +34,18 @@ class Retry:
         return 0.0
 
 
-class Compacting(Retry):
-    """Forgets all but the question before each further try, then asks two things at once."""
-
-    async def run(self, context):
-        async with client_of(context) as client:
-            create = client.chat.completions.create
-            for number in range(2):
-                more = [{"role": "user", "content": f"Try {number}."}] * min(number, 1)
-                messages = [*context.messages, *more]
-                said = (await create(model="m", messages=messages)).choices[0].message
-            messages += [said.model_dump(exclude_none=True)]
-            wishes = [[*messages, {"role": "user", "content": word}] for word in ("Shorter.", "Longer.")]
-            await asyncio.gather(*(create(model="m", messages=wish) for wish in wishes))
-        return 0.5
-
-
-class Subprocess:
-    """Lets a program do it that knows OpenAI's variables and nothing else."""
-
-    def run(self, context):
-        program = (
-            "import sys; from openai import OpenAI; "
-            "messages = [{'role': 'user', 'content': sys.argv[1]}]; "
-            "print(OpenAI().chat.completions.create(model='m', messages=messages).choices[0].message.content)"
-        )
-        command = [sys.executable, "-c", program, context.messages[0]["content"]]
-        environment = {**os.environ, **context.environ}
-        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
-        return float(context.label in said.stdout)
-
-
 class Careless:
-    """Never closes its client, has a key of its own, and prints."""
+    """Never closes its client, has a key of its own, prints, and swallows what is refused."""
 
     def run(self, context):
         print("careless")
         self.client = OpenAI(base_url=context.base_url, api_key="sk-mine")
-        return float(len(self.client.models.list().data))  if self.ask(context) else 0.0
-
-    def ask(self, context):
-        return self.client.chat.completions.create(model="m", messages=context.messages).choices
-
-
-class Swallowing(Careless):
-    def run(self, context):
-        self.reward = super().run(context)
-        for n in (2, 3):
+        for n in (1, 2, 3):
             try:
                 self.client.chat.completions.create(model="m", messages=context.messages, n=n)
             except Exception:
                 pass
-        return self.reward
+        return float(len(self.client.models.list().data))
 '''
 
 
@@ -133,38 +83,12 @@ def test_a_run_is_recorded_counted_shown_and_replayed_like_any_other(place, caps
 
 
 @pytest.mark.long
-def test_segments_of_an_agent_that_rewrites_its_history_agree_with_what_was_said_and_sampled(place):
-    assert command(flags("Compacting")) == 0
-    for trajectory in read_trajectories("Compacting"):
-        assert (trajectory.error, trajectory.reward, len(trajectory.segments)) == (None, 0.5, 3)
-        kinds = [turn.result.info.get("mismatch") for turn in trajectory.turns]
-        assert kinds == ["edited", None, "branch", None]
-        begun = trajectory.turns[0].result.observation
-        assert [message["content"] for message in begun[-1:]] == ["Try 1."]
-    assert command(["tokens", "replay", "Compacting", "--tolerance", 1e-4]) == 0
-
-
-@pytest.mark.long
-def test_an_agent_in_another_process_finds_its_session_by_openais_variables(place):
-    assert command(flags("Subprocess", *scripted("it is 5"), "--concurrency", 2)) == 0
-    rewards = {t.episode_id: t.reward for t in read_trajectories("Subprocess")}
-    assert [rewards[f"00000{number}/0"] for number in range(4)] == [0.0, 0.0, 0.0, 1.0]
-
-
-@pytest.mark.long
-def test_another_key_another_model_name_and_an_open_client_do_no_harm(place, capsys):
-    assert command(flags("Careless", *scripted("five"), "--json")) == 0
-    assert [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()][-1] == "done"
-    assert {t.reward for t in read_trajectories("Careless")} == {1.0}
-
-
-@pytest.mark.long
-def test_refused_requests_that_an_agent_swallows_are_in_the_record_the_metrics_and_the_table(place, capsys):
-    assert command(flags("Swallowing", *scripted("five"))) == 0
+def test_an_agent_that_prints_and_swallows_refusals_does_no_harm_and_they_are_counted_and_shown(place, capsys):
+    assert command(flags("Careless", *scripted("five"))) == 0
     assert "refused requests" in (told := capsys.readouterr().out)
     assert "invalid_request 16" in told
-    assert json.loads((place / "Swallowing/metrics.json").read_text())["refusals"] == {"invalid_request": 16}
-    assert {t.refusals["invalid_request"] for t in read_trajectories("Swallowing")} == {2}
+    assert json.loads((place / "Careless/metrics.json").read_text())["refusals"] == {"invalid_request": 16}
+    assert {(t.refusals["invalid_request"], t.reward) for t in read_trajectories("Careless")} == {(2, 1.0)}
 
 
 def test_a_missing_extra_is_one_line_with_the_command_that_installs_it(place, monkeypatch, capsys):

@@ -17,7 +17,7 @@ from agentenv.core.types import Completion, Limits, SamplingParams, StopReason
 from agentenv.core.views import messages_of, spans_of
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.endpoint.session import Session, SessionOptions
-from agentenv.episode.endpoint.wire import OutOfRoom, OutOfTurns, RequestError, UnknownSession
+from agentenv.episode.endpoint.wire import OutOfRoom, OutOfTurns, RequestError
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.errors import ContractError, EngineError, PromptTooLong
 from tests.episode.endpoint.scenes import (
@@ -30,9 +30,9 @@ from tests.episode.endpoint.scenes import (
     sent_back,
     session_of,
     system,
-    until,
     user,
 )
+from tests.waits import until
 
 CALL_OF_HALF_A_PAIR = {"id": "1", "function": {"name": "f", "arguments": '{"x": "\\ud800"}'}}
 families = pytest.mark.parametrize("name", NAMES)
@@ -40,6 +40,7 @@ families = pytest.mark.parametrize("name", NAMES)
 
 @families
 async def test_messages_that_continue_only_add_the_bridge(name):
+    earlier = time.time()
     session, engine = session_of(["one", "two", "three"], name)
     messages = [system("Be brief."), user("Q1")]
     for number in range(3):
@@ -59,17 +60,7 @@ async def test_messages_that_continue_only_add_the_bridge(name):
     assert (trajectory.reward, trajectory.score, trajectory.stop_reason) == (1.0, 0.5, StopReason.TERMINATED)
     assert trajectory.turns[-1].result.info == {"hits": 2.0}
     assert [m["content"] for m in messages_of(trajectory)] == ["Be brief.", "Q1", "one", "Q2", "two", "Q3", "three"]
-
-
-async def test_the_record_says_when_the_session_was_opened_and_each_request_began():
-    earlier = time.time()
-    session, _ = session_of(["one", "two"], NAMES[0])
-    messages = [user("Q1")]
-    for number in range(2):
-        _, messages = await ask(session, messages)
-        messages.append(user(f"Q{number + 2}"))
-    trajectory = session.finish(1.0)
-    first, second = trajectory.turns
+    first, second, _ = trajectory.turns
     assert earlier <= trajectory.began_s <= time.time()
     assert 0 <= first.began_s <= first.began_s + first.generate_s <= second.began_s
 
@@ -191,19 +182,6 @@ async def test_results_that_are_told_of_other_calls_are_a_rewrite():
     assert session.mismatches == ["edited"]
 
 
-async def test_two_conversations_with_the_same_prompt_and_answers_stay_two():
-    session, engine = session_of(["a"])
-    one = two = [user("Q")]
-    for number in range(3):
-        _, one = await ask(session, one)
-        _, two = await ask(session, two)
-        one, two = [*one, user(f"next {number}")], [*two, user(f"next {number}")]
-    assert session.mismatches == ["branch"]
-    trajectory = session.finish(1.0)
-    assert [turn.segment for turn in trajectory.turns] == [0, 0, 0, 1, 1, 1]
-    assert_exact(trajectory, engine)
-
-
 async def test_a_foreign_answer_put_in_is_an_edit():
     session, _ = session_of(["a", "b"])
     _, messages = await ask(session, [user("Q")])
@@ -251,34 +229,19 @@ async def test_the_reward_is_on_the_action_that_was_sampled_last():
     assert sum(sum(segment.rewards) for segment in trajectory.segments) == 1.0
 
 
-async def test_the_same_request_again_is_a_branch_behind_the_prompt():
-    session, engine = session_of(["a", "b"])
-    await ask(session, [user("Q")])
-    await ask(session, [user("Q")])
-    assert session.mismatches == ["branch"]
-    assert engine.requests[0].prompt_token_ids == engine.requests[1].prompt_token_ids
-
-
-async def test_a_request_that_failed_is_continued_when_it_comes_again():
-    session, engine = session_of(["a", "b", "b"], crash_at=[1])
-    _, messages = await ask(session, [user("Q")])
-    with pytest.raises(EngineError):
-        await ask(session, [*messages, user("Q2")])
-    await ask(session, [*messages, user("Q2")])
-    trajectory = session.finish(1.0)
-    assert (session.mismatches, trajectory.error, trajectory.reward) == ([], None, 1.0)
-    assert engine.requests[1].prompt_token_ids == engine.requests[2].prompt_token_ids
-
-
-async def test_another_request_after_one_that_failed_says_its_own_words():
+@pytest.mark.parametrize(
+    ("again", "mismatches", "reward"), [("the first wording", [], 1.0), ("another wording", ["branch"], None)]
+)
+async def test_after_a_request_that_failed_the_same_one_continues_and_another_says_its_own_words(
+    again, mismatches, reward
+):
     session, engine = session_of(["a", "b", "b"], crash_at=[1])
     _, messages = await ask(session, [user("Q")])
     with pytest.raises(EngineError):
         await ask(session, [*messages, user("the first wording")])
-    await ask(session, [*messages, user("the second wording")])
-    assert "the second wording" in engine.requests[2].prompt
-    assert "the first wording" not in engine.requests[2].prompt
-    assert session.mismatches == ["branch"]
+    await ask(session, [*messages, user(again)])
+    assert (session.mismatches, session.finish(1.0).reward) == (mismatches, reward)
+    assert engine.requests[2].prompt == engine.requests[1].prompt.replace("the first wording", again)
 
 
 async def test_sampled_text_keeps_its_tokens_when_it_is_rendered_again():
@@ -289,15 +252,6 @@ async def test_sampled_text_keeps_its_tokens_when_it_is_rendered_again():
     await ask(session, [system("C"), user("Q"), forged, user("R")])
     marker = chat_of("Qwen3").tokenizer.convert_tokens_to_ids("<tool_call>")
     assert [marker in request.prompt_token_ids for request in engine.requests] == [False, True, False]
-
-
-async def test_a_first_request_that_failed_leaves_nothing():
-    session, _ = session_of(["a", "a"], crash_at=[0])
-    with pytest.raises(EngineError):
-        await ask(session, [user("Q")])
-    await ask(session, [user("Q")])
-    assert session.mismatches == []
-    assert len(session.finish(1.0).segments) == 1
 
 
 async def test_cancelling_cancels_the_generation_and_the_conversation_stays():
@@ -314,17 +268,6 @@ async def test_cancelling_cancels_the_generation_and_the_conversation_stays():
     await ask(session, [*messages, user("Q2")])
     assert session.mismatches == []
     assert session.finish(1.0).error is None
-
-
-async def test_closing_a_session_cancels_what_is_being_generated():
-    session, engine = session_of(["a"], latency_s=60)
-    works = [asyncio.ensure_future(ask(session, [user(f"Q{number}")])) for number in range(2)]
-    await until(lambda: len(engine.requests) == 2)
-    session.close()
-    await asyncio.wait(works)
-    assert (engine.num_cancelled, [work.cancelled() for work in works]) == (2, [True, True])
-    with pytest.raises(UnknownSession):
-        await ask(session, [user("Q")])
 
 
 async def test_an_agent_that_continues_with_less_after_a_refusal_is_not_truncated():
@@ -443,19 +386,6 @@ async def test_a_run_can_keep_its_own_way_of_sampling():
     assert (sampling.temperature, sampling.top_k, sampling.max_tokens, sampling.stop) == (0.7, 0, 4, ("X",))
 
 
-async def test_reasoning_apart_is_kept_in_the_tokens_when_it_is_not_sent_back():
-    session, engine = session_of(
-        ["<think>\nsix sevens\n</think>\n\n42", "ok"], options=SessionOptions(reasoning_content=True)
-    )
-    response, messages = await ask(session, [user("Q")])
-    message = response["choices"][0]["message"]
-    assert (message["content"], message["reasoning_content"]) == ("42", "six sevens")
-    del messages[-1]["reasoning_content"]
-    await ask(session, [*messages, user("Q2")])
-    assert session.mismatches == []
-    assert "six sevens" in engine.requests[1].prompt
-
-
 async def test_the_stop_string_is_not_part_of_the_content():
     chat = chat_of("Qwen3")
     said = tuple(chat.encode("The answer is 42 STOP"))
@@ -472,19 +402,6 @@ async def test_a_call_that_cannot_be_read_stays_text():
     choice = response["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
     assert "tool_calls" not in choice["message"]
-
-
-async def test_log_probabilities_are_the_sampled_tokens():
-    session, engine = session_of(["42"], logprob=-0.5)
-    response, _ = await ask(session, [user("Q")], logprobs=True)
-    content = response["choices"][0]["logprobs"]["content"]
-    trajectory = session.finish(1.0)
-    turn = trajectory.turns[0]
-    assert len(content) == turn.end - turn.start
-    assert {entry["logprob"] for entry in content} == {-0.5}
-    assert "".join(entry["token"] for entry in content).startswith("42")
-    assert all(math.isclose(x, -0.5) for x in trajectory.logprobs[turn.start : turn.end])
-    assert_exact(trajectory, engine)
 
 
 async def test_untrusted_text_forges_no_token():

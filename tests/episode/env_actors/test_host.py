@@ -67,19 +67,6 @@ async def test_an_actor_makes_asks_and_closes_agents_by_number(tmp_path):
     assert await actor.ping() == 0
 
 
-async def test_cancelling_a_call_in_the_actor_is_not_a_failure(tmp_path):
-    actor = EnvActor(EnvSpec(env=f"{SCENE}:Scene"))
-    await actor.start()
-    await actor.make(1, {"marks": str(tmp_path)})
-    call = asyncio.ensure_future(actor.ask(1, "step", {"label": "wait"}))
-    while not (tmp_path / "asked").exists():
-        await asyncio.sleep(0.01)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    assert (tmp_path / "cancelled").exists()
-
-
 def test_a_file_is_found_from_the_folder_of_the_command_or_from_the_actors_own(tmp_path, monkeypatch):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "mine.py").write_text(SCENE.read_text())

@@ -16,7 +16,8 @@ from agentenv.episode.env_actors.actors import EnvActorConfig, made_agent
 from agentenv.episode.env_actors.host import EnvSpec
 from agentenv.episode.env_actors.local import LocalEnv, open_local_actors
 from agentenv.episode.env_actors.process import Frames
-from agentenv.errors import ConfigError, ContractError, InfraError
+from agentenv.errors import ContractError, InfraError
+from tests.waits import is_alive, until
 
 SCENE = Path(__file__).parent / "scene.py"
 CONFIG = EnvActorConfig(restart_wait_s=0.01)
@@ -24,19 +25,6 @@ CONFIG = EnvActorConfig(restart_wait_s=0.01)
 
 def scene(name="Scene"):
     return EnvSpec(f"{SCENE}:{name}")
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-async def gone(pid, timeout_s=30):
-    async with asyncio.timeout(timeout_s):
-        while is_alive(pid):
-            await asyncio.sleep(0.02)
 
 
 async def test_frames_of_one_tick_arrive_in_order_whatever_the_pieces():
@@ -86,8 +74,7 @@ async def test_no_process_is_left_when_the_actors_are_closed(tmp_path):
         pids = actors.pids
         agent = await made_agent(actors, {"marks": str(tmp_path)})
         blocked = asyncio.ensure_future(agent.step({"label": "block 600"}))
-        while not (tmp_path / "blocked").exists():
-            await asyncio.sleep(0.01)
+        await until((tmp_path / "blocked").exists)
     assert not any(map(is_alive, pids))
     with pytest.raises(InfraError, match=r"Scene\.step: expected a living process of --env_actors"):
         await blocked
@@ -139,12 +126,11 @@ async def test_processes_end_with_their_parent_also_if_an_agent_blocks(how, tmp_
         start_new_session=True,
     ) as parent:
         pid = int(await asyncio.to_thread(parent.stdout.readline))
-        while not (tmp_path / "blocked").exists():
-            await asyncio.sleep(0.01)
+        await until((tmp_path / "blocked").exists)
         assert os.getpgid(pid) == pid  # Ctrl-C in a terminal does not reach it
         os.kill(parent.pid, signal.SIGKILL if how == "killed" else signal.SIGINT)
         await asyncio.to_thread(parent.wait)
-    await gone(pid)
+    await until(lambda: not is_alive(pid))
 
 
 @pytest.mark.long
@@ -169,23 +155,13 @@ def test_local_actors_start_with_the_first_agent_and_again_after_they_were_close
 
 
 @pytest.mark.long
-def test_a_class_that_does_not_load_is_an_error_of_each_agent():
-    env = LocalEnv(scene("Gone"), {}, 2, CONFIG)
-    for _ in range(2):
-        with pytest.raises(ConfigError, match="to name a class, got no 'Gone' there"):
-            run_sync(env.make())
-    run_sync(env.close())
-
-
-@pytest.mark.long
 async def test_plain_methods_of_a_class_that_computes_take_turns_and_one_that_is_given_up_blocks_no_other(
     tmp_path,
 ):
     async with open_local_actors(scene("Computes"), 1, CONFIG) as actors:
         agents = [await made_agent(actors, {}) for _ in range(5)]
         hanging = asyncio.ensure_future(agents[0].step({"label": f"hang {tmp_path}"}))
-        while not (tmp_path / "hangs").exists():
-            await asyncio.sleep(0.01)
+        await until((tmp_path / "hangs").exists)
         hanging.cancel()
         results = await asyncio.gather(*(agent.step({"label": "overlap"}) for agent in agents[1:]))
         assert [result.reward for result in results] == [0.0] * 4

@@ -44,21 +44,6 @@ def test_16_the_table_follows_the_file(watched, tokenizer, tmp_path):
         shows(page, "t/3", "t/1")
 
 
-def test_16_rows_that_come_leave_the_table_where_it_is(watched, tokenizer, tmp_path):
-    lines = [play(tokenizer, f"t/{number}", (str(number), 1.0, "", {})) for number in range(81)]
-    folder = save(tmp_path / "run", lines[:80], metrics=False)
-    save(tmp_path / "more", lines[80:], metrics=False)
-    with serving(folder) as address:
-        page = watched().open(address, "/0/episodes")
-        page.wait_for_selector("[data-episode='t/0']")
-        grid = page.locator(".grid")
-        grid.evaluate("grid => { grid.scrollTop = 600; }")
-        with (folder / "trajectories.jsonl").open("ab") as file:
-            file.write((tmp_path / "more" / "trajectories.jsonl").read_bytes())
-        page.wait_for_selector(".summary >> text=81 episodes")
-        assert grid.evaluate("grid => grid.scrollTop") == 600
-
-
 def test_15_a_hundred_thousand_rows_are_filtered_and_sorted_in_the_page(watched, tokenizer, tmp_path):
     folder = save(tmp_path / "run", [play(tokenizer, "t/0", ("0", 1.0, "", {}))], metrics=False)
     with serving(folder) as address:

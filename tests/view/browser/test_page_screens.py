@@ -2,14 +2,11 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agentenv.compare import compare
-from agentenv.view.single_file import FileOptions, write_html
-from agentenv.view.viewed import find_runs
 from tests.runs.filter_run import write_filter_run
 from tests.view.browser.conftest import serving
 from tests.view.page_runs import play, save, siblings_run, train_run
@@ -51,24 +48,6 @@ def test_1_the_shell_is_painted_before_any_data(watched, server_address):
     assert page.locator("h2").count() == 0
 
 
-def test_1_the_shell_of_a_file_is_painted_before_its_data_is_read(watched, file_address):
-    one = watched()
-    one.page.add_init_script(
-        """new MutationObserver(() => {
-            if (document.getElementById('meta')) window.shell ??= document.querySelector('.top')?.textContent ?? '';
-        }).observe(document, {childList: true, subtree: true});"""
-    )
-    page = one.open(file_address, "/0/overview")
-    page.wait_for_selector(".tiles")
-    assert "agentenv view" in page.evaluate("shell")
-
-
-def test_the_only_bar_of_equal_lengths_leads_to_all_episodes(opened):
-    page = opened("/2/overview", ".histogram a")
-    page.click(".histogram a")
-    page.wait_for_selector(".summary >> text=6 of 6 episodes")
-
-
 def test_12_a_task_says_why_its_episodes_failed(opened):
     page = opened("/0/overview", ".task-row[data-task=d]")
     assert page.locator(".task-row[data-task=d] .right").all_inner_texts() == ["—", "—"]
@@ -90,16 +69,6 @@ def test_3_back_leads_to_the_screens_before(opened):
     page.go_back()
     page.wait_for_selector(".task-row[data-task=b]")
     assert page.evaluate("location.hash") == "#/0/overview"
-
-
-def test_2_the_overview_says_what_metrics_json_says(opened, folders):
-    metrics = json.loads((folders[2] / "metrics.json").read_text())
-    page = opened("/2/overview", ".tiles")
-    page.wait_for_selector(".tiles >> text=pass@1")  # it comes with metrics.json, after the first rows
-    text = page.locator(".tiles").inner_text()
-    assert f"{metrics['reward']['mean']:.3f}\nmean reward" in text.replace("−", "-")
-    assert f"{metrics['pass_at_k']['1']['mean']:.3f}\npass@1" in text
-    assert f"{metrics['num_episodes']}\nepisodes" in text
 
 
 def test_what_differs_comes_first_and_the_rest_is_by_outcome(opened):
@@ -357,23 +326,6 @@ def test_19_runs_that_are_not_comparable_have_no_verdict(watched, tokenizer, tmp
         assert page.locator(".tile-value").first.inner_text() == "no verdict"
 
 
-def test_19_a_file_that_was_written_with_units_compares_by_tasks_and_by_them(watched, tokenizer, tmp_path):
-    folders = []
-    for name, reward in (("one", 0.0), ("two", 1.0)):
-        played = [play(tokenizer, f"{number}/0", ("3", reward * (number % 3 > 0), "", {})) for number in range(6)]
-        tasks = [replace(each.task, metadata={"passage": number // 2}) for number, each in enumerate(played)]
-        episodes = [replace(each, task=task) for each, task in zip(played, tasks, strict=True)]
-        folders.append(save(tmp_path / name, episodes))
-    options = FileOptions(cluster="passage", go="/compare/0/1?by=reward&cluster=passage")
-    write_html(find_runs(list(map(str, folders))), tmp_path / "page.html", options)
-    page = watched().open((tmp_path / "page.html").as_uri())
-    for cluster, over in (("passage", "over 6 tasks in 3 units"), (None, "over 6 tasks"), ("passage", "in 3 units")):
-        page.get_by_label("one unit by").select_option(cluster or "")
-        page.wait_for_selector(f"text=/{over}$/")
-        high = compare(*folders, cluster=cluster).difference.ci95_high
-        assert f"to {high:+.3f}" in page.locator(".tiles").inner_text()
-
-
 def test_23_each_screen_fits_480_pixels(watched, server_address):
     one = watched()
     one.page.set_viewport_size({"width": 480, "height": 900})
@@ -381,44 +333,6 @@ def test_23_each_screen_fits_480_pixels(watched, server_address):
         page = one.open(server_address, place)
         page.wait_for_selector(selector)
         assert page.evaluate("document.documentElement.scrollWidth") <= 480, place
-
-
-def test_23_a_special_token_has_the_text_color_of_its_ground(opened):
-    page = opened("/1/task/g", ".t.special.p3")
-    color = "node => getComputedStyle(node).color"
-    assert page.locator(".t.special.p3").first.evaluate(color) == page.locator(".legend .p3").first.evaluate(color)
-
-
-def test_24_headings_names_and_roles(opened):
-    page = opened("/0/episodes", "[data-episode]")
-    assert page.get_by_role("grid", name="episodes").get_attribute("aria-rowcount") == "8"
-    assert page.get_by_role("navigation", name="screens").get_by_role("link").count() >= 2
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent") == "to the content"
-    unnamed = "nodes => nodes.filter(node => !(node.textContent.trim() || node.getAttribute('aria-label'))).length"
-    assert page.locator("a, button").evaluate_all(unnamed) == 0
-
-
-def test_25_a_printed_page_has_its_text(opened):
-    page = opened("/1/task/g", ".strand-head")
-    assert page.pdf().startswith(b"%PDF")
-    page.emulate_media(media="print")
-    assert page.locator(".top").inner_text() == "siblings\nmath_retry · tiny-math"
-    assert page.locator(".strand-grid").is_visible()
-
-
-@pytest.mark.parametrize("chosen", [None, "dark"])
-def test_25_paper_is_light_whatever_the_screen_is(watched, server_address, chosen):
-    one = watched(color_scheme="dark")
-    if chosen:
-        one.context.add_init_script("try { localStorage.setItem('agentenv.theme', 'dark') } catch {}")
-    page = one.open(server_address, "/0/overview")
-    page.wait_for_selector(".cell")
-    color = "getComputedStyle(document.documentElement).getPropertyValue('--panel')"
-    assert page.evaluate(color) == "#1a1d21"
-    page.emulate_media(media="print", color_scheme="dark")
-    assert page.evaluate(color) == "#ffffff"
-    assert page.locator(".cell").first.evaluate("cell => getComputedStyle(cell).printColorAdjust") == "exact"
 
 
 def test_27_without_a_network_the_file_opens_everything(watched, file_address):

@@ -23,16 +23,6 @@ READ = "() => document.querySelector('main') && !/^Reading/.test(document.queryS
 HANDLERS = """[...document.querySelectorAll('#app *')].filter(
     node => [...node.attributes].some(each => each.name.startsWith('on'))
 ).length"""
-TRIED = """() => {
-    const script = document.createElement('script');
-    try { script.textContent = 'ran.push(1)'; document.body.append(script); } catch (error) { console.error(error); }
-    const image = document.createElement('img');
-    try { image.setAttribute('onerror', 'ran.push(2)'); } catch (error) { console.error(error); }
-    image.src = 'https://evil.example/x.png';
-    const frame = document.createElement('iframe');
-    frame.src = 'https://evil.example/';
-    document.body.append(image, frame);
-}"""
 
 
 @pytest.fixture(scope="module")
@@ -169,18 +159,6 @@ def test_21_the_policy_blocks_markup_that_is_in_the_page_and_says_so(browser, ho
     page.context.close()
 
 
-@pytest.mark.parametrize("host", ["server", "file"])
-def test_21_the_policy_blocks_what_a_script_of_the_page_would_add(browser, hostile, host):
-    page = browser.new_context().new_page()
-    page.add_init_script(VIOLATIONS)
-    page.goto(hostile[host])
-    page.wait_for_selector(".tiles")
-    page.evaluate(TRIED)
-    page.wait_for_function("() => ['img-src', 'frame-src'].every(name => violations.includes(name))")
-    assert page.evaluate("ran") == []
-    page.context.close()
-
-
 def test_22_a_token_opens_the_page_and_nothing_else_does(watched, browser, folders):
     with serving(folders[0], token="secret-token") as address:
         one = watched()
@@ -194,12 +172,3 @@ def test_22_a_token_opens_the_page_and_nothing_else_does(watched, browser, folde
             other.wait_for_selector("text=Open the address that the command printed")
             assert other.locator(".tiles").count() == 0
             other.context.close()
-
-
-def test_22_a_page_of_another_origin_cannot_read(browser, folders):
-    with serving(folders[0]) as address, serving(folders[1]) as other:
-        page = browser.new_context().new_page()
-        page.goto(other)
-        ask = "address => fetch(address + 'api/runs').then(answer => answer.text(), () => 'refused')"
-        assert page.evaluate(ask, address) == "refused"
-        page.context.close()

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import random
 import re
 
 import pytest
@@ -16,9 +15,6 @@ from tests.view.browser.conftest import serving
 from tests.view.page_runs import play, save, small_run
 
 pytestmark = pytest.mark.slow
-COLORS = """nodes => nodes.map(node => [
-    Number(node.dataset.k), node.className.split(' ').find(name => /^p[0-4]$|missing/.test(name))
-])"""
 
 
 @pytest.fixture
@@ -63,33 +59,41 @@ def step_of(logprob):
     return "missing" if math.isnan(logprob) else f"p{sum(logprob < edge for edge in (-0.1, -1, -3, -6))}"
 
 
-def test_9_each_tokens_color_version_and_mask_are_those_of_the_record(of_one, tokenizer):
+def test_9_each_tokens_colors_version_and_mask_are_those_of_the_record_and_the_learner(of_one, tokenizer, tmp_path):
     ids = tuple(tokenizer.encode("12 + 34 = 46, so 46", add_special_tokens=False))
     values = (-0.01, -0.5, -2.0, -4.0, -9.0, math.nan)
     logprobs = tuple(values[k % len(values)] for k in range(len(ids)))
     versions = tuple(3 + (k > 4) for k in range(len(ids)))
     trajectory = of_one_turn(ids, logprobs=logprobs, policy_versions=versions, forced=(1, 2))
+    learner = [math.nan if k % 7 == 3 else -0.25 * (k % 5) for k in range(len(ids))]
+    advantages = [(k % 9 - 4) / 2 for k in range(len(ids))]
+    (tmp_path / "run").mkdir()
+    stats = TokenStats(1, trajectory.episode_id, hash_actions(sampled_tokens(trajectory)), learner, advantages)
+    append_rows(tmp_path / "run" / TOKEN_STATS, [stats.to_dict()])
     page = of_one(trajectory)
     page.wait_for_selector(".tokens")
     start = trajectory.turns[0].start
-    shown = page.locator(".k-action [data-k]").evaluate_all(COLORS)
-    assert shown == [[start + k, step_of(value)] for k, value in enumerate(logprobs)]
+    places = page.locator(".k-action [data-k]").evaluate_all("nodes => nodes.map(node => Number(node.dataset.k))")
+    assert places == [start + k for k in range(len(ids))]
     assert page.locator(".seam").get_attribute("data-seam") == "v3│v4"
+
+    def colors(by):
+        page.select_option(".color-bar select", by)
+        found = page.locator(".k-action [data-k]").evaluate_all("nodes => nodes.map(node => node.className)")
+        return [re.search(r"\b(p\d|v\d|d0|(pos|neg)\d|missing)\b", each)[0] for each in found]
+
+    def diverging(value, unit):
+        step = sum(abs(value) / unit >= edge for edge in (0.05, 0.5, 1.5))
+        return "missing" if math.isnan(value) else f"{'pos' if value > 0 else 'neg'}{step}" if step else "d0"
+
+    assert colors("logprob") == [step_of(value) for value in logprobs]
+    assert colors("version") == [f"v{min(4, 4 - version)}" for version in versions]
+    assert colors("advantage") == [diverging(value, 1) for value in advantages]
+    assert colors("ratio") == [diverging(b - a, 0.2) for a, b in zip(logprobs, learner, strict=True)]
     page.select_option(".color-bar select", "mask")
     trained = page.locator("[data-k].trained").evaluate_all("nodes => nodes.map(node => Number(node.dataset.k))")
     mask = trajectory.segments[0].action_mask
     assert trained == [k for k, sampled in enumerate(mask) if sampled and k not in (start + 1, start + 2)]
-
-
-def test_9_advantages_are_those_that_the_step_trained_with(watched, server_address):
-    page = watched().open(server_address, "/3/episode/t%402%2F1")
-    page.wait_for_selector(".tokens")
-    page.select_option(".color-bar select", "advantage")
-    page.wait_for_selector("[data-k].neg2")
-    actions = page.locator(".k-action [data-k]")
-    assert actions.count() == page.locator("[data-k].neg2").count()  # 0.5 - 1, for each token of its one turn
-    actions.first.click()
-    page.wait_for_selector(".facts-side >> text=−0.500")
 
 
 def test_12_what_has_no_number_says_so(of_one, tokenizer):
@@ -133,14 +137,6 @@ def test_10_a_token_without_a_text_has_its_place(of_one, tokenizer):
     page.wait_for_selector(f".facts-side >> text={ids[1]}")
 
 
-def test_a_long_text_breaks_its_lines_where_the_text_does(of_one, tokenizer):
-    page = of_one(play(tokenizer, "a/0", ("12 + 34 = 46, so 46\n" * 80, 1.0, "", {})))
-    page.wait_for_selector(".k-action .block >> nth=2")
-    blocks = page.locator(".k-action .block").evaluate_all("nodes => nodes.map(node => node.textContent)")
-    assert len(blocks) > 2
-    assert all(text.endswith("\n") for text in blocks[:-1])
-
-
 def of_two_segments(tokenizer, episode_id, last, reward):
     """An episode of two turns, each in another segment."""
     trajectory = Trajectory(Task([], task_id="a"), 10**6, episode_id, "a")
@@ -155,13 +151,6 @@ def of_two_segments(tokenizer, episode_id, last, reward):
         trajectory.set_result(StepResult("" if number else "more", reward if number else 0.0, terminated=number == 1))
     trajectory.finish(StopReason.TERMINATED)
     return trajectory
-
-
-def test_11_segments_stand_one_after_the_other(of_one, tokenizer):
-    page = of_one(of_two_segments(tokenizer, "a/0", "second", 1.0))
-    page.wait_for_selector(".segment-head")
-    assert page.locator(".segment").count() == 2
-    assert "second" in page.locator(".segment >> nth=1").inner_text()
 
 
 def test_11_the_token_that_decided_is_found_in_a_later_segment(watched, tmp_path, tokenizer):
@@ -191,61 +180,3 @@ def test_14_an_episode_of_32768_tokens_is_drawn_whole(of_one, tokenizer):
     page.goto(f"{at}/t0/k30000")  # an address far below is drawn first
     page.wait_for_selector("[data-k='30000'].selected")
     assert page.evaluate("document.querySelector('.selected').getBoundingClientRect().top") < 900
-
-
-def of_random(number, tokenizer):
-    """An episode of one to three turns, in one or two segments, with versions, forced tokens and missing values."""
-    draw, words = random.Random(number), ["12", " +", " 34", " é", "日", " ok", "\n", " 46"]
-    trajectory = Trajectory(Task([], task_id="a"), 10**6, f"a/{number}", "a")
-    trajectory.append_observation(tokenizer.encode("What?", add_special_tokens=False))
-    num_turns = draw.randint(1, 3)
-    for turn in range(num_turns):
-        ids = tuple(tokenizer.encode("".join(draw.choices(words, k=6)), add_special_tokens=False))
-        logprobs = tuple(draw.choice([-0.01, -0.5, -2.0, -4.0, -9.0, math.nan]) for _ in ids)
-        versions = tuple(sorted(draw.choices([3, 4, 7], k=len(ids))))
-        trajectory.append_turn(Completion(ids, logprobs=logprobs, policy_versions=versions), "said")
-        trajectory.set_result(StepResult("Go on.", draw.random(), terminated=turn == num_turns - 1))
-        if turn < num_turns - 1:
-            reply = tokenizer.encode("Go on.", add_special_tokens=False)
-            if draw.random() < 0.4:
-                trajectory.open_segment(reply)
-            else:
-                trajectory.append_observation(reply, bridge="text")
-    trajectory.finish(StopReason.TERMINATED)
-    return trajectory
-
-
-@pytest.mark.parametrize("number", range(4))
-def test_9_of_random_episodes_too_and_the_learners_numbers_with_them(of_one, tokenizer, tmp_path, number):
-    trajectory = of_random(number, tokenizer)
-    ids, places, versions, engine = sampled_tokens(trajectory), [], [], []
-    for segment in trajectory.segments:
-        own = [k for k, is_action in enumerate(segment.action_mask) if is_action]
-        places += own
-        versions += [segment.policy_versions[k] for k in own]
-        engine += [segment.logprobs[k] for k in own]
-    learner = [math.nan if k % 7 == 3 else -0.25 * (k % 5) for k in range(len(ids))]
-    advantages = [(k % 9 - 4) / 2 for k in range(len(ids))]
-    (tmp_path / "run").mkdir()
-    stats = TokenStats(1, trajectory.episode_id, hash_actions(ids), learner, advantages)
-    append_rows(tmp_path / "run" / TOKEN_STATS, [stats.to_dict()])
-    page = of_one(trajectory)
-    page.wait_for_selector(".tokens")
-
-    def colors(by):
-        page.select_option(".color-bar select", by)
-        found = page.locator(".k-action [data-k]").evaluate_all("nodes => nodes.map(node => node.className)")
-        assert len(found) == len(ids)
-        return [
-            next(name for name in each.split() if re.fullmatch(r"p\d|v\d|d0|(pos|neg)\d|missing", name))
-            for each in found
-        ]
-
-    def diverging(value, unit):
-        step = sum(abs(value) / unit >= edge for edge in (0.05, 0.5, 1.5))
-        return "missing" if math.isnan(value) else f"{'pos' if value > 0 else 'neg'}{step}" if step else "d0"
-
-    assert colors("logprob") == [step_of(value) for value in engine]
-    assert colors("version") == [f"v{min(4, max(versions) - version)}" for version in versions]
-    assert colors("advantage") == [diverging(value, 1) for value in advantages]
-    assert colors("ratio") == [diverging(b - a, 0.2) for a, b in zip(engine, learner, strict=True)]
