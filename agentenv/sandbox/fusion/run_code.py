@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import json
 import re
 import shlex
@@ -441,12 +442,9 @@ def _string(body: Mapping[str, Any], name: str) -> str:
 
 
 def _read_header(header: str) -> dict[str, Any]:
-    if not header:
-        return {}
-    try:
-        more = json.loads(header)
-    except (ValueError, RecursionError) as error:
-        raise RequestRefused("x-agentenv-ask: expected JSON. Omit the header.") from error
+    more = None
+    with contextlib.suppress(ValueError, RecursionError):
+        more = json.loads(header or "{}")
     if not isinstance(more, dict) or not isinstance(more.get("limits", {}), dict):
         raise RequestRefused("x-agentenv-ask: expected a JSON object. Omit the header.")
     return more
@@ -456,10 +454,20 @@ def _read_header(header: str) -> dict[str, Any]:
 
 
 def run_answer(result: ExecResult, request: ProgramRequest) -> dict[str, Any]:
-    """Return the body of an answer, with exactly the fields of SandboxFusion."""
-    if problem := unknown_reason(result, request):
-        return sandbox_error(problem)
-    timed_out, code = result.status in _TIMEOUTS, return_code(result)
+    """Return the body of an answer, with exactly the fields of SandboxFusion.
+
+    The outcome is unknown if the sandbox failed, or the program reached a reduced limit.
+    """
+    if result.status is ExecStatus.INFRA:
+        return sandbox_error(result.detail or "the sandbox failed")
+    reached = set(_LIMITS_OF.get(result.status, ())) | ({"stdout_kb"} if result.stdout_truncated else set())
+    if hit := sorted(reached & request.capped):
+        given = ", ".join(f"{name} = {getattr(request.limits, name):g}" for name in hit)
+        return sandbox_error(f"it reached a limit of this server below the requested one: {given}. Request less.")
+    timed_out = result.status in _TIMEOUTS
+    code = None if timed_out else 0
+    if not timed_out and result.status is not ExecStatus.OK:  # minus the signal, as SandboxFusion has it
+        code = result.exit_code or -(result.signal or 0) or _KILLED[result.status]
     stdout, stderr = result.stdout, result.stderr
     if result.stdout_data is not None:  # with its control characters, because clients compare it
         stdout = decoded(result.stdout_data)
@@ -473,39 +481,16 @@ def run_answer(result: ExecResult, request: ProgramRequest) -> dict[str, Any]:
         "stderr": stderr,
     }
     files = {name: base64.b64encode(content).decode() for name, content in result.files.items()}
-    return _answer("Success" if code == 0 else "Failed", run=run, files=files)
-
-
-def unknown_reason(result: ExecResult, request: ProgramRequest) -> str:
-    """Return why the outcome is unknown, or "": the sandbox failed, or the program reached a reduced limit."""
-    if result.status is ExecStatus.INFRA:
-        return result.detail or "the sandbox failed"
-    names = set(_LIMITS_OF.get(result.status, ())) | ({"stdout_kb"} if result.stdout_truncated else set())
-    if hit := sorted(names & request.capped):
-        given = ", ".join(f"{name} = {getattr(request.limits, name):g}" for name in hit)
-        return f"it reached a limit of this server below the requested one: {given}. Request less."
-    return ""
-
-
-def return_code(result: ExecResult) -> int | None:
-    """Return the exit code, minus the signal, or None if the program timed out."""
-    if result.status in _TIMEOUTS:
-        return None
-    if result.status is ExecStatus.OK:
-        return 0
-    code = result.exit_code or (-result.signal if result.signal else None)
-    return code or _KILLED[result.status]
+    return _answer("Success" if code == 0 else "Failed", run, files=files)
 
 
 def sandbox_error(message: str) -> dict[str, Any]:
     """Return the body of an answer without a result, because the server failed."""
     run = {"status": "Error", "execution_time": None, "return_code": None, "stdout": None, "stderr": message}
-    return _answer("SandboxError", message=message, run=run)
+    return _answer("SandboxError", run, message=message)
 
 
-def _answer(
-    status: str, *, message: str = "", run: Mapping[str, Any] | None = None, files: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+def _answer(status: str, run: Any, *, message: str = "", files: Mapping[str, str] | None = None) -> dict[str, Any]:
     return {
         "status": status,
         "message": message,
