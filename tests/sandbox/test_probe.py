@@ -1,10 +1,9 @@
-"""Probes and doctor: what they say is what is so; and where nothing holds, nothing runs."""
+"""Levels, the doctor and the filter: what they say is what is so; and where nothing holds, nothing runs."""
 
 import asyncio
 import json
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -13,29 +12,7 @@ from agentenv.sandbox.guest import linux, seccomp
 from agentenv.sandbox.local import levels
 from agentenv.sandbox.local import plan as _plan
 from agentenv.sandbox.local.doctor import doctor
-from agentenv.sandbox.local.levels import ProbeOutcome, run_probes
 from tests.sandbox.conftest import opened
-
-ROOT = Path(__file__).parents[2]
-
-
-def test_each_probe_is_ok_or_says_why_and_what_fixes_it():
-    probes = run_probes()
-    assert len(probes) >= 10
-    for probe in probes:
-        assert probe.outcome is ProbeOutcome.OK or (
-            probe.detail and (probe.hint or probe.outcome is ProbeOutcome.SKIPPED)
-        ), probe
-
-
-def test_an_invalid_interpreter_is_a_failed_probe(tmp_path):
-    broken = tmp_path / "python"
-    broken.write_text("#!/bin/sh\necho broken >&2; exit 3\n")
-    broken.chmod(0o755)
-    (probe,) = run_probes(str(broken))
-    assert (probe.outcome, probe.detail) == (ProbeOutcome.FAIL, "broken")
-    (absent,) = run_probes(str(tmp_path / "none"))
-    assert absent.errno == 2
 
 
 @pytest.mark.long

@@ -142,7 +142,7 @@ def _name_host() -> None:
         linux.syscall(name, b"sandbox", 7)
 
 
-def enter(plan: dict[str, Any], proc: int, load: Callable[[], None] = lambda: None) -> None:
+def enter(plan: dict[str, Any], proc: int, load: Callable[[], None]) -> None:
     """Build the root and move into new namespaces; the next child is the first process of a new pid namespace.
 
     `load` is called where the packages are narrowed, and all else is as on the host.

@@ -42,10 +42,10 @@ plan = json.load(sys.stdin)
 for name, path in plan["packages"].items():
     sys.modules[name] = module = types.ModuleType(name)
     module.__path__ = [path]
-from agentenv.sandbox.guest import {module}
-{module}.main(plan, {fd})
+from agentenv.sandbox.guest import zygote
+zygote.main(plan, {fd})
 """
-"""Imports a guest module without the `__init__` modules of its packages, which import more than a zygote should.
+"""Imports the zygote without the `__init__` modules of its packages, which import more than a zygote should.
 
 The plan is not an argument, because programs see the arguments of the interpreter that they are forked from.
 """
@@ -76,18 +76,6 @@ def environment(plan: Plan) -> dict[str, str]:
         "MALLOC_ARENA_MAX": "1",
         **without_ours,
     }
-
-
-def command(python: str, module: str, fd: int) -> list[str]:
-    """Return the command that runs a guest module as a program, without site and user folders on the path."""
-    # Not -I, which ignores PYTHONHASHSEED. With this environment, -s -P -S isolates as well.
-    return [python, "-s", "-P", "-S", "-c", _BOOT.format(module=module, fd=fd)]
-
-
-def plan_data(plan: Plan, **more: str) -> bytes:
-    """Return a plan as the command reads it."""
-    packages = {name: str(PACKAGE.joinpath(*name.split(".")[1:])) for name in _PACKAGES}
-    return json.dumps({**asdict(plan), **more, "packages": packages}).encode()
 
 
 class SetupFailed(ZygoteLost):
@@ -132,10 +120,13 @@ class Zygote:
                 base = os.path.realpath(tempfile.mkdtemp(prefix="agentenv-sandbox-"))  # noqa: ASYNC240 -- short
                 os.chmod(base, 0o711)  # programs of other users pass through to their own folders
             with open(os.memfd_create("plan", os.MFD_CLOEXEC), "r+b") as data:  # noqa: ASYNC230 -- memory
-                data.write(plan_data(plan, **({"base": base} if base else {})))
+                packages = {name: str(PACKAGE.joinpath(*name.split(".")[1:])) for name in _PACKAGES}
+                folder = {"base": base} if base else {}
+                data.write(json.dumps({**asdict(plan), **folder, "packages": packages}).encode())
                 data.seek(0)
+                # Not -I, which ignores PYTHONHASHSEED. With this environment, -s -P -S isolates as well.
                 process = subprocess.Popen(  # noqa: ASYNC220 -- vfork: a millisecond
-                    command(plan.python, "zygote", theirs.fileno()),
+                    [plan.python, "-s", "-P", "-S", "-c", _BOOT.format(fd=theirs.fileno())],
                     stdin=data,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
