@@ -192,7 +192,6 @@ def _serve(plan: dict[str, Any], control: socket.socket, proc: int, guardian: in
 
 def _setting(plan: dict[str, Any], proc: int) -> child.Setting:
     isolation, ids = plan["isolation"], plan["ids"]
-    confined = isolation != "none"
     own_user = isolation == "namespaces" or bool(ids)
     version = 0
     if isolation in ("namespaces", "landlock"):
@@ -202,18 +201,16 @@ def _setting(plan: dict[str, Any], proc: int) -> child.Setting:
             if isolation == "landlock":
                 raise
     signals_confined = own_user or version >= 6
-
-    def filter_of(policy: str) -> seccomp.Filter:
-        return seccomp.Filter(
-            seccomp.assemble(
-                processes=policy == "proc",
-                own_signals=not signals_confined,
-                on_host=isolation != "namespaces",
-                # Reported as successful, so that a copy of a file's mode does not fail a program.
-                metadata=seccomp.ALLOW if own_user else seccomp.ERRNO,
-            )
+    filters = {}
+    for policy in POLICIES if isolation != "none" else ():
+        code = seccomp.assemble(
+            processes=policy == "proc",
+            own_signals=not signals_confined,
+            on_host=isolation != "namespaces",
+            # Reported as successful, so that a copy of a file's mode does not fail a program.
+            metadata=seccomp.ALLOW if own_user else seccomp.ERRNO,
         )
-
+        filters[policy] = seccomp.Filter(code)
     rules = {}
     if version and isolation == "namespaces":
         # The root shows nothing else and is read-only, so only writing must be forbidden.
@@ -230,7 +227,7 @@ def _setting(plan: dict[str, Any], proc: int) -> child.Setting:
         landlock_version=version,
         ids=tuple(ids[:2]) if ids else None,
         proc=proc,
-        filters={policy: filter_of(policy) for policy in POLICIES} if confined else {},
+        filters=filters,
         rules=rules,
         vm_bytes=pages * resource.getpagesize(),
         pid=os.getpid(),

@@ -314,15 +314,12 @@ class ZygotePool:
         if self.closed:
             raise ZygoteLost("sandbox: closed")
 
-        def num_running(place: int) -> int:
-            zygote = self._places[place]
-            return zygote.in_flight if zygote and not zygote.lost else 0
-
         def usable(place: int) -> Zygote | None:
             zygote = self._places[place]
             return zygote if zygote and not zygote.lost and zygote.served < MAX_SERVED else None
 
-        place = min(range(len(self._places)), key=num_running)
+        num_running = [zygote.in_flight if zygote else 0 for zygote in self._places]  # a lost one runs none
+        place = num_running.index(min(num_running))
         if zygote := usable(place):
             return zygote
         async with self._starting:
