@@ -9,9 +9,6 @@ from typing import Any
 from agentenv.sandbox.types import ExecResult, ExecStatus, Isolation
 from tests.sandbox.escapes.cases import LIMITS, SHORT, EscapeCase, case
 
-ENDED = (ExecStatus.SIGNAL, ExecStatus.MEMORY, ExecStatus.DISK_LIMIT, ExecStatus.NONZERO)
-TIMED = (ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT)
-
 
 def _no_host_file(result: ExecResult, facts: dict[str, Any]) -> str:
     """Check that no fetched file has content of the host."""
@@ -20,7 +17,7 @@ def _no_host_file(result: ExecResult, facts: dict[str, Any]) -> str:
     return next((f"{name} holds the host's file" for name, data in result.files.items() if data and data in passwd), "")
 
 
-ARTIFACTS: list[EscapeCase] = [
+BEYOND: list[EscapeCase] = [
     case(
         "artifact_symlink",
         """
@@ -59,11 +56,7 @@ os._exit(0)
         fetch=("s",),
         check=_no_host_file,
         census=True,
-        bare="held",
     ),
-]
-
-STATE: list[EscapeCase] = [
     case(
         "module_state",
         """
@@ -88,7 +81,6 @@ for what, there in (('json', hasattr(json, 'leaked')), ('builtins', hasattr(buil
                     ('loads', json.loads is None), ('recursion', sys.getrecursionlimit() == 77)):
     attempt(what, lambda: there or refuse('not there'))
 """,
-        bare="held",
     ),
     case(
         "kernel_state",
@@ -111,8 +103,6 @@ attempt('mq', lambda: call(240, 180, b'left', 0, 0, None))
 attempt('key', lambda: call(250, 219, 10, -4, b'user', b'left', 0))
 attempt('/dev/shm', lambda: open('/dev/shm/left'))
 """,
-        # SysV objects would stay on the machine
-        bare="unsafe",
         excepted=(Isolation.UID,),
     ),
     case(
@@ -135,7 +125,6 @@ os._exit(7)
         check=lambda result, facts: (
             "" if (result.exit_code, result.files.get("x")) == (7, b"given") else f"{result.status} {result.files}"
         ),
-        bare="held",
     ),
     case(
         "core_dumps",
@@ -147,9 +136,6 @@ attempt('dumpable', lambda: _libc.prctl(3, 0, 0, 0, 0) or refuse('0'))
 attempt('dumpable again', lambda: _libc.prctl(4, 1, 0, 0, 0) == 0 and _libc.prctl(3, 0, 0, 0, 0) or refuse('0'))
 """,
     ),
-]
-
-REPORTS: list[EscapeCase] = [
     case(
         "memory_of_itself",
         r"""
@@ -198,11 +184,7 @@ sys.exit(7)
 """,
         check=lambda result, facts: "" if result.exit_code in (7, 1, 255) else f"{result.status} {result.exit_code}",
         then="say('TRYING')\nsay('HELD')",
-        bare="held",
     ),
-]
-
-SIGNALS: list[EscapeCase] = [
     case(
         "signal_by_child_that_ends",
         """
@@ -220,14 +202,10 @@ os._exit(0)
 """,
         "proc",
         then="say('TRYING')\nsay('HELD')",
-        ends=(ExecStatus.SIGNAL, *TIMED),
+        ends=(ExecStatus.SIGNAL, ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT),
         limits=SHORT,
         census=True,
-        bare="unsafe",
     ),
-]
-
-CHEATS: list[EscapeCase] = [
     case(
         "shipped_tasks",
         """
@@ -245,9 +223,6 @@ attempt('import', lambda: __import__('agentenv').__file__, ImportError)
 """,
         excepted=(Isolation.UID,),
     ),
-]
-
-SHARED: list[EscapeCase] = [
     case(
         "memory_of_an_earlier_program",
         # A comment of 60 KB, which a heap keeps after it was freed.
@@ -268,7 +243,6 @@ def scan():
 attempt('heap', scan)
 """,
         limits=replace(LIMITS, cpu_s=3.0),
-        bare="held",
     ),
     case(
         "priority_of_the_user",
@@ -278,7 +252,6 @@ surface('user by id', lambda: os.setpriority(os.PRIO_USER, os.getuid(), 19))
 surface('lowest of the user', lambda: os.getpriority(os.PRIO_USER, 0))
 surface('with high bits', lambda: call(141, 140, 2 | 1 << 32, 0, 19))
 """,
-        bare="unsafe",
     ),
     case(
         "timers_of_the_user",

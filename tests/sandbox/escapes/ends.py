@@ -72,7 +72,6 @@ ENDS: list[EscapeCase] = [
         f"say('TRYING')\nsay('HELD', 'if this is a verdict')\n{program}\nos._exit(3)",
         must_end=_VERDICTS,
         limits=SHORT if name in ("stopped", "at_low_priority") else LIMITS,
-        bare="unsafe",
     )
     for name, program in _DEATHS.items()
 ]
@@ -100,7 +99,6 @@ HIDING: list[EscapeCase] = [
             "proc",
             must_end=(ExecStatus.MEMORY,),
             limits=replace(LIMITS, cpu_s=10.0),  # to fill it costs more on a busy host
-            bare="unsafe",
         )
         for name, hide in (
             ("by_name", "ctypes.CDLL(None).prctl(15, b'RssAnon: 0', 0, 0, 0)"),
@@ -130,7 +128,6 @@ attempt('a file in memory', lambda: hoard(mmap.MAP_SHARED, call(319, 279, b'x', 
 """,
         limits=replace(LIMITS, cpu_s=3.0),
         excepted=(Isolation.UID,),
-        bare="unsafe",
     ),
     *(
         case(
@@ -152,7 +149,6 @@ def write():
 """,
             limits=replace(LIMITS, cpu_s=3.0),
             ends=(ExecStatus.DISK_LIMIT,),
-            bare="unsafe",
         )
         for name, keep, run in (
             (
@@ -202,6 +198,5 @@ while True:
 """,
         "proc",
         must_end=(ExecStatus.CPU_TIMEOUT,),
-        bare="unsafe",
     ),
 ]

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from agentenv.sandbox.types import ExecResult, ExecStatus, Isolation
+from agentenv.sandbox.types import ExecResult, ExecStatus
 from tests.sandbox.escapes.cases import LIMITS, SHORT, EscapeCase, case
 
 KILLED = (ExecStatus.SIGNAL, ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT, ExecStatus.MEMORY)
 TIMED = (ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT)
-UID = Isolation.UID
 
 
 def _before_it_ended(result: ExecResult, facts: dict[str, Any]) -> str:
@@ -209,7 +208,6 @@ while True:
         must_end=TIMED,
         limits=replace(LIMITS, wall_s=3.0),
         census=True,
-        bare="unsafe",
     ),
     case(
         "setrlimit_raise",
@@ -229,7 +227,6 @@ def of_others(pid):
 attempt('AS by prlimit', lambda: of_others(0))
 attempt('of the parent', lambda: of_others(os.getppid() or W['host_pid']))
 """,
-        bare="held",
     ),
     case(
         "setrlimit_soft_to_hard",
@@ -259,7 +256,6 @@ attempt('setgroups', lambda: os.setgroups([0, 6, 42]))
 attempt('setfsuid', lambda: call(122, 151, 0) and refuse('%d' % call(122, 151, 0)) if os.getuid() else refuse('0 within'))
 attempt('groups', lambda: set(os.getgroups()) & {0, 4, 6, 20, 27, 42, 999} if os.getuid() and set(os.getgroups()) & {0, 4, 6, 20, 27, 42, 999} else refuse('none'))
 """,
-        bare="unsafe",
     ),
     case(
         "setuid_binary",
@@ -273,8 +269,6 @@ for argv in ([W['suid']], ['su', '-c', 'id'], ['sudo', '-n', 'id'], ['pkexec', '
 """,
         "proc",
         needs=("suid",),
-        # root gains nothing by it
-        bare="held",
     ),
     case(
         "capabilities",
@@ -295,7 +289,6 @@ attempt('no_new_privs is off', lambda: _libc.prctl(39, 0, 0, 0, 0) == 0 or refus
 attempt('keepcaps', lambda: _libc.prctl(8, 1, 0, 0, 0) == 0 and any(data) or refuse('no'))
 attempt('securebits', lambda: _libc.prctl(28, 0x3F, 0, 0, 0) == 0 or refuse('no'))
 """,
-        # only root has the privileges that this keeps
     ),
     case(
         "unshare_user",
@@ -308,7 +301,6 @@ def enter():
 attempt('setns', enter)
 attempt('setns by pidfd', lambda: call(308, 268, call(434, 434, os.getpid(), 0), 0x20000))
 """,
-        # it would change only the namespaces of its own process
     ),
     case(
         "clone_user",

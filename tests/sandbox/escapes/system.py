@@ -28,7 +28,7 @@ def legacy():
     return got if got >= 0 else refuse(got)
 """
 
-SYSTEM_CALLS: list[EscapeCase] = [
+SYSTEM: list[EscapeCase] = [
     _surface(
         "kernel_interfaces",
         "call(425, 425, 4, (ctypes.c_char * 256)())",  # io_uring
@@ -67,7 +67,6 @@ SYSTEM_CALLS: list[EscapeCase] = [
         "__import__('time').clock_settime(0, __import__('time').time())",
         "call(159, 171, (ctypes.c_long * 26)(1, 0))",
         "call(305, 266, 0, (ctypes.c_long * 26)(1, 0))",
-        bare="unsafe",
     ),
     _surface(
         "splices",
@@ -99,14 +98,12 @@ SYSTEM_CALLS: list[EscapeCase] = [
         "call(171, 162, b'x', 1)",
         "call(153, 58)",
         "call(179, 60, 0x80000100, b'/', 0, None)",
-        bare="unsafe",
     ),
     _surface(
         "x32",
         "call(0x40000000 | 39, None)",
         "call(0x40000000 | 521, None, 0, 0, 0, 0)",
         "call(512 + 25, None, 0, 0, 0)",
-        bare="held",
     ),
     _surface("int_80", "legacy()", extra=_INT80, ends=(ExecStatus.SIGNAL,)),
     _surface(
@@ -179,11 +176,7 @@ SYSTEM_CALLS: list[EscapeCase] = [
         "call(157, 167, 36, 1, 0, 0, 0) or True",
         "call(157, 167, 35, 8, 0, 0, 0) or True",
         "call(157, 167, 59, 1, 0, 0, 0) or True",
-        bare="unsafe",
     ),
-]
-
-RESOURCES: list[EscapeCase] = [
     case(
         "bytearray",
         "def grow():\n    data = bytearray(400 << 20)\n    data[::4096] = b'x' * len(data[::4096])\n    return len(data)\nattempt('400 MB', grow)",
@@ -268,7 +261,6 @@ except OSError:
 say('HELD', 'if the next run works')
 """,
         then="say('TRYING')\nsay('ESCAPED' if os.path.exists('a') else 'HELD')",
-        bare="unsafe",
     ),
     case(
         "stdout_flood",
@@ -277,6 +269,5 @@ say('HELD', 'if the next run works')
         check=lambda result, facts: (
             "" if len(result.stdout) <= LIMITS.stdout_kb * 1024 * 4 else f"kept {len(result.stdout)}"
         ),
-        bare="unsafe",
     ),
 ]
