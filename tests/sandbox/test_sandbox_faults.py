@@ -651,8 +651,6 @@ def test_time_is_given_back_that_the_host_kept_a_program_waiting(
 WAITERS = {
     "spins": "while True: pass",
     "sleeps": "import time\ntime.sleep(60)",
-    "naps": "import time\nwhile True: time.sleep(1e-5)",
-    "yields": "import os\nwhile True: os.sched_yield()",
     "yields and sleeps": """
 import os, time
 while True:
@@ -778,22 +776,6 @@ async def test_failed_starts_leave_nothing():
     with pytest.raises(SandboxUnavailable, match="no_such_package"):
         await LocalSandbox(preimport=("no_such_package",)).open()
     await until(lambda: belongings() == before)
-
-
-def test_usage_is_counted_up_to_the_limits(room):
-    tmp_path = Path(room, "tree")
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "b" / "f").write_bytes(bytes(8192))
-    size, count = files.used(str(tmp_path), max_inodes=100)
-    assert (size >= 8192, count) == (True, 3)
-    assert files.used(str(tmp_path), max_inodes=1)[1] > 1
-    here = tmp_path
-    for _ in range(files.MAX_WALKED_DEPTH + 1):
-        here = here / "d"
-        here.mkdir()
-    assert files.used(str(tmp_path), max_inodes=1000)[1] > 1000
-    assert files.used(str(tmp_path / "none"), max_inodes=1) == (0, 0)
-    files.remove_tree(str(tmp_path))
 
 
 def test_a_program_with_very_many_mappings_is_read_up_to_a_limit(room):

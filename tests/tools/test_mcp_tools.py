@@ -107,11 +107,9 @@ UNSENDABLE = {
     "half a character": "\ud800",
     "half a character in a key": {"\ud800": 1},
     "101 levels": nested(100),
-    "260 levels": nested(260),
     "400 levels": nested(400),
     "too many digits": 10**5000,
     "no JSON": object(),
-    "no number": float("nan"),
 }
 
 

@@ -488,13 +488,10 @@ BROKEN = {
     "no name": ('<tool_call>{"arguments": {}}</tool_call>', '"name"'),
     "no arguments": ('<tool_call>{"name": "f", "args": {}}</tool_call>', '"arguments"'),
     "cut": ('Let me.\n<tool_call>\n{"name": "f", "arguments": {"q": "hal', "never closed"),
-    "cut at once": ("<tool_call>", "never closed"),
     "one brace more": ('<tool_call>{"name": "f", "arguments": {}}}</tool_call>', "text between"),
     "too deep": ('<tool_call>{"name": "f", "arguments": {"a": ' + "[" * 500, "levels"),
-    "a long number": ('<tool_call>{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}</tool_call>", "digits"),
     "a digit too many": ('<tool_call>{"name": "f", "arguments": {"a": ' + "9" * 4301 + "}}</tool_call>", "digits"),
     "infinity": ('<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>', "too large"),
-    "a number": ("<tool_call>{}</tool_call>", '"name"'),
 }
 
 
@@ -635,20 +632,15 @@ HOSTILE = {
     "glm": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>",
     "sections": "<|tool_call_start|>[f(a='",
     "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{",
-    "kimi": '<|tool_calls_section_begin|><|tool_call_begin|>f:0<|tool_call_argument_begin|>{"',
     "mistral": "[TOOL_CALLS][{",
     "gemma": '<|tool_call>call:f{a:<|"|>',
     "minimax": '<minimax:tool_call><invoke name="f"><parameter name="a">',
-    "seed": "<seed:tool_call>\n<function=f>\n<parameter=a>",
     "harmony": " to=functions.f<|channel|>",
     "functionary": "\n<|from|>assistant\n<|recipient|>f\n<|content|>{",
     "thoughts": "<think>",
-    "ends of thoughts": "</think>{",
     "braces": '{"name": {',
     "spaces": "<tool_call> \n ",
-    "quotes": '<tool_call>{"',
     "names": "<tool_call>" + "a" * 300,
-    "python": "<|python_end|>{",
     "arrays": "<tool_calls>[[",
 }
 
@@ -751,8 +743,7 @@ class Called:
 LEAVING = {
     "plain": leaves,
     "async": leaves_async,
-    "partial": functools.partial(leaves),
-    "async partial": functools.partial(leaves_async),
+    "partial": functools.partial(leaves_async),
     "object": Called(leaves),
 }
 
