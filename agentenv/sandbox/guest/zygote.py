@@ -125,7 +125,17 @@ def _setup(plan: dict[str, Any]) -> int:
         rootfs.enter(plan, proc, lambda: _import(plan["preimport"], plan["paths"]))
     else:
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
-        _import(plan["preimport"], _linked(plan))
+        # Without mounts a narrowed folder is replaced by one of links to its entries: in the folder itself a program
+        # would find all packages, and fail to read those that it may not.
+        narrowed, links = rootfs.narrowed(plan["paths"]), f"{plan['base']}/packages"
+        for path in plan["entries"]:
+            for folder in narrowed:
+                if path.startswith(f"{folder}/"):
+                    link = links + path.removeprefix(folder)
+                    os.makedirs(os.path.dirname(link), mode=0o755, exist_ok=True)
+                    os.symlink(path, link)
+        whole = [path for path in plan["paths"] if path not in narrowed]
+        _import(plan["preimport"], whole + [links] * bool(narrowed))
     sys.path_importer_cache.clear()
     importlib.util.find_spec("no_such_module")  # fills the import caches for all programs
     return proc
@@ -135,22 +145,6 @@ def _import(modules: Sequence[str], folders: Sequence[str]) -> None:
     sys.path += folders
     for name in modules:
         importlib.import_module(name)
-
-
-def _linked(plan: dict[str, Any]) -> list[str]:
-    """Return the import folders of a level without mounts: a narrowed one is replaced by one of links to its entries.
-
-    In the folder itself a program would find all packages, and fail to read those that it may not.
-    """
-    folders = rootfs.narrowed(plan["paths"])
-    links = f"{plan['base']}/packages"
-    for path in plan["entries"]:
-        for folder in folders:
-            if path.startswith(f"{folder}/"):
-                link = links + path.removeprefix(folder)
-                os.makedirs(os.path.dirname(link), mode=0o755, exist_ok=True)
-                os.symlink(path, link)
-    return [path for path in plan["paths"] if path not in folders] + [links] * bool(folders)
 
 
 def _serve(plan: dict[str, Any], control: socket.socket, proc: int, guardian: int) -> NoReturn:

@@ -211,14 +211,13 @@ class InterpreterSession:
 
     def _wait_idle(self) -> None:
         # Also called when a turn got no slot, so that every session ends.
-        self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._expire)
+        def expire() -> None:
+            why = f"session: ended after {self._idle_s:g} s without a turn"
+            self._over = self._end_result(ExecStatus.WALL_TIMEOUT, why)
+            if self._execution:
+                self._execution.release()
 
-    def _expire(self) -> None:
-        self._over = self._end_result(
-            ExecStatus.WALL_TIMEOUT, f"session: ended after {self._idle_s:g} s without a turn"
-        )
-        if self._execution:
-            self._execution.release()
+        self._idle = asyncio.get_running_loop().call_later(self._idle_s, expire)
 
     def _end_result(self, status: ExecStatus, detail: str | None) -> TurnResult:
         sandbox = self._sandbox

@@ -62,18 +62,13 @@ def environment(plan: Plan) -> dict[str, str]:
     without_ours = {"PYTEST_ADDOPTS": "-p no:agentenv"} if plan.paths else {}
     return {
         "PATH": f"{Path(plan.python).parent}:/usr/local/bin:/usr/bin:/bin",
-        "LANG": "C.UTF-8",
-        "LC_ALL": "C.UTF-8",
+        **dict.fromkeys(("LANG", "LC_ALL"), "C.UTF-8"),
         "TZ": "UTC",
         "HOME": plan.work,
-        "USER": "sandbox",
-        "LOGNAME": "sandbox",
+        **dict.fromkeys(("USER", "LOGNAME"), "sandbox"),
         # The same seed for all zygotes, so that sets have the same order in every run.
         "PYTHONHASHSEED": "0",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        "MALLOC_ARENA_MAX": "1",
+        **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "MALLOC_ARENA_MAX"), "1"),
         **without_ours,
     }
 
@@ -335,16 +330,17 @@ class ZygotePool:
                 if old.lost:
                     _LOG.warning("%s; started another", old.lost)
                 self._retired.add(old)
-                task = asyncio.create_task(self._close_when_idle(old))
+
+                async def close_when_idle() -> None:
+                    while old.in_flight:  # noqa: ASYNC110 -- once in ten thousand programs
+                        await asyncio.sleep(0.05)
+                    await old.close()
+                    self._retired.discard(old)
+
+                task = asyncio.create_task(close_when_idle())
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
             return new
-
-    async def _close_when_idle(self, zygote: Zygote) -> None:
-        while zygote.in_flight:  # noqa: ASYNC110 -- once in ten thousand programs
-            await asyncio.sleep(0.05)
-        await zygote.close()
-        self._retired.discard(zygote)
 
     async def close(self) -> None:
         """End all zygotes and their programs."""
