@@ -36,7 +36,7 @@ ours = pytest.mark.asyncio(loop_scope="module")
 
 
 def ask(limits=LIMITS, **given):
-    how = {"stdin": b"", "files": {}, "fetch": (), "policy": "pure", "tenant": "", **given}
+    how = {"stdin": b"", "files": {}, "fetch": (), "policy": "pure", **given}
     return encode_request("print(42)", limits=limits, **how)
 
 
@@ -287,7 +287,7 @@ async def test_the_endpoint_with_the_least_to_do_is_asked():
 async def test_no_more_requests_are_under_way_than_allowed():
     held = lambda _: http(OK)  # noqa: E731
     async with scripted(held) as server, client(server, max_concurrent=2) as sandbox:
-        work = [asyncio.create_task(sandbox.run("print(42)", tenant=str(index % 2))) for index in range(6)]
+        work = [asyncio.create_task(sandbox.run("print(42)")) for _ in range(6)]
         await until(lambda: server.in_flight == 2)
         server.go_on.set()
         results = await asyncio.gather(*work)

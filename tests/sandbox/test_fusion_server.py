@@ -263,7 +263,6 @@ async def test_a_program_that_ends_at_a_cap_having_asked_for_more_has_no_verdict
             gate.result = ExecResult(status)
             reply = (await http.post("/run_code", json=body)).json()
             assert (reply["status"] == "SandboxError") is capped
-            assert gate.given["tenant"] == "127.0.0.1"  # of clients that name none
             assert gate.given["limits"].cpu_s <= MAX_LIMITS.cpu_s
             assert gate.given["limits"].memory_mb <= MAX_LIMITS.memory_mb
 
@@ -347,16 +346,16 @@ async def test_stopping_lets_what_runs_end_and_sends_away_who_waits():
         await server.close()
 
 
-async def test_an_address_that_names_many_tenants_lets_others_wait_for_one_turn():
+async def test_an_address_that_asks_many_times_lets_others_wait_for_one_turn_whatever_it_names():
     gate = Gate()
     other_address = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
     async with serving(gate) as server, at(server, timeout=60) as http, at(server, transport=other_address) as other:
         order = []
 
-        async def ask(http, tenant=""):
-            header = {"x-agentenv-ask": json.dumps({"tenant": tenant})}
+        async def ask(http, name=""):
+            header = {"x-agentenv-ask": json.dumps({"tenant": name})}
             await http.post("/run_code", json=HELLO, headers=header)
-            order.append(tenant)
+            order.append(name)
 
         work = []
         for index in range(5):
@@ -367,7 +366,6 @@ async def test_an_address_that_names_many_tenants_lets_others_wait_for_one_turn(
         gate.go_on.set()
         await asyncio.gather(*work)
         assert order.index("") <= 3
-        assert gate.given["tenant"].startswith("127.0.0.1 many")
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

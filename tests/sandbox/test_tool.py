@@ -89,7 +89,7 @@ class NoSandbox:
     limits = ExecLimits()
 
     def session(self, **options):
-        return InterpreterSession(self, limits=self.limits, idle_s=1, max_s=1, tenant="")
+        return InterpreterSession(self, limits=self.limits, idle_s=1, max_s=1)
 
     async def start(self, *args, **options):
         raise InfraError("sandbox: expected a program to start, got none. Try again")

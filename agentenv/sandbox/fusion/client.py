@@ -184,7 +184,6 @@ class FusionSandbox:
         fetch: Sequence[str] = (),
         policy: Policy = "pure",
         limits: ExecLimits | None = None,
-        tenant: str = "",
         channel: bool = False,
     ) -> ExecResult:
         """Execute a program and wait for its end, as `Sandbox.run` describes.
@@ -199,7 +198,6 @@ class FusionSandbox:
             raise ConfigError("sandbox_fusion: expected a program without a channel, which this API lacks. Use `grade`")
         request = encode_request(
             program, stdin=stdin, files=files or {}, fetch=fetch, policy=policy, limits=limits or self.limits,
-            tenant=tenant,
         )  # fmt: skip
         attempts = 0
 
@@ -239,7 +237,6 @@ class FusionSandbox:
         *,
         limits: ExecLimits,
         stop_on_fail: bool = False,
-        tenant: str = "",
         seconds_left: Callable[[], float] = lambda: math.inf,
         give_back: Callable[[float], None] = lambda _: None,
     ) -> GradeResult:
@@ -252,7 +249,7 @@ class FusionSandbox:
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
-        request = GradeRequest(code, suite, limits, tenant, stop_on_fail, seconds_left())
+        request = GradeRequest(code, suite, limits, stop_on_fail, seconds_left())
         content = await asyncio.to_thread(encode_grade_request, request)  # tests may have megabytes
         tests_s = (len(suite.visible) + len(suite.hidden)) * 6 * (limits.wall_s + _TEST_S)
 
@@ -275,7 +272,7 @@ class FusionSandbox:
         return result
 
     def session(
-        self, *, limits: ExecLimits | None = None, idle_s: float = 600.0, max_s: float = 3600.0, tenant: str = ""
+        self, *, limits: ExecLimits | None = None, idle_s: float = 600.0, max_s: float = 3600.0
     ) -> FusionSession:
         """Return an interpreter that keeps its state between turns, for `async with`; see `InterpreterSession`."""
         return FusionSession(self, limits or self.limits, idle_s, max_s)

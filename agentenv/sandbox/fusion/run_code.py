@@ -69,7 +69,7 @@ _NOTES = {
 """Notes on ends that the return code does not show."""
 TOKEN_VARIABLE = "AGENTENV_SANDBOX_TOKEN"
 REQUEST_HEADER = "x-agentenv-ask"
-"""Header of a request, in JSON: all limits, the policy and the tenant."""
+"""Header of a request, in JSON: all limits and the policy."""
 RESULT_HEADER = "x-agentenv-told"
 """Header of an answer, in JSON: the exact status, and the usage."""
 
@@ -113,7 +113,6 @@ def encode_request(
     fetch: Sequence[str],
     policy: Policy,
     limits: ExecLimits,
-    tenant: str,
 ) -> EncodedRequest:
     """Return the request that executes a program.
 
@@ -140,7 +139,7 @@ def encode_request(
         "files": {name: base64.b64encode(content).decode() for name, content in files.items()},
         "fetch_files": list(fetch),
     }
-    header = json.dumps({"limits": asdict(limits), "policy": policy, "tenant": tenant[:64]})
+    header = json.dumps({"limits": asdict(limits), "policy": policy})
     headers = {"content-type": "application/json", "accept-encoding": "identity", REQUEST_HEADER: header}
     return EncodedRequest(json.dumps(body).encode(), headers, limits, tuple(fetch))
 
@@ -316,7 +315,6 @@ class ProgramRequest:
     fetch: tuple[str, ...] = ()
     policy: Policy | None = None
     """None if the request does not name one."""
-    tenant: str = ""
     from_fusion_sandbox: bool = False
     """True if the client is `FusionSandbox`, which reads the exact status in a header."""
     capped: frozenset[str] = frozenset()
@@ -362,7 +360,6 @@ def read_run_request(body: Any, header: str, caps: ExecLimits) -> ProgramRequest
         files=contents,
         fetch=tuple(fetch),
         policy=policy if policy in get_args(Policy) else None,
-        tenant=str(more.get("tenant", ""))[:64],
         from_fusion_sandbox=bool(header),
         capped=capped,
     )

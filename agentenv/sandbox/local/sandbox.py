@@ -160,7 +160,6 @@ class LocalSandbox:
         fetch: Sequence[str] = (),
         policy: Policy = "pure",
         limits: ExecLimits | None = None,
-        tenant: str = "",
         channel: bool = False,
     ) -> ExecResult:
         """Execute a program and wait for its end, as `Sandbox.run` describes."""
@@ -181,7 +180,7 @@ class LocalSandbox:
         queue_s = 0.0
         alone = False
         for attempt in itertools.count(1):
-            async with self._queue.slot(tenant, alone=alone):
+            async with self._queue.slot(alone=alone):
                 queue_s = queue_s or time.monotonic() - queued_at
                 result = await self._execute(job, pool)
             by_host = bool(result.detail and result.detail.startswith("host:"))
@@ -201,7 +200,6 @@ class LocalSandbox:
         files: Mapping[str, bytes] | None = None,
         policy: Policy = "pure",
         limits: ExecLimits | None = None,
-        tenant: str = "",
     ) -> LocalExecution:
         """Start an interactive program, as `Sandbox.start` describes.
 
@@ -215,7 +213,7 @@ class LocalSandbox:
         if not has_room(files or {}, job.limits):
             raise ConfigError(f"files: expected files that fit, got {_no_room(job.limits)}. Raise the limits")
         pool = await self._open_pool()
-        await self._interactive.acquire(tenant)
+        await self._interactive.acquire()
         try:
             for attempt in itertools.count(1):
                 try:
@@ -232,14 +230,14 @@ class LocalSandbox:
         return execution
 
     def session(
-        self, *, limits: ExecLimits | None = None, idle_s: float = 600.0, max_s: float = 3600.0, tenant: str = ""
+        self, *, limits: ExecLimits | None = None, idle_s: float = 600.0, max_s: float = 3600.0
     ) -> InterpreterSession:
         """Return an interpreter that keeps its state between turns, for `async with`; see `InterpreterSession`."""
-        return InterpreterSession(self, limits=limits or self.limits, idle_s=idle_s, max_s=max_s, tenant=tenant)
+        return InterpreterSession(self, limits=limits or self.limits, idle_s=idle_s, max_s=max_s)
 
-    def turn(self, tenant: str, *, alone: bool = False) -> AbstractAsyncContextManager[None]:
+    def turn(self, *, alone: bool = False) -> AbstractAsyncContextManager[None]:
         """Hold a run slot, or all, for the duration of the block, for work of a program started by `start`."""
-        return self._queue.slot(tenant, alone=alone)
+        return self._queue.slot(alone=alone)
 
     async def _execute(self, job: Program, pool: ZygotePool) -> ExecResult:
         with external_work():

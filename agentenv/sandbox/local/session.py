@@ -57,18 +57,18 @@ class _SessionHost(Protocol):
     layers: tuple[str, ...]
 
     async def start(
-        self, program: str, *, files: Any = None, policy: Any = "pure", limits: ExecLimits | None, tenant: str
+        self, program: str, *, files: Any = None, policy: Any = "pure", limits: ExecLimits | None
     ) -> LocalExecution:
         """Start a program, as `LocalSandbox.start` does."""
 
-    def turn(self, tenant: str) -> Any:
+    def turn(self) -> Any:
         """Hold a run slot, as `LocalSandbox.turn` does."""
 
 
 class InterpreterSession:
     """One interpreter and its working folder; created by `LocalSandbox.session`, opened by `async with`."""
 
-    def __init__(self, sandbox: _SessionHost, *, limits: ExecLimits, idle_s: float, max_s: float, tenant: str) -> None:
+    def __init__(self, sandbox: _SessionHost, *, limits: ExecLimits, idle_s: float, max_s: float) -> None:
         """Configure a session; `open` starts it.
 
         Args:
@@ -76,13 +76,11 @@ class InterpreterSession:
             limits: limits of each turn; memory and disk are shared by all turns.
             idle_s: seconds without a turn after which the session ends.
             max_s: total wall time and CPU time of the session, in seconds.
-            tenant: name of the caller; turns wait for a run slot like executions.
         """
         self._sandbox = sandbox
         self._limits = limits
         self._idle_s = idle_s
         self._total = replace(limits, wall_s=max_s, cpu_s=max_s)
-        self._tenant = tenant
         self._execution: LocalExecution | None = None
         self._buffer = b""
         self._idle: asyncio.TimerHandle | None = None
@@ -103,7 +101,7 @@ class InterpreterSession:
             InfraError: the interpreter could not be started.
         """
         if self._execution is None:
-            self._execution = await self._sandbox.start(_driver_source(), limits=self._total, tenant=self._tenant)
+            self._execution = await self._sandbox.start(_driver_source(), limits=self._total)
             self._wait_idle()
 
     async def aclose(self) -> None:
@@ -138,7 +136,7 @@ class InterpreterSession:
             if self._idle:
                 self._idle.cancel()
             try:
-                async with self._sandbox.turn(self._tenant):
+                async with self._sandbox.turn():
                     return await self._take_turn(self._execution, code)
             finally:
                 if self._over is None:

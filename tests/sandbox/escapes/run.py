@@ -161,7 +161,6 @@ async def _attempts(sandbox: Sandbox | Bare, case: EscapeCase, world: World) -> 
                     fetch=case.fetch,
                     policy=case.policy,
                     limits=case.limits,
-                    tenant=case.name,
                 ),
                 HUNG_S,
             )

@@ -209,7 +209,7 @@ async def test_the_time_in_which_the_tests_compute_or_wait_for_a_core_counts_as_
 async def test_a_pair_of_sandboxes_waits_for_a_run_slot_as_every_program_does():
     waiting = asyncio.Event()
     async with await opened(run_slots=1, waiting=lambda: contextlib.nullcontext(waiting.set())) as sandbox:
-        async with sandbox.turn("another"):
+        async with sandbox.turn():
             grading = asyncio.create_task(verdicts(sandbox, ADD, suite("assert add(1, 2) == 3")))
             waits = asyncio.create_task(waiting.wait())
             await asyncio.wait([grading, waits], return_when="FIRST_COMPLETED")

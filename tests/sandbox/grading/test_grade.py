@@ -199,7 +199,7 @@ def test_what_programs_waited_is_given_back_once(executions, given_back_s, most_
         more_s = min(seconds, most_s - given_s)
         left_s, given_s = left_s + more_s, given_s + more_s
 
-    grading = GradingRun(None, LIMITS, "", stop_on_fail=False, seconds_left=lambda: left_s, give_back=give_back)
+    grading = GradingRun(None, LIMITS, stop_on_fail=False, seconds_left=lambda: left_s, give_back=give_back)
     for wall_s, run_delay_s in executions:
         result = ExecResult(ExecStatus.OK, isolation=Isolation.NONE)
         grading.record(replace(result, wall_s=wall_s, run_delay_s=run_delay_s))
