@@ -169,13 +169,7 @@ class LocalSandbox:
         job = replace(job, stdin=stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else bytes(stdin))
         pool = await self._open_pool()
         if not has_room(files or {}, job.limits):  # as if the program had written them itself
-            return ExecResult(
-                ExecStatus.DISK_LIMIT,
-                isolation=self.isolation,
-                layers=self.layers,
-                backend=self.backend,
-                detail=_no_room(job.limits),
-            )
+            return self._not_run(ExecStatus.DISK_LIMIT, _no_room(job.limits))
         queued_at = time.monotonic()
         queue_s = 0.0
         alone = False
@@ -244,13 +238,15 @@ class LocalSandbox:
             try:
                 execution = await self._launch(job, pool)
             except (ZygoteLost, OSError) as error:
-                detail = f"sandbox: {error}"
-                return ExecResult(ExecStatus.INFRA, isolation=self.isolation, backend=self.backend, detail=detail)
+                return self._not_run(ExecStatus.INFRA, f"sandbox: {error}")
             try:
                 return await execution.finish()
             except asyncio.CancelledError:
                 await execution.kill()
                 raise
+
+    def _not_run(self, status: ExecStatus, detail: str) -> ExecResult:
+        return ExecResult(status, isolation=self.isolation, layers=self.layers, backend=self.backend, detail=detail)
 
     async def _launch(self, job: Program, pool: ZygotePool) -> LocalExecution:
         execution = LocalExecution(job, self.isolation, self.layers)
@@ -273,10 +269,7 @@ class LocalSandbox:
         check_limits(limits or self.limits)
         files = files or {}
         check_files(files, fetch)
-        header = {
-            "argv": argv,
-            "files": [(name, len(content)) for name, content in files.items()],
-        }
+        header = {"argv": argv, "files": [(name, len(content)) for name, content in files.items()]}
         contents = tuple(bytes(content) for content in files.values())
         return Program(header, tuple(fetch), source, contents, b"", policy, limits or self.limits, channel)
 

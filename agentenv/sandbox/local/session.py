@@ -168,14 +168,8 @@ class InterpreterSession:
                 status = ExecStatus.NONZERO
                 detail = "session: the code ended the interpreter, or closed its descriptor 3"
             self._over = self._end_result(status, detail)
-            return replace(
-                self._over,
-                stdout=result.stdout,
-                stderr=result.stderr,
-                stdout_truncated=result.stdout_truncated,
-                stderr_truncated=result.stderr_truncated,
-                wall_s=wall_s,
-            )
+            names = ("stdout", "stderr", "stdout_truncated", "stderr_truncated")
+            return replace(self._over, wall_s=wall_s, **{name: getattr(result, name) for name in names})
         stdout, stdout_truncated = await execution.take_output("stdout")
         stderr, stderr_truncated = await execution.take_output("stderr")
         traceback, exit_code = answer.get("traceback"), answer.get("exit")
