@@ -80,22 +80,6 @@ async def test_a_killed_zygote_is_replaced_and_its_program_run_again(own_sandbox
 
 
 @pytest.mark.long
-async def test_a_program_whose_zygote_always_dies_is_an_infra_failure(strongest):
-    async def killer():
-        while True:
-            await asyncio.sleep(0.02)
-            for one in strongest._pool.zygotes:
-                if one.in_flight:
-                    os.kill(one.pid, signal.SIGKILL)
-
-    task = asyncio.create_task(killer())
-    result = await strongest.run("import time; time.sleep(30)")
-    task.cancel()
-    assert (result.status, result.attempts) == (ExecStatus.INFRA, 3)
-    assert result.detail
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("level", [Isolation.LANDLOCK, Isolation.UID], ids=str)
 @pytest.mark.parametrize("other_level", ["the same", Isolation.NAMESPACES], ids=str)
 @pytest.mark.parametrize("policy", ["pure", "proc"])

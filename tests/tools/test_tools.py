@@ -349,22 +349,6 @@ OTHERS = {
         "[TOOL_CALLS]{{ f.name }}[CALL_ID]{{ c.id }}[ARGS]{{ f.arguments | tojson }}",
     ),
     "id, name, object": ("json", "named", "<call id={{ c.id }}>{{ f.name }}<args>{{ f.arguments | tojson }}</call>"),
-    "name and number": (
-        "section",
-        "named",
-        """<|tool_call_begin|>functions.{{ f.name }}:{{ loop.index0 }}<|tool_call_argument_begin|>
-{{- f.arguments | tojson }}<|tool_call_end|>""",
-    ),
-    "elements that say what is a string": (
-        "section",
-        "markup",
-        """<｜DSML｜invoke name="{{ f.name }}">
-{% for key, value in f.arguments | items %}<｜DSML｜parameter name="{{ key }}" string="
-{{- 'true' if value is string else 'false' }}">
-{{- value if value is string else value | tojson }}</｜DSML｜parameter>
-{% endfor %}</｜DSML｜invoke>
-""",
-    ),
     "keywords, or JSON as it is": (
         "json",
         "keywords",
@@ -409,8 +393,6 @@ def other(name):
     calls = EACH.replace("EACH", each)
     if frame == "list":
         calls = "<|START_ACTION|>[\n" + calls + "\n]<|END_ACTION|>"
-    if frame == "section":
-        calls = "<section>\n" + calls + "</section>"
     tokenizer.chat_template = TURN.replace("CALLS", calls)
     return tokenizer
 

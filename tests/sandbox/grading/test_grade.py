@@ -226,18 +226,6 @@ VERDICTS = st.lists(st.tuples(st.booleans(), st.sampled_from(Verdict)), min_size
 
 @pytest.mark.long
 @given(VERDICTS)
-def test_a_score_is_the_share_that_passed_or_none(pairs):
-    tests = tuple(TestResult(str(i), visible, verdict) for i, (visible, verdict) in enumerate(pairs))
-    result = GradeResult(tests, Integrity.OUTSIDE)
-    if any(verdict is Verdict.INFRA for _, verdict in pairs):
-        assert (result.score, result.all_passed, result.sandbox_failed) == (None, None, True)
-    else:
-        assert result.score == sum(verdict is Verdict.PASSED for _, verdict in pairs) / len(pairs)
-        assert result.all_passed == (result.score == 1.0)
-
-
-@pytest.mark.long
-@given(VERDICTS)
 def test_feedback_says_nothing_of_a_hidden_test_but_a_count(pairs):
     texts = {name: f"SECRET {name}" for name in ("detail", "shown_input", "shown_expected", "shown_got")}
     tests = tuple(
