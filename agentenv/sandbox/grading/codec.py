@@ -205,7 +205,7 @@ def parse_line(line: bytes) -> dict[str, Any]:
         CodecError: the line is not an object, is nested too deep, or has a repeated key, NaN or a huge integer.
     """
     try:
-        # Constants such as NaN are no integers.
+        # `int` refuses constants such as NaN.
         message = json.loads(line.decode(), parse_int=_short_int, parse_constant=int, object_pairs_hook=_unique_keys)
     except CodecError:
         raise
