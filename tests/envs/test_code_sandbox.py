@@ -256,7 +256,7 @@ def test_rules_that_make_no_sense_are_refused(options, named):
 
 @pytest.mark.parametrize("options", [{"colour": "red"}, {"min_isolation": "glass"}])
 async def test_options_that_no_sandbox_has_are_refused(options):
-    with pytest.raises(ConfigError, match=r"sandbox: expected options of LocalSandbox"):
+    with pytest.raises(ConfigError, match=r"expected options of LocalSandbox|LocalSandbox\.min_isolation: expected"):
         await CodeSandbox(sandbox=options).reset({"observation": PROMPT, "label": ADD})
 
 
