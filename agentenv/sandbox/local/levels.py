@@ -16,7 +16,7 @@ from agentenv.errors import InfraError
 from agentenv.sandbox.local.execution import LocalExecution, Program
 from agentenv.sandbox.local.plan import Plan, plans
 from agentenv.sandbox.local.zygote_client import SetupFailed, Zygote, ZygoteLost
-from agentenv.sandbox.types import ExecLimits, ExecStatus, Isolation, SandboxUnavailable
+from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, SandboxUnavailable
 
 OPT_IN = "AGENTENV_ALLOW_UNSAFE_SANDBOX"
 """Environment variable; 1, together with `allow_unsafe=True`, permits programs without isolation."""
@@ -219,20 +219,20 @@ async def escapes(zygote: Zygote, isolation: Isolation) -> tuple[int, list[str]]
     if isolation is Isolation.NONE:
         return 0, []
     attempted = await _run_canary(zygote, isolation, _ATTEMPTS, -1)
-    if attempted[0] is not ExecStatus.OK:
-        return 0, [f"run a program ({attempted[1]})"]
+    if attempted.status is not ExecStatus.OK:
+        return 0, [f"run a program ({attempted.status}: {attempted.detail}{attempted.stderr})"]
     try:
-        count, done = json.loads(attempted[1])
+        count, done = json.loads(attempted.stdout)
     except ValueError:
         return 0, ["execute"]  # another program than ours ended with code 0
     forbidden = await _run_canary(zygote, isolation, _FORBIDDEN, -2)
-    if forbidden[0] is not ExecStatus.POLICY:
+    if forbidden.status is not ExecStatus.POLICY:
         done.append("trace a process")
     return count + 1, [name for name in done if name not in _PERMITTED.get(isolation, ())]
 
 
-async def _run_canary(zygote: Zygote, isolation: Isolation, source: str, number: int) -> tuple[ExecStatus, str]:
-    header: dict[str, object] = {"argv": None, "files": []}
+async def _run_canary(zygote: Zygote, isolation: Isolation, source: str, number: int) -> ExecResult:
+    header = {"argv": None, "files": []}
     execution = LocalExecution(Program(header, (), source.encode(), (), b"", "pure", _CANARY_LIMITS, ""), isolation)
     await execution.launch(zygote, number)
     try:
@@ -241,7 +241,4 @@ async def _run_canary(zygote: Zygote, isolation: Isolation, source: str, number:
         execution.release()
     if result.status is ExecStatus.INFRA:
         raise ZygoteLost(str(result.detail))
-    return (
-        result.status,
-        result.stdout if result.status is ExecStatus.OK else f"{result.status}: {result.detail}{result.stderr}",
-    )
+    return result
