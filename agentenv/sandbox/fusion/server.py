@@ -205,12 +205,7 @@ class FusionServer(Server):
             files[name] = asked.code.encode(errors="replace")
         async with self._turn(peer) as waited_s:
             result = await self._sandbox.run(
-                program,
-                stdin=asked.stdin,
-                files=files,
-                fetch=asked.fetch,
-                policy=policy,
-                limits=asked.limits,
+                program, stdin=asked.stdin, files=files, fetch=asked.fetch, policy=policy, limits=asked.limits
             )
         self.counts["failed" if result.status is ExecStatus.INFRA else "served"] += 1
         return replace(result, queue_s=result.queue_s + waited_s)

@@ -53,17 +53,9 @@ async def grade_asserts(grading: GradingRun, code: str, suite: AssertSuite) -> l
             verdicts = [(skipped, "", "")] * len(tests)
         elif tests:
             verdicts = await _grade_tests(grading, code, suite=suite, tests=tests)
-        results += [
-            TestResult(
-                f"{kind}[{index}]",
-                kind == "visible",
-                verdict,
-                detail=shorten(detail, 2000),
-                shown_input=shorten(test.source, 2000),
-                shown_got=call,
-            )
-            for index, (test, (verdict, detail, call)) in enumerate(zip(tests, verdicts, strict=True))
-        ]
+        for index, (test, (verdict, detail, call)) in enumerate(zip(tests, verdicts, strict=True)):
+            texts = {"detail": shorten(detail, 2000), "shown_input": shorten(test.source, 2000), "shown_got": call}
+            results.append(TestResult(f"{kind}[{index}]", kind == "visible", verdict, **texts))
     empty = [result for result in results if (result.verdict, result.detail) == (Verdict.MISSING, NO_CALL)]
     if empty:
         raise DataError(
