@@ -24,6 +24,5 @@ if TYPE_CHECKING:
 
 # Imported on first use, because these modules import this package themselves.
 __getattr__ = lazy_names(
-    __name__,
-    {"LocalSandbox": "agentenv.sandbox.local.sandbox", "open_sandbox": "agentenv.sandbox.factory"},
+    __name__, {"LocalSandbox": "agentenv.sandbox.local.sandbox", "open_sandbox": "agentenv.sandbox.factory"}
 )

@@ -28,11 +28,7 @@ class PythonTool:
     """Runs code in an `InterpreterSession` of a sandbox, opened at the first call; for use from one event loop."""
 
     def __init__(
-        self,
-        sandbox: LocalSandbox | FusionSandbox,
-        *,
-        limits: ExecLimits | None = None,
-        max_chars: int = 4000,
+        self, sandbox: LocalSandbox | FusionSandbox, *, limits: ExecLimits | None = None, max_chars: int = 4000
     ) -> None:
         """Store the settings; nothing is started.
 

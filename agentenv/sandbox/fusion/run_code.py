@@ -241,12 +241,7 @@ def _status(command: _Command, more: Mapping[str, Any], request: EncodedRequest)
 
 
 def _result(
-    status: ExecStatus,
-    command: _Command,
-    more: Mapping[str, Any],
-    body: Mapping[str, Any],
-    *,
-    request: EncodedRequest,
+    status: ExecStatus, command: _Command, more: Mapping[str, Any], body: Mapping[str, Any], *, request: EncodedRequest
 ) -> ExecResult:
     limits, printed = request.limits, command.stdout
     files: dict[str, bytes] = {}

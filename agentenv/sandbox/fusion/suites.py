@@ -15,14 +15,7 @@ from agentenv.sandbox.fusion.run_code import BadAnswer, read_limits
 from agentenv.sandbox.grading.codec import decode, encode
 from agentenv.sandbox.grading.compare import Comparison
 from agentenv.sandbox.grading.results import GradeResult, Integrity, TestResult, Verdict
-from agentenv.sandbox.grading.suites import (
-    AssertSuite,
-    AssertTest,
-    FunctionSuite,
-    FunctionTest,
-    PytestSuite,
-    TestSuite,
-)
+from agentenv.sandbox.grading.suites import AssertSuite, AssertTest, FunctionSuite, FunctionTest, PytestSuite, TestSuite
 from agentenv.sandbox.types import ExecLimits, Isolation
 
 _SUITES: Mapping[str, tuple[type[Any], type[Any] | None]] = {

@@ -17,11 +17,7 @@ class FairQueue:
     """
 
     def __init__(
-        self,
-        num_slots: int,
-        *,
-        max_waiting: int,
-        waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
+        self, num_slots: int, *, max_waiting: int, waiting: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> None:
         """Create a queue.
 
