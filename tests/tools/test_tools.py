@@ -722,12 +722,7 @@ class Called:
         return self.function()
 
 
-LEAVING = {
-    "plain": leaves,
-    "async": leaves_async,
-    "partial": functools.partial(leaves_async),
-    "object": Called(leaves),
-}
+LEAVING = {"plain": leaves, "async": leaves_async, "partial": functools.partial(leaves_async), "object": Called(leaves)}
 
 
 @pytest.mark.parametrize("tool", LEAVING.values(), ids=LEAVING)

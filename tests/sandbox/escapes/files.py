@@ -74,11 +74,7 @@ attempt('link out', lambda: os.link('mine', W['writable'] + '/planted'))
         # on another file system it fails with EXDEV; the test uses the same one
         excepted=READABLE,
     ),
-    case(
-        "stat_canary",
-        "attempt('stat', lambda: os.stat(W['canary']).st_size)",
-        excepted=(LANDLOCK, UID),
-    ),
+    case("stat_canary", "attempt('stat', lambda: os.stat(W['canary']).st_size)", excepted=(LANDLOCK, UID)),
     case(
         "mknod",
         """
