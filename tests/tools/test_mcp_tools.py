@@ -195,17 +195,6 @@ async def test_an_answer_that_was_lost_is_an_infra_error_of_that_call_alone():
         assert [await said(tools, "meet"), await waiting] == ["met", "met"]
 
 
-async def test_all_calls_that_wait_for_a_server_that_dies_are_reported():
-    async with opened(stdio()) as tools, opened(stdio()) as others:
-        waiting = asyncio.ensure_future(said(others, "hang"))
-        while await said(tools, "count") == "1":  # until the other call is there
-            pass
-        with pytest.raises(InfraError):
-            await said(tools, "die")
-        with pytest.raises(InfraError):
-            await waiting
-
-
 @pytest.mark.parametrize("program", ["no-such-program-here", __file__])
 async def test_a_program_that_is_not_there_or_cannot_be_run_is_a_config_error(program, tmp_path):
     with pytest.raises(ConfigError, match="expected a program"):

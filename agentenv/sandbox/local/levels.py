@@ -232,8 +232,8 @@ async def escapes(zygote: Zygote, isolation: Isolation) -> tuple[int, list[str]]
 
 
 async def _run_canary(zygote: Zygote, isolation: Isolation, source: str, number: int) -> ExecResult:
-    header = {"argv": None, "files": []}
-    execution = LocalExecution(Program(header, (), source.encode(), (), b"", "pure", _CANARY_LIMITS, ""), isolation)
+    program = Program({"argv": None, "files": []}, (), source.encode(), (), b"", "pure", _CANARY_LIMITS, "")
+    execution = LocalExecution(program, isolation)
     await execution.launch(zygote, number)
     try:
         result = await execution.finish()
