@@ -6,7 +6,6 @@ distributions may hold tasks with their labels.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import importlib.util
 import math
@@ -71,9 +70,7 @@ def user_ranges() -> tuple[int, int, int] | None:
 
 
 def _lines(path: str) -> list[str]:
-    with contextlib.suppress(OSError):
-        return Path(path).read_text().splitlines()
-    return []
+    return _text(Path(path)).splitlines()
 
 
 def missing_memory(memory_mb: float, num_programs: int) -> str:
