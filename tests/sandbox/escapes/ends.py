@@ -106,9 +106,7 @@ HIDING: list[EscapeCase] = [
             ("by_dead_leader", "threading.Thread(target=hoard).start(); call(60, 93, 0)"),
         )
     ),
-    case(
-        "hidden_memory_unmapped",
-        """
+    case("hidden_memory_unmapped", """
 import mmap
 libc = ctypes.CDLL(None)
 libc.mmap.restype = ctypes.c_void_p
@@ -125,10 +123,7 @@ attempt('anonymous', lambda: hoard(mmap.MAP_SHARED | mmap.MAP_ANONYMOUS, -1))
 attempt('validated', lambda: hoard(3 | mmap.MAP_ANONYMOUS, -1))
 attempt('a device', lambda: hoard(mmap.MAP_SHARED, os.open('/dev/zero', os.O_RDWR)))
 attempt('a file in memory', lambda: hoard(mmap.MAP_SHARED, call(319, 279, b'x', 0)))
-""",
-        limits=replace(LIMITS, cpu_s=3.0),
-        excepted=(Isolation.UID,),
-    ),
+""", limits=replace(LIMITS, cpu_s=3.0), excepted=(Isolation.UID,)),
     *(
         case(
             f"hidden_disk_{name}",
@@ -180,9 +175,7 @@ def write():
             ),
         )
     ),
-    case(
-        "hidden_cpu_of_children",
-        """
+    case("hidden_cpu_of_children", """
 say('TRYING')
 say('HELD', 'if it is killed')
 import signal, time
@@ -195,8 +188,5 @@ while True:
         os.wait()
     except ChildProcessError:
         pass
-""",
-        "proc",
-        must_end=(ExecStatus.CPU_TIMEOUT,),
-    ),
-]
+""", "proc", must_end=(ExecStatus.CPU_TIMEOUT,)),
+]  # fmt: skip

@@ -183,9 +183,7 @@ SYSTEM: list[EscapeCase] = [
         limits=replace(LIMITS, cpu_s=3.0),
         ends=ENDED,
     ),
-    case(
-        "pipe_buffers",
-        """
+    case("pipe_buffers", """
 import fcntl
 held = []
 def pipes():
@@ -204,13 +202,8 @@ def pipes():
         held.append((r, w))
     return len(held)
 attempt('300 full pipes', pipes)
-""",
-        limits=replace(LIMITS, cpu_s=3.0),
-        ends=ENDED,
-    ),
-    case(
-        "disk_by_unlinked_files",
-        """
+""", limits=replace(LIMITS, cpu_s=3.0), ends=ENDED),
+    case("disk_by_unlinked_files", """
 import time
 kept = []
 def write():
@@ -222,13 +215,8 @@ def write():
         time.sleep(0.1)
     return f'{len(kept) * 4} MB in files without a name'
 attempt('40 of 4 MB', write)
-""",
-        limits=replace(LIMITS, cpu_s=3.0),
-        ends=ENDED,
-    ),
-    case(
-        "dev_shm",
-        """
+""", limits=replace(LIMITS, cpu_s=3.0), ends=ENDED),
+    case("dev_shm", """
 def write():
     with open('/dev/shm/' + W['nonce'], 'wb') as file:
         for _ in range(100):
@@ -237,13 +225,8 @@ def write():
     os.unlink('/dev/shm/' + W['nonce'])
     return size
 attempt('100 MB', write)
-""",
-        ends=ENDED,
-        excepted=(Isolation.UID,),
-    ),
-    case(
-        "locked_folders",
-        """
+""", ends=ENDED, excepted=(Isolation.UID,)),
+    case("locked_folders", """
 say('TRYING', 'folders that cannot be removed')
 for name in ('a', 'a/b', 'a/b/c'):
     os.mkdir(name)
@@ -259,9 +242,7 @@ try:
 except OSError:
     pass
 say('HELD', 'if the next run works')
-""",
-        then="say('TRYING')\nsay('ESCAPED' if os.path.exists('a') else 'HELD')",
-    ),
+""", then="say('TRYING')\nsay('ESCAPED' if os.path.exists('a') else 'HELD')"),
     case(
         "stdout_flood",
         "say('TRYING')\nsay('HELD', 'so far')\nwhile True:\n    os.write(1, b'x' * 65536)",
@@ -270,4 +251,4 @@ say('HELD', 'if the next run works')
             "" if len(result.stdout) <= LIMITS.stdout_kb * 1024 * 4 else f"kept {len(result.stdout)}"
         ),
     ),
-]
+]  # fmt: skip
