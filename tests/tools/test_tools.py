@@ -326,32 +326,18 @@ TURN = """{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{{ m.conte
 EACH = "{% for c in m.tool_calls %}{% set f = c.function %}EACH{% endfor %}"
 OTHERS = {
     "name, mark, object": ("json", "named", "[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}"),
-    "other keys in a list": (
-        "list",
-        "json",
+    "other keys in a list": ("list", "json",
         """{{ '{"tool_call_id": "' + c.id + '", "tool_name": "' + f.name + '", ' }}
 {{- '"parameters": ' + f.arguments | tojson + '}' }}
-{{- ',\n' if not loop.last }}""",
-    ),
-    "an object in an object": (
-        "json",
-        "json",
-        """<call>{{ {'type': 'function', 'function': {'name': f.name, 'arguments': f.arguments}} | tojson }}</call>""",
-    ),
-    "arguments before the name": (
-        "json",
-        "json",
-        """<call>{{ {'arguments': f.arguments, 'name': f.name} | tojson }}</call>""",
-    ),
-    "name, id, object": (
-        "json",
-        "named",
-        "[TOOL_CALLS]{{ f.name }}[CALL_ID]{{ c.id }}[ARGS]{{ f.arguments | tojson }}",
-    ),
+{{- ',\n' if not loop.last }}"""),
+    "an object in an object": ("json", "json",
+        """<call>{{ {'type': 'function', 'function': {'name': f.name, 'arguments': f.arguments}} | tojson }}</call>"""),
+    "arguments before the name": ("json", "json",
+        """<call>{{ {'arguments': f.arguments, 'name': f.name} | tojson }}</call>"""),
+    "name, id, object": ("json", "named",
+        "[TOOL_CALLS]{{ f.name }}[CALL_ID]{{ c.id }}[ARGS]{{ f.arguments | tojson }}"),
     "id, name, object": ("json", "named", "<call id={{ c.id }}>{{ f.name }}<args>{{ f.arguments | tojson }}</call>"),
-    "keywords, or JSON as it is": (
-        "json",
-        "keywords",
+    "keywords, or JSON as it is": ("json", "keywords",
         """{% macro said(value) %}{% if value is string %}<|"|>{{ value }}<|"|>{% elif value is mapping %}{
 {%- for key, item in value | dictsort %}{{ key }}:{{ said(item) }}{{ ',' if not loop.last }}{% endfor %}}
 {%- elif value is sequence %}[{% for item in value %}{{ said(item) }}{{ ',' if not loop.last }}{% endfor %}]
@@ -359,19 +345,12 @@ OTHERS = {
 <|tool_call>call:{{ f.name }}{{ '{' }}
 {%- if f.arguments is string %}{{ f.arguments }}
 {%- else %}{% for key, value in f.arguments | dictsort %}{{ key }}:{{ said(value) }}{{ ',' if not loop.last }}
-{%- endfor %}{% endif %}{{ '}' }}<tool_call|>""",
-    ),
-    "JSON, of a mapping as Python has it": (
-        "json",
-        "json",
-        """<call>{"name": "{{ f.name }}", "arguments": {{ f.arguments }}}</call>""",
-    ),
-    "arguments in a string": (
-        "json",
-        "json",
-        """<call>{{ {'name': f.name, 'arguments': f.arguments | tojson} | tojson }}</call>""",
-    ),
-}
+{%- endfor %}{% endif %}{{ '}' }}<tool_call|>"""),
+    "JSON, of a mapping as Python has it": ("json", "json",
+        """<call>{"name": "{{ f.name }}", "arguments": {{ f.arguments }}}</call>"""),
+    "arguments in a string": ("json", "json",
+        """<call>{{ {'name': f.name, 'arguments': f.arguments | tojson} | tojson }}</call>"""),
+}  # fmt: skip
 
 
 RENDERED = (
