@@ -185,11 +185,7 @@ def read_answer(content: bytes, header: str, request: EncodedRequest) -> ExecRes
         command = _command(body["compile_result"], "compile_result")
     if command is None or command.status is ExecStatus.OK:
         command = _command(body.get("run_result"), "run_result")
-    try:
-        more = json.loads(header) if header else {}
-    except ValueError:
-        more = {}
-    more = more if isinstance(more, dict) else {}
+    more: dict[str, Any] = json.loads(header) if header else {}
     status = _status(command, more, request)
     succeeded = command.status is ExecStatus.OK
     if (body["status"] == "Success") != succeeded or (status is ExecStatus.OK) != succeeded:
