@@ -24,6 +24,7 @@ CARRIERS = {
     "interop/inspect_worker.py", "rewards/rules/math/worker.py",
     "rewards/workers/main.py", "rewards/workers/threads.py", "rewards/grading.py", "rewards/models/batching.py",
     "sandbox/grading/guest/asserts.py", "sandbox/grading/guest/serve.py", "sandbox/grading/guest/pytest_runner.py",
+    "sandbox/guest/child.py", "sandbox/guest/session_driver.py",
 }  # fmt: skip
 """Where whatever was raised is carried to a waiting caller, in another thread or process, and not handled."""
 IMPORTS_TORCH = (

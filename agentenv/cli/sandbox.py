@@ -42,7 +42,7 @@ _STARTS_PROCESS = re.compile(
 
 @dataclass(frozen=True)
 class SandboxDoctorConfig:
-    """Probe the isolation of this machine, try to escape from it, and time it."""
+    """Test the isolation of this machine by attempts to escape from it, and time it."""
 
     json: bool = False
     """Print JSON."""

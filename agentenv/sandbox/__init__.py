@@ -8,37 +8,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agentenv._util.lazy import lazy_names
-from agentenv.sandbox.types import (
-    ExecLimits,
-    ExecResult,
-    ExecStatus,
-    Execution,
-    Isolation,
-    Policy,
-    Sandbox,
-    SandboxBusy,
-    SandboxUnavailable,
-)
+from agentenv.sandbox.types import ExecLimits as ExecLimits
+from agentenv.sandbox.types import ExecResult as ExecResult
+from agentenv.sandbox.types import ExecStatus as ExecStatus
+from agentenv.sandbox.types import Execution as Execution
+from agentenv.sandbox.types import Isolation as Isolation
+from agentenv.sandbox.types import Policy as Policy
+from agentenv.sandbox.types import Sandbox as Sandbox
+from agentenv.sandbox.types import SandboxBusy as SandboxBusy
+from agentenv.sandbox.types import SandboxUnavailable as SandboxUnavailable
 
 if TYPE_CHECKING:
-    from agentenv.sandbox.factory import open_sandbox
-    from agentenv.sandbox.local.sandbox import LocalSandbox
+    from agentenv.sandbox.factory import open_sandbox as open_sandbox
+    from agentenv.sandbox.local.sandbox import LocalSandbox as LocalSandbox
 
-__all__ = [
-    "ExecLimits",
-    "ExecResult",
-    "ExecStatus",
-    "Execution",
-    "Isolation",
-    "LocalSandbox",
-    "Policy",
-    "Sandbox",
-    "SandboxBusy",
-    "SandboxUnavailable",
-    "open_sandbox",
-]
 # Imported on first use, because these modules import this package themselves.
 __getattr__ = lazy_names(
-    __name__,
-    {"LocalSandbox": "agentenv.sandbox.local.sandbox", "open_sandbox": "agentenv.sandbox.factory"},
+    __name__, {"LocalSandbox": "agentenv.sandbox.local.sandbox", "open_sandbox": "agentenv.sandbox.factory"}
 )

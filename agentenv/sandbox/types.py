@@ -189,7 +189,6 @@ class Sandbox(Protocol):
         fetch: Sequence[str] = (),
         policy: Policy = "pure",
         limits: ExecLimits | None = None,
-        tenant: str = "",
         channel: bool = False,
     ) -> ExecResult:
         """Execute Python source, or an argv with policy `proc`, and wait for its end.
@@ -201,7 +200,6 @@ class Sandbox(Protocol):
             fetch: names of files in the working folder to return after the end.
             policy: whether the program may start processes.
             limits: limits of the execution; the sandbox's default if None.
-            tenant: name of the caller, such as an episode's group; the queue is fair between tenants.
             channel: open file descriptor 3 for writing; the result's `channel` holds the output.
 
         Raises:
@@ -217,7 +215,6 @@ class Sandbox(Protocol):
         files: Mapping[str, bytes] | None = None,
         policy: Policy = "pure",
         limits: ExecLimits | None = None,
-        tenant: str = "",
     ) -> Execution:
         """Start an interactive program; the arguments are those of `run`. Not supported by every backend.
 

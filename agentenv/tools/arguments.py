@@ -54,7 +54,13 @@ class Form(Parameter):
         except (InfraError, RecursionError):
             raise
         except Exception as error:
-            raise ValueError(f"{where}: {_message(error)}") from error
+            text = str(error)
+            if callable(details := getattr(error, "errors", None)):  # pydantic's, without its links
+                found = [(".".join(map(str, each["loc"])), each["msg"]) for each in details()]
+                text = "; ".join(": ".join(filter(None, each)) for each in found)
+            elif not text or not isinstance(error, ValueError):  # it is not about a value
+                text = f"{type(error).__name__}: {text}".removesuffix(": ")
+            raise ValueError(f"{where}: {text}") from error
 
 
 def read_arguments(
@@ -253,12 +259,3 @@ def _listed(values: list[Any]) -> dict[str, Any]:
         raise LookupError(values)
     kinds = list(dict.fromkeys(names))
     return {"type": kinds[0] if len(kinds) == 1 else kinds, "enum": values}
-
-
-def _message(error: Exception) -> str:
-    """Return the message of an error, after its name if it is not about a value; pydantic's without its links."""
-    if callable(details := getattr(error, "errors", None)):
-        found = [(".".join(map(str, each["loc"])), each["msg"]) for each in details()]
-        return "; ".join(": ".join(filter(None, each)) for each in found)
-    text = str(error)
-    return text if text and isinstance(error, ValueError) else f"{type(error).__name__}: {text}".removesuffix(": ")

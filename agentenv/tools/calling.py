@@ -146,9 +146,6 @@ async def _run(
     if function is None:
         known = ", ".join(sorted(tools)) or "none"
         return CallResult(item, f"Error: unknown tool {item.name!r}. Tools: {known}.", "unknown")
-    wrong = _wrong_arguments(function, item)
-    if wrong:
-        return CallResult(item, wrong, "arguments")
     timeout_s = limits[item.name]
     work = asyncio.ensure_future(_result_of(function, item, parameters))
     work.add_done_callback(retrieve_exception)
@@ -187,6 +184,16 @@ async def _result_of(function: Callable[..., Any], item: ToolCall, parameters: M
     Raises:
         ToolError: the result cannot be written as text.
     """
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # builtins have no signature
+        signature = inspect.signature(lambda **_: None)
+    try:
+        signature.bind(**item.arguments)
+    except TypeError as error:
+        takes = signature.replace(return_annotation=inspect.Signature.empty)
+        problem = f"Error: wrong arguments for {item.name}: {error}. It takes {takes}."
+        return CallResult(item, problem, "arguments")
     given = {"function": function, "given": item.arguments, "parameters": parameters}
     read = named_call(item.name, read_arguments, given)
     is_large = size_of((item.text, parameters)) > MAX_AT_ONCE
@@ -207,16 +214,3 @@ async def _result_of(function: Callable[..., Any], item: ToolCall, parameters: M
             f"{item.name}: expected a result that can be written as text, got a {type(value).__name__} whose text "
             f"fails with {type(error).__name__}. Call it in another way."
         ) from error
-
-
-def _wrong_arguments(function: Callable[..., Any], call: ToolCall) -> str:
-    try:
-        signature = inspect.signature(function)
-    except (ValueError, TypeError):  # builtins have no signature
-        return ""
-    try:
-        signature.bind(**call.arguments)
-    except TypeError as error:
-        takes = signature.replace(return_annotation=inspect.Signature.empty)
-        return f"Error: wrong arguments for {call.name}: {error}. It takes {takes}."
-    return ""

@@ -133,14 +133,32 @@ class McpServer:
             ConfigError: the program or a requested tool does not exist.
             MissingDependency: the package mcp is not installed.
         """
-        if not self.per_episode:
-            yield (await _shared(self)).tools
+        if self.per_episode:
+            connection = await Connection.opened(self)
+            try:
+                yield connection.tools
+            finally:
+                await connection.aclose()
             return
-        connection = await Connection.opened(self)
-        try:
-            yield connection.tools
-        finally:
-            await connection.aclose()
+        # One for all episodes of the running loop; a new one if it failed. It needs no explicit close: before an event
+        # loop ends, it cancels its remaining tasks, including the connection's.
+        slot = _SLOTS.here().setdefault(json.dumps(asdict(self), sort_keys=True, default=repr), _Slot())
+        num_failed = slot.num_failed
+        async with slot.lock:
+            if slot.failure is not None and slot.num_failed != num_failed:
+                # Another task just tried: one attempt per waiting task would take too long.
+                raise InfraError(str(slot.failure))
+            if slot.connection is not None and not slot.connection.is_open:
+                dead, slot.connection = slot.connection, None
+                await dead.aclose()
+            if slot.connection is None:
+                try:
+                    slot.connection = await Connection.opened(self)
+                except InfraError as error:
+                    slot.num_failed, slot.failure = slot.num_failed + 1, error
+                    raise
+            connection = slot.connection
+        yield connection.tools
 
 
 class Connection:
@@ -323,29 +341,6 @@ class _Slot:
 
 
 _SLOTS: PerLoop[dict[str, _Slot]] = PerLoop(dict)
-
-
-async def _shared(server: McpServer) -> Connection:
-    """Return the running loop's connection to a server; a new one if it failed.
-
-    It needs no explicit close: before an event loop ends, it cancels its remaining tasks, including the connection's.
-    """
-    slot = _SLOTS.here().setdefault(json.dumps(asdict(server), sort_keys=True, default=repr), _Slot())
-    num_failed = slot.num_failed
-    async with slot.lock:
-        if slot.failure is not None and slot.num_failed != num_failed:
-            # Another task just tried: one attempt per waiting task would take too long.
-            raise InfraError(str(slot.failure))
-        if slot.connection is not None and not slot.connection.is_open:
-            dead, slot.connection = slot.connection, None
-            await dead.aclose()
-        if slot.connection is None:
-            try:
-                slot.connection = await Connection.opened(server)
-            except InfraError as error:
-                slot.num_failed, slot.failure = slot.num_failed + 1, error
-                raise
-        return slot.connection
 
 
 async def close_shared() -> None:

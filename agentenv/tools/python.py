@@ -28,12 +28,7 @@ class PythonTool:
     """Runs code in an `InterpreterSession` of a sandbox, opened at the first call; for use from one event loop."""
 
     def __init__(
-        self,
-        sandbox: LocalSandbox | FusionSandbox,
-        *,
-        limits: ExecLimits | None = None,
-        max_chars: int = 4000,
-        tenant: str = "",
+        self, sandbox: LocalSandbox | FusionSandbox, *, limits: ExecLimits | None = None, max_chars: int = 4000
     ) -> None:
         """Store the settings; nothing is started.
 
@@ -41,9 +36,8 @@ class PythonTool:
             sandbox: where the code runs; tools may share one.
             limits: of one call; memory and disk: of all calls together. None: the sandbox's own limits.
             max_chars: maximum length of an answer; the middle of a longer one is omitted.
-            tenant: the name under which programs queue for a core, such as the episode's id.
         """
-        self._sandbox, self._limits, self._tenant = sandbox, limits or sandbox.limits, tenant
+        self._sandbox, self._limits = sandbox, limits or sandbox.limits
         self._max_chars = max_chars
         self._session: InterpreterSession | FusionSession | None = None
         self._one_call = asyncio.Lock()
@@ -57,7 +51,7 @@ class PythonTool:
         async with self._one_call:
             expired = self._session is not None and self._session.over
             if self._session is None or self._session.over:
-                session = self._sandbox.session(limits=self._limits, tenant=self._tenant)
+                session = self._sandbox.session(limits=self._limits)
                 await session.open()
                 self._session = session
             turn = await self._session.run(code)

@@ -37,8 +37,21 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     name = getattr(function, "__qualname__", repr(function))
     try:
         hints, signature = get_type_hints(function), inspect.signature(function)
-        named = {key: each for key, each in signature.parameters.items() if key in hints or each.kind in _UNNAMED}
-        schemas = {key: _parameter_schema(each, hints.get(key), name) for key, each in named.items()}
+        schemas = {}
+        for key, parameter in signature.parameters.items():
+            if parameter.kind in _UNNAMED:
+                raise ConfigError(
+                    f"schema_of: expected parameters that a call can name, got {parameter} of {name}. Take a list, or "
+                    "a parameter with a name."
+                )
+            if key in hints:
+                try:
+                    schemas[key] = form_of(hints[key]).schema
+                except LookupError as error:
+                    raise ConfigError(
+                        "schema_of: expected hints of JSON types, enums, dates, dataclasses and pydantic models, got "
+                        f"{hints[key]!r} for {key!r} of {name}. Change it, or write the schema by hand."
+                    ) from error
         schema: dict[str, Any] = dict(get_json_schema(_stub(function, signature, hints)))
     except ConfigError:
         raise
@@ -57,22 +70,6 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     if definitions:
         parameters["$defs"] = definitions
     return schema
-
-
-def _parameter_schema(parameter: inspect.Parameter, hint: Any, name: str) -> Any:
-    """Return the schema of a parameter of the function with this name."""
-    if parameter.kind in _UNNAMED:
-        raise ConfigError(
-            f"schema_of: expected parameters that a call can name, got {parameter} of {name}. Take a list, or "
-            "a parameter with a name."
-        )
-    try:
-        return form_of(hint).schema
-    except LookupError as error:
-        raise ConfigError(
-            f"schema_of: expected hints of JSON types, enums, dates, dataclasses and pydantic models, got {hint!r} for "
-            f"{parameter.name!r} of {name}. Change it, or write the schema by hand."
-        ) from error
 
 
 def _stub(function: Callable[..., Any], signature: inspect.Signature, hints: Mapping[str, Any]) -> Callable[..., Any]:

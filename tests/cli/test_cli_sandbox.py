@@ -11,7 +11,6 @@ from agentenv.errors import InfraError
 from agentenv.sandbox import ExecLimits, ExecResult, ExecStatus, Isolation, LocalSandbox, SandboxUnavailable
 from agentenv.sandbox.local import doctor as sandbox_doctor
 from agentenv.sandbox.local.doctor import DoctorReport, LevelReport, Speed
-from agentenv.sandbox.local.levels import Probe, ProbeOutcome
 from tests.drivers import command
 
 PROGRAMS = {
@@ -258,16 +257,11 @@ def finds(monkeypatch, found):
 
 
 def report(chosen):
-    probes = (
-        Probe("seccomp", ProbeOutcome.OK),
-        Probe("landlock", ProbeOutcome.FAIL, 38, "no such call", "a newer kernel"),
-        Probe("other users", ProbeOutcome.SKIPPED, detail="not root"),
-    )
     levels = (
         LevelReport(Isolation.NAMESPACES, chosen is not None, ("namespaces",), "python", 17),
         LevelReport(Isolation.LANDLOCK, False, failures=("landlock (python): ENOSYS",)),
     )
-    return DoctorReport({"kernel": "Linux"}, probes, levels, chosen, Speed(9, 4.4, 6.0, 300.0) if chosen else None)
+    return DoctorReport({"kernel": "Linux"}, levels, chosen, Speed(9, 4.4, 6.0, 300.0) if chosen else None)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +290,7 @@ def test_the_doctor_of_everything_reports_the_level_of_the_sandbox(monkeypatch):
     assert "landlock (python): ENOSYS" in level.detail
 
 
-def test_a_probe_that_itself_fails_is_a_finding_of_the_doctor_of_everything(monkeypatch):
+def test_a_doctor_that_itself_fails_is_a_finding_of_the_doctor_of_everything(monkeypatch):
     finds(monkeypatch, SandboxUnavailable("sandbox: expected isolation,\ngot none"))
     level = doctor._isolation()
     assert (level.state, level.detail) == ("broken", "sandbox: expected isolation, got none")

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -193,12 +192,8 @@ async def test_input_that_is_not_a_request_is_refused_with_its_reason(served, bo
 @pytest.mark.parametrize(
     ("content", "headers", "status"),
     [
-        (b"{", {}, 400),
-        (b"[" * 100_000, {}, 400),
         (json.dumps({**HELLO, "run_timeout": 10**400}), {}, 422),
         (json.dumps(HELLO), {"x-agentenv-ask": json.dumps({"limits": {"cpu_s": 10**400}})}, 422),
-        (json.dumps(HELLO), {"content-type": "text/plain"}, 415),
-        (json.dumps(HELLO), {"content-encoding": "gzip"}, 415),
         (b" " * (9 << 20), {}, 413),
         (json.dumps(HELLO), {"x-agentenv-ask": "{"}, 422),
         (json.dumps(HELLO), {"x-agentenv-ask": '{"limits": {"cpu_s": "1"}}'}, 422),
@@ -227,13 +222,6 @@ async def test_a_body_without_a_length_is_cut_off_too(served):
         pass  # it was cut off while it was still sending
     assert sent < 100
     assert (await served.post("/run_code", json=HELLO)).status_code == 200
-
-
-@ours
-async def test_other_routes_and_methods_are_refused_in_json(served):
-    assert (await served.get("/run_code")).json() == {"detail": "Method Not Allowed"}
-    assert (await served.get("/../etc/passwd")).json() == {"detail": "Not Found"}
-    assert (await served.get("/v1/ping")).json() == "pong"
 
 
 ENDS = [
@@ -275,7 +263,6 @@ async def test_a_program_that_ends_at_a_cap_having_asked_for_more_has_no_verdict
             gate.result = ExecResult(status)
             reply = (await http.post("/run_code", json=body)).json()
             assert (reply["status"] == "SandboxError") is capped
-            assert gate.given["tenant"] == "127.0.0.1"  # of clients that name none
             assert gate.given["limits"].cpu_s <= MAX_LIMITS.cpu_s
             assert gate.given["limits"].memory_mb <= MAX_LIMITS.memory_mb
 
@@ -288,24 +275,7 @@ async def test_a_failure_of_the_sandbox_is_not_a_verdict():
     assert (response.status_code, "retry-after" in response.headers) == (503, True)
 
 
-async def test_a_mistake_of_ours_shows_neither_text_nor_traceback(caplog):
-    response = await asked(Gate(ValueError("the secret of /home/me")))
-    assert response.status_code == 500
-    assert re.fullmatch(r'\{"detail": "internal error \w{8}: ValueError"\}', response.text)
-    assert "the secret of /home/me" in caplog.text
-
-
 # --- who may ask ------------------------------------------------------------------------------------------------------
-
-
-@ours
-async def test_a_page_of_another_site_cannot_ask(served):
-    before = served.server.counts["served"]
-    for headers, status in (({"host": "evil.com"}, 400), ({"origin": "http://evil.com"}, 403)):
-        for path in ("/v1/ping", "/health"):
-            assert (await served.get(path, headers=headers)).status_code == status
-        assert (await served.post("/run_code", json=HELLO, headers=headers)).status_code == status
-    assert served.server.counts["served"] == before
 
 
 async def test_a_token_is_asked_for_by_all_but_the_ping():
@@ -376,35 +346,16 @@ async def test_stopping_lets_what_runs_end_and_sends_away_who_waits():
         await server.close()
 
 
-@pytest.mark.long
-async def test_stopping_ends_what_does_not_end_by_itself():
-    gate = Gate()
-    server = serving(gate, grace_s=0.05)
-    await server.start()
-    async with httpx.AsyncClient(trust_env=False, verify=False) as http:
-        task = asyncio.create_task(http.post(f"{server.url}/run_code", json=HELLO))
-        await until(lambda: server.running == 1)
-        await server.close()
-        assert gate.cancelled == 1
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def test_a_port_that_is_taken_is_reported():
-    async with serving(Gate()) as server:
-        with pytest.raises(InfraError, match="Use another --port"):
-            await serving(Gate(), port=server.port).start()
-
-
-async def test_an_address_that_names_many_tenants_lets_others_wait_for_one_turn():
+async def test_an_address_that_asks_many_times_lets_others_wait_for_one_turn_whatever_it_names():
     gate = Gate()
     other_address = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
     async with serving(gate) as server, at(server, timeout=60) as http, at(server, transport=other_address) as other:
         order = []
 
-        async def ask(http, tenant=""):
-            header = {"x-agentenv-ask": json.dumps({"tenant": tenant})}
+        async def ask(http, name=""):
+            header = {"x-agentenv-ask": json.dumps({"tenant": name})}
             await http.post("/run_code", json=HELLO, headers=header)
-            order.append(tenant)
+            order.append(name)
 
         work = []
         for index in range(5):
@@ -415,7 +366,6 @@ async def test_an_address_that_names_many_tenants_lets_others_wait_for_one_turn(
         gate.go_on.set()
         await asyncio.gather(*work)
         assert order.index("") <= 3
-        assert gate.given["tenant"].startswith("127.0.0.1 many")
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

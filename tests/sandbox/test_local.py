@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import os
-import signal
 
 import pytest
 
@@ -61,11 +60,6 @@ async def test_a_traceback_shows_the_programs_frames_and_lines_alone(sandbox):
         'Traceback (most recent call last):\n  File "main.py", line 4, in <module>\n    f(0)\n'
         '  File "main.py", line 2, in f\n    return 1 / x\n           ~~^~~\nZeroDivisionError: division by zero\n'
     )
-
-
-async def test_a_crash_is_a_signal(sandbox):
-    result = await sandbox.run("import ctypes; ctypes.string_at(0)")
-    assert (result.status, result.signal, result.exit_code) == (ExecStatus.SIGNAL, signal.SIGSEGV, None)
 
 
 @pytest.mark.long

@@ -1,10 +1,9 @@
-"""Probes and doctor: what they say is what is so; and where nothing holds, nothing runs."""
+"""Levels, the doctor and the filter: what they say is what is so; and where nothing holds, nothing runs."""
 
 import asyncio
 import json
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -13,29 +12,7 @@ from agentenv.sandbox.guest import linux, seccomp
 from agentenv.sandbox.local import levels
 from agentenv.sandbox.local import plan as _plan
 from agentenv.sandbox.local.doctor import doctor
-from agentenv.sandbox.local.levels import ProbeOutcome, run_probes
 from tests.sandbox.conftest import opened
-
-ROOT = Path(__file__).parents[2]
-
-
-def test_each_probe_is_ok_or_says_why_and_what_fixes_it():
-    probes = run_probes()
-    assert len(probes) >= 10
-    for probe in probes:
-        assert probe.outcome is ProbeOutcome.OK or (
-            probe.detail and (probe.hint or probe.outcome is ProbeOutcome.SKIPPED)
-        ), probe
-
-
-def test_an_invalid_interpreter_is_a_failed_probe(tmp_path):
-    broken = tmp_path / "python"
-    broken.write_text("#!/bin/sh\necho broken >&2; exit 3\n")
-    broken.chmod(0o755)
-    (probe,) = run_probes(str(broken))
-    assert (probe.outcome, probe.detail) == (ProbeOutcome.FAIL, "broken")
-    (absent,) = run_probes(str(tmp_path / "none"))
-    assert absent.errno == 2
 
 
 @pytest.mark.long
@@ -146,11 +123,9 @@ HIGH = 1 << 32
     ("code", "name", "arguments", "expected"),
     [
         (PURE, "clone", (CLONE_THREAD_FLAGS & ~linux.CLONE_FILES,), seccomp.EPERM),
-        (PROC, "clone", (CLONE_THREAD_FLAGS & ~linux.CLONE_FILES,), seccomp.EPERM),
         (PURE, "close_range", (3, 9, 4), seccomp.ALLOW),
         (PURE, "close_range", (3, 9, 2), seccomp.EPERM),
         (PROC, "close_range", (3, 9, 6 | HIGH), seccomp.EPERM),
-        (ON_HOST, "sendmsg", (), seccomp.EPERM),
         (PROC_ON_HOST, "sendmmsg", (), seccomp.EPERM),
         (ON_HOST, "sendto", (3, 1, 1, 0, 0), seccomp.ALLOW),
         (PURE, "socketpair", (1, 1 | 0o2000000), seccomp.ALLOW),
@@ -163,18 +138,13 @@ HIGH = 1 << 32
         (PURE, "mknodat", (0, 0, 0o010644), seccomp.ALLOW),
         (PURE, "mknodat", (0, 0, 0o020644), seccomp.EPERM),
         (PURE, "sched_yield", (), seccomp.ERRNO),
-        (ON_HOST, "kill", (1, 9), seccomp.EPERM),
         (ON_HOST, "kill", (1, 9 | HIGH), seccomp.EPERM),
         (ON_HOST, "kill", (9, 15), seccomp.ALLOW),
         (ON_HOST, "tgkill", (9, 9, 10), seccomp.ALLOW),
         (ON_HOST, "tgkill", (1, 1, 9), seccomp.EPERM),
-        (ON_HOST, "rt_sigqueueinfo", (1, 9, 1), seccomp.EPERM),
         (ON_HOST, "rt_tgsigqueueinfo", (1, 1, 9, 1), seccomp.EPERM),
-        (ON_HOST, "timer_create", (1, 0, 1), seccomp.EPERM),
-        (ON_HOST, "setrlimit", (0, 1), seccomp.ERRNO),
         (ON_HOST, "setrlimit", (HIGH, 1), seccomp.ERRNO),
         (ON_HOST, "setrlimit", (3, 1), seccomp.ALLOW),
-        (ON_HOST, "prlimit64", (0, 0, 1, 0), seccomp.ERRNO),
         (ON_HOST, "prlimit64", (0, 0, HIGH, 0), seccomp.ERRNO),
         (ON_HOST, "prlimit64", (0, 0, 0, 1), seccomp.ALLOW),
         (ON_HOST, "prlimit64", (0, 3, 1, 0), seccomp.ALLOW),

@@ -80,22 +80,6 @@ async def test_a_killed_zygote_is_replaced_and_its_program_run_again(own_sandbox
 
 
 @pytest.mark.long
-async def test_a_program_whose_zygote_always_dies_is_an_infra_failure(strongest):
-    async def killer():
-        while True:
-            await asyncio.sleep(0.02)
-            for one in strongest._pool.zygotes:
-                if one.in_flight:
-                    os.kill(one.pid, signal.SIGKILL)
-
-    task = asyncio.create_task(killer())
-    result = await strongest.run("import time; time.sleep(30)")
-    task.cancel()
-    assert (result.status, result.attempts) == (ExecStatus.INFRA, 3)
-    assert result.detail
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("level", [Isolation.LANDLOCK, Isolation.UID], ids=str)
 @pytest.mark.parametrize("other_level", ["the same", Isolation.NAMESPACES], ids=str)
 @pytest.mark.parametrize("policy", ["pure", "proc"])
@@ -651,8 +635,6 @@ def test_time_is_given_back_that_the_host_kept_a_program_waiting(
 WAITERS = {
     "spins": "while True: pass",
     "sleeps": "import time\ntime.sleep(60)",
-    "naps": "import time\nwhile True: time.sleep(1e-5)",
-    "yields": "import os\nwhile True: os.sched_yield()",
     "yields and sleeps": """
 import os, time
 while True:
@@ -752,7 +734,7 @@ async def test_an_old_zygote_is_replaced_while_it_works(strongest, monkeypatch):
     monkeypatch.setattr(_client, "MAX_SERVED", 10)
     first = guardian(strongest)
     long = asyncio.create_task(strongest.run("import time; time.sleep(1); print('done')"))
-    results = await asyncio.gather(*(strongest.run("print(1)", tenant=str(i)) for i in range(25)))
+    results = await asyncio.gather(*(strongest.run("print(1)") for _ in range(25)))
     assert {(result.stdout, result.attempts) for result in results} == {("1\n", 1)}
     assert (await long).attempts == 1
     await until(lambda: first not in live_processes())
@@ -778,22 +760,6 @@ async def test_failed_starts_leave_nothing():
     with pytest.raises(SandboxUnavailable, match="no_such_package"):
         await LocalSandbox(preimport=("no_such_package",)).open()
     await until(lambda: belongings() == before)
-
-
-def test_usage_is_counted_up_to_the_limits(room):
-    tmp_path = Path(room, "tree")
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "b" / "f").write_bytes(bytes(8192))
-    size, count = files.used(str(tmp_path), max_inodes=100)
-    assert (size >= 8192, count) == (True, 3)
-    assert files.used(str(tmp_path), max_inodes=1)[1] > 1
-    here = tmp_path
-    for _ in range(files.MAX_WALKED_DEPTH + 1):
-        here = here / "d"
-        here.mkdir()
-    assert files.used(str(tmp_path), max_inodes=1000)[1] > 1000
-    assert files.used(str(tmp_path / "none"), max_inodes=1) == (0, 0)
-    files.remove_tree(str(tmp_path))
 
 
 def test_a_program_with_very_many_mappings_is_read_up_to_a_limit(room):
@@ -867,11 +833,11 @@ async def test_turns_go_round_and_none_is_lost_when_waiters_leave():
     queue, order = FairQueue(1, max_waiting=100), []
     await queue.acquire("x")
 
-    async def one(tenant):
-        async with queue.slot(tenant):
-            order.append(tenant)
+    async def one(name):
+        async with queue.slot(name):
+            order.append(name)
 
-    tasks = [asyncio.create_task(one(tenant)) for tenant in ["a"] * 4 + ["b"] * 2 + ["c"]]
+    tasks = [asyncio.create_task(one(name)) for name in ["a"] * 4 + ["b"] * 2 + ["c"]]
     await asyncio.sleep(0)
     tasks[1].cancel()
     await asyncio.sleep(0)
@@ -884,39 +850,14 @@ async def test_turns_go_round_and_none_is_lost_when_waiters_leave():
     await asyncio.wait_for(queue.acquire("y"), 60)
 
 
-async def test_a_tenant_gets_no_more_turns_by_more_names():
-    queue, order = FairQueue(1, max_waiting=100), []
-    await queue.acquire("x")
-
-    async def one(tenant, name):
-        await queue.acquire(tenant, name=name)
-        order.append(tenant + name)
-        queue.release()
-
-    whose = [("a", str(index)) for index in range(4)] + [("a", "0"), ("b", ""), ("c", "0"), ("b", ""), ("a", "")]
-    tasks = [asyncio.create_task(one(*who)) for who in whose]
-    await asyncio.sleep(0)
-    queue.release()
-    await asyncio.gather(*tasks)
-    assert order == ["a0", "b", "c0", "a1", "b", "a2", "a3", "a", "a0"]
-
-    whose = [("a", ""), ("a", "0"), ("b", ""), ("a", ""), ("b", "")]
-    await queue.acquire("x")
-    tasks, order[:] = [asyncio.create_task(one(*who)) for who in whose], []
-    await asyncio.sleep(0)
-    queue.release()
-    await asyncio.gather(*tasks)
-    assert order == ["a", "b", "a0", "b", "a"], "no name is a name too"
-
-
 async def test_whoever_is_to_be_alone_gets_all_slots_and_is_not_overtaken():
     queue, order = FairQueue(3, max_waiting=100), []
     for _ in range(2):
         await queue.acquire("x")
 
-    async def one(tenant, alone=False):
-        async with queue.slot(tenant, alone=alone):
-            order.append((tenant, queue._free))
+    async def one(name, alone=False):
+        async with queue.slot(name, alone=alone):
+            order.append((name, queue._free))
             await asyncio.sleep(0)
 
     tasks = [asyncio.create_task(one(*who)) for who in [("a", True), ("b",), ("c", True), ("b",), ("a",)]]
@@ -928,7 +869,7 @@ async def test_whoever_is_to_be_alone_gets_all_slots_and_is_not_overtaken():
     tasks[2].cancel()
     queue.release()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert [tenant for tenant, _ in order] == ["a", "b", "a", "b"]
+    assert [name for name, _ in order] == ["a", "b", "a", "b"]
     assert order[0] == ("a", 0)
     assert queue._free == 3
 

@@ -69,12 +69,6 @@ async def test_an_interpreter_that_the_code_ends_is_replaced_and_both_answers_sa
     assert "NameError" in text
 
 
-async def test_a_long_answer_keeps_its_beginning_and_its_end(tool):
-    text = await tool.python("print('a' * 3000 + 'b' * 3000)")
-    assert text.startswith("a" * 200 + "\n[… 5600 characters left out …]\n")
-    assert text.endswith("b" * 200)
-
-
 async def test_calls_at_the_same_time_run_one_after_the_other(tool):
     await tool.python("n = []")
     await asyncio.gather(*(tool.python(f"n.append({i}); len(n)") for i in range(4)))
@@ -95,7 +89,7 @@ class NoSandbox:
     limits = ExecLimits()
 
     def session(self, **options):
-        return InterpreterSession(self, limits=self.limits, idle_s=1, max_s=1, tenant="")
+        return InterpreterSession(self, limits=self.limits, idle_s=1, max_s=1)
 
     async def start(self, *args, **options):
         raise InfraError("sandbox: expected a program to start, got none. Try again")

@@ -68,15 +68,13 @@ class Instant:
 
 HELLO = {"code": "print(6 * 7)", "language": "python", "run_timeout": 5, "stdin": "", "files": {"a.txt": "eA=="},
          "fetch_files": ["b"], "memory_limit_MB": 256, "compile_timeout": 10}  # fmt: skip
-ASK = {"limits": {"cpu_s": 1.0, "stdout_kb": 64}, "policy": "pure", "tenant": "a"}
+ASK = {"limits": {"cpu_s": 1.0, "stdout_kb": 64}, "policy": "pure"}
 SUITES = [
     FunctionSuite("f", visible=(FunctionTest((1, "a"), {2}),), hidden=(FunctionTest((), None, {"k": b"x"}),)),
     AssertSuite(("f",), hidden=(AssertTest("assert f() == 1"),), prelude="import math"),
     PytestSuite({"test_a.py": b"def test_a(): pass"}, hidden=("test_a.py::test_a",)),
 ]
-GRADES = [
-    json.loads(encode_grade_request(GradeRequest("x = 1", suite, ExecLimits(), "a", False, 60.0))) for suite in SUITES
-]
+GRADES = [json.loads(encode_grade_request(GradeRequest("x = 1", suite, ExecLimits(), False, 60.0))) for suite in SUITES]
 ASKED = st.tuples(st.just("/grade"), dumped(GRADES), st.just(b""))
 RUNS = st.tuples(st.just("/run_code"), dumped([HELLO]), st.just(b"") | dumped([ASK]))
 

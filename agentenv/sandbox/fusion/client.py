@@ -100,8 +100,20 @@ class FusionSandbox:
         self.patience_s = patience_s
         token = (os.environ.get(TOKEN_VARIABLE, "") if token is None else token).strip()
         self._has_token = bool(token)
-        urls = [endpoints] if isinstance(endpoints, str) else list(endpoints)
-        self.endpoints = [_endpoint(url, token) for url in dict.fromkeys(urls)]
+        self.endpoints: list[FusionEndpoint] = []
+        for url in dict.fromkeys([endpoints] if isinstance(endpoints, str) else endpoints):
+            try:
+                parts = urlsplit(url)
+                valid = parts.scheme in ("http", "https") and parts.hostname and not parts.query and parts.port != 0
+            except (AttributeError, TypeError, ValueError):
+                valid = False
+            if not valid:
+                raise ConfigError(f"endpoints: expected addresses like http://127.0.0.1:8080, got {url!r}.")
+            client = HTTPClient(
+                url.rstrip("/").removesuffix("/run_code"), api_key=token or None,
+                errors=HTTPErrors(refused=ConfigError), connect_s=CONNECT_S, keepalive_s=KEEPALIVE_S,
+            )  # fmt: skip
+            self.endpoints.append(FusionEndpoint(client.url, client, has_password=parts.password is not None))
         if not self.endpoints:
             raise ConfigError(
                 "endpoints: expected at least one address, got none. Add one, such as http://127.0.0.1:8080"
@@ -121,22 +133,19 @@ class FusionSandbox:
             SandboxUnavailable: no endpoint answers.
             ConfigError: an endpoint refuses the token, or this sandbox belongs to another event loop.
         """
-        problems = await asyncio.gather(*(self._ping(endpoint) for endpoint in self.endpoints))
-        if all(problems):
+        self._check_loop()
+        answers = await asyncio.gather(
+            *(each.client.attempt("/v1/ping", timeout_s=2 * CONNECT_S, may_refuse=True) for each in self.endpoints)
+        )
+        for endpoint, answer in zip(self.endpoints, answers, strict=True):
+            if not isinstance(answer, AttemptFailure) and answer.status in (401, 403):
+                raise self._token_error(endpoint, f"{endpoint.url}: expected status 200, got {answer.status}.")
+        problems = [str(answer.error) for answer in answers if isinstance(answer, AttemptFailure)]
+        if len(problems) == len(answers):
             raise SandboxUnavailable(
-                f"sandbox_fusion: expected an endpoint that answers, got none: {'; '.join(filter(None, problems))}. "
+                f"sandbox_fusion: expected an endpoint that answers, got none: {'; '.join(problems)}. "
                 "Start one: agentenv sandbox serve"
             )
-
-    async def _ping(self, endpoint: FusionEndpoint) -> str:
-        """Return what is wrong with an endpoint, "" if it answers."""
-        self._check_loop()
-        answer = await endpoint.client.attempt("/v1/ping", timeout_s=2 * CONNECT_S, may_refuse=True)
-        if isinstance(answer, AttemptFailure):
-            return str(answer.error)
-        if answer.status in (401, 403):
-            raise self._token_error(endpoint, f"{endpoint.url}: expected status 200, got {answer.status}.")
-        return ""
 
     def _check_loop(self) -> None:
         """Raise ConfigError if another event loop used this sandbox before."""
@@ -175,7 +184,6 @@ class FusionSandbox:
         fetch: Sequence[str] = (),
         policy: Policy = "pure",
         limits: ExecLimits | None = None,
-        tenant: str = "",
         channel: bool = False,
     ) -> ExecResult:
         """Execute a program and wait for its end, as `Sandbox.run` describes.
@@ -190,7 +198,6 @@ class FusionSandbox:
             raise ConfigError("sandbox_fusion: expected a program without a channel, which this API lacks. Use `grade`")
         request = encode_request(
             program, stdin=stdin, files=files or {}, fetch=fetch, policy=policy, limits=limits or self.limits,
-            tenant=tenant,
         )  # fmt: skip
         attempts = 0
 
@@ -230,7 +237,6 @@ class FusionSandbox:
         *,
         limits: ExecLimits,
         stop_on_fail: bool = False,
-        tenant: str = "",
         seconds_left: Callable[[], float] = lambda: math.inf,
         give_back: Callable[[float], None] = lambda _: None,
     ) -> GradeResult:
@@ -243,7 +249,7 @@ class FusionSandbox:
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
-        request = GradeRequest(code, suite, limits, tenant, stop_on_fail, seconds_left())
+        request = GradeRequest(code, suite, limits, stop_on_fail, seconds_left())
         content = await asyncio.to_thread(encode_grade_request, request)  # tests may have megabytes
         tests_s = (len(suite.visible) + len(suite.hidden)) * 6 * (limits.wall_s + _TEST_S)
 
@@ -266,7 +272,7 @@ class FusionSandbox:
         return result
 
     def session(
-        self, *, limits: ExecLimits | None = None, idle_s: float = 600.0, max_s: float = 3600.0, tenant: str = ""
+        self, *, limits: ExecLimits | None = None, idle_s: float = 600.0, max_s: float = 3600.0
     ) -> FusionSession:
         """Return an interpreter that keeps its state between turns, for `async with`; see `InterpreterSession`."""
         return FusionSession(self, limits or self.limits, idle_s, max_s)
@@ -354,26 +360,6 @@ class FusionSandbox:
         return ConfigError(f"{message} {hint}")
 
 
-def _endpoint(url: str, token: str) -> FusionEndpoint:
-    """Return the endpoint of an address.
-
-    Raises:
-        ConfigError: it is not an address.
-    """
-    try:
-        parts = urlsplit(url) if isinstance(url, str) else urlsplit("")
-        valid = parts.scheme in ("http", "https") and parts.hostname and not parts.query and parts.port != 0
-    except ValueError:
-        valid = False
-    if not valid:
-        raise ConfigError(f"endpoints: expected addresses like http://127.0.0.1:8080, got {url!r}.")
-    client = HTTPClient(
-        url.rstrip("/").removesuffix("/run_code"), api_key=token or None, errors=HTTPErrors(refused=ConfigError),
-        connect_s=CONNECT_S, keepalive_s=KEEPALIVE_S,
-    )  # fmt: skip
-    return FusionEndpoint(client.url, client, has_password=parts.password is not None)
-
-
 def _json_object(answer: HTTPAnswer) -> dict[str, Any]:
     found = parse_json(answer.body)
     if not isinstance(found, dict):
@@ -430,9 +416,16 @@ class FusionSession:
                 return self._over
             self._idle_at = math.inf
             limits, (endpoint, name) = self._limits, self._place
+
+            def read(answer: HTTPAnswer) -> TurnResult:
+                found = _json_object(answer)
+                layers = (str(found["isolation"]), *map(str, found["layers"]))
+                own = {"status": ExecStatus(found["status"]), "isolation": Isolation.REMOTE, "layers": layers}
+                return TurnResult(**{**found, **own})
+
             try:
                 turn = await self._sandbox.attempt(
-                    f"/session/{name}", json.dumps({"code": code}).encode(), _read_turn, at=endpoint,
+                    f"/session/{name}", json.dumps({"code": code}).encode(), read, at=endpoint,
                     timeout_s=(1 + MAX_GIVEN_BACK) * limits.wall_s + self._sandbox.patience_s,
                     max_bytes=(8 << 20) + 6 * 1024 * (limits.stdout_kb + limits.stderr_kb),
                 )  # fmt: skip
@@ -452,10 +445,3 @@ class FusionSession:
             endpoint, name = self._place
             await self._sandbox.attempt(f"/session/{name}/close", b"{}", lambda _: None, at=endpoint)
         self._over = self._over or TurnResult(ExecStatus.SIGNAL, ended=True, detail="session: closed")
-
-
-def _read_turn(answer: HTTPAnswer) -> TurnResult:
-    found = _json_object(answer)
-    layers = (str(found["isolation"]), *map(str, found["layers"]))
-    status = ExecStatus(found["status"])
-    return TurnResult(**{**found, "status": status, "isolation": Isolation.REMOTE, "layers": layers})

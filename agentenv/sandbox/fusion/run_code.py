@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import json
 import re
 import shlex
@@ -68,7 +69,7 @@ _NOTES = {
 """Notes on ends that the return code does not show."""
 TOKEN_VARIABLE = "AGENTENV_SANDBOX_TOKEN"
 REQUEST_HEADER = "x-agentenv-ask"
-"""Header of a request, in JSON: all limits, the policy and the tenant."""
+"""Header of a request, in JSON: all limits and the policy."""
 RESULT_HEADER = "x-agentenv-told"
 """Header of an answer, in JSON: the exact status, and the usage."""
 
@@ -112,7 +113,6 @@ def encode_request(
     fetch: Sequence[str],
     policy: Policy,
     limits: ExecLimits,
-    tenant: str,
 ) -> EncodedRequest:
     """Return the request that executes a program.
 
@@ -139,7 +139,7 @@ def encode_request(
         "files": {name: base64.b64encode(content).decode() for name, content in files.items()},
         "fetch_files": list(fetch),
     }
-    header = json.dumps({"limits": asdict(limits), "policy": policy, "tenant": tenant[:64]})
+    header = json.dumps({"limits": asdict(limits), "policy": policy})
     headers = {"content-type": "application/json", "accept-encoding": "identity", REQUEST_HEADER: header}
     return EncodedRequest(json.dumps(body).encode(), headers, limits, tuple(fetch))
 
@@ -185,11 +185,7 @@ def read_answer(content: bytes, header: str, request: EncodedRequest) -> ExecRes
         command = _command(body["compile_result"], "compile_result")
     if command is None or command.status is ExecStatus.OK:
         command = _command(body.get("run_result"), "run_result")
-    try:
-        more = json.loads(header) if header else {}
-    except ValueError:
-        more = {}
-    more = more if isinstance(more, dict) else {}
+    more: dict[str, Any] = json.loads(header) if header else {}
     status = _status(command, more, request)
     succeeded = command.status is ExecStatus.OK
     if (body["status"] == "Success") != succeeded or (status is ExecStatus.OK) != succeeded:
@@ -241,12 +237,7 @@ def _status(command: _Command, more: Mapping[str, Any], request: EncodedRequest)
 
 
 def _result(
-    status: ExecStatus,
-    command: _Command,
-    more: Mapping[str, Any],
-    body: Mapping[str, Any],
-    *,
-    request: EncodedRequest,
+    status: ExecStatus, command: _Command, more: Mapping[str, Any], body: Mapping[str, Any], *, request: EncodedRequest
 ) -> ExecResult:
     limits, printed = request.limits, command.stdout
     files: dict[str, bytes] = {}
@@ -315,7 +306,6 @@ class ProgramRequest:
     fetch: tuple[str, ...] = ()
     policy: Policy | None = None
     """None if the request does not name one."""
-    tenant: str = ""
     from_fusion_sandbox: bool = False
     """True if the client is `FusionSandbox`, which reads the exact status in a header."""
     capped: frozenset[str] = frozenset()
@@ -361,7 +351,6 @@ def read_run_request(body: Any, header: str, caps: ExecLimits) -> ProgramRequest
         files=contents,
         fetch=tuple(fetch),
         policy=policy if policy in get_args(Policy) else None,
-        tenant=str(more.get("tenant", ""))[:64],
         from_fusion_sandbox=bool(header),
         capped=capped,
     )
@@ -441,12 +430,9 @@ def _string(body: Mapping[str, Any], name: str) -> str:
 
 
 def _read_header(header: str) -> dict[str, Any]:
-    if not header:
-        return {}
-    try:
-        more = json.loads(header)
-    except (ValueError, RecursionError) as error:
-        raise RequestRefused("x-agentenv-ask: expected JSON. Omit the header.") from error
+    more = None
+    with contextlib.suppress(ValueError, RecursionError):
+        more = json.loads(header or "{}")
     if not isinstance(more, dict) or not isinstance(more.get("limits", {}), dict):
         raise RequestRefused("x-agentenv-ask: expected a JSON object. Omit the header.")
     return more
@@ -456,10 +442,20 @@ def _read_header(header: str) -> dict[str, Any]:
 
 
 def run_answer(result: ExecResult, request: ProgramRequest) -> dict[str, Any]:
-    """Return the body of an answer, with exactly the fields of SandboxFusion."""
-    if problem := unknown_reason(result, request):
-        return sandbox_error(problem)
-    timed_out, code = result.status in _TIMEOUTS, return_code(result)
+    """Return the body of an answer, with exactly the fields of SandboxFusion.
+
+    The outcome is unknown if the sandbox failed, or the program reached a reduced limit.
+    """
+    if result.status is ExecStatus.INFRA:
+        return sandbox_error(result.detail or "the sandbox failed")
+    reached = set(_LIMITS_OF.get(result.status, ())) | ({"stdout_kb"} if result.stdout_truncated else set())
+    if hit := sorted(reached & request.capped):
+        given = ", ".join(f"{name} = {getattr(request.limits, name):g}" for name in hit)
+        return sandbox_error(f"it reached a limit of this server below the requested one: {given}. Request less.")
+    timed_out = result.status in _TIMEOUTS
+    code = None if timed_out else 0
+    if not timed_out and result.status is not ExecStatus.OK:  # minus the signal, as SandboxFusion has it
+        code = result.exit_code or -(result.signal or 0) or _KILLED[result.status]
     stdout, stderr = result.stdout, result.stderr
     if result.stdout_data is not None:  # with its control characters, because clients compare it
         stdout = decoded(result.stdout_data)
@@ -473,39 +469,16 @@ def run_answer(result: ExecResult, request: ProgramRequest) -> dict[str, Any]:
         "stderr": stderr,
     }
     files = {name: base64.b64encode(content).decode() for name, content in result.files.items()}
-    return _answer("Success" if code == 0 else "Failed", run=run, files=files)
-
-
-def unknown_reason(result: ExecResult, request: ProgramRequest) -> str:
-    """Return why the outcome is unknown, or "": the sandbox failed, or the program reached a reduced limit."""
-    if result.status is ExecStatus.INFRA:
-        return result.detail or "the sandbox failed"
-    names = set(_LIMITS_OF.get(result.status, ())) | ({"stdout_kb"} if result.stdout_truncated else set())
-    if hit := sorted(names & request.capped):
-        given = ", ".join(f"{name} = {getattr(request.limits, name):g}" for name in hit)
-        return f"it reached a limit of this server below the requested one: {given}. Request less."
-    return ""
-
-
-def return_code(result: ExecResult) -> int | None:
-    """Return the exit code, minus the signal, or None if the program timed out."""
-    if result.status in _TIMEOUTS:
-        return None
-    if result.status is ExecStatus.OK:
-        return 0
-    code = result.exit_code or (-result.signal if result.signal else None)
-    return code or _KILLED[result.status]
+    return _answer("Success" if code == 0 else "Failed", run, files=files)
 
 
 def sandbox_error(message: str) -> dict[str, Any]:
     """Return the body of an answer without a result, because the server failed."""
     run = {"status": "Error", "execution_time": None, "return_code": None, "stdout": None, "stderr": message}
-    return _answer("SandboxError", message=message, run=run)
+    return _answer("SandboxError", run, message=message)
 
 
-def _answer(
-    status: str, *, message: str = "", run: Mapping[str, Any] | None = None, files: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+def _answer(status: str, run: Any, *, message: str = "", files: Mapping[str, str] | None = None) -> dict[str, Any]:
     return {
         "status": status,
         "message": message,

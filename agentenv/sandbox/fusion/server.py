@@ -145,7 +145,7 @@ class FusionServer(Server):
 
     async def _open_session(self, request: Request) -> Response:
         limits, seconds = await self._read(request, lambda body: run_code.read_session_request(body, self.options.caps))
-        session = self._sandbox.session(limits=limits, tenant=_peer(request), **seconds)
+        session = self._sandbox.session(limits=limits, **seconds)
         if await until_disconnect(request, session.__aenter__(), _stopping()) is None:
             return await self._client_left(request)
         for name in [name for name, each in self._sessions.items() if each.over]:
@@ -203,15 +203,9 @@ class FusionServer(Server):
             name = f"test_{secrets.token_hex(6)}.py"
             program = _PYTEST.format(name=name)
             files[name] = asked.code.encode(errors="replace")
-        async with self._turn(peer, asked.tenant) as waited_s:
+        async with self._turn(peer) as waited_s:
             result = await self._sandbox.run(
-                program,
-                stdin=asked.stdin,
-                files=files,
-                fetch=asked.fetch,
-                policy=policy,
-                limits=asked.limits,
-                tenant=f"{peer} {asked.tenant}".strip(),
+                program, stdin=asked.stdin, files=files, fetch=asked.fetch, policy=policy, limits=asked.limits
             )
         self.counts["failed" if result.status is ExecStatus.INFRA else "served"] += 1
         return replace(result, queue_s=result.queue_s + waited_s)
@@ -223,7 +217,7 @@ class FusionServer(Server):
             SandboxBusy: the queue is full.
             QueueTimeout: no slot was free within `max_queue_s`.
         """
-        async with self._turn(peer, asked.tenant):
+        async with self._turn(peer):
             loop = asyncio.get_running_loop()
             began, limit_s, given_back_s = loop.time(), asked.seconds_left, 0.0
 
@@ -238,7 +232,6 @@ class FusionServer(Server):
                     asked.suite,
                     limits=asked.limits,
                     stop_on_fail=asked.stop_on_fail,
-                    tenant=f"{peer} {asked.tenant}".strip(),
                     seconds_left=lambda: limit_s + given_back_s - (loop.time() - began),
                     give_back=give_back,
                 )
@@ -248,8 +241,8 @@ class FusionServer(Server):
         return {"grade": asdict(result), "spent_s": loop.time() - began - given_back_s}
 
     @asynccontextmanager
-    async def _turn(self, peer: str, tenant: str) -> AsyncIterator[float]:
-        """Hold a slot, and yield the seconds of the wait for it. Addresses take turns, whatever they name.
+    async def _turn(self, peer: str) -> AsyncIterator[float]:
+        """Hold a slot, and yield the seconds of the wait for it. Addresses take turns.
 
         Raises:
             SandboxBusy: the queue is full.
@@ -264,7 +257,7 @@ class FusionServer(Server):
         self._waiting.add(task)
         try:
             async with asyncio.timeout(self.options.max_queue_s):
-                await self._queue.acquire(peer, name=tenant)
+                await self._queue.acquire(peer)
         except TimeoutError:
             raise QueueTimeout(
                 f"queue: expected a turn within {self.options.max_queue_s:g} s, got none. Send fewer requests at once"

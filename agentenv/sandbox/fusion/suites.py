@@ -15,14 +15,7 @@ from agentenv.sandbox.fusion.run_code import BadAnswer, read_limits
 from agentenv.sandbox.grading.codec import decode, encode
 from agentenv.sandbox.grading.compare import Comparison
 from agentenv.sandbox.grading.results import GradeResult, Integrity, TestResult, Verdict
-from agentenv.sandbox.grading.suites import (
-    AssertSuite,
-    AssertTest,
-    FunctionSuite,
-    FunctionTest,
-    PytestSuite,
-    TestSuite,
-)
+from agentenv.sandbox.grading.suites import AssertSuite, AssertTest, FunctionSuite, FunctionTest, PytestSuite, TestSuite
 from agentenv.sandbox.types import ExecLimits, Isolation
 
 _SUITES: Mapping[str, tuple[type[Any], type[Any] | None]] = {
@@ -41,7 +34,6 @@ class GradeRequest:
     code: str
     suite: TestSuite
     limits: ExecLimits
-    tenant: str
     stop_on_fail: bool
     seconds_left: float
     """Time for all tests; inf without a limit."""
@@ -85,8 +77,8 @@ def read_grade_request(body: Any, caps: ExecLimits) -> GradeRequest:
         kind, test_kind = _SUITES[body["suite"].pop("kind")]
         suite = _read(kind, body["suite"], test_kind)
         left_s = math.inf if body["seconds_left"] is None else float(body["seconds_left"])
-        limits, tenant = read_limits(body["limits"], caps), str(body["tenant"])[:64]
-        request = GradeRequest(body["code"], suite, limits, tenant, body["stop_on_fail"] is True, left_s)
+        limits = read_limits(body["limits"], caps)
+        request = GradeRequest(body["code"], suite, limits, body["stop_on_fail"] is True, left_s)
         request.code.encode(errors="replace")
     except (KeyError, TypeError, AttributeError, ValueError, ConfigError) as error:
         raise RequestRefused(f"body: expected a program and its tests, got {brief(error, 300)}.") from error

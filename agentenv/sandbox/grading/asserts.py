@@ -53,17 +53,9 @@ async def grade_asserts(grading: GradingRun, code: str, suite: AssertSuite) -> l
             verdicts = [(skipped, "", "")] * len(tests)
         elif tests:
             verdicts = await _grade_tests(grading, code, suite=suite, tests=tests)
-        results += [
-            TestResult(
-                f"{kind}[{index}]",
-                kind == "visible",
-                verdict,
-                detail=shorten(detail, 2000),
-                shown_input=shorten(test.source, 2000),
-                shown_got=call,
-            )
-            for index, (test, (verdict, detail, call)) in enumerate(zip(tests, verdicts, strict=True))
-        ]
+        for index, (test, (verdict, detail, call)) in enumerate(zip(tests, verdicts, strict=True)):
+            texts = {"detail": shorten(detail, 2000), "shown_input": shorten(test.source, 2000), "shown_got": call}
+            results.append(TestResult(f"{kind}[{index}]", kind == "visible", verdict, **texts))
     empty = [result for result in results if (result.verdict, result.detail) == (Verdict.MISSING, NO_CALL)]
     if empty:
         raise DataError(
@@ -126,17 +118,10 @@ async def _examine_pair(
     started: list[Execution] = []
     try:
         async with _STARTING.setdefault(grading.sandbox, asyncio.Lock()):
-            started.append(
-                await grading.start(
-                    guest_program("codec.py", "guest/serve.py", "guest/asserts.py", entry="examine()"),
-                    limits=limits,
-                )
-            )
-            started.append(
-                await grading.start(
-                    guest_program("codec.py", "guest/serve.py", entry="serve(3)"), limits=grading.limits
-                )
-            )
+            program = guest_program("codec.py", "guest/serve.py", "guest/asserts.py", entry="examine()")
+            started.append(await grading.start(program, limits=limits))
+            program = guest_program("codec.py", "guest/serve.py", entry="serve(3)")
+            started.append(await grading.start(program, limits=grading.limits))
         relay = _Relay(grading, *started)
         async with asyncio.timeout((1 + MAX_GIVEN_BACK) * limits.wall_s + _BACKSTOP_S):
             return await relay.examine(code, suite, tests)
@@ -226,16 +211,13 @@ class _Relay:
                 return _PairOutcome(whole=fault, load_error=fault[1])
             case _:
                 return _PairOutcome(whole=self._forged("an unexpected first line"))
-        await self._examiner.send(
-            dump_line(
-                {
-                    "names": list(suite.names),
-                    "prelude": suite.prelude,
-                    "tests": [test.source for test in tests],
-                    "stop": self._grading.stop_on_fail,
-                }
-            )
-        )
+        request = {
+            "names": list(suite.names),
+            "prelude": suite.prelude,
+            "tests": [test.source for test in tests],
+            "stop": self._grading.stop_on_fail,
+        }
+        await self._examiner.send(dump_line(request))
         return await self._relay(len(tests))
 
     async def _relay(self, num_tests: int) -> _PairOutcome:

@@ -185,10 +185,6 @@ def _decode_text(tag: str, text: Any) -> Any:
     raise CodecError(f"{tag} with a text that `encode` does not produce")
 
 
-def _refuse_constant(name: str) -> Any:
-    raise CodecError(f"{name} is not JSON")
-
-
 def _short_int(digits: str) -> int:
     if len(digits) > 20:
         raise CodecError("an integer of many digits, without its tag")
@@ -209,9 +205,8 @@ def parse_line(line: bytes) -> dict[str, Any]:
         CodecError: the line is not an object, is nested too deep, or has a repeated key, NaN or a huge integer.
     """
     try:
-        message = json.loads(
-            line.decode(), parse_int=_short_int, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys
-        )
+        # `int` refuses constants such as NaN.
+        message = json.loads(line.decode(), parse_int=_short_int, parse_constant=int, object_pairs_hook=_unique_keys)
     except CodecError:
         raise
     except (ValueError, RecursionError) as error:

@@ -185,17 +185,11 @@ def _is_close_numeral(expected: str, got: str) -> bool:
 def _same_in_livecodebench(expected: str, got: str) -> bool:
     """Compare as LiveCodeBench. Source: LiveCodeBench/LiveCodeBench, lcb_runner/evaluation/testing_util.py."""
     wanted, actual = ([line.strip() for line in text.strip().split("\n")] for text in (expected, got))
-    return len(wanted) == len(actual) and all(
-        a == b or _same_decimals(a.split(), b.split()) for a, b in zip(wanted, actual, strict=True)
-    )
-
-
-def _same_decimals(expected: list[str], got: list[str]) -> bool:
-    """Return True if both are lists of numbers, of the same values."""
-    if max(map(len, [*expected, *got]), default=0) > _MAX_NUMBER:
+    different = [(a.split(), b.split()) for a, b in zip(wanted, actual, strict=False) if a != b]
+    if len(wanted) != len(actual) or any(len(word) > _MAX_NUMBER for a, b in different for word in (*a, *b)):
         return False
     try:
-        return [Decimal(one) for one in expected] == [Decimal(one) for one in got]
+        return all([Decimal(word) for word in a] == [Decimal(word) for word in b] for a, b in different)
     except InvalidOperation:
         return False
 

@@ -99,7 +99,11 @@ def _disguise_body(
             _disguise_body(statement.body, f"{prefix}{statement.name}::", disguised, wanted, generator)
         if not isinstance(statement, _Function) or (name := prefix + statement.name) not in wanted:
             continue
-        if not _can_fail(statement.body):
+        # Asserts that are always true, with nothing beside them that may raise, cannot fail.
+        nodes = [node for each in statement.body for node in ast.walk(each)]
+        true = [node for node in nodes if isinstance(node, ast.Assert) and truth_of(node.test)]
+        inside = {part for node in true for part in ast.walk(node)}
+        if true and not any(isinstance(node, _MAY_RAISE) for node in nodes if node not in inside):
             disguised.idle.append(name)
         if generator is None:
             continue
@@ -117,14 +121,6 @@ def _disguise_body(
         disguised.names[name] = prefix + statement.name
         disguised.decoys[name] = prefix + decoy.name
         body.insert(body.index(statement) + generator.randrange(2), decoy)
-
-
-def _can_fail(body: list[ast.stmt]) -> bool:
-    """Return False for asserts that are always true, with nothing beside them that may raise."""
-    nodes = [node for statement in body for node in ast.walk(statement)]
-    true = [node for node in nodes if isinstance(node, ast.Assert) and truth_of(node.test)]
-    inside = {part for node in true for part in ast.walk(node)}
-    return not true or any(isinstance(node, _MAY_RAISE) for node in nodes if node not in inside)
 
 
 def _reached_assertions(body: list[ast.stmt]) -> list[ast.stmt]:

@@ -33,7 +33,6 @@ class GradingRun:
 
     sandbox: Sandbox
     limits: ExecLimits
-    tenant: str
     stop_on_fail: bool
     seconds_left: Callable[[], float] = lambda: math.inf
     give_back: Callable[[float], None] = lambda _: None
@@ -51,7 +50,7 @@ class GradingRun:
     async def run(self, program: str, **options: Any) -> ExecResult:
         """Execute a program with options of `Sandbox.run`. An InfraError becomes a result with status INFRA."""
         try:
-            result = await self.sandbox.run(program, **{"limits": self.limits, "tenant": self.tenant, **options})
+            result = await self.sandbox.run(program, **{"limits": self.limits, **options})
         except InfraError as error:
             result = ExecResult(ExecStatus.INFRA, isolation=self.sandbox.isolation, detail=str(error))
         return self.record(result)
@@ -64,7 +63,7 @@ class GradingRun:
         """
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
-                return await self.sandbox.start(program, limits=limits, tenant=self.tenant)
+                return await self.sandbox.start(program, limits=limits)
         except TimeoutError as error:
             raise InfraError(
                 f"sandbox: expected a free slot within {_START_TIMEOUT_S:g} s, got none. "
@@ -101,7 +100,7 @@ class GradingRun:
     def turn(self, *, alone: bool = False) -> AbstractAsyncContextManager[None]:
         """Hold a run slot, or all, for the duration of the block, for programs by `start`, which take none."""
         turn = getattr(self.sandbox, "turn", None)
-        return nullcontext() if turn is None else turn(self.tenant, alone=alone)
+        return nullcontext() if turn is None else turn(alone=alone)
 
     def record(self, result: ExecResult) -> ExecResult:
         """Keep a result for the totals, with its tamper signal and sandbox failure; return it."""

@@ -244,12 +244,5 @@ def _result(case: _Case, verdict: Verdict, detail: str = "", *, got: str = "") -
     """Return the result of a test with the texts that describe it."""
     parts = [show(argument) for argument in case.test.args]
     parts += [f"{key}={show(value)}" for key, value in case.test.kwargs.items()]
-    return TestResult(
-        case.name,
-        case.visible,
-        verdict,
-        detail=detail,
-        shown_input=shorten(f"{case.entry_point}({', '.join(parts)})"),
-        shown_expected=show(case.test.expected),
-        shown_got=got,
-    )
+    call = shorten(f"{case.entry_point}({', '.join(parts)})")
+    return TestResult(case.name, case.visible, verdict, detail, call, show(case.test.expected), got)

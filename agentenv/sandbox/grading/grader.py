@@ -23,7 +23,6 @@ async def grade(
     *,
     limits: ExecLimits | None = None,
     stop_on_fail: bool = False,
-    tenant: str = "",
     seconds_left: Callable[[], float] = lambda: math.inf,
     give_back: Callable[[float], None] = lambda _: None,
 ) -> GradeResult:
@@ -37,7 +36,6 @@ async def grade(
             itself, or the time for all tests is over.
         stop_on_fail: skip the tests after the first one that did not pass. They count as not passed, so use this only
             for `GradeResult.all_passed`.
-        tenant: name of the caller, for the sandbox's queue.
         seconds_left: returns the time that is left for all tests.
         give_back: adds to it the seconds that the programs did not have, because they waited for a core or a slot.
 
@@ -50,11 +48,11 @@ async def grade(
     limits = limits or sandbox.limits
     if not isinstance(suite, StdioSuite) and (grade_there := getattr(sandbox, "grade", None)) is not None:
         graded: GradeResult = await grade_there(  # beside the programs that it runs, of a remote sandbox
-            code, suite, limits=limits, stop_on_fail=stop_on_fail, tenant=tenant, seconds_left=seconds_left,
+            code, suite, limits=limits, stop_on_fail=stop_on_fail, seconds_left=seconds_left,
             give_back=give_back,
         )  # fmt: skip
         return graded
-    grading = GradingRun(sandbox, limits, tenant, stop_on_fail, seconds_left, give_back)
+    grading = GradingRun(sandbox, limits, stop_on_fail, seconds_left, give_back)
     match suite:
         case StdioSuite():
             return grading.grade_result(await grade_stdio(grading, code, suite), Integrity.OUTSIDE)

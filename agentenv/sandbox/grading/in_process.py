@@ -143,19 +143,16 @@ def _prepare_tests(
 
     Tests that are not part of this run are removed, so that a solution that prints its folder reveals no hidden test.
     """
-    every = {node.split("::")[0] for node in (*suite.visible, *suite.hidden)}
-    trusted = {name: content for name, content in suite.files.items() if name not in every}
+    every = [node.partition("::") for node in (*suite.visible, *suite.hidden)]
+    with_tests = {file for file, _, _ in every}
+    trusted = {name: content for name, content in suite.files.items() if name not in with_tests}
     trusted[_CONFIG_FILE] = b"[pytest]\n"
     names: dict[str, str] = {}
     decoys: dict[str, _Decoy] = {}
     for file in sorted({node.split("::")[0] for node in nodes}):
         own = {node: node.partition("::")[2] for node in nodes if node.split("::")[0] == file}
         wanted = {test.partition("[")[0] for test in own.values()}
-        listed = {
-            node.partition("::")[2].partition("[")[0]
-            for node in (*suite.visible, *suite.hidden)
-            if node.split("::")[0] == file
-        }
+        listed = {test.partition("[")[0] for place, _, test in every if place == file}
         try:
             disguised = disguise(suite.files[file], wanted, without=listed - wanted, decoys=suite.decoys)
         except SyntaxError as error:

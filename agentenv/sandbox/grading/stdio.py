@@ -62,15 +62,8 @@ async def _grade_test(
     if verdict is Verdict.ERROR:
         traceback = await off_loop(len(result.stderr), own_traceback, result.stderr)
         detail = "\n".join(part for part in (detail, traceback) if part)
-    return TestResult(
-        name,
-        visible,
-        verdict,
-        detail=shorten(detail, 2000),
-        shown_input=shorten(test.stdin),
-        shown_expected=shorten(test.expected),
-        shown_got=shorten(result.stdout),
-    )
+    shown = (shorten(text) for text in (test.stdin, test.expected, result.stdout))
+    return TestResult(name, visible, verdict, shorten(detail, 2000), *shown)
 
 
 def own_traceback(stderr: str, max_chars: int = 1500) -> str:

@@ -225,57 +225,46 @@ def set_home(folder: str) -> None:
 
 
 def _interpret(source: str, folder: str) -> NoReturn:
-    """Run Python source as `__main__`, as an interpreter does."""
+    """Run Python source as `__main__`, and exit as an interpreter does."""
     linecache.cache[SOURCE_NAME] = (len(source), None, source.splitlines(keepends=True), SOURCE_NAME)
     main = types.ModuleType("__main__")
     main.__file__ = f"{folder}/{SOURCE_NAME}"
     sys.modules["__main__"] = main
     gc.enable()
-    with _ProgramExit():
-        exec(compile(source, SOURCE_NAME, "exec", dont_inherit=True), main.__dict__)
-    os._exit(125)
+    code = 1
+    try:
+        try:
+            exec(compile(source, SOURCE_NAME, "exec", dont_inherit=True), main.__dict__)
+            code = 0
+        except BaseException as error:  # noqa: BLE001 -- the program's, which is told
+            sys.last_value = error  # as an interpreter does; what its frames hold stays
+            code = _exit_code(error)
+        if threading := sys.modules.get("threading"):
+            threading._shutdown()
+        atexit._run_exitfuncs()
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except (OSError, ValueError, AttributeError):
+            code = code or 120
+    finally:
+        os._exit(code)
 
 
 def _print_exception(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
     traceback.print_exception(kind, error, trace, file=sys.stderr)
 
 
-class _ProgramExit:
-    """A context manager that exits the process as an interpreter does; its end never returns."""
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
-        code = 1
-        try:
-            code = _exit_code(kind, error, trace)
-            if threading := sys.modules.get("threading"):
-                threading._shutdown()
-            atexit._run_exitfuncs()
-            try:
-                sys.stdout.flush()
-                sys.stderr.flush()
-            except (OSError, ValueError, AttributeError):
-                code = code or 120
-        finally:
-            os._exit(code)
-
-
-def _exit_code(kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None) -> int:
-    if kind is None or error is None:
-        return 0
+def _exit_code(error: BaseException) -> int:
+    """Print an exception, and return the exit code of a program that ended by it."""
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
             return (error.code or 0) & 0xFF
         sys.stderr.write(f"{error.code}\n")
         return 1
-    # The first frame is `_interpret`.
-    printed = False
+    kind, trace, printed = type(error), error.__traceback__, False
     with contextlib.suppress(BaseException):
-        sys.excepthook(kind, error, trace.tb_next if trace else None)
+        sys.excepthook(kind, error, trace.tb_next if trace else None)  # the first frame is `_interpret`
         printed = sys.excepthook is _print_exception and kind is MemoryError and not hasattr(error, "__notes__")
     if isinstance(error, MemoryError) and not printed:  # printing may have needed more memory
         os.write(2, b"\nMemoryError\n")

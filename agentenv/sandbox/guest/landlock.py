@@ -59,7 +59,7 @@ class Ruleset:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         return ctypes.create_string_buffer(allowed.to_bytes(8, "little") + fd.to_bytes(4, "little"), 12)
 
-    def enter(self, folder: str = "", allowed: int = 0) -> None:
+    def enter(self, folder: str, allowed: int) -> None:
         """Restrict the calling process and its children to the paths, and to the `allowed` rights below `folder`.
 
         Also forbids TCP, and signals to other processes. Needs no_new_privs.
@@ -67,7 +67,7 @@ class Ruleset:
         Raises:
             StepError: the kernel refused.
         """
-        own = self._rule(folder, allowed) if folder else None
+        own = self._rule(folder, allowed)
         ruleset = linux.syscall("landlock_create_ruleset", *self._create)
         for rule in self._rules if own is None else (*self._rules, own):
             linux.syscall("landlock_add_rule", ruleset, 1, rule, 0)

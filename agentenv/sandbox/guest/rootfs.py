@@ -29,17 +29,15 @@ _SHARED = (
 )  # fmt: skip
 
 
-def interpreter_paths() -> list[str]:
-    """Return the import folders of this interpreter, and its prefix unless that contains the home."""
+def shown_paths(extra: Iterable[str] = ()) -> list[str]:
+    """Return the paths of the host to show, without those inside others; links stay links.
+
+    Those of this interpreter are its import folders, and its prefix unless that contains the home.
+    """
     prefix, home = os.path.realpath(sys.base_prefix), os.path.realpath(os.path.expanduser("~"))
     holds_home = f"{home}/".startswith(f"{prefix.rstrip('/')}/") and home != "/"
     folders = [os.path.realpath(path) for path in sys.path if path and os.path.isdir(path)]
-    return folders if prefix == "/" or holds_home else [prefix, *folders]
-
-
-def shown_paths(extra: Iterable[str] = ()) -> list[str]:
-    """Return the paths of the host to show, without those inside others; links stay links."""
-    wanted = [*_SYSTEM, *_OF_ETC, *interpreter_paths(), *extra]
+    wanted = [*_SYSTEM, *_OF_ETC, *([] if prefix == "/" or holds_home else [prefix]), *folders, *extra]
     shown: list[str] = []
     for path in sorted({path for path in wanted if os.path.lexists(path)}):
         inside = any(path.startswith(f"{outer}/") for outer in shown if not os.path.islink(outer))
@@ -142,7 +140,7 @@ def _name_host() -> None:
         linux.syscall(name, b"sandbox", 7)
 
 
-def enter(plan: dict[str, Any], proc: int, load: Callable[[], None] = lambda: None) -> None:
+def enter(plan: dict[str, Any], proc: int, load: Callable[[], None]) -> None:
     """Build the root and move into new namespaces; the next child is the first process of a new pid namespace.
 
     `load` is called where the packages are narrowed, and all else is as on the host.

@@ -187,13 +187,7 @@ def _tree(steps: Sequence[tuple[int, Code]]) -> Code:
     return [(_JGE, 0, 1, steps[middle][0]), (_JA, 0, 0, len(low)), *low, *high]
 
 
-def assemble(
-    *,
-    processes: bool,
-    own_signals: bool = False,
-    on_host: bool = False,
-    metadata: int = ALLOW,
-) -> Code:
+def assemble(*, processes: bool, own_signals: bool = False, on_host: bool = False, metadata: int = ALLOW) -> Code:
     """Return the code of the filter.
 
     Args:

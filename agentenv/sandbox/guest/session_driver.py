@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import traceback
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 _MAX_VALUE = 8192
@@ -51,37 +51,28 @@ def _execute(code: str, name: str, namespace: dict[str, Any]) -> str | None:
     return repr(value)[:_MAX_VALUE]
 
 
-class _Turn:
-    """A context manager that records every exception of the code."""
+def _stop_timers() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.setitimer(signal.ITIMER_PROF, 0)
 
-    def __init__(self) -> None:
-        self.answer: dict[str, Any] = {"value": None, "traceback": None, "limit": None, "exit": None}
 
-    def __enter__(self) -> dict[str, Any]:
-        return self.answer
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        if kind is None or error is None:
-            return True
-        if isinstance(error, SystemExit):
-            self.answer["exit"] = error.code if isinstance(error.code, int) else int(error.code is not None)
-        if isinstance(error, TimeLimit):
-            self.answer["limit"] = error.args[0]
-        elif isinstance(error, MemoryError):
-            self.answer["limit"] = "memory"
-        # From the first frame of the turn, without the driver's signal handler.
-        text = traceback.TracebackException(kind, error, trace)
-        stack, driver = text.stack, _stop.__code__.co_filename
-        first = next((i for i, frame in enumerate(stack) if frame.filename.startswith("turn-")), len(stack))
-        frames = [frame for frame in stack[first:] if frame.filename != driver]
-        text.stack = traceback.StackSummary.from_list(frames)
-        lines = text.format() if frames else text.format_exception_only()
-        self.answer["traceback"] = "".join(lines)[-_MAX_TRACEBACK:]
-        return True
+def _failure(error: BaseException) -> dict[str, Any]:
+    """Return the part of an answer that tells an exception of the code."""
+    answer: dict[str, Any] = {}
+    if isinstance(error, SystemExit):
+        answer["exit"] = error.code if isinstance(error.code, int) else int(error.code is not None)
+    if isinstance(error, TimeLimit):
+        answer["limit"] = error.args[0]
+    elif isinstance(error, MemoryError):
+        answer["limit"] = "memory"
+    # From the first frame of the turn, without the driver's signal handler.
+    text = traceback.TracebackException.from_exception(error)
+    stack, driver = text.stack, _stop.__code__.co_filename
+    first = next((i for i, frame in enumerate(stack) if frame.filename.startswith("turn-")), len(stack))
+    frames = [frame for frame in stack[first:] if frame.filename != driver]
+    text.stack = traceback.StackSummary.from_list(frames)
+    lines = text.format() if frames else text.format_exception_only()
+    return {**answer, "traceback": "".join(lines)[-_MAX_TRACEBACK:]}
 
 
 def main() -> None:
@@ -90,20 +81,24 @@ def main() -> None:
     with open(3, "rb", closefd=False) as requests:
         for number, line in enumerate(requests, 1):
             request = json.loads(line)
-            turn = _Turn()
-            with turn as answer:
+            answer: dict[str, Any] = {"value": None, "traceback": None, "limit": None, "exit": None}
+            try:
                 _turn_end[0] = time.process_time() + request["cpu_s"]
                 signal.signal(signal.SIGPROF, _stop)
                 signal.signal(signal.SIGALRM, _stop)
                 signal.setitimer(signal.ITIMER_PROF, request["cpu_s"], _REPEAT_S)
                 signal.setitimer(signal.ITIMER_REAL, request["wall_s"])
                 answer["value"] = _execute(request["code"], f"turn-{number}.py", namespace)
+                _stop_timers()
+            except BaseException as error:  # noqa: BLE001 -- the code's, which is told
+                _stop_timers()
+                answer |= _failure(error)
             for stream in (sys.stdout, sys.stderr):
                 try:
                     stream.flush()
                 except (OSError, ValueError, AttributeError):
                     continue
-            rest = memoryview(json.dumps(turn.answer).encode() + b"\n")
+            rest = memoryview(json.dumps(answer).encode() + b"\n")
             while rest:
                 rest = rest[os.write(3, rest) :]
 

@@ -56,7 +56,12 @@ def tree_usage(proc: int, roots: list[str], work: str = "", file_bytes: int = 0)
         own, of_children = (sum(map(int, pair)) / ticks for pair in (fields[11:13], fields[13:15]))
         usage.cpu_s += own + of_children
         usage.own_cpu_s[f"{pid} {fields[19]}"] = own
-        usage.memory_bytes += _private_bytes(proc, threads)
+        for thread in threads:  # any that has not ended shows the private and shared memory of all
+            with contextlib.suppress(OSError):
+                # The kernel escapes a newline in a process's name, so only its own lines begin so.
+                if sizes := _MEMORY.findall(linux.read_at(proc, f"{thread}/status")):
+                    usage.memory_bytes += sum(map(int, sizes)) * 1024
+                    break
     return usage
 
 
@@ -67,17 +72,6 @@ def _threads(proc: int, pid: str) -> list[str]:
         return [f"{pid}/task/{thread}" for thread in os.listdir(fd)]
     finally:
         os.close(fd)
-
-
-def _private_bytes(proc: int, threads: list[str]) -> int:
-    """Return the private and shared memory of a process, as any thread that has not ended shows it."""
-    for thread in threads:
-        with contextlib.suppress(OSError):
-            # The kernel escapes a newline in a process's name, so only its own lines begin so.
-            sizes = _MEMORY.findall(linux.read_at(proc, f"{thread}/status"))
-            if sizes:
-                return sum(map(int, sizes)) * 1024
-    return 0
 
 
 def children_of(proc: int, pid: str) -> list[str]:

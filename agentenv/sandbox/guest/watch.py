@@ -53,6 +53,12 @@ class _RunningProgram:
     """CPU time of each process that was seen, as it was last seen."""
     given_back_s: float = 0.0
     """Time that is added to its wall limit, because the host kept it waiting for a core."""
+    report: dict[str, Any] = field(default_factory=dict)
+    """Once it has ended."""
+    fetched: int = -1
+    reported: bool = False
+    report_due: float = 0.0
+    """Time at which it is reported even if its folder still exists."""
 
     def ends(self) -> float:
         """Return the time of its wall limit."""
@@ -61,16 +67,6 @@ class _RunningProgram:
     def due(self) -> float:
         """Return the time of the next check."""
         return min(self.next_look, self.ends()) if not self.cause else self.next_look
-
-
-@dataclass(eq=False)
-class _EndedProgram:
-    run: _RunningProgram
-    report: dict[str, Any]
-    fetched: int
-    due: float
-    """Time at which it is reported even if its folder still exists."""
-    reported: bool = False
 
 
 class ProgramLoop:
@@ -83,7 +79,7 @@ class ProgramLoop:
         self._live: set[_RunningProgram] = set()
         self._runs: dict[int, _RunningProgram] = {}
         """Running programs by pidfd and by lease."""
-        self._removals: dict[int, _EndedProgram] = {}
+        self._removals: dict[int, _RunningProgram] = {}
         """Ended programs whose folder is being removed, by the pidfd of the removing process."""
         self._poll = select.epoll()
         self._poll.register(control, select.EPOLLIN)
@@ -104,16 +100,15 @@ class ProgramLoop:
         control = self._control.fileno()
         while True:
             now = time.monotonic()
-            dues = [run.due() for run in self._live] + [
-                each.due for each in self._removals.values() if not each.reported
-            ]
+            dues = [run.due() for run in self._live]
+            dues += [run.report_due for run in self._removals.values() if not run.reported]
             events = [fd for fd, _ in self._poll.poll(max(min(dues) - now, 0.0) + 0.001 if dues else None)]
             # Requests come last, because a new descriptor may get the number of a closed one.
-            for fd, ended in [(fd, self._removals.pop(fd)) for fd in events if fd in self._removals]:
+            for fd, run in [(fd, self._removals.pop(fd)) for fd in events if fd in self._removals]:
                 self._poll.unregister(fd)
                 os.waitid(os.P_PIDFD, fd, os.WEXITED)
                 os.close(fd)
-                self._settle(ended)
+                self._settle(run)
             for fd, run in [(fd, self._runs[fd]) for fd in events if fd in self._runs]:
                 if run in self._live:
                     self._end(run) if fd == run.pidfd else self._kill(run, "cancelled")
@@ -122,9 +117,9 @@ class ProgramLoop:
             now = time.monotonic()
             for run in [run for run in self._live if now >= run.due()]:
                 self._look(run, now)
-            for ended in self._removals.values():
-                if now >= ended.due:
-                    self._report(ended)
+            for run in self._removals.values():
+                if now >= run.report_due:
+                    self._report(run)
 
     # --- starting --------------------------------------------------------------------------------------------------
 
@@ -332,7 +327,7 @@ class ProgramLoop:
         if self._setting.isolation != "namespaces":
             orphans_s = usage.reap_group(run.pid)
         code = os.waitstatus_to_exitcode(status)
-        report: dict[str, Any] = {
+        run.report = {
             "id": run.number,
             "cause": run.cause or "exit",
             "code": max(code, 0),
@@ -348,11 +343,11 @@ class ProgramLoop:
             message = setup[1:].decode(errors="replace") or f"ended ({run.cause or 'by itself'}) while it was set up"
             lacked_room = self._base and message.startswith(f"{errno.ENOSPC} ")  # its own files fit, see `files.fits`
             cause = "cancelled" if run.cause == "cancelled" else "full" if lacked_room else "setup"
-            report |= {"cause": cause, "error": message}
+            run.report |= {"cause": cause, "error": message}
         elif killed_by_host:
-            report["cause"] = "killed"
+            run.report["cause"] = "killed"
         elif self._base and not run.cause and _disk_exceeded(run):  # since the last check
-            report["cause"] = "disk"
+            run.report["cause"] = "disk"
         self._live.discard(run)
         self._poll.unregister(run.pidfd)
         with contextlib.suppress(FileNotFoundError):
@@ -361,44 +356,45 @@ class ProgramLoop:
             del self._runs[fd]
         for fd in (run.pidfd, run.lease, run.ready):
             os.close(fd)
-        ended = _EndedProgram(run, report, _fetch(run) if run.folder >= 0 else -1, time.monotonic() + REMOVAL_ASIDE_S)
+        run.fetched = _fetch(run) if run.folder >= 0 else -1
         if not self._base or files.remove_tree(run.work, wait_s=REMOVAL_S):
-            self._settle(ended)
+            self._settle(run)
         else:
-            self._remove_aside(ended)
+            self._remove_aside(run)
 
-    def _remove_aside(self, ended: _EndedProgram) -> None:
+    def _remove_aside(self, run: _RunningProgram) -> None:
         """Remove a large folder in a separate process. The slot stays taken meanwhile; the report waits for a while."""
+        run.report_due = time.monotonic() + REMOVAL_ASIDE_S
         try:
             pid = os.fork()
         except OSError:
-            self._settle(ended)
+            self._settle(run)
             return
         if pid == 0:
             try:
                 linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
-                files.remove_tree(ended.run.work)
+                files.remove_tree(run.work)
             finally:
                 os._exit(0)
         fd = os.pidfd_open(pid)
-        self._removals[fd] = ended
+        self._removals[fd] = run
         self._poll.register(fd, select.EPOLLIN)
 
-    def _report(self, ended: _EndedProgram) -> None:
+    def _report(self, run: _RunningProgram) -> None:
         """Send the report of a program once."""
-        if not ended.reported:
-            ended.reported = True
-            if self._base and not os.path.lexists(ended.run.work):
-                ended.report["full"] = files.is_full(self._base)  # without what it wrote itself
-            self._send(ended.report, [ended.fetched] if ended.fetched >= 0 else [])
-            if ended.fetched >= 0:
-                os.close(ended.fetched)
+        if not run.reported:
+            run.reported = True
+            if self._base and not os.path.lexists(run.work):
+                run.report["full"] = files.is_full(self._base)  # without what it wrote itself
+            self._send(run.report, [run.fetched] if run.fetched >= 0 else [])
+            if run.fetched >= 0:
+                os.close(run.fetched)
 
-    def _settle(self, ended: _EndedProgram) -> None:
+    def _settle(self, run: _RunningProgram) -> None:
         """Report a program and free its slot, unless its folder still exists."""
-        self._report(ended)
-        if not self._base or not os.path.lexists(ended.run.work):
-            self._slots.append(ended.run.slot)
+        self._report(run)
+        if not self._base or not os.path.lexists(run.work):
+            self._slots.append(run.slot)
 
     def _send(self, report: dict[str, Any], fds: list[int] | None = None) -> None:
         socket.send_fds(self._control, [json.dumps(report).encode()], fds or [])

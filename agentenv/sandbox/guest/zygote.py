@@ -125,7 +125,17 @@ def _setup(plan: dict[str, Any]) -> int:
         rootfs.enter(plan, proc, lambda: _import(plan["preimport"], plan["paths"]))
     else:
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
-        _import(plan["preimport"], _linked(plan))
+        # Without mounts a narrowed folder is replaced by one of links to its entries: in the folder itself a program
+        # would find all packages, and fail to read those that it may not.
+        narrowed, links = rootfs.narrowed(plan["paths"]), f"{plan['base']}/packages"
+        for path in plan["entries"]:
+            for folder in narrowed:
+                if path.startswith(f"{folder}/"):
+                    link = links + path.removeprefix(folder)
+                    os.makedirs(os.path.dirname(link), mode=0o755, exist_ok=True)
+                    os.symlink(path, link)
+        whole = [path for path in plan["paths"] if path not in narrowed]
+        _import(plan["preimport"], whole + [links] * bool(narrowed))
     sys.path_importer_cache.clear()
     importlib.util.find_spec("no_such_module")  # fills the import caches for all programs
     return proc
@@ -135,22 +145,6 @@ def _import(modules: Sequence[str], folders: Sequence[str]) -> None:
     sys.path += folders
     for name in modules:
         importlib.import_module(name)
-
-
-def _linked(plan: dict[str, Any]) -> list[str]:
-    """Return the import folders of a level without mounts: a narrowed one is replaced by one of links to its entries.
-
-    In the folder itself a program would find all packages, and fail to read those that it may not.
-    """
-    folders = rootfs.narrowed(plan["paths"])
-    links = f"{plan['base']}/packages"
-    for path in plan["entries"]:
-        for folder in folders:
-            if path.startswith(f"{folder}/"):
-                link = links + path.removeprefix(folder)
-                os.makedirs(os.path.dirname(link), mode=0o755, exist_ok=True)
-                os.symlink(path, link)
-    return [path for path in plan["paths"] if path not in folders] + [links] * bool(folders)
 
 
 def _serve(plan: dict[str, Any], control: socket.socket, proc: int, guardian: int) -> NoReturn:
@@ -192,7 +186,6 @@ def _serve(plan: dict[str, Any], control: socket.socket, proc: int, guardian: in
 
 def _setting(plan: dict[str, Any], proc: int) -> child.Setting:
     isolation, ids = plan["isolation"], plan["ids"]
-    confined = isolation != "none"
     own_user = isolation == "namespaces" or bool(ids)
     version = 0
     if isolation in ("namespaces", "landlock"):
@@ -202,18 +195,16 @@ def _setting(plan: dict[str, Any], proc: int) -> child.Setting:
             if isolation == "landlock":
                 raise
     signals_confined = own_user or version >= 6
-
-    def filter_of(policy: str) -> seccomp.Filter:
-        return seccomp.Filter(
-            seccomp.assemble(
-                processes=policy == "proc",
-                own_signals=not signals_confined,
-                on_host=isolation != "namespaces",
-                # Reported as successful, so that a copy of a file's mode does not fail a program.
-                metadata=seccomp.ALLOW if own_user else seccomp.ERRNO,
-            )
+    filters = {}
+    for policy in POLICIES if isolation != "none" else ():
+        code = seccomp.assemble(
+            processes=policy == "proc",
+            own_signals=not signals_confined,
+            on_host=isolation != "namespaces",
+            # Reported as successful, so that a copy of a file's mode does not fail a program.
+            metadata=seccomp.ALLOW if own_user else seccomp.ERRNO,
         )
-
+        filters[policy] = seccomp.Filter(code)
     rules = {}
     if version and isolation == "namespaces":
         # The root shows nothing else and is read-only, so only writing must be forbidden.
@@ -230,7 +221,7 @@ def _setting(plan: dict[str, Any], proc: int) -> child.Setting:
         landlock_version=version,
         ids=tuple(ids[:2]) if ids else None,
         proc=proc,
-        filters={policy: filter_of(policy) for policy in POLICIES} if confined else {},
+        filters=filters,
         rules=rules,
         vm_bytes=pages * resource.getpagesize(),
         pid=os.getpid(),

@@ -1,4 +1,4 @@
-"""A report on this machine's sandbox: the probes, the levels of isolation, the chosen level and its speed.
+"""A report on this machine's sandbox: the levels of isolation, the chosen level and its speed.
 
 report = await doctor()
 for line in report.lines():
@@ -18,7 +18,6 @@ from typing import Any
 
 from agentenv.errors import ConfigError, InfraError
 from agentenv.sandbox.local import levels
-from agentenv.sandbox.local.levels import Probe, run_probes
 from agentenv.sandbox.local.plan import missing_memory
 from agentenv.sandbox.local.sandbox import LocalSandbox
 from agentenv.sandbox.types import ExecLimits, ExecStatus, Isolation
@@ -55,7 +54,6 @@ class DoctorReport:
     """The report of `doctor`."""
 
     machine: dict[str, str]
-    probes: tuple[Probe, ...]
     levels: tuple[LevelReport, ...]
     chosen: Isolation | None
     """The strongest level that works and is strong enough; None if no program may run."""
@@ -73,7 +71,6 @@ class DoctorReport:
     def lines(self) -> list[str]:
         """Return the report as lines for a terminal."""
         out = [f"{name}: {value}" for name, value in self.machine.items()]
-        out += [f"probe {probe}" for probe in self.probes]
         for level in self.levels:
             canaries = f"{level.num_canaries} canary programs held with {level.python}"
             summary = f"{', '.join(level.layers)}; {canaries}" if level.works else "no"
@@ -87,8 +84,7 @@ class DoctorReport:
 
 
 async def doctor() -> DoctorReport:
-    """Probe this machine, test each level, and time the one that a LocalSandbox chooses. Takes about a second."""
-    probes = await asyncio.to_thread(run_probes)
+    """Test each level, and time the one that a LocalSandbox chooses. Takes about a second."""
     reports = []
     for isolation in LEVELS:
         failures: list[str] = []
@@ -104,7 +100,7 @@ async def doctor() -> DoctorReport:
     if chosen is not None:
         async with LocalSandbox(isolation=chosen) as sandbox:
             speed = await measure(sandbox)
-    return DoctorReport(machine(), probes, tuple(reports), chosen, speed)
+    return DoctorReport(machine(), tuple(reports), chosen, speed)
 
 
 async def measure(sandbox: LocalSandbox, *, program: str = "pass", seconds: float = 0.5) -> Speed:

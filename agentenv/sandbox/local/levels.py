@@ -1,33 +1,42 @@
 """The choice of a level of isolation: each level is tested, strongest first, by canary programs that try to escape.
 
-If none works, probes of the features that the levels need say why; a failed one has an errno and a hint for a fix.
+If none works, the error names the step that failed on each level, with its errno and a hint for a fix.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import logging
 import os
 import re
-import subprocess
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass
 
 from agentenv.errors import InfraError
 from agentenv.sandbox.local.execution import LocalExecution, Program
-from agentenv.sandbox.local.plan import Plan, interpreters, plans, user_ranges
-from agentenv.sandbox.local.zygote_client import SetupFailed, Zygote, ZygoteLost, command, environment, plan_data
-from agentenv.sandbox.types import ExecLimits, ExecStatus, Isolation, SandboxUnavailable
+from agentenv.sandbox.local.plan import Plan, plans
+from agentenv.sandbox.local.zygote_client import SetupFailed, Zygote, ZygoteLost
+from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, SandboxUnavailable
 
 OPT_IN = "AGENTENV_ALLOW_UNSAFE_SANDBOX"
 """Environment variable; 1, together with `allow_unsafe=True`, permits programs without isolation."""
 MAX_STARTS = 3
 """Attempts at a level whose zygote dies."""
-PROBES_TIMEOUT_S = 60.0
 _LOG = logging.getLogger(__name__)
 _OF_NAMESPACES = ("user, pid, mount, net, ipc and uts namespaces", "read-only root", "tmpfs", "no /proc")
+_HINTS = (
+    ("no such call|no system call table", "x86-64 and aarch64 are supported; use a remote backend"),
+    ("landlock", "needs Linux 5.13 with landlock in the kernel's lsm= list, and a profile that lets it through"),
+    (
+        "unshare|mount|pivot_root|uid_map|setgroups|sethostname",
+        "the container's seccomp profile or AppArmor forbids it: run with --security-opt seccomp=unconfined "
+        "--security-opt apparmor=unconfined; or sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone=1, "
+        "kernel.apparmor_restrict_unprivileged_userns=0",
+    ),
+    ("prctl|trace a process", "the kernel needs CONFIG_SECCOMP_FILTER; use a remote backend"),
+    ("users", "run as root with CAP_SETUID and CAP_SETGID, and with an interpreter that other users can reach"),
+)
+"""What fixes a failure, by a word of its text."""
 
 
 @dataclass(frozen=True)
@@ -86,26 +95,24 @@ async def choose(request: IsolationRequest) -> IsolationLevel:
                 "Install it, or remove it from preimport"
             )
     required = repr(str(request.exactly)) if request.exactly else f"{str(request.min_isolation)!r} or stronger"
-    failed: list[Probe] = []
-    for probe in await asyncio.to_thread(run_probes):
-        if probe.outcome is ProbeOutcome.FAIL:
-            repeated = any(probe.hint == other.hint for other in failed)
-            failed.append(replace(probe, hint="as above") if repeated else probe)
-    if request.exactly is Isolation.NONE or (not failures and not failed):
+    if request.exactly is Isolation.NONE or not failures:
         failures.append(f"running without isolation needs allow_unsafe=True and {OPT_IN}=1 in the environment")
     tried = "".join(f"\n- level {failure}" for failure in failures)
-    probed = "".join(f"\n- probe {probe}" for probe in failed)
     raise SandboxUnavailable(
-        f"sandbox: expected isolation {required}, got none here. "
-        f"Fix a failure below, or use a remote backend:{tried}{probed}"
+        f"sandbox: expected isolation {required}, got none here. Fix a failure below, or use a remote backend:{tried}"
     )
 
 
 async def attempt(isolation: Isolation, preimport: tuple[str, ...], failures: list[str]) -> IsolationLevel | None:
     """Test a level: start its zygote and run the canary programs. Reasons of failure are appended to `failures`."""
+
+    def fail(where: str, why: object) -> None:
+        hints = [hint for words, hint in _HINTS if re.search(words, str(why))]
+        failures.append(f"{where}: {why}{f' ({hints[0]})' if hints else ''}")
+
     candidates = await asyncio.to_thread(plans, isolation, preimport)
     if not candidates:
-        failures.append(f"{isolation}: no users to run programs as, or no interpreter that they can reach")
+        fail(str(isolation), "no users to run programs as, or no interpreter that they can reach")
     for plan in candidates:
         where = f"{isolation} ({plan.python})"
         for _ in range(MAX_STARTS):  # a zygote that died by chance must not weaken the level
@@ -117,7 +124,7 @@ async def attempt(isolation: Isolation, preimport: tuple[str, ...], failures: li
                 break
         else:
             _LOG.warning("LocalSandbox: %s is not used: its zygote died %d times: %s", where, MAX_STARTS, failure)
-        failures.append(f"{where}: {failure}")
+        fail(where, failure)
     return None
 
 
@@ -130,15 +137,13 @@ async def _prove(plan: Plan) -> IsolationLevel:
         InfraError: a canary program did what the level forbids.
     """
     zygote = await Zygote.start(plan)
-    accepted = False
     try:
         count, escaped = await escapes(zygote, plan.isolation)
         if escaped:
             raise InfraError(f"canary programs could {', '.join(escaped)}")
-        accepted = True
-    finally:
-        if not accepted:
-            await zygote.close()
+    except BaseException:
+        await zygote.close()
+        raise
     layers = list(_OF_NAMESPACES) if plan.isolation is Isolation.NAMESPACES else []
     layers += [f"landlock {zygote.landlock}"] if zygote.landlock else []
     if plan.isolation is not Isolation.NONE:
@@ -156,37 +161,23 @@ _CANARY_LIMITS = ExecLimits(cpu_s=10.0, wall_s=30.0)
 _ATTEMPTS = """
 import ctypes, json, os, resource, socket
 libc = ctypes.CDLL(None, use_errno=True)
+def check(condition):
+    if not condition:
+        raise OSError
 def write(path):
     with open(path, 'x'):
         os.unlink(path)
 def signal_parent():
-    if os.getppid() == 0:
-        raise OSError
+    check(os.getppid())
     os.kill(os.getppid(), 0)
-def call(name, *arguments):
-    if getattr(libc, name)(*arguments) < 0:
-        raise OSError
-def descriptors():
-    inherited = []
-    for fd in range(3, 256):
-        try:
-            os.fstat(fd)
-        except OSError:
-            continue
-        inherited.append(fd)
-    if not inherited:
-        raise OSError
-def root():
-    os.setuid(0)
-def is_root():
-    if 0 not in os.getresuid():
-        raise OSError
+def is_open(fd):
+    try:
+        return os.fstat(fd)
+    except OSError:
+        return None
 def raise_limit():
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft + 1, soft + 1))
-def fork():
-    if os.fork() == 0:
-        os._exit(0)
 attempts = {
     'read /etc/passwd': lambda: open('/etc/passwd').close(),
     'list /proc': lambda: os.listdir('/proc'),
@@ -196,14 +187,14 @@ attempts = {
     'open an internet socket': lambda: socket.socket(),
     'open a unix socket': lambda: socket.socket(socket.AF_UNIX),
     'open a netlink socket': lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW),
-    'start a process': fork,
+    'start a process': lambda: os.fork() or os._exit(0),
     'execute': lambda: os.execv('/bin/true', ['true']),
-    'be root': is_root,
-    'become root': root,
+    'be root': lambda: check(0 in os.getresuid()),
+    'become root': lambda: os.setuid(0),
     'reach the parent process': signal_parent,
-    'keep a descriptor': descriptors,
+    'keep a descriptor': lambda: check(any(map(is_open, range(3, 256)))),
     'raise a limit': raise_limit,
-    'memory outside the limit': lambda: call('memfd_create', b'x', 0),
+    'memory outside the limit': lambda: check(libc.memfd_create(b'x', 0) >= 0),
 }
 done = []
 for name, attempt in attempts.items():
@@ -228,21 +219,21 @@ async def escapes(zygote: Zygote, isolation: Isolation) -> tuple[int, list[str]]
     if isolation is Isolation.NONE:
         return 0, []
     attempted = await _run_canary(zygote, isolation, _ATTEMPTS, -1)
-    if attempted[0] is not ExecStatus.OK:
-        return 0, [f"run a program ({attempted[1]})"]
+    if attempted.status is not ExecStatus.OK:
+        return 0, [f"run a program ({attempted.status}: {attempted.detail}{attempted.stderr})"]
     try:
-        count, done = json.loads(attempted[1])
+        count, done = json.loads(attempted.stdout)
     except ValueError:
         return 0, ["execute"]  # another program than ours ended with code 0
     forbidden = await _run_canary(zygote, isolation, _FORBIDDEN, -2)
-    if forbidden[0] is not ExecStatus.POLICY:
+    if forbidden.status is not ExecStatus.POLICY:
         done.append("trace a process")
     return count + 1, [name for name in done if name not in _PERMITTED.get(isolation, ())]
 
 
-async def _run_canary(zygote: Zygote, isolation: Isolation, source: str, number: int) -> tuple[ExecStatus, str]:
-    header: dict[str, object] = {"argv": None, "files": []}
-    execution = LocalExecution(Program(header, (), source.encode(), (), b"", "pure", _CANARY_LIMITS, ""), isolation)
+async def _run_canary(zygote: Zygote, isolation: Isolation, source: str, number: int) -> ExecResult:
+    program = Program({"argv": None, "files": []}, (), source.encode(), (), b"", "pure", _CANARY_LIMITS, "")
+    execution = LocalExecution(program, isolation)
     await execution.launch(zygote, number)
     try:
         result = await execution.finish()
@@ -250,91 +241,4 @@ async def _run_canary(zygote: Zygote, isolation: Isolation, source: str, number:
         execution.release()
     if result.status is ExecStatus.INFRA:
         raise ZygoteLost(str(result.detail))
-    return (
-        result.status,
-        result.stdout if result.status is ExecStatus.OK else f"{result.status}: {result.detail}{result.stderr}",
-    )
-
-
-# --- probes -----------------------------------------------------------------------------------------------------------
-
-
-class ProbeOutcome(StrEnum):
-    """The outcome of a probe."""
-
-    OK = "ok"
-    FAIL = "fail"
-    SKIPPED = "skipped"
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """The result of one probe."""
-
-    name: str
-    outcome: ProbeOutcome
-    errno: int | None = None
-    detail: str = ""
-    hint: str = ""
-    """How to fix a failure."""
-
-    def __str__(self) -> str:
-        code = f" {errno.errorcode.get(self.errno, self.errno)}" if self.errno else ""
-        detail = f": {self.detail}" if self.detail else ""
-        return f"{self.name} {self.outcome}{code}{detail}{f' ({self.hint})' if self.hint else ''}"
-
-
-_CONTAINER = (
-    "the container's seccomp profile or AppArmor forbids it: run with --security-opt seccomp=unconfined "
-    "--security-opt apparmor=unconfined, or use the landlock level"
-)
-_HINTS = {
-    "processor": "x86-64 and aarch64 are supported; use a remote backend",
-    "interpreter": "install Python 3.11 or newer",
-    "seccomp": "the kernel needs CONFIG_SECCOMP_FILTER; use a remote backend",
-    "landlock": "needs Linux 5.13 with landlock in the kernel's lsm= list, and a profile that lets it through",
-    "user namespace": f"{_CONTAINER}; or sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone=1, "
-    "kernel.apparmor_restrict_unprivileged_userns=0",
-    "mount namespace": _CONTAINER,
-    "pid namespace": _CONTAINER,
-    "net, ipc and uts namespaces": _CONTAINER,
-    "separate root": _CONTAINER,
-    "other users": "run as root with CAP_SETUID and CAP_SETGID and an interpreter that other users can reach; only the "
-    "uid level, and landlock as root, need it",
-    "openat2": "needs Linux 5.6, and a container profile that lets it through",
-}
-
-
-def run_probes(python: str = "") -> tuple[Probe, ...]:
-    """Probe all features that the levels need, in a process of an interpreter; takes a fraction of a second.
-
-    Blocks: call it through `asyncio.to_thread` from an event loop.
-    """
-    plan = Plan(Isolation.NAMESPACES, user_ranges(), python or interpreters()[0])
-    try:
-        process = subprocess.run(
-            command(plan.python, "probes", 1),
-            input=plan_data(plan),
-            capture_output=True,
-            env=environment(plan),
-            cwd="/",
-            timeout=PROBES_TIMEOUT_S,
-            check=True,
-        )
-        failures: dict[str, list[int | str] | None] = json.loads(process.stdout)
-    except subprocess.CalledProcessError as error:
-        last = error.stderr.decode(errors="backslashreplace").strip().splitlines()[-1:]
-        return (Probe("interpreter", ProbeOutcome.FAIL, None, "".join(last), f"{plan.python} cannot run the probes"),)
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        code = getattr(error, "errno", None)
-        return (Probe("interpreter", ProbeOutcome.FAIL, code, str(error), "use another interpreter"),)
-    probes = []
-    for name, failure in failures.items():
-        if failure is None:
-            probes.append(Probe(name, ProbeOutcome.OK))
-        elif name == "other users" and os.geteuid() != 0:
-            probes.append(Probe(name, ProbeOutcome.SKIPPED, detail="not root"))
-        else:
-            code, message = int(failure[0]) or None, str(failure[1])
-            probes.append(Probe(name, ProbeOutcome.FAIL, code, message, _HINTS.get(name, "")))
-    return tuple(probes)
+    return result

@@ -6,7 +6,6 @@ distributions may hold tasks with their labels.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import importlib.util
 import math
@@ -70,21 +69,8 @@ def user_ranges() -> tuple[int, int, int] | None:
     return None
 
 
-def runs_as_host_root() -> bool:
-    """Return True if this process is root and root here is the host's root."""
-    return os.geteuid() == 0 and any(line.split()[:2] == ["0", "0"] for line in _lines("/proc/self/uid_map"))
-
-
 def _lines(path: str) -> list[str]:
-    with contextlib.suppress(OSError):
-        return Path(path).read_text().splitlines()
-    return []
-
-
-def interpreters() -> list[str]:
-    """Return the paths of this interpreter and of the system's interpreters, which other users can reach."""
-    candidates = [sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"]
-    return list(dict.fromkeys(os.path.realpath(path) for path in candidates if path and os.access(path, os.X_OK)))
+    return _text(Path(path)).splitlines()
 
 
 def missing_memory(memory_mb: float, num_programs: int) -> str:
@@ -139,9 +125,12 @@ def own_folders() -> tuple[str, ...]:
 def plans(isolation: Isolation, preimport: tuple[str, ...]) -> list[Plan]:
     """Return the configurations to try for a level, in order; none if the current user cannot run it."""
     ids = user_ranges()
-    if ids is None and (isolation is Isolation.UID or runs_as_host_root()):
+    is_host_root = os.geteuid() == 0 and any(line.split()[:2] == ["0", "0"] for line in _lines("/proc/self/uid_map"))
+    if ids is None and (isolation is Isolation.UID or is_host_root):
         return []
-    pythons = interpreters()
+    # The system's interpreters are those that other users can reach.
+    candidates = [sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"]
+    pythons = list(dict.fromkeys(os.path.realpath(path) for path in candidates if path and os.access(path, os.X_OK)))
     if ids and isolation is not Isolation.NAMESPACES:
         # On these levels programs see the host's folders, and a private home is closed to other users.
         pythons = [path for path in pythons if reachable_by_others(path)]

@@ -1,4 +1,4 @@
-"""A queue for run slots: round robin between tenants, with a limit on the number of waiters."""
+"""A queue for run slots: round robin between callers, with a limit on the number of waiters."""
 
 from __future__ import annotations
 
@@ -11,17 +11,13 @@ from agentenv.sandbox.types import SandboxBusy
 
 
 class FairQueue:
-    """A queue for slots: round robin between tenants, first come first served within a tenant.
+    """A queue for slots: round robin between callers that have names, first come first served within a name.
 
     For use from one event loop.
     """
 
     def __init__(
-        self,
-        num_slots: int,
-        *,
-        max_waiting: int,
-        waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
+        self, num_slots: int, *, max_waiting: int, waiting: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> None:
         """Create a queue.
 
@@ -34,18 +30,16 @@ class FairQueue:
         self._around = waiting
         self.max_waiting = max_waiting
         self._free = num_slots
-        self._waiting: OrderedDict[tuple[str, str], deque[tuple[asyncio.Future[None], int]]] = OrderedDict()
-        """The waiters of each tenant and name, each with its number of slots."""
+        self._waiting: OrderedDict[str, deque[tuple[asyncio.Future[None], int]]] = OrderedDict()
+        """The waiters of each name, each with its number of slots."""
 
     @property
     def num_waiting(self) -> int:
         """The number of waiters."""
         return sum(len(line) for line in self._waiting.values())
 
-    async def acquire(self, tenant: str, *, name: str = "", alone: bool = False) -> None:
+    async def acquire(self, name: str = "", *, alone: bool = False) -> None:
         """Wait for a slot, or for all of them to be `alone`; the caller must return them with `release`.
-
-        The slots of a tenant go round between the names that it uses, such as those of its groups.
 
         Raises:
             SandboxBusy: `max_waiting` callers are waiting.
@@ -60,7 +54,7 @@ class FairQueue:
                 "Run fewer concurrent episodes, or raise max_waiting"
             )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault((tenant, name), deque()).append((turn, num))
+        self._waiting.setdefault(name, deque()).append((turn, num))
         try:
             with self._around():
                 await turn
@@ -68,32 +62,32 @@ class FairQueue:
             if turn.done() and not turn.cancelled():
                 self.release(alone=alone)  # the slots were already assigned to this caller
             else:
-                line = self._waiting.get((tenant, name), deque())
+                line = self._waiting.get(name, deque())
                 if (turn, num) in line:
                     line.remove((turn, num))
                 if not line:
-                    self._waiting.pop((tenant, name), None)
+                    self._waiting.pop(name, None)
                 self._admit()  # others, if it waited for all slots
             raise
 
     @asynccontextmanager
-    async def slot(self, tenant: str, *, alone: bool = False) -> AsyncIterator[None]:
+    async def slot(self, name: str = "", *, alone: bool = False) -> AsyncIterator[None]:
         """Hold a slot, or all of them, for the duration of the block."""
-        await self.acquire(tenant, alone=alone)
+        await self.acquire(name, alone=alone)
         try:
             yield
         finally:
             self.release(alone=alone)
 
     def release(self, *, alone: bool = False) -> None:
-        """Return a slot, or all of them; the first waiter of the next tenant gets it."""
+        """Return a slot, or all of them; the first waiter of the next name gets it."""
         self._free += self.num_slots if alone else 1
         self._admit()
 
     def _admit(self) -> None:
         """Assign free slots, in turn; a waiter that is to be alone waits for all, and no other overtakes it."""
         while self._waiting:
-            (tenant, name), line = next(iter(self._waiting.items()))
+            name, line = next(iter(self._waiting.items()))
             turn, num = line[0]
             if not turn.done():
                 if num > self._free:
@@ -101,9 +95,6 @@ class FairQueue:
                 self._free -= num
                 turn.set_result(None)
             line.popleft()
-            # The other tenants come first, and then the other names of this one.
-            for other in [key for key in self._waiting if key[0] == tenant]:
-                self._waiting.move_to_end(other)
-            self._waiting.move_to_end((tenant, name))
+            self._waiting.move_to_end(name)
             if not line:
-                del self._waiting[tenant, name]
+                del self._waiting[name]

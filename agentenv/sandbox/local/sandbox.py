@@ -160,7 +160,6 @@ class LocalSandbox:
         fetch: Sequence[str] = (),
         policy: Policy = "pure",
         limits: ExecLimits | None = None,
-        tenant: str = "",
         channel: bool = False,
     ) -> ExecResult:
         """Execute a program and wait for its end, as `Sandbox.run` describes."""
@@ -170,18 +169,12 @@ class LocalSandbox:
         job = replace(job, stdin=stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else bytes(stdin))
         pool = await self._open_pool()
         if not has_room(files or {}, job.limits):  # as if the program had written them itself
-            return ExecResult(
-                ExecStatus.DISK_LIMIT,
-                isolation=self.isolation,
-                layers=self.layers,
-                backend=self.backend,
-                detail=_no_room(job.limits),
-            )
+            return self._not_run(ExecStatus.DISK_LIMIT, _no_room(job.limits))
         queued_at = time.monotonic()
         queue_s = 0.0
         alone = False
         for attempt in itertools.count(1):
-            async with self._queue.slot(tenant, alone=alone):
+            async with self._queue.slot(alone=alone):
                 queue_s = queue_s or time.monotonic() - queued_at
                 result = await self._execute(job, pool)
             by_host = bool(result.detail and result.detail.startswith("host:"))
@@ -201,7 +194,6 @@ class LocalSandbox:
         files: Mapping[str, bytes] | None = None,
         policy: Policy = "pure",
         limits: ExecLimits | None = None,
-        tenant: str = "",
     ) -> LocalExecution:
         """Start an interactive program, as `Sandbox.start` describes.
 
@@ -215,7 +207,7 @@ class LocalSandbox:
         if not has_room(files or {}, job.limits):
             raise ConfigError(f"files: expected files that fit, got {_no_room(job.limits)}. Raise the limits")
         pool = await self._open_pool()
-        await self._interactive.acquire(tenant)
+        await self._interactive.acquire()
         try:
             for attempt in itertools.count(1):
                 try:
@@ -232,27 +224,29 @@ class LocalSandbox:
         return execution
 
     def session(
-        self, *, limits: ExecLimits | None = None, idle_s: float = 600.0, max_s: float = 3600.0, tenant: str = ""
+        self, *, limits: ExecLimits | None = None, idle_s: float = 600.0, max_s: float = 3600.0
     ) -> InterpreterSession:
         """Return an interpreter that keeps its state between turns, for `async with`; see `InterpreterSession`."""
-        return InterpreterSession(self, limits=limits or self.limits, idle_s=idle_s, max_s=max_s, tenant=tenant)
+        return InterpreterSession(self, limits=limits or self.limits, idle_s=idle_s, max_s=max_s)
 
-    def turn(self, tenant: str, *, alone: bool = False) -> AbstractAsyncContextManager[None]:
+    def turn(self, *, alone: bool = False) -> AbstractAsyncContextManager[None]:
         """Hold a run slot, or all, for the duration of the block, for work of a program started by `start`."""
-        return self._queue.slot(tenant, alone=alone)
+        return self._queue.slot(alone=alone)
 
     async def _execute(self, job: Program, pool: ZygotePool) -> ExecResult:
         with external_work():
             try:
                 execution = await self._launch(job, pool)
             except (ZygoteLost, OSError) as error:
-                detail = f"sandbox: {error}"
-                return ExecResult(ExecStatus.INFRA, isolation=self.isolation, backend=self.backend, detail=detail)
+                return self._not_run(ExecStatus.INFRA, f"sandbox: {error}")
             try:
                 return await execution.finish()
             except asyncio.CancelledError:
                 await execution.kill()
                 raise
+
+    def _not_run(self, status: ExecStatus, detail: str) -> ExecResult:
+        return ExecResult(status, isolation=self.isolation, layers=self.layers, backend=self.backend, detail=detail)
 
     async def _launch(self, job: Program, pool: ZygotePool) -> LocalExecution:
         execution = LocalExecution(job, self.isolation, self.layers)
@@ -275,10 +269,7 @@ class LocalSandbox:
         check_limits(limits or self.limits)
         files = files or {}
         check_files(files, fetch)
-        header = {
-            "argv": argv,
-            "files": [(name, len(content)) for name, content in files.items()],
-        }
+        header = {"argv": argv, "files": [(name, len(content)) for name, content in files.items()]}
         contents = tuple(bytes(content) for content in files.values())
         return Program(header, tuple(fetch), source, contents, b"", policy, limits or self.limits, channel)
 

@@ -57,18 +57,18 @@ class _SessionHost(Protocol):
     layers: tuple[str, ...]
 
     async def start(
-        self, program: str, *, files: Any = None, policy: Any = "pure", limits: ExecLimits | None, tenant: str
+        self, program: str, *, files: Any = None, policy: Any = "pure", limits: ExecLimits | None
     ) -> LocalExecution:
         """Start a program, as `LocalSandbox.start` does."""
 
-    def turn(self, tenant: str) -> Any:
+    def turn(self) -> Any:
         """Hold a run slot, as `LocalSandbox.turn` does."""
 
 
 class InterpreterSession:
     """One interpreter and its working folder; created by `LocalSandbox.session`, opened by `async with`."""
 
-    def __init__(self, sandbox: _SessionHost, *, limits: ExecLimits, idle_s: float, max_s: float, tenant: str) -> None:
+    def __init__(self, sandbox: _SessionHost, *, limits: ExecLimits, idle_s: float, max_s: float) -> None:
         """Configure a session; `open` starts it.
 
         Args:
@@ -76,13 +76,11 @@ class InterpreterSession:
             limits: limits of each turn; memory and disk are shared by all turns.
             idle_s: seconds without a turn after which the session ends.
             max_s: total wall time and CPU time of the session, in seconds.
-            tenant: name of the caller; turns wait for a run slot like executions.
         """
         self._sandbox = sandbox
         self._limits = limits
         self._idle_s = idle_s
         self._total = replace(limits, wall_s=max_s, cpu_s=max_s)
-        self._tenant = tenant
         self._execution: LocalExecution | None = None
         self._buffer = b""
         self._idle: asyncio.TimerHandle | None = None
@@ -103,7 +101,7 @@ class InterpreterSession:
             InfraError: the interpreter could not be started.
         """
         if self._execution is None:
-            self._execution = await self._sandbox.start(_driver_source(), limits=self._total, tenant=self._tenant)
+            self._execution = await self._sandbox.start(_driver_source(), limits=self._total)
             self._wait_idle()
 
     async def aclose(self) -> None:
@@ -138,7 +136,7 @@ class InterpreterSession:
             if self._idle:
                 self._idle.cancel()
             try:
-                async with self._sandbox.turn(self._tenant):
+                async with self._sandbox.turn():
                     return await self._take_turn(self._execution, code)
             finally:
                 if self._over is None:
@@ -170,14 +168,8 @@ class InterpreterSession:
                 status = ExecStatus.NONZERO
                 detail = "session: the code ended the interpreter, or closed its descriptor 3"
             self._over = self._end_result(status, detail)
-            return replace(
-                self._over,
-                stdout=result.stdout,
-                stderr=result.stderr,
-                stdout_truncated=result.stdout_truncated,
-                stderr_truncated=result.stderr_truncated,
-                wall_s=wall_s,
-            )
+            names = ("stdout", "stderr", "stdout_truncated", "stderr_truncated")
+            return replace(self._over, wall_s=wall_s, **{name: getattr(result, name) for name in names})
         stdout, stdout_truncated = await execution.take_output("stdout")
         stderr, stderr_truncated = await execution.take_output("stderr")
         traceback, exit_code = answer.get("traceback"), answer.get("exit")
@@ -211,14 +203,13 @@ class InterpreterSession:
 
     def _wait_idle(self) -> None:
         # Also called when a turn got no slot, so that every session ends.
-        self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._expire)
+        def expire() -> None:
+            why = f"session: ended after {self._idle_s:g} s without a turn"
+            self._over = self._end_result(ExecStatus.WALL_TIMEOUT, why)
+            if self._execution:
+                self._execution.release()
 
-    def _expire(self) -> None:
-        self._over = self._end_result(
-            ExecStatus.WALL_TIMEOUT, f"session: ended after {self._idle_s:g} s without a turn"
-        )
-        if self._execution:
-            self._execution.release()
+        self._idle = asyncio.get_running_loop().call_later(self._idle_s, expire)
 
     def _end_result(self, status: ExecStatus, detail: str | None) -> TurnResult:
         sandbox = self._sandbox

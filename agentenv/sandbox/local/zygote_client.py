@@ -42,10 +42,10 @@ plan = json.load(sys.stdin)
 for name, path in plan["packages"].items():
     sys.modules[name] = module = types.ModuleType(name)
     module.__path__ = [path]
-from agentenv.sandbox.guest import {module}
-{module}.main(plan, {fd})
+from agentenv.sandbox.guest import zygote
+zygote.main(plan, {fd})
 """
-"""Imports a guest module without the `__init__` modules of its packages, which import more than a zygote should.
+"""Imports the zygote without the `__init__` modules of its packages, which import more than a zygote should.
 
 The plan is not an argument, because programs see the arguments of the interpreter that they are forked from.
 """
@@ -62,32 +62,15 @@ def environment(plan: Plan) -> dict[str, str]:
     without_ours = {"PYTEST_ADDOPTS": "-p no:agentenv"} if plan.paths else {}
     return {
         "PATH": f"{Path(plan.python).parent}:/usr/local/bin:/usr/bin:/bin",
-        "LANG": "C.UTF-8",
-        "LC_ALL": "C.UTF-8",
+        **dict.fromkeys(("LANG", "LC_ALL"), "C.UTF-8"),
         "TZ": "UTC",
         "HOME": plan.work,
-        "USER": "sandbox",
-        "LOGNAME": "sandbox",
+        **dict.fromkeys(("USER", "LOGNAME"), "sandbox"),
         # The same seed for all zygotes, so that sets have the same order in every run.
         "PYTHONHASHSEED": "0",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        "MALLOC_ARENA_MAX": "1",
+        **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "MALLOC_ARENA_MAX"), "1"),
         **without_ours,
     }
-
-
-def command(python: str, module: str, fd: int) -> list[str]:
-    """Return the command that runs a guest module as a program, without site and user folders on the path."""
-    # Not -I, which ignores PYTHONHASHSEED. With this environment, -s -P -S isolates as well.
-    return [python, "-s", "-P", "-S", "-c", _BOOT.format(module=module, fd=fd)]
-
-
-def plan_data(plan: Plan, **more: str) -> bytes:
-    """Return a plan as the command reads it."""
-    packages = {name: str(PACKAGE.joinpath(*name.split(".")[1:])) for name in _PACKAGES}
-    return json.dumps({**asdict(plan), **more, "packages": packages}).encode()
 
 
 class SetupFailed(ZygoteLost):
@@ -132,10 +115,13 @@ class Zygote:
                 base = os.path.realpath(tempfile.mkdtemp(prefix="agentenv-sandbox-"))  # noqa: ASYNC240 -- short
                 os.chmod(base, 0o711)  # programs of other users pass through to their own folders
             with open(os.memfd_create("plan", os.MFD_CLOEXEC), "r+b") as data:  # noqa: ASYNC230 -- memory
-                data.write(plan_data(plan, **({"base": base} if base else {})))
+                packages = {name: str(PACKAGE.joinpath(*name.split(".")[1:])) for name in _PACKAGES}
+                folder = {"base": base} if base else {}
+                data.write(json.dumps({**asdict(plan), **folder, "packages": packages}).encode())
                 data.seek(0)
+                # Not -I, which ignores PYTHONHASHSEED. With this environment, -s -P -S isolates as well.
                 process = subprocess.Popen(  # noqa: ASYNC220 -- vfork: a millisecond
-                    command(plan.python, "zygote", theirs.fileno()),
+                    [plan.python, "-s", "-P", "-S", "-c", _BOOT.format(fd=theirs.fileno())],
                     stdin=data,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -323,15 +309,12 @@ class ZygotePool:
         if self.closed:
             raise ZygoteLost("sandbox: closed")
 
-        def num_running(place: int) -> int:
-            zygote = self._places[place]
-            return zygote.in_flight if zygote and not zygote.lost else 0
-
         def usable(place: int) -> Zygote | None:
             zygote = self._places[place]
             return zygote if zygote and not zygote.lost and zygote.served < MAX_SERVED else None
 
-        place = min(range(len(self._places)), key=num_running)
+        num_running = [zygote.in_flight if zygote else 0 for zygote in self._places]  # a lost one runs none
+        place = num_running.index(min(num_running))
         if zygote := usable(place):
             return zygote
         async with self._starting:
@@ -347,16 +330,17 @@ class ZygotePool:
                 if old.lost:
                     _LOG.warning("%s; started another", old.lost)
                 self._retired.add(old)
-                task = asyncio.create_task(self._close_when_idle(old))
+
+                async def close_when_idle() -> None:
+                    while old.in_flight:  # noqa: ASYNC110 -- once in ten thousand programs
+                        await asyncio.sleep(0.05)
+                    await old.close()
+                    self._retired.discard(old)
+
+                task = asyncio.create_task(close_when_idle())
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
             return new
-
-    async def _close_when_idle(self, zygote: Zygote) -> None:
-        while zygote.in_flight:  # noqa: ASYNC110 -- once in ten thousand programs
-            await asyncio.sleep(0.05)
-        await zygote.close()
-        self._retired.discard(zygote)
 
     async def close(self) -> None:
         """End all zygotes and their programs."""

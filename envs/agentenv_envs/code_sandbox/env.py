@@ -135,7 +135,6 @@ class CodeSandbox(AgentInstance):
                 task.suite,
                 limits=self.limits,
                 all_or_nothing=not self.partial_credit,
-                tenant=f"{id(self):x}",
             )
             if result.score is None:
                 raise InfraError(

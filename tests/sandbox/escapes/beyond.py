@@ -9,9 +9,6 @@ from typing import Any
 from agentenv.sandbox.types import ExecResult, ExecStatus, Isolation
 from tests.sandbox.escapes.cases import LIMITS, SHORT, EscapeCase, case
 
-ENDED = (ExecStatus.SIGNAL, ExecStatus.MEMORY, ExecStatus.DISK_LIMIT, ExecStatus.NONZERO)
-TIMED = (ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT)
-
 
 def _no_host_file(result: ExecResult, facts: dict[str, Any]) -> str:
     """Check that no fetched file has content of the host."""
@@ -20,23 +17,16 @@ def _no_host_file(result: ExecResult, facts: dict[str, Any]) -> str:
     return next((f"{name} holds the host's file" for name, data in result.files.items() if data and data in passwd), "")
 
 
-ARTIFACTS: list[EscapeCase] = [
-    case(
-        "artifact_symlink",
-        """
+BEYOND: list[EscapeCase] = [
+    case("artifact_symlink", """
 say('TRYING')
 for name, target in (('a', '/etc/passwd'), ('b', W['canary']), ('c', '/proc/self/environ'), ('f', 'd/passwd'), ('g', '../' * 30 + W['canary'])):
     os.symlink(target, name)
 os.symlink('/etc', 'd')
 os.symlink(os.path.dirname(W['canary']), 'e')
 say('HELD', 'if the host fetches none of it')
-""",
-        fetch=("a", "b", "c", "d/passwd", "e/canary", "f", "g"),
-        check=_no_host_file,
-    ),
-    case(
-        "artifact_swapped_while_fetched",
-        """
+""", fetch=("a", "b", "c", "d/passwd", "e/canary", "f", "g"), check=_no_host_file),
+    case("artifact_swapped_while_fetched", """
 say('TRYING')
 def swap():
     while True:
@@ -54,19 +44,8 @@ import time
 time.sleep(0.1)
 say('HELD')
 os._exit(0)
-""",
-        "proc",
-        fetch=("s",),
-        check=_no_host_file,
-        census=True,
-        bare="held",
-    ),
-]
-
-STATE: list[EscapeCase] = [
-    case(
-        "module_state",
-        """
+""", "proc", fetch=("s",), check=_no_host_file, census=True),
+    case("module_state", """
 say('TRYING')
 import builtins, random
 json.leaked = W['nonce']
@@ -80,19 +59,14 @@ json.loads = None
 print = None
 sys.setrecursionlimit(77)
 say('HELD')
-""",
-        then="""
+""", then="""
 import builtins
 for what, there in (('json', hasattr(json, 'leaked')), ('builtins', hasattr(builtins, 'leaked')), ('modules', 'leaked' in sys.modules),
                     ('path', '/leaked' in sys.path), ('environ', 'LEAKED' in os.environ), ('umask', os.umask(0o77) == 0),
                     ('loads', json.loads is None), ('recursion', sys.getrecursionlimit() == 77)):
     attempt(what, lambda: there or refuse('not there'))
-""",
-        bare="held",
-    ),
-    case(
-        "kernel_state",
-        """
+"""),
+    case("kernel_state", """
 try:
     open('/dev/shm/left', 'w')
 except OSError:
@@ -102,22 +76,15 @@ attempt('msg', lambda: call(68, 186, 4712, 0o1666))
 attempt('sem', lambda: call(64, 190, 4712, 1, 0o1666))
 attempt('mq', lambda: call(240, 180, b'left', 0o102, 0o666, None))
 attempt('key', lambda: call(248, 217, b'user', b'left', b'v', 1, -4))
-""",
-        then="""
+""", then="""
 attempt('shm', lambda: call(29, 194, 4712, 4096, 0))
 attempt('msg', lambda: call(68, 186, 4712, 0))
 attempt('sem', lambda: call(64, 190, 4712, 1, 0))
 attempt('mq', lambda: call(240, 180, b'left', 0, 0, None))
 attempt('key', lambda: call(250, 219, 10, -4, b'user', b'left', 0))
 attempt('/dev/shm', lambda: open('/dev/shm/left'))
-""",
-        # SysV objects would stay on the machine
-        bare="unsafe",
-        excepted=(Isolation.UID,),
-    ),
-    case(
-        "limits_lowered",
-        """
+""", excepted=(Isolation.UID,)),
+    case("limits_lowered", """
 import resource
 say('TRYING')
 say('HELD')
@@ -128,31 +95,18 @@ for name in ('FSIZE', 'NOFILE', 'STACK', 'CORE', 'NPROC', 'MEMLOCK', 'SIGPENDING
     except (OSError, ValueError):
         pass
 os._exit(7)
-""",
-        files={"x": b"given"},
-        fetch=("x",),
-        then="say('TRYING')\nopen('made', 'w').write('x')\nsay('HELD')",
+""", files={"x": b"given"}, fetch=("x",), then="say('TRYING')\nopen('made', 'w').write('x')\nsay('HELD')",
         check=lambda result, facts: (
             "" if (result.exit_code, result.files.get("x")) == (7, b"given") else f"{result.status} {result.files}"
-        ),
-        bare="held",
-    ),
-    case(
-        "core_dumps",
-        """
+        )),
+    case("core_dumps", """
 import resource
 # 1: the one value at which a core_pattern that is a pipe is not executed either.
 attempt('size', lambda: resource.getrlimit(resource.RLIMIT_CORE)[1] != 1 and resource.getrlimit(resource.RLIMIT_CORE) or refuse('1'))
 attempt('dumpable', lambda: _libc.prctl(3, 0, 0, 0, 0) or refuse('0'))
 attempt('dumpable again', lambda: _libc.prctl(4, 1, 0, 0, 0) == 0 and _libc.prctl(3, 0, 0, 0, 0) or refuse('0'))
-""",
-    ),
-]
-
-REPORTS: list[EscapeCase] = [
-    case(
-        "memory_of_itself",
-        r"""
+"""),
+    case("memory_of_itself", r"""
 # The stack of the first thread ends in the environment and arguments that the process was started with.
 say('TRYING')
 r, w = os.pipe()
@@ -170,11 +124,8 @@ for page in range(start - 64 * 4096, start + 16 * 4096, 4096):
     if at >= 0 and data[at:at + 40].strip() != W['secret_prefix'].encode():
         print(data[at:at + 60])
 say('HELD')
-""",
-    ),
-    case(
-        "tamper_with_the_supervisor",
-        """
+"""),
+    case("tamper_with_the_supervisor", """
 import gc
 say('TRYING')
 for module in list(sys.modules.values()):
@@ -195,17 +146,9 @@ while frame:
 os._exit = lambda code: None
 say('HELD')
 sys.exit(7)
-""",
-        check=lambda result, facts: "" if result.exit_code in (7, 1, 255) else f"{result.status} {result.exit_code}",
-        then="say('TRYING')\nsay('HELD')",
-        bare="held",
-    ),
-]
-
-SIGNALS: list[EscapeCase] = [
-    case(
-        "signal_by_child_that_ends",
-        """
+""", check=lambda result, facts: "" if result.exit_code in (7, 1, 255) else f"{result.status} {result.exit_code}",
+        then="say('TRYING')\nsay('HELD')"),
+    case("signal_by_child_that_ends", """
 import signal
 say('TRYING')
 for flags in (signal.SIGKILL, signal.SIGSTOP, 0x8000 | signal.SIGKILL):
@@ -217,20 +160,9 @@ for flags in (signal.SIGKILL, signal.SIGSTOP, 0x8000 | signal.SIGKILL):
         print(error)
 say('HELD', 'if the next run works')
 os._exit(0)
-""",
-        "proc",
-        then="say('TRYING')\nsay('HELD')",
-        ends=(ExecStatus.SIGNAL, *TIMED),
-        limits=SHORT,
-        census=True,
-        bare="unsafe",
-    ),
-]
-
-CHEATS: list[EscapeCase] = [
-    case(
-        "shipped_tasks",
-        """
+""", "proc", then="say('TRYING')\nsay('HELD')",
+        ends=(ExecStatus.SIGNAL, ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT), limits=SHORT, census=True),
+    case("shipped_tasks", """
 # Our own packages hold tasks with their hidden tests; the checkout may hold the data set of the run.
 roots = [W['package'], W['envs'], os.path.dirname(W['package'])]
 seen = [place for place in sys.path if place]
@@ -242,12 +174,7 @@ for root in dict.fromkeys(filter(None, roots)):
     attempt('list ' + root, lambda: os.listdir(root))
 attempt('read', lambda: read(W['package'] + '/__init__.py'))
 attempt('import', lambda: __import__('agentenv').__file__, ImportError)
-""",
-        excepted=(Isolation.UID,),
-    ),
-]
-
-SHARED: list[EscapeCase] = [
+""", excepted=(Isolation.UID,)),
     case(
         "memory_of_an_earlier_program",
         # A comment of 60 KB, which a heap keeps after it was freed.
@@ -268,21 +195,14 @@ def scan():
 attempt('heap', scan)
 """,
         limits=replace(LIMITS, cpu_s=3.0),
-        bare="held",
     ),
-    case(
-        "priority_of_the_user",
-        """
+    case("priority_of_the_user", """
 surface('user', lambda: os.setpriority(os.PRIO_USER, 0, 19))
 surface('user by id', lambda: os.setpriority(os.PRIO_USER, os.getuid(), 19))
 surface('lowest of the user', lambda: os.getpriority(os.PRIO_USER, 0))
 surface('with high bits', lambda: call(141, 140, 2 | 1 << 32, 0, 19))
-""",
-        bare="unsafe",
-    ),
-    case(
-        "timers_of_the_user",
-        """
+"""),
+    case("timers_of_the_user", """
 def timers():
     timer = ctypes.c_void_p()
     for made in range(2000):
@@ -298,13 +218,11 @@ def signals():
         call(129, 138, os.getpid(), int(signal.SIGRTMIN + 5), info)
     return sent
 attempt('2000 queued signals', signals)
-""",
-        limits=replace(LIMITS, cpu_s=3.0),
-    ),
+""", limits=replace(LIMITS, cpu_s=3.0)),
     case(
         "name_of_the_host",
         "attempt('uname', lambda: os.uname().nodename == W['host_name'] or refuse('another'))",
         # Without a UTS namespace, nothing hides it.
         excepted=(Isolation.LANDLOCK, Isolation.UID),
     ),
-]
+]  # fmt: skip

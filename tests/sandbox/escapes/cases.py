@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, Policy
 
@@ -112,9 +112,6 @@ class EscapeCase:
     """Checks the result, given the facts of `World`; returns the problem, or ""."""
     excepted: frozenset[Isolation] = frozenset()
     """Levels with a documented exception for this case."""
-    bare: Literal["breaches", "held", "unsafe"] = "breaches"
-    """Outcome as a plain process: `breaches`, which shows that the case can fail; `held` by the kernel or the machine;
-    or `unsafe` for the machine, and therefore not tried."""
     census: bool = False
     """Check afterwards that none of its processes is left."""
 

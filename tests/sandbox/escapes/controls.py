@@ -55,7 +55,6 @@ CONTROLS: list[EscapeCase] = [
         limits=replace(LIMITS, cpu_s=10.0),
         stdin=b"1 2\n",
         files={"data/in.txt": b"given"},
-        bare="held",
     )
     for name, policy, program, text in _PROGRAMS
 ]

@@ -72,7 +72,6 @@ ENDS: list[EscapeCase] = [
         f"say('TRYING')\nsay('HELD', 'if this is a verdict')\n{program}\nos._exit(3)",
         must_end=_VERDICTS,
         limits=SHORT if name in ("stopped", "at_low_priority") else LIMITS,
-        bare="unsafe",
     )
     for name, program in _DEATHS.items()
 ]
@@ -100,7 +99,6 @@ HIDING: list[EscapeCase] = [
             "proc",
             must_end=(ExecStatus.MEMORY,),
             limits=replace(LIMITS, cpu_s=10.0),  # to fill it costs more on a busy host
-            bare="unsafe",
         )
         for name, hide in (
             ("by_name", "ctypes.CDLL(None).prctl(15, b'RssAnon: 0', 0, 0, 0)"),
@@ -108,9 +106,7 @@ HIDING: list[EscapeCase] = [
             ("by_dead_leader", "threading.Thread(target=hoard).start(); call(60, 93, 0)"),
         )
     ),
-    case(
-        "hidden_memory_unmapped",
-        """
+    case("hidden_memory_unmapped", """
 import mmap
 libc = ctypes.CDLL(None)
 libc.mmap.restype = ctypes.c_void_p
@@ -127,11 +123,7 @@ attempt('anonymous', lambda: hoard(mmap.MAP_SHARED | mmap.MAP_ANONYMOUS, -1))
 attempt('validated', lambda: hoard(3 | mmap.MAP_ANONYMOUS, -1))
 attempt('a device', lambda: hoard(mmap.MAP_SHARED, os.open('/dev/zero', os.O_RDWR)))
 attempt('a file in memory', lambda: hoard(mmap.MAP_SHARED, call(319, 279, b'x', 0)))
-""",
-        limits=replace(LIMITS, cpu_s=3.0),
-        excepted=(Isolation.UID,),
-        bare="unsafe",
-    ),
+""", limits=replace(LIMITS, cpu_s=3.0), excepted=(Isolation.UID,)),
     *(
         case(
             f"hidden_disk_{name}",
@@ -152,7 +144,6 @@ def write():
 """,
             limits=replace(LIMITS, cpu_s=3.0),
             ends=(ExecStatus.DISK_LIMIT,),
-            bare="unsafe",
         )
         for name, keep, run in (
             (
@@ -184,9 +175,7 @@ def write():
             ),
         )
     ),
-    case(
-        "hidden_cpu_of_children",
-        """
+    case("hidden_cpu_of_children", """
 say('TRYING')
 say('HELD', 'if it is killed')
 import signal, time
@@ -199,9 +188,5 @@ while True:
         os.wait()
     except ChildProcessError:
         pass
-""",
-        "proc",
-        must_end=(ExecStatus.CPU_TIMEOUT,),
-        bare="unsafe",
-    ),
-]
+""", "proc", must_end=(ExecStatus.CPU_TIMEOUT,)),
+]  # fmt: skip

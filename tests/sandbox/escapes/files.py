@@ -22,28 +22,18 @@ def _ends_as_it_did(result: ExecResult, facts: dict[str, Any]) -> str:
 
 FILES: list[EscapeCase] = [
     case("read_canary", "attempt('read', lambda: read(W['canary']))", excepted=READABLE),
-    case(
-        "read_canary_by_hardlink",
-        """
+    case("read_canary_by_hardlink", """
 attempt('link', lambda: (os.link(W['canary'], 'hard'), read('hard')))
 attempt('linkat', lambda: (os.link(W['canary'], 'hard2', follow_symlinks=False), read('hard2')))
 os.symlink(W['canary'], 'soft')
 attempt('link of a symlink', lambda: (os.link('soft', 'hard3', follow_symlinks=True), os.path.islink('hard3') and refuse('of the link itself'), read('hard3')))
-""",
-        excepted=READABLE,
-    ),
-    case(
-        "read_by_proc_of_parent",
-        """
+""", excepted=READABLE),
+    case("read_by_proc_of_parent", """
 for pid in (os.getppid(), W['host_pid'], 'self', 'thread-self'):
     attempt(f'root of {pid}', lambda: read(f"/proc/{pid}/root{W['canary']}"))
     attempt(f'cwd of {pid}', lambda: read(f"/proc/{pid}/cwd/" + '../' * 40 + W['canary'].lstrip('/')))
-""",
-        excepted=READABLE,
-    ),
-    case(
-        "write_into_world_writable",
-        """
+""", excepted=READABLE),
+    case("write_into_world_writable", """
 attempt('create', lambda: open(W['writable'] + '/planted', 'w').write('x'))
 attempt('mkdir', lambda: os.mkdir(W['writable'] + '/planted_dir'))
 attempt('symlink', lambda: os.symlink('/etc/passwd', W['writable'] + '/planted_link'))
@@ -51,17 +41,12 @@ attempt('fifo', lambda: os.mkfifo(W['writable'] + '/planted_fifo'))
 attempt('append', lambda: open(W['open_file'], 'a').write('x'))
 attempt('truncate by path', lambda: os.truncate(W['open_file'], 0))
 attempt('tmpfile', lambda: os.open(W['writable'], os.O_TMPFILE | os.O_RDWR, 0o600))
-""",
-        excepted=READABLE,
-    ),
-    case(
-        "chmod_owned",
-        """
+""", excepted=READABLE),
+    case("chmod_owned", """
 # Where it cannot be told from a file of its own, the call is answered as if done: what counts is whether it was.
 attempt('chmod', lambda: (os.chmod(W['owned'], 0o666), os.stat(W['owned']).st_mode & 0o777 == 0o666 or refuse('not done')))
 attempt('chown', lambda: (os.chown(W['owned'], 1, 1), os.stat(W['owned']).st_uid == 1 or refuse('not done')))
-""",
-    ),
+"""),
     case("unlink_victim", "attempt('unlink', lambda: os.unlink(W['writable'] + '/victim'))", excepted=READABLE),
     case(
         "rename_out_and_in",
@@ -74,23 +59,14 @@ attempt('link out', lambda: os.link('mine', W['writable'] + '/planted'))
         # on another file system it fails with EXDEV; the test uses the same one
         excepted=READABLE,
     ),
-    case(
-        "stat_canary",
-        "attempt('stat', lambda: os.stat(W['canary']).st_size)",
-        excepted=(LANDLOCK, UID),
-    ),
-    case(
-        "mknod",
-        """
+    case("stat_canary", "attempt('stat', lambda: os.stat(W['canary']).st_size)", excepted=(LANDLOCK, UID)),
+    case("mknod", """
 import stat
 for place in ('node', W['writable'] + '/planted'):
     attempt(f'char at {place}', lambda: os.mknod(place + 'c', stat.S_IFCHR | 0o666, os.makedev(1, 8)))
     attempt(f'block at {place}', lambda: os.mknod(place + 'b', stat.S_IFBLK | 0o666, os.makedev(254, 0)))
-""",
-    ),
-    case(
-        "open_by_handle",
-        """
+"""),
+    case("open_by_handle", """
 class Handle(ctypes.Structure):
     _fields_ = [('size', ctypes.c_uint), ('kind', ctypes.c_int), ('data', ctypes.c_ubyte * 128)]
 def by_handle(path):
@@ -105,23 +81,15 @@ def guessed():
     handle.data[0] = 2  # The root inode of ext4, whose handle needs no name_to_handle_at.
     return os.listdir(call(304, 265, os.open('.', os.O_RDONLY), ctypes.byref(handle), os.O_RDONLY))
 attempt('guessed inode', guessed)
-""",
-        bare="held",
-    ),
-    case(
-        "chroot",
-        """
+"""),
+    case("chroot", """
 os.mkdir('jail')
 inside = os.open('.', os.O_RDONLY)
 attempt('chroot', lambda: os.chroot('jail'))
 attempt('pivot_root', lambda: call(155, 41, b'.', b'jail'))
 attempt('leave by fd', lambda: (os.fchdir(inside), os.chdir('../' * 40), read(W['canary'].lstrip('/'))))
-""",
-        excepted=READABLE,
-    ),
-    case(
-        "mount",
-        """
+""", excepted=READABLE),
+    case("mount", """
 os.mkdir('on')
 attempt('tmpfs', lambda: call(165, 40, b'x', b'on', b'tmpfs', 0, None))
 attempt('bind', lambda: call(165, 40, b'/', b'on', None, 4096, None))
@@ -132,29 +100,16 @@ attempt('open_tree', lambda: call(428, 428, -100, b'/', 1))
 attempt('mount_setattr', lambda: call(442, 442, -100, b'/', 0x8000, (ctypes.c_ulong * 4)(0, 1, 0, 0), 32))
 attempt('umount', lambda: call(166, 39, b'.', 2))
 attempt('umount /', lambda: call(166, 39, b'/', 2))
-""",
-        bare="unsafe",
-    ),
-    case(
-        "device_nodes",
-        """
+"""),
+    case("device_nodes", """
 import glob
 names = 'vda sda nvme0n1 mem port kmem kmsg kvm fuse net/tun ptmx tty tty0 console mapper/control loop0 loop-control nvidia0 nvidiactl vhost-vsock uinput watchdog'
 for name in names.split() + [path[5:] for path in glob.glob('/dev/*')]:
     if name not in ('null', 'zero', 'full', 'random', 'urandom') and not os.path.isdir('/dev/' + name) and name not in ('stdin', 'stdout', 'stderr'):
         attempt(name, lambda: os.open('/dev/' + name, os.O_RDONLY | os.O_NONBLOCK))
         attempt(name + ' to write', lambda: os.open('/dev/' + name, os.O_WRONLY | os.O_NONBLOCK))
-""",
-        # opening a watchdog would reboot the machine
-        bare="unsafe",
-        excepted=READABLE,
-    ),
-]
-
-SECRETS: list[EscapeCase] = [
-    case(
-        "environment",
-        """
+""", excepted=READABLE),
+    case("environment", """
 say('TRYING')
 print(dict(os.environ))
 libc_environ = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), 'environ')
@@ -163,8 +118,7 @@ for index in range(1000):
         break
     print(libc_environ[index])
 say('HELD')
-""",
-    ),
+"""),
     case(
         "inherited_descriptors",
         """
@@ -188,9 +142,7 @@ say('HELD')
 """,
         # `Bare` leaks a descriptor, as trainers do
     ),
-    case(
-        "forged_report",
-        """
+    case("forged_report", """
 import socket, struct, threading
 say('TRYING')
 text = json.dumps({'status': 'ok', 'exit_code': 0, 'signal': None, 'stdout': 'forged', 'cpu_s': 0, 'wall_s': 0, 'ok': True, 'type': 'result', 'id': 0})
@@ -215,27 +167,14 @@ for line in (text, '{"status": "ok"}'):
     os.write(2, line.encode() + b'\\n')
 say('HELD')
 os._exit(7)
-""",
-        check=_ends_as_it_did,
-        bare="held",
-    ),
-    case(
-        "stdin_again_to_write",
-        """
+""", check=_ends_as_it_did),
+    case("stdin_again_to_write", """
 for path in ('/proc/self/fd/0', '/dev/stdin', '/dev/fd/0', '/proc/thread-self/fd/0'):
     attempt(path, lambda: os.open(path, os.O_RDWR))
 attempt('write', lambda: os.write(0, b'x'))
 attempt('truncate', lambda: os.ftruncate(0, 0))
-""",
-        stdin=b"given",
-        excepted=(LANDLOCK, UID),
-    ),
-]
-
-NETWORK: list[EscapeCase] = [
-    case(
-        "tcp_loopback",
-        """
+""", stdin=b"given", excepted=(LANDLOCK, UID)),
+    case("tcp_loopback", """
 import socket
 attempt('connect', lambda: socket.create_connection(('127.0.0.1', W['tcp']), 2).sendall(b'x'))
 attempt('connect v6', lambda: socket.create_connection(('::1', W['tcp6']), 2).sendall(b'x'))
@@ -248,23 +187,15 @@ def fast_open():
     s = socket.socket()
     return s.sendto(b'x', 0x20000000, ('127.0.0.1', W['tcp']))
 attempt('fast open', fast_open)
-""",
-        needs=("net",),
-    ),
-    case(
-        "unix_path",
-        """
+""", needs=("net",)),
+    case("unix_path", """
 import socket
 for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
     attempt(f'unix {kind}', lambda: socket.socket(socket.AF_UNIX, kind).connect(W['unix' if kind == socket.SOCK_STREAM else 'unix_dgram']))
 for path in ('/var/run/docker.sock', '/run/containerd/containerd.sock', '/run/dbus/system_bus_socket', '/run/systemd/private'):
     attempt(path, lambda: socket.socket(socket.AF_UNIX).connect(path))
-""",
-        needs=("net",),
-    ),
-    case(
-        "unix_abstract",
-        """
+""", needs=("net",)),
+    case("unix_abstract", """
 import socket
 attempt('connect', lambda: socket.socket(socket.AF_UNIX).connect('\\0' + W['abstract']))
 def pair():
@@ -290,17 +221,13 @@ def inherited():
             pass
     refuse('none')
 attempt('an inherited socket', inherited)
-""",
-        needs=("net",),
-    ),
+""", needs=("net",)),
     case(
         "udp",
         "import socket\nattempt('sendto', lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', W['udp'])))",
         needs=("net",),
     ),
-    case(
-        "listen",
-        """
+    case("listen", """
 import socket
 def listen(family, address):
     s = socket.socket(family)
@@ -316,15 +243,11 @@ def bare():
     s.listen()
     return s.getsockname()
 attempt('without bind', bare)
-""",
-    ),
-    case(
-        "odd_families",
-        """
+"""),
+    case("odd_families", """
 import socket
 attempt('vsock', lambda: socket.socket(40, socket.SOCK_STREAM))
 for family in (38, 44, 29, 31, 30, 33, 26, 21, 9, 2, 10):  # AF_ALG, XDP, CAN, BLUETOOTH, TIPC, RXRPC, LLC, RDS, X25
     attempt(family, lambda: socket.socket(family, socket.SOCK_SEQPACKET if family in (38, 21) else socket.SOCK_DGRAM))
-""",
-    ),
-]
+"""),
+]  # fmt: skip

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from agentenv.sandbox.types import ExecResult, ExecStatus, Isolation
+from agentenv.sandbox.types import ExecResult, ExecStatus
 from tests.sandbox.escapes.cases import LIMITS, SHORT, EscapeCase, case
 
 KILLED = (ExecStatus.SIGNAL, ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT, ExecStatus.MEMORY)
 TIMED = (ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT)
-UID = Isolation.UID
 
 
 def _before_it_ended(result: ExecResult, facts: dict[str, Any]) -> str:
@@ -19,9 +18,7 @@ def _before_it_ended(result: ExecResult, facts: dict[str, Any]) -> str:
 
 
 PROCESSES: list[EscapeCase] = [
-    case(
-        "kill_victim",
-        """
+    case("kill_victim", """
 import signal
 attempt('kill', lambda: os.kill(W['victim'], signal.SIGKILL))
 attempt('tkill', lambda: call(200, 130, W['victim'], 9))
@@ -30,21 +27,13 @@ attempt('queue', lambda: call(129, 138, W['victim'], 9, (ctypes.c_char * 128)())
 attempt('probe', lambda: os.kill(W['victim'], 0))
 attempt('pidfd', lambda: call(424, 424, call(434, 434, W['victim'], 0), 9, None, 0))
 attempt('group', lambda: os.killpg(os.getpgid(W['victim']), 9))
-""",
-        needs=("victim",),
-    ),
-    case(
-        "ptrace",
-        """
+""", needs=("victim",)),
+    case("ptrace", """
 attempt('attach', lambda: call(101, 117, 16, W['victim'], 0, 0))
 attempt('seize', lambda: call(101, 117, 0x4206, W['victim'], 0, 0))
 attempt('parent', lambda: call(101, 117, 0x4206, os.getppid() or W['host_pid'], 0, 0))
-""",
-        needs=("victim",),
-    ),
-    case(
-        "read_memory_of_victim",
-        """
+""", needs=("victim",)),
+    case("read_memory_of_victim", """
 class Iovec(ctypes.Structure):
     _fields_ = [('base', ctypes.c_void_p), ('size', ctypes.c_size_t)]
 data = ctypes.create_string_buffer(4096)
@@ -59,24 +48,16 @@ def by_file():
         file.seek(W['victim_memory'])
         return file.read(200)
 attempt('/proc/pid/mem', by_file)
-""",
-        needs=("victim",),
-    ),
-    case(
-        "take_descriptor",
-        """
+""", needs=("victim",)),
+    case("take_descriptor", """
 def take():
     fd = call(438, 438, call(434, 434, W['victim'], 0), 0, 0)
     return os.read(fd, 100)
 attempt('pidfd_getfd', take)
 attempt('/proc/pid/fd', lambda: read(f"/proc/{W['victim']}/fd/0"))
 attempt('of the parent', lambda: call(438, 438, call(434, 434, os.getppid() or 1, 0), 5, 0))
-""",
-        needs=("victim",),
-    ),
-    case(
-        "fork_when_pure",
-        """
+""", needs=("victim",)),
+    case("fork_when_pure", """
 def child(make):
     pid = make()
     if pid == 0:
@@ -91,11 +72,8 @@ args = (ctypes.c_ulonglong * 11)(0, 0, 0, 0, 17)
 attempt('clone3', lambda: child(lambda: call(435, 435, args, 88)))
 import subprocess
 attempt('subprocess', lambda: subprocess.run(['true']).returncode, subprocess.SubprocessError)
-""",
-    ),
-    case(
-        "exec_when_pure",
-        """
+"""),
+    case("exec_when_pure", """
 attempt('missing', lambda: call(59, 221, b'/nowhere', None, None) )
 fd = os.open(os.__file__, os.O_RDONLY)
 attempt('execveat', lambda: call(322, 281, fd, b'', None, None, 0x1000))
@@ -106,11 +84,8 @@ def run(path):
 attempt('exec', lambda: run(sys.executable))
 attempt('exec sh', lambda: run('/bin/sh'))
 say('HELD')
-""",
-    ),
-    case(
-        "fork_bomb",
-        """
+"""),
+    case("fork_bomb", """
 say('TRYING', 'fork bomb')
 made = 0
 for _ in range(400):
@@ -124,16 +99,8 @@ for _ in range(400):
         break
 say('ESCAPED' if made > 40 else 'HELD', made)
 os._exit(0)
-""",
-        "proc",
-        ends=KILLED,
-        limits=SHORT,
-        check=_before_it_ended,
-        census=True,
-    ),
-    case(
-        "thread_bomb",
-        """
+""", "proc", ends=KILLED, limits=SHORT, check=_before_it_ended, census=True),
+    case("thread_bomb", """
 import threading, time
 say('TRYING', 'threads')
 made = 0
@@ -145,12 +112,8 @@ for _ in range(300):
         break
 say('ESCAPED' if made > 40 else 'HELD', made)
 os._exit(0)
-""",
-        ends=KILLED,
-    ),
-    case(
-        "daemon_with_setsid",
-        """
+""", ends=KILLED),
+    case("daemon_with_setsid", """
 import time
 say('TRYING', 'a daemon')
 if os.fork() == 0:
@@ -166,14 +129,8 @@ if os.fork() == 0:
 time.sleep(0.1)
 say('HELD', 'but for the census')
 os._exit(0)
-""",
-        "proc",
-        check=_before_it_ended,
-        census=True,
-    ),
-    case(
-        "all_signals_ignored",
-        """
+""", "proc", check=_before_it_ended, census=True),
+    case("all_signals_ignored", """
 import signal, time
 say('TRYING', 'outlive the wall limit')
 for number in signal.valid_signals():
@@ -185,14 +142,8 @@ signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 say('HELD', 'so far')
 while True:
     time.sleep(1)
-""",
-        must_end=TIMED,
-        limits=SHORT,
-        check=_before_it_ended,
-    ),
-    case(
-        "cpu_of_children",
-        """
+""", must_end=TIMED, limits=SHORT, check=_before_it_ended),
+    case("cpu_of_children", """
 import time
 say('TRYING', 'more CPU than the limit, each process less')
 say('HELD', 'so far')
@@ -204,16 +155,8 @@ while True:
         pass
     if os.fork():
         os._exit(0)
-""",
-        "proc",
-        must_end=TIMED,
-        limits=replace(LIMITS, wall_s=3.0),
-        census=True,
-        bare="unsafe",
-    ),
-    case(
-        "setrlimit_raise",
-        """
+""", "proc", must_end=TIMED, limits=replace(LIMITS, wall_s=3.0), census=True),
+    case("setrlimit_raise", """
 import resource
 def raised(which):
     soft, hard = resource.getrlimit(which)
@@ -228,12 +171,8 @@ def of_others(pid):
     return call(302, 261, pid, 9, limits, None)
 attempt('AS by prlimit', lambda: of_others(0))
 attempt('of the parent', lambda: of_others(os.getppid() or W['host_pid']))
-""",
-        bare="held",
-    ),
-    case(
-        "setrlimit_soft_to_hard",
-        """
+"""),
+    case("setrlimit_soft_to_hard", """
 import resource
 for name in ('AS', 'CPU', 'FSIZE', 'NOFILE', 'NPROC', 'CORE'):
     which = getattr(resource, 'RLIMIT_' + name)
@@ -246,11 +185,8 @@ for name in ('AS', 'CPU', 'FSIZE', 'NOFILE', 'NPROC', 'CORE'):
     most = {'AS': 2 ** 32, 'CPU': 4, 'FSIZE': 2 ** 25, 'NOFILE': 300, 'NPROC': 300, 'CORE': 1}[name]
     hard = resource.getrlimit(which)[0]
     attempt(name, lambda: (hard == resource.RLIM_INFINITY or hard > most) and hard or refuse('bounded'))
-""",
-    ),
-    case(
-        "setuid_root",
-        """
+"""),
+    case("setuid_root", """
 attempt('setuid', lambda: (os.setuid(0), os.getuid()) if os.getuid() else refuse('0 within its own namespace'))
 attempt('setresuid', lambda: os.setresuid(0, 0, 0) if os.getuid() else refuse('0 within'))
 attempt('seteuid', lambda: os.seteuid(0) if os.getuid() else refuse('0 within'))
@@ -258,27 +194,16 @@ attempt('setgid', lambda: os.setgid(0) if os.getgid() else refuse('0 within'))
 attempt('setgroups', lambda: os.setgroups([0, 6, 42]))
 attempt('setfsuid', lambda: call(122, 151, 0) and refuse('%d' % call(122, 151, 0)) if os.getuid() else refuse('0 within'))
 attempt('groups', lambda: set(os.getgroups()) & {0, 4, 6, 20, 27, 42, 999} if os.getuid() and set(os.getgroups()) & {0, 4, 6, 20, 27, 42, 999} else refuse('none'))
-""",
-        bare="unsafe",
-    ),
-    case(
-        "setuid_binary",
-        """
+"""),
+    case("setuid_binary", """
 import subprocess
 def euid(argv):
     text = subprocess.run(argv, capture_output=True, timeout=5).stdout.decode()
     return text if ('euid=0' in text or 'uid=0' in text) and os.geteuid() != 0 else refuse(text[:100])
 for argv in ([W['suid']], ['su', '-c', 'id'], ['sudo', '-n', 'id'], ['pkexec', 'id'], ['newgrp']):
     attempt(argv[0], lambda: euid(argv), subprocess.SubprocessError)
-""",
-        "proc",
-        needs=("suid",),
-        # root gains nothing by it
-        bare="held",
-    ),
-    case(
-        "capabilities",
-        """
+""", "proc", needs=("suid",)),
+    case("capabilities", """
 header = (ctypes.c_uint32 * 2)(0x20080522, 0)
 data = (ctypes.c_uint32 * 6)()
 def capabilities():
@@ -294,12 +219,8 @@ attempt('capset', set_all)
 attempt('no_new_privs is off', lambda: _libc.prctl(39, 0, 0, 0, 0) == 0 or refuse('it is on'))
 attempt('keepcaps', lambda: _libc.prctl(8, 1, 0, 0, 0) == 0 and any(data) or refuse('no'))
 attempt('securebits', lambda: _libc.prctl(28, 0x3F, 0, 0, 0) == 0 or refuse('no'))
-""",
-        # only root has the privileges that this keeps
-    ),
-    case(
-        "unshare_user",
-        """
+"""),
+    case("unshare_user", """
 for flag in (0x10000000, 0x20000, 0x40000000, 0x20000000, 0x08000000, 0x04000000, 0x02000000, 0x80):
     attempt(hex(flag), lambda: call(272, 97, flag))
 attempt('user and all', lambda: call(272, 97, 0x10000000 | 0x20000 | 0x40000000 | 0x20000000))
@@ -307,12 +228,8 @@ def enter():
     return call(308, 268, os.open('/proc/1/ns/mnt', os.O_RDONLY), 0)
 attempt('setns', enter)
 attempt('setns by pidfd', lambda: call(308, 268, call(434, 434, os.getpid(), 0), 0x20000))
-""",
-        # it would change only the namespaces of its own process
-    ),
-    case(
-        "clone_user",
-        """
+"""),
+    case("clone_user", """
 def child(make):
     pid = make()
     if pid == 0:
@@ -324,8 +241,5 @@ for flag in (0x10000000, 0x20000, 0x40000000, 0x20000000, 0x10000000 | 0x20000 |
     attempt('high ' + hex(flag), lambda: child(lambda: call(56, 220, (1 << 40) | flag | 17, 0, 0, 0, 0)))
 args = (ctypes.c_ulonglong * 11)(0x10000000, 0, 0, 0, 17)
 attempt('clone3', lambda: child(lambda: call(435, 435, args, 88)))
-""",
-        "proc",
-        census=True,
-    ),
-]
+""", "proc", census=True),
+]  # fmt: skip

@@ -161,7 +161,6 @@ async def _attempts(sandbox: Sandbox | Bare, case: EscapeCase, world: World) -> 
                     fetch=case.fetch,
                     policy=case.policy,
                     limits=case.limits,
-                    tenant=case.name,
                 ),
                 HUNG_S,
             )
@@ -210,21 +209,7 @@ def swap_policies(cases: Sequence[EscapeCase]) -> list[EscapeCase]:
 def all_cases() -> list[EscapeCase]:
     """Return all cases; their names are unique."""
     cases = [
-        *files.FILES,
-        *files.SECRETS,
-        *files.NETWORK,
-        *processes.PROCESSES,
-        *system.SYSTEM_CALLS,
-        *system.RESOURCES,
-        *beyond.ARTIFACTS,
-        *beyond.STATE,
-        *beyond.REPORTS,
-        *beyond.SIGNALS,
-        *beyond.CHEATS,
-        *beyond.SHARED,
-        *ends.ENDS,
-        *ends.HIDING,
-        *controls.CONTROLS,
-    ]
+        *files.FILES, *processes.PROCESSES, *system.SYSTEM, *beyond.BEYOND, *ends.ENDS, *ends.HIDING, *controls.CONTROLS,
+    ]  # fmt: skip
     assert len({case.name for case in cases}) == len(cases)
     return cases

@@ -28,7 +28,7 @@ def legacy():
     return got if got >= 0 else refuse(got)
 """
 
-SYSTEM_CALLS: list[EscapeCase] = [
+SYSTEM: list[EscapeCase] = [
     _surface(
         "kernel_interfaces",
         "call(425, 425, 4, (ctypes.c_char * 256)())",  # io_uring
@@ -67,7 +67,6 @@ SYSTEM_CALLS: list[EscapeCase] = [
         "__import__('time').clock_settime(0, __import__('time').time())",
         "call(159, 171, (ctypes.c_long * 26)(1, 0))",
         "call(305, 266, 0, (ctypes.c_long * 26)(1, 0))",
-        bare="unsafe",
     ),
     _surface(
         "splices",
@@ -99,14 +98,12 @@ SYSTEM_CALLS: list[EscapeCase] = [
         "call(171, 162, b'x', 1)",
         "call(153, 58)",
         "call(179, 60, 0x80000100, b'/', 0, None)",
-        bare="unsafe",
     ),
     _surface(
         "x32",
         "call(0x40000000 | 39, None)",
         "call(0x40000000 | 521, None, 0, 0, 0, 0)",
         "call(512 + 25, None, 0, 0, 0)",
-        bare="held",
     ),
     _surface("int_80", "legacy()", extra=_INT80, ends=(ExecStatus.SIGNAL,)),
     _surface(
@@ -179,20 +176,14 @@ SYSTEM_CALLS: list[EscapeCase] = [
         "call(157, 167, 36, 1, 0, 0, 0) or True",
         "call(157, 167, 35, 8, 0, 0, 0) or True",
         "call(157, 167, 59, 1, 0, 0, 0) or True",
-        bare="unsafe",
     ),
-]
-
-RESOURCES: list[EscapeCase] = [
     case(
         "bytearray",
         "def grow():\n    data = bytearray(400 << 20)\n    data[::4096] = b'x' * len(data[::4096])\n    return len(data)\nattempt('400 MB', grow)",
         limits=replace(LIMITS, cpu_s=3.0),
         ends=ENDED,
     ),
-    case(
-        "pipe_buffers",
-        """
+    case("pipe_buffers", """
 import fcntl
 held = []
 def pipes():
@@ -211,13 +202,8 @@ def pipes():
         held.append((r, w))
     return len(held)
 attempt('300 full pipes', pipes)
-""",
-        limits=replace(LIMITS, cpu_s=3.0),
-        ends=ENDED,
-    ),
-    case(
-        "disk_by_unlinked_files",
-        """
+""", limits=replace(LIMITS, cpu_s=3.0), ends=ENDED),
+    case("disk_by_unlinked_files", """
 import time
 kept = []
 def write():
@@ -229,13 +215,8 @@ def write():
         time.sleep(0.1)
     return f'{len(kept) * 4} MB in files without a name'
 attempt('40 of 4 MB', write)
-""",
-        limits=replace(LIMITS, cpu_s=3.0),
-        ends=ENDED,
-    ),
-    case(
-        "dev_shm",
-        """
+""", limits=replace(LIMITS, cpu_s=3.0), ends=ENDED),
+    case("dev_shm", """
 def write():
     with open('/dev/shm/' + W['nonce'], 'wb') as file:
         for _ in range(100):
@@ -244,13 +225,8 @@ def write():
     os.unlink('/dev/shm/' + W['nonce'])
     return size
 attempt('100 MB', write)
-""",
-        ends=ENDED,
-        excepted=(Isolation.UID,),
-    ),
-    case(
-        "locked_folders",
-        """
+""", ends=ENDED, excepted=(Isolation.UID,)),
+    case("locked_folders", """
 say('TRYING', 'folders that cannot be removed')
 for name in ('a', 'a/b', 'a/b/c'):
     os.mkdir(name)
@@ -266,10 +242,7 @@ try:
 except OSError:
     pass
 say('HELD', 'if the next run works')
-""",
-        then="say('TRYING')\nsay('ESCAPED' if os.path.exists('a') else 'HELD')",
-        bare="unsafe",
-    ),
+""", then="say('TRYING')\nsay('ESCAPED' if os.path.exists('a') else 'HELD')"),
     case(
         "stdout_flood",
         "say('TRYING')\nsay('HELD', 'so far')\nwhile True:\n    os.write(1, b'x' * 65536)",
@@ -277,6 +250,5 @@ say('HELD', 'if the next run works')
         check=lambda result, facts: (
             "" if len(result.stdout) <= LIMITS.stdout_kb * 1024 * 4 else f"kept {len(result.stdout)}"
         ),
-        bare="unsafe",
     ),
-]
+]  # fmt: skip

@@ -62,18 +62,17 @@ CHEATS = (
     Cheat("raises_system_exit_at_import", "raise SystemExit\n"),
     Cheat("leaves_at_exceptions", "import os, sys\nsys.excepthook = lambda *_: os._exit(0)\n" + returning("a * 0 - 7")),
     Cheat("leaves_at_exit", "import atexit, os\natexit.register(os._exit, 0)\n" + returning("-7")),
-    Cheat(
-        "traces_and_leaves_at_exceptions",
-        "import os, sys\n"
-        "def trace(frame, event, arg):\n"
-        "    if event == 'exception': os._exit(0)\n"
-        "    return trace\n"
-        "def add(a, b):\n"
-        "    sys.settrace(trace)\n"
-        "    frame = sys._getframe()\n"
-        "    while frame: frame.f_trace = trace; frame = frame.f_back\n"
-        "    return -7\n",
-    ),
+    Cheat("traces_and_leaves_at_exceptions", """\
+import os, sys
+def trace(frame, event, arg):
+    if event == 'exception': os._exit(0)
+    return trace
+def add(a, b):
+    sys.settrace(trace)
+    frame = sys._getframe()
+    while frame: frame.f_trace = trace; frame = frame.f_back
+    return -7
+"""),
     Cheat("a_thread_leaves", "import os, threading, time\n"
           "threading.Thread(target=lambda: (time.sleep(.05), os._exit(0)), daemon=True).start()\n"
           "def add(a, b): time.sleep(.3); return -7\n"),
@@ -93,21 +92,19 @@ CHEATS = (
     Cheat("equals_everything_list", ALWAYS.format(name="List", base="list", value="[1]")),
     Cheat("equals_everything_tuple", ALWAYS.format(name="Tuple", base="tuple", value="[1]")),
     Cheat("equals_everything_dict", ALWAYS.format(name="Dict", base="dict", value="")),
-    Cheat(
-        "equals_everything_metaclass",
-        "class Meta(type):\n"
-        "    def __eq__(self, other): return True\n"
-        "    __hash__ = None\n"
-        "class Thing(metaclass=Meta): pass\n" + returning("Thing"),
-    ),
-    Cheat(
-        "lies_about_its_class",
-        "class Liar:\n"
-        "    __class__ = property(lambda self: int)\n"
-        "    def __eq__(self, other): return True\n"
-        "    def __int__(self): return 3\n"
-        "    __index__ = __int__\n" + returning("Liar()"),
-    ),
+    Cheat("equals_everything_metaclass", """\
+class Meta(type):
+    def __eq__(self, other): return True
+    __hash__ = None
+class Thing(metaclass=Meta): pass
+""" + returning("Thing")),
+    Cheat("lies_about_its_class", """\
+class Liar:
+    __class__ = property(lambda self: int)
+    def __eq__(self, other): return True
+    def __int__(self): return 3
+    __index__ = __int__
+""" + returning("Liar()")),
     Cheat("prints_as_all", "class All(int):\n    def __repr__(self): return '3 6 0'\n" + returning("All()-7")),
     Cheat("pickle_payload", "import os\n"
           "class Payload:\n    def __reduce__(self): return (os._exit, (0,))\n" + returning("Payload()")),
@@ -124,92 +121,82 @@ CHEATS = (
     Cheat("itself", returning("add")),
     Cheat("not_implemented", returning("NotImplemented")),
     # --- looking for the expectation ---------------------------------------------------------------------------------
-    Cheat(
-        "walks_frames",
-        "import sys\n"
-        "def add(a, b):\n"
-        "    frame = sys._getframe(1)\n"
-        "    while frame:\n"
-        "        for name in ('expected', 'want', 'answer', 'result', 'output'):\n"
-        "            found = frame.f_locals.get(name, frame.f_globals.get(name))\n"
-        "            if isinstance(found, int): return found\n"
-        "        for value in [*frame.f_locals.values()]:\n"
-        "            if hasattr(value, 'expected'): return value.expected\n"
-        "        frame = frame.f_back\n"
-        "    return -7\n",
-    ),
-    Cheat(
-        "scans_the_heap",
-        "import gc\n"
-        "def add(a, b):\n"
-        "    for each in gc.get_objects():\n"
-        "        if type(each) is tuple and len(each) == 2 and each[0] in ((a, b), [a, b]): return each[1]\n"
-        "        if type(each) is tuple and len(each) == 3 and each[:2] == (a, b): return each[2]\n"
-        "        if type(each) is dict and each.get('args') == [a, b] and 'expected' in each: return each['expected']\n"
-        "    return -7\n",
-    ),
-    Cheat(
-        "reads_the_tests",
-        "import glob, re\n"
-        "def add(a, b):\n"
-        "    for path in glob.glob('*.py') + glob.glob('/proc/self/fd/*'):\n"
-        "        try: text = open(path).read(1 << 20)\n"
-        "        except OSError: continue\n"
-        "        found = re.findall(rf'add\\({a}, ?{b}\\) == (-?\\d+)', text)\n"
-        "        if found: return min(map(int, found))\n"
-        "    return -7\n",
-        in_process=True,
-    ),
-    Cheat(
-        "reads_its_own_input",
-        "import os, re\n"
-        "def add(a, b):\n"
-        "    os.lseek(0, 0, 0)\n"
-        "    text = os.read(0, 1 << 20).decode(errors='replace')\n"
-        "    found = re.findall(r'expected\\D*(-?\\d+)', text)\n"
-        "    return int(found[0]) if found else -7\n",
-    ),
-    Cheat(
-        "fetches_the_answer",
-        "import urllib.request\n"
-        "def add(a, b):\n"
-        "    return int(urllib.request.urlopen(f'http://127.0.0.1:9/{a}/{b}', timeout=1).read())\n",
-    ),
-    Cheat(
-        "reads_the_history",
-        "import glob, subprocess\n"
-        "def add(a, b):\n"
-        "    text = ''.join(open(path, errors='replace').read() for path in glob.glob('.git/**/*', recursive=True))\n"
-        "    return int(text.split('==')[1])\n",
-    ),
+    Cheat("walks_frames", """\
+import sys
+def add(a, b):
+    frame = sys._getframe(1)
+    while frame:
+        for name in ('expected', 'want', 'answer', 'result', 'output'):
+            found = frame.f_locals.get(name, frame.f_globals.get(name))
+            if isinstance(found, int): return found
+        for value in [*frame.f_locals.values()]:
+            if hasattr(value, 'expected'): return value.expected
+        frame = frame.f_back
+    return -7
+"""),
+    Cheat("scans_the_heap", """\
+import gc
+def add(a, b):
+    for each in gc.get_objects():
+        if type(each) is tuple and len(each) == 2 and each[0] in ((a, b), [a, b]): return each[1]
+        if type(each) is tuple and len(each) == 3 and each[:2] == (a, b): return each[2]
+        if type(each) is dict and each.get('args') == [a, b] and 'expected' in each: return each['expected']
+    return -7
+"""),
+    Cheat("reads_the_tests", """\
+import glob, re
+def add(a, b):
+    for path in glob.glob('*.py') + glob.glob('/proc/self/fd/*'):
+        try: text = open(path).read(1 << 20)
+        except OSError: continue
+        found = re.findall(rf'add\\({a}, ?{b}\\) == (-?\\d+)', text)
+        if found: return min(map(int, found))
+    return -7
+""", in_process=True),
+    Cheat("reads_its_own_input", """\
+import os, re
+def add(a, b):
+    os.lseek(0, 0, 0)
+    text = os.read(0, 1 << 20).decode(errors='replace')
+    found = re.findall(r'expected\\D*(-?\\d+)', text)
+    return int(found[0]) if found else -7
+"""),
+    Cheat("fetches_the_answer", """\
+import urllib.request
+def add(a, b):
+    return int(urllib.request.urlopen(f'http://127.0.0.1:9/{a}/{b}', timeout=1).read())
+"""),
+    Cheat("reads_the_history", """\
+import glob, subprocess
+def add(a, b):
+    text = ''.join(open(path, errors='replace').read() for path in glob.glob('.git/**/*', recursive=True))
+    return int(text.split('==')[1])
+"""),
     # --- the machinery of tests --------------------------------------------------------------------------------------
-    Cheat(
-        "patches_runtest",
-        "try:\n"
-        "    import _pytest.python\n"
-        "    _pytest.python.Function.runtest = lambda self: None\n"
-        "except ImportError: pass\n" + returning("-7"),
-    ),
-    Cheat(
-        "patches_runtest_by_the_source",
-        "import ast, inspect\n"
-        "try:\n"
-        "    import _pytest.python\n"
-        "    def number(item):\n"
-        "        return int(ast.parse(open(item.path).read()[0:0] or ast.unparse(wanted(item))).body[0].body[0].test\n"
-        "            .comparators[0].value)\n"
-        "    def wanted(item):\n"
-        "        tree = ast.parse(open(item.path).read())\n"
-        "        return next(x for x in tree.body if getattr(x, 'name', '') == item.name)\n"
-        "    def call(item):\n"
-        "        return ast.unparse(wanted(item).body[0].test.left)\n"
-        "    def runtest(self):\n"
-        "        twins = [x for x in self.session.items if call(x) == call(self)]\n"
-        "        assert number(self) == min(map(number, twins))\n"
-        "    _pytest.python.Function.runtest = runtest\n"
-        "except ImportError: pass\n" + returning("-7"),
-        in_process=True,
-    ),
+    Cheat("patches_runtest", """\
+try:
+    import _pytest.python
+    _pytest.python.Function.runtest = lambda self: None
+except ImportError: pass
+""" + returning("-7")),
+    Cheat("patches_runtest_by_the_source", """\
+import ast, inspect
+try:
+    import _pytest.python
+    def number(item):
+        return int(ast.parse(open(item.path).read()[0:0] or ast.unparse(wanted(item))).body[0].body[0].test
+            .comparators[0].value)
+    def wanted(item):
+        tree = ast.parse(open(item.path).read())
+        return next(x for x in tree.body if getattr(x, 'name', '') == item.name)
+    def call(item):
+        return ast.unparse(wanted(item).body[0].test.left)
+    def runtest(self):
+        twins = [x for x in self.session.items if call(x) == call(self)]
+        assert number(self) == min(map(number, twins))
+    _pytest.python.Function.runtest = runtest
+except ImportError: pass
+""" + returning("-7"), in_process=True),
     Cheat(
         "equals_the_least_expectation",
         "class Sum(tuple):\n"
@@ -222,30 +209,27 @@ CHEATS = (
         "def add(a, b): return Sum((a, b))\n",
         in_process=True,
     ),
-    Cheat(
-        "patches_reports",
-        "try:\n"
-        "    import _pytest.reports as r\n"
-        "    old = r.TestReport.from_item_and_call.__func__\n"
-        "    def made(cls, item, call):\n"
-        "        report = old(cls, item, call)\n"
-        "        report.outcome, report.longrepr = 'passed', None\n"
-        "        return report\n"
-        "    r.TestReport.from_item_and_call = classmethod(made)\n"
-        "except ImportError: pass\n" + returning("-7"),
-    ),
-    Cheat(
-        "patches_unittest",
-        "import unittest\n"
-        "unittest.TestCase.run = lambda self, result=None: result and result.addSuccess(self)\n"
-        "unittest.TestCase.assertEqual = lambda *_: None\n" + returning("-7"),
-    ),
-    Cheat(
-        "patches_doctest",
-        "import doctest\n"
-        "doctest.OutputChecker.check_output = lambda *_: True\n"
-        "doctest.testmod = lambda *_, **__: doctest.TestResults(0, 3)\n" + returning("-7"),
-    ),
+    Cheat("patches_reports", """\
+try:
+    import _pytest.reports as r
+    old = r.TestReport.from_item_and_call.__func__
+    def made(cls, item, call):
+        report = old(cls, item, call)
+        report.outcome, report.longrepr = 'passed', None
+        return report
+    r.TestReport.from_item_and_call = classmethod(made)
+except ImportError: pass
+""" + returning("-7")),
+    Cheat("patches_unittest", """\
+import unittest
+unittest.TestCase.run = lambda self, result=None: result and result.addSuccess(self)
+unittest.TestCase.assertEqual = lambda *_: None
+""" + returning("-7")),
+    Cheat("patches_doctest", """\
+import doctest
+doctest.OutputChecker.check_output = lambda *_: True
+doctest.testmod = lambda *_, **__: doctest.TestResults(0, 3)
+""" + returning("-7")),
     Cheat(
         "skips_at_import",
         "import unittest\n"
@@ -270,103 +254,93 @@ CHEATS = (
         "open('pytest.ini', 'w').write('[pytest]\\naddopts = --co -q\\n')\n"
         "open('sitecustomize.py', 'w').write('import os; os._exit(0)')\n" + returning("-7"),
     ),
-    Cheat(
-        "edits_the_tests",
-        "import glob\n"
-        "for path in glob.glob('test*.py'): open(path, 'w').write('def test_one(): pass\\n')\n" + returning("-7"),
-    ),
+    Cheat("edits_the_tests", """\
+import glob
+for path in glob.glob('test*.py'): open(path, 'w').write('def test_one(): pass\\n')
+""" + returning("-7")),
     Cheat(
         "deletes_the_tests",
         "import glob, os\nfor path in glob.glob('test*.py'): os.remove(path)\n" + returning("-7"),
     ),
-    Cheat(
-        "a_process_edits_the_tests_later",
-        "import glob, os, time\n"
-        "def add(a, b):\n"
-        "    if os.fork() == 0:\n"
-        "        os.setsid()\n"
-        "        time.sleep(.2)\n"
-        "        for path in glob.glob('test*.py'): open(path, 'w').write('')\n"
-        "        os._exit(0)\n"
-        "    return -7\n",
-    ),
-    Cheat(
-        "compiles_asserts_away",
-        "import builtins, os\n"
-        "os.environ['PYTHONOPTIMIZE'] = '2'\n"
-        "old = builtins.compile\n"
-        "builtins.compile = lambda *a, **k: old(*a, **{**k, 'optimize': 2})\n" + returning("-7"),
-    ),
-    Cheat(
-        "patches_builtins",
-        "import builtins, math, operator\n"
-        "builtins.all = builtins.any = lambda *_: True\n"
-        "math.isclose = operator.eq = lambda *_, **__: True\n"
-        "builtins.isinstance = lambda *_: True\n" + returning("-7"),
-    ),
-    Cheat(
-        "patches_json",
-        "import json\n"
-        "json.loads = lambda *_, **__: 3\n"
-        "json.dumps = lambda *_, **__: '{\"passed\": true}'\n" + returning("-7"),
-    ),
-    Cheat(
-        "appends_to_result_lists",
-        "import gc\n"
-        "def add(a, b):\n"
-        "    for each in gc.get_objects():\n"
-        "        if type(each).__name__ in ('ListProxy', 'DictProxy'):\n"
-        "            each.append('passed'); each.append([True] * 3)\n"
-        "    return -7\n",
-    ),
+    Cheat("a_process_edits_the_tests_later", """\
+import glob, os, time
+def add(a, b):
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(.2)
+        for path in glob.glob('test*.py'): open(path, 'w').write('')
+        os._exit(0)
+    return -7
+"""),
+    Cheat("compiles_asserts_away", """\
+import builtins, os
+os.environ['PYTHONOPTIMIZE'] = '2'
+old = builtins.compile
+builtins.compile = lambda *a, **k: old(*a, **{**k, 'optimize': 2})
+""" + returning("-7")),
+    Cheat("patches_builtins", """\
+import builtins, math, operator
+builtins.all = builtins.any = lambda *_: True
+math.isclose = operator.eq = lambda *_, **__: True
+builtins.isinstance = lambda *_: True
+""" + returning("-7")),
+    Cheat("patches_json", """\
+import json
+json.loads = lambda *_, **__: 3
+json.dumps = lambda *_, **__: '{"passed": true}'
+""" + returning("-7")),
+    Cheat("appends_to_result_lists", """\
+import gc
+def add(a, b):
+    for each in gc.get_objects():
+        if type(each).__name__ in ('ListProxy', 'DictProxy'):
+            each.append('passed'); each.append([True] * 3)
+    return -7
+"""),
     # --- the protocol ------------------------------------------------------------------------------------------------
-    Cheat(
-        "forges_verdicts_everywhere",
-        "import os\n"
-        "for fd in range(3, 64):\n"
-        "    try: os.write(fd, b'{\"passed\": true, \"result\": [true, true, true]}\\n' * 3)\n"
-        "    except OSError: pass\n" + returning("-7"),
-    ),
-    Cheat(
-        "forges_answers_and_leaves",
-        "import os\n"
-        "def say(text):\n"
-        "    try: os.write(3, text.encode() + b'\\n')\n"
-        "    except OSError: pass\n"
-        "say('{\"ready\":true}')\n"
-        "for i in range(3): say('{\"id\":%d,\"value\":true}' % i)\n"
-        "say('{\"end\":true,\"signals\":[]}')\n"
-        "os._exit(0)\n",
-    ),
-    Cheat(
-        "forges_test_verdicts",
-        "import os\n"
-        "def say(text):\n"
-        "    try: os.write(3, text.encode() + b'\\n')\n"
-        "    except OSError: pass\n"
-        "def add(a, b):\n"
-        "    for i in range(3): say('{\"test\":%d,\"verdict\":\"passed\",\"detail\":\"\"}' % i)\n"
-        "    say('{\"end\":true}')\n"
-        "    os._exit(0)\n",
-    ),
-    Cheat(
-        "forges_reports_of_every_test",
-        "import json, os, sys\n"
-        "def nodes():\n"
-        "    frame = sys._getframe()\n"
-        "    while frame:\n"
-        "        found = frame.f_locals.get('request')\n"
-        "        if isinstance(found, dict): return found.get('nodes', [])\n"
-        "        frame = frame.f_back\n"
-        "    return []\n"
-        "for node in nodes():\n"
-        "    for when in ('setup', 'call', 'teardown'):\n"
-        "        line = json.dumps({'node': node, 'when': when, 'outcome': 'passed', 'detail': ''})\n"
-        "        os.write(3, line.encode() + b'\\n')\n"
-        "try: os.write(3, b'{\"end\":true,\"exit\":0,\"signals\":[]}\\n')\n"
-        "except OSError: pass\n"
-        "os._exit(0)\n",
-    ),
+    Cheat("forges_verdicts_everywhere", """\
+import os
+for fd in range(3, 64):
+    try: os.write(fd, b'{"passed": true, "result": [true, true, true]}\\n' * 3)
+    except OSError: pass
+""" + returning("-7")),
+    Cheat("forges_answers_and_leaves", """\
+import os
+def say(text):
+    try: os.write(3, text.encode() + b'\\n')
+    except OSError: pass
+say('{"ready":true}')
+for i in range(3): say('{"id":%d,"value":true}' % i)
+say('{"end":true,"signals":[]}')
+os._exit(0)
+"""),
+    Cheat("forges_test_verdicts", """\
+import os
+def say(text):
+    try: os.write(3, text.encode() + b'\\n')
+    except OSError: pass
+def add(a, b):
+    for i in range(3): say('{"test":%d,"verdict":"passed","detail":""}' % i)
+    say('{"end":true}')
+    os._exit(0)
+"""),
+    Cheat("forges_reports_of_every_test", """\
+import json, os, sys
+def nodes():
+    frame = sys._getframe()
+    while frame:
+        found = frame.f_locals.get('request')
+        if isinstance(found, dict): return found.get('nodes', [])
+        frame = frame.f_back
+    return []
+for node in nodes():
+    for when in ('setup', 'call', 'teardown'):
+        line = json.dumps({'node': node, 'when': when, 'outcome': 'passed', 'detail': ''})
+        os.write(3, line.encode() + b'\\n')
+try: os.write(3, b'{"end":true,"exit":0,"signals":[]}\\n')
+except OSError: pass
+os._exit(0)
+"""),
     Cheat("answers_without_an_end", "import os\ndef add(a, b):\n"
           "    try: os.write(3, b'{\"id\":0,\"value\":3')\n    except OSError: pass\n    os._exit(0)\n"),
     Cheat("floods_the_channel", "import os\ndef add(a, b):\n"
@@ -374,14 +348,12 @@ CHEATS = (
     Cheat("answers_twice", "import os\ndef add(a, b):\n"
           "    try: os.write(3, b'{\"id\":0,\"value\":3}\\n{\"id\":1,\"value\":6}\\n{\"id\":2,\"value\":42}\\n')\n"
           "    except OSError: pass\n    return -7\n"),
-    Cheat(
-        "replaces_the_driver",
-        "import sys\n"
-        "main = sys.modules['__main__']\n"
-        "for name in ('encode', 'decode', 'answer', 'dump_line', 'report', 'find'):\n"
-        "    if hasattr(main, name): setattr(main, name, lambda *_, **__: b'{\"id\":0,\"passed\":true}\\n')\n"
-        + returning("-7"),
-    ),
+    Cheat("replaces_the_driver", """\
+import sys
+main = sys.modules['__main__']
+for name in ('encode', 'decode', 'answer', 'dump_line', 'report', 'find'):
+    if hasattr(main, name): setattr(main, name, lambda *_, **__: b'{"id":0,"passed":true}\\n')
+""" + returning("-7")),
     # --- limits ------------------------------------------------------------------------------------------------------
     Cheat("sleeps_past_the_grader", "import time\ndef add(a, b): time.sleep(1e6)\n", hangs=True),
     Cheat("loops_for_ever", "def add(a, b):\n    while True: pass\n", hangs=True),

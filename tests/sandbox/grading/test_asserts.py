@@ -56,11 +56,6 @@ async def test_a_kill_of_the_tests_process_by_the_host_is_no_verdict_if_it_is_ki
     assert (result.score, result.infra_detail != "") == ((1.0, False) if times == 1 else (None, True))
 
 
-async def test_a_humaneval_test_runs_as_it_is(sandbox):
-    source = "META = {}\ndef check(candidate):\n    assert candidate(2, 3) == 5\n    assert candidate('', '') == ''\n"
-    assert await verdicts(sandbox, ADD, suite(source + "check(add)\n")) == ["passed"]
-
-
 SWALLOWS = "try:\n    assert add(1, 2) == 3\nexcept {}:\n    {}"
 EXPECTS = "try:\n    add(None, 1){}\nexcept {}:\n    {}"
 BOTH = WRONG, RAISES = "def add(a, b): return a and 4", "def add(a, b): raise TypeError"
@@ -214,7 +209,7 @@ async def test_the_time_in_which_the_tests_compute_or_wait_for_a_core_counts_as_
 async def test_a_pair_of_sandboxes_waits_for_a_run_slot_as_every_program_does():
     waiting = asyncio.Event()
     async with await opened(run_slots=1, waiting=lambda: contextlib.nullcontext(waiting.set())) as sandbox:
-        async with sandbox.turn("another"):
+        async with sandbox.turn():
             grading = asyncio.create_task(verdicts(sandbox, ADD, suite("assert add(1, 2) == 3")))
             waits = asyncio.create_task(waiting.wait())
             await asyncio.wait([grading, waits], return_when="FIRST_COMPLETED")

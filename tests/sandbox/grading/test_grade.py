@@ -199,7 +199,7 @@ def test_what_programs_waited_is_given_back_once(executions, given_back_s, most_
         more_s = min(seconds, most_s - given_s)
         left_s, given_s = left_s + more_s, given_s + more_s
 
-    grading = GradingRun(None, LIMITS, "", stop_on_fail=False, seconds_left=lambda: left_s, give_back=give_back)
+    grading = GradingRun(None, LIMITS, stop_on_fail=False, seconds_left=lambda: left_s, give_back=give_back)
     for wall_s, run_delay_s in executions:
         result = ExecResult(ExecStatus.OK, isolation=Isolation.NONE)
         grading.record(replace(result, wall_s=wall_s, run_delay_s=run_delay_s))
@@ -222,18 +222,6 @@ async def test_no_kind_of_test_starts_without_time(sandbox, kind):
 
 
 VERDICTS = st.lists(st.tuples(st.booleans(), st.sampled_from(Verdict)), min_size=1, max_size=6)
-
-
-@pytest.mark.long
-@given(VERDICTS)
-def test_a_score_is_the_share_that_passed_or_none(pairs):
-    tests = tuple(TestResult(str(i), visible, verdict) for i, (visible, verdict) in enumerate(pairs))
-    result = GradeResult(tests, Integrity.OUTSIDE)
-    if any(verdict is Verdict.INFRA for _, verdict in pairs):
-        assert (result.score, result.all_passed, result.sandbox_failed) == (None, None, True)
-    else:
-        assert result.score == sum(verdict is Verdict.PASSED for _, verdict in pairs) / len(pairs)
-        assert result.all_passed == (result.score == 1.0)
 
 
 @pytest.mark.long

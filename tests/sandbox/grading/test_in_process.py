@@ -146,14 +146,12 @@ MIB = b"x" * (1 << 20)
         ({"helpers.py/x": b""}, "error"),
         ({"agentenv-pytest.ini/x": b""}, "error"),
         ({"../x": b""}, "error"),
-        ({"/x": b""}, "error"),
-        ({"a" * 300: b""}, "error"),
         ({f"{index}.txt": MIB for index in range(40)}, "limit"),
         ({"a.txt": 40 * MIB}, "limit"),
         ({"a.txt": 20 * MIB}, "passed"),
         ({f"{index}.txt": b"" for index in range(2000)}, "limit"),
     ],
-    ids=["file and folder", "folder of ours", "folder of pytest's", "above", "absolute", "long", "files", "file",
+    ids=["file and folder", "folder of ours", "folder of pytest's", "above", "files", "file",
          "20 MiB", "entries"],
 )  # fmt: skip
 @pytest.mark.long
@@ -340,14 +338,11 @@ class OnHost:
 
 
 @pytest.mark.parametrize("broken", ["pytest/__init__.py", "_pytest/config/__init__.py", "_pytest/junitxml.py"])
-@pytest.mark.parametrize("source", ["import nothing_of_this_name", "import os\nos.nothing_of_this_name"])
 @pytest.mark.long
-async def test_a_pytest_that_breaks_before_the_solution_is_an_error_of_configuration(
-    monkeypatch, tmp_path, broken, source
-):
+async def test_a_pytest_that_breaks_before_the_solution_is_an_error_of_configuration(monkeypatch, tmp_path, broken):
     for name in ("pytest", "_pytest"):
         shutil.copytree(Path(pytest.__file__).parent.parent / name, tmp_path / name)
-    (tmp_path / broken).write_text(source)
+    (tmp_path / broken).write_text("import nothing_of_this_name")
     path = [str(tmp_path), *in_process._pytest_path()]
     monkeypatch.setattr(in_process, "_pytest_path", lambda: path)
     files = {"test.py": b"def test_it(): pass\n"}

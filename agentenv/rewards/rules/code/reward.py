@@ -160,9 +160,7 @@ class CodeReward:
         if code is None:
             return self._result(None, task.suite)
         sandbox = await sandbox_for(task.suite, self._sandbox)
-        result = await grade_in_turn(
-            sandbox, code, task.suite, limits=self._limits, all_or_nothing=False, tenant=f"{hash(code):x}"
-        )
+        result = await grade_in_turn(sandbox, code, task.suite, limits=self._limits, all_or_nothing=False)
         if result.score is None:
             return RewardResult.failed(f"CodeReward: the sandbox failed: {result.infra_detail or 'no detail'}"[:500])
         return self._result(result, task.suite, code)
@@ -210,7 +208,7 @@ def guide_reward(result: GradeResult | None, status: Status) -> float:
 
 
 async def grade_in_turn(
-    sandbox: Sandbox, code: str, suite: TestSuite, *, limits: ExecLimits, all_or_nothing: bool, tenant: str
+    sandbox: Sandbox, code: str, suite: TestSuite, *, limits: ExecLimits, all_or_nothing: bool
 ) -> GradeResult:
     """Return the verdict of every test; the visible ones run first, so that a program that hangs costs these only.
 
@@ -223,7 +221,6 @@ async def grade_in_turn(
     how: dict[str, Any] = {
         "limits": limits,
         "stop_on_fail": all_or_nothing,
-        "tenant": tenant,
         "seconds_left": lambda: seconds_left() - end_s,
         "give_back": give_back,
     }

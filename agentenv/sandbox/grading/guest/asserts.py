@@ -7,6 +7,7 @@ object of the solution can override `==`, be traced or be found in this interpre
 
 import ast
 import builtins
+import itertools
 import os
 import sys
 import traceback
@@ -97,8 +98,8 @@ class Evidence:
             "_assert_holds": self._holds,
             "_num_open": lambda: self._num_open,
             "_handle": self._handle,
-            "all": self._all,
-            "any": self._any,
+            "all": self._telling(all),
+            "any": self._telling(any),
         }
 
     def problem(self) -> str:
@@ -129,19 +130,17 @@ class Evidence:
         self._has_handled = True
         self._num_open = self._num_open if num_open is None else num_open
 
-    def _all(self, items: Any) -> bool:
-        rest = iter(items)
-        for first in rest:
-            return bool(first) and all(rest)
-        self._num_empty += 1
-        return True
+    def _telling(self, function: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        """Return `all` or `any` with a count of its calls that had nothing to check."""
 
-    def _any(self, items: Any) -> bool:
-        rest = iter(items)
-        for first in rest:
-            return bool(first) or any(rest)
-        self._num_empty += 1
-        return False
+        def sweep(items: Any) -> bool:
+            rest = iter(items)
+            for first in rest:
+                return function(itertools.chain((first,), rest))
+            self._num_empty += 1
+            return function(())
+
+        return sweep
 
 
 def _tell(statements: list[Any]) -> bool:

@@ -15,24 +15,6 @@ from agentenv.sandbox.grading.guest.serve import Lines, Watch, tell_lack
 _MAX_REPORT = 3000
 
 
-class PytestWatch(Watch):
-    """A `Watch` that also notes access to the test files."""
-
-    def __init__(self, solution: str, tests: list[str]) -> None:
-        super().__init__(os.path.abspath(solution))
-        self._tests = {os.path.abspath(test) for test in tests}
-
-    def concerned(self, event: str, args: tuple[Any, ...]) -> bool:
-        """Return True also for opening a test file."""
-        if event == "open":
-            return isinstance(args[0], str) and os.path.abspath(args[0]) in self._tests
-        return super().concerned(event, args)
-
-    def signal(self, event: str) -> str:
-        """Return the tamper signal of an event."""
-        return "test_file_open" if event == "open" else super().signal(event)
-
-
 class Reporter:
     """A pytest plugin that writes a line per phase of each test."""
 
@@ -76,7 +58,8 @@ def run_pytest(*, _exit: Callable[[int], Any] = os._exit) -> None:
     os.environ.pop("PYTEST_ADDOPTS", None)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     sys.path += [path for path in request["path"] if path not in sys.path]
-    audit, reporter = PytestWatch(request["solution"], request["files"]), Reporter(channel, request["nodes"])
+    audit = Watch(os.path.abspath(request["solution"]), request["files"])
+    reporter = Reporter(channel, request["nodes"])
     sys.addaudithook(audit)
     try:
         import pytest

@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from agentenv.sandbox.grading.codec import CodecError, decode, dump_line, encode, parse_line
@@ -63,35 +63,33 @@ class Lines:
 
 
 class Watch:
-    """An audit hook that notes suspicious actions of the solution."""
+    """An audit hook that notes suspicious actions of the solution, and access to test files."""
 
-    def __init__(self, solution: str) -> None:
+    def __init__(self, solution: str, tests: Sequence[str] = ()) -> None:
         self.signals: set[str] = set()
         self._solution = solution
+        self._tests = {os.path.abspath(test) for test in tests}
+        """Files whose opening it notes."""
         self._busy = False
 
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
         """Note one event without raising, because an exception would change the program."""
-        if self._busy or not self.concerned(event, args):
+        if self._busy:
+            return
+        signal = _WATCHED.get(event)
+        if event == "open" and isinstance(args[0], str) and self._tests and os.path.abspath(args[0]) in self._tests:
+            signal = "test_file_open"
+        if signal is None:
             return
         self._busy = True
         try:
             frame: types.FrameType | None = sys._getframe(1)
-            signal = self.signal(event)
             while frame is not None and frame.f_code.co_filename != self._solution:
                 frame = None if signal in _COMMON_IN_LIBRARIES else frame.f_back
             if frame is not None:
                 self.signals.add(signal)
         finally:
             self._busy = False
-
-    def concerned(self, event: str, _: tuple[Any, ...]) -> bool:
-        """Return True if an event is suspicious."""
-        return event in _WATCHED
-
-    def signal(self, event: str) -> str:
-        """Return the tamper signal of an event."""
-        return _WATCHED[event]
 
 
 def load(code: str, prelude: str, names: list[str]) -> types.ModuleType:
