@@ -57,11 +57,7 @@ class _ByName(type):
     """Metaclass that pickles a class of `guest_class` by its name: no module holds the class."""
 
 
-def _reduce(cls: _ByName) -> str | tuple[Any, ...]:
-    return (load_env, (vars(cls)["spec"],)) if "spec" in vars(cls) else cls.__qualname__
-
-
-copyreg.pickle(_ByName, _reduce)
+copyreg.pickle(_ByName, lambda cls: (load_env, (vars(cls)["spec"],)) if "spec" in vars(cls) else cls.__qualname__)
 
 
 class Guest(AgentInstance, metaclass=_ByName):
@@ -131,19 +127,15 @@ class Guest(AgentInstance, metaclass=_ByName):
         try:
             with self._numbers.active() if self.is_here else nullcontext():
                 yield
-        except (OSError, ImportError) as error:
-            raise self._outside(call, error) from error
-        except LookupError as error:
-            if type(error) is not LookupError:  # nltk raises the plain one where its data is missing
+        except (OSError, ImportError, LookupError) as error:
+            # nltk raises the plain LookupError where its data is missing.
+            if isinstance(error, LookupError) and type(error) is not LookupError:
                 raise
-            raise self._outside(call, error) from error
-
-    def _outside(self, call: str, error: Exception) -> InfraError:
-        reason = " ".join(str(error).partition("For more information")[0].replace("*", "").split())[:_REASON_CHARS]
-        return InfraError(
-            f"{self.spec}: {call}: expected its data and services, got {type(error).__name__}: {reason}. "
-            "Install what it names, or check the network."
-        )
+            reason = " ".join(str(error).partition("For more information")[0].replace("*", "").split())[:_REASON_CHARS]
+            raise InfraError(
+                f"{self.spec}: {call}: expected its data and services, got {type(error).__name__}: {reason}. "
+                "Install what it names, or check the network."
+            ) from error
 
 
 def answer_of(states: StepState) -> str:

@@ -15,6 +15,7 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -219,12 +220,8 @@ def tasks_in(path: Path) -> list[str]:
     except (OSError, ValueError, SyntaxError) as error:
         raise ConfigError(f"--env inspect:{path}: expected a Python file, got {error}. Check the path.") from error
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return [one.name for one in functions if any(_is_task(decorator) for decorator in one.decorator_list)]
-
-
-def _is_task(decorator: ast.expr) -> bool:
-    named = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return (named.attr if isinstance(named, ast.Attribute) else getattr(named, "id", "")) == "task"
+    is_task = re.compile(r"(?:.*\.)?task(?:\(|$)")
+    return [one.name for one in functions if any(is_task.match(ast.unparse(each)) for each in one.decorator_list)]
 
 
 @functools.cache

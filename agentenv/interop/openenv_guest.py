@@ -16,7 +16,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import httpx
@@ -30,7 +30,7 @@ from agentenv.core.agent import ResetState, StepState
 from agentenv.core.types import Message, StepResult, as_flag
 from agentenv.errors import AgentEnvError, ConfigError, ContractError, InfraError
 from agentenv.interop.guest import Guest, answer_of, clipped, guest_class, import_library
-from agentenv.tools.calling import MalformedCall, ToolCall, result_message
+from agentenv.tools.calling import MalformedCall, result_message
 
 _RUNS_ACTIONS = frozenset(
     {"coding_env", "coding_tools_env", "git_env", "julia_env", "jupyter_env", "kernrl", "repl_env"}
@@ -212,7 +212,23 @@ class OpenEnvGuest(Guest):
             ContractError: a reward is not a number, or the last one is missing.
         """
         with self._in_library("step"):
-            return self._call_tools(states["tool_calls"].items) if self.tools else self.act(answer_of(states))
+            if not self.tools:
+                return self.act(answer_of(states))
+            items = states["tool_calls"].items
+            if not items:
+                return StepResult("Call one of the tools.", info={"invalid_action": 1.0})
+            messages: list[Message] = []
+            reward, last = 0.0, StepResult()
+            for item in items:
+                if isinstance(item, MalformedCall):
+                    messages.append(result_message(item, f"Error: {item.problem}"))
+                    continue
+                last = self._stepped({"type": "call_tool", "tool_name": item.name, "arguments": dict(item.arguments)})
+                messages.append(result_message(item, last.observation))
+                reward += last.reward
+                if last.done:
+                    break
+            return replace(last, observation=messages, reward=reward)
 
     def act(self, action: str) -> StepResult:
         """Step with a text; what the server does not accept as an action becomes a message to the policy."""
@@ -227,29 +243,6 @@ class OpenEnvGuest(Guest):
 
     def _invalid(self, problem: str) -> StepResult:
         return StepResult(f"Not an action: {problem}. {self.form.rule}", info={"invalid_action": 1.0})
-
-    def _call_tools(self, items: Sequence[ToolCall | MalformedCall]) -> StepResult:
-        messages: list[Message] = []
-        reward, last = 0.0, StepResult()
-        for item in items:
-            if isinstance(item, MalformedCall):
-                messages.append(result_message(item, f"Error: {item.problem}"))
-                continue
-            last = self._stepped({"type": "call_tool", "tool_name": item.name, "arguments": dict(item.arguments)})
-            messages.append(result_message(item, last.observation))
-            reward += last.reward
-            if last.done:
-                break
-        if not items:
-            return StepResult("Call one of the tools.", info={"invalid_action": 1.0})
-        return StepResult(
-            messages,
-            reward=reward,
-            score=last.score,
-            terminated=last.terminated,
-            truncated=last.truncated,
-            info=last.info,
-        )
 
     def _stepped(self, action: Mapping[str, Any]) -> StepResult:
         if self.session is None:

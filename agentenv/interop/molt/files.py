@@ -251,14 +251,12 @@ class MoltFunc(AgentFunc):
 
     async def run(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
         """Run one episode; see `AgentFunc.run` and `ChatAgentSource.run`."""
-        source: Any = super()
-        if issubclass(self.executor_cls, ChatAgentRunner):
-            if self._source is None:
-                runner_cls: Any = self.executor_cls
-                self._source = _chat_source(runner_cls().chat_agent_cls, setup.limits.max_length)
-            source = self._source
-        trajectory: Trajectory = await source.run(task, setup, key)
-        return trajectory
+        if not issubclass(self.executor_cls, ChatAgentRunner):
+            return await super().run(task, setup, key)
+        if self._source is None:
+            runner_cls: Any = self.executor_cls
+            self._source = _chat_source(runner_cls().chat_agent_cls, setup.limits.max_length)
+        return await self._source.run(task, setup, key)
 
     def agent_class(self, engine: Engine, tokenizer: Tokenizer) -> Any:
         """Return the class of the file's environment.

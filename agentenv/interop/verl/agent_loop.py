@@ -116,16 +116,13 @@ class VerlEngine(Engine):
             out = await self._server.generate(
                 self._session, prompt_ids=list(prompt_token_ids), sampling_params=params, **self._more
             )
-        return self._completion(out, max_tokens, self._stops | set(sampling.stop_token_ids))
-
-    def _completion(self, out: Any, max_tokens: int, stops: frozenset[int]) -> Completion:
         token_ids, reason = tuple(map(int, out.token_ids)), out.stop_reason
         if reason not in (None, "completed", "stop", "length", "aborted", "abort"):
             raise EngineError(f"generate: expected a stop reason of verl, got {reason!r}. Look at the server's log.")
         steps = out.extra_fields.get("global_steps")
         oldest, newest = (out.extra_fields.get(f"{which}_global_steps", steps) for which in ("min", "max"))
         self.versions.append((oldest, newest))
-        is_cut = len(token_ids) >= max_tokens and token_ids[-1] not in stops
+        is_cut = len(token_ids) >= max_tokens and token_ids[-1] not in self._stops | {*sampling.stop_token_ids}
         return Completion(
             token_ids,
             "abort" if reason in ("aborted", "abort") else "length" if is_cut else "stop",
