@@ -41,11 +41,6 @@ class RunScreen:
         else:
             self.progress = PlainProgress(log.stats, sys.stderr)
 
-    @property
-    def resume_command(self) -> str:
-        """The command that resumes the run."""
-        return f"agentenv run --resume --out {shlex.quote(str(self.log.out))}"
-
     def report_damage(self) -> None:
         """Show what a resumed run could not read in the record."""
         if self.log.damage:

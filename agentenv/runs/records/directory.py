@@ -226,7 +226,13 @@ class RunWriter:
         fd = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._lock_fd = fd
         try:
-            _lock_exclusively(fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                fcntl.flock(
+                    fd, fcntl.LOCK_SH | fcntl.LOCK_NB
+                )  # fails for a run, not for a reader that stores the index
+                fcntl.flock(fd, fcntl.LOCK_EX)
         except OSError as error:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 logger.warning(
@@ -470,14 +476,6 @@ class Outbox:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
-
-
-def _lock_exclusively(fd: int) -> None:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails if a run holds it, not if a reader stores the index
-        fcntl.flock(fd, fcntl.LOCK_EX)
 
 
 def _close_in_child(reference: weakref.ref[RunWriter]) -> None:

@@ -165,12 +165,11 @@ def cut_steps(path: Path, step: int) -> None:
         return
     temporary = path.with_name(f".{path.name}.tmp")
     with path.open("rb") as file, temporary.open("wb") as kept:
-        kept.writelines(line for line in file if line.endswith(b"\n") and _step(line) <= step)
+        for line in file:
+            try:
+                is_later = int(json.loads(line)["step"]) > step
+            except (KeyError, TypeError, ValueError):
+                is_later = False  # damaged: it stays for readers to report
+            if line.endswith(b"\n") and not is_later:
+                kept.write(line)
     temporary.replace(path)
-
-
-def _step(line: bytes) -> int:
-    try:
-        return int(json.loads(line)["step"])
-    except (KeyError, TypeError, ValueError):
-        return -1  # damaged: it stays for readers to report
