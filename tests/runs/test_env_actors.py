@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv._util.ray.cluster import ClusterConfig, ray_session
-from agentenv._util.ray.cluster import ActorDemand, ClusterConfig
+from agentenv._util.ray.cluster import ActorDemand, ClusterConfig, ray_session
 from agentenv.chat.chat import Chat
 from agentenv.core.types import Limits, SamplingParams, StopReason, Task
 from agentenv.engines.scripted import ScriptedEngine
@@ -277,8 +276,8 @@ async def test_a_class_that_cannot_be_loaded_ends_the_run_before_it_begins(open_
 
 @pytest.mark.slow
 async def test_a_file_or_room_that_is_missing_in_ray_ends_the_run_before_it_begins(session):
+    spec = EnvSpec("gone.py:Scene", "/nowhere")
     with pytest.raises(ConfigError, match=r"on every node"):
-        spec = EnvSpec("gone.py:Scene", "/nowhere")
         async with open_ray_actors(spec, ActorDemand(FLAGS, 1, 0.5), ClusterConfig(), EnvActorConfig()):
             pytest.fail("opened")
     with pytest.raises(ConfigError, match=r"--env_actors, --env_actor_cpus: expected room for 2 times CPU 1000, GPU 0"):
