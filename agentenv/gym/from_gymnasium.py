@@ -7,7 +7,6 @@ action gets feedback and never reaches the environment. `agentenv_envs.gymnasium
 from __future__ import annotations
 
 import copyreg
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -127,26 +126,22 @@ class TextGame:
             ContractError: the rule returned something that is not a score.
             EpisodeFailed: the rule raised.
         """
-        score = self._by_rule(moment)
-        return 0.0 if moment.gave_up and score is not None else score
-
-    def _by_rule(self, moment: Moment) -> float | None:
+        score: float | None
         if isinstance(self.score, tuple):
-            if not (moment.terminated or moment.truncated):
-                return 0.0
             low, high = self.score
-            return min(1.0, max(0.0, (moment.total - low) / (high - low)))
-        if self.score is None:
+            is_over = moment.terminated or moment.truncated
+            score = min(1.0, max(0.0, (moment.total - low) / (high - low))) if is_over else 0.0
+        elif self.score is None:
             scores = [moment.info[name] for name in _SCORES if name in moment.info]
-            number = foreign.number_of(scores[0]) if scores else math.nan
-            return number if 0.0 <= number <= 1.0 else None
-        with foreign.named(f"{self.name}: score"):
-            value = self.score(moment)
-        if value is None:
-            return None
-        if not 0.0 <= (number := foreign.number_of(value)) <= 1.0:
-            raise ContractError(f"{self.name}: score: expected a number in [0, 1], got {value!r}. Fix the rule.")
-        return number
+            score = foreign.number_of(scores[0]) if scores else None
+            score = score if score is not None and 0.0 <= score <= 1.0 else None
+        else:
+            with foreign.named(f"{self.name}: score"):
+                value = self.score(moment)
+            score = None if value is None else foreign.number_of(value)
+            if score is not None and not 0.0 <= score <= 1.0:
+                raise ContractError(f"{self.name}: score: expected a number in [0, 1], got {value!r}. Fix the rule.")
+        return 0.0 if moment.gave_up and score is not None else score
 
 
 _ILLEGAL_TURNS = 2

@@ -178,8 +178,19 @@ class AgentVectorEnv(SyncVectorEnv):
         self.on_error = on_error
         first = _Member(env, render_mode=render_mode, **settings)
         self.maker = first._maker
-        self._elsewhere = self._local_env(env_actors, int(num_envs))
-        if self._elsewhere is not None:
+        num, config = env_actors, self.maker.config
+        if num is not None and (not isinstance(num, int) or isinstance(num, bool) or num < 0):
+            raise ConfigError(f"AgentVectorEnv.env_actors: expected None or an integer >= 0, got {brief(num)}.")
+        if num is None:
+            num = num_cores() if self.maker.cls.cpu_bound else 0
+        self._elsewhere: LocalEnv | None = None
+        """What makes agents in processes; None if this process does."""
+        if num:
+            spec = EnvSpec(config.env, os.getcwd())
+            spec.check()
+            check_kwargs(config.env_kwargs, "AgentEnv.env_kwargs")
+            limits = EnvActorConfig.of(config.step_timeout_s)
+            self._elsewhere = LocalEnv(spec, config.env_kwargs, min(num, int(num_envs)), limits)
             first._make_agent = self._elsewhere.make
             weakref.finalize(self, _let_go, self._elsewhere, os.getpid())
         super().__init__([first.twin] * int(num_envs), copy=False, autoreset_mode=autoreset_mode)
@@ -238,20 +249,6 @@ class AgentVectorEnv(SyncVectorEnv):
     def records(self) -> tuple[Trajectory | None, ...]:
         """[num_envs] full record of the last episode that ended in each environment; None before the first."""
         return tuple(env.ended for env in self._members)
-
-    def _local_env(self, num: int | None, num_envs: int) -> LocalEnv | None:
-        """Return what makes agents in processes; None if this process does."""
-        if num is not None and (not isinstance(num, int) or isinstance(num, bool) or num < 0):
-            raise ConfigError(f"AgentVectorEnv.env_actors: expected None or an integer >= 0, got {brief(num)}.")
-        if num is None:
-            num = num_cores() if self.maker.cls.cpu_bound else 0
-        if not num:
-            return None
-        config = self.maker.config
-        spec = EnvSpec(config.env, os.getcwd())
-        spec.check()
-        check_kwargs(config.env_kwargs, "AgentEnv.env_kwargs")
-        return LocalEnv(spec, config.env_kwargs, min(num, num_envs), EnvActorConfig.of(config.step_timeout_s))
 
     # --- on the background loop --------------------------------------------------------------------------------------
 
