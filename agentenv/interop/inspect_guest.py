@@ -90,9 +90,7 @@ class GuestProcess:
         assert self._process.stdin is not None
         for line in self._process.stdout:
             answer = json.loads(line)
-            future = self._waiting.pop(answer["id"], None)
-            if future is not None and future.set_running_or_notify_cancel():
-                future.set_result(answer)
+            self._answer(answer["id"], answer)
         self._process.wait()
         self._process.stdout.close()
         with self._lock, contextlib.suppress(OSError):  # a message that it did not read
@@ -100,16 +98,14 @@ class GuestProcess:
         self._fail()
 
     def _fail(self) -> None:
+        error = f"expected its process to run, got its end, {self._process.returncode}. Read what it printed."
         for number in list(self._waiting):
-            future = self._waiting.pop(number, None)
-            if future is not None and future.set_running_or_notify_cancel():
-                future.set_result(
-                    {
-                        "kind": "infra",
-                        "error": f"expected its process to run, got its end, {self._process.returncode}. "
-                        "Read what it printed.",
-                    }
-                )
+            self._answer(number, {"kind": "infra", "error": error})
+
+    def _answer(self, number: int, answer: dict[str, Any]) -> None:
+        future = self._waiting.pop(number, None)
+        if future is not None and future.set_running_or_notify_cancel():
+            future.set_result(answer)
 
 
 _processes: dict[tuple[str, int], GuestProcess] = {}

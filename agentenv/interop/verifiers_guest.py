@@ -225,7 +225,7 @@ def env_class(name: str) -> type[VerifiersTask]:
         ConfigError: there is no such taskset, or its environment has several agents.
         MissingDependency: verifiers, or something that the taskset imports, is not installed.
     """
-    _verifiers()
+    import_library("verifiers.v1", "verifiers")
     from verifiers.v1.utils.loaders import taskset_class
 
     try:
@@ -258,7 +258,7 @@ def names() -> dict[str, str]:
     Raises:
         MissingDependency: verifiers is not installed.
     """
-    _verifiers()
+    import_library("verifiers.v1", "verifiers")
     from verifiers.v1 import tasksets
 
     found = {module.name: "Part of verifiers." for module in pkgutil.iter_modules(tasksets.__path__)}
@@ -266,7 +266,3 @@ def names() -> dict[str, str]:
         if any(required.partition(";")[0].strip().startswith("verifiers") for required in package.requires or ()):
             found[package.name] = f"Package {package.name} {package.version}."
     return dict(sorted(found.items()))
-
-
-def _verifiers() -> Any:
-    return import_library("verifiers.v1", "verifiers")

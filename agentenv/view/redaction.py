@@ -97,7 +97,11 @@ class Redaction:
         """Return the answer of `/api/diff` without it: without the flags that differ."""
         if not self.paths:
             return dict(value)
-        caveats = [{**each, "text": self.text(_without_values(each["text"]))} for each in value["caveats"]]
+        caveats = []
+        for each in value["caveats"]:
+            name, colon, _ = each["text"].partition(": ")
+            is_withheld = colon and name.startswith("--") and name[2:] not in _NAMES  # the values of that flag
+            caveats.append({**each, "text": self.text(f"{name}: differs" if is_withheld else each["text"])})
         sides = {side: {**value[side], "name": self._name("out", value[side]["name"])} for side in ("a", "b")}
         return {**value, **sides, "changed": {}, "caveats": caveats}
 
@@ -127,12 +131,6 @@ class Redaction:
         for host in sorted(self.hosts, key=len, reverse=True):
             text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", _LEFT_OUT, text, flags=re.IGNORECASE)
         return _PATH.sub(lambda match: f"{_LEFT_OUT}/{PurePath(match[0]).name}", text)
-
-
-def _without_values(text: str) -> str:
-    """Return a caveat without the values of a flag that differs, unless they are those of `_NAMES`."""
-    name, colon, _ = text.partition(": ")
-    return text if not colon or not name.startswith("--") or name[2:] in _NAMES else f"{name}: differs"
 
 
 def _without_label(value: Any, label: Any, names: Collection[str]) -> Any:
