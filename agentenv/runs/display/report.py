@@ -66,12 +66,12 @@ def header(config: RunConfig, facts: Mapping[str, str]) -> Table:
     return grid
 
 
-def final_table(metrics: Metrics) -> Table:
-    """Return a table of episodes, reward, score, pass@k, turns, tokens, time, stop reasons and errors."""
+def final_table(rows: Iterable[tuple[str, str]]) -> Table:
+    """Return a table of results, each with its name."""
     table = Table(title="Result", title_justify="left", show_header=False)
     table.add_column(style="bold")
-    table.add_column()
-    for name, value in result_rows(metrics):
+    table.add_column(overflow="fold")
+    for name, value in rows:
         table.add_row(name, Text(value))
     return table
 
@@ -96,7 +96,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def result_rows(m: Metrics) -> list[tuple[str, str]]:
-    """Return the name and the text of each result."""
+    """Return name and text of episodes, reward, score, pass@k, turns, tokens, time, stop reasons, errors and others."""
     missing = f" of {m.num_episodes + m.num_missing} planned" if m.num_missing else ""
     failed = m.num_infra_errors + m.num_env_errors
     ends = [f"{m.num_rewarded} rewarded", *([f"{failed} failed"] if failed else [])]

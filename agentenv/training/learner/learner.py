@@ -34,7 +34,6 @@ from agentenv.training.algorithm.losses import (
 from agentenv.training.learner.micro_batches import MicroBatchRunner
 from agentenv.training.learner.optimizer import Optimizer, learning_rate_factor
 from agentenv.training.learner.policy import Critic, Layout, Policy
-from agentenv.training.learner.scoring import pick_device
 from agentenv.training.learner.sharding import Ranks
 
 if TYPE_CHECKING:
@@ -156,7 +155,8 @@ class Learner:
             ConfigError: a model cannot be loaded, or flags contradict each other.
             MissingDependency: adapters need peft, which is not installed.
         """
-        self._config, self._num_train_steps, self._device = config, num_train_steps, pick_device(device)
+        self._config, self._num_train_steps = config, num_train_steps
+        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if config.lora_dropout:
             torch.manual_seed(config.seed)  # dropout draws from the process's generator
         self._ranks = ranks or Ranks()
