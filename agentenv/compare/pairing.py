@@ -105,7 +105,16 @@ def pairs_of(a: Side, b: Side, by: By, cluster: str | None) -> list[TaskPair]:
         values_a = values_of(outcomes, lambda each: each.value(by))
         values_b = values_of(b.outcomes.get(task_id, ()), lambda each: each.value(by))
         if values_a and values_b:
-            unit = None if cluster is None else _cluster(a, b, task_id, cluster)
+            unit = None
+            if cluster is not None:
+                rows = [side.metadata.get(task_id, {}) for side in (a, b)]
+                unit = next((str(row[cluster]) for row in rows if cluster in row), None)
+                if unit is None:
+                    known = {name for side in (a, b) for row in side.metadata.values() for name in row}
+                    advice = did_you_mean(cluster, known, f"There are {', '.join(sorted(known)) or 'no keys'}.")
+                    raise ConfigError(
+                        f"--cluster: expected a key of the metadata of task {task_id}, got {cluster!r}.{advice}"
+                    )
             pairs.append(TaskPair(task_id, outcomes, b.outcomes[task_id], values_a, values_b, unit))
     if pairs:
         return pairs
@@ -121,15 +130,6 @@ def pairs_of(a: Side, b: Side, by: By, cluster: str | None) -> list[TaskPair]:
         f"{b.name}: expected tasks of {a.name}, such as {first[0]}, got others, such as {first[1]}. "
         "Compare runs on the same data."
     )
-
-
-def _cluster(a: Side, b: Side, task_id: str, key: str) -> Hashable:
-    for side in (a, b):
-        if key in (metadata := side.metadata.get(task_id, {})):
-            return str(metadata[key])
-    known = {name for side in (a, b) for metadata in side.metadata.values() for name in metadata}
-    advice = did_you_mean(key, known, f"There are {', '.join(sorted(known)) or 'no keys'}.")
-    raise ConfigError(f"--cluster: expected a key of the metadata of task {task_id}, got {key!r}.{advice}")
 
 
 def difference_of(pairs: Sequence[TaskPair], differences: Sequence[float]) -> MeanDifference:

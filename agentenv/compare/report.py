@@ -11,7 +11,7 @@ from agentenv._util.plurals import counted
 from agentenv._util.terminal import safe
 from agentenv.compare.comparison import RunComparison, SideFacts
 from agentenv.compare.intervals import MeanDifference
-from agentenv.compare.pairing import Change, Flips
+from agentenv.compare.pairing import Change
 from agentenv.compare.significance import FALSE_SHARE
 
 MAX_TASKS = 10
@@ -47,7 +47,7 @@ def sections_of(comparison: RunComparison) -> list[Section]:
         Section("Flags that differ", tuple((f"--{k}", f"{old} → {new}") for k, (old, new) in c.changed.items())),
         Section(headline(c), tuple(_headline_rows(c))),
         Section("Checks", tuple(_check_rows(c))),
-        Section("Passed", (*_changes(_few(c.passes)), *_flips(c.flips))),
+        Section("Passed", tuple(_passed_rows(c))),
         Section("Sampled tokens per episode, B / A", tuple(_lengths(c))),
         Section("Stop reasons, share of episodes", tuple(_changes(_changed(c.stop_reasons)))),
         Section("info", tuple(_changes(_changed(c.info)))),
@@ -150,22 +150,16 @@ def _changed(changes: Sequence[Change]) -> list[Change]:
     return sorted(changed, key=lambda each: each.q or 0.0)[:_MAX_CHANGES]
 
 
-def _few(changes: Sequence[Change]) -> list[Change]:
-    """Return pass@1, and the others with the largest k."""
-    first = list(changes[:1])
-    last = {change.name.partition(mark)[0] + mark: change for change in changes for mark in "@^" if mark in change.name}
-    return first + [each for each in last.values() if each not in first]
-
-
-def _flips(flips: Flips | None) -> Iterator[tuple[str, str]]:
-    if flips is None:
-        return
-    if flips.p is not None:
+def _passed_rows(c: RunComparison) -> Iterator[tuple[str, str]]:
+    first, flips = list(c.passes[:1]), c.flips  # pass@1, and below it the others with the largest k
+    last = {each.name.partition(mark)[0] + mark: each for each in c.passes for mark in "@^" if mark in each.name}
+    yield from _changes(first + [each for each in last.values() if each not in first])
+    if flips is not None and flips.p is not None:
         gained = counted(flips.gained_once, "task")
         yield "flips", f"{gained} gained, {flips.lost_once} lost (McNemar's p = {_p(flips.p)})"
-        return
-    yield "at least once", f"{counted(flips.gained_once, 'task')} gained, {flips.lost_once} lost"
-    yield "every time", f"{counted(flips.gained_always, 'task')} gained, {flips.lost_always} lost"
+    elif flips is not None:
+        yield "at least once", f"{counted(flips.gained_once, 'task')} gained, {flips.lost_once} lost"
+        yield "every time", f"{counted(flips.gained_always, 'task')} gained, {flips.lost_always} lost"
 
 
 def _lengths(c: RunComparison) -> Iterator[tuple[str, str]]:

@@ -306,7 +306,15 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
         text = "\n".join(filter(None, (rules, actions, self._observation_text(self.moment))))
         if type(self.env.unwrapped).__module__.startswith("agentenv.gym"):  # it has its own tasks
             return {**states, "observation": [{"role": "user", "content": text}]}
-        return {**states, "observation": _append_to_prompt(states["observation"], text)}
+        prompt: Any = states["observation"]
+        last = prompt[-1] if prompt and not isinstance(prompt, str) else {}
+        if isinstance(prompt, str):
+            prompt = f"{prompt}\n{text}\n"
+        elif last.get("role") == "user" and isinstance(last.get("content"), str):
+            prompt = [*prompt[:-1], {**last, "content": f"{last['content']}\n{text}"}]
+        else:
+            prompt = [*prompt, {"role": "user", "content": text}]
+        return {**states, "observation": prompt}
 
     def step(self, states: StepState) -> StepResult:  # type: ignore[override]  # in a separate thread
         """Play the action of an answer, or reply why it has no legal action.
@@ -467,13 +475,3 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
 def _snapshot(observation: Any) -> Any:
     """Copy an observation of messages: an environment may append to its list later."""
     return [dict(message) for message in observation] if is_messages(observation) else observation
-
-
-def _append_to_prompt(prompt: Any, text: str) -> Any:
-    """Append a text to a prompt: to its last message if that is a user's, otherwise as a new message."""
-    if isinstance(prompt, str):
-        return f"{prompt}\n{text}\n"
-    last = prompt[-1] if prompt else {}
-    if last.get("role") != "user" or not isinstance(last.get("content"), str):
-        return [*prompt, {"role": "user", "content": text}]
-    return [*prompt[:-1], {**last, "content": f"{last['content']}\n{text}"}]

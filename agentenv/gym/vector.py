@@ -82,23 +82,19 @@ class _Member(AgentEnv):
 
     async def act(self, action: Taken, *, autoreset: bool) -> None:
         """Take an action; with `autoreset`, begin the next episode at the end."""
-        outcome = await self._taken(action)
-        self.results.append(outcome)
-        if autoreset and (outcome[2] or outcome[3]):
-            await self.begin(self._draw(None, None))
-
-    async def _taken(self, action: Taken) -> Outcome:
         episode = self._running("step")
         if episode.over:
             info = self._failed("step: expected an episode, got none: its reset had failed.")
-            return self._maker.empty_observation(), math.nan, False, True, info
-        try:
-            outcome = await self._maker.take(episode, action)
-        except EpisodeFailed as failed:
-            return self._maker.observation(episode), math.nan, False, True, self._failed(str(failed))
-        if episode.over:
-            self.ended = episode.trajectory
-        return outcome
+            outcome = (self._maker.empty_observation(), math.nan, False, True, info)
+        else:
+            try:
+                outcome = await self._maker.take(episode, action)
+                self.ended = episode.trajectory if episode.over else self.ended
+            except EpisodeFailed as failed:
+                outcome = (self._maker.observation(episode), math.nan, False, True, self._failed(str(failed)))
+        self.results.append(outcome)
+        if autoreset and (outcome[2] or outcome[3]):
+            await self.begin(self._draw(None, None))
 
     def _failed(self, message: str) -> Info:
         """Return the info of a call that failed."""

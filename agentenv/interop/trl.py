@@ -168,7 +168,20 @@ class EnvRollout:
             max_in_a_row=self.max_failed_in_a_row,
             result="Its row has no reward, and TRL leaves it out of its group.",
         )
-        row: dict[str, Any] = {**dict.fromkeys(_FACTS), **(_failed(trajectory) if problem else _record(trajectory))}
+        row: dict[str, Any] = dict.fromkeys(_FACTS)
+        if problem is None:
+            row |= _record(trajectory)
+        else:  # its prompt and no completion
+            ids, reason = (
+                trajectory.segments[0].token_ids.tolist() if trajectory.segments else [],
+                trajectory.stop_reason,
+            )
+            row |= {
+                "prompt_ids": ids[: trajectory.turns[0].start] if trajectory.turns else ids,
+                **{name: [] for name in ("completion_ids", "logprobs", "env_mask")},
+                "episode_id": trajectory.episode_id,
+                "stop_reason": None if reason is None else reason.value,
+            }
         tokenizer, completion, mask = _tokenizer(trainer), row["completion_ids"], row["env_mask"]
         hides_truncated = trainer.args.mask_truncated_completions
         if hides_truncated and trajectory.truncated:
@@ -203,19 +216,6 @@ def _record(trajectory: Trajectory) -> dict[str, Any]:
         "env_mask": record.response_mask,
         "reward": record.reward,
         **facts(record),
-    }
-
-
-def _failed(trajectory: Trajectory) -> dict[str, Any]:
-    """Return the row of a failed episode: its prompt and no completion."""
-    segment, reason = trajectory.segments[0].token_ids.tolist() if trajectory.segments else [], trajectory.stop_reason
-    return {
-        "prompt_ids": segment[: trajectory.turns[0].start] if trajectory.turns else segment,
-        "completion_ids": [],
-        "logprobs": [],
-        "env_mask": [],
-        "episode_id": trajectory.episode_id,
-        "stop_reason": None if reason is None else reason.value,
     }
 
 

@@ -121,7 +121,13 @@ class Redaction:
         """Return the `info` of a turn, or of a row of the index, without the values that equal the task's label."""
         if not self.labels or not isinstance(info, dict):
             return info
-        return {key: value for key, value in info.items() if not _holds_label(value, label)}
+        kept = {}
+        for key, value in info.items():
+            # The last value of a key, or it and the sum over the turns.
+            parts = [value[0], value[1] - value[0]] if isinstance(value, list) and len(value) == 2 else [value]
+            if not any(_is_label(part, label) for part in parts):
+                kept[key] = value
+        return kept
 
     def text(self, value: Any) -> Any:
         """Return a text about an error without folders and names of machines; other values as they are."""
@@ -144,14 +150,6 @@ def _without_label(value: Any, label: Any, names: Collection[str]) -> Any:
     if isinstance(value, list):
         return [_without_label(each, label, names) for each in value if not _is_label(each, label)]
     return value
-
-
-def _holds_label(value: Any, label: Any) -> bool:
-    """Return True for the label, and for the last value of a key with its sum over turns if one value is the label."""
-    if isinstance(value, list) and len(value) == 2:
-        last, total = value
-        return _is_label(last, label) or _is_label(total - last, label)
-    return _is_label(value, label)
 
 
 def _is_label(value: Any, label: Any) -> bool:

@@ -159,18 +159,17 @@ def _response(trajectory: Trajectory, model: str) -> dict[str, Any]:
                 "run: expected tokens that the policy chose, got some that a constraint forced, which NeMo Gym cannot "
                 "mask. Do without tool_choice and response_format."
             )
-        items.append(
-            {
-                "id": f"msg_{trajectory.episode_id}_{index}",
-                "type": "message",
-                "role": "assistant",
-                "status": "incomplete" if turn.finish_reason == "length" else "completed",
-                "content": [{"type": "output_text", "text": turn.action, "annotations": []}],
-                "prompt_token_ids": ids[: turn.start],
-                "generation_token_ids": ids[turn.start : turn.end],
-                "generation_log_probs": logprobs[turn.start : turn.end],
-            }
-        )
+        item = {
+            "id": f"msg_{trajectory.episode_id}_{index}",
+            "type": "message",
+            "role": "assistant",
+            "status": "incomplete" if turn.finish_reason == "length" else "completed",
+            "content": [{"type": "output_text", "text": turn.action, "annotations": []}],
+            "prompt_token_ids": ids[: turn.start],
+            "generation_token_ids": ids[turn.start : turn.end],
+            "generation_log_probs": logprobs[turn.start : turn.end],
+        }
+        items.append(item)
         if turn.result is not None and turn.bridge is not None:
             for message in as_messages(turn.result.observation):
                 role, text = message.get("role"), text_of(message)

@@ -62,9 +62,23 @@ class OpenRLHFEngine(Engine):
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
     ) -> Completion:
         """Sample one action; see `Engine`. The log-probabilities are None if the caller did not request them."""
+        caller = self._caller_params
+        changed = {
+            name: value for name in _TAKEN if (value := getattr(sampling, name)) != getattr(self._sampling, name)
+        }
+        changed |= {"max_tokens": sampling.max_tokens, "min_tokens": sampling.min_tokens}
+        rebuild = bool(changed.keys() - {"max_tokens", "min_tokens", "seed"}) and hasattr(caller, "__post_init__")
+        # OpenRLHF's actor makes its own deep copy; vLLM itself writes into the object that it gets.
+        params = deepcopy(caller) if self._yields_outputs or rebuild else copy(caller)
+        for name, value in changed.items():
+            setattr(params, name, list(value) if isinstance(value, tuple) else value)
+        if rebuild:
+            params.__post_init__()  # vLLM derives other fields from these
+        if hasattr(params, "detokenize") and not sampling.stop:
+            params.detokenize = False  # the loop decodes the ids; decoding token by token costs vLLM's event loop more
         prompt = list(prompt_token_ids)  # a copy: the episode's list grows, and a foreign engine may keep it
         with engine_errors("llm_engine.generate"):
-            out = await self._output(prompt, self._params(sampling), request_id)
+            out = await self._output(prompt, params, request_id)
         if out is None or len(getattr(out, "outputs", ())) != 1:
             raise EngineError(
                 f"llm_engine.generate: expected a RequestOutput with one completion, got {out!r:.200}. "
@@ -76,25 +90,6 @@ class OpenRLHFEngine(Engine):
         if not self._yields_outputs:
             return await self._llm.generate(prompt, params)
         return await last_of(self._llm.generate({"prompt_token_ids": prompt}, params, request_id=request_id))
-
-    def _params(self, sampling: SamplingParams) -> Any:
-        """Return the caller's parameters with the fields that the episode changed."""
-        changed = {
-            name: value for name in _TAKEN if (value := getattr(sampling, name)) != getattr(self._sampling, name)
-        }
-        changed |= {"max_tokens": sampling.max_tokens, "min_tokens": sampling.min_tokens}
-        rebuild = bool(changed.keys() - {"max_tokens", "min_tokens", "seed"}) and hasattr(
-            self._caller_params, "__post_init__"
-        )
-        # OpenRLHF's actor makes its own deep copy; vLLM itself writes into the object that it gets.
-        params = deepcopy(self._caller_params) if self._yields_outputs or rebuild else copy(self._caller_params)
-        for name, value in changed.items():
-            setattr(params, name, list(value) if isinstance(value, tuple) else value)
-        if rebuild:
-            params.__post_init__()  # vLLM derives other fields from these
-        if hasattr(params, "detokenize") and not sampling.stop:
-            params.detokenize = False  # the loop decodes the ids; decoding token by token costs vLLM's event loop more
-        return params
 
 
 def _completion(out: Any, prompt: list[int]) -> Completion:

@@ -183,7 +183,16 @@ class EnvGenerator:
         engine = SkyRLEngine(self.client, params, self.model, salt)
         setup = EpisodeSetup(engine, self.chat, SamplingParams(max_tokens=params["max_tokens"]), limits)
         slots = asyncio.Semaphore(_CONCURRENCY)
-        ended = await asyncio.gather(*[self._run(episode, setup, slots) for episode in planned])
+
+        async def run(episode: PlannedEpisode) -> Trajectory:
+            async with slots:
+                try:
+                    (trajectory,) = await run_planned(self.source, setup, [episode], max_retries=self.max_retries)
+                finally:
+                    await self.client.finish_session(episode.episode_id)
+            return trajectory
+
+        ended = await asyncio.gather(*map(run, planned))
         kept, max_in_a_row = [], 64 if self.config.step_wise_trajectories else 1
         for each, trajectory in zip(ids, ended, strict=True):
             problem = problem_of(trajectory)
@@ -192,14 +201,6 @@ class EnvGenerator:
                 kept.append((each, trajectory))
         self._check_groups([each.instance_id for each in ids], [each.instance_id for each, _ in kept], input_batch)
         return self._output(kept)
-
-    async def _run(self, planned: PlannedEpisode, setup: EpisodeSetup, slots: asyncio.Semaphore) -> Trajectory:
-        async with slots:
-            try:
-                (trajectory,) = await run_planned(self.source, setup, [planned], max_retries=self.max_retries)
-            finally:
-                await self.client.finish_session(planned.episode_id)
-        return trajectory
 
     def _check_groups(self, asked: Sequence[str], left: Sequence[str], input_batch: Mapping[str, Any]) -> None:
         """Raise InfraError where SkyRL would train on one episode of several, with its reward as the advantage."""

@@ -223,13 +223,14 @@ class GroupGatherer:
         del self._open[key]
         assert group.timer is not None
         group.timer.cancel()
+
+        async def hand_out() -> None:
+            grade = await grade_group(self._reward, list(group.members.values()), limit_s=self._limit_s)
+            for mine, result in zip(group.members, grade.results, strict=True):
+                if not mine.done():
+                    mine.set_result(result)
+
         if group.members:
-            task = asyncio.get_running_loop().create_task(self._hand_out(group))
+            task = asyncio.get_running_loop().create_task(hand_out())
             self._judging.add(task)  # the loop keeps only weak references
             task.add_done_callback(self._judging.discard)
-
-    async def _hand_out(self, group: _GatheredGroup) -> None:
-        grade = await grade_group(self._reward, list(group.members.values()), limit_s=self._limit_s)
-        for mine, result in zip(group.members, grade.results, strict=True):
-            if not mine.done():
-                mine.set_result(result)
