@@ -65,11 +65,6 @@ class ActionForm:
     schema: Mapping[str, Any]
 
     @property
-    def is_tool_call(self) -> bool:
-        """True if an action is the call of a tool."""
-        return {"tool_name", "arguments"} <= set(self.schema.get("properties", ()))
-
-    @property
     def _field(self) -> str | None:
         """The one field that an action needs, which the policy may write without its name."""
         fields = [name for name in self.schema.get("properties", {}) if name != "metadata"]
@@ -195,7 +190,7 @@ class OpenEnvGuest(Guest):
         first = self.session.ask("reset", {**self.kwargs, "seed": seed % 2**32})  # numpy takes no larger one
         self.total, self.tools = 0.0, list[dict[str, Any]]()
         text = _text(first.get("observation") or {})
-        if not self.form.is_tool_call:
+        if not {"tool_name", "arguments"} <= set(self.form.schema.get("properties", ())):  # an action is no call
             return f"{text}\n\n{self.form.rule}".strip()
         listed = self.session.ask("step", {"type": "list_tools"})["observation"]["tools"]
         for tool in listed:

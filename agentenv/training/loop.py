@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,44 +39,35 @@ if TYPE_CHECKING:
 _NO_STEP = -1
 
 
+@dataclass(eq=False)
 class Loop:
     """A training run. Call `resume`, then `run`."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        *,
-        learner: Learner,
-        rollouts: Rollouts,
-        evaluation: Evaluation | None,
-        records: Records,
-        screen: TrainScreen,
-        num_steps: int,
-        layout: Layout = "checkpoint",
-    ) -> None:
-        self.config = config
-        self.learner = learner
-        self.rollouts = rollouts
-        self.evaluation = evaluation
-        self.records = records
-        self.screen = screen
-        self.best = records.best
-        self.num_steps = num_steps
-        self.step = 0
-        """Train steps done."""
-        self._layout: Layout = layout
-        # All train steps are in one thread: torch starts threads, and the allocator keeps memory, for each one.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="agentenv-learner")
-        self._saved_step = 0
-        self._logged_step = 0
-        self._numbers: dict[str, float] = {}
-        self._warnings = RepeatedWarnings()
-        self._seconds: dict[str, float] = {}
-        self._step_groups: list[StepGroup] = []
-        self._kept: frozenset[str] = frozenset()
-        self._row: dict[str, Any] | None = None  # of the last train step, until it is written
-        self._token_stats: list[dict[str, Any]] = []  # of its kept episodes
-        self._step_began = time.monotonic()
+    config: TrainConfig
+    _: KW_ONLY
+    learner: Learner
+    rollouts: Rollouts
+    evaluation: Evaluation | None
+    records: Records
+    screen: TrainScreen
+    num_steps: int
+    layout: Layout = "checkpoint"
+    step: int = 0
+    """Train steps done."""
+    # All train steps are in one thread: torch starts threads, and the allocator keeps memory, for each one.
+    _thread: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "agentenv-learner"))
+    _saved_step: int = 0
+    _logged_step: int = 0
+    _numbers: dict[str, float] = field(default_factory=dict)
+    _warnings: RepeatedWarnings = field(default_factory=RepeatedWarnings)
+    _seconds: dict[str, float] = field(default_factory=dict)
+    _step_groups: list[StepGroup] = field(default_factory=list)
+    _kept: frozenset[str] = frozenset()
+    _row: dict[str, Any] | None = None
+    """Of the last train step, until it is written."""
+    _token_stats: list[dict[str, Any]] = field(default_factory=list)
+    """Of its kept episodes."""
+    _step_began: float = field(default_factory=time.monotonic)
 
     async def resume(self) -> None:
         """Load the newest checkpoint, if one exists, and send its weights to the engines.
@@ -110,7 +102,7 @@ class Loop:
                 await self._log(0, numbers)
             elif numbers:
                 await run_to_completion(asyncio.to_thread(journal.amend, numbers))
-        while self.step < self.num_steps and not self.best.end_reason:
+        while self.step < self.num_steps and not self.records.best.end_reason:
             try:
                 with self._timed("wait_s"):
                     groups = await self.rollouts.take()
@@ -133,7 +125,7 @@ class Loop:
             if self._is_due(self.config.save_steps):
                 await self._save()
         await self._save()
-        return self.step == self.num_steps or bool(self.best.end_reason)
+        return self.step == self.num_steps or bool(self.records.best.end_reason)
 
     async def _save_after_error(self) -> None:
         """Write the log line and checkpoint of the last completed step."""
@@ -207,7 +199,7 @@ class Loop:
         self._numbers = numbers | {f"train/{key}": value for key, value in learned.items()}
 
     async def _weights(self) -> list[tuple[str, Any]]:
-        return await asyncio.to_thread(lambda: list(self.learner.weights(layout=self._layout)))
+        return await asyncio.to_thread(lambda: list(self.learner.weights(layout=self.layout)))
 
     async def _evaluate(self) -> dict[str, float]:
         if self.evaluation is None:
@@ -220,10 +212,10 @@ class Loop:
         await run_to_completion(asyncio.to_thread(keep_evaluation, folder, self.step, self.evaluation.kept))
         await run_to_completion(asyncio.to_thread(append_step, folder, row))
         numbers = {f"eval/{key}": value for key, value in numbers.items()}
-        if self.best.add(self.step, numbers):
+        if self.records.best.add(self.step, numbers):
             save_model = partial(self.learner.save_model, tokenizer=self.rollouts.runner.setup.chat.tokenizer)
             with self._timed("save_s"):
-                await run_to_completion(asyncio.to_thread(self.best.save, self.step, save_model))
+                await run_to_completion(asyncio.to_thread(self.records.best.save, self.step, save_model))
         return numbers
 
     def _is_due(self, every: int) -> bool:

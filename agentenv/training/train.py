@@ -461,14 +461,16 @@ async def _run(job: TrainJob, loop: Loop) -> int:
     if is_cut:
         return 128 + signals[0]
     facts = {}
-    if reason := loop.best.end_reason:
+    if reason := loop.records.best.end_reason:
         facts["stopped early"] = f"after step {loop.step} of {loop.num_steps}: {reason}"
         screen.note(f"stopped early {facts['stopped early']}")
     model = job.out / "model"
     await asyncio.to_thread(loop.learner.save_model, model, job.episodes.tokenizer)
     facts |= {"model": str(model)}
-    if kept := loop.best.evaluation:
-        facts["best model"] = f"{loop.best.path}: {kept['metric']} {kept['value']:.3f} after step {kept['step']}"
+    if kept := loop.records.best.evaluation:
+        facts["best model"] = (
+            f"{loop.records.best.path}: {kept['metric']} {kept['value']:.3f} after step {kept['step']}"
+        )
     page_of = f"agentenv view {shlex.quote(str(job.out))}"
     screen.final(read_metrics(job.out), {**facts, "metrics": str(job.out / METRICS), "page": page_of})
     return 0

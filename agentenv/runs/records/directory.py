@@ -536,6 +536,18 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
     sync_directory(path.parent)
 
 
+def write_whole(fd: int, data: bytes) -> None:
+    """Write at the end of a file; on OSError nothing of it stays."""
+    rest, size = memoryview(data), os.fstat(fd).st_size
+    try:
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, size)
+        raise
+
+
 def sync_directory(path: Path) -> None:
     """Flush the entries of a folder to the disk."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
