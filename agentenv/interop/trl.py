@@ -150,15 +150,15 @@ class EnvRollout:
             planned.append(PlannedEpisode(self.tasks[task_id], number))
         mode = "train" if trainer.model.training else "eval"
         seed = derive_seed(trainer.args.seed, mode, trainer.state.global_step, next(self._calls))
-        work = self._run(planned, trainer, replace(sampling, seed=seed))
-        trajectories = run_sync(work) if is_loop_running() else asyncio.run(work)  # it runs in a notebook
-        return columns([self._row(trajectory, trainer) for trajectory in trajectories])
 
-    async def _run(self, planned: list[PlannedEpisode], trainer: Any, sampling: SamplingParams) -> list[Trajectory]:
-        chat = chat_of(_tokenizer(trainer), self.chat_options)
-        async with _engine(trainer) as engine:
-            setup = EpisodeSetup(engine, chat, sampling, self.limits)
-            return await run_planned(self.source, setup, planned, max_retries=self.max_retries)
+        async def run() -> list[Trajectory]:
+            chat = chat_of(_tokenizer(trainer), self.chat_options)
+            async with _engine(trainer) as engine:
+                setup = EpisodeSetup(engine, chat, replace(sampling, seed=seed), self.limits)
+                return await run_planned(self.source, setup, planned, max_retries=self.max_retries)
+
+        trajectories = run_sync(run()) if is_loop_running() else asyncio.run(run())  # it runs in a notebook
+        return columns([self._row(trajectory, trainer) for trajectory in trajectories])
 
     def _row(self, trajectory: Trajectory, trainer: Any) -> dict[str, Any]:
         """Return TRL's row of an episode. TRL reads its last token: there is one, and an EOS means not truncated."""

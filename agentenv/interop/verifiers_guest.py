@@ -50,7 +50,13 @@ class VerifiersTask(Guest):
         """
         env, task = await asyncio.to_thread(self._load, states.get("seed") or 0)
         self.rollout = asyncio.create_task(self._play(env, task))
-        self.rollout.add_done_callback(self._ended)
+
+        def ended(rollout: asyncio.Task[Any]) -> None:
+            if not rollout.cancelled():
+                rollout.exception()  # `_next` raises it, where a call waits for it
+            self.events.put_nowait((_OVER, rollout))
+
+        self.rollout.add_done_callback(ended)
         result = await self._next()
         if isinstance(result, StepResult):
             raise ContractError(f"{self.spec}: expected a request for a completion, got none. Report it to its author.")
@@ -131,11 +137,6 @@ class VerifiersTask(Guest):
                 return await env.run_episode(task, ModelContext(model="policy", client=client))
         finally:
             await runner.cleanup()
-
-    def _ended(self, rollout: asyncio.Task[Any]) -> None:
-        if not rollout.cancelled():
-            rollout.exception()  # `_next` raises it, where a call waits for it
-        self.events.put_nowait((_OVER, rollout))
 
     async def _next(self) -> StepResult | list[Message]:
         """Return the new messages of the next request, or the result once the rollout is over."""

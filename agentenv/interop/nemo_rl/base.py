@@ -231,23 +231,23 @@ class Environment:
         named = {f"{self._name}/{name}": float(value) for name, value in figures.items()}
         return (masked(batch) if self._on_failure == "mask" else batch), self.metrics() | named
 
-    async def _cancel_calls(self) -> None:
-        """Cancel only the calls themselves: a second cancellation would interrupt the close of their episodes."""
-        for call in self._calls:
-            call.cancel()
-        if self._calls:
-            await asyncio.wait(self._calls, timeout=_CLOSE_S / 4)
-
     def shutdown(self) -> None:
         """Cancel running steps, close everything and stop the event loop; a second call does nothing."""
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is None:
             return
+
+        async def cancel_calls() -> None:
+            for call in self._calls:  # only these: a second cancellation would interrupt the close of their episodes
+                call.cancel()
+            if self._calls:
+                await asyncio.wait(self._calls, timeout=_CLOSE_S / 4)
+
         try:
             end = time.monotonic() + _CLOSE_S
             while self._num_stepping and time.monotonic() < end:  # a step may only be about to start
-                thread.run(self._cancel_calls())
+                thread.run(cancel_calls())
                 time.sleep(0.01)
             with contextlib.suppress(TimeoutError):
                 thread.run(asyncio.wait_for(self._close(), _CLOSE_S))

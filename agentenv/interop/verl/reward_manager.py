@@ -193,9 +193,15 @@ class GroupGatherer:
         group = self._open.setdefault(key, _GatheredGroup(size))
         mine: asyncio.Future[RewardResult] = loop.create_future()
         group.members[mine] = response
+
+        def end_waiting() -> None:
+            shown = len(group.members), group.size, key, self._wait_s
+            logger.warning("%d of %d samples of %s arrived, the last %g s ago; judging without the others", *shown)
+            self._judge(key, group)
+
         if group.timer is not None:
             group.timer.cancel()
-        group.timer = loop.call_later(self._wait_s, self._end_waiting, key, group)
+        group.timer = loop.call_later(self._wait_s, end_waiting)
         self._judge_if_complete(key, group)
         try:
             return await mine
@@ -209,11 +215,6 @@ class GroupGatherer:
     def _judge_if_complete(self, key: Hashable, group: _GatheredGroup) -> None:
         if len(group.members) >= group.size:
             self._judge(key, group)
-
-    def _end_waiting(self, key: Hashable, group: _GatheredGroup) -> None:
-        shown = len(group.members), group.size, key, self._wait_s
-        logger.warning("%d of %d samples of %s arrived, the last %g s ago; judging without the others", *shown)
-        self._judge(key, group)
 
     def _judge(self, key: Hashable, group: _GatheredGroup) -> None:
         del self._open[key]
