@@ -323,8 +323,7 @@ def action_form(url: str, pid: int) -> ActionForm:
         InfraError: the server cannot be reached, or has no schema.
     """
     try:
-        answer = httpx.get(f"{url}/schema", timeout=_FULL_S)
-        return ActionForm(answer.raise_for_status().json()["action"])
+        return ActionForm(httpx.get(f"{url}/schema", timeout=_FULL_S).raise_for_status().json()["action"])
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         raise InfraError(f"{url}/schema: expected an OpenEnv server's schema, got {error!r:.300}. Start it.") from error
 

@@ -179,8 +179,7 @@ def _roles(name: str) -> list[str]:
     from verifiers.v1.configs.agent import AgentConfig
     from verifiers.v1.utils.loaders import env_config_type
 
-    fields = env_config_type(name).model_fields
-    return [key for key, field in fields.items() if isinstance(field.default, AgentConfig)]
+    return [key for key, field in env_config_type(name).model_fields.items() if isinstance(field.default, AgentConfig)]
 
 
 @functools.cache

@@ -12,7 +12,6 @@ import inspect
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 from agentenv._util.calls import create
@@ -125,8 +124,7 @@ class Sessions:
             self.num_ended += 1
             await self.forget(session.id)
         else:
-            loop = asyncio.get_running_loop()
-            session.timer = loop.call_later(self._idle_s, partial(self._abandon, session))
+            session.timer = asyncio.get_running_loop().call_later(self._idle_s, self._abandon, session)
         return session, result
 
     async def first(
