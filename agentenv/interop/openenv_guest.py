@@ -190,7 +190,7 @@ class OpenEnvGuest(Guest):
         first = self.session.ask("reset", {**self.kwargs, "seed": seed % 2**32})  # numpy takes no larger one
         self.total, self.tools = 0.0, list[dict[str, Any]]()
         text = _text(first.get("observation") or {})
-        if not {"tool_name", "arguments"} <= set(self.form.schema.get("properties", ())):  # an action is no call
+        if not {"tool_name", "arguments"} <= set(self.form.schema.get("properties", ())):  # an action is not a call
             return f"{text}\n\n{self.form.rule}".strip()
         listed = self.session.ask("step", {"type": "list_tools"})["observation"]["tools"]
         for tool in listed:

@@ -62,6 +62,23 @@ class OpenRLHFEngine(Engine):
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
     ) -> Completion:
         """Sample one action; see `Engine`. The log-probabilities are None if the caller did not request them."""
+        prompt = list(prompt_token_ids)  # a copy: the episode's list grows, and a foreign engine may keep it
+        with engine_errors("llm_engine.generate"):
+            out = await self._output(prompt, self._params(sampling), request_id)
+        if out is None or len(getattr(out, "outputs", ())) != 1:
+            raise EngineError(
+                f"llm_engine.generate: expected a RequestOutput with one completion, got {out!r:.200}. "
+                "Look at the engine's log; set n to 1."
+            )
+        return _completion(out, prompt)
+
+    async def _output(self, prompt: list[int], params: Any, request_id: str) -> Any:
+        if not self._yields_outputs:
+            return await self._llm.generate(prompt, params)
+        return await last_of(self._llm.generate({"prompt_token_ids": prompt}, params, request_id=request_id))
+
+    def _params(self, sampling: SamplingParams) -> Any:
+        """Return the caller's parameters with the fields that the episode changed."""
         caller = self._caller_params
         changed = {
             name: value for name in _TAKEN if (value := getattr(sampling, name)) != getattr(self._sampling, name)
@@ -76,20 +93,7 @@ class OpenRLHFEngine(Engine):
             params.__post_init__()  # vLLM derives other fields from these
         if hasattr(params, "detokenize") and not sampling.stop:
             params.detokenize = False  # the loop decodes the ids; decoding token by token costs vLLM's event loop more
-        prompt = list(prompt_token_ids)  # a copy: the episode's list grows, and a foreign engine may keep it
-        with engine_errors("llm_engine.generate"):
-            out = await self._output(prompt, params, request_id)
-        if out is None or len(getattr(out, "outputs", ())) != 1:
-            raise EngineError(
-                f"llm_engine.generate: expected a RequestOutput with one completion, got {out!r:.200}. "
-                "Look at the engine's log; set n to 1."
-            )
-        return _completion(out, prompt)
-
-    async def _output(self, prompt: list[int], params: Any, request_id: str) -> Any:
-        if not self._yields_outputs:
-            return await self._llm.generate(prompt, params)
-        return await last_of(self._llm.generate({"prompt_token_ids": prompt}, params, request_id=request_id))
+        return params
 
 
 def _completion(out: Any, prompt: list[int]) -> Completion:

@@ -366,7 +366,7 @@ def rows_in_store(folder: Path, file: BinaryIO) -> tuple[bytes, int]:
         stored = stored_index(place)
         if len(stored) <= len(HEADER):
             continue
-        # Else its last row is none that this library wrote.
+        # Otherwise this library did not write its last row.
         with contextlib.suppress(LookupError, OSError, OverflowError, TypeError, ValueError):
             row = json.loads(stored[stored.rfind(b"\n", 0, -1) :])
             file.seek(row[0])

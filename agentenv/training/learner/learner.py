@@ -205,12 +205,7 @@ class Learner:
             )
         torch.set_num_threads(NUM_TORCH_THREADS)
         totals = Totals()
-        num = len(batch.tokens.group_E)
-        count = max(1, round(num / self._config.optimizer_batch_size))
-        parts: list[Tensor] = []  # int64 indices of the episodes of each optimizer step, of nearly equal size
-        for _ in range(self._config.max_epochs if bool(batch.trained_N.any()) else 0):
-            shuffled = torch.arange(num) if count == 1 else torch.randperm(num, generator=self._shuffle)
-            parts += shuffled.tensor_split(count)
+        parts = list(self._parts(batch))
         known = self._score_batch(batch, totals, several=len(parts) > 1)
         for episodes in parts:
             self._optimizer_step(batch, known, episodes, totals)
@@ -235,6 +230,14 @@ class Learner:
         return learning_rate_factor(
             config.lr_scheduler, self.num_steps, self._num_train_steps, warmup_ratio=config.lr_warmup_ratio
         )
+
+    def _parts(self, batch: Batch) -> Iterator[Tensor]:
+        """Yield int64 indices of the episodes of each optimizer step, in parts of nearly equal size."""
+        num = len(batch.tokens.group_E)
+        count = max(1, round(num / self._config.optimizer_batch_size))
+        for _ in range(self._config.max_epochs if bool(batch.trained_N.any()) else 0):
+            shuffled = torch.arange(num) if count == 1 else torch.randperm(num, generator=self._shuffle)
+            yield from shuffled.tensor_split(count)
 
     # --- before the first change: log-probabilities of policy and reference, values, advantages ---
 
