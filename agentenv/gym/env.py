@@ -97,14 +97,17 @@ class AgentEnv(gymnasium.Env[Any, Any]):
             ConfigError: an option is unknown or names an unknown task.
             EpisodeFailed: the environment failed.
         """
+        first = run_sync(self._begin(self._draw(seed, options)))
+        self._show()
+        return first
+
+    def _draw(self, seed: int | None, options: dict[str, Any] | None) -> Start:
+        """Draw the start of the next episode."""
         super().reset(seed=seed)
         unknown = [name for name in options or {} if name not in _OPTIONS]
         if unknown:
             raise ConfigError(f"AgentEnv.reset: expected options of {_OPTIONS}, got {unknown}. Leave them out.")
-        start = self._maker.draw(self.np_random, (options or {}).get("task"))
-        first = run_sync(self._begin(start))
-        self._show()
-        return first
+        return self._maker.draw(self.np_random, (options or {}).get("task"))
 
     async def _begin(self, start: Start) -> tuple[Any, dict[str, Any]]:
         """End the current episode and begin the next, on the background loop."""

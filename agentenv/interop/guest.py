@@ -57,7 +57,11 @@ class _ByName(type):
     """Metaclass that pickles a class of `guest_class` by its name: no module holds the class."""
 
 
-copyreg.pickle(_ByName, lambda cls: (load_env, (vars(cls)["spec"],)) if "spec" in vars(cls) else cls.__qualname__)
+def _reduce(cls: _ByName) -> str | tuple[Any, ...]:
+    return (load_env, (vars(cls)["spec"],)) if "spec" in vars(cls) else cls.__qualname__
+
+
+copyreg.pickle(_ByName, _reduce)
 
 
 class Guest(AgentInstance, metaclass=_ByName):

@@ -56,7 +56,8 @@ class AgentRunner(AgentExecutor):
         super().__init__(agent_instance_cls)
         self._passes_messages = not self.PRERENDER_PROMPT
         if self.agent_instance_cls is not None:
-            self.agent_instance_cls = _with_row_tools(as_agent(self.agent_instance_cls))
+            cls: Any = as_agent(self.agent_instance_cls)
+            self.agent_instance_cls = _with_row_tools(cls)
 
     async def execute(
         self,
