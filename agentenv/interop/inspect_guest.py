@@ -216,7 +216,7 @@ def tasks_in(path: Path) -> list[str]:
     except (OSError, ValueError, SyntaxError) as error:
         raise ConfigError(f"--env inspect:{path}: expected a Python file, got {error}. Check the path.") from error
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    is_task = re.compile(r"(?:.*\.)?task(?:\(|$)")
+    is_task = re.compile(r"(?:[\w.]+\.)?task(?:\(|$)")
     return [one.name for one in functions if any(is_task.match(ast.unparse(each)) for each in one.decorator_list)]
 
 

@@ -228,7 +228,7 @@ class MoltFunc(AgentFunc):
             return await super().run(task, setup, key)
         if self._source is None:
             runner_cls: Any = self.executor_cls
-            agent_cls = runner_cls().chat_agent_cls
+            agent_cls, max_length = runner_cls().chat_agent_cls, setup.limits.max_length
 
             class Agent:
                 score_range = None
@@ -247,7 +247,7 @@ class MoltFunc(AgentFunc):
                         api_key=context.api_key,
                         session_id=context.base_url.split("/")[-2],
                         sampling_params=context.sampling,
-                        max_length=setup.limits.max_length,
+                        max_length=max_length,
                     )
                     return step_dict(await call(agent.run, ctx), f"{agent_cls.__name__}.run")
 

@@ -229,9 +229,8 @@ class RunWriter:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                fcntl.flock(
-                    fd, fcntl.LOCK_SH | fcntl.LOCK_NB
-                )  # fails for a run, not for a reader that stores the index
+                # It fails if a run has the lock, not if a reader that stores the index has it.
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 fcntl.flock(fd, fcntl.LOCK_EX)
         except OSError as error:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
