@@ -74,8 +74,8 @@ def diff(args: Sequence[str]) -> int:
         sys.stdout.write(as_markdown(comparison))
     else:
         text = Text(as_text(comparison, min(shutil.get_terminal_size((80, 24)).columns, 100)))
-        for section in sections_of(comparison):
-            text.highlight_words([section.title], "bold")
+        for title in sections_of(comparison):
+            text.highlight_words([title], "bold")
         Console(soft_wrap=True, emoji=False).print(text, end="")
     if config.html is not None:
         from agentenv.view.single_file import FileOptions, write_html

@@ -11,36 +11,10 @@ from statistics import fmean
 from typing import Any
 
 from agentenv._util.jsonable import jsonable
+from agentenv.compare import intervals, pairing
 from agentenv.compare.caveats import Caveat, caveats_of, changed_flags, failures_of
-from agentenv.compare.intervals import (
-    MeanDifference,
-    Pairing,
-    Precision,
-    Verdict,
-    pairing_of,
-    precision_of,
-    share_above,
-    smallest_effect,
-    verdict_of,
-)
-from agentenv.compare.pairing import (
-    Change,
-    Flips,
-    Ratio,
-    TaskChange,
-    change_of,
-    difference_of,
-    episodes_needed,
-    flips_of,
-    info_changes,
-    length_ratio,
-    pairs_of,
-    pass_changes,
-    passed_flips,
-    stop_changes,
-    task_changes,
-    unmatched,
-)
+from agentenv.compare.intervals import MeanDifference, Pairing, Precision, Verdict
+from agentenv.compare.pairing import Change, Flips, Ratio, TaskChange
 from agentenv.compare.sides import By, Side, Source, first_and_last, read_side
 from agentenv.compare.significance import SignFlips
 from agentenv.errors import ConfigError
@@ -160,13 +134,13 @@ def compare(
 
 def compare_sides(a: Side, b: Side, *, by: By, cluster: str | None, margin: float) -> RunComparison:
     """Compare two sides; see `compare`."""
-    pairs = pairs_of(a, b, by, cluster)
-    only_a, only_b = unmatched(a, pairs, by), unmatched(b, pairs, by)
+    pairs = pairing.pairs_of(a, b, by, cluster)
+    only_a, only_b = pairing.unmatched(a, pairs, by), pairing.unmatched(b, pairs, by)
     means_a, means_b = [fmean(pair.values_a) for pair in pairs], [fmean(pair.values_b) for pair in pairs]
     differences = [pair.difference for pair in pairs]
-    difference = difference_of(pairs, differences)
+    difference = pairing.difference_of(pairs, differences)
     has_no_spread = difference.se == 0.0
-    above = [share_above(pair.values_a, pair.values_b) for pair in pairs]
+    above = [intervals.share_above(pair.values_a, pair.values_b) for pair in pairs]
     return RunComparison(
         a=_facts(a, means_a, len(only_a)),
         b=_facts(b, means_b, len(only_b)),
@@ -176,23 +150,25 @@ def compare_sides(a: Side, b: Side, *, by: By, cluster: str | None, margin: floa
         caveats=tuple(caveats_of(a, b, by, pairs=[pair.task_id for pair in pairs], only=(only_a, only_b))),
         changed=changed_flags(a, b),
         has_common_seed="seed" in a.flags and a.flags["seed"] == b.flags.get("seed"),
-        verdict=verdict_of(difference, margin),
+        verdict=intervals.verdict_of(difference, margin),
         difference=difference,
         are_identical=has_no_spread and difference.mean == 0.0,
         share_bound=min(1.0, 3.0 / difference.num_units) if has_no_spread else None,
-        sign_flips=flips_of(pairs, differences),
-        pairing=pairing_of(means_a, means_b),
-        precision=precision_of(difference, [pair.values_a for pair in pairs], [pair.values_b for pair in pairs]),
-        smallest_effect=smallest_effect(difference),
-        share_above=change_of("P(B > A)", pairs, [0.5] * len(pairs), above),
-        flips=passed_flips(pairs),
-        passes=pass_changes(pairs),
-        lengths=length_ratio(pairs, lambda outcome: True),
-        lengths_passed=length_ratio(pairs, lambda outcome: outcome.passed is True),
-        stop_reasons=stop_changes(pairs),
-        info=info_changes(pairs),
-        tasks=task_changes(pairs),
-        num_needed=episodes_needed(pairs),
+        sign_flips=pairing.flips_of(pairs, differences),
+        pairing=intervals.pairing_of(means_a, means_b),
+        precision=intervals.precision_of(
+            difference, [pair.values_a for pair in pairs], [pair.values_b for pair in pairs]
+        ),
+        smallest_effect=intervals.smallest_effect(difference),
+        share_above=pairing.change_of("P(B > A)", pairs, [0.5] * len(pairs), above),
+        flips=pairing.passed_flips(pairs),
+        passes=pairing.pass_changes(pairs),
+        lengths=pairing.length_ratio(pairs, lambda outcome: True),
+        lengths_passed=pairing.length_ratio(pairs, lambda outcome: outcome.passed is True),
+        stop_reasons=pairing.stop_changes(pairs),
+        info=pairing.info_changes(pairs),
+        tasks=pairing.task_changes(pairs),
+        num_needed=pairing.episodes_needed(pairs),
     )
 
 

@@ -11,18 +11,9 @@ from statistics import fmean
 
 from agentenv._util.estimates import pass_all_k, pass_at_k
 from agentenv._util.suggest import did_you_mean
+from agentenv.compare import significance
 from agentenv.compare.intervals import MeanDifference, cluster_sums, paired_difference
 from agentenv.compare.sides import By, EpisodeOutcome, Side, values_of
-from agentenv.compare.significance import (
-    FALSE_SHARE,
-    SignFlips,
-    benjamini_hochberg,
-    mcnemar,
-    num_needed,
-    sign_flips,
-    smallest_p,
-    task_p,
-)
 from agentenv.errors import ConfigError
 
 _NUM_K = 8
@@ -114,7 +105,16 @@ def pairs_of(a: Side, b: Side, by: By, cluster: str | None) -> list[TaskPair]:
         values_a = values_of(outcomes, lambda each: each.value(by))
         values_b = values_of(b.outcomes.get(task_id, ()), lambda each: each.value(by))
         if values_a and values_b:
-            unit = None if cluster is None else _cluster(a, b, task_id, cluster)
+            unit = None
+            if cluster is not None:
+                rows = [side.metadata.get(task_id, {}) for side in (a, b)]
+                unit = next((str(row[cluster]) for row in rows if cluster in row), None)
+                if unit is None:
+                    known = {name for side in (a, b) for row in side.metadata.values() for name in row}
+                    advice = did_you_mean(cluster, known, f"There are {', '.join(sorted(known)) or 'no keys'}.")
+                    raise ConfigError(
+                        f"--cluster: expected a key of the metadata of task {task_id}, got {cluster!r}.{advice}"
+                    )
             pairs.append(TaskPair(task_id, outcomes, b.outcomes[task_id], values_a, values_b, unit))
     if pairs:
         return pairs
@@ -132,24 +132,15 @@ def pairs_of(a: Side, b: Side, by: By, cluster: str | None) -> list[TaskPair]:
     )
 
 
-def _cluster(a: Side, b: Side, task_id: str, key: str) -> Hashable:
-    for side in (a, b):
-        if key in (metadata := side.metadata.get(task_id, {})):
-            return str(metadata[key])
-    known = {name for side in (a, b) for metadata in side.metadata.values() for name in metadata}
-    advice = did_you_mean(key, known, f"There are {', '.join(sorted(known)) or 'no keys'}.")
-    raise ConfigError(f"--cluster: expected a key of the metadata of task {task_id}, got {key!r}.{advice}")
-
-
 def difference_of(pairs: Sequence[TaskPair], differences: Sequence[float]) -> MeanDifference:
     """Return the mean of one difference per pair; the units are clusters if the pairs have them."""
     return paired_difference(differences, _clusters(pairs))
 
 
-def flips_of(pairs: Sequence[TaskPair], differences: Sequence[float]) -> SignFlips:
+def flips_of(pairs: Sequence[TaskPair], differences: Sequence[float]) -> significance.SignFlips:
     """Return the sign-flip test of one difference per pair, or of the sums of clusters."""
     clusters = _clusters(pairs)
-    return sign_flips(differences if clusters is None else cluster_sums(differences, clusters))
+    return significance.sign_flips(differences if clusters is None else cluster_sums(differences, clusters))
 
 
 def _clusters(pairs: Sequence[TaskPair]) -> list[Hashable] | None:
@@ -175,7 +166,7 @@ def _changes_of(
         old, new = ([fmean(values_of(row, partial(value, name))) for row in rows] for rows in _sides(used))
         changes.append(change_of(name, used, old, new))
         ps.append(flips_of(used, [b - a for a, b in zip(old, new, strict=True)]).p)
-    return tuple(replace(each, q=q) for each, q in zip(changes, benjamini_hochberg(ps), strict=True))
+    return tuple(replace(each, q=q) for each, q in zip(changes, significance.benjamini_hochberg(ps), strict=True))
 
 
 def passed_flips(pairs: Sequence[TaskPair]) -> Flips | None:
@@ -187,7 +178,7 @@ def passed_flips(pairs: Sequence[TaskPair]) -> Flips | None:
     once, always = Counter((any(a), any(b)) for a, b in rows), Counter((all(a), all(b)) for a, b in rows)
     gained, lost = (False, True), (True, False)
     is_single = all(len(a) == len(b) == 1 for a, b in rows)
-    p = mcnemar(once[gained], once[lost]) if is_single else None
+    p = significance.mcnemar(once[gained], once[lost]) if is_single else None
     return Flips(once[gained], once[lost], always[gained], always[lost], p)
 
 
@@ -244,7 +235,7 @@ def info_changes(pairs: Sequence[TaskPair]) -> tuple[Change, ...]:
 
 def task_changes(pairs: Sequence[TaskPair]) -> tuple[TaskChange, ...]:
     """Return each task, those with the smallest q first, then those with the largest difference."""
-    ps = [task_p(pair.values_a, pair.values_b) for pair in pairs]
+    ps = [significance.task_p(pair.values_a, pair.values_b) for pair in pairs]
     changes = [
         TaskChange(
             task_id=pair.task_id,
@@ -255,17 +246,17 @@ def task_changes(pairs: Sequence[TaskPair]) -> tuple[TaskChange, ...]:
             difference=pair.difference,
             p=p,
             q=q,
-            is_named=q <= FALSE_SHARE,
+            is_named=q <= significance.FALSE_SHARE,
         )
-        for pair, p, q in zip(pairs, ps, benjamini_hochberg(ps), strict=True)
+        for pair, p, q in zip(pairs, ps, significance.benjamini_hochberg(ps), strict=True)
     ]
     return tuple(sorted(changes, key=lambda each: (each.q, -abs(each.difference), each.task_id)))
 
 
 def episodes_needed(pairs: Sequence[TaskPair]) -> int | None:
     """Return the episodes per run with which a task that changed alone could be named; None if there are enough."""
-    least = min(smallest_p(len(pair.values_a), len(pair.values_b)) for pair in pairs)
-    return num_needed(len(pairs)) if least * len(pairs) > FALSE_SHARE else None
+    least = min(significance.smallest_p(len(pair.values_a), len(pair.values_b)) for pair in pairs)
+    return significance.num_needed(len(pairs)) if least * len(pairs) > significance.FALSE_SHARE else None
 
 
 def unmatched(side: Side, pairs: Sequence[TaskPair], by: By) -> list[str]:

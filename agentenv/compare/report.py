@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from agentenv._util.plurals import counted
 from agentenv._util.terminal import safe
 from agentenv.compare.comparison import RunComparison, SideFacts
 from agentenv.compare.intervals import MeanDifference
-from agentenv.compare.pairing import Change, Flips
+from agentenv.compare.pairing import Change
 from agentenv.compare.significance import FALSE_SHARE
 
 MAX_TASKS = 10
@@ -29,39 +28,30 @@ VERDICTS = {
 """Each verdict in words."""
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A title, and rows of a name and a text."""
-
-    title: str
-    rows: tuple[tuple[str, str], ...]
-
-
-def sections_of(comparison: RunComparison) -> list[Section]:
-    """Return the report; rows without a name are whole sentences."""
-    c = comparison
-    found = [
-        Section("Runs", (("A", _side(c.a)), ("B", _side(c.b)))),
-        Section("Not comparable", tuple(("", each.text) for each in c.caveats if each.refuses)),
-        Section("Note", tuple(("", each.text) for each in c.caveats if not each.refuses)),
-        Section("Flags that differ", tuple((f"--{k}", f"{old} → {new}") for k, (old, new) in c.changed.items())),
-        Section(headline(c), tuple(_headline_rows(c))),
-        Section("Checks", tuple(_check_rows(c))),
-        Section("Passed", (*_changes(_few(c.passes)), *_flips(c.flips))),
-        Section("Sampled tokens per episode, B / A", tuple(_lengths(c))),
-        Section("Stop reasons, share of episodes", tuple(_changes(_changed(c.stop_reasons)))),
-        Section("info", tuple(_changes(_changed(c.info)))),
-        Section(f"Tasks (★: q ≤ {FALSE_SHARE:.2f})", tuple(_task_rows(c))),
-    ]
-    return [section for section in found if section.rows]
+def sections_of(c: RunComparison) -> dict[str, list[tuple[str, str]]]:
+    """Return the rows of the report, a name and a text each, by their title; those without a name are sentences."""
+    found = {
+        "Runs": [("A", _side(c.a)), ("B", _side(c.b))],
+        "Not comparable": [("", each.text) for each in c.caveats if each.refuses],
+        "Note": [("", each.text) for each in c.caveats if not each.refuses],
+        "Flags that differ": [(f"--{name}", f"{old} → {new}") for name, (old, new) in c.changed.items()],
+        headline(c): list(_headline_rows(c)),
+        "Checks": list(_check_rows(c)),
+        "Passed": list(_passed_rows(c)),
+        "Sampled tokens per episode, B / A": list(_lengths(c)),
+        "Stop reasons, share of episodes": list(_changes(_changed(c.stop_reasons))),
+        "info": list(_changes(_changed(c.info))),
+        f"Tasks (★: q ≤ {FALSE_SHARE:.2f})": list(_task_rows(c)),
+    }
+    return {title: rows for title, rows in found.items() if rows}
 
 
 def as_text(comparison: RunComparison, width: int = 80) -> str:
     """Return the report in lines of at most `width` columns."""
     lines: list[str] = []
-    for section in sections_of(comparison):
-        lines += ["", *textwrap.wrap(safe(section.title), width)]
-        for name, text in section.rows:
+    for title, rows in sections_of(comparison).items():
+        lines += ["", *textwrap.wrap(safe(title), width)]
+        for name, text in rows:
             name = safe(name)
             label = f"  {name:{_NAME_WIDTH}} " if name else "  "
             indent = " " * (_NAME_WIDTH + 3) if name else "  "
@@ -75,12 +65,12 @@ def as_text(comparison: RunComparison, width: int = 80) -> str:
 def as_markdown(comparison: RunComparison) -> str:
     """Return the report as GitHub's Markdown; texts of runs are in code spans, so that they cannot be markup."""
     lines: list[str] = []
-    for section in sections_of(comparison):
-        lines += [f"### {section.title}", ""]
-        if any(name for name, _ in section.rows):
-            lines += ["| | |", "|---|---|", *(f"| {_code(name)} | {_code(text)} |" for name, text in section.rows), ""]
+    for title, rows in sections_of(comparison).items():
+        lines += [f"### {title}", ""]
+        if any(name for name, _ in rows):
+            lines += ["| | |", "|---|---|", *(f"| {_code(name)} | {_code(text)} |" for name, text in rows), ""]
         else:
-            lines += [*(f"- {_code(text)}" for _, text in section.rows), ""]
+            lines += [*(f"- {_code(text)}" for _, text in rows), ""]
     return "\n".join(lines)
 
 
@@ -150,22 +140,16 @@ def _changed(changes: Sequence[Change]) -> list[Change]:
     return sorted(changed, key=lambda each: each.q or 0.0)[:_MAX_CHANGES]
 
 
-def _few(changes: Sequence[Change]) -> list[Change]:
-    """Return pass@1, and the others with the largest k."""
-    first = list(changes[:1])
-    last = {change.name.partition(mark)[0] + mark: change for change in changes for mark in "@^" if mark in change.name}
-    return first + [each for each in last.values() if each not in first]
-
-
-def _flips(flips: Flips | None) -> Iterator[tuple[str, str]]:
-    if flips is None:
-        return
-    if flips.p is not None:
+def _passed_rows(c: RunComparison) -> Iterator[tuple[str, str]]:
+    first, flips = list(c.passes[:1]), c.flips  # pass@1, and below it the others with the largest k
+    last = {each.name.partition(mark)[0] + mark: each for each in c.passes for mark in "@^" if mark in each.name}
+    yield from _changes(first + [each for each in last.values() if each not in first])
+    if flips is not None and flips.p is not None:
         gained = counted(flips.gained_once, "task")
         yield "flips", f"{gained} gained, {flips.lost_once} lost (McNemar's p = {_p(flips.p)})"
-        return
-    yield "at least once", f"{counted(flips.gained_once, 'task')} gained, {flips.lost_once} lost"
-    yield "every time", f"{counted(flips.gained_always, 'task')} gained, {flips.lost_always} lost"
+    elif flips is not None:
+        yield "at least once", f"{counted(flips.gained_once, 'task')} gained, {flips.lost_once} lost"
+        yield "every time", f"{counted(flips.gained_always, 'task')} gained, {flips.lost_always} lost"
 
 
 def _lengths(c: RunComparison) -> Iterator[tuple[str, str]]:

@@ -20,18 +20,9 @@ if TYPE_CHECKING:
     from agentenv.gym.vector import AgentVectorEnv
 
 __all__ = [
-    "AgentEnv",
-    "AgentVectorEnv",
-    "AnyText",
-    "EpisodeMaker",
-    "GymConfig",
-    "Messages",
-    "TokenSeq",
-    "env_ids",
-    "make",
-    "make_vec",
-    "register_all",
-]
+    "AgentEnv", "AgentVectorEnv", "AnyText", "EpisodeMaker", "GymConfig", "Messages", "TokenSeq", "env_ids", "make",
+    "make_vec", "register_all",
+]  # fmt: skip
 __getattr__ = lazy_names(
     __name__,
     {

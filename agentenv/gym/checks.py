@@ -75,7 +75,11 @@ def check_gym(env: str | AgentEnv, *, num_episodes: int = 32, processes: bool = 
                 _play(made, seed, [action, action])  # the second one if the episode continues
         made.close()
         _check_copies(spec)
-        _check_seeds(spec, num_episodes)
+        made = _made(spec)
+        plans = [_actions(made, seed) for seed in range(num_episodes)]
+        alone, same = ([_play(made, seed, plan) for seed, plan in enumerate(plans)] for _ in range(2))
+        _same(same, alone, "reset(seed): expected the same episode again")
+        made.close()
         _check_vectors(spec, "vector_entry_point", num_episodes)
         _check_vectors(spec, "sync", _NUM_VECTOR)
     if processes:
@@ -86,15 +90,6 @@ def _made(spec: EnvSpec) -> AgentEnv:
     env = spec.make(disable_env_checker=True).unwrapped
     _expect(isinstance(env, AgentEnv), "spec", "an AgentEnv", env)
     return env  # type: ignore[return-value]
-
-
-def _check_seeds(spec: EnvSpec, num_episodes: int) -> None:
-    """Check that each seed yields the same episode again."""
-    env = _made(spec)
-    plans = [_actions(env, seed) for seed in range(num_episodes)]
-    alone, again = ([_play(env, seed, plan) for seed, plan in enumerate(plans)] for _ in range(2))
-    _same(again, alone, "reset(seed): expected the same episode again")
-    env.close()
 
 
 def _check_copies(spec: EnvSpec) -> None:

@@ -29,7 +29,7 @@ from agentenv.core.arguments import number, one_of, whole_number
 from agentenv.core.dataset import in_messages
 from agentenv.core.engine import Tokenizer
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Completion, Limits, Message, StepResult, Task
+from agentenv.core.types import Completion, Limits, Message, Task
 from agentenv.engines.models import load_stop_token_ids, load_tokenizer, resolve_model
 from agentenv.engines.scripted import PlainTextTokenizer
 from agentenv.episode.endpoint.agent import owns_its_loop
@@ -174,14 +174,23 @@ class EpisodeMaker:
         tasks = TaskSource(str(data)).read(own, needs_label=self.cls.needs_label, limit=config.limit)
         self.tasks: Sequence[Task] = [in_messages(task) for task in tasks]
         self._index = {task.task_id: index for index, task in enumerate(self.tasks)}
-        if config.obs_mode != "tokens":
-            self.chat = _plain_text_chat()
-        elif config.tokenizer is not None:
-            self.chat = Chat(config.tokenizer)
-        else:
-            model = resolve_model(config.model or "")
-            self.chat = Chat(load_tokenizer(model), stop_token_ids=load_stop_token_ids(model))
-        self.observation_space, self.action_space = self._spaces()
+        self.observation_space: Space[Any] = AnyText() if config.obs_mode == "text" else Messages()
+        self.action_space: Space[Any] = AnyText(self.limits.max_length)
+        self.chat = _plain_text_chat()
+        if config.obs_mode == "tokens":
+            if config.tokenizer is not None:
+                self.chat = Chat(config.tokenizer)
+            else:
+                model = resolve_model(config.model or "")
+                self.chat = Chat(load_tokenizer(model), stop_token_ids=load_stop_token_ids(model))
+            # The largest id plus one; for a tokenizer of unknown size, the largest size that a record can hold.
+            tokenizer: Any = self.chat.tokenizer
+            size = len(tokenizer) if hasattr(tokenizer, "__len__") else getattr(tokenizer, "vocab_size", None)
+            if size is not None:
+                added = getattr(tokenizer, "added_tokens_decoder", {})
+                size = max(int(size), *(int(i) + 1 for i in (*added, *tokenizer.all_special_ids)), 1)
+            self.observation_space = TokenSeq(size or _NO_LIMIT, self.limits.max_length)
+            self.action_space = TokenSeq(size or _NO_LIMIT, self.limits.max_length, min_len=1)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return EpisodeMaker, (self.config,)
@@ -214,13 +223,17 @@ class EpisodeMaker:
         return SteppedEpisode(make, start.task, chat=self.chat, limits=self.limits, key=key)
 
     async def begin(self, episode: SteppedEpisode) -> tuple[Any, dict[str, Any]]:
-        """Start an episode and return its first observation and info.
+        """Start an episode and return its first observation and info: task_id, and the offered tools as text.
 
         Raises:
             EpisodeFailed: the environment failed.
         """
         await episode.begin()
-        return self.observation(episode), first_info(episode)
+        trajectory = episode.trajectory
+        info: dict[str, Any] = {"task_id": trajectory.task.task_id}
+        if trajectory.tools:
+            info["tools"] = tools_text(trajectory.tools)
+        return self.observation(episode), info
 
     async def act(self, episode: SteppedEpisode, action: Any) -> Outcome:
         """Take an action; return observation, reward, terminated, truncated and info.
@@ -232,20 +245,36 @@ class EpisodeMaker:
         return await self.take(episode, self.action(action))
 
     async def take(self, episode: SteppedEpisode, action: Taken) -> Outcome:
-        """Take an action that `action` returned; otherwise as `act`."""
+        """Take an action that `action` returned; otherwise as `act`.
+
+        Numbers of the info are floats, everything else is text; nothing depends on the clock.
+        """
         result = await episode.act(action)
-        return (
-            self.observation(episode), float(result.reward), bool(result.terminated), bool(result.truncated),
-            info_of(episode, result),
-        )  # fmt: skip
+        info: dict[str, Any] = {
+            key: str(value) if isinstance(value, str) else float(value) for key, value in result.info.items()
+        }
+        if result.score is not None:
+            info["score"] = float(result.score)
+        reason = episode.trajectory.stop_reason
+        if episode.over and reason is not None:
+            info["stop_reason"] = str(reason)
+        return self.observation(episode), float(result.reward), bool(result.terminated), bool(result.truncated), info
 
     def observation(self, episode: SteppedEpisode) -> Any:
-        """Return the current observation as a new element of `observation_space`."""
+        """Return the current observation as a new element of `observation_space`.
+
+        A text is the reply to the last action, or the prompt with the offered tools.
+        """
+        trajectory = episode.trajectory
+        if self.config.obs_mode == "text" and trajectory.turns:
+            result = trajectory.turns[-1].result
+            return as_text(result.observation) if result is not None else ""
         if self.config.obs_mode == "text":
-            return text_now(episode.trajectory)
+            tools = [tools_text(trajectory.tools)] if trajectory.tools else []
+            return "\n\n".join([*tools, as_text(trajectory.prompt)])
         if self.config.obs_mode == "messages":
-            return conversation(episode.trajectory)
-        return np.array(episode.trajectory.segments[-1].token_ids, np.int64)
+            return conversation(trajectory)
+        return np.array(trajectory.segments[-1].token_ids, np.int64)
 
     def empty_observation(self) -> Any:
         """Return the observation of an environment without an episode."""
@@ -269,20 +298,6 @@ class EpisodeMaker:
             )
         return [int(i) for i in value]
 
-    def _spaces(self) -> tuple[Space[Any], Space[Any]]:
-        if self.config.obs_mode == "text":
-            return AnyText(), AnyText(self.limits.max_length)
-        if self.config.obs_mode == "messages":
-            return Messages(), AnyText(self.limits.max_length)
-        # The largest id plus one; for a tokenizer of unknown size, the largest size that a record can hold.
-        tokenizer: Any = self.chat.tokenizer
-        known = len(tokenizer) if hasattr(tokenizer, "__len__") else getattr(tokenizer, "vocab_size", None)
-        size = _NO_LIMIT
-        if known is not None:
-            added = getattr(tokenizer, "added_tokens_decoder", {})
-            size = max(int(known), *(int(i) + 1 for i in (*added, *tokenizer.all_special_ids)), 1)
-        return TokenSeq(size, self.limits.max_length), TokenSeq(size, self.limits.max_length, min_len=1)
-
 
 @functools.cache
 def _plain_text_chat() -> Chat:
@@ -291,15 +306,6 @@ def _plain_text_chat() -> Chat:
 
 
 # --- Gymnasium's views of an episode's record ------------------------------------------------------------------------
-
-
-def text_now(trajectory: Trajectory) -> str:
-    """Return the latest observation: the prompt with the offered tools, or the reply to the last action."""
-    if not trajectory.turns:
-        tools = [tools_text(trajectory.tools)] if trajectory.tools else []
-        return "\n\n".join([*tools, as_text(trajectory.prompt)])
-    result = trajectory.turns[-1].result
-    return as_text(result.observation) if result is not None else ""
 
 
 def as_text(observation: str | Sequence[Message]) -> str:
@@ -333,31 +339,6 @@ def _as_messages(observation: str | Sequence[Message]) -> list[dict[str, Any]]:
     if isinstance(observation, str):
         return [{"role": "user", "content": observation}] if observation else []
     return [dict(deepcopy(message)) for message in observation]
-
-
-def first_info(episode: SteppedEpisode) -> dict[str, Any]:
-    """Return the info of `reset`: task_id, and the offered tools as text."""
-    trajectory = episode.trajectory
-    info: dict[str, Any] = {"task_id": trajectory.task.task_id}
-    if trajectory.tools:
-        info["tools"] = tools_text(trajectory.tools)
-    return info
-
-
-def info_of(episode: SteppedEpisode, result: StepResult) -> dict[str, Any]:
-    """Return the info of `step`: the environment's facts, its score if any, and stop_reason at the end.
-
-    Numbers are floats, everything else is text; nothing depends on the clock.
-    """
-    info: dict[str, Any] = {
-        key: str(value) if isinstance(value, str) else float(value) for key, value in result.info.items()
-    }
-    if result.score is not None:
-        info["score"] = float(result.score)
-    reason = episode.trajectory.stop_reason
-    if episode.over and reason is not None:
-        info["stop_reason"] = str(reason)
-    return info
 
 
 def transcript(trajectory: Trajectory) -> str:

@@ -7,7 +7,6 @@ action gets feedback and never reaches the environment. `agentenv_envs.gymnasium
 from __future__ import annotations
 
 import copyreg
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -127,26 +126,22 @@ class TextGame:
             ContractError: the rule returned something that is not a score.
             EpisodeFailed: the rule raised.
         """
-        score = self._by_rule(moment)
-        return 0.0 if moment.gave_up and score is not None else score
-
-    def _by_rule(self, moment: Moment) -> float | None:
+        score: float | None
         if isinstance(self.score, tuple):
-            if not (moment.terminated or moment.truncated):
-                return 0.0
             low, high = self.score
-            return min(1.0, max(0.0, (moment.total - low) / (high - low)))
-        if self.score is None:
+            is_over = moment.terminated or moment.truncated
+            score = min(1.0, max(0.0, (moment.total - low) / (high - low))) if is_over else 0.0
+        elif self.score is None:
             scores = [moment.info[name] for name in _SCORES if name in moment.info]
-            number = foreign.number_of(scores[0]) if scores else math.nan
-            return number if 0.0 <= number <= 1.0 else None
-        with foreign.named(f"{self.name}: score"):
-            value = self.score(moment)
-        if value is None:
-            return None
-        if not 0.0 <= (number := foreign.number_of(value)) <= 1.0:
-            raise ContractError(f"{self.name}: score: expected a number in [0, 1], got {value!r}. Fix the rule.")
-        return number
+            score = foreign.number_of(scores[0]) if scores else None
+            score = score if score is not None and 0.0 <= score <= 1.0 else None
+        else:
+            with foreign.named(f"{self.name}: score"):
+                value = self.score(moment)
+            score = None if value is None else foreign.number_of(value)
+            if score is not None and not 0.0 <= score <= 1.0:
+                raise ContractError(f"{self.name}: score: expected a number in [0, 1], got {value!r}. Fix the rule.")
+        return 0.0 if moment.gave_up and score is not None else score
 
 
 _ILLEGAL_TURNS = 2
@@ -311,7 +306,15 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
         text = "\n".join(filter(None, (rules, actions, self._observation_text(self.moment))))
         if type(self.env.unwrapped).__module__.startswith("agentenv.gym"):  # it has its own tasks
             return {**states, "observation": [{"role": "user", "content": text}]}
-        return {**states, "observation": _append_to_prompt(states["observation"], text)}
+        prompt: Any = states["observation"]
+        last = prompt[-1] if prompt and not isinstance(prompt, str) else {}
+        if isinstance(prompt, str):
+            prompt = f"{prompt}\n{text}\n"
+        elif last.get("role") == "user" and isinstance(last.get("content"), str):
+            prompt = [*prompt[:-1], {**last, "content": f"{last['content']}\n{text}"}]
+        else:
+            prompt = [*prompt, {"role": "user", "content": text}]
+        return {**states, "observation": prompt}
 
     def step(self, states: StepState) -> StepResult:  # type: ignore[override]  # in a separate thread
         """Play the action of an answer, or reply why it has no legal action.
@@ -472,13 +475,3 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
 def _snapshot(observation: Any) -> Any:
     """Copy an observation of messages: an environment may append to its list later."""
     return [dict(message) for message in observation] if is_messages(observation) else observation
-
-
-def _append_to_prompt(prompt: Any, text: str) -> Any:
-    """Append a text to a prompt: to its last message if that is a user's, otherwise as a new message."""
-    if isinstance(prompt, str):
-        return f"{prompt}\n{text}\n"
-    last = prompt[-1] if prompt else {}
-    if last.get("role") != "user" or not isinstance(last.get("content"), str):
-        return [*prompt, {"role": "user", "content": text}]
-    return [*prompt[:-1], {**last, "content": f"{last['content']}\n{text}"}]

@@ -46,7 +46,7 @@ class AnyText(_Unsized):
     """
 
     def __init__(self, max_chars: int | None = None, *, seed: int | np.random.Generator | None = None) -> None:
-        self.max_chars = _size("AnyText.max_chars", max_chars, least=0)
+        self.max_chars = None if max_chars is None else _size("AnyText.max_chars", max_chars, least=0)
         super().__init__(seed=seed)
 
     def contains(self, x: Any) -> bool:
@@ -147,9 +147,7 @@ def _is_message(value: Any) -> bool:
     return content is None or isinstance(content, str | list | tuple)
 
 
-def _size(where: str, value: Any, *, least: int) -> Any:
-    if value is None and where == "AnyText.max_chars":
-        return None
+def _size(where: str, value: Any, *, least: int) -> int:
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{where}: expected an integer >= {least}, got {value!r}.")
     return int(value)

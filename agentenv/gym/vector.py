@@ -82,23 +82,19 @@ class _Member(AgentEnv):
 
     async def act(self, action: Taken, *, autoreset: bool) -> None:
         """Take an action; with `autoreset`, begin the next episode at the end."""
-        outcome = await self._taken(action)
-        self.results.append(outcome)
-        if autoreset and (outcome[2] or outcome[3]):
-            await self.begin(self._draw(None, None))
-
-    async def _taken(self, action: Taken) -> Outcome:
         episode = self._running("step")
         if episode.over:
             info = self._failed("step: expected an episode, got none: its reset had failed.")
-            return self._maker.empty_observation(), math.nan, False, True, info
-        try:
-            outcome = await self._maker.take(episode, action)
-        except EpisodeFailed as failed:
-            return self._maker.observation(episode), math.nan, False, True, self._failed(str(failed))
-        if episode.over:
-            self.ended = episode.trajectory
-        return outcome
+            outcome = (self._maker.empty_observation(), math.nan, False, True, info)
+        else:
+            try:
+                outcome = await self._maker.take(episode, action)
+                self.ended = episode.trajectory if episode.over else self.ended
+            except EpisodeFailed as failed:
+                outcome = (self._maker.observation(episode), math.nan, False, True, self._failed(str(failed)))
+        self.results.append(outcome)
+        if autoreset and (outcome[2] or outcome[3]):
+            await self.begin(self._draw(None, None))
 
     def _failed(self, message: str) -> Info:
         """Return the info of a call that failed."""
@@ -178,8 +174,19 @@ class AgentVectorEnv(SyncVectorEnv):
         self.on_error = on_error
         first = _Member(env, render_mode=render_mode, **settings)
         self.maker = first._maker
-        self._elsewhere = self._local_env(env_actors, int(num_envs))
-        if self._elsewhere is not None:
+        num, config = env_actors, self.maker.config
+        if num is not None and (not isinstance(num, int) or isinstance(num, bool) or num < 0):
+            raise ConfigError(f"AgentVectorEnv.env_actors: expected None or an integer >= 0, got {brief(num)}.")
+        if num is None:
+            num = num_cores() if self.maker.cls.cpu_bound else 0
+        self._elsewhere: LocalEnv | None = None
+        """What makes agents in processes; None if this process does."""
+        if num:
+            spec = EnvSpec(config.env, os.getcwd())
+            spec.check()
+            check_kwargs(config.env_kwargs, "AgentEnv.env_kwargs")
+            limits = EnvActorConfig.of(config.step_timeout_s)
+            self._elsewhere = LocalEnv(spec, config.env_kwargs, min(num, int(num_envs)), limits)
             first._make_agent = self._elsewhere.make
             weakref.finalize(self, _let_go, self._elsewhere, os.getpid())
         super().__init__([first.twin] * int(num_envs), copy=False, autoreset_mode=autoreset_mode)
@@ -238,20 +245,6 @@ class AgentVectorEnv(SyncVectorEnv):
     def records(self) -> tuple[Trajectory | None, ...]:
         """[num_envs] full record of the last episode that ended in each environment; None before the first."""
         return tuple(env.ended for env in self._members)
-
-    def _local_env(self, num: int | None, num_envs: int) -> LocalEnv | None:
-        """Return what makes agents in processes; None if this process does."""
-        if num is not None and (not isinstance(num, int) or isinstance(num, bool) or num < 0):
-            raise ConfigError(f"AgentVectorEnv.env_actors: expected None or an integer >= 0, got {brief(num)}.")
-        if num is None:
-            num = num_cores() if self.maker.cls.cpu_bound else 0
-        if not num:
-            return None
-        config = self.maker.config
-        spec = EnvSpec(config.env, os.getcwd())
-        spec.check()
-        check_kwargs(config.env_kwargs, "AgentEnv.env_kwargs")
-        return LocalEnv(spec, config.env_kwargs, min(num, num_envs), EnvActorConfig.of(config.step_timeout_s))
 
     # --- on the background loop --------------------------------------------------------------------------------------
 

@@ -131,19 +131,15 @@ class Guest(AgentInstance, metaclass=_ByName):
         try:
             with self._numbers.active() if self.is_here else nullcontext():
                 yield
-        except (OSError, ImportError) as error:
-            raise self._outside(call, error) from error
-        except LookupError as error:
-            if type(error) is not LookupError:  # nltk raises the plain one where its data is missing
+        except (OSError, ImportError, LookupError) as error:
+            # nltk raises the plain LookupError where its data is missing.
+            if isinstance(error, LookupError) and type(error) is not LookupError:
                 raise
-            raise self._outside(call, error) from error
-
-    def _outside(self, call: str, error: Exception) -> InfraError:
-        reason = " ".join(str(error).partition("For more information")[0].replace("*", "").split())[:_REASON_CHARS]
-        return InfraError(
-            f"{self.spec}: {call}: expected its data and services, got {type(error).__name__}: {reason}. "
-            "Install what it names, or check the network."
-        )
+            reason = " ".join(str(error).partition("For more information")[0].replace("*", "").split())[:_REASON_CHARS]
+            raise InfraError(
+                f"{self.spec}: {call}: expected its data and services, got {type(error).__name__}: {reason}. "
+                "Install what it names, or check the network."
+            ) from error
 
 
 def answer_of(states: StepState) -> str:

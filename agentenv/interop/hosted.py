@@ -32,6 +32,9 @@ from agentenv.errors import ConfigError, DataError, EngineError, ErrorKind, Infr
 
 logger = logging.getLogger(__name__)
 
+_MAX_EPISODES = 256
+"""Episodes of one call that run at the same time."""
+
 
 def problem_of(trajectory: Trajectory) -> str | None:
     """Return why an episode has no reward, or None if it has one."""
@@ -144,7 +147,6 @@ async def run_planned(
     setup: EpisodeSetup,
     planned: Sequence[PlannedEpisode],
     *,
-    concurrency: int = 256,
     max_retries: int = 1,
 ) -> list[Trajectory]:
     """Run a host's episodes, again where infrastructure failed; return their records in order, failed ones included.
@@ -155,7 +157,7 @@ async def run_planned(
         ConfigError: the engine is set up wrongly.
     """
     policy = ErrorPolicy(max_retries=max_retries, max_error_share=1.0)
-    runner = EpisodeRunner(source, setup, concurrency=min(concurrency, max(1, len(planned))), policy=policy)
+    runner = EpisodeRunner(source, setup, concurrency=min(_MAX_EPISODES, max(1, len(planned))), policy=policy)
     ended: dict[str, Trajectory] = {}
 
     def keep(trajectory: Trajectory) -> None:
@@ -202,21 +204,24 @@ class GatheringEngine(Engine):
             EngineError: the host raised, or answered another number of requests.
         """
         if self._answers is None:
-            self._open = []
-            self._answers = asyncio.get_running_loop().create_task(self._send(self._open))
+            batch = self._open = []
+
+            async def send() -> Sequence[Completion]:
+                await asyncio.sleep(self._wait_s)
+                async with self._one_at_a_time:
+                    self._answers = None  # what is asked from now on is the next batch
+                    with engine_errors("generate"):
+                        answers = await asyncio.to_thread(self._ask_all, batch)
+                if len(answers) != len(batch):
+                    raise EngineError(
+                        f"generate: expected {len(batch)} completions, got {len(answers)}. Return one for each."
+                    )
+                return answers
+
+            self._answers = asyncio.get_running_loop().create_task(send())
         index, answers = len(self._open), self._answers
         self._open.append(GenerationRequest(list(prompt_token_ids), sampling))
         return (await asyncio.shield(answers))[index]
-
-    async def _send(self, batch: list[GenerationRequest]) -> Sequence[Completion]:
-        await asyncio.sleep(self._wait_s)
-        async with self._one_at_a_time:
-            self._answers = None  # what is asked from now on is the next batch
-            with engine_errors("generate"):
-                answers = await asyncio.to_thread(self._ask_all, batch)
-        if len(answers) != len(batch):
-            raise EngineError(f"generate: expected {len(batch)} completions, got {len(answers)}. Return one for each.")
-        return answers
 
 
 # --- tasks as rows of a parquet file, in the columns that verl and SkyRL read -----------------------------------------
@@ -240,14 +245,13 @@ def task_dataset(rows: Sequence[Mapping[str, Any] | Task], where: str, data_sour
             text = json.dumps(asdict(task) | {"images": []}, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise DataError(f"{where}: expected JSON in task {task.task_id!r}, got {error}. Change the row.") from error
-        made.append(
-            {
-                "prompt": prompt_texts(task),
-                "data_source": data_source,
-                "reward_model": {"style": "rule", "ground_truth": json.dumps(task.label)},
-                "extra_info": {"index": index, _TASK: text},
-            }
-        )
+        row = {
+            "prompt": prompt_texts(task),
+            "data_source": data_source,
+            "reward_model": {"style": "rule", "ground_truth": json.dumps(task.label)},
+            "extra_info": {"index": index, _TASK: text},
+        }
+        made.append(row)
     return dataset_of(made, where)
 
 

@@ -15,6 +15,7 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -89,9 +90,7 @@ class GuestProcess:
         assert self._process.stdin is not None
         for line in self._process.stdout:
             answer = json.loads(line)
-            future = self._waiting.pop(answer["id"], None)
-            if future is not None and future.set_running_or_notify_cancel():
-                future.set_result(answer)
+            self._answer(answer["id"], answer)
         self._process.wait()
         self._process.stdout.close()
         with self._lock, contextlib.suppress(OSError):  # a message that it did not read
@@ -99,16 +98,14 @@ class GuestProcess:
         self._fail()
 
     def _fail(self) -> None:
+        error = f"expected its process to run, got its end, {self._process.returncode}. Read what it printed."
         for number in list(self._waiting):
-            future = self._waiting.pop(number, None)
-            if future is not None and future.set_running_or_notify_cancel():
-                future.set_result(
-                    {
-                        "kind": "infra",
-                        "error": f"expected its process to run, got its end, {self._process.returncode}. "
-                        "Read what it printed.",
-                    }
-                )
+            self._answer(number, {"kind": "infra", "error": error})
+
+    def _answer(self, number: int, answer: dict[str, Any]) -> None:
+        future = self._waiting.pop(number, None)
+        if future is not None and future.set_running_or_notify_cancel():
+            future.set_result(answer)
 
 
 _processes: dict[tuple[str, int], GuestProcess] = {}
@@ -219,12 +216,8 @@ def tasks_in(path: Path) -> list[str]:
     except (OSError, ValueError, SyntaxError) as error:
         raise ConfigError(f"--env inspect:{path}: expected a Python file, got {error}. Check the path.") from error
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return [one.name for one in functions if any(_is_task(decorator) for decorator in one.decorator_list)]
-
-
-def _is_task(decorator: ast.expr) -> bool:
-    named = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return (named.attr if isinstance(named, ast.Attribute) else getattr(named, "id", "")) == "task"
+    is_task = re.compile(r"(?:[\w.]+\.)?task(?:\(|$)")
+    return [one.name for one in functions if any(is_task.match(ast.unparse(each)) for each in one.decorator_list)]
 
 
 @functools.cache

@@ -224,8 +224,29 @@ class Episodes(TaskSource):  # type: ignore[misc]  # without types
     async def sample_complete(self, sample: EvalSample, task: Task) -> None:
         """Send the values of the scorers, or the error."""
         episode = self.running.get((task.metadata or {}).get(_ID, -1))
-        if episode is not None:
-            self.end(episode, _answer(sample, episode))
+        if episode is None:
+            return
+        scores = sample.scores or {}
+        first = next(iter(scores.values()), None)
+        answer: dict[str, Any]
+        if sample.error is not None and episode.error is not None:
+            answer = _failure(episode.error)
+        elif sample.error is not None:
+            what = f"expected a sample that ran, got {sample.error.message}. Run it again."
+            answer = {"kind": "infra", "error": what}
+        elif first is None or isinstance(first.value, dict | list):
+            found = "none" if first is None else f"{first.value!r:.200}"
+            what = f"expected one value of the first scorer, got {found}. Choose another task."
+            answer = {"kind": "contract", "error": what}
+        else:
+            values: dict[str, float] = {}
+            for name, score in scores.items():
+                parts = score.value if isinstance(score.value, dict) else {"": score.value}
+                numbers = {key: value_to_float()(one) for key, one in parts.items() if not isinstance(one, list)}
+                values |= {f"{name}/{key}".rstrip("/"): number for key, number in numbers.items()}
+            limit = sample.limit.type if sample.limit else ""
+            answer = {"values": values, "num_messages": len(sample.messages), "limit": limit}
+        self.end(episode, answer)
 
     async def task_complete(self, log: EvalLog) -> None:
         """Send the error of a task that failed before its sample began."""
@@ -260,30 +281,6 @@ def _loaded(name: str, kwargs: str) -> Task:
     if not task.scorer:
         raise ConfigError("expected a task with a scorer, got none. Add one to the task.")
     return task
-
-
-def _answer(sample: EvalSample, episode: Episode) -> dict[str, Any]:
-    if sample.error is not None:
-        if episode.error is not None:
-            return _failure(episode.error)
-        return {"kind": "infra", "error": f"expected a sample that ran, got {sample.error.message}. Run it again."}
-    scores = sample.scores or {}
-    first = next(iter(scores.values()), None)
-    if first is None or isinstance(first.value, dict | list):
-        found = "none" if first is None else f"{first.value!r:.200}"
-        return {
-            "kind": "contract",
-            "error": f"expected one value of the first scorer, got {found}. Choose another task.",
-        }
-    to_float = value_to_float()
-    values: dict[str, float] = {}
-    for name, score in scores.items():
-        parts = score.value if isinstance(score.value, dict) else {"": score.value}
-        values |= {
-            f"{name}/{key}".rstrip("/"): to_float(one) for key, one in parts.items() if not isinstance(one, list)
-        }
-    limit = sample.limit.type if sample.limit else ""
-    return {"values": values, "num_messages": len(sample.messages), "limit": limit}
 
 
 def _failure(error: Exception) -> dict[str, Any]:

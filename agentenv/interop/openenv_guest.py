@@ -16,7 +16,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import httpx
@@ -30,7 +30,7 @@ from agentenv.core.agent import ResetState, StepState
 from agentenv.core.types import Message, StepResult, as_flag
 from agentenv.errors import AgentEnvError, ConfigError, ContractError, InfraError
 from agentenv.interop.guest import Guest, answer_of, clipped, guest_class, import_library
-from agentenv.tools.calling import MalformedCall, ToolCall, result_message
+from agentenv.tools.calling import MalformedCall, result_message
 
 _RUNS_ACTIONS = frozenset(
     {"coding_env", "coding_tools_env", "git_env", "julia_env", "jupyter_env", "kernrl", "repl_env"}
@@ -63,11 +63,6 @@ class ActionForm:
     """The JSON schema of a server's action, and how text becomes one."""
 
     schema: Mapping[str, Any]
-
-    @property
-    def is_tool_call(self) -> bool:
-        """True if an action is the call of a tool."""
-        return {"tool_name", "arguments"} <= set(self.schema.get("properties", ()))
 
     @property
     def _field(self) -> str | None:
@@ -195,7 +190,7 @@ class OpenEnvGuest(Guest):
         first = self.session.ask("reset", {**self.kwargs, "seed": seed % 2**32})  # numpy takes no larger one
         self.total, self.tools = 0.0, list[dict[str, Any]]()
         text = _text(first.get("observation") or {})
-        if not self.form.is_tool_call:
+        if not {"tool_name", "arguments"} <= set(self.form.schema.get("properties", ())):  # an action is not a call
             return f"{text}\n\n{self.form.rule}".strip()
         listed = self.session.ask("step", {"type": "list_tools"})["observation"]["tools"]
         for tool in listed:
@@ -212,7 +207,23 @@ class OpenEnvGuest(Guest):
             ContractError: a reward is not a number, or the last one is missing.
         """
         with self._in_library("step"):
-            return self._call_tools(states["tool_calls"].items) if self.tools else self.act(answer_of(states))
+            if not self.tools:
+                return self.act(answer_of(states))
+            items = states["tool_calls"].items
+            if not items:
+                return StepResult("Call one of the tools.", info={"invalid_action": 1.0})
+            messages: list[Message] = []
+            reward, last = 0.0, StepResult()
+            for item in items:
+                if isinstance(item, MalformedCall):
+                    messages.append(result_message(item, f"Error: {item.problem}"))
+                    continue
+                last = self._stepped({"type": "call_tool", "tool_name": item.name, "arguments": dict(item.arguments)})
+                messages.append(result_message(item, last.observation))
+                reward += last.reward
+                if last.done:
+                    break
+            return replace(last, observation=messages, reward=reward)
 
     def act(self, action: str) -> StepResult:
         """Step with a text; what the server does not accept as an action becomes a message to the policy."""
@@ -227,29 +238,6 @@ class OpenEnvGuest(Guest):
 
     def _invalid(self, problem: str) -> StepResult:
         return StepResult(f"Not an action: {problem}. {self.form.rule}", info={"invalid_action": 1.0})
-
-    def _call_tools(self, items: Sequence[ToolCall | MalformedCall]) -> StepResult:
-        messages: list[Message] = []
-        reward, last = 0.0, StepResult()
-        for item in items:
-            if isinstance(item, MalformedCall):
-                messages.append(result_message(item, f"Error: {item.problem}"))
-                continue
-            last = self._stepped({"type": "call_tool", "tool_name": item.name, "arguments": dict(item.arguments)})
-            messages.append(result_message(item, last.observation))
-            reward += last.reward
-            if last.done:
-                break
-        if not items:
-            return StepResult("Call one of the tools.", info={"invalid_action": 1.0})
-        return StepResult(
-            messages,
-            reward=reward,
-            score=last.score,
-            terminated=last.terminated,
-            truncated=last.truncated,
-            info=last.info,
-        )
 
     def _stepped(self, action: Mapping[str, Any]) -> StepResult:
         if self.session is None:
@@ -335,8 +323,7 @@ def action_form(url: str, pid: int) -> ActionForm:
         InfraError: the server cannot be reached, or has no schema.
     """
     try:
-        answer = httpx.get(f"{url}/schema", timeout=_FULL_S)
-        return ActionForm(answer.raise_for_status().json()["action"])
+        return ActionForm(httpx.get(f"{url}/schema", timeout=_FULL_S).raise_for_status().json()["action"])
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         raise InfraError(f"{url}/schema: expected an OpenEnv server's schema, got {error!r:.300}. Start it.") from error
 

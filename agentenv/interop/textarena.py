@@ -28,7 +28,7 @@ class TextArenaGame(Guest):
 
     def begin(self, seed: int) -> str:
         """Make and reset the game, and return its rules."""
-        self.env: Any = _textarena().make(self.spec.partition(":")[2], **self.kwargs)
+        self.env: Any = import_library("textarena", "textarena").make(self.spec.partition(":")[2], **self.kwargs)
         self.env.reset(num_players=1, seed=seed)
         self.seen = ""
         return self._new_text()
@@ -102,15 +102,11 @@ def names() -> dict[str, str]:
 @functools.cache
 def _is_for_one_player(module: str) -> bool:
     """Return True if the code of a game says so; importing all games would take a minute."""
-    folder = Path(_textarena().__file__).parents[1]
+    folder = Path(import_library("textarena", "textarena").__file__).parents[1]
     path = folder.joinpath(*module.split(".")).with_suffix(".py")
     return path.is_file() and _ONE_PLAYER in path.read_text(encoding="utf-8")
 
 
 def _registry() -> Mapping[str, Any]:
-    registry: Mapping[str, Any] = _textarena().envs.registration.ENV_REGISTRY
+    registry: Mapping[str, Any] = import_library("textarena", "textarena").envs.registration.ENV_REGISTRY
     return registry
-
-
-def _textarena() -> Any:
-    return import_library("textarena", "textarena")

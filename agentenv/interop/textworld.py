@@ -127,9 +127,10 @@ def _compiled(name: str, kwargs: str, seed: int) -> tuple[bytes, str]:
 
     TextWorld has global random numbers beside those of numpy: they are of the seed, and of the process again after it.
     """
-    library, numbers = _textworld(), _textworld().g_rng
+    library = _textworld()
     settings = settings_of(name) | json.loads(kwargs)
-    options, before = library.GameOptions(), numbers.seed
+    numbers, options = library.g_rng, library.GameOptions()
+    before = numbers.seed
     options.seeds = seed
     with OwnRandom(seed).active(), tempfile.TemporaryDirectory() as folder:
         options.path = f"{folder}/{_FILE}"

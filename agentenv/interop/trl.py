@@ -138,39 +138,66 @@ class EnvRollout:
         """
         sampling = _sampling(trainer, self.max_tokens)
         first = trainer.accelerator.process_index * len(prompts)
-        planned = [PlannedEpisode(self._task(prompt), first + i) for i, prompt in enumerate(prompts)]
+        planned = []
+        for number, prompt in enumerate(prompts, first):
+            last = prompt[-1] if isinstance(prompt, Sequence) and prompt and not isinstance(prompt, str) else {}
+            task_id = last.get("task_id") if isinstance(last, Mapping) else None
+            if task_id not in self.tasks:
+                raise DataError(
+                    f"EnvRollout: expected the id of a task in the prompt's last message, got {task_id!r}. "
+                    "Pass agentenv.interop.trl.dataset(rows) as the trainer's dataset, with the rows of EnvRollout."
+                )
+            planned.append(PlannedEpisode(self.tasks[task_id], number))
         mode = "train" if trainer.model.training else "eval"
         seed = derive_seed(trainer.args.seed, mode, trainer.state.global_step, next(self._calls))
-        work = self._run(planned, trainer, replace(sampling, seed=seed))
-        trajectories = run_sync(work) if is_loop_running() else asyncio.run(work)  # it runs in a notebook
+
+        async def run() -> list[Trajectory]:
+            chat = chat_of(_tokenizer(trainer), self.chat_options)
+            async with _engine(trainer) as engine:
+                setup = EpisodeSetup(engine, chat, replace(sampling, seed=seed), self.limits)
+                return await run_planned(self.source, setup, planned, max_retries=self.max_retries)
+
+        trajectories = run_sync(run()) if is_loop_running() else asyncio.run(run())  # it runs in a notebook
         return columns([self._row(trajectory, trainer) for trajectory in trajectories])
 
-    async def _run(self, planned: list[PlannedEpisode], trainer: Any, sampling: SamplingParams) -> list[Trajectory]:
-        chat = chat_of(_tokenizer(trainer), self.chat_options)
-        async with _engine(trainer) as engine:
-            setup = EpisodeSetup(engine, chat, sampling, self.limits)
-            return await run_planned(self.source, setup, planned, max_retries=self.max_retries)
-
-    def _task(self, prompt: Any) -> Task:
-        last = prompt[-1] if isinstance(prompt, Sequence) and prompt and not isinstance(prompt, str) else {}
-        task_id = last.get("task_id") if isinstance(last, Mapping) else None
-        if task_id not in self.tasks:
-            raise DataError(
-                f"EnvRollout: expected the id of a task in the prompt's last message, got {task_id!r}. "
-                "Pass agentenv.interop.trl.dataset(rows) as the trainer's dataset, with the rows of EnvRollout."
-            )
-        return self.tasks[task_id]
-
     def _row(self, trajectory: Trajectory, trainer: Any) -> dict[str, Any]:
+        """Return TRL's row of an episode. TRL reads its last token: there is one, and an EOS means not truncated."""
         problem = problem_of(trajectory)
         self.failures.add(
             problem,
             max_in_a_row=self.max_failed_in_a_row,
             result="Its row has no reward, and TRL leaves it out of its group.",
         )
-        ends = {"truncated": trajectory.truncated, "failed": problem is not None}
-        row = {**dict.fromkeys(_FACTS), **(_failed(trajectory) if problem else _record(trajectory)), **ends}
-        return _for_trl(row, trainer)
+        row: dict[str, Any] = dict.fromkeys(_FACTS)
+        if problem is None:
+            row |= _record(trajectory)
+        else:  # its prompt and no completion
+            ids, reason = (
+                trajectory.segments[0].token_ids.tolist() if trajectory.segments else [],
+                trajectory.stop_reason,
+            )
+            row |= {
+                "prompt_ids": ids[: trajectory.turns[0].start] if trajectory.turns else ids,
+                **{name: [] for name in ("completion_ids", "logprobs", "env_mask")},
+                "episode_id": trajectory.episode_id,
+                "stop_reason": None if reason is None else reason.value,
+            }
+        tokenizer, completion, mask = _tokenizer(trainer), row["completion_ids"], row["env_mask"]
+        hides_truncated = trainer.args.mask_truncated_completions
+        if hides_truncated and trajectory.truncated:
+            mask = [0] * len(mask)
+        looks_truncated = not completion or completion[-1] not in {*trainer.eos_token_ids, tokenizer.pad_token_id}
+        if not completion or (hides_truncated and looks_truncated and not trajectory.truncated):
+            row["logprobs"] = [*row["logprobs"], 0.0]
+            completion, mask = [*completion, tokenizer.eos_token_id], [*mask, 0]
+        return {
+            **row,
+            "prompt_ids": row["prompt_ids"] or [tokenizer.eos_token_id],
+            "completion_ids": completion,
+            "env_mask": mask,
+            "truncated": trajectory.truncated,
+            "failed": problem is not None,
+        }
 
 
 def _record(trajectory: Trajectory) -> dict[str, Any]:
@@ -190,33 +217,6 @@ def _record(trajectory: Trajectory) -> dict[str, Any]:
         "reward": record.reward,
         **facts(record),
     }
-
-
-def _failed(trajectory: Trajectory) -> dict[str, Any]:
-    """Return the row of a failed episode: its prompt and no completion."""
-    segment, reason = trajectory.segments[0].token_ids.tolist() if trajectory.segments else [], trajectory.stop_reason
-    return {
-        "prompt_ids": segment[: trajectory.turns[0].start] if trajectory.turns else segment,
-        "completion_ids": [],
-        "logprobs": [],
-        "env_mask": [],
-        "episode_id": trajectory.episode_id,
-        "stop_reason": None if reason is None else reason.value,
-    }
-
-
-def _for_trl(row: dict[str, Any], trainer: Any) -> dict[str, Any]:
-    """Return a row with what TRL reads off its last token: every row has one, and an EOS there means not truncated."""
-    tokenizer, completion, mask = _tokenizer(trainer), row["completion_ids"], row["env_mask"]
-    hides_truncated, is_truncated = trainer.args.mask_truncated_completions, row["truncated"]
-    if hides_truncated and is_truncated:
-        mask = [0] * len(mask)
-    ends = {*trainer.eos_token_ids, tokenizer.pad_token_id}
-    looks_truncated = not completion or completion[-1] not in ends
-    if not completion or (hides_truncated and looks_truncated and not is_truncated):
-        row["logprobs"], completion, mask = [*row["logprobs"], 0.0], [*completion, tokenizer.eos_token_id], [*mask, 0]
-    prompt_ids = row["prompt_ids"] or [tokenizer.eos_token_id]
-    return {**row, "prompt_ids": prompt_ids, "completion_ids": completion, "env_mask": mask}
 
 
 def _tokenizer(trainer: Any) -> Any:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import inspect
 import pkgutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import distributions
 from itertools import islice
 from types import ModuleType
@@ -52,7 +50,13 @@ class VerifiersTask(Guest):
         """
         env, task = await asyncio.to_thread(self._load, states.get("seed") or 0)
         self.rollout = asyncio.create_task(self._play(env, task))
-        self.rollout.add_done_callback(self._ended)
+
+        def ended(rollout: asyncio.Task[Any]) -> None:
+            if not rollout.cancelled():
+                rollout.exception()  # `_next` raises it, where a call waits for it
+            self.events.put_nowait((_OVER, rollout))
+
+        self.rollout.add_done_callback(ended)
         result = await self._next()
         if isinstance(result, StepResult):
             raise ContractError(f"{self.spec}: expected a request for a completion, got none. Report it to its author.")
@@ -88,43 +92,65 @@ class VerifiersTask(Guest):
             seat = {"harness": {"id": _HARNESS}, "runtime": {"type": "subprocess"}}
             config = {"taskset": {"id": name, **self.kwargs}, _roles(name)[0]: seat}
             env = load_environment(resolve_env_config(config))
-            _refuse_what_needs_more(self.spec, env.taskset)
+            taskset, task = env.taskset, type(env.taskset).task_type()
+            if taskset.toolsets(taskset.config) or task.toolsets(taskset.config.task):
+                raise ConfigError(f"--env {self.spec}: expected a taskset without tools, got one that serves some.")
+            running = sorted(
+                name
+                for name, one in inspect.getmembers(task, inspect.isfunction)
+                if not one.__module__.startswith("verifiers.") and "runtime" in inspect.signature(one).parameters
+            )
+            if running:
+                raise ConfigError(
+                    f"--env {self.spec}: expected a task that is scored by its texts, got one that runs commands, in "
+                    f"{', '.join(running)}. They would run on this machine, unconfined."
+                )
             tasks = list(islice(env.taskset, seed % NUM_TASKS + 1))
         if not tasks:
             raise ConfigError(f"{self.spec}: expected tasks, got none. Check --env_kwargs.")
         return env, tasks[seed % len(tasks)]
 
     async def _play(self, env: Any, task: Any) -> Any:
+        """Run the episode with a server of chat completions, whose texts are the actions."""
+        from aiohttp import web
         from verifiers.v1.clients import EvalClientConfig, ModelContext
 
-        async with _answering(self._ask) as url, env.serving():
+        async def complete(request: Any) -> Any:
+            asked = (_ASKED, (await request.json())["messages"])
+            self.answer = asyncio.get_running_loop().create_future()
+            self.events.put_nowait(asked)
+            message = {"role": "assistant", "content": await self.answer}
+            choice = {"index": 0, "finish_reason": "stop", "message": message}
+            usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+            body = {"id": "action", "object": "chat.completion", "created": 0, "model": "policy", "choices": [choice]}
+            return web.json_response({**body, "usage": usage})
+
+        app = web.Application(client_max_size=2**30)
+        app.router.add_post("/v1/chat/completions", complete)
+        runner = web.AppRunner(app, shutdown_timeout=0.0)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
             client = EvalClientConfig(base_url=url, api_key_var="AGENTENV_NO_KEY")
-            return await env.run_episode(task, ModelContext(model="policy", client=client))
-
-    def _ended(self, rollout: asyncio.Task[Any]) -> None:
-        if not rollout.cancelled():
-            rollout.exception()  # `_next` raises it, where a call waits for it
-        self.events.put_nowait((_OVER, rollout))
-
-    async def _ask(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        self.answer = asyncio.get_running_loop().create_future()
-        self.events.put_nowait((_ASKED, messages))
-        return await self.answer
+            async with env.serving():
+                return await env.run_episode(task, ModelContext(model="policy", client=client))
+        finally:
+            await runner.cleanup()
 
     async def _next(self) -> StepResult | list[Message]:
+        """Return the new messages of the next request, or the result once the rollout is over."""
         kind, value = await self.events.get()
-        if kind == _OVER:
-            return self._last(value.result())
-        messages: list[Message] = [{"role": one["role"], "content": text_of_content(one, self.spec)} for one in value]
-        if messages[: len(self.seen)] != self.seen or len(messages) == len(self.seen):
-            raise ContractError(
-                f"{self.spec}: expected one conversation that only grows, got another one. Choose a taskset whose "
-                "episode is one rollout."
-            )
-        new, self.seen = messages[len(self.seen) :], messages
-        return new
-
-    def _last(self, episode: Any) -> StepResult:
+        if kind == _ASKED:
+            messages: list[Message] = [{"role": m["role"], "content": text_of_content(m, self.spec)} for m in value]
+            if messages[: len(self.seen)] != self.seen or len(messages) == len(self.seen):
+                raise ContractError(
+                    f"{self.spec}: expected one conversation that only grows, got another one. Choose a taskset whose "
+                    "episode is one rollout."
+                )
+            new, self.seen = messages[len(self.seen) :], messages
+            return new
+        episode = value.result()
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         if errors or len(episode.traces) != 1:
             found = "; ".join(f"{one.type}: {one.message}" for one in errors)[:500] or f"{len(episode.traces)} rollouts"
@@ -149,51 +175,11 @@ def messages_of(system: str | None, prompt: Any) -> list[Message]:
     return [{"role": "system", "content": system}, *(one for one in messages if one["role"] != "system")]
 
 
-@contextlib.asynccontextmanager
-async def _answering(ask: Callable[[Sequence[Mapping[str, Any]]], Any]) -> Any:
-    """Yield the URL of a server of chat completions whose texts come from `ask`."""
-    from aiohttp import web
-
-    async def complete(request: Any) -> Any:
-        text = await ask((await request.json())["messages"])
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
-        usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-        body = {"id": "action", "object": "chat.completion", "created": 0, "model": "policy", "choices": [choice]}
-        return web.json_response({**body, "usage": usage})
-
-    app = web.Application(client_max_size=2**30)
-    app.router.add_post("/v1/chat/completions", complete)
-    runner = web.AppRunner(app, shutdown_timeout=0.0)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    finally:
-        await runner.cleanup()
-
-
 def _roles(name: str) -> list[str]:
     from verifiers.v1.configs.agent import AgentConfig
     from verifiers.v1.utils.loaders import env_config_type
 
-    fields = env_config_type(name).model_fields
-    return [key for key, field in fields.items() if isinstance(field.default, AgentConfig)]
-
-
-def _refuse_what_needs_more(spec: str, taskset: Any) -> None:
-    """Raise ConfigError if tasks have tools, or methods that run commands where this process runs."""
-    task = type(taskset).task_type()
-    if taskset.toolsets(taskset.config) or task.toolsets(taskset.config.task):
-        raise ConfigError(f"--env {spec}: expected a taskset without tools, got one that serves some.")
-    methods = inspect.getmembers(task, inspect.isfunction)
-    own = {name for name, one in methods if not one.__module__.startswith("verifiers.")}
-    running = sorted(name for name, one in methods if name in own and "runtime" in inspect.signature(one).parameters)
-    if running:
-        raise ConfigError(
-            f"--env {spec}: expected a task that is scored by its texts, got one that runs commands, in "
-            f"{', '.join(running)}. They would run on this machine, unconfined."
-        )
+    return [key for key, field in env_config_type(name).model_fields.items() if isinstance(field.default, AgentConfig)]
 
 
 @functools.cache
@@ -239,7 +225,7 @@ def env_class(name: str) -> type[VerifiersTask]:
         ConfigError: there is no such taskset, or its environment has several agents.
         MissingDependency: verifiers, or something that the taskset imports, is not installed.
     """
-    _verifiers()
+    import_library("verifiers.v1", "verifiers")
     from verifiers.v1.utils.loaders import taskset_class
 
     try:
@@ -272,7 +258,7 @@ def names() -> dict[str, str]:
     Raises:
         MissingDependency: verifiers is not installed.
     """
-    _verifiers()
+    import_library("verifiers.v1", "verifiers")
     from verifiers.v1 import tasksets
 
     found = {module.name: "Part of verifiers." for module in pkgutil.iter_modules(tasksets.__path__)}
@@ -280,7 +266,3 @@ def names() -> dict[str, str]:
         if any(required.partition(";")[0].strip().startswith("verifiers") for required in package.requires or ()):
             found[package.name] = f"Package {package.name} {package.version}."
     return dict(sorted(found.items()))
-
-
-def _verifiers() -> Any:
-    return import_library("verifiers.v1", "verifiers")

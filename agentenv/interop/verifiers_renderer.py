@@ -66,13 +66,20 @@ class ChatRendering:
 
     def parse_response(self, token_ids: list[int], *, tools: Any = None, prompt_ids: Any = None) -> Any:
         """Return an action's text, and its calls if tools were offered."""
-        from renderers.base import ParsedResponse
+        from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 
         text = self._chat.action_text(token_ids, self._stops)
         if not tools:
             return ParsedResponse(content=text)
         parsed = self._chat.tool_format.parse(text, tools=tools)
-        return ParsedResponse(content=parsed.content, tool_calls=[_call(item) for item in parsed.items])
+        calls, wrong = [], ToolCallParseStatus.INVALID_JSON
+        for item in parsed.items:
+            if isinstance(item, ToolCall):
+                given = {"name": item.name, "arguments": dict(item.arguments), "id": item.call_id}
+            else:
+                given = {"name": item.name or "invalid", "arguments": item.text, "status": wrong}
+            calls.append(ParsedToolCall(raw=item.text, **given))
+        return ParsedResponse(content=parsed.content, tool_calls=calls)
 
     def get_stop_token_ids(self) -> list[int]:
         """Return the ids that end an action."""
@@ -103,12 +110,3 @@ def _rendered(ids: list[int], num_before: int, messages: Sequence[Message]) -> A
         message_indices=[-1] * num_before + [len(messages) - 1] * (len(ids) - num_before),
         message_roles=[str(message.get("role")) for message in messages],
     )
-
-
-def _call(item: Any) -> Any:
-    from renderers.base import ParsedToolCall, ToolCallParseStatus
-
-    if isinstance(item, ToolCall):
-        return ParsedToolCall(raw=item.text, name=item.name, arguments=dict(item.arguments), id=item.call_id)
-    status = ToolCallParseStatus.INVALID_JSON
-    return ParsedToolCall(raw=item.text, name=item.name or "invalid", arguments=item.text, status=status)

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -126,16 +126,6 @@ class RemoteEnv:
         return await Episode(task, setup, key).run(partial(made_agent, self.actors, self.kwargs))
 
 
-@dataclass(frozen=True, slots=True)
-class RayPlaces:
-    """Actors in Ray: how many, and where."""
-
-    num: int = 1
-    cpus: float = 1.0
-    """CPU cores of each actor."""
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)
-
-
 @asynccontextmanager
 async def in_actors(
     source: EpisodeSource, config: RunConfig, tokenizer: Tokenizer, *, cluster: ClusterConfig | None = None
@@ -168,8 +158,11 @@ async def in_actors(
         check_kwargs(source.kwargs)
     ray, limits = config.ray, EnvActorConfig.of(config.limits.step_timeout_s)
     opening: AbstractAsyncContextManager[EnvActors]
-    if ray.env_actors and (config.engine == "ray" or ray.ray_address or ray_runs_here()):
-        opening = open_ray_actors(spec, RayPlaces(num, ray.env_actor_cpus, cluster or config.cluster), limits)
+    library = sys.modules.get("ray")
+    is_connected = library is not None and library.is_initialized()
+    if ray.env_actors and (config.engine == "ray" or ray.ray_address or is_connected):
+        demand = ActorDemand("--env_actors, --env_actor_cpus", num, ray.env_actor_cpus)
+        opening = open_ray_actors(spec, demand, cluster or config.cluster, limits)
     elif ray.env_actor_cpus == RayOptions.env_actor_cpus:
         opening = open_local_actors(spec, num, limits)
     else:
@@ -190,17 +183,12 @@ def is_cpu_bound(source: EpisodeSource) -> bool:
     return bool(getattr(getattr(cls, "agent_cls", cls), "cpu_bound", False))
 
 
-def ray_runs_here() -> bool:
-    """Return True if this process is connected to Ray."""
-    ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())
-
-
 @asynccontextmanager
-async def open_ray_actors(spec: Spec, places: RayPlaces, config: EnvActorConfig) -> AsyncIterator[EnvActors]:
+async def open_ray_actors(
+    spec: Spec, demand: ActorDemand, cluster: ClusterConfig, config: EnvActorConfig
+) -> AsyncIterator[EnvActors]:
     """Start actors in Ray, yield them, and end them and any Ray that was started for them."""
-    cluster = replace(places.cluster, cpus=max(places.cluster.cpus, places.num * places.cpus))
-    demand = ActorDemand("--env_actors, --env_actor_cpus", places.num, places.cpus)
+    cluster = replace(cluster, cpus=max(cluster.cpus, demand.num * demand.cpus))
     with ray_session(cluster):
         async with reserve(demand, cluster) as found:
             actors = EnvActors([partial(RayActor.start, spec, options) for options in found], config)

@@ -241,12 +241,15 @@ class OpenGroups:
     async def _begin(self, key: str) -> None:
         assert self._grading is not None
         await self._places.acquire()
-        self._grading.create_task(self._grade(self._open.pop(key)))
+        group = self._open.pop(key)
 
-    async def _grade(self, group: Sequence[Trajectory]) -> None:
-        try:
-            graded = await self._grader.grade(group)
-        finally:
-            self._places.release()
-        count_failures(self._runner, graded)
-        await self._record(*(after for before, after in zip(group, graded, strict=True) if before.reward is not None))
+        async def grade() -> None:
+            try:
+                graded = await self._grader.grade(group)
+            finally:
+                self._places.release()
+            count_failures(self._runner, graded)
+            pairs = zip(group, graded, strict=True)
+            await self._record(*(after for before, after in pairs if before.reward is not None))
+
+        self._grading.create_task(grade())

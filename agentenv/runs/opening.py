@@ -51,8 +51,22 @@ async def open_runner(
                 actors = in_actors(part.source, part.config, job.tokenizer, cluster=config.cluster)
                 parts.append(replace(part, source=await stack.enter_async_context(actors)))
             source = await open_source(parts, stack)
-        engine = engine if engine is not None else await _engine(job, stack, starting)
-        _check_engine(job, engine, note)
+        # The environment of a mixture that alone has the largest `max_length`.
+        longest = [part.name for part in job.parts if part.limits.max_length == job.limits.max_length]
+        with naming(longest[0] if len(longest) == 1 else "", "max_length"):
+            if engine is None:
+                engine = await _engine(job, stack, starting)
+            context, max_length = engine.max_model_len, job.limits.max_length
+            if context is not None and context < max_length:
+                raise ConfigError(
+                    f"--max_length: expected at most {context}, the server's context, got {max_length}. "
+                    f"Add --max_length {context}, or start the server with --max-model-len {max_length}."
+                )
+        if engine.logprobs_mode == "raw":
+            note(
+                "the server returns raw log-probabilities. They are recorded as missing where temperature or "
+                "truncation changes them. Start it with --logprobs-mode processed_logprobs."
+            )
         if source is None:
             spec = replace(worker_spec(job, engine, is_given=is_given), encodes=only_records)
             opening = open_workers(spec, config.ray.rollout_workers)
@@ -77,30 +91,8 @@ async def _engine(job: Job, stack: contextlib.AsyncExitStack, note: Callable[[st
     opening = open_engine(tokenizer=job.tokenizer, ray=actors, **_arguments(job))
     backend = config.engine_backend if job.engine == "ray" else job.engine
     words = (engine_class(backend).words or backend) + " in Ray actors" * (job.engine == "ray")
-    with naming(*_of_longest(job)), waiting(f"starting {words}", note):
+    with waiting(f"starting {words}", note):
         return await stack.enter_async_context(opening)
-
-
-def _of_longest(job: Job) -> tuple[str, str]:
-    """Return the environment of a mixture that alone has the largest `max_length`, and the word of its errors."""
-    longest = [part.name for part in job.parts if part.limits.max_length == job.limits.max_length]
-    return longest[0] if len(longest) == 1 else "", "max_length"
-
-
-def _check_engine(job: Job, engine: Engine, note: Callable[[str], None]) -> None:
-    """Raise ConfigError if the engine's context is too short; note if its log-probabilities are raw."""
-    context, max_length = engine.max_model_len, job.limits.max_length
-    with naming(*_of_longest(job)):
-        if context is not None and context < max_length:
-            raise ConfigError(
-                f"--max_length: expected at most {context}, the server's context, got {max_length}. "
-                f"Add --max_length {context}, or start the server with --max-model-len {max_length}."
-            )
-    if engine.logprobs_mode == "raw":
-        note(
-            "the server returns raw log-probabilities. They are recorded as missing where temperature or "
-            "truncation changes them. Start it with --logprobs-mode processed_logprobs."
-        )
 
 
 def worker_spec(job: Job, engine: Engine, *, is_given: bool) -> WorkerSpec:

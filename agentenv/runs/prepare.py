@@ -397,8 +397,7 @@ def code_digest(config: RunConfig, *more: str | None) -> str:
 
     `more` may name further ones. "" without files.
     """
-    env = config.to_dict()["env"]
-    names = filter(None, [config.agent_func_path, *_strings(env), config.remote_rm_url, *more])
+    names = filter(None, [config.agent_func_path, *_strings(config.to_dict()["env"]), config.remote_rm_url, *more])
     content, num_files = hashlib.blake2b(digest_size=8), 0
     for text in [*names, *_strings(config.env_kwargs), *_strings(config.groups.reward)]:
         name, is_file, _ = text.rpartition(".py")

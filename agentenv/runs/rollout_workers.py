@@ -33,7 +33,7 @@ from agentenv.episode.source import EpisodeSource
 from agentenv.errors import AgentEnvError, ConfigError, DataError, EngineError, RunStopped
 from agentenv.runs.config import RunConfig
 from agentenv.runs.prepare import load_parts, open_source
-from agentenv.runs.records.index import EncodedTrajectory, Row, encoded
+from agentenv.runs.records.index import EncodedTrajectory, Row, entry_of
 from agentenv.runs.watchdog import LagMonitor
 
 Progress = tuple[int, str, int, int]
@@ -63,12 +63,6 @@ EpisodeCall = Sequence[tuple[Any, ...]]
 """An episode to run, as tuples: frozen dataclasses with slots take many times as long to pickle."""
 _PARTS: tuple[Any, ...] = (Task, SamplingParams, Limits, StepRetries, EpisodeKey)
 _values_of_parts = [attrgetter(*(field.name for field in fields(cls))) for cls in _PARTS]
-
-
-def call_of(task: Task, setup: EpisodeSetup, key: EpisodeKey) -> EpisodeCall:
-    """Return the call for an episode of `task`."""
-    parts = (task, setup.sampling, setup.limits, setup.step_retries, key)
-    return [values(part) for values, part in zip(_values_of_parts, parts, strict=True)]
 
 
 def _tell(text: str) -> None:
@@ -146,7 +140,7 @@ class RolloutWorker:
     async def run(self, number: int, call: EpisodeCall) -> Trajectory | tuple[bytes, Row]:
         """Run one episode and return it; `number` names its engine in the process that started this one.
 
-        If this worker encodes, return the line and the row of `encoded`, unless the episode failed.
+        If this worker encodes, return the line and the row of `entry_of`, unless the episode failed.
         """
         assert self._source is not None
         progress = self._in_flight[number] = EpisodeProgress()
@@ -159,7 +153,7 @@ class RolloutWorker:
             del self._in_flight[number]
         if self._spec.encodes and trajectory.error is None:
             with contextlib.suppress(DataError):  # the process that writes the record reports it
-                return encoded(trajectory)
+                return entry_of(trajectory)[:2]
         return trajectory
 
     async def ping(self) -> list[Progress]:
@@ -217,10 +211,11 @@ class WorkerSource:
         workers, number = self._workers, next(self._numbers)
         workers.in_flight[number], workers.engines[number] = setup.progress, setup.engine
         setup.progress.attempt, setup.progress.stage = key.attempt, Stage.CREATE
-        life = None
+        life, parts = None, (task, setup.sampling, setup.limits, setup.step_retries, key)
+        call: EpisodeCall = [values(part) for values, part in zip(_values_of_parts, parts, strict=True)]
         try:
             life = await workers.place()
-            answer = await workers.ask(life, "run", number, call_of(task, setup, key), where="run")
+            answer = await workers.ask(life, "run", number, call, where="run")
             if isinstance(answer, tuple):
                 line, row = answer
                 answer = EncodedTrajectory.of(line, row, task)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 import signal
 import sys
 import time
@@ -109,10 +110,8 @@ async def _run(config: RunConfig, stdout: TextIO, page: PageBeside) -> int:
                 metrics = await log.finish(runner.setup.engine)
                 screen.show_result(metrics)
             if signals:
-                kept, command = (
-                    f"{counted(metrics.num_episodes, 'episode is', 'episodes are')} kept",
-                    screen.resume_command,
-                )
+                kept = f"{counted(metrics.num_episodes, 'episode is', 'episodes are')} kept"
+                command = f"agentenv run --resume --out {shlex.quote(str(out))}"
                 screen.note(f"interrupted: {kept}. Resume with: {command}")
                 return 128 + signals[0]
             runner.check_error_share()

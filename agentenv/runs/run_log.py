@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections import Counter
@@ -116,18 +117,13 @@ class RunLog:
         wall_s = self.stats.facts()["elapsed_s"]
         metrics = self.tally.metrics(**counts, wall_s=wall_s, env_tasks=self._env_tasks)
         metrics = replace(metrics, time=self._session.time(wall_s), num_engine_restarts=engine.num_restarts)
-        if self.outbox and (self._session["num_episodes"] or self._differs(metrics)):
-            await self.outbox.write_metrics(metrics.to_dict())
+        if self.outbox:
+            stored = None
+            if not self._session["num_episodes"]:
+                with contextlib.suppress(OSError, ValueError):
+                    stored = json.loads((self.outbox.writer.path / METRICS).read_bytes())
+            of_session = {"time": None, "num_engine_restarts": None}  # other values than the stored ones mean nothing
+            if not isinstance(stored, dict) or stored | of_session != jsonable(metrics.to_dict()) | of_session:
+                await self.outbox.write_metrics(metrics.to_dict())
         await self.trackers.finish(metrics.num_episodes, metrics.to_dict())
         return metrics
-
-    def _differs(self, metrics: Metrics) -> bool:
-        """Return whether the stored metrics have other values than these, but for the times."""
-        assert self.out is not None
-        try:
-            stored = json.loads((self.out / METRICS).read_bytes())
-        except (OSError, ValueError):
-            return True
-        now = jsonable(metrics.to_dict())
-        of_session = {"time": None, "num_engine_restarts": None}
-        return not isinstance(stored, dict) or stored | of_session != now | of_session

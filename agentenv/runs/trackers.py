@@ -22,6 +22,7 @@ from typing import Any, Self
 
 from agentenv.errors import ConfigError, MissingDependency
 from agentenv.runs.config import TrackerOptions
+from agentenv.runs.records.directory import write_json
 
 logger = logging.getLogger(__name__)
 
@@ -288,8 +289,5 @@ def _stored(folder: Path, name: str) -> str | None:
 
 def _store(folder: Path, name: str, run_id: str) -> str:
     path = folder / IDS
-    ids: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    temporary = path.with_name(f".{IDS}.tmp")
-    temporary.write_text(json.dumps({**ids, name: run_id}))
-    temporary.replace(path)
+    write_json(path, {**(json.loads(path.read_text()) if path.exists() else {}), name: run_id})
     return run_id

@@ -266,20 +266,16 @@ def _problem(path: Path, *, checksums: bool) -> str | None:
         return f"{META} is missing or damaged"
     for name in (STATE, BUFFER):
         try:
-            size, crc = (path / name).stat().st_size, _crc32(path / name) if checksums else files[name]["crc32"]
+            size, crc = (path / name).stat().st_size, 0
+            with (path / name).open("rb") as file:
+                while checksums and (chunk := file.read(_CHUNK_BYTES)):
+                    crc = zlib.crc32(chunk, crc)
         except OSError as error:
             return f"{name} cannot be read ({error.strerror})"
-        if {"size": size, "crc32": crc} != files[name]:
+        crc32 = f"{crc:08x}" if checksums else files[name]["crc32"]
+        if {"size": size, "crc32": crc32} != files[name]:
             return f"{name} is not what was written"
     return None
-
-
-def _crc32(path: Path) -> str:
-    crc = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            crc = zlib.crc32(chunk, crc)
-    return f"{crc:08x}"
 
 
 def _check_storable(value: Any, where: str) -> None:

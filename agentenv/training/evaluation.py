@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from agentenv._util.estimates import Moments
 from agentenv.core.trajectory import Trajectory
@@ -15,9 +13,6 @@ from agentenv.core.types import Task
 from agentenv.episode.runner import EpisodeRunner, plan
 from agentenv.runs.group_rewards import GroupGrader, OpenGroups
 from agentenv.runs.metrics import Metrics, Summary, aggregate, summarize
-
-if TYPE_CHECKING:
-    from agentenv.training.algorithm.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,29 +122,3 @@ def numbers_by_env(
         )
         numbers |= {f"env/{name}/{key}": value for key, value in numbers_of(own).items()}
     return numbers
-
-
-def shares_of(metrics: Metrics) -> dict[str, float]:
-    """Return the shares of episode time spent in the engine and in the environments' steps."""
-    shares = {"generate_share": metrics.time.generate_share, "step_share": metrics.time.step_share}
-    return {key: value for key, value in shares.items() if value is not None}
-
-
-def ages_of(batch: Batch, version: int) -> dict[str, float]:
-    """Return by how many updates the sampled tokens of a batch are behind `version`: mean and max."""
-    ages_N = (version - batch.policy_versions_N).float()
-    numbers = {"mean": float(ages_N.mean()), "max": float(ages_N.max())} if len(ages_N) else {"mean": 0.0, "max": 0.0}
-    return {f"staleness_{name}": value for name, value in numbers.items()}
-
-
-def speed_of(numbers: Mapping[str, float], wall_s: float) -> dict[str, float]:
-    """Return samples and action tokens per second, from the numbers of a train step."""
-    num, tokens = numbers.get("rollout/num_episodes", 0.0), numbers.get("rollout/action_tokens", 0.0)
-    return {"throughput/samples_per_s": num / wall_s, "throughput/tokens_per_s": num * tokens / wall_s}
-
-
-def rejections_of(rejected: Counter[str], num_groups: int) -> dict[str, float]:
-    """Return the share of rejected groups for a batch of `num_groups`, and their number by reason."""
-    num = rejected.total()
-    counts = {f"num_rejected_{reason}": float(count) for reason, count in rejected.items() if count}
-    return {"rejection_rate": num / (num + num_groups), **counts}

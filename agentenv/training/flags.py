@@ -38,30 +38,25 @@ def translate(given: Sequence[Given]) -> list[Given]:
     Raises:
         ConfigError: a flag is unknown, or has no counterpart here.
     """
-    for flag, _ in given:
-        _check_known(flag)
+    kinds = {name: kind for name, (_, kind) in flag_fields(TrainConfig).items()}
+    own = kinds.keys() | {f"no_{name}" for name, kind in kinds.items() if kind is bool and not name.startswith("no_")}
+    known = own | TrainConfig.ALIASES.keys() | set(CORRECTION)
+    for flag in (flag.removeprefix("--").replace("-", "_") for flag, _ in given):
+        if flag in NO_COUNTERPART:
+            raise ConfigError(
+                f"--{flag}: expected a flag of agentenv train, got one that only OpenRLHF has. Leave it out."
+            )
+        if flag not in known:
+            close = [SUGGESTIONS[flag]] if flag in SUGGESTIONS else difflib.get_close_matches(flag, sorted(known), n=1)
+            close = close or [name for name in sorted(own) if len(flag) > 2 and flag in name]
+            remedy = f"Did you mean --{close[0]}?" if close else "Run `agentenv train --help` for the flags."
+            raise ConfigError(f"agentenv train: expected one of its flags, got --{flag}. {remedy}")
     translated: list[Given] = []
     for flag, values in _translate_correction([(flag.removeprefix("--"), values) for flag, values in given]):
         if flag == "advantage_estimator":
             values = [VALUES.get(value, value) for value in values]
         translated.append((flag, values))
     return translated
-
-
-def _check_known(given: str) -> None:
-    """Raise ConfigError with a suggestion if a flag is unknown."""
-    flag = given.removeprefix("--").replace("-", "_")
-    kinds = {name: kind for name, (_, kind) in flag_fields(TrainConfig).items()}
-    own = kinds.keys() | {f"no_{name}" for name, kind in kinds.items() if kind is bool and not name.startswith("no_")}
-    others = TrainConfig.ALIASES.keys() | set(CORRECTION)
-    if flag in own | others:
-        return
-    if flag in NO_COUNTERPART:
-        raise ConfigError(f"--{flag}: expected a flag of agentenv train, got one that only OpenRLHF has. Leave it out.")
-    close = [SUGGESTIONS[flag]] if flag in SUGGESTIONS else difflib.get_close_matches(flag, sorted(own | others), n=1)
-    close = close or [name for name in sorted(own) if len(flag) > 2 and flag in name]
-    remedy = f"Did you mean --{close[0]}?" if close else "Run `agentenv train --help` for the flags."
-    raise ConfigError(f"agentenv train: expected one of its flags, got --{flag}. {remedy}")
 
 
 def _translate_correction(flags: list[Given]) -> list[Given]:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,19 +24,9 @@ from agentenv.runs.metrics import summarize
 from agentenv.runs.records.steps import StepGroup, append_rows, append_step, evaluation_row, train_row
 from agentenv.runs.records.token_stats import TOKEN_STATS
 from agentenv.training.config import TrainConfig
-from agentenv.training.evaluation import (
-    Evaluation,
-    ages_of,
-    measure,
-    numbers_by_env,
-    numbers_of,
-    rejections_of,
-    shares_of,
-    speed_of,
-    spread_of,
-)
+from agentenv.training.evaluation import Evaluation, measure, numbers_by_env, numbers_of, spread_of
 from agentenv.training.logs.records import Records
-from agentenv.training.logs.samples import groups_to_keep, keep_evaluation, step_groups
+from agentenv.training.logs.samples import groups_to_keep, keep_evaluation
 from agentenv.training.logs.screen import TrainScreen
 from agentenv.training.logs.step_warnings import RepeatedWarnings, check_step
 from agentenv.training.rollouts import Rollouts
@@ -48,44 +39,35 @@ if TYPE_CHECKING:
 _NO_STEP = -1
 
 
+@dataclass(eq=False)
 class Loop:
     """A training run. Call `resume`, then `run`."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        *,
-        learner: Learner,
-        rollouts: Rollouts,
-        evaluation: Evaluation | None,
-        records: Records,
-        screen: TrainScreen,
-        num_steps: int,
-        layout: Layout = "checkpoint",
-    ) -> None:
-        self.config = config
-        self.learner = learner
-        self.rollouts = rollouts
-        self.evaluation = evaluation
-        self.records = records
-        self.screen = screen
-        self.best = records.best
-        self.num_steps = num_steps
-        self.step = 0
-        """Train steps done."""
-        self._layout: Layout = layout
-        # All train steps are in one thread: torch starts threads, and the allocator keeps memory, for each one.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="agentenv-learner")
-        self._saved_step = 0
-        self._logged_step = 0
-        self._numbers: dict[str, float] = {}
-        self._warnings = RepeatedWarnings()
-        self._seconds: dict[str, float] = {}
-        self._step_groups: list[StepGroup] = []
-        self._kept: frozenset[str] = frozenset()
-        self._row: dict[str, Any] | None = None  # of the last train step, until it is written
-        self._token_stats: list[dict[str, Any]] = []  # of its kept episodes
-        self._step_began = time.monotonic()
+    config: TrainConfig
+    _: KW_ONLY
+    learner: Learner
+    rollouts: Rollouts
+    evaluation: Evaluation | None
+    records: Records
+    screen: TrainScreen
+    num_steps: int
+    layout: Layout = "checkpoint"
+    step: int = 0
+    """Train steps done."""
+    # All train steps are in one thread: torch starts threads, and the allocator keeps memory, for each one.
+    _thread: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "agentenv-learner"))
+    _saved_step: int = 0
+    _logged_step: int = 0
+    _numbers: dict[str, float] = field(default_factory=dict)
+    _warnings: RepeatedWarnings = field(default_factory=RepeatedWarnings)
+    _seconds: dict[str, float] = field(default_factory=dict)
+    _step_groups: list[StepGroup] = field(default_factory=list)
+    _kept: frozenset[str] = frozenset()
+    _row: dict[str, Any] | None = None
+    """Of the last train step, until it is written."""
+    _token_stats: list[dict[str, Any]] = field(default_factory=list)
+    """Of its kept episodes."""
+    _step_began: float = field(default_factory=time.monotonic)
 
     async def resume(self) -> None:
         """Load the newest checkpoint, if one exists, and send its weights to the engines.
@@ -120,7 +102,7 @@ class Loop:
                 await self._log(0, numbers)
             elif numbers:
                 await run_to_completion(asyncio.to_thread(journal.amend, numbers))
-        while self.step < self.num_steps and not self.best.end_reason:
+        while self.step < self.num_steps and not self.records.best.end_reason:
             try:
                 with self._timed("wait_s"):
                     groups = await self.rollouts.take()
@@ -143,7 +125,7 @@ class Loop:
             if self._is_due(self.config.save_steps):
                 await self._save()
         await self._save()
-        return self.step == self.num_steps or bool(self.best.end_reason)
+        return self.step == self.num_steps or bool(self.records.best.end_reason)
 
     async def _save_after_error(self) -> None:
         """Write the log line and checkpoint of the last completed step."""
@@ -163,7 +145,6 @@ class Loop:
     async def _learn(self, groups: Sequence[Group]) -> None:
         """Take one train step on the groups and collect its numbers and theirs."""
         from agentenv.training.algorithm.batch import build
-        from agentenv.training.algorithm.experience import needs_rollout_logprobs
 
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         kept = groups_to_keep(groups, self.config, self.step + 1)
@@ -175,13 +156,21 @@ class Loop:
         by_env = await asyncio.to_thread(numbers_by_env, summaries, num_samples=num_samples, pass_scores=pass_scores)
         by_env |= {f"env/{name}/share": share for name, share in self.rollouts.order.shares.items()}
         with self._timed("train_s"):
-            batch = await asyncio.to_thread(build, trajectories, need_logprobs=needs_rollout_logprobs(self.config))
-            numbers = {f"time/{key}": value for key, value in shares_of(metrics).items()}
-            rolled = numbers_of(metrics) | by_env | spread_of(summaries) | ages_of(batch, self.step)
+            batch = await asyncio.to_thread(build, trajectories, need_logprobs=self.config.is_correction != "off")
+            time_of = metrics.time
+            shares = {"time/generate_share": time_of.generate_share, "time/step_share": time_of.step_share}
+            numbers = {key: value for key, value in shares.items() if value is not None}
+            ages_N = (self.step - batch.policy_versions_N).float()  # updates that the sampled tokens are behind
+            mean, most = (float(ages_N.mean()), float(ages_N.max())) if len(ages_N) else (0.0, 0.0)
+            rolled = numbers_of(metrics) | by_env | spread_of(summaries)
+            rolled |= {"staleness_mean": mean, "staleness_max": most}
             if num := self.rollouts.runner.setup.engine.num_restarts:
                 rolled["num_engine_restarts"] = num  # since the start
             numbers |= {f"rollout/{key}": value for key, value in rolled.items()}
-            self._step_groups = step_groups(groups, summaries)
+            left = iter(summaries)
+            self._step_groups = [
+                StepGroup(each.group_id, tuple(next(left) for _ in each.trajectories)) for each in groups
+            ]
             self._kept = frozenset(each.episode_id for each in kept)
             await run_to_completion(self._train_step(batch, numbers, num_groups=len(groups)))
 
@@ -205,11 +194,12 @@ class Loop:
             kept=self._kept, estimator=self.config.advantage_estimator, credit=self.config.credit,
         )  # fmt: skip
         rejected, self.rollouts.rejected = self.rollouts.rejected, Counter()
-        numbers |= {f"rollout/{key}": value for key, value in rejections_of(rejected, num_groups).items()}
+        numbers["rollout/rejection_rate"] = rejected.total() / (rejected.total() + num_groups)
+        numbers |= {f"rollout/num_rejected_{why}": float(num) for why, num in rejected.items() if num}
         self._numbers = numbers | {f"train/{key}": value for key, value in learned.items()}
 
     async def _weights(self) -> list[tuple[str, Any]]:
-        return await asyncio.to_thread(lambda: list(self.learner.weights(layout=self._layout)))
+        return await asyncio.to_thread(lambda: list(self.learner.weights(layout=self.layout)))
 
     async def _evaluate(self) -> dict[str, float]:
         if self.evaluation is None:
@@ -222,10 +212,10 @@ class Loop:
         await run_to_completion(asyncio.to_thread(keep_evaluation, folder, self.step, self.evaluation.kept))
         await run_to_completion(asyncio.to_thread(append_step, folder, row))
         numbers = {f"eval/{key}": value for key, value in numbers.items()}
-        if self.best.add(self.step, numbers):
+        if self.records.best.add(self.step, numbers):
             save_model = partial(self.learner.save_model, tokenizer=self.rollouts.runner.setup.chat.tokenizer)
             with self._timed("save_s"):
-                await run_to_completion(asyncio.to_thread(self.best.save, self.step, save_model))
+                await run_to_completion(asyncio.to_thread(self.records.best.save, self.step, save_model))
         return numbers
 
     def _is_due(self, every: int) -> bool:
@@ -259,8 +249,11 @@ class Loop:
         now = time.monotonic()
         wall_s = now - self._step_began
         times = {"wall_s": wall_s, "wait_s": 0.0, "train_s": 0.0, "sync_s": 0.0, "eval_s": 0.0, "save_s": 0.0}
-        speed = speed_of(numbers, wall_s) if step and wall_s > 0 else {}
-        line = {**numbers, **{f"time/{key}": value for key, value in (times | self._seconds).items()}, **speed}
+        line = {**numbers, **{f"time/{key}": value for key, value in (times | self._seconds).items()}}
+        if step and wall_s > 0:
+            num = numbers.get("rollout/num_episodes", 0.0)
+            line["throughput/samples_per_s"] = num / wall_s
+            line["throughput/tokens_per_s"] = num * numbers.get("rollout/action_tokens", 0.0) / wall_s
         warnings = check_step(line, self.config) if step else []  # step 0 is an evaluation
 
         def write() -> None:  # in a thread, because trackers may be slow

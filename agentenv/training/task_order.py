@@ -90,18 +90,6 @@ def load_curriculum(spec: str) -> Curriculum:
         raise ConfigError(f"--curriculum: {error}") from error
 
 
-def stats_of(trajectories: Sequence[Trajectory]) -> GroupStats:
-    """Return the statistics of a group."""
-    rewards = [each.reward for each in trajectories if each.reward is not None]
-    scores = [each.score for each in trajectories if each.score is not None]
-    return GroupStats(
-        trajectories[0].task.task_id,
-        statistics.fmean(rewards) if rewards else None,
-        statistics.fmean(scores) if scores else None,
-        statistics.pstdev(rewards) if len(rewards) > 1 else None,
-    )
-
-
 @dataclass(slots=True)
 class CurriculumState:
     """Statistics of a mixture's environments, and the weights that its curriculum makes of them."""
@@ -115,7 +103,15 @@ class CurriculumState:
 
     def observe(self, number: int, env: str, trajectories: Sequence[Trajectory]) -> None:
         """Count a group that is over, by its position in the order of admission."""
-        self._new[number] = (env, stats_of(trajectories))
+        rewards = [each.reward for each in trajectories if each.reward is not None]
+        scores = [each.score for each in trajectories if each.score is not None]
+        stats = GroupStats(
+            trajectories[0].task.task_id,
+            statistics.fmean(rewards) if rewards else None,
+            statistics.fmean(scores) if scores else None,
+            statistics.pstdev(rewards) if len(rewards) > 1 else None,
+        )
+        self._new[number] = (env, stats)
 
     def update(self) -> dict[str, float]:
         """Return new weights. Groups are counted in the order of admission, so that timing changes nothing.

@@ -231,7 +231,19 @@ def load_held_out(config: TrainConfig, job: Job) -> dict[str, list[Task]]:
         ConfigError: a set does not name its environment, or is given twice.
         DataError: a row cannot be read.
     """
-    found = [_held_out_part(spec, job) for spec in config.eval_dataset]
+    named = {part.name: part for part in job.parts}
+    found = []  # the environment and the data of each: of `ENV=DATA`, or of the environment that has the data
+    for spec in config.eval_dataset:
+        name, equals, data = spec.partition("=")
+        if job.is_mixture and equals and name in named:
+            found.append((named[name], data))
+            continue
+        owners = [part for part in job.parts if spec in getattr(part.source, "datasets", {}) or not job.is_mixture]
+        if len(owners) != 1:
+            raise ConfigError(
+                f"--eval_dataset: expected ENV=DATA with one of {', '.join(named)}, got {spec!r}. Name its environment."
+            )
+        found.append((owners[0], spec))
     short = [Path(data).name.partition(".")[0] for _, data in found]
     held_out: dict[str, list[Task]] = {}
     for spec, (part, data), name in zip(config.eval_dataset, found, short, strict=True):
@@ -248,20 +260,6 @@ def load_held_out(config: TrainConfig, job: Job) -> dict[str, list[Task]]:
         prefix = f"{name}/" if len(found) > 1 else ""
         held_out[name] = [replace(task, task_id=f"{prefix}{task.task_id}", env=part.name) for task in tasks]
     return held_out
-
-
-def _held_out_part(spec: str, job: Job) -> tuple[Part, str]:
-    """Return the environment of a held-out set, and its data: of `ENV=DATA`, or the one that has the data."""
-    named = {part.name: part for part in job.parts}
-    name, equals, data = spec.partition("=")
-    if job.is_mixture and equals and name in named:
-        return named[name], data
-    owners = [part for part in job.parts if spec in getattr(part.source, "datasets", {}) or not job.is_mixture]
-    if len(owners) != 1:
-        raise ConfigError(
-            f"--eval_dataset: expected ENV=DATA with one of {', '.join(named)}, got {spec!r}. Name its environment."
-        )
-    return owners[0], spec
 
 
 def own_data(source: EpisodeSource) -> str | None:
@@ -463,14 +461,16 @@ async def _run(job: TrainJob, loop: Loop) -> int:
     if is_cut:
         return 128 + signals[0]
     facts = {}
-    if reason := loop.best.end_reason:
+    if reason := loop.records.best.end_reason:
         facts["stopped early"] = f"after step {loop.step} of {loop.num_steps}: {reason}"
         screen.note(f"stopped early {facts['stopped early']}")
     model = job.out / "model"
     await asyncio.to_thread(loop.learner.save_model, model, job.episodes.tokenizer)
     facts |= {"model": str(model)}
-    if kept := loop.best.evaluation:
-        facts["best model"] = f"{loop.best.path}: {kept['metric']} {kept['value']:.3f} after step {kept['step']}"
+    if kept := loop.records.best.evaluation:
+        facts["best model"] = (
+            f"{loop.records.best.path}: {kept['metric']} {kept['value']:.3f} after step {kept['step']}"
+        )
     page_of = f"agentenv view {shlex.quote(str(job.out))}"
     screen.final(read_metrics(job.out), {**facts, "metrics": str(job.out / METRICS), "page": page_of})
     return 0

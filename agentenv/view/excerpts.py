@@ -59,10 +59,6 @@ def episode_to_markdown(trajectory: Trajectory, texts: TokenTexts | None, run: s
     if error is not None:
         facts.append(f"Failed in {_code(error.where or '?')}: {_code(f'{error.type}: {error.message}')}")
     prompt = trajectory.prompt or trajectory.task.prompt
-    return "\n\n".join([*facts, *_messages("prompt", prompt), _table(trajectory), *_turns(trajectory, texts)]) + "\n"
-
-
-def _table(trajectory: Trajectory) -> str:
     rows = ["| turn | reward | tokens | mean log-prob | finish |", "|---|---|---|---|---|"]
     for number, turn in enumerate(trajectory.turns):
         logprobs = trajectory.segments[turn.segment].logprobs[turn.start : turn.end]
@@ -73,7 +69,8 @@ def _table(trajectory: Trajectory) -> str:
             _code(str(turn.finish_reason)).replace("|", "\\|"),
         ]  # fmt: skip
         rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
+    table = "\n".join(rows)
+    return "\n\n".join([*facts, *_messages("prompt", prompt), table, *_turns(trajectory, texts)]) + "\n"
 
 
 def _turns(trajectory: Trajectory, texts: TokenTexts | None) -> Iterator[str]:

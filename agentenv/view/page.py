@@ -54,8 +54,7 @@ def asset(name: str) -> str:
 
 def server_shell() -> str:
     """Return the page that the server sends: without data, so without a token."""
-    style = '<link rel="stylesheet" href="/static/viewer.css">'
-    head = _HEAD.format(policy="", style=style)
+    head = _HEAD.format(policy="", style='<link rel="stylesheet" href="/static/viewer.css">')
     return f'{head}{_BODY}<script src="/static/viewer.js"></script>\n</body>\n</html>\n'
 
 

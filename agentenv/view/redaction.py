@@ -97,7 +97,11 @@ class Redaction:
         """Return the answer of `/api/diff` without it: without the flags that differ."""
         if not self.paths:
             return dict(value)
-        caveats = [{**each, "text": self.text(_without_values(each["text"]))} for each in value["caveats"]]
+        caveats = []
+        for each in value["caveats"]:
+            name, colon, _ = each["text"].partition(": ")
+            is_withheld = colon and name.startswith("--") and name[2:] not in _NAMES  # the values of that flag
+            caveats.append({**each, "text": self.text(f"{name}: differs" if is_withheld else each["text"])})
         sides = {side: {**value[side], "name": self._name("out", value[side]["name"])} for side in ("a", "b")}
         return {**value, **sides, "changed": {}, "caveats": caveats}
 
@@ -117,7 +121,13 @@ class Redaction:
         """Return the `info` of a turn, or of a row of the index, without the values that equal the task's label."""
         if not self.labels or not isinstance(info, dict):
             return info
-        return {key: value for key, value in info.items() if not _holds_label(value, label)}
+        kept = {}
+        for key, value in info.items():
+            # The last value of a key, or it and the sum over the turns.
+            parts = [value[0], value[1] - value[0]] if isinstance(value, list) and len(value) == 2 else [value]
+            if not any(_is_label(part, label) for part in parts):
+                kept[key] = value
+        return kept
 
     def text(self, value: Any) -> Any:
         """Return a text about an error without folders and names of machines; other values as they are."""
@@ -127,12 +137,6 @@ class Redaction:
         for host in sorted(self.hosts, key=len, reverse=True):
             text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", _LEFT_OUT, text, flags=re.IGNORECASE)
         return _PATH.sub(lambda match: f"{_LEFT_OUT}/{PurePath(match[0]).name}", text)
-
-
-def _without_values(text: str) -> str:
-    """Return a caveat without the values of a flag that differs, unless they are those of `_NAMES`."""
-    name, colon, _ = text.partition(": ")
-    return text if not colon or not name.startswith("--") or name[2:] in _NAMES else f"{name}: differs"
 
 
 def _without_label(value: Any, label: Any, names: Collection[str]) -> Any:
@@ -146,14 +150,6 @@ def _without_label(value: Any, label: Any, names: Collection[str]) -> Any:
     if isinstance(value, list):
         return [_without_label(each, label, names) for each in value if not _is_label(each, label)]
     return value
-
-
-def _holds_label(value: Any, label: Any) -> bool:
-    """Return True for the label, and for the last value of a key with its sum over turns if one value is the label."""
-    if isinstance(value, list) and len(value) == 2:
-        last, total = value
-        return _is_label(last, label) or _is_label(total - last, label)
-    return _is_label(value, label)
 
 
 def _is_label(value: Any, label: Any) -> bool:

@@ -223,20 +223,21 @@ class ViewServer(Server):
         if not text:
             raise RequestRefused("q: expected a text to look for, got none. Add it.", 400)
         hits = search(run, text, _number(request, "from", 0), fold=request.query_params.get("fold") == "1")
-        return StreamingResponse(self._hits(hits), media_type=_LINES)
 
-    async def _hits(self, hits: Any) -> AsyncIterator[bytes]:
-        async with self._slots:
-            while not self._closing:
-                try:
-                    hit = await asyncio.to_thread(next, hits, None)
-                except DataError as error:
-                    yield _control(error=str(error))
-                    return
-                if hit is None or isinstance(hit, int):
-                    yield _control(end=True) if hit is None else _control(next=hit)
-                    return
-                yield b"[%d,%d]\n" % hit
+        async def lines() -> AsyncIterator[bytes]:
+            async with self._slots:
+                while not self._closing:
+                    try:
+                        hit = await asyncio.to_thread(next, hits, None)
+                    except DataError as error:
+                        yield _control(error=str(error))
+                        return
+                    if hit is None or isinstance(hit, int):
+                        yield _control(end=True) if hit is None else _control(next=hit)
+                        return
+                    yield b"[%d,%d]\n" % hit
+
+        return StreamingResponse(lines(), media_type=_LINES)
 
     async def _diff(self, request: Request) -> Response:
         (_, a), (_, b) = self._run_of(request, "a"), self._run_of(request, "b")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from collections.abc import Sequence
@@ -93,16 +94,12 @@ def _file_of(names: Sequence[str], home: Path | None) -> Path | None:
         path = folder if folder.name == _FILE else folder / _FILE
         if path.is_file():
             return path
-    return next(filter(None, map(_cached, names)), None)
-
-
-def _cached(name: str) -> Path | None:
-    """Return the file of a model that Hugging Face's cache holds."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    try:
-        found = try_to_load_from_cache(name, _FILE)
-    except HFValidationError:
-        return None
-    return Path(found) if isinstance(found, str) else None
+    for name in names:
+        with contextlib.suppress(HFValidationError):
+            found = try_to_load_from_cache(name, _FILE)
+            if isinstance(found, str):
+                return Path(found)
+    return None

@@ -17,7 +17,7 @@ from agentenv.episode.source import EnvSource
 from agentenv.errors import InfraError
 from agentenv.interop.agent_files import load_agent_func
 from agentenv.runs.display.conversation import episode_line
-from agentenv.runs.display.report import final_table
+from agentenv.runs.display.report import final_table, result_rows
 from agentenv.runs.metrics import Tally, aggregate, summarize
 from agentenv.runs.records.index import make_row, summary_of
 from agentenv.runs.records.lines import trajectory_from_dict, trajectory_to_dict
@@ -53,7 +53,7 @@ class Asks(AgentInstance):
 def shown(metrics):
     console = Console(width=120)
     with console.capture() as out:
-        console.print(final_table(metrics))
+        console.print(final_table(result_rows(metrics)))
     return out.get()
 
 

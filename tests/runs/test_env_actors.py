@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv._util.ray.cluster import ClusterConfig, ray_session
+from agentenv._util.ray.cluster import ActorDemand, ClusterConfig, ray_session
 from agentenv.chat.chat import Chat
 from agentenv.core.types import Limits, SamplingParams, StopReason, Task
 from agentenv.engines.scripted import ScriptedEngine
@@ -24,13 +24,14 @@ from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError
 from agentenv.runs.config import RunConfig
-from agentenv.runs.env_actors import AgentFuncSpec, RayPlaces, RemoteEnv, in_actors, open_ray_actors
+from agentenv.runs.env_actors import AgentFuncSpec, RemoteEnv, in_actors, open_ray_actors
 from agentenv.testing.tokenizers import CharTokenizer
 from tests.drivers import command, lines, write_rows
 
 TESTS = Path(__file__).parents[1]
 SCENE = TESTS / "episode" / "env_actors" / "scene.py"
 FILES = TESTS / "interop" / "agent_funcs"
+FLAGS = "--env_actors, --env_actor_cpus"
 ONCE = ErrorPolicy(max_retries=0)
 LIMITS = Limits(max_length=512, max_turns=4, step_timeout_s=30)
 
@@ -96,7 +97,7 @@ def open_actors(request):
         spec, config = scene(name), EnvActorConfig(**{"restart_wait_s": 0.01} | limits)
         if request.param == "local":
             return open_local_actors(spec, num, config)
-        return open_ray_actors(spec, RayPlaces(num, cpus=0.5), config)
+        return open_ray_actors(spec, ActorDemand(FLAGS, num, 0.5), ClusterConfig(), config)
 
     return opened
 
@@ -239,11 +240,12 @@ async def test_a_class_that_cannot_be_loaded_ends_the_run_before_it_begins(open_
 
 @pytest.mark.slow
 async def test_a_file_or_room_that_is_missing_in_ray_ends_the_run_before_it_begins(session):
+    spec = EnvSpec("gone.py:Scene", "/nowhere")
     with pytest.raises(ConfigError, match=r"on every node"):
-        async with open_ray_actors(EnvSpec("gone.py:Scene", "/nowhere"), RayPlaces(cpus=0.5), EnvActorConfig()):
+        async with open_ray_actors(spec, ActorDemand(FLAGS, 1, 0.5), ClusterConfig(), EnvActorConfig()):
             pytest.fail("opened")
     with pytest.raises(ConfigError, match=r"--env_actors, --env_actor_cpus: expected room for 2 times CPU 1000, GPU 0"):
-        async with open_ray_actors(scene(), RayPlaces(2, cpus=1000.0), EnvActorConfig()):
+        async with open_ray_actors(scene(), ActorDemand(FLAGS, 2, 1000.0), ClusterConfig(), EnvActorConfig()):
             pytest.fail("opened")
 
 

@@ -16,7 +16,7 @@ from agentenv.core.types import Completion, StepResult, StopReason, Task
 from agentenv.errors import ConfigError, DataError
 from agentenv.runs.records import directory as record
 from agentenv.runs.records.directory import RunWriter, read_config, read_trajectories
-from agentenv.runs.records.index import EncodedTrajectory, encoded
+from agentenv.runs.records.index import EncodedTrajectory, entry_of
 from agentenv.runs.records.lines import trajectory_to_dict
 from agentenv.runs.records.scan import ReadReport
 
@@ -48,7 +48,7 @@ def read_ids(path, report=None):
 
 def test_an_episode_that_another_process_encoded_is_recorded_as_the_episode_itself(tmp_path):
     given = [episode("a/0", reward=0.5), episode("b/0", text="é\ud800")]
-    encodings = [EncodedTrajectory.of(*encoded(each), each.task) for each in given]
+    encodings = [EncodedTrajectory.of(*entry_of(each)[:2], each.task) for each in given]
     summaries = []
     for name, trajectories in (("whole", given), ("encoded", encodings)):
         with RunWriter.open(tmp_path / name, CONFIG) as writer:
@@ -60,7 +60,7 @@ def test_an_episode_that_another_process_encoded_is_recorded_as_the_episode_itse
 
 def test_an_encoded_episode_has_the_fields_of_a_recorded_one():
     whole = episode("a/0", reward=0.5)
-    found = EncodedTrajectory.of(*encoded(whole), whole.task)
+    found = EncodedTrajectory.of(*entry_of(whole)[:2], whole.task)
     assert (found.episode_id, found.group_id, found.attempt, found.error) == ("a/0", "a", 0, None)
     assert found.stop_reason is StopReason.TERMINATED
     assert trajectory_to_dict(found) == trajectory_to_dict(whole)

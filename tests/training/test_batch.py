@@ -164,7 +164,7 @@ shapes = st.lists(
 @settings(max_examples=60, deadline=None)
 def test_every_action_token_is_in_one_micro_batch_and_the_place_before_it_predicts_it(turns, budget, packed):
     batch = build([episode(t, prompt=1 + i % 4) for i, t in enumerate(turns)])
-    micros = micro_batches(batch, max_places=budget, packed=packed, pad_token_id=39)
+    micros = micro_batches(batch, max_places=budget, packed=packed)
     assert sorted(torch.cat([m.index_n for m in micros]).tolist()) == list(range(len(batch.token_ids_N)))
     for micro in micros:
         assert micro.num_places <= budget or len(micro.sequences) == 1
@@ -176,10 +176,10 @@ def test_every_action_token_is_in_one_micro_batch_and_the_place_before_it_predic
 
 def test_padding_is_marked_and_rows_are_neighbors_by_length():
     batch = build([episode([(n, 0.0)]) for n in (1, 7, 2, 6)])
-    first, second = micro_batches(batch, max_places=20, packed=False, pad_token_id=39)
+    first, second = micro_batches(batch, max_places=20, packed=False)
     assert (first.sequences, second.sequences) == ((1, 3), (2, 0))
     assert first.attention_mask_BT.sum(1).tolist() == [10, 9]
-    assert first.input_ids_BT[1, -1].item() == 39
+    assert first.input_ids_BT[1, -1].item() == 0
 
 
 def test_packing_fills_the_room_that_is_left():

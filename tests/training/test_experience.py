@@ -28,7 +28,6 @@ from tests.training.worlds import batch_of, episode, flags
 def test_corrections_by_their_names(name, expected):
     config = flags(is_correction=name, is_correction_threshold=(0.4, 3.0))
     assert experience.correction_options(config) == experience.loss_options(config).correction == expected
-    assert experience.needs_rollout_logprobs(config) == (name != "off")
 
 
 def test_the_loss_is_what_the_flags_say():

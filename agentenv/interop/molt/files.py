@@ -203,33 +203,6 @@ class ChatAgentRunner(Runner):
         self.chat_agent_cls = agent_cls
 
 
-def _chat_source(agent_cls: Any, max_length: int) -> ChatAgentSource:
-    class Agent:
-        score_range = None
-
-        async def run(self, context: AgentContext) -> StepDict:
-            agent: Any = await create(agent_cls, {})
-            asked = next(
-                (message["content"] for message in reversed(context.messages) if message["role"] == "user"), ""
-            )
-            ctx = ChatContext(
-                messages=context.messages,
-                tools=context.metadata.get("tools"),
-                prompt=asked if isinstance(asked, str) else "".join(part.get("text") or "" for part in asked),
-                label=context.label,
-                images=None,
-                base_url=context.base_url,
-                model_name=context.model,
-                api_key=context.api_key,
-                session_id=context.base_url.split("/")[-2],
-                sampling_params=context.sampling,
-                max_length=max_length,
-            )
-            return step_dict(await call(agent.run, ctx), f"{agent_cls.__name__}.run")
-
-    return ChatAgentSource(Agent)
-
-
 class _MoltLLMEngine(LLMEngine):
     """Our engine with the `generate` that a file's own `execute` calls in Molt."""
 
@@ -251,14 +224,35 @@ class MoltFunc(AgentFunc):
 
     async def run(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
         """Run one episode; see `AgentFunc.run` and `ChatAgentSource.run`."""
-        source: Any = super()
-        if issubclass(self.executor_cls, ChatAgentRunner):
-            if self._source is None:
-                runner_cls: Any = self.executor_cls
-                self._source = _chat_source(runner_cls().chat_agent_cls, setup.limits.max_length)
-            source = self._source
-        trajectory: Trajectory = await source.run(task, setup, key)
-        return trajectory
+        if not issubclass(self.executor_cls, ChatAgentRunner):
+            return await super().run(task, setup, key)
+        if self._source is None:
+            runner_cls: Any = self.executor_cls
+            agent_cls, max_length = runner_cls().chat_agent_cls, setup.limits.max_length
+
+            class Agent:
+                score_range = None
+
+                async def run(self, context: AgentContext) -> StepDict:
+                    agent: Any = await create(agent_cls, {})
+                    asked = next((each["content"] for each in reversed(context.messages) if each["role"] == "user"), "")
+                    ctx = ChatContext(
+                        messages=context.messages,
+                        tools=context.metadata.get("tools"),
+                        prompt=asked if isinstance(asked, str) else "".join(part.get("text") or "" for part in asked),
+                        label=context.label,
+                        images=None,
+                        base_url=context.base_url,
+                        model_name=context.model,
+                        api_key=context.api_key,
+                        session_id=context.base_url.split("/")[-2],
+                        sampling_params=context.sampling,
+                        max_length=max_length,
+                    )
+                    return step_dict(await call(agent.run, ctx), f"{agent_cls.__name__}.run")
+
+            self._source = ChatAgentSource(Agent)
+        return await self._source.run(task, setup, key)
 
     def agent_class(self, engine: Engine, tokenizer: Tokenizer) -> Any:
         """Return the class of the file's environment.

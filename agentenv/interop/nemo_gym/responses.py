@@ -65,10 +65,6 @@ def read_run(body: Any, sampling: SamplingParams) -> GymRun:
     task_id = digest if index is None else str(index)[:80]
     columns |= {"tools": params["tools"]} if params.get("tools") else {}
     task = Task(messages, label=label, task_id=task_id, metadata=columns, seed=seed)
-    return GymRun(task, _sampling_of(params, sampling), body)
-
-
-def _sampling_of(params: Mapping[str, Any], sampling: SamplingParams) -> SamplingParams:
     changes: dict[str, Any] = {}
     for theirs, (ours, kinds) in _SAMPLING.items():
         value = params.get(theirs)
@@ -76,7 +72,7 @@ def _sampling_of(params: Mapping[str, Any], sampling: SamplingParams) -> Samplin
             raise DataError(f"{theirs}: expected a number, got {value!r:.80}. Fix the row.")
         changes |= {} if value is None else {ours: value}
     try:
-        return replace(sampling, **changes)
+        return GymRun(task, replace(sampling, **changes), body)
     except ValueError as error:
         raise DataError(f"responses_create_params: {error}") from error
 
@@ -163,18 +159,17 @@ def _response(trajectory: Trajectory, model: str) -> dict[str, Any]:
                 "run: expected tokens that the policy chose, got some that a constraint forced, which NeMo Gym cannot "
                 "mask. Do without tool_choice and response_format."
             )
-        items.append(
-            {
-                "id": f"msg_{trajectory.episode_id}_{index}",
-                "type": "message",
-                "role": "assistant",
-                "status": "incomplete" if turn.finish_reason == "length" else "completed",
-                "content": [{"type": "output_text", "text": turn.action, "annotations": []}],
-                "prompt_token_ids": ids[: turn.start],
-                "generation_token_ids": ids[turn.start : turn.end],
-                "generation_log_probs": logprobs[turn.start : turn.end],
-            }
-        )
+        item = {
+            "id": f"msg_{trajectory.episode_id}_{index}",
+            "type": "message",
+            "role": "assistant",
+            "status": "incomplete" if turn.finish_reason == "length" else "completed",
+            "content": [{"type": "output_text", "text": turn.action, "annotations": []}],
+            "prompt_token_ids": ids[: turn.start],
+            "generation_token_ids": ids[turn.start : turn.end],
+            "generation_log_probs": logprobs[turn.start : turn.end],
+        }
+        items.append(item)
         if turn.result is not None and turn.bridge is not None:
             for message in as_messages(turn.result.observation):
                 role, text = message.get("role"), text_of(message)

@@ -96,17 +96,6 @@ def returned(rows: Sequence[StepRow]) -> Any:
     )
 
 
-def batch_failure(errors: Mapping[int, BaseException], num_rows: int) -> AgentEnvError:
-    """Return one error for a batch with failed rows; it is infrastructure's if all of them are."""
-    shown = "; ".join(f"row {index}: {type(error).__name__}: {error}" for index, error in list(errors.items())[:3])
-    infra = all(isinstance(error, InfraError | ConnectionError | TimeoutError) for error in errors.values())
-    kind = EnvironmentUnavailable if infra else RowsFailed
-    return kind(
-        f"step: expected a reward for each of {num_rows} rows, got {len(errors)} failures ({shown}). "
-        f"{'Roll them out again.' if infra else 'Fix the data or the environment.'}"
-    )
-
-
 def options_of(cls: type[Any], config: Mapping[str, Any], unused: Sequence[str] = ()) -> Any:
     """Return the dataclass of options for a mapping of NeMo RL's configuration; keys in `unused` are ignored.
 
@@ -201,8 +190,12 @@ class Environment:
         errors = {index: row for index, row in enumerate(rows) if isinstance(row, BaseException)}
         if errors and self._on_failure == "raise":
             await self._end_unfinished([row for row in rows if isinstance(row, StepRow)])
-            error = batch_failure(errors, len(rows))
-            raise error from next(iter(errors.values()))
+            shown = "; ".join(f"row {at}: {type(error).__name__}: {error}" for at, error in list(errors.items())[:3])
+            is_infra = all(isinstance(error, InfraError | ConnectionError | TimeoutError) for error in errors.values())
+            raise (EnvironmentUnavailable if is_infra else RowsFailed)(
+                f"step: expected a reward for each of {len(rows)} rows, got {len(errors)} failures ({shown}). "
+                f"{'Roll them out again.' if is_infra else 'Fix the data or the environment.'}"
+            ) from next(iter(errors.values()))
         nan = float("nan")
         parts = dict.fromkeys((*self._parts, "rest"), nan) if self._parts else {}
         return [
@@ -231,15 +224,12 @@ class Environment:
         Rewards are read from `rewards` or, as in rollouts, `total_reward`. Under `on_failure="mask"` the batch is a
         copy in which failed rows are `masked`. NeMo RL never calls this method itself.
         """
-        figures = self.metrics() | batch_metrics(batch, self._name)
-        return (masked(batch) if self._on_failure == "mask" else batch), figures
-
-    async def _cancel_calls(self) -> None:
-        """Cancel only the calls themselves: a second cancellation would interrupt the close of their episodes."""
-        for call in self._calls:
-            call.cancel()
-        if self._calls:
-            await asyncio.wait(self._calls, timeout=_CLOSE_S / 4)
+        rewards, logs = batch_rewards(batch), batch.get("message_log")
+        known = RewardFigures(reward for reward in rewards if math.isfinite(reward))
+        num_samples = len(rewards if logs is None else logs)
+        figures = {"num_samples": num_samples, "num_no_reward": len(rewards) - known.num, **known.metrics()}
+        named = {f"{self._name}/{name}": float(value) for name, value in figures.items()}
+        return (masked(batch) if self._on_failure == "mask" else batch), self.metrics() | named
 
     def shutdown(self) -> None:
         """Cancel running steps, close everything and stop the event loop; a second call does nothing."""
@@ -247,10 +237,17 @@ class Environment:
             thread, self._thread = self._thread, None
         if thread is None:
             return
+
+        async def cancel_calls() -> None:
+            for call in self._calls:  # only these: a second cancellation would interrupt the close of their episodes
+                call.cancel()
+            if self._calls:
+                await asyncio.wait(self._calls, timeout=_CLOSE_S / 4)
+
         try:
             end = time.monotonic() + _CLOSE_S
             while self._num_stepping and time.monotonic() < end:  # a step may only be about to start
-                thread.run(self._cancel_calls())
+                thread.run(cancel_calls())
                 time.sleep(0.01)
             with contextlib.suppress(TimeoutError):
                 thread.run(asyncio.wait_for(self._close(), _CLOSE_S))
@@ -292,15 +289,6 @@ class RewardFigures(Moments):
             return {}
         std = math.sqrt(self.variance) if self.num > 1 else 0.0
         return {"mean_reward": self.mean, "std_reward": std, "min_reward": self.low, "max_reward": self.high}
-
-
-def batch_metrics(batch: Mapping[str, Any], prefix: str) -> dict[str, float]:
-    """Return a NeMo RL batch's `PREFIX/num_samples`, `num_no_reward` and the figures of the finite rewards."""
-    rewards, logs = batch_rewards(batch), batch.get("message_log")
-    known = RewardFigures(reward for reward in rewards if math.isfinite(reward))
-    num_samples = len(rewards if logs is None else logs)
-    figures = {"num_samples": num_samples, "num_no_reward": len(rewards) - known.num, **known.metrics()}
-    return {f"{prefix}/{name}": float(value) for name, value in figures.items()}
 
 
 def masked(batch: Any, groups: Sequence[Hashable] | None = None) -> Any:

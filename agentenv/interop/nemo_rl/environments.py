@@ -159,8 +159,7 @@ class AgentEnvironment(Environment):
         )
 
     async def _end_unfinished(self, rows: Sequence[StepRow]) -> None:
-        ids = [row.metadata[ID] for row in rows if row.metadata is not None]
-        await asyncio.gather(*map(self._sessions.forget, ids))
+        await asyncio.gather(*(self._sessions.forget(row.metadata[ID]) for row in rows if row.metadata is not None))
 
     async def _close(self) -> None:
         await self._sessions.close()

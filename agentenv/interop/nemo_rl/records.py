@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from agentenv.core.trajectory import Trajectory
-from agentenv.interop._records import Decode, Record, facts, records, required_logprobs
+from agentenv.interop._records import Decode, facts, records, required_logprobs
 
 _WHERE = "interop.nemo_rl"
 
@@ -34,7 +34,10 @@ def to_records(trajectory: Trajectory, *, decode: Decode) -> list[dict[str, Any]
         for start, after in [*record.spans, (len(record.token_ids),) * 2]:
             if start > end:
                 messages.append(_message("environment" if end else "user", record.token_ids[end:start], decode))
-            for first, last, role in _runs(record, start, after):
+            # What the policy chose, and what a constraint forced, which is not trained on.
+            changes = [at for at in range(start + 1, after) if (at in record.forced) != (at - 1 in record.forced)]
+            for first, last in pairwise([start, *changes, after] if start < after else ()):
+                role = "environment" if first in record.forced else "assistant"
                 message = _message(role, record.token_ids[first:last], decode)
                 if role == "assistant" and logprobs is not None:
                     message["generation_logprobs"] = logprobs[first:last]
@@ -50,16 +53,6 @@ def to_records(trajectory: Trajectory, *, decode: Decode) -> list[dict[str, Any]
         }
         samples.append(sample)
     return samples
-
-
-def _runs(record: Record, start: int, end: int) -> list[tuple[int, int, str]]:
-    """Return the parts of an action: what the policy chose, and what a constraint forced, which is not trained on."""
-    edges = [start, *(at for at in range(start + 1, end) if (at in record.forced) != (at - 1 in record.forced)), end]
-    return [
-        (first, last, "environment" if first in record.forced else "assistant")
-        for first, last in pairwise(edges)
-        if first < last
-    ]
 
 
 def _message(role: str, token_ids: list[int], decode: Decode) -> dict[str, Any]:

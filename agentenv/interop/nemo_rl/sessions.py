@@ -12,7 +12,6 @@ import inspect
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 from agentenv._util.calls import create
@@ -125,8 +124,7 @@ class Sessions:
             self.num_ended += 1
             await self.forget(session.id)
         else:
-            loop = asyncio.get_running_loop()
-            session.timer = loop.call_later(self._idle_s, partial(self._abandon, session))
+            session.timer = asyncio.get_running_loop().call_later(self._idle_s, self._abandon, session)
         return session, result
 
     async def first(
@@ -161,34 +159,32 @@ class Sessions:
 
         async def make() -> AgentInstance:
             agent = await create(self._cls, self._kwargs)
-            object.__setattr__(agent, "step", self._with_log(agent.step, session))
+            step = agent.step
+
+            # It sees the text of NeMo RL's log, and the calls in the policy's own form.
+            def told(states: StepState) -> StepState:
+                states = {**states, "observation_text": session.text}
+                if self._parse is not None:
+                    tools = session.episode.trajectory.tools or None
+                    calls = self._parse(states["action_text"], turn_index=states["turn_index"], tools=tools)
+                    states["tool_calls"] = calls
+                return states
+
+            @functools.wraps(step)
+            async def async_step(states: StepState) -> Any:
+                return await step(told(states))
+
+            @functools.wraps(step)
+            def plain_step(states: StepState) -> Any:
+                return step(told(states))
+
+            object.__setattr__(agent, "step", async_step if inspect.iscoroutinefunction(step) else plain_step)
             return agent
 
         key = EpisodeKey(session.id, seed=metadata.get("seed"))
         chat = Chat(PlainTextTokenizer())
         session.episode = SteppedEpisode(make, task, chat=chat, limits=self._limits, key=key, host_samples=True)
         return session
-
-    def _with_log(self, step: Callable[..., Any], session: EpisodeSession) -> Callable[..., Any]:
-        """Return a `step` that sees the text of NeMo RL's log, and the calls in the policy's own form."""
-
-        def told(states: StepState) -> StepState:
-            states = {**states, "observation_text": session.text}
-            if self._parse is not None:
-                tools = session.episode.trajectory.tools or None
-                calls = self._parse(states["action_text"], turn_index=states["turn_index"], tools=tools)
-                states["tool_calls"] = calls
-            return states
-
-        @functools.wraps(step)
-        async def async_step(states: StepState) -> Any:
-            return await step(told(states))
-
-        @functools.wraps(step)
-        def plain_step(states: StepState) -> Any:
-            return step(told(states))
-
-        return async_step if inspect.iscoroutinefunction(step) else plain_step
 
     async def _start(self, log: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> EpisodeSession:
         shown = prompt_of(log, bare(log))

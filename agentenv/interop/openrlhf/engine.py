@@ -79,15 +79,14 @@ class OpenRLHFEngine(Engine):
 
     def _params(self, sampling: SamplingParams) -> Any:
         """Return the caller's parameters with the fields that the episode changed."""
+        caller = self._caller_params
         changed = {
             name: value for name in _TAKEN if (value := getattr(sampling, name)) != getattr(self._sampling, name)
         }
         changed |= {"max_tokens": sampling.max_tokens, "min_tokens": sampling.min_tokens}
-        rebuild = bool(changed.keys() - {"max_tokens", "min_tokens", "seed"}) and hasattr(
-            self._caller_params, "__post_init__"
-        )
+        rebuild = bool(changed.keys() - {"max_tokens", "min_tokens", "seed"}) and hasattr(caller, "__post_init__")
         # OpenRLHF's actor makes its own deep copy; vLLM itself writes into the object that it gets.
-        params = deepcopy(self._caller_params) if self._yields_outputs or rebuild else copy(self._caller_params)
+        params = deepcopy(caller) if self._yields_outputs or rebuild else copy(caller)
         for name, value in changed.items():
             setattr(params, name, list(value) if isinstance(value, tuple) else value)
         if rebuild:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -234,8 +234,19 @@ class AgentExecutor:
 
         async def make() -> AgentInstance:
             agent = await create(as_agent(cls), type(self).agent_kwargs)
-            if not is_ours:
-                object.__setattr__(agent, "step", _with_writable_sampling(agent.step))
+            step = agent.step
+
+            @functools.wraps(step)
+            async def writable(states: StepState) -> Any:
+                written = VLLMStyleSampling.of(states["sampling_params"])
+                result = await call_agent(step, {**states, "sampling_params": written})
+                is_unchanged = written == VLLMStyleSampling.of(states["sampling_params"])
+                if is_unchanged or not isinstance(result, Mapping) or result.get("sampling_params") is not None:
+                    return result
+                return {**result, "sampling_params": written}
+
+            if not is_ours:  # the next turns sample with what its `step` writes into `states["sampling_params"]`
+                object.__setattr__(agent, "step", writable)
             return agent
 
         return await Episode(task, setup, key).run(make)
@@ -335,21 +346,6 @@ class AgentExecutor:
         seed = (prompt_hash + 7919 * self._seen[prompt_hash]) % 2**31
         task = replace(task, task_id=f"episode-{uuid4().hex}", seed=seed)
         return _EpisodeCall(task, engine, self._chat, limits, EpisodeKey(task.task_id))
-
-
-def _with_writable_sampling(step: Callable[[StepState], Any]) -> Callable[[StepState], Any]:
-    """Return a `step` that may write into `states["sampling_params"]`: the next turns sample with what it wrote."""
-
-    @functools.wraps(step)
-    async def writable(states: StepState) -> Any:
-        written = VLLMStyleSampling.of(states["sampling_params"])
-        result = await call_agent(step, {**states, "sampling_params": written})
-        is_unchanged = written == VLLMStyleSampling.of(states["sampling_params"])
-        if is_unchanged or not isinstance(result, Mapping) or result.get("sampling_params") is not None:
-            return result
-        return {**result, "sampling_params": written}
-
-    return writable
 
 
 class AgentFunc:

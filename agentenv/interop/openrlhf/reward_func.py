@@ -81,8 +81,7 @@ class RewardSource:
             return _JudgedAnswer(ask, setup.chat, recorder)
 
         # The judge measures a step's time itself, from when its turn comes.
-        patience_s = max(limits.step_timeout_s, self.judge.patience_s)
-        limits = replace(limits, max_turns=1, step_timeout_s=patience_s)
+        limits = replace(limits, max_turns=1, step_timeout_s=max(limits.step_timeout_s, self.judge.patience_s))
         return await Episode(task, replace(setup, engine=recorder, limits=limits), key).run(make)
 
 

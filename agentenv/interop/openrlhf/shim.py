@@ -22,8 +22,7 @@ _ABSENT: Any = object()
 
 def register(executor_cls: type) -> None:
     """Make OpenRLHF's `issubclass` check accept our executor; does nothing if OpenRLHF is not imported."""
-    module = sys.modules.get(_AGENT)
-    base = getattr(module, "AgentExecutorBase", None)
+    base = getattr(sys.modules.get(_AGENT), "AgentExecutorBase", None)
     if base is not None and hasattr(base, "register"):
         base.register(executor_cls)
 

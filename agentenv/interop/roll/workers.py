@@ -150,26 +150,19 @@ class RollRewards:
             rows(data, COLUMNS), texts.prompts, texts.responses, texts.prompt_ids, strict=True
         ):
             if isinstance(self.reward, Router) and row.get(self.reward.key) is None:
-                row = row | {self.reward.key: row.get("domain")}
-            metadata = {**facts, **_with_image_sizes(row, self.patch_size)}
+                row[self.reward.key] = row.get("domain")
+            inputs, size = row.get("multi_modal_inputs"), self.patch_size
+            grids = inputs.get("image_grid_thw") if isinstance(inputs, Mapping) else None
+            if grids is not None and row.get("image_size") is None:  # which box rewards need, in the boxes' units
+                patches = [grid[-2:] for grid in (grids.tolist() if hasattr(grids, "tolist") else grids)]
+                row["image_size"] = [[1000, 1000] if size is None else [w * size, h * size] for h, w in patches]
             label, reward_model = row.get("ground_truth"), row.get("reward_model")
             if label is None and isinstance(reward_model, Mapping):
                 label = reward_model.get("ground_truth")
             text = with_opened_thought(text, prompt)
-            responses.append(Response(text, label, row.get("prompt") or prompt, metadata))
+            responses.append(Response(text, label, row.get("prompt") or prompt, {**facts, **row}))
             groups.append(row["id"] if isinstance(row.get("id"), str | int) else ids)
         return responses, groups
-
-
-def _with_image_sizes(row: Mapping[str, Any], patch_size: int | None) -> Mapping[str, Any]:
-    """Return the row with its images' widths and heights in the units of the boxes, which box rewards need."""
-    inputs = row.get("multi_modal_inputs")
-    grids = inputs.get("image_grid_thw") if isinstance(inputs, Mapping) else None
-    if grids is None or row.get("image_size") is not None:
-        return row
-    patches = [grid[-2:] for grid in (grids.tolist() if hasattr(grids, "tolist") else grids)]
-    pixels = [[1000, 1000] if patch_size is None else [w * patch_size, h * patch_size] for h, w in patches]
-    return {**row, "image_size": pixels}
 
 
 class RewardWorker:

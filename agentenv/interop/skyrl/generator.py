@@ -28,7 +28,7 @@ from agentenv.episode.registry import env_source
 from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.errors import ConfigError, ContractError, InfraError
-from agentenv.interop._records import Record, columns, records
+from agentenv.interop._records import columns, records
 from agentenv.interop.hosted import (
     FailureCount,
     chat_of,
@@ -183,7 +183,16 @@ class EnvGenerator:
         engine = SkyRLEngine(self.client, params, self.model, salt)
         setup = EpisodeSetup(engine, self.chat, SamplingParams(max_tokens=params["max_tokens"]), limits)
         slots = asyncio.Semaphore(_CONCURRENCY)
-        ended = await asyncio.gather(*[self._run(episode, setup, slots) for episode in planned])
+
+        async def run(episode: PlannedEpisode) -> Trajectory:
+            async with slots:
+                try:
+                    (trajectory,) = await run_planned(self.source, setup, [episode], max_retries=self.max_retries)
+                finally:
+                    await self.client.finish_session(episode.episode_id)
+            return trajectory
+
+        ended = await asyncio.gather(*map(run, planned))
         kept, max_in_a_row = [], 64 if self.config.step_wise_trajectories else 1
         for each, trajectory in zip(ids, ended, strict=True):
             problem = problem_of(trajectory)
@@ -192,14 +201,6 @@ class EnvGenerator:
                 kept.append((each, trajectory))
         self._check_groups([each.instance_id for each in ids], [each.instance_id for each, _ in kept], input_batch)
         return self._output(kept)
-
-    async def _run(self, planned: PlannedEpisode, setup: EpisodeSetup, slots: asyncio.Semaphore) -> Trajectory:
-        async with slots:
-            try:
-                (trajectory,) = await run_planned(self.source, setup, [planned], max_retries=self.max_retries)
-            finally:
-                await self.client.finish_session(planned.episode_id)
-        return trajectory
 
     def _check_groups(self, asked: Sequence[str], left: Sequence[str], input_batch: Mapping[str, Any]) -> None:
         """Raise InfraError where SkyRL would train on one episode of several, with its reward as the advantage."""
@@ -215,13 +216,26 @@ class EnvGenerator:
     def _output(self, kept: Sequence[tuple[Any, Trajectory]]) -> dict[str, Any]:
         from skyrl.train.generators.utils import get_rollout_metrics
 
-        made = columns([row for each, trajectory in kept for row in self._rows(each, trajectory)])
+        rows, is_step_wise = [], self.config.step_wise_trajectories
+        for each, trajectory in kept:
+            segments = segment_rows(trajectory, each)
+            if len(segments) > 1 and not is_step_wise:
+                raise ContractError(
+                    f"EnvGenerator: expected one segment with actions, got {len(segments)} in {trajectory.episode_id}. "
+                    "Set generator.step_wise_trajectories=true."
+                )
+            last = segments[-1]  # SkyRL learns from the rewards of the last one, which has those of all
+            place = max((at for at, chosen in enumerate(last["loss_masks"]) if chosen), default=-1)
+            for row in segments[:-1]:
+                last["rewards"][place] += math.fsum(row["rewards"])
+                row["rewards"] = [0.0] * len(row["rewards"])
+            rows += segments
+        made = columns(rows)
         metrics = get_rollout_metrics(made["response_ids"], made["rewards"], loss_masks=made["loss_masks"])
         scores = [trajectory.score for _, trajectory in kept if trajectory.score is not None]
         metrics |= {"environment/avg_score": math.fsum(scores) / len(scores)} if scores else {}
         metrics["environment/avg_truncated"] = sum(trajectory.truncated for _, trajectory in kept) / len(kept)
         has_logprobs = all(row is not None for row in made["rollout_logprobs"])
-        is_step_wise = self.config.step_wise_trajectories
         return {
             **made,
             "rollout_logprobs": made["rollout_logprobs"] if has_logprobs else None,
@@ -233,21 +247,6 @@ class EnvGenerator:
             "env_metrics": None,
         }
 
-    def _rows(self, trajectory_id: Any, trajectory: Trajectory) -> list[dict[str, Any]]:
-        """Return an episode's rows. SkyRL learns from the rewards of the last one, which has those of all."""
-        rows = segment_rows(trajectory, trajectory_id)
-        if len(rows) > 1 and not self.config.step_wise_trajectories:
-            raise ContractError(
-                f"EnvGenerator: expected one segment with actions, got {len(rows)} in {trajectory.episode_id}. Set "
-                "generator.step_wise_trajectories=true."
-            )
-        last = rows[-1]
-        place = max((at for at, chosen in enumerate(last["loss_masks"]) if chosen), default=-1)
-        for row in rows[:-1]:
-            last["rewards"][place] += math.fsum(row["rewards"])
-            row["rewards"] = [0.0] * len(row["rewards"])
-        return rows
-
 
 def segment_rows(trajectory: Trajectory, trajectory_id: Any) -> list[dict[str, Any]]:
     """Return one row of a GeneratorOutput for each segment; `trajectory_id` is the input's for this episode.
@@ -257,27 +256,22 @@ def segment_rows(trajectory: Trajectory, trajectory_id: Any) -> list[dict[str, A
     Raises:
         DataError: the episode failed or is still running.
     """
-    return [
-        {
+    rows = []
+    for record in records(trajectory, _WHERE):
+        # Each reward moves back to the nearest token that the policy chose: estimators skip tokens off the mask.
+        rewards, mask, place = [0.0] * len(record.response_ids), record.response_mask, None
+        for at, reward in enumerate((record.rewards or [])[record.num_prompt :]):
+            place = at if mask[at] else place
+            rewards[at if place is None else place] += reward
+        row = {
             "prompt_token_ids": record.prompt_ids,
             "response_ids": record.response_ids,
-            "rewards": _on_choices(record),
-            "loss_masks": record.response_mask,
+            "rewards": rewards,
+            "loss_masks": mask,
             "stop_reasons": record.finish_reason,
             "rollout_logprobs": record.response_logprobs,
             "trajectory_ids": trajectory_id,
-            "is_last_step": record.segment == (record.num_segments or 0) - 1,
+            "is_last_step": record.segment == record.num_segments - 1,
         }
-        for record in records(trajectory, _WHERE)
-    ]
-
-
-def _on_choices(record: Record) -> list[float]:
-    """Return the rewards [R], each moved back to the nearest token that the policy chose, if there is one: estimators
-    skip tokens off the mask.
-    """
-    moved, place, mask = [0.0] * len(record.response_ids), None, record.response_mask
-    for at, reward in enumerate((record.rewards or [])[record.num_prompt :]):
-        place = at if mask[at] else place
-        moved[at if place is None else place] += reward
-    return moved
+        rows.append(row)
+    return rows

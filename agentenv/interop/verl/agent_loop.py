@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -60,34 +61,26 @@ def dataset(rows: Sequence[Mapping[str, Any] | Task], *, data_source: str = "age
     return task_dataset(rows, "interop.verl", data_source)
 
 
+@dataclass(eq=False)
 class VerlEngine(Engine):
-    """The engine behind one episode: verl's client, and verl's two budgets of tokens.
+    """The engine behind one episode: verl's client, and verl's two budgets of tokens."""
 
-    Args:
-        server: verl's LLMServerClient: `await generate(request_id, prompt_ids=, sampling_params=)`.
-        params: verl's sampling parameters, which win over the episode's.
-        max_prompt: `rollout.prompt_length`, in tokens.
-        max_response: `rollout.response_length`, in tokens.
-        stops: ids that end an action; verl's vLLM says "completed" for an action that was cut, too.
-        more: further arguments of each call.
-    """
-
-    def __init__(
-        self,
-        server: Any,
-        params: Mapping[str, Any],
-        *,
-        max_prompt: int,
-        max_response: int,
-        stops: frozenset[int],
-        more: Mapping[str, Any],
-    ) -> None:
-        self._server, self._params, self._more = server, params, more
-        self._max_prompt, self._max_response, self._stops = max_prompt, max_response, stops
-        self._session = uuid.uuid4().hex
-        self._num_prompt = 0
-        self.versions: list[tuple[int | None, int | None]] = []
-        """The oldest and the newest weights of each action so far, as verl's steps."""
+    server: Any
+    """verl's LLMServerClient: `await generate(request_id, prompt_ids=, sampling_params=)`."""
+    params: Mapping[str, Any]
+    """verl's sampling parameters, which win over the episode's."""
+    max_prompt: int
+    """`rollout.prompt_length`, in tokens."""
+    max_response: int
+    """`rollout.response_length`, in tokens."""
+    stops: frozenset[int]
+    """Ids that end an action; verl's vLLM says "completed" for an action that was cut, too."""
+    more: Mapping[str, Any]
+    """Further arguments of each call."""
+    versions: list[tuple[int | None, int | None]] = field(default_factory=list)
+    """The oldest and the newest weights of each action so far, as verl's steps."""
+    _session: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _num_prompt: int = 0
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
@@ -102,30 +95,27 @@ class VerlEngine(Engine):
         num = len(prompt_token_ids)
         if request_id.endswith("/0"):  # the first action of an attempt
             self._num_prompt, self.versions = num, []
-        if num > self._max_prompt and num == self._num_prompt:
+        if num > self.max_prompt and num == self._num_prompt:
             raise PromptTooLong(
-                f"expected at most rollout.prompt_length={self._max_prompt} tokens, got {num}. Raise it, or remove the "
+                f"expected at most rollout.prompt_length={self.max_prompt} tokens, got {num}. Raise it, or remove the "
                 "row."
             )
-        room = min(self._max_response, self._num_prompt + self._max_response - num)
+        room = min(self.max_response, self._num_prompt + self.max_response - num)
         if room < 1:
-            raise PromptTooLong(f"expected room within rollout.response_length={self._max_response}, got none.")
+            raise PromptTooLong(f"expected room within rollout.response_length={self.max_response}, got none.")
         max_tokens = min(sampling.max_tokens or room, room)
-        params = client_params(self._params, sampling, max_tokens, _WHERE)
+        params = client_params(self.params, sampling, max_tokens, _WHERE)
         with engine_errors("generate"):
-            out = await self._server.generate(
-                self._session, prompt_ids=list(prompt_token_ids), sampling_params=params, **self._more
+            out = await self.server.generate(
+                self._session, prompt_ids=list(prompt_token_ids), sampling_params=params, **self.more
             )
-        return self._completion(out, max_tokens, self._stops | set(sampling.stop_token_ids))
-
-    def _completion(self, out: Any, max_tokens: int, stops: frozenset[int]) -> Completion:
         token_ids, reason = tuple(map(int, out.token_ids)), out.stop_reason
         if reason not in (None, "completed", "stop", "length", "aborted", "abort"):
             raise EngineError(f"generate: expected a stop reason of verl, got {reason!r}. Look at the server's log.")
         steps = out.extra_fields.get("global_steps")
         oldest, newest = (out.extra_fields.get(f"{which}_global_steps", steps) for which in ("min", "max"))
         self.versions.append((oldest, newest))
-        is_cut = len(token_ids) >= max_tokens and token_ids[-1] not in stops
+        is_cut = len(token_ids) >= max_tokens and token_ids[-1] not in self.stops | {*sampling.stop_token_ids}
         return Completion(
             token_ids,
             "abort" if reason in ("aborted", "abort") else "length" if is_cut else "stop",

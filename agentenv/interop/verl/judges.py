@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -93,6 +94,7 @@ def mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+@dataclass(eq=False)
 class ScoreFunction:
     """A `compute_score` of verl's signature as a reward: a number, or a mapping with `score` and other numbers.
 
@@ -102,17 +104,11 @@ class ScoreFunction:
 
     bounds = (-math.inf, math.inf)
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        arguments: Mapping[str, Any] | None = None,
-        *,
-        limit_s: float = DEADLINE_S,
-    ) -> None:
-        self._function = function
-        self._arguments = dict(arguments or {})
-        self.limit_s = limit_s
-        self._threads = Threads(MAX_CONCURRENT)
+    function: Callable[..., Any]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Further ones of each call."""
+    limit_s: float = DEADLINE_S
+    _threads: Threads = field(default_factory=partial(Threads, MAX_CONCURRENT), init=False)
 
     async def grade(self, response: Response) -> RewardResult:
         """Return the function's grade.
@@ -126,12 +122,12 @@ class ScoreFunction:
             "solution_str": response.text,
             "ground_truth": response.label,
             "extra_info": dict(response.metadata.get("extra_info") or {}),
-            **self._arguments,
+            **self.arguments,
         }
         try:
-            if inspect.iscoroutinefunction(_innermost(self._function)):
-                return _result(await self._function(**arguments))
-            answer = await self._threads.run(partial(self._function, **arguments), limit_s=self.limit_s)
+            if inspect.iscoroutinefunction(_innermost(self.function)):
+                return _result(await self.function(**arguments))
+            answer = await self._threads.run(partial(self.function, **arguments), limit_s=self.limit_s)
             return _result(await answer if inspect.isawaitable(answer) else answer)
         except Exception as error:
             raise failure_of(error, "compute_score") from error

@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import Any
 
 from agentenv._util.per_loop import PerLoop
-from agentenv.core.arguments import number, whole_number
+from agentenv.core.arguments import whole_number
 from agentenv.errors import ConfigError, DataError
 from agentenv.interop._data_proto import placed, plain, read_texts, rows
 from agentenv.interop.verl.compute_score import ScoreOptions, SourceReward, answer_of
@@ -32,6 +32,8 @@ from agentenv.rewards.types import GroupReward, Response, RewardResult
 
 logger = logging.getLogger(__name__)
 
+_GROUP_WAIT_S = 600.0
+"""Time limit of a group's wait for its next sample; then the present ones are judged."""
 VALIDATION_SPLITS = ("test", "val", "validation", "dev")
 
 
@@ -44,19 +46,14 @@ class RewardManagerOptions(ScoreOptions):
     max_concurrent: int = MAX_CONCURRENT
     """Maximum number of samples to grade concurrently, for a reward that judges each."""
     group_size: int | None = None
-    """Samples of a prompt, for a group reward; None means verl's `rollout.n`."""
-    val_group_size: int | None = None
-    """Like `group_size` for validation rows: those whose `extra_info.split` is test, val, validation or dev (verl's
-    agent loop passes no other sign of a validation), or whose batch has `validate`; None means
-    `rollout.val_kwargs.n`."""
-    group_wait_s: float = 600.0
-    """Time limit of a group's wait for its next sample; then the present ones are judged."""
+    """Samples of a prompt, for a group reward; None means verl's `rollout.n`. Validation rows have
+    `rollout.val_kwargs.n`: those whose `extra_info.split` is test, val, validation or dev (verl's agent loop passes no
+    other sign of a validation), or whose batch has `validate`."""
 
     def __post_init__(self) -> None:
         """Check the values."""
         ScoreOptions.__post_init__(self)
-        number("reward_kwargs.group_wait_s", self.group_wait_s, low=0.001)
-        for name in ("max_concurrent", "group_size", "val_group_size"):
+        for name in ("max_concurrent", "group_size"):
             if getattr(self, name) is not None:
                 whole_number(f"reward_kwargs.{name}", getattr(self, name), low=1)
 
@@ -106,7 +103,7 @@ class SampleRewardManager:
                     f"reward.num_workers: expected 1, got {config.reward.num_workers}: {type(self._reward).__name__} "
                     "judges all samples of a prompt together. Set it to 1; heavy work has its own processes."
                 )
-            self._groups = GroupGatherer(self._reward, limit_s=self.options.timeout, wait_s=self.options.group_wait_s)
+            self._groups = GroupGatherer(self._reward, limit_s=self.options.timeout, wait_s=_GROUP_WAIT_S)
 
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Grade the last row, as verl does: `reward_score`, and `reward_extra_info` with the keys of `answer_of`.
@@ -131,8 +128,7 @@ class SampleRewardManager:
             if size is None:
                 rollout, split = self.config.actor_rollout_ref.rollout, mapping(row.get("extra_info")).get("split")
                 is_validation = row.get("validate") or split in VALIDATION_SPLITS
-                size = self.options.val_group_size if is_validation else self.options.group_size
-                size = size or (rollout.val_kwargs.n if is_validation else rollout.n)
+                size = rollout.val_kwargs.n if is_validation else self.options.group_size or rollout.n
             result = await self._groups.grade(uid, response, int(size))
         answer = answer_of(result, self.options)
         return {"reward_score": answer["score"], "reward_extra_info": answer}
@@ -197,9 +193,15 @@ class GroupGatherer:
         group = self._open.setdefault(key, _GatheredGroup(size))
         mine: asyncio.Future[RewardResult] = loop.create_future()
         group.members[mine] = response
+
+        def end_waiting() -> None:
+            shown = len(group.members), group.size, key, self._wait_s
+            logger.warning("%d of %d samples of %s arrived, the last %g s ago; judging without the others", *shown)
+            self._judge(key, group)
+
         if group.timer is not None:
             group.timer.cancel()
-        group.timer = loop.call_later(self._wait_s, self._end_waiting, key, group)
+        group.timer = loop.call_later(self._wait_s, end_waiting)
         self._judge_if_complete(key, group)
         try:
             return await mine
@@ -214,22 +216,18 @@ class GroupGatherer:
         if len(group.members) >= group.size:
             self._judge(key, group)
 
-    def _end_waiting(self, key: Hashable, group: _GatheredGroup) -> None:
-        shown = len(group.members), group.size, key, self._wait_s
-        logger.warning("%d of %d samples of %s arrived, the last %g s ago; judging without the others", *shown)
-        self._judge(key, group)
-
     def _judge(self, key: Hashable, group: _GatheredGroup) -> None:
         del self._open[key]
         assert group.timer is not None
         group.timer.cancel()
+
+        async def hand_out() -> None:
+            grade = await grade_group(self._reward, list(group.members.values()), limit_s=self._limit_s)
+            for mine, result in zip(group.members, grade.results, strict=True):
+                if not mine.done():
+                    mine.set_result(result)
+
         if group.members:
-            task = asyncio.get_running_loop().create_task(self._hand_out(group))
+            task = asyncio.get_running_loop().create_task(hand_out())
             self._judging.add(task)  # the loop keeps only weak references
             task.add_done_callback(self._judging.discard)
-
-    async def _hand_out(self, group: _GatheredGroup) -> None:
-        grade = await grade_group(self._reward, list(group.members.values()), limit_s=self._limit_s)
-        for mine, result in zip(group.members, grade.results, strict=True):
-            if not mine.done():
-                mine.set_result(result)

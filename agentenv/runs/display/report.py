@@ -66,12 +66,12 @@ def header(config: RunConfig, facts: Mapping[str, str]) -> Table:
     return grid
 
 
-def final_table(metrics: Metrics) -> Table:
-    """Return a table of episodes, reward, score, pass@k, turns, tokens, time, stop reasons and errors."""
+def final_table(rows: Iterable[tuple[str, str]]) -> Table:
+    """Return a table of results, each with its name."""
     table = Table(title="Result", title_justify="left", show_header=False)
     table.add_column(style="bold")
-    table.add_column()
-    for name, value in result_rows(metrics):
+    table.add_column(overflow="fold")
+    for name, value in rows:
         table.add_row(name, Text(value))
     return table
 
@@ -86,8 +86,7 @@ def environments_table(environments: Mapping[str, Metrics]) -> Table:
         means = (m.reward.mean, m.score.mean, m.pass_at_k["1"].mean, m.hygiene.std_in_group)
         length = m.tokens.num_action / m.num_episodes if m.num_episodes else None
         cells = [_number(value, ".3f") for value in means] + [_number(m.turns_mean, ".2f"), _number(length, ".0f")]
-        failed = m.num_infra_errors + m.num_env_errors
-        table.add_row(name, str(m.num_tasks), str(failed), *cells)
+        table.add_row(name, str(m.num_tasks), str(m.num_infra_errors + m.num_env_errors), *cells)
     return table
 
 
@@ -96,7 +95,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def result_rows(m: Metrics) -> list[tuple[str, str]]:
-    """Return the name and the text of each result."""
+    """Return name and text of episodes, reward, score, pass@k, turns, tokens, time, stop reasons, errors and others."""
     missing = f" of {m.num_episodes + m.num_missing} planned" if m.num_missing else ""
     failed = m.num_infra_errors + m.num_env_errors
     ends = [f"{m.num_rewarded} rewarded", *([f"{failed} failed"] if failed else [])]

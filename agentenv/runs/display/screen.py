@@ -12,7 +12,7 @@ from agentenv._util.plurals import counted
 from agentenv._util.terminal import wide_console
 from agentenv.runs.config import RunConfig
 from agentenv.runs.display.progress import JSONProgress, LiveProgress, PlainProgress, Progress
-from agentenv.runs.display.report import FailureKinds, environments_table, final_table, header
+from agentenv.runs.display.report import FailureKinds, environments_table, final_table, header, result_rows
 from agentenv.runs.metrics import Metrics, Summary
 from agentenv.runs.prepare import Job
 from agentenv.runs.run_log import RunLog
@@ -40,11 +40,6 @@ class RunScreen:
             self.progress = LiveProgress(log.stats, self.notes)
         else:
             self.progress = PlainProgress(log.stats, sys.stderr)
-
-    @property
-    def resume_command(self) -> str:
-        """The command that resumes the run."""
-        return f"agentenv run --resume --out {shlex.quote(str(self.log.out))}"
 
     def report_damage(self) -> None:
         """Show what a resumed run could not read in the record."""
@@ -83,7 +78,7 @@ class RunScreen:
         if self.config.output.json:
             self._event("done", {"out": str(self.log.out), "metrics": metrics.to_dict()})
         else:
-            self.console.print(final_table(metrics))
+            self.console.print(final_table(result_rows(metrics)))
             if metrics.environments:
                 self.console.print(environments_table(metrics.environments))
             lines = [

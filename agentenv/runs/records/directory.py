@@ -226,7 +226,12 @@ class RunWriter:
         fd = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._lock_fd = fd
         try:
-            _lock_exclusively(fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                # It fails if a run has the lock, not if a reader that stores the index has it.
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                fcntl.flock(fd, fcntl.LOCK_EX)
         except OSError as error:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 logger.warning(
@@ -472,14 +477,6 @@ class Outbox:
         await self.close()
 
 
-def _lock_exclusively(fd: int) -> None:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails if a run holds it, not if a reader stores the index
-        fcntl.flock(fd, fcntl.LOCK_EX)
-
-
 def _close_in_child(reference: weakref.ref[RunWriter]) -> None:
     writer = reference()
     if writer is not None:
@@ -536,6 +533,18 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def write_whole(fd: int, data: bytes) -> None:
+    """Write at the end of a file; on OSError nothing of it stays."""
+    rest, size = memoryview(data), os.fstat(fd).st_size
+    try:
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, size)
+        raise
 
 
 def sync_directory(path: Path) -> None:

@@ -27,6 +27,8 @@ from agentenv.runs.records.tables import EPISODE_COLUMNS, FLOATS, INTEGERS, TURN
 TableFormat = Literal["csv", "jsonl", "parquet", "hf"]
 TrainerFormat = Literal["verl", "nemo_rl"]
 Write = Callable[[Row], None]
+MakeDecode = Callable[[], Callable[[Sequence[int]], str]]
+"""Returns the function from token ids to text."""
 
 _BATCH = 256
 """Rows of Parquet in memory."""
@@ -51,7 +53,7 @@ def export(
     to: str,
     out: str | Path,
     *,
-    decode: Callable[[], Callable[[Sequence[int]], str]] | None = None,
+    decode: MakeDecode | None = None,
     report: ReadReport | None = None,
 ) -> Exported:
     """Write a run into the folder `out`: `episodes` and `turns` as tables, or records of a trainer as JSON lines.
@@ -216,13 +218,7 @@ _WRITERS: Mapping[str, Callable[[Path, str, Mapping[str, type]], contextlib.Abst
 # --- records of trainers ----------------------------------------------------------------------------------------------
 
 
-def _export_records(
-    run: str | Path,
-    to: str,
-    folder: Path,
-    decode: Callable[[], Callable[[Sequence[int]], str]] | None,
-    report: ReadReport,
-) -> Exported:
+def _export_records(run: str | Path, to: str, folder: Path, decode: MakeDecode | None, report: ReadReport) -> Exported:
     to_records = importlib.import_module(f"agentenv.interop.{to}.records").to_records
     if to == "nemo_rl":
         if decode is None:

@@ -147,20 +147,15 @@ def _term(match: re.Match[str], where: str) -> _Term:
     value = bare if quoted_value is None else _unquoted(quoted_value)
     if operator in ("<", "<=", ">", ">=") and _as_number(value) is None:
         raise ConfigError(f"{where}: expected a number after {column}{operator}, got {brief(value, 60)}.")
-    return _Term(bool(minus), _column(column, where), operator, value)
+    scope, known = ("turn.", TURN_COLUMNS) if column.startswith("turn.") else ("", EPISODE_COLUMNS)
+    plain = column.removeprefix(scope)
+    plain = ALIASES.get(plain, plain)
+    if plain not in known and not plain.startswith("info.") and column not in GROUP_COLUMNS:
+        names = [*EPISODE_COLUMNS, *ALIASES, "info.KEY", *GROUP_COLUMNS, *(f"turn.{each}" for each in TURN_COLUMNS)]
+        advice = did_you_mean(column, names, f"Use one of {', '.join(EPISODE_COLUMNS)}, info.KEY, turn.COLUMN.")
+        raise ConfigError(f"{where}: expected a column, got {column!r}.{advice}")
+    return _Term(bool(minus), scope + plain, operator, value)
 
 
 def _unquoted(text: str) -> str:
     return re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL)
-
-
-def _column(name: str, where: str) -> str:
-    """Return the full name of a column."""
-    scope, known = ("turn.", TURN_COLUMNS) if name.startswith("turn.") else ("", EPISODE_COLUMNS)
-    plain = name.removeprefix(scope)
-    plain = ALIASES.get(plain, plain)
-    if plain in known or plain.startswith("info.") or name in GROUP_COLUMNS:
-        return scope + plain
-    names = [*EPISODE_COLUMNS, *ALIASES, "info.KEY", *GROUP_COLUMNS, *(f"turn.{each}" for each in TURN_COLUMNS)]
-    advice = did_you_mean(name, names, f"Use one of {', '.join(EPISODE_COLUMNS)}, info.KEY, turn.COLUMN.")
-    raise ConfigError(f"{where}: expected a column, got {name!r}.{advice}")

@@ -267,21 +267,11 @@ class IndexCompletion:
 _KNOWN_FIELDS = frozenset(("task", "episode_id", "group_id", "attempt", "stop_reason", "error"))
 
 
-def encoded(trajectory: Trajectory) -> tuple[bytes, Row]:
-    """Return the line of an episode in the record, and its row in the index of a record that has no other line.
+def entry_of(trajectory: Trajectory) -> tuple[bytes, Row, Summary]:
+    """Return an episode's line in the record, its row in the index of a record without another line, and its Summary.
 
     Raises:
         DataError: no record can hold it.
-    """
-    line, row, _ = entry_of(trajectory)
-    return line, row
-
-
-def entry_of(trajectory: Trajectory) -> tuple[bytes, Row, Summary]:
-    """Return what `encoded` returns, and the Summary of the episode.
-
-    Raises:
-        DataError: as `encoded`.
     """
     if isinstance(trajectory, EncodedTrajectory):
         return trajectory.line, trajectory.row, trajectory.summary
@@ -374,25 +364,18 @@ def rows_in_store(folder: Path, file: BinaryIO) -> tuple[bytes, int]:
     """
     for place in (folder, _cache_folder(folder)):
         stored = stored_index(place)
-        if end := _covered(file, stored):
-            return stored, end
+        if len(stored) <= len(HEADER):
+            continue
+        # Otherwise this library did not write its last row.
+        with contextlib.suppress(LookupError, OSError, OverflowError, TypeError, ValueError):
+            row = json.loads(stored[stored.rfind(b"\n", 0, -1) :])
+            file.seek(row[0])
+            line = file.read(row[1])
+            parts = split_line(line)
+            begin = b'{"episode_id":%b,' % json.dumps(row[_ID]).encode()
+            if parts is not None and parts.crc == row[_CRC] and line.startswith(begin, parts.start):
+                return stored, row[0] + row[1]
     return b"", 0
-
-
-def _covered(file: BinaryIO, stored: bytes) -> int:
-    """Return the bytes of the record that an index covers; 0 if it is not that of this record."""
-    if len(stored) <= len(HEADER):
-        return 0
-    try:
-        row = json.loads(stored[stored.rfind(b"\n", 0, -1) :])
-        file.seek(row[0])
-        line = file.read(row[1])
-        parts = split_line(line)
-        begin = b'{"episode_id":%b,' % json.dumps(row[_ID]).encode()
-        holds = parts is not None and parts.crc == row[_CRC] and line.startswith(begin, parts.start)
-        return row[0] + row[1] if holds else 0
-    except (LookupError, OSError, OverflowError, TypeError, ValueError):  # not a row that this library wrote
-        return 0
 
 
 def _cache_folder(folder: Path) -> Path:

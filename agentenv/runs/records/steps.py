@@ -6,7 +6,6 @@ A step that is done again after a resume writes its line again; the last line of
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from agentenv.errors import DataError, RunStopped
 from agentenv.runs.metrics import Summary
+from agentenv.runs.records.directory import write_whole
 
 STEPS = "steps.jsonl"
 SCHEMA_VERSION = 1
@@ -120,16 +120,9 @@ def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         RunStopped: the disk is full or fails.
     """
     lines = (json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n" for row in rows)
-    rest = memoryview(b"".join(lines))
     try:
         with path.open("ab", buffering=0) as file:
-            size = file.tell()
-            try:
-                while rest:
-                    rest = rest[file.write(rest) :]
-            except OSError:
-                os.ftruncate(file.fileno(), size)
-                raise
+            write_whole(file.fileno(), b"".join(lines))
     except OSError as error:
         raise RunStopped(
             f"{path}: expected to write a line, got {error}. Earlier lines are kept. Make room, then resume with "
@@ -165,12 +158,11 @@ def cut_steps(path: Path, step: int) -> None:
         return
     temporary = path.with_name(f".{path.name}.tmp")
     with path.open("rb") as file, temporary.open("wb") as kept:
-        kept.writelines(line for line in file if line.endswith(b"\n") and _step(line) <= step)
+        for line in file:
+            try:
+                is_later = int(json.loads(line)["step"]) > step
+            except (KeyError, TypeError, ValueError):
+                is_later = False  # damaged: it stays for readers to report
+            if line.endswith(b"\n") and not is_later:
+                kept.write(line)
     temporary.replace(path)
-
-
-def _step(line: bytes) -> int:
-    try:
-        return int(json.loads(line)["step"])
-    except (KeyError, TypeError, ValueError):
-        return -1  # damaged: it stays for readers to report

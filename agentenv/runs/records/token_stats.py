@@ -22,7 +22,6 @@ from agentenv.errors import DataError
 
 TOKEN_STATS = "token_stats.jsonl"
 SCHEMA_VERSION = 1
-_HEAD = ("v", "step", "episode_id", "action_hash")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,8 @@ class TokenStats:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values of the line; the numbers are base64 of float32, little-endian."""
-        head = zip(_HEAD, (SCHEMA_VERSION, self.step, self.episode_id, self.action_hash), strict=True)
-        return {**dict(head), "logprobs": _packed(self.logprobs), "advantages": _packed(self.advantages)}
+        head = {"v": SCHEMA_VERSION, "step": self.step, "episode_id": self.episode_id, "action_hash": self.action_hash}
+        return {**head, "logprobs": _packed(self.logprobs), "advantages": _packed(self.advantages)}
 
     @classmethod
     def from_line(cls, line: bytes) -> Self:

@@ -158,14 +158,9 @@ class ReplayReport:
         table.add_column(style="bold")
         table.add_column()
         size = self.largest.size if self.largest else math.nan
+        num_turns, num_tokens = counted(self.num_turns, "turn"), counted(self.num_tokens, "action token")
         rows = {
-            "compared": ", ".join(
-                (
-                    counted(self.num_episodes, "episode"),
-                    counted(self.num_turns, "turn"),
-                    counted(self.num_tokens, "action token"),
-                )
-            ),
+            "compared": f"{counted(self.num_episodes, 'episode')}, {num_turns}, {num_tokens}",
             "difference": f"largest {size:.3g}, mean {self.mean:.3g}, p99 {self.p99:.3g}",
             "largest at": str(self.largest),
         }

@@ -237,7 +237,6 @@ def micro_batches(
     *,
     max_places: int,
     packed: bool,
-    pad_token_id: int = 0,
     max_sequences: int | None = None,
     sequences: Sequence[int] | None = None,
 ) -> list[MicroBatch]:
@@ -252,7 +251,7 @@ def micro_batches(
     ordered = sorted(wanted, key=lambda s: (-len(batch.sequences[s]), s))
     most = max_sequences or len(ordered)
     plan = _pack(batch, ordered, max_places, most) if packed else _pad(batch, ordered, max_places, most)
-    return [_micro_batch(batch, rows, packed=packed, pad_token_id=pad_token_id) for rows in plan]
+    return [_micro_batch(batch, rows, packed=packed) for rows in plan]
 
 
 def _pack(batch: Batch, ordered: Sequence[int], max_places: int, max_sequences: int) -> list[list[int]]:
@@ -283,7 +282,7 @@ def _pad(batch: Batch, ordered: Sequence[int], max_places: int, max_sequences: i
     return plan
 
 
-def _micro_batch(batch: Batch, rows: Sequence[int], *, packed: bool, pad_token_id: int) -> MicroBatch:
+def _micro_batch(batch: Batch, rows: Sequence[int], *, packed: bool) -> MicroBatch:
     inputs = [batch.sequences[row] for row in rows]
     lengths = [len(ids) for ids in inputs]
     positions = [torch.arange(length) for length in lengths]
@@ -291,7 +290,7 @@ def _micro_batch(batch: Batch, rows: Sequence[int], *, packed: bool, pad_token_i
         input_ids_BT, position_ids_BT = torch.cat(inputs)[None], torch.cat(positions)[None]
         attention_mask_BT, starts = None, [sum(lengths[:row]) for row in range(len(rows))]
     else:
-        input_ids_BT = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True, padding_value=pad_token_id)
+        input_ids_BT = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True)
         position_ids_BT = torch.nn.utils.rnn.pad_sequence(positions, batch_first=True)
         width = input_ids_BT.shape[1]
         attention_mask_BT = (torch.arange(width) < torch.tensor(lengths)[:, None]).long()

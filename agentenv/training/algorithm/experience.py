@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     from agentenv.training.config import TrainConfig
 
 
-def needs_rollout_logprobs(config: TrainConfig) -> bool:
-    """Return `need_logprobs` of `batch.build`: True if the loss needs the engine's log-probabilities."""
-    return config.is_correction != "off"
-
-
 def kl_in_reward(config: TrainConfig) -> bool:
     """Return True if the KL divergence from the reference is a penalty in the reward."""
     return config.init_kl_coef > 0 and not config.use_kl_loss

@@ -34,7 +34,6 @@ from agentenv.training.algorithm.losses import (
 from agentenv.training.learner.micro_batches import MicroBatchRunner
 from agentenv.training.learner.optimizer import Optimizer, learning_rate_factor
 from agentenv.training.learner.policy import Critic, Layout, Policy
-from agentenv.training.learner.scoring import pick_device
 from agentenv.training.learner.sharding import Ranks
 
 if TYPE_CHECKING:
@@ -156,7 +155,8 @@ class Learner:
             ConfigError: a model cannot be loaded, or flags contradict each other.
             MissingDependency: adapters need peft, which is not installed.
         """
-        self._config, self._num_train_steps, self._device = config, num_train_steps, pick_device(device)
+        self._config, self._num_train_steps = config, num_train_steps
+        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if config.lora_dropout:
             torch.manual_seed(config.seed)  # dropout draws from the process's generator
         self._ranks = ranks or Ranks()
@@ -236,10 +236,8 @@ class Learner:
         num = len(batch.tokens.group_E)
         count = max(1, round(num / self._config.optimizer_batch_size))
         for _ in range(self._config.max_epochs if bool(batch.trained_N.any()) else 0):
-            if count == 1:
-                yield torch.arange(num)
-            else:
-                yield from torch.randperm(num, generator=self._shuffle).tensor_split(count)
+            shuffled = torch.arange(num) if count == 1 else torch.randperm(num, generator=self._shuffle)
+            yield from shuffled.tensor_split(count)
 
     # --- before the first change: log-probabilities of policy and reference, values, advantages ---
 

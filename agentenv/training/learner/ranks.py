@@ -14,7 +14,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,29 +45,6 @@ class RankLost(RunStopped):
     """Another rank no longer answers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A process of torchrun: its rank and the number of ranks."""
-
-    rank: int
-    size: int
-
-    @classmethod
-    def read(cls, environ: Mapping[str, str]) -> Launch:
-        """Read the environment.
-
-        Raises:
-            ConfigError: the processes are on several nodes.
-        """
-        size = int(environ["WORLD_SIZE"])
-        if int(environ.get("LOCAL_WORLD_SIZE", size)) != size:
-            raise ConfigError(
-                "torchrun --nnodes: expected one node, got several. Use OpenRLHF, which takes the same agent file: "
-                "docs/tutorial/5-take-it-to-openrlhf.md has the command."
-            )
-        return cls(int(environ["RANK"]), size)
-
-
 def run_ranks(lead: Callable[[RankGroup], int]) -> int:
     """Run one of torchrun's processes: rank 0 runs `lead`, the others follow its calls. Return the exit code.
 
@@ -76,12 +52,17 @@ def run_ranks(lead: Callable[[RankGroup], int]) -> int:
         ConfigError: the processes are on several nodes, or more than there are GPUs.
         RunStopped: another rank was lost.
     """
-    launch = Launch.read(os.environ)
-    if launch.rank:
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if int(os.environ.get("LOCAL_WORLD_SIZE", size)) != size:
+        raise ConfigError(
+            "torchrun --nnodes: expected one node, got several. Use OpenRLHF, which takes the same agent file: "
+            "docs/tutorial/5-take-it-to-openrlhf.md has the command."
+        )
+    if rank:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-    rank_group = RankGroup(launch)
-    if launch.rank:
+    rank_group = RankGroup(rank, size)
+    if rank:
         rank_group.follow()
         return 0
     with contextlib.closing(rank_group):
@@ -91,10 +72,9 @@ def run_ranks(lead: Callable[[RankGroup], int]) -> int:
 class RankGroup:
     """The ranks, seen from one of them."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, rank: int, size: int) -> None:
         """Join the process group."""
-        self.rank = launch.rank
-        self.size = launch.size
+        self.rank, self.size = rank, size
         dist.init_process_group("gloo", timeout=_BETWEEN_ORDERS)
         for name in [name for name in os.environ if name.startswith(_LAUNCH)]:
             del os.environ[name]

@@ -39,11 +39,6 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _log = logging.getLogger(__name__)
 
 
-def pick_device(device: str | None) -> torch.device:
-    """Return the named device, or a GPU if one is available, otherwise the CPU."""
-    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-
-
 def pick_dtype(param_dtype: str, device: torch.device) -> torch.dtype:
     """Return the data type of the computation. Trained weights are always float32; bf16 and fp16 use autocast."""
     if param_dtype != "auto":

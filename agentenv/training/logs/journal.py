@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.errors import ConfigError, DataError, RunStopped
-from agentenv.runs.records.directory import sync_directory
+from agentenv.runs.records.directory import sync_directory, write_whole
 from agentenv.runs.trackers import Tracker, Trackers
 
 logger = logging.getLogger(__name__)
@@ -93,14 +92,7 @@ class Journal:
         if warnings:
             last["warnings"] = list(warnings)
         try:
-            rest, size = memoryview(_line(last)), os.fstat(self._fd).st_size
-            try:
-                while rest:
-                    rest = rest[os.write(self._fd, rest) :]
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.ftruncate(self._fd, size)
-                raise
+            write_whole(self._fd, _line(last))
             if time.monotonic() - self._synced_s >= _SYNC_INTERVAL_S:
                 self.sync()
         except OSError as error:

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 from agentenv.core.trajectory import Group, Trajectory
 from agentenv.core.types import Task
 from agentenv.errors import ConfigError, DataError, RunStopped
-from agentenv.runs.metrics import Summary
 from agentenv.runs.records.directory import RunWriter, read_config
 from agentenv.runs.records.index import FIELDS, TRAJECTORIES, read_index
-from agentenv.runs.records.steps import StepGroup, read_steps
+from agentenv.runs.records.steps import read_steps
 from agentenv.runs.records.tokenizer import EVAL
 
 if TYPE_CHECKING:
@@ -45,12 +44,6 @@ def groups_to_keep(groups: Sequence[Group], config: TrainConfig, step: int) -> l
         widest = sorted(order, key=lambda index: -pstdev(rewards[index] or [0.0]))[: -(-num // 2)]
         order = [*widest, *(index for index in order if index not in widest)]
     return [trajectory for index in sorted(order[:num]) for trajectory in groups[index].trajectories]
-
-
-def step_groups(groups: Sequence[Group], summaries: Sequence[Summary]) -> list[StepGroup]:
-    """Return the groups of a train step with the summaries of their episodes, which are in the same order."""
-    left = iter(summaries)
-    return [StepGroup(group.group_id, tuple(next(left) for _ in group.trajectories)) for group in groups]
 
 
 def cut_samples(folder: Path) -> None:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from agentenv._util.terminal import wide_console
 from agentenv.runs.display.progress import clock
-from agentenv.runs.display.report import FailureKinds, weakness
+from agentenv.runs.display.report import FailureKinds, final_table, weakness
 from agentenv.runs.metrics import Summary
 from agentenv.training.config import TrainConfig
 from agentenv.training.logs.journal import finite
@@ -139,7 +139,7 @@ class TrainScreen:
         if self._json is not None:
             self._event("done", facts)
         elif self.mode != "none":
-            self.console.print(final_table({**results(rows), **facts}))
+            self.console.print(final_table({**results(rows), **facts}.items()))
 
     def _event(self, name: str, facts: Mapping[str, Any]) -> None:
         assert self._json is not None
@@ -206,13 +206,3 @@ def results(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 def _points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float]]:
     return [(row["step"], row[key]) for row in rows if row.get(key) is not None]
-
-
-def final_table(facts: Mapping[str, str]) -> Table:
-    """Return a table of the facts, for the end of a training run."""
-    table = Table(title="Result", title_justify="left", show_header=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, value in facts.items():
-        table.add_row(name, Text(value))
-    return table

@@ -76,54 +76,44 @@ def _problems_of_rewards(numbers: Numbers, config: TrainConfig) -> Iterator[tupl
     """Yield names and texts of conditions in which no token gets an advantage."""
     num_failed = numbers.get("rollout/num_rejected_failed", 0.0)
     if num_failed >= config.rollout_batch_size:
-        yield (
-            "failed",
-            (
-                f"{num_failed:.0f} tasks were left out because their episodes failed, a step has "
-                f"{config.rollout_batch_size}. Fix the environment, the engine or the data"
-            ),
+        text = (
+            f"{num_failed:.0f} tasks were left out because their episodes failed, a step has "
+            f"{config.rollout_batch_size}. Fix the environment, the engine or the data"
         )
+        yield "failed", text
     # Episodes with equal rewards are learned from if they earned them in different turns.
     by_turn = config.credit == "turn" and numbers.get("rollout/turns", 1.0) > 1.0
     turns_differ = by_turn and config.init_kl_coef == 0.0 and numbers.get("train/policy_loss", 0.0) != 0.0
     is_constant = numbers.get("rollout/reward_std") == 0.0
     is_flat = numbers.get("rollout/reward/zero_spread_share") == 1.0 and config.advantage_estimator in GROUP_ESTIMATORS
     if is_constant and not turns_differ:
-        yield (
-            "constant_reward",
-            (
-                f"every episode has the reward {numbers['rollout/reward']:.3f}, so nothing is learned. "
-                "Check the reward, or use tasks that the model solves sometimes"
-            ),
+        text = (
+            f"every episode has the reward {numbers['rollout/reward']:.3f}, so nothing is learned. "
+            "Check the reward, or use tasks that the model solves sometimes"
         )
+        yield "constant_reward", text
     elif is_flat and not is_constant and not turns_differ:
-        yield (
-            "no_spread",
-            (
-                "no task has two episodes with different rewards, so nothing is learned. "
-                "Use tasks that the model solves sometimes, or more --n"
-            ),
+        text = (
+            "no task has two episodes with different rewards, so nothing is learned. "
+            "Use tasks that the model solves sometimes, or more --n"
         )
+        yield "no_spread", text
     elif not numbers.get("train/grad_norm", 1.0) > 0.0:
         flag = "--is_correction_threshold" if numbers.get("train/is_rejected") == 1.0 else "--reward_clip_range"
         yield "zero_gradient", f"rewards differ, but the gradient is 0, so nothing is learned. Widen {flag}"
     if numbers.get("train/num_tokens") == 0.0 and numbers["train/num_dropped_tokens"] == 0.0:
-        yield (
-            "no_tokens",
-            (
-                "a constraint forced every token, so nothing is learned. "
-                "Loosen the tool_choice, response_format or structural tag of the agent's requests"
-            ),
+        text = (
+            "a constraint forced every token, so nothing is learned. "
+            "Loosen the tool_choice, response_format or structural tag of the agent's requests"
         )
+        yield "no_tokens", text
     elif numbers.get("train/num_tokens") == 0.0:
-        yield (
-            "no_tokens",
-            (
-                f"{numbers['train/num_dropped_tokens']:.0f} tokens are left out because the engine returned no "
-                "log-probability for them, and no other is left to learn from. Use another engine, or leave "
-                "--is_correction out"
-            ),
+        text = (
+            f"{numbers['train/num_dropped_tokens']:.0f} tokens are left out because the engine returned no "
+            "log-probability for them, and no other is left to learn from. Use another engine, or leave "
+            "--is_correction out"
         )
+        yield "no_tokens", text
 
 
 def _other_problems(numbers: Numbers, config: TrainConfig) -> Iterator[tuple[str, str]]:
@@ -157,10 +147,8 @@ def _other_problems(numbers: Numbers, config: TrainConfig) -> Iterator[tuple[str
         yield "logprob_diff", f"{what}. {advice}"
     entropy = numbers.get("train/entropy", 1.0)
     if entropy < _MIN_ENTROPY:
-        yield (
-            "entropy",
-            (
-                f"the entropy is {entropy:.2g} nats per token, so all samples are nearly the same. "
-                "Set --entropy_loss_coef, raise --temperature, or lower --actor_learning_rate"
-            ),
+        text = (
+            f"the entropy is {entropy:.2g} nats per token, so all samples are nearly the same. "
+            "Set --entropy_loss_coef, raise --temperature, or lower --actor_learning_rate"
         )
+        yield "entropy", text

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Completion, StepResult, StopReason, Task
 from agentenv.rewards.hygiene import Pairs, num_marks, repeated
-from agentenv.runs.display.report import final_table
+from agentenv.runs.display.report import final_table, result_rows
 from agentenv.runs.metrics import Summary, Tally, aggregate, summarize
 from agentenv.training.evaluation import measure, numbers_of
 
@@ -170,7 +170,7 @@ def test_looking_at_a_hostile_text_takes_no_time():
 
 
 def shown(metrics):
-    table = final_table(metrics)
+    table = final_table(result_rows(metrics))
     return dict(zip(table.columns[0]._cells, map(str, table.columns[1]._cells), strict=True))
 
 
