@@ -409,10 +409,9 @@ class ConformanceContext:
         source: EpisodeSource | None = None,
         engine: Engine | None = None,
         limits: Limits | None = None,
-        on: Chat | None = None,
     ) -> Trajectory:
         """Run one episode of a case; see `run_episode`."""
-        chat = on or self.chat
+        chat = self.chat
         setup = EpisodeSetup(
             engine=engine or ScriptedEngine(case.say, chat.tokenizer),
             chat=chat,

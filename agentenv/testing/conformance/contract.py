@@ -62,7 +62,6 @@ def contract(context: ConformanceContext) -> list[Problem]:
                 problems.append(problem_at(cls, "gold", *read_message(str(error), f"{cls.__name__}.gold")))
             elif gold and not index:
                 problems += _Trial(context, context.chat, gold=gold).run()
-        problems = unique(problems)
     if not context.uses_default_task:
         return problems
     hint = f" The task was the built-in question with the label {LABEL!r}; set another with --label or --data."

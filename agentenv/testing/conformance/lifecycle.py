@@ -16,14 +16,7 @@ from agentenv.core.types import Task
 from agentenv.errors import AgentEnvError, InfraError
 from agentenv.testing.conformance.context import ConformanceContext, NotApplicable, raise_outage
 from agentenv.testing.conformance.probes import IO_EVENTS, record_events
-from agentenv.testing.conformance.problems import (
-    Problem,
-    exception_problem,
-    place_of_method,
-    problem_at,
-    relative_path,
-    unique,
-)
+from agentenv.testing.conformance.problems import Problem, exception_problem, place_of_method, problem_at, relative_path
 
 QUICK_S = 0.1
 """Every episode pays for its constructor again, and makes an instance for each attempt."""
@@ -88,7 +81,7 @@ def close(context: ConformanceContext) -> list[Problem]:
                     return [replace(problem, expected=expected, fix=fix) for problem in problems]
         return []
 
-    return unique(context.run(run()))
+    return context.run(run())
 
 
 def data(context: ConformanceContext) -> list[Problem]:
@@ -107,7 +100,7 @@ def data(context: ConformanceContext) -> list[Problem]:
             problems.append(Problem(relative_path(name), int(line[1]) if line else 0, "data", expected, error, fix))
         elif not context.own_loop:
             problems += context.run(_problems_of_rows(context, name, tasks))
-    return unique(problems)
+    return problems
 
 
 async def _problems_of_rows(context: ConformanceContext, name: str, tasks: list[Task]) -> list[Problem]:

@@ -21,14 +21,7 @@ from agentenv.testing import chats
 from agentenv.testing.conformance.call_watch import MethodCall
 from agentenv.testing.conformance.cases import FORGED, EpisodeCase
 from agentenv.testing.conformance.context import ConformanceContext, NotApplicable
-from agentenv.testing.conformance.problems import (
-    Problem,
-    exception_problem,
-    info_problems,
-    problem_at,
-    record_problem,
-    unique,
-)
+from agentenv.testing.conformance.problems import Problem, exception_problem, info_problems, problem_at, record_problem
 from agentenv.testing.shifted_clock import own_classes
 
 _EPS = 1e-4
@@ -47,7 +40,7 @@ def rewards(context: ConformanceContext) -> list[Problem]:
             continue  # as in `truncation`
         raised = [exception_problem(cls, call.method, call.error) for call in one.seen if call.error is not None]
         problems += raised or _of_record(cls, one.trajectory, "step")
-    return unique(problems)
+    return problems
 
 
 def ends(context: ConformanceContext) -> list[Problem]:
@@ -74,7 +67,7 @@ def ends(context: ConformanceContext) -> list[Problem]:
         elif trajectory.terminated and len(trajectory.segments[-1]) != trajectory.turns[-1].end:
             got, fix = "further tokens", "Return the result of `super().execute`."
             problems.append(problem_at(context.agent_cls, "step", "nothing after the last action", got, fix))
-    return unique(problems)
+    return problems
 
 
 def truncation(context: ConformanceContext) -> list[Problem]:
@@ -92,7 +85,7 @@ def truncation(context: ConformanceContext) -> list[Problem]:
             problems += raised or (_of_record(cls, trajectory, "on_truncate") if calls else [])
     if not num_truncated:
         raise NotApplicable("every episode ends with its first turn")
-    return unique(problems) or _of_payments(context)
+    return problems or _of_payments(context)
 
 
 def _of_payments(context: ConformanceContext) -> list[Problem]:
@@ -178,7 +171,7 @@ def feedback(context: ConformanceContext) -> list[Problem]:
         found = [*_of_messages(output)] or [wrong for chat in kinds for wrong in _rendered(output, chat)]
         for expected, got, fix in found:
             problems.append(problem_at(context.agent_cls, output.method, expected, got[:200], fix))
-    return unique(problems)
+    return problems
 
 
 def _of_messages(output: _Output) -> Iterator[Wrong]:
@@ -317,7 +310,7 @@ def mutation(context: ConformanceContext) -> list[Problem]:
             got = f"{was:.60} changed to {context.kwargs[name]!r:.80}"
             fix = "Copy it in __init__: all episodes share their arguments."
             problems.append(problem_at(cls, "__init__", f"the argument {name!r} unchanged", got, fix))
-    return unique(problems)
+    return problems
 
 
 def pickling(context: ConformanceContext) -> list[Problem]:
@@ -342,7 +335,7 @@ def pickling(context: ConformanceContext) -> list[Problem]:
                 expected, got = "a result that is the same when pickled", f"{again!r:.120}"
                 fix = "Return text, numbers and messages, or define __repr__ and pickling on the object."
                 problems.append(problem_at(cls, call.method, expected, got, fix))
-    return unique(problems)
+    return problems
 
 
 def _of_arguments(cls: type[Any], kwargs: Mapping[str, Any]) -> Iterator[Problem]:
