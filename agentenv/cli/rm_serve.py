@@ -89,23 +89,8 @@ class RMServeConfig:
 def serve(args: Sequence[str]) -> int:
     """Serve until a signal stops it; a second signal cancels conversations in progress."""
     config = parse(RMServeConfig, "rm serve", args)
-    from agentenv.rewards.models.factory import open_scorer
-
-    options = _options(config)
-    scorer = open_scorer(config.rm, **config.model.options)
-    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
-        asyncio.run(_serve(scorer, options))
-    return 0
-
-
-def _options(config: RMServeConfig) -> ServeOptions:
-    """Return the flags as options of the server.
-
-    Raises:
-        ConfigError: a flag is out of range.
-        MissingDependency: the server's libraries are not installed.
-    """
     from agentenv._util.http.access import AccessPolicy, read_token
+    from agentenv.rewards.models.factory import open_scorer
     from agentenv.rewards.serving.server import ServeOptions, Shaping
 
     require_server("rm serve")
@@ -114,7 +99,7 @@ def _options(config: RMServeConfig) -> ServeOptions:
             raise ConfigError(f"--{name}: expected a number above 0, got {getattr(config, name)!r}. Raise it.")
     if not 0 <= config.port < 65536:
         raise ConfigError(f"--port: expected a port, got {config.port}.")
-    return ServeOptions(
+    options = ServeOptions(
         access=AccessPolicy(
             config.host,
             read_token(config.token_file, TOKEN_VARIABLE),
@@ -131,6 +116,10 @@ def _options(config: RMServeConfig) -> ServeOptions:
         timeout_s=config.timeout_s,
         grace_s=max(config.grace_s, 0.0),
     )
+    scorer = open_scorer(config.rm, **config.model.options)
+    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
+        asyncio.run(_serve(scorer, options))
+    return 0
 
 
 async def _serve(scorer: RewardScorer, options: ServeOptions) -> None:
