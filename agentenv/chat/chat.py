@@ -213,11 +213,7 @@ class Chat:
         return (*names, *template.text_markers)
 
     def bridge(
-        self,
-        action_ids: Sequence[int],
-        observation: str | Sequence[Message],
-        *,
-        history: Sequence[Message] | None = (),
+        self, action_ids: Sequence[int], observation: str | Sequence[Message], *, history: Sequence[Message] | None = ()
     ) -> Bridge:
         """Return the tokens that follow an action: text unchanged; messages after the missing end of the turn, if any.
 

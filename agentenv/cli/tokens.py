@@ -91,10 +91,7 @@ def _certify(args: Sequence[str]) -> int:
     model = resolve_model(config.model)
     tokenizer = load_tokenizer(resolve_model(config.tokenizer) if config.tokenizer else model)
     certificate = certify(
-        tokenizer,
-        model=config.model,
-        stop_token_ids=load_stop_token_ids(model),
-        variables=config.chat_template_kwargs,
+        tokenizer, model=config.model, stop_token_ids=load_stop_token_ids(model), variables=config.chat_template_kwargs
     )
     if config.json:
         print_json(certificate.to_dict())

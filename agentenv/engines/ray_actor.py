@@ -30,15 +30,7 @@ from agentenv._util.version import __version__
 from agentenv.core.engine import Engine, EngineOptions, checked_errors
 from agentenv.core.types import Completion, SamplingParams
 from agentenv.engines.pool import EngineDead, EnginePool, PoolPolicy
-from agentenv.engines.weights import (
-    Offer,
-    SharedWeights,
-    WeightFile,
-    WeightSender,
-    here,
-    share_bytes,
-    share_weights,
-)
+from agentenv.engines.weights import Offer, SharedWeights, WeightFile, WeightSender, here, share_bytes, share_weights
 from agentenv.errors import AgentEnvError, ConfigError, EngineError
 
 if TYPE_CHECKING:

@@ -73,12 +73,7 @@ class EpisodeRunner:
     """Runs planned episodes, `concurrency` at a time, and passes each record to a callback as it ends."""
 
     def __init__(
-        self,
-        source: EpisodeSource,
-        setup: EpisodeSetup,
-        *,
-        concurrency: int = 64,
-        policy: ErrorPolicy = ErrorPolicy(),
+        self, source: EpisodeSource, setup: EpisodeSetup, *, concurrency: int = 64, policy: ErrorPolicy = ErrorPolicy()
     ) -> None:
         self.source = source
         self.setup = setup

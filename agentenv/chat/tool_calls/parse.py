@@ -11,16 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentenv._util.lenient_json import LiteralError, read_literal, skip_space
-from agentenv.chat.tool_calls.bodies import (
-    ARGUMENT_KEYS,
-    Bad,
-    call_in,
-    is_call,
-    keywords,
-    mapping,
-    markup,
-    name_in,
-)
+from agentenv.chat.tool_calls.bodies import ARGUMENT_KEYS, Bad, call_in, is_call, keywords, mapping, markup, name_in
 from agentenv.chat.tool_calls.messages import call_id
 from agentenv.chat.tool_calls.syntax import ANY_ID, ANY_NAME, REASONING, Syntax
 from agentenv.core.tool_calls import MalformedCall, ParsedAction, ToolCall

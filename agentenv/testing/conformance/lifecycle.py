@@ -63,11 +63,7 @@ def close(context: ConformanceContext) -> list[Problem]:
         task = context.tasks[0]
         prompt, label, metadata = deepcopy((task.prompt, task.label, dict(task.metadata)))
         states = {"observation": prompt, "label": label, "metadata": metadata, "images": task.images, "seed": 0}
-        resets: dict[str, Any] = {
-            "before any reset": None,
-            "after `reset`": states,
-            "after a `reset` that failed": {},
-        }
+        resets: dict[str, Any] = {"before any reset": None, "after `reset`": states, "after a `reset` that failed": {}}
         for when, given in resets.items():
             instance = await context.retried(lambda: create(context.agent_cls, context.kwargs))
             if given is not None:

@@ -292,12 +292,7 @@ def _with_absolute_paths(options: ConformanceOptions) -> ConformanceOptions:
 
 
 def run_elsewhere(
-    options: ConformanceOptions,
-    avoided: Avoided,
-    reached: list[EpisodeCase] | None,
-    answer: str,
-    *,
-    shifts_clock: bool,
+    options: ConformanceOptions, avoided: Avoided, reached: list[EpisodeCase] | None, answer: str, *, shifts_clock: bool
 ) -> None:
     """Run the episodes of all cases in this process and write what they show to the file `answer`."""
     clock: AbstractContextManager[dict[tuple[str, int], None]] = shifted_clock() if shifts_clock else nullcontext({})
