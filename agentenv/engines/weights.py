@@ -316,9 +316,8 @@ class WeightSender:
                     self._engines = client.engines
                 self._session.client, self._session.source = client, source
                 self._session.send_weights()
-                self._session.client = self._session.source = (
-                    None  # otherwise the tensors stay alive until the next update
-                )
+                # Otherwise the tensors stay alive until the next update.
+                self._session.client = self._session.source = None
             except BaseException:
                 self.close()  # a session that failed cannot be used again
                 raise

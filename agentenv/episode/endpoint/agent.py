@@ -143,15 +143,9 @@ class ChatAgentSource:
             with endpoint.open(session) as address:
                 prompt, label, metadata = deepcopy((task.prompt, task.label, task.metadata))
                 context = AgentContext(
-                    address.base_url,
-                    address.api_key,
-                    self.options.model,
-                    prompt,
-                    label,
-                    metadata,
-                    key.seed,
+                    address.base_url, address.api_key, self.options.model, prompt, label, metadata, key.seed,
                     setup.sampling,
-                )
+                )  # fmt: skip
                 trajectory = await _Run(self, session, context).trajectory()
         if session.fatal is not None:
             raise session.fatal

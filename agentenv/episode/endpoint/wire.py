@@ -240,7 +240,13 @@ def read_message(message: Any, where: str) -> Message:
     read: dict[str, Any] = {"role": given["role"], "content": given["content"]}
     if given["role"] == "assistant":
         reasoning = given.get("reasoning_content")
-        calls = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(given.get("tool_calls", ()))]
+        calls = []
+        for index, call in enumerate(given.get("tool_calls", ())):
+            function = {name: call["function"].get(name) for name in ("name", "arguments")}
+            if not isinstance(function["name"], str):
+                at = f"{where}.tool_calls[{index}]"
+                raise RequestError(f"{at}: expected a call of a function, got {brief(call)}. Complete it.")
+            calls.append({"id": str(call.get("id") or ""), "type": "function", "function": function})
         read |= {"reasoning_content": reasoning} if isinstance(reasoning, str) and reasoning else {}
         read |= {"tool_calls": calls} if calls else {}
     if given["role"] == "tool":
@@ -262,14 +268,6 @@ def check_text(value: Any, where: str) -> None:
     except UnicodeEncodeError as error:
         got = text[max(0, error.start - 20) : error.start + 20]
         raise RequestError(f"{where}: expected Unicode text, got a lone surrogate in {got!r}.") from error
-
-
-def _call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
-    function = call["function"]
-    if not isinstance(function.get("name"), str):
-        raise RequestError(f"{where}: expected a call of a function, got {brief(call)}. Complete it.")
-    named = {"name": function["name"], "arguments": function["arguments"]}
-    return {"id": str(call.get("id") or ""), "type": "function", "function": named}
 
 
 def answer_message(action: str, parsed: ParsedAction | None, reasoning: str | None = None) -> dict[str, Any]:
