@@ -36,7 +36,7 @@ CLASSES: Mapping[str, str] = {
     "tokens replay": "agentenv.cli.tokens:ReplayConfig",
     "rm eval": "agentenv.cli.rm:RMEvalConfig",
     "rm check": "agentenv.cli.rm:RMCheckConfig",
-    "rm serve": "agentenv.cli.rm_serve:RMServeConfig",
+    "rm serve": "agentenv.cli.rm:RMServeConfig",
     "rm compare": "agentenv.cli.rm:RMCompareConfig",
     "sandbox doctor": "agentenv.cli.sandbox:SandboxDoctorConfig",
     "sandbox run": "agentenv.cli.sandbox:SandboxRunConfig",
