@@ -45,25 +45,18 @@ _TOKENIZER = pytest.StashKey[Any]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the two flags of golden traces."""
+    """Add the flag of golden traces."""
     group = parser.getgroup("agentenv", "agentenv: episodes of environments")
     group.addoption(
         "--agentenv-record",
         action="store_true",
         help="write what the fixture `golden` is given as the traces that later runs are compared with",
     )
-    group.addoption(
-        "--agentenv-replay",
-        action="store_true",
-        help="compare with the traces and write none, as without flags; an error together with --agentenv-record",
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker."""
     config.addinivalue_line("markers", _MARKER)
-    if config.getoption("--agentenv-record") and config.getoption("--agentenv-replay"):
-        raise pytest.UsageError("--agentenv-record: expected no --agentenv-replay with it, got both. Leave one out.")
 
 
 @pytest.hookimpl(tryfirst=True)
