@@ -103,9 +103,6 @@ class Template:
     """Roles whose turns it numbers over the whole conversation: a tool's (Cohere), a user's (ChatGLM)."""
     text_markers: tuple[str, ...] = ()
     """Role markers that are plain text, so that content can forge them."""
-    renders_bos: bool = False
-    adds_bos: bool = False
-    """True if encoding with special tokens adds a BOS, which is a second one if the template renders its own."""
     generation_prompt: str = ""
     """The text between a user's content and the assistant's."""
     reasoning: tuple[str, str, str] | None = None
@@ -258,7 +255,6 @@ class _Probe:
         before_tool = self.encoder.follow(talk[talk.find(_ANSWER) : talk.find(str(result(1)["content"]))])
         known = str(self.tokenizer.chat_template)
         calls = tuple(form for form in CALL_FORMS if self._ends_calls(form, terminators))
-        bos = getattr(self.tokenizer, "bos_token", None)
         return Template(
             kind="needs-bridge" if set(codes) - set("tc") else "prefix-stable",
             sha256=sha256,
@@ -277,8 +273,6 @@ class _Probe:
             text_markers=(rest.strip(),) if in_text and rest.strip() else (),
             generation_prompt=prompt[prompt.find(_USER) + len(_USER) :],
             reasoning=next((way for way in _REASONING if way[1] in known or way[1] in self.encoder.added), None),
-            renders_bos=bool(bos) and prompt.startswith(str(bos)),
-            adds_bos=bool(bos) and self.tokenizer.encode("x")[:1] == [getattr(self.tokenizer, "bos_token_id", None)],
         )
 
     def _render(self, messages: Sequence[Mapping[str, Any]], *, gen: bool = True, tools: Any = None) -> str:
