@@ -296,11 +296,22 @@ class WeightSender:
 
     def _send(self, live: Named, client: _VLLMClient) -> None:
         import torch
+        from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-        source, device = _source_of(live), live[0][1].device
+        class Tensors(WeightSource):  # type: ignore[misc]
+            """Tensors that need no gathering, in the form of vLLM's trainer side."""
+
+            def metadata(self) -> list[ParamMeta]:
+                """Return name, data type and shape of each tensor."""
+                return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in live]
+
+            def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+                return iter(live)
+
+        source, device = Tensors(), live[0][1].device
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             try:
                 if self._engines != client.engines:  # an engine was replaced, and cannot join an existing group
@@ -375,20 +386,3 @@ class _VLLMClient:
             await self._call(ask)
 
         asyncio.run_coroutine_threadsafe(run(), self._loop).result()
-
-
-def _source_of(live: Named) -> Any:
-    """Return the tensors in the form of vLLM's trainer side."""
-    from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
-
-    class Tensors(WeightSource):  # type: ignore[misc]
-        """Tensors that need no gathering."""
-
-        def metadata(self) -> list[ParamMeta]:
-            """Return name, data type and shape of each tensor."""
-            return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in live]
-
-        def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-            return iter(live)
-
-    return Tensors()

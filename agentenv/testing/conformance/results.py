@@ -207,25 +207,20 @@ def _of_messages(output: _Output) -> Iterator[Wrong]:
         fix = "Return what was wrong, or end the episode: a policy without feedback repeats its action."
         yield "feedback that is not empty", f"{empty[0]!r}", fix
     if not isinstance(said, str) and messages:
-        yield from _of_roles([str(message.get("role")) for message in messages], output.method)
+        roles = [str(message.get("role")) for message in messages]
+        unknown = [role for role in roles if role not in _ROLES]
+        talk = roles[1:] if output.method == "reset" and roles[:1] == ["system"] else roles
+        before = ["assistant", *talk] if output.method == "step" else talk
+        twice = [one for one, other in pairwise(before) if one == other and one != "tool"]
+        if unknown:
+            yield f"roles among {', '.join(_ROLES)}", f"{unknown[0]!r}", "Chat templates support only these roles."
+        elif twice or "system" in talk:
+            fix = "Merge the messages: many templates reject roles that do not alternate."
+            yield "messages whose roles alternate", f"{roles}", fix
     lone = [letter for message in messages for letter in text_of(message) if 0xD800 <= ord(letter) < 0xE000]
     if lone:
         fix = "Replace lone surrogates: tokenizers reject them, and files cannot store them."
         yield "text that is valid Unicode", f"{lone[0]!r}", fix
-
-
-def _of_roles(roles: Sequence[str], method: str) -> Iterator[Wrong]:
-    """Yield what is wrong with the order of the messages of an observation."""
-    unknown = [role for role in roles if role not in _ROLES]
-    if unknown:
-        yield f"roles among {', '.join(_ROLES)}", f"{unknown[0]!r}", "Chat templates support only these roles."
-        return
-    talk = roles[1:] if method == "reset" and roles[:1] == ["system"] else roles
-    before = ["assistant", *talk] if method == "step" else talk
-    twice = [one for one, other in pairwise(before) if one == other and one != "tool"]
-    if twice or "system" in talk:
-        fix = "Merge the messages: many templates reject roles that do not alternate."
-        yield "messages whose roles alternate", f"{roles}", fix
 
 
 def _rendered(output: _Output, chat: Chat) -> list[Wrong]:
