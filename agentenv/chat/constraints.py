@@ -148,8 +148,17 @@ def _calls(chat: Chat, tools: Sequence[Mapping[str, Any]], *, several: bool) -> 
             "tool_choice: expected a template that writes calls as JSON or as markup, got one that writes them "
             "like calls in Python, for which agentenv has no grammar. Use 'auto'."
         )
-    for function in functions:
-        _check_reads_back(syntax, function["name"])
+    for name in (function["name"] for function in functions):  # a call without arguments is read back as written
+        opening = (syntax.section_open + syntax.call_open).lstrip("\n") + "[" * syntax.listed
+        empty = _overlap(syntax.value_close, syntax.key_open) if syntax.kind == "markup" else "{}"
+        text = _written(syntax, name, opening).replace(_HOLE, empty) + _ending(syntax)
+        text = text.replace(ANY_ID, _EXAMPLE_ID).removeprefix(syntax.lead)
+        found = syntax.parse(syntax.reasoning_close + text)
+        if found.malformed or [(call.name, dict(call.arguments)) for call in found.calls] != [(name, {})]:
+            raise DataError(
+                f"tool_choice: expected a call that the template's syntax reads back, got {brief(text)} for the tool "
+                f"{brief(name)}. Rename the tool, or use 'auto'."
+            )
     opening = (syntax.section_open + syntax.call_open).removeprefix(syntax.lead).lstrip("\n")
     elements = [_any_of(chat, functions, opening + "[" * syntax.listed)]
     if several and syntax.parallel:
@@ -200,20 +209,6 @@ def _parameter(chat: Chat, key: str, parameter: Parameter) -> list[_Format]:
         return [*opening, _text_until(close, *calls, "<![CDATA[" * syntax.cdata)]
     shared = {name: parameter.root[name] for name in ("$defs", "definitions") if name in parameter.root}
     return [*opening, _json({**shared, **parameter.schema}), *_exact(chat, close)]
-
-
-def _check_reads_back(syntax: ToolFormat, name: str) -> None:
-    """Raise DataError unless a call without arguments is read back as written."""
-    opening = (syntax.section_open + syntax.call_open).lstrip("\n") + "[" * syntax.listed
-    empty = _overlap(syntax.value_close, syntax.key_open) if syntax.kind == "markup" else "{}"
-    text = _written(syntax, name, opening).replace(_HOLE, empty) + _ending(syntax)
-    text = text.replace(ANY_ID, _EXAMPLE_ID).removeprefix(syntax.lead)
-    found = syntax.parse(syntax.reasoning_close + text)
-    if found.malformed or [(call.name, dict(call.arguments)) for call in found.calls] != [(name, {})]:
-        raise DataError(
-            f"tool_choice: expected a call that the template's syntax reads back, got {brief(text)} for the tool "
-            f"{brief(name)}. Rename the tool, or use 'auto'."
-        )
 
 
 def _written(syntax: ToolFormat, name: str, opening: str) -> str:

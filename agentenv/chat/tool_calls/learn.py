@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -287,20 +288,12 @@ class _Learner:
         return self.atoms.findall(text)
 
     def _shared_start(self, one: str, other: str) -> str:
-        shared = ""
-        for left, right in zip(self._split(one), self._split(other), strict=False):
-            if left != right:
-                break
-            shared += left
-        return shared
+        pairs = zip(self._split(one), self._split(other), strict=False)
+        return "".join(left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def _shared_end(self, one: str, other: str) -> str:
-        shared = ""
-        for left, right in zip(reversed(self._split(one)), reversed(self._split(other)), strict=False):
-            if left != right:
-                break
-            shared = left + shared
-        return shared
+        pairs = zip(self._split(one)[::-1], self._split(other)[::-1], strict=False)
+        return "".join([left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)][::-1])
 
     def _until_end(self, text: str) -> str:
         """Return the text up to the token that ends an action."""

@@ -354,13 +354,15 @@ class HFEngine(Engine):
                     self._free(slot)
             if not self._paused and not self._closing:
                 self._step()
-                self._score()
         except Exception as error:  # noqa: BLE001 - passed to every caller, whose retry policy decides
             self._fail_all(f"expected a forward pass, got {type(error).__name__}: {error}. Try again.")
         self._deliver()
 
     def _step(self) -> None:
-        """Admit requests, then run one forward pass over prompts and one over rows with a single new token."""
+        """Admit requests, run one forward pass over prompts, one over rows with a single new token, and score a piece.
+
+        An error fails only the sequence that is scored.
+        """
         while self._waiting and len(self._running) < self._max_num_seqs:
             slot, request = len(self._running), self._waiting.popleft()
             common, saved = self._prefixes.take(request.episode, request.token_ids)
@@ -373,9 +375,6 @@ class HFEngine(Engine):
             self._forward(slots)
         if slots := [i for i, r in enumerate(self._running) if r.num_computed == len(r.token_ids) - 1]:
             self._forward(slots)
-
-    def _score(self) -> None:
-        """Score a piece of the first sequence; an error fails only that sequence."""
         while self._scores and self._scores[0].future.cancelled():
             self._scores.popleft()
         if self._scores:
