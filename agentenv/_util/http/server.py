@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import h11
 
-from agentenv._util.http.access import MAX_HEADER_BYTES, AccessPolicy
+from agentenv._util.http.access import MAX_HEADER_BYTES, AccessPolicy, App
 from agentenv._util.http.responses import CLIENT_CLOSED, UvicornServer, json_response, require_server
 from agentenv.errors import AgentEnvError
 
@@ -83,21 +83,10 @@ class Server(ABC):
             InfraError: the port is taken or cannot be used.
         """
         require_server(self._who)
-        from starlette.applications import Starlette
-        from starlette.exceptions import HTTPException
-        from starlette.requests import ClientDisconnect
-
         self._closing = False
-        handlers: dict[Any, Any] = {
-            AgentEnvError: self._failed,
-            ClientDisconnect: self._client_left,
-            HTTPException: self._http_error,
-            Exception: self._unexpected,
-        }
-        app = Starlette(routes=list(self._routes()), exception_handlers=handlers)
         self._uvicorn = UvicornServer(
             self._who,
-            app if self._access is None else self._access.protect(app, lambda: self.port),
+            self._application(),
             http=_bounded_h11(self._header_s),
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
@@ -111,6 +100,21 @@ class Server(ABC):
         uvicorn, self._uvicorn = self._uvicorn, None
         if uvicorn is not None:
             await uvicorn.close(self._grace_s + _CLOSE_S)
+
+    def _application(self) -> App:
+        """Return the routes behind the access policy."""
+        from starlette.applications import Starlette
+        from starlette.exceptions import HTTPException
+        from starlette.requests import ClientDisconnect
+
+        handlers: dict[Any, Any] = {
+            AgentEnvError: self._failed,
+            ClientDisconnect: self._client_left,
+            HTTPException: self._http_error,
+            Exception: self._unexpected,
+        }
+        app = Starlette(routes=list(self._routes()), exception_handlers=handlers)
+        return app if self._access is None else self._access.protect(app, lambda: self.port)
 
     @abstractmethod
     def _routes(self) -> Sequence[Route]: ...
