@@ -158,12 +158,8 @@ class EpisodeRunner:
                     # Siblings share the environment's seed; no two attempts share that of tokens.
                     attempt = planned.first_attempt + num_retries
                     seed = None if run_seed is None else derive_seed(run_seed, planned.episode_id, attempt)
-                    setup = replace(
-                        self.setup,
-                        sampling=replace(self.setup.sampling, seed=seed),
-                        progress=progress,
-                        step_retries=self.step_retries,
-                    )
+                    sampling = replace(self.setup.sampling, seed=seed)
+                    setup = replace(self.setup, sampling=sampling, progress=progress, step_retries=self.step_retries)
                     key = EpisodeKey(planned.episode_id, task.task_id, attempt, env_seed, retried)
                     trajectory = await self.source.run(task, setup, key)
                     progress.stage = Stage.QUEUED

@@ -114,13 +114,8 @@ class _Learner:
         other = _object_around(second, (_NAMES[1],)) if second and not listed else None
         first = _object_around(second, (_NAMES[0],)) if second and other else None
         between = second[first[1] : other[0]] if second and first and other else None
-        return self._framed(
-            replace(base, kind="json", listed=listed),
-            before,
-            after,
-            between,
-            gap=text[len(before) : text.find(_NAMES[0], begin)],
-        )
+        gap = text[len(before) : text.find(_NAMES[0], begin)]
+        return self._framed(replace(base, kind="json", listed=listed), before, after, between, gap=gap)
 
     def _named(self, base: ToolFormat, text: str, span: tuple[int, int]) -> ToolFormat | None:
         marker = self._marker(0)

@@ -229,14 +229,8 @@ class _Run:
         finally:
             self.session.is_closed = True
             await self._guarded(self._close())
-        word = self.result
-        return self.session.finish(
-            word.reward if word else None,
-            word.score if word else None,
-            word.info if word else None,
-            stop_reason=self.stop_reason,
-            error=error,
-        )
+        facts = (self.result.reward, self.result.score, self.result.info) if self.result else ()
+        return self.session.finish(*facts, stop_reason=self.stop_reason, error=error)
 
     async def _guarded(self, work: Awaitable[None]) -> EpisodeError | None:
         """Return the error raised by `work`, in the loop's form, and set the stop reason."""

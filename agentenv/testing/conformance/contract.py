@@ -132,16 +132,11 @@ class _Trial:
         context, cls, problems = self.context, self.context.agent_cls, list[Problem]()
         label = self.task.label
         actions = [*ODD_ACTIONS, str(label), f"#### {label}", *([CALL_OF_NOTHING] if context.own_loop else ())]
-        scripts = [] if self.gold else [[*actions[first:], *actions[:first]] for first in range(len(actions))]
-        given = (
-            *self.calls,
-            *marked_actions().values(),
-            *hacks_of(cls).values(),
-            *self.powers,
-            *context.options.actions,
-        )
-        own = () if self.gold else given
-        scripts += [[action, *actions] for action in own]
+        scripts = []
+        if not self.gold:
+            scripts = [[*actions[first:], *actions[:first]] for first in range(len(actions))]
+            given = [*self.calls, *marked_actions().values(), *hacks_of(cls).values(), *self.powers]
+            scripts += [[action, *actions] for action in (*given, *context.options.actions)]
         for turn, action in enumerate(self.gold[:_MAX_ODD_TURNS]):
             forms = [*odd_forms(action).values(), *filter(None, [slow_pattern(action)])]
             scripts += [[*self.gold[:turn], form, *ODD_ACTIONS] for form in forms]
@@ -192,17 +187,11 @@ class _Trial:
 
     async def episode(self, actions: list[str], seen: list[MethodCall]) -> Trajectory:
         """Run one episode of these actions."""
-        return await self.context.run_episode(
-            self.context.recording_source(seen),
-            self.task,
-            EpisodeSetup(
-                engine=ScriptedEngine(actions * 3, self.chat.tokenizer),
-                chat=self.chat,
-                sampling=SamplingParams(max_tokens=max(map(len, actions)) + 1),
-                limits=self.limits,
-            ),
-            EpisodeKey("check", seed=0),
-        )
+        engine = ScriptedEngine(actions * 3, self.chat.tokenizer)
+        sampling = SamplingParams(max_tokens=max(map(len, actions)) + 1)
+        setup = EpisodeSetup(engine, self.chat, sampling, self.limits)
+        source = self.context.recording_source(seen)
+        return await self.context.run_episode(source, self.task, setup, EpisodeKey("check", seed=0))
 
     def timed_out(self, cls: type[Any], trajectory: Trajectory) -> Problem:
         """Return the problem of a call that exceeded its deadline."""
@@ -247,12 +236,8 @@ class _Trial:
             problems.append(record_problem(cls, error))
         is_cut = error is None and trajectory.stop_reason is StopReason.MAX_TURNS
         if is_cut and self.context.must_end and not self.context.may_go_on:
-            problems.append(
-                problem_at(
-                    cls, "step", f"an end within {self.limits.max_turns} turns", "none",
-                    "Set terminated or truncated (in a dict: done) after a bounded number of attempts.",
-                )
-            )  # fmt: skip
+            fix = "Set terminated or truncated (in a dict: done) after a bounded number of attempts."
+            problems.append(problem_at(cls, "step", f"an end within {self.limits.max_turns} turns", "none", fix))
         return problems
 
 
