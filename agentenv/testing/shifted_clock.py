@@ -23,7 +23,6 @@ from typing import Any
 from unittest.mock import patch
 
 from agentenv._util.paths import PACKAGE
-from agentenv.core.agent import AgentInstance
 
 _AHEAD_S = 400 * 86_400 + 100_003.0
 """More than a year, and no multiple of a minute: the year, month, weekday, hour and second differ."""
@@ -36,11 +35,7 @@ _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 
 def own_classes(cls: type[object]) -> list[type[object]]:
     """Return a class and its bases, except for those of agentenv and of Python."""
-    return [
-        base
-        for base in cls.__mro__
-        if base is not AgentInstance and base.__module__ != "builtins" and not base.__module__.startswith("agentenv.")
-    ]
+    return [base for base in cls.__mro__ if not f"{base.__module__}.".startswith(("agentenv.", "builtins."))]
 
 
 def modules_of(cls: type[object]) -> list[ModuleType]:

@@ -259,16 +259,8 @@ class Session:
         size = max(size, size_of(work.asked.request.messages) if is_first else 0)
         told = await off_loop(size, self._told, work, completion, action)
         self._check_open()
-        call = Call(
-            number=work.number,
-            reply=work.reply,
-            messages=told.messages,
-            completion=completion,
-            action=action,
-            started=started,
-            generate_s=generate_s,
-            mismatch=work.line.mismatch if is_first else None,
-        )
+        mismatch = work.line.mismatch if is_first else None
+        call = Call(work.number, work.reply, told.messages, completion, action, started, generate_s, mismatch)
         self._take(work, call, told)
         num = len(work.prompt) + len(completion.token_ids)
         if completion.finish_reason == "length" and num >= self.limits.max_length:
@@ -404,21 +396,15 @@ class Session:
 
     def _sampling(self, work: Work) -> SamplingParams:
         own, request = self.sampling, work.asked.request
-        wanted = {
-            name: value
-            for name, value in request.sampling.items()
-            if self.options.request_sampling or name not in _HOW_TO_SAMPLE
-        }
+        ignored = () if self.options.request_sampling else _HOW_TO_SAMPLE
+        wanted = {name: value for name, value in request.sampling.items() if name not in ignored}
         limits = [most for most in (request.max_tokens, own.max_tokens) if most is not None]
         stop = (*own.stop, *(text for text in wanted.get("stop", ()) if text not in own.stop))
         least = max(0, int(wanted.get("min_tokens", own.min_tokens)))
         tag = self._structural_tag(request)
         try:
-            asked = replace(
-                own,
-                structural_tag=tag or own.structural_tag,
-                **{**wanted, "stop": stop, "max_tokens": min(limits, default=None), "min_tokens": least},
-            )
+            wanted |= {"stop": stop, "max_tokens": min(limits, default=None), "min_tokens": least}
+            asked = replace(own, structural_tag=tag or own.structural_tag, **wanted)
             # A request that sets a seed gets that seed.
             return asked.for_turn(0 if "seed" in wanted else work.number, self.limits.max_length - len(work.prompt))
         except ValueError as error:

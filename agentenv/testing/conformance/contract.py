@@ -104,11 +104,8 @@ class _Trial:
         """The gold actions of the first task; with them, only actions that are nearly right come first."""
         self.powers = [] if context.watch.progress is None else [_POWER, f"#### {_POWER}"]
         power_calls = calls_with_texts(tools if self.powers else [], lambda tool: _POWER)
-        self.calls = [
-            text
-            for calls in (right_calls(tools), wrong_calls(tools), marked_calls(tools), power_calls)
-            for text in calls.values()
-        ]
+        calls = (right_calls(tools), wrong_calls(tools), marked_calls(tools), power_calls)
+        self.calls = [text for each in calls for text in each.values()]
         self.tools_refused = False
         """The environment needs a chat template that renders tools."""
         self.watch = context.watch
@@ -158,9 +155,9 @@ class _Trial:
                 self.tools_refused = True
                 return []
             problems += self.judge_run(cls, trajectory) if context.own_loop else self.judge(cls, seen, trajectory)
-            if trajectory.stop_reason is StopReason.EPISODE_TIMEOUT or (
-                trajectory.stop_reason is StopReason.STEP_TIMEOUT and (context.own_loop or self.watch.is_stuck)
-            ):
+            is_stuck = context.own_loop or self.watch.is_stuck
+            reason = trajectory.stop_reason
+            if reason is StopReason.EPISODE_TIMEOUT or (reason is StopReason.STEP_TIMEOUT and is_stuck):
                 break  # each further episode would hang as long
             first = next((one for one in seen if one.method == "step"), None)
             if first is not None and first.error is not None:

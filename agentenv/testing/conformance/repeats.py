@@ -50,10 +50,8 @@ def determinism(context: ConformanceContext) -> list[Problem]:
     for case, one, other in zip(context.cases, records, again, strict=True):
         found = difference(one, other, ("the first time", "the second time"))
         if found is not None:
-            expected, got = (
-                "the same episode for the same task, seed and actions",
-                f"{found} (the policy {case.policy!r})",
-            )
+            expected = "the same episode for the same task, seed and actions"
+            got = f"{found} (the policy {case.policy!r})"
             fix = "Draw from `Random(states['seed'])`; do not use clocks, earlier episodes or the order of sets."
             problems.append(problem_at(context.agent_cls, culprit(found, other), expected, got, fix))
     return problems or _with_delays(context, records)

@@ -298,12 +298,9 @@ class _Watched:
             return
         self.returned = [(method, observation, repr(observation))]
         previous, self.messages = self.messages, [dict(message) for message in observation]
-        if (
-            method == "step"
-            and any(message.get("role") != "tool" for message in previous)  # results of tools may be the same again
-            and self.messages[: len(previous)] == previous
-            and len(self.messages) > len(previous)
-        ):
+        is_again = len(self.messages) > len(previous) and self.messages[: len(previous)] == previous
+        # Results of tools may be the same again.
+        if method == "step" and is_again and any(message.get("role") != "tool" for message in previous):
             got = f"{len(previous)} messages of the last one again, and {len(self.messages) - len(previous)} new"
             fix = "Return only the new messages: the loop keeps the conversation."
             self.problems.append(problem_at(self.cls, method, "an observation with only new messages", got, fix))
