@@ -6,7 +6,7 @@ Source: vllm 0.32, vllm/entrypoints/openai/completion/protocol.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from agentenv._util.brief import brief_json
@@ -16,22 +16,19 @@ from agentenv.errors import AgentEnvError, ConfigError, EngineError
 
 MISSING_LOGPROB = -9999.0
 """vLLM's value for a missing log-probability."""
+_SCORING: Mapping[str, Any] = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0}
+"""Parameters for the log-probabilities of a prompt: its own tokens' and no other. vLLM samples at least one token."""
 _MAX_INT = 2**31 - 1
 """Largest id, version and count that a record can hold."""
 
 
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
     """Return vLLM's fields of sampling parameters, without the structural tag."""
+    same = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens", "seed")
     return {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "max_tokens": sampling.max_tokens,
-        "min_tokens": sampling.min_tokens,
+        **{name: getattr(sampling, name) for name in same},
         "stop": list(sampling.stop),
         "stop_token_ids": list(sampling.stop_token_ids),
-        "seed": sampling.seed,
         "skip_special_tokens": False,  # a stop string may be one
         "logprobs": 0,  # the sampled token's and no other
     }
@@ -144,13 +141,7 @@ def _logprob(value: Any) -> float:
 
 def score_body(token_ids: list[int]) -> dict[str, Any]:
     """Return the request for log-probabilities of a prompt to `/v1/completions`, without the model's name."""
-    return {
-        "prompt": token_ids,
-        "max_tokens": 1,  # vLLM samples at least one
-        "temperature": 0.0,
-        "prompt_logprobs": 0,  # the prompt's own tokens' and no other
-        "return_token_ids": True,
-    }
+    return {**_SCORING, "prompt": token_ids, "return_token_ids": True}
 
 
 def scores_of(answer: dict[str, Any], token_ids: list[int]) -> list[float]:
@@ -183,14 +174,8 @@ def vllm_scoring() -> Any:
     from vllm import SamplingParams as VLLMSamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    return VLLMSamplingParams(
-        temperature=0.0,
-        max_tokens=1,  # vLLM samples at least one
-        prompt_logprobs=0,  # the prompt's own tokens' and no other
-        flat_logprobs=True,
-        detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
+    kind = RequestOutputKind.FINAL_ONLY
+    return VLLMSamplingParams(**_SCORING, flat_logprobs=True, detokenize=False, output_kind=kind)
 
 
 def scores_of_output(out: Any, token_ids: list[int]) -> list[float]:

@@ -23,6 +23,11 @@ from agentenv.tools.calling import ParsedAction
 _NO_LOGPROB = -9999.0
 """OpenAI's value for a missing log-probability; JSON has no NaN."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+_UNSUPPORTED = (
+    "reasoning_effort", "prediction", "web_search_options", "audio", "allowed_token_ids", "truncate_prompt_tokens",
+    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
+)  # fmt: skip
+"""Fields without a neutral value."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "frequency_penalty": (0, 0.0),
@@ -32,24 +37,14 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("auto", "none"),
     "chat_template_kwargs": ({},),
     "top_logprobs": (0,),
-    "reasoning_effort": (),
     "verbosity": ("medium",),
-    "prediction": (),
-    "web_search_options": (),
     "modalities": (["text"],),
-    "audio": (),
     "repetition_penalty": (1, 1.0),
     "length_penalty": (1, 1.0),
     "ignore_eos": (False,),
     "bad_words": ([],),
-    "allowed_token_ids": (),
     "stop_token_ids": ([],),
-    "truncate_prompt_tokens": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
+    **dict.fromkeys(_UNSUPPORTED, ()),
 }
 """Fields that are accepted only with neutral values, because no engine here supports the others."""
 
