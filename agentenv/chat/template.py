@@ -38,20 +38,9 @@ REASONS = {
 }
 """The letters of `Template.codes`, in words."""
 
-DUMMY_TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "lookup",
-            "description": "Look something up.",
-            "parameters": {
-                "type": "object",
-                "properties": {"q": {"type": "string", "description": "What."}},
-                "required": ["q"],
-            },
-        },
-    }
-]
+_QUERY = {"type": "object", "properties": {"q": {"type": "string", "description": "What."}}, "required": ["q"]}
+_LOOKUP = {"name": "lookup", "description": "Look something up.", "parameters": _QUERY}
+DUMMY_TOOLS: list[dict[str, Any]] = [{"type": "function", "function": _LOOKUP}]
 """Passed to templates that require tools; the part of the rendering with the tools is cut off."""
 
 CALL_FORMS: tuple[CallForm, ...] = ((False, None), (False, ""), (True, None), (True, ""))

@@ -394,14 +394,9 @@ def serve(args: Sequence[str]) -> int:
             raise ConfigError(f"--{name}: expected a number above 0, got {getattr(config, name)!r}. Raise it.")
     if not 0 <= config.port < 65536:
         raise ConfigError(f"--port: expected a port, got {config.port}.")
+    token, hosts = read_token(config.token_file, TOKEN_VARIABLE), config.allowed_hosts
     options = ServeOptions(
-        access=AccessPolicy(
-            config.host,
-            read_token(config.token_file, TOKEN_VARIABLE),
-            config.allowed_hosts,
-            without_token=("/health",),
-            variable=TOKEN_VARIABLE,
-        ),
+        access=AccessPolicy(config.host, token, hosts, without_token=("/health",), variable=TOKEN_VARIABLE),
         port=config.port,
         model=config.rm,
         shaping=Shaping(config.shift, config.scale, config.clip),

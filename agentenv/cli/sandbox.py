@@ -254,10 +254,9 @@ def _serve(args: Sequence[str]) -> int:
         )
     seconds = config.max_run_timeout
     caps = replace(MAX_LIMITS, cpu_s=seconds, wall_s=2 * seconds, memory_mb=config.max_memory_mb)
+    token = read_token(config.token_file, TOKEN_VARIABLE)
     options = FusionServeOptions(
-        access=AccessPolicy(
-            config.host, read_token(config.token_file, TOKEN_VARIABLE), config.allowed_hosts, variable=TOKEN_VARIABLE
-        ),
+        access=AccessPolicy(config.host, token, config.allowed_hosts, variable=TOKEN_VARIABLE),
         port=config.port,
         caps=caps,
         languages=("python", "bash", *(["pytest"] if "pytest" in config.preimport else [])),

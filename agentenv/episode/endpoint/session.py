@@ -503,13 +503,8 @@ class Session:
         )  # fmt: skip
         calls = conversations.record(self._lines, trajectory, self._started_s)
         if calls and reward is not None:
-            result = StepResult(
-                reward=reward,
-                score=score,
-                info=dict(info or {}),
-                terminated=reason is StopReason.TERMINATED,
-                truncated=reason is StopReason.TRUNCATED_BY_ENV,
-            )
+            ended, cut = reason is StopReason.TERMINATED, reason is StopReason.TRUNCATED_BY_ENV
+            result = StepResult(reward=reward, score=score, info=dict(info or {}), terminated=ended, truncated=cut)
             trajectory.set_result(result)
         trajectory.finish(reason, error)
         return trajectory

@@ -274,14 +274,10 @@ def answer_message(action: str, parsed: ParsedAction | None, reasoning: str | No
     if reasoning is not None:
         message["reasoning_content"] = reasoning
     if parsed is not None and parsed.calls:
-        message["tool_calls"] = [
-            {
-                "id": call.call_id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
-            }
-            for call in parsed.calls
-        ]
+        message["tool_calls"] = calls = []
+        for call in parsed.calls:
+            function = {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)}
+            calls.append({"id": call.call_id, "type": "function", "function": function})
     return message
 
 
