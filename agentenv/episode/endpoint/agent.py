@@ -158,24 +158,17 @@ class ChatAgentSource:
         """Log once why episodes that ran out of time or room have no reward, and how to give them one."""
         if not self._has_hinted:
             self._has_hinted = True
-            logger.warning(
-                "%s.on_truncate: expected a reward for an episode that ended as %s, got no such method. "
-                "Write `on_truncate(self, context)`, or such episodes have none.",
-                self.cls.__name__,
-                reason,
-            )
+            text = "%s.on_truncate: expected a reward for an episode that ended as %s, got no such method. "
+            text += "Write `on_truncate(self, context)`, or such episodes have none."
+            logger.warning(text, self.cls.__name__, reason)
 
     def tell_refusals(self, session: Session) -> None:
         """Log once for each code why a request was refused, except for the limits of an episode."""
         for code, reason in session.refusal_reasons.items():
             if code not in {OutOfRoom.code, OutOfTurns.code, *self._codes_told}:
                 self._codes_told.add(code)
-                logger.warning(
-                    "%s: a request was refused (%s); more of this code are only counted, as `refusals`: %s",
-                    self.cls.__name__,
-                    code,
-                    reason,
-                )
+                text = "%s: a request was refused (%s); more of this code are only counted, as `refusals`: %s"
+                logger.warning(text, self.cls.__name__, code, reason)
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[Endpoint]:
