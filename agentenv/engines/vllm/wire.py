@@ -54,10 +54,7 @@ def request_body(prompt: list[int], sampling: SamplingParams) -> dict[str, Any]:
 def whole(value: Any, name: str) -> int:
     """Return a whole number of an answer, or raise EngineError if it is not one or no record can hold it."""
     if type(value) is not int or not 0 <= value <= _MAX_INT:
-        raise EngineError(
-            f"The server's answer: expected {name} to be a whole number from 0 to {_MAX_INT}, got {brief_json(value)}. "
-            "Is it a vLLM server?"
-        )
+        raise _wrong(f"{name} to be a whole number from 0 to {_MAX_INT}", value)
     return value
 
 
@@ -65,11 +62,12 @@ def field_of(answer: dict[str, Any], name: str, kind: type) -> Any:
     """Return the value of a required field, or raise EngineError if it has another type."""
     value = answer.get(name)
     if not isinstance(value, kind):
-        raise EngineError(
-            f"The server's answer: expected {name} to be a {kind.__name__}, got {brief_json(value)}. "
-            "Is it a vLLM server?"
-        )
+        raise _wrong(f"{name} to be a {kind.__name__}", value)
     return value
+
+
+def _wrong(expected: str, got: Any, more: str = "Is it a vLLM server?") -> EngineError:
+    return EngineError(f"The server's answer: expected {expected}, got {brief_json(got)}. {more}".rstrip())
 
 
 def completion_of(answer: dict[str, Any], prompt: list[int]) -> Completion:
@@ -77,7 +75,7 @@ def completion_of(answer: dict[str, Any], prompt: list[int]) -> Completion:
     try:
         choices = field_of(answer, "choices", list)
         if len(choices) != 1 or not isinstance(choices[0], dict):
-            raise EngineError(f"The server's answer: expected one choice, got {brief_json(choices)}.")
+            raise _wrong("one choice", choices, "")
         choice = choices[0]
         echo = choice.get("prompt_token_ids")
         if choice.get("token_ids") is None or echo is None:
@@ -92,9 +90,7 @@ def completion_of(answer: dict[str, Any], prompt: list[int]) -> Completion:
             )
         token_ids = tuple(whole(token, "token_ids") for token in field_of(choice, "token_ids", list))
         if choice.get("finish_reason") not in get_args(FinishReason):
-            raise EngineError(
-                f"The server's answer: expected a finish_reason, got {brief_json(choice.get('finish_reason'))}."
-            )
+            raise _wrong("a finish_reason", choice.get("finish_reason"), "")
         matched_stop = choice.get("stop_reason")
         if matched_stop is not None and not isinstance(matched_stop, str):
             matched_stop = whole(matched_stop, "stop_reason")
@@ -132,10 +128,7 @@ def _logprob(value: Any) -> float:
     if value is None:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, int | float) or value > MAX_LOGPROB:
-        raise EngineError(
-            f"The server's answer: expected log-probabilities of at most 0, got {brief_json(value)}. "
-            "Is it a vLLM server?"
-        )
+        raise _wrong("log-probabilities of at most 0", value)
     return math.nan if value <= MISSING_LOGPROB else float(value)
 
 
@@ -150,10 +143,8 @@ def scores_of(answer: dict[str, Any], token_ids: list[int]) -> list[float]:
     choice = choices[0] if len(choices) == 1 and isinstance(choices[0], dict) else {}
     entries = choice.get("prompt_logprobs")
     if choice.get("prompt_token_ids") != token_ids or not isinstance(entries, list) or len(entries) != len(token_ids):
-        raise EngineError(
-            f"The server's answer: expected prompt_logprobs of the {len(token_ids)} tokens sent, got "
-            f"{brief_json(answer)}. Is it a vLLM server of version 0.10.2 or later?"
-        )
+        expected = f"prompt_logprobs of the {len(token_ids)} tokens sent"
+        raise _wrong(expected, answer, "Is it a vLLM server of version 0.10.2 or later?")
     try:
         values = [
             entry[str(token)]["logprob"] if entry else None for entry, token in zip(entries, token_ids, strict=True)
