@@ -95,8 +95,11 @@ def _replaced(clock: _AheadClock, modules: Iterable[ModuleType]) -> Iterator[Non
     original = builtins.__import__
 
     def imported(name: str, names: Any = None, *more: Any, **options: Any) -> ModuleType:
-        module = original(name, names, *more, **options)
-        return shifted[name] if name in shifted and _is_own((names or {}).get("__file__")) else module
+        module, file = original(name, names, *more, **options), (names or {}).get("__file__")
+        if name not in shifted or not file or set(_LIBRARIES) & {*Path(file).parts}:
+            return module
+        is_own = not file.startswith((f"{_STANDARD_LIBRARY}{os.sep}", f"{PACKAGE}{os.sep}"))
+        return shifted[name] if is_own else module
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(builtins, "__import__", imported))
@@ -106,13 +109,6 @@ def _replaced(clock: _AheadClock, modules: Iterable[ModuleType]) -> Iterator[Non
                 if new is not None:
                     stack.enter_context(patch.object(module, name, new))
         yield
-
-
-def _is_own(file: str | None) -> bool:
-    """Return True if a file is neither of Python, nor of an installed package, nor of agentenv."""
-    if not file or set(_LIBRARIES) & {*Path(file).parts}:
-        return False
-    return not file.startswith((f"{_STANDARD_LIBRARY}{os.sep}", f"{PACKAGE}{os.sep}"))
 
 
 class _Shifted(ModuleType):
