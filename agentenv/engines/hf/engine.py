@@ -371,7 +371,16 @@ class HFEngine(Engine):
                 self._slots.cache.load(slot, saved, common)
             request.num_computed = request.num_cached = common
             self._running.append(request)
-        if slots := self._prefill_slots():
+        slots: list[int] = []  # the first request with a prompt to compute, and others of similar length
+        longest = first = 0
+        for slot, request in enumerate(self._running):
+            num_new = min(len(request.token_ids) - request.num_computed, MAX_PREFILL_TOKENS)
+            first = first or (num_new if num_new > 1 else 0)
+            fits = max(longest, num_new) * (len(slots) + 1) <= MAX_PREFILL_TOKENS
+            if num_new > 1 and fits and first <= 2 * num_new and num_new <= 2 * first:
+                slots.append(slot)
+                longest = max(longest, num_new)
+        if slots:
             self._forward(slots)
         if slots := [i for i, r in enumerate(self._running) if r.num_computed == len(r.token_ids) - 1]:
             self._forward(slots)
@@ -382,19 +391,6 @@ class HFEngine(Engine):
             if failed or self._scores[0].done:
                 job = self._scores.popleft()
                 self._outbox.append((job, failed or job.logprobs))
-
-    def _prefill_slots(self) -> list[int]:
-        """Return the first request with a prompt to compute, and others of similar length, to bound the padding."""
-        slots: list[int] = []
-        longest = first = 0
-        for slot, request in enumerate(self._running):
-            num_new = min(len(request.token_ids) - request.num_computed, MAX_PREFILL_TOKENS)
-            first = first or (num_new if num_new > 1 else 0)
-            fits = max(longest, num_new) * (len(slots) + 1) <= MAX_PREFILL_TOKENS
-            if num_new > 1 and fits and first <= 2 * num_new and num_new <= 2 * first:
-                slots.append(slot)
-                longest = max(longest, num_new)
-        return slots
 
     def _forward(self, slots: Sequence[int]) -> None:
         """Compute missing tokens of rows, sample for complete rows, and finish requests."""
