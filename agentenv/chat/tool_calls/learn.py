@@ -83,15 +83,10 @@ class _Learner:
         return base
 
     def _learn(self, base: ToolFormat, text: str) -> ToolFormat | None:
-        base = replace(
-            base,
-            id_is_name=self.id_is_name,
-            has_ids=_IDS[0] in text or ANY_ID in text,
-            strict_ids=self._render(1, ids=("0", "1")) is None,
-            arguments_as_json=self.form[0],
-            content_of_calls=self.form[1],
-            parallel=self._second() is not None,
-        )
+        has_ids, strict = _IDS[0] in text or ANY_ID in text, self._render(1, ids=("0", "1")) is None
+        base = replace(base, id_is_name=self.id_is_name, has_ids=has_ids, strict_ids=strict)
+        base = replace(base, arguments_as_json=self.form[0], content_of_calls=self.form[1])
+        base = replace(base, parallel=self._second() is not None)
         whole = _object_around(text, (_VALUES[0], _NAMES[0]))
         if whole and not self.id_is_name:
             return self._json(base, text, whole)
@@ -166,15 +161,9 @@ class _Learner:
         first_atoms, value_atoms = self._split(to_next), self._split(to_value)
         quote = first_atoms[0] if first_atoms and value_atoms and first_atoms[0] == value_atoms[-1] else ""
         tail = after.removeprefix(quote)[1:]
-        base = replace(
-            base,
-            kind="keywords",
-            after_name=to_key,
-            key_close=to_value.removesuffix(quote),
-            quote=quote,
-            adds_space=self._adds_space(quote),
-            escapes=odd not in (self._render(1, value=odd) or ""),
-        )
+        escapes = odd not in (self._render(1, value=odd) or "")
+        base = replace(base, kind="keywords", after_name=to_key, key_close=to_value.removesuffix(quote))
+        base = replace(base, quote=quote, adds_space=self._adds_space(quote), escapes=escapes)
         return self._framed(base, before, tail, None if between is None else between.removeprefix(quote)[1:])
 
     def _framed(self, base: ToolFormat, before: str, after: str, between: str | None, *, gap: str = "") -> ToolFormat:
@@ -215,15 +204,8 @@ class _Learner:
                 not_calls = frozenset(re.findall(NAME, said[len(call_open) :])[:1])
         after = self._until_end(after)
         call_close = self._shared_start(after, between) if between is not None else after
-        return replace(
-            base,
-            section_open=section_open,
-            section_close=after.removeprefix(call_close),
-            call_open=call_open,
-            call_close=call_close,
-            lead=lead,
-            not_calls=not_calls,
-        )
+        base = replace(base, section_open=section_open, section_close=after.removeprefix(call_close))
+        return replace(base, call_open=call_open, call_close=call_close, lead=lead, not_calls=not_calls)
 
     # --- renderings
 

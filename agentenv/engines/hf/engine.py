@@ -332,14 +332,12 @@ class HFEngine(Engine):
             post(loop, settle, [(future, EngineError("HFEngine: expected an open engine, got a closed one."))])
 
     def _cycle(self) -> None:
+        def has_work() -> bool:
+            requests = () if self._paused else (self._waiting, self._running, self._scores)
+            return any((self._commands, self._cancelled, *requests))
+
         with self._changed:
-            self._changed.wait_for(
-                lambda: bool(
-                    self._commands
-                    or self._cancelled
-                    or (not self._paused and (self._waiting or self._running or self._scores))
-                )
-            )
+            self._changed.wait_for(has_work)
             commands, self._commands = self._commands, deque()
         self._slots.set_num_threads()
         for action, loop, future in commands:
@@ -409,12 +407,9 @@ class HFEngine(Engine):
         is_constrained = any(mask_V is not None for mask_V in legal)
         if is_constrained:
             logits_BV = self._sampling.forbid(logits_BV, legal)
-        tokens_B, logprobs_B = self._sampling.draw(
-            logits_BV,
-            [r.sampling for r in requests],
-            [r.rng.random() for r in requests],
-            [r.stop_ids if len(r.logprobs) < r.sampling.min_tokens else () for r in requests],
-        )
+        params, uniforms = [r.sampling for r in requests], [r.rng.random() for r in requests]
+        banned = [r.stop_ids if len(r.logprobs) < r.sampling.min_tokens else () for r in requests]
+        tokens_B, logprobs_B = self._sampling.draw(logits_BV, params, uniforms, banned)
         tokens = tokens_B.tolist()
         if is_constrained:
             for request, mask_V, token in zip(requests, legal, tokens, strict=True):

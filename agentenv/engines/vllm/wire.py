@@ -103,14 +103,9 @@ def completion_of(answer: dict[str, Any], prompt: list[int]) -> Completion:
                 f"{len(pairs)} of others ({brief_json(answered)})."
             )
         details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
-        num_cached = details.get("cached_tokens")
-        return Completion(
-            token_ids=token_ids,
-            finish_reason=choice["finish_reason"],
-            matched_stop=matched_stop,
-            logprobs=tuple(_logprob(value) for _, value in pairs),
-            num_cached_tokens=0 if num_cached is None else whole(num_cached, "cached_tokens"),
-        )
+        logprobs, cached = tuple(_logprob(value) for _, value in pairs), details.get("cached_tokens")
+        num_cached = 0 if cached is None else whole(cached, "cached_tokens")
+        return Completion(token_ids, choice["finish_reason"], matched_stop, logprobs, num_cached_tokens=num_cached)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, AgentEnvError):
             raise
@@ -212,14 +207,10 @@ def completion_of_output(out: Any, prompt: list[int], policy_version: int) -> Co
             "Report it with vLLM's version."
         )
     spans = [(span.version, span.start, span.end) for span in output.weight_versions or ()]
-    return Completion(
-        token_ids=token_ids,
-        finish_reason=output.finish_reason,
-        matched_stop=output.stop_reason,
-        logprobs=_own(flat, token_ids),
-        num_cached_tokens=out.num_cached_tokens or 0,
-        **versions_of(spans, len(token_ids), default=policy_version),
-    )
+    logprobs, num_cached = _own(flat, token_ids), out.num_cached_tokens or 0
+    more = versions_of(spans, len(token_ids), default=policy_version)
+    reason, stop = output.finish_reason, output.stop_reason
+    return Completion(token_ids, reason, stop, logprobs, num_cached_tokens=num_cached, **more)
 
 
 def _own(flat: Any, token_ids: Sequence[int]) -> tuple[float, ...]:

@@ -266,14 +266,11 @@ class Session:
         if completion.finish_reason == "length" and num >= self.limits.max_length:
             self.limit = StopReason.MAX_LENGTH
         self._failures.pop(work.asked.key, None)
+        name, model = f"{self.key.episode_id}-{work.number}", work.asked.request.model or self.options.model
         return wire.chat_completion(
-            completion,
-            told.message,
-            request_id=f"{self.key.episode_id}-{work.number}",
-            model=work.asked.request.model or self.options.model,
-            num_prompt_tokens=len(work.prompt),
+            completion, told.message, request_id=name, model=model, num_prompt_tokens=len(work.prompt),
             logprobs=told.logprobs,
-        )
+        )  # fmt: skip
 
     def _told(self, work: Work, completion: Completion, action: str) -> _Told:
         """Return what is said of an answer, without a change to the conversation."""
