@@ -148,16 +148,10 @@ def certify(
     template = probe(tokenizer, stop_token_ids, given) if has_template else Template("prefix-stable", "")
     trial = _Trial(tokenizer, template, stop_token_ids, given)
     num_tried, forged = trial.forged()
-    return Certificate(
-        model=model,
-        kind=template.kind if has_template else "no template",
-        reasons=template.reasons,
-        error=template.error,
-        examples=trial.examples() if has_template and template.kind != "unsupported" else (),
-        num_tried=num_tried,
-        forged=forged,
-        warnings=trial.warnings(stop_token_ids),
-    )
+    kind: CertificateKind = template.kind if has_template else "no template"
+    examples = trial.examples() if kind not in ("no template", "unsupported") else ()
+    warnings, reasons = trial.warnings(stop_token_ids), template.reasons
+    return Certificate(model, kind, reasons, template.error, examples, num_tried, forged, warnings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -310,15 +310,9 @@ def _report(
     for outcome in outcomes:
         if outcome.error:
             counts[first.setdefault(re.sub(r"\d+", "0", outcome.error), outcome.error)] += 1
-    return Report(
-        rm=config.rm,
-        data=" ".join(config.data),
-        table=table,
-        hygiene=hygiene_of(items, outcomes),
-        deltas={} if reference is None else deltas(table, reference, tolerance=config.tolerance),
-        judge=rm.metrics(),
-        errors=dict(counts.most_common(_MAX_ERRORS)),
-    )
+    hygiene, errors = hygiene_of(items, outcomes), dict(counts.most_common(_MAX_ERRORS))
+    changes = {} if reference is None else deltas(table, reference, tolerance=config.tolerance)
+    return Report(config.rm, " ".join(config.data), table, hygiene, changes, judge=rm.metrics(), errors=errors)
 
 
 # --- check ------------------------------------------------------------------------------------------------------------

@@ -144,17 +144,12 @@ class _Learner:
         before = text[: found.start()]
         literal = re.compile(f"{_KEYS[0]}(.*?){_NUMBER}", re.DOTALL).search(self._render(1, value=_NUMBER) or "")
         if key_open.strip():
-            base = replace(
-                base,
-                kind="markup",
-                after_name=to_key.removesuffix(key_open).replace(_NAMES[0], ANY_NAME),
-                cdata="<![CDATA[" in (self._render(1, value="a\n<b>&") or ""),
-                adds_space=self._adds_space(to_value),
-                key_open=key_open,
-                key_close=to_value,
-                literal_key_close=literal[1] if literal and literal[1] != to_value else "",
-                value_close=value_close,
-            )
+            after_name = to_key.removesuffix(key_open).replace(_NAMES[0], ANY_NAME)
+            cdata = "<![CDATA[" in (self._render(1, value="a\n<b>&") or "")
+            other = literal[1] if literal and literal[1] != to_value else ""
+            base = replace(base, kind="markup", after_name=after_name, cdata=cdata, key_open=key_open)
+            base = replace(base, key_close=to_value, literal_key_close=other, value_close=value_close)
+            base = replace(base, adds_space=self._adds_space(to_value))
             between = None if between is None else between.removeprefix(value_close)
             return self._framed(base, before, after.removeprefix(value_close), between)
         odd = "qz\"'\\qz"

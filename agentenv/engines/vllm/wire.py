@@ -36,16 +36,9 @@ def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
 
 def request_body(prompt: list[int], sampling: SamplingParams) -> dict[str, Any]:
     """Return the request without model and id. It sets everything that the model's generation config could change."""
-    body: dict[str, Any] = {
-        **sampling_fields(sampling),
-        "prompt": prompt,
-        "n": 1,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "return_token_ids": True,
-        "return_tokens_as_token_ids": True,
-    }
+    penalties = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    returned = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    body: dict[str, Any] = {**sampling_fields(sampling), **penalties, **returned, "prompt": prompt, "n": 1}
     if sampling.structural_tag is not None:
         body["structured_outputs"] = {"structural_tag": sampling.structural_tag}
     return body
@@ -182,13 +175,9 @@ def vllm_sampling(sampling: SamplingParams) -> Any:
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     tag = sampling.structural_tag
-    return VLLMSamplingParams(
-        **sampling_fields(sampling),
-        structured_outputs=None if tag is None else StructuredOutputsParams(structural_tag=tag),
-        flat_logprobs=True,
-        detokenize=bool(sampling.stop),
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
+    outputs = None if tag is None else StructuredOutputsParams(structural_tag=tag)
+    given = {**sampling_fields(sampling), "structured_outputs": outputs, "detokenize": bool(sampling.stop)}
+    return VLLMSamplingParams(**given, flat_logprobs=True, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
 def completion_of_output(out: Any, prompt: list[int], policy_version: int) -> Completion:
