@@ -153,10 +153,8 @@ def calling(results: Sequence[Message], last_argument: str, form: CallForm) -> M
     calls = []
     for index, result in enumerate(results):
         arguments: Any = {"q": last_argument if index + 1 == len(results) else "x"}
-        function = {
-            "name": result.get("name") or "lookup",
-            "arguments": json.dumps(arguments) if as_json else arguments,
-        }
+        written = json.dumps(arguments) if as_json else arguments
+        function = {"name": result.get("name") or "lookup", "arguments": written}
         call_id = result.get("tool_call_id") or f"callid{index:03d}"
         calls.append({"id": call_id, "type": "function", "function": function})
     return {"role": "assistant", "content": content, "tool_calls": calls}
@@ -407,10 +405,8 @@ class _Probe:
         )
         found = []
         for role, first, then in cycles:
-            tails = [
-                (self._try([says("user", _USER), *before, *then]) or "").rpartition(_ANSWER)[2]
-                for before in ([], first)
-            ]
+            talks = ([says("user", _USER), *then], [says("user", _USER), *first, *then])
+            tails = [(self._try(talk) or "").rpartition(_ANSWER)[2] for talk in talks]
             if tails[0] != tails[1] and re.sub(r"\d+", "", tails[0]) == re.sub(r"\d+", "", tails[1]):
                 found.append(role)
         return tuple(dict.fromkeys(found))

@@ -58,10 +58,8 @@ class WeightFile:
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         import torch
 
-        sizes = [
-            getattr(torch, dtype).itemsize * math.prod(shape)
-            for dtype, shape in zip(self.dtypes, self.shapes, strict=True)
-        ]
+        kinds = zip(self.dtypes, self.shapes, strict=True)
+        sizes = [getattr(torch, dtype).itemsize * math.prod(shape) for dtype, shape in kinds]
         starts = itertools.accumulate(map(_aligned, sizes), initial=0)
         spans = [(start, start + size) for start, size in zip(starts, sizes, strict=False)]
         num_bytes = _aligned(spans[-1][1]) if spans else 0

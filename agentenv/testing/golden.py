@@ -73,10 +73,9 @@ class Golden:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(_pretty(_kept(trajectory), "")) + "\n", encoding="utf-8")
             return
-        lines = trajectory_diff(
-            _read(path), trajectory_from_dict(_kept(trajectory)), tokenizer=self._tokenizer_of(), tolerance=tolerance,
-            names=("golden", "now"),
-        )  # fmt: skip
+        was, now = _read(path), trajectory_from_dict(_kept(trajectory))
+        names, tokenizer = ("golden", "now"), self._tokenizer_of()
+        lines = trajectory_diff(was, now, tokenizer=tokenizer, tolerance=tolerance, names=names)
         if lines:
             advice = f"If what is new is right, run pytest with --agentenv-record and look at the change of {path}."
             raise AssertionError("\n".join([f"{path.name}: the episode is not what it was", *lines, advice]))
@@ -105,10 +104,9 @@ class Golden:
                 )
             turn = trajectory.turns[request.turn_index]
             segment, span = trajectory.segments[turn.segment], slice(turn.start, turn.end)
-            return Completion(
-                tuple(segment.token_ids[span]), turn.finish_reason, turn.matched_stop, tuple(segment.logprobs[span]),
-                tuple(segment.policy_versions[span]),
-            )  # fmt: skip
+            ids, logprobs = tuple(segment.token_ids[span]), tuple(segment.logprobs[span])
+            versions = tuple(segment.policy_versions[span])
+            return Completion(ids, turn.finish_reason, turn.matched_stop, logprobs, versions)
 
         return ScriptedEngine(say, self._tokenizer_of())
 

@@ -118,10 +118,8 @@ async def audit_env(
     own_turns = getattr(source.cls, "max_turns", None)
     limits = replace(options.limits, max_turns=min(options.limits.max_turns, own_turns or options.limits.max_turns))
     chat = Chat(tokenizer) if tokenizer is not None else chats.stand_in()
-    runner = PolicyRunner(
-        make, tasks, chat, limits, SamplingParams(max_tokens=options.max_tokens), options.seed,
-        own_turns or Limits().max_turns, budget,
-    )  # fmt: skip
+    sampling, most = SamplingParams(max_tokens=options.max_tokens), own_turns or Limits().max_turns
+    runner = PolicyRunner(make, tasks, chat, limits, sampling, options.seed, most, budget)
     of_few = {task.task_id for task in drawn[:_HEAVY_TASKS]}
     pairs = [
         (policy, task) for task in drawn for policy in policies if policy.key not in HEAVY or task.task_id in of_few
@@ -134,10 +132,8 @@ async def audit_env(
             everyone += [policy for policy, _ in parts]
             plays += await _play_pairs(runner, parts, marks, options.concurrency, notify)
         by_id = {task.task_id: task for task in drawn}
-        shown = Facts(
-            plays, by_id, {p.key: p.kind for p in everyone}, options.pass_reward, options.reward_range,
-            source.cls.score_range,
-        )  # fmt: skip
+        kinds = {p.key: p.kind for p in everyone}
+        shown = Facts(plays, by_id, kinds, options.pass_reward, options.reward_range, source.cls.score_range)
         more = named_policies(options.policies) if options.policies else follow_up(shown)
         everyone, policies = everyone + more, policies + more
         pairs = [(policy, task) for task in drawn for policy in more]
