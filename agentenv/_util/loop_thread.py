@@ -50,14 +50,11 @@ class LoopThread:
             self._fail_pending()
 
     def _fail_pending(self) -> None:
+        text = f"{self._name}: expected the background loop to continue, got one that broke; the traceback of its "
+        text += "thread says why. Fix the code that broke it, and call again."
         for future in list(self._pending):
             with contextlib.suppress(concurrent.futures.InvalidStateError):  # it was completed just now
-                future.set_exception(
-                    ContractError(
-                        f"{self._name}: expected the background loop to continue, got one that broke; the traceback of "
-                        "its thread says why. Fix the code that broke it, and call again."
-                    )
-                )
+                future.set_exception(ContractError(text))
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Start `work` and return its future."""

@@ -148,16 +148,10 @@ def certify(
     template = probe(tokenizer, stop_token_ids, given) if has_template else Template("prefix-stable", "")
     trial = _Trial(tokenizer, template, stop_token_ids, given)
     num_tried, forged = trial.forged()
-    return Certificate(
-        model=model,
-        kind=template.kind if has_template else "no template",
-        reasons=template.reasons,
-        error=template.error,
-        examples=trial.examples() if has_template and template.kind != "unsupported" else (),
-        num_tried=num_tried,
-        forged=forged,
-        warnings=trial.warnings(stop_token_ids),
-    )
+    kind: CertificateKind = template.kind if has_template else "no template"
+    examples = trial.examples() if kind not in ("no template", "unsupported") else ()
+    warnings, reasons = trial.warnings(stop_token_ids), template.reasons
+    return Certificate(model, kind, reasons, template.error, examples, num_tried, forged, warnings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,24 +267,23 @@ class _Trial:
             with suppress(ConfigError):
                 ids = self._ids(_Before([*before.messages, answer, *new], before.tools))
                 if self._chat.decode(ids).count(_ANSWER) == 1:
-                    return self._placed(ids, str(new[0]["role"]), before, called="tool_calls" in answer)
-        raise ConfigError(f"certify: expected a template that renders {new}, got none of it. Report it.")
+                    break
+        else:
+            raise ConfigError(f"certify: expected a template that renders {new}, got none of it. Report it.")
 
-    def _placed(self, ids: list[int], role: str, before: _Before, *, called: bool) -> _Whole:
-        """Return the ids with the action's position: from the prompt, or the answer's text, to the close."""
-
+        # The action's position: from the prompt, or the answer's text, to the close.
         def holds(part: list[int]) -> bool:
             return _ANSWER in self._chat.decode(part)
 
         end = bisect_left(range(len(ids)), True, key=lambda n: holds(ids[:n]))
         start = bisect_left(range(end), True, key=lambda n: not holds(ids[n:])) - 1
         prompt, close = self._chat.prompt(before.messages, before.tools), self._template.close_ids
-        is_whole = ids[: len(prompt)] == prompt
+        is_whole, called = ids[: len(prompt)] == prompt, "tool_calls" in answer
         closes = end, end + (len(close) if tuple(ids[end : end + len(close)]) == close else 0)
         if called:
             begin, after = self._template.close_of_call(ids[end:]) or (0, 0)
             closes = end + begin, end + after
-        elif "S" in self._template.codes and role != "system":
+        elif "S" in self._template.codes and new[0]["role"] != "system":
             at = next((i for i in range(end, len(ids)) if ids[i] in self._template.terminators), end)
             closes = at, at + 1
         return _Whole(ids, len(prompt) if is_whole else start, end - 1, *closes, called and is_whole)

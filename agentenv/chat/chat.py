@@ -163,7 +163,13 @@ class Chat:
             observation = observation.messages
         if isinstance(observation, str):
             return self.encode(observation)
-        self._check_rendered(observation)
+        markers = [*self._role_markers, self.template.generation_prompt.strip()] if self.has_template else []
+        for content in (text_of(message) for message in observation if message.get("role") == "user"):
+            if any(marker and marker in content for marker in markers) and self._rendered_text.matches(content):
+                raise ConfigError(
+                    "prompt: expected text or messages without the chat template's markers, got text that is rendered "
+                    f"already: {brief(content, 60)}. Write the messages into the row, or set --no_apply_chat_template."
+                )
         return self.start(*self.rendering(observation, tools))
 
     def rendering(self, messages: Sequence[Message], tools: Any = None) -> tuple[str, str]:
@@ -213,11 +219,7 @@ class Chat:
         return (*names, *template.text_markers)
 
     def bridge(
-        self,
-        action_ids: Sequence[int],
-        observation: str | Sequence[Message],
-        *,
-        history: Sequence[Message] | None = (),
+        self, action_ids: Sequence[int], observation: str | Sequence[Message], *, history: Sequence[Message] | None = ()
     ) -> Bridge:
         """Return the tokens that follow an action: text unchanged; messages after the missing end of the turn, if any.
 
@@ -360,18 +362,6 @@ class Chat:
             )
         if len(self._known_roles) < _MAX_KNOWN_ROLES:
             self._known_roles.add(roles)
-
-    def _check_rendered(self, messages: Sequence[Message]) -> None:
-        """Raise ConfigError if a user's message is a rendering by this template, which it would wrap once more."""
-        if not self.has_template:
-            return
-        markers = [marker for marker in (*self._role_markers, self.template.generation_prompt.strip()) if marker]
-        for content in (text_of(message) for message in messages if message.get("role") == "user"):
-            if any(marker in content for marker in markers) and self._rendered_text.matches(content):
-                raise ConfigError(
-                    "prompt: expected text or messages without the chat template's markers, got text that is rendered "
-                    f"already: {brief(content, 60)}. Write the messages into the row, or set --no_apply_chat_template."
-                )
 
     @cached_property
     def _rendered_text(self) -> RenderedText:

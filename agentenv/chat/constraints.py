@@ -56,7 +56,19 @@ def json_tag(chat: Chat, schema: Mapping[str, Any], tools: Sequence[Mapping[str,
         DataError: the schema is malformed, has a keyword that the grammar would not enforce, or as `calls_tag`.
     """
     for each, where in _schemas_in(schema, "json_schema"):
-        _check(each, where)
+        own = each.keys() - _ANNOTATIONS
+        wrong = sorted(own - _ENFORCED)
+        if not wrong and own & {"anyOf", "$ref"} and len(own) > 1:
+            wrong = sorted(own)
+        if not wrong and ("pattern" in each or "format" in each) and own & {"minLength", "maxLength"}:
+            wrong = sorted(own & {"pattern", "minLength", "maxLength"})
+        if not wrong and _UNREGULAR.search(str(each.get("pattern", ""))):
+            wrong = ["pattern"]
+        if wrong:
+            raise DataError(
+                f"{where}: expected keywords that a grammar enforces, alone or together, got {', '.join(wrong)}. Take "
+                "them out of the schema, and check them in the answer."
+            )
     answer = _json(schema)
     if tools:
         answer = {"type": "or", "elements": [_calls(chat, tools, several=True), answer]}
@@ -136,8 +148,17 @@ def _calls(chat: Chat, tools: Sequence[Mapping[str, Any]], *, several: bool) -> 
             "tool_choice: expected a template that writes calls as JSON or as markup, got one that writes them "
             "like calls in Python, for which agentenv has no grammar. Use 'auto'."
         )
-    for function in functions:
-        _check_reads_back(syntax, function["name"])
+    for name in (function["name"] for function in functions):  # a call without arguments is read back as written
+        opening = (syntax.section_open + syntax.call_open).lstrip("\n") + "[" * syntax.listed
+        empty = _overlap(syntax.value_close, syntax.key_open) if syntax.kind == "markup" else "{}"
+        text = _written(syntax, name, opening).replace(_HOLE, empty) + _ending(syntax)
+        text = text.replace(ANY_ID, _EXAMPLE_ID).removeprefix(syntax.lead)
+        found = syntax.parse(syntax.reasoning_close + text)
+        if found.malformed or [(call.name, dict(call.arguments)) for call in found.calls] != [(name, {})]:
+            raise DataError(
+                f"tool_choice: expected a call that the template's syntax reads back, got {brief(text)} for the tool "
+                f"{brief(name)}. Rename the tool, or use 'auto'."
+            )
     opening = (syntax.section_open + syntax.call_open).removeprefix(syntax.lead).lstrip("\n")
     elements = [_any_of(chat, functions, opening + "[" * syntax.listed)]
     if several and syntax.parallel:
@@ -155,22 +176,19 @@ def _any_of(chat: Chat, functions: Sequence[Mapping[str, Any]], opening: str) ->
         given = function.get("parameters") or {}
         list(_schemas_in(given, f"tools.{function['name']}.parameters"))  # it raises
         schema = {"type": "object", "properties": {}, **given}
-        parts = [*_exact(chat, before), *_arguments(chat, schema), *_exact(chat, after)]
+        arguments = [_json(schema)] if chat.tool_format.kind != "markup" else _parameters(chat, schema)
+        parts = [*_exact(chat, before), *arguments, *_exact(chat, after)]
         calls.append({"type": "sequence", "elements": parts})
     return {"type": "or", "elements": calls} if len(calls) > 1 else calls[0]
 
 
-def _arguments(chat: Chat, schema: Mapping[str, Any]) -> list[_Format]:
-    """Return the formats of the arguments: a JSON object, or one element for each parameter."""
-    syntax = chat.tool_format
-    if syntax.kind != "markup":
-        return [_json(schema)]
-    parameters, shared, offered = [], _overlap(syntax.value_close, syntax.key_open), Parameter(schema)
+def _parameters(chat: Chat, schema: Mapping[str, Any]) -> list[_Format]:
+    """Return the formats of arguments in markup: one element for each parameter."""
+    syntax, offered = chat.tool_format, Parameter(schema)
+    parameters, shared = [], _overlap(syntax.value_close, syntax.key_open)
     for key, each in (schema.get("properties") or {}).items():
-        one = {
-            "type": "sequence",
-            "elements": _parameter(chat, key, offered.beside(each if isinstance(each, Mapping) else {})),
-        }
+        elements = _parameter(chat, key, offered.beside(each if isinstance(each, Mapping) else {}))
+        one = {"type": "sequence", "elements": elements}
         is_required = key in (schema.get("required") or ())
         parameters.append(one if is_required else {"type": "optional", "content": one})
     return [*parameters, *_exact(chat, shared)]
@@ -193,20 +211,6 @@ def _parameter(chat: Chat, key: str, parameter: Parameter) -> list[_Format]:
     return [*opening, _json({**shared, **parameter.schema}), *_exact(chat, close)]
 
 
-def _check_reads_back(syntax: ToolFormat, name: str) -> None:
-    """Raise DataError unless a call without arguments is read back as written."""
-    opening = (syntax.section_open + syntax.call_open).lstrip("\n") + "[" * syntax.listed
-    empty = _overlap(syntax.value_close, syntax.key_open) if syntax.kind == "markup" else "{}"
-    text = _written(syntax, name, opening).replace(_HOLE, empty) + _ending(syntax)
-    text = text.replace(ANY_ID, _EXAMPLE_ID).removeprefix(syntax.lead)
-    found = syntax.parse(syntax.reasoning_close + text)
-    if found.malformed or [(call.name, dict(call.arguments)) for call in found.calls] != [(name, {})]:
-        raise DataError(
-            f"tool_choice: expected a call that the template's syntax reads back, got {brief(text)} for the tool "
-            f"{brief(name)}. Rename the tool, or use 'auto'."
-        )
-
-
 def _written(syntax: ToolFormat, name: str, opening: str) -> str:
     """Return the text of a call with a hole for its arguments."""
     opening, after_name = opening.replace(ANY_NAME, name), syntax.after_name.replace(ANY_NAME, name)
@@ -225,23 +229,6 @@ def _ending(syntax: ToolFormat) -> str:
 def _overlap(left: str, right: str) -> str:
     """Return the longest end of one text that begins the other: the template writes it once between them."""
     return next((left[-num:] for num in range(min(len(left), len(right)), 0, -1) if right.startswith(left[-num:])), "")
-
-
-def _check(schema: Mapping[str, Any], where: str) -> None:
-    """Raise DataError for keywords that the grammar would not enforce."""
-    own = schema.keys() - _ANNOTATIONS
-    wrong = sorted(own - _ENFORCED)
-    if not wrong and own & {"anyOf", "$ref"} and len(own) > 1:
-        wrong = sorted(own)
-    if not wrong and ("pattern" in schema or "format" in schema) and own & {"minLength", "maxLength"}:
-        wrong = sorted(own & {"pattern", "minLength", "maxLength"})
-    if not wrong and _UNREGULAR.search(str(schema.get("pattern", ""))):
-        wrong = ["pattern"]
-    if wrong:
-        raise DataError(
-            f"{where}: expected keywords that a grammar enforces, alone or together, got {', '.join(wrong)}. Take them "
-            "out of the schema, and check them in the answer."
-        )
 
 
 def _schemas_in(schema: Any, where: str) -> Iterator[tuple[Mapping[str, Any], str]]:

@@ -12,13 +12,13 @@ observations. An empty observation adds nothing: the model continues its turn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agentenv.chat.chat import Bridge, Chat, PromptText
-from agentenv.chat.observation_fitting import CHARS_PER_TOKEN, ObservationFitter
 from agentenv.chat.tool_calls.messages import assistant_message
 from agentenv.chat.tool_roles import bridge_with_tools, check_tools, with_known_roles
 from agentenv.core.messages import named_results, normalized
@@ -27,6 +27,10 @@ from agentenv.core.tool_calls import ParsedAction
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import BridgeKind, Completion, Conversation, Message
 from agentenv.errors import ConfigError, ContractError
+
+CHARS_PER_TOKEN = 32
+"""More characters than any text has: the upper bound of the search for the longest content that fits."""
+_NOTE = "\n[… {} characters left out …]\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,12 @@ class Reply:
             trajectory.append_observation(
                 self.ids, bridge=self.kind, num_synthesized=self.num_synthesized, cut=self.cut
             )
+
+
+MakeReply = Callable[[Sequence[Message]], tuple[Reply, int]]
+"""Returns the reply that messages become, and the number of tokens that it adds to the episode."""
+SizeOf = Callable[[Sequence[Message]], int]
+"""Returns the tokens of messages as they follow the action, even if the history is rendered again."""
 
 
 class Dialogue:
@@ -198,15 +208,61 @@ class Dialogue:
                 return Reply(rendered, "rerendered"), len(rendered) - len(self.ids)
             return Reply(added.ids, added.kind, added.num_synthesized), len(added.ids)
 
-        fitter = ObservationFitter(
-            self.chat.options, self._room, self.max_length, make, lambda new: len(bridge(new).ids)
-        )
-        fitting = fitter.fit(messages, reserve)
+        fitting = self.fitted(messages, reserve, make, lambda new: len(bridge(new).ids))
         if fitting is None:
             return None
         shown, reply = fitting
         self._history = [*history, *shown] if history else []
         return replace(reply, cut=shown is not messages)
+
+    def fitted(
+        self, messages: Sequence[Message], reserve: int | None, make: MakeReply, bridge_size: SizeOf
+    ) -> tuple[Sequence[Message], Reply] | None:
+        """Return the messages, cut to the room, with their reply; None if they may not be cut or the room is too small.
+
+        Cut ones leave `reserve` tokens for the next action, at most half of the room that contents and the action
+        share.
+
+        Raises:
+            ConfigError: not even empty messages fit into `max_observation_tokens`.
+        """
+        whole = self.without_excess(messages, bridge_size)
+        if whole is None:
+            return None
+        reply, size = make(whole)
+        if size <= self._room:
+            return whole, reply
+        if self.chat.options.long_observation == "end":
+            return None
+        bare = make([_shorten(message, 0) for message in whole])[1]
+        free = max(0, self._room - bare)
+        most = self._room - min(free // 2, free if reserve is None else reserve)
+        short = _cut(whole, lambda new: make(new)[1] <= most, self.max_length)
+        return None if short is None else (short, make(short)[0])
+
+    def without_excess(self, messages: Sequence[Message], bridge_size: SizeOf) -> Sequence[Message] | None:
+        """Return the messages, cut to `max_observation_tokens`; None if they are too long to be encoded at all.
+
+        Raises:
+            ConfigError: not even empty messages fit into `max_observation_tokens`.
+        """
+        most = self.chat.options.max_observation_tokens
+        # Encoding text that cannot fit would only delay other episodes.
+        bound = CHARS_PER_TOKEN * max(self._room, self.max_length, most or 0)
+        if any(_length(message) > bound for message in messages):
+            if self.chat.options.long_observation == "end" and most is None:
+                return None
+            messages = [_shorten(message, bound) for message in messages]
+        if most is None:
+            return messages
+        short = _cut(messages, lambda new: bridge_size(new) <= most, most)
+        if short is None:
+            least = bridge_size([_shorten(message, 0) for message in messages])
+            raise ConfigError(
+                f"--max_observation_tokens: expected at least {least}, the tokens of the template around the messages "
+                f"and of the note about the cut, got {most}. Raise it."
+            )
+        return short
 
     def append_reply(self, reply: Reply) -> None:
         """Append a reply made by `reply_to`."""
@@ -267,3 +323,43 @@ def rendered_again(chat: Chat, messages: Sequence[Message], tools: Any, appended
         return None
     rendered = chat.start(text, mark)
     return None if chat.decode(rendered) == said else rendered
+
+
+def _cut(
+    messages: Sequence[Message], fits: Callable[[Sequence[Message]], bool], max_tokens: int
+) -> Sequence[Message] | None:
+    """Return the messages with the middle of their longest contents cut so that they just fit; None if impossible."""
+    if fits(messages):
+        return messages
+    sizes = range(min(max(map(_length, messages)), CHARS_PER_TOKEN * max_tokens) + 1)
+    too_long = bisect_left(sizes, True, key=lambda size: not fits([_shorten(message, size) for message in messages]))
+    return [_shorten(message, too_long - 1) for message in messages] if too_long else None
+
+
+def _length(message: Message) -> int:
+    content = message.get("content")
+    if isinstance(content, (list, tuple)):
+        return max((len(str(part.get("text") or "")) for part in content), default=0)
+    return len(content) if isinstance(content, str) else 0
+
+
+def _shorten(message: Message, num_chars: int) -> Message:
+    """Return the message with at most `num_chars` characters in its content, or in each text part."""
+    content = message.get("content")
+    if isinstance(content, (list, tuple)):
+        parts = [
+            {**p, "text": _shorten_text(p["text"], num_chars)} if isinstance(p.get("text"), str) else p for p in content
+        ]
+        return message if parts == list(content) else {**message, "content": parts}
+    if not isinstance(content, str):
+        return message
+    short = _shorten_text(content, num_chars)
+    return message if short == content else {**message, "content": short}
+
+
+def _shorten_text(text: str, num_chars: int) -> str:
+    """Return at most `num_chars` characters of a text, with a note in place of the omitted middle."""
+    if len(text) <= num_chars + len(_NOTE):
+        return text
+    head, tail = text[: num_chars - num_chars // 2], text[len(text) - num_chars // 2 :]
+    return head + _NOTE.format(len(text) - num_chars) + tail

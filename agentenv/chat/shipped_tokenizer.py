@@ -89,13 +89,9 @@ class ShippedTokenizer:
         known = kwargs.keys() <= {"tokenize", "add_generation_prompt", "tools"} and kwargs.get("tokenize") is False
         if not known or not all(isinstance(tool, dict) for tool in tools or ()):
             return self._whole.apply_chat_template(conversation, **kwargs)
-        return _compiled(self.chat_template).render(
-            messages=conversation,
-            tools=tools,
-            documents=None,
-            add_generation_prompt=kwargs.get("add_generation_prompt", False),
-            **self.special_tokens_map,
-        )
+        opens = kwargs.get("add_generation_prompt", False)
+        given = {"messages": conversation, "tools": tools, "documents": None, "add_generation_prompt": opens}
+        return _compiled(self.chat_template).render(**given, **self.special_tokens_map)
 
     @functools.cached_property
     def _whole(self) -> Any:

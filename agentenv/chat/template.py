@@ -38,20 +38,9 @@ REASONS = {
 }
 """The letters of `Template.codes`, in words."""
 
-DUMMY_TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "lookup",
-            "description": "Look something up.",
-            "parameters": {
-                "type": "object",
-                "properties": {"q": {"type": "string", "description": "What."}},
-                "required": ["q"],
-            },
-        },
-    }
-]
+_QUERY = {"type": "object", "properties": {"q": {"type": "string", "description": "What."}}, "required": ["q"]}
+_LOOKUP = {"name": "lookup", "description": "Look something up.", "parameters": _QUERY}
+DUMMY_TOOLS: list[dict[str, Any]] = [{"type": "function", "function": _LOOKUP}]
 """Passed to templates that require tools; the part of the rendering with the tools is cut off."""
 
 CALL_FORMS: tuple[CallForm, ...] = ((False, None), (False, ""), (True, None), (True, ""))
@@ -103,9 +92,6 @@ class Template:
     """Roles whose turns it numbers over the whole conversation: a tool's (Cohere), a user's (ChatGLM)."""
     text_markers: tuple[str, ...] = ()
     """Role markers that are plain text, so that content can forge them."""
-    renders_bos: bool = False
-    adds_bos: bool = False
-    """True if encoding with special tokens adds a BOS, which is a second one if the template renders its own."""
     generation_prompt: str = ""
     """The text between a user's content and the assistant's."""
     reasoning: tuple[str, str, str] | None = None
@@ -167,10 +153,8 @@ def calling(results: Sequence[Message], last_argument: str, form: CallForm) -> M
     calls = []
     for index, result in enumerate(results):
         arguments: Any = {"q": last_argument if index + 1 == len(results) else "x"}
-        function = {
-            "name": result.get("name") or "lookup",
-            "arguments": json.dumps(arguments) if as_json else arguments,
-        }
+        written = json.dumps(arguments) if as_json else arguments
+        function = {"name": result.get("name") or "lookup", "arguments": written}
         call_id = result.get("tool_call_id") or f"callid{index:03d}"
         calls.append({"id": call_id, "type": "function", "function": function})
     return {"role": "assistant", "content": content, "tool_calls": calls}
@@ -258,7 +242,6 @@ class _Probe:
         before_tool = self.encoder.follow(talk[talk.find(_ANSWER) : talk.find(str(result(1)["content"]))])
         known = str(self.tokenizer.chat_template)
         calls = tuple(form for form in CALL_FORMS if self._ends_calls(form, terminators))
-        bos = getattr(self.tokenizer, "bos_token", None)
         return Template(
             kind="needs-bridge" if set(codes) - set("tc") else "prefix-stable",
             sha256=sha256,
@@ -277,8 +260,6 @@ class _Probe:
             text_markers=(rest.strip(),) if in_text and rest.strip() else (),
             generation_prompt=prompt[prompt.find(_USER) + len(_USER) :],
             reasoning=next((way for way in _REASONING if way[1] in known or way[1] in self.encoder.added), None),
-            renders_bos=bool(bos) and prompt.startswith(str(bos)),
-            adds_bos=bool(bos) and self.tokenizer.encode("x")[:1] == [getattr(self.tokenizer, "bos_token_id", None)],
         )
 
     def _render(self, messages: Sequence[Mapping[str, Any]], *, gen: bool = True, tools: Any = None) -> str:
@@ -424,10 +405,8 @@ class _Probe:
         )
         found = []
         for role, first, then in cycles:
-            tails = [
-                (self._try([says("user", _USER), *before, *then]) or "").rpartition(_ANSWER)[2]
-                for before in ([], first)
-            ]
+            talks = ([says("user", _USER), *then], [says("user", _USER), *first, *then])
+            tails = [(self._try(talk) or "").rpartition(_ANSWER)[2] for talk in talks]
             if tails[0] != tails[1] and re.sub(r"\d+", "", tails[0]) == re.sub(r"\d+", "", tails[1]):
                 found.append(role)
         return tuple(dict.fromkeys(found))

@@ -13,11 +13,11 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 from agentenv.cli.flags import parse, print_json
 from agentenv.cli.help import POSITIONAL
@@ -254,32 +254,23 @@ def _quiet_episodes() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _throttled(out: TextIO) -> Callable[[str], None]:
-    """Return a function that writes a line if the last one is at least `_PROGRESS_EVERY_S` old."""
-    last = time.monotonic()
-
-    def show(line: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= _PROGRESS_EVERY_S:
-            last = time.monotonic()
-            out.write(f"agentenv audit: {line}\n")
-            out.flush()
-
-    return show
-
-
 @contextlib.contextmanager
 def _progress() -> Iterator[Any]:
     """Yield a function that shows the progress: on one line of a terminal, elsewhere a line at intervals."""
-    if not sys.stderr.isatty():
-        yield _throttled(sys.stderr)
-        return
+    out, last = sys.stderr, time.monotonic()
+    is_terminal = out.isatty()
 
     def show(line: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{line}")
-        sys.stderr.flush()
+        nonlocal last
+        if is_terminal:
+            out.write(f"\r\x1b[K{line}")
+        elif time.monotonic() - last >= _PROGRESS_EVERY_S:
+            last = time.monotonic()
+            out.write(f"agentenv audit: {line}\n")
+        out.flush()
 
     try:
         yield show
     finally:
-        sys.stderr.write("\r\x1b[K")
+        if is_terminal:
+            out.write("\r\x1b[K")

@@ -121,12 +121,11 @@ def _check(config: CheckConfig, progress: CheckProgress | None) -> int:
         if config.json:
             document: Any = [replace(problem, property="").to_dict() for problem in problems]
             if not config.quick:
-                properties = [outcome.to_dict() for outcome in outcomes]
                 document = {
                     "target": config.target,
                     "max_turns": context.limits.max_turns,
                     "problems": [problem.to_dict() for problem in problems],
-                    "properties": properties,
+                    "properties": [outcome.to_dict() for outcome in outcomes],
                 }
             out.write(json.dumps(document, indent=2) + "\n")
             return exit_code

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, make_dataclass
 from typing import Annotated, Any, Literal, Union
 
 import tyro
+from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes
 
 from agentenv._util.version import __version__
 from agentenv.cli.flags import parse
@@ -36,7 +37,7 @@ CLASSES: Mapping[str, str] = {
     "tokens replay": "agentenv.cli.tokens:ReplayConfig",
     "rm eval": "agentenv.cli.rm:RMEvalConfig",
     "rm check": "agentenv.cli.rm:RMCheckConfig",
-    "rm serve": "agentenv.cli.rm_serve:RMServeConfig",
+    "rm serve": "agentenv.cli.rm:RMServeConfig",
     "rm compare": "agentenv.cli.rm:RMCompareConfig",
     "sandbox doctor": "agentenv.cli.sandbox:SandboxDoctorConfig",
     "sandbox run": "agentenv.cli.sandbox:SandboxRunConfig",
@@ -95,13 +96,8 @@ def completion(args: Sequence[str]) -> int:
             tree[first] = config_class(path)
     script = io.StringIO()
     with contextlib.redirect_stdout(script), contextlib.suppress(SystemExit):
-        tyro.cli(
-            _commands(tree),
-            args=["--tyro-print-completion", config.shell],
-            prog="agentenv",
-            use_underscores=True,
-            config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
-        )
+        asked, marks = ["--tyro-print-completion", config.shell], (OmitArgPrefixes, OmitSubcommandPrefixes)
+        tyro.cli(_commands(tree), args=asked, prog="agentenv", use_underscores=True, config=marks)
     text = script.getvalue()
     for old, new in _REPLACEMENTS.items():
         text = text.replace(old, new)

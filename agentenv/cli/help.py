@@ -132,17 +132,12 @@ def help_text(config: type[Any], name: str, *, is_short: bool = False) -> str:
             rows.setdefault(flag.section or "Flags", []).append((flag.usage, _entry(flag, others.get(flag.name, ()))))
         if issubclass(config, FlatConfig):
             rows["More"] = [(f"--{CONFIG_FLAG} FILE", CONFIG_TEXT), ("-h", "Show the flags of a first run.")]
+    wrapper = textwrap.TextWrapper(columns, subsequent_indent=" " * 30, break_long_words=False, break_on_hyphens=False)
     for title, entries in rows.items():
         lines += ["", *textwrap.wrap(f"{title}:", columns)]
         for usage, text in entries:
-            lines += textwrap.wrap(
-                text or " ",
-                columns,
-                initial_indent=f"  {usage:27} ",
-                subsequent_indent=" " * 30,
-                break_long_words=False,
-                break_on_hyphens=False,
-            ) or [f"  {usage}"]
+            wrapper.initial_indent = f"  {usage:27} "
+            lines += wrapper.wrap(text or " ") or [f"  {usage}"]
     if is_short:
         lines += ["", f"`agentenv {name} --help` shows all {len(flags)} flags with their defaults."]
     elif any("." in other for other in getattr(config, "ALIASES", ())):

@@ -21,71 +21,41 @@ Run = Callable[[Sequence[str]], int]
 Commands = Mapping[str, tuple[str, str | Run]]
 """A sentence about each command, and the command; as module:function, it is imported only if it is chosen."""
 
-COMMANDS: Commands = {
-    "run": ("Run episodes of an environment with a model and report the results.", "agentenv.cli.run:run"),
-    "train": (
-        "Train a model on the episodes of an agent, here or with engines on a Ray cluster.",
-        "agentenv.cli.train:train",
-    ),
-    "list": (
-        "List the environments, data and models that are installed, or the environments of another library.",
-        "agentenv.cli.list:list_installed",
-    ),
-    "doctor": (
-        "Show what is installed, which engines and isolation levels work here, and how to fix the rest.",
-        "agentenv.cli.doctor:doctor",
-    ),
-    "check": (
-        "Find breaches of the contract in an agent_func.py or an environment before training.",
-        "agentenv.cli.check:check",
-    ),
-    "audit": (
-        "Play an environment with policies that solve nothing, cheat and break things, and report what they earn.",
-        "agentenv.cli.audit:audit",
-    ),
-    "new": ("Make a plugin: an environment with its data and tests, ready to install.", "agentenv.cli.new:new"),
-    "play": ("Take the policy's place in an environment, in the terminal.", "agentenv.cli.play:play"),
-    "show": (
-        "Read the episodes of a run as conversations: roles, texts, tool calls, rewards, errors with their traceback.",
-        "agentenv.cli.show:show",
-    ),
-    "view": (
-        "Look at the episodes of runs in a browser: groups, tokens, training curves, also while they run.",
-        "agentenv.cli.view:view",
-    ),
-    "diff": (
-        "Compare run B with run A: paired over tasks, with one interval that decides.",
-        "agentenv.cli.diff:diff",
-    ),
-    "export": (
-        "Write a run as flat tables of episodes and turns, or as the training records of another framework.",
-        "agentenv.cli.export:export",
-    ),
-    "tokens": (
-        "Certify a chat template; show the tokens of a run, or score them again.",
-        "agentenv.cli.tokens:tokens",
-    ),
-    "rm": ("Evaluate, check, serve and compare reward models and judges.", "agentenv.cli.rm:rm"),
-    "sandbox": (
-        "Check the isolation of this machine and its speed, and run or serve programs.",
-        "agentenv.cli.sandbox:sandbox",
-    ),
-    "serve": (
-        "Serve an environment to the clients of OpenEnv: TRL, ms-swift, SkyRL, Unsloth.",
-        "agentenv.cli.serve:serve",
-    ),
-    "config": (
-        "Print the effective flags of `run` or `train` as YAML, each below its help: a file for --config.",
-        "agentenv.cli.train:print_config",
-    ),
-    "completion": (
-        "Print a script that completes commands, flags and their values: `source <(agentenv completion bash)`.",
-        "agentenv.cli.completion:completion",
-    ),
-    "help": ("Show the help of agentenv, or of a command.", lambda args: main([*args, "--help"])),
-    "version": ("Show the version of agentenv.", "agentenv.cli.completion:version"),
+_SUMMARIES = {
+    "run": "Run episodes of an environment with a model and report the results.",
+    "train": "Train a model on the episodes of an agent, here or with engines on a Ray cluster.",
+    "list": "List the environments, data and models that are installed, or the environments of another library.",
+    "doctor": "Show what is installed, which engines and isolation levels work here, and how to fix the rest.",
+    "check": "Find breaches of the contract in an agent_func.py or an environment before training.",
+    "audit": "Play an environment with policies that solve nothing, cheat and break things, and report what they earn.",
+    "new": "Make a plugin: an environment with its data and tests, ready to install.",
+    "play": "Take the policy's place in an environment, in the terminal.",
+    "show": "Read the episodes of a run as conversations: roles, texts, tool calls, rewards, errors with their "
+    "traceback.",
+    "view": "Look at the episodes of runs in a browser: groups, tokens, training curves, also while they run.",
+    "diff": "Compare run B with run A: paired over tasks, with one interval that decides.",
+    "export": "Write a run as flat tables of episodes and turns, or as the training records of another framework.",
+    "tokens": "Certify a chat template; show the tokens of a run, or score them again.",
+    "rm": "Evaluate, check, serve and compare reward models and judges.",
+    "sandbox": "Check the isolation of this machine and its speed, and run or serve programs.",
+    "serve": "Serve an environment to the clients of OpenEnv: TRL, ms-swift, SkyRL, Unsloth.",
+    "config": "Print the effective flags of `run` or `train` as YAML, each below its help: a file for --config.",
+    "completion": "Print a script that completes commands, flags and their values: `source <(agentenv completion "
+    "bash)`.",
+    "help": "Show the help of agentenv, or of a command.",
+    "version": "Show the version of agentenv.",
 }
 """The summaries are written here too, so that help imports no command; they are the first lines of the docstrings."""
+_PLACES: Mapping[str, str | Run] = {
+    "list": "agentenv.cli.list:list_installed",
+    "config": "agentenv.cli.train:print_config",
+    "help": lambda args: main([*args, "--help"]),
+    "version": "agentenv.cli.completion:version",
+}
+"""The commands that are not the function of their name in the module of their name."""
+COMMANDS: Commands = {
+    name: (summary, _PLACES.get(name, f"agentenv.cli.{name}:{name}")) for name, summary in _SUMMARIES.items()
+}
 
 
 def summary_of(described: object) -> str:

@@ -8,6 +8,7 @@ Ctrl-C or SIGTERM; 2 usage error, no isolation, or a public address without a to
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import sys
 from collections.abc import Sequence
@@ -239,21 +240,6 @@ async def _measure(config: SandboxBenchConfig) -> tuple[Isolation, Speed]:
 def _serve(args: Sequence[str]) -> int:
     """Serve until a signal; a second signal ends the running programs."""
     config = parse(SandboxServeConfig, "sandbox serve", args)
-    options = _serve_options(config)
-    try:
-        asyncio.run(_until_stopped(config, options))
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        return 0
-    return 0
-
-
-def _serve_options(config: SandboxServeConfig) -> FusionServeOptions:
-    """Return the server's options from the flags.
-
-    Raises:
-        ConfigError: a flag has an invalid value.
-        MissingDependency: a package of the server is not installed.
-    """
     from agentenv._util.http.access import AccessPolicy, read_token
     from agentenv.sandbox.fusion.run_code import MAX_LIMITS, TOKEN_VARIABLE
     from agentenv.sandbox.fusion.server import FusionServeOptions
@@ -268,10 +254,9 @@ def _serve_options(config: SandboxServeConfig) -> FusionServeOptions:
         )
     seconds = config.max_run_timeout
     caps = replace(MAX_LIMITS, cpu_s=seconds, wall_s=2 * seconds, memory_mb=config.max_memory_mb)
-    return FusionServeOptions(
-        access=AccessPolicy(
-            config.host, read_token(config.token_file, TOKEN_VARIABLE), config.allowed_hosts, variable=TOKEN_VARIABLE
-        ),
+    token = read_token(config.token_file, TOKEN_VARIABLE)
+    options = FusionServeOptions(
+        access=AccessPolicy(config.host, token, config.allowed_hosts, variable=TOKEN_VARIABLE),
         port=config.port,
         caps=caps,
         languages=("python", "bash", *(["pytest"] if "pytest" in config.preimport else [])),
@@ -281,6 +266,9 @@ def _serve_options(config: SandboxServeConfig) -> FusionServeOptions:
         max_body_bytes=config.max_body_mb << 20,
         grace_s=max(config.grace_s, 0.0),
     )
+    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
+        asyncio.run(_until_stopped(config, options))
+    return 0
 
 
 async def _until_stopped(config: SandboxServeConfig, options: FusionServeOptions) -> None:

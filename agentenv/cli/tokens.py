@@ -91,10 +91,7 @@ def _certify(args: Sequence[str]) -> int:
     model = resolve_model(config.model)
     tokenizer = load_tokenizer(resolve_model(config.tokenizer) if config.tokenizer else model)
     certificate = certify(
-        tokenizer,
-        model=config.model,
-        stop_token_ids=load_stop_token_ids(model),
-        variables=config.chat_template_kwargs,
+        tokenizer, model=config.model, stop_token_ids=load_stop_token_ids(model), variables=config.chat_template_kwargs
     )
     if config.json:
         print_json(certificate.to_dict())
@@ -127,18 +124,9 @@ def _replay(args: Sequence[str]) -> int:
     config = parse(ReplayConfig, "tokens replay", args)
     from agentenv.runs.tokens.replay import replay_run
 
-    report = asyncio.run(
-        replay_run(
-            config.run,
-            engine=config.engine,
-            base_url=config.base_url,
-            device=config.device,
-            dtype=config.dtype,
-            engine_args=config.engine_args or None,
-            tolerance=config.tolerance,
-            concurrency=config.concurrency,
-        )
-    )
+    options = {**vars(config), "engine_args": config.engine_args or None}
+    del options["run"], options["json"]
+    report = asyncio.run(replay_run(config.run, **options))
     if config.json:
         print_json(report.to_dict())
     else:

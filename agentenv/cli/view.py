@@ -87,7 +87,20 @@ def view(args: Sequence[str]) -> int:
         sys.stdout.write(f"{write_html(runs, config.html, options)}\n")
         return 0
     if config.md is not None or config.svg is not None:
-        return _write_excerpts(config, runs[0])
+        from agentenv.runs.tokens.view import load_episode
+        from agentenv.view.excerpts import episode_to_markdown, episode_to_svg
+        from agentenv.view.texts import load_texts
+
+        episode = load_episode(runs[0].folder, str(config.episode))
+        if config.svg is not None:
+            _write(config.svg, episode_to_svg(episode, load_texts(runs[0], config.tokenizer)))
+        if config.md is not None:
+            try:
+                texts = load_texts(runs[0], config.tokenizer)
+            except ConfigError:  # it only names the least probable tokens
+                texts = None
+            _write(config.md, episode_to_markdown(episode, texts, runs[0].name))
+        return 0
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
         asyncio.run(_serve(config, runs))
     return 0
@@ -115,23 +128,6 @@ def _check(config: ViewConfig, args: Sequence[str]) -> None:
             raise ConfigError(f"--{name}: expected --episode with it, got none. Name the episode.")
     if config.max_mb <= 0:
         raise ConfigError(f"--max_mb: expected a number above 0, got {config.max_mb:g}. Raise it.")
-
-
-def _write_excerpts(config: ViewConfig, run: ViewedRun) -> int:
-    from agentenv.runs.tokens.view import load_episode
-    from agentenv.view.excerpts import episode_to_markdown, episode_to_svg
-    from agentenv.view.texts import load_texts
-
-    episode = load_episode(run.folder, str(config.episode))
-    if config.svg is not None:
-        _write(config.svg, episode_to_svg(episode, load_texts(run, config.tokenizer)))
-    if config.md is not None:
-        try:
-            texts = load_texts(run, config.tokenizer)
-        except ConfigError:  # it only names the least probable tokens
-            texts = None
-        _write(config.md, episode_to_markdown(episode, texts, run.name))
-    return 0
 
 
 def _write(path: str, text: str) -> None:

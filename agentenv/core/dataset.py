@@ -267,20 +267,17 @@ def _prompt(where: str, value: Any, tools: Any) -> str | list[Message]:
     if not isinstance(value, list | tuple) or not value:
         raise DataError(f"{where}: expected a prompt, got {brief(value, 60)}. {advice}")
     for index, message in enumerate(value):
+        at = f"{where}, message {index}: expected"
         if not isinstance(message, Mapping) or "role" not in message or not {"content", "tool_calls"} & message.keys():
             got = f"keys {brief(list(message))}" if isinstance(message, Mapping) else brief(message, 60)
-            raise DataError(f"{where}, message {index}: expected role and content, got {got}. {advice}")
+            raise DataError(f"{at} role and content, got {got}. {advice}")
         role, content = message["role"], message.get("content")
         if not isinstance(role, str) or not role or not isinstance(content, str | list | None):
             got = f"role {brief(role, 40)} and content {brief(content, 60)}"
-            raise DataError(
-                f"{where}, message {index}: expected a role and text or parts as content, got {got}. {advice}"
-            )
+            raise DataError(f"{at} a role and text or parts as content, got {got}. {advice}")
         if role not in _ROLES:
-            raise DataError(
-                f"{where}, message {index}: expected one of the roles {', '.join(_ROLES)}, got {brief(role, 40)}. "
-                "Chat templates have no other."
-            )
+            got = f"{brief(role, 40)}. Chat templates have no other."
+            raise DataError(f"{at} one of the roles {', '.join(_ROLES)}, got {got}")
     try:
         return normalized(value, tools)
     except DataError as error:

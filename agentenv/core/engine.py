@@ -201,12 +201,7 @@ MAX_LOGPROB = 1e-3
 
 
 async def sample(
-    engine: Engine,
-    prompt: Sequence[int] | Conversation,
-    sampling: SamplingParams,
-    *,
-    request_id: str,
-    limit_s: float,
+    engine: Engine, prompt: Sequence[int] | Conversation, sampling: SamplingParams, *, request_id: str, limit_s: float
 ) -> Completion:
     """Call an engine for at most `limit_s` seconds; return a valid or an aborted completion.
 

@@ -50,7 +50,11 @@ def normalized_message(message: Message, schemas: Mapping[str, Any] = _NO_SCHEMA
     if len(message) == 2 and message.get("role") != "developer" and isinstance(message.get("content"), str):
         return message  # the usual case
     read = {key: value for key, value in message.items() if value is not None}
-    read["content"] = _content(read.get("content", ""))
+    content = read.setdefault("content", "")
+    if isinstance(content, list | tuple) and all(isinstance(part, Mapping) for part in content):
+        parts = [{key: value for key, value in part.items() if value is not None} for part in content]
+        texts = [part.get("text") if part.get("type") == "text" else None for part in parts]
+        read["content"] = "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else parts
     if read.get("role") == "developer":
         read["role"] = "system"
     calls = read.pop("tool_calls", ())
@@ -97,14 +101,6 @@ def without_nulls(schema: Any) -> Any:
     may_be_null = schema.get("nullable") or not isinstance(schema.get("type"), str)
     kept = {"const", "default"} if may_be_null else set()
     return {key: without_nulls(value) for key, value in schema.items() if value is not None or key in kept}
-
-
-def _content(content: Any) -> Any:
-    if not isinstance(content, list | tuple) or not all(isinstance(part, Mapping) for part in content):
-        return content
-    parts = [{key: value for key, value in part.items() if value is not None} for part in content]
-    texts = [part.get("text") if part.get("type") == "text" else None for part in parts]
-    return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else parts
 
 
 def _call(call: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:

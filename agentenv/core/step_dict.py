@@ -93,10 +93,8 @@ def parse_step(value: Any, where: str, score_range: tuple[float, float] | None =
     try:
         score = None if scores is None else scalar(scores, f"{where}: scores", SCORE_ADVICE)
         check_score(score, where, score_range)
-        done, truncated = (
-            _flag(value["done"], f"{where}: done"),
-            _flag(value.get("truncated"), f"{where}: truncated"),
-        )
+        done = _flag(value["done"], f"{where}: done")
+        truncated = _flag(value.get("truncated"), f"{where}: truncated")
         return StepResult(
             observation=text_or_messages(value["environment_feedback"], f"{where}: environment_feedback"),
             reward=scalar(value["rewards"], f"{where}: rewards"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar, cast
 from urllib.parse import unquote
 
 from agentenv._util.lenient_json import LiteralError, read_whole_literal
@@ -22,6 +22,7 @@ KINDS: Mapping[type, tuple[str, ...]] = {
 _NULLS = ("null", "None")
 _INNER = (("array", "prefixItems", "items"), ("object", "properties", "additionalProperties"))
 """The type of a value, and where its schema names what is in it and all else: by position, or by name."""
+T = TypeVar("T")
 _ANY: Mapping[str, Any] = {}
 """The schema of what no schema names; other schemas may be equal to it."""
 
@@ -93,6 +94,19 @@ class Parameter:
         return literal if values is None or literal in values else text
 
 
+def _once(find: Callable[..., T]) -> Callable[..., T]:
+    """Return a method that reads each schema once; it returns None while it reads."""
+
+    def found(self: _Reading, schema: Any, *args: Any, level: int = 0) -> T:
+        asked = (find.__name__, id(schema), *args)
+        if asked not in self.known:
+            self.known[asked] = schema, None
+            self.known[asked] = schema, find(self, schema, *args, level=level)
+        return cast(T, self.known[asked][1])
+
+    return found
+
+
 class _Reading:
     """One reading of a schema, each part once; what is too deep or too much counts as a schema that allows all."""
 
@@ -110,31 +124,18 @@ class _Reading:
         seen.add(id(schema))
         yield schema
         if isinstance(schema.get("$ref"), str):
-            yield from self.parts(self._target(schema["$ref"]), level + 1, seen)
+            ref, target = schema["$ref"], self.root
+            for key in ref.split("/")[1:] if ref == "#" or ref.startswith("#/") else ["?"]:
+                key = unquote(key).replace("~1", "/").replace("~0", "~")
+                target = {str(place): each for place, each in enumerate(target)} if isinstance(target, list) else target
+                target = target.get(key) if isinstance(target, Mapping) else None
+            yield from self.parts(target, level + 1, seen)
         for part in _listed(schema, "allOf"):
             yield from self.parts(part, level + 1, seen)
 
-    def once(self, find: Callable[..., Any], schema: Any, *args: Any) -> Any:
-        """Return what `find` returns for a schema; None while that is being found."""
-        asked = (find.__name__, id(schema), *args[:-1])
-        if asked not in self.known:
-            self.known[asked] = schema, None
-            self.known[asked] = schema, find(schema, *args)
-        return self.known[asked][1]
-
-    def kinds(self, schema: Any, level: int = 0) -> set[str] | None:
+    @_once
+    def kinds(self, schema: Any, *, level: int) -> set[str] | None:
         """Return the types that a schema allows; None for all."""
-        return self.once(self._kinds, schema, level)  # type: ignore[no-any-return]
-
-    def values(self, schema: Any, level: int = 0) -> list[Any] | None:
-        """Return the only values that a schema allows; None if it does not list them."""
-        return self.once(self._values, schema, level)  # type: ignore[no-any-return]
-
-    def inner(self, schema: Any, key: str | int, level: int = 0) -> Any:
-        """Return the schema of a property or an item; _ANY if none is named at all, None if only others are."""
-        return self.once(self._inner, schema, key, level)
-
-    def _kinds(self, schema: Any, level: int) -> set[str] | None:
         found: set[str] | None = None
         nullable = False
         for part in self.parts(schema, level):
@@ -145,19 +146,21 @@ class _Reading:
             if (values := _own_values(part)) is not None:
                 own.append({kind for value in values for kind in _kinds_of(value)})
             for key in ("anyOf", "oneOf"):
-                ways = [self.kinds(way, level + 1) for way in _listed(part, key)]
+                ways = [self.kinds(way, level=level + 1) for way in _listed(part, key)]
                 if ways and None not in ways:
                     own.append(set[str]().union(*(way for way in ways if way)))
             for kinds in own:
                 found = kinds if found is None else found & kinds
         return found | {"null"} if found and nullable else found
 
-    def _values(self, schema: Any, level: int) -> list[Any] | None:
+    @_once
+    def values(self, schema: Any, *, level: int) -> list[Any] | None:
+        """Return the only values that a schema allows; None if it does not list them."""
         found: list[Any] | None = None
         for part in self.parts(schema, level):
             listed = [_own_values(part)]
             for key in ("anyOf", "oneOf"):
-                ways = [self.values(way, level + 1) for way in _listed(part, key)]
+                ways = [self.values(way, level=level + 1) for way in _listed(part, key)]
                 listed.append([each for way in ways for each in way or ()] if ways and None not in ways else None)
             for values in listed:
                 if values is not None and found is not None:
@@ -166,7 +169,9 @@ class _Reading:
                 found = found if values is None else values
         return found
 
-    def _inner(self, schema: Any, key: str | int, level: int) -> Any:
+    @_once
+    def inner(self, schema: Any, key: str | int, *, level: int) -> Any:
+        """Return the schema of a property or an item; _ANY if none is named at all, None if only others are."""
         kind, named, others = _INNER[isinstance(key, str)]
         found: list[Any] = []
         is_open = schema is not None
@@ -176,8 +181,8 @@ class _Reading:
             is_open = is_open and not isinstance(own, Mapping)
             found.append(own[key] if isinstance(own, Mapping) and key in own else part.get(others))
             for ways in (_listed(part, "anyOf"), _listed(part, "oneOf")):
-                fitting = [way for way in ways if kind in (self.kinds(way, level + 1) or {kind})]
-                inner = [self.inner(way, key, level + 1) for way in fitting]
+                fitting = [way for way in ways if kind in (self.kinds(way, level=level + 1) or {kind})]
+                inner = [self.inner(way, key, level=level + 1) for way in fitting]
                 if inner and all(each is not _ANY for each in inner):
                     is_open, said = False, [each for each in inner if each is not None]
                     found.append({"anyOf": said} if said else None)
@@ -185,14 +190,6 @@ class _Reading:
         if len(found) > 1:
             return {"allOf": found}
         return found[0] if found else _ANY if is_open else None
-
-    def _target(self, ref: str) -> Any:
-        target = self.root
-        for key in ref.split("/")[1:] if ref == "#" or ref.startswith("#/") else ["?"]:
-            key = unquote(key).replace("~1", "/").replace("~0", "~")
-            target = {str(place): each for place, each in enumerate(target)} if isinstance(target, list) else target
-            target = target.get(key) if isinstance(target, Mapping) else None
-        return target
 
 
 def _kinds_of(value: Any) -> set[str]:

@@ -244,7 +244,16 @@ class StepResult:
         """
         if not isinstance(self.info, Mapping):
             raise ContractError(f"StepResult.info: expected a dict, got {brief(self.info)}. Leave it out for none.")
-        object.__setattr__(self, "info", {str(key): _fact(key, value) for key, value in self.info.items()})
+        info: dict[str, float | str] = {}
+        for key, value in self.info.items():
+            fact = value if isinstance(value, str | float) else _number(value)
+            if fact is None or (isinstance(fact, int) and abs(fact) > sys.float_info.max):
+                raise ContractError(
+                    f"StepResult.info[{key!r}]: expected a number or text, got {brief(value, 200)}. "
+                    "Convert or remove it."
+                )
+            info[str(key)] = fact
+        object.__setattr__(self, "info", info)
         for name in ("terminated", "truncated"):
             if type(flag := getattr(self, name)) is not bool:
                 object.__setattr__(self, name, as_flag(flag, f"StepResult.{name}"))
@@ -273,18 +282,6 @@ def as_flag(value: Any, where: str) -> bool:
     if number not in (0, 1):
         raise ContractError(f"{where}: expected True or False, got {brief(value, 200)}.")
     return bool(number)
-
-
-def _fact(name: Any, value: Any) -> float | str:
-    """Return text, or a number that JSON and a float hold; a float may be infinite or NaN."""
-    if isinstance(value, str | float):
-        return value
-    number = _number(value)
-    if number is None or (abs(number) > sys.float_info.max and not isinstance(number, float)):
-        raise ContractError(
-            f"StepResult.info[{name!r}]: expected a number or text, got {brief(value, 200)}. Convert or remove it."
-        )
-    return number
 
 
 def _number(value: Any) -> int | float | None:

@@ -157,13 +157,9 @@ class RequestDispatcher:
 
     def _pick(self, episode: str, avoid: EngineSlot | None) -> EngineSlot | None:
         """Return the episode's engine unless it is much busier, otherwise the least busy; None if all are full."""
-        if not any(slot.engine is not None and slot is not avoid for slot in self._slots):
-            avoid = None  # the engine that failed is the only one left
-        free = [
-            slot
-            for slot in self._slots
-            if slot.engine is not None and slot is not avoid and slot.in_flight < self._max_in_flight
-        ]
+        alive = [slot for slot in self._slots if slot.engine is not None]
+        others = [slot for slot in alive if slot is not avoid] or alive  # the engine that failed may be the only one
+        free = [slot for slot in others if slot.in_flight < self._max_in_flight]
         if not free:
             return None
         chosen = min(free, key=lambda slot: (slot.in_flight, slot.num_served))
@@ -391,11 +387,8 @@ class EnginePool(Engine):
             answer = await outcome
         except asyncio.CancelledError:
             waited_s = loop.time() - started_at
-            if (
-                waited_s >= self.policy.stall_s
-                and not (self._paused or self._asleep)
-                and slot.answered_at <= started_at
-            ):
+            is_well = self._paused or self._asleep or slot.answered_at > started_at
+            if waited_s >= self.policy.stall_s and not is_well:
                 self._lose(slot, engine, f"it answered no request for {waited_s:.0f} s")
             raise
         except EngineDead as error:

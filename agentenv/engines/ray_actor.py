@@ -15,30 +15,13 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from agentenv._util.ray.cluster import (
-    ActorDemand,
-    ClusterConfig,
-    call_actor,
-    check_node,
-    import_ray,
-    kill_actor,
-    ray_session,
-    reserve,
-    restore_sigchld,
-)
+from agentenv._util.ray import cluster
+from agentenv._util.ray.cluster import ActorDemand, ClusterConfig
 from agentenv._util.version import __version__
 from agentenv.core.engine import Engine, EngineOptions, checked_errors
 from agentenv.core.types import Completion, SamplingParams
 from agentenv.engines.pool import EngineDead, EnginePool, PoolPolicy
-from agentenv.engines.weights import (
-    Offer,
-    SharedWeights,
-    WeightFile,
-    WeightSender,
-    here,
-    share_bytes,
-    share_weights,
-)
+from agentenv.engines.weights import Offer, SharedWeights, WeightFile, WeightSender, here, share_bytes, share_weights
 from agentenv.errors import AgentEnvError, ConfigError, EngineError
 
 if TYPE_CHECKING:
@@ -85,15 +68,15 @@ async def open_pool(options: EngineOptions, config: RayConfig) -> AsyncIterator[
         ConfigError: no cluster is at the address, this machine lacks the resources, or an engine refuses its arguments.
         EngineError: an engine could not start.
     """
-    cluster = replace(config.cluster, cpus=max(config.cluster.cpus, config.num_engines * config.cpus))
+    needed = replace(config.cluster, cpus=max(config.cluster.cpus, config.num_engines * config.cpus))
     world_size = math.prod(int(options.args.get(f"{kind}_parallel_size", 1)) for kind in ("tensor", "pipeline"))
-    with ray_session(cluster):
+    with cluster.ray_session(needed):
         gpus = config.gpus
         if gpus is None:
-            on_cpu = options.device == "cpu" or not import_ray().cluster_resources().get("GPU", 0.0)
+            on_cpu = options.device == "cpu" or not cluster.import_ray().cluster_resources().get("GPU", 0.0)
             gpus = 0.0 if on_cpu else float(world_size)
         need = ActorDemand("--num_engines, --engine_cpus, --engine_gpus", config.num_engines, config.cpus, gpus)
-        async with reserve(need, cluster) as places:
+        async with cluster.reserve(need, needed) as places:
             is_vllm = config.backend == "vllm_local"
             if is_vllm and world_size > 1:  # it uses the GPUs of its actor; by default it would start an actor for each
                 options = replace(options, args={"distributed_executor_backend": "mp", **options.args})
@@ -104,7 +87,7 @@ async def open_pool(options: EngineOptions, config: RayConfig) -> AsyncIterator[
 
             engines = [make(index) for index in range(config.num_engines)]
             transfer = options.args.get("transfer", "auto") if is_vllm else "shm"
-            sender = WeightSender(transfer, address=import_ray().util.get_node_ip_address(), keeps=True)
+            sender = WeightSender(transfer, address=cluster.import_ray().util.get_node_ip_address(), keeps=True)
 
             pool = EnginePool(engines, make=make, policy=config.pool, send=sender.send)
             try:
@@ -134,12 +117,12 @@ class RayEngine(Engine):
 
     async def start(self) -> None:
         """Place the actor and load the model in it."""
-        ray = import_ray()
+        ray = cluster.import_ray()
         # Ray's own restarts would bring an actor back without its engine; the pool makes a whole new one.
         cls = ray.remote(EngineActor).options(max_restarts=0, max_task_retries=0, **self._actor_options)
         self._actor = cls.remote(*self._made_of)
         self.pid, self.policy_version, version, *where = await self._ask("start")
-        check_node("--engine ray", version)
+        cluster.check_node("--engine ray", version)
         self._place, self.devices, self.constraint_problem = where
         self.node = await self._ask("node")
 
@@ -193,7 +176,7 @@ class RayEngine(Engine):
                 import numpy as np
 
                 content = np.asarray(np.memmap(offer.file.path, dtype=np.uint8, mode="r"))  # Ray stores no memmaps
-                offer.elsewhere = asyncio.ensure_future(asyncio.to_thread(import_ray().put, content))
+                offer.elsewhere = asyncio.ensure_future(asyncio.to_thread(cluster.import_ray().put, content))
             await self._ask("load_offer", offer.file, await asyncio.shield(offer.elsewhere), policy_version)
         self.policy_version = policy_version
 
@@ -207,13 +190,13 @@ class RayEngine(Engine):
                 await asyncio.wait_for(self._ask("close"), _CLOSE_TIMEOUT_S)
         finally:
             self._actor = None
-            kill_actor(actor)
+            cluster.kill_actor(actor)
 
     async def _ask(self, method: str, *args: Any) -> Any:
         """Call a method of the actor; raise Ray's errors as EngineError or EngineDead."""
         if self._actor is None:
             raise EngineDead("RayEngine: expected a started engine, got none or a closed one. Make a new one.")
-        return await call_actor(
+        return await cluster.call_actor(
             "RayEngine", "--engine ray", self._actor, method, *args, failed=EngineError, died=EngineDead
         )
 
@@ -231,7 +214,7 @@ class EngineActor:
         """
         from agentenv.engines.factory import make_engine
 
-        restore_sigchld()
+        cluster.restore_sigchld()
         self._engine = make_engine(*self._made_of)
         await self._engine.start()
         version, devices = self._engine.policy_version, self._engine.devices
@@ -239,7 +222,7 @@ class EngineActor:
 
     async def node(self) -> str:
         """Return the address and id of the node on which this actor runs."""
-        ray = import_ray()
+        ray = cluster.import_ray()
         return f"{ray.util.get_node_ip_address()} ({ray.get_runtime_context().get_node_id()[:8]})"
 
     async def generate(self, prompt: array[int], sampling: SamplingParams, request_id: str) -> Completion:

@@ -58,10 +58,8 @@ class WeightFile:
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         import torch
 
-        sizes = [
-            getattr(torch, dtype).itemsize * math.prod(shape)
-            for dtype, shape in zip(self.dtypes, self.shapes, strict=True)
-        ]
+        kinds = zip(self.dtypes, self.shapes, strict=True)
+        sizes = [getattr(torch, dtype).itemsize * math.prod(shape) for dtype, shape in kinds]
         starts = itertools.accumulate(map(_aligned, sizes), initial=0)
         spans = [(start, start + size) for start, size in zip(starts, sizes, strict=False)]
         num_bytes = _aligned(spans[-1][1]) if spans else 0
@@ -296,11 +294,22 @@ class WeightSender:
 
     def _send(self, live: Named, client: _VLLMClient) -> None:
         import torch
+        from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-        source, device = _source_of(live), live[0][1].device
+        class Tensors(WeightSource):  # type: ignore[misc]
+            """Tensors that need no gathering, in the form of vLLM's trainer side."""
+
+            def metadata(self) -> list[ParamMeta]:
+                """Return name, data type and shape of each tensor."""
+                return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in live]
+
+            def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+                return iter(live)
+
+        source, device = Tensors(), live[0][1].device
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             try:
                 if self._engines != client.engines:  # an engine was replaced, and cannot join an existing group
@@ -316,9 +325,8 @@ class WeightSender:
                     self._engines = client.engines
                 self._session.client, self._session.source = client, source
                 self._session.send_weights()
-                self._session.client = self._session.source = (
-                    None  # otherwise the tensors stay alive until the next update
-                )
+                # Otherwise the tensors stay alive until the next update.
+                self._session.client = self._session.source = None
             except BaseException:
                 self.close()  # a session that failed cannot be used again
                 raise
@@ -376,20 +384,3 @@ class _VLLMClient:
             await self._call(ask)
 
         asyncio.run_coroutine_threadsafe(run(), self._loop).result()
-
-
-def _source_of(live: Named) -> Any:
-    """Return the tensors in the form of vLLM's trainer side."""
-    from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
-
-    class Tensors(WeightSource):  # type: ignore[misc]
-        """Tensors that need no gathering."""
-
-        def metadata(self) -> list[ParamMeta]:
-            """Return name, data type and shape of each tensor."""
-            return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in live]
-
-        def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-            return iter(live)
-
-    return Tensors()

@@ -73,12 +73,7 @@ class EpisodeRunner:
     """Runs planned episodes, `concurrency` at a time, and passes each record to a callback as it ends."""
 
     def __init__(
-        self,
-        source: EpisodeSource,
-        setup: EpisodeSetup,
-        *,
-        concurrency: int = 64,
-        policy: ErrorPolicy = ErrorPolicy(),
+        self, source: EpisodeSource, setup: EpisodeSetup, *, concurrency: int = 64, policy: ErrorPolicy = ErrorPolicy()
     ) -> None:
         self.source = source
         self.setup = setup
@@ -163,12 +158,8 @@ class EpisodeRunner:
                     # Siblings share the environment's seed; no two attempts share that of tokens.
                     attempt = planned.first_attempt + num_retries
                     seed = None if run_seed is None else derive_seed(run_seed, planned.episode_id, attempt)
-                    setup = replace(
-                        self.setup,
-                        sampling=replace(self.setup.sampling, seed=seed),
-                        progress=progress,
-                        step_retries=self.step_retries,
-                    )
+                    sampling = replace(self.setup.sampling, seed=seed)
+                    setup = replace(self.setup, sampling=sampling, progress=progress, step_retries=self.step_retries)
                     key = EpisodeKey(planned.episode_id, task.task_id, attempt, env_seed, retried)
                     trajectory = await self.source.run(task, setup, key)
                     progress.stage = Stage.QUEUED

@@ -59,12 +59,6 @@ class TaskSource:
                 "environments, each with its `data`, to a YAML file, and name that as --env. "
                 f"Built in are {', '.join(builtin)}."
             )
-        return read_tasks(
-            data,
-            prompt_key=self.prompt_key,
-            label_key=self.label_key,
-            limit=limit,
-            split=self.split,
-            builtin=builtin,
-            needs_label=needs_label or self.label_key != TaskSource.label_key,
-        )
+        needs_label = needs_label or self.label_key != TaskSource.label_key
+        keys = {"prompt_key": self.prompt_key, "label_key": self.label_key}
+        return read_tasks(data, **keys, limit=limit, split=self.split, builtin=builtin, needs_label=needs_label)

@@ -15,20 +15,7 @@ from agentenv.episode.loop import AgentFactory
 from agentenv.episode.setup import EpisodeKey
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import EpisodeFailed
-from agentenv.testing.tokenizers import (
-    BosTokenizer,
-    ByteFallbackTokenizer,
-    CharTokenizer,
-    LongPromptTokenizer,
-    MergingTokenizer,
-    OpenEndedTokenizer,
-    RewritingTokenizer,
-    ToollessTokenizer,
-)
-
-_PATHOLOGICAL = (
-    MergingTokenizer, ByteFallbackTokenizer, RewritingTokenizer, LongPromptTokenizer, OpenEndedTokenizer, BosTokenizer,
-)  # fmt: skip
+from agentenv.testing.tokenizers import PECULIAR, CharTokenizer, ToollessTokenizer
 
 
 @cache
@@ -76,4 +63,4 @@ def observation_text(observation: str | Sequence[Message]) -> str:
 @cache
 def every_kind() -> tuple[Chat, ...]:
     """Return the chat of tiny-math, and one for each peculiarity of templates and tokenizers."""
-    return (of_model("tiny-math"), *(Chat(kind()) for kind in _PATHOLOGICAL))
+    return (of_model("tiny-math"), *(Chat(kind()) for kind in PECULIAR))

@@ -172,7 +172,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             ContractError: no timer and no external work is left, so the loop would wait forever.
         """
         self._processes = [process for process in self._processes if process.get_returncode() is None]
-        working = frozenset((*watched, *self._outside, *(each for each in self._processes if not _listens(each))))
+        # A process with an open stdin may wait for input, and its pipes show output.
+        stdins = ((each, each.get_pipe_transport(0)) for each in self._processes)
+        silent = [each for each, stdin in stdins if stdin is None or stdin.is_closing()]
+        working = frozenset((*watched, *self._outside, *silent))
         self._silent &= working
         waited_for = working - self._silent
         if timeout is None or waited_for:
@@ -196,12 +199,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         # After 2**24 s a float has no steps as small as the clock's, and the timer would never be reached.
         self._clock_resolution = max(self._resolution, 2 * math.ulp(self._now))
         return select(0)
-
-
-def _listens(process: asyncio.SubprocessTransport) -> bool:
-    """Return True if the stdin of a process is open: it may wait for input, and its pipes show output."""
-    stdin: Any = process.get_pipe_transport(0)
-    return stdin is not None and not stdin.is_closing()
 
 
 class VirtualClock:

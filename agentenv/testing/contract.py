@@ -19,18 +19,10 @@ from weakref import WeakKeyDictionary
 
 from agentenv.core.types import Task
 from agentenv.errors import ConfigError, InfraError
+from agentenv.testing.conformance import suite
 from agentenv.testing.conformance.cases import Policy
 from agentenv.testing.conformance.context import ConformanceContext, ConformanceOptions
 from agentenv.testing.conformance.problems import Problem
-from agentenv.testing.conformance.suite import (
-    PROPERTIES,
-    blocks_others,
-    check_names,
-    check_property,
-    make_context,
-    meaning,
-    run_suite,
-)
 
 
 def check_env(
@@ -48,8 +40,8 @@ def check_env(
         ConfigError: the target cannot be loaded.
         InfraError: infrastructure failed in every attempt, and no problem was found.
     """
-    context = make_context(ConformanceOptions(target, env_kwargs or {}, task, **more))
-    outcomes = run_suite(context)
+    context = suite.make_context(ConformanceOptions(target, env_kwargs or {}, task, **more))
+    outcomes = suite.run_suite(context)
     problems = [problem for outcome in outcomes for problem in outcome.problems]
     outage = next((outcome.reason for outcome in outcomes if outcome.state == "outside"), None)
     if outage is not None and not problems:
@@ -97,7 +89,7 @@ class EnvContract:
             ConfigError: the environment is missing, or `skip` has an unknown property or an empty reason.
         """
         super().__init_subclass__(**kwargs)
-        check_names(tuple(cls.skip), f"{cls.__name__}.skip")
+        suite.check_names(tuple(cls.skip), f"{cls.__name__}.skip")
         for name, reason in cls.skip.items():
             if not isinstance(reason, str) or not reason.strip():
                 raise ConfigError(f"{cls.__name__}.skip[{name!r}]: expected a reason, got {reason!r}. Add the reason.")
@@ -132,7 +124,7 @@ def _context(cls: type[EnvContract]) -> ConformanceContext:
     if cls not in _CONTEXTS:
         options = {name: getattr(cls, name) for name in _OPTIONS}
         data = None if cls.data is None else str(cls.data)
-        _CONTEXTS[cls] = make_context(ConformanceOptions(cls.env, data=data, **options))
+        _CONTEXTS[cls] = suite.make_context(ConformanceOptions(cls.env, data=data, **options))
     return _CONTEXTS[cls]
 
 
@@ -151,21 +143,21 @@ def _test_of(name: str) -> Callable[[EnvContract], None]:
             pytest.skip(cls.skip[name])
         if _STOPPED.get(cls, name) != name:
             pytest.skip(f"fix `{_STOPPED[cls]}` first")
-        outcome = check_property(_context(cls), name)
+        outcome = suite.check_property(_context(cls), name)
         if outcome.state == "skipped":
             pytest.skip(_in_class(outcome.reason))
         if outcome.state == "outside":
             pytest.fail(f"{name}: {outcome.reason}", pytrace=False)
         if outcome.problems:
-            if blocks_others(_context(cls), outcome):
+            if suite.blocks_others(_context(cls), outcome):
                 _STOPPED[cls] = name
             lines = "\n".join(_in_class(str(problem)) for problem in outcome.problems)
-            pytest.fail(f"{name}: {meaning(name)}\n{lines}", pytrace=False)
+            pytest.fail(f"{name}: {suite.meaning(name)}\n{lines}", pytrace=False)
 
     test.__name__, test.__qualname__ = f"test_{name}", f"EnvContract.test_{name}"
-    test.__doc__ = PROPERTIES[name].__doc__
+    test.__doc__ = suite.PROPERTIES[name].__doc__
     return test
 
 
-for _name in PROPERTIES:
+for _name in suite.PROPERTIES:
     setattr(EnvContract, f"test_{_name}", _test_of(_name))

@@ -130,17 +130,9 @@ async def play_all(
     def keep(trajectory: Trajectory) -> None:
         ended[trajectory.episode_id] = trajectory
 
-    runner = EpisodeRunner(
-        setup.source(),
-        EpisodeSetup(
-            engine=setup.engine(),
-            chat=setup.chat(),
-            sampling=replace(setup.sampling, seed=setup.seed if setup.sampling.seed is None else setup.sampling.seed),
-            limits=setup.limits,
-        ),
-        concurrency=concurrency,
-        policy=_NO_RETRIES,
-    )
+    source, seed = setup.source(), setup.seed if setup.sampling.seed is None else setup.sampling.seed
+    own = EpisodeSetup(setup.engine(), setup.chat(), replace(setup.sampling, seed=seed), setup.limits)
+    runner = EpisodeRunner(source, own, concurrency=concurrency, policy=_NO_RETRIES)
     planned = list(plan(setup.tasks(num_tasks), num_samples))
     await runner.run(planned, keep)
     return [ended[episode.episode_id] for episode in planned]

@@ -73,10 +73,9 @@ class Golden:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(_pretty(_kept(trajectory), "")) + "\n", encoding="utf-8")
             return
-        lines = trajectory_diff(
-            _read(path), trajectory_from_dict(_kept(trajectory)), tokenizer=self._tokenizer_of(), tolerance=tolerance,
-            names=("golden", "now"),
-        )  # fmt: skip
+        was, now = _read(path), trajectory_from_dict(_kept(trajectory))
+        names, tokenizer = ("golden", "now"), self._tokenizer_of()
+        lines = trajectory_diff(was, now, tokenizer=tokenizer, tolerance=tolerance, names=names)
         if lines:
             advice = f"If what is new is right, run pytest with --agentenv-record and look at the change of {path}."
             raise AssertionError("\n".join([f"{path.name}: the episode is not what it was", *lines, advice]))
@@ -91,30 +90,25 @@ class Golden:
             ConfigError: the trace is being recorded, without an engine.
         """
         __tracebackhide__ = True
-        if not self._record:
-            return ScriptedEngine(_replay(_read(self.path(name))), self._tokenizer_of())
-        if engine is None:
-            raise ConfigError("golden.policy: expected an engine to record, got none. Give it one.")
-        return engine
+        if self._record:
+            if engine is None:
+                raise ConfigError("golden.policy: expected an engine to record, got none. Give it one.")
+            return engine
+        trajectory = _read(self.path(name))
 
+        def say(request: Request) -> Completion:
+            if request.turn_index >= len(trajectory.turns):
+                raise EngineError(
+                    f"golden: expected at most {len(trajectory.turns)} generations, as in the trace, got another. "
+                    f"The environment continues for longer than it did. {_RECORD}"
+                )
+            turn = trajectory.turns[request.turn_index]
+            segment, span = trajectory.segments[turn.segment], slice(turn.start, turn.end)
+            ids, logprobs = tuple(segment.token_ids[span]), tuple(segment.logprobs[span])
+            versions = tuple(segment.policy_versions[span])
+            return Completion(ids, turn.finish_reason, turn.matched_stop, logprobs, versions)
 
-def _replay(trajectory: Trajectory) -> Callable[[Request], Completion]:
-    """Return the script of a trace: the completion of each turn."""
-
-    def say(request: Request) -> Completion:
-        if request.turn_index >= len(trajectory.turns):
-            raise EngineError(
-                f"golden: expected at most {len(trajectory.turns)} generations, as in the trace, got another. "
-                f"The environment continues for longer than it did. {_RECORD}"
-            )
-        turn = trajectory.turns[request.turn_index]
-        segment, span = trajectory.segments[turn.segment], slice(turn.start, turn.end)
-        return Completion(
-            tuple(segment.token_ids[span]), turn.finish_reason, turn.matched_stop, tuple(segment.logprobs[span]),
-            tuple(segment.policy_versions[span]),
-        )  # fmt: skip
-
-    return say
+        return ScriptedEngine(say, self._tokenizer_of())
 
 
 def _kept(trajectory: Trajectory) -> dict[str, Any]:

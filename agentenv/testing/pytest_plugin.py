@@ -45,25 +45,18 @@ _TOKENIZER = pytest.StashKey[Any]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the two flags of golden traces."""
+    """Add the flag of golden traces."""
     group = parser.getgroup("agentenv", "agentenv: episodes of environments")
     group.addoption(
         "--agentenv-record",
         action="store_true",
         help="write what the fixture `golden` is given as the traces that later runs are compared with",
     )
-    group.addoption(
-        "--agentenv-replay",
-        action="store_true",
-        help="compare with the traces and write none, as without flags; an error together with --agentenv-record",
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker."""
     config.addinivalue_line("markers", _MARKER)
-    if config.getoption("--agentenv-record") and config.getoption("--agentenv-replay"):
-        raise pytest.UsageError("--agentenv-record: expected no --agentenv-replay with it, got both. Leave one out.")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -98,7 +91,13 @@ def pytest_assertrepr_compare(config: pytest.Config, op: str, left: object, righ
     """Explain differences between trajectories and segments, and in tests that use the fixtures, between token ids."""
     tokenizer, kind = config.stash.get(_TOKENIZER, None), type(left)
     is_record = kind is type(right) and (kind.__module__, kind.__name__) in _RECORDS
-    if op != "==" or not (is_record or (tokenizer is not None and _are_ids(left, right))):
+    # Ids are two sequences of integers, at least one of them an int32 array, as in segments.
+    sides = (left, right) if tokenizer is not None else ()
+    are_ids = any(isinstance(side, array) and side.typecode == "i" for side in sides) and all(
+        isinstance(side, array) or (isinstance(side, list | tuple) and all(type(i) is int for i in side))
+        for side in sides
+    )
+    if op != "==" or not (is_record or are_ids):
         return None
     from agentenv.testing.diffs import explained
 
@@ -106,17 +105,6 @@ def pytest_assertrepr_compare(config: pytest.Config, op: str, left: object, righ
 
 
 _RECORDS = (("agentenv.core.trajectory", "Trajectory"), ("agentenv.core.trajectory", "Segment"))
-
-
-def _are_ids(left: object, right: object) -> bool:
-    """Return True for two sequences of integers, at least one of them an int32 array, as in segments."""
-    sides = (left, right)
-    if not any(isinstance(side, array) and side.typecode == "i" for side in sides):
-        return False
-    return all(
-        isinstance(side, array) or (isinstance(side, list | tuple) and all(type(i) is int for i in side))
-        for side in sides
-    )
 
 
 @pytest.fixture

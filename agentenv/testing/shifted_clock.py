@@ -23,7 +23,6 @@ from typing import Any
 from unittest.mock import patch
 
 from agentenv._util.paths import PACKAGE
-from agentenv.core.agent import AgentInstance
 
 _AHEAD_S = 400 * 86_400 + 100_003.0
 """More than a year, and no multiple of a minute: the year, month, weekday, hour and second differ."""
@@ -36,11 +35,7 @@ _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 
 def own_classes(cls: type[object]) -> list[type[object]]:
     """Return a class and its bases, except for those of agentenv and of Python."""
-    return [
-        base
-        for base in cls.__mro__
-        if base is not AgentInstance and base.__module__ != "builtins" and not base.__module__.startswith("agentenv.")
-    ]
+    return [base for base in cls.__mro__ if not f"{base.__module__}.".startswith(("agentenv.", "builtins."))]
 
 
 def modules_of(cls: type[object]) -> list[ModuleType]:
@@ -100,8 +95,11 @@ def _replaced(clock: _AheadClock, modules: Iterable[ModuleType]) -> Iterator[Non
     original = builtins.__import__
 
     def imported(name: str, names: Any = None, *more: Any, **options: Any) -> ModuleType:
-        module = original(name, names, *more, **options)
-        return shifted[name] if name in shifted and _is_own((names or {}).get("__file__")) else module
+        module, file = original(name, names, *more, **options), (names or {}).get("__file__")
+        if name not in shifted or not file or set(_LIBRARIES) & {*Path(file).parts}:
+            return module
+        is_own = not file.startswith((f"{_STANDARD_LIBRARY}{os.sep}", f"{PACKAGE}{os.sep}"))
+        return shifted[name] if is_own else module
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(builtins, "__import__", imported))
@@ -111,13 +109,6 @@ def _replaced(clock: _AheadClock, modules: Iterable[ModuleType]) -> Iterator[Non
                 if new is not None:
                     stack.enter_context(patch.object(module, name, new))
         yield
-
-
-def _is_own(file: str | None) -> bool:
-    """Return True if a file is neither of Python, nor of an installed package, nor of agentenv."""
-    if not file or set(_LIBRARIES) & {*Path(file).parts}:
-        return False
-    return not file.startswith((f"{_STANDARD_LIBRARY}{os.sep}", f"{PACKAGE}{os.sep}"))
 
 
 class _Shifted(ModuleType):

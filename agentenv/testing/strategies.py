@@ -13,8 +13,7 @@ Example::
 from __future__ import annotations
 
 from agentenv.errors import MissingDependency
-from agentenv.testing import tokenizers as kinds
-from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.testing.tokenizers import PECULIAR, CharTokenizer, ToollessTokenizer
 
 try:
     from hypothesis import strategies as st
@@ -62,9 +61,4 @@ def scripts(*, max_turns: int = 6, max_chars: int = 200) -> st.SearchStrategy[li
 
 def tokenizers() -> st.SearchStrategy[CharTokenizer]:
     """Return each of the public test tokenizers."""
-    kinds_of = [
-        kinds.CharTokenizer(), kinds.MergingTokenizer(), kinds.ByteFallbackTokenizer(), kinds.RewritingTokenizer(),
-        kinds.LongPromptTokenizer(), kinds.OpenEndedTokenizer(), kinds.BosTokenizer(),
-        kinds.ToollessTokenizer(),
-    ]  # fmt: skip
-    return st.sampled_from(kinds_of)
+    return st.sampled_from([kind() for kind in (CharTokenizer, *PECULIAR, ToollessTokenizer)])

@@ -230,3 +230,9 @@ class ToollessTokenizer(CharTokenizer):
     ) -> str:  # fmt: skip
         """ChatML without the tools."""
         return super().apply_chat_template(conversation, add_generation_prompt=add_generation_prompt, **options)
+
+
+PECULIAR: tuple[type[CharTokenizer], ...] = (
+    MergingTokenizer, ByteFallbackTokenizer, RewritingTokenizer, LongPromptTokenizer, OpenEndedTokenizer, BosTokenizer,
+)  # fmt: skip
+"""The kinds whose template or encoding breaks naive loops."""

@@ -212,12 +212,9 @@ def _functions(
     """Yield the name, right arguments, schemas of all arguments and description of each tool that gets a call."""
     for function in (tool.get("function", tool) for tool in tools[:_MAX_TOOLS]):
         schemas = {key: _mapping(part) for key, part in _properties(function.get("parameters")).items()}
-        yield str(function.get("name")), _arguments(function), schemas, str(function.get("description", ""))
-
-
-def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:
-    made = example({"type": "object", **_mapping(function.get("parameters"))})
-    return made if isinstance(made, dict) else {}
+        made = example({"type": "object", **_mapping(function.get("parameters"))})
+        right = made if isinstance(made, dict) else {}
+        yield str(function.get("name")), right, schemas, str(function.get("description", ""))
 
 
 def _properties(schema: Any) -> Mapping[str, Any]:

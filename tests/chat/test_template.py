@@ -33,7 +33,6 @@ def test_the_probe_finds_what_is_known_of_a_family(family):
         assert (each.kind, each.codes, each.close, each.shapes) == known
         assert (each.needs_tools, each.parts, each.error) == (family.needs_tools, family.parts, "")
         assert each.reasons == tuple(REASONS[code] for code in each.codes)
-    assert found.adds_bos == (family.adds_bos and family.bos_token is not None)
     stops = set(tokenizer.convert_tokens_to_ids(list(family.stop_tokens)))
     assert found.terminators == stops | {tokenizer.eos_token_id} | set(found.close_ids[-1:])
     assert (found.close_ids == ()) == (family.close == "")

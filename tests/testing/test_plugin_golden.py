@@ -148,22 +148,15 @@ def test_traces_are_recorded_only_when_asked_and_compared_ever_after(project):
     before = {name: (file.parent / "golden/test_golden" / name).read_text() for name in traces}
     assert "Sag ja: é." in "".join(before.values())
 
-    project.runpytest_inprocess("--agentenv-replay").assert_outcomes(passed=2)
+    project.runpytest_inprocess().assert_outcomes(passed=2)
     file.write_text(file.read_text().replace('"no", "yes"', '"nö", "yes"'))
-    result = project.runpytest_inprocess("--agentenv-replay")
+    result = project.runpytest_inprocess()
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(
         ["*the episode is not what it was*", "*the first that differs is*", "*golden*⟪here⟫o<|im_end|>*",
          "*now*⟪here⟫ö*", "*turns*0*.action: golden 'no', now 'nö'*", "*--agentenv-record and look at the change of*"]
     )  # fmt: skip
     assert {name: (file.parent / "golden/test_golden" / name).read_text() for name in traces} == before
-
-
-def test_both_flags_are_refused(project):
-    project.makepyfile("")
-    result = project.runpytest_inprocess("--agentenv-record", "--agentenv-replay")
-    assert result.ret != 0
-    result.stderr.fnmatch_lines(["*expected no --agentenv-replay with it*"])
 
 
 def recorded(tmp_path, trajectory, name=""):

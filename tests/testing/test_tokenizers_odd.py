@@ -92,8 +92,5 @@ def test_nothing_closes_a_turn():
 
 def test_bos_comes_from_both_the_template_and_the_encoding():
     tokenizer = BosTokenizer()
-    template = Chat(tokenizer).template
-    assert template.renders_bos
-    assert template.adds_bos
     assert tokenizer.encode(rendered(tokenizer, TALK[:1]))[:2] == [2, 2]
     assert Chat(tokenizer).prompt(TALK[:1]).count(2) == 1

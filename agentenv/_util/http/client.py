@@ -130,7 +130,8 @@ class RetryPolicy:
         attempts = f"{num_failed} attempt{'s' * (num_failed > 1)}"
         if num_failed >= self.max_attempts:
             raise type(error)(f"{error} ({attempts}.)") from error
-        pause_s = max(jittered_pause_s(num_failed, self.first_pause_s), failure.retry_after_s)
+        longest_s = min(MAX_PAUSE_S, self.first_pause_s * 2.0 ** min(num_failed - 1, 30))
+        pause_s = max(random.uniform(0.5, 1.0) * longest_s, failure.retry_after_s)
         if pause_s >= left_s:
             raise type(error)(f"{error} ({attempts}; the next, in {pause_s:.1f} s, would be too late.)") from error
         return pause_s
@@ -162,11 +163,6 @@ class RetryPolicy:
             if not deadline.expired():
                 raise
             raise (timeout_error or error) from error
-
-
-def jittered_pause_s(num_failed: int, first_pause_s: float) -> float:
-    """Return a random pause between half of the exponential backoff and all of it; see `RetryPolicy.first_pause_s`."""
-    return random.uniform(0.5, 1.0) * min(MAX_PAUSE_S, first_pause_s * 2.0 ** min(num_failed - 1, 30))
 
 
 def retry_after_s(header: str | None) -> float:

@@ -209,18 +209,13 @@ def _init(ray: Any, address: str, options: Mapping[str, Any]) -> None:
             # Ray waits 30 s for a node that it starts, and has no type for this error.
             if type(error) is not Exception or "timed out during startup" not in str(error):
                 raise
-            _end_node(error)
+            for frame, _ in walk_tb(error.__traceback__):  # only the node's constructor, which raised it, knows these
+                end = getattr(frame.f_locals.get("self"), "kill_all_processes", None)
+                if end is not None:
+                    end(check_alive=False, allow_graceful=False)
             if attempt + 1 < _CLIENT_ATTEMPTS:
                 continue
             raise ConnectionAbortedError(str(error)) from error
-
-
-def _end_node(error: Exception) -> None:
-    """End the processes of a node whose start failed; only its constructor, which raised this error, knows them."""
-    for frame, _ in walk_tb(error.__traceback__):
-        end = getattr(frame.f_locals.get("self"), "kill_all_processes", None)
-        if end is not None:
-            end(check_alive=False, allow_graceful=False)
 
 
 def _first_line(error: Exception) -> str:

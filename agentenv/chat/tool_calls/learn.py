@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -82,15 +83,10 @@ class _Learner:
         return base
 
     def _learn(self, base: ToolFormat, text: str) -> ToolFormat | None:
-        base = replace(
-            base,
-            id_is_name=self.id_is_name,
-            has_ids=_IDS[0] in text or ANY_ID in text,
-            strict_ids=self._render(1, ids=("0", "1")) is None,
-            arguments_as_json=self.form[0],
-            content_of_calls=self.form[1],
-            parallel=self._second() is not None,
-        )
+        has_ids, strict = _IDS[0] in text or ANY_ID in text, self._render(1, ids=("0", "1")) is None
+        base = replace(base, id_is_name=self.id_is_name, has_ids=has_ids, strict_ids=strict)
+        base = replace(base, arguments_as_json=self.form[0], content_of_calls=self.form[1])
+        base = replace(base, parallel=self._second() is not None)
         whole = _object_around(text, (_VALUES[0], _NAMES[0]))
         if whole and not self.id_is_name:
             return self._json(base, text, whole)
@@ -113,13 +109,8 @@ class _Learner:
         other = _object_around(second, (_NAMES[1],)) if second and not listed else None
         first = _object_around(second, (_NAMES[0],)) if second and other else None
         between = second[first[1] : other[0]] if second and first and other else None
-        return self._framed(
-            replace(base, kind="json", listed=listed),
-            before,
-            after,
-            between,
-            gap=text[len(before) : text.find(_NAMES[0], begin)],
-        )
+        gap = text[len(before) : text.find(_NAMES[0], begin)]
+        return self._framed(replace(base, kind="json", listed=listed), before, after, between, gap=gap)
 
     def _named(self, base: ToolFormat, text: str, span: tuple[int, int]) -> ToolFormat | None:
         marker = self._marker(0)
@@ -153,32 +144,21 @@ class _Learner:
         before = text[: found.start()]
         literal = re.compile(f"{_KEYS[0]}(.*?){_NUMBER}", re.DOTALL).search(self._render(1, value=_NUMBER) or "")
         if key_open.strip():
-            base = replace(
-                base,
-                kind="markup",
-                after_name=to_key.removesuffix(key_open).replace(_NAMES[0], ANY_NAME),
-                cdata="<![CDATA[" in (self._render(1, value="a\n<b>&") or ""),
-                adds_space=self._adds_space(to_value),
-                key_open=key_open,
-                key_close=to_value,
-                literal_key_close=literal[1] if literal and literal[1] != to_value else "",
-                value_close=value_close,
-            )
+            after_name = to_key.removesuffix(key_open).replace(_NAMES[0], ANY_NAME)
+            cdata = "<![CDATA[" in (self._render(1, value="a\n<b>&") or "")
+            other = literal[1] if literal and literal[1] != to_value else ""
+            base = replace(base, kind="markup", after_name=after_name, cdata=cdata, key_open=key_open)
+            base = replace(base, key_close=to_value, literal_key_close=other, value_close=value_close)
+            base = replace(base, adds_space=self._adds_space(to_value))
             between = None if between is None else between.removeprefix(value_close)
             return self._framed(base, before, after.removeprefix(value_close), between)
         odd = "qz\"'\\qz"
         first_atoms, value_atoms = self._split(to_next), self._split(to_value)
         quote = first_atoms[0] if first_atoms and value_atoms and first_atoms[0] == value_atoms[-1] else ""
         tail = after.removeprefix(quote)[1:]
-        base = replace(
-            base,
-            kind="keywords",
-            after_name=to_key,
-            key_close=to_value.removesuffix(quote),
-            quote=quote,
-            adds_space=self._adds_space(quote),
-            escapes=odd not in (self._render(1, value=odd) or ""),
-        )
+        escapes = odd not in (self._render(1, value=odd) or "")
+        base = replace(base, kind="keywords", after_name=to_key, key_close=to_value.removesuffix(quote))
+        base = replace(base, quote=quote, adds_space=self._adds_space(quote), escapes=escapes)
         return self._framed(base, before, tail, None if between is None else between.removeprefix(quote)[1:])
 
     def _framed(self, base: ToolFormat, before: str, after: str, between: str | None, *, gap: str = "") -> ToolFormat:
@@ -219,15 +199,8 @@ class _Learner:
                 not_calls = frozenset(re.findall(NAME, said[len(call_open) :])[:1])
         after = self._until_end(after)
         call_close = self._shared_start(after, between) if between is not None else after
-        return replace(
-            base,
-            section_open=section_open,
-            section_close=after.removeprefix(call_close),
-            call_open=call_open,
-            call_close=call_close,
-            lead=lead,
-            not_calls=not_calls,
-        )
+        base = replace(base, section_open=section_open, section_close=after.removeprefix(call_close))
+        return replace(base, call_open=call_open, call_close=call_close, lead=lead, not_calls=not_calls)
 
     # --- renderings
 
@@ -287,20 +260,12 @@ class _Learner:
         return self.atoms.findall(text)
 
     def _shared_start(self, one: str, other: str) -> str:
-        shared = ""
-        for left, right in zip(self._split(one), self._split(other), strict=False):
-            if left != right:
-                break
-            shared += left
-        return shared
+        pairs = zip(self._split(one), self._split(other), strict=False)
+        return "".join(left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def _shared_end(self, one: str, other: str) -> str:
-        shared = ""
-        for left, right in zip(reversed(self._split(one)), reversed(self._split(other)), strict=False):
-            if left != right:
-                break
-            shared = left + shared
-        return shared
+        pairs = zip(self._split(one)[::-1], self._split(other)[::-1], strict=False)
+        return "".join([left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)][::-1])
 
     def _until_end(self, text: str) -> str:
         """Return the text up to the token that ends an action."""

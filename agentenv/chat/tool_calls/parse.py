@@ -11,16 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentenv._util.lenient_json import LiteralError, read_literal, skip_space
-from agentenv.chat.tool_calls.bodies import (
-    ARGUMENT_KEYS,
-    Bad,
-    call_in,
-    is_call,
-    keywords,
-    mapping,
-    markup,
-    name_in,
-)
+from agentenv.chat.tool_calls.bodies import ARGUMENT_KEYS, Bad, call_in, is_call, keywords, mapping, markup, name_in
 from agentenv.chat.tool_calls.messages import call_id
 from agentenv.chat.tool_calls.syntax import ANY_ID, ANY_NAME, REASONING, Syntax
 from agentenv.core.tool_calls import MalformedCall, ParsedAction, ToolCall
@@ -123,7 +114,16 @@ class _Scan:
             self.opened_id = found.groupdict().get("id") or ""
             at = self._guarded(start if len(self.items) == num_before else begin, found.end(), self._call)
         if len(self.items) == num_before:
-            return self._other(start, at)
+            # A mark without a call of this format after it: Hermes' form, or a malformed call.
+            hermes = _HERMES_OPEN.match(self.text, start)
+            if hermes and self.text[hermes.end() : hermes.end() + 1] == "{":
+                end = self._guarded(start, hermes.end(), lambda at: self._objects(at, _HERMES_CLOSE))
+                return self._took(start, end)
+            expected = _shown(self.syntax.call_open) or _shown(self.syntax.section_open) or "<tool_call>"
+            problem = f"a call begins with {expected!r}, got {self.text[at : at + 40]!r}"
+            end = self._resync(max(at, start + 1))
+            self._malformed(Bad(problem, at), start, end)
+            return self._took(start, end)
         closed = self.patterns.section_close.match(self.text, at)
         return self._took(start, closed.end() if closed else at)
 
@@ -132,18 +132,6 @@ class _Scan:
         if self.syntax.kind == "json":
             return self.text[at : at + 1] not in ("{", "[")
         return len(self.items) > num_before and not self.patterns.name.match(self.text, at)
-
-    def _other(self, start: int, at: int) -> int:
-        """Handle a mark without a call of this format after it: read Hermes' form, or record a malformed call."""
-        hermes = _HERMES_OPEN.match(self.text, start)
-        if hermes and self.text[hermes.end() : hermes.end() + 1] == "{":
-            end = self._guarded(start, hermes.end(), lambda at: self._objects(at, _HERMES_CLOSE))
-            return self._took(start, end)
-        expected = _shown(self.syntax.call_open) or _shown(self.syntax.section_open) or "<tool_call>"
-        problem = f"a call begins with {expected!r}, got {self.text[at : at + 40]!r}"
-        end = self._resync(max(at, start + 1))
-        self._malformed(Bad(problem, at), start, end)
-        return self._took(start, end)
 
     def _took(self, start: int, end: int) -> int:
         self.spans.append((start, end))

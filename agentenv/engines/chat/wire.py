@@ -121,16 +121,9 @@ def completion_of(found: Mapping[str, Any], asked: Conversation, prices: TokenPr
     cost = None
     if prices is not None and num_input is not None and num_output is not None:
         cost = prices.cost_usd(num_input, num_cached, num_output)
-    model = found.get("model")
-    answer = Answer(
-        content,
-        calls,
-        _text(message.get("reasoning_content"), "reasoning_content") or _text(message.get("reasoning"), "reasoning"),
-        model if isinstance(model, str) else "",
-        num_input,
-        num_output,
-        cost,
-    )
+    reasoning = next(filter(None, (_text(message.get(key), key) for key in ("reasoning_content", "reasoning"))), "")
+    model = found.get("model") if isinstance(found.get("model"), str) else ""
+    answer = Answer(content, calls, reasoning, str(model), num_input, num_output, cost)
     return Completion((), finish, num_cached_tokens=num_cached, answer=answer)
 
 

@@ -332,14 +332,12 @@ class HFEngine(Engine):
             post(loop, settle, [(future, EngineError("HFEngine: expected an open engine, got a closed one."))])
 
     def _cycle(self) -> None:
+        def has_work() -> bool:
+            requests = () if self._paused else (self._waiting, self._running, self._scores)
+            return any((self._commands, self._cancelled, *requests))
+
         with self._changed:
-            self._changed.wait_for(
-                lambda: bool(
-                    self._commands
-                    or self._cancelled
-                    or (not self._paused and (self._waiting or self._running or self._scores))
-                )
-            )
+            self._changed.wait_for(has_work)
             commands, self._commands = self._commands, deque()
         self._slots.set_num_threads()
         for action, loop, future in commands:
@@ -354,13 +352,15 @@ class HFEngine(Engine):
                     self._free(slot)
             if not self._paused and not self._closing:
                 self._step()
-                self._score()
         except Exception as error:  # noqa: BLE001 - passed to every caller, whose retry policy decides
             self._fail_all(f"expected a forward pass, got {type(error).__name__}: {error}. Try again.")
         self._deliver()
 
     def _step(self) -> None:
-        """Admit requests, then run one forward pass over prompts and one over rows with a single new token."""
+        """Admit requests, run one forward pass over prompts, one over rows with a single new token, and score a piece.
+
+        An error fails only the sequence that is scored.
+        """
         while self._waiting and len(self._running) < self._max_num_seqs:
             slot, request = len(self._running), self._waiting.popleft()
             common, saved = self._prefixes.take(request.episode, request.token_ids)
@@ -369,24 +369,7 @@ class HFEngine(Engine):
                 self._slots.cache.load(slot, saved, common)
             request.num_computed = request.num_cached = common
             self._running.append(request)
-        if slots := self._prefill_slots():
-            self._forward(slots)
-        if slots := [i for i, r in enumerate(self._running) if r.num_computed == len(r.token_ids) - 1]:
-            self._forward(slots)
-
-    def _score(self) -> None:
-        """Score a piece of the first sequence; an error fails only that sequence."""
-        while self._scores and self._scores[0].future.cancelled():
-            self._scores.popleft()
-        if self._scores:
-            failed = _attempt(self._scores[0].advance)
-            if failed or self._scores[0].done:
-                job = self._scores.popleft()
-                self._outbox.append((job, failed or job.logprobs))
-
-    def _prefill_slots(self) -> list[int]:
-        """Return the first request with a prompt to compute, and others of similar length, to bound the padding."""
-        slots: list[int] = []
+        slots: list[int] = []  # the first request with a prompt to compute, and others of similar length
         longest = first = 0
         for slot, request in enumerate(self._running):
             num_new = min(len(request.token_ids) - request.num_computed, MAX_PREFILL_TOKENS)
@@ -395,7 +378,17 @@ class HFEngine(Engine):
             if num_new > 1 and fits and first <= 2 * num_new and num_new <= 2 * first:
                 slots.append(slot)
                 longest = max(longest, num_new)
-        return slots
+        if slots:
+            self._forward(slots)
+        if slots := [i for i, r in enumerate(self._running) if r.num_computed == len(r.token_ids) - 1]:
+            self._forward(slots)
+        while self._scores and self._scores[0].future.cancelled():
+            self._scores.popleft()
+        if self._scores:
+            failed = _attempt(self._scores[0].advance)
+            if failed or self._scores[0].done:
+                job = self._scores.popleft()
+                self._outbox.append((job, failed or job.logprobs))
 
     def _forward(self, slots: Sequence[int]) -> None:
         """Compute missing tokens of rows, sample for complete rows, and finish requests."""
@@ -414,12 +407,9 @@ class HFEngine(Engine):
         is_constrained = any(mask_V is not None for mask_V in legal)
         if is_constrained:
             logits_BV = self._sampling.forbid(logits_BV, legal)
-        tokens_B, logprobs_B = self._sampling.draw(
-            logits_BV,
-            [r.sampling for r in requests],
-            [r.rng.random() for r in requests],
-            [r.stop_ids if len(r.logprobs) < r.sampling.min_tokens else () for r in requests],
-        )
+        params, uniforms = [r.sampling for r in requests], [r.rng.random() for r in requests]
+        banned = [r.stop_ids if len(r.logprobs) < r.sampling.min_tokens else () for r in requests]
+        tokens_B, logprobs_B = self._sampling.draw(logits_BV, params, uniforms, banned)
         tokens = tokens_B.tolist()
         if is_constrained:
             for request, mask_V, token in zip(requests, legal, tokens, strict=True):

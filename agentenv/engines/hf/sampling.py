@@ -25,11 +25,6 @@ PROMPT_TAIL = 5
 """Prompt tokens to decode as context, because some tokenizers treat the first token differently."""
 
 
-def is_greedy(sampling: SamplingParams) -> bool:
-    """Return True if sampling takes the most likely token."""
-    return sampling.temperature < GREEDY_BELOW
-
-
 def draw(
     logits_BV: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float], banned: Sequence[Collection[int]]
 ) -> tuple[Tensor, Tensor]:
@@ -43,7 +38,7 @@ def draw(
     if pairs:
         logits_BV = logits_BV.clone()
         logits_BV[tuple(torch.tensor(pairs, device=logits_BV.device).T)] = -torch.inf
-    greedy = [is_greedy(p) for p in params]
+    greedy = [p.temperature < GREEDY_BELOW for p in params]  # these take the most likely token
     most_likely_B = logits_BV.argmax(-1) if any(greedy) else None
     temperatures = [1.0 if g else max(p.temperature, MIN_TEMPERATURE) for p, g in zip(params, greedy, strict=True)]
     if any(t != 1.0 for t in temperatures):

@@ -48,14 +48,9 @@ def grouped_sdpa(
     if not plain or attention_mask is None or attention_mask.shape[1] != 1:
         output: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         return output
-    size = num_heads // num_groups
-    mixed = torch.nn.functional.scaled_dot_product_attention(
-        query.reshape(batch, num_groups, size, -1),
-        key,
-        value,
-        attn_mask=attention_mask.expand(-1, -1, size, -1),
-        scale=kwargs.get("scaling"),
-    )
+    size, attend = num_heads // num_groups, torch.nn.functional.scaled_dot_product_attention
+    grouped, mask = query.reshape(batch, num_groups, size, -1), attention_mask.expand(-1, -1, size, -1)
+    mixed = attend(grouped, key, value, attn_mask=mask, scale=kwargs.get("scaling"))
     return mixed.reshape(batch, 1, num_heads, -1), None
 
 
@@ -264,14 +259,8 @@ class SlotModel:
             hidden_BTK |= columns_K <= positions_BT[..., None] - self._window
         mask = torch.zeros(hidden_BTK.shape, dtype=self.model.dtype, device=device)
         mask = mask.masked_fill_(hidden_BTK, torch.finfo(mask.dtype).min)
-        output = self.model(
-            input_ids=ids_BT,
-            attention_mask=mask[:, None],
-            position_ids=positions_BT,
-            past_key_values=self.cache,
-            use_cache=True,
-            **self._only_last,
-        )
+        inputs = {"input_ids": ids_BT, "attention_mask": mask[:, None], "position_ids": positions_BT}
+        output = self.model(**inputs, past_key_values=self.cache, use_cache=True, **self._only_last)
         logits_BV: Tensor = output.logits[:, -1]
         return logits_BV
 

@@ -245,11 +245,9 @@ class VLLMHTTPEngine(Engine):
         raw = any(abs(logprob) > 1e-3 for logprob in seen.logprobs or ())
         self.logprobs_mode = "raw" if raw else "processed"
         if raw:
-            logger.warning(
-                "%s answers log-probabilities before temperature and truncation; they are not those of the policy "
-                "that sampled. Start the server with --logprobs-mode processed_logprobs.",
-                self.base_url,
-            )
+            text = "%s answers log-probabilities before temperature and truncation; they are not those of the policy "
+            text += "that sampled. Start the server with --logprobs-mode processed_logprobs."
+            logger.warning(text, self.base_url)
 
     async def _sample(self, prompt: list[int], sampling: SamplingParams, request_id: str) -> Completion:
         headers = {"X-Session-ID": quote(request_id.rpartition("/")[0] or request_id, safe="/:@#=+, ")}

@@ -6,7 +6,7 @@ Source: vllm 0.32, vllm/entrypoints/openai/completion/protocol.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from agentenv._util.brief import brief_json
@@ -16,22 +16,19 @@ from agentenv.errors import AgentEnvError, ConfigError, EngineError
 
 MISSING_LOGPROB = -9999.0
 """vLLM's value for a missing log-probability."""
+_SCORING: Mapping[str, Any] = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0}
+"""Parameters for the log-probabilities of a prompt: its own tokens' and no other. vLLM samples at least one token."""
 _MAX_INT = 2**31 - 1
 """Largest id, version and count that a record can hold."""
 
 
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
     """Return vLLM's fields of sampling parameters, without the structural tag."""
+    same = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens", "seed")
     return {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "max_tokens": sampling.max_tokens,
-        "min_tokens": sampling.min_tokens,
+        **{name: getattr(sampling, name) for name in same},
         "stop": list(sampling.stop),
         "stop_token_ids": list(sampling.stop_token_ids),
-        "seed": sampling.seed,
         "skip_special_tokens": False,  # a stop string may be one
         "logprobs": 0,  # the sampled token's and no other
     }
@@ -39,16 +36,9 @@ def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
 
 def request_body(prompt: list[int], sampling: SamplingParams) -> dict[str, Any]:
     """Return the request without model and id. It sets everything that the model's generation config could change."""
-    body: dict[str, Any] = {
-        **sampling_fields(sampling),
-        "prompt": prompt,
-        "n": 1,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "return_token_ids": True,
-        "return_tokens_as_token_ids": True,
-    }
+    penalties = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    returned = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    body: dict[str, Any] = {**sampling_fields(sampling), **penalties, **returned, "prompt": prompt, "n": 1}
     if sampling.structural_tag is not None:
         body["structured_outputs"] = {"structural_tag": sampling.structural_tag}
     return body
@@ -57,10 +47,7 @@ def request_body(prompt: list[int], sampling: SamplingParams) -> dict[str, Any]:
 def whole(value: Any, name: str) -> int:
     """Return a whole number of an answer, or raise EngineError if it is not one or no record can hold it."""
     if type(value) is not int or not 0 <= value <= _MAX_INT:
-        raise EngineError(
-            f"The server's answer: expected {name} to be a whole number from 0 to {_MAX_INT}, got {brief_json(value)}. "
-            "Is it a vLLM server?"
-        )
+        raise _wrong(f"{name} to be a whole number from 0 to {_MAX_INT}", value)
     return value
 
 
@@ -68,11 +55,12 @@ def field_of(answer: dict[str, Any], name: str, kind: type) -> Any:
     """Return the value of a required field, or raise EngineError if it has another type."""
     value = answer.get(name)
     if not isinstance(value, kind):
-        raise EngineError(
-            f"The server's answer: expected {name} to be a {kind.__name__}, got {brief_json(value)}. "
-            "Is it a vLLM server?"
-        )
+        raise _wrong(f"{name} to be a {kind.__name__}", value)
     return value
+
+
+def _wrong(expected: str, got: Any, more: str = "Is it a vLLM server?") -> EngineError:
+    return EngineError(f"The server's answer: expected {expected}, got {brief_json(got)}. {more}".rstrip())
 
 
 def completion_of(answer: dict[str, Any], prompt: list[int]) -> Completion:
@@ -80,7 +68,7 @@ def completion_of(answer: dict[str, Any], prompt: list[int]) -> Completion:
     try:
         choices = field_of(answer, "choices", list)
         if len(choices) != 1 or not isinstance(choices[0], dict):
-            raise EngineError(f"The server's answer: expected one choice, got {brief_json(choices)}.")
+            raise _wrong("one choice", choices, "")
         choice = choices[0]
         echo = choice.get("prompt_token_ids")
         if choice.get("token_ids") is None or echo is None:
@@ -95,9 +83,7 @@ def completion_of(answer: dict[str, Any], prompt: list[int]) -> Completion:
             )
         token_ids = tuple(whole(token, "token_ids") for token in field_of(choice, "token_ids", list))
         if choice.get("finish_reason") not in get_args(FinishReason):
-            raise EngineError(
-                f"The server's answer: expected a finish_reason, got {brief_json(choice.get('finish_reason'))}."
-            )
+            raise _wrong("a finish_reason", choice.get("finish_reason"), "")
         matched_stop = choice.get("stop_reason")
         if matched_stop is not None and not isinstance(matched_stop, str):
             matched_stop = whole(matched_stop, "stop_reason")
@@ -110,14 +96,9 @@ def completion_of(answer: dict[str, Any], prompt: list[int]) -> Completion:
                 f"{len(pairs)} of others ({brief_json(answered)})."
             )
         details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
-        num_cached = details.get("cached_tokens")
-        return Completion(
-            token_ids=token_ids,
-            finish_reason=choice["finish_reason"],
-            matched_stop=matched_stop,
-            logprobs=tuple(_logprob(value) for _, value in pairs),
-            num_cached_tokens=0 if num_cached is None else whole(num_cached, "cached_tokens"),
-        )
+        logprobs, cached = tuple(_logprob(value) for _, value in pairs), details.get("cached_tokens")
+        num_cached = 0 if cached is None else whole(cached, "cached_tokens")
+        return Completion(token_ids, choice["finish_reason"], matched_stop, logprobs, num_cached_tokens=num_cached)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, AgentEnvError):
             raise
@@ -135,22 +116,13 @@ def _logprob(value: Any) -> float:
     if value is None:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, int | float) or value > MAX_LOGPROB:
-        raise EngineError(
-            f"The server's answer: expected log-probabilities of at most 0, got {brief_json(value)}. "
-            "Is it a vLLM server?"
-        )
+        raise _wrong("log-probabilities of at most 0", value)
     return math.nan if value <= MISSING_LOGPROB else float(value)
 
 
 def score_body(token_ids: list[int]) -> dict[str, Any]:
     """Return the request for log-probabilities of a prompt to `/v1/completions`, without the model's name."""
-    return {
-        "prompt": token_ids,
-        "max_tokens": 1,  # vLLM samples at least one
-        "temperature": 0.0,
-        "prompt_logprobs": 0,  # the prompt's own tokens' and no other
-        "return_token_ids": True,
-    }
+    return {**_SCORING, "prompt": token_ids, "return_token_ids": True}
 
 
 def scores_of(answer: dict[str, Any], token_ids: list[int]) -> list[float]:
@@ -159,10 +131,8 @@ def scores_of(answer: dict[str, Any], token_ids: list[int]) -> list[float]:
     choice = choices[0] if len(choices) == 1 and isinstance(choices[0], dict) else {}
     entries = choice.get("prompt_logprobs")
     if choice.get("prompt_token_ids") != token_ids or not isinstance(entries, list) or len(entries) != len(token_ids):
-        raise EngineError(
-            f"The server's answer: expected prompt_logprobs of the {len(token_ids)} tokens sent, got "
-            f"{brief_json(answer)}. Is it a vLLM server of version 0.10.2 or later?"
-        )
+        expected = f"prompt_logprobs of the {len(token_ids)} tokens sent"
+        raise _wrong(expected, answer, "Is it a vLLM server of version 0.10.2 or later?")
     try:
         values = [
             entry[str(token)]["logprob"] if entry else None for entry, token in zip(entries, token_ids, strict=True)
@@ -183,14 +153,8 @@ def vllm_scoring() -> Any:
     from vllm import SamplingParams as VLLMSamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    return VLLMSamplingParams(
-        temperature=0.0,
-        max_tokens=1,  # vLLM samples at least one
-        prompt_logprobs=0,  # the prompt's own tokens' and no other
-        flat_logprobs=True,
-        detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
+    kind = RequestOutputKind.FINAL_ONLY
+    return VLLMSamplingParams(**_SCORING, flat_logprobs=True, detokenize=False, output_kind=kind)
 
 
 def scores_of_output(out: Any, token_ids: list[int]) -> list[float]:
@@ -211,13 +175,9 @@ def vllm_sampling(sampling: SamplingParams) -> Any:
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     tag = sampling.structural_tag
-    return VLLMSamplingParams(
-        **sampling_fields(sampling),
-        structured_outputs=None if tag is None else StructuredOutputsParams(structural_tag=tag),
-        flat_logprobs=True,
-        detokenize=bool(sampling.stop),
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
+    outputs = None if tag is None else StructuredOutputsParams(structural_tag=tag)
+    given = {**sampling_fields(sampling), "structured_outputs": outputs, "detokenize": bool(sampling.stop)}
+    return VLLMSamplingParams(**given, flat_logprobs=True, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
 def completion_of_output(out: Any, prompt: list[int], policy_version: int) -> Completion:
@@ -236,14 +196,10 @@ def completion_of_output(out: Any, prompt: list[int], policy_version: int) -> Co
             "Report it with vLLM's version."
         )
     spans = [(span.version, span.start, span.end) for span in output.weight_versions or ()]
-    return Completion(
-        token_ids=token_ids,
-        finish_reason=output.finish_reason,
-        matched_stop=output.stop_reason,
-        logprobs=_own(flat, token_ids),
-        num_cached_tokens=out.num_cached_tokens or 0,
-        **versions_of(spans, len(token_ids), default=policy_version),
-    )
+    logprobs, num_cached = _own(flat, token_ids), out.num_cached_tokens or 0
+    more = versions_of(spans, len(token_ids), default=policy_version)
+    reason, stop = output.finish_reason, output.stop_reason
+    return Completion(token_ids, reason, stop, logprobs, num_cached_tokens=num_cached, **more)
 
 
 def _own(flat: Any, token_ids: Sequence[int]) -> tuple[float, ...]:

@@ -143,15 +143,9 @@ class ChatAgentSource:
             with endpoint.open(session) as address:
                 prompt, label, metadata = deepcopy((task.prompt, task.label, task.metadata))
                 context = AgentContext(
-                    address.base_url,
-                    address.api_key,
-                    self.options.model,
-                    prompt,
-                    label,
-                    metadata,
-                    key.seed,
+                    address.base_url, address.api_key, self.options.model, prompt, label, metadata, key.seed,
                     setup.sampling,
-                )
+                )  # fmt: skip
                 trajectory = await _Run(self, session, context).trajectory()
         if session.fatal is not None:
             raise session.fatal
@@ -164,24 +158,17 @@ class ChatAgentSource:
         """Log once why episodes that ran out of time or room have no reward, and how to give them one."""
         if not self._has_hinted:
             self._has_hinted = True
-            logger.warning(
-                "%s.on_truncate: expected a reward for an episode that ended as %s, got no such method. "
-                "Write `on_truncate(self, context)`, or such episodes have none.",
-                self.cls.__name__,
-                reason,
-            )
+            text = "%s.on_truncate: expected a reward for an episode that ended as %s, got no such method. "
+            text += "Write `on_truncate(self, context)`, or such episodes have none."
+            logger.warning(text, self.cls.__name__, reason)
 
     def tell_refusals(self, session: Session) -> None:
         """Log once for each code why a request was refused, except for the limits of an episode."""
         for code, reason in session.refusal_reasons.items():
             if code not in {OutOfRoom.code, OutOfTurns.code, *self._codes_told}:
                 self._codes_told.add(code)
-                logger.warning(
-                    "%s: a request was refused (%s); more of this code are only counted, as `refusals`: %s",
-                    self.cls.__name__,
-                    code,
-                    reason,
-                )
+                text = "%s: a request was refused (%s); more of this code are only counted, as `refusals`: %s"
+                logger.warning(text, self.cls.__name__, code, reason)
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[Endpoint]:
@@ -235,14 +222,8 @@ class _Run:
         finally:
             self.session.is_closed = True
             await self._guarded(self._close())
-        word = self.result
-        return self.session.finish(
-            word.reward if word else None,
-            word.score if word else None,
-            word.info if word else None,
-            stop_reason=self.stop_reason,
-            error=error,
-        )
+        facts = (self.result.reward, self.result.score, self.result.info) if self.result else ()
+        return self.session.finish(*facts, stop_reason=self.stop_reason, error=error)
 
     async def _guarded(self, work: Awaitable[None]) -> EpisodeError | None:
         """Return the error raised by `work`, in the loop's form, and set the stop reason."""

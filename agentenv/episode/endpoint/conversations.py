@@ -58,16 +58,6 @@ def message_fingerprint(message: Message, places: Mapping[str, int] | None = Non
     return fingerprint(content)
 
 
-def message_fingerprints(messages: Sequence[Message]) -> list[str]:
-    """Return the fingerprint of each message of a conversation."""
-    prints, places = [], dict[str, int]()
-    for message in messages:
-        if message["role"] == "assistant":
-            places = {call["id"]: place for place, call in enumerate(message.get("tool_calls", ()))}
-        prints.append(message_fingerprint(message, places))
-    return prints
-
-
 def chain(tools: Sequence[Mapping[str, Any]], prints: Sequence[str]) -> list[str]:
     """Return a fingerprint of every prefix of a conversation, the empty one first."""
     links = [fingerprint(list(tools))]
@@ -137,7 +127,11 @@ class Asked:
 
 def asked(request: ChatRequest) -> Asked:
     """Return the request with its fingerprints."""
-    prints = message_fingerprints(request.messages)
+    prints, places = [], dict[str, int]()
+    for message in request.messages:
+        if message["role"] == "assistant":
+            places = {call["id"]: place for place, call in enumerate(message.get("tool_calls", ()))}
+        prints.append(message_fingerprint(message, places))
     return Asked(request, prints, chain(request.tools, prints))
 
 

@@ -25,17 +25,10 @@ from agentenv._util.http.json_bodies import parse_body, parse_json
 from agentenv._util.http.responses import json_response, large_response, until_disconnect
 from agentenv._util.http.server import Server
 from agentenv._util.off_loop import off_loop, size_of
+from agentenv.episode.endpoint import wire
 from agentenv.episode.endpoint.responses import ResponseForm, ResponseLog
 from agentenv.episode.endpoint.session import Session
-from agentenv.episode.endpoint.wire import (
-    BodyTooLarge,
-    ChatForm,
-    ChatRequest,
-    RequestError,
-    UnknownSession,
-    error_body,
-    error_type,
-)
+from agentenv.episode.endpoint.wire import BodyTooLarge, ChatForm, ChatRequest, RequestError, UnknownSession
 from agentenv.errors import AgentEnvError, ContractError, InfraError
 
 if TYPE_CHECKING:
@@ -176,7 +169,7 @@ class Endpoint(Server):
         except AgentEnvError as error:
             status, code = _refusal(error)
             self._count(request, code, str(error))
-            yield form.failure(error_body(str(error), kind=error_type(status), code=code))
+            yield form.failure(wire.error_body(str(error), kind=wire.error_type(status), code=code))
         finally:
             if not work.done():
                 work.cancel()
@@ -201,7 +194,7 @@ class Endpoint(Server):
         headers = {"connection": "close"} if isinstance(error, RequestRefused) else {}
         status, code = _refusal(error)
         self._count(request, code, str(error))
-        return json_response(error_body(str(error), kind=error_type(status), code=code), status, headers)
+        return json_response(wire.error_body(str(error), kind=wire.error_type(status), code=code), status, headers)
 
     def _count(self, request: Request, code: str, reason: str) -> None:
         session = self._sessions.get(_session_name(request))
@@ -217,7 +210,7 @@ class Endpoint(Server):
         return await super()._unexpected(request, error)
 
     def _error_body(self, text: str, kind: str) -> Any:
-        return error_body(text, kind="server_error" if kind == "internal" else kind, code=kind)
+        return wire.error_body(text, kind="server_error" if kind == "internal" else kind, code=kind)
 
     async def _http_error(self, request: Request, error: Any) -> Response:
         message = str(error.detail)
@@ -228,7 +221,7 @@ class Endpoint(Server):
             )
         self._count(request, "http_error", message)
         status = error.status_code
-        return json_response(error_body(message, kind=error_type(status), code="http_error"), status)
+        return json_response(wire.error_body(message, kind=wire.error_type(status), code="http_error"), status)
 
 
 def _session_name(request: Request) -> str:

@@ -25,36 +25,9 @@ from agentenv.chat.tool_calls.messages import assistant_message
 from agentenv.core.engine import sample
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Completion, Message, SamplingParams, StepResult, StopReason, Task
-from agentenv.episode.endpoint.conversations import (
-    Asked,
-    Call,
-    Line,
-    Mismatch,
-    Point,
-    Work,
-    asked,
-    call_ids,
-    chain,
-    classify,
-    continued,
-    link,
-    message_fingerprint,
-    num_shared,
-    record,
-)  # fmt: skip
-from agentenv.episode.endpoint.wire import (
-    ChatRequest,
-    OutOfRoom,
-    OutOfTurns,
-    RequestError,
-    UnknownSession,
-    answer_message,
-    chat_completion,
-    check_text,
-    logprobs_of,
-    read_message,
-    read_request,
-)
+from agentenv.episode.endpoint import conversations, wire
+from agentenv.episode.endpoint.conversations import Asked, Call, Line, Mismatch, Point, Work, asked, link
+from agentenv.episode.endpoint.wire import ChatRequest, OutOfRoom, OutOfTurns, RequestError, UnknownSession
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.errors import (
     ConfigError,
@@ -234,7 +207,7 @@ class Session:
                     "Leave it out, and set --chat_template_kwargs of the run."
                 )
             body = {**body, "chat_template_kwargs": None}
-        request = read_request(body)
+        request = wire.read_request(body)
         longest = encoder_of(self.chat.tokenizer).longest_token
         num_chars = len(json.dumps(request.tools, ensure_ascii=False)) + sum(
             len(str(message["content"])) for message in request.messages
@@ -286,29 +259,18 @@ class Session:
         size = max(size, size_of(work.asked.request.messages) if is_first else 0)
         told = await off_loop(size, self._told, work, completion, action)
         self._check_open()
-        call = Call(
-            number=work.number,
-            reply=work.reply,
-            messages=told.messages,
-            completion=completion,
-            action=action,
-            started=started,
-            generate_s=generate_s,
-            mismatch=work.line.mismatch if is_first else None,
-        )
+        mismatch = work.line.mismatch if is_first else None
+        call = Call(work.number, work.reply, told.messages, completion, action, started, generate_s, mismatch)
         self._take(work, call, told)
         num = len(work.prompt) + len(completion.token_ids)
         if completion.finish_reason == "length" and num >= self.limits.max_length:
             self.limit = StopReason.MAX_LENGTH
         self._failures.pop(work.asked.key, None)
-        return chat_completion(
-            completion,
-            told.message,
-            request_id=f"{self.key.episode_id}-{work.number}",
-            model=work.asked.request.model or self.options.model,
-            num_prompt_tokens=len(work.prompt),
+        name, model = f"{self.key.episode_id}-{work.number}", work.asked.request.model or self.options.model
+        return wire.chat_completion(
+            completion, told.message, request_id=name, model=model, num_prompt_tokens=len(work.prompt),
             logprobs=told.logprobs,
-        )
+        )  # fmt: skip
 
     def _told(self, work: Work, completion: Completion, action: str) -> _Told:
         """Return what is said of an answer, without a change to the conversation."""
@@ -317,14 +279,14 @@ class Session:
             tools = work.line.dialogue.tools or None
             parsed = self.chat.tool_format.parse(action, turn_index=work.number, tools=tools)
         message = self._worded(completion, action, parsed, is_json=request.json_schema is not None)
-        answer = read_message(message, "answer")
+        answer = wire.read_message(message, "answer")
         own: Message = {"role": "assistant", "content": action}
         if parsed is not None and parsed.items:
             own = assistant_message(parsed, as_json=self.chat.tool_format.arguments_as_json)
-        logprobs = logprobs_of(completion, self.chat.decode) if request.logprobs else None
+        logprobs = wire.logprobs_of(completion, self.chat.decode) if request.logprobs else None
         messages = self._shown(work.asked) if work.opens else work.asked.new
         own = {**own, "trusted": True}
-        return _Told(messages, parsed, message, answer, own, message_fingerprint(answer), logprobs)
+        return _Told(messages, parsed, message, answer, own, conversations.message_fingerprint(answer), logprobs)
 
     # --- where a request continues
 
@@ -345,7 +307,7 @@ class Session:
             except (ConfigError, ContractError) as error:
                 raise RequestError(f"messages: {error}") from error
             return self._opened(asked, Line(dialogue, self._mismatch(asked)))
-        line, asked = point.line, continued(asked, point)
+        line, asked = point.line, conversations.continued(asked, point)
         if not point.is_end_for(asked):
             dialogue = Dialogue(self.chat, self.limits.max_length)
             history = self._shown(asked)[: point.num_messages - (point.action is not None)]
@@ -372,10 +334,10 @@ class Session:
         """Return how a request differs from the most similar conversation, None if it is the first."""
         if not self._lines:
             return None
-        old = max(reversed(self._lines), key=lambda line: num_shared(line.prints, asked.prints))
-        if self._point(asked, chain(old.dialogue.tools or (), asked.prints)) is not None:
+        old = max(reversed(self._lines), key=lambda line: conversations.num_shared(line.prints, asked.prints))
+        if self._point(asked, conversations.chain(old.dialogue.tools or (), asked.prints)) is not None:
             return "tools"  # with the old tools it would continue
-        return classify(old.messages, asked.request.messages, old_prints=old.prints, prints=asked.prints)
+        return conversations.classify(old.messages, asked.request.messages, old_prints=old.prints, prints=asked.prints)
 
     def _work(self, asked: Asked, line: Line, reply: Reply, prompt: list[int], *, opens: bool) -> Work:
         if len(prompt) >= self.limits.max_length:
@@ -418,12 +380,12 @@ class Session:
         for message, one in zip(asked.request.messages, asked.prints, strict=True):
             if one in self._answers:  # sampled here: unchanged, except for the ids of its calls
                 answer, own = self._answers[one]
-                ids = dict(zip(call_ids(answer), call_ids(message), strict=True))
+                ids = dict(zip(conversations.call_ids(answer), conversations.call_ids(message), strict=True))
                 calls = [{**call, "id": ids.get(call["id"], call["id"])} for call in own.get("tool_calls", ())]
                 shown.append({**own, **({"tool_calls": calls} if calls else {})})
                 continue
             bare = {key: value for key, value in message.items() if key != "reasoning_content"}
-            check_text(bare.get("tool_calls", ""), "tool_calls")
+            wire.check_text(bare.get("tool_calls", ""), "tool_calls")
             shown.append(bare)
         return shown
 
@@ -431,21 +393,15 @@ class Session:
 
     def _sampling(self, work: Work) -> SamplingParams:
         own, request = self.sampling, work.asked.request
-        wanted = {
-            name: value
-            for name, value in request.sampling.items()
-            if self.options.request_sampling or name not in _HOW_TO_SAMPLE
-        }
+        ignored = () if self.options.request_sampling else _HOW_TO_SAMPLE
+        wanted = {name: value for name, value in request.sampling.items() if name not in ignored}
         limits = [most for most in (request.max_tokens, own.max_tokens) if most is not None]
         stop = (*own.stop, *(text for text in wanted.get("stop", ()) if text not in own.stop))
         least = max(0, int(wanted.get("min_tokens", own.min_tokens)))
         tag = self._structural_tag(request)
         try:
-            asked = replace(
-                own,
-                structural_tag=tag or own.structural_tag,
-                **{**wanted, "stop": stop, "max_tokens": min(limits, default=None), "min_tokens": least},
-            )
+            wanted |= {"stop": stop, "max_tokens": min(limits, default=None), "min_tokens": least}
+            asked = replace(own, structural_tag=tag or own.structural_tag, **wanted)
             # A request that sets a seed gets that seed.
             return asked.for_turn(0 if "seed" in wanted else work.number, self.limits.max_length - len(work.prompt))
         except ValueError as error:
@@ -501,19 +457,19 @@ class Session:
         separate = self.options.reasoning_content or is_json
         ways = self.chat.template.reasoning if separate and self.chat.has_template else None
         if ways is None:
-            return answer_message(text, parsed)
+            return wire.answer_message(text, parsed)
         opens, closes, _ = ways
         prompt = self.chat.template.generation_prompt
         if is_json and not text.startswith(opens) and prompt.rfind(opens) <= prompt.rfind(closes):
-            return answer_message(text, parsed)  # marks of reasoning in it are part of the JSON
+            return wire.answer_message(text, parsed)  # marks of reasoning in it are part of the JSON
         content = parsed.content if parsed is not None and parsed.calls else text
         before, closed, after = content.partition(closes) if is_json else content.rpartition(closes)
         if not closed and (opens in content or prompt.rfind(opens) > prompt.rfind(closes)):
             before, after = content, ""
         reasoning = before.partition(opens)[2] if opens in before else before
         if parsed is not None and parsed.calls:
-            return answer_message(text, replace(parsed, content=after.strip()), reasoning.strip() or None)
-        return answer_message(after.strip("\n") if before else text, parsed, reasoning.strip() or None)
+            return wire.answer_message(text, replace(parsed, content=after.strip()), reasoning.strip() or None)
+        return wire.answer_message(after.strip("\n") if before else text, parsed, reasoning.strip() or None)
 
     # --- the record
 
@@ -542,15 +498,10 @@ class Session:
             self.task, self.limits.max_length, key.episode_id, key.group_id, attempt=key.attempt, seed=key.seed,
             refusals=dict(self.refusals), began_s=self._began_s, retried=[*key.retried],
         )  # fmt: skip
-        calls = record(self._lines, trajectory, self._started_s)
+        calls = conversations.record(self._lines, trajectory, self._started_s)
         if calls and reward is not None:
-            result = StepResult(
-                reward=reward,
-                score=score,
-                info=dict(info or {}),
-                terminated=reason is StopReason.TERMINATED,
-                truncated=reason is StopReason.TRUNCATED_BY_ENV,
-            )
+            ended, cut = reason is StopReason.TERMINATED, reason is StopReason.TRUNCATED_BY_ENV
+            result = StepResult(reward=reward, score=score, info=dict(info or {}), terminated=ended, truncated=cut)
             trajectory.set_result(result)
         trajectory.finish(reason, error)
         return trajectory

@@ -23,6 +23,11 @@ from agentenv.tools.calling import ParsedAction
 _NO_LOGPROB = -9999.0
 """OpenAI's value for a missing log-probability; JSON has no NaN."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+_UNSUPPORTED = (
+    "reasoning_effort", "prediction", "web_search_options", "audio", "allowed_token_ids", "truncate_prompt_tokens",
+    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
+)  # fmt: skip
+"""Fields without a neutral value."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "frequency_penalty": (0, 0.0),
@@ -32,24 +37,14 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("auto", "none"),
     "chat_template_kwargs": ({},),
     "top_logprobs": (0,),
-    "reasoning_effort": (),
     "verbosity": ("medium",),
-    "prediction": (),
-    "web_search_options": (),
     "modalities": (["text"],),
-    "audio": (),
     "repetition_penalty": (1, 1.0),
     "length_penalty": (1, 1.0),
     "ignore_eos": (False,),
     "bad_words": ([],),
-    "allowed_token_ids": (),
     "stop_token_ids": ([],),
-    "truncate_prompt_tokens": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
+    **dict.fromkeys(_UNSUPPORTED, ()),
 }
 """Fields that are accepted only with neutral values, because no engine here supports the others."""
 
@@ -240,7 +235,13 @@ def read_message(message: Any, where: str) -> Message:
     read: dict[str, Any] = {"role": given["role"], "content": given["content"]}
     if given["role"] == "assistant":
         reasoning = given.get("reasoning_content")
-        calls = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(given.get("tool_calls", ()))]
+        calls = []
+        for index, call in enumerate(given.get("tool_calls", ())):
+            function = {name: call["function"].get(name) for name in ("name", "arguments")}
+            if not isinstance(function["name"], str):
+                at = f"{where}.tool_calls[{index}]"
+                raise RequestError(f"{at}: expected a call of a function, got {brief(call)}. Complete it.")
+            calls.append({"id": str(call.get("id") or ""), "type": "function", "function": function})
         read |= {"reasoning_content": reasoning} if isinstance(reasoning, str) and reasoning else {}
         read |= {"tool_calls": calls} if calls else {}
     if given["role"] == "tool":
@@ -264,14 +265,6 @@ def check_text(value: Any, where: str) -> None:
         raise RequestError(f"{where}: expected Unicode text, got a lone surrogate in {got!r}.") from error
 
 
-def _call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
-    function = call["function"]
-    if not isinstance(function.get("name"), str):
-        raise RequestError(f"{where}: expected a call of a function, got {brief(call)}. Complete it.")
-    named = {"name": function["name"], "arguments": function["arguments"]}
-    return {"id": str(call.get("id") or ""), "type": "function", "function": named}
-
-
 def answer_message(action: str, parsed: ParsedAction | None, reasoning: str | None = None) -> dict[str, Any]:
     """Return an action as OpenAI's assistant message: calls separate, malformed ones left in the text."""
     content: str | None = action
@@ -281,14 +274,10 @@ def answer_message(action: str, parsed: ParsedAction | None, reasoning: str | No
     if reasoning is not None:
         message["reasoning_content"] = reasoning
     if parsed is not None and parsed.calls:
-        message["tool_calls"] = [
-            {
-                "id": call.call_id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
-            }
-            for call in parsed.calls
-        ]
+        message["tool_calls"] = calls = []
+        for call in parsed.calls:
+            function = {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)}
+            calls.append({"id": call.call_id, "type": "function", "function": function})
     return message
 
 

@@ -97,10 +97,9 @@ class Failure:
         plain = (each for each in known if issubclass(each, Exception) and not issubclass(each, BaseExceptionGroup))
         base = next(plain, Exception)
         trace = "".join(traceback.format_exception(error))
-        return cls(
-            type(error).__name__, base, str(error) or repr(error), place_of(error), traceback_of(error), trace,
-            isinstance(error, InfraError) and error.retry_step,
-        )  # fmt: skip
+        place, text = place_of(error), traceback_of(error)
+        retry_step = isinstance(error, InfraError) and error.retry_step
+        return cls(type(error).__name__, base, str(error) or repr(error), place, text, trace, retry_step)
 
     def error(self) -> Exception:
         """Return an exception with the same name, base class, message, place and traceback."""

@@ -24,6 +24,7 @@ from agentenv.episode.runner import derive_seed
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError
 from agentenv.testing import chats
+from agentenv.testing.audit import workings
 from agentenv.testing.audit.episodes import Budget, Play, PolicyRunner, play_all, replay_all
 from agentenv.testing.audit.findings import SEVERITIES, AuditFinding, apply_allowances
 from agentenv.testing.audit.judging import EPS, Facts, judge_plays
@@ -42,15 +43,6 @@ from agentenv.testing.audit.policies import (
     select_policies,
 )
 from agentenv.testing.audit.report import Audit, policy_rows, times_of
-from agentenv.testing.audit.workings import (
-    MIN_SIZES,
-    find_clock,
-    find_dead_tools,
-    find_flaky,
-    find_growth,
-    find_run_code,
-    find_slow_calls,
-)
 from agentenv.testing.conformance.cases import hacks_of
 from agentenv.testing.odd_actions import recorded_marks
 from agentenv.testing.shifted_clock import elapsing_clock, modules_of, shifted_clock
@@ -126,10 +118,8 @@ async def audit_env(
     own_turns = getattr(source.cls, "max_turns", None)
     limits = replace(options.limits, max_turns=min(options.limits.max_turns, own_turns or options.limits.max_turns))
     chat = Chat(tokenizer) if tokenizer is not None else chats.stand_in()
-    runner = PolicyRunner(
-        make, tasks, chat, limits, SamplingParams(max_tokens=options.max_tokens), options.seed,
-        own_turns or Limits().max_turns, budget,
-    )  # fmt: skip
+    sampling, most = SamplingParams(max_tokens=options.max_tokens), own_turns or Limits().max_turns
+    runner = PolicyRunner(make, tasks, chat, limits, sampling, options.seed, most, budget)
     of_few = {task.task_id for task in drawn[:_HEAVY_TASKS]}
     pairs = [
         (policy, task) for task in drawn for policy in policies if policy.key not in HEAVY or task.task_id in of_few
@@ -142,10 +132,8 @@ async def audit_env(
             everyone += [policy for policy, _ in parts]
             plays += await _play_pairs(runner, parts, marks, options.concurrency, notify)
         by_id = {task.task_id: task for task in drawn}
-        shown = Facts(
-            plays, by_id, {p.key: p.kind for p in everyone}, options.pass_reward, options.reward_range,
-            source.cls.score_range,
-        )  # fmt: skip
+        kinds = {p.key: p.kind for p in everyone}
+        shown = Facts(plays, by_id, kinds, options.pass_reward, options.reward_range, source.cls.score_range)
         more = named_policies(options.policies) if options.policies else follow_up(shown)
         everyone, policies = everyone + more, policies + more
         pairs = [(policy, task) for task in drawn for policy in more]
@@ -153,7 +141,8 @@ async def audit_env(
     facts = replace(shown, plays=plays, kinds={p.key: p.kind for p in everyone})
     findings = [
         *judge_plays(facts), *find_leaks(facts),
-        *find_run_code(plays, marks), *find_dead_tools(plays), *find_growth(plays), *find_slow_calls(budget),
+        *workings.find_run_code(plays, marks), *workings.find_dead_tools(plays), *workings.find_growth(plays),
+        *workings.find_slow_calls(budget),
     ]  # fmt: skip
     if budget.left_out["gold"]:  # it may be known for the other tasks
         findings = [each for each in findings if each.kind not in ("no-gold", "no-ceiling", "gold-partly")]
@@ -213,8 +202,8 @@ def _not_examined(
         yield "repetitions, and another time of day (--no_repeat)"
     if marks:
         yield "programs that end their process: it runs them in this one"
-    if max((len(play.steps) for play in plays), default=0) <= MIN_SIZES:
-        yield f"growth over turns: no episode has more than {MIN_SIZES} turns"
+    if max((len(play.steps) for play in plays), default=0) <= workings.MIN_SIZES:
+        yield f"growth over turns: no episode has more than {workings.MIN_SIZES} turns"
 
 
 def _draw_tasks(tasks: Sequence[Task], options: AuditOptions) -> list[Task]:
@@ -282,17 +271,17 @@ async def _repeat_plays(
         if play.error is None and play.policy != "length_bomb":
             first.setdefault((play.policy, play.task_id), play)
     runner.budget.part = _REPEATS
-    if flaky := find_flaky(await again([*first.values()], "again, one at a time")):
+    if flaky := workings.find_flaky(await again([*first.values()], "again, one at a time")):
         return flaky
     timed = [play for play in plays if play.key in CLOCK_POLICIES and play.error is None]
     runner.budget.part = 1.0
     with shifted_clock(modules):
         pairs = await again(timed, "at another time of day")
-    if by_day := find_clock(pairs):
+    if by_day := workings.find_clock(pairs):
         return by_day
     with elapsing_clock(modules) as add:
         pairs = await again(timed, "with time between turns", partial(add, BETWEEN_S))
-    return find_clock(pairs, f"after {BETWEEN_S:g} s between turns")
+    return workings.find_clock(pairs, f"after {BETWEEN_S:g} s between turns")
 
 
 # --- policies of what the first plays showed: commands that prompts name, calls that earned, and actions that were paid

@@ -136,28 +136,24 @@ def _leak_finding(kind: str, severity: Severity, where: str, texts: Sequence[_Te
 
 def _leaking(texts: Sequence[_Text], answers: Mapping[str, list[Needle]]) -> list[_Text]:
     """Return the texts that contain their task's answer, if that is not by chance."""
-    strong, common = [], _common(texts, answers)
+    known = {needle.text: needle for own in answers.values() for needle in own if needle.strong}
+    of_task = {task_id: _texts(own) for task_id, own in answers.items()}
+    different = {(text.play.task_id, text.text): text for text in texts}
+    common = {  # in texts on tasks with other answers, too
+        each
+        for each, needle in known.items()
+        if any(each not in of_task[task_id] and _has(text, [needle]) for (task_id, _), text in different.items())
+    }
+    strong = []
     for text in texts:
         own = [needle for needle in answers[text.play.task_id] if needle.text not in common]
         if _has(text, own, strong=True):
             # A text that also occurs on a task with another answer reveals nothing.
             same = [other.play.task_id for other in texts if other.text == text.text]
-            if all(_texts(own) & _texts(answers[task_id]) for task_id in same):
+            if all(_texts(own) & of_task[task_id] for task_id in same):
                 strong.append(text)
     many = _more_than_chance(texts, answers)
     return list({id(text): text for text in [*strong, *many]}.values())
-
-
-def _common(texts: Sequence[_Text], answers: Mapping[str, list[Needle]]) -> set[str]:
-    """Return the strong answers that texts on tasks with other answers contain, too."""
-    strong = {needle.text: needle for own in answers.values() for needle in own if needle.strong}
-    of_task = {task_id: _texts(own) for task_id, own in answers.items()}
-    different = {(text.play.task_id, text.text): text for text in texts}
-    return {
-        each
-        for each, needle in strong.items()
-        if any(each not in of_task[task_id] and _has(text, [needle]) for (task_id, _), text in different.items())
-    }
 
 
 def _has(text: _Text, own: Sequence[Needle], *, strong: bool = False) -> bool:

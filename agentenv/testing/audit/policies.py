@@ -436,11 +436,8 @@ def is_time_to_end(view: View) -> bool:
 
 def ending(view: View, answer: str = "done") -> str:
     """Return the next action that may end an episode: the answer, and then each tool that ends one."""
-    form = form_of(view.prompt)
-    with_answer = {
-        **right_calls(ending_tools(view.tools)),
-        **calls_with_texts(ending_tools(view.tools), lambda _: answer),
-    }
+    form, tools = form_of(view.prompt), ending_tools(view.tools)
+    with_answer = {**right_calls(tools), **calls_with_texts(tools, lambda _: answer)}
     ways = [form.format(answer) if form and answer != "done" else answer, *with_answer.values()]
     return next((way for way in ways if way not in view.before), ways[0])
 

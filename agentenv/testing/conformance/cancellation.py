@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,7 @@ from agentenv.testing.conformance.call_watch import MethodCall
 from agentenv.testing.conformance.cases import EpisodeCase
 from agentenv.testing.conformance.context import ConformanceContext
 from agentenv.testing.conformance.probes import TEMP_EVENTS, Event, InstrumentedCoroutine, record_events
-from agentenv.testing.conformance.problems import (
-    Problem,
-    exception_problem,
-    place_of_method,
-    problem_at,
-    relative_path,
-    unique,
-)
+from agentenv.testing.conformance.problems import Problem, exception_problem, place_of_method, problem_at, relative_path
 from agentenv.tools import calling
 
 _MAX_POINTS = 40
@@ -201,7 +194,7 @@ class _Cancelled:
 def cancel(context: ConformanceContext) -> list[Problem]:
     """An episode that is cancelled at any wait is closed once and leaves no task, thread, file or process."""
     context.require_steps()
-    return unique(context.run(_at_every_wait(context)))
+    return context.run(_at_every_wait(context))
 
 
 async def _at_every_wait(context: ConformanceContext) -> list[Problem]:
@@ -299,7 +292,10 @@ async def lasting_growth(before: Inventory, temps: Sequence[Event]) -> dict[str,
     started, has_collected = loop.time(), False
     last_ran, run_times = started, set[str]()
     while grown := _growth(before, now := inventory(temps)):
-        times = _run_times(now["threads"].keys() - before["threads"].keys())
+        times = set[str]()  # of new threads, as the kernel writes them; without /proc, none
+        for thread in now["threads"].keys() - before["threads"].keys():
+            with contextlib.suppress(OSError):
+                times.add(Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text())  # noqa: ASYNC240
         if times != run_times:
             last_ran, run_times = loop.time(), times
         seconds = loop.time() - started
@@ -310,12 +306,3 @@ async def lasting_growth(before: Inventory, temps: Sequence[Event]) -> dict[str,
             gc.collect()  # the traceback of an error may hold the last reference
         await asyncio.sleep(0.005)
     return {}
-
-
-def _run_times(threads: Iterable[threading.Thread]) -> set[str]:
-    """Return how long threads have run, as the kernel writes it; without /proc, the set is empty."""
-    times = set()
-    for thread in threads:
-        with contextlib.suppress(OSError):
-            times.add(Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text())
-    return times

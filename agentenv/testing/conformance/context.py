@@ -409,16 +409,12 @@ class ConformanceContext:
         source: EpisodeSource | None = None,
         engine: Engine | None = None,
         limits: Limits | None = None,
-        on: Chat | None = None,
     ) -> Trajectory:
         """Run one episode of a case; see `run_episode`."""
-        chat = on or self.chat
-        setup = EpisodeSetup(
-            engine=engine or ScriptedEngine(case.say, chat.tokenizer),
-            chat=chat,
-            sampling=SamplingParams(max_tokens=_MAX_TOKENS),
-            limits=limits or replace(self.limits, max_turns=case.cut or max(self.limits.max_turns, case.num_turns)),
-        )
+        chat, most = self.chat, case.cut or max(self.limits.max_turns, case.num_turns)
+        engine = engine or ScriptedEngine(case.say, chat.tokenizer)
+        sampling = SamplingParams(max_tokens=_MAX_TOKENS)
+        setup = EpisodeSetup(engine, chat, sampling, limits or replace(self.limits, max_turns=most))
         key = EpisodeKey(f"{case.task.task_id}/{case.policy}", seed=case.seed)
         trajectory = await self.run_episode(source or self.source, case.task, setup, key)
         if source is not None and self.has_slow_calls:  # their calls are watched

@@ -62,7 +62,6 @@ def contract(context: ConformanceContext) -> list[Problem]:
                 problems.append(problem_at(cls, "gold", *read_message(str(error), f"{cls.__name__}.gold")))
             elif gold and not index:
                 problems += _Trial(context, context.chat, gold=gold).run()
-        problems = unique(problems)
     if not context.uses_default_task:
         return problems
     hint = f" The task was the built-in question with the label {LABEL!r}; set another with --label or --data."
@@ -105,11 +104,8 @@ class _Trial:
         """The gold actions of the first task; with them, only actions that are nearly right come first."""
         self.powers = [] if context.watch.progress is None else [_POWER, f"#### {_POWER}"]
         power_calls = calls_with_texts(tools if self.powers else [], lambda tool: _POWER)
-        self.calls = [
-            text
-            for calls in (right_calls(tools), wrong_calls(tools), marked_calls(tools), power_calls)
-            for text in calls.values()
-        ]
+        calls = (right_calls(tools), wrong_calls(tools), marked_calls(tools), power_calls)
+        self.calls = [text for each in calls for text in each.values()]
         self.tools_refused = False
         """The environment needs a chat template that renders tools."""
         self.watch = context.watch
@@ -133,16 +129,11 @@ class _Trial:
         context, cls, problems = self.context, self.context.agent_cls, list[Problem]()
         label = self.task.label
         actions = [*ODD_ACTIONS, str(label), f"#### {label}", *([CALL_OF_NOTHING] if context.own_loop else ())]
-        scripts = [] if self.gold else [[*actions[first:], *actions[:first]] for first in range(len(actions))]
-        given = (
-            *self.calls,
-            *marked_actions().values(),
-            *hacks_of(cls).values(),
-            *self.powers,
-            *context.options.actions,
-        )
-        own = () if self.gold else given
-        scripts += [[action, *actions] for action in own]
+        scripts = []
+        if not self.gold:
+            scripts = [[*actions[first:], *actions[:first]] for first in range(len(actions))]
+            given = [*self.calls, *marked_actions().values(), *hacks_of(cls).values(), *self.powers]
+            scripts += [[action, *actions] for action in (*given, *context.options.actions)]
         for turn, action in enumerate(self.gold[:_MAX_ODD_TURNS]):
             forms = [*odd_forms(action).values(), *filter(None, [slow_pattern(action)])]
             scripts += [[*self.gold[:turn], form, *ODD_ACTIONS] for form in forms]
@@ -164,9 +155,9 @@ class _Trial:
                 self.tools_refused = True
                 return []
             problems += self.judge_run(cls, trajectory) if context.own_loop else self.judge(cls, seen, trajectory)
-            if trajectory.stop_reason is StopReason.EPISODE_TIMEOUT or (
-                trajectory.stop_reason is StopReason.STEP_TIMEOUT and (context.own_loop or self.watch.is_stuck)
-            ):
+            is_stuck = context.own_loop or self.watch.is_stuck
+            reason = trajectory.stop_reason
+            if reason is StopReason.EPISODE_TIMEOUT or (reason is StopReason.STEP_TIMEOUT and is_stuck):
                 break  # each further episode would hang as long
             first = next((one for one in seen if one.method == "step"), None)
             if first is not None and first.error is not None:
@@ -193,17 +184,11 @@ class _Trial:
 
     async def episode(self, actions: list[str], seen: list[MethodCall]) -> Trajectory:
         """Run one episode of these actions."""
-        return await self.context.run_episode(
-            self.context.recording_source(seen),
-            self.task,
-            EpisodeSetup(
-                engine=ScriptedEngine(actions * 3, self.chat.tokenizer),
-                chat=self.chat,
-                sampling=SamplingParams(max_tokens=max(map(len, actions)) + 1),
-                limits=self.limits,
-            ),
-            EpisodeKey("check", seed=0),
-        )
+        engine = ScriptedEngine(actions * 3, self.chat.tokenizer)
+        sampling = SamplingParams(max_tokens=max(map(len, actions)) + 1)
+        setup = EpisodeSetup(engine, self.chat, sampling, self.limits)
+        source = self.context.recording_source(seen)
+        return await self.context.run_episode(source, self.task, setup, EpisodeKey("check", seed=0))
 
     def timed_out(self, cls: type[Any], trajectory: Trajectory) -> Problem:
         """Return the problem of a call that exceeded its deadline."""
@@ -248,12 +233,8 @@ class _Trial:
             problems.append(record_problem(cls, error))
         is_cut = error is None and trajectory.stop_reason is StopReason.MAX_TURNS
         if is_cut and self.context.must_end and not self.context.may_go_on:
-            problems.append(
-                problem_at(
-                    cls, "step", f"an end within {self.limits.max_turns} turns", "none",
-                    "Set terminated or truncated (in a dict: done) after a bounded number of attempts.",
-                )
-            )  # fmt: skip
+            fix = "Set terminated or truncated (in a dict: done) after a bounded number of attempts."
+            problems.append(problem_at(cls, "step", f"an end within {self.limits.max_turns} turns", "none", fix))
         return problems
 
 

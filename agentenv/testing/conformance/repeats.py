@@ -27,21 +27,9 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.errors import InfraError
 from agentenv.testing.conformance.call_watch import CallWatch
 from agentenv.testing.conformance.cases import Avoided, EpisodeCase, yielding
-from agentenv.testing.conformance.context import (
-    IMPORT_LIMITS,
-    ConformanceContext,
-    ConformanceOptions,
-    NotApplicable,
-)
+from agentenv.testing.conformance.context import IMPORT_LIMITS, ConformanceContext, ConformanceOptions, NotApplicable
 from agentenv.testing.conformance.probes import FILE_EVENTS, PROCESS_EVENTS, Event, record_events, shortened_sleeps
-from agentenv.testing.conformance.problems import (
-    Problem,
-    attribute_at,
-    place_of_method,
-    problem_at,
-    relative_path,
-    unique,
-)
+from agentenv.testing.conformance.problems import Problem, attribute_at, place_of_method, problem_at, relative_path
 from agentenv.testing.diffs import culprit, difference, facts_of, first_difference, same_number
 from agentenv.testing.shifted_clock import elapsing_clock, modules_of, own_classes, reads_clocks, shifted_clock
 
@@ -55,21 +43,18 @@ def determinism(context: ConformanceContext) -> list[Problem]:
     context.require_steps()
     drawn = context.run(_drawn(context))
     if drawn:
-        return unique(drawn)  # the cause if episodes differ
+        return drawn  # the cause if episodes differ
     records = context.separate_episodes
     again = context.run(context.run_separately(context.cases[::-1]))[::-1]
     problems = []
     for case, one, other in zip(context.cases, records, again, strict=True):
         found = difference(one, other, ("the first time", "the second time"))
         if found is not None:
-            problems.append(
-                problem_at(
-                    context.agent_cls, culprit(found, other), "the same episode for the same task, seed and actions",
-                    f"{found} (the policy {case.policy!r})",
-                    "Draw from `Random(states['seed'])`; do not use clocks, earlier episodes or the order of sets.",
-                )
-            )  # fmt: skip
-    return unique(problems) or _with_delays(context, records)
+            expected = "the same episode for the same task, seed and actions"
+            got = f"{found} (the policy {case.policy!r})"
+            fix = "Draw from `Random(states['seed'])`; do not use clocks, earlier episodes or the order of sets."
+            problems.append(problem_at(context.agent_cls, culprit(found, other), expected, got, fix))
+    return problems or _with_delays(context, records)
 
 
 def _with_delays(context: ConformanceContext, records: list[Trajectory]) -> list[Problem]:
@@ -304,12 +289,7 @@ def _with_absolute_paths(options: ConformanceOptions) -> ConformanceOptions:
 
 
 def run_elsewhere(
-    options: ConformanceOptions,
-    avoided: Avoided,
-    reached: list[EpisodeCase] | None,
-    answer: str,
-    *,
-    shifts_clock: bool,
+    options: ConformanceOptions, avoided: Avoided, reached: list[EpisodeCase] | None, answer: str, *, shifts_clock: bool
 ) -> None:
     """Run the episodes of all cases in this process and write what they show to the file `answer`."""
     clock: AbstractContextManager[dict[tuple[str, int], None]] = shifted_clock() if shifts_clock else nullcontext({})
@@ -401,14 +381,14 @@ def isolation(context: ConformanceContext) -> list[Problem]:
         alone = (context.run(context.run_separately(context.cases)) for _ in range(_NUM_ALONE))
         if any(difference(*pair, ("", "")) for again in alone for pair in zip(records, again, strict=True)):
             if shared:
-                return unique(shared)  # the cause
+                return shared  # the cause
             raise NotApplicable("episodes also differ when run alone; fix `determinism` first")
         meanwhile = [name for name, value in _module_state(cls).items() if before[1].get(name, value) != value]
         hint = f" Check {', '.join(meanwhile)} of the module, which changed meanwhile." if meanwhile else ""
         expected = f"the same episode alone and among {NUM_TOGETHER}"
         fix = f"Keep the state of an episode on `self`, set in __init__ or reset.{hint}"
         problems.append(problem_at(cls, differs[0], expected, differs[1], fix))
-    return unique(problems or shared or context.run(_of_files(context)))
+    return problems or shared or context.run(_of_files(context))
 
 
 def _of_process(cls: type[Any], events: Sequence[Event]) -> Iterator[Problem]:

@@ -1,33 +1,44 @@
-"""The properties of what calls return: `rewards`, `ends`, `truncation`, `feedback`, `mutation` and `pickling`."""
+"""The properties of single calls.
+
+What they return: `rewards`, `ends`, `truncation`, `feedback`, `mutation`, `pickling`. The start, every row and the end:
+`constructor`, `data`, `close`.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
+import re
+import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
+from agentenv._util.calls import bounded, create, create_here
 from agentenv._util.plurals import counted
 from agentenv.chat.chat import Chat, text_of
 from agentenv.core.agent import AgentInstance
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import MAX_REWARD, Message, StepResult, StopReason
-from agentenv.errors import AgentEnvError
+from agentenv.core.types import MAX_REWARD, Message, StepResult, StopReason, Task
+from agentenv.errors import AgentEnvError, InfraError
 from agentenv.testing import chats
 from agentenv.testing.conformance.call_watch import MethodCall
 from agentenv.testing.conformance.cases import FORGED, EpisodeCase
-from agentenv.testing.conformance.context import ConformanceContext, NotApplicable
+from agentenv.testing.conformance.context import ConformanceContext, NotApplicable, raise_outage
+from agentenv.testing.conformance.probes import IO_EVENTS, record_events
 from agentenv.testing.conformance.problems import (
     Problem,
     exception_problem,
     info_problems,
+    place_of_method,
     problem_at,
     record_problem,
-    unique,
+    relative_path,
 )
 from agentenv.testing.shifted_clock import own_classes
 
@@ -47,7 +58,7 @@ def rewards(context: ConformanceContext) -> list[Problem]:
             continue  # as in `truncation`
         raised = [exception_problem(cls, call.method, call.error) for call in one.seen if call.error is not None]
         problems += raised or _of_record(cls, one.trajectory, "step")
-    return unique(problems)
+    return problems
 
 
 def ends(context: ConformanceContext) -> list[Problem]:
@@ -74,7 +85,7 @@ def ends(context: ConformanceContext) -> list[Problem]:
         elif trajectory.terminated and len(trajectory.segments[-1]) != trajectory.turns[-1].end:
             got, fix = "further tokens", "Return the result of `super().execute`."
             problems.append(problem_at(context.agent_cls, "step", "nothing after the last action", got, fix))
-    return unique(problems)
+    return problems
 
 
 def truncation(context: ConformanceContext) -> list[Problem]:
@@ -92,7 +103,7 @@ def truncation(context: ConformanceContext) -> list[Problem]:
             problems += raised or (_of_record(cls, trajectory, "on_truncate") if calls else [])
     if not num_truncated:
         raise NotApplicable("every episode ends with its first turn")
-    return unique(problems) or _of_payments(context)
+    return problems or _of_payments(context)
 
 
 def _of_payments(context: ConformanceContext) -> list[Problem]:
@@ -178,7 +189,7 @@ def feedback(context: ConformanceContext) -> list[Problem]:
         found = [*_of_messages(output)] or [wrong for chat in kinds for wrong in _rendered(output, chat)]
         for expected, got, fix in found:
             problems.append(problem_at(context.agent_cls, output.method, expected, got[:200], fix))
-    return unique(problems)
+    return problems
 
 
 def _of_messages(output: _Output) -> Iterator[Wrong]:
@@ -196,25 +207,20 @@ def _of_messages(output: _Output) -> Iterator[Wrong]:
         fix = "Return what was wrong, or end the episode: a policy without feedback repeats its action."
         yield "feedback that is not empty", f"{empty[0]!r}", fix
     if not isinstance(said, str) and messages:
-        yield from _of_roles([str(message.get("role")) for message in messages], output.method)
+        roles = [str(message.get("role")) for message in messages]
+        unknown = [role for role in roles if role not in _ROLES]
+        talk = roles[1:] if output.method == "reset" and roles[:1] == ["system"] else roles
+        before = ["assistant", *talk] if output.method == "step" else talk
+        twice = [one for one, other in pairwise(before) if one == other and one != "tool"]
+        if unknown:
+            yield f"roles among {', '.join(_ROLES)}", f"{unknown[0]!r}", "Chat templates support only these roles."
+        elif twice or "system" in talk:
+            fix = "Merge the messages: many templates reject roles that do not alternate."
+            yield "messages whose roles alternate", f"{roles}", fix
     lone = [letter for message in messages for letter in text_of(message) if 0xD800 <= ord(letter) < 0xE000]
     if lone:
         fix = "Replace lone surrogates: tokenizers reject them, and files cannot store them."
         yield "text that is valid Unicode", f"{lone[0]!r}", fix
-
-
-def _of_roles(roles: Sequence[str], method: str) -> Iterator[Wrong]:
-    """Yield what is wrong with the order of the messages of an observation."""
-    unknown = [role for role in roles if role not in _ROLES]
-    if unknown:
-        yield f"roles among {', '.join(_ROLES)}", f"{unknown[0]!r}", "Chat templates support only these roles."
-        return
-    talk = roles[1:] if method == "reset" and roles[:1] == ["system"] else roles
-    before = ["assistant", *talk] if method == "step" else talk
-    twice = [one for one, other in pairwise(before) if one == other and one != "tool"]
-    if twice or "system" in talk:
-        fix = "Merge the messages: many templates reject roles that do not alternate."
-        yield "messages whose roles alternate", f"{roles}", fix
 
 
 def _rendered(output: _Output, chat: Chat) -> list[Wrong]:
@@ -292,12 +298,9 @@ class _Watched:
             return
         self.returned = [(method, observation, repr(observation))]
         previous, self.messages = self.messages, [dict(message) for message in observation]
-        if (
-            method == "step"
-            and any(message.get("role") != "tool" for message in previous)  # results of tools may be the same again
-            and self.messages[: len(previous)] == previous
-            and len(self.messages) > len(previous)
-        ):
+        is_again = len(self.messages) > len(previous) and self.messages[: len(previous)] == previous
+        # Results of tools may be the same again.
+        if method == "step" and is_again and any(message.get("role") != "tool" for message in previous):
             got = f"{len(previous)} messages of the last one again, and {len(self.messages) - len(previous)} new"
             fix = "Return only the new messages: the loop keeps the conversation."
             self.problems.append(problem_at(self.cls, method, "an observation with only new messages", got, fix))
@@ -317,7 +320,7 @@ def mutation(context: ConformanceContext) -> list[Problem]:
             got = f"{was:.60} changed to {context.kwargs[name]!r:.80}"
             fix = "Copy it in __init__: all episodes share their arguments."
             problems.append(problem_at(cls, "__init__", f"the argument {name!r} unchanged", got, fix))
-    return unique(problems)
+    return problems
 
 
 def pickling(context: ConformanceContext) -> list[Problem]:
@@ -342,7 +345,7 @@ def pickling(context: ConformanceContext) -> list[Problem]:
                 expected, got = "a result that is the same when pickled", f"{again!r:.120}"
                 fix = "Return text, numbers and messages, or define __repr__ and pickling on the object."
                 problems.append(problem_at(cls, call.method, expected, got, fix))
-    return unique(problems)
+    return problems
 
 
 def _of_arguments(cls: type[Any], kwargs: Mapping[str, Any]) -> Iterator[Problem]:
@@ -372,3 +375,105 @@ def _refusal(value: Any) -> str:
     except _CANNOT as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+# --- the start, the rows and the end ----------------------------------------------------------------------------------
+
+QUICK_S = 0.1
+"""Every episode pays for its constructor again, and makes an instance for each attempt."""
+_NUM_TRIES = 5
+_FIX = "Move slow work to `reset`, and cache what all episodes share."
+
+
+def constructor(context: ConformanceContext) -> list[Problem]:
+    """Check that the constructor is quick, and does no input or output after its first call."""
+    context.require_steps()
+    cls = context.agent_cls
+    file = place_of_method(cls, "__init__")[0]
+    seconds = []
+    for _ in range(_NUM_TRIES):
+        with record_events(IO_EVENTS, file, this_thread=True) as events:
+            started = time.perf_counter()
+            instance = context.run(context.retried(lambda: create_here(cls, context.kwargs)))
+            seconds.append(time.perf_counter() - started)
+        context.run(_closed(context, instance))
+    own = [event for event in events if event.line]
+    expected = "no input or output in the constructor"
+    problems = [problem_at(cls, "__init__", expected, f"it {e.description}", _FIX, line=e.line) for e in own[:1]]
+    if min(seconds) > QUICK_S and not problems:
+        expected, got = f"a constructor that takes less than {QUICK_S:g} s", f"{min(seconds):.2f} s"
+        problems.append(problem_at(cls, "__init__", expected, got, _FIX))
+    return problems
+
+
+async def _closed(context: ConformanceContext, instance: AgentInstance) -> list[Problem]:
+    limit_s = context.limits.step_timeout_s
+    task = asyncio.ensure_future(context.retried(lambda: bounded(instance.close, limit_s=limit_s)))
+    await asyncio.wait({task})
+    error = task.exception()
+    if isinstance(error, InfraError):
+        raise error
+    return [] if error is None else [exception_problem(context.agent_cls, "close", error)]
+
+
+def close(context: ConformanceContext) -> list[Problem]:
+    """`close` works before `reset`, after a failed `reset`, and when repeated."""
+    context.require_steps()
+
+    async def run() -> list[Problem]:
+        task = context.tasks[0]
+        prompt, label, metadata = deepcopy((task.prompt, task.label, dict(task.metadata)))
+        states = {"observation": prompt, "label": label, "metadata": metadata, "images": task.images, "seed": 0}
+        resets: dict[str, Any] = {"before any reset": None, "after `reset`": states, "after a `reset` that failed": {}}
+        for when, given in resets.items():
+            instance = await context.retried(lambda: create(context.agent_cls, context.kwargs))
+            if given is not None:
+                reset = bounded(instance.reset, given, limit_s=context.limits.step_timeout_s)
+                await asyncio.gather(reset, return_exceptions=True)  # its errors are those of other properties
+            for again in ("", " again"):
+                problems = await _closed(context, instance)
+                if problems:
+                    fix = "Release only what exists, and only once."
+                    expected = f"no exception from `close`{again} {when}"
+                    return [replace(problem, expected=expected, fix=fix) for problem in problems]
+        return []
+
+    return context.run(run())
+
+
+def data(context: ConformanceContext) -> list[Problem]:
+    """Every row of the data can be read, and `reset` accepts a sample of the rows, spread evenly."""
+    found = context.rows()
+    if not found:
+        raise NotApplicable("it has no data; pass --data")
+    problems: list[Problem] = []
+    for name, tasks in found.items():
+        if isinstance(tasks, AgentEnvError):
+            expected, fix, error = f"data {name!r} that can be read", "Fix the file.", str(tasks)
+            if name != context.options.data:  # the data of the class
+                problems.append(problem_at(context.agent_cls, "reset", expected, error, fix))
+                continue
+            line = re.search(r", (?:line|item|row) (\d+)\b", error.partition(": expected ")[0])
+            problems.append(Problem(relative_path(name), int(line[1]) if line else 0, "data", expected, error, fix))
+        elif not context.own_loop:
+            problems += context.run(_problems_of_rows(context, name, tasks))
+    return problems
+
+
+async def _problems_of_rows(context: ConformanceContext, name: str, tasks: list[Task]) -> list[Problem]:
+    async def reset(task: Task, seed: int) -> AgentEnvError | None:
+        async with context.stepped(task, seed) as episode:
+            try:
+                await episode.begin()
+            except AgentEnvError as error:
+                raise_outage(episode.trajectory)
+                return error
+        return None
+
+    for number in range(0, len(tasks), max(1, len(tasks) // context.options.num_rows)):
+        error = await context.retried(partial(reset, tasks[number], number))
+        if error is not None:
+            expected = f"`reset` to accept every row of {name!r}"
+            got = f"an error at row {number + 1} ({tasks[number].task_id!r}): {error}"
+            return [problem_at(context.agent_cls, "reset", expected, got, "Fix the row, or make `reset` accept it.")]
+    return []

@@ -11,36 +11,35 @@ from typing import Any, Literal
 
 from agentenv._util.suggest import did_you_mean
 from agentenv.errors import ConfigError, InfraError
+from agentenv.testing.conformance import results
 from agentenv.testing.conformance.blocking import blocking
 from agentenv.testing.conformance.call_watch import CallWatch, Hung
 from agentenv.testing.conformance.cancellation import cancel
 from agentenv.testing.conformance.child import CheckProgress, ChildDeath
 from agentenv.testing.conformance.context import ConformanceContext, ConformanceOptions, NotApplicable, SlowCalls
 from agentenv.testing.conformance.contract import contract, hung_problem
-from agentenv.testing.conformance.lifecycle import close, constructor, data
 from agentenv.testing.conformance.probes import shortened_sleeps
 from agentenv.testing.conformance.problems import Problem, relative_path, unique
 from agentenv.testing.conformance.reach import explore
 from agentenv.testing.conformance.repeats import determinism, isolation, portability
-from agentenv.testing.conformance.results import ends, feedback, mutation, pickling, rewards, truncation
 
 Property = Callable[[ConformanceContext], list[Problem]]
 PROPERTIES: Mapping[str, Property] = {
     "contract": contract,
     "blocking": blocking,
-    "constructor": constructor,
-    "rewards": rewards,
-    "ends": ends,
-    "truncation": truncation,
-    "feedback": feedback,
+    "constructor": results.constructor,
+    "rewards": results.rewards,
+    "ends": results.ends,
+    "truncation": results.truncation,
+    "feedback": results.feedback,
     "determinism": determinism,
     "portability": portability,
     "isolation": isolation,
-    "mutation": mutation,
-    "close": close,
+    "mutation": results.mutation,
+    "close": results.close,
     "cancel": cancel,
-    "pickling": pickling,
-    "data": data,
+    "pickling": results.pickling,
+    "data": results.data,
 }
 """In the order in which they are checked: first those that make others slow or wrong. The first line of each docstring
 states the property."""
