@@ -5,12 +5,14 @@ import contextlib
 import fcntl
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import termios
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from agentenv.core.agent import AgentInstance
 from agentenv.episode.runner import ErrorPolicy, plan
 from agentenv.episode.source import EnvSource
 from agentenv.runs.shutdown import interruptible
-from tests.drivers import command, ids, lines, overriding
+from tests.drivers import command, forked, ids, lines, overriding, without_times
 from tests.episode.test_runner import END, make_runner, make_tasks, run_all
 from tests.faults.places import FLAGS, RESUME, make_place, rows
 from tests.waits import until
@@ -271,3 +273,58 @@ async def test_a_plain_call_that_ends_after_it_was_given_up_does_not_disturb_oth
     await asyncio.sleep(0.01)
     assert ended.is_set()
     assert complaints == []
+
+
+# --- killed again and again ---------------------------------------------------------------------------------------
+
+NUMBERED = """
+import asyncio
+from pathlib import Path
+from agentenv import AgentInstance, StepResult
+
+
+class Env(AgentInstance):
+    async def reset(self, states):
+        with Path("order").open("a") as file:
+            file.write(states["label"] + " ")
+        return states
+
+    async def step(self, states):
+        await asyncio.sleep(0.1)
+        return StepResult(reward=float(states["label"]), terminated=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_of_500_killed_at_50_moments_ends_with_each_episode_once_in_the_order_of_the_data(place):
+    (place / "env.py").write_text(NUMBERED)
+    rows(place, [str(i) for i in range(500)])
+    flags = [*FLAGS, "--concurrency", 4]
+    with forked([*flags, "--out", "whole"], place) as running:
+        assert running.wait(280) == 0
+    (place / "order").unlink()
+    run, moments, sizes, sessions = place / "out", random.Random(19), [0], []
+    record = run / "trajectories.jsonl"
+    for kill in range(50):
+        with forked(RESUME if kill else flags, place) as running:
+            if kill % 5 == 2:  # anywhere: while it starts, or reads what is there
+                time.sleep(moments.uniform(0.0, 0.6))
+            else:
+                running.until(lambda: record.exists() and record.read_bytes().count(b"\n") > sizes[-1])
+                time.sleep(moments.uniform(0.0, 0.02))
+            running.signal(signal.SIGKILL)
+            running.wait()
+        sizes.append(len(lines(run)))
+        assert len(set(ids(run))) == len(ids(run))
+        if (place / "order").exists():
+            sessions.append([int(each) for each in (place / "order").read_text().split()])
+            (place / "order").unlink()
+    assert all(before <= after for before, after in pairwise(sizes))
+    assert sum(before < after for before, after in pairwise(sizes)) >= 30
+    assert sizes[-1] < 500, "a kill at the end of all proves nothing"
+    with forked(RESUME, place) as running:
+        assert running.wait(280) == 0
+    assert ids(run) == [f"{i:06d}/0" for i in range(500)]
+    assert without_times(lines(run)) == without_times(lines(place / "whole"))
+    for session in sessions:
+        assert session == sorted(session), "the data's order"
