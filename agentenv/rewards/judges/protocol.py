@@ -105,37 +105,6 @@ class IndexedJudge(Judge, Protocol):
         """
 
 
-class JudgeVote:
-    """One vote of a judge on one question: each call is a new attempt, unless the judge has refused the question.
-
-    Make one for each question. A judge that does not tell replies apart is asked again with equal messages.
-    """
-
-    def __init__(self, judge: Judge, vote: int = 0) -> None:
-        self.judge = judge
-        self.vote = vote
-        self._attempts = 0
-        self._refusal = ""
-
-    async def complete(self, messages: Sequence[Message]) -> str:
-        """Return the next reply.
-
-        Raises:
-            InfraError: there is none.
-        """
-        if self._refusal:
-            raise JudgeRefused(self._refusal)
-        index = ReplyIndex(self.vote, self._attempts)
-        self._attempts += 1
-        try:
-            if isinstance(self.judge, IndexedJudge):
-                return await self.judge.reply_at(messages, index)
-            return await self.judge.complete(messages)
-        except JudgeRefused as error:
-            self._refusal = str(error)
-            raise
-
-
 # --- usage ------------------------------------------------------------------------------------------------------------
 
 

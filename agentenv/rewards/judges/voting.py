@@ -19,13 +19,13 @@ from agentenv.core.arguments import number, one_of, whole_number
 from agentenv.core.types import Message
 from agentenv.errors import InfraError
 from agentenv.rewards.judges.protocol import (
+    IndexedJudge,
     Judge,
     JudgeFailure,
     JudgeRefused,
     JudgeTimeout,
     JudgeUnclear,
     JudgeUsage,
-    JudgeVote,
     ReplyIndex,
 )
 from agentenv.rewards.judges.settings import judge_of, settings_from
@@ -141,7 +141,7 @@ class VotingBase:
         """
         messages = await self._messages(template, texts)
         votes = [
-            ask(JudgeVote(self.judge, vote), messages, read, self.retry, expected=template.expected)
+            ask(self.judge, messages, read, self.retry, expected=template.expected, vote=vote)
             for vote in range(self.voting.votes)
         ]
         return successes(await asyncio.gather(*votes, return_exceptions=True), self.voting.num_required)
@@ -153,9 +153,17 @@ class VotingBase:
 
 
 async def ask(
-    vote: JudgeVote, messages: Sequence[Message], read: Callable[[str], _T | None], retry: JudgeRetry, *, expected: str
+    judge: Judge,
+    messages: Sequence[Message],
+    read: Callable[[str], _T | None],
+    retry: JudgeRetry,
+    *,
+    expected: str,
+    vote: int = 0,
 ) -> _T:
     """Return what `read` finds in the judge's reply, retrying until it finds something.
+
+    A judge that does not tell replies apart is asked again with equal messages.
 
     Raises:
         JudgeUnclear: no attempt had a verdict, and the last one had a reply.
@@ -165,8 +173,11 @@ async def ask(
     failure: Exception = JudgeUnclear("nothing")
     for attempt in range(retry.attempts):
         await asyncio.sleep(retry.pause_s(attempt))
+        question: list[Any] = [judge.complete, messages]
+        if isinstance(judge, IndexedJudge):
+            question = [judge.reply_at, messages, ReplyIndex(vote, attempt)]
         try:
-            reply = await bounded(vote.complete, messages, limit_s=retry.limit_s, flag="limit_s")
+            reply = await bounded(*question, limit_s=retry.limit_s, flag="limit_s")
         except JudgeRefused:
             raise
         except (InfraError, StepTimeout) as error:
@@ -176,13 +187,13 @@ async def ask(
         if verdict is not None:
             return verdict
         failure = JudgeUnclear(f"{reply!r:.200}")
-        if isinstance(usage := getattr(vote.judge, "usage", None), JudgeUsage):
+        if isinstance(usage := getattr(judge, "usage", None), JudgeUsage):
             usage.add(unclear=1)
     # A judge with a cache forgets replies without a verdict: kept, they would be the answer for ever.
-    forget: Callable[[Sequence[Message], ReplyIndex], Awaitable[None]] | None = getattr(vote.judge, "forget", None)
+    forget: Callable[[Sequence[Message], ReplyIndex], Awaitable[None]] | None = getattr(judge, "forget", None)
     if forget is not None:
         for attempt in range(retry.attempts):
-            await forget(messages, ReplyIndex(vote.vote, attempt))
+            await forget(messages, ReplyIndex(vote, attempt))
     if isinstance(failure, JudgeUnclear):
         raise JudgeUnclear(
             f"judge: expected {expected} in {retry.attempts} attempts, the last gave {str(failure).rstrip('.')}. "

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from agentenv._util.calls import StepTimeout, bounded
 from agentenv.core.types import Message
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.rewards.judges.protocol import Judge, JudgeVote
+from agentenv.rewards.judges.protocol import Judge
 from agentenv.rewards.judges.settings import judge_from
 from agentenv.rewards.judges.voting import JudgeRetry, ask
 from agentenv.rewards.rules.text import final_text
@@ -83,7 +83,7 @@ class Played:
             if message["role"] in roles:
                 prompt.append({"role": roles[message["role"]], "content": message["content"] or _SILENCE})
         try:
-            asking = partial(ask, JudgeVote(self._judge), prompt, _message_in, retry, expected="what the user says")
+            asking = partial(ask, self._judge, prompt, _message_in, retry, expected="what the user says")
             reply = await bounded(asking, limit_s=self._limit_s, flag="limit_s")
         except StepTimeout as error:
             raise InfraError(f"rm_chat: user: {error}") from error

@@ -21,11 +21,11 @@ from agentenv.rewards.judges.protocol import (
     JudgeUnavailable,
     JudgeUnclear,
     JudgeUsage,
-    JudgeVote,
     ReplyIndex,
 )
 from agentenv.rewards.judges.rubric import Criterion, RubricReward, read_shares
-from agentenv.rewards.judges.voting import JudgeRetry, Voting
+from agentenv.rewards.judges.verdicts import read_yes_or_no
+from agentenv.rewards.judges.voting import JudgeRetry, Voting, ask
 from agentenv.rewards.registry import reward_from
 from agentenv.rewards.routing import Router
 from agentenv.rewards.rules.format import ThinkFormatReward
@@ -130,11 +130,9 @@ async def test_a_vote_draws_again_after_each_attempt_but_not_after_a_refusal():
                 raise JudgeRefused("too long")
             raise InfraError("down")
 
-    vote = JudgeVote(judge := Refusing(), 4)
-    for kind in (InfraError, JudgeRefused, JudgeRefused):
-        with pytest.raises(kind) as raised:
-            await vote.complete([])
-        assert type(raised.value) is kind
+    judge = Refusing()
+    with pytest.raises(JudgeRefused):
+        await ask(judge, [], read_yes_or_no, QUICK, expected="yes or no", vote=4)
     assert judge.draws == [(4, 0), (4, 1)]
 
 
