@@ -9,6 +9,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -149,11 +150,15 @@ class CachedJudge:
             shared = pending[key] = _PendingReply(asyncio.create_task(ask()))
         else:
             self.usage.add(shared=1)
+        shared.num_waiting += 1
         try:
-            return await shared.reply()
+            return await asyncio.shield(shared.task)
         finally:
-            if pending.get(key) is shared and shared.over:
+            shared.num_waiting -= 1
+            if pending.get(key) is shared and (shared.task.done() or not shared.num_waiting):
                 del pending[key]
+            if not shared.num_waiting:
+                shared.task.cancel()
 
     async def forget(self, messages: Sequence[Message], index: ReplyIndex) -> None:
         """Remove a reply, so that the judge is asked for it the next time."""
@@ -164,24 +169,12 @@ class CachedJudge:
         await self.judge.close()
 
 
+@dataclass(eq=False, slots=True)
 class _PendingReply:
-    """A request in progress, and the number of callers that wait for it."""
+    """A request in progress, and the number of callers that wait for it; when the last one leaves, it is cancelled."""
 
-    def __init__(self, task: asyncio.Task[str]) -> None:
-        self.task = task
-        self.over = False
-        self._num_waiting = 0
-
-    async def reply(self) -> str:
-        """Return the reply; if the last caller that waits is cancelled, so is the request."""
-        self._num_waiting += 1
-        try:
-            return await asyncio.shield(self.task)
-        finally:
-            self._num_waiting -= 1
-            self.over = self.task.done() or not self._num_waiting
-            if not self._num_waiting:
-                self.task.cancel()
+    task: asyncio.Task[str]
+    num_waiting: int = 0
 
 
 def reply_key(identity: str, messages: Sequence[Message], index: ReplyIndex) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from agentenv.core.arguments import number, shown
@@ -25,12 +26,14 @@ from agentenv.rewards.types import Response, RewardResult, Status
 
 
 class _SingleResponse(VotingBase):
-    """One question about one response, answered with a number from 0 to 1."""
+    """One question about one response, answered with a number from `low` to `high`, which become 0 and 1."""
 
     bounds = (0.0, 1.0)
     component_names = ("judge", "num_votes", "agreement")
+    low, high = 0.0, 1.0
     needs_label: bool
     _template: JudgeTemplate
+    _read: Callable[[str], float | None]
 
     async def grade(self, response: Response) -> RewardResult:
         """Return the result; NO_ANSWER, without asking, for an empty response or one whose thinking has no end.
@@ -44,14 +47,12 @@ class _SingleResponse(VotingBase):
         if not answer:
             return RewardResult(0.0, 0.0, Status.NO_ANSWER, {"judge": 0.0, "num_votes": 0.0, "agreement": 1.0})
         texts = {"question": prompt_text(response.prompt), "reference": reference, "response": answer}
-        votes = await self._votes(self._template, texts, self._read)
+        numbers = await self._votes(self._template, texts, self._read)
+        votes = [(each - self.low) / (self.high - self.low) for each in numbers]
         reward = self.voting.merge(votes, "the response")
         agreement = sum(vote == reward for vote in votes) / len(votes)
         components = {"judge": sum(votes) / len(votes), "num_votes": float(len(votes)), "agreement": agreement}
         return RewardResult(reward, reward, components=components, extracted=shown(answer))
-
-    def _read(self, reply: str) -> float | None:
-        raise NotImplementedError
 
 
 class JudgeReward(_SingleResponse):
@@ -82,11 +83,7 @@ class JudgeReward(_SingleResponse):
     ) -> None:
         super().__init__(judge, voting, retry)
         self.voting, self.needs_label = replace(self.voting, combine="majority"), needs_label
-        self._template = VERIFY.fill(criteria or SAMENESS)
-
-    def _read(self, reply: str) -> float | None:
-        verdict = read_yes_or_no(reply)
-        return None if verdict is None else float(verdict)
+        self._template, self._read = VERIFY.fill(criteria or SAMENESS), read_yes_or_no
 
 
 class PointwiseReward(_SingleResponse):
@@ -123,7 +120,4 @@ class PointwiseReward(_SingleResponse):
         self.low, self.high = ends
         self.needs_label = needs_label
         self._template = GRADE.fill(criteria or QUALITY, low=self.low, high=self.high)
-
-    def _read(self, reply: str) -> float | None:
-        score = read_score(reply, self.low, self.high)
-        return None if score is None else (score - self.low) / (self.high - self.low)
+        self._read = partial(read_score, low=self.low, high=self.high)
