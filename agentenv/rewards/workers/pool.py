@@ -314,7 +314,6 @@ class Worker:
 class _LoopState:
     """State of one event loop."""
 
-    admitted: asyncio.Semaphore
     free: asyncio.Semaphore
     busy: set[Worker] = field(default_factory=set)
 
@@ -324,8 +323,7 @@ class WorkerPool:
 
     A request may compute for `cpu_limit_s`. A worker that exceeds that is killed about a second of computing later. In
     any case it is killed `wall_limit_s` after it took the request; the default is ten times `cpu_limit_s`, at least
-    30 s. Beyond `max_pending` requests, callers wait in line. A worker is replaced after `max_tasks_per_worker`
-    requests.
+    30 s. A worker is replaced after `max_tasks_per_worker` requests.
 
     Raises:
         ConfigError: an argument is not a number above zero.
@@ -337,11 +335,10 @@ class WorkerPool:
         num_workers: int = 2,
         cpu_limit_s: float = 2.0,
         wall_limit_s: float | None = None,
-        max_pending: int = 1024,
         max_tasks_per_worker: int = 2000,
     ) -> None:
         limits = {"cpu_limit_s": cpu_limit_s, "wall_limit_s": 1.0 if wall_limit_s is None else wall_limit_s}
-        whole = {"num_workers": num_workers, "max_pending": max_pending, "max_tasks_per_worker": max_tasks_per_worker}
+        whole = {"num_workers": num_workers, "max_tasks_per_worker": max_tasks_per_worker}
         for name, value in {**limits, **whole}.items():
             kinds: tuple[type, ...] = (int,) if name in whole else (int, float)
             if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
@@ -349,7 +346,6 @@ class WorkerPool:
         self._num_workers = num_workers
         self._cpu_limit_s = cpu_limit_s
         self._wall_limit_s = wall_limit_s
-        self._max_pending = max_pending
         self._max_tasks = max_tasks_per_worker
         self._reset()
 
@@ -390,17 +386,13 @@ class WorkerPool:
         with self._lock:
             ended = [self._loops.pop(each) for each in list(self._loops) if each.is_closed()]
             self._dying = [process for process in self._dying if process.poll() is None]
-            if loop not in self._loops:
-                free = asyncio.Semaphore(self._num_workers)
-                self._loops[loop] = _LoopState(asyncio.Semaphore(self._max_pending), free)
-            state = self._loops[loop]
+            state = self._loops.setdefault(loop, _LoopState(asyncio.Semaphore(self._num_workers)))
         for worker in [worker for one in ended for worker in one.busy]:
             self._kill(worker)
             worker.release()
         num_closes = self._num_closes
         async with contextlib.AsyncExitStack() as slots:
             with waiting():
-                await slots.enter_async_context(state.admitted)
                 await slots.enter_async_context(state.free)
             for attempt in count(1):
                 if self._num_closes != num_closes:

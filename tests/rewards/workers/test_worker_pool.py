@@ -123,7 +123,6 @@ async def test_a_handler_is_loaded_once_by_each_worker_and_sent_where_it_is_load
         ("cpu_limit_s", 0),
         ("cpu_limit_s", float("nan")),
         ("wall_limit_s", -1),
-        ("max_pending", 0),
         ("max_tasks_per_worker", "5"),
     ],
 )
