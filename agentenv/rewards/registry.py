@@ -61,7 +61,7 @@ REWARDS = {
     "overlong": RewardEntry("rules.length:OverlongReward"),
     "judge": RewardEntry("judges.pointwise:JudgeReward"),
     "judge_score": RewardEntry("judges.pointwise:PointwiseReward"),
-    "rubric": RewardEntry("judges.rubric:RubricReward"),
+    "rubric": RewardEntry("judges.pointwise:RubricReward"),
     "model": RewardEntry("models.reward:ModelReward"),
     "normalized": RewardEntry("models.normalize:Normalized"),
 }

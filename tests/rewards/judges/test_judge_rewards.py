@@ -14,7 +14,7 @@ from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards import grading
 from agentenv.rewards.grading import grade, grade_all
 from agentenv.rewards.groups.batch import Each
-from agentenv.rewards.judges.pointwise import JudgeReward, PointwiseReward
+from agentenv.rewards.judges.pointwise import Criterion, JudgeReward, PointwiseReward, RubricReward, read_shares
 from agentenv.rewards.judges.protocol import (
     JudgeRefused,
     JudgeTimeout,
@@ -23,7 +23,6 @@ from agentenv.rewards.judges.protocol import (
     JudgeUsage,
     ReplyIndex,
 )
-from agentenv.rewards.judges.rubric import Criterion, RubricReward, read_shares
 from agentenv.rewards.judges.verdicts import read_yes_or_no
 from agentenv.rewards.judges.voting import JudgeRetry, Voting, ask
 from agentenv.rewards.registry import reward_from
