@@ -31,7 +31,7 @@ IMPORTS_TORCH = (
     "engines/hf/torch_settings.py",
     "engines/weights.py", "engines/vllm/worker.py",
     "rewards/models/classifier.py",
-    "rewards/models/vllm_head.py", "training/algorithm/", "training/learner/", "tools/schemas.py",
+    "training/algorithm/", "training/learner/", "tools/schemas.py",
 )  # fmt: skip
 """Files and folders of functions over tensors: others import them inside functions."""
 

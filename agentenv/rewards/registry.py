@@ -63,7 +63,7 @@ REWARDS = {
     "judge_score": RewardEntry("judges.pointwise:PointwiseReward"),
     "rubric": RewardEntry("judges.pointwise:RubricReward"),
     "model": RewardEntry("models.reward:ModelReward"),
-    "normalized": RewardEntry("models.normalize:Normalized"),
+    "normalized": RewardEntry("models.reward:Normalized"),
 }
 """The one list of rewards."""
 ROLL_NAMES = {
