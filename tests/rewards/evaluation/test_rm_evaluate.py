@@ -6,8 +6,7 @@ import json
 import pytest
 
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError, RunStopped
-from agentenv.rewards.evaluation.evaluate import EvaluationLog, ItemOutcome, evaluate
-from agentenv.rewards.evaluation.specs import RewardModel
+from agentenv.rewards.evaluation.evaluate import EvaluationLog, ItemOutcome, RewardModel, evaluate
 from agentenv.rewards.judges.pointwise import PointwiseReward
 from agentenv.rewards.judges.voting import JudgeRetry
 from agentenv.rewards.models.hf import HFScorer

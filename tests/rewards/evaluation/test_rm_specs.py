@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from agentenv.errors import ConfigError, MissingDependency
-from agentenv.rewards.evaluation.specs import open_rm
+from agentenv.rewards.evaluation.evaluate import open_rm
 from agentenv.rewards.judges.comparisons import PairwiseJudge
 from agentenv.rewards.judges.openai import OpenAIJudge
 from agentenv.rewards.judges.pointwise import PointwiseReward

@@ -7,9 +7,9 @@ import pytest
 
 from agentenv.errors import ConfigError
 from agentenv.rewards.evaluation.evaluate import ItemOutcome
-from agentenv.rewards.evaluation.report import Report
 from agentenv.rewards.evaluation.tables import (
     Pair,
+    Report,
     check_bench,
     correlations,
     deltas,
