@@ -17,8 +17,8 @@ from agentenv.core.types import StopReason, Task
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.rules.code.extract import extract_code
+from agentenv.rewards.rules.code.forms import example_text
 from agentenv.rewards.rules.code.reward import HIDDEN_FAILED, INSTRUCTION, shared_sandbox
-from agentenv.rewards.rules.code.rows import example_text
 from agentenv.sandbox.fusion.server import FusionServer
 from agentenv.sandbox.local.sandbox import LocalSandbox
 from agentenv.sandbox.types import SandboxUnavailable

@@ -1,4 +1,4 @@
-"""Dataset rows as test suites: the plain form of `rewards.rules.code.rows`, and the forms of known datasets.
+"""Dataset rows as test suites: the plain form of `rewards.rules.code.forms`, and the forms of known datasets.
 
     python -m agentenv_envs.code_sandbox.datasets mbpp.jsonl OUT.jsonl --prompt_key text
 

@@ -27,7 +27,7 @@ class Problem:
     id: str
     prompt: str
     label: Mapping[str, Any]
-    """The plain form of `agentenv.rewards.rules.code.rows`."""
+    """The plain form of `agentenv.rewards.rules.code.forms`."""
     reference: str
     """Passes all tests."""
     mutants: tuple[str, ...]
