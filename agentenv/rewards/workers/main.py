@@ -28,7 +28,7 @@ from agentenv.rewards.loading import load_function
 
 _HANDLERS = {
     "math": "agentenv.rewards.rules.math.worker:handle",
-    "ifeval": "agentenv.rewards.rules.ifeval.instructions:handle",
+    "ifeval": "agentenv.rewards.rules.ifeval.reward:handle",
     "regex": "agentenv.rewards.rules.regex:search_in_worker",
     "json_schema": "agentenv.rewards.rules.json_schema:handle",
     "call": "agentenv.rewards.loading:handle",

@@ -11,11 +11,19 @@ from pathlib import Path
 import pytest
 
 from agentenv.errors import MissingDependency
-from agentenv.rewards.rules.ifeval.counts import num_capital_tokens, num_sentences, num_spaced_words, num_word_runs
 from agentenv.rewards.rules.ifeval.functions import RULES as FUNCTIONS
-from agentenv.rewards.rules.ifeval.instructions import RULES, check_text, instructions_of, variants
 from agentenv.rewards.rules.ifeval.official import RULES as OFFICIAL
-from agentenv.rewards.rules.ifeval.rules import CODES, code_of, is_in, load_langdetect
+from agentenv.rewards.rules.ifeval.reward import RULES, check_text, instructions_of, variants
+from agentenv.rewards.rules.ifeval.rules import (
+    CODES,
+    code_of,
+    is_in,
+    load_langdetect,
+    num_capital_tokens,
+    num_sentences,
+    num_spaced_words,
+    num_word_runs,
+)
 
 CASES = [json.loads(line) for line in (Path(__file__).parent / "cases.jsonl").read_text("utf-8").splitlines()]
 KNOWS_LANGUAGES = importlib.util.find_spec("langdetect") is not None

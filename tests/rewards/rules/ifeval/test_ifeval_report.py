@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.rewards.rules.ifeval.instructions import MODES, check_text, instructions_of
+from agentenv.rewards.rules.ifeval.reward import MODES, check_text, instructions_of
 from agentenv.rewards.rules.text import final_text
 
 OWN = [json.loads(line) for line in (Path(__file__).parent / "rows.jsonl").read_text().splitlines()]
