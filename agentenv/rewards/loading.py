@@ -11,9 +11,9 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Unpack, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Unpack, get_args, get_origin, get_type_hints
 from zlib import crc32
 
 from agentenv._util.paths import place_of
@@ -22,6 +22,7 @@ from agentenv.core.arguments import is_finite
 from agentenv.errors import AgentEnvError, ConfigError, ContractError, InfraError
 from agentenv.rewards.types import Response, RewardResult
 
+_T = TypeVar("_T")
 _OURS = ("response", "prompt", "label", "metadata")
 _VERLS = ("data_source", "solution_str", "ground_truth", "extra_info")
 _TEXTS = ("extracted", "feedback", "detail")
@@ -229,8 +230,8 @@ def construct(name: str, cls: Callable[..., Any], options: Mapping[str, Any], *a
     takes_any = False
     if rest:  # `**name: Unpack[…]` lists its fields; any other `**name` takes every option
         hint = get_type_hints(cls.__init__).get(rest[0]) if inspect.isclass(cls) else None
-        fields = [*get_type_hints(*get_args(hint))] if get_origin(hint) is Unpack else []
-        known, takes_any = [*known, *fields], not fields
+        listed = [*get_type_hints(*get_args(hint))] if get_origin(hint) is Unpack else []
+        known, takes_any = [*known, *listed], not listed
     unknown = [each for each in options if each not in known]
     expected = f"{name}: expected options among {', '.join(known) or 'none'}, got"
     if unknown and not takes_any:
@@ -248,3 +249,22 @@ def construct(name: str, cls: Callable[..., Any], options: Mapping[str, Any], *a
             f"{name}: expected it to be constructed with {dict(options)!r:.200}, got {type(error).__name__}: {error}. "
             "Change the options, or fix the class."
         ) from error
+
+
+def settings_from(where: str, given: Any, default: _T) -> _T:
+    """Return an object of the default's class: `given` itself, or the default with the fields of a mapping replaced.
+
+    Raises:
+        ConfigError: `given` is something else, or names an unknown field.
+    """
+    if given is None:
+        return default
+    if isinstance(given, type(default)):
+        return given
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"{where}: expected {type(default).__name__}(…), or an object with some of its fields, got {given!r:.200}."
+        )
+    usual = {each.name: getattr(default, each.name) for each in fields(default)}  # type: ignore[arg-type]
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    return construct(where, type(default), {**usual, **values})  # type: ignore[no-any-return]

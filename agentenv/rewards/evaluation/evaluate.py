@@ -123,7 +123,7 @@ def open_rm(spec: str, /, **options: Any) -> RewardModel:
             )
         from agentenv.rewards.judges.comparisons import PairwiseJudge
         from agentenv.rewards.judges.pointwise import PointwiseReward
-        from agentenv.rewards.judges.settings import client_options, judge_from
+        from agentenv.rewards.judges.protocol import client_options, judge_from
 
         of_client = {name: value for name, value in options.items() if name in client_options()}
         client = judge_from(of_client | {"base_url": url, "model": model})

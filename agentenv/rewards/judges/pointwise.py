@@ -62,7 +62,7 @@ class JudgeReward(_SingleResponse):
     """1.0 if a judge says that a response is right, else 0.0, by majority of the votes.
 
     Args:
-        judge: the judge, or settings for `settings.judge_from`.
+        judge: the judge, or settings for `protocol.judge_from`.
         criteria: when it should say yes, as text for the judge; default: if the answer equals the reference.
         needs_label: True if a row without a reference cannot be graded; else the judge has the question alone.
         voting: how often it is asked; a tie is not a verdict, and `combine` is ignored.
@@ -93,7 +93,7 @@ class PointwiseReward(_SingleResponse):
     """A judge's score of a response on a scale, mapped onto 0..1.
 
     Args:
-        judge: the judge, or settings for `settings.judge_from`.
+        judge: the judge, or settings for `protocol.judge_from`.
         scale: the lowest and highest score.
         criteria: what makes an answer good, as text for the judge; default: that of `templates`.
         needs_label: True if a row without a reference cannot be graded; else the judge has the question alone.
@@ -158,7 +158,7 @@ class RubricReward(VotingBase):
     """The weighted share of criteria that a response meets: sum(weight * met) / sum(positive weights), within 0..1.
 
     Args:
-        judge: the judge, asked about all criteria together; or settings for `settings.judge_from`.
+        judge: the judge, asked about all criteria together; or settings for `protocol.judge_from`.
         criteria: the criteria; a text is one of weight 1.0, answered with yes or no, and a mapping has the fields of
             one.
         voting: how often it is asked; votes on one criterion are combined, then the criteria. If a majority is

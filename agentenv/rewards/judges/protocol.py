@@ -1,19 +1,22 @@
 """Define what a judge is, count what it costs, and tell several replies to equal messages apart: of votes, of retries.
 
 Otherwise a cache would return the same reply to all votes, and would always return the one that cannot be read.
+`judge_from` makes a judge from settings such as JSON has them.
 """
 
 from __future__ import annotations
 
+import inspect
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from agentenv.core.arguments import number
 from agentenv.core.types import Message
-from agentenv.errors import InfraError
+from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards.grading import add_usage
+from agentenv.rewards.loading import settings_from
 
 USAGE_PREFIX = "judge/"
 _COUNTS = (
@@ -170,3 +173,62 @@ class JudgeUsage:
         with self._lock:
             counts = dict(self._counts)
         return {f"{prefix}{name}": float(count) for name, count in counts.items()} | {f"{prefix}cost": self.cost}
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def judge_of(where: str, judge: Any) -> Judge:
+    """Return the judge, made from settings if it is a mapping; see `judge_from`.
+
+    Raises:
+        ConfigError: it is not a judge, or the settings are wrong.
+    """
+    if isinstance(judge, Mapping):
+        judge = judge_from(judge)
+    if not callable(getattr(judge, "complete", None)) or isinstance(judge, type):
+        raise ConfigError(f"{where}.judge: expected an object with `async def complete(messages)`, got {judge!r:.200}.")
+    return judge  # type: ignore[no-any-return]
+
+
+def client_options() -> list[str]:
+    """Return the names of the settings that `judge_from` accepts."""
+    from agentenv.rewards.judges.openai import OpenAIJudge
+
+    return [*(name for name in inspect.signature(OpenAIJudge).parameters if name != "usage"), "price", "cache"]
+
+
+def judge_from(settings: Mapping[str, Any]) -> Any:
+    """Return an `OpenAIJudge`, or a `CachedJudge` around it.
+
+    Args:
+        settings: the constructor's arguments by name, at least `base_url` and `model`; `sampling`, `request_options`
+            and `price` (of a `protocol.Price`) are objects of their fields. `cache` is a file of earlier replies.
+
+    Raises:
+        ConfigError: an argument is missing or unknown, or has an invalid value.
+    """
+    from agentenv.rewards.judges.cache import CachedJudge, ReplyCache
+    from agentenv.rewards.judges.openai import JUDGING, OpenAIJudge, RequestOptions
+
+    options, known = dict(settings), client_options()
+    unknown = [name for name in options if name not in known]
+    missing = [name for name in ("base_url", "model") if name not in options]
+    if unknown or missing:
+        got = f"{unknown[0]!r}" if unknown else f"no {' and no '.join(missing)}"
+        raise ConfigError(
+            f"judge: expected settings with base_url and model, and others among {', '.join(known[2:])}, got {got}. "
+            "Correct the settings of the judge."
+        )
+    cache, price = options.pop("cache", None), settings_from("judge.price", options.pop("price", None), Price())
+    options["sampling"] = settings_from("judge.sampling", options.get("sampling"), JUDGING)
+    options["request_options"] = settings_from(
+        "judge.request_options", options.get("request_options"), RequestOptions()
+    )
+    try:
+        judge = OpenAIJudge(**options, usage=JudgeUsage(price))
+        return judge if cache is None else CachedJudge(judge, ReplyCache(cache))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"judge: expected settings of other types, got {dict(settings)!r:.300} ({error}). Correct them."
+        ) from error

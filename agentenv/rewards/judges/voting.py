@@ -27,9 +27,10 @@ from agentenv.rewards.judges.protocol import (
     JudgeUnclear,
     JudgeUsage,
     ReplyIndex,
+    judge_of,
 )
-from agentenv.rewards.judges.settings import judge_of, settings_from
 from agentenv.rewards.judges.templates import MAX_CHARS, JudgeTemplate
+from agentenv.rewards.loading import settings_from
 
 _T = TypeVar("_T")
 _MAX_PAUSE_S = 30.0
@@ -112,7 +113,7 @@ class VotingBase:
     """The base of all rewards that ask a judge.
 
     Args:
-        judge: the judge, or settings for `settings.judge_from`.
+        judge: the judge, or settings for `protocol.judge_from`.
         voting: how often each question is asked; a Voting, or its fields by name as JSON has them.
         retry: attempts and time limits of each vote; a JudgeRetry, or its fields by name.
 

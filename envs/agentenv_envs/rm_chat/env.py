@@ -123,7 +123,7 @@ class RMChat(AgentInstance):
             max_turns: most answers of the policy.
             user: None: the row's column `user_turns`, if it exists; `{"script": column}`: another column, which every
                 row needs; `{"base_url": address, "model": name, "persona": text}`: a language model, with any other
-                settings of `judges.settings.judge_from`; or the same as `{"judge": settings, "persona": text}`, where
+                settings of `judges.protocol.judge_from`; or the same as `{"judge": settings, "persona": text}`, where
                 settings may be an object with `complete`. A row's column `persona` takes precedence over that text.
             system: a system message for conversations that start without one; the reward model sees it too.
             part: `final` hides the thinking of earlier answers from the reward, `all` shows it.

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 from agentenv._util.calls import StepTimeout, bounded
 from agentenv.core.types import Message
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.rewards.judges.protocol import Judge
-from agentenv.rewards.judges.settings import judge_from
+from agentenv.rewards.judges.protocol import Judge, judge_from
 from agentenv.rewards.judges.voting import JudgeRetry, ask
 from agentenv.rewards.rules.text import final_text
 

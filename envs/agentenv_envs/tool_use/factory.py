@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentenv.errors import ConfigError
-from agentenv.rewards.judges.settings import settings_from
-from agentenv.rewards.loading import load_function
+from agentenv.rewards.loading import load_function, settings_from
 from agentenv.rewards.rules.code.reward import shared_sandbox
 from agentenv.sandbox.types import ExecLimits
 from agentenv.tools.mcp import McpServer

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from agentenv._util.calls import give_back, seconds_left, waiting
 from agentenv.errors import ConfigError, InfraError
-from agentenv.rewards.judges.settings import settings_from
+from agentenv.rewards.loading import settings_from
 from agentenv.rewards.rules.code.forms import code_task, comparison, program_of, question_of
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.sandbox.factory import open_sandbox
