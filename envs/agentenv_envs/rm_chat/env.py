@@ -1,4 +1,7 @@
-"""RMChat: a conversation of one or more turns, in which a reward model, a judge or any reward scores the answers."""
+"""RMChat: a conversation of one or more turns, in which a reward model, a judge or any reward scores the answers.
+
+The user's side is the row's script, or a language model.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,21 @@ import asyncio
 import inspect
 import json
 import logging
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypedDict, TypeVar, Unpack
+from typing import Any, ClassVar, Protocol, TypedDict, Unpack
 
+from agentenv._util.calls import StepTimeout, bounded
 from agentenv._util.suggest import did_you_mean
 from agentenv.chat.chat import PromptText
 from agentenv.core.agent import AgentInstance, ResetState, StepState
 from agentenv.core.types import Message, StepResult
-from agentenv.errors import ConfigError, ContractError, DataError, MissingDependency, RunStopped
+from agentenv.errors import ConfigError, ContractError, DataError, InfraError, MissingDependency, RunStopped
 from agentenv.rewards.grading import RM_RETRIED, collect_failures, collect_usage, grade
-from agentenv.rewards.judges.protocol import JudgeMisaddressed
+from agentenv.rewards.judges.protocol import Judge, JudgeMisaddressed, judge_from
+from agentenv.rewards.judges.voting import JudgeRetry, ask
 from agentenv.rewards.models.factory import parsed
 from agentenv.rewards.models.render import checked
 from agentenv.rewards.models.reward import ModelReward
@@ -27,8 +33,136 @@ from agentenv.rewards.rules.text import final_text, with_opened_thought, without
 from agentenv.rewards.types import Response, Reward, RewardResult
 from agentenv_envs.common import RENDERED, check, row_of
 from agentenv_envs.rm_chat.shared import Shared, closable
-from agentenv_envs.rm_chat.users import PERSONA as DEFAULT_PERSONA
-from agentenv_envs.rm_chat.users import Played, Script, User, player_from, user_from
+
+END = "[END]"
+"""The message of a played user who has nothing more to ask."""
+DEFAULT_PERSONA = "A person who wants help with what their first message says, and has no more time than that takes."
+PLAYING = """You play the user in a conversation with an assistant. The other side is the assistant; you never answer
+for it, help it, or say that you play. Whom you play:
+
+{persona}
+
+Write the user's next message and nothing else: short, in their own words, about what is still missing, wrong or
+unclear in the last answer, or the next thing that they need. Where nothing is left to ask, write {end} and no more."""
+_BEGIN = "Write the user's first message."
+_SILENCE = "(no answer)"
+_SAMPLING = {"temperature": 1.0, "max_tokens": 256}
+
+
+class User(Protocol):
+    """The other side of one conversation."""
+
+    async def reply(self, messages: Sequence[Message]) -> str | None:
+        """Return the next message; None if the conversation is over.
+
+        Raises:
+            InfraError: no message is available.
+        """
+
+
+class Script:
+    """Sends fixed texts in order, independently of the answers."""
+
+    def __init__(self, turns: Any, column: str) -> None:
+        if isinstance(turns, str) or not isinstance(turns, Sequence) or not all(map(_is_text, turns)):
+            raise DataError(f"rm_chat: {column}: expected a list of texts, got {turns!r:.120}. Correct the row.")
+        self._left = list(turns)
+
+    async def reply(self, messages: Sequence[Message]) -> str | None:
+        """Return the next text."""
+        return self._left.pop(0) if self._left else None
+
+
+class Played:
+    """A language model that plays the user; it sees the conversation with swapped roles and without thinking.
+
+    Args:
+        judge: the language model; asked again if a reply is empty.
+        persona: the person to play.
+        limit_s: longest time for one message, including all attempts.
+    """
+
+    def __init__(self, judge: Judge, persona: str, *, limit_s: float) -> None:
+        self._judge, self._limit_s = judge, limit_s
+        self._head: list[Message] = [
+            {"role": "system", "content": PLAYING.format(persona=persona, end=END)},
+            {"role": "user", "content": _BEGIN},
+        ]
+
+    async def reply(self, messages: Sequence[Message]) -> str | None:
+        """Return the model's message; None after `[END]`.
+
+        Raises:
+            InfraError: no message came in time.
+        """
+        retry = JudgeRetry(limit_s=self._limit_s)
+        # As the playing model sees the conversation, the user's messages are the assistant's.
+        roles = {"user": "assistant", "assistant": "user"}
+        prompt = list(self._head)
+        for message in messages:
+            if message["role"] in roles:
+                prompt.append({"role": roles[message["role"]], "content": message["content"] or _SILENCE})
+        try:
+            asking = partial(ask, self._judge, prompt, _message_in, retry, expected="what the user says")
+            reply = await bounded(asking, limit_s=self._limit_s, flag="limit_s")
+        except StepTimeout as error:
+            raise InfraError(f"rm_chat: user: {error}") from error
+        return None if END in reply else reply
+
+
+def user_from(user: Any) -> Mapping[str, Any] | None:
+    """Check the settings of a user: None, `{"script": column}`, or `{"judge": settings}` with or without `persona`.
+
+    Raises:
+        ConfigError: the settings have none of these forms.
+    """
+    if user is None:
+        return None
+    if isinstance(user, Mapping) and "base_url" in user and not {"script", "judge"} & user.keys():
+        judge = {name: value for name, value in user.items() if name != "persona"}
+        user = {"judge": judge, **({"persona": user["persona"]} if "persona" in user else {})}
+    known = isinstance(user, Mapping) and any(
+        name in user and user.keys() <= {name, *others} for name, others in (("script", ()), ("judge", ("persona",)))
+    )
+    if (
+        not known
+        or not _is_text(user.get("persona", DEFAULT_PERSONA))
+        or ("script" in user and not _is_text(user["script"]))
+    ):
+        raise ConfigError(
+            "RMChat.user: expected None, {'script': column} or {'base_url': …, 'model': …}, the same as {'judge': "
+            f"settings}}, with or without 'persona': text, got {user!r:.200}."
+        )
+    return dict(user)
+
+
+def player_from(settings: Any) -> Any:
+    """Return the language model that plays: an object with `complete`, or one from settings for `judge_from`.
+
+    Raises:
+        ConfigError: the settings do not describe one.
+    """
+    if callable(getattr(settings, "complete", None)) and not isinstance(settings, type):
+        return settings
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"RMChat.user.judge: expected settings, got {settings!r:.200}. Set base_url and model.")
+    sampling = settings.get("sampling") or {}
+    return judge_from(
+        {**settings, "sampling": {**_SAMPLING, **sampling} if isinstance(sampling, Mapping) else sampling}
+    )
+
+
+def _message_in(reply: str) -> str | None:
+    """Return the message; None if it is empty or has half a surrogate pair, which no tokenizer accepts."""
+    text = final_text(reply) or ""
+    return None if not text or any("\ud800" <= char <= "\udfff" for char in text) else text
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+# --- the environment --------------------------------------------------------------------------------------------------
 
 logger = logging.getLogger(__name__)
 PREFIX = "rm/"
@@ -36,8 +170,6 @@ MESSAGES, TURNS, PERSONA = "messages", "user_turns", "persona"
 """Columns: raw messages, if the prompt is a rendering; the user's later messages; the persona of a played user."""
 _ADVICE = f"Use raw messages: the reward model has its own template. Or put them into the column {MESSAGES!r}."
 _SETTINGS_ERRORS = (ConfigError, MissingDependency, JudgeMisaddressed)
-_T = TypeVar("_T")
-_U = TypeVar("_U")
 
 STAND_IN: Mapping[str, Any] = {
     "sum": {
@@ -204,7 +336,12 @@ class RMChat(AgentInstance):
             reply, facts = await self._reply(continues)
             result, figures = await self._graded(response) if reply is None else (None, {})
         else:
-            (reply, facts), (result, figures) = await _both(self._reply(continues), self._graded(response))
+            # Both end, even if one fails.
+            ended: Any = await asyncio.gather(self._reply(continues), self._graded(response), return_exceptions=True)
+            for each in ended:
+                if isinstance(each, BaseException):
+                    raise each
+            (reply, facts), (result, figures) = ended
         self._owed = response if result is None else None
         if reply is not None:
             self._messages.append({"role": "user", "content": reply})
@@ -302,16 +439,6 @@ def _settings_errors_end_run() -> Iterator[None]:
         stopped = RunStopped(str(error))
         stopped.exit_code = error.exit_code
         raise stopped from error
-
-
-async def _both(first: Awaitable[_T], second: Awaitable[_U]) -> tuple[_T, _U]:
-    """Return both results after both have ended, even if one fails."""
-    one, other = await asyncio.gather(first, second, return_exceptions=True)
-    if isinstance(one, BaseException):
-        raise one
-    if isinstance(other, BaseException):
-        raise other
-    return one, other
 
 
 def first_messages(prompt: str | Sequence[Message], column: Any, system: str | None) -> tuple[Any, list[Message]]:
