@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import importlib
 import importlib.util
 import inspect
@@ -19,7 +20,7 @@ from zlib import crc32
 from agentenv._util.paths import place_of
 from agentenv._util.suggest import did_you_mean
 from agentenv.core.arguments import is_finite
-from agentenv.errors import AgentEnvError, ConfigError, ContractError, InfraError
+from agentenv.errors import AgentEnvError, ConfigError, ContractError, DataError, InfraError
 from agentenv.rewards.types import Response, RewardResult
 
 _T = TypeVar("_T")
@@ -126,6 +127,18 @@ def arguments(response: Response, names: tuple[str, ...]) -> dict[str, Any]:
         "extra_info": row.get("extra_info", dict(row)),
     }
     return {name: values[name] for name in names}
+
+
+def copied(columns: _T) -> _T:
+    """Return a copy of a row's columns, which a user's function may change.
+
+    Raises:
+        DataError: a column cannot be copied.
+    """
+    try:
+        return copy.deepcopy(columns)
+    except (TypeError, RecursionError) as error:
+        raise DataError(f"row: expected values that can be copied, got {error}. Fix its columns.") from error
 
 
 def as_result(value: Any, where: str) -> RewardResult:
