@@ -226,25 +226,18 @@ def _tests(name: str, row: Mapping[str, Any]) -> list[Any]:
             content = unzip.decompress(base64.b64decode(value), MAX_TESTS_BYTES)
             if unzip.unconsumed_tail:
                 raise ValueError(f"tests of more than {MAX_TESTS_BYTES} bytes")
-            value = content.decode() if content[:1] in b"[{" else _unpickled_text(content)
+            if content[:1] in b"[{":
+                value = content.decode()
+            else:  # a pickle of a text: other pickles import, or allocate without bounds
+                value = ""
+                for code, argument, _ in pickletools.genops(content):
+                    if "UNICODE" in code.name:
+                        value = str(argument)
+                    elif code.name not in ("PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"):
+                        raise ValueError(f"a pickle with {code.name} where only a text is allowed")
         except (zlib.error, ValueError) as error:
             raise ValueError(f"tests that cannot be unpacked ({error})") from error
     return as_items(parse_column(name, value))
-
-
-def _unpickled_text(content: bytes) -> str:
-    """Return the text of a pickle that holds only a text; other pickles import, or allocate without bounds.
-
-    Raises:
-        ValueError: it is another pickle, or none.
-    """
-    text = ""
-    for code, argument, _ in pickletools.genops(content):
-        if "UNICODE" in code.name:
-            text = str(argument)
-        elif code.name not in ("PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"):
-            raise ValueError(f"a pickle with {code.name} where only a text is allowed")
-    return text
 
 
 def _same_or_boxed(how: Comparison, given: Any, expected: Any, got: Any) -> bool:
