@@ -142,14 +142,10 @@ def enforce_bounds(reward: Reward | GroupReward, result: Any) -> RewardResult:
     The status is ERROR if it is not a RewardResult, or the reward has no bounds, and INFRA if it is outside of them.
     """
     where, bounds = type(reward).__name__, getattr(reward, "bounds", None)
-    if not isinstance(result, RewardResult):
-        return RewardResult.failed(
-            f"{where}: expected a RewardResult, got {result!r:.200}. Fix the reward.", Status.ERROR
-        )
-    if not isinstance(bounds, tuple | list) or len(bounds) != 2:
-        return RewardResult.failed(
-            f"{where}: expected bounds (low, high), got {bounds!r:.200}. Fix the reward.", Status.ERROR
-        )
+    is_result = isinstance(result, RewardResult)
+    if not is_result or not isinstance(bounds, tuple | list) or len(bounds) != 2:
+        wrong = f"bounds (low, high), got {bounds!r:.200}" if is_result else f"a RewardResult, got {result!r:.200}"
+        return RewardResult.failed(f"{where}: expected {wrong}. Fix the reward.", Status.ERROR)
     low, high = bounds
     if result.reward is None or low - _ROUNDING <= result.reward <= high + _ROUNDING:
         return result

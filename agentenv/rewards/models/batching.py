@@ -135,7 +135,21 @@ class MicroBatcher:
         self._thread.join(_CLOSE_GRACE_S)
 
     def _work(self) -> None:
-        while taken := self._taken():
+        while True:
+            # Take the first items of the queue once they have waited long enough.
+            with self._changed:
+                while not self._closed:
+                    self._queue = [item for item in self._queue if not item.future.done()]
+                    left_s = None
+                    if self._queue:
+                        left_s = self._queue[0].asked + self._max_wait_s - time.monotonic()
+                        if left_s <= 0.0 or len(self._queue) >= self._max_batch:
+                            break
+                    self._changed.wait(left_s)
+                if self._closed:
+                    return
+                most = _BATCHES_AT_ONCE * self._max_batch
+                taken, self._queue = self._queue[:most], self._queue[most:]
             items: list[_Item] = []
             for item in taken:
                 found = _result_or_error(item.given) if callable(item.given) else item.given
@@ -150,24 +164,6 @@ class MicroBatcher:
                     break
                 self._batch = [items[index] for index in batch]
                 _hand_over(self._scored(self._batch))
-
-    def _taken(self) -> list[_Item]:
-        """Return the first items of the queue once they have waited long enough; [] after `close`."""
-        with self._changed:
-            while not self._closed:
-                self._queue = [item for item in self._queue if not item.future.done()]
-                if not self._queue:
-                    left_s = None
-                elif len(self._queue) >= self._max_batch:
-                    left_s = 0.0
-                else:
-                    left_s = self._queue[0].asked + self._max_wait_s - time.monotonic()
-                if left_s is not None and left_s <= 0.0:
-                    break
-                self._changed.wait(left_s)
-            most = _BATCHES_AT_ONCE * self._max_batch
-            taken, self._queue = self._queue[:most], self._queue[most:]
-            return [] if self._closed else taken
 
     def _scored(self, items: list[_Item]) -> list[tuple[_Item, float | AgentEnvError]]:
         """Return the items' scores or errors; cancelled items are not computed again."""

@@ -61,26 +61,6 @@ class Answered:
     """One per label; at least one."""
     num_tokens: int | None
 
-    @property
-    def may_be_activated(self) -> bool:
-        """Whether they look like what a sigmoid or softmax gives."""
-        return all(0.0 <= value <= 1.0 for value in self.values)
-
-    def value(self, label: int | None, where: str) -> float:
-        """Return the value of one label.
-
-        Raises:
-            ConfigError: the label is unknown, or missing with several values.
-        """
-        if label is None and len(self.values) == 1:
-            return self.values[0]
-        if label is None or label >= len(self.values):
-            raise ConfigError(
-                f"{where}: expected label, the index of one of the model's {len(self.values)} numbers, got {label!r}. "
-                "Pass the one that is the score."
-            )
-        return self.values[label]
-
 
 def request_of(queries: Sequence[Query], endpoint: str) -> dict[str, Any]:
     """Return the body of a request for queries of ids or texts, or for one of messages, without the model.
@@ -267,7 +247,8 @@ class VLLMHTTPScorer(RequestScorer[Query, Answered]):
             given = conversation if isinstance(conversation, str) else await messages_for_server(conversation)
             query = Query(given, most=self._rendering.max_length or served.max_length)
         answered = await self.asker.ask(query)
-        if answered.may_be_activated and not self._proven:
+        values = answered.values
+        if not self._proven and all(0.0 <= value <= 1.0 for value in values):  # as a sigmoid or softmax gives
             await self._prover.ask(query)
         num_tokens = query.num_tokens or answered.num_tokens
         truncated = query.truncated
@@ -278,7 +259,13 @@ class VLLMHTTPScorer(RequestScorer[Query, Answered]):
                     "Drop the row, choose overflow 'left' or 'right', or, where the model takes more, raise max_length."
                 )
             truncated = self.overflow != "error" and num_tokens == query.most
-        return Scored(answered.value(self.label, self.asker.where), num_tokens, truncated)
+        label = 0 if self.label is None and len(values) == 1 else self.label
+        if label is None or label >= len(values):
+            raise ConfigError(
+                f"{self.asker.where}: expected label, the index of one of the model's {len(values)} numbers, got "
+                f"{label!r}. Pass the one that is the score."
+            )
+        return Scored(values[label], num_tokens, truncated)
 
     async def _prove(self, queries: list[Query]) -> Sequence[None] | AttemptFailure:
         """Show that the server turns the activation off, by scoring one conversation with and without it."""

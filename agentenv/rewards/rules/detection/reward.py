@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -382,8 +382,21 @@ def iou(a: Box, b: Box) -> float:
 
 def best_pairs(weights: Mapping[Pair, float]) -> list[Pair]:
     """Return the largest matching, and the heaviest among those; weights are from 0 to 2."""
+    at: dict[tuple[int, int, bool], list[Pair]] = {}  # by box: its pairs
+    for image, i, j in weights:
+        at.setdefault((image, i, True), []).append((image, i, j))
+        at.setdefault((image, j, False), []).append((image, i, j))
     chosen: list[Pair] = []
-    for group in _connected(weights):
+    seen: set[Pair] = set()
+    for first in weights:
+        if first in seen:
+            continue
+        seen.add(first)
+        group = [first]  # all pairs that are connected with it by shared boxes
+        for image, i, j in group:  # which grows
+            new = [pair for pair in (*at[image, i, True], *at[image, j, False]) if pair not in seen]
+            group += dict.fromkeys(new)
+            seen.update(new)
         if len(group) == 1:
             chosen += group
             continue
@@ -397,25 +410,6 @@ def best_pairs(weights: Mapping[Pair, float]) -> list[Pair]:
             table[row_of[pair[:2]]][column_of[pair[2]]] = more + weights[pair]
         chosen += [(*rows[i], columns[j]) for i, j in heaviest(table) if table[i][j] > 0.0]
     return sorted(chosen)
-
-
-def _connected(pairs: Mapping[Pair, float]) -> Iterator[list[Pair]]:
-    """Yield groups of pairs that are connected by shared boxes."""
-    at: dict[tuple[int, int, bool], list[Pair]] = {}
-    for image, i, j in pairs:
-        at.setdefault((image, i, True), []).append((image, i, j))
-        at.setdefault((image, j, False), []).append((image, i, j))
-    seen: set[Pair] = set()
-    for first in pairs:
-        if first in seen:
-            continue
-        seen.add(first)
-        group = [first]
-        for image, i, j in group:  # which grows
-            new = [pair for pair in (*at[image, i, True], *at[image, j, False]) if pair not in seen]
-            group += dict.fromkeys(new)
-            seen.update(new)
-        yield group
 
 
 def heaviest(table: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
