@@ -267,26 +267,6 @@ def _deviations(values: Sequence[float], groups: Sequence[Hashable]) -> list[flo
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """The scores and lengths (in characters) of a chosen and a rejected answer."""
-
-    chosen: float
-    rejected: float
-    chosen_length: int
-    rejected_length: int
-
-    @property
-    def margin(self) -> float:
-        """The chosen answer's score minus the rejected one's."""
-        return self.chosen - self.rejected
-
-    @property
-    def longer_by(self) -> int:
-        """The chosen answer's length minus the rejected one's."""
-        return self.chosen_length - self.rejected_length
-
-
-@dataclass(frozen=True, slots=True)
 class LengthBias:
     """How far a preference follows length. A share is None if no pair qualifies."""
 
@@ -298,15 +278,18 @@ class LengthBias:
     accuracy_where_shorter_is_chosen: float | None
 
 
-def length_bias(pairs: Sequence[Pair]) -> LengthBias:
-    """Return the length bias; equal scores count as wrong."""
-    differ = [pair for pair in pairs if pair.longer_by]
-    longer, shorter = ([p for p in differ if p.longer_by * sign > 0] for sign in (1, -1))
+def length_bias(pairs: Sequence[tuple[float, int]]) -> LengthBias:
+    """Return the length bias; equal scores count as wrong.
+
+    Args:
+        pairs: of each chosen and rejected answer, by how much the chosen one scores more and is longer, in characters.
+    """
+    differ = [(margin, longer_by) for margin, longer_by in pairs if longer_by]
     return LengthBias(
-        _share(pair.margin * pair.longer_by > 0 for pair in differ if pair.margin),
-        _share(pair.longer_by > 0 for pair in differ),
-        _share(pair.margin > 0 for pair in longer),
-        _share(pair.margin > 0 for pair in shorter),
+        _share(margin * longer_by > 0 for margin, longer_by in differ if margin),
+        _share(longer_by > 0 for _, longer_by in differ),
+        _share(margin > 0 for margin, longer_by in differ if longer_by > 0),
+        _share(margin > 0 for margin, longer_by in differ if longer_by < 0),
     )
 
 
@@ -332,14 +315,14 @@ def hygiene_of(items: Sequence[Item], outcomes: Sequence[ItemOutcome]) -> Hygien
     rewards: list[float | None] = []
     texts: list[str] = []
     places: list[int] = []
-    pairs: list[Pair] = []
+    pairs: list[tuple[float, int]] = []
     for item, outcome in zip(items, outcomes, strict=True):
         rewards += outcome.scores
         texts += [candidate.text for candidate in item.candidates]
         places += [item.index] * len(item.candidates)
         if item.is_pair and outcome.known is not None:
             chosen, rejected = (len(candidate.text) for candidate in item.candidates)
-            pairs.append(Pair(outcome.known[0], outcome.known[1], chosen, rejected))
+            pairs.append((outcome.known[0] - outcome.known[1], chosen - rejected))
     return Hygiene(
         correlations(rewards, texts, places),
         length_bias(pairs),

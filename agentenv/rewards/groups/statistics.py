@@ -65,10 +65,7 @@ def statistics(results: Sequence[RewardResult], groups: Sequence[Hashable]) -> S
     Raises:
         ConfigError: not one group key per response.
     """
-    if len(results) != len(groups):
-        raise ConfigError(
-            f"groups: expected a key for each of {len(results)} responses, got {len(groups)}. Pass them all."
-        )
+    _check_keys(results, groups)
     members: dict[Hashable, list[RewardResult]] = {}
     for result, group in zip(results, groups, strict=True):
         members.setdefault(group, []).append(result)
@@ -79,6 +76,13 @@ def statistics(results: Sequence[RewardResult], groups: Sequence[Hashable]) -> S
         for column in COLUMNS
     }
     return Statistics(_summaries(names, results), by_group, columns, len(results))
+
+
+def _check_keys(results: Sequence[RewardResult], groups: Sequence[Hashable]) -> None:
+    if len(results) != len(groups):
+        raise ConfigError(
+            f"groups: expected a key for each of {len(results)} responses, got {len(groups)}. Pass them all."
+        )
 
 
 def summary(values: Sequence[float]) -> NumberSummary:
@@ -151,10 +155,7 @@ def apply_policy(
         names = ", ".join(InvalidPolicy)
         raise ConfigError(f"invalid policy: expected one of {names}, got {policy!r}.")
     chosen = InvalidPolicy(policy)
-    if len(results) != len(groups):
-        raise ConfigError(
-            f"groups: expected a key for each of {len(results)} responses, got {len(groups)}. Pass them all."
-        )
+    _check_keys(results, groups)
     invalid = [result for result in results if result.reward is None]
     if invalid and chosen is InvalidPolicy.RAISE:
         kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(str(r.status) for r in invalid).items())

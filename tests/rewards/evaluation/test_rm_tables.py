@@ -8,7 +8,6 @@ import pytest
 from agentenv.errors import ConfigError
 from agentenv.rewards.evaluation.evaluate import ItemOutcome
 from agentenv.rewards.evaluation.tables import (
-    Pair,
     Report,
     check_bench,
     correlations,
@@ -249,11 +248,11 @@ def test_features_count_characters_marks_and_repeated_words():
 
 def test_length_bias_separates_a_preference_for_length_from_its_value():
     pairs = [
-        Pair(2.0, 1.0, 9, 5),
-        Pair(1.0, 2.0, 5, 9),
-        Pair(1.0, 2.0, 5, 9),
-        Pair(3.0, 1.0, 4, 4),
-        Pair(1.0, 1.0, 2, 1),
+        (1.0, 4),
+        (-1.0, -4),
+        (-1.0, -4),
+        (2.0, 0),
+        (0.0, 1),
     ]
     found = length_bias(pairs)
     assert found.prefers_longer == 1.0
