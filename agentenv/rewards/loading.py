@@ -46,12 +46,8 @@ def load_function(spec: str) -> Callable[..., Any]:
         raise
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{where}.".startswith(f"{error.name}."):
-            raise ConfigError(
-                f"function: expected an importable module, got {spec!r}: {error}. Fix the name."
-            ) from error
-        raise ConfigError(
-            f"function: expected {spec!r} to import, got {type(error).__name__}: {error}. Fix it, or its name."
-        ) from error
+            raise ConfigError(f"function: expected an importable module, got {spec!r}: {error}.") from error
+        raise ConfigError(f"function: expected {spec!r} to import, got {type(error).__name__}: {error}.") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(f"function: expected a function {name!r} in {where}, got {function!r}. Define it.")
@@ -155,9 +151,7 @@ def as_result(value: Any, where: str) -> RewardResult:
     columns = dict(value) if isinstance(value, Mapping) else {"reward": value}
     reward = _number(columns.pop("reward", columns.get("score")))
     if reward is None or math.isnan(reward) or not is_finite(reward):
-        raise ContractError(
-            f"{where}: expected a finite number or a dict with one, got {value!r:.200}. Fix the function."
-        )
+        raise ContractError(f"{where}: expected a finite number or a dict with one, got {value!r:.200}.")
     score = _number(columns.pop("score", reward))
     if "pred" in columns:
         columns.setdefault("extracted", columns.pop("pred"))

@@ -212,9 +212,7 @@ async def grade_group(
         return GroupResults(tuple(enforce_bounds(reward, result) for result in answer), "ok", seconds)
     if not isinstance(answer, BaseException):
         shown = repr(answer)[:200]
-        answer = ContractError(
-            f"{type(reward).__name__}: expected {len(responses)} results, got {shown}. Fix the reward."
-        )
+        answer = ContractError(f"{type(reward).__name__}: expected {len(responses)} results, got {shown}.")
     status: Literal["timeout", "error"] = "timeout" if isinstance(answer, StepTimeout) else "error"
     if isinstance(answer, Exception) and not isinstance(answer, StepTimeout):
         answer = failure_of(answer, type(reward).__name__)

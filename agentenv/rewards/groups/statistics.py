@@ -80,9 +80,7 @@ def statistics(results: Sequence[RewardResult], groups: Sequence[Hashable]) -> S
 
 def _check_keys(results: Sequence[RewardResult], groups: Sequence[Hashable]) -> None:
     if len(results) != len(groups):
-        raise ConfigError(
-            f"groups: expected a key for each of {len(results)} responses, got {len(groups)}. Pass them all."
-        )
+        raise ConfigError(f"groups: expected a key for each of {len(results)} responses, got {len(groups)}.")
 
 
 def summary(values: Sequence[float]) -> NumberSummary:

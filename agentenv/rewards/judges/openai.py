@@ -130,7 +130,7 @@ class OpenAIJudge:
         if api_key is not None and not is_header_token(api_key):
             raise ConfigError(
                 f"OpenAIJudge.api_key_env: expected a key in the environment variable {api_key_env!r}, got "
-                f"{'other characters than a header may hold' if api_key else 'none'}. Set it."
+                f"{'other characters than a header may hold' if api_key else 'none'}."
             )
         self._http = HTTPClient(self.url, api_key=api_key, errors=_ERRORS, connect_s=self.request_options.connect_s)
         self._policy = RetryPolicy(

@@ -185,9 +185,7 @@ class RubricReward(VotingBase):
     ) -> None:
         super().__init__(judge, voting, retry)
         if not isinstance(criteria, list | tuple) or not 0 < len(criteria) <= MAX_CRITERIA:
-            raise ConfigError(
-                f"RubricReward.criteria: expected a list of 1..{MAX_CRITERIA}, got {criteria!r:.200}. Write some."
-            )
+            raise ConfigError(f"RubricReward.criteria: expected a list of 1..{MAX_CRITERIA}, got {criteria!r:.200}.")
         given: list[Any] = [each if isinstance(each, Criterion | Mapping) else {"text": each} for each in criteria]
         self.criteria: tuple[Criterion, ...] = tuple(
             each if isinstance(each, Criterion) else construct("RubricReward.criteria", Criterion, each)

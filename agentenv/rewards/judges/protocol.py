@@ -229,6 +229,4 @@ def judge_from(settings: Mapping[str, Any]) -> Any:
         judge = OpenAIJudge(**options, usage=JudgeUsage(price))
         return judge if cache is None else CachedJudge(judge, ReplyCache(cache))
     except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"judge: expected settings of other types, got {dict(settings)!r:.300} ({error}). Correct them."
-        ) from error
+        raise ConfigError(f"judge: expected settings of other types, got {dict(settings)!r:.300} ({error}).") from error

@@ -103,9 +103,7 @@ class HFScorer(CountingScorer):
         self._overflow: Any = one_of("HFScorer.overflow", overflow, OVERFLOWS)
         self._max_length = None if max_length is None else whole_number("HFScorer.max_length", max_length, low=2)
         if not isinstance(self._model, str) and self.options.tokenizer is None:
-            raise ConfigError(
-                "HFScorer.options: expected a tokenizer for a model that is an object, got none. Give it."
-            )
+            raise ConfigError("HFScorer.options: expected a tokenizer for a model that is an object, got none.")
         self.batcher = MicroBatcher(
             lambda sequences: self._open().classifier.score_batch(sequences),
             max_batch=max_batch,
@@ -201,14 +199,11 @@ class HFScorer(CountingScorer):
             tokenizer = tokenizer_of("HFScorer", str(tokenizer), "Pass options.tokenizer.")
         if self._max_length is not None and positions is not None and self._max_length > positions:
             raise ConfigError(
-                f"HFScorer.max_length: expected at most the model's {positions} positions, got {self._max_length}. "
-                "Lower it."
+                f"HFScorer.max_length: expected at most the model's {positions} positions, got {self._max_length}."
             )
         limits = [limit for limit in (positions, limit_of(tokenizer)) if limit and limit < NO_LIMIT]
         if self._max_length is None and not limits:
-            raise ConfigError(
-                "HFScorer.max_length: expected a number for a model without a known limit, got None. Pass it."
-            )
+            raise ConfigError("HFScorer.max_length: expected a number for a model without a known limit, got None.")
         return ConversationRenderer(
             tokenizer,
             max_length=min(limits) if self._max_length is None else self._max_length,

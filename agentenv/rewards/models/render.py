@@ -106,8 +106,7 @@ class ConversationRenderer:
         token: int | None = getattr(self.tokenizer, f"{which}_token_id", None)
         if add and token is None:
             raise ConfigError(
-                f"ConversationRenderer.add_{which}: expected a tokenizer with {which.upper()}, got one without. "
-                "Omit it."
+                f"ConversationRenderer.add_{which}: expected a tokenizer with {which.upper()}, got one without."
             )
         return token if add else None
 

@@ -78,7 +78,7 @@ class ModelReward:
             if not isinstance(rm, str) or not is_object:
                 raise ConfigError(
                     f"model: expected a scorer; from settings: expected rm, as 'hf:PATH', and rm_args, an object, got "
-                    f"{rm!r:.200} and {options!r:.200}. Correct them."
+                    f"{rm!r:.200} and {options!r:.200}."
                 )
             scorer = open_scorer(rm, **options)
         self.scorer = scorer

@@ -52,9 +52,7 @@ class Meter:
         if count is not None and (unit != "tokens" or not callable(count)):
             raise ConfigError(f"{where}.count: expected a function for unit 'tokens', got {count!r}. Leave it out.")
         if unit == "tokens" and count is None and part != "all":
-            raise ConfigError(
-                f"{where}.count: expected a function that counts the tokens of a part, got None. Pass it."
-            )
+            raise ConfigError(f"{where}.count: expected a function that counts the tokens of a part, got None.")
 
     async def length(self, response: Response) -> int:
         """Return the length of the measured part.

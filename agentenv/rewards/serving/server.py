@@ -243,9 +243,7 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         if not 0 < self.max_items <= self.max_waiting:
-            raise ConfigError(
-                f"--max_items: expected 1 to --max_waiting ({self.max_waiting}), got {self.max_items}. Change one."
-            )
+            raise ConfigError(f"--max_items: expected 1 to --max_waiting ({self.max_waiting}), got {self.max_items}.")
 
 
 class Unscored(RequestRefused):

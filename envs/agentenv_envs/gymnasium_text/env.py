@@ -116,9 +116,7 @@ def put(env: Any, row: Mapping[str, Any]) -> int | None:
     inner = env.unwrapped
     if (state := row.get("state")) is not None:  # Taxi
         if type(state) is not int or not 0 <= state < len(inner.P):
-            raise DataError(
-                f"GymnasiumText: state: expected one of the game's {len(inner.P)}, got {state!r:.60}. Fix the row."
-            )
+            raise DataError(f"GymnasiumText: state: expected one of the game's {len(inner.P)}, got {state!r:.60}.")
         inner.s = state
         return state
     if row.get("start") is not None:  # CliffWalking

@@ -389,9 +389,7 @@ def code_task(
     try:
         own = _label_columns(arrays_as_lists(label))
     except RecursionError as error:
-        raise DataError(
-            "code_task: expected a label of a few levels, got one nested too deep. Remove the row."
-        ) from error
+        raise DataError("code_task: expected a label of a few levels, got one nested too deep.") from error
     columns = {**(row or {}), **own}
     name = _marked(own) or form_of(columns)
     form = FORMS[name]
