@@ -149,6 +149,4 @@ def enforce_bounds(reward: Reward | GroupReward, result: Any) -> RewardResult:
     low, high = bounds
     if result.reward is None or low - _ROUNDING <= result.reward <= high + _ROUNDING:
         return result
-    return RewardResult.failed(
-        f"{where}: expected a reward in {low:g}..{high:g}, got {result.reward!r}. Fix the reward, or its bounds."
-    )
+    return RewardResult.failed(f"{where}: expected a reward in {low:g}..{high:g}, got {result.reward!r}.")

@@ -369,9 +369,7 @@ class RewardServer(Server):
             RequestRefused: there is none, or the server is being stopped.
         """
         if self._closing:
-            raise RequestRefused(
-                "rm serve: expected a running server, got one that is being stopped. Use another.", 503
-            )
+            raise RequestRefused("rm serve: expected a running server, got one that is being stopped.", 503)
         if self.waiting + num > self.options.max_waiting:
             self.meters.turned_away += num
             raise RequestRefused(
