@@ -61,7 +61,11 @@ def serve() -> None:
     os.dup2(null, 2)
     loaded: dict[str, Handler] = {}
     usual_bytes = 0
-    while (message := _read(requests)) is not None:
+    while header := _read_exactly(requests, 4):
+        body = _read_exactly(requests, struct.unpack(">I", header)[0])
+        if not body:
+            break
+        message = json.loads(body)
         started_s = time.process_time()
         request, limit_s = message["request"], message["cpu_limit_s"]
         if message["verb"] == "load":
@@ -88,12 +92,6 @@ def _resident_bytes() -> int:
     with contextlib.suppress(OSError), open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _read(fd: int) -> dict[str, Any] | None:
-    header = _read_exactly(fd, 4)
-    body = _read_exactly(fd, struct.unpack(">I", header)[0]) if header else None
-    return json.loads(body) if body else None
 
 
 def _read_exactly(fd: int, size: int) -> bytearray | None:

@@ -59,20 +59,19 @@ def check_text(instructions: list[Instruction], text: str, mode: str) -> list[bo
         MissingDependency: see `Instruction.followed_by`; only if no variant that can be checked without it follows.
     """
     texts = variants(text) if mode == "loose" else [text]
-    return [_any_follows(instruction, texts) for instruction in instructions]
-
-
-def _any_follows(instruction: Instruction, texts: list[str]) -> bool:
-    missing: MissingDependency | None = None
-    for text in texts:
-        try:
-            if instruction.followed_by(text):
-                return True
-        except MissingDependency as error:
-            missing = error
-    if missing is not None:
-        raise missing
-    return False
+    followed: list[bool] = []
+    for instruction in instructions:
+        missing: MissingDependency | None = None
+        is_followed = False
+        for each in texts:
+            try:
+                is_followed = is_followed or instruction.followed_by(each)
+            except MissingDependency as error:
+                missing = error
+        if missing is not None and not is_followed:
+            raise missing
+        followed.append(is_followed)
+    return followed
 
 
 def variants(text: str) -> list[str]:
