@@ -90,7 +90,7 @@ class FunctionReward:
         """
         keywords = copied(arguments(response, self._names) | self._options["kwargs"])
         if self._options["killable"]:
-            request = {"task": "call", "function": self._spec, "arguments": keywords}
+            request = {"task": "agentenv.rewards.loading:handle", "function": self._spec, "arguments": keywords}
             try:
                 fields = await shared_pool("functions").run(
                     request, cpu_limit_s=self._options["limit_s"], memory_limit_bytes=None

@@ -82,7 +82,7 @@ class JsonSchemaReward:
             return _nothing(Status.NO_ANSWER)
         if len(final) > MAX_CHARS:
             return _unread(f"the text is longer than {MAX_CHARS} characters")
-        request = {"task": "json_schema", "text": final, "schema": schema, "lenient": self._mode == "lenient"}
+        request = {"task": f"{__name__}:handle", "text": final, "schema": schema, "lenient": self._mode == "lenient"}
         try:
             reply = await shared_pool().run(request, cpu_limit_s=self._cpu_limit_s)
         except WorkerTimeout as error:

@@ -71,7 +71,7 @@ async def find(pattern: str, text: str, how: str, *, cpu_limit_s: float = CPU_LI
         DataError: it is not a regular expression.
         InfraError: the worker failed.
     """
-    request = {"task": "regex", "pattern": pattern, "text": text, "how": how}
+    request = {"task": f"{__name__}:search_in_worker", "pattern": pattern, "text": text, "how": how}
     reply = await shared_pool().run(request, cpu_limit_s=cpu_limit_s)
     return int(reply["count"]), reply["first"]
 

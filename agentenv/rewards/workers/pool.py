@@ -4,12 +4,11 @@ There are two limits, because a machine may be busy. A request that *computes* t
 worker that does not answer although it hardly computed is lost and replaced, like one that died (`WorkerFailed`). Both
 limits start when a worker takes the request: neither waiting for a free worker nor loading a handler counts.
 
-A request names its `task`, and `main.py` maps it to a handler. The worker speaks length-prefixed JSON over a socket
-pair (its standard input and output), with plain sockets, not asyncio transports, so that it outlives an event loop and
-serves the next one.
+A request names its handler as its `task`. The worker speaks length-prefixed JSON over a socket pair (its standard input
+and output), with plain sockets, not asyncio transports, so that it outlives an event loop and serves the next one.
 
 Example:
-    >>> await shared_pool().run({"task": "math", "answer": "1/2", "golds": ["0.5"]}, cpu_limit_s=2.0)
+    >>> await shared_pool().run({"task": "rewards.py:handle", "answer": "1/2"}, cpu_limit_s=2.0)
     {'status': 'ok', 'correct': True, 'detail': ''}
 """
 

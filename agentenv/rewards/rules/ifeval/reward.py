@@ -199,7 +199,7 @@ class IFEvalReward:
                 followed = check_text(instructions, text, self._mode)
             else:
                 asked = [[instruction.name, dict(instruction.params)] for instruction in instructions]
-                request = {"task": "ifeval", "text": text, "mode": self._mode, "instructions": asked}
+                request = {"task": f"{__name__}:handle", "text": text, "mode": self._mode, "instructions": asked}
                 reply = await shared_pool().run(request, cpu_limit_s=_CPU_LIMIT_S)
                 followed = [bool(each) for each in reply["followed"]]
         except WorkerTimeout as error:

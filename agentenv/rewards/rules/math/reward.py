@@ -147,7 +147,7 @@ class MathGrader:
         Raises:
             DataError: no gold matches, and one of them cannot be read; see `grade`.
         """
-        request = {"task": "math", "answer": answer, "golds": golds}
+        request = {"task": "agentenv.rewards.rules.math.worker:handle", "answer": answer, "golds": golds}
         try:
             reply = await self._pool.run(request, cpu_limit_s=self._timeout_s)
         except WorkerTimeout as error:
