@@ -85,12 +85,8 @@ async def grade(reward: Reward, response: Response, *, limit_s: float | None = N
         return RewardResult.failed(f"Response.text: expected a text, got {text!r:.100}. Pass what the model wrote.")
     try:
         return enforce_bounds(reward, await bounded(reward.grade, response, limit_s=limit_s, flag="limit_s"))
-    except DataError as error:
-        return RewardResult.failed(str(error), Status.LABEL)
-    except ContractError as error:
-        return RewardResult.failed(str(error), Status.ERROR)
-    except StepTimeout as error:
-        return RewardResult.failed(str(error))
+    except (DataError, ContractError, StepTimeout) as error:
+        return failed_by(error)
     except asyncio.CancelledError:
         if (task := asyncio.current_task()) is None or task.cancelling():
             raise
@@ -99,7 +95,17 @@ async def grade(reward: Reward, response: Response, *, limit_s: float | None = N
     except Exception as error:  # noqa: BLE001 - one response's grader must not end its batch; the result carries it
         if (errors := _FAILURES.get()) is not None:
             errors.append(error)
-        return RewardResult.failed(f"{type(error).__name__}: {error}"[:500])
+        return failed_by(error)
+
+
+def failed_by(error: BaseException) -> RewardResult:
+    """Return the result of a reward that raised: LABEL for a DataError, ERROR for a ContractError, else INFRA."""
+    if isinstance(error, StepTimeout):
+        return RewardResult.failed(str(error))
+    for kind, status in ((DataError, Status.LABEL), (ContractError, Status.ERROR)):
+        if isinstance(error, kind):
+            return RewardResult.failed(str(error), status)
+    return RewardResult.failed(f"{type(error).__name__}: {error}"[:500])
 
 
 async def grade_all(

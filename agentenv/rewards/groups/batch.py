@@ -18,9 +18,9 @@ from typing import Any, Literal
 from agentenv._util.calls import StepTimeout, bounded
 from agentenv.core.arguments import is_reward, number, one_of, whole_number
 from agentenv.errors import ConfigError, ContractError, DataError
-from agentenv.rewards.grading import enforce_bounds, grade_all, patience_s
+from agentenv.rewards.grading import enforce_bounds, failed_by, grade_all, patience_s
 from agentenv.rewards.loading import failure_of
-from agentenv.rewards.types import GroupReward, Response, Reward, RewardResult, Status
+from agentenv.rewards.types import GroupReward, Response, Reward, RewardResult
 
 _LOG = logging.getLogger(__name__)
 
@@ -216,11 +216,8 @@ async def grade_group(
     status: Literal["timeout", "error"] = "timeout" if isinstance(answer, StepTimeout) else "error"
     if isinstance(answer, Exception) and not isinstance(answer, StepTimeout):
         answer = failure_of(answer, type(reward).__name__)
-    plain = isinstance(answer, DataError | StepTimeout | ContractError)
-    detail = (str(answer) if plain else f"{type(answer).__name__}: {answer}")[:500]
-    kinds = ((DataError, Status.LABEL), (ContractError, Status.ERROR))
-    failed = RewardResult.failed(detail, next((kind for cls, kind in kinds if isinstance(answer, cls)), Status.INFRA))
-    return GroupResults((failed,) * len(responses), status, seconds, detail)
+    failed = failed_by(answer)
+    return GroupResults((failed,) * len(responses), status, seconds, failed.detail)
 
 
 class Each:
