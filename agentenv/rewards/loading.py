@@ -45,8 +45,6 @@ def load_function(spec: str) -> Callable[..., Any]:
     except AgentEnvError:
         raise
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{where}.".startswith(f"{error.name}."):
-            raise ConfigError(f"function: expected an importable module, got {spec!r}: {error}.") from error
         raise ConfigError(f"function: expected {spec!r} to import, got {type(error).__name__}: {error}.") from error
     function = getattr(module, name, None)
     if not callable(function):

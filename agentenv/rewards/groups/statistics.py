@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import fsum, sqrt
 
+from agentenv.core.arguments import one_of
 from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards.types import RewardResult
 
@@ -149,10 +150,7 @@ def apply_policy(
         ConfigError: the policy is unknown, or there is not one group key per response.
         InfraError: under RAISE, if a reward is missing; says how many and why.
     """
-    if policy not in list(InvalidPolicy):
-        names = ", ".join(InvalidPolicy)
-        raise ConfigError(f"invalid policy: expected one of {names}, got {policy!r}.")
-    chosen = InvalidPolicy(policy)
+    chosen = InvalidPolicy(one_of("invalid policy", policy, list(InvalidPolicy)))
     _check_keys(results, groups)
     invalid = [result for result in results if result.reward is None]
     if invalid and chosen is InvalidPolicy.RAISE:

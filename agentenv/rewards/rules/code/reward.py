@@ -9,11 +9,12 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from agentenv._util.calls import give_back, seconds_left, waiting
 from agentenv._util.per_loop import PerLoop
-from agentenv.errors import ConfigError, InfraError
+from agentenv.core.arguments import one_of
+from agentenv.errors import InfraError
 from agentenv.rewards.loading import settings_from
 from agentenv.rewards.rules.code.forms import code_task, comparison, program_of, question_of
 from agentenv.rewards.types import Response, RewardResult, Status
@@ -136,13 +137,10 @@ class CodeReward:
         Raises:
             ConfigError: the scale, a limit or the sandbox is unknown, or both `strict` and `official` are set.
         """
-        if scale not in _SCALES:
-            known = ", ".join(get_args(Scale))
-            raise ConfigError(f"CodeReward.scale: expected one of {known}, got {scale!r}. Choose one.")
         if isinstance(sandbox, Mapping):
             configured_sandbox(sandbox)
+        self._reward_of = _SCALES[one_of("CodeReward.scale", scale, _SCALES)]
         self.bounds: tuple[float, float] = _BOUNDS.get(scale, (0.0, 1.0))
-        self._reward_of = _SCALES[scale]
         self._sandbox = sandbox
         self._comparison = comparison("CodeReward", strict=strict, official=official)
         self._limits = settings_from("CodeReward.limits", limits, LIMITS)

@@ -14,8 +14,7 @@ from threading import Lock
 from typing import Self
 
 from agentenv._util.calls import waiting
-from agentenv.core.arguments import is_finite
-from agentenv.errors import ConfigError
+from agentenv.core.arguments import number
 from agentenv.rewards.rules.math.answers import (
     MAX_ANSWER_CHARS,
     extract_answer,
@@ -207,10 +206,8 @@ class MathReward:
         grader: MathGrader | None = None,
     ) -> None:
         names = ("correct", "wrong", "no_answer", "parse_error", "timeout")
-        self._rewards = dict(zip(names, (correct, wrong, no_answer, parse_error, timeout), strict=True))
-        for name, reward in self._rewards.items():
-            if isinstance(reward, bool) or not is_finite(reward):
-                raise ConfigError(f"MathReward.{name}: expected a finite number, got {reward!r}.")
+        rewards = zip(names, (correct, wrong, no_answer, parse_error, timeout), strict=True)
+        self._rewards = {name: number(f"MathReward.{name}", reward) for name, reward in rewards}
         self._grader = grader
         self.bounds = (min(self._rewards.values()), max(self._rewards.values()))
 
