@@ -36,7 +36,8 @@ from typing import Any, NamedTuple
 from agentenv._util.calls import waiting
 from agentenv._util.paths import python_env
 from agentenv._util.virtual_time import external_work
-from agentenv.errors import ConfigError, ContractError, DataError, InfraError
+from agentenv.core.arguments import number, whole_number
+from agentenv.errors import ContractError, DataError, InfraError
 
 MEMORY_LIMIT_BYTES = 4 << 30
 """Default limit on the address space of a request."""
@@ -325,7 +326,7 @@ class WorkerPool:
     30 s. A worker is replaced after `max_tasks_per_worker` requests.
 
     Raises:
-        ConfigError: an argument is not a number above zero.
+        ConfigError: an argument is not a number above 0.
     """
 
     def __init__(
@@ -336,16 +337,11 @@ class WorkerPool:
         wall_limit_s: float | None = None,
         max_tasks_per_worker: int = 2000,
     ) -> None:
-        limits = {"cpu_limit_s": cpu_limit_s, "wall_limit_s": 1.0 if wall_limit_s is None else wall_limit_s}
-        whole = {"num_workers": num_workers, "max_tasks_per_worker": max_tasks_per_worker}
-        for name, value in {**limits, **whole}.items():
-            kinds: tuple[type, ...] = (int,) if name in whole else (int, float)
-            if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
-                raise ConfigError(f"WorkerPool.{name}: expected a number above 0, got {value!r}.")
-        self._num_workers = num_workers
-        self._cpu_limit_s = cpu_limit_s
-        self._wall_limit_s = wall_limit_s
-        self._max_tasks = max_tasks_per_worker
+        self._num_workers = whole_number("WorkerPool.num_workers", num_workers, low=1)
+        self._cpu_limit_s = number("WorkerPool.cpu_limit_s", cpu_limit_s, low=1e-6)
+        limit_s = wall_limit_s
+        self._wall_limit_s = None if limit_s is None else number("WorkerPool.wall_limit_s", limit_s, low=1e-6)
+        self._max_tasks = whole_number("WorkerPool.max_tasks_per_worker", max_tasks_per_worker, low=1)
         self._reset()
 
     def _reset(self) -> None:
