@@ -53,7 +53,7 @@ REWARDS = {
     "format": RewardEntry("rules.format:ThinkFormatReward", by_row=True),
     "tool_call_format": RewardEntry("rules.format:ToolCallFormatReward", by_row=True),
     "length": RewardEntry("rules.length:LengthReward", by_row=True),
-    "thought_length": RewardEntry("rules.length:ThoughtLengthReward", by_row=True),
+    "thought_length": RewardEntry("rules.length:LengthReward", by_row=True, defaults={"part": "thought"}),
     "repetition": RewardEntry("rules.repetition:RepetitionReward", by_row=True),
     "regex": RewardEntry("rules.regex:RegexReward", by_row=True),
     "similarity": RewardEntry("rules.similarity:SimilarityReward", by_row=True),

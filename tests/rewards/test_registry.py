@@ -115,7 +115,7 @@ WRONG = {
     "length": [{"min_length": -1}, {"min_length": 1.5}, {"max_length": 5}, {"rate": math.nan}, {"floor": 0.5},
                {"floor": -math.inf}, {"unit": "bytes"}, {"part": "answer"}, {"count": len},
                {"unit": "tokens", "count": 3}],
-    "thought_length": [{"max_penalty": -1.0}],
+    "thought_length": [{"floor": 1.0}],
     "overlong": [{"buffer": 1, "max_length": 0}, {"max_length": 9, "buffer": 10},
                  {"max_length": 9, "buffer": 3, "factor": -1}],
     "regex": [{"pattern": "("}, {"how": "match"}, {"part": "answer"}, {"how": "count", "min_count": -1},

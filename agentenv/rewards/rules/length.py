@@ -82,6 +82,8 @@ class LengthReward:
     """Minus `rate` for every unit that the text is shorter than `min_length` or longer than `max_length`, else 0.
 
     `floor` is the lowest reward: by default a long text loses no more than a right answer is worth; None lifts it.
+    `part` is `all` of the response, its `final` text, or its first `thought`, of length 0 without one; the name
+    `thought_length` has that.
     The other defaults are RM-Gallery's `length_penalty`, which has none. ROLL's length reward, which falls below 400
     tokens to -0.5 at 100 tokens, is `min_length=400, max_length=None, rate=0.5 / 300, floor=-0.5, unit="tokens"`.
     """
@@ -115,25 +117,6 @@ class LengthReward:
         length = await self._meter.length(response)
         penalty = band_penalty(length, self._min, self._max, self._rate)
         return RewardResult(max(penalty, self._floor), components={"length": float(length)})
-
-
-class ThoughtLengthReward(LengthReward):
-    """`LengthReward` of the first thought, in [-max_penalty, 0]; a missing thought has the length 0."""
-
-    def __init__(
-        self,
-        *,
-        min_length: int = DEFAULT_MIN,
-        max_length: int | None = DEFAULT_MAX,
-        rate: float = DEFAULT_RATE,
-        max_penalty: float = 1.0,
-        unit: str = "chars",
-        count: Count | None = None,
-    ) -> None:
-        floor = -number("ThoughtLengthReward.max_penalty", max_penalty, low=0.0)
-        super().__init__(
-            min_length=min_length, max_length=max_length, rate=rate, floor=floor, unit=unit, count=count, part="thought"
-        )
 
 
 class OverlongReward:
