@@ -107,7 +107,7 @@ WRONG = {
                {"length_coefficient": -1.0}, {"count": 5}],
     "detection": [{"ratios": {"map": -1}}, {"ratios": {"iou": 1}}, {"threshold": 0.4},
                   {"threshold": "mean"}, {"threshold": math.nan}, {"format_ratio": -1}, {"accuracy_ratio": math.inf}],
-    "format": [{"mode": "hard"}, {"think_opened": 1}, {"pattern": "("}, {"passed": "1"}, {"failed": math.inf}],
+    "format": [{"mode": "hard"}, {"think_opened": 1}, {"pattern": "a"}, {"passed": "1"}, {"failed": math.inf}],
     "tool_call_format": [{"think_opened": "yes"}, {"passed": True}],
     "ifeval": [{"mode": "lenient"}, {"credit": 1}, {"pool": "pool"}],
     "json_schema": [{"schema": {"type": "objekt"}}, {"schema": {"a": {1}}}, {"mode": "loose"}, {"partial": 1.5},

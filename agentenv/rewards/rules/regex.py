@@ -61,23 +61,10 @@ def check_pattern(where: str, pattern: object) -> str:
     return pattern
 
 
-async def find(pattern: str, text: str, how: str, *, cpu_limit_s: float = CPU_LIMIT_S) -> tuple[int, str | None]:
-    """Return the number of matches of `pattern` in a text, and the first group of the first match, or all of it.
-
-    A worker process finds them. Matches do not overlap; unless they are counted there is at most one.
-
-    Raises:
-        WorkerTimeout: it took more than `cpu_limit_s`.
-        DataError: it is not a regular expression.
-        InfraError: the worker failed.
-    """
-    request = {"task": f"{__name__}:search_in_worker", "pattern": pattern, "text": text, "how": how}
-    reply = await shared_pool().run(request, cpu_limit_s=cpu_limit_s)
-    return int(reply["count"]), reply["first"]
-
-
 def search_in_worker(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the reply for `find`, in a worker.
+    """Return the number of matches in a text, and the first group of the first match, or all of it; in a worker.
+
+    Matches do not overlap; unless they are counted there is at most one.
 
     Raises:
         DataError: the pattern is not a regular expression.
@@ -142,9 +129,11 @@ class RegexReward(PassFail):
         text = part_of(response.text, self._part, response.prompt)
         if len(text) > MAX_CHARS:
             return self._result(False, _NOT_FOUND, **TOO_LONG)
+        request = {"task": f"{__name__}:search_in_worker", "pattern": pattern, "text": text, "how": self._how}
         try:
-            count, first = await find(pattern, text, self._how, cpu_limit_s=self._cpu_limit_s)
+            reply = await shared_pool().run(request, cpu_limit_s=self._cpu_limit_s)
         except WorkerTimeout as error:
             return self._result(False, _NOT_FOUND, status=Status.TIMEOUT, detail=str(error))
+        count = int(reply["count"])
         matched = self._min <= count and (self._max is None or count <= self._max)
-        return self._result(matched, {"matched": float(matched), "count": float(count)}, extracted=first)
+        return self._result(matched, {"matched": float(matched), "count": float(count)}, extracted=reply["first"])
