@@ -165,11 +165,6 @@ class MathGrader:
         if self._owns_pool:
             await self._pool.close()
 
-    def close_now(self) -> None:
-        """Close without an event loop, for `atexit`."""
-        if self._owns_pool:
-            self._pool.close_now()
-
     async def __aenter__(self) -> Self:
         return self
 
