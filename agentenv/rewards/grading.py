@@ -154,5 +154,5 @@ def enforce_bounds(reward: Reward | GroupReward, result: Any) -> RewardResult:
         return RewardResult.failed(f"{where}: expected {wrong}. Fix the reward.", Status.ERROR)
     low, high = bounds
     if result.reward is None or low - _ROUNDING <= result.reward <= high + _ROUNDING:
-        return result
+        return result  # type: ignore[no-any-return]
     return RewardResult.failed(f"{where}: expected a reward in {low:g}..{high:g}, got {result.reward!r}.")
