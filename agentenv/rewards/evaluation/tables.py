@@ -309,6 +309,24 @@ class Hygiene:
     num_empty: int = 0
     """Items with an empty answer."""
 
+    def markdown(self) -> str:
+        """Return them as Markdown: a table of correlations, and a line on length."""
+        rows = [
+            (name, *(number_text(value, "+.3f") for value in asdict(each).values()))
+            for name, each in self.correlations.items()
+        ]
+        bias, table = self.length_bias, table_rows(("score against", "Pearson", "Spearman", "within the prompt"), rows)
+        if bias.longer_is_chosen is None:
+            return table
+        prefers, longer = number_text(bias.prefers_longer), number_text(bias.longer_is_chosen)
+        if_longer = number_text(bias.accuracy_where_longer_is_chosen)
+        if_shorter = number_text(bias.accuracy_where_shorter_is_chosen)
+        line = (
+            f"The longer answer scores more in {prefers} of the pairs; it is the chosen one in {longer}. Accuracy if "
+            f"it is chosen: {if_longer}; if it is rejected: {if_shorter}. Pairs of equal length are ignored."
+        )
+        return f"{table}\n\n{line}"
+
 
 def hygiene_of(items: Sequence[Item], outcomes: Sequence[ItemOutcome]) -> Hygiene:
     """Return the hygiene of the scores; the length bias covers the items that are pairs."""
@@ -388,7 +406,7 @@ class Report:
                 for name, each in sorted(self.deltas.items())
             ]
             blocks += [table_rows(("subset", "reference", "accuracy", "items", "within"), compared)]
-        blocks += [_hygiene_rows(self.hygiene)]
+        blocks += [self.hygiene.markdown()]
         blocks += [table_rows(("error", "items"), self.errors.items())] if self.errors else []
         judged = [(name, f"{value:g}") for name, value in self.judge.items() if value]
         blocks += [table_rows(("judge", "figure"), judged)] if judged else []
@@ -422,24 +440,6 @@ class Report:
 
 def _items(num: int) -> str:
     return "1 item has" if num == 1 else f"{num} items have"
-
-
-def _hygiene_rows(figures: Hygiene) -> str:
-    rows = [
-        (name, *(number_text(value, "+.3f") for value in asdict(each).values()))
-        for name, each in figures.correlations.items()
-    ]
-    bias, table = figures.length_bias, table_rows(("score against", "Pearson", "Spearman", "within the prompt"), rows)
-    if bias.longer_is_chosen is None:
-        return table
-    prefers, longer = number_text(bias.prefers_longer), number_text(bias.longer_is_chosen)
-    if_longer = number_text(bias.accuracy_where_longer_is_chosen)
-    if_shorter = number_text(bias.accuracy_where_shorter_is_chosen)
-    line = (
-        f"The longer answer scores more in {prefers} of the pairs; it is the chosen one in {longer}. Accuracy if it is "
-        f"chosen: {if_longer}; if it is rejected: {if_shorter}. Pairs of equal length are ignored."
-    )
-    return f"{table}\n\n{line}"
 
 
 def table_rows(head: Sequence[str], rows: Any) -> str:

@@ -235,7 +235,25 @@ class Worker:
         loop = asyncio.get_running_loop()
         frame: asyncio.Future[bytes | None] = loop.create_future()
         descriptor = self.socket.fileno()
-        loop.add_reader(descriptor, self._on_readable, frame)
+
+        def on_readable() -> None:
+            if frame.done():
+                return
+            try:
+                data = self.socket.recv(1 << 18)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            self._received += data
+            size = struct.unpack(">I", self._received[:4])[0] if len(self._received) >= 4 else 0
+            if not data or size > _MAX_FRAME_BYTES:
+                frame.set_result(None)
+            elif len(self._received) >= 4 + size > 4:
+                frame.set_result(bytes(self._received[4 : 4 + size]))
+                del self._received[: 4 + size]
+
+        loop.add_reader(descriptor, on_readable)
         try:
             await self._wait(frame, limits)
         finally:
@@ -270,23 +288,6 @@ class Worker:
             if late:
                 raise Lost(f"a worker was lost: no reply within {limits.wall_s:g} s, {used_s:.1f} s of them computing")
             pause_s = _POLL_S
-
-    def _on_readable(self, frame: asyncio.Future[bytes | None]) -> None:
-        if frame.done():
-            return
-        try:
-            data = self.socket.recv(1 << 18)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        self._received += data
-        size = struct.unpack(">I", self._received[:4])[0] if len(self._received) >= 4 else 0
-        if not data or size > _MAX_FRAME_BYTES:
-            frame.set_result(None)
-        elif len(self._received) >= 4 + size > 4:
-            frame.set_result(bytes(self._received[4 : 4 + size]))
-            del self._received[: 4 + size]
 
     def kill(self) -> None:
         """Kill the process and its children, which wakes the caller that waits; does not wait for their end."""

@@ -113,7 +113,8 @@ def _text_of(test: Mapping[str, Any], name: str, alias: str) -> str:
     return as_text(test[alias] if alias in test and name not in test else test[name])
 
 
-def _assert_suite(row: Mapping[str, Any], visible: Sequence[Any], hidden: Sequence[Any]) -> TestSuite:
+def assert_suite(row: Mapping[str, Any], visible: Sequence[Any], hidden: Sequence[Any]) -> TestSuite:
+    """Return tests that are Python source with asserts."""
     names, prelude = tuple(as_items(row.get("names") or [row["entry_point"]])), as_text(row.get("prelude") or "")
     shown, kept = (
         tuple(map(AssertTest, with_asserts(map(as_text, tests), names, prelude))) for tests in (visible, hidden)
@@ -124,7 +125,7 @@ def _assert_suite(row: Mapping[str, Any], visible: Sequence[Any], hidden: Sequen
 _SUITES: dict[str, Callable[[Mapping[str, Any], Sequence[Any], Sequence[Any]], TestSuite]] = {
     "function": function_suite,
     "stdio": stdio_suite,
-    "assert": _assert_suite,
+    "assert": assert_suite,
 }
 
 
