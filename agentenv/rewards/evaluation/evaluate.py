@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 from agentenv.core.arguments import is_finite, whole_number
@@ -186,22 +187,6 @@ class ItemOutcome:
         return cls(**{**fields, **lists})
 
 
-class _RecordingScorer:
-    """A scorer that records its last result; each answer has its own."""
-
-    def __init__(self, scorer: RewardScorer) -> None:
-        self._scorer = scorer
-        self.result: Scored | None = None
-
-    async def score(self, conversation: Conversation) -> Scored:
-        """Return the wrapped scorer's result."""
-        self.result = await self._scorer.score(conversation)
-        return self.result
-
-    async def close(self) -> None:
-        """Do nothing: the caller closes the wrapped scorer."""
-
-
 @dataclass(frozen=True, slots=True)
 class _AnswerScore:
     value: float | None
@@ -275,8 +260,15 @@ async def _score_answer(rm: RewardModel, candidate: Candidate, limit_s: float) -
     Raises:
         ConfigError: the settings are wrong, so that no item can have a score.
     """
-    recording = None if rm.scorer is None else _RecordingScorer(rm.scorer)
-    reward = rm.reward if recording is None else ModelReward(recording)
+    scorer: Any = rm.scorer
+    found: list[Scored] = []
+
+    async def score(conversation: Conversation) -> Scored:
+        found.append(await scorer.score(conversation))
+        return found[-1]
+
+    recording: Any = SimpleNamespace(score=score)
+    reward = rm.reward if scorer is None else ModelReward(recording)
     assert reward is not None
     with collect_failures() as errors:
         result = await grade(reward, Response(candidate.text, prompt=candidate.prompt), limit_s=limit_s)
@@ -286,9 +278,9 @@ async def _score_answer(rm: RewardModel, candidate: Candidate, limit_s: float) -
                 raise ConfigError(str(error)) from error
         kind = {Status.LABEL: "data", Status.ERROR: "contract"}.get(result.status, "infra")
         return _AnswerScore(None, error=f"{kind}: {result.detail}")
-    if recording is None or recording.result is None:
+    if not found:
         return _AnswerScore(result.reward)
-    return _AnswerScore(recording.result.value, recording.result.num_tokens, recording.result.truncated)
+    return _AnswerScore(found[-1].value, found[-1].num_tokens, found[-1].truncated)
 
 
 async def _compare(comparer: Comparer, item: Item, limit_s: float) -> list[_AnswerScore]:

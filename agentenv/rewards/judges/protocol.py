@@ -137,12 +137,13 @@ class JudgeUsage:
     def __init__(self, price: Price | None = None) -> None:
         self.price = price or Price()
         self._counts = dict.fromkeys(_COUNTS, 0)
-        self._lock = threading.Lock()  # guards the counts: judges may be asked on loops in several threads
+        self._lock = (
+            threading.Lock()
+        )  # lets one thread at a time count: judges may be asked on loops in several threads
 
     def __getitem__(self, name: str) -> int:
         """Return one count."""
-        with self._lock:
-            return self._counts[name]
+        return self._counts[name]
 
     def add(self, **counts: int) -> None:
         """Add to the counts, and, with the cost, to the usage of the caller; see `rewards.grading`."""
@@ -161,18 +162,15 @@ class JudgeUsage:
     @property
     def cost(self) -> float:
         """Cost of all tokens that servers reported, in the currency of the price."""
-        with self._lock:
-            prompt, completion = self._counts["prompt_tokens"], self._counts["completion_tokens"]
-        return self._cost(prompt, completion)
+        return self._cost(self._counts["prompt_tokens"], self._counts["completion_tokens"])
 
     def _cost(self, prompt: int, completion: int) -> float:
         return (prompt * self.price.prompt + completion * self.price.completion) / 1e6
 
     def metrics(self, prefix: str = USAGE_PREFIX) -> dict[str, float]:
         """Return all counts and the cost, for logs; always with the same keys."""
-        with self._lock:
-            counts = dict(self._counts)
-        return {f"{prefix}{name}": float(count) for name, count in counts.items()} | {f"{prefix}cost": self.cost}
+        counts = {f"{prefix}{name}": float(count) for name, count in self._counts.items()}  # always of the same names
+        return counts | {f"{prefix}cost": self.cost}
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
