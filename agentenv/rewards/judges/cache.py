@@ -11,30 +11,19 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from agentenv._util.per_loop import PerLoop
 from agentenv.core.arguments import whole_number
 from agentenv.core.types import Message
 from agentenv.errors import ConfigError, DataError
-from agentenv.rewards.judges.protocol import IndexedJudge, JudgeUsage, ReplyIndex
+from agentenv.rewards.judges.protocol import JudgeUsage, ReplyIndex
 from agentenv.rewards.workers.threads import Threads
 
 logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 60.0
 """Longest wait for the disk, or for other processes."""
-
-
-class CacheableJudge(IndexedJudge, Protocol):
-    """An `IndexedJudge` with an identity, as those of this package have."""
-
-    @property
-    def identity(self) -> str:
-        """Model and sampling, on which replies depend besides the messages."""
-
-    async def close(self) -> None:
-        """Free its resources."""
 
 
 class ReplyCache:
@@ -104,14 +93,13 @@ class CachedJudge:
     the last of them is.
 
     Args:
-        judge: the judge to ask for replies that are not in the cache.
+        judge: the judge to ask for replies that are not in the cache: an `IndexedJudge` with a `close`, and with an
+            `identity`: model and sampling, on which replies depend besides the messages.
         cache: the cache; default: in memory.
         usage: where `cached` and `shared` are counted; default: with the judge's other counts, if it has any.
     """
 
-    def __init__(
-        self, judge: CacheableJudge, cache: ReplyCache | None = None, *, usage: JudgeUsage | None = None
-    ) -> None:
+    def __init__(self, judge: Any, cache: ReplyCache | None = None, *, usage: JudgeUsage | None = None) -> None:
         self.judge, self.cache = judge, cache or ReplyCache()
         given = usage or getattr(judge, "usage", None)
         self.usage: JudgeUsage = given if isinstance(given, JudgeUsage) else JudgeUsage()
@@ -120,7 +108,7 @@ class CachedJudge:
     @property
     def identity(self) -> str:
         """Identity of the judge."""
-        return self.judge.identity
+        return str(self.judge.identity)
 
     async def complete(self, messages: Sequence[Message]) -> str:
         """Return its reply; see `protocol.Judge`."""
@@ -140,7 +128,7 @@ class CachedJudge:
             return cached
 
         async def ask() -> str:
-            reply = await self.judge.reply_at(messages, index)
+            reply: str = await self.judge.reply_at(messages, index)
             await self.cache.put(key, reply)
             return reply
 

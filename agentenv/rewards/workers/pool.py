@@ -27,7 +27,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from threading import Lock
@@ -35,6 +34,7 @@ from typing import Any, NamedTuple
 
 from agentenv._util.calls import waiting
 from agentenv._util.paths import python_env
+from agentenv._util.per_loop import PerLoop
 from agentenv._util.virtual_time import external_work
 from agentenv.core.arguments import number, whole_number
 from agentenv.errors import ContractError, DataError, InfraError
@@ -311,14 +311,6 @@ class Worker:
 # --- the pool ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _LoopState:
-    """State of one event loop."""
-
-    free: asyncio.Semaphore
-    busy: set[Worker] = field(default_factory=set)
-
-
 class WorkerPool:
     """A pool of worker processes that start on demand; each event loop gets up to `num_workers`.
 
@@ -348,7 +340,9 @@ class WorkerPool:
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = Lock()  # guards the containers below: event loops of several threads share them
-        self._loops: dict[asyncio.AbstractEventLoop, _LoopState] = {}
+        self._free = PerLoop(lambda: asyncio.Semaphore(self._num_workers))
+        self._busy: dict[Worker, asyncio.AbstractEventLoop] = {}
+        """With the loop whose request it serves."""
         self._idle: list[Worker] = []
         self._dying: list[subprocess.Popen[bytes]] = []
         self._num_closes = 0
@@ -378,42 +372,41 @@ class WorkerPool:
         body = encode(request)
         if self._pid != os.getpid():  # forked: the workers are the parent's
             self._drop_inherited()
-        loop = asyncio.get_running_loop()
         with self._lock:
-            ended = [self._loops.pop(each) for each in list(self._loops) if each.is_closed()]
+            ended = [worker for worker, loop in self._busy.items() if loop.is_closed()]
+            for worker in ended:
+                del self._busy[worker]
             self._dying = [process for process in self._dying if process.poll() is None]
-            state = self._loops.setdefault(loop, _LoopState(asyncio.Semaphore(self._num_workers)))
-        for worker in [worker for one in ended for worker in one.busy]:
+        for worker in ended:
             self._kill(worker)
             worker.release()
         num_closes = self._num_closes
         async with contextlib.AsyncExitStack() as slots:
             with waiting():
-                await slots.enter_async_context(state.free)
+                await slots.enter_async_context(self._free.here())
             for attempt in count(1):
                 if self._num_closes != num_closes:
                     raise WorkerFailed("the grader was closed during the check")
                 try:
                     with external_work():
-                        return await self._run_once(state, request, body, limits)
+                        return await self._run_once(request, body, limits)
                 except Lost as error:
                     if attempt == _MAX_ATTEMPTS:
                         raise WorkerFailed(f"{error} ({attempt} attempts)") from error
         raise AssertionError("unreachable: count() has no end")
 
-    async def _run_once(
-        self, state: _LoopState, request: dict[str, Any], body: str, limits: WorkerLimits
-    ) -> dict[str, Any]:
+    async def _run_once(self, request: dict[str, Any], body: str, limits: WorkerLimits) -> dict[str, Any]:
         key = (str(request.get("task")), str(request.get("function", "")))
         worker = self._take_idle(lambda worker: key in worker.loaded) or self._take_idle(lambda worker: True)
         if worker is None:
             worker = Worker([sys.executable, "-P", "-m", _WORKER_MODULE, str(self._pid)])
-        state.busy.add(worker)
+        with self._lock:
+            self._busy[worker] = asyncio.get_running_loop()
         try:
             return await worker.run(key, body, limits)
         finally:  # a cancelled request leaves its worker in the middle of it, so that worker goes
             with self._lock:
-                state.busy.discard(worker)
+                self._busy.pop(worker, None)
                 keep = worker.at_rest and not worker.killed and worker.num_tasks < self._max_tasks
                 if keep:
                     self._idle.append(worker)
@@ -443,7 +436,7 @@ class WorkerPool:
         self._reset()
 
     def _workers(self) -> list[Worker]:
-        return [*self._idle, *(worker for state in self._loops.values() for worker in state.busy)]
+        return [*self._idle, *self._busy]
 
     def _kill(self, worker: Worker) -> None:
         if not worker.killed:
