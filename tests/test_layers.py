@@ -22,7 +22,7 @@ BORDER = {
 CARRIERS = {
     "_util/calls.py", "engines/hf/engine.py", "episode/env_actors/host.py", "episode/env_actors/frames.py",
     "interop/inspect_worker.py", "rewards/rules/math/worker.py",
-    "rewards/workers/main.py", "rewards/workers/threads.py", "rewards/grading.py", "rewards/models/batching.py",
+    "rewards/workers/main.py", "rewards/workers/threads.py", "rewards/grading.py", "rewards/models/hf.py",
     "sandbox/grading/guest/asserts.py", "sandbox/grading/guest/serve.py", "sandbox/grading/guest/pytest_runner.py",
 }  # fmt: skip
 """Where whatever was raised is carried to a waiting caller, in another thread or process, and not handled."""

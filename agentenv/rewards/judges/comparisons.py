@@ -17,10 +17,16 @@ from typing import Any, Literal
 from agentenv.core.arguments import one_of, shown, whole_number
 from agentenv.core.types import Message
 from agentenv.rewards.groups.function import against_reference
-from agentenv.rewards.judges.protocol import Judge
-from agentenv.rewards.judges.templates import COMPARE, QUALITY, RANK, answer_text, prompt_text
-from agentenv.rewards.judges.verdicts import read_preference, read_ranking
-from agentenv.rewards.judges.voting import JudgeRetry, Voting, VotingBase, ask, successes
+from agentenv.rewards.judges.protocol import Judge, JudgeRetry, Voting, VotingBase, ask, successes
+from agentenv.rewards.judges.templates import (
+    COMPARE,
+    QUALITY,
+    RANK,
+    answer_text,
+    prompt_text,
+    read_preference,
+    read_ranking,
+)
 from agentenv.rewards.types import Response, RewardResult, Status
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from agentenv.core.arguments import number, shown, whole_number
 from agentenv.errors import ConfigError
-from agentenv.rewards.judges.protocol import Judge
+from agentenv.rewards.judges.protocol import Judge, JudgeRetry, Voting, VotingBase
 from agentenv.rewards.judges.templates import (
     CHECKLIST,
     GRADE,
@@ -20,10 +20,11 @@ from agentenv.rewards.judges.templates import (
     JudgeTemplate,
     answer_text,
     prompt_text,
+    read_list,
+    read_score,
+    read_yes_or_no,
     reference_text,
 )
-from agentenv.rewards.judges.verdicts import read_list, read_score, read_yes_or_no
-from agentenv.rewards.judges.voting import JudgeRetry, Voting, VotingBase
 from agentenv.rewards.loading import construct
 from agentenv.rewards.types import Response, RewardResult, Status
 

@@ -22,8 +22,7 @@ from agentenv.core.agent import AgentInstance, ResetState, StepState
 from agentenv.core.types import Message, StepResult
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError, MissingDependency, RunStopped
 from agentenv.rewards.grading import RM_RETRIED, collect_failures, collect_usage, grade
-from agentenv.rewards.judges.protocol import Judge, JudgeMisaddressed, judge_from
-from agentenv.rewards.judges.voting import JudgeRetry, ask
+from agentenv.rewards.judges.protocol import Judge, JudgeMisaddressed, JudgeRetry, ask, judge_from
 from agentenv.rewards.models.factory import parsed
 from agentenv.rewards.models.render import checked
 from agentenv.rewards.models.reward import ModelReward

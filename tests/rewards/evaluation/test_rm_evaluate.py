@@ -8,7 +8,7 @@ import pytest
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError, RunStopped
 from agentenv.rewards.evaluation.evaluate import EvaluationLog, ItemOutcome, RewardModel, evaluate
 from agentenv.rewards.judges.pointwise import PointwiseReward
-from agentenv.rewards.judges.voting import JudgeRetry
+from agentenv.rewards.judges.protocol import JudgeRetry
 from agentenv.rewards.models.hf import HFScorer
 from agentenv.rewards.models.reward import ModelReward
 from agentenv.rewards.types import Response

@@ -11,11 +11,9 @@ import pytest
 from agentenv.core.types import SamplingParams
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.grading import grade
-from agentenv.rewards.judges.cache import CachedJudge, ReplyCache, reply_key
-from agentenv.rewards.judges.openai import OpenAIJudge
+from agentenv.rewards.judges.openai import CachedJudge, OpenAIJudge, ReplyCache, reply_key
 from agentenv.rewards.judges.pointwise import JudgeReward, PointwiseReward
-from agentenv.rewards.judges.protocol import ReplyIndex
-from agentenv.rewards.judges.voting import JudgeRetry, Voting
+from agentenv.rewards.judges.protocol import JudgeRetry, ReplyIndex, Voting
 from agentenv.rewards.types import Response
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -210,7 +208,7 @@ def key(number):
 async def test_replies_outlive_the_process(tmp_path):
     path = tmp_path / "replies.db"
     code = (
-        "import asyncio; from agentenv.rewards.judges.cache import ReplyCache\n"
+        "import asyncio; from agentenv.rewards.judges.openai import ReplyCache\n"
         f"asyncio.run(ReplyCache({str(path)!r}).put('{key(1)}', 'é \\ud800\\n\"x\"'))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

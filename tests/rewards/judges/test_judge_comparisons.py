@@ -9,8 +9,7 @@ import pytest
 from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards.groups.batch import grade_groups
 from agentenv.rewards.judges.comparisons import ListwiseReward, PairwiseJudge
-from agentenv.rewards.judges.protocol import JudgeUnclear
-from agentenv.rewards.judges.voting import JudgeRetry
+from agentenv.rewards.judges.protocol import JudgeRetry, JudgeUnclear
 from agentenv.rewards.types import Response, Status
 from tests.rewards.judges.rule_judges import Down, RuleJudge, ScriptedJudge, between
 

@@ -17,6 +17,7 @@ from agentenv.rewards.judges.pointwise import JudgeReward
 from agentenv.rewards.judges.protocol import (
     JudgeMisaddressed,
     JudgeRefused,
+    JudgeRetry,
     JudgeTimeout,
     JudgeTruncated,
     JudgeUnavailable,
@@ -25,7 +26,6 @@ from agentenv.rewards.judges.protocol import (
     Price,
     ReplyIndex,
 )
-from agentenv.rewards.judges.voting import JudgeRetry
 from agentenv.rewards.types import Response
 from tests.rewards.judges.servers import chat_server, completion
 from tests.rewards.models.rm_servers import Status, http

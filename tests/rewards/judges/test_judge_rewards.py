@@ -17,14 +17,16 @@ from agentenv.rewards.groups.batch import Each
 from agentenv.rewards.judges.pointwise import Criterion, JudgeReward, PointwiseReward, RubricReward, read_shares
 from agentenv.rewards.judges.protocol import (
     JudgeRefused,
+    JudgeRetry,
     JudgeTimeout,
     JudgeUnavailable,
     JudgeUnclear,
     JudgeUsage,
     ReplyIndex,
+    Voting,
+    ask,
 )
-from agentenv.rewards.judges.verdicts import read_yes_or_no
-from agentenv.rewards.judges.voting import JudgeRetry, Voting, ask
+from agentenv.rewards.judges.templates import read_yes_or_no
 from agentenv.rewards.registry import reward_from
 from agentenv.rewards.routing import Router
 from agentenv.rewards.rules.format import ThinkFormatReward

@@ -11,8 +11,8 @@ import pytest_asyncio
 
 from agentenv._util.http.access import AccessPolicy
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.rewards.models.batching import MicroBatcher
 from agentenv.rewards.models.get_reward import FunctionScorer
+from agentenv.rewards.models.hf import MicroBatcher
 from agentenv.rewards.models.openrlhf_wire import read_rewards
 from agentenv.rewards.models.reward import ModelReward
 from agentenv.rewards.models.types import Scored
