@@ -33,30 +33,34 @@ class _SingleResponse(VotingBase):
     """One question about one response, answered with a number from `low` to `high`, which become 0 and 1."""
 
     bounds = (0.0, 1.0)
-    component_names = ("judge", "num_votes", "agreement")
+    component_names: tuple[str, ...] = ("judge", "num_votes", "agreement")
     low, high = 0.0, 1.0
-    needs_label: bool
+    needs_label = False
     _template: JudgeTemplate
-    _read: Callable[[str], float | None]
+    _read: Callable[[str], Any]
 
     async def grade(self, response: Response) -> RewardResult:
         """Return the result; NO_ANSWER, without asking, for an empty response or one whose thinking has no end.
 
         Raises:
             DataError: a required reference is missing, it is not JSON, or the prompt is invalid.
-            InfraError: too few votes had a verdict, or a majority is required and there is none.
+            InfraError: too few votes had a verdict on all that was asked, or a majority is required and there is none.
         """
         reference = reference_text(response.label, required=self.needs_label)
         answer = answer_text(response.text, response.prompt)
         if not answer:
-            return RewardResult(0.0, 0.0, Status.NO_ANSWER, {"judge": 0.0, "num_votes": 0.0, "agreement": 1.0})
+            nothing = {name: float(name == "agreement") for name in self.component_names}
+            return RewardResult(0.0, 0.0, Status.NO_ANSWER, nothing)
         texts = {"question": prompt_text(response.prompt), "reference": reference, "response": answer}
-        numbers = await self._votes(self._template, texts, self._read)
-        votes = [(each - self.low) / (self.high - self.low) for each in numbers]
+        reward, components = self._combined(await self._votes(self._template, texts, self._read))
+        return RewardResult(reward, reward, components=components, extracted=shown(answer))
+
+    def _combined(self, found: list[Any]) -> tuple[float, Mapping[str, float]]:
+        """Return the reward of what `_read` found in each vote, and its components."""
+        votes = [(each - self.low) / (self.high - self.low) for each in found]
         reward = self.voting.merge(votes, "the response")
         agreement = sum(vote == reward for vote in votes) / len(votes)
-        components = {"judge": sum(votes) / len(votes), "num_votes": float(len(votes)), "agreement": agreement}
-        return RewardResult(reward, reward, components=components, extracted=shown(answer))
+        return reward, {"judge": sum(votes) / len(votes), "num_votes": float(len(votes)), "agreement": agreement}
 
 
 class JudgeReward(_SingleResponse):
@@ -155,7 +159,7 @@ class Criterion:
         return "YES or NO" if self.points is None else f"N/{self.points}, with N from 0 to {self.points}"
 
 
-class RubricReward(VotingBase):
+class RubricReward(_SingleResponse):
     """The weighted share of criteria that a response meets: sum(weight * met) / sum(positive weights), within 0..1.
 
     Args:
@@ -173,8 +177,6 @@ class RubricReward(VotingBase):
     Raises:
         ConfigError: `criteria` is empty, has too many, or has none with a positive weight.
     """
-
-    bounds = (0.0, 1.0)
 
     def __init__(
         self,
@@ -201,26 +203,14 @@ class RubricReward(VotingBase):
             number=len(self.criteria),
             example="\n".join(f"{place}: {each.reply_form}" for place, each in enumerate(self.criteria, 1)),
         )
+        self._read = partial(read_shares, criteria=self.criteria)
 
-    async def grade(self, response: Response) -> RewardResult:
-        """Return the share; NO_ANSWER, without asking, for an empty response or one whose thinking has no end.
-
-        Raises:
-            DataError: the label is not JSON.
-            InfraError: too few votes had a verdict on every criterion.
-        """
-        reference = reference_text(response.label, required=False)
-        answer = answer_text(response.text, response.prompt)
-        if not answer:
-            return RewardResult(0.0, 0.0, Status.NO_ANSWER, dict.fromkeys(self.component_names, 0.0))
-        texts = {"question": prompt_text(response.prompt), "reference": reference, "response": answer}
-        votes = await self._votes(self._template, texts, partial(read_shares, criteria=self.criteria))
-        columns = enumerate(zip(*votes, strict=True), 1)
+    def _combined(self, found: list[Any]) -> tuple[float, Mapping[str, float]]:
+        columns = enumerate(zip(*found, strict=True), 1)
         shares = [self.voting.merge(each, f"criterion {place}") for place, each in columns]
         total = fsum(each.weight * share for each, share in zip(self.criteria, shares, strict=True))
         reward = min(max(total / self._most, 0.0), 1.0)
-        components = dict(zip(self.component_names, [*shares, float(len(votes))], strict=True))
-        return RewardResult(reward, reward, components=components, extracted=shown(answer))
+        return reward, dict(zip(self.component_names, [*shares, float(len(found))], strict=True))
 
 
 def read_shares(reply: str, criteria: Sequence[Criterion]) -> list[float] | None:
