@@ -202,19 +202,12 @@ class VLLMHTTPScorer(RequestScorer[Query, Answered]):
         how = how if self._rendering.has_tokenizer else replace(how, max_batch=1)
         self._client = HTTPClient(checked_url("VLLMHTTPScorer.url", url).removesuffix("/v1"), api_key=how.api_key)
         self.url = self._client.url
-        # Callers that arrive during a request share the next one.
-        once = replace(how, max_batch=1 << 20, max_wait_s=0.0, max_concurrent=1)
-        self._looker: RequestQueue[None, Served] = RequestQueue(self.url, self._look, once)
-        self._prover: RequestQueue[Query, None] = RequestQueue(
-            self.url, self._prove, replace(once, retries=0, timeout_s=_LONG)
-        )
+        self._looker: RequestQueue[None, Served] = RequestQueue(self.url, self._look, how.one_at_once())
+        proving = how.one_at_once(retries=0, timeout_s=_LONG)
+        self._prover: RequestQueue[Query, None] = RequestQueue(self.url, self._prove, proving)
         self._served: Served | None = None
         super().__init__(f"{self.url}/{self.endpoint}", self._send, how)
-
-    @property
-    def num_retried(self) -> int:
-        """Repeated attempts."""
-        return self.asker.num_retried + self._looker.num_retried
+        self._helpers = (self._looker, self._prover)
 
     async def served(self) -> Served:
         """Return the server's description of its model, which is requested once.
@@ -233,8 +226,6 @@ class VLLMHTTPScorer(RequestScorer[Query, Answered]):
 
     async def close(self) -> None:
         """Accept no further requests, and fail those of this loop. Calling it again does nothing."""
-        for asker in (self._looker, self._prover):
-            await asker.close()
         await super().close()
         await self._client.close()
 
