@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypedDict, Unpack
+from typing import Any, ClassVar, TypedDict, Unpack
 
 from agentenv._util.calls import StepTimeout, bounded
 from agentenv._util.suggest import did_you_mean
@@ -46,17 +46,6 @@ unclear in the last answer, or the next thing that they need. Where nothing is l
 _BEGIN = "Write the user's first message."
 _SILENCE = "(no answer)"
 _SAMPLING = {"temperature": 1.0, "max_tokens": 256}
-
-
-class User(Protocol):
-    """The other side of one conversation."""
-
-    async def reply(self, messages: Sequence[Message]) -> str | None:
-        """Return the next message; None if the conversation is over.
-
-        Raises:
-            InfraError: no message is available.
-        """
 
 
 class Script:
@@ -287,7 +276,7 @@ class RMChat(AgentInstance):
         if self.user is not None and "judge" in self.user:
             _JUDGES.get(self.user["judge"])
         self._messages: list[Message] = []
-        self._user: User | None = None
+        self._user: Script | Played | None = None
         self._owed: Response | None = None
         self._num_turns = 0
         self._last_reward = 0.0
