@@ -146,9 +146,7 @@ class JudgeUsage:
     def __init__(self, price: Price | None = None) -> None:
         self.price = price or Price()
         self._counts = dict.fromkeys(_COUNTS, 0)
-        self._lock = (
-            threading.Lock()
-        )  # lets one thread at a time count: judges may be asked on loops in several threads
+        self._lock = threading.Lock()  # guards the counts: judges may be asked on loops in several threads
 
     def __getitem__(self, name: str) -> int:
         """Return one count."""

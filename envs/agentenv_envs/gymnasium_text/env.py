@@ -224,17 +224,12 @@ def frozen_lake_text(moment: Moment) -> str:
     """Return the map with the player on it."""
     desc = moment.env.unwrapped.desc
     rows = [[square.decode() if isinstance(square, bytes) else str(square) for square in row] for row in desc]
-    row, column = divmod(int(moment.observation), len(rows[0]))
-    rows[row][column] = "@"
-    return f"You are at row {row + 1}, column {column + 1}.\n" + _grid(rows)
+    return _map(rows, moment)
 
 
 def cliff_text(moment: Moment) -> str:
     """Return the map with the player on it."""
-    rows = [["."] * 12 for _ in range(3)] + [[".", *["C"] * 10, "G"]]
-    row, column = divmod(int(moment.observation), 12)
-    rows[row][column] = "@"
-    return f"You are at row {row + 1}, column {column + 1}.\n" + _grid(rows)
+    return _map([["."] * 12 for _ in range(3)] + [[".", *["C"] * 10, "G"]], moment)
 
 
 def taxi_text(moment: Moment) -> str:
@@ -260,8 +255,10 @@ def _stop(index: int) -> str:
     return f"{STOPS[index]} (row {row + 1}, column {column + 1})"
 
 
-def _grid(rows: list[list[str]]) -> str:
-    return "\n".join(" ".join(row) for row in rows)
+def _map(rows: list[list[str]], moment: Moment) -> str:
+    row, column = divmod(int(moment.observation), len(rows[0]))
+    rows[row][column] = "@"
+    return f"You are at row {row + 1}, column {column + 1}.\n" + "\n".join(" ".join(line) for line in rows)
 
 
 _SLIPPERY = f"{FROZEN_LAKE} {SLIPPERY}"

@@ -81,9 +81,8 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
     if says_more(answer, entry["answer"]):
         return _outcome("scored", value, detail="it contains the right answer and more")
     credit = float(value >= 1.0)
-    if (
-        request["partial"] and not credit
-    ):  # the value, unless an empty answer gets as much or it merely has the right one
+    if request["partial"] and not credit:
+        # The value, unless an empty answer gets as much or it merely has the right one.
         floor = 0.0
         for nothing in _NOTHING:
             with contextlib.suppress(Exception):
