@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypedDict, Unpack
+from typing import Any, ClassVar
 
 from agentenv._util.calls import StepTimeout, bounded
 from agentenv._util.suggest import did_you_mean
@@ -181,12 +181,6 @@ def _make_reward(settings: Any) -> Reward:
 _REWARDS, _JUDGES = Shared(_make_reward), Shared(player_from)
 
 
-class _More(TypedDict, total=False):
-    """Additional arguments."""
-
-    rm_args: Mapping[str, Any]
-
-
 class RMChat(AgentInstance):
     """The environment's side of a conversation: plays the user, and scores each answer, or the whole at the end.
 
@@ -217,7 +211,7 @@ class RMChat(AgentInstance):
     """Conversations to have, and pairs of answers to train and measure a reward model with."""
     needs_label = False
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a reward, or the two settings of a reward model
         self,
         reward: str | Mapping[str, Any] | Reward | None = None,
         *,
@@ -228,7 +222,8 @@ class RMChat(AgentInstance):
         system: str | None = None,
         part: str = "final",
         limit_s: float = 50.0,
-        **more: Unpack[_More],
+        rm_args: Mapping[str, Any] | None = None,
+        **more: Any,
     ) -> None:
         """Choose the reward and the user.
 
@@ -238,7 +233,6 @@ class RMChat(AgentInstance):
             rm: only a reward model, named as for `agentenv.rewards.models.factory`; short for `{"model": {"rm": rm,
                 "part": part}}`. A model that is loaded here sees only the end of a conversation that is too long for
                 it: if it refused one, a policy could avoid its reward by writing long answers.
-            more: `rm_args`, arguments of the scorer of `rm`, such as `{"max_length": 4096}`; they take precedence.
             when: each, gain or end.
             max_turns: most answers of the policy.
             user: None: the row's column `user_turns`, if it exists; `{"script": column}`: another column, which every
@@ -249,11 +243,13 @@ class RMChat(AgentInstance):
             part: `final` hides the thinking of earlier answers from the reward, `all` shows it.
             limit_s: longest time for a score and a user's message; less than --step_timeout_s, so that slow ones are
                 retried.
+            rm_args: arguments of the scorer of `rm`, such as `{"max_length": 4096}`; they take precedence.
+            more: refused; the message says where they belong.
 
         Raises:
             ConfigError: the settings do not describe a reward or a user.
         """
-        rm_args = _rm_args(rm, more)
+        rm_args = _rm_args(rm, rm_args, more)
         if reward is not None and rm is not None:
             raise ConfigError(f"RMChat.rm: expected None besides reward, got {rm!r}. Pass one of them.")
         check("RMChat.when", when, when in ("each", "gain", "end"), "each, gain or end")
@@ -393,28 +389,27 @@ class RMChat(AgentInstance):
         return reward - before if self.when == "gain" else reward
 
 
-def _rm_args(rm: str | None, more: Mapping[str, Any]) -> Mapping[str, Any]:
+def _rm_args(rm: str | None, rm_args: Any, more: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the scorer's arguments.
 
     Raises:
         ConfigError: there are other arguments; the message says where they belong.
     """
-    args: Mapping[str, Any] = more.get("rm_args", {})
+    args: Mapping[str, Any] = {} if rm_args is None else rm_args
     check("RMChat.rm_args", args, isinstance(args, Mapping), 'an object of arguments, as {"max_length": 4096}')
-    if "rm_args" in more and rm is None:
+    if rm_args is not None and rm is None:
         raise ConfigError(f"RMChat.rm_args: expected it together with rm, got {args!r:.200} alone. Pass rm.")
-    known = [*[each for each in inspect.signature(RMChat).parameters if each != "more"], "rm_args"]
+    known = [each for each in inspect.signature(RMChat).parameters if each != "more"]
     for name, value in more.items():
-        if name not in known:
-            model = {"rm": rm or "hf:PATH"}
-            if name in inspect.signature(ModelReward).parameters:
-                kwargs = {"reward": {"model": {**model, **({"rm_args": args} if args else {}), name: value}}}
-                place = f"It belongs to the reward: {json.dumps(kwargs, default=repr)}."
-            else:
-                rm_kwargs = {**model, "rm_args": {**args, name: value}}
-                place = f"If it belongs to the model: {json.dumps(rm_kwargs, default=repr)}."
-            advice = did_you_mean(name, known, place, cutoff=0.6)
-            raise ConfigError(f"RMChat: expected arguments among {', '.join(known)}, got {name!r}.{advice}")
+        model = {"rm": rm or "hf:PATH"}
+        if name in inspect.signature(ModelReward).parameters:
+            kwargs = {"reward": {"model": {**model, **({"rm_args": args} if args else {}), name: value}}}
+            place = f"It belongs to the reward: {json.dumps(kwargs, default=repr)}."
+        else:
+            rm_kwargs = {**model, "rm_args": {**args, name: value}}
+            place = f"If it belongs to the model: {json.dumps(rm_kwargs, default=repr)}."
+        advice = did_you_mean(name, known, place, cutoff=0.6)
+        raise ConfigError(f"RMChat: expected arguments among {', '.join(known)}, got {name!r}.{advice}")
     return args
 
 
