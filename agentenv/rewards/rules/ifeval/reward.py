@@ -34,14 +34,9 @@ class Instruction:
     params: Mapping[str, Any]
 
     @property
-    def type(self) -> str:
-        """Instruction id: the name itself, or the id that corresponds to the function of that name."""
-        return RULES[self.name].type
-
-    @property
-    def detects(self) -> bool:
-        """True if checking it may need language detection."""
-        return RULES[self.name].detects
+    def rule(self) -> Rule:
+        """The rule of that name."""
+        return RULES[self.name]
 
     def followed_by(self, text: str) -> bool:
         """Return True if the text follows it; a text without a visible character follows nothing.
@@ -49,7 +44,7 @@ class Instruction:
         Raises:
             MissingDependency: the text's language must be detected, and langdetect is not installed.
         """
-        return not is_blank(text) and RULES[self.name].check(text, **self.params)
+        return not is_blank(text) and self.rule.check(text, **self.params)
 
 
 def check_text(instructions: list[Instruction], text: str, mode: str) -> list[bool]:
@@ -195,7 +190,7 @@ class IFEvalReward:
         if len(text) > MAX_CHARS:
             return self._nothing(instructions, Status.PARSE_ERROR, f"the answer has more than {MAX_CHARS} characters")
         try:
-            if len(text) <= _INLINE_CHARS and not any(instruction.detects for instruction in instructions):
+            if len(text) <= _INLINE_CHARS and not any(instruction.rule.detects for instruction in instructions):
                 followed = check_text(instructions, text, self._mode)
             else:
                 asked = [[instruction.name, dict(instruction.params)] for instruction in instructions]
@@ -207,7 +202,7 @@ class IFEvalReward:
         except InfraError as error:
             return RewardResult.failed(str(error))
         components = _components(followed)
-        missed = [each.type for each, is_followed in zip(instructions, followed, strict=True) if not is_followed]
+        missed = [each.rule.type for each, is_followed in zip(instructions, followed, strict=True) if not is_followed]
         feedback = f"{sum(followed)} of {len(followed)} instructions followed"
         if missed:
             feedback += f"; not {', '.join(dict.fromkeys(missed))}"

@@ -58,7 +58,7 @@ def test_either_form_takes_the_names_of_the_other():
     by_name = instructions_of({"instruction_id_list": ["verify_keywords"], "kwargs": [{"keyword_list": ["cat"]}]}, {})
     assert check_text(by_id, "concatenate", "strict") == [True]
     assert check_text(by_name, "concatenate", "strict") == [False]
-    assert by_id[0].type == by_name[0].type == "keywords:existence"
+    assert by_id[0].rule.type == by_name[0].rule.type == "keywords:existence"
 
 
 def test_loose_reads_a_text_in_eight_ways():
