@@ -143,7 +143,12 @@ async def grade_groups(
     async with aclosing(stream) as groups:
         graded = sorted([group async for group in groups], key=lambda group: group.indices)
     by_index = {index: each for group in graded for index, each in zip(group.indices, group.results, strict=True)}
-    return GroupedResults(tuple(align_components([by_index[index] for index in sorted(by_index)])), tuple(graded))
+    results = [by_index[index] for index in sorted(by_index)]
+    names = list(dict.fromkeys(name for result in results for name in result.components))
+    for index, result in enumerate(results):  # equal components in equal order, as tables need
+        if list(result.components) != names:
+            results[index] = replace(result, components={name: result.components.get(name) for name in names})
+    return GroupedResults(tuple(results), tuple(graded))
 
 
 async def stream_groups(
@@ -242,17 +247,6 @@ class Each:
     async def grade_group(self, responses: Sequence[Response], reference: str | None = None) -> list[RewardResult]:
         """Return one result per response, in order; see `grade_all`."""
         return await grade_all(self.reward, responses, limit_s=self.limit_s)
-
-
-def align_components(results: Sequence[RewardResult]) -> list[RewardResult]:
-    """Return the results with equal components in equal order, None for a missing one, as tables need."""
-    names = list(dict.fromkeys(name for result in results for name in result.components))
-    return [
-        result
-        if list(result.components) == names
-        else replace(result, components={name: result.components.get(name) for name in names})
-        for result in results
-    ]
 
 
 def _members(keys: Sequence[Hashable]) -> dict[Hashable, list[int]]:

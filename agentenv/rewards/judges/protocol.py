@@ -294,11 +294,6 @@ class Voting:
             whole_number("Voting.min_votes", self.min_votes, low=1, high=self.votes)
         one_of("Voting.combine", self.combine, ("mean", "median", "majority"))
 
-    @property
-    def num_required(self) -> int:
-        """Number of votes that must have a verdict."""
-        return self.votes // 2 + 1 if self.min_votes is None else self.min_votes
-
     def merge(self, votes: Sequence[float], subject: str) -> float:
         """Return the combination of the votes on a subject.
 
@@ -351,7 +346,8 @@ class VotingBase:
             ask(self.judge, messages, read, self.retry, expected=template.expected, vote=vote)
             for vote in range(self.voting.votes)
         ]
-        return successes(await asyncio.gather(*votes, return_exceptions=True), self.voting.num_required)
+        least = self.voting.votes // 2 + 1 if self.voting.min_votes is None else self.voting.min_votes
+        return successes(await asyncio.gather(*votes, return_exceptions=True), least)
 
     async def _messages(self, template: JudgeTemplate, texts: Mapping[str, str]) -> list[Message]:
         make = partial(template.messages, texts, max_chars=self.retry.max_chars)

@@ -44,23 +44,6 @@ class PassFail:
         return RewardResult(reward, score=float(passed), components=dict(components), **more)
 
 
-def check_pattern(where: str, pattern: object) -> str:
-    """Return the pattern.
-
-    Raises:
-        ConfigError: Python cannot compile it.
-    """
-    if not isinstance(pattern, str):
-        raise ConfigError(f"{where}: expected a regular expression, got {pattern!r}.")
-    try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ConfigError(
-            f"{where}: expected a regular expression, got {pattern!r:.200}: {brief(str(error))}."
-        ) from error
-    return pattern
-
-
 def search_in_worker(request: dict[str, Any]) -> dict[str, Any]:
     """Return the number of matches in a text, and the first group of the first match, or all of it; in a worker.
 
@@ -105,7 +88,15 @@ class RegexReward(PassFail):
     ) -> None:
         super().__init__(passed, failed)
         where = type(self).__name__
-        self._pattern = None if pattern is None else check_pattern(f"{where}.pattern", pattern)
+        if not isinstance(pattern, str | None):
+            raise ConfigError(f"{where}.pattern: expected a regular expression, got {pattern!r}.")
+        try:
+            re.compile(pattern or "")
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ConfigError(
+                f"{where}.pattern: expected a regular expression, got {pattern!r:.200}: {brief(str(error))}."
+            ) from error
+        self._pattern = pattern
         self._how = one_of(f"{where}.how", how, WAYS)
         self._part = one_of(f"{where}.part", part, PARTS)
         self._min = whole_number(f"{where}.min_count", min_count)

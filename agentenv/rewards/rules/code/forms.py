@@ -317,11 +317,6 @@ def roll_task(row: Mapping[str, Any]) -> CodeTask:
     return CodeTask("roll", strongest_suite(sources))
 
 
-def program_of_text(text: str) -> str:
-    """Return a program that only returns a text, for the tests of `text` cases."""
-    return f"def {RESPONSE}():\n    return {text!r}\n"
-
-
 _EXAMPLES = (
     'as {"entry_point": "add", "visible": [{"args": [1, 2], "expected": 3}], "hidden": [...]}, '
     'or with tests {"stdin": "1 2", "stdout": "3"}'
@@ -444,7 +439,7 @@ def program_of(task: CodeTask, text: str, prompt: str | Sequence[Message]) -> st
         names = getattr(task.suite, "names", ()) or (getattr(task.suite, "entry_point", ""),)
         return extract_code(text, names[0].partition(".")[0], prompt)
     final = final_text(text, prompt)
-    return program_of_text(final) if final and len(final) < MAX_CODE_CHARS else None
+    return f"def {RESPONSE}():\n    return {final!r}\n" if final and len(final) < MAX_CODE_CHARS else None
 
 
 def form_of(columns: Mapping[str, Any]) -> str:
