@@ -140,11 +140,11 @@ def table_of(outcomes: Sequence[ItemOutcome], *, bench: Bench, ties: Ties = "str
     sections: dict[str, float | None] = {}
     average = None
     if bench == "rewardbench":
-        sections, prior = dict(rewardbench.sections(scores)), rewardbench.prior_sets(scores)
+        sections, prior = dict(rewardbench.sections(scores)), rewardbench.mean_of(scores, rewardbench.PRIOR_SETS)
         average = rewardbench.leaderboard_average(sections, prior)
         sections |= {"Prior Sets": prior} if prior is not None else {}
     elif bench == "rewardbench2":
-        average = rewardbench.average_2(scores)
+        average = rewardbench.mean_of(scores, rewardbench.SUBSETS_2)
     known = [value for value in credits if value is not None]
     return AccuracyTable(
         bench=bench,
