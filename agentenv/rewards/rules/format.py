@@ -149,19 +149,18 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
     pairs = all(block.tag == "<tool_call>" for block in opened) and all(block.tag == "</tool_call>" for block in closed)
     if not rest or len(opened) != len(closed) or not pairs or any(block.content.strip() for block in closed):
         return {"wrong": "expected either one <answer> or <tool_call>s behind the thought", "tool_calls": 0}
-    wrong = [reason for block in opened if (reason := _wrong_call(block.content))]
+    wrong = []
+    for block in opened:
+        try:
+            call = read_json(block.content)
+        except LiteralError as error:
+            wrong.append(f"expected JSON in a tool call: {error}")
+            continue
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str) or is_blank(call["name"]):
+            wrong.append("expected a name in a tool call")
+        elif not isinstance(call.get("arguments"), dict):
+            wrong.append("expected arguments, an object, in a tool call")
     return {"wrong": wrong[0] if wrong else "", "tool_calls": len(opened) - len(wrong)}
-
-
-def _wrong_call(text: str) -> str:
-    """Return what is wrong with a tool call; empty if nothing is."""
-    try:
-        call = read_json(text)
-    except LiteralError as error:
-        return f"expected JSON in a tool call: {error}"
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or is_blank(call["name"]):
-        return "expected a name in a tool call"
-    return "" if isinstance(call.get("arguments"), dict) else "expected arguments, an object, in a tool call"
 
 
 def compute_format_reward(responses: Sequence[str]) -> list[float]:
