@@ -32,9 +32,8 @@ from torch.nn.functional import logsigmoid
 from torch.nn.utils.rnn import pad_sequence
 
 from agentenv.episode.registry import builtin_datasets
-from agentenv.rewards.evaluation.evaluate import evaluate
+from agentenv.rewards.evaluation.evaluate import RewardModel, evaluate
 from agentenv.rewards.evaluation.rows import Item, read_items
-from agentenv.rewards.evaluation.specs import RewardModel
 from agentenv.rewards.evaluation.tables import table_of
 from agentenv.rewards.models.hf import HFScorer
 from agentenv.rewards.models.render import ConversationRenderer

@@ -22,7 +22,7 @@ BORDER = {
 CARRIERS = {
     "_util/calls.py", "engines/hf/engine.py", "episode/env_actors/host.py", "episode/env_actors/frames.py",
     "interop/inspect_worker.py", "rewards/rules/math/worker.py",
-    "rewards/workers/main.py", "rewards/workers/threads.py", "rewards/grading.py", "rewards/models/batching.py",
+    "rewards/workers/main.py", "rewards/workers/threads.py", "rewards/grading.py", "rewards/models/hf.py",
     "sandbox/grading/guest/asserts.py", "sandbox/grading/guest/serve.py", "sandbox/grading/guest/pytest_runner.py",
     "sandbox/guest/child.py", "sandbox/guest/session_driver.py",
 }  # fmt: skip
@@ -32,7 +32,7 @@ IMPORTS_TORCH = (
     "engines/hf/torch_settings.py",
     "engines/weights.py", "engines/vllm/worker.py",
     "rewards/models/classifier.py",
-    "rewards/models/vllm_head.py", "training/algorithm/", "training/learner/", "tools/schemas.py",
+    "training/algorithm/", "training/learner/", "tools/schemas.py",
 )  # fmt: skip
 """Files and folders of functions over tensors: others import them inside functions."""
 

@@ -30,10 +30,9 @@ from agentenv.runs.flat_config import flag_values, with_values
 from agentenv.runs.shutdown import interruptible
 
 if TYPE_CHECKING:
-    from agentenv.rewards.evaluation.evaluate import ItemOutcome
-    from agentenv.rewards.evaluation.report import Report
+    from agentenv.rewards.evaluation.evaluate import ItemOutcome, RewardModel
     from agentenv.rewards.evaluation.rows import Item
-    from agentenv.rewards.evaluation.specs import RewardModel
+    from agentenv.rewards.evaluation.tables import Report
     from agentenv.rewards.models.types import RewardScorer
     from agentenv.rewards.serving.server import RewardServer, ServeOptions
 
@@ -187,8 +186,8 @@ def _eval(args: Sequence[str]) -> int:
         raise ConfigError("--rm: expected a reward model or judge, got none. Pass one, such as hf:PATH.")
     if not 0.0 <= config.max_failed <= 1.0:
         raise ConfigError(f"--max_failed: expected a share in 0..1, got {config.max_failed!r}.")
+    from agentenv.rewards.evaluation.evaluate import flags_in_errors, parse_rm_spec
     from agentenv.rewards.evaluation.rows import read_items
-    from agentenv.rewards.evaluation.specs import flags_in_errors, parse_rm_spec
     from agentenv.rewards.evaluation.tables import check_bench, read_reference
 
     reference = None if config.reference is None else read_reference(config.reference)
@@ -243,8 +242,7 @@ def _stored_config(config: RMEvalConfig) -> RMEvalConfig | None:
 
 
 async def _evaluated(config: RMEvalConfig, items: Sequence[Item], reference: dict[str, float] | None) -> Report:
-    from agentenv.rewards.evaluation.evaluate import EvaluationLog, evaluate, fingerprint
-    from agentenv.rewards.evaluation.specs import open_rm
+    from agentenv.rewards.evaluation.evaluate import EvaluationLog, evaluate, fingerprint, open_rm
     from agentenv.rewards.models.types import ready
 
     rm = open_rm(config.rm, **config.model.options)
@@ -299,8 +297,7 @@ def _report(
     outcomes: Sequence[ItemOutcome],
     reference: dict[str, float] | None,
 ) -> Report:
-    from agentenv.rewards.evaluation.report import Report
-    from agentenv.rewards.evaluation.tables import bench_of, deltas, hygiene_of, table_of
+    from agentenv.rewards.evaluation.tables import Report, bench_of, deltas, hygiene_of, table_of
 
     bench = bench_of(items) if config.bench == "auto" else config.bench
     by_kind: Literal["strict", "half"] = "half" if rm.comparer is not None else "strict"
@@ -320,7 +317,7 @@ def _report(
 
 def _check(args: Sequence[str]) -> int:
     config = parse(RMCheckConfig, "rm check", args)
-    from agentenv.rewards.evaluation.specs import flags_in_errors
+    from agentenv.rewards.evaluation.evaluate import flags_in_errors
 
     with flags_in_errors():
         findings = asyncio.run(_findings(config))
@@ -333,7 +330,7 @@ def _check(args: Sequence[str]) -> int:
 
 async def _findings(config: RMCheckConfig) -> list[Any]:
     from agentenv.rewards.evaluation.check import check
-    from agentenv.rewards.evaluation.specs import open_rm
+    from agentenv.rewards.evaluation.evaluate import open_rm
 
     rm = open_rm(config.rm, **config.model.options)
     try:
@@ -351,8 +348,7 @@ async def _findings(config: RMCheckConfig) -> list[Any]:
 
 def _compare(args: Sequence[str]) -> int:
     config = parse(RMCompareConfig, "rm compare", args)
-    from agentenv.rewards.evaluation.report import number_text, table_rows
-    from agentenv.rewards.evaluation.tables import read_reference
+    from agentenv.rewards.evaluation.tables import number_text, read_reference, table_rows
 
     if len(set(config.outs)) < 2:
         raise ConfigError(

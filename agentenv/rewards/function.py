@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import copy
-import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from agentenv.core.arguments import number, whole_number
-from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.rewards.loading import argument_names, arguments, as_result, failure_of, load_function
+from agentenv.errors import ConfigError, InfraError
+from agentenv.rewards.loading import argument_names, arguments, as_result, copied, failure_of, load_function
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.rewards.workers.pool import WorkerTimeout, shared_pool
 from agentenv.rewards.workers.threads import Threads
@@ -91,12 +88,9 @@ class FunctionReward:
             InfraError: the function exceeded its time limit, or the machine or a service failed; see
                 `loading.failure_of`.
         """
-        try:
-            keywords = copy.deepcopy(arguments(response, self._names) | self._options["kwargs"])
-        except (TypeError, RecursionError) as error:
-            raise DataError(f"row: expected values that can be copied, got {error}. Fix its columns.") from error
+        keywords = copied(arguments(response, self._names) | self._options["kwargs"])
         if self._options["killable"]:
-            request = {"task": "call", "function": self._spec, "arguments": keywords}
+            request = {"task": "agentenv.rewards.loading:handle", "function": self._spec, "arguments": keywords}
             try:
                 fields = await shared_pool("functions").run(
                     request, cpu_limit_s=self._options["limit_s"], memory_limit_bytes=None
@@ -110,21 +104,7 @@ class FunctionReward:
         limit_s = self._options["limit_s"]
         call = partial(self._function, **keywords)
         try:
-            if inspect.iscoroutinefunction(self._function):
-                value = await _within(limit_s, call())
-            else:
-                value = await self._threads.run(call, limit_s=limit_s)
-                value = await _within(limit_s, value) if inspect.isawaitable(value) else value
+            value = await self._threads.call(self._function, call, limit_s=limit_s)
         except Exception as error:
             raise failure_of(error, self._where) from error
         return as_result(value, self._where)
-
-
-async def _within(limit_s: float, value: Any) -> Any:
-    try:
-        async with asyncio.timeout(limit_s) as deadline:
-            return await value
-    except TimeoutError as error:
-        if not deadline.expired():
-            raise
-        raise InfraError(f"function: expected an answer within {limit_s:g} s, got none. Raise limit_s.") from error

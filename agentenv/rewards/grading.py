@@ -85,12 +85,8 @@ async def grade(reward: Reward, response: Response, *, limit_s: float | None = N
         return RewardResult.failed(f"Response.text: expected a text, got {text!r:.100}. Pass what the model wrote.")
     try:
         return enforce_bounds(reward, await bounded(reward.grade, response, limit_s=limit_s, flag="limit_s"))
-    except DataError as error:
-        return RewardResult.failed(str(error), Status.LABEL)
-    except ContractError as error:
-        return RewardResult.failed(str(error), Status.ERROR)
-    except StepTimeout as error:
-        return RewardResult.failed(str(error))
+    except (DataError, ContractError, StepTimeout) as error:
+        return failed_by(error)
     except asyncio.CancelledError:
         if (task := asyncio.current_task()) is None or task.cancelling():
             raise
@@ -99,7 +95,17 @@ async def grade(reward: Reward, response: Response, *, limit_s: float | None = N
     except Exception as error:  # noqa: BLE001 - one response's grader must not end its batch; the result carries it
         if (errors := _FAILURES.get()) is not None:
             errors.append(error)
-        return RewardResult.failed(f"{type(error).__name__}: {error}"[:500])
+        return failed_by(error)
+
+
+def failed_by(error: BaseException) -> RewardResult:
+    """Return the result of a reward that raised: LABEL for a DataError, ERROR for a ContractError, else INFRA."""
+    if isinstance(error, StepTimeout):
+        return RewardResult.failed(str(error))
+    for kind, status in ((DataError, Status.LABEL), (ContractError, Status.ERROR)):
+        if isinstance(error, kind):
+            return RewardResult.failed(str(error), status)
+    return RewardResult.failed(f"{type(error).__name__}: {error}"[:500])
 
 
 async def grade_all(
@@ -142,17 +148,11 @@ def enforce_bounds(reward: Reward | GroupReward, result: Any) -> RewardResult:
     The status is ERROR if it is not a RewardResult, or the reward has no bounds, and INFRA if it is outside of them.
     """
     where, bounds = type(reward).__name__, getattr(reward, "bounds", None)
-    if not isinstance(result, RewardResult):
-        return RewardResult.failed(
-            f"{where}: expected a RewardResult, got {result!r:.200}. Fix the reward.", Status.ERROR
-        )
-    if not isinstance(bounds, tuple | list) or len(bounds) != 2:
-        return RewardResult.failed(
-            f"{where}: expected bounds (low, high), got {bounds!r:.200}. Fix the reward.", Status.ERROR
-        )
+    is_result = isinstance(result, RewardResult)
+    if not is_result or not isinstance(bounds, tuple | list) or len(bounds) != 2:
+        wrong = f"bounds (low, high), got {bounds!r:.200}" if is_result else f"a RewardResult, got {result!r:.200}"
+        return RewardResult.failed(f"{where}: expected {wrong}. Fix the reward.", Status.ERROR)
     low, high = bounds
     if result.reward is None or low - _ROUNDING <= result.reward <= high + _ROUNDING:
-        return result
-    return RewardResult.failed(
-        f"{where}: expected a reward in {low:g}..{high:g}, got {result.reward!r}. Fix the reward, or its bounds."
-    )
+        return result  # type: ignore[no-any-return]
+    return RewardResult.failed(f"{where}: expected a reward in {low:g}..{high:g}, got {result.reward!r}.")

@@ -142,13 +142,10 @@ class HygieneCounts:
 
     def add_info(self, info_sum: Mapping[str, float]) -> None:
         """Count the flags of an episode with a reward; `info_sum` as in its Summary."""
-        found: dict[str, bool] = {}
-        for key, value in info_sum.items():
-            name = key.rpartition("/")[2]
-            if name in self._flags:
-                found[name] = found.get(name, False) or bool(value)
-        for name, is_set in found.items():
-            self._flags[name].add(float(is_set))
+        for name, moments in self._flags.items():
+            found = [value for key, value in info_sum.items() if key.rpartition("/")[2] == name]
+            if found:
+                moments.add(float(any(found)))
 
     def add_group(self, rewards: Sequence[float], styles: Sequence[Style]) -> None:
         """Count the episodes of a group that have a reward; one style for each of them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import importlib
 import importlib.util
 import inspect
@@ -11,17 +12,18 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Unpack, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Unpack, get_args, get_origin, get_type_hints
 from zlib import crc32
 
 from agentenv._util.paths import place_of
 from agentenv._util.suggest import did_you_mean
 from agentenv.core.arguments import is_finite
-from agentenv.errors import AgentEnvError, ConfigError, ContractError, InfraError
+from agentenv.errors import AgentEnvError, ConfigError, ContractError, DataError, InfraError
 from agentenv.rewards.types import Response, RewardResult
 
+_T = TypeVar("_T")
 _OURS = ("response", "prompt", "label", "metadata")
 _VERLS = ("data_source", "solution_str", "ground_truth", "extra_info")
 _TEXTS = ("extracted", "feedback", "detail")
@@ -43,13 +45,7 @@ def load_function(spec: str) -> Callable[..., Any]:
     except AgentEnvError:
         raise
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{where}.".startswith(f"{error.name}."):
-            raise ConfigError(
-                f"function: expected an importable module, got {spec!r}: {error}. Fix the name."
-            ) from error
-        raise ConfigError(
-            f"function: expected {spec!r} to import, got {type(error).__name__}: {error}. Fix it, or its name."
-        ) from error
+        raise ConfigError(f"function: expected {spec!r} to import, got {type(error).__name__}: {error}.") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(f"function: expected a function {name!r} in {where}, got {function!r}. Define it.")
@@ -127,6 +123,18 @@ def arguments(response: Response, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: values[name] for name in names}
 
 
+def copied(columns: _T) -> _T:
+    """Return a copy of a row's columns, which a user's function may change.
+
+    Raises:
+        DataError: a column cannot be copied.
+    """
+    try:
+        return copy.deepcopy(columns)
+    except (TypeError, RecursionError) as error:
+        raise DataError(f"row: expected values that can be copied, got {error}. Fix its columns.") from error
+
+
 def as_result(value: Any, where: str) -> RewardResult:
     """Return a function's answer as a result: a number, a dict with `reward` or `score`, or a result.
 
@@ -141,9 +149,7 @@ def as_result(value: Any, where: str) -> RewardResult:
     columns = dict(value) if isinstance(value, Mapping) else {"reward": value}
     reward = _number(columns.pop("reward", columns.get("score")))
     if reward is None or math.isnan(reward) or not is_finite(reward):
-        raise ContractError(
-            f"{where}: expected a finite number or a dict with one, got {value!r:.200}. Fix the function."
-        )
+        raise ContractError(f"{where}: expected a finite number or a dict with one, got {value!r:.200}.")
     score = _number(columns.pop("score", reward))
     if "pred" in columns:
         columns.setdefault("extracted", columns.pop("pred"))
@@ -229,8 +235,8 @@ def construct(name: str, cls: Callable[..., Any], options: Mapping[str, Any], *a
     takes_any = False
     if rest:  # `**name: Unpack[…]` lists its fields; any other `**name` takes every option
         hint = get_type_hints(cls.__init__).get(rest[0]) if inspect.isclass(cls) else None
-        fields = [*get_type_hints(*get_args(hint))] if get_origin(hint) is Unpack else []
-        known, takes_any = [*known, *fields], not fields
+        listed = [*get_type_hints(*get_args(hint))] if get_origin(hint) is Unpack else []
+        known, takes_any = [*known, *listed], not listed
     unknown = [each for each in options if each not in known]
     expected = f"{name}: expected options among {', '.join(known) or 'none'}, got"
     if unknown and not takes_any:
@@ -248,3 +254,22 @@ def construct(name: str, cls: Callable[..., Any], options: Mapping[str, Any], *a
             f"{name}: expected it to be constructed with {dict(options)!r:.200}, got {type(error).__name__}: {error}. "
             "Change the options, or fix the class."
         ) from error
+
+
+def settings_from(where: str, given: Any, default: _T) -> _T:
+    """Return an object of the default's class: `given` itself, or the default with the fields of a mapping replaced.
+
+    Raises:
+        ConfigError: `given` is something else, or names an unknown field.
+    """
+    if given is None:
+        return default
+    if isinstance(given, type(default)):
+        return given
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"{where}: expected {type(default).__name__}(…), or an object with some of its fields, got {given!r:.200}."
+        )
+    usual = {each.name: getattr(default, each.name) for each in fields(default)}  # type: ignore[arg-type]
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    return construct(where, type(default), {**usual, **values})  # type: ignore[no-any-return]

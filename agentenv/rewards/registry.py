@@ -53,7 +53,7 @@ REWARDS = {
     "format": RewardEntry("rules.format:ThinkFormatReward", by_row=True),
     "tool_call_format": RewardEntry("rules.format:ToolCallFormatReward", by_row=True),
     "length": RewardEntry("rules.length:LengthReward", by_row=True),
-    "thought_length": RewardEntry("rules.length:ThoughtLengthReward", by_row=True),
+    "thought_length": RewardEntry("rules.length:LengthReward", by_row=True, defaults={"part": "thought"}),
     "repetition": RewardEntry("rules.repetition:RepetitionReward", by_row=True),
     "regex": RewardEntry("rules.regex:RegexReward", by_row=True),
     "similarity": RewardEntry("rules.similarity:SimilarityReward", by_row=True),
@@ -61,9 +61,9 @@ REWARDS = {
     "overlong": RewardEntry("rules.length:OverlongReward"),
     "judge": RewardEntry("judges.pointwise:JudgeReward"),
     "judge_score": RewardEntry("judges.pointwise:PointwiseReward"),
-    "rubric": RewardEntry("judges.rubric:RubricReward"),
+    "rubric": RewardEntry("judges.pointwise:RubricReward"),
     "model": RewardEntry("models.reward:ModelReward"),
-    "normalized": RewardEntry("models.normalize:Normalized"),
+    "normalized": RewardEntry("models.reward:Normalized"),
 }
 """The one list of rewards."""
 ROLL_NAMES = {
@@ -90,7 +90,7 @@ def make_reward(name: str, /, **options: Any) -> Reward:
     Args:
         name: a function becomes a `FunctionReward`.
         options: arguments of the class's constructor. Constructors accept settings from JSON: `judge` may be an object
-            for `judges.settings.judge_from`, `rm` a string such as "hf:PATH" (see `models.factory`), and `reward` of
+            for `judges.protocol.judge_from`, `rm` a string such as "hf:PATH" (see `models.factory`), and `reward` of
             `normalized` whatever `reward_from` accepts.
 
     Raises:

@@ -36,17 +36,13 @@ class Router:
         wrong = [value for value in (tags or {}).values() if not isinstance(value, str | list | tuple)]
         if wrong:
             raise ConfigError(f"Router.tags: expected a domain, or a list of tags, got {wrong[0]!r:.200}.")
-        pairs = [
-            pair
-            for name, value in (tags or {}).items()
-            for pair in ([(name, value)] if isinstance(value, str) else [(tag, name) for tag in value])
-        ]
         domains: dict[str, str] = {}
-        for tag, domain in pairs:
-            if not isinstance(domain, str) or domain not in self.rewards:
-                raise ConfigError(f"Router.tags: expected a domain of {sorted(self.rewards)}, got {domain!r}.")
-            if domains.setdefault(tag, domain) != domain or (tag in self.rewards and tag != domain):
-                raise ConfigError(f"Router.tags: expected one domain for {tag!r}, got two. Remove one of them.")
+        for name, value in (tags or {}).items():
+            for tag, domain in [(name, value)] if isinstance(value, str) else [(each, name) for each in value]:
+                if not isinstance(domain, str) or domain not in self.rewards:
+                    raise ConfigError(f"Router.tags: expected a domain of {sorted(self.rewards)}, got {domain!r}.")
+                if domains.setdefault(tag, domain) != domain or (tag in self.rewards and tag != domain):
+                    raise ConfigError(f"Router.tags: expected one domain for {tag!r}, got two. Remove one of them.")
         self._domains = {domain: domain for domain in rewards} | domains
 
     @property

@@ -78,14 +78,12 @@ class RewardResult:
         """Raise ContractError if a number is not finite, or a reward is set although the grader failed."""
         if self.status.valid is not is_finite(self.reward):
             expected = "a finite number" if self.status.valid else f"None, since status is {self.status}"
-            raise ContractError(f"RewardResult.reward: expected {expected}, got {self.reward!r}. Fix the reward.")
+            raise ContractError(f"RewardResult.reward: expected {expected}, got {self.reward!r}.")
         if self.score is not None and not (is_finite(self.score) and 0.0 <= self.score <= 1.0):
-            raise ContractError(f"RewardResult.score: expected None or 0..1, got {self.score!r}. Fix the reward.")
+            raise ContractError(f"RewardResult.score: expected None or 0..1, got {self.score!r}.")
         for name, value in self.components.items():
             if value is not None and not is_finite(value):
-                raise ContractError(
-                    f"RewardResult.components[{name!r}]: expected a number, got {value!r}. Fix the reward."
-                )
+                raise ContractError(f"RewardResult.components[{name!r}]: expected a number, got {value!r}.")
 
     @classmethod
     def failed(cls, detail: str, status: Status = Status.INFRA) -> Self:

@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from agentenv_envs.gymnasium_text import games
+from agentenv_envs.gymnasium_text import env as games
 
 MAX_STEPS = 13
 FAIR_VALUE = 0.4

@@ -17,12 +17,11 @@ from agentenv.core.types import StopReason, Task
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.rules.code.extract import extract_code
+from agentenv.rewards.rules.code.forms import code_task, example_text, form_of
 from agentenv.rewards.rules.code.reward import HIDDEN_FAILED, INSTRUCTION
-from agentenv.rewards.rules.code.rows import example_text
 from agentenv.sandbox.local.sandbox import LocalSandbox
 from agentenv.sandbox.types import SandboxUnavailable
 from agentenv_envs.code_sandbox import CodeSandbox
-from agentenv_envs.code_sandbox.datasets import code_task, form_of
 from agentenv_envs.code_sandbox.problems import TASK_SET, answer, load_problems, reference_policy
 from tests.envs.scripted import play
 from tests.rewards.rules.broken_sandbox import BrokenSandbox
@@ -429,19 +428,6 @@ async def test_rows_of_known_datasets_are_graded_also_by_a_label_that_holds_the_
         assert row.get("starter_code", "").strip() in shown
         result = await env.step({**states, "action_text": answer(code), "observation_text": ""})
         assert result.score == pytest.approx(score), (result.info, said(result))
-
-
-@pytest.mark.long
-def test_the_command_writes_rows_whose_label_is_all_that_is_needed(tmp_path):
-    data, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    rows = [{**HUMAN_EVAL, "task_id": "H/0"}, {**MBPP, "prompt": MBPP["text"], "task_id": 11}]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    subprocess.run([sys.executable, "-m", "agentenv_envs.code_sandbox.datasets", str(data), str(out)], check=True)
-    written = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [row["id"] for row in written] == ["H/0", "11"]
-    for row, source in zip(written, rows, strict=True):
-        assert code_task(row["label"]).suite == code_task(None, source).suite
-        assert "canonical_solution" not in row["label"]
 
 
 class _Imports:

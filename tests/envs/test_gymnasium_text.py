@@ -11,7 +11,8 @@ from agentenv.core.types import Limits, StopReason, Task
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, DataError
 from agentenv.interop.agent_files import load_agent_func
-from agentenv_envs.gymnasium_text import GymnasiumText, games
+from agentenv_envs.gymnasium_text import GymnasiumText
+from agentenv_envs.gymnasium_text import env as games
 from examples.make import game_tasks as tasks
 from tests.envs.scripted import play
 

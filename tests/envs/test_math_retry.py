@@ -1,5 +1,6 @@
 """math_retry: what an attempt is worth, what is said after it, and what is never said or scored."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,7 @@ def grader():
     """The real one; its workers outlive the event loops of single tests."""
     grader = MathGrader(num_workers=1)
     yield grader
-    grader.close_now()
+    asyncio.run(grader.close())
 
 
 # --- rewards ------------------------------------------------------------------------------------------------------

@@ -19,8 +19,7 @@ from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, plan
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, DataError, InfraError, MissingDependency, RunStopped
 from agentenv.interop.agent_files import load_agent_func
-from agentenv.rewards.judges.protocol import JudgeMisaddressed, JudgeUsage, Price
-from agentenv.rewards.judges.voting import JudgeRetry
+from agentenv.rewards.judges.protocol import JudgeMisaddressed, JudgeRetry, JudgeUsage, Price
 from agentenv.rewards.models import request_queue as _asking
 from agentenv.rewards.models.reward import ModelReward
 from agentenv.rewards.models.types import Scored
@@ -29,8 +28,8 @@ from agentenv.rewards.workers.threads import Threads
 from agentenv.runs.records.directory import read_trajectories
 from agentenv.testing.clock import run_virtual
 from agentenv_envs.rm_chat import RMChat
+from agentenv_envs.rm_chat.env import END
 from agentenv_envs.rm_chat.shared import CLOSE_LIMIT_S, Shared, closable
-from agentenv_envs.rm_chat.users import END
 from tests.envs.scripted import play, scripted
 from tests.rewards.judges.rule_judges import ScriptedJudge
 
@@ -416,14 +415,14 @@ async def test_a_language_model_plays_the_user_and_ends_the_conversation():
 
 
 async def test_a_user_who_says_what_no_tokenizer_takes_is_asked_again(monkeypatch):
-    monkeypatch.setattr("agentenv_envs.rm_chat.users.JudgeRetry", lambda limit_s: JudgeRetry(2, limit_s, 0.0))
+    monkeypatch.setattr("agentenv_envs.rm_chat.env.JudgeRetry", lambda limit_s: JudgeRetry(2, limit_s, 0.0))
     player = ScriptedJudge("half a pair: \ud800", "Well?")  # which JSON can say
     (reply,) = await talked(RMChat(ModelReward(Asked()), user={"judge": player}), "a")
     assert (reply.observation[0]["content"], len(player.asked)) == ("Well?", 2)
 
 
 async def test_a_user_who_fails_raises_and_is_not_a_bad_answer(monkeypatch):
-    monkeypatch.setattr("agentenv_envs.rm_chat.users.JudgeRetry", lambda limit_s: JudgeRetry(2, limit_s, 0.0))
+    monkeypatch.setattr("agentenv_envs.rm_chat.env.JudgeRetry", lambda limit_s: JudgeRetry(2, limit_s, 0.0))
     env = {"reward": ModelReward(Asked()), "user": {"judge": ScriptedJudge(*[InfraError("down")] * 2, "Go on.", END)}}
     (trajectory,) = await episodes(env, "a", "b", max_retries=1)
     assert (trajectory.attempt, trajectory.reward, trajectory.error) == (1, 2.0, None)

@@ -8,8 +8,7 @@ import torch
 
 from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.interop.nemo_rl import EnvironmentUnavailable, RewardModelEnvironment, RowsFailed
-from agentenv.rewards.evaluation.evaluate import evaluate
-from agentenv.rewards.evaluation.specs import open_rm
+from agentenv.rewards.evaluation.evaluate import evaluate, open_rm
 from tests.interop.nemo_stub import BatchedDataDict
 from tests.rewards.evaluation.scorers import Scripted, pair
 from tests.rewards.models.tiny import tiny_rm

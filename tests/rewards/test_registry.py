@@ -81,7 +81,7 @@ UNKNOWN = {
     "": "Check its name.",
     "nothing like it": "expected one of math, code",
     "agentenv.rewards.rules.math.reward:Nothing": "expected a function 'Nothing' in agentenv.rewards.rules.math.reward",
-    "no.such.module:A": "expected an importable module, got 'no.such.module:A'",
+    "no.such.module:A": "expected 'no.such.module:A' to import, got ModuleNotFoundError",
     "nowhere.py:f": "expected a Python file, got 'nowhere.py'",
     "agentenv.core.types:Task": "Task",
     "builtins:dict": "expected a class of Python",
@@ -105,7 +105,7 @@ WRONG = {
                {"length_coefficient": -1.0}, {"count": 5}],
     "detection": [{"ratios": {"map": -1}}, {"ratios": {"iou": 1}}, {"threshold": 0.4},
                   {"threshold": "mean"}, {"threshold": math.nan}, {"format_ratio": -1}, {"accuracy_ratio": math.inf}],
-    "format": [{"mode": "hard"}, {"think_opened": 1}, {"pattern": "("}, {"passed": "1"}, {"failed": math.inf}],
+    "format": [{"mode": "hard"}, {"think_opened": 1}, {"pattern": "a"}, {"passed": "1"}, {"failed": math.inf}],
     "tool_call_format": [{"think_opened": "yes"}, {"passed": True}],
     "ifeval": [{"mode": "lenient"}, {"credit": 1}, {"pool": "pool"}],
     "json_schema": [{"schema": {"type": "objekt"}}, {"schema": {"a": {1}}}, {"mode": "loose"}, {"partial": 1.5},
@@ -113,7 +113,7 @@ WRONG = {
     "length": [{"min_length": -1}, {"min_length": 1.5}, {"max_length": 5}, {"rate": math.nan}, {"floor": 0.5},
                {"floor": -math.inf}, {"unit": "bytes"}, {"part": "answer"}, {"count": len},
                {"unit": "tokens", "count": 3}],
-    "thought_length": [{"max_penalty": -1.0}],
+    "thought_length": [{"floor": 1.0}],
     "overlong": [{"buffer": 1, "max_length": 0}, {"max_length": 9, "buffer": 10},
                  {"max_length": 9, "buffer": 3, "factor": -1}],
     "regex": [{"pattern": "("}, {"how": "match"}, {"part": "answer"}, {"how": "count", "min_count": -1},
@@ -146,7 +146,7 @@ def test_wrong_options_are_refused_with_those_that_there_are():
         make_reward("math", wrng=-1.0)
     assert "math: expected options among correct, wrong, no_answer" in str(caught.value)
     assert "Did you mean 'wrong'?" in str(caught.value)
-    with pytest.raises(ConfigError, match=r"MathReward.wrong: expected a finite number"):
+    with pytest.raises(ConfigError, match=r"MathReward.wrong: expected a number"):
         make_reward("math", wrong="-1")
 
 

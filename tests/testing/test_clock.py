@@ -118,7 +118,8 @@ async def test_time_stands_still_while_a_worker_process_answers(virtual_clock):
     pool = WorkerPool(num_workers=1)
     try:
         jumped = asyncio.ensure_future(asyncio.sleep(3600))
-        reply = await pool.run({"task": "math", "answer": "1/2", "golds": ["0.5"]}, cpu_limit_s=2.0)
+        task = "agentenv.rewards.rules.math.worker:handle"
+        reply = await pool.run({"task": task, "answer": "1/2", "golds": ["0.5"]}, cpu_limit_s=2.0)
         assert reply["correct"] is True
         assert virtual_clock.elapsed_s == 0
         await jumped

@@ -13,7 +13,7 @@ from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Completion, StepResult, StopReason, Task
 from agentenv.episode.endpoint.server import Endpoint
 from agentenv.errors import DataError, InfraError
-from agentenv.rewards.judges import verdicts
+from agentenv.rewards.judges import templates as verdicts
 from agentenv.rewards.judges.openai import read_chat_reply
 from agentenv.runs.records.directory import read_trajectories
 from agentenv.runs.records.lines import decode_episode, encode_line, trajectory_to_dict

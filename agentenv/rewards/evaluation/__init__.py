@@ -1,4 +1,4 @@
 """What a reward model is worth: read `rows.py` (the data), `rewardbench.py` (the rules), then `evaluate.py`.
 
-`specs.py` opens what is evaluated, `tables.py` says what came out, `check.py` finds the traps of one model before.
+`tables.py` says what came out, `check.py` finds the traps of one model before.
 """

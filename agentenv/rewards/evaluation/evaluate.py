@@ -3,6 +3,13 @@
 Each answer goes through `ModelReward` and `graded`, as in a rollout: the same messages, template, length policy and
 errors. An item that could not be scored has an error and no score; it never counts as wrong. `EvaluationLog` stores
 each outcome as a line of JSON, so that an interrupted evaluation can be resumed.
+
+What is evaluated is a reward model, wherever it runs, a judge, or any reward of text; opening it imports what it needs:
+
+    hf:PATH, ray:PATH, http://…, classify:http://…, FILE.py
+                            a reward model; see `agentenv.rewards.models.factory`
+    judge:MODEL@http://…    a language model that compares two answers; judge-score:… scores each answer
+    reward:NAME             a reward of text; see `agentenv.rewards.registry`
 """
 
 from __future__ import annotations
@@ -10,23 +17,125 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 from agentenv.core.arguments import is_finite, whole_number
 from agentenv.errors import AgentEnvError, ConfigError, DataError, MissingDependency, RunStopped
 from agentenv.rewards.evaluation.rewardbench import is_tie
 from agentenv.rewards.evaluation.rows import Candidate, Item
-from agentenv.rewards.evaluation.specs import RewardModel
 from agentenv.rewards.grading import collect_failures, grade
 from agentenv.rewards.groups.tournament import Comparer
 from agentenv.rewards.judges.protocol import JudgeMisaddressed
+from agentenv.rewards.loading import construct
+from agentenv.rewards.models.factory import SCORERS, open_scorer, parsed, unknown
 from agentenv.rewards.models.reward import ModelReward
 from agentenv.rewards.models.types import Conversation, RewardScorer, Scored, ready
-from agentenv.rewards.types import Response, Status
+from agentenv.rewards.types import Response, Reward, Status
+
+_OTHERS = ("judge", "judge-score", "reward")
+_FLAGS = ("max_length", "overflow", "device", "dtype", "max_batch")
+"""Arguments of scorers with their own flag; others go into --rm_args."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardModel:
+    """The object to evaluate: a scorer, a reward or a comparer."""
+
+    spec: str
+    scorer: RewardScorer | None = None
+    reward: Reward | None = None
+    comparer: Comparer | None = None
+    judge: Any = None
+    """The client behind `reward` or `comparer`, if any."""
+
+    async def close(self) -> None:
+        """Close the model and the client."""
+        for part in (self.scorer, self.judge):
+            if part is not None:
+                await part.close()
+
+    def metrics(self) -> dict[str, float]:
+        """Return a judge's usage, and the number of comparisons decided by position; {} for other models."""
+        figures: dict[str, float] = {} if self.judge is None else self.judge.usage.metrics()
+        both = getattr(self.comparer, "order", "both") == "both"  # a single order cannot flip a verdict
+        for name in ("num_compared", "num_flipped") if both else ("num_compared",):
+            if hasattr(self.comparer, name):
+                figures[f"judge/{name}"] = float(getattr(self.comparer, name))
+        return figures
+
+
+def parse_rm_spec(spec: str) -> tuple[str, str]:
+    """Return a spec's kind and target; nothing is opened.
+
+    Raises:
+        ConfigError: the kind is unknown, or the folder is missing.
+    """
+    kind, target = parsed(spec)
+    if kind not in (*SCORERS, *_OTHERS):
+        raise unknown(spec, [*SCORERS, *_OTHERS])
+    return kind, target
+
+
+@contextmanager
+def flags_in_errors() -> Iterator[None]:
+    """Add the name of the flag to errors about a constructor's argument.
+
+    Raises:
+        ConfigError: the error with the flag.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        match = re.match(r"(?:HF|Ray|GetReward|VLLMHTTP|Function)Scorer\.(\w+): ", str(error))
+        if match is None or match[1] in ("url", "model"):
+            raise
+        value = '"PATH"' if match[1] == "tokenizer" else "…"
+        flag = f"--{match[1]}" if match[1] in _FLAGS else f"--rm_args '{{\"{match[1]}\": {value}}}'"
+        raise ConfigError(f"{error} The flag is {flag}.") from error
+
+
+def open_rm(spec: str, /, **options: Any) -> RewardModel:
+    """Return the reward model, judge or reward of a spec; a model is loaded later.
+
+    Args:
+        spec: see the module.
+        options: arguments of its constructor.
+
+    Raises:
+        ConfigError: the spec or an option is unknown.
+        MissingDependency: a package that it needs is not installed.
+    """
+    kind, target = parse_rm_spec(spec)
+    if kind == "reward":
+        from agentenv.rewards.registry import make_reward
+
+        return RewardModel(spec, reward=make_reward(target, **options))
+    if kind in ("judge", "judge-score"):
+        model, at, url = target.rpartition("@")
+        if not at or not model:
+            raise ConfigError(
+                f"--rm: expected {kind}:MODEL@http://HOST/v1, got {spec!r}. Pass the model and its server."
+            )
+        from agentenv.rewards.judges.comparisons import PairwiseJudge
+        from agentenv.rewards.judges.pointwise import PointwiseReward
+        from agentenv.rewards.judges.protocol import client_options, judge_from
+
+        of_client = {name: value for name, value in options.items() if name in client_options()}
+        client = judge_from(of_client | {"base_url": url, "model": model})
+        rest = {name: value for name, value in options.items() if name not in of_client}
+        if kind == "judge":
+            return RewardModel(spec, comparer=construct(f"rm {spec}", PairwiseJudge, rest, client), judge=client)
+        return RewardModel(spec, reward=construct(f"rm {spec}", PointwiseReward, rest, client), judge=client)
+    return RewardModel(spec, scorer=open_scorer(spec, **options))
+
+
+# --- the evaluation ---------------------------------------------------------------------------------------------------
 
 LIMIT_S = 3600.0
 """Default time limit per answer, without the time to load the model."""
@@ -76,22 +185,6 @@ class ItemOutcome:
         except (KeyError, TypeError) as error:
             raise DataError(f"items.jsonl: expected an item of this version, got {row!r:.100}: {error}.") from error
         return cls(**{**fields, **lists})
-
-
-class _RecordingScorer:
-    """A scorer that records its last result; each answer has its own."""
-
-    def __init__(self, scorer: RewardScorer) -> None:
-        self._scorer = scorer
-        self.result: Scored | None = None
-
-    async def score(self, conversation: Conversation) -> Scored:
-        """Return the wrapped scorer's result."""
-        self.result = await self._scorer.score(conversation)
-        return self.result
-
-    async def close(self) -> None:
-        """Do nothing: the caller closes the wrapped scorer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +260,15 @@ async def _score_answer(rm: RewardModel, candidate: Candidate, limit_s: float) -
     Raises:
         ConfigError: the settings are wrong, so that no item can have a score.
     """
-    recording = None if rm.scorer is None else _RecordingScorer(rm.scorer)
-    reward = rm.reward if recording is None else ModelReward(recording)
+    scorer: Any = rm.scorer
+    found: list[Scored] = []
+
+    async def score(conversation: Conversation) -> Scored:
+        found.append(await scorer.score(conversation))
+        return found[-1]
+
+    recording: Any = SimpleNamespace(score=score)
+    reward = rm.reward if scorer is None else ModelReward(recording)
     assert reward is not None
     with collect_failures() as errors:
         result = await grade(reward, Response(candidate.text, prompt=candidate.prompt), limit_s=limit_s)
@@ -178,9 +278,9 @@ async def _score_answer(rm: RewardModel, candidate: Candidate, limit_s: float) -
                 raise ConfigError(str(error)) from error
         kind = {Status.LABEL: "data", Status.ERROR: "contract"}.get(result.status, "infra")
         return _AnswerScore(None, error=f"{kind}: {result.detail}")
-    if recording is None or recording.result is None:
+    if not found:
         return _AnswerScore(result.reward)
-    return _AnswerScore(recording.result.value, recording.result.num_tokens, recording.result.truncated)
+    return _AnswerScore(found[-1].value, found[-1].num_tokens, found[-1].truncated)
 
 
 async def _compare(comparer: Comparer, item: Item, limit_s: float) -> list[_AnswerScore]:

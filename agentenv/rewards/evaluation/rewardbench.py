@@ -70,9 +70,9 @@ def sections(accuracies: Mapping[str, float]) -> dict[str, float | None]:
     return by_section
 
 
-def prior_sets(accuracies: Mapping[str, float]) -> float | None:
-    """Return the mean of the available prior sets, None without any."""
-    values = [accuracies[name] for name in PRIOR_SETS if name in accuracies]
+def mean_of(accuracies: Mapping[str, float], subsets: Sequence[str]) -> float | None:
+    """Return the mean of the available ones of these subsets, such as PRIOR_SETS or SUBSETS_2; None without any."""
+    values = [accuracies[name] for name in subsets if name in accuracies]
     return fmean(values) if values else None
 
 
@@ -144,9 +144,3 @@ def ties_score(rows: Sequence[TiesRow]) -> float | None:
                 excesses.append(math.tanh(margin / tied.spread - 1.0))
         score += 0.01 * fmean(excesses)
     return score
-
-
-def average_2(scores: Mapping[str, float]) -> float | None:
-    """Return RewardBench 2's average: the mean of the available subsets, None without any."""
-    values = [scores[name] for name in SUBSETS_2 if name in scores]
-    return fmean(values) if values else None

@@ -1,5 +1,7 @@
 """Figures of an evaluation: accuracies by subset, sections and averages, differences from a reference, and hygiene.
 
+`Report` is all of it, as JSON and as Markdown.
+
 Items without a score are counted separately: an accuracy covers the scored items, and is None without any.
 """
 
@@ -8,17 +10,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from agentenv._util.estimates import Estimate, share_over_tasks
 from agentenv.core.arguments import number
 from agentenv.errors import ConfigError
 from agentenv.rewards.evaluation import rewardbench
 from agentenv.rewards.evaluation.evaluate import ItemOutcome
-from agentenv.rewards.evaluation.rewardbench import Ties, TiesRow
+from agentenv.rewards.evaluation.rewardbench import SECTIONS, Ties, TiesRow
 from agentenv.rewards.evaluation.rows import Item
 from agentenv.rewards.hygiene import num_marks, pearson, repeated, spearman
 
@@ -138,11 +140,11 @@ def table_of(outcomes: Sequence[ItemOutcome], *, bench: Bench, ties: Ties = "str
     sections: dict[str, float | None] = {}
     average = None
     if bench == "rewardbench":
-        sections, prior = dict(rewardbench.sections(scores)), rewardbench.prior_sets(scores)
+        sections, prior = dict(rewardbench.sections(scores)), rewardbench.mean_of(scores, rewardbench.PRIOR_SETS)
         average = rewardbench.leaderboard_average(sections, prior)
         sections |= {"Prior Sets": prior} if prior is not None else {}
     elif bench == "rewardbench2":
-        average = rewardbench.average_2(scores)
+        average = rewardbench.mean_of(scores, rewardbench.SUBSETS_2)
     known = [value for value in credits if value is not None]
     return AccuracyTable(
         bench=bench,
@@ -265,26 +267,6 @@ def _deviations(values: Sequence[float], groups: Sequence[Hashable]) -> list[flo
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """The scores and lengths (in characters) of a chosen and a rejected answer."""
-
-    chosen: float
-    rejected: float
-    chosen_length: int
-    rejected_length: int
-
-    @property
-    def margin(self) -> float:
-        """The chosen answer's score minus the rejected one's."""
-        return self.chosen - self.rejected
-
-    @property
-    def longer_by(self) -> int:
-        """The chosen answer's length minus the rejected one's."""
-        return self.chosen_length - self.rejected_length
-
-
-@dataclass(frozen=True, slots=True)
 class LengthBias:
     """How far a preference follows length. A share is None if no pair qualifies."""
 
@@ -296,15 +278,18 @@ class LengthBias:
     accuracy_where_shorter_is_chosen: float | None
 
 
-def length_bias(pairs: Sequence[Pair]) -> LengthBias:
-    """Return the length bias; equal scores count as wrong."""
-    differ = [pair for pair in pairs if pair.longer_by]
-    longer, shorter = ([p for p in differ if p.longer_by * sign > 0] for sign in (1, -1))
+def length_bias(pairs: Sequence[tuple[float, int]]) -> LengthBias:
+    """Return the length bias; equal scores count as wrong.
+
+    Args:
+        pairs: of each chosen and rejected answer, by how much the chosen one scores more and is longer, in characters.
+    """
+    differ = [(margin, longer_by) for margin, longer_by in pairs if longer_by]
     return LengthBias(
-        _share(pair.margin * pair.longer_by > 0 for pair in differ if pair.margin),
-        _share(pair.longer_by > 0 for pair in differ),
-        _share(pair.margin > 0 for pair in longer),
-        _share(pair.margin > 0 for pair in shorter),
+        _share(margin * longer_by > 0 for margin, longer_by in differ if margin),
+        _share(longer_by > 0 for _, longer_by in differ),
+        _share(margin > 0 for margin, longer_by in differ if longer_by > 0),
+        _share(margin > 0 for margin, longer_by in differ if longer_by < 0),
     )
 
 
@@ -324,20 +309,38 @@ class Hygiene:
     num_empty: int = 0
     """Items with an empty answer."""
 
+    def markdown(self) -> str:
+        """Return them as Markdown: a table of correlations, and a line on length."""
+        rows = [
+            (name, *(number_text(value, "+.3f") for value in asdict(each).values()))
+            for name, each in self.correlations.items()
+        ]
+        bias, table = self.length_bias, table_rows(("score against", "Pearson", "Spearman", "within the prompt"), rows)
+        if bias.longer_is_chosen is None:
+            return table
+        prefers, longer = number_text(bias.prefers_longer), number_text(bias.longer_is_chosen)
+        if_longer = number_text(bias.accuracy_where_longer_is_chosen)
+        if_shorter = number_text(bias.accuracy_where_shorter_is_chosen)
+        line = (
+            f"The longer answer scores more in {prefers} of the pairs; it is the chosen one in {longer}. Accuracy if "
+            f"it is chosen: {if_longer}; if it is rejected: {if_shorter}. Pairs of equal length are ignored."
+        )
+        return f"{table}\n\n{line}"
+
 
 def hygiene_of(items: Sequence[Item], outcomes: Sequence[ItemOutcome]) -> Hygiene:
     """Return the hygiene of the scores; the length bias covers the items that are pairs."""
     rewards: list[float | None] = []
     texts: list[str] = []
     places: list[int] = []
-    pairs: list[Pair] = []
+    pairs: list[tuple[float, int]] = []
     for item, outcome in zip(items, outcomes, strict=True):
         rewards += outcome.scores
         texts += [candidate.text for candidate in item.candidates]
         places += [item.index] * len(item.candidates)
         if item.is_pair and outcome.known is not None:
             chosen, rejected = (len(candidate.text) for candidate in item.candidates)
-            pairs.append(Pair(outcome.known[0], outcome.known[1], chosen, rejected))
+            pairs.append((outcome.known[0] - outcome.known[1], chosen - rejected))
     return Hygiene(
         correlations(rewards, texts, places),
         length_bias(pairs),
@@ -347,3 +350,105 @@ def hygiene_of(items: Sequence[Item], outcomes: Sequence[ItemOutcome]) -> Hygien
         ),
         num_empty=sum(any(not each.text.strip() for each in item.candidates) for item in items),
     )
+
+
+# --- the report of `agentenv rm eval` ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The report of an evaluation."""
+
+    rm: str
+    data: str
+    table: AccuracyTable
+    hygiene: Hygiene
+    deltas: Mapping[str, Delta] = field(default_factory=dict)
+    judge: Mapping[str, float] = field(default_factory=dict)
+    errors: Mapping[str, int] = field(default_factory=dict)
+    """Errors of items without a score, and their counts."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every subset matches its reference; True without a reference."""
+        return all(delta.within for delta in self.deltas.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON, with the table's fields at the top level."""
+        rest = {name: value for name, value in asdict(self).items() if name != "table"}
+        return {**asdict(self.table), **rest, "within_reference": self.ok if self.deltas else None}
+
+    def markdown(self) -> str:
+        """Return the report as Markdown."""
+        rows = [
+            (name, each.num, each.failed, f"{each.correct:g}", each.ties, number_text(each.score))
+            for name, each in sorted(self.table.subsets.items())
+        ]
+        blocks = [self._head(), table_rows(("subset", "n", "failed", "correct", "ties", "accuracy"), rows)]
+        if self.table.average is not None:
+            name = "average of subsets"
+            if self.table.bench == "rewardbench":  # the leaderboard's only if all of its sections are known
+                known, num = sum(self.table.sections.get(each) is not None for each in SECTIONS), len(SECTIONS)
+                name = "leaderboard average" if known == num else f"average of {known} of {num} sections"
+            scores = {**self.table.sections, name: self.table.average}
+            blocks += [
+                table_rows(("section", "score"), [(section, number_text(score)) for section, score in scores.items()])
+            ]
+        if self.deltas:
+            compared = [
+                (
+                    name,
+                    number_text(each.reference),
+                    number_text(each.score),
+                    "–" if each.items is None else f"{each.items:+.4g}",
+                    "yes" if each.within else "NO",
+                )
+                for name, each in sorted(self.deltas.items())
+            ]
+            blocks += [table_rows(("subset", "reference", "accuracy", "items", "within"), compared)]
+        blocks += [self.hygiene.markdown()]
+        blocks += [table_rows(("error", "items"), self.errors.items())] if self.errors else []
+        judged = [(name, f"{value:g}") for name, value in self.judge.items() if value]
+        blocks += [table_rows(("judge", "figure"), judged)] if judged else []
+        return "\n\n".join(blocks) + "\n"
+
+    def _head(self) -> str:
+        total, shown = self.table.total, self.table.accuracy
+        interval = "" if shown.ci95_low is None else f" (95 %: {shown.ci95_low:.3f} to {shown.ci95_high:.3f})"
+        lines = [
+            f"# {self.rm} on {self.data}",
+            "",
+            f"Accuracy {number_text(total.score)}{interval}: {total.correct:g} of {total.judged} items; "
+            f"{total.ties} tied (rule: {self.table.ties}). {total.failed} failed and are not counted; "
+            f"{self.table.num_truncated} answers were truncated.",
+        ]
+        compared, flipped = (self.judge.get(f"judge/num_{name}") for name in ("compared", "flipped"))
+        if compared and flipped is not None:
+            lines += [
+                "",
+                f"{flipped:g} of {compared:g} verdicts changed with the order of the answers and count as ties: the "
+                "judge went by position.",
+            ]
+        notes = []
+        if num := self.hygiene.num_same:
+            notes.append(f"{_items(num)} a chosen answer that is rejected too")
+        if num := self.hygiene.num_empty:
+            notes.append(f"{_items(num)} an empty answer")
+        lines += ["", f"Note: {'; '.join(notes)}."] if notes else []
+        return "\n".join(lines)
+
+
+def _items(num: int) -> str:
+    return "1 item has" if num == 1 else f"{num} items have"
+
+
+def table_rows(head: Sequence[str], rows: Any) -> str:
+    """Return a table of Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    cells = [[" ".join(str(each).replace("|", "\\|").split()) for each in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def number_text(value: float | None, form: str = ".4f") -> str:
+    """Return a number as text, `–` for None."""
+    return "–" if value is None else f"{value:{form}}"

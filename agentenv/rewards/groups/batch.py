@@ -18,9 +18,9 @@ from typing import Any, Literal
 from agentenv._util.calls import StepTimeout, bounded
 from agentenv.core.arguments import is_reward, number, one_of, whole_number
 from agentenv.errors import ConfigError, ContractError, DataError
-from agentenv.rewards.grading import enforce_bounds, grade_all, patience_s
+from agentenv.rewards.grading import enforce_bounds, failed_by, grade_all, patience_s
 from agentenv.rewards.loading import failure_of
-from agentenv.rewards.types import GroupReward, Response, Reward, RewardResult, Status
+from agentenv.rewards.types import GroupReward, Response, Reward, RewardResult
 
 _LOG = logging.getLogger(__name__)
 
@@ -143,7 +143,12 @@ async def grade_groups(
     async with aclosing(stream) as groups:
         graded = sorted([group async for group in groups], key=lambda group: group.indices)
     by_index = {index: each for group in graded for index, each in zip(group.indices, group.results, strict=True)}
-    return GroupedResults(tuple(align_components([by_index[index] for index in sorted(by_index)])), tuple(graded))
+    results = [by_index[index] for index in sorted(by_index)]
+    names = list(dict.fromkeys(name for result in results for name in result.components))
+    for index, result in enumerate(results):  # equal components in equal order, as tables need
+        if list(result.components) != names:
+            results[index] = replace(result, components={name: result.components.get(name) for name in names})
+    return GroupedResults(tuple(results), tuple(graded))
 
 
 async def stream_groups(
@@ -212,17 +217,12 @@ async def grade_group(
         return GroupResults(tuple(enforce_bounds(reward, result) for result in answer), "ok", seconds)
     if not isinstance(answer, BaseException):
         shown = repr(answer)[:200]
-        answer = ContractError(
-            f"{type(reward).__name__}: expected {len(responses)} results, got {shown}. Fix the reward."
-        )
+        answer = ContractError(f"{type(reward).__name__}: expected {len(responses)} results, got {shown}.")
     status: Literal["timeout", "error"] = "timeout" if isinstance(answer, StepTimeout) else "error"
     if isinstance(answer, Exception) and not isinstance(answer, StepTimeout):
         answer = failure_of(answer, type(reward).__name__)
-    plain = isinstance(answer, DataError | StepTimeout | ContractError)
-    detail = (str(answer) if plain else f"{type(answer).__name__}: {answer}")[:500]
-    kinds = ((DataError, Status.LABEL), (ContractError, Status.ERROR))
-    failed = RewardResult.failed(detail, next((kind for cls, kind in kinds if isinstance(answer, cls)), Status.INFRA))
-    return GroupResults((failed,) * len(responses), status, seconds, detail)
+    failed = failed_by(answer)
+    return GroupResults((failed,) * len(responses), status, seconds, failed.detail)
 
 
 class Each:
@@ -247,17 +247,6 @@ class Each:
     async def grade_group(self, responses: Sequence[Response], reference: str | None = None) -> list[RewardResult]:
         """Return one result per response, in order; see `grade_all`."""
         return await grade_all(self.reward, responses, limit_s=self.limit_s)
-
-
-def align_components(results: Sequence[RewardResult]) -> list[RewardResult]:
-    """Return the results with equal components in equal order, None for a missing one, as tables need."""
-    names = list(dict.fromkeys(name for result in results for name in result.components))
-    return [
-        result
-        if list(result.components) == names
-        else replace(result, components={name: result.components.get(name) for name in names})
-        for result in results
-    ]
 
 
 def _members(keys: Sequence[Hashable]) -> dict[Hashable, list[int]]:

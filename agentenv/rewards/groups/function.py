@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
@@ -10,8 +9,9 @@ from typing import Any
 
 from agentenv._util.calls import accepted_arguments
 from agentenv.core.arguments import is_finite, whole_number
-from agentenv.errors import ConfigError, ContractError, DataError
+from agentenv.errors import ConfigError, ContractError
 from agentenv.rewards.groups.statistics import INVALID_REWARD
+from agentenv.rewards.loading import copied
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.rewards.workers.threads import Threads
 
@@ -76,18 +76,12 @@ class FunctionGroupReward:
 
         def ask() -> Any:
             rows = [response.metadata for response in [*responses, *responses[:1]][:count]]
-            try:
-                prompt, extras = copy.deepcopy(responses[0].prompt), [copy.deepcopy(dict(row)) for row in rows]
-            except (TypeError, RecursionError) as error:
-                raise DataError(f"row: expected values that can be copied, got {error}. Fix its columns.") from error
+            prompt, extras = copied(responses[0].prompt), [copied(dict(row)) for row in rows]
             kwargs = accepted_arguments(self.function, self.kwargs | self.meta_info)
             return self.function(prompt=prompt, responses=texts, extras=extras, **kwargs)
 
         # The group's deadline ends it; that pauses while the call waits for a thread.
-        plain = not inspect.iscoroutinefunction(self.function)
-        answer = await self._threads.run(ask, limit_s=inf) if plain else ask()
-        if inspect.isawaitable(answer):
-            answer = await answer
+        answer = await self._threads.call(self.function, ask, limit_s=inf)
         where = getattr(self.function, "__qualname__", type(self.function).__name__)
         if not isinstance(answer, tuple) or len(answer) not in (2, 3):
             raise ContractError(f"{where}: expected (scores, reward_info[, details]), got {answer!r:.200}.")

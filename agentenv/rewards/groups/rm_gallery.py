@@ -20,9 +20,8 @@ from agentenv.rewards.groups.function import numbers_of
 from agentenv.rewards.groups.statistics import INVALID_REWARD, summary
 from agentenv.rewards.groups.tournament import Tournament
 from agentenv.rewards.judges.comparisons import PairwiseJudge
-from agentenv.rewards.judges.protocol import Judge
-from agentenv.rewards.judges.rubric import RubricReward
-from agentenv.rewards.judges.settings import judge_of
+from agentenv.rewards.judges.pointwise import RubricReward
+from agentenv.rewards.judges.protocol import Judge, judge_of
 from agentenv.rewards.rules.format import compute_format_reward
 from agentenv.rewards.rules.length import compute_thought_length_reward, compute_total_length_reward
 from agentenv.rewards.rules.repetition import create_ngram_penalty_reward
@@ -72,7 +71,7 @@ def group_rm_gallery_grader(
 def rm_gallery_grader(
     prompt: Any, responses: Sequence[str], extras: Sequence[Any] | None = None, *, judge: Judge, **_: Any
 ) -> Scores:
-    """Return the share of PRINCIPLES that each response satisfies, in [0, 1]: `judges.rubric.RubricReward`.
+    """Return the share of PRINCIPLES that each response satisfies, in [0, 1]: `judges.pointwise.RubricReward`.
 
     Source: RM-Gallery, core/reward/base.py, 1 - violated / all. There a failed judge counts as 0.0; here the
     reward is missing.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import fsum, sqrt
 
+from agentenv.core.arguments import one_of
 from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards.types import RewardResult
 
@@ -65,10 +66,7 @@ def statistics(results: Sequence[RewardResult], groups: Sequence[Hashable]) -> S
     Raises:
         ConfigError: not one group key per response.
     """
-    if len(results) != len(groups):
-        raise ConfigError(
-            f"groups: expected a key for each of {len(results)} responses, got {len(groups)}. Pass them all."
-        )
+    _check_keys(results, groups)
     members: dict[Hashable, list[RewardResult]] = {}
     for result, group in zip(results, groups, strict=True):
         members.setdefault(group, []).append(result)
@@ -79,6 +77,11 @@ def statistics(results: Sequence[RewardResult], groups: Sequence[Hashable]) -> S
         for column in COLUMNS
     }
     return Statistics(_summaries(names, results), by_group, columns, len(results))
+
+
+def _check_keys(results: Sequence[RewardResult], groups: Sequence[Hashable]) -> None:
+    if len(results) != len(groups):
+        raise ConfigError(f"groups: expected a key for each of {len(results)} responses, got {len(groups)}.")
 
 
 def summary(values: Sequence[float]) -> NumberSummary:
@@ -147,14 +150,8 @@ def apply_policy(
         ConfigError: the policy is unknown, or there is not one group key per response.
         InfraError: under RAISE, if a reward is missing; says how many and why.
     """
-    if policy not in list(InvalidPolicy):
-        names = ", ".join(InvalidPolicy)
-        raise ConfigError(f"invalid policy: expected one of {names}, got {policy!r}.")
-    chosen = InvalidPolicy(policy)
-    if len(results) != len(groups):
-        raise ConfigError(
-            f"groups: expected a key for each of {len(results)} responses, got {len(groups)}. Pass them all."
-        )
+    chosen = InvalidPolicy(one_of("invalid policy", policy, list(InvalidPolicy)))
+    _check_keys(results, groups)
     invalid = [result for result in results if result.reward is None]
     if invalid and chosen is InvalidPolicy.RAISE:
         kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(str(r.status) for r in invalid).items())

@@ -16,7 +16,7 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, combinations
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 
@@ -65,9 +65,6 @@ def bradley_terry(points: Sequence[Sequence[float]]) -> list[float]:
 
 
 Measure = Literal["comparison_score", "bradley_terry"]
-_MEASURES = ("comparison_score", "bradley_terry")
-
-
 Games = dict[tuple[str, str], list[float]]
 """Points of the first text against the second, in all comparisons of the two."""
 
@@ -126,7 +123,7 @@ class Tournament:
         self.comparer = comparer
         self.both_orders = both_orders
         self.seed = seed
-        self.measure = one_of("Tournament.measure", measure, _MEASURES)
+        self.measure = one_of("Tournament.measure", measure, get_args(Measure))
         self.opponents = None if opponents is None else whole_number("Tournament.opponents", opponents, low=1)
         self.max_concurrent = whole_number("Tournament.max_concurrent", max_concurrent, low=1)
         self.limit_s = number("Tournament.limit_s", limit_s, low=0.001)

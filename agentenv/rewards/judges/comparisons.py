@@ -17,10 +17,16 @@ from typing import Any, Literal
 from agentenv.core.arguments import one_of, shown, whole_number
 from agentenv.core.types import Message
 from agentenv.rewards.groups.function import against_reference
-from agentenv.rewards.judges.protocol import Judge, JudgeVote
-from agentenv.rewards.judges.templates import COMPARE, QUALITY, RANK, answer_text, prompt_text
-from agentenv.rewards.judges.verdicts import read_preference, read_ranking
-from agentenv.rewards.judges.voting import JudgeRetry, Voting, VotingBase, ask, successes
+from agentenv.rewards.judges.protocol import Judge, JudgeRetry, Voting, VotingBase, ask, successes
+from agentenv.rewards.judges.templates import (
+    COMPARE,
+    QUALITY,
+    RANK,
+    answer_text,
+    prompt_text,
+    read_preference,
+    read_ranking,
+)
 from agentenv.rewards.types import Response, RewardResult, Status
 
 
@@ -193,5 +199,5 @@ class ListwiseReward(VotingBase):
         template = RANK.fill(self.criteria, number=number, example=example)
         named = {"question": question} | {f"response_{place}": text for place, text in enumerate(texts, 1)}
         messages, read = await self._messages(template, named), partial(read_ranking, number=number)
-        order = await ask(JudgeVote(self.judge, vote), messages, read, self.retry, expected=template.expected)
+        order = await ask(self.judge, messages, read, self.retry, expected=template.expected, vote=vote)
         return [texts[place - 1] for place in order]

@@ -12,7 +12,7 @@ Opening a spec imports what it needs; a model is loaded at its first score.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,12 @@ def open_scorer(spec: str, /, **options: Any) -> RewardScorer:
     kind, target = parsed(spec)
     if kind not in SCORERS:
         raise unknown(spec, SCORERS)
-    scorer: RewardScorer = construct(f"rm {spec}", _class(spec, SCORERS[kind]), options, target)
+    module, _, name = SCORERS[kind].partition(":")
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise MissingDependency(f"rm: expected the packages that {spec!r} needs, got {error}. Install them.") from error
+    scorer: RewardScorer = construct(f"rm {spec}", cls, options, target)
     return scorer
 
 
@@ -87,12 +92,3 @@ def unknown(spec: str, kinds: Iterable[str]) -> ConfigError:
         f"rm: expected a model's folder or name, http://…, FILE.py or one of {known}, got {spec!r}."
         f"{did_you_mean(spec.partition(':')[0], kinds)} Examples: hf:PATH, classify:http://HOST:8000 (vLLM's server)."
     )
-
-
-def _class(spec: str, place: str) -> Callable[..., Any]:
-    module, _, name = place.partition(":")
-    try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        raise MissingDependency(f"rm: expected the packages that {spec!r} needs, got {error}. Install them.") from error
-    return found

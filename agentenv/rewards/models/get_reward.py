@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -107,16 +106,10 @@ class GetRewardScorer(TextScorer):
         self._path = _PATH if address.endswith(_PATH) else ""
         self._client = HTTPClient(address.removesuffix(_PATH), api_key=how.api_key)
         self.url = self._client.url + self._path
-        # Callers that arrive during a request share the next one.
-        once = replace(how, max_batch=1 << 20, max_wait_s=0.0, max_concurrent=1)
-        self._looker: RequestQueue[None, bool] = RequestQueue(self.url, self._look, once)
+        self._looker: RequestQueue[None, bool] = RequestQueue(self.url, self._look, how.one_at_once())
         super().__init__(self.url, self._send, how, tokenizer=tokenizer, max_length=max_length, overflow=overflow)
+        self._helpers = (self._looker,)
         self._sends_messages = False if send_messages is None and self.rendering.has_tokenizer else send_messages
-
-    @property
-    def num_retried(self) -> int:
-        """Repeated attempts."""
-        return self.asker.num_retried + self._looker.num_retried
 
     async def check_messages(self) -> None:
         """See `RequestScorer.check_messages`."""
@@ -125,7 +118,6 @@ class GetRewardScorer(TextScorer):
 
     async def close(self) -> None:
         """Accept no further requests, and fail those of this loop. Calling it again does nothing."""
-        await self._looker.close()
         await super().close()
         await self._client.close()
 

@@ -4,21 +4,32 @@ Example:
     >>> scorer = HFScorer("Skywork/Skywork-Reward-V2-Qwen3-0.6B", max_length=16_384, overflow="left")
     >>> await scorer.score([{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}])
     Scored(value=…, num_tokens=19, truncated=False)
+
+Dynamic micro-batching: each caller passes one sequence, and a worker thread scores the waiting ones together. Waiting
+sequences are sorted by length and cut into batches of similar lengths, which limits padding. Sequences that arrive
+meanwhile come next. While nothing is computed, a sequence waits at most `max_wait_s`. A failed batch is split until
+single sequences fail: the others get their scores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import atexit
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentenv._util.calls import waiting
-from agentenv.core.arguments import one_of, whole_number
+from agentenv.core.arguments import number, one_of, whole_number
 from agentenv.core.engine import Tokenizer
-from agentenv.errors import ConfigError, DataError, MissingDependency
+from agentenv.core.types import MAX_REWARD
+from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError, MissingDependency
 from agentenv.rewards.loading import construct
-from agentenv.rewards.models.batching import MicroBatcher
 from agentenv.rewards.models.render import (
     NO_LIMIT,
     OVERFLOWS,
@@ -33,6 +44,225 @@ from agentenv.rewards.workers.threads import Threads
 
 if TYPE_CHECKING:
     from agentenv.rewards.models.classifier import Classifier
+
+ScoreBatch = Callable[[list[list[int]]], Sequence[float]]
+"""One number per sequence of token ids, in order; called in one thread, never twice at once."""
+_T = TypeVar("_T")
+TOKENS_OF_A_CALL = 256
+"""Cost of one more batch, in tokens: for small models on a CPU it equals that of 100 to 300 tokens."""
+_BATCHES_AT_ONCE = 8
+"""Full batches that are sorted together; with more, the first would wait long for the rendering of the last."""
+_CLOSE_GRACE_S = 10.0
+
+
+@dataclass(eq=False, slots=True)
+class _Item:
+    """One sequence and the future of its score."""
+
+    given: Sequence[int] | Callable[[], Sequence[int]]
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[float]
+    asked: float = field(default_factory=time.monotonic)
+    ids: list[int] = field(default_factory=list)
+    """Set by the worker when it takes the item."""
+
+
+class MicroBatcher:
+    """Scores sequences of token ids in batches, formed from concurrent calls on any event loops.
+
+    Args:
+        score_batch: see ScoreBatch.
+        max_batch: maximum number of sequences of one batch.
+        max_batch_tokens: maximum number of tokens of one batch, padding included; a longer sequence has its own batch.
+        max_wait_s: how long a sequence may wait for others while nothing is computed.
+
+    The thread starts at the first call. A caller that is cancelled before its batch starts is not scored.
+    """
+
+    def __init__(
+        self,
+        score_batch: ScoreBatch,
+        *,
+        max_batch: int = 32,
+        max_batch_tokens: int = 16_384,
+        max_wait_s: float = 0.005,
+    ) -> None:
+        where = type(self).__name__
+        self._score_batch = score_batch
+        self._max_batch = whole_number(f"{where}.max_batch", max_batch, low=1)
+        self.max_batch_tokens = whole_number(f"{where}.max_batch_tokens", max_batch_tokens, low=1)
+        """May be changed at any time."""
+        self._max_wait_s = number(f"{where}.max_wait_s", max_wait_s, low=0.0, high=3600.0)
+        self._changed = threading.Condition()  # guards the next four; those after them belong to the worker
+        self._asked: set[_Item] = set()
+        """All sequences that wait for a score."""
+        self._queue: list[_Item] = []
+        """Those among them that the worker has not taken."""
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._batch: list[_Item] = []
+        """The batch that is being computed."""
+        self.num_batches = self.num_scored = self.num_failed = 0
+        """Calls of `score_batch`; scored sequences; failed sequences."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for a score."""
+        return len(self._asked)
+
+    async def score(self, token_ids: Sequence[int] | Callable[[], Sequence[int]]) -> float:
+        """Return the finite score of one sequence. A function that returns the ids is called in the worker's thread.
+
+        Raises:
+            InfraError: the score could not be computed or is not finite, or the batcher was closed.
+            AgentEnvError: raised by the function, or by `score_batch` for this sequence alone.
+        """
+        loop = asyncio.get_running_loop()
+        item = _Item(token_ids, loop, loop.create_future())
+        with self._changed:
+            if self._closed:
+                raise closed_error("reward model")
+            self._asked.add(item)
+            self._queue.append(item)
+            # The first call, or after a fork, which copies no threads.
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._work, name="agentenv-rm", daemon=True)
+                self._thread.start()
+                atexit.register(self._end)
+            if len(self._queue) in (1, self._max_batch):  # the worker waits for these
+                self._changed.notify()
+        try:
+            return await item.future
+        finally:
+            self._asked.discard(item)
+
+    async def close(self) -> None:
+        """End the thread after the current batch, with a time limit. Other waiting sequences get an InfraError."""
+        with self._changed:
+            self._closed = True
+            thread, waiting = self._thread, self._asked.difference(self._batch)
+            self._changed.notify()
+        atexit.unregister(self._end)
+        _hand_over([(item, closed_error("reward model")) for item in waiting])
+        if thread is not None:
+            await asyncio.to_thread(thread.join, _CLOSE_GRACE_S)
+        _hand_over([(item, closed_error("reward model")) for item in list(self._asked)])
+
+    def _end(self) -> None:
+        """End the thread at exit if it was not closed: torch would abort the process while the thread computes."""
+        if self._thread is None or not self._thread.is_alive():  # or forked
+            return
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join(_CLOSE_GRACE_S)
+
+    def _work(self) -> None:
+        while True:
+            # Take the first items of the queue once they have waited long enough.
+            with self._changed:
+                while not self._closed:
+                    self._queue = [item for item in self._queue if not item.future.done()]
+                    left_s = None
+                    if self._queue:
+                        left_s = self._queue[0].asked + self._max_wait_s - time.monotonic()
+                        if left_s <= 0.0 or len(self._queue) >= self._max_batch:
+                            break
+                    self._changed.wait(left_s)
+                if self._closed:
+                    return
+                most = _BATCHES_AT_ONCE * self._max_batch
+                taken, self._queue = self._queue[:most], self._queue[most:]
+            items: list[_Item] = []
+            for item in taken:
+                found = _result_or_error(item.given) if callable(item.given) else item.given
+                if isinstance(found, AgentEnvError):
+                    self.num_failed += 1
+                    _hand_over([(item, found)])
+                else:
+                    item.ids = list(found)
+                    items.append(item)
+            for batch in batches([len(item.ids) for item in items], self._max_batch, self.max_batch_tokens):
+                if self._closed:
+                    break
+                self._batch = [items[index] for index in batch]
+                _hand_over(self._scored(self._batch))
+
+    def _scored(self, items: list[_Item]) -> list[tuple[_Item, float | AgentEnvError]]:
+        """Return the items' scores or errors; cancelled items are not computed again."""
+        items = [item for item in items if not item.future.done()]
+        if not items:
+            return []
+        self.num_batches += 1
+        found = _result_or_error(lambda: [float(value) for value in self._score_batch([item.ids for item in items])])
+        if not isinstance(found, AgentEnvError) and len(found) != len(items):
+            found = InfraError(f"reward model: expected {len(items)} scores, got {len(found)}. Fix score_batch.")
+        if isinstance(found, AgentEnvError) and len(items) > 1:
+            half = len(items) // 2
+            return self._scored(items[:half]) + self._scored(items[half:])
+        values: list[float | AgentEnvError] = [found] if isinstance(found, AgentEnvError) else [*found]
+        for place, value in enumerate(values):
+            if isinstance(value, float) and not (math.isfinite(value) and abs(value) <= MAX_REWARD):
+                values[place] = InfraError(
+                    f"reward model: expected a finite score, got {value!r}. Check the weights and the dtype."
+                )
+        num_failed = sum(isinstance(value, AgentEnvError) for value in values)
+        self.num_failed, self.num_scored = self.num_failed + num_failed, self.num_scored + len(values) - num_failed
+        return list(zip(items, values, strict=True))
+
+
+def batches(lengths: Sequence[int], max_batch: int, max_tokens: int) -> list[list[int]]:
+    """Return batches of indices of sequences with these lengths, the longest first; each index is in one batch.
+
+    A batch has at most `max_batch` sequences and `max_tokens` tokens with padding, except a single longer sequence.
+    Of all ways to cut the sorted lengths, it has the lowest cost of padding and calls.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    least, begin = [0], [0]  # of the first 0, 1, … in the order: their cost, and where their last batch starts
+    for end in range(1, len(order) + 1):
+        least.append(least[end - 1] + lengths[order[end - 1]] + TOKENS_OF_A_CALL)
+        begin.append(end - 1)
+        for start in range(end - 2, max(end - max_batch, 0) - 1, -1):
+            num_tokens = (end - start) * lengths[order[start]]
+            if num_tokens > max_tokens:
+                break
+            if least[start] + num_tokens + TOKENS_OF_A_CALL < least[end]:
+                least[end], begin[end] = least[start] + num_tokens + TOKENS_OF_A_CALL, start
+    found, end = [], len(order)
+    while end:
+        found.append(order[begin[end] : end])
+        end = begin[end]
+    return found[::-1]
+
+
+def _result_or_error(function: Callable[[], _T]) -> _T | AgentEnvError:
+    """Return a function's result, or its exception as an error for the callers."""
+    try:
+        return function()
+    except AgentEnvError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 - see above
+        return InfraError(f"reward model: expected scores, got {type(error).__name__}: {error}"[:500])
+
+
+def _hand_over(results: list[tuple[_Item, float | AgentEnvError]]) -> None:
+    """Hand results to the callers, with one wake-up per event loop."""
+
+    def settle(settled: list[tuple[_Item, float | AgentEnvError]]) -> None:
+        for item, value in settled:
+            if item.future.done():
+                continue
+            if isinstance(value, AgentEnvError):
+                item.future.set_exception(value)
+            else:
+                item.future.set_result(value)
+
+    for loop in {item.loop for item, _ in results}:
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, [each for each in results if each[0].loop is loop])
+
+
+# --- the scorer -------------------------------------------------------------------------------------------------------
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 MOST_TOKENS, MOST_TOKENS_CPU = 16_384, 2_048
@@ -103,9 +333,7 @@ class HFScorer(CountingScorer):
         self._overflow: Any = one_of("HFScorer.overflow", overflow, OVERFLOWS)
         self._max_length = None if max_length is None else whole_number("HFScorer.max_length", max_length, low=2)
         if not isinstance(self._model, str) and self.options.tokenizer is None:
-            raise ConfigError(
-                "HFScorer.options: expected a tokenizer for a model that is an object, got none. Give it."
-            )
+            raise ConfigError("HFScorer.options: expected a tokenizer for a model that is an object, got none.")
         self.batcher = MicroBatcher(
             lambda sequences: self._open().classifier.score_batch(sequences),
             max_batch=max_batch,
@@ -201,14 +429,11 @@ class HFScorer(CountingScorer):
             tokenizer = tokenizer_of("HFScorer", str(tokenizer), "Pass options.tokenizer.")
         if self._max_length is not None and positions is not None and self._max_length > positions:
             raise ConfigError(
-                f"HFScorer.max_length: expected at most the model's {positions} positions, got {self._max_length}. "
-                "Lower it."
+                f"HFScorer.max_length: expected at most the model's {positions} positions, got {self._max_length}."
             )
         limits = [limit for limit in (positions, limit_of(tokenizer)) if limit and limit < NO_LIMIT]
         if self._max_length is None and not limits:
-            raise ConfigError(
-                "HFScorer.max_length: expected a number for a model without a known limit, got None. Pass it."
-            )
+            raise ConfigError("HFScorer.max_length: expected a number for a model without a known limit, got None.")
         return ConversationRenderer(
             tokenizer,
             max_length=min(limits) if self._max_length is None else self._max_length,

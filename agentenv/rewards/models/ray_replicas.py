@@ -159,8 +159,25 @@ class RayScorer(CountingScorer):
             InfraError: a replica did not start, or the scorer was closed.
             MissingDependency: Ray is not installed, here or on a node.
         """
+
+        async def start_once() -> None:
+            async with self._starting:
+                if self._closed:
+                    raise closed_error("RayScorer")
+                if self._refused is not None:
+                    raise self._refused
+                if self._replicas:
+                    return
+                try:
+                    self._replicas = await self._started()
+                except BaseException as error:
+                    await self._held.aclose()
+                    if isinstance(error, ConfigError | MissingDependency):
+                        self._refused = error
+                    raise
+
         with waiting():
-            await asyncio.wrap_future(submit(self._start_once()))
+            await asyncio.wrap_future(submit(start_once()))
 
     async def score(self, conversation: Conversation) -> Scored:
         """Return the model's raw score of a conversation; cancelling it cancels the call.
@@ -183,25 +200,21 @@ class RayScorer(CountingScorer):
     async def close(self) -> None:
         """Fail waiting callers, end the actors, and Ray if it was started here; calling it again is harmless."""
         self._closed = True
-        await asyncio.wrap_future(submit(self._end()))
+
+        async def end() -> None:
+            async with self._starting:
+                replicas, self._replicas = self._replicas, []
+                for task in self._tasks:
+                    task.cancel()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                        closing = (self._call(replica, "close") for replica in replicas)
+                        await asyncio.gather(*closing, return_exceptions=True)
+                await self._held.aclose()
+
+        await asyncio.wrap_future(submit(end()))
 
     # --- on the background loop ---------------------------------------------------------------------------------------
-
-    async def _start_once(self) -> None:
-        async with self._starting:
-            if self._closed:
-                raise closed_error("RayScorer")
-            if self._refused is not None:
-                raise self._refused
-            if self._replicas:
-                return
-            try:
-                self._replicas = await self._started()
-            except BaseException as error:
-                await self._held.aclose()
-                if isinstance(error, ConfigError | MissingDependency):
-                    self._refused = error
-                raise
 
     async def _started(self) -> list[_Replica]:
         strategy: Any = self._placement if isinstance(self._placement, str) else "PACK"
@@ -294,14 +307,3 @@ class RayScorer(CountingScorer):
         return await call_actor(
             "RayScorer", "RayScorer", replica.actor, method, *args, failed=InfraError, died=ReplicaDied
         )
-
-    async def _end(self) -> None:
-        async with self._starting:
-            replicas, self._replicas = self._replicas, []
-            for task in self._tasks:
-                task.cancel()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                    closing = (self._call(replica, "close") for replica in replicas)
-                    await asyncio.gather(*closing, return_exceptions=True)
-            await self._held.aclose()

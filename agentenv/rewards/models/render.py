@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -106,8 +106,7 @@ class ConversationRenderer:
         token: int | None = getattr(self.tokenizer, f"{which}_token_id", None)
         if add and token is None:
             raise ConfigError(
-                f"ConversationRenderer.add_{which}: expected a tokenizer with {which.upper()}, got one without. "
-                "Omit it."
+                f"ConversationRenderer.add_{which}: expected a tokenizer with {which.upper()}, got one without."
             )
         return token if add else None
 
@@ -375,11 +374,27 @@ class ThreadedRenderer:
             DataError: the conversation cannot be rendered, or is too long.
             ConfigError: the tokenizer does not exist, or none was given for a conversation of messages.
         """
-        if self.has_tokenizer:
-            return await self._run(partial(self._text, conversation))
-        if isinstance(conversation, str):
-            return RenderedText(conversation)
-        raise self.no_tokenizer()
+        if not self.has_tokenizer:
+            if isinstance(conversation, str):
+                return RenderedText(conversation)
+            raise self.no_tokenizer()
+
+        def rendered_text() -> RenderedText:
+            renderer = self._open(None)
+            rendered = renderer.ids(conversation)  # which also refuses what cannot be scored
+            num_tokens = len(rendered.token_ids)
+            if rendered.truncated:
+                tokenizer: Any = renderer.tokenizer
+                text = tokenizer.decode(rendered.token_ids, skip_special_tokens=False)
+                return RenderedText(text, "", num_tokens, True)
+            if isinstance(conversation, str):
+                return RenderedText(conversation, "", num_tokens)
+            messages = plain_messages(checked(conversation))
+            query = render(renderer.tokenizer, messages, gen=False)
+            prompt = render(renderer.tokenizer, messages[:-1], gen=True)
+            return RenderedText(query, prompt if query.startswith(prompt) else "", num_tokens)
+
+        return await self._run(rendered_text)
 
     async def check(self, most: int | None = None) -> None:
         """Open the tokenizer, if that is not done; `most` as in `ids`.
@@ -402,20 +417,6 @@ class ThreadedRenderer:
         with waiting():
             found: _T = await self._thread.run(work, limit_s=_LIMIT_S)
         return found
-
-    def _text(self, conversation: Conversation) -> RenderedText:
-        renderer = self._open(None)
-        rendered = renderer.ids(conversation)  # which also refuses what cannot be scored
-        num_tokens = len(rendered.token_ids)
-        if rendered.truncated:
-            tokenizer: Any = renderer.tokenizer
-            return RenderedText(tokenizer.decode(rendered.token_ids, skip_special_tokens=False), "", num_tokens, True)
-        if isinstance(conversation, str):
-            return RenderedText(conversation, "", num_tokens)
-        messages = plain_messages(checked(conversation))
-        query = render(renderer.tokenizer, messages, gen=False)
-        prompt = render(renderer.tokenizer, messages[:-1], gen=True)
-        return RenderedText(query, prompt if query.startswith(prompt) else "", num_tokens)
 
     def _open(self, most: int | None) -> ConversationRenderer:
         """Load in the thread, so never twice at once; a ConfigError is raised again at every call."""

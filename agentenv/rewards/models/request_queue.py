@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypedDict, TypeVar
 
 from agentenv._util.calls import waiting
@@ -71,6 +71,10 @@ class QueueOptions:
         number(f"{where}.max_wait_s", options.max_wait_s, low=0.0)
         whole_number(f"{where}.max_concurrent", options.max_concurrent, low=1)
         return options
+
+    def one_at_once(self, **changes: Any) -> QueueOptions:
+        """Return options by which callers that arrive during a request share the next one."""
+        return replace(self, max_batch=1 << 20, max_wait_s=0.0, max_concurrent=1, **changes)
 
 
 @dataclass(eq=False, slots=True)
@@ -277,11 +281,13 @@ class RequestScorer(CountingScorer, Generic[_P, _T]):
     def __init__(self, where: str, send: Send[_P, _T], asking: QueueOptions) -> None:
         super().__init__()
         self.asker: RequestQueue[_P, _T] = RequestQueue(where, send, asking)
+        self._helpers: tuple[RequestQueue[Any, Any], ...] = ()
+        """Further queues, of what is asked besides scores."""
 
     @property
     def num_retried(self) -> int:
-        """Repeated attempts for conversations."""
-        return self.asker.num_retried
+        """Repeated attempts."""
+        return sum(each.num_retried for each in (self.asker, *self._helpers))
 
     @property
     def patience_s(self) -> float:
@@ -308,4 +314,5 @@ class RequestScorer(CountingScorer, Generic[_P, _T]):
 
     async def close(self) -> None:
         """Accept no further requests, and fail those of this loop. Calling it again does nothing."""
-        await self.asker.close()
+        for each in (*self._helpers, self.asker):
+            await each.close()

@@ -61,26 +61,6 @@ class Answered:
     """One per label; at least one."""
     num_tokens: int | None
 
-    @property
-    def may_be_activated(self) -> bool:
-        """Whether they look like what a sigmoid or softmax gives."""
-        return all(0.0 <= value <= 1.0 for value in self.values)
-
-    def value(self, label: int | None, where: str) -> float:
-        """Return the value of one label.
-
-        Raises:
-            ConfigError: the label is unknown, or missing with several values.
-        """
-        if label is None and len(self.values) == 1:
-            return self.values[0]
-        if label is None or label >= len(self.values):
-            raise ConfigError(
-                f"{where}: expected label, the index of one of the model's {len(self.values)} numbers, got {label!r}. "
-                "Pass the one that is the score."
-            )
-        return self.values[label]
-
 
 def request_of(queries: Sequence[Query], endpoint: str) -> dict[str, Any]:
     """Return the body of a request for queries of ids or texts, or for one of messages, without the model.
@@ -222,19 +202,12 @@ class VLLMHTTPScorer(RequestScorer[Query, Answered]):
         how = how if self._rendering.has_tokenizer else replace(how, max_batch=1)
         self._client = HTTPClient(checked_url("VLLMHTTPScorer.url", url).removesuffix("/v1"), api_key=how.api_key)
         self.url = self._client.url
-        # Callers that arrive during a request share the next one.
-        once = replace(how, max_batch=1 << 20, max_wait_s=0.0, max_concurrent=1)
-        self._looker: RequestQueue[None, Served] = RequestQueue(self.url, self._look, once)
-        self._prover: RequestQueue[Query, None] = RequestQueue(
-            self.url, self._prove, replace(once, retries=0, timeout_s=_LONG)
-        )
+        self._looker: RequestQueue[None, Served] = RequestQueue(self.url, self._look, how.one_at_once())
+        proving = how.one_at_once(retries=0, timeout_s=_LONG)
+        self._prover: RequestQueue[Query, None] = RequestQueue(self.url, self._prove, proving)
         self._served: Served | None = None
         super().__init__(f"{self.url}/{self.endpoint}", self._send, how)
-
-    @property
-    def num_retried(self) -> int:
-        """Repeated attempts."""
-        return self.asker.num_retried + self._looker.num_retried
+        self._helpers = (self._looker, self._prover)
 
     async def served(self) -> Served:
         """Return the server's description of its model, which is requested once.
@@ -253,8 +226,6 @@ class VLLMHTTPScorer(RequestScorer[Query, Answered]):
 
     async def close(self) -> None:
         """Accept no further requests, and fail those of this loop. Calling it again does nothing."""
-        for asker in (self._looker, self._prover):
-            await asker.close()
         await super().close()
         await self._client.close()
 
@@ -267,7 +238,8 @@ class VLLMHTTPScorer(RequestScorer[Query, Answered]):
             given = conversation if isinstance(conversation, str) else await messages_for_server(conversation)
             query = Query(given, most=self._rendering.max_length or served.max_length)
         answered = await self.asker.ask(query)
-        if answered.may_be_activated and not self._proven:
+        values = answered.values
+        if not self._proven and all(0.0 <= value <= 1.0 for value in values):  # as a sigmoid or softmax gives
             await self._prover.ask(query)
         num_tokens = query.num_tokens or answered.num_tokens
         truncated = query.truncated
@@ -278,7 +250,13 @@ class VLLMHTTPScorer(RequestScorer[Query, Answered]):
                     "Drop the row, choose overflow 'left' or 'right', or, where the model takes more, raise max_length."
                 )
             truncated = self.overflow != "error" and num_tokens == query.most
-        return Scored(answered.value(self.label, self.asker.where), num_tokens, truncated)
+        label = 0 if self.label is None and len(values) == 1 else self.label
+        if label is None or label >= len(values):
+            raise ConfigError(
+                f"{self.asker.where}: expected label, the index of one of the model's {len(values)} numbers, got "
+                f"{label!r}. Pass the one that is the score."
+            )
+        return Scored(values[label], num_tokens, truncated)
 
     async def _prove(self, queries: list[Query]) -> Sequence[None] | AttemptFailure:
         """Show that the server turns the activation off, by scoring one conversation with and without it."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from agentenv._util.lenient_json import LiteralError, read_json
 from agentenv.core.arguments import one_of, shown
 from agentenv.errors import ConfigError
-from agentenv.rewards.rules.regex import MAX_CHARS, TOO_LONG, PassFail, check_pattern, find
+from agentenv.rewards.rules.regex import MAX_CHARS, TOO_LONG, PassFail
 from agentenv.rewards.rules.text import is_blank, without_special_tokens
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.rewards.workers.pool import WorkerTimeout, shared_pool
@@ -40,8 +40,7 @@ class ThinkFormatReward(PassFail):
     `loose`: there is a `<think>…</think>` and an `<answer>…</answer>` somewhere (RM-Gallery's `reasoning_format`).
     `strict`: one of each, in this order, nothing around them and a nonempty answer; special tokens may follow. If
     `think_opened` is False the response itself must open its thought; else the prompt may have opened it, and a
-    `<think>` that was put back before the response is accepted too. With a `pattern` the whole text must match that
-    instead; `(?s)` makes its `.` match line ends.
+    `<think>` that was put back before the response is accepted too. For another form, see `RegexReward`.
     """
 
     def __init__(
@@ -49,7 +48,6 @@ class ThinkFormatReward(PassFail):
         *,
         mode: str = "loose",
         think_opened: bool | None = None,
-        pattern: str | None = None,
         passed: float = 1.0,
         failed: float = 0.0,
     ) -> None:
@@ -57,27 +55,16 @@ class ThinkFormatReward(PassFail):
         where = type(self).__name__
         self._mode = one_of(f"{where}.mode", mode, MODES)
         self._think_opened = _bool_or_none(f"{where}.think_opened", think_opened)
-        self._pattern = None if pattern is None else check_pattern(f"{where}.pattern", pattern)
 
     async def grade(self, response: Response) -> RewardResult:
-        """Return the result; its components `think` and `answer` say which parts exist.
-
-        Raises:
-            InfraError: the worker that runs `pattern` failed.
-        """
+        """Return the result; its components `think` and `answer` say which parts exist."""
         text = without_special_tokens(response.text)
         think, answer = _has(text, "think"), _has(text, "answer")
         components = {"think": float(think), "answer": float(answer)}
-        if self._pattern is None and self._mode == "loose":
+        if self._mode == "loose":
             return self._result(think and answer, components)
         if len(text) > MAX_CHARS:
             return self._result(False, components, **TOO_LONG)
-        if self._pattern is not None:
-            try:
-                count, _ = await find(self._pattern, text, "fullmatch")
-            except WorkerTimeout as error:
-                return self._result(False, components, status=Status.TIMEOUT, detail=str(error))
-            return self._result(count > 0, components)
         rest = _behind_thought(text, self._think_opened)
         content = None
         if rest and [block.tag for block in rest] == ["<answer>", "</answer>"] and not rest[1].content.strip():
@@ -162,19 +149,18 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
     pairs = all(block.tag == "<tool_call>" for block in opened) and all(block.tag == "</tool_call>" for block in closed)
     if not rest or len(opened) != len(closed) or not pairs or any(block.content.strip() for block in closed):
         return {"wrong": "expected either one <answer> or <tool_call>s behind the thought", "tool_calls": 0}
-    wrong = [reason for block in opened if (reason := _wrong_call(block.content))]
+    wrong = []
+    for block in opened:
+        try:
+            call = read_json(block.content)
+        except LiteralError as error:
+            wrong.append(f"expected JSON in a tool call: {error}")
+            continue
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str) or is_blank(call["name"]):
+            wrong.append("expected a name in a tool call")
+        elif not isinstance(call.get("arguments"), dict):
+            wrong.append("expected arguments, an object, in a tool call")
     return {"wrong": wrong[0] if wrong else "", "tool_calls": len(opened) - len(wrong)}
-
-
-def _wrong_call(text: str) -> str:
-    """Return what is wrong with a tool call; empty if nothing is."""
-    try:
-        call = read_json(text)
-    except LiteralError as error:
-        return f"expected JSON in a tool call: {error}"
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or is_blank(call["name"]):
-        return "expected a name in a tool call"
-    return "" if isinstance(call.get("arguments"), dict) else "expected arguments, an object, in a tool call"
 
 
 def compute_format_reward(responses: Sequence[str]) -> list[float]:

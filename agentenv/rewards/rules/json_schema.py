@@ -82,7 +82,7 @@ class JsonSchemaReward:
             return _nothing(Status.NO_ANSWER)
         if len(final) > MAX_CHARS:
             return _unread(f"the text is longer than {MAX_CHARS} characters")
-        request = {"task": "json_schema", "text": final, "schema": schema, "lenient": self._mode == "lenient"}
+        request = {"task": f"{__name__}:handle", "text": final, "schema": schema, "lenient": self._mode == "lenient"}
         try:
             reply = await shared_pool().run(request, cpu_limit_s=self._cpu_limit_s)
         except WorkerTimeout as error:
@@ -156,7 +156,18 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
         return {**reply, "unread": str(error)}
     wrong = _first_error(validator, value)
     reply |= {"valid": wrong is None, "wrong": wrong or "", "document": shown(document)}
-    return {**reply, "required": 1.0 if wrong is None else _required_share(validator, value)}
+    if wrong is None:
+        return {**reply, "required": 1.0}
+    # The share of required keys (of all properties, if none is required) that are present and valid.
+    properties = validator.schema.get("properties", {})
+    required = validator.schema.get("required") or list(properties)
+    if not required or not isinstance(value, dict):
+        return reply
+    valid = [
+        key in value and _first_error(validator.evolve(schema=properties.get(key, True)), value[key]) is None
+        for key in required
+    ]
+    return {**reply, "required": sum(valid) / len(required)}
 
 
 @lru_cache(maxsize=256)
@@ -190,17 +201,3 @@ def _first_error(validator: Any, value: Any) -> str | None:
             f"a JSON schema that can be used ({shown(str(reason), 300)})", validator.schema, where="schema"
         ) from reason
     return None if error is None else shown(f"{error.json_path}: it breaks the rule {error.validator!r}", 300)
-
-
-def _required_share(validator: Any, value: Any) -> float:
-    """Return the share of required keys (of all properties, if none is required) that are present and valid."""
-    schema = validator.schema
-    properties = schema.get("properties", {})
-    required = schema.get("required") or list(properties)
-    if not required or not isinstance(value, dict):
-        return 0.0
-    valid = [
-        key in value and _first_error(validator.evolve(schema=properties.get(key, True)), value[key]) is None
-        for key in required
-    ]
-    return sum(valid) / len(required)

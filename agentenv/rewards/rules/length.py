@@ -11,6 +11,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from numbers import Integral
+from typing import Any
 
 from agentenv.core.arguments import MAX_WHOLE, label_error, number, one_of, whole_number
 from agentenv.core.types import Message
@@ -42,50 +43,18 @@ def part_of(text: str, part: str, prompt: str | Sequence[Message] = "") -> str:
     return without_special_tokens(text) if part == "all" else final_text(text, prompt) or ""
 
 
-class Meter:
-    """A measure of texts in one unit; `count` counts tokens, or the row has `num_tokens` of the whole text."""
-
-    def __init__(self, where: str, unit: str, count: Count | None, part: str = "all") -> None:
-        self._unit = one_of(f"{where}.unit", unit, UNITS)
-        self._part = one_of(f"{where}.part", part, PARTS)
-        self._count = count
-        if count is not None and (unit != "tokens" or not callable(count)):
-            raise ConfigError(f"{where}.count: expected a function for unit 'tokens', got {count!r}. Leave it out.")
-        if unit == "tokens" and count is None and part != "all":
-            raise ConfigError(
-                f"{where}.count: expected a function that counts the tokens of a part, got None. Pass it."
-            )
-
-    async def length(self, response: Response) -> int:
-        """Return the length of the measured part.
-
-        Raises:
-            DataError: the unit is tokens, and there is neither `count` nor metadata['num_tokens'].
-            InfraError: `count` failed.
-        """
-        if self._unit == "tokens" and self._count is None:
-            given = response.metadata.get("num_tokens")
-            if isinstance(given, Integral) and not isinstance(given, bool) and 0 <= int(given) <= MAX_WHOLE:
-                return int(given)
-            raise label_error("the response's number of tokens", given, where="metadata['num_tokens']")
-        text = part_of(response.text, self._part, response.prompt)
-        if self._count is None:
-            return len(text) if self._unit == "chars" else len(text.split())
-        try:
-            length = await asyncio.to_thread(self._count, text)
-        except Exception as error:
-            raise InfraError(f"count: expected a number of tokens, got {type(error).__name__}: {error}.") from error
-        if isinstance(length, Integral) and 0 <= length <= MAX_WHOLE:
-            return int(length)
-        raise InfraError(f"count: expected a number of tokens, got {length!r}.")
+def _is_count(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and 0 <= int(value) <= MAX_WHOLE
 
 
 class LengthReward:
     """Minus `rate` for every unit that the text is shorter than `min_length` or longer than `max_length`, else 0.
 
     `floor` is the lowest reward: by default a long text loses no more than a right answer is worth; None lifts it.
-    The other defaults are RM-Gallery's `length_penalty`, which has none. ROLL's length reward, which falls below 400
-    tokens to -0.5 at 100 tokens, is `min_length=400, max_length=None, rate=0.5 / 300, floor=-0.5, unit="tokens"`.
+    `part` is `all` of the response, its `final` text, or its first `thought`, of length 0 without one; the name
+    `thought_length` has that. The other defaults are RM-Gallery's `length_penalty`, which has none. ROLL's length
+    reward, which falls below 400 tokens to -0.5 at 100 tokens, is `min_length=400, max_length=None, rate=0.5 / 300,
+    floor=-0.5, unit="tokens"`.
     """
 
     def __init__(
@@ -104,41 +73,44 @@ class LengthReward:
         self._max = math.inf if max_length is None else whole_number(f"{where}.max_length", max_length, low=self._min)
         self._rate = number(f"{where}.rate", rate, low=0.0, high=_MAX_RATE)
         self._floor = -math.inf if floor is None else number(f"{where}.floor", floor, high=0.0)
-        self._meter = Meter(where, unit, count, part)
+        self._unit = one_of(f"{where}.unit", unit, UNITS)
+        self._part = one_of(f"{where}.part", part, PARTS)
+        self._count = count
+        if count is not None and (unit != "tokens" or not callable(count)):
+            raise ConfigError(f"{where}.count: expected a function for unit 'tokens', got {count!r}. Leave it out.")
+        if unit == "tokens" and count is None and part != "all":
+            raise ConfigError(f"{where}.count: expected a function that counts the tokens of a part, got None.")
         self.bounds = (self._floor, 0.0)
 
     async def grade(self, response: Response) -> RewardResult:
         """Return the penalty; its component is `length`.
 
         Raises:
-            DataError: the row does not have the number of tokens.
+            DataError: the unit is tokens, and there is neither `count` nor metadata['num_tokens'], of the whole text.
             InfraError: `count` failed.
         """
-        length = await self._meter.length(response)
-        penalty = band_penalty(length, self._min, self._max, self._rate)
+        length: Any
+        if self._unit == "tokens" and self._count is None:
+            length = response.metadata.get("num_tokens")
+            if not _is_count(length):
+                raise label_error("the response's number of tokens", length, where="metadata['num_tokens']")
+        else:
+            text = part_of(response.text, self._part, response.prompt)
+            if self._count is None:
+                length = len(text) if self._unit == "chars" else len(text.split())
+            else:
+                try:
+                    length = await asyncio.to_thread(self._count, text)
+                except Exception as error:
+                    got = f"{type(error).__name__}: {error}"
+                    raise InfraError(f"count: expected a number of tokens, got {got}.") from error
+                if not _is_count(length):
+                    raise InfraError(f"count: expected a number of tokens, got {length!r}.")
+        penalty = band_penalty(int(length), self._min, self._max, self._rate)
         return RewardResult(max(penalty, self._floor), components={"length": float(length)})
 
 
-class ThoughtLengthReward(LengthReward):
-    """`LengthReward` of the first thought, in [-max_penalty, 0]; a missing thought has the length 0."""
-
-    def __init__(
-        self,
-        *,
-        min_length: int = DEFAULT_MIN,
-        max_length: int | None = DEFAULT_MAX,
-        rate: float = DEFAULT_RATE,
-        max_penalty: float = 1.0,
-        unit: str = "chars",
-        count: Count | None = None,
-    ) -> None:
-        floor = -number("ThoughtLengthReward.max_penalty", max_penalty, low=0.0)
-        super().__init__(
-            min_length=min_length, max_length=max_length, rate=rate, floor=floor, unit=unit, count=count, part="thought"
-        )
-
-
-class OverlongReward:
+class OverlongReward(LengthReward):
     """DAPO's soft punishment: 0 up to `max_length - buffer` tokens, then linearly down to `-factor`.
 
     Source: DAPO (arXiv 2503.14476), eq. 13; verl's `dapo` reward manager, which never sees more than `max_length`.
@@ -146,24 +118,12 @@ class OverlongReward:
 
     def __init__(self, *, max_length: int, buffer: int, factor: float = 1.0, count: Count | None = None) -> None:
         where = type(self).__name__
-        self._max = whole_number(f"{where}.max_length", max_length, low=1)
-        self._buffer = whole_number(f"{where}.buffer", buffer, low=1)
-        if buffer > max_length:
+        least = whole_number(f"{where}.max_length", max_length, low=1) - whole_number(f"{where}.buffer", buffer, low=1)
+        if least < 0:
             raise ConfigError(f"{where}.buffer: expected at most max_length ({max_length}), got {buffer}. Lower it.")
-        self._factor = number(f"{where}.factor", factor, low=0.0)
-        self._meter = Meter(where, "tokens", count)
-        self.bounds = (-self._factor, 0.0)
-
-    async def grade(self, response: Response) -> RewardResult:
-        """Return the penalty; its component is `length`, in tokens.
-
-        Raises:
-            DataError: the row does not have the number of tokens.
-            InfraError: `count` failed.
-        """
-        length = await self._meter.length(response)
-        share = (length - (self._max - self._buffer)) / self._buffer
-        return RewardResult(-self._factor * min(max(share, 0.0), 1.0) + 0.0, components={"length": float(length)})
+        floor = -number(f"{where}.factor", factor, low=0.0)
+        rate = factor / buffer
+        super().__init__(min_length=0, max_length=least, rate=rate, floor=floor, unit="tokens", count=count)
 
 
 def compute_total_length_reward(

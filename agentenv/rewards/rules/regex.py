@@ -44,40 +44,10 @@ class PassFail:
         return RewardResult(reward, score=float(passed), components=dict(components), **more)
 
 
-def check_pattern(where: str, pattern: object) -> str:
-    """Return the pattern.
-
-    Raises:
-        ConfigError: Python cannot compile it.
-    """
-    if not isinstance(pattern, str):
-        raise ConfigError(f"{where}: expected a regular expression, got {pattern!r}.")
-    try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ConfigError(
-            f"{where}: expected a regular expression, got {pattern!r:.200}: {brief(str(error))}."
-        ) from error
-    return pattern
-
-
-async def find(pattern: str, text: str, how: str, *, cpu_limit_s: float = CPU_LIMIT_S) -> tuple[int, str | None]:
-    """Return the number of matches of `pattern` in a text, and the first group of the first match, or all of it.
-
-    A worker process finds them. Matches do not overlap; unless they are counted there is at most one.
-
-    Raises:
-        WorkerTimeout: it took more than `cpu_limit_s`.
-        DataError: it is not a regular expression.
-        InfraError: the worker failed.
-    """
-    request = {"task": "regex", "pattern": pattern, "text": text, "how": how}
-    reply = await shared_pool().run(request, cpu_limit_s=cpu_limit_s)
-    return int(reply["count"]), reply["first"]
-
-
 def search_in_worker(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the reply for `find`, in a worker.
+    """Return the number of matches in a text, and the first group of the first match, or all of it; in a worker.
+
+    Matches do not overlap; unless they are counted there is at most one.
 
     Raises:
         DataError: the pattern is not a regular expression.
@@ -118,7 +88,15 @@ class RegexReward(PassFail):
     ) -> None:
         super().__init__(passed, failed)
         where = type(self).__name__
-        self._pattern = None if pattern is None else check_pattern(f"{where}.pattern", pattern)
+        if not isinstance(pattern, str | None):
+            raise ConfigError(f"{where}.pattern: expected a regular expression, got {pattern!r}.")
+        try:
+            re.compile(pattern or "")
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ConfigError(
+                f"{where}.pattern: expected a regular expression, got {pattern!r:.200}: {brief(str(error))}."
+            ) from error
+        self._pattern = pattern
         self._how = one_of(f"{where}.how", how, WAYS)
         self._part = one_of(f"{where}.part", part, PARTS)
         self._min = whole_number(f"{where}.min_count", min_count)
@@ -142,9 +120,11 @@ class RegexReward(PassFail):
         text = part_of(response.text, self._part, response.prompt)
         if len(text) > MAX_CHARS:
             return self._result(False, _NOT_FOUND, **TOO_LONG)
+        request = {"task": f"{__name__}:search_in_worker", "pattern": pattern, "text": text, "how": self._how}
         try:
-            count, first = await find(pattern, text, self._how, cpu_limit_s=self._cpu_limit_s)
+            reply = await shared_pool().run(request, cpu_limit_s=self._cpu_limit_s)
         except WorkerTimeout as error:
             return self._result(False, _NOT_FOUND, status=Status.TIMEOUT, detail=str(error))
+        count = int(reply["count"])
         matched = self._min <= count and (self._max is None or count <= self._max)
-        return self._result(matched, {"matched": float(matched), "count": float(count)}, extracted=first)
+        return self._result(matched, {"matched": float(matched), "count": float(count)}, extracted=reply["first"])

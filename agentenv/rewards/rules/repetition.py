@@ -40,18 +40,16 @@ def repeated_share(text: str, ngram_size: int, *, unit: str = "auto") -> float:
     text = text[-MAX_CHARS:].lower()
     tokens: Sequence[str] = "".join(text.split()) if unit == "chars" else text.split()
     if unit == "auto":
-        tokens = [block for word in _AUTO_WORD.findall(text) for block in _blocks(word)]
+        blocks: list[str] = []
+        for word in _AUTO_WORD.findall(text):
+            is_short = len(word) <= _MAX_WORD_CHARS or not any(map(str.isalnum, word))
+            blocks += [word] if is_short else [word[at : at + _BLOCK_CHARS] for at in range(0, len(word), _BLOCK_CHARS)]
+        tokens = blocks
     num_ngrams = len(tokens) - ngram_size + 1
     if num_ngrams <= 0:
         return 0.0
     different = set(zip(*(tokens[start:] for start in range(ngram_size)), strict=False))
     return 1.0 - len(different) / num_ngrams
-
-
-def _blocks(word: str) -> Sequence[str]:
-    if len(word) <= _MAX_WORD_CHARS or not any(map(str.isalnum, word)):
-        return (word,)
-    return [word[start : start + _BLOCK_CHARS] for start in range(0, len(word), _BLOCK_CHARS)]
 
 
 class RepetitionReward:

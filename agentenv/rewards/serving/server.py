@@ -243,9 +243,7 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         if not 0 < self.max_items <= self.max_waiting:
-            raise ConfigError(
-                f"--max_items: expected 1 to --max_waiting ({self.max_waiting}), got {self.max_items}. Change one."
-            )
+            raise ConfigError(f"--max_items: expected 1 to --max_waiting ({self.max_waiting}), got {self.max_items}.")
 
 
 class Unscored(RequestRefused):
@@ -371,9 +369,7 @@ class RewardServer(Server):
             RequestRefused: there is none, or the server is being stopped.
         """
         if self._closing:
-            raise RequestRefused(
-                "rm serve: expected a running server, got one that is being stopped. Use another.", 503
-            )
+            raise RequestRefused("rm serve: expected a running server, got one that is being stopped.", 503)
         if self.waiting + num > self.options.max_waiting:
             self.meters.turned_away += num
             raise RequestRefused(

@@ -5,8 +5,9 @@ main thread, where SIGPROF interrupts even big-integer arithmetic, which would b
 (user and system), not waiting for a processor. The process ends with its parent: at end of input, and on Linux by the
 parent-death signal.
 
-A handler is a function `handle(request) -> dict`, both plain JSON. Its module is imported at the first request for it,
-and its `prepare(request)` is called, if there is one; neither counts as CPU time of the request.
+A handler is a function `handle(request) -> dict`, both plain JSON, which the request names as its task: `module:name`
+or `FILE.py:name`. Its module is imported at the first request for it, and its `prepare(request)` is called, if there is
+one; neither counts as CPU time of the request.
 """
 
 from __future__ import annotations
@@ -26,14 +27,6 @@ from typing import Any
 from agentenv.errors import ContractError, DataError
 from agentenv.rewards.loading import load_function
 
-_HANDLERS = {
-    "math": "agentenv.rewards.rules.math.worker:handle",
-    "ifeval": "agentenv.rewards.rules.ifeval.instructions:handle",
-    "regex": "agentenv.rewards.rules.regex:search_in_worker",
-    "json_schema": "agentenv.rewards.rules.json_schema:handle",
-    "call": "agentenv.rewards.loading:handle",
-}
-"""The handler of each task; any other task is itself the name of a handler, `module:name` or `FILE.py:name`."""
 _RETIRE_AFTER_GROWTH_BYTES = 1 << 29
 _MAX_REPLY_BYTES = 8 << 20
 
@@ -61,7 +54,11 @@ def serve() -> None:
     os.dup2(null, 2)
     loaded: dict[str, Handler] = {}
     usual_bytes = 0
-    while (message := _read(requests)) is not None:
+    while header := _read_exactly(requests, 4):
+        body = _read_exactly(requests, struct.unpack(">I", header)[0])
+        if not body:
+            break
+        message = json.loads(body)
         started_s = time.process_time()
         request, limit_s = message["request"], message["cpu_limit_s"]
         if message["verb"] == "load":
@@ -69,7 +66,7 @@ def serve() -> None:
             task, reply = request["task"], {"status": "ok", "result": {}}
             sys.path += [path for path in request["path"] if path not in sys.path]
             try:
-                handler = loaded[task] = load_function(_HANDLERS.get(task, task))
+                handler = loaded[task] = load_function(task)
                 if prepare := getattr(sys.modules[handler.__module__], "prepare", None):
                     prepare(request)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the pool reports it to the caller
@@ -88,12 +85,6 @@ def _resident_bytes() -> int:
     with contextlib.suppress(OSError), open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _read(fd: int) -> dict[str, Any] | None:
-    header = _read_exactly(fd, 4)
-    body = _read_exactly(fd, struct.unpack(">I", header)[0]) if header else None
-    return json.loads(body) if body else None
 
 
 def _read_exactly(fd: int, size: int) -> bytearray | None:

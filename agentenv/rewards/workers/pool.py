@@ -4,12 +4,11 @@ There are two limits, because a machine may be busy. A request that *computes* t
 worker that does not answer although it hardly computed is lost and replaced, like one that died (`WorkerFailed`). Both
 limits start when a worker takes the request: neither waiting for a free worker nor loading a handler counts.
 
-A request names its `task`, and `main.py` maps it to a handler. The worker speaks length-prefixed JSON over a socket
-pair (its standard input and output), with plain sockets, not asyncio transports, so that it outlives an event loop and
-serves the next one.
+A request names its handler as its `task`. The worker speaks length-prefixed JSON over a socket pair (its standard input
+and output), with plain sockets, not asyncio transports, so that it outlives an event loop and serves the next one.
 
 Example:
-    >>> await shared_pool().run({"task": "math", "answer": "1/2", "golds": ["0.5"]}, cpu_limit_s=2.0)
+    >>> await shared_pool().run({"task": "rewards.py:handle", "answer": "1/2"}, cpu_limit_s=2.0)
     {'status': 'ok', 'correct': True, 'detail': ''}
 """
 
@@ -28,7 +27,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from threading import Lock
@@ -36,8 +34,10 @@ from typing import Any, NamedTuple
 
 from agentenv._util.calls import waiting
 from agentenv._util.paths import python_env
+from agentenv._util.per_loop import PerLoop
 from agentenv._util.virtual_time import external_work
-from agentenv.errors import ConfigError, ContractError, DataError, InfraError
+from agentenv.core.arguments import number, whole_number
+from agentenv.errors import ContractError, DataError, InfraError
 
 MEMORY_LIMIT_BYTES = 4 << 30
 """Default limit on the address space of a request."""
@@ -235,7 +235,25 @@ class Worker:
         loop = asyncio.get_running_loop()
         frame: asyncio.Future[bytes | None] = loop.create_future()
         descriptor = self.socket.fileno()
-        loop.add_reader(descriptor, self._on_readable, frame)
+
+        def on_readable() -> None:
+            if frame.done():
+                return
+            try:
+                data = self.socket.recv(1 << 18)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            self._received += data
+            size = struct.unpack(">I", self._received[:4])[0] if len(self._received) >= 4 else 0
+            if not data or size > _MAX_FRAME_BYTES:
+                frame.set_result(None)
+            elif len(self._received) >= 4 + size > 4:
+                frame.set_result(bytes(self._received[4 : 4 + size]))
+                del self._received[: 4 + size]
+
+        loop.add_reader(descriptor, on_readable)
         try:
             await self._wait(frame, limits)
         finally:
@@ -271,23 +289,6 @@ class Worker:
                 raise Lost(f"a worker was lost: no reply within {limits.wall_s:g} s, {used_s:.1f} s of them computing")
             pause_s = _POLL_S
 
-    def _on_readable(self, frame: asyncio.Future[bytes | None]) -> None:
-        if frame.done():
-            return
-        try:
-            data = self.socket.recv(1 << 18)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        self._received += data
-        size = struct.unpack(">I", self._received[:4])[0] if len(self._received) >= 4 else 0
-        if not data or size > _MAX_FRAME_BYTES:
-            frame.set_result(None)
-        elif len(self._received) >= 4 + size > 4:
-            frame.set_result(bytes(self._received[4 : 4 + size]))
-            del self._received[: 4 + size]
-
     def kill(self) -> None:
         """Kill the process and its children, which wakes the caller that waits; does not wait for their end."""
         self.killed = True
@@ -310,25 +311,15 @@ class Worker:
 # --- the pool ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _LoopState:
-    """State of one event loop."""
-
-    admitted: asyncio.Semaphore
-    free: asyncio.Semaphore
-    busy: set[Worker] = field(default_factory=set)
-
-
 class WorkerPool:
     """A pool of worker processes that start on demand; each event loop gets up to `num_workers`.
 
     A request may compute for `cpu_limit_s`. A worker that exceeds that is killed about a second of computing later. In
     any case it is killed `wall_limit_s` after it took the request; the default is ten times `cpu_limit_s`, at least
-    30 s. Beyond `max_pending` requests, callers wait in line. A worker is replaced after `max_tasks_per_worker`
-    requests.
+    30 s. A worker is replaced after `max_tasks_per_worker` requests.
 
     Raises:
-        ConfigError: an argument is not a number above zero.
+        ConfigError: an argument is not a number above 0.
     """
 
     def __init__(
@@ -337,26 +328,21 @@ class WorkerPool:
         num_workers: int = 2,
         cpu_limit_s: float = 2.0,
         wall_limit_s: float | None = None,
-        max_pending: int = 1024,
         max_tasks_per_worker: int = 2000,
     ) -> None:
-        limits = {"cpu_limit_s": cpu_limit_s, "wall_limit_s": 1.0 if wall_limit_s is None else wall_limit_s}
-        whole = {"num_workers": num_workers, "max_pending": max_pending, "max_tasks_per_worker": max_tasks_per_worker}
-        for name, value in {**limits, **whole}.items():
-            kinds: tuple[type, ...] = (int,) if name in whole else (int, float)
-            if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
-                raise ConfigError(f"WorkerPool.{name}: expected a number above 0, got {value!r}.")
-        self._num_workers = num_workers
-        self._cpu_limit_s = cpu_limit_s
-        self._wall_limit_s = wall_limit_s
-        self._max_pending = max_pending
-        self._max_tasks = max_tasks_per_worker
+        self._num_workers = whole_number("WorkerPool.num_workers", num_workers, low=1)
+        self._cpu_limit_s = number("WorkerPool.cpu_limit_s", cpu_limit_s, low=1e-6)
+        limit_s = wall_limit_s
+        self._wall_limit_s = None if limit_s is None else number("WorkerPool.wall_limit_s", limit_s, low=1e-6)
+        self._max_tasks = whole_number("WorkerPool.max_tasks_per_worker", max_tasks_per_worker, low=1)
         self._reset()
 
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = Lock()  # guards the containers below: event loops of several threads share them
-        self._loops: dict[asyncio.AbstractEventLoop, _LoopState] = {}
+        self._free = PerLoop(lambda: asyncio.Semaphore(self._num_workers))
+        self._busy: dict[Worker, asyncio.AbstractEventLoop] = {}
+        """With the loop whose request it serves."""
         self._idle: list[Worker] = []
         self._dying: list[subprocess.Popen[bytes]] = []
         self._num_closes = 0
@@ -386,46 +372,41 @@ class WorkerPool:
         body = encode(request)
         if self._pid != os.getpid():  # forked: the workers are the parent's
             self._drop_inherited()
-        loop = asyncio.get_running_loop()
         with self._lock:
-            ended = [self._loops.pop(each) for each in list(self._loops) if each.is_closed()]
+            ended = [worker for worker, loop in self._busy.items() if loop.is_closed()]
+            for worker in ended:
+                del self._busy[worker]
             self._dying = [process for process in self._dying if process.poll() is None]
-            if loop not in self._loops:
-                free = asyncio.Semaphore(self._num_workers)
-                self._loops[loop] = _LoopState(asyncio.Semaphore(self._max_pending), free)
-            state = self._loops[loop]
-        for worker in [worker for one in ended for worker in one.busy]:
+        for worker in ended:
             self._kill(worker)
             worker.release()
         num_closes = self._num_closes
         async with contextlib.AsyncExitStack() as slots:
             with waiting():
-                await slots.enter_async_context(state.admitted)
-                await slots.enter_async_context(state.free)
+                await slots.enter_async_context(self._free.here())
             for attempt in count(1):
                 if self._num_closes != num_closes:
                     raise WorkerFailed("the grader was closed during the check")
                 try:
                     with external_work():
-                        return await self._run_once(state, request, body, limits)
+                        return await self._run_once(request, body, limits)
                 except Lost as error:
                     if attempt == _MAX_ATTEMPTS:
                         raise WorkerFailed(f"{error} ({attempt} attempts)") from error
         raise AssertionError("unreachable: count() has no end")
 
-    async def _run_once(
-        self, state: _LoopState, request: dict[str, Any], body: str, limits: WorkerLimits
-    ) -> dict[str, Any]:
+    async def _run_once(self, request: dict[str, Any], body: str, limits: WorkerLimits) -> dict[str, Any]:
         key = (str(request.get("task")), str(request.get("function", "")))
         worker = self._take_idle(lambda worker: key in worker.loaded) or self._take_idle(lambda worker: True)
         if worker is None:
             worker = Worker([sys.executable, "-P", "-m", _WORKER_MODULE, str(self._pid)])
-        state.busy.add(worker)
+        with self._lock:
+            self._busy[worker] = asyncio.get_running_loop()
         try:
             return await worker.run(key, body, limits)
         finally:  # a cancelled request leaves its worker in the middle of it, so that worker goes
             with self._lock:
-                state.busy.discard(worker)
+                self._busy.pop(worker, None)
                 keep = worker.at_rest and not worker.killed and worker.num_tasks < self._max_tasks
                 if keep:
                     self._idle.append(worker)
@@ -455,7 +436,7 @@ class WorkerPool:
         self._reset()
 
     def _workers(self) -> list[Worker]:
-        return [*self._idle, *(worker for state in self._loops.values() for worker in state.busy)]
+        return [*self._idle, *self._busy]
 
     def _kill(self, worker: Worker) -> None:
         if not worker.killed:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import os
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
+from math import isfinite
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -57,6 +59,17 @@ class _ThreadCall:
             self._loop.call_soon_threadsafe(settle)
 
 
+@asynccontextmanager
+async def _limited(limit_s: float) -> AsyncIterator[asyncio.Timeout]:
+    try:
+        async with asyncio.timeout(limit_s if isfinite(limit_s) else None) as deadline:
+            yield deadline
+    except TimeoutError as error:
+        if not deadline.expired():
+            raise
+        raise InfraError(f"function: expected an answer within {limit_s:g} s, got none. Raise limit_s.") from error
+
+
 class Threads:
     """At most `num_threads` threads, which start on demand and never delay the end of the process.
 
@@ -79,6 +92,17 @@ class Threads:
         """Pickle without threads and locks."""
         return Threads, (self._num_threads,)
 
+    async def call(self, function: Callable[..., Any], work: Callable[[], Any], *, limit_s: float) -> Any:
+        """Return what `work`, which calls the function, returns: on the event loop if the function is async.
+
+        What a plain function leaves to be awaited has as much time again. Raises as `run`.
+        """
+        value = work() if inspect.iscoroutinefunction(function) else await self.run(work, limit_s=limit_s)
+        if not inspect.isawaitable(value):
+            return value
+        async with _limited(limit_s):
+            return await value
+
     async def run(self, function: Callable[[], Any], *, limit_s: float) -> Any:
         """Return the function's result; its time limit starts when a thread takes it.
 
@@ -97,18 +121,14 @@ class Threads:
         with self._lock:
             self._num_calls += 1
             self._start_one()
-        deadline = asyncio.timeout(None)
         try:
-            async with deadline:
+            async with _limited(limit_s) as deadline:
+                deadline.reschedule(None)
                 with waiting(), external_work():
                     await call.started
                 deadline.reschedule(asyncio.get_running_loop().time() + limit_s)
                 with external_work():
                     return await call.done
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise
-            raise InfraError(f"function: expected an answer within {limit_s:g} s, got none. Raise limit_s.") from error
         finally:
             with self._lock:
                 call.abandoned = True

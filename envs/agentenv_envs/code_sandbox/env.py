@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from agentenv.core.agent import AgentInstance, ResetState, StepState
 from agentenv.core.types import StepResult
 from agentenv.errors import InfraError
-from agentenv.rewards.judges.settings import settings_from
+from agentenv.rewards.loading import settings_from
 from agentenv.rewards.rules.code.forms import code_task, comparison, program_of, question_of
 from agentenv.rewards.rules.code.reward import (
     INSTRUCTION,

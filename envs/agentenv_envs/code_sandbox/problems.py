@@ -27,7 +27,7 @@ class Problem:
     id: str
     prompt: str
     label: Mapping[str, Any]
-    """The plain form of `agentenv.rewards.rules.code.rows`."""
+    """The plain form of `agentenv.rewards.rules.code.forms`."""
     reference: str
     """Passes all tests."""
     mutants: tuple[str, ...]
@@ -38,16 +38,8 @@ class Problem:
 def load_problems() -> tuple[Problem, ...]:
     """Return all shipped tasks, in the order of the file."""
     solutions = {row["id"]: row for row in _rows(SOLUTIONS)}
-    return tuple(
-        Problem(
-            row["id"],
-            row["prompt"],
-            row["label"],
-            solutions[row["id"]]["reference"],
-            tuple(solutions[row["id"]]["mutants"]),
-        )
-        for row in _rows(TASK_SET)
-    )
+    rows = [{**row, **solutions[row["id"]]} for row in _rows(TASK_SET)]
+    return tuple(Problem(**{**row, "mutants": tuple(row["mutants"])}) for row in rows)
 
 
 def reference_policy(request: Request) -> str:

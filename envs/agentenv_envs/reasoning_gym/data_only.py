@@ -96,8 +96,12 @@ def _is_algebra(node: ast.expr, *, powers: bool) -> bool:
         case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div()):
             return _is_algebra(node.left, powers=powers) and _is_algebra(node.right, powers=powers)
         case ast.BinOp(op=ast.Pow()):
-            sides = powers and _is_algebra(node.left, powers=True) and _is_algebra(node.right, powers=True)
-            return sides and _is_small_exponent(node.right) and not _has_power(node.left)
+            if not (powers and _is_algebra(node.left, powers=True) and _is_algebra(node.right, powers=True)):
+                return False
+            total = 1.0  # of the exponent's numbers: neither a large product nor a tower of powers
+            for number in [item.value for item in ast.walk(node.right) if isinstance(item, ast.Constant)]:
+                total *= max(1.0, abs(number)) if isinstance(number, int | float) else _MAX_EXPONENT
+            return total < _MAX_EXPONENT and not _has_power(node.right) and not _has_power(node.left)
         case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]):
             return powers and name in _FUNCTIONS and _is_algebra(argument, powers=True)
     return False
@@ -106,15 +110,6 @@ def _is_algebra(node: ast.expr, *, powers: bool) -> bool:
 def _is_number(node: ast.Constant) -> bool:
     value = node.value
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18
-
-
-def _is_small_exponent(node: ast.expr) -> bool:
-    """Return True for neither a tower of powers nor numbers with a large product."""
-    numbers = [item.value for item in ast.walk(node) if isinstance(item, ast.Constant)]
-    total = 1.0
-    for number in numbers:
-        total *= max(1.0, abs(number)) if isinstance(number, int | float) else _MAX_EXPONENT
-    return total < _MAX_EXPONENT and not _has_power(node)
 
 
 def _has_power(node: ast.expr) -> bool:

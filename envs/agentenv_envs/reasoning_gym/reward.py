@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
+from agentenv.core.arguments import number, one_of, whole_number
 from agentenv.errors import DataError, MissingDependency
 from agentenv.rewards.rules.text import final_text, is_taken_back, standing_box, with_opened_thought
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.rewards.workers.pool import WorkerTimeout, shared_pool
-from agentenv_envs.common import check
 from agentenv_envs.reasoning_gym.scoring import request_of
 
 AnswerForm = Literal["auto", "tag", "boxed"]
@@ -100,15 +100,11 @@ class ReasoningGymReward:
             ConfigError: a value is out of range.
             MissingDependency: reasoning-gym is not installed.
         """
-        check("ReasoningGym.answer", answer, answer in INSTRUCTIONS, f"one of {', '.join(INSTRUCTIONS)}")
-        for name, number in (("max_answer_chars", max_answer_chars), ("cpu_limit_s", cpu_limit_s)):
-            is_number = isinstance(number, int | float) and not isinstance(number, bool)
-            check(f"ReasoningGym.{name}", number, is_number and 0 < number < float("inf"), "a number > 0")
         require_reasoning_gym()
-        self._form = answer
+        self._form = one_of("ReasoningGym.answer", answer, INSTRUCTIONS)
         self._partial = bool(partial_credit)
-        self._max_chars = max_answer_chars
-        self._cpu_s = float(cpu_limit_s)
+        self._max_chars = whole_number("ReasoningGym.max_answer_chars", max_answer_chars, low=1)
+        self._cpu_s = number("ReasoningGym.cpu_limit_s", cpu_limit_s, low=0.001)
 
     async def grade(self, response: Response) -> RewardResult:
         """Grade a response.

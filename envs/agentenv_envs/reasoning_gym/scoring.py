@@ -80,8 +80,17 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
     value = repaired(name, answer, entry, value)
     if says_more(answer, entry["answer"]):
         return _outcome("scored", value, detail="it contains the right answer and more")
-    partial = request["partial"]
-    return _outcome("scored", value, _credit(scorer, answer, entry, value) if partial else float(value >= 1.0))
+    credit = float(value >= 1.0)
+    if request["partial"] and not credit:
+        # The value, unless an empty answer gets as much or it merely has the right one.
+        floor = 0.0
+        for nothing in _NOTHING:
+            with contextlib.suppress(Exception):
+                floor = max(floor, _score(scorer, nothing, entry))
+        right = entry["answer"]
+        contains = isinstance(right, str) and right in answer and right != answer
+        credit = 0.0 if value <= floor or contains else value
+    return _outcome("scored", value, credit)
 
 
 def _outcome(outcome: str, value: float = 0.0, credit: float = 0.0, detail: str = "") -> dict[str, Any]:
@@ -93,19 +102,6 @@ def _score(scorer: Any, answer: str | None, entry: dict[str, Any]) -> float:
     if not math.isfinite(value):
         raise ValueError(f"a score of {value}")
     return min(1.0, max(0.0, value))
-
-
-def _credit(scorer: Any, answer: str, entry: dict[str, Any], value: float) -> float:
-    """Return the value, or 0 if an empty answer gets as much or the answer merely contains the right one."""
-    if value >= 1.0:
-        return 1.0
-    floor = 0.0
-    for nothing in _NOTHING:
-        with contextlib.suppress(Exception):
-            floor = max(floor, _score(scorer, nothing, entry))
-    right = entry["answer"]
-    contains = isinstance(right, str) and right in answer and right != answer
-    return 0.0 if value <= floor or contains else value
 
 
 @functools.lru_cache(maxsize=256)

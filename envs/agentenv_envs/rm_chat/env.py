@@ -1,4 +1,7 @@
-"""RMChat: a conversation of one or more turns, in which a reward model, a judge or any reward scores the answers."""
+"""RMChat: a conversation of one or more turns, in which a reward model, a judge or any reward scores the answers.
+
+The user's side is the row's script, or a language model.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,20 @@ import asyncio
 import inspect
 import json
 import logging
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypedDict, TypeVar, Unpack
+from typing import Any, ClassVar
 
+from agentenv._util.calls import StepTimeout, bounded
 from agentenv._util.suggest import did_you_mean
 from agentenv.chat.chat import PromptText
 from agentenv.core.agent import AgentInstance, ResetState, StepState
 from agentenv.core.types import Message, StepResult
-from agentenv.errors import ConfigError, ContractError, DataError, MissingDependency, RunStopped
+from agentenv.errors import ConfigError, ContractError, DataError, InfraError, MissingDependency, RunStopped
 from agentenv.rewards.grading import RM_RETRIED, collect_failures, collect_usage, grade
-from agentenv.rewards.judges.protocol import JudgeMisaddressed
+from agentenv.rewards.judges.protocol import Judge, JudgeMisaddressed, JudgeRetry, ask, judge_from
 from agentenv.rewards.models.factory import parsed
 from agentenv.rewards.models.render import checked
 from agentenv.rewards.models.reward import ModelReward
@@ -27,8 +32,125 @@ from agentenv.rewards.rules.text import final_text, with_opened_thought, without
 from agentenv.rewards.types import Response, Reward, RewardResult
 from agentenv_envs.common import RENDERED, check, row_of
 from agentenv_envs.rm_chat.shared import Shared, closable
-from agentenv_envs.rm_chat.users import PERSONA as DEFAULT_PERSONA
-from agentenv_envs.rm_chat.users import Played, Script, User, player_from, user_from
+
+END = "[END]"
+"""The message of a played user who has nothing more to ask."""
+DEFAULT_PERSONA = "A person who wants help with what their first message says, and has no more time than that takes."
+PLAYING = """You play the user in a conversation with an assistant. The other side is the assistant; you never answer
+for it, help it, or say that you play. Whom you play:
+
+{persona}
+
+Write the user's next message and nothing else: short, in their own words, about what is still missing, wrong or
+unclear in the last answer, or the next thing that they need. Where nothing is left to ask, write {end} and no more."""
+_BEGIN = "Write the user's first message."
+_SILENCE = "(no answer)"
+_SAMPLING = {"temperature": 1.0, "max_tokens": 256}
+
+
+class Script:
+    """Sends fixed texts in order, independently of the answers."""
+
+    def __init__(self, turns: Any, column: str) -> None:
+        if isinstance(turns, str) or not isinstance(turns, Sequence) or not all(map(_is_text, turns)):
+            raise DataError(f"rm_chat: {column}: expected a list of texts, got {turns!r:.120}. Correct the row.")
+        self._left = list(turns)
+
+    async def reply(self, messages: Sequence[Message]) -> str | None:
+        """Return the next text."""
+        return self._left.pop(0) if self._left else None
+
+
+class Played:
+    """A language model that plays the user; it sees the conversation with swapped roles and without thinking.
+
+    Args:
+        judge: the language model; asked again if a reply is empty.
+        persona: the person to play.
+        limit_s: longest time for one message, including all attempts.
+    """
+
+    def __init__(self, judge: Judge, persona: str, *, limit_s: float) -> None:
+        self._judge, self._limit_s = judge, limit_s
+        self._head: list[Message] = [
+            {"role": "system", "content": PLAYING.format(persona=persona, end=END)},
+            {"role": "user", "content": _BEGIN},
+        ]
+
+    async def reply(self, messages: Sequence[Message]) -> str | None:
+        """Return the model's message; None after `[END]`.
+
+        Raises:
+            InfraError: no message came in time.
+        """
+        retry = JudgeRetry(limit_s=self._limit_s)
+        # As the playing model sees the conversation, the user's messages are the assistant's.
+        roles = {"user": "assistant", "assistant": "user"}
+        prompt = list(self._head)
+        for message in messages:
+            if message["role"] in roles:
+                prompt.append({"role": roles[message["role"]], "content": message["content"] or _SILENCE})
+        try:
+            asking = partial(ask, self._judge, prompt, _message_in, retry, expected="what the user says")
+            reply = await bounded(asking, limit_s=self._limit_s, flag="limit_s")
+        except StepTimeout as error:
+            raise InfraError(f"rm_chat: user: {error}") from error
+        return None if END in reply else reply
+
+
+def user_from(user: Any) -> Mapping[str, Any] | None:
+    """Check the settings of a user: None, `{"script": column}`, or `{"judge": settings}` with or without `persona`.
+
+    Raises:
+        ConfigError: the settings have none of these forms.
+    """
+    if user is None:
+        return None
+    if isinstance(user, Mapping) and "base_url" in user and not {"script", "judge"} & user.keys():
+        judge = {name: value for name, value in user.items() if name != "persona"}
+        user = {"judge": judge, **({"persona": user["persona"]} if "persona" in user else {})}
+    known = isinstance(user, Mapping) and any(
+        name in user and user.keys() <= {name, *others} for name, others in (("script", ()), ("judge", ("persona",)))
+    )
+    if (
+        not known
+        or not _is_text(user.get("persona", DEFAULT_PERSONA))
+        or ("script" in user and not _is_text(user["script"]))
+    ):
+        raise ConfigError(
+            "RMChat.user: expected None, {'script': column} or {'base_url': …, 'model': …}, the same as {'judge': "
+            f"settings}}, with or without 'persona': text, got {user!r:.200}."
+        )
+    return dict(user)
+
+
+def player_from(settings: Any) -> Any:
+    """Return the language model that plays: an object with `complete`, or one from settings for `judge_from`.
+
+    Raises:
+        ConfigError: the settings do not describe one.
+    """
+    if callable(getattr(settings, "complete", None)) and not isinstance(settings, type):
+        return settings
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"RMChat.user.judge: expected settings, got {settings!r:.200}. Set base_url and model.")
+    sampling = settings.get("sampling") or {}
+    return judge_from(
+        {**settings, "sampling": {**_SAMPLING, **sampling} if isinstance(sampling, Mapping) else sampling}
+    )
+
+
+def _message_in(reply: str) -> str | None:
+    """Return the message; None if it is empty or has half a surrogate pair, which no tokenizer accepts."""
+    text = final_text(reply) or ""
+    return None if not text or any("\ud800" <= char <= "\udfff" for char in text) else text
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+# --- the environment --------------------------------------------------------------------------------------------------
 
 logger = logging.getLogger(__name__)
 PREFIX = "rm/"
@@ -36,8 +158,6 @@ MESSAGES, TURNS, PERSONA = "messages", "user_turns", "persona"
 """Columns: raw messages, if the prompt is a rendering; the user's later messages; the persona of a played user."""
 _ADVICE = f"Use raw messages: the reward model has its own template. Or put them into the column {MESSAGES!r}."
 _SETTINGS_ERRORS = (ConfigError, MissingDependency, JudgeMisaddressed)
-_T = TypeVar("_T")
-_U = TypeVar("_U")
 
 STAND_IN: Mapping[str, Any] = {
     "sum": {
@@ -59,12 +179,6 @@ def _make_reward(settings: Any) -> Reward:
 
 
 _REWARDS, _JUDGES = Shared(_make_reward), Shared(player_from)
-
-
-class _More(TypedDict, total=False):
-    """Additional arguments."""
-
-    rm_args: Mapping[str, Any]
 
 
 class RMChat(AgentInstance):
@@ -97,7 +211,7 @@ class RMChat(AgentInstance):
     """Conversations to have, and pairs of answers to train and measure a reward model with."""
     needs_label = False
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a reward, or the two settings of a reward model
         self,
         reward: str | Mapping[str, Any] | Reward | None = None,
         *,
@@ -108,7 +222,8 @@ class RMChat(AgentInstance):
         system: str | None = None,
         part: str = "final",
         limit_s: float = 50.0,
-        **more: Unpack[_More],
+        rm_args: Mapping[str, Any] | None = None,
+        **more: Any,
     ) -> None:
         """Choose the reward and the user.
 
@@ -118,22 +233,23 @@ class RMChat(AgentInstance):
             rm: only a reward model, named as for `agentenv.rewards.models.factory`; short for `{"model": {"rm": rm,
                 "part": part}}`. A model that is loaded here sees only the end of a conversation that is too long for
                 it: if it refused one, a policy could avoid its reward by writing long answers.
-            more: `rm_args`, arguments of the scorer of `rm`, such as `{"max_length": 4096}`; they take precedence.
             when: each, gain or end.
             max_turns: most answers of the policy.
             user: None: the row's column `user_turns`, if it exists; `{"script": column}`: another column, which every
                 row needs; `{"base_url": address, "model": name, "persona": text}`: a language model, with any other
-                settings of `judges.settings.judge_from`; or the same as `{"judge": settings, "persona": text}`, where
+                settings of `judges.protocol.judge_from`; or the same as `{"judge": settings, "persona": text}`, where
                 settings may be an object with `complete`. A row's column `persona` takes precedence over that text.
             system: a system message for conversations that start without one; the reward model sees it too.
             part: `final` hides the thinking of earlier answers from the reward, `all` shows it.
             limit_s: longest time for a score and a user's message; less than --step_timeout_s, so that slow ones are
                 retried.
+            rm_args: arguments of the scorer of `rm`, such as `{"max_length": 4096}`; they take precedence.
+            more: refused; the message says where they belong.
 
         Raises:
             ConfigError: the settings do not describe a reward or a user.
         """
-        rm_args = _rm_args(rm, more)
+        rm_args = _rm_args(rm, rm_args, more)
         if reward is not None and rm is not None:
             raise ConfigError(f"RMChat.rm: expected None besides reward, got {rm!r}. Pass one of them.")
         check("RMChat.when", when, when in ("each", "gain", "end"), "each, gain or end")
@@ -156,7 +272,7 @@ class RMChat(AgentInstance):
         if self.user is not None and "judge" in self.user:
             _JUDGES.get(self.user["judge"])
         self._messages: list[Message] = []
-        self._user: User | None = None
+        self._user: Script | Played | None = None
         self._owed: Response | None = None
         self._num_turns = 0
         self._last_reward = 0.0
@@ -204,7 +320,12 @@ class RMChat(AgentInstance):
             reply, facts = await self._reply(continues)
             result, figures = await self._graded(response) if reply is None else (None, {})
         else:
-            (reply, facts), (result, figures) = await _both(self._reply(continues), self._graded(response))
+            # Both end, even if one fails.
+            ended: Any = await asyncio.gather(self._reply(continues), self._graded(response), return_exceptions=True)
+            for each in ended:
+                if isinstance(each, BaseException):
+                    raise each
+            (reply, facts), (result, figures) = ended
         self._owed = response if result is None else None
         if reply is not None:
             self._messages.append({"role": "user", "content": reply})
@@ -268,28 +389,27 @@ class RMChat(AgentInstance):
         return reward - before if self.when == "gain" else reward
 
 
-def _rm_args(rm: str | None, more: Mapping[str, Any]) -> Mapping[str, Any]:
+def _rm_args(rm: str | None, rm_args: Any, more: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the scorer's arguments.
 
     Raises:
         ConfigError: there are other arguments; the message says where they belong.
     """
-    args: Mapping[str, Any] = more.get("rm_args", {})
+    args: Mapping[str, Any] = {} if rm_args is None else rm_args
     check("RMChat.rm_args", args, isinstance(args, Mapping), 'an object of arguments, as {"max_length": 4096}')
-    if "rm_args" in more and rm is None:
+    if rm_args is not None and rm is None:
         raise ConfigError(f"RMChat.rm_args: expected it together with rm, got {args!r:.200} alone. Pass rm.")
-    known = [*[each for each in inspect.signature(RMChat).parameters if each != "more"], "rm_args"]
+    known = [each for each in inspect.signature(RMChat).parameters if each != "more"]
     for name, value in more.items():
-        if name not in known:
-            model = {"rm": rm or "hf:PATH"}
-            if name in inspect.signature(ModelReward).parameters:
-                kwargs = {"reward": {"model": {**model, **({"rm_args": args} if args else {}), name: value}}}
-                place = f"It belongs to the reward: {json.dumps(kwargs, default=repr)}."
-            else:
-                rm_kwargs = {**model, "rm_args": {**args, name: value}}
-                place = f"If it belongs to the model: {json.dumps(rm_kwargs, default=repr)}."
-            advice = did_you_mean(name, known, place, cutoff=0.6)
-            raise ConfigError(f"RMChat: expected arguments among {', '.join(known)}, got {name!r}.{advice}")
+        model = {"rm": rm or "hf:PATH"}
+        if name in inspect.signature(ModelReward).parameters:
+            kwargs = {"reward": {"model": {**model, **({"rm_args": args} if args else {}), name: value}}}
+            place = f"It belongs to the reward: {json.dumps(kwargs, default=repr)}."
+        else:
+            rm_kwargs = {**model, "rm_args": {**args, name: value}}
+            place = f"If it belongs to the model: {json.dumps(rm_kwargs, default=repr)}."
+        advice = did_you_mean(name, known, place, cutoff=0.6)
+        raise ConfigError(f"RMChat: expected arguments among {', '.join(known)}, got {name!r}.{advice}")
     return args
 
 
@@ -302,16 +422,6 @@ def _settings_errors_end_run() -> Iterator[None]:
         stopped = RunStopped(str(error))
         stopped.exit_code = error.exit_code
         raise stopped from error
-
-
-async def _both(first: Awaitable[_T], second: Awaitable[_U]) -> tuple[_T, _U]:
-    """Return both results after both have ended, even if one fails."""
-    one, other = await asyncio.gather(first, second, return_exceptions=True)
-    if isinstance(one, BaseException):
-        raise one
-    if isinstance(other, BaseException):
-        raise other
-    return one, other
 
 
 def first_messages(prompt: str | Sequence[Message], column: Any, system: str | None) -> tuple[Any, list[Message]]:

@@ -1,25 +1,101 @@
-"""ToolUse: a question, tools to call, and an answer that any reward judges."""
+"""ToolUse: a question, tools to call, and an answer that any reward judges.
+
+The tools are built-in ones, those of files, and those of MCP servers.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from agentenv.chat.chat import PromptText
 from agentenv.core.agent import AgentInstance, ResetState, StepState
-from agentenv.core.types import Message, StepResult
-from agentenv.errors import DataError
+from agentenv.core.types import StepResult
+from agentenv.errors import ConfigError, DataError
 from agentenv.rewards.grading import grade
+from agentenv.rewards.loading import load_function, settings_from
 from agentenv.rewards.registry import shared_reward
+from agentenv.rewards.rules.code.reward import shared_sandbox
 from agentenv.rewards.rules.text import with_opened_thought
 from agentenv.rewards.types import Response, Reward, Status
+from agentenv.sandbox.types import ExecLimits
 from agentenv.tools.calling import ParsedAction
-from agentenv.tools.toolset import EpisodeTools
+from agentenv.tools.mcp import McpServer
+from agentenv.tools.python import PythonTool
+from agentenv.tools.toolset import EpisodeTools, Source, Tool, Toolset
 from agentenv_envs.common import RENDERED, check, check_count, row_of, texts_of, with_question
 from agentenv_envs.tool_use import plain
-from agentenv_envs.tool_use.factory import toolset
+from agentenv_envs.tool_use.calculator import calculator
+
+LIMITS = ExecLimits(cpu_s=5.0, wall_s=20.0)
+"""Limits of one call of `python`."""
+_LIMITS = sorted(set(inspect.signature(Toolset).parameters) - {"sources"})
+
+
+@dataclass(frozen=True, slots=True)
+class PythonSource:
+    """The tool `python`: an interpreter for each episode, in the sandbox that all episodes share."""
+
+    sandbox: Mapping[str, Any]
+    """Options of `open_sandbox`."""
+    limits: ExecLimits
+    max_chars: int
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Sequence[Tool]]:
+        """Yield one episode's tool; its interpreter starts with the first call."""
+        shared: Any = await shared_sandbox(self.sandbox)
+        async with PythonTool(shared, limits=self.limits, max_chars=self.max_chars) as tool:
+            yield [Tool.of(tool.python)]
+
+
+def toolset(tools: Sequence[Any], mcp: Sequence[Mapping[str, Any]], limits: Mapping[str, Any]) -> Toolset:
+    """Return the tools that settings describe.
+
+    Raises:
+        ConfigError: the settings do not describe tools.
+    """
+    if isinstance(tools, str) or not isinstance(tools, Sequence):
+        raise ConfigError(f"ToolUse.tools: expected a list, got {tools!r:.80}. Put it in a list.")
+    if isinstance(mcp, str | Mapping) or not isinstance(mcp, Sequence):
+        raise ConfigError(f"ToolUse.mcp: expected a list of servers, got {mcp!r:.80}. Put it in a list.")
+    if wrong := sorted(set(limits) - set(_LIMITS)):
+        raise ConfigError(f"ToolUse.limits: expected some of {', '.join(_LIMITS)}, got {wrong}.")
+    max_chars = limits.get("max_chars", 4000)
+    sources = [*(_source(each, max_chars) for each in tools), *(McpServer.of(each) for each in mcp)]
+    if not sources:
+        raise ConfigError("ToolUse.tools: expected at least one tool, got none. Name one, or a server in `mcp`.")
+    return Toolset(*sources, **{"max_chars": max_chars, **limits})
+
+
+def _source(spec: Any, max_chars: int) -> Source:
+    name: Any = spec
+    options: Mapping[str, Any] = {}
+    if isinstance(spec, Mapping):
+        if len(spec) != 1 or not isinstance(next(iter(spec.values())), Mapping):
+            raise ConfigError(f'ToolUse.tools: expected {{"python": {{…}}}}, got {dict(spec)!r:.80}.')
+        ((name, options),) = spec.items()
+    if name == "python":
+        if wrong := sorted(set(options) - {"sandbox", "limits"}):
+            raise ConfigError(f"ToolUse.tools: python: expected some of sandbox, limits, got {wrong}.")
+        limits = settings_from("ToolUse.tools: python.limits", options.get("limits"), LIMITS)
+        return PythonSource(dict(options.get("sandbox") or {}), limits, max_chars)
+    if options:
+        raise ConfigError(f"ToolUse.tools: expected options for python only, got {dict(spec)!r:.80}. Remove them.")
+    if name == "calculator":
+        return calculator
+    if isinstance(name, str):
+        if ":" not in name:
+            raise ConfigError(f"ToolUse.tools: expected calculator, python, FILE.py:name or module:name, got {name!r}.")
+        return load_function(name)
+    source: Source = name
+    return source
+
 
 INSTRUCTION = "Use the tools. Give the final answer after ####."  # english: off
 LAST_CHANCE = "No more calls can be made. Give the final answer now."  # english: off
@@ -123,9 +199,17 @@ class ToolUse(AgentInstance):
             observation = [{"role": "user", "content": observation}]
         below = f"\n{self.instruction}" if self.instruction else ""
         states = with_question({**states, "observation": observation}, lambda question: question + below)
-        if self._is_plain:
-            return {**states, "observation": _described(states["observation"], plain.description(self._tools))}
-        return {**states, "tools": self._tools.schemas}
+        if not self._is_plain:
+            return {**states, "tools": self._tools.schemas}
+        # The description of the tools is at the start of the first message, or before it.
+        described = plain.description(self._tools)
+        messages: list[Any] = list(states["observation"])
+        first = messages[0] if messages else {}
+        if first.get("role") in ("system", "user") and isinstance(first.get("content"), str):
+            messages[0] = {**first, "content": f"{described}\n\n{first['content']}"}
+        else:
+            messages.insert(0, {"role": "user", "content": described})
+        return {**states, "observation": messages}
 
     async def step(self, states: StepState) -> StepResult:
         """Run the calls, or judge the answer.
@@ -192,11 +276,3 @@ class ToolUse(AgentInstance):
             info["num_not_run"] = float(len(parsed.items))
         info |= texts_of(result)
         return StepResult(reward=result.reward, score=result.score, terminated=not cut, truncated=cut, info=info)
-
-
-def _described(messages: Any, description: str) -> list[Message]:
-    """Return the messages with a description of the tools at the start of the first one, or before it."""
-    first = messages[0] if messages else {}
-    if first.get("role") not in ("system", "user") or not isinstance(first.get("content"), str):
-        return [{"role": "user", "content": description}, *messages]
-    return [{**first, "content": f"{description}\n\n{first['content']}"}, *messages[1:]]

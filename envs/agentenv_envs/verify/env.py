@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from agentenv.core.agent import AgentInstance, ResetState, StepState
+from agentenv.core.arguments import number
 from agentenv.core.types import StepResult
 from agentenv.errors import DataError
 from agentenv.rewards.grading import check_row, grade
@@ -67,11 +68,9 @@ class Verify(AgentInstance):
             ConfigError: the settings do not describe a reward.
         """
         check("Verify.key", key, isinstance(key, str) and key, "the name of a column")
-        is_number = isinstance(limit_s, int | float) and not isinstance(limit_s, bool)
-        check("Verify.limit_s", limit_s, is_number and 0 < limit_s < float("inf"), "seconds > 0")
         self.reward = reward
         self.key = key
-        self.limit_s = limit_s
+        self.limit_s = number("Verify.limit_s", limit_s, low=0.001)
         if reward is not None:
             _ = shared_reward(reward)
 

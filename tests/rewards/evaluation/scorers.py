@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from agentenv.rewards.evaluation.evaluate import RewardModel
 from agentenv.rewards.evaluation.rows import item_of
-from agentenv.rewards.evaluation.specs import RewardModel
 from agentenv.rewards.models.types import Scored
 
 

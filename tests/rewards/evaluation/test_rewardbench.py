@@ -5,15 +5,15 @@ import math
 import pytest
 
 from agentenv.rewards.evaluation.rewardbench import (
+    PRIOR_SETS,
     SECTIONS,
     SUBSETS_2,
     WEIGHTS,
     TiesRow,
-    average_2,
     best_of_credit,
     is_ties_row,
     leaderboard_average,
-    prior_sets,
+    mean_of,
     sections,
     ties_score,
 )
@@ -34,7 +34,7 @@ def test_an_absent_section_is_not_known_and_is_left_out_of_the_average():
     found = sections({"mt-bench-easy": 0.75})
     assert found == {"Chat": 0.75, "Chat Hard": None, "Safety": None, "Reasoning": None}
     assert leaderboard_average(found, None) == 0.75
-    assert leaderboard_average(sections({}), prior_sets({})) is None
+    assert leaderboard_average(sections({}), mean_of({}, PRIOR_SETS)) is None
 
 
 def test_an_absent_subset_is_left_out_of_its_section():
@@ -50,9 +50,9 @@ def test_best_of_four_is_shared_among_those_that_have_the_highest_score(scores, 
 
 
 def test_the_rule_for_the_average_of_rewardbench_2_is_the_plain_mean():
-    assert average_2(dict.fromkeys(SUBSETS_2, 0.5) | {"Ties": 1.0, "Other": 0.0}) == pytest.approx(3.5 / 6)
-    assert average_2({"Math": 0.25}) == 0.25
-    assert average_2({"Other": 1.0}) is None
+    assert mean_of(dict.fromkeys(SUBSETS_2, 0.5) | {"Ties": 1.0, "Other": 0.0}, SUBSETS_2) == pytest.approx(3.5 / 6)
+    assert mean_of({"Math": 0.25}, SUBSETS_2) == 0.25
+    assert mean_of({"Other": 1.0}, SUBSETS_2) is None
 
 
 # --- the Ties subset --------------------------------------------------------------------------------------------------

@@ -1,11 +1,12 @@
 """Specs of reward models: what each opens, and what is said of one that opens nothing."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from agentenv.errors import ConfigError, MissingDependency
-from agentenv.rewards.evaluation.specs import open_rm
+from agentenv.rewards.evaluation.evaluate import open_rm
 from agentenv.rewards.judges.comparisons import PairwiseJudge
 from agentenv.rewards.judges.openai import OpenAIJudge
 from agentenv.rewards.judges.pointwise import PointwiseReward
@@ -34,9 +35,11 @@ async def test_a_spec_names_its_scorer_and_what_that_is_given_first(spec, kind, 
             self.closed = True
 
     asked = []
-    monkeypatch.setattr(opening, "_class", lambda spec, place: asked.append(place) or Opened)
+    module, _, name = opening.SCORERS[kind].partition(":")
+    opened = SimpleNamespace(**{name: Opened})
+    monkeypatch.setattr(opening.importlib, "import_module", lambda path: asked.append(path) or opened)
     rm = open_rm(spec, max_length=9, label="good")
-    assert asked == [opening.SCORERS[kind]]
+    assert asked == [module]
     assert (rm.scorer.target, rm.scorer.max_length, rm.scorer.label) == (target, 9, "good")
     await rm.close()
     assert rm.scorer.closed

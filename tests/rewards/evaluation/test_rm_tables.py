@@ -7,9 +7,8 @@ import pytest
 
 from agentenv.errors import ConfigError
 from agentenv.rewards.evaluation.evaluate import ItemOutcome
-from agentenv.rewards.evaluation.report import Report
 from agentenv.rewards.evaluation.tables import (
-    Pair,
+    Report,
     check_bench,
     correlations,
     deltas,
@@ -227,9 +226,14 @@ def test_features_count_characters_marks_and_repeated_words():
 
 
 def test_length_bias_separates_a_preference_for_length_from_its_value():
-    longer_wins, shorter_loses = Pair(2.0, 1.0, 9, 5), Pair(1.0, 2.0, 5, 9)
-    even, tie = Pair(3.0, 1.0, 4, 4), Pair(1.0, 1.0, 2, 1)
-    found = length_bias([longer_wins, shorter_loses, shorter_loses, even, tie])
+    pairs = [
+        (1.0, 4),
+        (-1.0, -4),
+        (-1.0, -4),
+        (2.0, 0),
+        (0.0, 1),
+    ]
+    found = length_bias(pairs)
     assert found.prefers_longer == 1.0
     assert found.longer_is_chosen == 0.5
     assert found.accuracy_where_longer_is_chosen == 0.5  # the tie is wrong

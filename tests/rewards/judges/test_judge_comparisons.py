@@ -9,7 +9,7 @@ import pytest
 from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards.groups.batch import grade_groups
 from agentenv.rewards.judges.comparisons import ListwiseReward, PairwiseJudge
-from agentenv.rewards.judges.voting import JudgeRetry
+from agentenv.rewards.judges.protocol import JudgeRetry
 from agentenv.rewards.types import Response, Status
 from tests.rewards.judges.rule_judges import Down, RuleJudge, ScriptedJudge, between, longer
 

@@ -16,6 +16,7 @@ from agentenv.rewards.judges.pointwise import JudgeReward
 from agentenv.rewards.judges.protocol import (
     JudgeMisaddressed,
     JudgeRefused,
+    JudgeRetry,
     JudgeTimeout,
     JudgeTruncated,
     JudgeUnreadable,
@@ -23,7 +24,6 @@ from agentenv.rewards.judges.protocol import (
     Price,
     ReplyIndex,
 )
-from agentenv.rewards.judges.voting import JudgeRetry
 from agentenv.rewards.types import Response
 from tests.rewards.judges.servers import chat_server, completion
 from tests.rewards.models.rm_servers import HANG, Status, http, until

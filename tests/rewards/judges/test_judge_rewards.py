@@ -11,18 +11,19 @@ from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards import grading
 from agentenv.rewards.grading import grade, grade_all
 from agentenv.rewards.groups.batch import Each
-from agentenv.rewards.judges.pointwise import JudgeReward, PointwiseReward
+from agentenv.rewards.judges.pointwise import Criterion, JudgeReward, PointwiseReward, RubricReward, read_shares
 from agentenv.rewards.judges.protocol import (
     JudgeRefused,
+    JudgeRetry,
     JudgeTimeout,
     JudgeUnavailable,
     JudgeUnclear,
     JudgeUsage,
-    JudgeVote,
     ReplyIndex,
+    Voting,
+    ask,
 )
-from agentenv.rewards.judges.rubric import Criterion, RubricReward, read_shares
-from agentenv.rewards.judges.voting import JudgeRetry, Voting
+from agentenv.rewards.judges.templates import read_yes_or_no
 from agentenv.rewards.registry import reward_from
 from agentenv.rewards.routing import Router
 from agentenv.rewards.rules.format import ThinkFormatReward
@@ -123,11 +124,9 @@ async def test_a_vote_draws_again_after_each_attempt_but_not_after_a_refusal():
                 raise JudgeRefused("too long")
             raise InfraError("down")
 
-    vote = JudgeVote(judge := Refusing(), 4)
-    for kind in (InfraError, JudgeRefused, JudgeRefused):
-        with pytest.raises(kind) as raised:
-            await vote.complete([])
-        assert type(raised.value) is kind
+    judge = Refusing()
+    with pytest.raises(JudgeRefused):
+        await ask(judge, [], read_yes_or_no, QUICK, expected="yes or no", vote=4)
     assert judge.draws == [(4, 0), (4, 1)]
 
 

@@ -10,12 +10,17 @@ from hypothesis import strategies as st
 from agentenv.errors import InfraError
 from agentenv.rewards.judges import templates
 from agentenv.rewards.judges.comparisons import ListwiseReward, PairwiseJudge
-from agentenv.rewards.judges.pointwise import JudgeReward, PointwiseReward
-from agentenv.rewards.judges.protocol import JudgeUnclear
-from agentenv.rewards.judges.rubric import RubricReward
-from agentenv.rewards.judges.templates import prompt_text, quote_text
-from agentenv.rewards.judges.verdicts import read_list, read_preference, read_ranking, read_score, read_yes_or_no
-from agentenv.rewards.judges.voting import JudgeRetry
+from agentenv.rewards.judges.pointwise import JudgeReward, PointwiseReward, RubricReward
+from agentenv.rewards.judges.protocol import JudgeRetry, JudgeUnclear
+from agentenv.rewards.judges.templates import (
+    prompt_text,
+    quote_text,
+    read_list,
+    read_preference,
+    read_ranking,
+    read_score,
+    read_yes_or_no,
+)
 from agentenv.rewards.types import Response
 from tests.rewards.judges.rule_judges import RuleJudge, ScriptedJudge, between
 

@@ -8,8 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.rewards.judges.rubric import read_shares
-from agentenv.rewards.judges.templates import quote_text
-from agentenv.rewards.judges.verdicts import read_list, read_preference, read_ranking, read_score, read_yes_or_no
+from agentenv.rewards.judges.templates import (
+    quote_text,
+    read_list,
+    read_preference,
+    read_ranking,
+    read_score,
+    read_yes_or_no,
+)
 from tests.rewards.judges.test_judge_rewards import THREE
 
 

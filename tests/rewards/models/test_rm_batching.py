@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.errors import DataError, InfraError
-from agentenv.rewards.models.batching import TOKENS_OF_A_CALL, MicroBatcher, batches
+from agentenv.rewards.models.hf import TOKENS_OF_A_CALL, MicroBatcher, batches
 from tests.rewards.models.rm_servers import until
 
 
@@ -211,7 +211,7 @@ async def test_closing_fails_who_waits_and_lets_the_batch_that_runs_end():
 
 
 async def test_closing_gives_a_model_that_hangs_up(monkeypatch):
-    monkeypatch.setattr("agentenv.rewards.models.batching._CLOSE_GRACE_S", 0.05)
+    monkeypatch.setattr("agentenv.rewards.models.hf._CLOSE_GRACE_S", 0.05)
     model = Model(held=True)
     batcher = MicroBatcher(model)
     task = asyncio.create_task(batcher.score([1]))
@@ -224,7 +224,7 @@ async def test_closing_gives_a_model_that_hangs_up(monkeypatch):
 
 AT_THE_END = """
 import asyncio, threading, time
-from agentenv.rewards.models.batching import MicroBatcher
+from agentenv.rewards.models.hf import MicroBatcher
 
 begun = threading.Event()
 

@@ -5,8 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agentenv.errors import ConfigError
-from agentenv.rewards.evaluation.check import head_finding
-from agentenv.rewards.models.vllm_head import head_of
+from agentenv.rewards.evaluation.check import head_finding, head_of
 from tests.rewards.models.test_rm_hf import edited
 from tests.rewards.models.tiny import make_tiny_rm
 

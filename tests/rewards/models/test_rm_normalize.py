@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentenv.errors import InfraError
 from agentenv.rewards.grading import grade, grade_all
-from agentenv.rewards.models.normalize import Normalized, RunningNorm
+from agentenv.rewards.models.reward import Normalized, RunningNorm
 from agentenv.rewards.types import Response, RewardResult, Status
 
 NUMBERS = st.floats(-1e6, 1e6)

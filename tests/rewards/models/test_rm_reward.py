@@ -9,9 +9,8 @@ from agentenv.errors import DataError, InfraError
 from agentenv.rewards.grading import DEADLINE_S, grade, patience_s
 from agentenv.rewards.models.get_reward import GetRewardScorer
 from agentenv.rewards.models.hf import HFScorer
-from agentenv.rewards.models.normalize import Normalized
 from agentenv.rewards.models.ray_replicas import RayScorer
-from agentenv.rewards.models.reward import ModelReward
+from agentenv.rewards.models.reward import ModelReward, Normalized
 from agentenv.rewards.models.types import Scored
 from agentenv.rewards.types import Response, Status
 from tests.rewards.models.tiny import said, tiny_rm

@@ -11,9 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError, DataError
-from agentenv.rewards.rules.detection.matching import BoxMatcher, best_pairs, iou
-from agentenv.rewards.rules.detection.reward import DetectionReward
-from agentenv.rewards.rules.detection.rows import MAX_CHARS, Box, answer_block, read_boxes
+from agentenv.rewards.rules.detection.reward import (
+    MAX_CHARS,
+    Box,
+    BoxMatcher,
+    DetectionReward,
+    answer_block,
+    best_pairs,
+    iou,
+    read_boxes,
+)
 from agentenv.rewards.types import Response, Status
 
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from agentenv.rewards.rules.format import ThinkFormatReward, ToolCallFormatReward, compute_format_reward
-from agentenv.rewards.types import Response, Status
+from agentenv.rewards.types import Response
 
 GOOD = "<think>2 + 2</think><answer>4</answer>"
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
@@ -92,18 +92,6 @@ async def test_a_long_tool_call_is_read_elsewhere_and_the_same():
     call = '<tool_call>{"name": "write", "arguments": {"text": "' + "x" * 50_000 + '"}}</tool_call>'
     for text, fits in ((f"<think>a</think>{call}", True), (f"<think>a</think>{call}!", False)):
         assert await kept(ToolCallFormatReward(), text) is fits
-
-
-async def test_a_pattern_of_ones_own():
-    reward = ThinkFormatReward(pattern=r"(?s)<think>.*?</think>\s*\d+")
-    assert await kept(reward, "<think>a\nb</think> 42<|im_end|>")
-    assert not await kept(reward, "<think>a\nb</think> 42!")
-
-
-@pytest.mark.long
-async def test_a_pattern_that_runs_away_is_a_timeout():
-    result = await ThinkFormatReward(pattern="(a+)+$", failed=-1.0).grade(Response("a" * 40 + "!"))
-    assert (result.status, result.reward) == (Status.TIMEOUT, -1.0)
 
 
 @pytest.mark.parametrize(

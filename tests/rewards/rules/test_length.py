@@ -7,7 +7,6 @@ from agentenv.rewards.grading import grade
 from agentenv.rewards.rules.length import (
     LengthReward,
     OverlongReward,
-    ThoughtLengthReward,
     compute_thought_length_reward,
     compute_total_length_reward,
 )
@@ -73,7 +72,7 @@ async def test_padding_is_not_measured():
     ],
 )
 async def test_thoughts_have_their_own_length_and_a_largest_penalty(text, penalty):
-    assert await worth(ThoughtLengthReward(max_penalty=0.4), text) == pytest.approx(penalty)
+    assert await worth(LengthReward(floor=-0.4, part="thought"), text) == pytest.approx(penalty)
 
 
 @pytest.mark.parametrize(

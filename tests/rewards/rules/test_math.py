@@ -36,7 +36,7 @@ def shared():
     """One grader for all tests of the module, though each test has its own event loop."""
     grader = MathGrader()
     yield grader
-    grader.close_now()
+    asyncio.run(grader.close())
 
 
 async def graded(grader: MathGrader, answer: str, label: object) -> RewardResult:

@@ -23,7 +23,7 @@ WORTH = {"correct": 2.0, "wrong": -0.1, "no_answer": -0.2, "parse_error": -0.3, 
 def grader():
     grader = MathGrader(timeout_s=1.5)  # a right answer computes 0.3 s at first
     yield grader
-    grader.close_now()
+    asyncio.run(grader.close())
 
 
 async def judged(text: str, label: object, grader: MathGrader) -> RewardResult:
@@ -67,7 +67,6 @@ async def test_the_default_grader_works_in_the_shared_pool_and_never_closes_it()
     idle = [worker.process.pid for worker in shared_pool()._idle]
     assert idle
     await default_grader().close()
-    default_grader().close_now()
     assert [worker.process.pid for worker in shared_pool()._idle if worker.process.poll() is None] == idle
 
 

@@ -42,7 +42,13 @@ def extract_code(text: str, defines: str = "", prompt: str | Sequence[Message] =
     Example: `extract_code("Like so:\n```python\nprint(1)\n```")` is `"print(1)\n"`.
     """
     text = without_special_tokens(with_opened_thought(text.replace("\r\n", "\n"), prompt))
-    reading = _with_opening(read(text), _opened_block(prompt))
+    turn = begun_turn(prompt)
+    opened = ""  # of the block that the prompt's end has opened, with its fence
+    if "```" in turn or "~~~" in turn:
+        turn = _SPECIAL_TOKEN.split(turn)[-1]
+        block = read(turn).block
+        opened = turn[block.opened :] if block else ""
+    reading = _with_opening(read(text), opened)
     code = "".join(reading.parts)
     if reading.blocks:
         code = _last(reading, _PYTHON, defines) or _last(reading, _UNTAGGED, defines)
@@ -50,16 +56,6 @@ def extract_code(text: str, defines: str = "", prompt: str | Sequence[Message] =
         return None
     code = code.strip("\n").rstrip()
     return code + "\n" if code.strip() and len(code) < MAX_CODE_CHARS else None
-
-
-def _opened_block(prompt: str | Sequence[Message]) -> str:
-    """Return the block that a prompt's end has opened, with its fence, or an empty text."""
-    turn = begun_turn(prompt)
-    if "```" not in turn and "~~~" not in turn:
-        return ""
-    turn = _SPECIAL_TOKEN.split(turn)[-1]
-    block = read(turn).block
-    return turn[block.opened :] if block else ""
 
 
 def _with_opening(reading: Reading, opened: str) -> Reading:

@@ -9,11 +9,13 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from agentenv._util.calls import give_back, seconds_left, waiting
-from agentenv.errors import ConfigError, InfraError
-from agentenv.rewards.judges.settings import settings_from
+from agentenv._util.per_loop import PerLoop
+from agentenv.core.arguments import one_of
+from agentenv.errors import InfraError
+from agentenv.rewards.loading import settings_from
 from agentenv.rewards.rules.code.forms import code_task, comparison, program_of, question_of
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.sandbox.factory import open_sandbox
@@ -40,7 +42,7 @@ class _SharedSandbox:
     holder: AsyncGenerator[Sandbox, None] | None = None
 
 
-_sandboxes: dict[asyncio.AbstractEventLoop, dict[str, _SharedSandbox]] = {}
+_sandboxes: PerLoop[dict[str, _SharedSandbox]] = PerLoop(dict)
 
 
 async def shared_sandbox(options: Mapping[str, Any] | None = None) -> Sandbox:
@@ -52,14 +54,24 @@ async def shared_sandbox(options: Mapping[str, Any] | None = None) -> Sandbox:
         InfraError: a remote sandbox is unavailable now, such as when no endpoint answers.
         MissingDependency: the backend needs a package that is not installed.
     """
-    for loop in [loop for loop in _sandboxes if loop.is_closed()]:
-        del _sandboxes[loop]
-    key = json.dumps(dict(options or {}), sort_keys=True, default=repr)
-    shared = _sandboxes.setdefault(asyncio.get_running_loop(), {}).setdefault(key, _SharedSandbox())
+    settings = dict(options or {})
+
+    async def keep_open() -> AsyncGenerator[Sandbox, None]:
+        # An event loop closes open generators before it ends, which is the only hook that runs in time.
+        try:
+            async with configured_sandbox(settings) as sandbox:
+                yield sandbox
+        except SandboxUnavailable as error:
+            if settings.get("backend", "local") == "local":
+                raise
+            # A remote backend may recover: InfraError makes the episode retry.
+            raise InfraError(f"sandbox: {error}") from error
+
+    key = json.dumps(settings, sort_keys=True, default=repr)
+    shared = _sandboxes.here().setdefault(key, _SharedSandbox())
     async with shared.lock:
         if shared.sandbox is None:
-            # An event loop closes open generators before it ends, which is the only hook that runs in time.
-            holder = _keep_open(options or {})
+            holder = keep_open()
             shared.sandbox, shared.holder = await anext(holder), holder
     return shared.sandbox
 
@@ -84,17 +96,6 @@ def configured_sandbox(options: Mapping[str, Any]) -> Sandbox:
     # Waiting for a slot behind other programs must not count toward a caller's time limit.
     own = {"waiting": waiting} if options.get("backend", "local") in ("local", "sandbox_fusion") else {}
     return open_sandbox(**{**options, **own})
-
-
-async def _keep_open(options: Mapping[str, Any]) -> AsyncGenerator[Sandbox, None]:
-    try:
-        async with configured_sandbox(options) as sandbox:
-            yield sandbox
-    except SandboxUnavailable as error:
-        if options.get("backend", "local") == "local":
-            raise
-        # A remote backend may recover: InfraError makes the episode retry.
-        raise InfraError(f"sandbox: {error}") from error
 
 
 class CodeReward:
@@ -136,13 +137,10 @@ class CodeReward:
         Raises:
             ConfigError: the scale, a limit or the sandbox is unknown, or both `strict` and `official` are set.
         """
-        if scale not in _SCALES:
-            known = ", ".join(get_args(Scale))
-            raise ConfigError(f"CodeReward.scale: expected one of {known}, got {scale!r}. Choose one.")
         if isinstance(sandbox, Mapping):
             configured_sandbox(sandbox)
+        self._reward_of = _SCALES[one_of("CodeReward.scale", scale, _SCALES)]
         self.bounds: tuple[float, float] = _BOUNDS.get(scale, (0.0, 1.0))
-        self._reward_of = _SCALES[scale]
         self._sandbox = sandbox
         self._comparison = comparison("CodeReward", strict=strict, official=official)
         self._limits = settings_from("CodeReward.limits", limits, LIMITS)

@@ -23,7 +23,7 @@ class CodeTask:
     starter_code: str = ""
     """Code to show there, too."""
     of_text: bool = False
-    """True if the tests check the text of the response, which needs no program; see `rows`."""
+    """True if the tests check the text of the response, which needs no program; see `forms`."""
 
 
 TEST_PRELUDE = "import bisect, collections, functools, heapq, itertools, math, operator, random, re, string\n"

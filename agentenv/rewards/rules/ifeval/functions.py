@@ -10,9 +10,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from agentenv.rewards.rules.ifeval import counts, official, rules
-from agentenv.rewards.rules.ifeval.counts import RELATIONS, has_words
-from agentenv.rewards.rules.ifeval.rules import COUNT, LANGUAGE, LETTER, OPTIONS, PLACE, RELATION, TEXT, TEXTS, Rule
+from agentenv.rewards.rules.ifeval import official, rules
+from agentenv.rewards.rules.ifeval.rules import (
+    COUNT,
+    LANGUAGE,
+    LETTER,
+    OPTIONS,
+    PLACE,
+    RELATION,
+    RELATIONS,
+    TEXT,
+    TEXTS,
+    Rule,
+    has_words,
+)
 from agentenv.rewards.rules.text import is_blank
 
 _BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
@@ -25,12 +36,12 @@ _MARKUP = r"^[ \t>*_#]*+"
 
 def keywords(text: str, *, keyword_list: list[str]) -> bool:
     """Return True if every keyword occurs as a whole word, in any case."""
-    return all(counts.num_of_word(text, word) for word in keyword_list)
+    return all(rules.num_of_word(text, word) for word in keyword_list)
 
 
 def keyword_frequency(text: str, *, word: str, N: int, quantifier: str = "exactly") -> bool:
     """Return True if the word occurs that often as a whole word, in any case."""
-    return RELATIONS[quantifier](counts.num_of_word(text, word), N)
+    return RELATIONS[quantifier](rules.num_of_word(text, word), N)
 
 
 def letter_frequency(text: str, *, letter: str, N: int, quantifier: str = "exactly") -> bool:
@@ -45,12 +56,12 @@ def paragraph_count(text: str, *, N: int) -> bool:
 
 def word_constraint(text: str, *, N: int, quantifier: str) -> bool:
     """Return True if it has that many words between white space."""
-    return RELATIONS[quantifier](counts.num_spaced_words(text), N)
+    return RELATIONS[quantifier](rules.num_spaced_words(text), N)
 
 
 def sentence_constraint(text: str, *, N: int, quantifier: str) -> bool:
     """Return True if it has that many sentences; "around" is at most one more or less."""
-    count = counts.num_sentences(text, list_numbers=False)
+    count = rules.num_sentences(text, list_numbers=False)
     return abs(count - N) <= 1 if quantifier == "around" else RELATIONS[quantifier](count, N)
 
 
@@ -123,7 +134,7 @@ def placeholders(text: str, *, N: int) -> bool:
 
 def frequency_capital_words(text: str, *, N: int, quantifier: str) -> bool:
     """Return True if that many words are all capitals."""
-    return RELATIONS[quantifier](counts.num_capital_words(text), N)
+    return RELATIONS[quantifier](rules.num_capital_words(text), N)
 
 
 _COUNT, _COMPARED = {"N": COUNT}, {"N": COUNT, "quantifier": RELATION}

@@ -23,9 +23,20 @@ import json
 import re
 from collections.abc import Mapping
 
-from agentenv.rewards.rules.ifeval import counts
-from agentenv.rewards.rules.ifeval.counts import RELATIONS, has_words
-from agentenv.rewards.rules.ifeval.rules import COUNT, LANGUAGE, LETTER, PLACE, RELATION, TEXT, TEXTS, Rule, is_in
+from agentenv.rewards.rules.ifeval import rules
+from agentenv.rewards.rules.ifeval.rules import (
+    COUNT,
+    LANGUAGE,
+    LETTER,
+    PLACE,
+    RELATION,
+    RELATIONS,
+    TEXT,
+    TEXTS,
+    Rule,
+    has_words,
+    is_in,
+)
 from agentenv.rewards.rules.text import is_blank
 
 ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
@@ -50,7 +61,7 @@ def frequency(text: str, *, keyword: str, frequency: int, relation: str) -> bool
 
 def forbidden(text: str, *, forbidden_words: list[str]) -> bool:
     """Return True if none of the words occurs as a whole word, in any case."""
-    return not any(counts.num_of_word(text, word) for word in forbidden_words)
+    return not any(rules.num_of_word(text, word) for word in forbidden_words)
 
 
 def letter_frequency(text: str, *, letter: str, let_frequency: int, let_relation: str) -> bool:
@@ -60,12 +71,12 @@ def letter_frequency(text: str, *, letter: str, let_frequency: int, let_relation
 
 def number_sentences(text: str, *, num_sentences: int, relation: str) -> bool:
     """Return True if it has that many sentences."""
-    return RELATIONS[relation](counts.num_sentences(text, list_numbers=True), num_sentences)
+    return RELATIONS[relation](rules.num_sentences(text, list_numbers=True), num_sentences)
 
 
 def number_words(text: str, *, num_words: int, relation: str) -> bool:
     """Return True if it has that many words, which are runs of letters and digits."""
-    return RELATIONS[relation](counts.num_word_runs(text), num_words)
+    return RELATIONS[relation](rules.num_word_runs(text), num_words)
 
 
 def number_paragraphs(text: str, *, num_paragraphs: int) -> bool:
@@ -164,7 +175,7 @@ def quotation(text: str) -> bool:
 
 def capital_word_frequency(text: str, *, capital_frequency: int, capital_relation: str) -> bool:
     """Return True if that many words are all capitals."""
-    return RELATIONS[capital_relation](counts.num_capital_tokens(text), capital_frequency)
+    return RELATIONS[capital_relation](rules.num_capital_tokens(text), capital_frequency)
 
 
 def english_capital(text: str) -> bool:

@@ -14,8 +14,7 @@ from threading import Lock
 from typing import Self
 
 from agentenv._util.calls import waiting
-from agentenv.core.arguments import is_finite
-from agentenv.errors import ConfigError
+from agentenv.core.arguments import number
 from agentenv.rewards.rules.math.answers import (
     MAX_ANSWER_CHARS,
     extract_answer,
@@ -147,7 +146,7 @@ class MathGrader:
         Raises:
             DataError: no gold matches, and one of them cannot be read; see `grade`.
         """
-        request = {"task": "math", "answer": answer, "golds": golds}
+        request = {"task": "agentenv.rewards.rules.math.worker:handle", "answer": answer, "golds": golds}
         try:
             reply = await self._pool.run(request, cpu_limit_s=self._timeout_s)
         except WorkerTimeout as error:
@@ -165,11 +164,6 @@ class MathGrader:
         """Kill the workers, unless the pool is shared, and wait for their end; a later `grade` starts new ones."""
         if self._owns_pool:
             await self._pool.close()
-
-    def close_now(self) -> None:
-        """Close without an event loop, for `atexit`."""
-        if self._owns_pool:
-            self._pool.close_now()
 
     async def __aenter__(self) -> Self:
         return self
@@ -207,10 +201,8 @@ class MathReward:
         grader: MathGrader | None = None,
     ) -> None:
         names = ("correct", "wrong", "no_answer", "parse_error", "timeout")
-        self._rewards = dict(zip(names, (correct, wrong, no_answer, parse_error, timeout), strict=True))
-        for name, reward in self._rewards.items():
-            if isinstance(reward, bool) or not is_finite(reward):
-                raise ConfigError(f"MathReward.{name}: expected a finite number, got {reward!r}.")
+        rewards = zip(names, (correct, wrong, no_answer, parse_error, timeout), strict=True)
+        self._rewards = {name: number(f"MathReward.{name}", reward) for name, reward in rewards}
         self._grader = grader
         self.bounds = (min(self._rewards.values()), max(self._rewards.values()))
 

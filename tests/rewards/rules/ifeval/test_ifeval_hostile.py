@@ -9,9 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.errors import MissingDependency
-from agentenv.rewards.rules.ifeval.counts import RELATIONS
-from agentenv.rewards.rules.ifeval.instructions import RULES, Instruction, check_text
-from agentenv.rewards.rules.ifeval.rules import COUNT, LANGUAGE, LETTER, OPTIONS, PLACE, RELATION, TEXT, TEXTS
+from agentenv.rewards.rules.ifeval.reward import RULES, Instruction, check_text
+from agentenv.rewards.rules.ifeval.rules import (
+    COUNT,
+    LANGUAGE,
+    LETTER,
+    OPTIONS,
+    PLACE,
+    RELATION,
+    RELATIONS,
+    TEXT,
+    TEXTS,
+)
 
 WORDS = ("a", "SECTION", "P.S.", "P.P.S", "cat+", "The end.", "***", '"', "ß", "İ", "\\", "(", "[a", "日本")
 VALUES = {

@@ -11,11 +11,19 @@ from pathlib import Path
 import pytest
 
 from agentenv.errors import MissingDependency
-from agentenv.rewards.rules.ifeval.counts import num_capital_tokens, num_sentences, num_spaced_words, num_word_runs
 from agentenv.rewards.rules.ifeval.functions import RULES as FUNCTIONS
-from agentenv.rewards.rules.ifeval.instructions import RULES, check_text, instructions_of, variants
 from agentenv.rewards.rules.ifeval.official import RULES as OFFICIAL
-from agentenv.rewards.rules.ifeval.rules import CODES, code_of, is_in, load_langdetect
+from agentenv.rewards.rules.ifeval.reward import RULES, check_text, instructions_of, variants
+from agentenv.rewards.rules.ifeval.rules import (
+    CODES,
+    code_of,
+    is_in,
+    load_langdetect,
+    num_capital_tokens,
+    num_sentences,
+    num_spaced_words,
+    num_word_runs,
+)
 
 CASES = [json.loads(line) for line in (Path(__file__).parent / "cases.jsonl").read_text("utf-8").splitlines()]
 KNOWS_LANGUAGES = importlib.util.find_spec("langdetect") is not None
@@ -50,7 +58,7 @@ def test_either_form_takes_the_names_of_the_other():
     by_name = instructions_of({"instruction_id_list": ["verify_keywords"], "kwargs": [{"keyword_list": ["cat"]}]}, {})
     assert check_text(by_id, "concatenate", "strict") == [True]
     assert check_text(by_name, "concatenate", "strict") == [False]
-    assert by_id[0].type == by_name[0].type == "keywords:existence"
+    assert by_id[0].rule.type == by_name[0].rule.type == "keywords:existence"
 
 
 def test_loose_reads_a_text_in_eight_ways():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.rewards.rules.ifeval.instructions import MODES, check_text, instructions_of
+from agentenv.rewards.rules.ifeval.reward import MODES, check_text, instructions_of
 from agentenv.rewards.rules.text import final_text
 
 OWN = [json.loads(line) for line in (Path(__file__).parent / "rows.jsonl").read_text().splitlines()]
@@ -21,7 +21,7 @@ def judged(row, response):
     """The ids of the row's instructions, and whether the response follows each, strictly and loosely."""
     instructions = instructions_of(row.get("label"), row)
     text = final_text(response) or ""
-    return [each.type for each in instructions], *(check_text(instructions, text, mode) for mode in MODES)
+    return [each.rule.type for each in instructions], *(check_text(instructions, text, mode) for mode in MODES)
 
 
 def test_our_own_rows_are_judged_as_by_hand():

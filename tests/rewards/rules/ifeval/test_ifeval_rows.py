@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from agentenv.errors import DataError
-from agentenv.rewards.rules.ifeval.instructions import instructions_of
-from agentenv.rewards.rules.ifeval.reward import IFEvalReward
+from agentenv.rewards.rules.ifeval.reward import IFEvalReward, instructions_of
 from agentenv.rewards.types import Response
 
 BY_NAME = {"func_name": "validate_word_constraint", "N": 3, "quantifier": "at least", "letter": None, "options": None}
