@@ -22,4 +22,5 @@ def scripted(actions, tokenizer=None, **limits):
 
 async def play(source, task, actions, *, tokenizer=None, seed=None, **limits):
     """The episode of the source's in which the model says these in turn."""
-    return await source.run(task, scripted(actions, tokenizer, **limits), EpisodeKey("t/0", "t", seed=seed))
+    key = EpisodeKey(f"{task.task_id}/0", task.task_id, seed=seed)
+    return await source.run(task, scripted(actions, tokenizer, **limits), key)
