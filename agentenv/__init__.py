@@ -13,7 +13,7 @@ The rooms, from the ground up; imports point up this list only. The first line o
     sandbox/    untrusted code: local/ (levels, verdicts), guest/ (runs inside: child, watch), grading/ (test suites)
     tools/      tools for environments: calling (answers to calls), toolset, mcp, python
     rewards/    text in, number out: registry (how to add one), rules/, groups/, judges/, models/, workers/
-    engines/    what samples: scripted, hf/ (slot_model), vllm/, chat/ (API models), pool, ray_actor, weights/
+    engines/    what samples: scripted, hf/ (slot_model), vllm/, chat/ (API models), pool, ray_actor, weights
     episode/    loop; failures (errors as records); runner (many episodes: seeds, retries); registry; endpoint/
     gym/        Gymnasium, in both directions
     interop/    OpenRLHF, Molt, verl, ROLL, NeMo RL and other frameworks

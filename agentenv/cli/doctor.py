@@ -141,10 +141,11 @@ def _grader() -> Finding:
 
 
 def _isolation() -> Finding:
-    """Return the isolation level for untrusted code here, tested; `agentenv sandbox doctor` tells the rest."""
+    """Return the isolation level for untrusted code here, tested; `agentenv sandbox doctor` says why no stronger."""
     if sys.platform != "linux":
         return Finding("sandbox", "missing", f"needs Linux, this is {sys.platform}", "run on Linux")
     from agentenv.sandbox.local.doctor import doctor
+    from agentenv.sandbox.types import Isolation
 
     try:
         report = asyncio.run(doctor())
@@ -153,4 +154,6 @@ def _isolation() -> Finding:
     if report.chosen is None:
         tried = "; ".join(failure for level in report.levels for failure in level.failures)
         return Finding("sandbox", "missing", f"nothing runs: {tried}", _SANDBOX)
-    return Finding("sandbox", "ok", f"isolation {report.chosen}; why no other one: {_SANDBOX}")
+    if report.chosen is Isolation.NAMESPACES:
+        return Finding("sandbox", "ok", "isolation namespaces")
+    return Finding("sandbox", "ok", f"isolation {report.chosen}, weaker than namespaces", _SANDBOX)

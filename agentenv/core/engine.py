@@ -73,7 +73,7 @@ class Engine(ABC):
 
     @property
     def num_restarts(self) -> int:
-        """How often engines were started again after they had failed."""
+        """How often failed engines were to be started again, failed starts included."""
         return 0
 
     @classmethod

@@ -121,7 +121,7 @@ class Segment:
     token_ids: array[int] = field(default_factory=lambda: array("i"))
     """int32[T]"""
     action_mask: bytearray = field(default_factory=bytearray)
-    """[T] 1 on tokens that the policy sampled."""
+    """[T] 1 on tokens of actions, those that a constraint forced included."""
     logprobs: array[float] = field(default_factory=lambda: array("f"))
     """float32[T] 0.0 off the mask; NaN where an action's log-probability is missing."""
     policy_versions: array[int] = field(default_factory=lambda: array("i"))

@@ -250,7 +250,7 @@ class Metrics:
     """By key of `StepResult.info`: "last", the mean over episodes of the last turn's value, "sum", the mean of the sum
     over turns, and "num_episodes" that have the key."""
     num_engine_restarts: int = 0
-    """How often engines were started again in this session, after they had failed."""
+    """How often failed engines were to be started again in this session, failed starts included."""
     environments: dict[str, Metrics] = field(default_factory=dict)
     """In a mixture: the numbers of each environment, by its name; in JSON without `time`, which they share."""
 

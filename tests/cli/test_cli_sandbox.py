@@ -280,10 +280,13 @@ def test_doctor_fails_where_nothing_may_run(found, code, said, monkeypatch, caps
 
 
 def test_the_doctor_of_everything_reports_the_level_of_the_sandbox(monkeypatch):
-    finds(monkeypatch, report(Isolation.NAMESPACES))
-    level = doctor._isolation()
-    assert (level.name, level.state) == ("sandbox", "ok")
-    assert level.detail.startswith("isolation namespaces; ")
+    for chosen, detail, fix in (
+        (Isolation.NAMESPACES, "isolation namespaces", ""),
+        (Isolation.LANDLOCK, "isolation landlock, weaker than namespaces", "agentenv sandbox doctor"),
+    ):
+        finds(monkeypatch, report(chosen))
+        level = doctor._isolation()
+        assert (level.name, level.state, level.detail, level.fix) == ("sandbox", "ok", detail, fix)
     finds(monkeypatch, report(None))
     level = doctor._isolation()
     assert (level.state, level.fix) == ("missing", "agentenv sandbox doctor")

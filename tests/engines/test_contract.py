@@ -1,4 +1,4 @@
-"""What `agentenv.core.engine.Engine` promises, of every engine; and that a page's own engine keeps it."""
+"""What `agentenv.core.engine.Engine` promises, of all engines but vLLM's in this process; other packages' engines."""
 
 from __future__ import annotations
 

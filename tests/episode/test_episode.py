@@ -461,6 +461,17 @@ async def test_the_environment_has_the_last_word_when_a_limit_ends_the_episode(v
     assert trajectory.segments[0].rewards[trajectory.turns[0].end - 1] == 0.75
 
 
+async def test_an_action_that_max_length_cuts_is_judged_as_cut_then_the_environment_has_the_last_word():
+    agent = Scripted(StepResult("", reward=0.5), word=WORD)
+    trajectory, engine = await play(agent, ["abcdef"], task=Task("Q: "), limits=Limits(max_length=6))
+    assert engine.requests[0].sampling.max_tokens == 3
+    (judged,) = agent.seen
+    assert (judged["action_text"], judged["finish_reason"], judged["tokens_left"]) == ("abc", "length", 0)
+    assert agent.truncations == agent.seen
+    assert (trajectory.stop_reason, trajectory.reward, trajectory.num_tokens) == (StopReason.MAX_LENGTH, 0.75, 6)
+    assert trajectory.segments[0].rewards[-1] == 0.75
+
+
 @pytest.mark.parametrize(("word", "reward"), [(None, 0.5), (StepResult(reward=1.0), 1.5)])
 async def test_a_last_word_of_none_leaves_the_last_result_as_it_is_and_one_without_a_score_the_score(word, reward):
     agent = Scripted(StepResult("", reward=0.5, score=0.1), word=word)

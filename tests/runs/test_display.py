@@ -140,7 +140,7 @@ async def test_what_a_run_survived_is_in_its_table_in_its_metrics_and_on_the_rec
     run = await agentenv.arollout(Isolated, rows, engine=Isolated.pool, out=str(tmp_path / "out"), progress="none")
     await Isolated.pool.close()
     shown = dict(result_rows(run.metrics))
-    assert shown["sandbox"] == "landlock 2, weaker than namespaces"
+    assert shown["sandbox"] == "landlock 2, weaker than namespaces: `agentenv sandbox doctor` says why"
     assert shown["failovers"] == "1 action was sampled by another engine"
     assert shown["engine restarts"] == "1"
     stored = json.loads((tmp_path / "out/metrics.json").read_text())

@@ -317,3 +317,18 @@ async def test_a_checkpoint_holds_graded_groups_which_are_not_graded_again():
     second.runner.drain()  # samples nothing
     assert rewards_of(group for _, group in second._ready) == [11.0] * 2
     assert not compares.graded
+
+
+async def test_a_curriculum_sees_the_groups_and_weighs_the_environments_of_the_next_step():
+    seen = []
+
+    def only_b(environments):
+        seen.append({name: [group.reward for group in stats.groups] for name, stats in environments.items()})
+        return {"a": 0.0, "b": 1.0}
+
+    tasks = [Task("q", label="x", task_id=f"{env}{index}", env=env) for env in "ab" for index in range(9)]
+    rollouts = make_rollouts(tasks, batch_groups=4, weights={"a": 1.0, "b": 1.0}, curriculum=only_b)
+    first, second = await steps(rollouts, 2)
+    assert {group.trajectories[0].task.env for group in first} == {"a", "b"}
+    assert {group.trajectories[0].task.env for group in second} == {"b"}
+    assert seen[0] == {"a": [1.0, 1.0], "b": [1.0, 1.0]}

@@ -7,6 +7,7 @@ import time
 import pytest
 from rich.console import Console
 
+from agentenv.runs.display.report import weakness
 from agentenv.runs.metrics import Summary
 from agentenv.training.config import TrainConfig
 from agentenv.training.evaluation import measure, numbers_of
@@ -132,7 +133,7 @@ def test_the_results_are_read_from_the_metrics():
     }
     assert results([]) == {"steps": "none"}
     last = {"step": 2, "rollout/sandbox/landlock": 1.0}
-    assert results([last]) == {"steps": "2", "sandbox": "landlock, weaker than namespaces"}
+    assert results([last]) == {"steps": "2", "sandbox": "landlock" + weakness(["landlock"])}
     assert results([{"step": 1, "eval/reward": 2.0}])["held-out reward"] == "2.000 at step 1, 2.000 at step 1"
 
 

@@ -170,7 +170,7 @@ def _error_rows(m: Metrics) -> list[tuple[str, str]]:
 def weakness(levels: Iterable[str]) -> str:
     """Return what to add to the levels of a sandbox: a warning if one is weaker than namespaces."""
     weak = {level for level in Isolation if level.strength < Isolation.NAMESPACES.strength}
-    return ", weaker than namespaces" if weak.intersection(levels) else ""
+    return ", weaker than namespaces: `agentenv sandbox doctor` says why" if weak.intersection(levels) else ""
 
 
 def _estimate(estimate: Estimate) -> str:

@@ -3,9 +3,9 @@
 Shapes: S sequences (segments that are trained on), T tokens of a sequence, N action tokens of the batch, n of a
 micro-batch, B×T places of a micro-batch: padded rows, or one row of concatenated sequences (packed).
 
-The action mask (`Segment.action_mask`) is applied here, in `build`, by selection: `_columns` picks the action tokens of
-each segment, and every later tensor has one entry per action token, in padded and packed batches alike. Nothing is
-multiplied by a mask, so observations cannot reach a loss, not even as NaN.
+Action tokens are picked here, in `build`: `_columns` takes the spans of a segment's turns, where its `action_mask` is
+1, and every later tensor has one entry per action token, in padded and packed batches alike. Nothing is multiplied by a
+mask, so observations cannot reach a loss, not even as NaN.
 
 A sequence is a segment up to its last action. The model's output at one place predicts the token at the next place, so
 an action token is predicted at the place before it. A Segment refuses an action at place 0.
