@@ -27,7 +27,7 @@ _CANCEL_GRACE_S = 1.0
 MAX_GIVEN_BACK = 2.0
 """Largest part of its limit that a method, or a program of the sandbox, gets again because others took the time."""
 _SETS = ("BUILD", "CACHE", "LOAD", "RESUME", "RETURN", "STORE")
-"""How instructions begin that load, make and store values; LOAD_ATTR may run a property."""
+"""How instructions begin that load, make and store values; LOAD_ATTR and STORE_SUBSCR may run code of others."""
 _THREAD_WAITS_S = (0.05, 0.2, 0.8)
 """Waits before further attempts to start a thread: others may end in the meantime."""
 
@@ -143,7 +143,7 @@ def _only_sets(cls: Any) -> bool:
     if code is None or cls.__setattr__ is not object.__setattr__:
         return False
     names = {opname[each] for each in code.co_code[::2]}
-    only_sets = "LOAD_ATTR" not in names and all(name.startswith(_SETS) for name in names)
+    only_sets = names.isdisjoint(("LOAD_ATTR", "STORE_SUBSCR")) and all(name.startswith(_SETS) for name in names)
     return only_sets and not any(hasattr(getattr(cls, name, None), "__set__") for name in code.co_names)
 
 

@@ -94,7 +94,7 @@ class GymConfig:
             ("model", str | os.PathLike | None, "None, a name, a folder or a Hugging Face id"),
         )
         for name, kind, expected in types:
-            if not isinstance(getattr(self, name), kind):
+            if not isinstance(getattr(self, name), kind) or getattr(self, name) == "":
                 raise ConfigError(f"AgentEnv.{name}: expected {expected}, got {getattr(self, name)!r}.")
         for name, low in (("max_episode_steps", 1), ("max_length", 2), ("limit", 1)):
             if getattr(self, name) is not None:

@@ -30,7 +30,7 @@ from agentenv.episode.env_actors.local import LocalActor
 from agentenv.episode.failures import record_failure
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage, StepRetries
 from agentenv.episode.source import EpisodeSource
-from agentenv.errors import AgentEnvError, ConfigError, DataError, EngineError, RunStopped
+from agentenv.errors import AgentEnvError, ConfigError, DataError, EngineError, MissingDependency, RunStopped
 from agentenv.runs.config import RunConfig
 from agentenv.runs.prepare import load_parts, open_source
 from agentenv.runs.records.index import EncodedTrajectory, Row, entry_of
@@ -221,7 +221,7 @@ class WorkerSource:
                 answer = EncodedTrajectory.of(line, row, task)
             trajectory: Trajectory = answer
             trajectory.task = task  # the runner's own object
-        except (ConfigError, RunStopped):
+        except (ConfigError, MissingDependency, RunStopped):
             raise  # of the whole run, as in one loop
         except AgentEnvError as error:
             trajectory = Trajectory(

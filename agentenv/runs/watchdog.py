@@ -29,7 +29,7 @@ from agentenv._util.plurals import counted
 from agentenv.episode.runner import EpisodeRunner
 from agentenv.episode.setup import EpisodeProgress
 from agentenv.episode.source import EnvSource
-from agentenv.errors import RunStopped
+from agentenv.errors import InfraError, RunStopped
 
 LAG_S = 1.0
 """Seconds for which the event loop may be blocked without a warning."""
@@ -136,8 +136,10 @@ class Watchdog:
                 saved = f"Stacks: {path}"
                 try:  # in a thread: the disk may be what the episodes wait for
                     await bounded(write_dump, path, found, waits_of(in_flight), limit_s=_WRITE_S)
-                except (OSError, StepTimeout) as error:
+                except (OSError, InfraError) as error:
                     saved = f"{path} cannot be written ({error})."
+                except StepTimeout:
+                    saved = f"{path} was not written within {_WRITE_S:g} s."
                 key, first = next(iter(in_flight.items()))
                 place = f"waits in {first.stage.value} of turn {first.turn_index}"
                 self.tell(f"stalled: {found}; the first, {key}, {place}. {saved}")

@@ -345,6 +345,11 @@ class FixedSamplingEngine(Engine):
         """See `Engine`."""
         return self._engine.constraint_problem
 
+    @property
+    def num_restarts(self) -> int:
+        """See `Engine`."""
+        return self._engine.num_restarts
+
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
     ) -> Completion:

@@ -146,6 +146,8 @@ class ViewServer(Server):
 
     async def _texts_of(self, number: int) -> TokenTexts | str:
         """Return the texts of a run's tokens, or why there are none."""
+        if number in self._texts:
+            return self._texts[number]
         async with self._loading:
             if number not in self._texts:
                 try:

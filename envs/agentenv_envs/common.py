@@ -47,7 +47,7 @@ def row_of(states: ResetState | StepState, own: Sequence[str]) -> tuple[Any, Map
 def with_question(states: ResetState, write: Callable[[str], str]) -> ResetState:
     """Return the states with the text that `write` makes of the user's last message.
 
-    A prompt that a template rendered already, or that does not end with a user's text, stays as it is.
+    A prompt that is text, or that does not end with a user's text, stays as it is.
     """
     messages = states["observation"]
     last: Message = {} if isinstance(messages, str) or not messages else messages[-1]

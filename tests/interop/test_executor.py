@@ -15,7 +15,7 @@ from agentenv.core.types import Limits, SamplingParams, StepResult, StopReason, 
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.source import as_agent
-from agentenv.errors import ConfigError, ContractError, EngineError, InfraError, RunStopped
+from agentenv.errors import ConfigError, ContractError, EngineError, InfraError, MissingDependency, RunStopped
 from agentenv.interop.agent_files import OPENRLHF_NAMES
 from agentenv.interop.openrlhf.executor import AgentExecutor, AgentFunc, AgentInstanceBase
 from agentenv.interop.openrlhf.reward_func import SingleTurnAgentExecutor
@@ -406,7 +406,7 @@ class InOurForm(Alone):
 
 
 @pytest.mark.parametrize("executor_cls", [Judging, Alone, OfTheQueueEra, InOurForm])
-@pytest.mark.parametrize("kind", [RunStopped, ConfigError])
+@pytest.mark.parametrize("kind", [RunStopped, ConfigError, MissingDependency])
 async def test_what_an_engine_says_of_the_whole_run_ends_it_no_matter_what_the_file_makes_of_it(executor_cls, kind):
     with pytest.raises(kind, match="no engine is left"):
         await play(executor_cls, [kind("pool: no engine is left.")])

@@ -10,7 +10,7 @@ import pytest
 import agentenv
 from agentenv import ScriptedEngine, read_trajectories
 from agentenv.engines.scripted import solves
-from agentenv.errors import ConfigError, EngineError
+from agentenv.errors import ConfigError, EngineError, MissingDependency
 from agentenv.runs.records.index import read_index
 from tests.drivers import command, forked, ids, lines, write_rows
 from tests.drivers import without_times as without_durations
@@ -157,9 +157,10 @@ def test_a_bug_of_the_engine_is_a_contract_error():
     assert [each.error.kind for each in run] == ["contract"]
 
 
-def test_an_engine_that_is_set_up_wrongly_ends_the_run():
-    wrong = ScriptedEngine([ConfigError("--engine: expected another one, got this.")])
-    with pytest.raises(ConfigError, match="expected another one"):
+@pytest.mark.parametrize("kind", [ConfigError, MissingDependency])
+def test_an_engine_that_is_set_up_wrongly_ends_the_run(kind):
+    wrong = ScriptedEngine([kind("--engine: expected another one, got this.")])
+    with pytest.raises(kind, match="expected another one"):
         played(1, env=f"{SCENE}:Scene", data=[{"prompt": "p", "label": "play"}], engine=wrong)
 
 

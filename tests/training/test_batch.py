@@ -122,7 +122,7 @@ def test_segments_of_an_episode_share_its_reward_and_count_once():
     for credit in ("episode", "turn"):
         found = estimate(batch.tokens, AdvantageOptions("dr_grpo", credit=credit)).advantages_N.tolist()
         assert found[:2] + found[3:] == [0.5, 0.5, -0.5]
-    weights = token_weights(batch.tokens.episode_N, "seq-mean-token-mean")
+    weights = token_weights(batch.tokens.episode_N, "seq-mean-token-mean", limit_tokens=1)
     assert weights.tolist() == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2])
 
 
@@ -269,7 +269,7 @@ def poisoned(episodes, poison, options, packed):
     """Bytes of the loss and of the gradient at the places that predict actions; elsewhere it must be zero."""
     batch = build(episodes, need_logprobs=True)
     advantages = estimate(batch.tokens, AdvantageOptions("reinforce_baseline")).advantages_N
-    weights = token_weights(batch.tokens.episode_N, "token-mean")
+    weights = token_weights(batch.tokens.episode_N, "token-mean", limit_tokens=1)
     result = b""
     for micro in micro_batches(batch, max_places=40, packed=packed):
         generator = torch.Generator().manual_seed(0)

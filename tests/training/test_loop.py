@@ -33,7 +33,7 @@ from agentenv.training.logs.records import Records
 from agentenv.training.logs.samples import cut_evaluations, groups_to_keep, keep_evaluation, tasks_to_keep
 from agentenv.training.logs.screen import TrainScreen
 from agentenv.training.loop import Loop
-from agentenv.training.rollouts import RolloutOptions, Rollouts
+from agentenv.training.rollouts import FixedSamplingEngine, RolloutOptions, Rollouts
 from tests.training.worlds import episode
 
 LIMIT_S = 30.0
@@ -148,7 +148,8 @@ class Scene:
 
         def runner():
             limits = Limits(max_length=60, max_turns=3)
-            setup = EpisodeSetup(self.engine, Chat(self.tokenizer), SamplingParams(seed=0), limits)
+            sampling = SamplingParams(seed=0)
+            setup = EpisodeSetup(FixedSamplingEngine(self.engine, sampling), Chat(self.tokenizer), sampling, limits)
             return EpisodeRunner(EnvSource(Judge), setup, policy=policy)
 
         def tasks(labels, name):
@@ -256,9 +257,9 @@ async def test_tokens_without_log_probabilities_are_left_out_where_a_correction_
     scene = Scene(tmp_path, steps=1, is_correction=correction)
     generate = scene.engine.generate
 
-    async def forgetful(*args, **options):
-        completion = await generate(*args, **options)
-        return replace(completion, logprobs=None) if len(scene.engine.requests) == 1 else completion
+    async def forgetful(*args, request_id):
+        completion = await generate(*args, request_id=request_id)
+        return replace(completion, logprobs=None) if request_id == "t0/0/0" else completion
 
     scene.engine.generate = forgetful
     assert await scene.run()

@@ -78,7 +78,9 @@ def test_gspo_has_the_papers_gradient_where_a_sequence_has_one_advantage():
     advantages = torch.tensor([2.0, -3.0])[sequence]
     old, start = logs(0.1, 0.3, 0.2, 0.6, 0.5), logs(0.2, 0.2, 0.3, 0.5, 0.9)
     new, again = start.clone().requires_grad_(), start.clone().requires_grad_()
-    inputs = PolicyInputs(new, old, advantages, token_weights(sequence, "seq-mean-token-mean"), sequence)
+    inputs = PolicyInputs(
+        new, old, advantages, token_weights(sequence, "seq-mean-token-mean", limit_tokens=1), sequence
+    )
     policy_loss(inputs, LossOptions("gspo", clip_low=0.99, clip_high=99.0))[0].backward()
     paper = [-(again - old)[sequence == s].mean().exp() * advantages[sequence == s][0] for s in sequence.unique()]
     torch.stack(paper).mean().backward()

@@ -29,7 +29,7 @@ from agentenv.episode.loop import Episode, recording_errors
 from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage, StepRetries
 from agentenv.episode.source import as_agent
-from agentenv.errors import ConfigError, ContractError, EngineError, RunStopped
+from agentenv.errors import ConfigError, ContractError, EngineError, MissingDependency, RunStopped
 from agentenv.interop.hosted import FailureCount, chat_of, run_planned
 from agentenv.interop.openrlhf.engine import LLMEngine, VLLMStyleSampling, as_engine, last_of
 from agentenv.interop.openrlhf.response import (
@@ -62,7 +62,7 @@ class _EpisodeCall:
     trajectory: Trajectory | None = None
     llm_engine: Any = None
     """One engine for all generations of the episode: it numbers them."""
-    fatal: ConfigError | RunStopped | None = None
+    fatal: ConfigError | MissingDependency | RunStopped | None = None
     """The engine's error that ends the whole run, even if the file swallowed it."""
     queued: Any = None
     """What the file's `execute` put on the queue instead of returning it, as until OpenRLHF 0.9.0."""
@@ -191,7 +191,11 @@ class AgentExecutor:
             call.progress.error = None
             try:
                 call.trajectory = await self._play(task, setup, call.key)
-            except (ConfigError, RunStopped) as error:  # of the engine: `Episode.run` records all others
+            except (
+                ConfigError,
+                MissingDependency,
+                RunStopped,
+            ) as error:  # of the engine: `Episode.run` records all others
                 call.fatal = error
                 raise
             is_own = type(self).execute.__module__.startswith("agentenv.")

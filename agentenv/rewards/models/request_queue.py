@@ -189,10 +189,8 @@ class _LoopQueue(Generic[_P, _T]):
 
     def put(self, item: _WaitingRequest[_P, _T]) -> None:
         """Queue an item."""
-        if item.alone:
-            self._waiting.appendleft(item)
-        else:
-            self._waiting.append(item)
+        num_alone = sum(each.alone for each in self._waiting) if item.alone else len(self._waiting)
+        self._waiting.insert(num_alone, item)
         self._send_next()
 
     def left(self, item: _WaitingRequest[_P, _T]) -> None:

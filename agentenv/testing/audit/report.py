@@ -268,7 +268,9 @@ def verdict(audit: Audit, *, strict: bool = False) -> str:
 def card(audit: Audit, *, strict: bool = False) -> str:
     """Return the report as text in Markdown, for an environment's page."""
     text = io.StringIO()
-    Console(file=text, width=120).print(screen(audit, strict=strict), crop=False)
+    Console(file=text, width=120, force_terminal=False, color_system=None).print(
+        screen(audit, strict=strict), crop=False
+    )
     return f"# Audit of {audit.env}\n\nSeed {audit.seed}.\n\n```text\n{text.getvalue().strip()}\n```\n"
 
 

@@ -44,7 +44,7 @@ class Problem:
     def __str__(self) -> str:
         """Return one line."""
         got = self.got.removesuffix(".")
-        return f"{self.file}:{self.line}: {self.where}: expected {self.expected}, got {got}. {self.fix}"
+        return f"{self.file}:{self.line}: {self.where}: expected {self.expected}, got {got}. {self.fix}".rstrip()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name, without the property if it is empty."""
@@ -54,9 +54,11 @@ class Problem:
 def read_message(message: str, where: str) -> tuple[str, str, str]:
     """Split an error message of agentenv into what it expected, what it got, and the fix."""
     subject, _, rest = message.removeprefix(f"{where}: ").partition("expected ")
-    facts, _, fix = rest.rpartition(". ")
-    expected, _, got = facts.partition(", got ")
-    return subject + expected, got, fix
+    expected, _, more = rest.partition(", got ")
+    got, dot, fix = more.rpartition(". ")
+    if not dot or not fix[:1].isupper():  # the message says nothing of what to do
+        got, fix = more, ""
+    return subject + expected, got.removesuffix("."), fix
 
 
 def exception_problem(cls: type[AgentInstance], method: str, error: BaseException) -> Problem:

@@ -502,10 +502,10 @@ def _of_function(label: str, function: types.FunctionType, names: set[str]) -> d
     if function.__module__ not in names:
         return {}
     parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
-    values = {f"the default of `{each.name}`": (each.name, each.default) for each in parameters}
-    with suppress(ValueError):  # a variable has no value yet
-        around = inspect.getclosurevars(function).nonlocals
-        values |= {f"the variable `{name}` around it": (name, value) for name, value in around.items()}
+    values = {f"the default of `{p.name}`": (p.name, p.default) for p in parameters if p.default is not p.empty}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # the variable has no value yet
+            values[f"the variable `{name}` around it"] = (name, cell.cell_contents)
     return {
         f"{label}, {what}": _text(value, names, 0, set())
         for what, (name, value) in values.items()

@@ -30,7 +30,7 @@ MAX_KL_WEIGHT = 10.0
 """Largest importance weight of the unbiased gradient of the KL divergence."""
 
 
-def token_weights(episode_N: Tensor, aggregation: Aggregation, *, limit_tokens: int = 1) -> Tensor:
+def token_weights(episode_N: Tensor, aggregation: Aggregation, *, limit_tokens: int) -> Tensor:
     """Return float32[N], the weight of each token's loss in the loss of the batch.
 
     - token-mean: 1/N. All tokens weigh the same, so long episodes weigh more (DAPO, arXiv:2503.14476).

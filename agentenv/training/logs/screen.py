@@ -195,7 +195,7 @@ def results(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             quarter = max(1, len(values) // 4)
             early, late = fmean(values[:quarter]), fmean(values[-quarter:])
             facts[f"training {name}"] = f"{early:.3f} in the first quarter of the steps, {late:.3f} in the last"
-    if levels := [key.removeprefix(_SANDBOX) for key in rows[-1] if key.startswith(_SANDBOX)]:
+    if levels := sorted({key.removeprefix(_SANDBOX) for row in rows for key in row if key.startswith(_SANDBOX)}):
         facts["sandbox"] = ", ".join(levels) + weakness(levels)
     if seconds := sum(value for _, value in _points(rows, "time/wall_s")):
         shares = {name: sum(value for _, value in _points(rows, key)) / seconds for name, key in _SECONDS}

@@ -35,8 +35,11 @@ def main(args: Sequence[str]) -> int:
     for name in sorted(CHANCE.keys() & weights):
         _note(f"note: one constant answer solves {CHANCE[name]:.0%} of {name}; compare results with that.")
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
-    temporary.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    temporary.replace(out)
+    try:
+        temporary.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+        temporary.replace(out)
+    finally:
+        temporary.unlink(missing_ok=True)
     _note(f"{len(rows)} rows of {len(weights)} datasets, split {config.split}: {out}")
     return 0
 

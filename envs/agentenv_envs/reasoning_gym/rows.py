@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from agentenv._util.suggest import did_you_mean
 from agentenv.core.arguments import parse_json_object
@@ -97,6 +97,7 @@ def make_rows(weights: Mapping[str, float], config: RowsConfig) -> list[dict[str
         ("weights", weights, bool(weights) and all(weight > 0 for weight in weights.values()), "weights > 0"),
         ("size", config.size, config.size >= len(weights), f"at least {len(weights)}, one for each dataset"),
         ("level", config.level, config.level is None or config.level >= 0, "None or an integer >= 0"),
+        ("split", config.split, config.split in get_args(Split), f"one of {', '.join(get_args(Split))}"),
         ("config", configs, set(configs) <= set(weights), f"among {', '.join(weights)}"),
     ):
         check(f"reasoning_gym.{name}", value, holds, expected)

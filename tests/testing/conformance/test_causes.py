@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from agentenv.testing.conformance.problems import read_message
 from agentenv.testing.conformance.reach import recorded_instructions
 from tests.drivers import command
 
@@ -47,6 +48,16 @@ def test_a_column_that_rows_lack_is_named_with_those_that_they_have(tmp_path, mo
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "label": "b", "test": "c", "level": 1}\n')
     command(["check", "agent.py", "--data", "rows.jsonl", "--quick"])
     assert "The row has no column 'tests'. Did you mean 'test'? It has level, test." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("message", "parts"),
+    [("E.step: expected a number, got 'x'.", ("a number", "'x'", "")),
+     ("E.step: expected a number, got 'x'. Convert it.", ("a number", "'x'", "Convert it.")),
+     ("E.step: rewards: expected a number, got 'a. b'.", ("rewards: a number", "'a. b'", ""))],
+)  # fmt: skip
+def test_a_contract_error_is_shown_by_what_it_expected_and_got_with_and_without_a_fix(message, parts):
+    assert read_message(message, "E.step") == parts
 
 
 def test_the_instructions_of_a_thread_with_a_run_of_its_own_are_recorded():
