@@ -150,8 +150,10 @@ def certify(
     num_tried, forged = trial.forged()
     kind: CertificateKind = template.kind if has_template else "no template"
     examples = trial.examples() if kind not in ("no template", "unsupported") else ()
-    warnings, reasons = trial.warnings(stop_token_ids), template.reasons
-    return Certificate(model, kind, reasons, template.error, examples, num_tried, forged, warnings)
+    return Certificate(
+        model=model, kind=kind, reasons=template.reasons, error=template.error, examples=examples,
+        num_tried=num_tried, forged=forged, warnings=trial.warnings(stop_token_ids),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,4 +61,5 @@ def scripts(*, max_turns: int = 6, max_chars: int = 200) -> st.SearchStrategy[li
 
 def tokenizers() -> st.SearchStrategy[CharTokenizer]:
     """Return each of the public test tokenizers."""
-    return st.sampled_from([kind() for kind in (CharTokenizer, *PECULIAR, ToollessTokenizer)])
+    kinds: tuple[type[CharTokenizer], ...] = (CharTokenizer, *PECULIAR, ToollessTokenizer)
+    return st.sampled_from([kind() for kind in kinds])

@@ -146,9 +146,9 @@ class _Learner:
         if key_open.strip():
             after_name = to_key.removesuffix(key_open).replace(_NAMES[0], ANY_NAME)
             cdata = "<![CDATA[" in (self._render(1, value="a\n<b>&") or "")
-            other = literal[1] if literal and literal[1] != to_value else ""
+            literal_close = literal[1] if literal and literal[1] != to_value else ""
             base = replace(base, kind="markup", after_name=after_name, cdata=cdata, key_open=key_open)
-            base = replace(base, key_close=to_value, literal_key_close=other, value_close=value_close)
+            base = replace(base, key_close=to_value, literal_key_close=literal_close, value_close=value_close)
             base = replace(base, adds_space=self._adds_space(to_value))
             between = None if between is None else between.removeprefix(value_close)
             return self._framed(base, before, after.removeprefix(value_close), between)
