@@ -380,7 +380,9 @@ async def test_a_server_gets_openrlhfs_request_and_its_answer_is_the_reward():
     assert asked.bodies == [{"query": [f"Q: 6*7?42{eos}"], "prompts": ["Q: 6*7?"], "labels": [{"a": "é"}]}]
 
 
-@pytest.mark.parametrize("trouble", [Status(500, "dead"), Status(503, ""), Status(429), RESET], ids=str)
+@pytest.mark.parametrize(
+    "trouble", [Status(500, "dead"), Status(503, ""), Status(429), RESET], ids=["500", "503", "429", "reset"]
+)
 async def test_a_failure_that_may_pass_is_tried_again(trouble):
     told = iter([trouble, trouble, rewards(1.0)])
     async with serving(lambda body: next(told)) as (url, asked):

@@ -68,7 +68,7 @@ async def test_vllm_makes_text_of_tokens_only_where_stop_strings_are_looked_for_
     assert params.detokenize is True
 
 
-@pytest.mark.parametrize(("asked", "wanted"), itertools.product(SAMPLINGS, repeat=2))
+@pytest.mark.parametrize(("asked", "wanted"), list(itertools.product(SAMPLINGS, repeat=2)))
 def test_a_request_means_what_the_episode_wants(asked, wanted):
     caller = VLLMStyleSampling.of(asked)
     sent = OpenRLHFEngine(LLM("hi"), caller)._params(wanted)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.rewards.judges.rubric import read_shares
+from agentenv.rewards.judges.pointwise import read_shares
 from agentenv.rewards.judges.templates import (
     quote_text,
     read_list,
