@@ -119,7 +119,6 @@ async def test_a_handler_is_loaded_once_by_each_worker_and_sent_where_it_is_load
         ("num_workers", 1.5),
         ("cpu_limit_s", float("nan")),
         ("wall_limit_s", -1),
-        ("max_pending", 0),
     ],
 )
 def test_wrong_limits_are_refused_at_once(name, value):
