@@ -390,7 +390,15 @@ def test_numbers_out_of_bounds_are_refused():
 
 
 def test_a_name_that_python_gives_and_no_flag_knows_is_refused():
-    for name in ("loss_agg_mode", "kl_estimator", "policy_loss_type", "credit", "lr_scheduler", "is_correction", "engine"):
+    for name in (
+        "loss_agg_mode",
+        "kl_estimator",
+        "policy_loss_type",
+        "credit",
+        "lr_scheduler",
+        "is_correction",
+        "engine",
+    ):
         with pytest.raises(ConfigError, match=f"--{name}: expected one of .*, got 'k9'"):
             validate(TrainConfig(agent_func_path="a.py", **{name: "k9"}))
 

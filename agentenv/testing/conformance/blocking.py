@@ -20,64 +20,68 @@ from agentenv.testing.conformance.context import ConformanceContext
 from agentenv.testing.conformance.probes import BLOCKS_S, InstrumentedCoroutine, line_in
 from agentenv.testing.conformance.problems import Problem, after_action, place_of_method, problem_at
 
+_Call = tuple[str, int]
+"""A method and the number of its call; all tries make the same calls in the same order."""
 _NUM_TRIES = 4
-"""A busy machine delays a try or two; code that blocks does so in each."""
+"""A busy machine delays a call in a try or two; code that blocks does so in the same call of each."""
 _LOOK_EVERY_S = 0.01
 _LONG = ("x = 1 + 2\n" * 250, "answer " * 300)
 """First actions that slow parsers and patterns take long to read."""
-_METHOD: ContextVar[str] = ContextVar("method", default="")
-"""The method that runs, also in the tasks that it creates."""
+_CALL: ContextVar[_Call | None] = ContextVar("call", default=None)
+"""The call that runs, also in the tasks that it creates."""
 _FIX = "Make it a plain `def`, which runs in a thread, or await instead of blocking."
 
 
 @dataclass
 class _Stretches:
-    """The longest time without awaiting of each method in some episodes, and the line."""
+    """The longest time without awaiting of each call in some episodes, and the line."""
 
     file: str
-    longest_s: dict[str, float] = field(default_factory=dict)
-    looks: dict[str, Counter[int]] = field(default_factory=dict)
-    """How often each line was seen in the longest stretch of a method that was looked at."""
-    _method: str = ""
+    longest_s: dict[_Call, float] = field(default_factory=dict)
+    looks: dict[_Call, Counter[int]] = field(default_factory=dict)
+    """How often each line was seen in the longest stretch of a call that was looked at."""
+    _num_calls: int = 0
     _since: float | None = None
     _looks: Counter[int] = field(default_factory=Counter)
 
     async def around(self, agent: Any, method: str, given: Any, work: Coroutine[Any, Any, Any]) -> Any:
         """Time a call."""
-        token = _METHOD.set(method)
+        self._num_calls += 1
+        call = method, self._num_calls
+        token = _CALL.set(call)
         try:
-            return await self._timed(work, method)
+            return await self._timed(work, call)
         finally:
-            _METHOD.reset(token)
+            _CALL.reset(token)
 
     def make_task(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
-        """Return a task whose time counts for the method that created it; a task factory of asyncio."""
-        method = _METHOD.get()
-        return asyncio.Task(self._timed(work, method) if method else work, loop=loop, **options)
+        """Return a task whose time counts for the call that created it; a task factory of asyncio."""
+        call = _CALL.get()
+        return asyncio.Task(self._timed(work, call) if call else work, loop=loop, **options)
 
-    def _timed(self, work: Coroutine[Any, Any, Any], method: str) -> InstrumentedCoroutine:
+    def _timed(self, work: Coroutine[Any, Any, Any], call: _Call) -> InstrumentedCoroutine:
         waited_s = 0.0
 
         def on_resume() -> None:
             nonlocal waited_s
             waited_s = _waited_for_a_core_s()
-            self._method, self._since, self._looks = method, time.perf_counter(), Counter()
+            self._since, self._looks = time.perf_counter(), Counter()
 
         def on_pause() -> None:
             seconds = time.perf_counter() - (self._since or 0.0)
             self._since = None
             if seconds > BLOCKS_S:
                 seconds -= _waited_for_a_core_s() - waited_s
-            if seconds >= self.longest_s.get(method, 0.0):
-                self.longest_s[method] = seconds
+            if seconds >= self.longest_s.get(call, 0.0):
+                self.longest_s[call] = seconds
                 if self._looks:
-                    self.looks[method] = self._looks
+                    self.looks[call] = self._looks
 
         return InstrumentedCoroutine(work, on_resume=on_resume, on_pause=on_pause)
 
-    def line(self, method: str) -> int:
-        """Return the line at which a method was seen most often; 0 if it was not seen."""
-        looks = self.looks.get(method)
+    def line(self, call: _Call) -> int:
+        """Return the line at which a call was seen most often; 0 if it was not seen."""
+        looks = self.looks.get(call)
         return looks.most_common(1)[0][0] if looks else 0
 
     @contextmanager
@@ -121,18 +125,22 @@ def blocking(context: ConformanceContext) -> list[Problem]:
     while len(tries) < _NUM_TRIES and _too_long(tries):
         tries.append(_stretches(context, file))
     problems = []
-    for method, seconds in _too_long(tries).items():
+    for (method, number), seconds in _too_long(tries).items():
         got = f"{seconds * 1000:.0f} ms, which delays all episodes"
-        line = next(filter(None, (one.line(method) for one in tries)), None)
+        line = next(filter(None, (one.line((method, number)) for one in tries)), None)
         problems.append(problem_at(cls, method, expected, got, _FIX, line=line))
     return problems
 
 
-def _too_long(tries: list[_Stretches]) -> dict[str, float]:
-    """Return the methods that were too slow in every try, with their shortest time, except for constructors."""
-    methods = set.intersection(*(set(one.longest_s) for one in tries)) - {"__init__"}
-    least = {method: min(one.longest_s[method] for one in tries) for method in sorted(methods)}
-    return {method: seconds for method, seconds in least.items() if seconds > BLOCKS_S}
+def _too_long(tries: list[_Stretches]) -> dict[_Call, float]:
+    """Return the slowest call of each method with its shortest time, if it was too slow in every try.
+
+    Constructors are excepted.
+    """
+    calls = set.intersection(*(set(one.longest_s) for one in tries))
+    least = {call: min(one.longest_s[call] for one in tries) for call in calls if call[0] != "__init__"}
+    slowest = {call[0]: call for call in sorted(least, key=lambda call: least[call])}
+    return {call: least[call] for _, call in sorted(slowest.items()) if least[call] > BLOCKS_S}
 
 
 def _stretches(context: ConformanceContext, file: str) -> _Stretches:

@@ -463,3 +463,18 @@ def test_time_in_which_a_busy_machine_has_no_core_for_a_call_does_not_block(monk
     monkeypatch.setattr("agentenv.testing.conformance.blocking._waited_for_a_core_s", time.perf_counter)
     options = ConformanceOptions(Sleeps, policy=["seven"])
     assert check_property(make_context(options), "blocking").state == "held"
+
+
+def test_a_delay_that_comes_to_another_call_in_each_try_is_the_machines():
+    class Delayed(AgentInstance):
+        num = 0
+
+        async def step(self, states):
+            Delayed.num += 1
+            if Delayed.num in (2, 12, 22, 32):  # nine calls a try: never the same one twice
+                threading.Event().wait(0.07)
+            return StepResult(terminated=True)
+
+    context = make_context(ConformanceOptions(Delayed, policy=["seven"]))
+    context.reached = []  # looking for cases would count too
+    assert check_property(context, "blocking").state == "held"
