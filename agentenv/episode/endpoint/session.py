@@ -54,9 +54,9 @@ class SessionOptions:
     """The model name in responses and `/v1/models`."""
     request_sampling: bool = True
     """True if requests may set temperature, top_p, top_k, min_p and seed; stops and `max_tokens` always may."""
-    reasoning_content: bool = False
-    """Return reasoning separately from the content; if an agent does not send it back, the tokens keep it. It is always
-    separate from an answer that `response_format` demands in JSON."""
+    reasoning_content: bool = True
+    """Return reasoning separately from the content where the template marks it; if an agent does not send it back, the
+    tokens keep it. It is always separate from an answer that `response_format` demands in JSON."""
     required_as_auto: bool = False
     """True if an engine that cannot constrain takes a `tool_choice` that demands a call as "auto"; such requests are
     refused otherwise."""

@@ -9,7 +9,6 @@ import pytest
 
 from agentenv.core.types import SamplingParams
 from agentenv.episode.endpoint.responses import ResponseLog
-from agentenv.episode.endpoint.session import SessionOptions
 from agentenv.episode.endpoint.wire import RequestError
 from tests.episode.endpoint.scenes import CALLS, NAMES, TOOL, assert_exact, session_of, user
 from tests.episode.endpoint.test_endpoint_server import served
@@ -140,7 +139,7 @@ async def test_calls_and_json_are_demanded_as_of_chat_completions():
 async def test_reasoning_apart_is_an_item_that_may_be_sent_back_or_not():
     said = ["<think>\nsix sevens\n</think>\n\n42", "ok"]
     for num_sent in (1, 2):
-        session, engine = session_of(said, options=SessionOptions(reasoning_content=True))
+        session, engine = session_of(said)
         async with served(session) as (_, _, client):
             first = await client.responses.create(model="m", input="Q")
             assert [item.type for item in first.output] == ["reasoning", "message"]

@@ -395,6 +395,32 @@ async def test_the_stop_string_is_not_part_of_the_content():
     assert session.finish(1.0).turns[0].action.endswith("STOP")
 
 
+@pytest.mark.parametrize("call", ["", CALLS["Qwen3"]], ids=["text", "call"])
+@pytest.mark.parametrize("dropped", [(), ("reasoning_content",)], ids=["sends it back", "drops it"])
+async def test_a_model_that_thinks_has_one_segment_whether_the_agent_sends_its_reasoning_back_or_not(call, dropped):
+    thinks = f"<think>\nhm\n</think>\n\nfour\n{call}"
+    session, engine = session_of([thinks] * 3)
+    messages = [user("Q")]
+    for _ in range(3):
+        response, messages = await ask(session, messages, tools=TOOL)
+        message = response["choices"][0]["message"]
+        assert (message["content"].strip(), message["reasoning_content"]) == ("four", "hm")
+        messages[-1] = {key: value for key, value in messages[-1].items() if key not in dropped}
+        calls = message.get("tool_calls", ())
+        messages += [{"role": "tool", "tool_call_id": one["id"], "content": "x"} for one in calls] or [user("x")]
+    assert session.mismatches == []
+    assert engine.requests[2].prompt.count("hm") == 2
+    assert_exact(session.finish(1.0), engine)
+
+
+async def test_reasoning_stays_in_the_text_by_an_option_and_where_the_template_marks_none():
+    said = "<think>\nhm\n</think>\n\nfour"
+    for name, options in (("Qwen3", SessionOptions(reasoning_content=False)), ("Llama-3.1", SessionOptions())):
+        session, _ = session_of([said], name, options=options)
+        response, _ = await ask(session, [user("Q")])
+        assert response["choices"][0]["message"] == {"role": "assistant", "content": said, "refusal": None}
+
+
 async def test_a_call_that_cannot_be_read_stays_text():
     text = "<tool_call>\n{broken\n</tool_call>"
     session, _ = session_of([text])
