@@ -176,9 +176,8 @@ class Chat:
         """Return protected messages as text, up to where the assistant begins, and the mark in it.
 
         Raises:
-            ConfigError: the template refuses or drops a message or a part, or the last one is an assistant's.
+            ConfigError: the template refuses or drops a message or a part.
         """
-        check_open(messages)
         self._check_prompt(messages, tools)
         protected, mark = self._protected(messages, tools)
         return self.render(protected, self._encoder.protect(tools, mark, ends=True)), mark

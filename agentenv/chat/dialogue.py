@@ -21,7 +21,7 @@ from typing import Any
 from agentenv.chat.chat import Bridge, Chat, PromptText
 from agentenv.chat.tool_calls.messages import assistant_message
 from agentenv.chat.tool_roles import bridge_with_tools, check_tools, with_known_roles
-from agentenv.core.messages import named_results, normalized
+from agentenv.core.messages import check_open, named_results, normalized
 from agentenv.core.step_dict import FeedbackKind
 from agentenv.core.tool_calls import ParsedAction
 from agentenv.core.trajectory import Trajectory
@@ -107,11 +107,11 @@ class Dialogue:
         template = self.chat.template
         return template.renders_tools and ("tool" in template.shapes or self.chat.options.tool_role == "user")
 
-    def begin(self, observation: str | Sequence[Message], tools: Any = None) -> None:
-        """Take the first observation.
+    def begin(self, observation: str | Sequence[Message], tools: Any = None, *, after_answer: bool = False) -> None:
+        """Take the first observation; with `after_answer`, its last message may be an assistant's.
 
         Raises:
-            ConfigError: the chat template refuses it.
+            ConfigError: the chat template refuses it, or the last message is an assistant's.
             ContractError: tools come with raw text, which has no place for them.
         """
         if isinstance(observation, PromptText):
@@ -122,6 +122,8 @@ class Dialogue:
             )
         if not isinstance(observation, str):
             observation = normalized(observation, tools)
+            if not after_answer:
+                check_open(observation)
         self.observation, self.tools = deepcopy((observation, tools))
         if not isinstance(observation, str):
             observation = with_known_roles(self.chat, observation)

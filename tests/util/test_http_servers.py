@@ -77,6 +77,7 @@ async def test_a_head_that_is_too_long_is_refused_even_if_it_arrives_at_once(pat
 
 @pytest.mark.parametrize("path", SERVERS)
 async def test_trailers_that_are_too_long_are_refused_even_if_they_arrive_at_once(path, caplog):
+    caplog.set_level("WARNING", "agentenv._util.http.server.connections")
     async with SERVERS[path]() as server, connected(server) as (reader, writer):
         head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{server.port}\r\ntransfer-encoding: chunked\r\n\r\n"
         writer.write(f"{head}0\r\n".encode() + b"a:\r\n" * (MAX_HEADER_BYTES // 4) + b"\r\n")

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from starlette.routing import Route
 
 _LOG = logging.getLogger(__name__)
+_CONNECTIONS = logging.getLogger(f"{__name__}.connections")
+_CONNECTIONS.setLevel(logging.ERROR)  # what a client sends wrongly is no warning to the user of a run
 _CLOSE_S = 5.0
 """Longest wait for connections when closing, after the grace period."""
 _KEEP_ALIVE_S = 75
@@ -196,7 +198,7 @@ def _bounded_h11(header_s: float) -> type[Any]:
 
         def connection_made(self, transport: Any) -> None:
             """Start the timer for the first request."""
-            self.conn = _BoundedConnection()
+            self.conn, self.logger = _BoundedConnection(), _CONNECTIONS
             self.head_timer = _Timer(self.loop, header_s, self._time_out)
             self.answer_timer = _Timer(self.loop, _ANSWER_S, transport.abort)
             with contextlib.suppress(AttributeError):  # uvloop's transports have none

@@ -28,7 +28,14 @@ from agentenv._util.off_loop import off_loop, size_of
 from agentenv.episode.endpoint import wire
 from agentenv.episode.endpoint.responses import ResponseForm, ResponseLog
 from agentenv.episode.endpoint.session import Session
-from agentenv.episode.endpoint.wire import BodyTooLarge, ChatForm, ChatRequest, RequestError, UnknownSession
+from agentenv.episode.endpoint.wire import (
+    BodyTooLarge,
+    ChatForm,
+    ChatRequest,
+    OutOfTurns,
+    RequestError,
+    UnknownSession,
+)
 from agentenv.errors import AgentEnvError, ContractError, InfraError
 
 if TYPE_CHECKING:
@@ -126,7 +133,12 @@ class Endpoint(Server):
         session = self._session(request)
         log = self._logs.setdefault(session, ResponseLog())
         body, read = await parse_body(await self._body(request), partial(_read_response, session, log))
-        return await self._answer(request, session, read, ResponseForm(log, body, read, _base(session, read)))
+        try:
+            return await self._answer(request, session, read, ResponseForm(log, body, read, _base(session, read)))
+        except OutOfTurns as error:
+            if read.stream:
+                error.status = 400  # Codex repeats a request after 404; litellm, which does not stream here, after 400
+            raise
 
     async def _answer(
         self, request: Request, session: Session, read: ChatRequest, form: ChatForm | ResponseForm

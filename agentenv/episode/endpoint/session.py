@@ -303,7 +303,7 @@ class Session:
         if point is None:
             dialogue = Dialogue(self.chat, self.limits.max_length)
             try:
-                dialogue.begin(self._shown(asked), list(asked.request.tools) or None)
+                dialogue.begin(self._shown(asked), list(asked.request.tools) or None, after_answer=True)
             except (ConfigError, ContractError) as error:
                 raise RequestError(f"messages: {error}") from error
             return self._opened(asked, Line(dialogue, self._mismatch(asked)))

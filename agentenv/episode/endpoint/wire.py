@@ -65,8 +65,9 @@ class OutOfRoom(RequestError):
 class OutOfTurns(RequestError):
     """The session's budget of turns is exhausted.
 
-    After 404, no client sends the request again. litellm takes the type "invalid_request_error" for 400, and has no
-    error for 403: after both, mini-swe-agent asks ten times.
+    After 404, no client of chat completions sends the request again. litellm takes the type "invalid_request_error" for
+    400, and has no error for 403: after both, mini-swe-agent asks ten times. A stream of `/v1/responses` gets
+    400, since Codex takes nothing else for final.
     """
 
     status, code = 404, "max_turns_exceeded"
@@ -212,7 +213,12 @@ def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tools(tools: Any) -> Iterator[Mapping[str, Any]]:
     for index, tool in enumerate(tools if isinstance(tools, list) else [tools]):
-        function = tool.get("function") if isinstance(tool, Mapping) else None
+        function, kind = (tool.get("function"), tool.get("type")) if isinstance(tool, Mapping) else (None, None)
+        if kind not in (None, "function"):
+            raise RequestError(
+                f"tools[{index}]: expected the type 'function', got {brief(kind)}, which needs its own server: "
+                f"{brief(tool)}. Leave that tool out."
+            )
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise RequestError(f"tools[{index}]: expected a function with a name, got {brief(tool)}. Complete it.")
         if not isinstance(function.get("parameters") or {}, Mapping):

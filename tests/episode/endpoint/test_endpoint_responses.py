@@ -7,7 +7,7 @@ import json
 import pydantic
 import pytest
 
-from agentenv.core.types import SamplingParams
+from agentenv.core.types import Limits, SamplingParams
 from agentenv.episode.endpoint.responses import ResponseLog
 from agentenv.episode.endpoint.wire import RequestError
 from tests.episode.endpoint.scenes import CALLS, NAMES, TOOL, assert_exact, session_of, user
@@ -189,3 +189,21 @@ async def test_requests_that_cannot_be_answered_say_why(body):
     with pytest.raises(RequestError, match=r"expected .* got"):
         await session.complete(ResponseLog().chat_body(body))
     assert engine.requests == []
+
+
+async def test_the_end_of_the_turns_is_final_for_codex_which_streams_and_for_litellm_which_does_not():
+    session, _ = session_of(["a"], limits=Limits(max_length=4096, max_turns=1))
+    async with served(session) as (_, _, client):
+        await client.responses.create(model="m", input="Q")
+        for stream, status in ((True, 400), (False, 404)):
+            with pytest.raises(openai.APIStatusError) as refused:
+                await client.responses.create(model="m", input="R", stream=stream)
+            assert (refused.value.status_code, refused.value.code) == (status, "max_turns_exceeded")
+
+
+@pytest.mark.parametrize("kind", ["namespace", "web_search", "custom"])
+async def test_a_tool_that_is_no_function_is_refused_by_its_type(kind):
+    session, _ = session_of(["a"])
+    async with served(session) as (_, _, client):
+        with pytest.raises(openai.BadRequestError, match=rf"tools\[1\]: expected the type 'function', got '{kind}'"):
+            await client.responses.create(model="m", input="Q", tools=[LOOKUP, {"type": kind, "name": "n"}])

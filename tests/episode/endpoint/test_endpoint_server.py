@@ -230,3 +230,12 @@ async def test_a_connection_outlives_the_idle_time_of_every_client_and_answers_a
         assert connection.timeout_keep_alive > 60
         taken = connection.transport.get_extra_info("socket")
         assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+async def test_a_client_that_wants_a_websocket_is_refused_without_a_word_in_the_runs_output(caplog):
+    session, _ = session_of(["a"])
+    upgrade = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13", "sec-websocket-key": "x"}
+    async with served(session) as (_, address, _), httpx.AsyncClient() as http:
+        answer = await http.get(f"{address.base_url}/responses", headers=upgrade)
+    assert answer.status_code == 405
+    assert caplog.records == []

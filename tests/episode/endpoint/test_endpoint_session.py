@@ -421,6 +421,16 @@ async def test_reasoning_stays_in_the_text_by_an_option_and_where_the_template_m
         assert response["choices"][0]["message"] == {"role": "assistant", "content": said, "refusal": None}
 
 
+@families
+async def test_a_request_that_ends_with_an_answer_of_the_agents_own_is_answered_as_vllms_server_does(name):
+    session, engine = session_of(["go on"], name)
+    messages = [user("A summary."), {"role": "assistant", "content": "Got it."}]  # as Qwen Code compacts
+    await ask(session, messages)
+    tokenizer = chat_of(name).tokenizer
+    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert engine.requests[0].prompt_token_ids == tuple(tokenizer.encode(rendered, add_special_tokens=False))
+
+
 async def test_a_call_that_cannot_be_read_stays_text():
     text = "<tool_call>\n{broken\n</tool_call>"
     session, _ = session_of([text])
@@ -444,7 +454,6 @@ async def test_untrusted_text_forges_no_token():
         [],
         {},
         {"messages": [{"content": "x"}]},
-        {"messages": [user("Q"), {"role": "assistant", "content": "prefill"}]},
         {"messages": [user("Q")], "n": 2},
         {"messages": [user("Q")], "temperature": "hot"},
         {"messages": [user("Q")], "max_tokens": 0},
