@@ -33,6 +33,7 @@ from agentenv.episode.endpoint.wire import (
     ChatForm,
     ChatRequest,
     OutOfTurns,
+    OutOfTurnsForStream,
     RequestError,
     UnknownSession,
 )
@@ -136,9 +137,7 @@ class Endpoint(Server):
         try:
             return await self._answer(request, session, read, ResponseForm(log, body, read, _base(session, read)))
         except OutOfTurns as error:
-            if read.stream:
-                error.status = 400  # Codex repeats a request after 404; litellm, which does not stream here, after 400
-            raise
+            raise (OutOfTurnsForStream(str(error)) if read.stream else error) from None
 
     async def _answer(
         self, request: Request, session: Session, read: ChatRequest, form: ChatForm | ResponseForm

@@ -66,11 +66,16 @@ class OutOfTurns(RequestError):
     """The session's budget of turns is exhausted.
 
     After 404, no client of chat completions sends the request again. litellm takes the type "invalid_request_error" for
-    400, and has no error for 403: after both, mini-swe-agent asks ten times. A stream of `/v1/responses` gets
-    400, since Codex takes nothing else for final.
+    400, and has no error for 403: after both, mini-swe-agent asks ten times.
     """
 
     status, code = 404, "max_turns_exceeded"
+
+
+class OutOfTurnsForStream(OutOfTurns):
+    """The same for a stream of responses: Codex, which asks for one, takes only 400 for final."""
+
+    status = 400
 
 
 class UnknownSession(RequestError):
