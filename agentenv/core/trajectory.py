@@ -215,6 +215,8 @@ class Trajectory:
     """Schemas of the tools that `reset` offered to the model."""
     refusals: Mapping[str, int] = field(default_factory=dict)
     """Requests of an agent with its own loop that got no answer, by the code of the error."""
+    refusal_reasons: Mapping[str, str] = field(default_factory=dict)
+    """The error of the last such request of each code."""
     began_s: float | None = None
     """When this attempt started, in seconds since 1970; None in older records."""
     retried: list[str] = field(default_factory=list)

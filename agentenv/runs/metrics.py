@@ -88,6 +88,8 @@ class Summary:
     """Actions that an engine failed to sample before another one did."""
     isolation: str = ""
     """`isolation` in the last `StepResult.info` that has it: the level of the sandbox of its programs."""
+    refusal_reasons: Mapping[str, str] = field(default_factory=dict)
+    """As `Trajectory.refusal_reasons`."""
 
 
 def summarize(trajectory: Trajectory) -> Summary:
@@ -132,6 +134,7 @@ def summarize(trajectory: Trajectory) -> Summary:
             [t.bridge for t in turns if t.bridge is not None] + ["cut" for t in turns if t.observation_cut]
         ),
         refusals=trajectory.refusals,
+        refusal_reasons=trajectory.refusal_reasons,
         generate_s=math.fsum(turn.generate_s for turn in turns),
         step_s=math.fsum(turn.step_s for turn in turns),
         wait_s=trajectory.wait_s,
@@ -249,6 +252,8 @@ class Metrics:
     info: dict[str, dict[str, float]]
     """By key of `StepResult.info`: "last", the mean over episodes of the last turn's value, "sum", the mean of the sum
     over turns, and "num_episodes" that have the key."""
+    refusal_reasons: dict[str, str] = field(default_factory=dict)
+    """The error of the last such request of each code."""
     num_engine_restarts: int = 0
     """How often failed engines were to be started again in this session, failed starts included."""
     environments: dict[str, Metrics] = field(default_factory=dict)
@@ -320,6 +325,7 @@ class _Counts:
         self.totals = Totals()
         self.kinds: dict[str, Counter[str]] = defaultdict(Counter)
         """Counts of errors, stop reasons, bridges, refusals and retried errors, by name of the field of Metrics."""
+        self.refusal_reasons: dict[str, str] = {}
         self.info: dict[str, tuple[Moments, Moments]] = {}
         self.rewards, self.scores, self.task_rewards, self.task_scores, self.cost = (Moments() for _ in range(5))
         self.hygiene = HygieneCounts()
@@ -335,6 +341,7 @@ class _Counts:
         for field_name, counts in (("bridges", e.bridges), ("refusals", e.refusals), ("retried_errors", e.retried)):
             for kind, num in counts.items():  # `Counter.update` is slow for few values
                 self.kinds[field_name][kind] += num
+        self.refusal_reasons.update(e.refusal_reasons)
         if e.isolation:
             self.kinds["isolation"][e.isolation] += 1
         if e.cost_usd is not None:
@@ -414,6 +421,7 @@ class _Counts:
             time=totals.time(wall_s),
             cost_usd=self.cost.total if self.cost.num else None,
             num_priced=self.cost.num,
+            refusal_reasons=self.refusal_reasons,
             info={
                 key: {"last": last.mean or 0.0, "sum": total.mean or 0.0, "num_episodes": last.num}
                 for key, (last, total) in sorted(self.info.items())

@@ -496,7 +496,8 @@ class Session:
         key = self.key
         trajectory = Trajectory(
             self.task, self.limits.max_length, key.episode_id, key.group_id, attempt=key.attempt, seed=key.seed,
-            refusals=dict(self.refusals), began_s=self._began_s, retried=[*key.retried],
+            refusals=dict(self.refusals), refusal_reasons=dict(self.refusal_reasons), began_s=self._began_s,
+            retried=[*key.retried],
         )  # fmt: skip
         calls = conversations.record(self._lines, trajectory, self._started_s)
         if calls and reward is not None:

@@ -28,6 +28,7 @@ from agentenv.runs.records.tables import episode_row
 from agentenv.sandbox.types import Isolation
 
 _ERROR_CHARS = 500
+_REASON_CHARS = 150
 _CELL_CHARS = 400
 """Maximum length of a text in a notebook."""
 _MAX_EPISODES, _MAX_SEEN = 16, 512
@@ -153,10 +154,12 @@ def _error_rows(m: Metrics) -> list[tuple[str, str]]:
     attempts = "attempt failed and was retried", "attempts failed and were retried"
     calls = "call of `step` failed and was repeated", "calls of `step` failed and were repeated"
     failovers = "action was", "actions were"
+    why = {code: f" ({safe(reason[:_REASON_CHARS])})" for code, reason in m.refusal_reasons.items()}
+    refused = [f"{code} {num}{why.get(code, '')}" for code, num in m.refusals.items()]
     rows = [
         ("sandbox", histogram(m.isolation) + weakness(m.isolation) if m.isolation else ""),
         ("errors", f"{m.num_infra_errors} infrastructure, {m.num_env_errors} environment"),
-        ("refused requests", histogram(m.refusals) if m.refusals else ""),
+        ("refused requests", "; ".join(refused)),
         ("retries", counted(m.num_retries, *attempts) if m.num_retries else ""),
         ("step retries", counted(m.num_step_retries, *calls) if m.num_step_retries else ""),
         ("engine restarts", str(m.num_engine_restarts) if m.num_engine_restarts else ""),

@@ -52,6 +52,7 @@ def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
         "prompt": None if trajectory.prompt == task.prompt else jsonable(trajectory.prompt),
         "tools": jsonable(trajectory.tools),
         "refusals": dict(trajectory.refusals),
+        **({"refusal_reasons": dict(trajectory.refusal_reasons)} if trajectory.refusal_reasons else {}),
         **({"retried": trajectory.retried} if trajectory.retried else {}),
         "task": {
             "prompt": jsonable(task.prompt),
@@ -158,6 +159,7 @@ def trajectory_from_dict(values: Mapping[str, Any]) -> Trajectory:
             prompt=task["prompt"] if values["prompt"] is None else values["prompt"],
             tools=tuple(values["tools"]),
             refusals=dict(values.get("refusals", {})),
+            refusal_reasons=dict(values.get("refusal_reasons", {})),
             began_s=values.get("began_s"),
             retried=list(values.get("retried", ())),
         )

@@ -86,9 +86,13 @@ def test_a_run_is_recorded_counted_shown_and_replayed_like_any_other(place, caps
 def test_an_agent_that_prints_and_swallows_refusals_does_no_harm_and_they_are_counted_and_shown(place, capsys):
     assert command(flags("Careless", *scripted("five"))) == 0
     assert "refused requests" in (told := capsys.readouterr().out)
-    assert "invalid_request 16" in told
-    assert json.loads((place / "Careless/metrics.json").read_text())["refusals"] == {"invalid_request": 16}
-    assert {(t.refusals["invalid_request"], t.reward) for t in read_trajectories("Careless")} == {(2, 1.0)}
+    assert "invalid_request 16 (n: expected 1, got 3" in " ".join(told.split())
+    metrics = json.loads((place / "Careless/metrics.json").read_text())
+    assert metrics["refusals"] == {"invalid_request": 16}
+    assert metrics["refusal_reasons"]["invalid_request"].startswith("n: expected 1, got 3")
+    records = list(read_trajectories("Careless"))
+    assert {(t.refusals["invalid_request"], t.reward) for t in records} == {(2, 1.0)}
+    assert {t.refusal_reasons == metrics["refusal_reasons"] for t in records} == {True}
 
 
 def test_a_missing_extra_is_one_line_with_the_command_that_installs_it(place, monkeypatch, capsys):
