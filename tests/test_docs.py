@@ -228,6 +228,13 @@ def test_every_file_that_is_named_exists():
         assert (ROOT / name).exists(), name
 
 
+def test_every_test_that_is_named_exists():
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", EVERYTHING)
+    assert named
+    for file, test in named:
+        assert f"def {test}(" in (ROOT / file).read_text(), test
+
+
 def test_every_extra_that_is_named_exists():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = set(re.findall(r"agentenv-rl\[([\w,-]+)\]", EVERYTHING))

@@ -6,10 +6,11 @@
     reward_from({"route": {"math": "math", "code": {"code": {"scale": "guide"}}}, "key": "data_source"})
 
 To add a reward: write `rules/NAME.py` with a class that has `bounds` and `async def grade` (`rules/length.py` is a
-model), add its line to REWARDS, and write `tests/rewards/rules/test_NAME.py`. That is all. `by_row=True` says that it
-needs nothing but a row: the environment `verify` then offers it as a domain. What a model's text could make slow runs
-in a worker process: see `workers/pool.py`, and `rules/regex.py` for a model. Users need no line here: they name
-`FILE.py:Name`. Nothing is imported before it is used.
+model), add its line to REWARDS, write `tests/rewards/rules/test_NAME.py`, and name it in `docs/how-to/rewards.md`.
+`by_row=True` says that it needs nothing but a row: the environment `verify` then offers it as a domain; a test fails
+until one without it, or one with required options, is in its list. What a model's text could make slow runs in a worker
+process: see `workers/pool.py`, and `rules/regex.py` for a model. Users need no line here: they name `FILE.py:Name`.
+Nothing is imported before it is used.
 """
 
 from __future__ import annotations
