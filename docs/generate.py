@@ -1,6 +1,6 @@
 """Generate the reference pages that follow the code: `python docs/generate.py` writes them to docs/reference.
 
-The pages are not committed, so they cannot be out of date. `make docs` generates them before it builds the site.
+They are committed, for readers of the repository; a test fails if one is not what the code gives.
 """
 
 from __future__ import annotations
