@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _CONNECTIONS = logging.getLogger(f"{__name__}.connections")
-_CONNECTIONS.setLevel(logging.ERROR)  # what a client sends wrongly is no warning to the user of a run
+_CONNECTIONS.setLevel(logging.ERROR)  # what a client sends wrongly does not concern the user of a run
 _CLOSE_S = 5.0
 """Longest wait for connections when closing, after the grace period."""
 _KEEP_ALIVE_S = 75
