@@ -77,6 +77,8 @@ class Turn:
     """How often `step` was called again because infrastructure failed."""
     num_failovers: int = 0
     """How many engines failed before the one that sampled the action."""
+    num_request_retries: int = 0
+    """How often the request for the action was sent to a server again."""
     answer: Answer | None = None
     """What an engine that takes messages returned. Such a turn has no tokens: `start` equals `end`."""
     forced: tuple[int, ...] | None = None
@@ -345,8 +347,8 @@ class Trajectory:
         self.turns.append(Turn(
             start, end, action, completion.finish_reason, matched_stop=completion.matched_stop,
             generate_s=generate_s, num_cached_tokens=completion.num_cached_tokens, segment=len(self.segments) - 1,
-            num_failovers=completion.num_failovers, answer=completion.answer,
-            forced=completion.forced, began_s=began_s,
+            num_failovers=completion.num_failovers, num_request_retries=completion.num_request_retries,
+            answer=completion.answer, forced=completion.forced, began_s=began_s,
         ))  # fmt: skip
 
     def set_result(self, result: StepResult, step_s: float = 0.0) -> None:

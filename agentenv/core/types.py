@@ -208,6 +208,8 @@ class Completion:
     the action. None: sampled without a structural tag."""
     num_failovers: int = 0
     """How many engines of a pool failed before the one that sampled it."""
+    num_request_retries: int = 0
+    """How often the request to a server was sent again."""
 
 
 @dataclass(frozen=True, slots=True)

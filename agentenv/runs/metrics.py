@@ -88,6 +88,10 @@ class Summary:
     """Actions that an engine failed to sample before another one did."""
     isolation: str = ""
     """`isolation` in the last `StepResult.info` that has it: the level of the sandbox of its programs."""
+    num_request_retries: int = 0
+    """Requests to a server that were sent again."""
+    models: Mapping[str, int] = field(default_factory=dict)
+    """Actions by the model that a server says to have asked."""
     refusal_reasons: Mapping[str, str] = field(default_factory=dict)
     """As `Trajectory.refusal_reasons`."""
 
@@ -147,6 +151,8 @@ def summarize(trajectory: Trajectory) -> Summary:
         retried=Counter(trajectory.retried),
         num_failovers=sum(turn.num_failovers for turn in turns),
         isolation=isolation,
+        num_request_retries=sum(turn.num_request_retries for turn in turns),
+        models=Counter(turn.answer.model for turn in turns if turn.answer is not None and turn.answer.model),
     )
 
 
@@ -210,6 +216,10 @@ class Metrics:
     """Errors after which a step or an attempt ran again, by class and class of the cause, the most frequent first."""
     num_failovers: int
     """Actions that an engine failed to sample before another one did, in the recorded attempts."""
+    num_request_retries: int
+    """Requests to a server that were sent again, in the recorded attempts: it was busy, failed, or said nonsense."""
+    models: dict[str, int]
+    """Actions by the model that a server of chat completions named in its answer, the most frequent first."""
     isolation: dict[str, int]
     """Episodes by level of the sandbox of their programs: `isolation` of `StepResult.info`."""
     num_infra_errors: int
@@ -278,7 +288,7 @@ class _Group:
     num_passed: int = 0
 
 
-_KINDS = ("error_types", "stop_reasons", "bridges", "refusals", "retried_errors", "isolation")
+_KINDS = ("error_types", "stop_reasons", "bridges", "refusals", "retried_errors", "isolation", "models")
 
 
 class Totals(Counter[str]):
@@ -286,7 +296,8 @@ class Totals(Counter[str]):
 
     NAMES = (
         "attempt", "num_action_tokens", "num_cached_tokens", "num_cut", "num_failovers", "num_input_tokens",
-        "num_observation_tokens", "num_prompt_tokens", "num_step_retries", "generate_s", "step_s", "wait_s",
+        "num_observation_tokens", "num_prompt_tokens", "num_request_retries", "num_step_retries",
+        "generate_s", "step_s", "wait_s",
     )  # fmt: skip
 
     def count(self, e: Summary) -> None:
@@ -338,7 +349,8 @@ class _Counts:
         self.kinds["stop_reasons"][str(e.stop_reason) if e.stop_reason else "unfinished"] += 1
         if e.error_kind:
             self.kinds["error_types"][f"{e.error_kind}:{e.error_type}"] += 1
-        for field_name, counts in (("bridges", e.bridges), ("refusals", e.refusals), ("retried_errors", e.retried)):
+        kinds = {"bridges": e.bridges, "refusals": e.refusals, "retried_errors": e.retried, "models": e.models}
+        for field_name, counts in kinds.items():
             for kind, num in counts.items():  # `Counter.update` is slow for few values
                 self.kinds[field_name][kind] += num
         self.refusal_reasons.update(e.refusal_reasons)
@@ -398,6 +410,7 @@ class _Counts:
             num_retries=totals["attempt"],
             num_step_retries=totals["num_step_retries"],
             num_failovers=totals["num_failovers"],
+            num_request_retries=totals["num_request_retries"],
             num_infra_errors=num_infra,
             num_env_errors=sum(kinds["error_types"].values()) - num_infra,
             truncated_share=_ratio(self.num_truncated, num),

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pytest
 
+import agentenv
 from agentenv.core.agent import AgentInstance
 from agentenv.core.engine import NoTokenizer
 from agentenv.core.types import Conversation, Limits, SamplingParams, StepResult, StopReason, Task
@@ -16,6 +17,7 @@ from agentenv.engines.chat.engine import ChatEngine
 from agentenv.engines.chat.wire import read_prices
 from agentenv.episode.loop import run_episode
 from agentenv.errors import ConfigError, EngineError, PromptTooLong, RunStopped
+from agentenv.runs.display.report import result_rows
 from tests.api_model import called, completion, served
 
 HELLO = Conversation([{"role": "user", "content": "hello"}])
@@ -48,6 +50,11 @@ def in_turn(*answers):
     """Return an answer function that says one after the other, and the last one again."""
     left = list(answers)
     return lambda body: left.pop(0) if len(left) > 1 else left[0]
+
+
+class Says(AgentInstance):
+    async def step(self, states):
+        return StepResult(reward=1.0, terminated=True)
 
 
 class Asks(AgentInstance):
@@ -145,6 +152,13 @@ async def test_a_rate_limit_is_waited_for():
     assert found.answer.content == "hi"
     assert len(server.requests) == 2
     assert time.monotonic() - started >= 0.2
+    assert found.num_request_retries == 1
+
+
+async def test_a_page_that_is_no_api_fails_after_a_few_requests_and_not_at_the_end_of_the_time():
+    error, server = await ask(lambda body: (200, {}, "<html>Welcome</html>"), max_retries=10)
+    assert len(server.requests) == 3
+    assert "expected a chat completion, got" in str(error)
 
 
 async def test_an_error_in_an_answer_of_status_200_is_tried_again():
@@ -275,6 +289,30 @@ async def test_an_answer_keeps_reasoning_apart_and_counts_tokens():
     assert answer.cost_usd == pytest.approx((400 * 2 + 600 * 1 + 200 * 10) / 1e6)
     assert found.token_ids == ()
     assert found.logprobs is None
+
+
+@pytest.mark.parametrize("count", [-1, "many", 10**9, None])
+async def test_a_count_of_tokens_that_cannot_be_is_unknown_and_so_is_its_cost(count):
+    usage, prices = (
+        {"prompt_tokens": count, "completion_tokens": 5},
+        read_prices('{"m": {"input": 2, "output": 1}}', "m"),
+    )
+    found, _ = await ask(lambda body: completion("4") | {"usage": usage}, prices=prices)
+    assert (found.answer.num_input_tokens, found.answer.cost_usd) == (None, None)
+
+
+async def test_a_run_shows_what_was_sent_again_who_answered_and_that_tokens_are_not_counted(monkeypatch):
+    monkeypatch.setattr("agentenv.engines.chat.engine.FIRST_PAUSE_S", 0.001)
+    limited = (429, {}, {"error": {"message": "Rate limit reached"}})
+    with served(in_turn(limited, completion("four", usage=None) | {"model": "a-cheaper-one"})) as server:
+        engine = ChatEngine(server.base_url, "the-model")
+        run = await agentenv.arollout(Says, [{"prompt": "2+2?", "label": "4"}] * 2, engine=engine, progress="none")
+        await engine.close()
+    shown = dict(result_rows(run.metrics))
+    assert shown["request retries"] == "1 request was sent again"
+    assert shown["answered by"] == "a-cheaper-one 2"
+    assert shown["tokens"] == "unknown: the server does not count them"
+    assert sorted(turn.num_request_retries for each in run for turn in each.turns) == [0, 1]
 
 
 @pytest.mark.parametrize(

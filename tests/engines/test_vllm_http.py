@@ -317,7 +317,8 @@ async def test_server_without_token_ids_is_a_config_error(changes, monkeypatch):
 async def test_retries_then_success_with_growing_jittered_waits():
     fake = Fake(replies(status(503), httpx.ConnectError("refused"), status(429), completion()))
     async with engine_over(fake) as engine:
-        assert (await ask(engine)).token_ids == (5, 6, 7)
+        found = await ask(engine)
+        assert (found.token_ids, found.num_request_retries) == ((5, 6, 7), 3)
         assert len(engine.waits) == 3
         assert all(0.5 <= wait / 2.0**attempt <= 1.0 for attempt, wait in enumerate(engine.waits))
     assert len({body["request_id"] for body in fake.bodies}) == 4  # a server may still hold the failed one

@@ -32,6 +32,8 @@ DEFAULT_KEY_ENV = "OPENAI_API_KEY"
 FIRST_PAUSE_S = 1.0
 KEEPALIVE_S = 4.0
 """Idle connections are dropped before servers drop them (vLLM: 5 s), which would cost a retry."""
+_MAX_PAGES = 3
+"""Answers in other than JSON, such as pages of HTML, after which a request has failed: the address is wrong."""
 _MIN_ID = 20
 """Characters from which an answer's id is taken to be unique: some servers number answers, or name them all alike."""
 _CODE_TOO_LONG = "context_length_exceeded"
@@ -160,14 +162,15 @@ class ChatEngine(Engine):
         body = request_fields(self.model, asked, sampling)
         try:
             async with asyncio.timeout(self.timeout_s):
-                found = await self._answer(body, sampling.max_tokens)
+                found, num_sent = await self._answer(body, sampling.max_tokens)
         except TimeoutError as error:
             raise EngineError(
                 f"{self.base_url}: expected an answer within {self.timeout_s:g} s, got none. "
                 "Look at the server's load, or raise --generate_timeout_s."
             ) from error
         try:
-            return await off_loop(size_of(found), completion_of, found, asked, self.prices)
+            completion = await off_loop(size_of(found), completion_of, found, asked, self.prices)
+            return replace(completion, num_request_retries=num_sent - 1)
         except EngineError as error:
             raise EngineError(f"{self.base_url}/chat/completions: {error}") from error
 
@@ -175,8 +178,11 @@ class ChatEngine(Engine):
         """Close all connections; calling it again does nothing."""
         await self._http.close()
 
-    async def _answer(self, body: dict[str, Any], max_tokens: int | None) -> dict[str, Any]:
-        """Return the server's answer; where it refuses our limit of tokens, ask in another way."""
+    async def _answer(self, body: dict[str, Any], max_tokens: int | None) -> tuple[dict[str, Any], int]:
+        """Return the server's answer, and how often it was asked for.
+
+        Where the server refuses our limit of tokens, it is asked in another way.
+        """
         field = self._limit_field  # other requests may change it in the meantime
         try:
             return await self._request({**body, field: max_tokens})
@@ -197,15 +203,22 @@ class ChatEngine(Engine):
         text = str(error).removeprefix(self.base_url)
         return _CODE_TOO_LONG in text or bool(_TOO_LONG.search(text) and not _OTHER_LIMIT.search(text))
 
-    async def _request(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def _request(self, body: dict[str, Any]) -> tuple[dict[str, Any], int]:
         fields = {name: value for name, value in (body | self.extra_body).items() if value is not None}
         try:
             content = json.dumps(fields, allow_nan=False, separators=(",", ":")).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise DataError(f"messages: expected what JSON can represent, got {error}. Fix the environment.") from error
-        return await self._policy.run(lambda number: self._attempt(content))
+        num_sent = 0
 
-    async def _attempt(self, content: bytes) -> dict[str, Any] | AttemptFailure:
+        async def attempt(number: int) -> dict[str, Any] | AttemptFailure:
+            nonlocal num_sent
+            num_sent = number
+            return await self._attempt(content, number)
+
+        return await self._policy.run(attempt), num_sent
+
+    async def _attempt(self, content: bytes, number: int) -> dict[str, Any] | AttemptFailure:
         path = "/chat/completions"
         answer = await self._http.attempt(path, content)
         if isinstance(answer, AttemptFailure):
@@ -221,7 +234,8 @@ class ChatEngine(Engine):
             wrong = (
                 f"{where}: expected a chat completion, got {answer.excerpt}. Check the address and the server's log."
             )
-            return AttemptFailure(EngineError(wrong), retryable=True)
+            is_page = not answer.body.lstrip().startswith((b"{", b"["))  # of a website, or of a gateway that is down
+            return AttemptFailure(EngineError(wrong), retryable=not is_page or number < _MAX_PAGES)
         name = found.get("id")
         if isinstance(name, str) and len(name) >= _MIN_ID:
             if name in self._seen_ids:

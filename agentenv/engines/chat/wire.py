@@ -20,7 +20,8 @@ _FINISH: Mapping[str, FinishReason] = {
     "stop": "stop", "tool_calls": "stop", "function_call": "stop", "end_turn": "stop",
     "length": "length", "max_tokens": "length",
 }  # fmt: skip
-_MAX_COUNT = 2**31 - 1
+_MAX_COUNT = 20_000_000
+"""Tokens, more than any model reads; a server that counts more counts wrongly, and its counts are unknown."""
 _MAX_CALLS = 1000
 _TOOL_KEYS = ("name", "description", "parameters", "strict")
 _PRICES = ("input", "output", "cached_input")

@@ -284,8 +284,11 @@ class VLLMHTTPEngine(Engine):
         call = uuid.uuid4().hex[:8]
         request_id = request_id and f"{request_id}-agentenv-{call}"
         max_bytes = MAX_ANSWER_BYTES + BYTES_PER_TOKEN * num_tokens
+        num_sent = 0
 
         async def attempt(number: int) -> HTTPAnswer | AttemptFailure:
+            nonlocal num_sent
+            num_sent = number
             if self._closed:
                 raise EngineError(f"{self.base_url}{path}: expected an open engine, got a closed one. Make another.")
             # The server may still hold the id of a failed attempt.
@@ -316,4 +319,4 @@ class VLLMHTTPEngine(Engine):
                 raise EngineError(wrong) from found.error
         except (ConfigError, EngineError) as error:
             raise type(error)(f"{self.base_url}{path}: {error}") from error
-        return found
+        return replace(found, num_request_retries=num_sent - 1) if isinstance(found, Completion) else found

@@ -120,9 +120,9 @@ def result_rows(m: Metrics) -> list[tuple[str, str]]:
     t = m.time
     tokens_in, tokens_out = t.input_tokens_per_s or 0.0, t.action_tokens_per_s or 0.0
     shares = f"generate {_share(t.generate_share)}, step {_share(t.step_share)}, wait {_share(t.wait_share)}"
-    rows.append(
-        ("tokens", f"{m.tokens.num_input} in ({_share(m.tokens.cached_share)} cached), {m.tokens.num_action} out")
-    )
+    counts = f"{m.tokens.num_input} in ({_share(m.tokens.cached_share)} cached), {m.tokens.num_action} out"
+    is_unknown = m.models and not m.tokens.num_input
+    rows.append(("tokens", "unknown: the server does not count them" if is_unknown else counts))
     if t.episodes_per_s:  # else no episode ran in this session
         speed = f"{tokens_in:.0f} tokens/s in, {tokens_out:.0f} tokens/s out"
         rows.append(("speed", f"{t.episodes_per_s:.1f} episodes/s, {speed}"))
@@ -131,6 +131,7 @@ def result_rows(m: Metrics) -> list[tuple[str, str]]:
         unknown = f"; {counted(num_unknown, 'episode')} unknown" if num_unknown else ""
         rows.append(("cost", f"${m.cost_usd:.4f}  (${m.cost_usd / m.num_priced:.4f} per episode{unknown})"))
     rows += [
+        *([("answered by", histogram(m.models))] if m.models else []),
         ("time", f"{clock(t.wall_s)}  (of the episodes' time: {shares})"),
         ("stop reasons", histogram(m.stop_reasons)),
     ]
@@ -154,6 +155,7 @@ def _error_rows(m: Metrics) -> list[tuple[str, str]]:
     attempts = "attempt failed and was retried", "attempts failed and were retried"
     calls = "call of `step` failed and was repeated", "calls of `step` failed and were repeated"
     failovers = "action was", "actions were"
+    requests = "request was sent again", "requests were sent again"
     why = {code: f" ({safe(reason[:_REASON_CHARS])})" for code, reason in m.refusal_reasons.items()}
     refused = [f"{code} {num}{why.get(code, '')}" for code, num in m.refusals.items()]
     rows = [
@@ -162,6 +164,7 @@ def _error_rows(m: Metrics) -> list[tuple[str, str]]:
         ("refused requests", "; ".join(refused)),
         ("retries", counted(m.num_retries, *attempts) if m.num_retries else ""),
         ("step retries", counted(m.num_step_retries, *calls) if m.num_step_retries else ""),
+        ("request retries", counted(m.num_request_retries, *requests) if m.num_request_retries else ""),
         ("engine restarts", str(m.num_engine_restarts) if m.num_engine_restarts else ""),
         ("failovers", f"{counted(m.num_failovers, *failovers)} sampled by another engine" if m.num_failovers else ""),
         ("retried errors", histogram(m.retried_errors) if m.retried_errors else ""),

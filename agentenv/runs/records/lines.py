@@ -83,8 +83,9 @@ def _turn_to_dict(turn: Turn) -> dict[str, Any]:
         values["answer"] = jsonable(asdict(turn.answer))
     if turn.forced is not None:
         values["forced"] = list(turn.forced)
-    if turn.num_failovers:
-        values["num_failovers"] = turn.num_failovers
+    for name in ("num_failovers", "num_request_retries"):
+        if getattr(turn, name):
+            values[name] = getattr(turn, name)
     result = turn.result
     if result is None:
         return values | {"result": None}

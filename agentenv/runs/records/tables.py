@@ -51,12 +51,18 @@ TURN_COLUMNS = {
     "policy_version": "newest version of the weights that sampled a token",
     "generate_s": "seconds in the engine",
     "step_s": "seconds in the environment's `step`",
+    "num_retries": "how often `step` was called again",
+    "num_request_retries": "how often the request for the action was sent to a server again",
+    "num_failovers": "how many engines failed before the one that sampled the action",
 }
 """Columns of turns and their meaning; `info.KEY` follows for each key of `StepResult.info`."""
 
 INTEGERS = frozenset(
-    ["num_turns", "num_tokens", "num_action_tokens", "policy_version", "attempt", "seed", "turn_index"]
-)
+    [
+        "num_turns", "num_tokens", "num_action_tokens", "policy_version", "attempt", "seed", "turn_index",
+        "num_retries", "num_request_retries", "num_failovers",
+    ]
+)  # fmt: skip
 FLOATS = frozenset(["reward", "score", "cost_usd", "generate_s", "step_s"])
 """Columns of numbers; the others are text, and `info.KEY` is a float where all its values are numbers."""
 
@@ -109,6 +115,9 @@ def turn_rows(trajectory: Trajectory) -> list[Row]:
             "policy_version": _version(trajectory, turn),
             "generate_s": turn.generate_s,
             "step_s": turn.step_s,
+            "num_retries": turn.num_retries,
+            "num_request_retries": turn.num_request_retries,
+            "num_failovers": turn.num_failovers,
             **_info(turn),
         }
         for index, turn in enumerate(trajectory.turns)
