@@ -20,7 +20,7 @@ Messages read "{where}: expected {what}, got {value!r}. {what to do}", the last 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 ErrorKind = Literal["infra", "env", "contract", "data"]
 """What failed: infrastructure (retried), the environment, its contract or the engine's, or the dataset row."""
@@ -90,3 +90,5 @@ class RunStopped(AgentEnvError, RuntimeError):
 
     exit_code = 3
     ends_run = True
+    run: Any = None
+    """The episodes that ended, if `rollout` raises it: a `Run`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _Z = 1.959963984540054
 _T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706)
@@ -122,9 +122,17 @@ def share_over_tasks(values: Iterable[float] | Moments, num_samples: int) -> Est
     return Estimate(mean, max(0.0, min(mean, middle - half)), min(1.0, max(mean, middle + half)), num)
 
 
-def over_tasks(values: Iterable[float] | Moments, num_samples: int, *, in_range: bool) -> Estimate:
-    """Return the mean of one value per task; where all are in 0..1, it is a share, whose interval stays there too."""
-    return share_over_tasks(values, num_samples) if in_range else mean_over_tasks(values)
+def over_tasks(values: Iterable[float] | Moments, num_samples: int, low: float, high: float) -> Estimate:
+    """Return the mean of one value per task, whose interval stays within the values of all episodes, `low` to `high`.
+
+    Where they are in 0..1, the mean is a share, and its interval stays within 0..1.
+    """
+    if low >= 0.0 and high <= 1.0:
+        return share_over_tasks(values, num_samples)
+    found = mean_over_tasks(values)
+    if found.ci95_low is None or found.ci95_high is None:
+        return found
+    return replace(found, ci95_low=max(low, found.ci95_low), ci95_high=min(high, found.ci95_high))
 
 
 _ROUNDING = 1e-6

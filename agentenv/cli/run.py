@@ -10,6 +10,7 @@ from pathlib import Path
 from agentenv.cli.flags import parse
 from agentenv.errors import ConfigError
 from agentenv.runs.config import RunConfig
+from agentenv.runs.config_file import check_command
 
 
 def run(args: Sequence[str]) -> int:
@@ -44,6 +45,7 @@ def stored_config(config: RunConfig) -> RunConfig | None:
             "Check the path, or pass the flags of a new run."
         )
     flags = read_config(out)["config"]["flags"]
+    check_command(flags, "run", out)
     try:
         return RunConfig.from_flags(**{**flags, "resume": True})
     except ConfigError as error:

@@ -14,7 +14,7 @@ from agentenv.cli.help import flags_of
 from agentenv.cli.main import Commands, subcommand, summary_of
 from agentenv.errors import ConfigError
 from agentenv.runs.config import RunConfig
-from agentenv.runs.config_file import to_yaml
+from agentenv.runs.config_file import check_command, to_yaml
 from agentenv.training.config import TrainConfig
 from agentenv.training.config_checks import check_effective, notes, validate
 from agentenv.training.flags import translate
@@ -69,8 +69,10 @@ def stored_config(config: TrainConfig) -> TrainConfig | None:
             f"--resume: expected the folder of a training in --out, got {config.out!r}. "
             "Check the path, or pass the flags of a new training."
         )
+    flags = read_config(out)["config"]["flags"]
+    check_command(flags, "train", out)
     try:
-        return TrainConfig.from_flags(**read_config(out)["config"]["flags"])
+        return TrainConfig.from_flags(**flags)
     except ConfigError as error:
         raise ConfigError(
             f"--resume: expected a training of this version in {out}, got {error} Check the path."

@@ -32,8 +32,8 @@ def read_flags(config: type[FlatConfig], path: str) -> list[Given]:
     strange = [name for name in flags if name not in known and name not in config.ALIASES]
     if is_of_run and len(strange) > 1:  # one key alone is a slip
         raise ConfigError(
-            f"{path}: expected the flags of this command, got those of another: {', '.join(strange)}. "
-            "Use its own command, or a file of the flags that both have."
+            f"{path}: expected the config.json of `agentenv {command_of(known)}`, got that of `agentenv "
+            f"{command_of(flags)}`. Use that command, or a file of the flags that both have."
         )
     given: dict[str, Given] = {}
     for key, value in flags.items():
@@ -58,6 +58,24 @@ def read_flags(config: type[FlatConfig], path: str) -> list[Given]:
         elif value or not name.startswith("no_"):
             given[name] = (name if value else f"no_{name}", [])
     return list(given.values())
+
+
+def command_of(flags: Iterable[str]) -> str:
+    """Return the command whose flags these are: `train` or `run`."""
+    return "train" if "advantage_estimator" in flags else "run"
+
+
+def check_command(flags: Iterable[str], command: str, out: Path) -> None:
+    """Check that a run directory to resume is of this command.
+
+    Raises:
+        ConfigError: it is of the other one.
+    """
+    if (other := command_of(flags)) != command:
+        raise ConfigError(
+            f"--resume: expected a directory of `agentenv {command}` in --out, got one of `agentenv {other}`, "
+            f"{str(out)!r}. Check the path."
+        )
 
 
 def _load(path: Path) -> tuple[Mapping[str, Any], bool]:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from numbers import Integral, Real
+from types import NoneType, UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
+from agentenv._util.brief import brief
 from agentenv._util.suggest import did_you_mean
 from agentenv.core.arguments import parse_json_object
 from agentenv.errors import ConfigError
+
+_SCALARS = {bool: "True or False", int: "an integer", float: "a number", str: "text"}
 
 
 @dataclass(frozen=True)
@@ -110,14 +116,7 @@ def with_values(cls: Any, base: Any, flags: Mapping[str, Any]) -> Any:
         if name != given and name in flags:
             raise ConfigError(f"{given}: expected one name, got {name} as well, which means the same. Leave one out.")
         group, kind = known[name]
-        kinds = {get_origin(each) or each for each in (kind, *get_args(kind))}
-        if name in getattr(cls, "REPEATABLE", ()):
-            texts = [] if value is None else value if isinstance(value, list | tuple) else [value]
-            value = tuple(json.dumps(each) if isinstance(each, Mapping) else each for each in texts)
-        elif isinstance(value, str) and Mapping in kinds:
-            value = parse_json_object(f"--{name}", value)
-        elif isinstance(value, list) and tuple in kinds:
-            value = tuple(value)
+        value = _converted(name, kind, value, repeatable=name in getattr(cls, "REPEATABLE", ()))
         (groups.setdefault(group, {}) if group else top)[name] = value
     try:
         for field in fields(cls):
@@ -130,6 +129,36 @@ def with_values(cls: Any, base: Any, flags: Mapping[str, Any]) -> Any:
         raise
     except ValueError as error:
         raise ConfigError(flag_message(str(error))) from error
+
+
+def _converted(name: str, kind: Any, value: Any, *, repeatable: bool) -> Any:
+    """Return a value as the field has it.
+
+    Raises:
+        ConfigError: it is a text, a number or a list where the field has another type.
+    """
+    kinds = {get_origin(each) or each for each in (kind, *get_args(kind))}
+    if repeatable:
+        texts = [] if value is None else value if isinstance(value, list | tuple) else [value]
+        return tuple(json.dumps(each) if isinstance(each, Mapping) else each for each in texts)
+    if isinstance(value, str) and Mapping in kinds:
+        return parse_json_object(f"--{name}", value)
+    if isinstance(value, list) and tuple in kinds:
+        return tuple(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    is_scalar = kinds.intersection(_SCALARS) and kinds <= {*_SCALARS, NoneType, UnionType}
+    if is_scalar and isinstance(value, str | Real | list | tuple | NoneType) and not _is_one_of(value, kinds):
+        expected = " or ".join(text for each, text in _SCALARS.items() if each in kinds)
+        raise ConfigError(f"--{name}: expected {expected}, got {brief(value)}.")
+    return value
+
+
+def _is_one_of(value: Any, kinds: Collection[Any]) -> bool:
+    """Return True if a value has one of these types; an integer, also numpy's, is a float too."""
+    if value is None or isinstance(value, bool | str):
+        return type(value) in kinds
+    return isinstance(value, Real if float in kinds else Integral if int in kinds else ())
 
 
 def flag_message(message: str) -> str:

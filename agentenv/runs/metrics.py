@@ -331,7 +331,8 @@ class _Counts:
     ) -> None:
         self.pass_scores = dict(pass_scores)
         self.group_size, self.passes = group_size, Passes(pass_score)
-        self.rewards_in_range = self.scores_in_range = True
+        self.reward_low = self.score_low = math.inf
+        self.reward_high = self.score_high = -math.inf
         self.num_truncated = self.turns = self.turns_max = 0
         self.totals = Totals()
         self.kinds: dict[str, Counter[str]] = defaultdict(Counter)
@@ -384,13 +385,14 @@ class _Counts:
     def _fold(self, group: _Group) -> None:
         if group.rewards:
             self.task_rewards.add(fmean(group.rewards))
-            self.rewards_in_range &= 0.0 <= min(group.rewards) <= max(group.rewards) <= 1.0
+            self.reward_low = min(self.reward_low, *group.rewards)
+            self.reward_high = max(self.reward_high, *group.rewards)
             self.hygiene.add_group(group.rewards, group.styles)
             self.passes.add(len(group.rewards), group.num_passed)
         if group.scores:
-            score = fmean(group.scores)
-            self.task_scores.add(score)
-            self.scores_in_range &= 0.0 <= score <= 1.0
+            self.task_scores.add(fmean(group.scores))
+            self.score_low = min(self.score_low, *group.scores)
+            self.score_high = max(self.score_high, *group.scores)
 
     def metrics(self, num_tasks: int, num_samples: int, wall_s: float) -> Metrics:
         """Return the Metrics. Nothing can be counted afterwards."""
@@ -414,8 +416,8 @@ class _Counts:
             num_infra_errors=num_infra,
             num_env_errors=sum(kinds["error_types"].values()) - num_infra,
             truncated_share=_ratio(self.num_truncated, num),
-            reward=over_tasks(self.task_rewards, self.rewards.num, in_range=self.rewards_in_range),
-            score=over_tasks(self.task_scores, self.scores.num, in_range=self.scores_in_range),
+            reward=over_tasks(self.task_rewards, self.rewards.num, self.reward_low, self.reward_high),
+            score=over_tasks(self.task_scores, self.scores.num, self.score_low, self.score_high),
             num_scored=self.scores.num,
             pass_score=self.passes.pass_score,
             pass_at_k=at_least_one,

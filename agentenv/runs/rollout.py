@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentenv._util.brief import brief
 from agentenv._util.loop_thread import LoopThread, is_loop_running
 from agentenv._util.plurals import counted
 from agentenv.core.engine import Engine
@@ -18,7 +19,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
 from agentenv.episode.registry import env_source
 from agentenv.episode.runner import plan
-from agentenv.errors import ConfigError, MissingDependency
+from agentenv.errors import ConfigError, MissingDependency, RunStopped
 from agentenv.runs.config import RunConfig
 from agentenv.runs.display.report import quiet_transformers, run_html
 from agentenv.runs.display.screen import RunScreen
@@ -145,7 +146,7 @@ def rollout(
 
     Raises:
         ConfigError: a flag is unknown or wrong; nothing has run.
-        RunStopped: too many episodes failed.
+        RunStopped: too many episodes failed; its `run` has those that ended.
     """
     work = arollout(env, data, engine=engine, **flags)
     if not is_loop_running():
@@ -168,15 +169,7 @@ async def arollout(
     **flags: Any,
 ) -> Run:
     """Run episodes in the running event loop; the arguments and errors are those of `rollout`."""
-    if isinstance(env, type):
-        flags["env"] = f"{env.__module__}:{env.__qualname__}"
-    elif env is not None:
-        flags["env"] = env
-    if isinstance(data, str):
-        flags["data"] = data
-    config = RunConfig.from_flags(**flags, engine=engine if isinstance(engine, str) else "scripted")
-    if config.output.view:
-        raise ConfigError("view: expected a flag of `rollout`, got one of the command. Call `Run.view` on the result.")
+    config = _config(env, data, engine, flags)
     if config.output.log_level in ("warning", "error"):
         quiet_transformers()
     job = await prepare(
@@ -207,16 +200,40 @@ async def arollout(
                 screen.show(summary)
             trajectories.update({each.episode_id: each for each in ended})
 
-        earlier = list(trajectories.values())
+        earlier, stopped = list(trajectories.values()), None
         screen.progress.start()
         try:
             await run_missing(job, runner, log, record, earlier)
+            runner.check_error_share()
+        except RunStopped as error:
+            stopped = error
         finally:
             screen.progress.stop()
             metrics = await log.finish(runner.setup.engine)
-        runner.check_error_share()
     order = [each.episode_id for each in plan(job.tasks, config.n)]
-    return Run(tuple(trajectories[key] for key in order if key in trajectories), metrics, out)
+    run = Run(tuple(trajectories[key] for key in order if key in trajectories), metrics, out)
+    if stopped is not None:
+        stopped.run = run
+        raise stopped
+    return run
+
+
+def _config(env: Any, data: Any, engine: str | Engine, flags: dict[str, Any]) -> RunConfig:
+    """Return the config of a rollout with these arguments."""
+    if isinstance(data, Task | Mapping):
+        raise ConfigError(f"data: expected a list of rows, got one, {brief(data, 80)}. Put it in a list.")
+    if isinstance(env, type):
+        flags["env"] = f"{env.__module__}:{env.__qualname__}"
+    elif env is not None and not isinstance(env, str | Sequence):
+        raise ConfigError(f"env: expected a class, a name or a list of them, got {brief(env, 80)}. Pass its class.")
+    elif env is not None:
+        flags["env"] = env
+    if isinstance(data, str):
+        flags["data"] = data
+    config = RunConfig.from_flags(**flags, engine=engine if isinstance(engine, str) else "scripted")
+    if config.output.view:
+        raise ConfigError("view: expected a flag of `rollout`, got one of the command. Call `Run.view` on the result.")
+    return config
 
 
 def load_run(path: str | Path) -> Run:

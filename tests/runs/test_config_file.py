@@ -147,7 +147,7 @@ def test_config_says_what_it_prints_and_refuses_other_commands(capsys):
 
 
 def test_the_config_of_another_command_is_told_as_such(write, capsys):
-    stored = json.dumps({"config": {"flags": {"env": "e", "critic_pretrain": None, "rollout_batch_size": 4}}})
+    stored = json.dumps({"config": {"flags": {"env": "e", "advantage_estimator": "gae", "rollout_batch_size": 4}}})
     assert command(["run", "--config", write("config.json", stored)]) == 2
     error = capsys.readouterr().err
-    assert "expected the flags of this command, got those of another: critic_pretrain, rollout_batch_size." in error
+    assert "expected the config.json of `agentenv run`, got that of `agentenv train`. Use that command" in error

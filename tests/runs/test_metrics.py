@@ -121,6 +121,11 @@ def test_the_interval_of_rewards_that_are_all_in_0_to_1_stays_there(rewards):
     assert 0.0 <= found.reward.ci95_low < found.reward.mean <= found.reward.ci95_high <= 1.0
 
 
+def test_the_interval_of_rewards_stays_within_those_that_were_seen():
+    found = aggregate([episode("a", 0, 0.8), episode("b", 0, -0.3)], num_tasks=2, num_samples=1, wall_s=1.0)
+    assert (found.reward.ci95_low, found.reward.ci95_high) == (-0.3, 0.8)
+
+
 def test_the_interval_of_rewards_outside_0_to_1_is_students_even_if_the_means_of_tasks_are_inside():
     summaries = [episode(task, index, reward) for task in "ab" for index, reward in enumerate([1.5, -0.5])]
     found = aggregate([*summaries, episode("c", 0, 1.0)], num_tasks=3, num_samples=2, wall_s=1.0)

@@ -7,7 +7,7 @@ import pytest
 
 import agentenv
 from agentenv import AgentInstance, ScriptedEngine, StepResult, Task
-from agentenv.errors import MissingDependency
+from agentenv.errors import ConfigError, MissingDependency, RunStopped
 
 ROWS = [{"prompt": "Guess.", "label": "7"}, Task("Guess again.", label="3", task_id="three")]
 
@@ -103,3 +103,37 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(method, pa
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingDependency, match="pip install"):
         getattr(run, method)()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"env": Guess()}, r"env: expected a class, a name or a list of them, got <.*Guess object"),
+        ({"data": Task("q")}, r"data: expected a list of rows, got one, Task"),
+        ({"data": {"prompt": "q"}}, r"data: expected a list of rows, got one, {'prompt'"),
+        ({"n": "2"}, r"--n: expected an integer, got '2'"),
+        ({"n": 2.0}, r"--n: expected an integer, got 2.0"),
+        ({"temperature": "hot"}, r"--temperature: expected a number, got 'hot'"),
+        ({"resume": 1}, r"--resume: expected True or False, got 1"),
+        ({"model": 7}, r"--model: expected text, got 7"),
+    ],
+)
+def test_a_value_that_is_no_flags_is_one_line(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        agentenv.rollout(**{"env": Guess, "data": ROWS, "engine": "scripted", "progress": "none"} | arguments)
+
+
+def test_a_rollout_that_stops_early_keeps_what_ended():
+    class Fails(AgentInstance):
+        async def step(self, states):
+            if states["label"] == "bad":
+                raise ValueError("no")
+            return StepResult(reward=1.0, terminated=True)
+
+    rows = [{"prompt": "q", "label": label} for label in ["good", *["bad"] * 40]]
+    with pytest.raises(RunStopped) as stopped:
+        agentenv.rollout(Fails, rows, engine="scripted", concurrency=1, progress="none")
+    run = stopped.value.run
+    assert [each.reward for each in run][:2] == [1.0, None]
+    assert 10 < len(run) < 41
+    assert run.metrics.num_env_errors == len(run) - 1

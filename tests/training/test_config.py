@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import pytest
 
@@ -159,9 +159,11 @@ def test_the_command_of_the_tutorial_is_one_of_openrlhf_and_of_agentenv_train():
 def test_a_dotted_name_sets_what_the_flat_one_sets():
     for name, other in DOTTED.items():
         more = {"use_wandb": "True"} if name.startswith("wandb_") else {}
-        flat, dotted = (TrainConfig.from_flags(**more, **{given: 4}).flags() for given in (name, other))
+        kind = flag_fields(TrainConfig)[name][1]
+        value = "4" if str in (kind, *get_args(kind)) else True if kind is bool else 4
+        flat, dotted = (TrainConfig.from_flags(**more, **{given: value}).flags() for given in (name, other))
         assert flat == dotted
-        assert flat[name] == ((4,) if name in TrainConfig.REPEATABLE else 4)
+        assert flat[name] == ((value,) if name in TrainConfig.REPEATABLE else value)
 
 
 def test_the_config_of_an_earlier_training_is_read(tmp_path):

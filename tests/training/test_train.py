@@ -305,7 +305,10 @@ def test_resuming_without_a_training_or_from_a_run_is_one_line(place, capfd):
     assert command([*run, "--max_tokens", 2, "--limit", 1, "--out", "run"]) == 0
     capfd.readouterr()
     assert command([*resume, "run"]) == 2
-    assert "--resume: expected a training of this version in run, got" in capfd.readouterr().err
+    assert (
+        "--resume: expected a directory of `agentenv train` in --out, got one of `agentenv run`"
+        in capfd.readouterr().err
+    )
 
 
 @pytest.mark.long

@@ -8,6 +8,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -164,8 +165,9 @@ def _estimate(plays: Sequence[Play], what: str) -> Estimate:
         value = getattr(play, what)
         if value is not None:
             by_task[play.task_id].append(value)
-    means, num = [statistics.fmean(values) for values in by_task.values()], sum(map(len, by_task.values()))
-    return over_tasks(means, num, in_range=all(0.0 <= mean <= 1.0 for mean in means))
+    every = list(chain.from_iterable(by_task.values()))
+    means = map(statistics.fmean, by_task.values())
+    return over_tasks(means, len(every), min(every, default=0.0), max(every, default=0.0))
 
 
 # --- the screen -------------------------------------------------------------------------------------------------------
