@@ -234,6 +234,8 @@ class TrainConfig(SourceConfig):
     environment."""
     eval_split: str | None = None
     """Split of a Hugging Face dataset with held-out tasks."""
+    eval_limit: int | None = None
+    """Number of held-out tasks of each set, from its beginning. None takes all."""
     eval_steps: int = -1
     """Train steps between evaluations. -1 evaluates only before the first step and after the last."""
     eval_temperature: float = 0.6

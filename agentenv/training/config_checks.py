@@ -17,7 +17,7 @@ COUNTS = (
     "num_episodes", "rollout_batch_size", "n", "max_epochs", "async_queue_size", "concurrency",
     "micro_train_batch_size", "micro_rollout_batch_size", "train_max_tokens_per_gpu", "lora_alpha",
     "num_engines", "vllm_tensor_parallel_size", "eval_n_samples_per_prompt", "max_ckpt_num", "logging_steps",
-    "limit", "max_train_steps", "train_batch_size", "vllm_generate_batch_size", "overlong_buffer_len",
+    "limit", "eval_limit", "max_train_steps", "train_batch_size", "vllm_generate_batch_size", "overlong_buffer_len",
     "reward_batch_size",
 )  # fmt: skip
 """Integers >= 1, or None for flags that are optional."""
@@ -30,8 +30,9 @@ SHARES = ("gamma", "lambd", "lr_warmup_ratio")
 OFF_OR_COUNT = ("eval_steps", "save_steps", "freezing_actor_steps")
 RANGES = ("dynamic_filtering_reward_range", "reward_clip_range", "is_correction_threshold")
 ONLY_WITH: Mapping[str, tuple[str, ...]] = {
-    "eval_split": ("eval_dataset",), "eval_steps": ("eval_dataset",), "eval_temperature": ("eval_dataset",),
-    "eval_n_samples_per_prompt": ("eval_dataset",), "early_stop": ("eval_dataset",),
+    "eval_split": ("eval_dataset",), "eval_limit": ("eval_dataset",), "eval_steps": ("eval_dataset",),
+    "eval_temperature": ("eval_dataset",), "eval_n_samples_per_prompt": ("eval_dataset",),
+    "early_stop": ("eval_dataset",),
     "lora_alpha": ("lora_rank",), "lora_dropout": ("lora_rank",),
     "target_modules": ("lora_rank",), "overlong_penalty_factor": ("overlong_buffer_len",),
     "train_max_tokens_per_gpu": ("use_dynamic_batch",), "dynamic_filtering_reward_range": ("dynamic_filtering",),

@@ -60,12 +60,20 @@ class Evaluation:
             await self.runner.run(planned, record)
         else:
             await OpenGroups(self.runner, self.grader, self.num_samples, record=record).run(planned)
-        numbers = numbers_of(measure(summaries, num_samples=self.num_samples, pass_scores=self.pass_scores))
+        numbers = self._numbers_of(summaries)
         for name, tasks in self.sets.items() if len(self.sets) > 1 else ():
             ids = {task.task_id for task in tasks}
             held = [each for each in summaries if each.group_id in ids]
-            own = measure(held, num_samples=self.num_samples, pass_scores=self.pass_scores)
-            numbers |= {f"set/{name}/{key}": value for key, value in numbers_of(own).items()}
+            numbers |= {f"set/{name}/{key}": value for key, value in self._numbers_of(held).items()}
+        return numbers
+
+    def _numbers_of(self, summaries: Sequence[Summary]) -> dict[str, float]:
+        """Return `numbers_of` these episodes, and the 95 % confidence intervals of score and reward over tasks."""
+        metrics = measure(summaries, num_samples=self.num_samples, pass_scores=self.pass_scores)
+        numbers = numbers_of(metrics)
+        for name, found in (("score", metrics.score), ("reward", metrics.reward)):
+            if found.ci95_low is not None and found.ci95_high is not None:
+                numbers |= {f"{name}_ci95_low": found.ci95_low, f"{name}_ci95_high": found.ci95_high}
         return numbers
 
 

@@ -247,7 +247,7 @@ def load_held_out(config: TrainConfig, job: Job) -> dict[str, list[Task]]:
     short = [Path(data).name.partition(".")[0] for _, data in found]
     held_out: dict[str, list[Task]] = {}
     for spec, (part, data), name in zip(config.eval_dataset, found, short, strict=True):
-        own = part.config.with_flags(data=data, split=config.eval_split, limit=None)
+        own = part.config.with_flags(data=data, split=config.eval_split, limit=config.eval_limit)
         try:
             tasks = load_tasks(own, part.source)
         except AgentEnvError as error:
@@ -428,6 +428,8 @@ async def _build_loop(
         layout="module" if job.episodes.config.engine_backend == "hf" else "checkpoint",
     )
     await loop.resume()
+    if records.newest is not None:
+        screen.note(f"resumed after step {loop.step} of {loop.num_steps}, from {records.newest}")
     return loop
 
 

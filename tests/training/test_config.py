@@ -306,8 +306,8 @@ REFUSED = {
 ALONE = {
     "lora_alpha": 64, "lora_dropout": 0.1, "target_modules": ("q_proj",), "overlong_penalty_factor": 3,
     "is_correction_threshold": (0.1, 2), "dynamic_filtering_reward_range": (0.2, 0.8), "env_actor_cpus": 4,
-    "train_max_tokens_per_gpu": 100, "eval_split": "test", "eval_temperature": 0.1, "eval_n_samples_per_prompt": 9,
-    "early_stop": "score:2", "reward_batch_size": 3,
+    "train_max_tokens_per_gpu": 100, "eval_split": "test", "eval_limit": 7, "eval_temperature": 0.1,
+    "eval_n_samples_per_prompt": 9, "early_stop": "score:2", "reward_batch_size": 3,
 }  # fmt: skip
 """Flags that nothing reads without another flag."""
 

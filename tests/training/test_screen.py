@@ -137,6 +137,28 @@ def test_the_results_are_read_from_the_metrics():
     assert results([{"step": 1, "eval/reward": 2.0}])["held-out reward"] == "2.000 at step 1, 2.000 at step 1"
 
 
+def test_the_results_have_a_row_for_each_set_and_environment_with_intervals_and_say_that_nothing_was_learned():
+    evaluated = {"eval/score": 0.5, "eval/score_ci95_low": 0.4, "eval/score_ci95_high": 0.6}
+    sets = {"eval/set/easy/score": 0.9, "eval/set/easy/score_ci95_low": 0.8, "eval/set/easy/score_ci95_high": 1.0,
+            "eval/set/hard/score": None, "eval/set/hard/reward": 0.1}  # fmt: skip
+    trained = {"rollout/reward": 0.0, "rollout/reward_std": 0.0, "rollout/env/one/score": 0.2,
+               "rollout/env/two/reward": 0.3, "rollout/env/two/info/reward": 7.0}  # fmt: skip
+    shown = results(
+        [{"step": 0, **evaluated, **sets}, {"step": 1, **trained}, {"step": 2, **trained, "eval/score": 0.7}]
+    )
+    assert shown == {
+        "steps": "2",
+        "held-out score": "0.500 [0.400, 0.600] at step 0, 0.700 at step 2",
+        "best": "0.700 at step 2",
+        "held-out score, easy": "0.900 [0.800, 1.000] at step 0, 0.900 [0.800, 1.000] at step 0",
+        "held-out reward, hard": "0.100 at step 0, 0.100 at step 0",
+        "training reward": "0.000 in the first quarter of the steps, 0.000 in the last",
+        "training score, one": "0.200 in the first quarter of the steps, 0.200 in the last",
+        "training reward, two": "0.300 in the first quarter of the steps, 0.300 in the last",
+        "warning": "every reward was 0.000: nothing was learned from them",
+    }
+
+
 def test_the_table_at_the_end_shows_results_and_what_the_caller_knows():
     shown, out = screen("plain")
     shown.start(6, 1)

@@ -288,7 +288,9 @@ def test_a_training_resumes_with_no_flag_but_its_folder_and_other_flags_change_i
     assert command([*named, "--max_train_steps", 2]) == 0
     resume = ["train", "--resume", "--out", "out"]
     assert command([*resume, "--max_train_steps", 3]) == 0
-    assert "changed on resume, from step 3 on: --max_train_steps 2 → 3\n" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "changed on resume, from step 3 on: --max_train_steps 2 → 3\n" in said
+    assert "resumed after step 2 of 3, from " in said
     assert command(["train", "--load_checkpoint", "--save_path", "out", "--max_train_steps", 4]) == 0  # OpenRLHF's
     assert_same_numbers(place / "out", place / "whole")
     assert command([*resume, "--n", 2]) == 2

@@ -186,22 +186,55 @@ def results(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     held_out = _points(rows, "eval/score") or _points(rows, "eval/reward")
     if held_out:
         name = "score" if _points(rows, "eval/score") else "reward"
-        (first, before), (last, after) = held_out[0], held_out[-1]
         best, highest = max(held_out, key=lambda point: point[1])
-        facts[f"held-out {name}"] = f"{before:.3f} at step {first}, {after:.3f} at step {last}"
+        facts[f"held-out {name}"] = _first_and_last(rows, f"eval/{name}")
         facts["best"] = f"{highest:.3f} at step {best}"
+        for each in _names(rows, "eval/set/"):
+            own = "score" if _points(rows, f"eval/set/{each}/score") else "reward"
+            facts[f"held-out {own}, {each}"] = _first_and_last(rows, f"eval/set/{each}/{own}")
     for name in ("reward", "score"):
-        if values := [value for _, value in _points(rows, f"rollout/{name}")]:
-            quarter = max(1, len(values) // 4)
-            early, late = fmean(values[:quarter]), fmean(values[-quarter:])
-            facts[f"training {name}"] = f"{early:.3f} in the first quarter of the steps, {late:.3f} in the last"
+        facts |= _early_and_late(rows, f"training {name}", f"rollout/{name}")
+    for each in _names(rows, "rollout/env/"):
+        for name in ("score", "reward"):
+            if found := _early_and_late(rows, f"training {name}, {each}", f"rollout/env/{each}/{name}"):
+                facts |= found
+                break
     if levels := sorted({key.removeprefix(_SANDBOX) for row in rows for key in row if key.startswith(_SANDBOX)}):
         facts["sandbox"] = ", ".join(levels) + weakness(levels)
     if seconds := sum(value for _, value in _points(rows, "time/wall_s")):
         shares = {name: sum(value for _, value in _points(rows, key)) / seconds for name, key in _SECONDS}
         named = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share)
         facts["time"] = clock(seconds) + (f"  ({named})" if named else "")
+    rewards, spreads = _points(rows, "rollout/reward"), _points(rows, "rollout/reward_std")
+    if len({value for _, value in rewards}) == 1 and spreads and not any(value for _, value in spreads):
+        facts["warning"] = f"every reward was {rewards[0][1]:.3f}: nothing was learned from them"
     return facts
+
+
+def _first_and_last(rows: Sequence[Mapping[str, Any]], key: str) -> str:
+    """Return the first and the last value of an evaluation, with their intervals."""
+    lows, highs = dict(_points(rows, f"{key}_ci95_low")), dict(_points(rows, f"{key}_ci95_high"))
+    points, shown = _points(rows, key), []
+    for step, value in (points[0], points[-1]) if points else ():
+        interval = f" [{lows[step]:.3f}, {highs[step]:.3f}]" if step in lows and step in highs else ""
+        shown.append(f"{value:.3f}{interval} at step {step}")
+    return ", ".join(shown)
+
+
+def _early_and_late(rows: Sequence[Mapping[str, Any]], name: str, key: str) -> dict[str, str]:
+    """Return the fact `name`: the mean of a number over the first and over the last steps; empty without the number."""
+    values = [value for _, value in _points(rows, key)]
+    quarter = max(1, len(values) // 4)
+    if not values:
+        return {}
+    early, late = fmean(values[:quarter]), fmean(values[-quarter:])
+    return {name: f"{early:.3f} in the first quarter of the steps, {late:.3f} in the last"}
+
+
+def _names(rows: Sequence[Mapping[str, Any]], prefix: str) -> list[str]:
+    """Return what stands between a prefix and the name of a number, in order."""
+    keys = (key.removeprefix(prefix) for row in rows for key in row if key.startswith(prefix) and "/info/" not in key)
+    return list(dict.fromkeys(key.rpartition("/")[0] for key in keys if key.endswith(("/score", "/reward"))))
 
 
 def _points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float]]:
