@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from agentenv.episode.endpoint.server import Endpoint
 
 logger = logging.getLogger(__name__)
+_SAME_CHARS = 40
+"""An error that quotes so much of a reason quotes it all."""
 
 
 def owns_its_loop(value: Any) -> bool:
@@ -215,8 +217,10 @@ class _Run:
             if error is not None and self.session.limit is not None and self.progress.stage is Stage.RUN:
                 # The agent raised the error that the endpoint returned.
                 error, self.stop_reason = None, self.session.limit
-            if error is not None and self.session.num_calls == 0 and self.session.refusals:
-                error = replace(error, message=f"{error.message.rstrip()} ({self.session.last_refusal})")
+            reason, num = self.session.last_refusal, self.session.refusals.total()
+            if error is not None and self.session.num_calls == 0 and reason[:_SAME_CHARS] not in error.message:
+                why = f"the last of {num} requests without an answer: {reason}"
+                error = replace(error, message=f"{error.message.rstrip()} ({why})")
             if error is None and self.stop_reason not in (None, StopReason.TRUNCATED_BY_ENV):
                 error = await self._guarded(self._closing_result())
         finally:

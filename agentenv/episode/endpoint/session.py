@@ -218,11 +218,8 @@ class Session:
 
     @property
     def last_refusal(self) -> str:
-        """How many requests got no answer, and the reason of the last one; empty if all did."""
-        if not self.refusals:
-            return ""
-        reason = next(reversed(self.refusal_reasons.values()))
-        return f"the last of {self.refusals.total()} requests without an answer: {reason}"
+        """The reason of the last request without an answer; empty if all got one."""
+        return next(reversed(self.refusal_reasons.values()), "")
 
     def count_refusal(self, code: str, reason: str) -> None:
         """Count a request that got no answer."""

@@ -113,19 +113,24 @@ async def test_an_agent_that_asked_nothing_or_gave_nothing_broke_the_contract():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", ["swallowed", "raised"])
+@pytest.mark.parametrize("how", ["swallowed", "raised", "quoted"])
 async def test_an_episode_without_a_turn_names_the_last_refused_request(how, caplog):
     class Refused(Agent):
         async def run(self, context):
             async with httpx.AsyncClient(base_url=context.base_url, timeout=30) as http:
                 await http.post("embeddings", json={})
-                await http.post("chat/completions", json={"messages": context.messages, "n": 2})
+                refused = await http.post("chat/completions", json={"messages": context.messages, "n": 2})
+            if how == "quoted":
+                raise RuntimeError(refused.text)
             if how == "raised":
                 raise RuntimeError("the agent failed")
             return 0.0
 
     trajectory, _ = await episode(Refused, ["42"])
     assert trajectory.error.kind == ("env" if how == "raised" else "contract")
+    if how == "quoted":
+        assert trajectory.error.message.count("n: expected 1, got 2.") == 1
+        return
     assert "the last of 2 requests without an answer: n: expected 1, got 2." in trajectory.error.message
     assert ("the agent failed" in trajectory.error.message) == (how == "raised")
     assert trajectory.refusals == {"http_error": 1, "invalid_request": 1}

@@ -366,6 +366,17 @@ async def test_room_and_turns_that_are_spent_refuse_and_are_the_stop_reason():
     assert (trajectory.stop_reason, trajectory.reward) == (StopReason.MAX_TURNS, 0.5)
 
 
+async def test_an_agent_that_compacts_for_ever_is_bounded_by_max_turns():
+    session, _ = session_of(["a summary"], limits=Limits(max_length=64, max_turns=5))
+    for _ in range(5):
+        with pytest.raises(OutOfRoom):
+            await ask(session, [user("long " * 100)])
+        await ask(session, [user("Summarize.")])
+    with pytest.raises(OutOfTurns):
+        await ask(session, [user("Summarize.")])
+    assert session.finish().stop_reason is StopReason.MAX_TURNS
+
+
 async def test_sampling_is_the_requests_within_the_runs_budget():
     session, engine = session_of(["a"], sampling=SamplingParams(temperature=0.7, max_tokens=20, seed=5))
     await ask(session, [user("Q")], temperature=0, top_p=0.5, max_completion_tokens=50, stop="X")
