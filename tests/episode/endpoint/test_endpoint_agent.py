@@ -127,7 +127,7 @@ async def test_an_episode_without_a_turn_names_the_last_refused_request(how, cap
             return 0.0
 
     trajectory, _ = await episode(Refused, ["42"])
-    assert trajectory.error.kind == ("env" if how == "raised" else "contract")
+    assert trajectory.error.kind == ("contract" if how == "swallowed" else "env")
     if how == "quoted":
         assert trajectory.error.message.count("n: expected 1, got 2.") == 1
         return
