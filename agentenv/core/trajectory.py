@@ -45,7 +45,7 @@ class EpisodeError:
 
 @dataclass(slots=True)
 class Turn:
-    """One generation and the reply to it; written only by the trajectory's methods."""
+    """One generation and the reply to it."""
 
     start: int
     """Index of the action's first token in its segment."""
@@ -187,7 +187,7 @@ def _array_of(typecode: str, values: Sequence[float]) -> array[Any]:
 
 @dataclass(slots=True, eq=False)
 class Trajectory:
-    """The record of one episode, written only through its methods."""
+    """The record of one episode. Its methods add tokens, turns and results, and keep them aligned."""
 
     task: Task
     """The dataset row."""
@@ -274,7 +274,7 @@ class Trajectory:
 
     @property
     def truncated(self) -> bool:
-        """True if something other than the task ended the episode."""
+        """True if something other than the task or an error ended the episode."""
         return self.stop_reason is not None and self.stop_reason.truncated
 
     @property
