@@ -322,7 +322,7 @@ class StopReason(StrEnum):
     STEP_TIMEOUT = "step_timeout"
     EPISODE_TIMEOUT = "episode_timeout"
     ABORTED = "aborted"
-    """The engine aborted a generation."""
+    """The engine aborted a generation, or the episode was cancelled."""
     ERROR = "error"
     """An exception, recorded in `Trajectory.error`."""
 
