@@ -112,8 +112,9 @@ class Client:
             )  # fmt: skip
 
 
-async def played(name, home, **limits):
-    return await episode(Client, SCRIPTS[name], limits=Limits(**{**EPISODE, **limits}), name=name, home=home)
+async def played(name, home, thought="", **limits):
+    script = [thought + text for text in SCRIPTS[name]]
+    return await episode(Client, script, limits=Limits(**{**EPISODE, **limits}), name=name, home=home)
 
 
 WHOLE = {}
@@ -134,6 +135,14 @@ async def test_a_client_ends_a_task_of_three_turns_and_every_token_that_it_was_t
     told = re.findall(rb'"(?:completion|output)_tokens": ?(\d+)', answers)
     assert [turn.end - turn.start for turn in trajectory.turns] == [int(num) for num in told]
     assert len(told) == len(SCRIPTS[name])
+    assert_exact(trajectory, engine)
+
+
+@TASKS
+async def test_a_model_that_thinks_has_no_more_segments_whatever_a_client_does_with_thoughts(name, tmp_path):
+    trajectory, engine = await played(name, tmp_path, thought="<think>\nhm\n</think>\n\n")
+    assert (trajectory.error, trajectory.reward, trajectory.refusals) == (None, 1.0, {})
+    assert len(trajectory.segments) == CLIENTS[name].get("segments", 1)
     assert_exact(trajectory, engine)
 
 
