@@ -338,7 +338,7 @@ def test_a_record_with_a_damaged_line_never_agrees(run_directory, capsys):
 
 @pytest.mark.long
 def test_run_of_an_engine_without_weights_cannot_be_replayed_on_it(run_directory):
-    with pytest.raises(ConfigError, match="got 'scripted'"):
+    with pytest.raises(ConfigError, match="expected one that scores tokens, got ScriptedEngine"):
         asyncio.run(replay_run(run_directory, engine="scripted"))
 
 
