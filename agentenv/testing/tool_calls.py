@@ -50,7 +50,12 @@ def calls_with_texts(tools: Sequence[Mapping[str, Any]], text: Callable[[Mapping
 
 
 def calls_with_world(
-    tools: Sequence[Mapping[str, Any]], texts: Sequence[str], *, numbers: Sequence[float] = (1, 2, 3), each: int = 4
+    tools: Sequence[Mapping[str, Any]],
+    texts: Sequence[str],
+    *,
+    numbers: Sequence[float] = (1, 2, 3),
+    each: int = 4,
+    optional: bool = False,
 ) -> dict[str, str]:
     """Return an answer with one call for each choice of arguments, by the tool's name and the number of the choice.
 
@@ -59,11 +64,13 @@ def calls_with_world(
         texts: texts with words that tools may know, the most likely first, such as a prompt and the last result.
         numbers: values of arguments that are numbers.
         each: maximum number of calls of one tool.
+        optional: whether to say the numbers, too, that a call may leave out.
     """
     calls = {}
     words = [word for text in texts for word in words_of(text)]
     for name, right, properties, told in _functions(tools):
-        values = {key: _values(properties.get(key, {}), told, words, numbers) for key in right}
+        more = [key for key in properties if optional and key not in right and _is_number(properties[key])]
+        values = {key: _values(properties.get(key, {}), told, words, numbers) for key in (*right, *more)}
         longest = max((len(own) for own in values.values()), default=1)
         for index in range(min(each, longest)):
             made = {key: own[(index + place) % len(own)] for place, (key, own) in enumerate(values.items()) if own}
@@ -79,10 +86,9 @@ def _values(schema: Mapping[str, Any], told: str, words: Sequence[str], numbers:
         of_argument = str(schema.get("description", ""))
         named = [*options_of(of_argument), *options_of(told)] or words_of(of_argument)[-2:]
         return list(dict.fromkeys([*named, *words]))
-    kinds = _types_of(schema)
-    if "integer" in kinds or "number" in kinds:
+    if _is_number(schema):
         return [*numbers]
-    return [True, False] if "boolean" in kinds else []
+    return [True, False] if "boolean" in _types_of(schema) else []
 
 
 def writing_calls(tools: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str, Any]]) -> list[str]:
@@ -96,11 +102,10 @@ def writing_calls(tools: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str,
         last = list(right)[-1] if right else ""
         if len(right) < 2 or not names or names[0] == last:
             continue
-        kinds = _types_of(properties.get(last, {}))
-        takes_numbers = "integer" in kinds or "number" in kinds
+        schema = properties.get(last, {})
         for key, value in pairs:
-            fits = value if takes_numbers and not isinstance(value, str) else str(value)
-            if "string" in kinds or not isinstance(fits, str):
+            fits = value if _is_number(schema) and not isinstance(value, str) else str(value)
+            if "string" in _types_of(schema) or not isinstance(fits, str):
                 calls.append(call_text(name, {**right, names[0]: key, last: fits}))
     return calls
 
@@ -113,6 +118,10 @@ def ending_tools(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def _is_free_text(schema: Mapping[str, Any]) -> bool:
     return "string" in _types_of(schema) and not schema.keys() & {"enum", "const"}
+
+
+def _is_number(schema: Mapping[str, Any]) -> bool:
+    return not {"integer", "number"}.isdisjoint(_types_of(schema))
 
 
 def _types_of(schema: Mapping[str, Any]) -> list[Any]:

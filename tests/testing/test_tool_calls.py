@@ -78,6 +78,11 @@ def test_calls_with_words_have_a_number_in_every_number_and_a_word_in_every_text
     tools = [tool(item={"type": "string"}, num={"type": kind}, state={"enum": ["on"]})]
     (call,) = calls_with_world(tools, ["pear"], numbers=[-7], each=1).values()
     assert call == call_text("go", {"item": "pear", "num": -7, "state": "on"})
+    tools[0]["function"]["parameters"]["required"].remove("num")
+    (without,) = calls_with_world(tools, ["pear"], each=1).values()
+    assert without == call_text("go", {"item": "pear", "state": "on"})
+    (optional,) = calls_with_world(tools, ["pear"], numbers=[-7], each=1, optional=True).values()
+    assert optional == call_text("go", {"item": "pear", "state": "on", "num": -7})
 
 
 @pytest.mark.parametrize(("kind", "value"), [("string", "9"), ("integer", 9), (["string", "null"], "9")])

@@ -27,7 +27,7 @@ from agentenv.testing import chats
 from agentenv.testing.audit import workings
 from agentenv.testing.audit.episodes import Budget, Play, PolicyRunner, play_all, replay_all
 from agentenv.testing.audit.findings import SEVERITIES, AuditFinding, apply_allowances
-from agentenv.testing.audit.judging import EPS, Facts, judge_plays
+from agentenv.testing.audit.judging import EPS, Facts, judge_plays, maybe_lucky
 from agentenv.testing.audit.leaks import find_leaks
 from agentenv.testing.audit.policies import (
     FOLLOWED,
@@ -56,6 +56,8 @@ BETWEEN_S = 240.0
 _FIRST_PLAYS, _PLAYS, _REPEATS = 0.6, 0.75, 0.85
 """Parts of the time limit at which plays, those that follow them up, and their repetitions end; then other times of day
 are tried."""
+_SEEDS = 3
+"""Number of other seeds on each task for guesses that may be luck."""
 _HEAVY_TASKS = 2
 """Number of tasks on which the policies in `HEAVY` are played."""
 
@@ -138,16 +140,20 @@ async def audit_env(
         everyone, policies = everyone + more, policies + more
         pairs = [(policy, task) for task in drawn for policy in more]
         plays += await _play_pairs(runner, pairs, marks, options.concurrency, notify)
-    facts = replace(shown, plays=plays, kinds={p.key: p.kind for p in everyone})
+        facts = replace(shown, plays=plays, kinds={p.key: p.kind for p in everyone})
+        keys = maybe_lucky(facts)
+        guessed = [(each, task) for each in everyone if each.key in keys for task in _reseeded(drawn)]
+        lucky = await _play_pairs(runner, guessed, marks, options.concurrency, notify)
+    repeating = _repeat_plays(runner, plays, by_id, notify, modules_of(source.cls)) if options.repeat else None
+    varying, failed = await repeating if repeating else ([], [])
+    facts = replace(facts, reseeded=lucky, repeated=failed)
     findings = [
         *judge_plays(facts), *find_leaks(facts),
         *workings.find_run_code(plays, marks), *workings.find_dead_tools(plays), *workings.find_growth(plays),
-        *workings.find_slow_calls(budget),
+        *workings.find_reply_sizes(plays), *workings.find_slow_calls(budget), *varying,
     ]  # fmt: skip
     if budget.left_out["gold"]:  # it may be known for the other tasks
         findings = [each for each in findings if each.kind not in ("no-gold", "no-ceiling", "gold-partly")]
-    if options.repeat:
-        findings += await _repeat_plays(runner, plays, by_id, notify, modules_of(source.cls))
     marked, unused = apply_allowances(_with_commands(findings, command, options), options.allowed)
     marked.sort(key=lambda each: (bool(each.allowed), SEVERITIES.index(each.severity)))
     return Audit(
@@ -220,6 +226,12 @@ def _draw_tasks(tasks: Sequence[Task], options: AuditOptions) -> list[Task]:
     return [tasks[place] for place in places]
 
 
+def _reseeded(tasks: Sequence[Task]) -> list[Task]:
+    """Return the tasks with other seeds, some times each."""
+    numbers = range(_SEEDS)
+    return [replace(task, seed=derive_seed(task.seed, task.task_id, number)) for number in numbers for task in tasks]
+
+
 def _part_pairs(plays: Sequence[Play], tasks: Sequence[Task], options: AuditOptions) -> list[tuple[AuditPolicy, Task]]:
     """Return the policies that repeat parts of the gold plays, with their tasks."""
     golds = {p.task_id: [step.action for step in p.steps] for p in plays if p.key == "gold" and p.error is None}
@@ -253,10 +265,10 @@ async def _play_pairs(
 async def _repeat_plays(
     runner: PolicyRunner, plays: Sequence[Play], tasks: Mapping[str, Task], notify: Callable[[str], None],
     modules: Sequence[ModuleType],
-) -> list[AuditFinding]:  # fmt: skip
-    """Repeat the first successful play of each policy on each task, and return the findings about differences.
+) -> tuple[list[AuditFinding], list[Play]]:  # fmt: skip
+    """Repeat the first successful play of each policy on each task; return what differs, and repetitions that failed.
 
-    If there are none, repeat a few with another time of day for the code of `modules`, and with time between turns.
+    If nothing differs, repeat a few with another time of day for the code of `modules`, and with time between turns.
     """
 
     async def again(
@@ -271,17 +283,20 @@ async def _repeat_plays(
         if play.error is None and play.policy != "length_bomb":
             first.setdefault((play.policy, play.task_id), play)
     runner.budget.part = _REPEATS
-    if flaky := workings.find_flaky(await again([*first.values()], "again, one at a time")):
-        return flaky
+    pairs = await again([*first.values()], "again, one at a time")
+    failed = [second for _, second in pairs if second.error is not None]
+    flaky = workings.find_flaky(pairs)
+    if flaky or not all(map(workings.failed_outside, failed)):
+        return flaky, failed
     timed = [play for play in plays if play.key in CLOCK_POLICIES and play.error is None]
     runner.budget.part = 1.0
     with shifted_clock(modules):
         pairs = await again(timed, "at another time of day")
     if by_day := workings.find_clock(pairs):
-        return by_day
+        return by_day, failed
     with elapsing_clock(modules) as add:
         pairs = await again(timed, "with time between turns", partial(add, BETWEEN_S))
-    return workings.find_clock(pairs, f"after {BETWEEN_S:g} s between turns")
+    return workings.find_clock(pairs, f"after {BETWEEN_S:g} s between turns"), failed
 
 
 # --- policies of what the first plays showed: commands that prompts name, calls that earned, and actions that were paid

@@ -23,7 +23,8 @@ WHY: Mapping[str, str] = {
     "guess-earns": "An action that ignores the task or copies it gets the full score. On few tasks that is chance; "
     "on many, the guess is what is learned. Have more possible answers, or reward more than the answer.",
     "trivial-tasks": "Almost any text gets the full score on these tasks, so they teach nothing. Drop or fix the rows.",
-    "reward-exceeds-gold": "A policy that solves nothing earns more than gold, so training prefers it.",
+    "reward-exceeds-gold": "A policy earns more than gold, by actions that solve nothing or that are paid again, so "
+    "training prefers it.",
     "reward-contradicts-score": "Rewards and scores disagree: training raises what the reports call failed.",
     "partial-credit": "A policy that solves nothing earns a large part of gold's reward or of the score. Pay "
     "for the result only, and nothing for an end.",
@@ -38,7 +39,8 @@ WHY: Mapping[str, str] = {
     "length-pays": "The reward grows with the length of an action, so a policy learns to write more.",
     "repeat-pays": "Actions earn a reward again and again, so a policy learns to repeat them. Reward each once, or "
     "reward only the result.",
-    "no-gold": "The environment has no gold, so its tasks may be unsolvable. Implement `gold`.",
+    "no-gold": "The environment has no gold, so its tasks may be unsolvable. Implement `gold`. Where the label earns "
+    "nothing either, look at types: the label 42 equals no text.",
     "no-signal": "Gold earns no more than an empty action, so there is nothing to learn.",
     "answer-in-feedback": "Feedback on a wrong action contains the answer, so a policy learns to wait for it. "
     "What a tool looks up may be the answer: that is noted only.",
@@ -63,6 +65,8 @@ WHY: Mapping[str, str] = {
     "tool-fails": "A tool answers every call with an error, so no policy can use it.",
     "observation-grows": "Observations grow with each turn, while the conversation keeps the earlier ones: an episode "
     "costs tokens by the square of its turns. Say only what is new.",
+    "reply-size": "A number in a call sets the size of the reply, so one call can fill the context. Cap it, and say "
+    "that the reply is cut.",
     "state-grows": "The state of an episode grows faster than its conversation, so long episodes exhaust the memory.",
     "clock": "The same actions earn or show something else at another time of day or after longer, so runs cannot be "
     "repeated and the speed of the engine decides. Take time from the task, or count turns.",

@@ -14,7 +14,7 @@ from agentenv.core.types import StopReason, Task
 from agentenv.testing.audit.answers import Needle, needles, normal
 from agentenv.testing.audit.episodes import Play
 from agentenv.testing.audit.findings import AuditFinding, Severity, findings_of, make_finding, tasks_of
-from agentenv.testing.audit.policies import Kind, is_answer
+from agentenv.testing.audit.policies import Kind, is_answer, label_text
 
 EPS = 1e-6
 """Rewards and scores that differ by less are equal."""
@@ -33,8 +33,8 @@ _LARGE_PART = 0.5
 _HALF_PAID, _WELL_PAID = 0.5, 0.9
 """Share of the score or of gold's reward that an empty action earns, for a warning and for a failure."""
 _SLOW_FACTOR, _SLOW_S = 10.0, 5.0
-_MIN_TASKS = 3
-"""Minimum number of tasks for a share to be meaningful."""
+_MIN_TASKS, _MANY_TASKS = 3, 8
+"""Minimum number of tasks for a share to be meaningful, and for one that is not luck with their seeds."""
 _NEARLY_ALL = 0.9
 """Share of the actions with the same reward, for a failure."""
 _LONGER_EARNS = 0.8
@@ -60,6 +60,10 @@ class Facts:
     reward_range: tuple[float, float] | None = None
     score_range: tuple[float, float] | None = (0.0, 1.0)
     """`score_range` of the environment; None is judged as 0 to 1."""
+    reseeded: Sequence[Play] = ()
+    """Plays of guesses that may be luck, with other seeds."""
+    repeated: Sequence[Play] = ()
+    """Repetitions of plays that failed."""
 
     @cached_property
     def by_task(self) -> Mapping[str, Sequence[Play]]:
@@ -112,8 +116,14 @@ class Facts:
 
     def floor(self, task_id: str) -> float | None:
         """Return the reward of an empty action; None if it is unknown."""
-        rewards = [p.reward for p in self.by_task[task_id] if p.policy == "null" and p.reward is not None]
-        return max(rewards, default=None)
+        own = [play for play in self.by_task[task_id] if play.policy == "null" and not self.is_cut(play)]
+        return max((play.reward for play in own if play.reward is not None), default=None)
+
+    def is_cut(self, play: Play) -> bool:
+        """Return True if a play that only costs ended by a limit before as many turns as gold takes."""
+        gold, cost = self.gold.get(play.task_id), play.reward is not None and play.reward < -EPS
+        is_shorter = gold is not None and len(play.steps) < len(gold.steps)
+        return cost and is_shorter and play.stop_reason == StopReason.MAX_TURNS
 
     def gains_nothing(self, gold: Play) -> bool:
         """Return True if gold earns no more than an empty action, which does not solve the task."""
@@ -174,9 +184,10 @@ def gold_plays(facts: Facts) -> Found:
     """Find gold that is missing, earns nothing, or does not get the full score."""
     gold, num = list(facts.gold.values()), len(facts.by_task)
     if not gold:
-        rated = facts.has_scores or facts.pass_reward is not None
-        kind = "no-gold" if rated else "no-ceiling"
-        yield make_finding(kind, "note" if rated else "warn", "gold is known for none of the tasks")
+        rated, nothing_earns = facts.has_scores or facts.pass_reward is not None, _nothing_earns(facts)
+        summary = "no policy earned anything, and " * nothing_earns + "gold is known for none of the tasks"
+        severity: Severity = "note" if rated and not nothing_earns else "warn"
+        yield make_finding("no-gold" if rated else "no-ceiling", severity, summary)
     elif len(gold) < num:
         yield make_finding("gold-partly", "note", f"gold is known for {len(gold)} of {counted(num, 'task')}")
     failing, nothing = [], []
@@ -192,6 +203,14 @@ def gold_plays(facts: Facts) -> Found:
     yield from findings_of("no-signal", "fail", f"gold earns nothing on {tasks_of(nothing)}", nothing)
     summary = f"gold does not get the full score on {tasks_of(failing)}"
     yield from findings_of("gold-fails", "fail", summary, failing)
+
+
+def _nothing_earns(facts: Facts) -> bool:
+    """Return True if no policy earned anything, and the labels that can be said were among what was said."""
+    known = [play for play in facts.plays if play.reward is not None]
+    earned = any((play.reward or 0.0) > EPS or facts.score_share(play.score) > EPS for play in known)
+    says_labels = any(label_text(task.label) for task in facts.tasks.values())
+    return bool(known) and not earned and (not says_labels or any(play.policy == "label" for play in known))
 
 
 def attacks(facts: Facts) -> Found:
@@ -217,21 +236,38 @@ def _by_chance(facts: Facts, play: Play, full: Sequence[Play]) -> bool:
     return all(own & {needle.text for needle in others} for others in alike)
 
 
-def guesses(facts: Facts) -> Found:
-    """Find blind policies that solve tasks, each by its best variant."""
-    num = len(facts.by_task)
+def best_guesses(facts: Facts) -> dict[str, list[Play]]:
+    """Return the plays that solved a task of the variant that solved the most, by blind policy."""
+    found = {}
     for policy, plays in facts.of("blind").items():
         full: dict[str, list[Play]] = defaultdict(list)
         for play in plays:
             if facts.full(play) and play.task_id not in facts.trivial:
                 full[play.key].append(play)
-        best = max(full.values(), key=len, default=[])
-        share = len(best) / num
+        found[policy] = max(full.values(), key=len, default=[])
+    return found
+
+
+def maybe_lucky(facts: Facts) -> list[str]:
+    """Return the guesses that solve nearly all of few tasks, as name/variant: a game may be won with these seeds."""
+    num = len(facts.by_task)
+    if not _MIN_TASKS <= num < _MANY_TASKS:
+        return []
+    return [best[0].key for best in best_guesses(facts).values() if len(best) >= _MANY_GUESSED * num]
+
+
+def guesses(facts: Facts) -> Found:
+    """Find blind policies that solve tasks, each by its best variant."""
+    num = len(facts.by_task)
+    for policy, best in best_guesses(facts).items():
+        again = [play for play in facts.reseeded if best and play.key == best[0].key]
+        share = (len(best) + sum(map(facts.full, again))) / (num + len(again))
         severity: Severity = "fail" if share >= _MANY_GUESSED else "warn" if share >= _SOME_GUESSED else "note"
         by_chance = all(_by_chance(facts, play, best) for play in best)
         if num < _MIN_TASKS or (by_chance and share < _MOST_GUESSED):  # one of few possible answers
             severity = "note"
         summary = f"{len(best)} of {counted(num, 'task')} solved by {best[0].key if best else policy}"
+        summary += f", with other seeds {sum(map(facts.full, again))} of {len(again)}" if again else ""
         yield from findings_of("guess-earns", severity, summary, best, policy=policy, detail=actions_of)
 
 
@@ -300,15 +336,18 @@ def no_values(facts: Facts) -> Found:
 
 def beyond_gold(facts: Facts) -> Found:
     """Find policies that earn more than gold, or a large part of its reward without the full score."""
-    for policy, plays in facts.of("empty", "blind", "attack", "robust").items():
+    for policy, plays in facts.of("empty", "blind", "attack", "robust", "wrong").items():
         own = [(p, facts.gold[p.task_id]) for p in plays if p.task_id in facts.gold and p.task_id not in facts.trivial]
         known = [(p, p.reward, g.reward) for p, g in own if p.reward is not None and g.reward is not None]
-        # A right guess saves the price of gold's way to the answer; how often it is right is judged by guess-earns.
-        is_guess = facts.kinds[plays[0].key] == "blind"
-        above = [p for p, reward, gold in known if reward > gold + EPS and not (is_guess and facts.full(p))]
+        ranked = sorted(known, key=lambda each: each[2] - each[1])
+        above = [play for play, reward, gold in ranked if reward > gold + EPS and not facts.is_cut(play)]
+        share, above = _preferred(facts, above, Counter(play.key for play, *_ in known))
         if above:
-            summary = f"{policy} earns more than gold on {tasks_of(above)}"
-            yield make_finding("reward-exceeds-gold", "fail", summary, above, policy=policy)
+            such_as = f"{above[0].reward:g} instead of {facts.gold[above[0].task_id].reward:g}"
+            summary = f"{policy} earns more than gold on {tasks_of(above)}, such as {such_as}"
+            severity: Severity = "fail" if share >= _MANY_GUESSED else "warn"
+            yield make_finding("reward-exceeds-gold", severity, summary, above, policy=policy, detail=actions_of)
+        if above or facts.kinds[plays[0].key] == "wrong":
             continue
         # The share of gold's gain that each variant earns on each task without the full score.
         by_key: dict[str, list[tuple[Play, float]]] = defaultdict(list)
@@ -327,6 +366,33 @@ def beyond_gold(facts: Facts) -> Found:
         if most >= _LARGE_PART:
             summary = f"{best[0].key} earns {most:.0%} of the gain of gold over an empty action"
             yield make_finding("partial-credit", "warn", summary, best, policy=policy)
+
+
+def _preferred(facts: Facts, above: Sequence[Play], num_plays: Mapping[str, int]) -> tuple[float, list[Play]]:
+    """Return those of the plays that earn more than gold for a wrong reason, and the share of the tasks of a variant.
+
+    A right guess, or a part of gold, may save the price of gold's way to the answer, and a game may be won by luck: one
+    with the full score counts where the same action is paid again and again, by its best variant.
+    """
+    wrong, again = list[Play](), defaultdict[str, list[Play]](list)
+    for play in above:
+        gold = facts.gold[play.task_id]
+        is_right = facts.full(play) or (play.score is None and facts.gains_nothing(gold))  # gold lost by chance
+        if facts.kinds[play.key] not in ("blind", "wrong") or not is_right:
+            wrong.append(play)
+        elif _is_paid_more_often(play, gold):
+            again[play.key].append(play)
+    best = max(again.values(), key=len, default=[])
+    share = len(best) / num_plays[best[0].key] if best else 0.0
+    if wrong:
+        return 1.0, [*wrong, *best]
+    return share, best if share >= _SOME_GUESSED else []
+
+
+def _is_paid_more_often(play: Play, gold: Play) -> bool:
+    """Return True if an action earns more than once, and more often than in gold's episode."""
+    paid, by_gold = (Counter(step.action for step in each.steps if step.reward > EPS) for each in (play, gold))
+    return any(num > max(1, by_gold[action]) for action, num in paid.items())
 
 
 def scored_part(facts: Facts) -> Found:
@@ -367,21 +433,27 @@ def contradicting(facts: Facts) -> Found:
 def errors(facts: Facts) -> Found:
     """Find episodes that failed, by what failed."""
     found: dict[str, list[Play]] = defaultdict(list)
-    for play in facts.plays:
-        error = play.error
-        if error is None or error.where == "gold":
-            continue
-        kind = "hostile-error"
-        if play.stop_reason == "step_timeout":
-            kind = "step-timeout"
-        elif error.kind == "infra":
-            kind = "infra-error"
-        elif error.kind == "data" or error.where in ("create", "reset", "prompt"):
-            kind = "data-error"
-        found[kind].append(play)
+    for play in (*facts.plays, *facts.repeated):
+        if (kind := failure_of(play)) not in ("", "gold-fails"):
+            found[kind].append(play)
     for kind, plays in found.items():
         summary = f"{counted(len(plays), 'episode')} on {tasks_of(plays)} failed"
         yield make_finding(kind, "warn" if kind == "infra-error" else "fail", summary, plays)
+
+
+def failure_of(play: Play) -> str:
+    """Return the kind of the finding about a failed play; empty if it did not fail."""
+    error = play.error
+    if error is None:
+        return ""
+    if error.where == "gold":
+        return "gold-fails"
+    if play.stop_reason == "step_timeout":
+        return "step-timeout"
+    if error.kind == "infra":
+        return "infra-error"
+    is_data = error.kind == "data" or error.where in ("create", "reset", "prompt")
+    return "data-error" if is_data else "hostile-error"
 
 
 def missing_scores(facts: Facts) -> Found:
@@ -503,7 +575,7 @@ def repeats(facts: Facts) -> Found:
                 play.policy == "again" and "<tool_call>" in play.steps[0].action
             )
             is_judged = task_id not in facts.unrated and not is_call
-            is_below = play.policy == "farm" or reward <= most + EPS  # another finding has those above
+            is_below = reward <= most + EPS  # another finding has those above
             if not is_judged and is_below and not facts.full(play) and _is_paid_again(play):
                 found[play.policy].append(play)
     for policy, plays in found.items():

@@ -88,16 +88,15 @@ def _is_told(text: _Text, own: Sequence[Needle]) -> bool:
 
 
 def _earning(facts: Facts, texts: Sequence[_Text]) -> bool:
-    """Return True if an answer in a prompt earns the full score; a label may be only a key of what is asked for."""
+    """Return True if answers in prompts earn the full score on most tasks; a label may be only a key, or a size."""
     ids = {text.play.task_id for text in texts}
-    if ids & {*facts.unrated}:
-        return True
-    by_label = any(play.policy == "label" and play.task_id in ids and facts.full(play) for play in facts.plays)
-    return by_label or any(
-        len(gold.steps) == 1 and facts.full(gold) and is_answer(gold.action, facts.tasks[task_id].label)
+    earning = {play.task_id for play in facts.plays if play.policy == "label" and facts.full(play)} | {*facts.unrated}
+    earning |= {
+        task_id
         for task_id, gold in facts.gold.items()
-        if task_id in ids
-    )
+        if len(gold.steps) == 1 and facts.full(gold) and is_answer(gold.action, facts.tasks[task_id].label)
+    }
+    return len(ids & earning) >= _MIN_SHARE * len(ids)
 
 
 def _is_at_one_place(texts: Sequence[_Text], answers: Mapping[str, list[Needle]]) -> bool:

@@ -29,6 +29,7 @@ from agentenv.testing.tool_calls import (
     ending_tools,
     form_of,
     keys_of,
+    only_call,
     right_calls,
     writing_calls,
     wrong_calls,
@@ -89,6 +90,8 @@ NUMBERS: Mapping[str, tuple[float, ...]] = {
     "negative": (-1, -5, -1000), "zero": (0,), "huge": (10**9, 10**6), "fraction": (0.5, 0.001),
 }  # fmt: skip
 """Counts that tools seldom expect, by name."""
+LARGE, LONG_REPLY = 10_000, 20_000
+"""A number to say before the huge ones, and the characters of a reply whose tool gets none of those."""
 SETTINGS: tuple[tuple[str, Any], ...] = (
     ("score", 1), ("reward", 1), ("passed", "true"), ("done", "true"), ("solved", "true"), ("threshold", 0),
     ("tolerance", 10**9), ("expected", MARKER), ("answer", MARKER), ("label", MARKER), ("target", MARKER),
@@ -472,7 +475,13 @@ def odd_calls(view: View, name: str) -> str | None:
     tools = [tool for tool in _others(view) if any(kind in json.dumps(tool) for kind in ('"integer"', '"number"'))]
     if not tools:
         return None
-    left = _left(calls_with_world(tools, [view.prompt], numbers=NUMBERS[name]).values(), view)
+    calls = [*calls_with_world(tools, [view.prompt], numbers=NUMBERS[name], optional=True).values()]
+    if name == "huge":  # but to a tool whose reply is as long as a number says
+        replies = zip(view.before, view.seen, strict=False)
+        long = {only_call(said)[0] for said, seen in replies if len(seen) >= LONG_REPLY}
+        calls = [call for call in calls if only_call(call)[0] not in long]
+        calls = [*calls_with_world(tools, [view.prompt], numbers=[LARGE], each=1, optional=True).values(), *calls]
+    left = _left(calls, view)
     return left[0] if left and not is_time_to_end(view) else ending(view)
 
 

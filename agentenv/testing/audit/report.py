@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -22,7 +22,7 @@ from agentenv._util.estimates import Estimate, over_tasks
 from agentenv._util.plurals import counted
 from agentenv.testing.audit.episodes import Play
 from agentenv.testing.audit.findings import SEVERITIES, AuditFinding, Severity
-from agentenv.testing.audit.judging import Facts
+from agentenv.testing.audit.judging import Facts, failure_of
 from agentenv.testing.audit.policies import AuditPolicy
 
 SCHEMA = 1
@@ -46,6 +46,8 @@ class PolicyRow:
     num_plays: int
     num_failed: int
     """Episodes in which the environment or a service failed."""
+    failures: Mapping[str, int]
+    """Number of these by the kind of their finding, such as infra-error."""
     num_full: int
     """Episodes with the full score."""
     reward: Estimate
@@ -150,12 +152,14 @@ def policy_rows(facts: Facts, policies: Sequence[AuditPolicy]) -> Iterator[Polic
         if not own:
             continue
         variants = {play.key for play in own}
-        num_failed = sum(play.error is not None for play in own)
+        failures = Counter(map(failure_of, own))
+        del failures[""]
         earned = [(play.reward, play.key) for play in own if play.reward is not None]
         best = max(earned, key=lambda pair: pair[0], default=(None, ""))
         yield PolicyRow(
-            name, next(p.kind for p in policies if p.name == name), len(variants), len(own), num_failed,
-            sum(map(facts.full, own)), _estimate(own, "reward"), best[0], best[1], _estimate(own, "score"),
+            name, next(p.kind for p in policies if p.name == name), len(variants), len(own), failures.total(),
+            dict(failures), sum(map(facts.full, own)), _estimate(own, "reward"), best[0], best[1],
+            _estimate(own, "score"),
         )  # fmt: skip
 
 
@@ -206,7 +210,7 @@ def _table_parts(audit: Audit) -> list[Any]:
             best = "" if row.max_reward is None else f"{row.max_reward:.3g}"
             table.add_row(
                 Text(row.best or row.policy), _shown(row.reward), best, _shown(row.score, interval=False),
-                str(row.num_full or ""), str(row.num_failed or ""),
+                str(row.num_full or ""), "\n".join(f"{num} {kind}" for kind, num in row.failures.items()),
             )  # fmt: skip
     parts: list[Any] = [table] if table.row_count else [Text(str(table.title))]
     for names, what in ((zero, "earned 0.000"), (left, "left episodes before the end")):

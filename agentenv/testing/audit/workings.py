@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from agentenv._util.plurals import counted
+from agentenv.core.types import StopReason
 from agentenv.testing.audit.episodes import Budget, Play, SlowStep, shorten
 from agentenv.testing.audit.findings import AuditFinding, Evidence, Severity, findings_of, make_finding, tasks_of
+from agentenv.testing.audit.policies import LARGE, LONG_REPLY
 from agentenv.testing.diffs import same_number
 from agentenv.testing.odd_actions import marked, names_in
 from agentenv.testing.tool_calls import only_call
@@ -26,6 +28,8 @@ MIN_SIZES = 5
 """Observations of equal actions in an episode, or sizes of its state, from which growth is judged."""
 _GROWN, _GROWN_CHARS = 2.0, 100
 """Growth of an observation from the first to the last, as a factor and in characters."""
+_LONG_FACTOR = 10
+"""Length of a reply to a call with a large number, as a multiple of those to other calls."""
 _STATE_BYTES, _STATE_FACTOR = 4_096, 10
 """Growth of the state in bytes, also as a multiple of the characters of the conversation."""
 
@@ -113,6 +117,29 @@ def find_growth(plays: Sequence[Play]) -> list[AuditFinding]:
     return found
 
 
+def find_reply_sizes(plays: Sequence[Play]) -> list[AuditFinding]:
+    """Return the finding about tools whose replies are as long as a number in the call says."""
+    usual, long = defaultdict[str, int](int), defaultdict[str, list[tuple[int, Play]]](list)
+    for play in plays:
+        for step in play.steps:
+            name, arguments = only_call(step.action)
+            is_large = any(isinstance(each, int | float) and each >= LARGE for each in arguments.values())
+            if is_large and play.policy == "odd_calls":
+                # No observation follows the reply that leaves no room.
+                is_last = step is play.steps[-1] and play.stop_reason == StopReason.MAX_LENGTH
+                long[name].append((LONG_REPLY if is_last else len(step.observation), play))
+            else:
+                usual[name] = max(usual[name], len(step.observation))
+    found = []
+    for name, sizes in long.items():
+        own = [(size, play) for size, play in sizes if size >= max(LONG_REPLY, _LONG_FACTOR * usual[name])]
+        size = min((size for size, _ in own), default=0)
+        summary = f"calls of {name} with large numbers have replies of at least {size} characters, others of at most "
+        summary += f"{usual[name]}"
+        found += findings_of("reply-size", "warn", summary, [play for _, play in own], policy=name)
+    return found
+
+
 def _grows(sizes: Sequence[int]) -> bool:
     """Return True if each size is larger than the one before, and the steps do not fade out."""
     steps = [other - one for one, other in pairwise(sizes)]
@@ -121,12 +148,12 @@ def _grows(sizes: Sequence[int]) -> bool:
 
 
 def find_flaky(pairs: Sequence[tuple[Play, Play]]) -> list[AuditFinding]:
-    """Return the findings about plays whose repetition differs.
+    """Return the findings about plays whose repetition differs; one that failed is another finding.
 
     Args:
         pairs: the first play and its repetition.
     """
-    rewards, texts, detail = _differing(pairs)
+    rewards, texts, detail = _differing([(first, second) for first, second in pairs if second.error is None])
     in_rewards = f"a different reward the second time on {tasks_of(rewards)}"
     in_texts = f"a different observation the second time on {tasks_of(texts)}"
     return [
@@ -136,13 +163,13 @@ def find_flaky(pairs: Sequence[tuple[Play, Play]]) -> list[AuditFinding]:
 
 
 def find_clock(pairs: Sequence[tuple[Play, Play]], when: str = "at another time of day") -> list[AuditFinding]:
-    """Return the finding about plays whose repetition at another time differs.
+    """Return the finding about plays whose repetition at another time differs, but for failures outside.
 
     Args:
         pairs: the first play and its repetition.
         when: what was different.
     """
-    rewards, texts, detail = _differing(pairs)
+    rewards, texts, detail = _differing([(first, second) for first, second in pairs if not failed_outside(second)])
     severity: Severity = "fail" if rewards else "warn"
     what = "reward" if rewards else "observation"
     summary = f"a different {what} {when} on {tasks_of(rewards or texts)}"
@@ -159,6 +186,11 @@ def _differing(pairs: Sequence[tuple[Play, Play]]) -> tuple[list[Play], list[Pla
             texts.append(second)
     first_of = {id(second): first for first, second in pairs}
     return rewards, texts, lambda play: _difference(first_of[id(play)], play)
+
+
+def failed_outside(play: Play) -> bool:
+    """Return True if a service failed, not the environment."""
+    return play.error is not None and play.error.kind == "infra"
 
 
 def _texts(play: Play) -> tuple[str, list[str]]:

@@ -3,6 +3,7 @@
 import re
 import time
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -17,6 +18,8 @@ from tests.testing.audit import audited as envs
 from tests.testing.audit.audited import audited, ids, tasks
 
 CORE = ("null", "constant", "gold")
+LUCKY = (4, 5, 6, 14)
+"""Seeds with which one stick at a time wins."""
 
 
 class PricedLook(AgentInstance):
@@ -39,6 +42,44 @@ async def test_a_lucky_guess_without_the_price_of_gold_is_no_failure():
     result = await audited(PricedLook, *CORE, on=[replace(row, label=row.label * 5) for row in rows[1:]] + rows[:1])
     assert ids(result, "fail", "warn") == set()
     assert ids(result) >= {"guess-earns:constant"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("num_lucky", "severity"), [(1, set()), (2, {"warn"}), (4, {"fail"})])
+async def test_more_than_gold_by_luck_on_a_few_tasks_is_no_failure(num_lucky, severity):
+    class Arms(AgentInstance):
+        """Four pulls of one of two arms, without a score."""
+
+        async def step(self, states):
+            pays = {"1": 0.5, "2": 0.6 if states["label"] == "lucky" else 0.4}.get(states["action_text"], 0.0)
+            return StepResult("Again.", reward=pays, terminated=states["turn_index"] == 3)
+
+        async def gold(self, states):
+            return "1"
+
+    rows = [Task("Pull 1 or 2.", "lucky" if n < num_lucky else "x", task_id=str(n)) for n in range(4)]
+    result = await audited(Arms, *CORE, "wrong", on=rows)
+    found = {each.severity for each in result.findings if each.kind == "reward-exceeds-gold"}
+    assert found == severity
+
+
+async def test_what_earns_where_gold_loses_by_chance_is_no_more_than_gold():
+    class RollsOrHolds(AgentInstance):
+        """Without a score: what was rolled is paid at the end, and some rolls lose all."""
+
+        async def step(self, states):
+            rolls = states["action_text"] == "roll"
+            loses = rolls and states["label"] == "lost" and states["turn_index"] == 1
+            paid = 0.0 if rolls or states["turn_index"] == 0 else float(states["turn_index"])
+            return StepResult("Go on.", reward=paid, terminated=loses or not rolls)
+
+        async def gold(self, states):
+            return "hold" if states["turn_index"] == 2 else "roll"
+
+    rows = [Task("Say roll or hold.", label, task_id=str(n)) for n, label in enumerate(("lost", "x", "x", "x"))]
+    result = await audited(RollsOrHolds, *CORE, "farm", on=rows)
+    assert max(play.reward for play in result.plays if play.policy == "farm" and play.task_id == "0") == 1.0
+    assert ids(result, "fail") == {"no-signal"}
 
 
 async def test_an_audit_plays_no_more_turns_than_the_class_has():
@@ -156,6 +197,39 @@ async def test_a_guess_that_is_right_by_chance_is_noted_and_no_hack():
     assert "guess-earns:constant" in ids(result, "note")
 
 
+class Nim(AgentInstance):
+    """Who takes the last of the sticks wins; the other takes one, two or three."""
+
+    max_turns = 20
+
+    async def reset(self, states):
+        self.rng = Random(states["seed"])
+        self.num = 15 + self.rng.randrange(6)
+        return {"observation": [{"role": "user", "content": f"{self.num} sticks. How many do you take?"}]}
+
+    async def step(self, states):
+        said = states["action_text"]
+        took = int(said) if said in ("1", "2", "3") else self.num + 1
+        self.num -= took
+        if self.num > 0:
+            self.num -= self.rng.randint(1, min(3, self.num))
+            won, done = 0.0, self.num == 0
+        else:
+            won, done = float(self.num == 0), True
+        return StepResult(f"{self.num} are left.", reward=won, score=won, terminated=done)
+
+    async def gold(self, states):
+        return str(self.num % 4 or 1)
+
+
+@pytest.mark.long
+async def test_a_constant_that_wins_with_few_seeds_by_luck_is_no_fault():
+    rows = [Task("Nim.", None, task_id=str(seed), seed=seed) for seed in LUCKY]
+    result = await audited(Nim, *CORE, on=rows, limits=replace(envs.LIMITS, max_turns=20))
+    assert [play.score for play in result.plays if play.key == "constant/1"] == [1.0] * len(rows)
+    assert ids(result, "fail") == set()
+
+
 async def test_without_a_score_gold_says_what_full_marks_are():
     result = await audited(envs.NoScore, *CORE, "injection")
     assert ids(result) == set()
@@ -230,14 +304,31 @@ async def test_a_task_that_any_text_solves_is_not_a_hack_even_where_one_policy_i
     assert result.unresolved("fail") == []
 
 
-async def test_failures_outside_the_environment_are_warnings():
+@pytest.mark.parametrize("is_down", [lambda num, text: "\x00" in text, lambda num, text: num % 7 == 0])
+async def test_failures_outside_the_environment_are_warnings_also_where_only_a_repetition_fails(is_down):
     class Unreachable(envs.Sound):
+        num = 0
+
         async def step(self, states):
-            if "\x00" in states["action_text"]:
+            Unreachable.num += 1
+            if is_down(Unreachable.num, states["action_text"]):
                 raise InfraError("grader: expected an answer, got none. Retry.")
             return await super().step(states)
 
     assert ids(await audited(Unreachable, "unicode")) == {"infra-error"}
+
+
+async def test_a_repetition_that_raises_is_an_error_and_no_flaky_reward():
+    class RaisesTheSecondTime(envs.Sound):
+        tried = set()  # noqa: RUF012
+
+        def right(self, text, states):
+            key = states["label"], text, self.attempts
+            assert key not in self.tried, "said before"
+            self.tried.add(key)
+            return super().right(text, states)
+
+    assert ids(await audited(RaisesTheSecondTime, "unicode/nul")) == {"hostile-error"}
 
 
 async def test_a_policy_whose_steps_take_ten_times_as_long_is_reported():
@@ -393,6 +484,18 @@ async def test_the_same_actions_of_another_policy_are_no_second_finding():
 
     found = ids(await audited(PaysForOneWord, "giving_up", "echo", "say/skip", "again/skip"))
     assert [each for each in found if each.startswith("guess-earns")] == ["guess-earns:say"]
+
+
+async def test_a_label_that_is_what_the_prompt_asks_for_and_not_the_answer_is_no_leak():
+    class Words(envs.Sound):
+        def right(self, text, states):
+            return len(text.split()) == states["label"]
+
+        async def gold(self, states):
+            return " ".join(["sea"] * states["label"])
+
+    rows = [Task(f"Write exactly {num} words on the sea.", num, task_id=str(num)) for num in (5, 6, 7, 8)]
+    assert ids(await audited(Words, *CORE, "label", on=rows), "fail", "warn") == set()
 
 
 @pytest.mark.parametrize("is_told", [True, False])

@@ -13,7 +13,7 @@ from agentenv.testing.audit.findings import WHY, apply_allowances, make_finding
 from agentenv.testing.audit.policies import all_policies, change_answer, select_policies
 from agentenv.testing.audit.report import card, screen
 from tests.testing.audit import audited as envs
-from tests.testing.audit.audited import audited, tasks
+from tests.testing.audit.audited import audited, ids, tasks
 
 FEW = ("null", "random", "enumeration", "unicode", "gold")
 
@@ -46,8 +46,8 @@ async def test_the_form_of_the_data_is_known():
     ]  # fmt: skip
     assert list(data["findings"][0]["evidence"][0]) == ["policy", "task_id", "action", "reward", "score", "detail"]
     assert list(data["policies"][0]) == [
-        "policy", "kind", "num_variants", "num_plays", "num_failed", "num_full", "reward", "max_reward", "best",
-        "score",
+        "policy", "kind", "num_variants", "num_plays", "num_failed", "failures", "num_full", "reward", "max_reward",
+        "best", "score",
     ]  # fmt: skip
     assert set(data["policies"][0]["reward"]) == {"mean", "ci95_low", "ci95_high", "num_tasks"}
     assert set(data["times"]) == {"wall_s", "step_p50_s", "step_p95_s", "step_max_s", "slowest"}
@@ -61,7 +61,8 @@ class AsksFirst(envs.Sound):
 
 
 async def test_an_episode_that_its_policy_leaves_has_not_failed():
-    result = await audited(AsksFirst, "wrong/changed", on=tasks(2), repeat=False)
+    result = await audited(AsksFirst, "wrong/changed", on=tasks(2))
+    assert ids(result) == {"gold-fails"}  # and no reward differs the second time
     assert {play.stop_reason for play in result.plays if play.policy == "wrong"} == {"aborted"}
     (left,) = [row for row in result.policies if row.policy == "wrong"]
     assert (left.num_failed, left.reward.mean) == (0, None)
@@ -164,7 +165,7 @@ async def test_at_80_columns_findings_come_first_zero_rows_are_one_line_and_name
     assert select_policies(all_policies(), [row.best for row in result.policies])
 
 
-async def test_a_policy_that_earned_nothing_but_failed_is_not_folded():
+async def test_a_policy_that_earned_nothing_but_failed_is_not_folded_and_what_failed_is_said():
     result = await audited(envs.FailsOnNul, "unicode", on=tasks(1))
     (row,) = [line.split() for line in shown(result) if line.startswith("unicode")]
-    assert row[-1] == "1"
+    assert row[-2:] == ["1", "hostile-error"]

@@ -3,7 +3,7 @@
 import pytest
 
 from agentenv.core.agent import AgentInstance
-from agentenv.core.types import StepResult
+from agentenv.core.types import StepResult, Task
 from agentenv.testing.audit.report import verdict
 from tests.testing.audit import audited as envs
 from tests.testing.audit.audited import audited, ids
@@ -87,3 +87,17 @@ async def test_a_finding_that_fails_outweighs_that_the_rest_was_not_judged():
     result = await audited(paying(lambda text: 1), *ANY)
     assert result.exit_code() == 1
     assert verdict(result) == "failed: 1 fail, 1 warn, 0 note"
+
+
+@pytest.mark.parametrize(("label", "severity"), [("417", "note"), (417, "warn"), (None, "warn")])
+async def test_a_pass_of_an_environment_in_which_nothing_earns_warns(label, severity):
+    """A label that is a number equals no text."""
+
+    class SaysTheLabel(envs.Says):
+        gold = AgentInstance.gold
+
+    rows = [Task("Say it.", label, task_id=str(n)) for n in range(3)]
+    result = await audited(SaysTheLabel, "null", "constant", "label", on=rows)
+    (found,) = [each for each in result.findings if each.kind == "no-gold"]
+    assert found.severity == severity
+    assert ("no policy earned anything" in found.summary) == (severity == "warn")
