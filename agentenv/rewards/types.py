@@ -114,7 +114,8 @@ class Reward(Protocol):
 
         Raises:
             DataError: this reward cannot use the label, or another column.
-            ContractError: the reward's own code is wrong.
+            ContractError: the reward's own code is wrong; so is what raises an error that is not of infrastructure, see
+                `loading.failure_of`.
             InfraError: the grader failed; a result of status INFRA means the same.
         """
 
