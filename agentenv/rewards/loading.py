@@ -49,7 +49,7 @@ def load_function(spec: str) -> Callable[..., Any]:
         raise ConfigError(f"function: expected {spec!r} to import, got {type(error).__name__}: {error}.") from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise ConfigError(f"function: expected a function {name!r} in {where}, got {function!r}. Define it.")
+        raise ConfigError(f"{spec}: expected a function or a class {name!r}, got {function!r}. Define it.")
     return function  # type: ignore[no-any-return]
 
 

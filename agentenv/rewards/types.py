@@ -103,7 +103,10 @@ class RewardResult:
 
 
 class Reward(Protocol):
-    """A grader of one response. It may be called concurrently, from several event loops."""
+    """A grader of one response. It may be called concurrently, from several event loops.
+
+    It may have `check_row`, see `grading.check_row`, and `patience_s`, see `grading.patience_s`.
+    """
 
     @property
     def bounds(self) -> tuple[float, float]:
