@@ -66,7 +66,7 @@ def main(args: Args) -> None:
     torch.set_num_threads(1)  # of so small a model: more only wait for each other
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(args.seed)
-    items = [item for item in read_items([args.data], builtin=builtin_datasets()) if item.is_pair]
+    items = [item for item in read_items([args.data], builtin=builtin_datasets(args.data)) if item.is_pair]
     halves = [[item for item in items if half_of(item) == half] for half in (0, 1)]
     tokenizer = train_tokenizer(halves[0], args)
     model = new_model(tokenizer, args)

@@ -16,6 +16,7 @@ from agentenv._util.plurals import counted
 from agentenv.cli.flags import parse
 from agentenv.cli.help import POSITIONAL
 from agentenv.episode.tasks import TaskSource
+from agentenv.errors import AgentEnvError
 
 if TYPE_CHECKING:
     from agentenv.testing.conformance.child import CheckProgress, ChildDeath
@@ -144,6 +145,9 @@ def _total_line(config: CheckConfig, context: ConformanceContext, outcomes: Sequ
         total += f"; {counted(num_notes, 'note')}"
     if config.max_turns is None and getattr(context.agent_cls, "max_turns", None) is not None:
         total += f"; max_turns {context.limits.max_turns} (the environment's)"
+    errors = [rows for rows in context.rows(1).values() if isinstance(rows, AgentEnvError)]
+    if context.uses_default_task and errors:
+        total += f"; the built-in question replaced its data: {errors[0]}"
     if not config.quick:
         reasons: dict[str, list[str]] = {}
         for outcome in outcomes:

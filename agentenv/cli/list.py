@@ -16,7 +16,7 @@ from agentenv._util.plurals import counted
 from agentenv._util.terminal import wide_console
 from agentenv.cli.flags import parse, print_json
 from agentenv.engines.models import resolve_model, shipped_models
-from agentenv.episode.registry import GUESTS, builtin_datasets, installed_envs, load_env
+from agentenv.episode.registry import GUESTS, load_env, offered_datasets, offered_envs
 from agentenv.errors import ConfigError
 
 _PIPE_COLUMNS = 10_000
@@ -77,20 +77,23 @@ def guest_catalog(kind: str) -> list[Row]:
 
 
 def catalog() -> list[Row]:
-    """Return a row for every name that the command line accepts here."""
+    """Return a row for every name that the command line accepts here, and one for each package that offers it."""
     rows: list[Row] = []
-    for entry in installed_envs().values():
+    for entry in offered_envs():
         try:
-            summary = (load_env(entry.name).__doc__ or "no description").strip().splitlines()[0]
+            summary = (load_env(entry.value).__doc__ or "no description").strip().splitlines()[0]
         except ConfigError as error:
             summary = f"cannot be imported: {error}"
         rows.append(
             {"kind": "env", "name": entry.name, "summary": summary, "origin": f"{entry.distribution} ({entry.value})"}
         )
-    for name, path in sorted(builtin_datasets().items()):
-        with path.open("rb") as file:
-            num_tasks = sum(1 for _ in file)
-        rows.append({"kind": "data", "name": name, "summary": counted(num_tasks, "task"), "origin": str(path)})
+    for name, path in sorted(offered_datasets()):
+        try:
+            with path.open("rb") as file:
+                summary = counted(sum(1 for _ in file), "task")
+        except OSError as error:
+            summary = f"cannot be read: {error.strerror}"
+        rows.append({"kind": "data", "name": name, "summary": summary, "origin": str(path)})
     for name in shipped_models():
         folder = Path(resolve_model(name))
         config = json.loads((folder / "config.json").read_text())

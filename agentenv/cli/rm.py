@@ -193,7 +193,7 @@ def _eval(args: Sequence[str]) -> int:
     reference = None if config.reference is None else read_reference(config.reference)
     with flags_in_errors():
         parse_rm_spec(config.rm)
-        items = read_items(config.data, split=config.split, limit=config.limit, builtin=builtin_datasets())
+        items = read_items(config.data, split=config.split, limit=config.limit, builtin=builtin_datasets(*config.data))
         check_bench(config.bench, items)
         report = asyncio.run(_evaluated(config, items, reference))
     markdown = report.markdown()

@@ -73,10 +73,13 @@ def read_rows(spec: str, split: str | None = None, builtin: Mapping[str, Path] =
     """Yield each raw row of `spec` after its location for error messages; see `read_tasks` for accepted data."""
     path = Path(builtin.get(spec, spec)).expanduser()
     if not path.exists():
-        if _HUB_NAME.fullmatch(spec) is not None and not path.name.lower().endswith(_SUFFIXES):
+        if spec not in builtin and _HUB_NAME.fullmatch(spec) is not None and not path.name.lower().endswith(_SUFFIXES):
             return _hub_rows(spec, split, builtin)
         siblings = islice(path.parent.iterdir(), 1000) if path.parent.is_dir() else ()
         suggestion = did_you_mean(path.name, [entry.name for entry in siblings])
+        if spec in builtin:
+            advice = "Fix the `datasets` of the environment, or its package."
+            raise ConfigError(f"{spec}: expected a file, got none at {path}.{suggestion} {advice}")
         raise ConfigError(f"{spec}: expected a file, got none there.{suggestion} {_choices(builtin)}")
     suffix = next((suffix for suffix in _SUFFIXES if path.name.lower().endswith(suffix)), None)
     if suffix is None or not path.is_file():

@@ -10,9 +10,9 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NoReturn, Protocol, Self, cast
+from typing import Any, ClassVar, Literal, NoReturn, Protocol, Self, cast, get_args
 
-from agentenv.core.types import Completion, Conversation, Message, SamplingParams
+from agentenv.core.types import Completion, Conversation, FinishReason, Message, SamplingParams
 from agentenv.errors import AgentEnvError, ConfigError, ContractError, EngineError
 
 logger = logging.getLogger(__name__)
@@ -242,12 +242,18 @@ def _check(completion: Completion, sampling: SamplingParams, where: str, constra
         raise EngineError(f"{where}: expected ids and policy versions below 2**31, got larger ones.") from error
     if min(ids, default=0) < 0:
         raise EngineError(f"{where}: expected token ids of at least 0, got {min(ids)}.")
+    reasons = get_args(FinishReason)
+    if completion.finish_reason not in reasons:
+        raise EngineError(
+            f"{where}: expected a finish reason of {', '.join(reasons)}, got {completion.finish_reason!r}. "
+            "Fix the engine."
+        )
     if completion.finish_reason == "error":
         raise EngineError(f"{where}: expected a completion, got finish reason 'error'. Look at the engine's log.")
     if sampling.structural_tag is not None and completion.forced is None and (num or completion.answer is not None):
         raise ConfigError(
             f"{where}: expected an engine that follows structural_tag, got one that ignores it: "
-            f"{constraint_problem}. Choose another --engine."
+            f"{constraint_problem or 'its Completion has forced=None'}. Choose another --engine."
         )
     if sampling.max_tokens is not None and num > sampling.max_tokens:
         raise EngineError(

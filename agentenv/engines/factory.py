@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-from importlib.metadata import entry_points
+import inspect
+from importlib.metadata import EntryPoint, entry_points
 
+from agentenv._util.suggest import did_you_mean
 from agentenv.core.engine import Engine, EngineOptions
 from agentenv.errors import ConfigError
 
@@ -22,26 +23,35 @@ GROUP = "agentenv.engines"
 
 def engine_names() -> list[str]:
     """Return what `--engine` takes: our engines, those of installed packages, `ray` and `auto`."""
-    return ["auto", *ENGINES, "ray", *sorted(entry.name for entry in entry_points(group=GROUP))]
+    ours = ["auto", *ENGINES, "ray"]
+    return [*ours, *sorted({entry.name for entry in entry_points(group=GROUP)}.difference(ours))]
 
 
 def engine_class(name: str) -> type[Engine]:
     """Return the class of an engine. Its module is imported, its library is not.
 
     Raises:
-        ConfigError: no engine has this name, or a plugin's module is not an engine.
+        ConfigError: no engine has this name or two have it, or a plugin cannot be imported or is not an engine.
     """
+    offers = {entry.value: entry.dist.name if entry.dist else "?" for entry in entry_points(group=GROUP, name=name)}
     if name in ENGINES:
-        module, _, attribute = ENGINES[name].partition(":")
-        found = getattr(importlib.import_module(module), attribute)
-    else:
-        known = {entry.name: entry for entry in entry_points(group=GROUP)}
-        if name not in known:
-            raise ConfigError(f"--engine: expected one of {', '.join(engine_names())}, got {name!r}. Change the flag.")
-        found = known[name].load()
-    if not (isinstance(found, type) and issubclass(found, Engine)):
-        raise ConfigError(f"--engine {name}: expected a subclass of agentenv.core.engine.Engine, got {found!r}.")
-    return found
+        offers = {ENGINES[name]: "agentenv-rl", **offers}
+    if not offers:
+        names = engine_names()
+        advice = did_you_mean(name, names, "Change the flag.")
+        raise ConfigError(f"--engine: expected one of {', '.join(names)}, got {name!r}.{advice}")
+    found = " and ".join(f"{package} ({value})" for value, package in offers.items())
+    if len(offers) > 1:
+        raise ConfigError(f"--engine {name}: expected one package to offer it, got {found}. Uninstall one.")
+    try:
+        cls = EntryPoint(name, next(iter(offers)), GROUP).load()
+    except Exception as error:
+        raise ConfigError(
+            f"--engine {name}: expected {found} to import, got {type(error).__name__}: {error}. Fix the package."
+        ) from error
+    if not (isinstance(cls, type) and issubclass(cls, Engine)):
+        raise ConfigError(f"--engine {name}: expected a subclass of agentenv.core.engine.Engine, got {cls!r}.")
+    return cls
 
 
 def choose_engine(name: str, *, base_url: str | None) -> str:
@@ -63,5 +73,10 @@ def make_engine(name: str, options: EngineOptions) -> Engine:
     try:
         return cls.from_options(options)
     except TypeError as error:
-        given = dict(options.args)
-        raise ConfigError(f"--engine_args: expected arguments of the {name} engine, got {given!r}: {error}.") from error
+        if "argument" not in str(error):  # of a call; others are bugs of the engine
+            raise
+        names = ", ".join(inspect.signature(cls).parameters)
+        raise ConfigError(
+            f"--engine_args: expected arguments of the {name} engine, got {dict(options.args)!r}: {error}. "
+            f"It takes {names}."
+        ) from error

@@ -9,6 +9,8 @@ import importlib.util
 import inspect
 import os
 import sys
+import traceback
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -47,23 +49,14 @@ class EnvEntry:
 
 
 def installed_envs() -> dict[str, EnvEntry]:
-    """Return every environment in the entry point group `agentenv.envs` of installed packages, by name.
-
-    Raises:
-        ConfigError: two packages offer the same name.
-    """
-    found: dict[str, EnvEntry] = {}
-    for entry in _offered():
-        known = found.setdefault(entry.name, entry)
-        if known != entry:
-            raise ConfigError(
-                f"environment {entry.name!r}: expected one package to offer it, got {known.distribution} "
-                f"({known.value}) and {entry.distribution} ({entry.value}). Uninstall one, or name it as module:Attr."
-            )
-    return dict(sorted(found.items()))
+    """Return the environments that one package offers, by name; `load_env` refuses a name that two offer."""
+    offered = offered_envs()
+    num_offers = Counter(entry.name for entry in offered)
+    return {entry.name: entry for entry in offered if num_offers[entry.name] == 1}
 
 
-def _offered() -> tuple[EnvEntry, ...]:
+def offered_envs() -> tuple[EnvEntry, ...]:
+    """Return every environment in the entry point group `agentenv.envs` of installed packages, in order of name."""
     changes: list[tuple[str, int | None]] = []  # a folder changes if, for example, a package is installed into it
     for path in map(os.path.abspath, sys.path):
         try:
@@ -77,11 +70,12 @@ def _offered() -> tuple[EnvEntry, ...]:
 def _read_offered(paths: tuple[tuple[str, int | None], ...]) -> tuple[EnvEntry, ...]:
     """Read once for each state of `sys.path`: reading all packages' metadata takes 10 ms."""
     # Sorted: metadata has them in the order of whichever tool built the package.
-    points = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: (point.name, point.value))
+    points = entry_points(group=ENTRY_POINT_GROUP)
     packages = [point.dist.name if point.dist is not None else "?" for point in points]
-    return tuple(
+    found = {
         EnvEntry(_normal(point.name), point.value, package) for point, package in zip(points, packages, strict=True)
-    )
+    }
+    return tuple(sorted(found, key=lambda entry: (entry.name, entry.value, entry.distribution)))
 
 
 def _normal(name: str) -> str:
@@ -106,13 +100,23 @@ def load_env(spec: str) -> type[Any]:
         return _env_class(_attribute(load_file(path), attribute, spec), spec)
     if attribute:
         return _env_class(_attribute(_import(path), attribute, spec), spec)
-    envs = installed_envs()
-    if _normal(spec) in envs:
-        module, _, attribute = envs[_normal(spec)].value.partition(":")
+    offered = offered_envs()
+    own = [entry for entry in offered if entry.name == _normal(spec)]
+    if len(own) > 1:
+        found = " and ".join(f"{entry.distribution} ({entry.value})" for entry in own)
+        raise ConfigError(
+            f"environment {own[0].name!r}: expected one package to offer it, got {found}. "
+            "Uninstall one, or name it as module:Attr."
+        )
+    if own:
+        module, _, attribute = own[0].value.partition(":")
         return _env_class(getattr(_import(module), attribute, None), spec)
+    envs = dict.fromkeys(entry.name for entry in offered)
+    hint = f" Install the folder: pip install -e {spec}." if Path(spec, "pyproject.toml").is_file() else ""
     raise ConfigError(
-        f"--env: expected an installed environment ({', '.join(envs) or 'none is installed'}), module:Attr, "
-        f"path/file.py[:Attr] or KIND:NAME with a KIND of {', '.join(GUESTS)}, got {spec!r}.{did_you_mean(spec, envs)} "
+        f"environment: expected an installed one ({', '.join(envs) or 'none is installed'}), module:Attr, "
+        f"path/file.py[:Attr] or KIND:NAME with a KIND of {', '.join(GUESTS)}, got {spec!r}."
+        f"{hint or did_you_mean(spec, envs)} "
         "`agentenv list` shows what is installed."
     )
 
@@ -133,7 +137,7 @@ def _attribute(module: ModuleType, attribute: str, spec: str) -> Any:
         if not hasattr(module, attribute):
             names = [name for name, value in vars(module).items() if inspect.isclass(value)]
             raise ConfigError(
-                f"--env: expected {spec!r} to name a class, got no {attribute!r} there."
+                f"environment: expected {spec!r} to name a class, got no {attribute!r} there."
                 f"{did_you_mean(attribute, names, 'Check the name.')}"
             )
         return getattr(module, attribute)
@@ -147,7 +151,8 @@ def _attribute(module: ModuleType, attribute: str, spec: str) -> Any:
         return next(iter(own))
     names = list(own.values())
     raise ConfigError(
-        f"--env: expected one AgentInstance in {spec}, or one class with `run`, got {names}. Write {spec}:ClassName."
+        f"environment: expected one AgentInstance in {spec}, or one class with `run`, got {names}. "
+        f"Write {spec}:ClassName."
     )
 
 
@@ -158,7 +163,7 @@ def _env_class(value: Any, spec: str) -> type[Any]:
     if inspect.isclass(value) and (issubclass(value, AgentInstance) or hasattr(value, "step")):
         return as_agent(value)
     raise ConfigError(
-        f"--env: expected {spec!r} to name a class with a `step` method, got {value!r}. "
+        f"environment: expected {spec!r} to name a class with a `step` method, got {value!r}. "
         "Name a class: a subclass of agentenv.AgentInstance, or one with `run` if the agent has its own loop."
     )
 
@@ -195,16 +200,16 @@ def load_file(path: str | Path) -> ModuleType:
     return module
 
 
-def _place(error: BaseException, file: Path) -> str:
-    """Return file and line of the user's code that raised `error`."""
+def _place(error: BaseException, file: Path | None = None) -> str:
+    """Return file and line of the user's code that raised `error`, in `file` if given; empty if none ran."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    line, trace = None, error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(file):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return f"{file}:{line}" if line else str(file)
+    place = "" if file is None else str(file)
+    for name, line in ((frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)):
+        is_ours = name in (__file__, importlib.__file__) or name.startswith("<frozen")
+        if name == str(file) or (file is None and not is_ours):
+            place = f"{name}:{line}"
+    return place
 
 
 def _error_text(error: BaseException) -> str:
@@ -217,19 +222,39 @@ def _import(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:
+        place = _place(error)
+        advice = f" ({place}). Fix it, or install what it imports." if place else ". Install it or fix PYTHONPATH."
         raise ConfigError(
-            f"--env: expected to import the module {module!r}, got {_error_text(error)}. Install it or fix PYTHONPATH."
+            f"environment: expected to import the module {module!r}, got {_error_text(error)}{advice}"
         ) from error
 
 
-def builtin_datasets() -> dict[str, Path]:
-    """Return the data that installed environments ship, by name: the `datasets` of their classes.
+def builtin_datasets(*wanted: object) -> dict[str, Path]:
+    """Return the data that installed environments ship, by name, without names of different files.
+
+    Raises:
+        ConfigError: a name of `wanted` has different files.
+    """
+    paths: dict[str, list[Path]] = {}
+    for name, path in offered_datasets():
+        paths.setdefault(name, []).append(path)
+    for name, found in paths.items():
+        if name in wanted and len(found) > 1:
+            raise ConfigError(
+                f"data {name!r}: expected one environment to offer it, got {' and '.join(map(str, found))}. "
+                "Name the file."
+            )
+    return {name: found[0] for name, found in paths.items() if len(found) == 1}
+
+
+def offered_datasets() -> list[tuple[str, Path]]:
+    """Return name and file of the data that installed environments ship: the `datasets` of their classes.
 
     An environment that cannot be imported is left out, so that the others still work.
     """
-    found: dict[str, Path] = {}
-    for entry in _offered():
+    found: dict[tuple[str, Path], None] = {}  # a file that two environments offer is there once
+    for entry in offered_envs():
         with contextlib.suppress(ConfigError):
             own = getattr(load_env(entry.value), "datasets", {})
-            found.update({_normal(key): Path(path) for key, path in own.items()})
-    return found
+            found |= dict.fromkeys((_normal(key), Path(path)) for key, path in own.items())
+    return list(found)

@@ -52,7 +52,7 @@ class TaskSource:
         # All classes are imported for their data only if it may be theirs.
         is_found = data in paths or Path(data).is_file() if isinstance(data, str) else rows is not None
         # A class in a file may bring data that is not installed.
-        builtin = paths if is_found else builtin_datasets() | paths
+        builtin = paths if is_found else builtin_datasets(data) | paths
         if data is None:
             raise ConfigError(
                 "--data: expected tasks, got none. Add --data FILE.jsonl or a built-in name; write several "

@@ -161,7 +161,7 @@ class EnvDatasetBuilder:
             DataError: a row is not a task.
         """
         self.source()
-        tasks = read_tasks(self.data, builtin=builtin_datasets(), needs_label=False)
+        tasks = read_tasks(self.data, builtin=builtin_datasets(self.data), needs_label=False)
         random.Random(self.seed).shuffle(tasks)
         if not 1 <= self.batch_size <= len(tasks):
             raise ConfigError(

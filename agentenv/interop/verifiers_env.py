@@ -143,7 +143,7 @@ def _taskset(own_data: str, own_kwargs: Mapping[str, Any]) -> type:
 
         def load(self) -> Iterable[EnvTask]:
             config = self.config
-            for task in read_tasks(config.data, builtin=builtin_datasets(), needs_label=False):
+            for task in read_tasks(config.data, builtin=builtin_datasets(config.data), needs_label=False):
                 row = {"id": task.task_id, "prompt": task.prompt, "env_kwargs": config.env_kwargs}
                 row |= {"label": jsonable(task.label), "metadata": jsonable(task.metadata)}
                 seed = derive_seed(config.seed, task.task_id) if task.seed is None else task.seed

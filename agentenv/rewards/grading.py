@@ -16,6 +16,7 @@ from typing import Any
 from agentenv._util.calls import StepTimeout, bounded
 from agentenv.core.arguments import number, whole_number
 from agentenv.errors import ContractError, DataError
+from agentenv.rewards.loading import failure_of
 from agentenv.rewards.types import GroupReward, Response, Reward, RewardResult, Status
 
 _USAGE: ContextVar[dict[str, float] | None] = ContextVar("usage", default=None)
@@ -74,10 +75,10 @@ def collect_failures() -> Iterator[list[Exception]]:
 async def grade(reward: Reward, response: Response, *, limit_s: float | None = None) -> RewardResult:
     """Return the result of one response; never raises for a response, however its grader fails.
 
-    The status is LABEL if the reward cannot use the row, and ERROR if its own code is wrong: it raised a ContractError,
-    or returned no RewardResult. It is INFRA if the reward raised anything else, returned nothing within `limit_s`
-    (default: `patience_s(reward)`), or returned a reward outside of its bounds. Waiting for a free worker or a place in
-    the sandbox does not count.
+    The status is LABEL if the reward cannot use the row, and ERROR if its own code is wrong: it raised (see
+    `loading.failure_of`), or returned no RewardResult. It is INFRA if infrastructure failed, nothing was returned
+    within `limit_s` (default: `patience_s(reward)`), or a reward outside of its bounds was. Waiting for a free worker
+    or a place in the sandbox does not count.
     """
     limit_s = patience_s(reward) if limit_s is None else limit_s
     text: Any = response.text
@@ -95,7 +96,7 @@ async def grade(reward: Reward, response: Response, *, limit_s: float | None = N
     except Exception as error:  # noqa: BLE001 - one response's grader must not end its batch; the result carries it
         if (errors := _FAILURES.get()) is not None:
             errors.append(error)
-        return failed_by(error)
+        return failed_by(failure_of(error, type(reward).__name__))
 
 
 def failed_by(error: BaseException) -> RewardResult:

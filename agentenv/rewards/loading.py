@@ -11,6 +11,7 @@ import json
 import math
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -48,7 +49,7 @@ def load_function(spec: str) -> Callable[..., Any]:
         raise ConfigError(f"function: expected {spec!r} to import, got {type(error).__name__}: {error}.") from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise ConfigError(f"function: expected a function {name!r} in {where}, got {function!r}. Define it.")
+        raise ConfigError(f"{spec}: expected a function or a class {name!r}, got {function!r}. Define it.")
     return function  # type: ignore[no-any-return]
 
 
@@ -185,21 +186,23 @@ _HTTP_CLIENTS = frozenset(["http", "httpx", "httpcore", "requests", "urllib3", "
 
 
 def failure_of(error: BaseException, where: str) -> AgentEnvError:
-    """Return the error of grading for what a function raised: a ContractError with the file and line in its code.
+    """Return the error of grading for what a reward raised: a ContractError with the file and line in its code.
 
     Another attempt would fail the same way, unless the machine or another one failed: broken connections, time limits,
     errors of HTTP clients and too little memory are InfraErrors. Errors of this library stay as they are.
     """
     if isinstance(error, AgentEnvError):
         return error
-    place = f" at {found}" if (found := place_of(error)) else ""
+    places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
+    found = place_of(error) or "".join(places[-1:])  # a reward of this library has no line outside of it
+    place = f" at {found}" if found else ""
     message = f"{where}: expected a reward, got {type(error).__name__}: {error}"[:400]
     for cause in (error, error.__cause__, error.__context__, getattr(error, "reason", None)):
         is_of_client = isinstance(cause, Exception) and type(cause).__module__.partition(".")[0] in _HTTP_CLIENTS
         # An OSError is also a broken connection or a time limit.
         if is_of_client or (isinstance(cause, OSError | MemoryError) and not isinstance(cause, _OF_FILES)):
             return InfraError(f"{message}{place}")
-    return ContractError(f"{message}{place}. Fix the function; for what may pass, let it raise InfraError.")
+    return ContractError(f"{message}{place}. Fix the reward; for what may pass, let it raise InfraError.")
 
 
 def handle(request: dict[str, Any]) -> dict[str, Any]:

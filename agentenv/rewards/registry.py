@@ -5,12 +5,14 @@
     reward_from({"sum": {"answer": {"reward": "math"}, "format": {"reward": "format", "weight": 0.05}}})
     reward_from({"route": {"math": "math", "code": {"code": {"scale": "guide"}}}, "key": "data_source"})
 
-To add a reward: write `rules/NAME.py` with a class that has `bounds` and `async def grade` (`rules/length.py` is a
-model), add its line to REWARDS, write `tests/rewards/rules/test_NAME.py`, and name it in `docs/how-to/rewards.md`.
-`by_row=True` says that it needs nothing but a row: the environment `verify` then offers it as a domain; a test fails
-until one without it, or one with required options, is in its list. What a model's text could make slow runs in a worker
-process: see `workers/pool.py`, and `rules/regex.py` for a model. Users need no line here: they name `FILE.py:Name`.
-Nothing is imported before it is used.
+To add a reward: write `rules/NAME.py` with a class that has `bounds` and `async def grade`, add its line to REWARDS,
+write `tests/rewards/rules/test_NAME.py`, and name it in `docs/how-to/rewards.md`. `rules/similarity.py` is a model of
+one that grades an answer, and `rules/length.py` of a penalty. `by_row=True` says that it needs nothing but a row: the
+environment `verify` then offers it as a domain; tests fail until one without it, or one with required options, is in
+their lists. If its label is the answer, `gold` of `verify` returns it, so that `agentenv audit` knows a right one.
+`check_row` is for rows that it can refuse before an answer (`rules/math/reward.py`). What a model's text could make
+slow runs in a worker process: see `workers/pool.py`, and `rules/regex.py` for a model. Users need no line here: they
+name `FILE.py:Name`. Nothing is imported before it is used.
 """
 
 from __future__ import annotations

@@ -103,7 +103,10 @@ class RewardResult:
 
 
 class Reward(Protocol):
-    """A grader of one response. It may be called concurrently, from several event loops."""
+    """A grader of one response. It may be called concurrently, from several event loops.
+
+    It may have `check_row`, see `grading.check_row`, and `patience_s`, see `grading.patience_s`.
+    """
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -114,7 +117,8 @@ class Reward(Protocol):
 
         Raises:
             DataError: this reward cannot use the label, or another column.
-            ContractError: the reward's own code is wrong.
+            ContractError: the reward's own code is wrong; so is what raises an error that is not of infrastructure, see
+                `loading.failure_of`.
             InfraError: the grader failed; a result of status INFRA means the same.
         """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
@@ -18,7 +18,7 @@ from agentenv.engines.opening import open_engine
 from agentenv.engines.pool import EnginePool
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.engines.vllm.http import VLLMHTTPEngine
-from agentenv.errors import ConfigError
+from agentenv.errors import ConfigError, EngineError
 from agentenv.testing.tokenizers import CharTokenizer
 from tests.api_model import completion as chat_completion
 from tests.api_model import served
@@ -109,7 +109,7 @@ async def test_tokens_are_scored_or_the_engine_says_that_it_cannot(engine):
         assert len(scores) == 3
         assert math.isnan(scores[0])
     elif not isinstance(engine, VLLMHTTPEngine):  # the tests of that engine have answers of a server to score
-        with pytest.raises(ConfigError, match=r"--engine: expected one that scores tokens, got (Scripted|Chat)Engine"):
+        with pytest.raises(ConfigError, match=r"--engine: expected one that scores tokens, got \w+Engine"):
             await engine.score(PROMPT)
 
 
@@ -150,13 +150,22 @@ class Echo(Engine):
         return Completion(tuple(prompt_token_ids[: sampling.max_tokens]))
 
 
+class Buggy(Echo):
+    """Raises a TypeError of its own when it is constructed."""
+
+    def __init__(self):
+        self.num = None + 1
+
+
 @pytest.fixture
 def installed(monkeypatch):
-    """A package that has the engines `echo`, and `other`, which is none."""
-    found = [
-        EntryPoint("echo", f"{__name__}:Echo", factory.GROUP), EntryPoint("other", f"{__name__}:ask", factory.GROUP)
+    """Packages with the engines `echo`, `buggy`, `hf` and twice `typo`, and with what is none."""
+    offers = [
+        ("echo", ":Echo"), ("echo", ":Echo"), ("buggy", ":Buggy"), ("typo", ":Echo"), ("typo", ":Buggy"),
+        ("hf", ":Echo"), ("other", ":ask"), ("gone", "_gone:Echo"), ("noattr", ":Gone"),
     ]  # fmt: skip
-    monkeypatch.setattr(factory, "entry_points", lambda group: found if group == factory.GROUP else [])
+    found = [EntryPoint(name, f"{__name__}{place}", factory.GROUP) for name, place in offers]
+    monkeypatch.setattr(factory, "entry_points", EntryPoints(found).select)
 
 
 @pytest.mark.usefixtures("installed")
@@ -169,11 +178,46 @@ async def test_an_installed_package_adds_an_engine_by_its_entry_point():
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_wrong_name_argument_or_class_is_refused_by_name():
-    options = EngineOptions("m", CharTokenizer(), args={"nonsense": 1})
-    with pytest.raises(ConfigError, match=r"--engine: expected one of auto, hf, .*, ray, echo, other, got 'gpt'"):
-        make_engine("gpt", options)
-    with pytest.raises(ConfigError, match=r"--engine_args: expected arguments of the echo engine, got .*nonsense"):
-        make_engine("echo", options)
-    with pytest.raises(ConfigError, match=r"--engine other: expected a subclass of .*Engine, got <function"):
-        make_engine("other", options)
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("gpt", "--engine: expected one of auto, hf, .*, ray, buggy, echo, gone, noattr, other, typo, got 'gpt'"),
+        ("ecoh", "got 'ecoh'. Did you mean 'echo'?"),
+        ("echo", r"--engine_args: expected arguments of the echo engine, got .*nonsense.*\. It takes num\."),
+        ("other", "--engine other: expected a subclass of .*Engine, got <function"),
+        ("typo", r"--engine typo: expected one package to offer it, got .*:Echo\) and .*:Buggy\)\. Uninstall one"),
+        ("hf", r"--engine hf: expected one package to offer it, got agentenv-rl \(.*:HFEngine\) and .*:Echo\)"),
+        ("gone", r"--engine gone: expected \? \(\S+_gone:Echo\) to import, got ModuleNotFoundError: .*_gone'"),
+        ("noattr", r"--engine noattr: expected \? \(\S+:Gone\) to import, got AttributeError: .* no attribute 'Gone'"),
+    ],
+)
+def test_a_wrong_name_argument_or_class_is_refused_by_name(name, says):
+    with pytest.raises(ConfigError, match=says):
+        make_engine(name, EngineOptions("m", CharTokenizer(), args={"nonsense": 1}))
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_engines_own_type_error_is_not_blamed_on_the_flags():
+    with pytest.raises(TypeError, match="unsupported operand"):
+        make_engine("buggy", EngineOptions("m", CharTokenizer()))
+
+
+class Odd(Echo):
+    """Says what it was told to say, whatever it was asked."""
+
+    constraint_problem = ""
+
+    async def generate(self, prompt_token_ids, sampling, *, request_id):
+        return Completion((1,), self.num)
+
+
+@pytest.mark.parametrize(
+    ("reason", "tag", "error", "says"),
+    [
+        ("eos", None, EngineError, "expected a finish reason of stop, length, abort, error, repetition, got 'eos'"),
+        ("stop", TAG, ConfigError, "got one that ignores it: its Completion has forced=None. Choose"),
+    ],
+)
+async def test_a_completion_that_no_record_should_have_is_refused(reason, tag, error, says):
+    with pytest.raises(error, match=says):
+        await ask(Odd(reason), SamplingParams(max_tokens=1, structural_tag=tag))

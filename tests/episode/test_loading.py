@@ -21,6 +21,7 @@ from agentenv.episode.endpoint.agent import ChatAgentSource
 from agentenv.episode.registry import env_source, installed_envs, load_env, load_file
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.source import EnvSource, as_agent
+from agentenv.episode.tasks import TaskSource
 from agentenv.errors import ConfigError
 from agentenv.interop.agent_files import load_agent_func
 from agentenv.testing.tokenizers import CharTokenizer
@@ -96,13 +97,13 @@ def test_input_that_is_not_a_class_with_a_step_is_refused(tmp_path, attribute):
         ("math_rety", "Did you mean 'math_retry'?"),
         ("MathRetry", "Did you mean 'math_retry'?"),
         ("zzzzzz", "`agentenv list` shows what is installed."),
-        ("no_such_module:Env", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("no_such_module:Env", "ModuleNotFoundError: No module named 'no_such_module'. Install it or fix PYTHONPATH."),
         ("agentenv_envs.math_retry:Nope", "to name a class, got no 'Nope' there. Check the name."),
         (":Env", "expected to import the module ''"),
         ("missing/file.py:Env", "expected an existing .py file, got none"),
         (
             "",
-            "expected an installed environment (code_sandbox, guess_number, gymnasium_text, math_retry, "
+            "environment: expected an installed one (code_sandbox, guess_number, gymnasium_text, math_retry, "
             "reasoning_gym, rm_chat, tool_use, verify), module:Attr, path/file.py[:Attr] or KIND:NAME with a KIND of "
             "gem, inspect, openenv, textarena, textworld, verifiers,",
         ),
@@ -112,6 +113,13 @@ def test_a_name_that_means_nothing_is_one_line_with_what_may_have_been_meant(spe
     with pytest.raises(ConfigError) as error:
         load_env(spec)
     assert message in str(error.value)
+
+
+def test_the_folder_of_a_package_that_is_not_installed_is_to_be_installed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "math_rety/pyproject.toml", "")
+    with pytest.raises(ConfigError, match=r"got 'math_rety'. Install the folder: pip install -e math_rety. `agentenv"):
+        load_env("math_rety")
 
 
 def test_wrong_constructor_arguments_are_refused_before_any_episode_with_those_it_takes():
@@ -158,6 +166,44 @@ def test_one_name_but_for_the_dash_offered_by_two_packages_is_an_error_that_name
     assert "expected one package to offer it" in said
     assert "first-pack (first_pack:Game)" in said
     assert "second-pack (second_pack:Game)" in said
+    assert python(LOAD.format(spec="math_retry"), tmp_path).startswith("agentenv_envs")
+    listed = python("from agentenv.cli.list import catalog; print(*(r['origin'] for r in catalog()))", tmp_path)
+    assert "first-pack (first_pack:Game) second-pack (second_pack:Game)" in listed
+
+
+@pytest.mark.long
+def test_one_name_of_data_offered_by_two_environments_is_an_error_for_that_name_that_names_both(tmp_path):
+    write(tmp_path / "clash_pack.py", ENV.format(name="Game") + "    datasets = {'word-problems': '/theirs.jsonl'}\n")
+    offer(tmp_path, "clash-pack", "zclash", "clash_pack:Game")
+    read = """
+        from agentenv.errors import ConfigError
+        from agentenv.episode.tasks import TaskSource
+        for data in ("word_problems", "word_problems_train"):
+            try:
+                print(len(TaskSource(data).read({}, limit=1)))
+            except ConfigError as error:
+                print(error)
+        from agentenv.cli.list import catalog
+        print([r["origin"] for r in catalog() if r["name"] == "word_problems"])
+    """
+    refused, *read, listed = python(read, tmp_path).splitlines()
+    assert refused.startswith("data 'word_problems': expected one environment to offer it, got ")
+    assert "/word_problems.jsonl and /theirs.jsonl. Name the file" in refused
+    assert read == ["1"]
+    assert "/theirs.jsonl" in listed
+    assert "/word_problems.jsonl" in listed
+
+
+@pytest.mark.long
+def test_data_whose_file_is_missing_affects_no_other_and_is_named_with_its_path(tmp_path):
+    missing = tmp_path / "gone.jsonl"
+    write(tmp_path / "bare_pack.py", ENV.format(name="Game") + f"    datasets = {{'bare': {str(missing)!r}}}\n")
+    offer(tmp_path, "bare-pack", "bare", "bare_pack:Game")
+    listed = python("from agentenv.cli.list import catalog; print(*(r['summary'] for r in catalog()))", tmp_path)
+    assert "cannot be read: No such file or directory" in listed
+    assert "200 tasks" in listed
+    with pytest.raises(ConfigError, match=f"^bare: expected a file, got none at {missing}"):
+        TaskSource().read({"bare": missing})
 
 
 def test_a_package_that_is_installed_meanwhile_is_found(tmp_path, monkeypatch):
@@ -189,7 +235,9 @@ def test_a_broken_package_does_not_affect_others_and_is_listed_as_broken(tmp_pat
         == "code_sandbox guess_number gymnasium_text frozen_lake frozen_lake_slippery cliff_walking taxi blackjack "
         "word_problems word_problems_train reasoning_gym rm_chat_prompts rm_chat_pairs tool_use verify_mixed"
     )
-    assert "expected to import the module 'broken_pack'" in python(LOAD.format(spec="broken_env"), tmp_path)
+    said = python(LOAD.format(spec="broken_env"), tmp_path)
+    assert "expected to import the module 'broken_pack'" in said
+    assert f"({tmp_path}/broken_pack.py:1). Fix it, or install what it imports." in said
     listed = python("from agentenv.cli.list import catalog; print([r['summary'] for r in catalog()])", tmp_path)
     assert "cannot be imported" in listed
 

@@ -176,7 +176,7 @@ async def test_input_that_is_not_a_reward_is_a_failed_function_and_never_zero(va
 )
 async def test_a_function_that_raises_is_its_authors_error_with_file_and_line(functions, name, killable):
     line = Path(functions).read_text().splitlines().index(f"{name}(response):") + 2
-    with pytest.raises(ContractError, match=rf"(JSONDecodeError|SystemExit): .* at {functions}:{line}\. Fix the func"):
+    with pytest.raises(ContractError, match=rf"(JSONDecodeError|SystemExit): .* at {functions}:{line}\. Fix"):
         await FunctionReward(f"{functions}:{name.split()[-1]}", killable=killable).grade(RESPONSE)
 
 

@@ -74,7 +74,7 @@ def test_a_result_holds_finite_numbers_and_none_of_a_failed_grader(reward, optio
     [
         ("label", Status.LABEL, "expected a number, got None"),
         ("down", Status.INFRA, "InfraError: judge: expected an answer"),
-        ("bug", Status.INFRA, "ZeroDivisionError: division by zero"),
+        ("bug", Status.ERROR, f"Scripted: expected a reward, got ZeroDivisionError: division by zero at {__file__}:"),
         ("hang", Status.INFRA, "Scripted.grade: expected an answer within 0.05 s, got none. Raise limit_s."),
         ("late", Status.INFRA, "TimeoutError: the read operation timed out"),
         ("high", Status.INFRA, "expected a reward in 0..1, got 1.5"),

@@ -80,7 +80,7 @@ UNKNOWN = {
     "mathrulerewardworker": "Did you mean 'MathRuleRewardWorker'",
     "": "Check its name.",
     "nothing like it": "expected one of math, code",
-    "agentenv.rewards.rules.math.reward:Nothing": "expected a function 'Nothing' in agentenv.rewards.rules.math.reward",
+    "agentenv.rewards.rules.math.reward:Nothing": "Nothing: expected a function or a class 'Nothing', got None.",
     "no.such.module:A": "expected 'no.such.module:A' to import, got ModuleNotFoundError",
     "nowhere.py:f": "expected a Python file, got 'nowhere.py'",
     "agentenv.core.types:Task": "Task",
@@ -194,7 +194,7 @@ async def test_a_function_of_a_file_is_a_reward(name, file):
 
 @pytest.mark.parametrize("name", ["NoReward", "NUMBER", "nothing"])
 def test_input_that_is_not_a_reward_is_refused(name, file):
-    with pytest.raises(ConfigError, match=f"expected a (reward, with `bounds`|function '{name}')"):
+    with pytest.raises(ConfigError, match=f"expected a (reward, with `bounds`|function or a class '{name}')"):
         make_reward(f"{file}:{name}")
 
 

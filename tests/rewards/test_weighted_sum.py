@@ -47,7 +47,7 @@ async def test_a_dead_judge_never_leaves_the_format_term_the_whole_reward():
     ("failures", "status"),
     [
         ([InfraError("down")], Status.INFRA),
-        ([ValueError("bug")], Status.INFRA),
+        ([ValueError("bug")], Status.ERROR),
         ([DataError("no label")], Status.LABEL),
         ([InfraError("down"), DataError("no label")], Status.LABEL),
         ([InfraError("down"), ContractError("wrong code")], Status.ERROR),

@@ -396,6 +396,13 @@ async def test_21_numbers_that_are_not_declared_are_left_out_and_named_once(capl
     assert caplog.text.count("got none for ['b']") == 1
 
 
+async def test_21_declared_numbers_that_a_sound_episode_lacks_are_named_once(caplog):
+    await execute(executor(DONE, prompt="", logs=LOGS), LLM("hi"))
+    assert "which an episode lacks" not in caplog.text
+    await siblings(executor(reply(done=True, extra_logs={"b": 2.0}), logs=LOGS), LLM("hi"), 3)
+    assert caplog.text.count("got ['a', 'c', 'd', 'e'], which an episode lacks") == 1
+
+
 @pytest.mark.parametrize("name", ["reward", "score", "response_clip_ratio", "kl", "failed"])
 async def test_22_logs_never_overwrite_the_trainers_own(name):
     with pytest.raises(ContractError, match=f"expected names that the trainer does not use.*{name}"):

@@ -164,7 +164,7 @@ class AgentExecutor:
         self._siblings: dict[str, SiblingRewards] = {}
         self._failures = FailureCount(f"{type(self).__name__}.execute")
         self._chat: Chat | None = None
-        self._undeclared: set[str] = set()
+        self._reported: set[str] = set()
 
     async def execute(
         self,
@@ -295,19 +295,25 @@ class AgentExecutor:
     async def _report(
         self, call: _EpisodeCall, trajectory: Trajectory, response: ResponseDict, problem: str | None
     ) -> None:
-        """Warn once of each number that is not in `logs`; count a failed episode, and raise or set its reward."""
+        """Warn once of each name that `logs` or the infos lack; count a failed episode, and raise or set its reward."""
         cls = type(self)
         infos = [turn.result.info for turn in trajectory.turns if turn.result is not None]
         numbers = {name for info in infos for name, value in info.items() if not isinstance(value, str)}
-        undeclared = numbers - set(cls.logs) - self._undeclared
-        if undeclared:
-            self._undeclared |= undeclared
-            logger.warning(
+        for names, message in (
+            (
+                numbers - set(cls.logs),
                 "%s.logs: expected the names of all numbers that OpenRLHF should log, got none for %s. "
                 "Add them, each with a rule that combines the turns' values.",
-                cls.__name__,
-                sorted(undeclared),
-            )
+            ),
+            (
+                set(cls.logs) - numbers if problem is None else set[str](),
+                "%s.logs: expected names of numbers in the turns' `info`, got %s, which an episode lacks: OpenRLHF "
+                "logs 0.0 for it there. Remove or rename what the environment does not return.",
+            ),
+        ):
+            if found := names - self._reported:
+                self._reported |= found
+                logger.warning(message, cls.__name__, sorted(found))
         reward = None
         if problem is not None and cls.on_error == "mask":
             reward = await call.siblings.replace_reward(response)

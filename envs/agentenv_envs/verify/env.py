@@ -33,7 +33,7 @@ class Verify(AgentInstance):
     in OpenRLHF, that is an object: `{"domain": "math", "label": "42"}`, with the row's other columns in it.
 
     Reward and score are those of the reward. An answer that a token limit cut is truncated, and still graded. A failed
-    grader raises, so that the episode is retried; it is never a wrong answer.
+    grader raises, so that the episode is retried unless its code is wrong; it is never a wrong answer.
 
     info: correct (0/1, the score is 1; missing without a score), the reward's known components, and no_answer,
     parse_error, timeout (0/1); status, extracted and detail as texts. If rows have domains, all numbers are also there
@@ -102,6 +102,7 @@ class Verify(AgentInstance):
 
         Raises:
             DataError: the row has no known domain, or its reward cannot use the label.
+            ContractError: the reward's own code is wrong.
             InfraError: the grader failed.
         """
         label, columns = row_of(states, (self.key,))

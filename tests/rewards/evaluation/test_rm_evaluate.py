@@ -41,7 +41,7 @@ def failing(error):
         (failing(DataError("too long")), "data: too long"),
         (failing(InfraError("status 500")), "infra: InfraError: status 500"),
         (failing(ContractError("a function raised")), "contract: a function raised"),
-        (failing(RuntimeError("a bug")), "infra: RuntimeError: a bug"),
+        (failing(RuntimeError("a bug")), "contract: ModelReward: expected a reward, got RuntimeError: a bug at "),
         (lambda text: float("nan") if "bad" in text else 1.0, "infra"),
         (lambda text: float("inf") if "bad" in text else 1.0, "infra"),
     ],

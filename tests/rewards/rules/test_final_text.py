@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.rewards.registry import make_reward
+from agentenv.rewards.registry import REWARDS, make_reward
 from agentenv.rewards.rules.text import final_text, thought_text, with_opened_thought, without_special_tokens
 from agentenv.rewards.types import Response, Status
 
@@ -64,21 +64,28 @@ def test_a_prompt_opens_the_thought_of_its_response(prompt, opened):
     assert final_text(f"5{opened.replace('[', '[/').replace('<', '</')}4", prompt) == ("4" if opened else "54")
 
 
-@pytest.mark.parametrize(
-    ("reward", "label", "text"),
-    [
-        ("math", "4", r"Perhaps \boxed{4}. But let me"),
-        ("choice", "A", r"Perhaps \boxed{A}. But let me"),
-        ("general_val", "4", r"Perhaps \boxed{4}. But let me"),
-        ("crossthink_qa", "A", r"Perhaps \boxed{A}. But let me"),
-        ("regex", "4", "Perhaps 4"),
-        ("similarity", "4", "4"),
-        ("json_schema", {}, "{}"),
-        ("detection", [{"bbox_2d": [0, 0, 9, 9], "label": "cat"}], '[{"bbox_2d": [0, 0, 9, 9], "label": "cat"}]'),
-        ("ifeval", {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}, "Perhaps. But let me"),
-        ("code", [{"stdin": "", "stdout": "4"}], "```python\nprint(4)\n```\nBut let me"),
-    ],
-)
+ANSWERS = [
+    ("math", "4", r"Perhaps \boxed{4}. But let me"),
+    ("choice", "A", r"Perhaps \boxed{A}. But let me"),
+    ("general_val", "4", r"Perhaps \boxed{4}. But let me"),
+    ("crossthink_qa", "A", r"Perhaps \boxed{A}. But let me"),
+    ("regex", "4", "Perhaps 4"),
+    ("similarity", "4", "4"),
+    ("json_schema", {}, "{}"),
+    ("detection", [{"bbox_2d": [0, 0, 9, 9], "label": "cat"}], '[{"bbox_2d": [0, 0, 9, 9], "label": "cat"}]'),
+    ("ifeval", {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}, "Perhaps. But let me"),
+    ("code", [{"stdin": "", "stdout": "4"}], "```python\nprint(4)\n```\nBut let me"),
+]
+"""For each reward that grades an answer: a label, and a right answer in a thought."""
+FORMS = {"format", "tool_call_format", "length", "thought_length", "repetition"}
+"""Rewards that grade all of the text."""
+
+
+def test_every_reward_of_a_row_is_in_one_of_these_lists():
+    assert {name for name, *_ in ANSWERS} == {name for name, entry in REWARDS.items() if entry.by_row} - FORMS
+
+
+@pytest.mark.parametrize(("reward", "label", "text"), ANSWERS)
 async def test_a_thought_without_an_end_is_no_answer_for_any_reward(reward, label, text):
     opened = Response(text, label, "Q<|im_end|>\n<|im_start|>assistant\n<think>\n")
     result = await make_reward(reward).grade(opened)

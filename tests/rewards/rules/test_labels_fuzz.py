@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentenv.rewards import registry
 from agentenv.rewards.grading import grade
 from agentenv.rewards.registry import make_reward
 from agentenv.rewards.types import Response, Status
@@ -80,6 +81,7 @@ def test_right_rows_are_graded(run, name):
 
 DEEP = reduce(lambda inner, _: [inner], range(5000), "1")
 FOUND = [
+    *(({"label": None}, name) for name in RIGHT),
     *(({"label": DEEP, "options": ["Rome", "Paris"]}, name) for name in RIGHT),
     *(({"label": {"a": DEEP}, "options": DEEP}, name) for name in RIGHT),
     ({"instruction_id_list": DEEP}, "ifeval"),
@@ -114,6 +116,12 @@ PIECES = (
 RULES = RIGHT | {
     name: [{}] for name in ("format", "tool_call_format", "length", "thought_length", "overlong", "repetition")
 }
+
+
+def test_every_rule_but_code_which_runs_programs_is_fuzzed():
+    assert RULES.keys() | {"code"} == {
+        name for name, entry in registry.REWARDS.items() if entry.path.startswith("rules.")
+    }
 
 
 @pytest.mark.long

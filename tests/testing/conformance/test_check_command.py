@@ -206,3 +206,14 @@ def test_a_misspelt_keyword_is_not_a_matter_of_actions(guess, capsys):
     out = capsys.readouterr().out
     assert "got an unexpected keyword argument 'rewards'. Fix it." in out
     assert "Handle every action" not in out
+
+
+def test_a_question_of_its_own_in_place_of_data_that_cannot_be_read_is_told(folder, capsys):
+    (folder / "bare.py").write_text(
+        ENV.replace("said = []", "datasets = {'bare': 'gone.jsonl'}").replace("self.said.append(1)", "")
+    )
+    assert command(["check", "bare.py", "--quick"]) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith(
+        "bare.py: no contract errors; the built-in question replaced its data: gone.jsonl: expected a"
+    )
