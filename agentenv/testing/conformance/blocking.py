@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv._util.paths import is_own_import
-from agentenv.testing.conformance.cases import EpisodeCase, script
+from agentenv.testing.conformance.cases import EpisodeCase, Script
 from agentenv.testing.conformance.context import ConformanceContext
 from agentenv.testing.conformance.probes import BLOCKS_S, InstrumentedCoroutine, line_in
 from agentenv.testing.conformance.problems import Problem, after_action, place_of_method, problem_at
@@ -148,7 +148,7 @@ def _stretches(context: ConformanceContext, file: str) -> _Stretches:
     stretches = _Stretches(file)
 
     async def run() -> None:
-        longs = [EpisodeCase(context.tasks[0], "long", script([text])) for text in _LONG]
+        longs = [EpisodeCase(context.tasks[0], "long", Script([text])) for text in _LONG]
         loop = asyncio.get_running_loop()
         loop.set_task_factory(stretches.make_task)
         try:

@@ -19,11 +19,10 @@ from types import CodeType, FrameType
 from typing import Any
 
 from agentenv.core.types import Task
-from agentenv.engines.scripted import Request
 from agentenv.errors import AgentEnvError, EpisodeFailed
 from agentenv.interop.openrlhf.executor import AgentFunc
 from agentenv.testing.chats import observation_text
-from agentenv.testing.conformance.cases import ODD_ACTIONS, EpisodeCase
+from agentenv.testing.conformance.cases import ODD_ACTIONS, EpisodeCase, Script
 from agentenv.testing.conformance.context import ConformanceContext
 from agentenv.testing.shifted_clock import modules_of
 from agentenv.testing.tool_calls import calls_with_world, commands_of, options_of, words_of
@@ -100,7 +99,7 @@ class _Explorer:
         self.known |= reached
         if not said or not (new or failed):
             return False
-        case = EpisodeCase(candidate.task, candidate.name, _Script(tuple(said)), candidate.seed, len(said))
+        case = EpisodeCase(candidate.task, candidate.name, Script(tuple(said)), candidate.seed, len(said))
         self.kept.append(case)
         return True
 
@@ -135,16 +134,6 @@ class _Explorer:
             texts = [*reversed(seen[-2:]), *row, seen[0]]
             return [*calls_with_world(tools, texts, each=8).values(), *commands_of(seen[0])[:4], str(task.label)]
         return filled(seen[0], [*row, *seen[-2:]], [*said[:1], str(task.label)])
-
-
-@dataclass(frozen=True)
-class _Script:
-    """Fixed actions, the last of which is repeated; it can be pickled."""
-
-    actions: tuple[str, ...]
-
-    def __call__(self, request: Request) -> str:
-        return self.actions[min(request.turn_index, len(self.actions) - 1)]
 
 
 def filled(prompt: str, texts: Sequence[str], examples: Sequence[str]) -> list[str]:
