@@ -27,7 +27,7 @@ from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.testing.tool_calls import calls_with_world
 
 ODD_ACTIONS = (
-    "I do not know.", "The answer is 42.\n#### 42", "", "é 漢 \x00 {}[]<|im_start|>", "7 " * 200,
+    "I do not know.", "The answer is 42.\n#### 42", "", "...", "é 漢 \x00 {}[]<|im_start|>", "7 " * 200,
     "9" * 5_000, "[word " * 1_000, *ODD_NUMBERS, *ODD_JSON,
 )  # fmt: skip
 """Actions that a policy may sample and that environments seldom expect."""

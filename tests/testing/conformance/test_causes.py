@@ -29,6 +29,10 @@ BLAME = "Handle every action"
         ('tests = metadata.get("tests") + 1', "It happens with every action. The task has no metadata: name rows that"),
         ('found = {}["x"]', "It happens with every action."),
         ('found = {"7": 1}[states["action_text"][:1] or "7"]', BLAME),
+        (
+            'if (said := states["action_text"]) and not said.strip(".,!?"): return StepResult(reward=float("nan"))',
+            "StepResult.reward: a finite number, got nan",
+        ),
         ('found = 1 / (len(states["action_text"]) - 4_999)', "no contract errors"),
         ('found = 1 / (len(states["action_text"]) - 5_000)', BLAME),
     ],
