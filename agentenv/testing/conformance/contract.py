@@ -176,11 +176,12 @@ class _Trial:
 
     def of_any_action(self, problem: Problem) -> Problem:
         """Return the problem of an exception that every action causes."""
-        if problem.fix != HANDLE_ACTIONS:
+        if not problem.fix.endswith(HANDLE_ACTIONS):
             return problem
         cls, is_missing = self.context.agent_cls, not self.task.metadata
         advice = NO_METADATA if is_missing and "metadata" in source_of(cls) else "Fix it."
-        return replace(problem, fix=f"It happens with every action. {advice}")
+        fix = problem.fix.replace(HANDLE_ACTIONS, f"It happens with every action. {advice}")
+        return replace(problem, fix=fix)
 
     async def episode(self, actions: list[str], seen: list[MethodCall]) -> Trajectory:
         """Run one episode of these actions."""

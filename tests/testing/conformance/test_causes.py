@@ -19,6 +19,7 @@ class Agent(AgentInstance):
         return StepResult(terminated=True)
 """
 BLAME = "Handle every action"
+SERVICE = "If a service failed, raise agentenv.errors.InfraError from it: the episode runs again. It happens with every"
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,16 @@ BLAME = "Handle every action"
         ('tests = metadata.get("tests") + 1', "It happens with every action. The task has no metadata: name rows that"),
         ('found = {}["x"]', "It happens with every action."),
         ('found = {"7": 1}[states["action_text"][:1] or "7"]', BLAME),
+        ('import urllib.request; urllib.request.urlopen("http://127.0.0.1:9", timeout=9)', SERVICE),
+        ('import urllib.error; raise urllib.error.HTTPError("", 503, "busy", {}, None)', SERVICE),
+        (
+            'import urllib.error; raise urllib.error.HTTPError("", 404, "gone", {}, None)',
+            "It happens with every action.",
+        ),
+        ('import httpx; raise httpx.RemoteProtocolError("Server disconnected")', SERVICE),
+        ('import httpx; httpx.Response(500, request=httpx.Request("GET", "http://a")).raise_for_status()', SERVICE),
+        ("raise TimeoutError", SERVICE),
+        ("import subprocess; raise subprocess.TimeoutExpired([], 1)", "It happens with every action."),
         (
             'if (said := states["action_text"]) and not said.strip(".,!?"): return StepResult(reward=float("nan"))',
             "StepResult.reward: a finite number, got nan",
@@ -44,6 +55,7 @@ def test_the_advice_fits_the_cause(tmp_path, monkeypatch, capsys, line, says):
     out = capsys.readouterr().out
     assert says in out
     assert (BLAME in out) == (says == BLAME)
+    assert (SERVICE in out) == (says == SERVICE)
 
 
 def test_a_column_that_rows_lack_is_named_with_those_that_they_have(tmp_path, monkeypatch, capsys):
