@@ -214,8 +214,8 @@ def _current_task() -> asyncio.Task[Any] | None:
 def _as_error(function: Callable[..., Any], stopped: BaseException) -> Exception:
     # These cannot cross a future: they would end the event loop, pass for a cancellation or be refused.
     name = getattr(function, "__qualname__", repr(function))
-    advice = "sys.exit would end the whole run: raise" if isinstance(stopped, SystemExit) else "Raise"
-    error = ContractError(f"{name}: expected a return value, got {stopped!r}. {advice} an Exception instead.")
+    why = ": sys.exit would end the whole run" if isinstance(stopped, SystemExit) else ""
+    error = ContractError(f"{name}: expected a return value, got {stopped!r}. Raise an Exception instead{why}.")
     error.__cause__ = stopped
     return error
 
