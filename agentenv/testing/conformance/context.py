@@ -131,6 +131,8 @@ class ConformanceContext:
         """The actions that `cases` avoid."""
         self.reached: list[EpisodeCase] | None = None
         """Further cases that reach other code; None until they are looked for."""
+        self.unreached: list[str] = []
+        """Lines that no case has run, as file:line or file:first-last."""
         self.uses_default_task = False
         """Whether the task is the built-in question, for lack of another task and of data."""
         self._loop: asyncio.AbstractEventLoop | None = None

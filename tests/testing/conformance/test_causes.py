@@ -81,11 +81,11 @@ def test_the_instructions_of_a_thread_with_a_run_of_its_own_are_recorded():
         def run(self):
             self.has_run = True
 
-    with recorded_instructions([__file__]) as seen:
+    with recorded_instructions([__file__]) as recording:
         thread = Own()
         thread.start()
         thread.join()
-    assert Own.run.__code__ in {code for code, _ in seen}
+    assert Own.run.__code__ in {code for code, _ in recording.seen}
 
 
 AT_ONCE = """
