@@ -58,6 +58,13 @@ def test_the_advice_fits_the_cause(tmp_path, monkeypatch, capsys, line, says):
     assert (SERVICE in out) == (says == SERVICE)
 
 
+def test_an_agent_with_its_own_loop_is_told_of_a_service_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("class Own:\n    async def run(self, context):\n        raise ConnectionError\n")
+    command(["check", "own.py:Own", "--quick"])
+    assert "If a service failed, raise agentenv.errors.InfraError from it" in capsys.readouterr().out
+
+
 def test_a_column_that_rows_lack_is_named_with_those_that_they_have(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "agent.py").write_text(AGENT.format(line='tests = states["metadata"]["tests"]'))
