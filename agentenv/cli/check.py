@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from agentenv.testing.conformance.context import ConformanceContext
     from agentenv.testing.conformance.suite import PropertyOutcome
 
+_MAX_UNREACHED = 3
+"""Maximum number of places in the last line that no action reached."""
+
 
 @dataclass(frozen=True)
 class CheckConfig:
@@ -125,6 +128,7 @@ def _check(config: CheckConfig, progress: CheckProgress | None) -> int:
                 document = {
                     "target": config.target,
                     "max_turns": context.limits.max_turns,
+                    "unreached": context.unreached,
                     "problems": [problem.to_dict() for problem in problems],
                     "properties": [outcome.to_dict() for outcome in outcomes],
                 }
@@ -159,6 +163,13 @@ def _total_line(config: CheckConfig, context: ConformanceContext, outcomes: Sequ
         action, seconds = max(context.watch.slow.items(), key=lambda pair: pair[1])
         total += f"; left out {counted(len(context.watch.slow), 'slow action')}, such as {brief(action, 80)} "
         total += f"({seconds:.0f} s)"
+    if context.unreached:
+        more = len(context.unreached) - _MAX_UNREACHED
+        total += (
+            f"; no action reached {', '.join(context.unreached[:_MAX_UNREACHED])}{f' and {more} more' * (more > 0)}: "
+        )
+        has_gold = any(case.policy == "gold" for case in context.base_cases)
+        total += f"{'' if has_gold else 'write `gold`, or '}name actions that do in a file for --actions"
     if outages:
         total += f"; the outside failed in {counted(len(outages), 'property', 'properties')}: run it again"
     return total

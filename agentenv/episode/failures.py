@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 from agentenv._util.calls import StepTimeout
 from agentenv._util.paths import place_of, traceback_of, without_middle
@@ -12,6 +13,12 @@ from agentenv.episode.setup import Stage
 from agentenv.errors import AgentEnvError, InfraError
 
 logger = logging.getLogger(__name__)
+FAILED_SERVICE = "If a service failed, raise agentenv.errors.InfraError from it: the episode runs again."
+"""What to do about an error of an environment of which `may_be_a_service` is true."""
+_SERVICE_ERRORS = re.compile(r"Connect|Disconnected|RemoteProtocol|gaierror|Timeout(Error|Exception)?$")
+"""Parts of the names of exceptions, or of their bases, that clients raise if a service does not answer."""
+_STATUS_NAMES = ("status_code", "status", "code")
+_MAX_CAUSES = 16
 
 
 class Aborted(InfraError):
@@ -22,6 +29,20 @@ def error_name(error: BaseException) -> str:
     """Return the class of an error and, in parentheses, that of its cause."""
     cause = error.__cause__
     return type(error).__name__ if cause is None else f"{type(error).__name__} ({type(cause).__name__})"
+
+
+def may_be_a_service(error: BaseException | None) -> bool:
+    """Return True if an exception, or one behind it, says that a service gave no answer, failed or is too busy."""
+    for _ in range(_MAX_CAUSES):
+        if error is None:
+            break
+        response = getattr(error, "response", None)
+        codes = [getattr(each, name, None) for each in (error, response) for name in _STATUS_NAMES]
+        names = [base.__name__ for base in type(error).__mro__]
+        if any(code == 429 or code in range(500, 600) for code in codes) or any(map(_SERVICE_ERRORS.search, names)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def record_failure(trajectory: Trajectory, error: BaseException, stage: Stage) -> None:

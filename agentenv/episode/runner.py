@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from agentenv._util.plurals import counted
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import StopReason, Task
-from agentenv.episode.failures import error_name
+from agentenv.episode.failures import FAILED_SERVICE, error_name, may_be_a_service
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage, StepRetries
 from agentenv.episode.source import EpisodeSource
 from agentenv.errors import DataError, RunStopped
@@ -88,6 +88,8 @@ class EpisodeRunner:
         self.errors: Counter[str] = Counter()
         self.in_flight: dict[str, EpisodeProgress] = {}
         """How far each running episode is, by its id, until its record has been handed over."""
+        self._advice = ""
+        """What to do if a service may have failed an episode; its exception is known in the episode's process only."""
         self._recent_errors: deque[str | None] = deque(maxlen=policy.window or 0)  # of the last episodes, failed or not
         self._draining = asyncio.Event()
 
@@ -137,7 +139,7 @@ class EpisodeRunner:
             raise RunStopped(
                 f"run: expected at most {self.policy.max_error_share:.0%} of the episodes to fail, got {num_failed} of "
                 f"{'the last ' if window else ''}{num_done}. First errors: {messages}. "
-                "Fix the environment or the engine and --resume, or raise --max_error_share."
+                f"{self._advice}Fix the environment or the engine and --resume, or raise --max_error_share."
             )
 
     async def run_one(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
@@ -172,6 +174,8 @@ class EpisodeRunner:
                         break
                     self.num_retries += 1
                     retried = (*(trajectory.retried or retried), _name_of_error(trajectory, progress))
+                if trajectory.error is not None and trajectory.error.kind == "env" and may_be_a_service(progress.error):
+                    self._advice = f"{FAILED_SERVICE} "
             finally:
                 self.num_running -= 1
             self._recent_errors.append(await self._hand_over(trajectory, on_end))

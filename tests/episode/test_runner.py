@@ -278,11 +278,15 @@ async def test_failures_up_to_the_share_do_not_stop_the_run():
     runner.check_error_share()
 
 
-async def test_a_run_smaller_than_the_fuse_is_judged_at_its_end():
-    runner = make_runner(raises(ValueError("bug")), policy=ErrorPolicy(min_episodes=20))
+@pytest.mark.parametrize(("error", "of_service"), [(ValueError("bug"), False), (ConnectionError("refused"), True)])
+async def test_a_run_smaller_than_the_fuse_is_judged_at_its_end_with_advice_if_a_service_may_have_failed(
+    error, of_service
+):
+    runner = make_runner(raises(error), policy=ErrorPolicy(min_episodes=20))
     assert len(await run_all(runner, plan(make_tasks(3), 1))) == 3
-    with pytest.raises(RunStopped, match="3 of 3"):
+    with pytest.raises(RunStopped, match="3 of 3") as stopped:
         runner.check_error_share()
+    assert ("raise agentenv.errors.InfraError from it" in str(stopped.value)) == of_service
 
 
 def failing(numbers):

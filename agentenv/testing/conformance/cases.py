@@ -27,7 +27,7 @@ from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.testing.tool_calls import calls_with_world
 
 ODD_ACTIONS = (
-    "I do not know.", "The answer is 42.\n#### 42", "", "é 漢 \x00 {}[]<|im_start|>", "7 " * 200,
+    "I do not know.", "The answer is 42.\n#### 42", "", "...", "é 漢 \x00 {}[]<|im_start|>", "7 " * 200,
     "9" * 5_000, "[word " * 1_000, *ODD_NUMBERS, *ODD_JSON,
 )  # fmt: skip
 """Actions that a policy may sample and that environments seldom expect."""
@@ -48,7 +48,7 @@ class EpisodeCase:
     task: Task
     policy: str
     """Name of the policy."""
-    say: Callable[[Request], str] = field(repr=False)
+    say: Script = field(repr=False)
     seed: int = 0
     num_turns: int = 0
     """Number of actions, if it may exceed the maximum number of turns."""
@@ -72,6 +72,20 @@ class Avoided:
         return self.quick[0] if avoids and self.quick else action
 
 
+@dataclass(frozen=True)
+class Script:
+    """A policy as the script of an engine; another process gets it pickled."""
+
+    policy: Policy
+    avoided: Avoided = Avoided()
+
+    def __call__(self, request: Request) -> str:
+        """Return the action of a turn."""
+        policy = self.policy
+        said = policy(request.prompt) if callable(policy) else policy[min(request.turn_index, len(policy) - 1)]
+        return self.avoided.said(said)
+
+
 def word_calls(tools: Sequence[Mapping[str, Any]], task: Task) -> list[str]:
     """Return actions with a call of a tool each, whose arguments are words of the row and of the tool's descriptions.
 
@@ -80,14 +94,6 @@ def word_calls(tools: Sequence[Mapping[str, Any]], task: Task) -> list[str]:
     prompt = [task.prompt] if isinstance(task.prompt, str) else [message.get("content") for message in task.prompt]
     texts = [str(each) for each in (task.label, *task.metadata.values(), *prompt)]
     return list(calls_with_world(tools, texts, each=_MAX_WORD_CALLS // max(1, len(tools))).values())
-
-
-def script(policy: Policy) -> Callable[[Request], str]:
-    """Return a policy as the script of an engine."""
-    if callable(policy):
-        return lambda request: policy(request.prompt)
-    lines = list(policy)
-    return lambda request: lines[min(request.turn_index, len(lines) - 1)]
 
 
 def yielding(case: EpisodeCase, tokenizer: Tokenizer) -> ScriptedEngine:

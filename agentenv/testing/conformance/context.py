@@ -18,7 +18,7 @@ from agentenv.core.dataset import in_messages, read_tasks
 from agentenv.core.engine import Engine, Tokenizer
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Limits, SamplingParams, Task
-from agentenv.engines.scripted import Request, ScriptedEngine
+from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.endpoint.agent import ChatAgentSource
 from agentenv.episode.registry import builtin_datasets
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup, StepRetries
@@ -36,9 +36,9 @@ from agentenv.testing.conformance.cases import (
     Avoided,
     EpisodeCase,
     Policy,
+    Script,
     hacks_of,
     load_target,
-    script,
     word_calls,
     yielding,
 )
@@ -131,6 +131,8 @@ class ConformanceContext:
         """The actions that `cases` avoid."""
         self.reached: list[EpisodeCase] | None = None
         """Further cases that reach other code; None until they are looked for."""
+        self.unreached: list[str] = []
+        """Lines that no case has run, as file:line or file:first-last."""
         self.uses_default_task = False
         """Whether the task is the built-in question, for lack of another task and of data."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -320,12 +322,8 @@ class ConformanceContext:
     @cached_property
     def cases(self) -> list[EpisodeCase]:
         """The episodes to examine: those of `base_cases`, and those that reach other code."""
-        avoided = self.avoided
-
-        def without(say: Callable[[Request], str]) -> Callable[[Request], str]:
-            return lambda request: avoided.said(say(request))
-
-        return [replace(case, say=without(case.say)) for case in (*self.base_cases, *(self.reached or ()))]
+        cases = (*self.base_cases, *(self.reached or ()))
+        return [replace(case, say=replace(case.say, avoided=self.avoided)) for case in cases]
 
     @cached_property
     def base_cases(self) -> list[EpisodeCase]:
@@ -357,9 +355,9 @@ class ConformanceContext:
                 turns = len(gold) if name == "gold" else 0
                 if name in calls:  # a turn each, before those of an answer
                     turns = len(calls[name]) + self.limits.max_turns
-                cases.append(EpisodeCase(task, name, script(policy), seed, turns))
+                cases.append(EpisodeCase(task, name, Script(policy), seed, turns))
             if len(gold) > 1 and self.agent_cls.on_truncate is not AgentInstance.on_truncate:
-                cases.append(EpisodeCase(task, "gold, cut off", script(gold), first, cut=len(gold) - 1))
+                cases.append(EpisodeCase(task, "gold, cut off", Script(gold), first, cut=len(gold) - 1))
         return cases
 
     def gold(self, task: Task, seed: int) -> tuple[list[str], BaseException | None]:

@@ -13,6 +13,7 @@ from agentenv.core.agent import AgentInstance
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import SamplingParams, StopReason
 from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode.failures import FAILED_SERVICE, may_be_a_service
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.interop.molt.files import Env as MoltEnv
@@ -154,7 +155,7 @@ class _Trial:
             if is_refused and context.model_chat is None:
                 self.tools_refused = True
                 return []
-            problems += self.judge_run(cls, trajectory) if context.own_loop else self.judge(cls, seen, trajectory)
+            problems += self.judge_run(cls, seen, trajectory) if context.own_loop else self.judge(cls, seen, trajectory)
             is_stuck = context.own_loop or self.watch.is_stuck
             reason = trajectory.stop_reason
             if reason is StopReason.EPISODE_TIMEOUT or (reason is StopReason.STEP_TIMEOUT and is_stuck):
@@ -176,11 +177,12 @@ class _Trial:
 
     def of_any_action(self, problem: Problem) -> Problem:
         """Return the problem of an exception that every action causes."""
-        if problem.fix != HANDLE_ACTIONS:
+        if not problem.fix.endswith(HANDLE_ACTIONS):
             return problem
         cls, is_missing = self.context.agent_cls, not self.task.metadata
         advice = NO_METADATA if is_missing and "metadata" in source_of(cls) else "Fix it."
-        return replace(problem, fix=f"It happens with every action. {advice}")
+        fix = problem.fix.replace(HANDLE_ACTIONS, f"It happens with every action. {advice}")
+        return replace(problem, fix=fix)
 
     async def episode(self, actions: list[str], seen: list[MethodCall]) -> Trajectory:
         """Run one episode of these actions."""
@@ -201,7 +203,7 @@ class _Trial:
             fix = "It hangs and ignores cancellation. Let CancelledError pass."
         return problem_at(cls, method, expected, got, fix, line=self.watch.lines.get(method))
 
-    def judge_run(self, cls: type[Any], trajectory: Trajectory) -> list[Problem]:
+    def judge_run(self, cls: type[Any], seen: list[MethodCall], trajectory: Trajectory) -> list[Problem]:
         """Return the problems of one episode of an agent that runs its own loop."""
         if trajectory.stop_reason is StopReason.EPISODE_TIMEOUT:
             fix = "Stop after a bounded number of requests, and when the endpoint rejects one."
@@ -213,6 +215,7 @@ class _Trial:
             return []
         fix = "Handle every answer a policy may give: empty, cut off, or a call of an unknown tool."
         fix = fix if trajectory.error.where == "run" else "Fix it."
+        fix = FAILED_SERVICE if any(may_be_a_service(one.error) for one in seen) else fix
         return [record_problem(cls, trajectory.error, "no exception", fix)]
 
     def judge(self, cls: type[AgentInstance], seen: list[MethodCall], trajectory: Trajectory) -> list[Problem]:

@@ -15,6 +15,7 @@ from agentenv._util.brief import brief
 from agentenv._util.suggest import did_you_mean
 from agentenv.core.agent import AgentInstance
 from agentenv.core.trajectory import EpisodeError
+from agentenv.episode.failures import FAILED_SERVICE, may_be_a_service
 from agentenv.errors import ContractError
 
 HANDLE_ACTIONS = "Handle every action a policy may sample: empty, cut off, or in any language."
@@ -76,6 +77,8 @@ def exception_problem(cls: type[AgentInstance], method: str, error: BaseExceptio
         return Problem(relative_path(file), line, where, *read_message(str(error), where))
     of_actions = method == "step" and not (isinstance(error, TypeError) and _OF_ARGUMENTS.search(str(error)))
     fix = HANDLE_ACTIONS if of_actions else "Fix it."
+    if may_be_a_service(error):
+        fix = f"{FAILED_SERVICE} {HANDLE_ACTIONS}" if of_actions else FAILED_SERVICE
     if isinstance(error, KeyError):
         fix = _missing_key(error, linecache.getline(file, line), names) or fix
     return Problem(relative_path(file), line, where, "no exception", got, fix)

@@ -2,7 +2,7 @@
 
 Candidates begin with gold actions, say commands that the prompt names, and call tools with words of the prompt, of the
 row and of earlier results. A candidate is kept if it runs instructions of the environment's files that no earlier
-episode has run; its actions are then a case of every property.
+episode has run; its actions are then a case of every property. Lines that none of them has run are named.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from types import CodeType, FrameType
 from typing import Any
 
 from agentenv.core.types import Task
-from agentenv.engines.scripted import Request
 from agentenv.errors import AgentEnvError, EpisodeFailed
 from agentenv.interop.openrlhf.executor import AgentFunc
 from agentenv.testing.chats import observation_text
-from agentenv.testing.conformance.cases import ODD_ACTIONS, EpisodeCase
+from agentenv.testing.conformance.cases import ODD_ACTIONS, EpisodeCase, Script
 from agentenv.testing.conformance.context import ConformanceContext
+from agentenv.testing.conformance.problems import relative_path
 from agentenv.testing.shifted_clock import modules_of
 from agentenv.testing.tool_calls import calls_with_world, commands_of, options_of, words_of
 
@@ -46,6 +47,17 @@ _MAX_EVENTS = 50_000
 """Instructions that are recorded within one block; a long computation continues without a record."""
 Instruction = tuple[CodeType, int]
 """A code object, and the offset in it."""
+_OTHER_METHODS = ("__init__", "reset", "gold", "on_truncate", "close", "<module>")
+"""Code whose course does not depend on actions, or that other properties run."""
+
+
+@dataclass
+class Recording:
+    """The instructions that ran within a block."""
+
+    seen: set[Instruction] = field(default_factory=set)
+    num_left: int = _MAX_EVENTS
+    """At 0, the record is not whole."""
 
 
 @dataclass
@@ -68,17 +80,26 @@ class _Explorer:
 
     context: ConformanceContext
     files: set[str]
-    known: set[Instruction]
+    known: set[Instruction] = field(default_factory=set)
+    is_whole: bool = True
+    """Whether `known` has all instructions that ran."""
     endings: set[str] = field(default_factory=set)
     """Actions that have ended an episode: said only if nothing else is left."""
     kept: list[EpisodeCase] = field(default_factory=list)
+
+    def add(self, recording: Recording) -> set[Instruction]:
+        """Add what a block ran to what is known, and return what is new."""
+        new = recording.seen - self.known
+        self.known |= new
+        self.is_whole &= recording.num_left > 0
+        return new
 
     async def play(self, candidate: _Candidate) -> bool:
         """Play a candidate; return True if it was kept."""
         context, said, failed = self.context, list[str](), False
         turns = _MAX_REPEATED if candidate.repeats else min(_MAX_TURNS, context.limits.max_turns)
         limits = replace(context.limits, max_turns=turns + candidate.num_gold)
-        with recorded_instructions(self.files) as reached:
+        with recorded_instructions(self.files) as recording:
             async with context.stepped(candidate.task, candidate.seed, limits, is_watched=True) as episode:
                 try:
                     prompt = observation_text(await episode.begin())
@@ -96,11 +117,10 @@ class _Explorer:
                     failed = bool(said) and not self.kept
                 except AgentEnvError:
                     return False
-        new = reached - self.known
-        self.known |= reached
+        new = self.add(recording)
         if not said or not (new or failed):
             return False
-        case = EpisodeCase(candidate.task, candidate.name, _Script(tuple(said)), candidate.seed, len(said))
+        case = EpisodeCase(candidate.task, candidate.name, Script(tuple(said)), candidate.seed, len(said))
         self.kept.append(case)
         return True
 
@@ -135,16 +155,6 @@ class _Explorer:
             texts = [*reversed(seen[-2:]), *row, seen[0]]
             return [*calls_with_world(tools, texts, each=8).values(), *commands_of(seen[0])[:4], str(task.label)]
         return filled(seen[0], [*row, *seen[-2:]], [*said[:1], str(task.label)])
-
-
-@dataclass(frozen=True)
-class _Script:
-    """Fixed actions, the last of which is repeated; it can be pickled."""
-
-    actions: tuple[str, ...]
-
-    def __call__(self, request: Request) -> str:
-        return self.actions[min(request.turn_index, len(self.actions) - 1)]
 
 
 def filled(prompt: str, texts: Sequence[str], examples: Sequence[str]) -> list[str]:
@@ -191,20 +201,23 @@ def explore(context: ConformanceContext) -> None:
     files = {file for module in modules_of(context.agent_cls) if (file := getattr(module, "__file__", ""))}
     candidates, cases = [*_candidates(context)], context.cases  # computed first, since they run the event loop
 
-    async def explored() -> list[EpisodeCase]:
-        with recorded_instructions(files) as known:
-            for case in cases:  # none is reached yet
+    async def explored() -> _Explorer:
+        explorer = _Explorer(context, files)
+        for case in cases:  # none is reached yet
+            with recorded_instructions(files) as recording:
                 await context.episode(case, source=context.recording_source([]))
-        explorer = _Explorer(context, files, known)
+            explorer.add(recording)
         started, in_vain = time.monotonic(), 0
         for number, candidate in enumerate(candidates):
             is_late = number > 4 and time.monotonic() - started > _MAX_S
             if is_late or number >= _MAX_EPISODES or in_vain >= _MAX_IN_VAIN or len(explorer.kept) >= _MAX_KEPT:
                 break
             in_vain = 0 if await explorer.play(candidate) else in_vain + 1
-        return explorer.kept
+        return explorer
 
-    context.reached = context.run(explored())
+    explorer = context.run(explored())
+    context.reached = explorer.kept
+    context.unreached = _unreached(explorer.known) if explorer.is_whole else []
     context.__dict__.pop("cases", None)
     if context.has_slow_calls:
         context.avoid_slow_calls()
@@ -234,24 +247,40 @@ def _candidates(context: ConformanceContext) -> Iterator[_Candidate]:
         yield _Candidate(f"valid actions {number + 1}", task, seed, draws=random.Random(number))
 
 
+def _unreached(known: set[Instruction]) -> list[str]:
+    """Return the lines that did not run of functions that did, as file:line or file:first-last."""
+    offsets: dict[CodeType, set[int]] = {}
+    for code, offset in known:
+        offsets.setdefault(code, set()).add(offset)
+    found = []
+    for code in sorted(offsets, key=lambda code: (code.co_filename, code.co_firstlineno)):
+        has_run: dict[int, bool] = {}
+        for start, end, line in code.co_lines():
+            if line not in (None, code.co_firstlineno):  # no event has the beginning of a coroutine
+                has_run[line] = has_run.get(line, False) or not offsets[code].isdisjoint(range(start, end))
+        for ran, lines in groupby(sorted(has_run), has_run.__getitem__):
+            first, *more = lines
+            if not ran and code.co_name not in _OTHER_METHODS:
+                found.append(f"{relative_path(code.co_filename)}:{first}{f'-{more[-1]}' if more else ''}")
+    return found
+
+
 @contextmanager
-def recorded_instructions(files: Collection[str]) -> Iterator[set[Instruction]]:
-    """Return a set to which the instructions of these files are added that this thread, and new ones, run."""
-    seen: set[Instruction] = set()
-    num_left = _MAX_EVENTS
+def recorded_instructions(files: Collection[str]) -> Iterator[Recording]:
+    """Return a record to which the instructions of these files are added that this thread, and new ones, run."""
+    recording = Recording()
 
     def of_frame(frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename not in files or num_left <= 0:
+        if frame.f_code.co_filename not in files or recording.num_left <= 0:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return of_instruction
 
     def of_instruction(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal num_left
         if event == "opcode":
-            seen.add((frame.f_code, frame.f_lasti))
-            num_left -= 1
-        return of_instruction if num_left > 0 else None
+            recording.seen.add((frame.f_code, frame.f_lasti))
+            recording.num_left -= 1
+        return of_instruction if recording.num_left > 0 else None
 
     before, start = sys.gettrace(), threading.Thread.start
 
@@ -268,7 +297,7 @@ def recorded_instructions(files: Collection[str]) -> Iterator[set[Instruction]]:
     threading.Thread.start = traced  # type: ignore[assignment, method-assign]
     _trace(of_frame)
     try:
-        yield seen
+        yield recording
     finally:
         _trace(before)
         threading.Thread.start = start  # type: ignore[method-assign]

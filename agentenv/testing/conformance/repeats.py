@@ -23,10 +23,12 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+from agentenv._util.jsonable import jsonable
 from agentenv.core.trajectory import Trajectory
+from agentenv.engines.models import resolve_model
 from agentenv.errors import InfraError
 from agentenv.testing.conformance.call_watch import CallWatch
-from agentenv.testing.conformance.cases import Avoided, EpisodeCase, yielding
+from agentenv.testing.conformance.cases import EpisodeCase, yielding
 from agentenv.testing.conformance.context import IMPORT_LIMITS, ConformanceContext, ConformanceOptions, NotApplicable
 from agentenv.testing.conformance.probes import FILE_EVENTS, PROCESS_EVENTS, Event, record_events, shortened_sleeps
 from agentenv.testing.conformance.problems import Problem, attribute_at, place_of_method, problem_at, relative_path
@@ -163,7 +165,7 @@ Reads = dict[tuple[str, str], int]
 
 @dataclass(frozen=True)
 class _Elsewhere:
-    """What another process reports: the facts of its episodes, or its error."""
+    """What another process reports: the facts of its episodes and rows, or its error."""
 
     episodes: list[dict[str, Any]]
     reads: Reads
@@ -175,7 +177,7 @@ class _Elsewhere:
 def portability(context: ConformanceContext) -> list[Problem]:
     """An episode is the same with another hash seed, working directory, time zone, date, and environment variables."""
     context.require_steps()
-    here = _Elsewhere([facts_of(each) for each in context.separate_episodes], {})
+    here = _Elsewhere(_facts(context), {})
     with tempfile.TemporaryDirectory() as folder:
         for seed in _HASH_SEEDS:
             there = _run(context, seed, folder, _OTHER_ZONE, shifts_clock=True)
@@ -250,8 +252,7 @@ def _run(
     with tempfile.TemporaryDirectory() as files:
         request, answer = Path(files, "request"), Path(files, "answer")
         try:
-            found = context.avoided, context.reached
-            request.write_bytes(pickle.dumps(paths) + pickle.dumps((options, *found)))
+            request.write_bytes(pickle.dumps(paths) + pickle.dumps((options, context.cases)))
         except (pickle.PickleError, TypeError, AttributeError) as error:
             raise NotApplicable(f"another process cannot load it: {error}") from error
         command = [sys.executable, "-c", _CODE, str(request), str(answer), "shifted" if shifts_clock else "as it is"]
@@ -285,27 +286,35 @@ def _with_absolute_paths(options: ConformanceOptions) -> ConformanceOptions:
     if isinstance(target, str):
         path, colon, attribute = target.partition(":")
         target = f"{absolute(path)}{colon}{attribute}"
-    return replace(options, target=target, env_kwargs=absolute(options.env_kwargs), data=absolute(options.data))
+    model = options.model and resolve_model(options.model)
+    if model and Path(model).exists():
+        model = os.path.abspath(model)
+    kwargs, data = absolute(options.env_kwargs), absolute(options.data)
+    return replace(options, target=target, env_kwargs=kwargs, data=data, model=model)
 
 
-def run_elsewhere(
-    options: ConformanceOptions, avoided: Avoided, reached: list[EpisodeCase] | None, answer: str, *, shifts_clock: bool
-) -> None:
-    """Run the episodes of all cases in this process and write what they show to the file `answer`."""
+def run_elsewhere(options: ConformanceOptions, cases: list[EpisodeCase], answer: str, *, shifts_clock: bool) -> None:
+    """Run the episodes of the cases, the first of this process, and write what they show to the file `answer`."""
     clock: AbstractContextManager[dict[tuple[str, int], None]] = shifted_clock() if shifts_clock else nullcontext({})
     with _recorded_reads() as reads, shortened_sleeps(lambda seconds: True), clock as clock_reads:
         context = ConformanceContext(options, CallWatch(lambda line: None))
-        context.avoided, context.reached = avoided, reached
+        context.cases = cases  # to compute them would play episodes before the first
         episodes, outage = [], None
         try:
             context.require_steps()
-            episodes = [facts_of(trajectory) for trajectory in context.separate_episodes]
+            episodes = _facts(context)
         except InfraError as error:
             outage = str(error)
     part = Path(f"{answer}.part")
     part.write_bytes(pickle.dumps((episodes, reads, tuple(clock_reads), outage)))
     part.rename(answer)
     context.close()
+
+
+def _facts(context: ConformanceContext) -> list[dict[str, Any]]:
+    """Return the facts of each case's episode, and then the rows that this process reads."""
+    episodes = [facts_of(trajectory) for trajectory in context.separate_episodes]
+    return [*episodes, {"prompts": [jsonable(task.prompt) for task in context.tasks], "error": None}]
 
 
 @contextmanager

@@ -76,6 +76,32 @@ BROKEN = {
                 text = Path("agent.py.jsonl").read_text()[:5]
                 return {"observation": [{"role": "user", "content": text}]}
         """, "reset", "the same episode in another working directory"),
+    "a greeting once in a process": ("portability", """
+        GREETED_CACHE = []
+        class Agent(Two):
+            async def reset(self, states):  # HERE
+                text = "Say it." if GREETED_CACHE else "Welcome. Say it."
+                GREETED_CACHE.append(text)
+                return {"observation": [{"role": "user", "content": text}]}
+        """, "reset", "the same episode in another process"),
+    "what gold takes once in a process": ("portability", """
+        class Agent(Two):
+            async def gold(self, states):
+                return "take it"
+            async def step(self, states):  # HERE
+                if states["action_text"] == "take it":
+                    return StepResult(reward=self.worth(), terminated=True)
+                return await super().step(states)
+            def worth(self, taken=[]):
+                taken[:] = [*taken, "it"][-2:]
+                return 0.5 if taken == ["it"] else 0.0
+        """, "step", "the same episode in another process"),
+    "a relative path of its data": ("portability", """
+        class Agent(Two):
+            datasets = {"mine": "agent.py.jsonl"}
+            async def reset(self, states):  # HERE
+                return states
+        """, "reset", "the same episode in another working directory"),
     "a variable read at the import": ("portability", """
         IS_HARD = os.environ.get("OUR_TEST_IS_HARD") == "1"  # HERE
         class Agent(Two):

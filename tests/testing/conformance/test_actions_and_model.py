@@ -108,6 +108,11 @@ def test_a_model_that_renders_no_tools_is_a_problem_of_tools_for_this_model_only
     assert command([*only, "--model", str(tmp_path / "gone")]) == 2
 
 
+@pytest.mark.long
+def test_a_model_is_found_by_its_relative_path_in_another_working_directory_too(write, capsys, no_tools_model):
+    assert command([*write(), "--only", "portability", "--model", "model"]) == 0, capsys.readouterr().out
+
+
 @pytest.fixture
 def no_tools_model(tmp_path):
     import json

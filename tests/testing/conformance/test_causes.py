@@ -19,6 +19,7 @@ class Agent(AgentInstance):
         return StepResult(terminated=True)
 """
 BLAME = "Handle every action"
+SERVICE = "If a service failed, raise agentenv.errors.InfraError from it: the episode runs again. It happens with every"
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,20 @@ BLAME = "Handle every action"
         ('tests = metadata.get("tests") + 1', "It happens with every action. The task has no metadata: name rows that"),
         ('found = {}["x"]', "It happens with every action."),
         ('found = {"7": 1}[states["action_text"][:1] or "7"]', BLAME),
+        ('import urllib.request; urllib.request.urlopen("http://127.0.0.1:9", timeout=9)', SERVICE),
+        ('import urllib.error; raise urllib.error.HTTPError("", 503, "busy", {}, None)', SERVICE),
+        (
+            'import urllib.error; raise urllib.error.HTTPError("", 404, "gone", {}, None)',
+            "It happens with every action.",
+        ),
+        ('import httpx; raise httpx.RemoteProtocolError("Server disconnected")', SERVICE),
+        ('import httpx; httpx.Response(500, request=httpx.Request("GET", "http://a")).raise_for_status()', SERVICE),
+        ("raise TimeoutError", SERVICE),
+        ("import subprocess; raise subprocess.TimeoutExpired([], 1)", "It happens with every action."),
+        (
+            'if (said := states["action_text"]) and not said.strip(".,!?"): return StepResult(reward=float("nan"))',
+            "StepResult.reward: a finite number, got nan",
+        ),
         ('found = 1 / (len(states["action_text"]) - 4_999)', "no contract errors"),
         ('found = 1 / (len(states["action_text"]) - 5_000)', BLAME),
     ],
@@ -40,6 +55,14 @@ def test_the_advice_fits_the_cause(tmp_path, monkeypatch, capsys, line, says):
     out = capsys.readouterr().out
     assert says in out
     assert (BLAME in out) == (says == BLAME)
+    assert (SERVICE in out) == (says == SERVICE)
+
+
+def test_an_agent_with_its_own_loop_is_told_of_a_service_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("class Own:\n    async def run(self, context):\n        raise ConnectionError\n")
+    command(["check", "own.py:Own", "--quick"])
+    assert "If a service failed, raise agentenv.errors.InfraError from it" in capsys.readouterr().out
 
 
 def test_a_column_that_rows_lack_is_named_with_those_that_they_have(tmp_path, monkeypatch, capsys):
@@ -65,11 +88,11 @@ def test_the_instructions_of_a_thread_with_a_run_of_its_own_are_recorded():
         def run(self):
             self.has_run = True
 
-    with recorded_instructions([__file__]) as seen:
+    with recorded_instructions([__file__]) as recording:
         thread = Own()
         thread.start()
         thread.join()
-    assert Own.run.__code__ in {code for code, _ in seen}
+    assert Own.run.__code__ in {code for code, _ in recording.seen}
 
 
 AT_ONCE = """

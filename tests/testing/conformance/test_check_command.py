@@ -100,6 +100,38 @@ def test_a_note_is_shown_and_breaks_nothing(folder, capsys):
     assert (told["problems"], len(told["properties"][0]["notes"])) == ([], 1)
 
 
+OPPONENT = """
+import random
+from agentenv import AgentInstance, StepResult
+class Agent(AgentInstance):
+    async def step(self, states):
+        if states["action_text"] != "knight to f3":
+            return StepResult("No legal move.", terminated=states["turn_index"] == 1)
+        move = random.choice(["e5", "c5"])
+        return StepResult(f"I play {move}.", terminated=True)
+"""
+GOLD = """
+    async def gold(self, states):
+        return "knight to f3"
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["neither", "gold", "--actions"])
+def test_lines_that_no_action_reaches_are_named_with_what_would_and_are_judged_by_it(how, folder, capsys):
+    (folder / "agent.py").write_text(OPPONENT + GOLD * (how == "gold"))
+    (folder / "actions.txt").write_text("knight to f3\n")
+    flags = ["--only", "determinism", *(["--actions", "actions.txt"] if how == "--actions" else ())]
+    assert command(["check", "agent.py:Agent", *flags]) == int(how != "neither")
+    last = capsys.readouterr().out.splitlines()[-1]
+    unreached = "; no action reached agent.py:8-9: write `gold`, or name actions that do in a file for --actions"
+    assert last.removeprefix("agent.py:Agent: ") == {"neither": f"no contract errors{unreached}"}.get(
+        how, "1 contract error"
+    )
+    command(["check", "agent.py:Agent", *flags, "--json"])
+    assert json.loads(capsys.readouterr().out)["unreached"] == (["agent.py:8-9"] if how == "neither" else [])
+
+
 def test_quick_looks_at_the_contract_alone_and_its_json_is_a_list(folder, capsys):
     assert command(["check", "agent.py:Agent", "--quick"]) == 0
     assert capsys.readouterr().out == "agent.py:Agent: no contract errors\n"

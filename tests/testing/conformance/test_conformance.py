@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import os
 import re
@@ -463,6 +464,15 @@ def test_time_in_which_a_busy_machine_has_no_core_for_a_call_does_not_block(monk
     monkeypatch.setattr("agentenv.testing.conformance.blocking._waited_for_a_core_s", time.perf_counter)
     options = ConformanceOptions(Sleeps, policy=["seven"])
     assert check_property(make_context(options), "blocking").state == "held"
+
+
+def test_a_plain_method_may_hold_the_interpreter_in_its_thread():
+    class Plain(AgentInstance):
+        def step(self, states):
+            ctypes.PyDLL(None).usleep(70_000)  # as a sort of many values does
+            return StepResult(terminated=True)
+
+    assert checked(Plain, policy=["seven"], name="blocking").state == "held"
 
 
 def test_a_delay_that_comes_to_another_call_in_each_try_is_the_machines():
