@@ -91,7 +91,7 @@ def test_the_executors_constructor_keeps_openrlhfs_keywords():
         (
             Completion,
             "token_ids finish_reason matched_stop logprobs policy_versions policy_version num_cached_tokens answer "
-            "forced num_failovers",
+            "forced num_failovers num_request_retries",
         ),
         (StepResult, "observation reward terminated truncated score info sampling images"),
     ],
