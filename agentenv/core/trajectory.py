@@ -76,7 +76,7 @@ class Turn:
     num_retries: int = 0
     """How often `step` was called again because infrastructure failed."""
     num_failovers: int = 0
-    """How many engines failed before the one that sampled the action."""
+    """1 if an engine failed before another one sampled the action, else 0."""
     num_request_retries: int = 0
     """How often the request for the action was sent to a server again."""
     answer: Answer | None = None
@@ -274,7 +274,7 @@ class Trajectory:
 
     @property
     def truncated(self) -> bool:
-        """True if something other than the task or an error ended the episode."""
+        """True if a limit, the environment or a cancellation ended the episode before its task did."""
         return self.stop_reason is not None and self.stop_reason.truncated
 
     @property

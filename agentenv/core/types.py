@@ -120,7 +120,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Budgets of one episode; exhausting one truncates the episode."""
+    """Budgets of one episode; exhausting `max_length`, `max_turns` or a time limit of the environment truncates it."""
 
     max_length: int = 2048
     """Maximum number of tokens of the whole episode: prompt, actions and observations."""
@@ -318,7 +318,7 @@ class StopReason(StrEnum):
     """The environment cut the episode short."""
     MAX_TURNS = "max_turns"
     MAX_LENGTH = "max_length"
-    """No room for the prompt, for the next observation or for another action."""
+    """No room for the next observation or for another action; at the endpoint, none for the agent's prompt."""
     STEP_TIMEOUT = "step_timeout"
     EPISODE_TIMEOUT = "episode_timeout"
     ABORTED = "aborted"
@@ -333,5 +333,5 @@ class StopReason(StrEnum):
 
     @property
     def truncated(self) -> bool:
-        """True if something other than the task or an error ended the episode."""
+        """True if a limit, the environment or a cancellation ended the episode before its task did."""
         return self not in (StopReason.TERMINATED, StopReason.ERROR)

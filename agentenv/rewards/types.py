@@ -73,6 +73,8 @@ class RewardResult:
     """Text that the policy may see; it never reveals the right answer."""
     detail: str = ""
     """Reason why the reward is missing, or how it was computed, for people."""
+    isolation: str = ""
+    """Weakest level of the sandbox that ran the answer's program; empty without one."""
 
     def __post_init__(self) -> None:
         """Raise ContractError if a number is not finite, or a reward is set although the grader failed."""

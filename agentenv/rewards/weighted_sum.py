@@ -122,4 +122,7 @@ class WeightedSum:
         named = self.score_from or max(self.terms, key=lambda name: self.terms[name].weight)
         main = results[first if named in failed else named]
         feedback = "\n".join(dict.fromkeys(result.feedback for result in results.values() if result.feedback))
-        return RewardResult(total, results[named].score, main.status, components, main.extracted, feedback, detail)
+        isolation = next((each.isolation for each in results.values() if each.isolation), "")
+        return RewardResult(
+            total, results[named].score, main.status, components, main.extracted, feedback, detail, isolation
+        )

@@ -194,7 +194,8 @@ class GroupOptions:
 
     group_reward: str | None = None
     """Compare all answers to a task when the last one has ended, and add the result to the reward of each one's last
-    turn: pairwise, tournament, bradley_terry, listwise, rm_gallery, FILE.py:name, or {"NAME": {"option": value}}."""
+    turn: pairwise, tournament, bradley_terry, listwise, rm_gallery, FILE.py:name, module:name, a reward of single
+    answers, or {"NAME": {"option": value}}."""
     reference_key: str | None = None
     """Column with an answer that takes part in the comparison, for the win rate against it."""
     incomplete_groups: IncompleteGroups = "grade"

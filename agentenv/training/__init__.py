@@ -2,6 +2,6 @@
 
 Import the modules: they need torch, and this package alone does not.
 
-The action mask is applied once, by selection, in `algorithm/batch.py`: `build` puts the action tokens of all episodes
+Action tokens are selected once, in `algorithm/batch.py`: `build` puts the action tokens of all episodes
 on one axis N, and every later tensor has one entry per action token.
 """

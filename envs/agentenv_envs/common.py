@@ -57,8 +57,9 @@ def with_question(states: ResetState, write: Callable[[str], str]) -> ResetState
 
 
 def texts_of(result: RewardResult) -> dict[str, str]:
-    """Return the status of a grade, and its answer and detail if it has them, for the info of a turn."""
+    """Return the status of a grade, and its answer, detail and isolation if it has them, for the info of a turn."""
     texts = {"status": result.status.value, "extracted": result.extracted or "", "detail": result.detail}
+    texts["isolation"] = result.isolation
     return {name: text for name, text in texts.items() if text}
 
 

@@ -15,6 +15,7 @@ from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.registry import reward_names
 from agentenv.rewards.types import RewardResult
+from agentenv.sandbox.types import Isolation
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv_envs.verify import Verify
 from agentenv_envs.verify.env import DOMAINS
@@ -22,6 +23,7 @@ from tests.envs.scripted import scripted
 
 ROOT = Path(__file__).parents[2]
 DATA = Verify.datasets["verify_mixed"]
+LEVELS = {level.value for level in Isolation}
 ROWS = [json.loads(line) for line in DATA.read_text("utf-8").splitlines()]
 
 
@@ -53,6 +55,14 @@ async def test_every_shipped_row_rewards_the_right_response_fully_and_the_wrong_
         assert (wrong.score < 1.0, wrong.info["correct"]) == (True, 0.0), row["id"]
         assert right.terminated
         assert not right.truncated
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("reward", ["code", {"sum": {"tests": {"reward": "code"}, "short": {"reward": "length"}}}])
+async def test_the_level_of_the_sandbox_is_in_the_info_of_a_program(reward):
+    label = {"entry_point": "add", "hidden": [{"args": [1, 2], "expected": 3}]}
+    for text, levels in (("```python\ndef add(a, b):\n    return a + b\n```", LEVELS), ("Hm.", {None})):
+        assert (await judged(text, label, reward=reward)).info.get("isolation") in levels
 
 
 def test_every_reward_that_needs_no_more_than_a_row_is_a_domain():

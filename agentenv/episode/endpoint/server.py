@@ -265,7 +265,7 @@ def _result(work: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _refusal(error: AgentEnvError) -> tuple[int, str]:
-    """Return an error's status and code: 4xx for a bad request, 503 for infrastructure, 500 for a wrong setup."""
+    """Return an error's status and code: 4xx for a bad request, 500 for a wrong setup, else 503."""
     if isinstance(error, RequestRefused):
         return error.status, "body_too_slow"
     if isinstance(error, RequestError):

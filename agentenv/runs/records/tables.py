@@ -53,7 +53,7 @@ TURN_COLUMNS = {
     "step_s": "seconds in the environment's `step`",
     "num_retries": "how often `step` was called again",
     "num_request_retries": "how often the request for the action was sent to a server again",
-    "num_failovers": "how many engines failed before the one that sampled the action",
+    "num_failovers": "1 if an engine failed before another one sampled the action, else 0",
 }
 """Columns of turns and their meaning; `info.KEY` follows for each key of `StepResult.info`."""
 

@@ -3,9 +3,9 @@
 Shapes: S sequences (segments that are trained on), T tokens of a sequence, N action tokens of the batch, n of a
 micro-batch, B×T places of a micro-batch: padded rows, or one row of concatenated sequences (packed).
 
-Action tokens are picked here, in `build`: `_columns` takes the spans of a segment's turns, where its `action_mask` is
-1, and every later tensor has one entry per action token, in padded and packed batches alike. Nothing is multiplied by a
-mask, so observations cannot reach a loss, not even as NaN.
+Action tokens are picked here, in `build`: `_columns` takes the spans of a segment's turns, and every later tensor has
+one entry per action token, in padded and packed batches alike. Nothing is multiplied by a mask, so observations cannot
+reach a loss, not even as NaN.
 
 A sequence is a segment up to its last action. The model's output at one place predicts the token at the next place, so
 an action token is predicted at the place before it. A Segment refuses an action at place 0.
@@ -113,7 +113,7 @@ def token_stats(batch: Batch, learned: LearnedTokens, step: int, episodes: Conta
 def build(trajectories: Iterable[Trajectory], *, need_logprobs: bool = False) -> Batch:
     """Return the batch of the episodes that have a reward. Failed episodes are counted and left out.
 
-    This is where the action mask is applied, see above. With `need_logprobs` (for a correction) all tokens of an action
+    With `need_logprobs` (for a correction) all tokens of an action
     with a missing log-probability are left out of the loss, with a warning; its reward still reaches earlier turns.
     Tokens that a constraint forced are always left out: they were not chosen.
 
@@ -171,7 +171,7 @@ def _columns(trajectory: Trajectory, segment: int, *, need_logprobs: bool) -> tu
     """Return place, turn, reward, log-probability, version, token id, complete, forced and constrained of a segment's
     action tokens.
 
-    The places are those where the segment's action mask is True: the union of the spans of its turns.
+    The places are the spans of its turns, which are those where the segment's action mask is True.
     """
     record = trajectory.segments[segment]
     turns = [(index, turn) for index, turn in enumerate(trajectory.turns) if turn.segment == segment]

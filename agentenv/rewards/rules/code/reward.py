@@ -183,6 +183,7 @@ class CodeReward:
             extracted=code,
             feedback=feedback_text(result),
             detail=detail,
+            isolation="" if result is None else result.isolation.value,
         )
 
 
