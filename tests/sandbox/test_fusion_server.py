@@ -347,6 +347,16 @@ async def test_stopping_lets_what_runs_end_and_sends_away_who_waits():
         await server.close()
 
 
+async def test_a_program_that_still_runs_after_the_grace_is_cancelled():
+    gate = Gate()
+    async with serving(gate, grace_s=0.0) as server, at(server, timeout=60) as http:
+        work = asyncio.create_task(http.post("/run_code", json=HELLO))
+        await until(lambda: server.running == 1)
+        await server.close()
+        assert gate.cancelled == 1
+        await asyncio.gather(work, return_exceptions=True)
+
+
 async def test_an_address_that_asks_many_times_lets_others_wait_for_one_turn():
     gate = Gate()
     other_address = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
