@@ -11,12 +11,12 @@ import pytest
 from agentenv._util.http import json_bodies
 from agentenv.core.types import SamplingParams
 from agentenv.errors import ConfigError, InfraError
+from agentenv.rewards.judges.asking import JudgeRetry
 from agentenv.rewards.judges.openai import OpenAIJudge, RequestOptions
 from agentenv.rewards.judges.pointwise import JudgeReward
 from agentenv.rewards.judges.protocol import (
     JudgeMisaddressed,
     JudgeRefused,
-    JudgeRetry,
     JudgeTimeout,
     JudgeTruncated,
     JudgeUnreadable,
