@@ -24,7 +24,7 @@ from agentenv.rewards.grading import grade
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.rewards.workers import threads
 from agentenv.rewards.workers.pool import shared_pool
-from tests.rewards.models.rm_servers import until
+from tests.waits import until
 
 ROOT = str(Path(__file__).resolve().parents[2])
 RESPONSE = Response("four", 4, "2+2?", {"data_source": "sums", "level": 1})

@@ -25,7 +25,7 @@ from agentenv.sandbox.fusion.run_code import MAX_LIMITS, read_run_request
 from agentenv.sandbox.fusion.server import FusionServeOptions, FusionServer
 from agentenv.sandbox.local.sandbox import MIN_MEMORY_MB
 from tests.ports import held_port
-from tests.sandbox.fusion_servers import until
+from tests.waits import until
 
 ROOT = Path(__file__).parents[2]
 ours = pytest.mark.asyncio(loop_scope="module")

@@ -14,7 +14,7 @@ from agentenv.rewards.judges.openai import CachedJudge, OpenAIJudge, ReplyCache,
 from agentenv.rewards.judges.pointwise import JudgeReward, PointwiseReward
 from agentenv.rewards.judges.protocol import ReplyIndex
 from agentenv.rewards.types import Response
-from tests.rewards.models.rm_servers import until
+from tests.waits import until
 
 HELLO = [{"role": "user", "content": "hello"}]
 QUICK = JudgeRetry(backoff_s=0.0)

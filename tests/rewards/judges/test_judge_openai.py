@@ -26,7 +26,8 @@ from agentenv.rewards.judges.protocol import (
 )
 from agentenv.rewards.types import Response
 from tests.rewards.judges.servers import chat_server, completion
-from tests.rewards.models.rm_servers import HANG, Status, http, until
+from tests.rewards.models.rm_servers import HANG, Status, http
+from tests.waits import until
 
 HELLO = [{"role": "user", "content": "hello \ud800 é"}]
 SOON = RequestOptions(limit_s=60.0, request_s=30.0, first_pause_s=0.001, max_retries=3)
