@@ -9,10 +9,12 @@ import importlib.util
 import inspect
 import json
 import math
+import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from concurrent.futures import BrokenExecutor
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar, Unpack, get_args, get_origin, get_type_hints
@@ -181,6 +183,7 @@ def prepare(request: dict[str, Any]) -> None:
     load_function(request["function"])
 
 
+_OF_MACHINES = (OSError, MemoryError, BrokenExecutor, EOFError, subprocess.TimeoutExpired)
 _OF_FILES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 _HTTP_CLIENTS = frozenset(["http", "httpx", "httpcore", "requests", "urllib3", "aiohttp", "openai", "anthropic"])
 
@@ -188,8 +191,9 @@ _HTTP_CLIENTS = frozenset(["http", "httpx", "httpcore", "requests", "urllib3", "
 def failure_of(error: BaseException, where: str) -> AgentEnvError:
     """Return the error of grading for what a reward raised: a ContractError with the file and line in its code.
 
-    Another attempt would fail the same way, unless the machine or another one failed: broken connections, time limits,
-    errors of HTTP clients and too little memory are InfraErrors. Errors of this library stay as they are.
+    Another attempt would fail the same way, unless the machine or another one failed: broken connections and pools of
+    processes, time limits, errors of HTTP clients and too little memory, a GPU's too, are InfraErrors. Errors of this
+    library stay as they are.
     """
     if isinstance(error, AgentEnvError):
         return error
@@ -199,8 +203,9 @@ def failure_of(error: BaseException, where: str) -> AgentEnvError:
     message = f"{where}: expected a reward, got {type(error).__name__}: {error}"[:400]
     for cause in (error, error.__cause__, error.__context__, getattr(error, "reason", None)):
         is_of_client = isinstance(cause, Exception) and type(cause).__module__.partition(".")[0] in _HTTP_CLIENTS
+        is_of_gpu = type(cause).__name__ == "OutOfMemoryError"  # torch's is a RuntimeError
         # An OSError is also a broken connection or a time limit.
-        if is_of_client or (isinstance(cause, OSError | MemoryError) and not isinstance(cause, _OF_FILES)):
+        if is_of_client or is_of_gpu or (isinstance(cause, _OF_MACHINES) and not isinstance(cause, _OF_FILES)):
             return InfraError(f"{message}{place}")
     return ContractError(f"{message}{place}. Fix the reward; for what may pass, let it raise InfraError.")
 

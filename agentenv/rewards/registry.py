@@ -93,7 +93,7 @@ def make_reward(name: str, /, **options: Any) -> Reward:
     Args:
         name: a function becomes a `FunctionReward`.
         options: arguments of the class's constructor. Constructors accept settings from JSON: `judge` may be an object
-            for `judges.protocol.judge_from`, `rm` a string such as "hf:PATH" (see `models.factory`), and `reward` of
+            for `judges.asking.judge_from`, `rm` a string such as "hf:PATH" (see `models.factory`), and `reward` of
             `normalized` whatever `reward_from` accepts.
 
     Raises:

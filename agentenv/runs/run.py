@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TextIO, cast
 
+from agentenv._util.disk import write_json
 from agentenv._util.plurals import counted
 from agentenv.core.trajectory import Trajectory
 from agentenv.engines.models import load_stop_token_ids
@@ -31,7 +32,6 @@ from agentenv.runs.records.directory import (
     RunWriter,
     read_config,
     read_trajectories,
-    write_json,
 )
 from agentenv.runs.records.scan import ReadReport
 from agentenv.runs.records.tokenizer import keep_tokenizer

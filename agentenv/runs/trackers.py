@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from agentenv._util.disk import write_json
 from agentenv.errors import ConfigError, MissingDependency
 from agentenv.runs.config import TrackerOptions
-from agentenv.runs.records.directory import write_json
 
 logger = logging.getLogger(__name__)
 

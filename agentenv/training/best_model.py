@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from agentenv._util.disk import sync_directory, write_json
 from agentenv.errors import ConfigError, RunStopped
-from agentenv.runs.records.directory import sync_directory, write_json
 
 BEST, EVALUATION = "model-best", "evaluation.json"
 _LATE = re.compile(r"score|reward|turns|truncated_share|(reward/|pass@|info/|stop/|set/).+")

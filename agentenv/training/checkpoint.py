@@ -21,10 +21,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from agentenv._util.disk import sync_directory
 from agentenv._util.version import __version__
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigError, DataError, RunStopped
-from agentenv.runs.records.directory import sync_directory
 from agentenv.runs.records.lines import MAX_LINE_BYTES, decode_episode, decode_line, encode_line
 
 logger = logging.getLogger(__name__)

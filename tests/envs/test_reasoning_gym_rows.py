@@ -89,6 +89,12 @@ def test_anything_that_cannot_be_made_is_reported_in_one_line(flags, said, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["split", "answer"])
+def test_a_choice_from_python_is_checked_as_a_flag_is(name):
+    with pytest.raises(ConfigError, match=rf"reasoning_gym\.{name}: expected one of .*, got 'x'"):
+        make_rows({"chain_sum": 1.0}, RowsConfig(**{name: "x"}))
+
+
 @pytest.mark.long
 def test_the_command_writes_rows_that_can_be_run(tmp_path, capsys):
     out = tmp_path / "rg.jsonl"

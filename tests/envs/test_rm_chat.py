@@ -19,7 +19,8 @@ from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, plan
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, DataError, InfraError, MissingDependency, RunStopped
 from agentenv.interop.agent_files import load_agent_func
-from agentenv.rewards.judges.protocol import JudgeMisaddressed, JudgeRetry, JudgeUsage, Price
+from agentenv.rewards.judges.asking import JudgeRetry
+from agentenv.rewards.judges.protocol import JudgeMisaddressed, JudgeUsage, Price
 from agentenv.rewards.models import request_queue as _asking
 from agentenv.rewards.models.reward import ModelReward
 from agentenv.rewards.models.types import Scored

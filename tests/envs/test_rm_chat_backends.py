@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -16,6 +15,7 @@ from agentenv.runs.records.directory import read_trajectories
 from agentenv_envs.rm_chat import RMChat
 from tests.ports import held_port
 from tests.rewards.models.tiny import tiny_rm
+from tests.waits import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
@@ -41,14 +41,6 @@ def values(out):
     return {each.episode_id: [turn.result.info["rm/value"] for turn in each.turns] for each in read_trajectories(out)}
 
 
-def until(what, limit_s=120.0):
-    """Wait for it."""
-    end = time.monotonic() + limit_s
-    while not what():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.02)
-
-
 class Served:
     """`agentenv rm serve` with the small reward model, that can be killed and started again where it was."""
 
@@ -62,7 +54,7 @@ class Served:
 
     def start(self):
         self.process = agentenv("rm", "serve", tiny_rm(), "--port", self.port, stderr=subprocess.DEVNULL)
-        until(lambda: self.healthy() or self.process.poll() is not None)
+        wait_until(lambda: self.healthy() or self.process.poll() is not None)
         assert self.process.poll() is None
 
     def healthy(self):
@@ -106,7 +98,7 @@ def test_a_server_that_is_killed_and_comes_back_costs_no_episode_and_no_score_is
     reward = {"rm": served.url, "rm_args": {"tokenizer": str(tiny_rm()), "retries": 0}}
     run = agentenv(*flags(out, reward, "--n", "24", "--concurrency", "2", "--max_retries", "12"),
                    stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
-    until(lambda: (out / "trajectories.jsonl").exists() and sum(1 for _ in read_trajectories(out)) >= 5)
+    wait_until(lambda: (out / "trajectories.jsonl").exists() and sum(1 for _ in read_trajectories(out)) >= 5)
     served.kill()
     assert run.poll() is None, "the run ended before the server was killed: give it more episodes"
     served.start()

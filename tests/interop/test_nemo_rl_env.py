@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -31,6 +30,7 @@ from agentenv.interop import nemo_rl as nemo_rl_env
 from agentenv.interop.nemo_rl import AgentEnvironment, EnvironmentUnavailable, RowsFailed, TaskProcessor, masked
 from tests.interop import nemo_stub
 from tests.models import make_tiny_tokenizer
+from tests.waits import wait_until
 
 SOON_S = 30.0
 """Longest that something which happens at once may take here."""
@@ -114,13 +114,6 @@ def log(*said, asked="go"):
     return [{"role": "user", "content": asked}, *({"role": r, "content": t} for r, t in zip(roles, said, strict=False))]
 
 
-def until(holds):
-    end = time.monotonic() + SOON_S
-    while not holds():
-        assert time.monotonic() < end, "never"
-        time.sleep(0.01)
-
-
 # --- the contract -----------------------------------------------------------------------------------------------------
 
 
@@ -189,7 +182,7 @@ def test_a_shutdown_ends_the_steps_that_run(made):
     environment = made(env_kwargs={"slow_s": 600.0}, step_timeout_s=3600.0)
     with ThreadPoolExecutor(4) as threads:
         steps = [threads.submit(environment.step, [log("a")], [{"label": 1}]) for _ in range(4)]
-        until(lambda: len(Counting.live) == 4)
+        wait_until(lambda: len(Counting.live) == 4)
         environment.shutdown()
         for step in steps:
             with pytest.raises(EnvironmentUnavailable):
@@ -200,7 +193,7 @@ def test_a_shutdown_ends_the_steps_that_run(made):
 def test_an_episode_that_nemo_gave_up_is_closed_after_a_while(made):
     environment = made(idle_s=0.05)
     kept = environment.step([log("a")], [{"label": 2}]).metadata
-    until(lambda: not Counting.live)
+    wait_until(lambda: not Counting.live)
     assert environment.metrics()["agentenv/num_abandoned"] == 1.0
     with pytest.raises(EnvironmentUnavailable, match="live episode"):
         environment.step([log("a", "o", "b")], kept)

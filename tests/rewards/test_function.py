@@ -10,11 +10,13 @@ import sys
 import textwrap
 import threading
 import urllib.error
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
+import torch
 
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError
 from agentenv.rewards.function import FunctionReward
@@ -22,7 +24,7 @@ from agentenv.rewards.grading import grade
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.rewards.workers import threads
 from agentenv.rewards.workers.pool import shared_pool
-from tests.rewards.models.rm_servers import until
+from tests.waits import until
 
 ROOT = str(Path(__file__).resolve().parents[2])
 RESPONSE = Response("four", 4, "2+2?", {"data_source": "sums", "level": 1})
@@ -182,9 +184,14 @@ async def test_a_function_that_raises_is_its_authors_error_with_file_and_line(fu
 
 @pytest.mark.parametrize(
     "error",
-    [httpx.ConnectError("refused"), urllib.error.URLError(ConnectionRefusedError()), http.client.IncompleteRead(b"")],
-)
-async def test_a_service_that_a_function_cannot_reach_is_infrastructure(error):
+    [
+        httpx.ConnectError("refused"), urllib.error.URLError(ConnectionRefusedError()), http.client.IncompleteRead(b""),
+        MemoryError(), BrokenProcessPool("a process ended"), EOFError(), subprocess.TimeoutExpired("lean", 60.0),
+        torch.OutOfMemoryError("CUDA out of memory"),
+    ],
+    ids=repr,
+)  # fmt: skip
+async def test_a_service_that_cannot_be_reached_and_a_machine_that_fails_are_infrastructure(error):
     def asks(response):
         raise error
 

@@ -9,7 +9,7 @@ from agentenv._util.calls import waiting
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError
 from agentenv.rewards.grading import grade, grade_all
 from agentenv.rewards.types import Response, RewardResult, Status
-from tests.rewards.models.rm_servers import until
+from tests.waits import until
 
 
 class Scripted:

@@ -7,8 +7,8 @@ import pytest
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError
 from agentenv.rewards.grading import grade
 from agentenv.rewards.groups.batch import Each
+from agentenv.rewards.judges.asking import JudgeRetry
 from agentenv.rewards.judges.pointwise import JudgeReward
-from agentenv.rewards.judges.protocol import JudgeRetry
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.rewards.weighted_sum import FAILED_TERMS, Term, WeightedSum
 from tests.rewards.judges.rule_judges import Down, Rewarding

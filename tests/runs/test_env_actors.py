@@ -27,6 +27,7 @@ from agentenv.runs.config import RunConfig
 from agentenv.runs.env_actors import AgentFuncSpec, RemoteEnv, in_actors, open_ray_actors
 from agentenv.testing.tokenizers import CharTokenizer
 from tests.drivers import command, lines, write_rows
+from tests.waits import until
 
 TESTS = Path(__file__).parents[1]
 SCENE = TESTS / "episode" / "env_actors" / "scene.py"
@@ -247,12 +248,6 @@ async def test_a_file_or_room_that_is_missing_in_ray_ends_the_run_before_it_begi
     with pytest.raises(ConfigError, match=r"--env_actors, --env_actor_cpus: expected room for 2 times CPU 1000, GPU 0"):
         async with open_ray_actors(scene(), ActorDemand(FLAGS, 2, 1000.0), ClusterConfig(), EnvActorConfig()):
             pytest.fail("opened")
-
-
-async def until(condition, timeout_s=60):
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def make_folder(path):

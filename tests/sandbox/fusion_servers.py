@@ -98,10 +98,3 @@ async def scripted(*answers):
         for task in list(script._tasks):
             task.cancel()
         await asyncio.gather(*script._tasks, return_exceptions=True)
-
-
-async def until(condition, seconds=30.0):
-    """Wait until something is so."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)

@@ -31,7 +31,7 @@ from tests.sandbox.conftest import opened
 from tests.sandbox.escapes.cases import LIMITS, SHORT
 from tests.sandbox.escapes.run import Bare, all_cases, descendants, run_case, swap_policies, wait_for_descendants
 from tests.sandbox.escapes.world import SECRET, plant_environment
-from tests.sandbox.fusion_servers import until
+from tests.waits import until
 
 CASES = all_cases()
 LEVELS = (Isolation.NAMESPACES, Isolation.LANDLOCK, Isolation.UID)

@@ -29,7 +29,8 @@ from agentenv.sandbox.grading import (
     grade,
 )
 from agentenv.tools.python import PythonTool
-from tests.sandbox.fusion_servers import OK, answer, cut, http, scripted, until
+from tests.sandbox.fusion_servers import OK, answer, cut, http, scripted
+from tests.waits import until
 
 LIMITS = ExecLimits()
 ours = pytest.mark.asyncio(loop_scope="module")
@@ -414,7 +415,7 @@ async def test_cancelling_ends_the_program_there(remote):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await until(lambda: remote.server.running == 0, seconds=60)
+    await until(lambda: remote.server.running == 0)
 
 
 ADD = FunctionSuite(

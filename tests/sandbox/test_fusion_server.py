@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import httpx
@@ -18,13 +19,13 @@ import pytest_asyncio
 from agentenv._util.http.access import AccessPolicy
 from agentenv.cli.main import main
 from agentenv.errors import InfraError
-from agentenv.sandbox import ExecResult, ExecStatus, Isolation
+from agentenv.sandbox import ExecLimits, ExecResult, ExecStatus, Isolation
 from agentenv.sandbox.fusion.client import FusionSandbox
 from agentenv.sandbox.fusion.run_code import MAX_LIMITS, read_run_request
 from agentenv.sandbox.fusion.server import FusionServeOptions, FusionServer
 from agentenv.sandbox.local.sandbox import MIN_MEMORY_MB
 from tests.ports import held_port
-from tests.sandbox.fusion_servers import until
+from tests.waits import until
 
 ROOT = Path(__file__).parents[2]
 ours = pytest.mark.asyncio(loop_scope="module")
@@ -346,26 +347,63 @@ async def test_stopping_lets_what_runs_end_and_sends_away_who_waits():
         await server.close()
 
 
-async def test_an_address_that_asks_many_times_lets_others_wait_for_one_turn_whatever_it_names():
+async def test_a_program_that_still_runs_after_the_grace_is_cancelled():
+    gate = Gate()
+    async with serving(gate, grace_s=0.0) as server, at(server, timeout=60) as http:
+        work = asyncio.create_task(http.post("/run_code", json=HELLO))
+        await until(lambda: server.running == 1)
+        await server.close()
+        assert gate.cancelled == 1
+        await asyncio.gather(work, return_exceptions=True)
+
+
+async def test_an_address_that_asks_many_times_lets_others_wait_for_one_turn():
     gate = Gate()
     other_address = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
     async with serving(gate) as server, at(server, timeout=60) as http, at(server, transport=other_address) as other:
         order = []
 
-        async def ask(http, name=""):
-            header = {"x-agentenv-ask": json.dumps({"tenant": name})}
-            await http.post("/run_code", json=HELLO, headers=header)
-            order.append(name)
+        async def ask(http):
+            await http.post("/run_code", json=HELLO)
+            order.append(http)
 
         work = []
-        for index in range(5):
-            work.append(asyncio.create_task(ask(http, f"many {index}")))
+        for _ in range(5):
+            work.append(asyncio.create_task(ask(http)))
             await until(lambda: server._queue.num_waiting == len(work) - 1)
         work.append(asyncio.create_task(ask(other)))
         await until(lambda: server._queue.num_waiting == 5)
         gate.go_on.set()
         await asyncio.gather(*work)
-        assert order.index("") <= 3
+        assert order.index(other) <= 3
+
+
+@ours
+async def test_turns_of_sessions_alternate_between_addresses_and_no_session_expires_in_the_queue(local):
+    there = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
+    async with (
+        serving(local) as server,
+        at(server, timeout=60) as http,
+        at(server, transport=there, timeout=60) as other,
+    ):
+        order = []
+
+        async def ask(http, name):
+            reply = await http.post(f"/session/{name}", json={"code": "1"})
+            order.append((http, reply.json()["value"]))
+
+        asking = (http, http, http, other)
+        times = {"limits": asdict(ExecLimits()), "idle_s": 60, "max_s": 600}
+        names = [(await each.post("/session", json=times)).json()["session"] for each in asking]
+        await server._queue.acquire(alone=True)
+        work = []
+        for each, name in zip(asking, names, strict=True):
+            work.append(asyncio.create_task(ask(each, name)))
+            await until(lambda: server._queue.num_waiting == len(work))
+        assert all(session._idle.cancelled() for session in server._sessions.values())
+        server._queue.release()  # one slot
+        await asyncio.gather(*work)
+        assert order == [(each, "1") for each in (http, other, http, http)]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from agentenv.sandbox.local.execution import CROWDED, classify
 from agentenv.sandbox.local.queue import FairQueue
 from tests.sandbox.conftest import opened
 from tests.sandbox.escapes.run import descendants, live_processes
-from tests.sandbox.fusion_servers import until
+from tests.waits import until
 
 ROOT = Path(__file__).parents[2]
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"

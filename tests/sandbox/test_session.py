@@ -6,7 +6,7 @@ import pytest
 
 from agentenv.errors import ConfigError
 from agentenv.sandbox import ExecLimits, ExecStatus, LocalSandbox, SandboxBusy
-from tests.sandbox.fusion_servers import until
+from tests.waits import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 QUICK = ExecLimits(cpu_s=60, wall_s=3.0)  # time for a busy machine to take the short turns

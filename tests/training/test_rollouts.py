@@ -29,7 +29,7 @@ class Judge(AgentInstance):
     """Scores by the label: the n-th sample of a task gets 1.0 when the sampled text is in it."""
 
     async def step(self, states):
-        if states["label"] == "raises":
+        if "raises" in (states["label"], states["action_text"]):
             raise InfraError("nobody there")
         score = float(states["action_text"] in str(states["label"]))
         return StepResult(reward=score, score=score, terminated=True)
@@ -115,6 +115,19 @@ async def test_groups_on_the_edge_of_the_range_of_scores_are_refilled_and_counte
     groups = await rollouts.take()
     assert {t.task.label for g in groups for t in g.trajectories} == {kept}
     assert rollouts.rejected.keys() == {reason}
+    await rollouts.close()
+
+
+@pytest.mark.parametrize(("least", "rewards", "rejected"), [(1, [1.0, None], {}), (2, [1.0, 1.0], {"failed": 1})])
+async def test_a_group_with_fewer_rewards_than_its_estimator_needs_is_rejected(least, rewards, rejected):
+    answers = iter(["raises"])
+
+    async def script(request):
+        return next(answers, "x")
+
+    rollouts = make_rollouts(make_tasks("xx"), script=script, batch_groups=1, min_rewarded=least)
+    assert sorted(rewards_of(await rollouts.take()), key=str) == rewards
+    assert rollouts.rejected == rejected
     await rollouts.close()
 
 

@@ -11,6 +11,7 @@ from agentenv.engines.scripted import ScriptedEngine
 from agentenv.errors import EngineError
 from agentenv.interop.openrlhf.engine import LLMEngine, VLLMStyleSampling
 from agentenv.testing.tokenizers import CharTokenizer
+from tests.waits import until
 from tests.with_openrlhf.fakes import Params
 
 TOKENIZER = CharTokenizer()
@@ -53,12 +54,6 @@ class Elsewhere:
 def engine_of(script=("hi",), **options):
     engine = Watched(script, TOKENIZER, **options)
     return LLMEngine(engine, Chat(TOKENIZER), "episode"), engine
-
-
-async def until(condition, limit_s=30.0):
-    async with asyncio.timeout(limit_s):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_the_engine_is_asked_on_its_own_loop_wherever_the_call_comes_from():

@@ -122,9 +122,9 @@ def open_rm(spec: str, /, **options: Any) -> RewardModel:
             raise ConfigError(
                 f"--rm: expected {kind}:MODEL@http://HOST/v1, got {spec!r}. Pass the model and its server."
             )
+        from agentenv.rewards.judges.asking import client_options, judge_from
         from agentenv.rewards.judges.comparisons import PairwiseJudge
         from agentenv.rewards.judges.pointwise import PointwiseReward
-        from agentenv.rewards.judges.protocol import client_options, judge_from
 
         of_client = {name: value for name, value in options.items() if name in client_options()}
         client = judge_from(of_client | {"base_url": url, "model": model})

@@ -2,7 +2,7 @@
 
     group_reward_from({"pairwise": {"judge": {"base_url": "http://127.0.0.1:8000/v1", "model": "judge"}}})
 
-`judge` is a judge, or settings for `judges.protocol.judge_from`.
+`judge` is a judge, or settings for `judges.asking.judge_from`.
 """
 
 from __future__ import annotations

@@ -19,9 +19,10 @@ from agentenv.rewards.groups.batch import GROUP_LIMIT_S, Each, grade_group
 from agentenv.rewards.groups.function import numbers_of
 from agentenv.rewards.groups.statistics import INVALID_REWARD, summary
 from agentenv.rewards.groups.tournament import Tournament
+from agentenv.rewards.judges.asking import judge_of
 from agentenv.rewards.judges.comparisons import PairwiseJudge
 from agentenv.rewards.judges.pointwise import RubricReward
-from agentenv.rewards.judges.protocol import Judge, judge_of
+from agentenv.rewards.judges.protocol import Judge
 from agentenv.rewards.rules.format import compute_format_reward
 from agentenv.rewards.rules.length import compute_thought_length_reward, compute_total_length_reward
 from agentenv.rewards.rules.repetition import create_ngram_penalty_reward

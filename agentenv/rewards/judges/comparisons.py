@@ -17,7 +17,8 @@ from typing import Any, Literal
 from agentenv.core.arguments import one_of, shown, whole_number
 from agentenv.core.types import Message
 from agentenv.rewards.groups.function import against_reference
-from agentenv.rewards.judges.protocol import Judge, JudgeRetry, Voting, VotingBase, ask, successes
+from agentenv.rewards.judges.asking import JudgeRetry, Voting, VotingBase, ask, successes
+from agentenv.rewards.judges.protocol import Judge
 from agentenv.rewards.judges.templates import (
     COMPARE,
     QUALITY,

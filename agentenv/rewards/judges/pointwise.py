@@ -10,7 +10,8 @@ from typing import Any
 
 from agentenv.core.arguments import number, shown, whole_number
 from agentenv.errors import ConfigError
-from agentenv.rewards.judges.protocol import Judge, JudgeRetry, Voting, VotingBase
+from agentenv.rewards.judges.asking import JudgeRetry, Voting, VotingBase
+from agentenv.rewards.judges.protocol import Judge
 from agentenv.rewards.judges.templates import (
     CHECKLIST,
     GRADE,
@@ -67,7 +68,7 @@ class JudgeReward(_SingleResponse):
     """1.0 if a judge says that a response is right, else 0.0, by majority of the votes.
 
     Args:
-        judge: the judge, or settings for `protocol.judge_from`.
+        judge: the judge, or settings for `asking.judge_from`.
         criteria: when it should say yes, as text for the judge; default: if the answer equals the reference.
         needs_label: True if a row without a reference cannot be graded; else the judge has the question alone.
         voting: how often it is asked; a tie is not a verdict, and `combine` is ignored.
@@ -98,7 +99,7 @@ class PointwiseReward(_SingleResponse):
     """A judge's score of a response on a scale, mapped onto 0..1.
 
     Args:
-        judge: the judge, or settings for `protocol.judge_from`.
+        judge: the judge, or settings for `asking.judge_from`.
         scale: the lowest and highest score.
         criteria: what makes an answer good, as text for the judge; default: that of `templates`.
         needs_label: True if a row without a reference cannot be graded; else the judge has the question alone.
@@ -163,7 +164,7 @@ class RubricReward(_SingleResponse):
     """The weighted share of criteria that a response meets: sum(weight * met) / sum(positive weights), within 0..1.
 
     Args:
-        judge: the judge, asked about all criteria together; or settings for `protocol.judge_from`.
+        judge: the judge, asked about all criteria together; or settings for `asking.judge_from`.
         criteria: the criteria; a text is one of weight 1.0, answered with yes or no, and a mapping has the fields of
             one.
         voting: how often it is asked; votes on one criterion are combined, then the criteria. If a majority is

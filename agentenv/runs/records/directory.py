@@ -27,6 +27,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Self, overload
 
+from agentenv._util.disk import sync_directory, write_json, write_whole
 from agentenv._util.jsonable import jsonable
 from agentenv._util.version import __version__
 from agentenv.core.trajectory import Trajectory
@@ -334,17 +335,12 @@ class RunWriter:
     def _write(self, line: bytes) -> None:
         if self._fd < 0:
             raise ValueError("RunWriter.append: expected an open writer, got a closed one. Append before `close`.")
-        rest = memoryview(line)
         try:
             if self._torn:
                 os.ftruncate(self._fd, self._size)
             self._torn = True
-            while rest:
-                rest = rest[os.write(self._fd, rest) :]
+            write_whole(self._fd, line)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._fd, self._size)
-                self._torn = False
             raise self._stopped(f"{len(line)} more bytes written", error) from error
         self._torn = False
         self._size += len(line)
@@ -518,39 +514,3 @@ def _flatten(value: Mapping[str, Any]) -> dict[str, Any]:
     for key, item in value.items():
         flat |= {f"{key}.{name}": each for name, each in item.items()} if isinstance(item, Mapping) else {key: item}
     return flat
-
-
-def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Replace a file atomically and flush it to the disk; on OSError the old file stays."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("w", encoding="ascii") as file:
-            file.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
-
-
-def write_whole(fd: int, data: bytes) -> None:
-    """Write at the end of a file; on OSError nothing of it stays."""
-    rest, size = memoryview(data), os.fstat(fd).st_size
-    try:
-        while rest:
-            rest = rest[os.write(fd, rest) :]
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.ftruncate(fd, size)
-        raise
-
-
-def sync_directory(path: Path) -> None:
-    """Flush the entries of a folder to the disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

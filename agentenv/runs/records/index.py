@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+from agentenv._util.disk import write_whole
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import StopReason, Task
 from agentenv.errors import ConfigError, DataError
@@ -449,7 +450,7 @@ class IndexWriter:
             num = len(stored) if data.startswith(stored) else 0
             if os.fstat(self._fd).st_size != num:
                 os.ftruncate(self._fd, num)
-            self._write(data[num:])
+            write_whole(self._fd, data[num:])
 
     def add(self, row: Row) -> None:
         """Add a row, which `flush` writes."""
@@ -463,18 +464,13 @@ class IndexWriter:
         added, self._added = self._added, bytearray()
         if self._fd >= 0:
             with self._stops_on_error():
-                self._write(added)
+                write_whole(self._fd, added)
 
     def close(self) -> None:
         """Close the file; rows that were not flushed are dropped."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
-
-    def _write(self, data: bytes | bytearray) -> None:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(self._fd, rest) :]
 
     @contextlib.contextmanager
     def _stops_on_error(self) -> Iterator[None]:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentenv._util.disk import write_whole
 from agentenv.errors import DataError, RunStopped
 from agentenv.runs.metrics import Summary
-from agentenv.runs.records.directory import write_whole
 
 STEPS = "steps.jsonl"
 SCHEMA_VERSION = 1

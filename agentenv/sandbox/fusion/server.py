@@ -159,7 +159,8 @@ class FusionServer(Server):
         if session is None:  # this server may have been started again
             lost = TurnResult(ExecStatus.INFRA, ended=True, detail="session: expected an open one, got an unknown name")
             return json_response(asdict(lost))
-        turn = await until_disconnect(request, session.run(code), _stopping())
+        work = session.run(code, slot=self._turn(_peer(request)))
+        turn = await until_disconnect(request, work, _stopping())
         if turn is None:
             return await self._client_left(request)
         return await large_response(size_of((turn.stdout, turn.stderr)), lambda: asdict(turn))

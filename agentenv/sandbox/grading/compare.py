@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from itertools import zip_longest
 from typing import Any, Literal, get_args
 
 from agentenv.errors import ConfigError, InfraError
@@ -185,11 +186,13 @@ def _is_close_numeral(expected: str, got: str) -> bool:
 def _same_in_livecodebench(expected: str, got: str) -> bool:
     """Compare as LiveCodeBench. Source: LiveCodeBench/LiveCodeBench, lcb_runner/evaluation/testing_util.py."""
     wanted, actual = ([line.strip() for line in text.strip().split("\n")] for text in (expected, got))
-    different = [(a.split(), b.split()) for a, b in zip(wanted, actual, strict=False) if a != b]
-    if len(wanted) != len(actual) or any(len(word) > _MAX_NUMBER for a, b in different for word in (*a, *b)):
-        return False
+    different = ((a.split(), b.split()) for a, b in zip(wanted, actual, strict=False) if a != b)
     try:
-        return all([Decimal(word) for word in a] == [Decimal(word) for word in b] for a, b in different)
+        return len(wanted) == len(actual) and all(
+            max(len(x), len(y)) <= _MAX_NUMBER and Decimal(x) == Decimal(y)
+            for a, b in different
+            for x, y in zip_longest(a, b, fillvalue="")
+        )
     except InvalidOperation:
         return False
 

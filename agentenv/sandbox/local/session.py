@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol, Self
@@ -117,8 +118,12 @@ class InterpreterSession:
         """True once the session has ended; further turns return how it ended."""
         return self._over is not None or (self._execution is not None and self._execution.ended.done())
 
-    async def run(self, code: str) -> TurnResult:
+    async def run(self, code: str, *, slot: AbstractAsyncContextManager[Any] | None = None) -> TurnResult:
         """Execute code as the next turn and wait for its end.
+
+        Args:
+            code: the code.
+            slot: entered before the sandbox's own turn, in time that does not count as `idle_s`.
 
         Raises:
             ConfigError: the session is not open.
@@ -136,7 +141,7 @@ class InterpreterSession:
             if self._idle:
                 self._idle.cancel()
             try:
-                async with self._sandbox.turn():
+                async with slot or nullcontext(), self._sandbox.turn():
                     return await self._take_turn(self._execution, code)
             finally:
                 if self._over is None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, groupby
+from operator import attrgetter
 
 from agentenv._util.plurals import counted
 from agentenv.core.types import StopReason, Task
@@ -46,6 +47,13 @@ _MIN_ACTIONS, _MIN_REPEATS = 10, 4
 Found = Iterator[AuditFinding]
 
 
+def _grouped(plays: Iterable[Play], by: Callable[[Play], str]) -> dict[str, list[Play]]:
+    found: dict[str, list[Play]] = defaultdict(list)
+    for play in plays:
+        found[by(play)].append(play)
+    return dict(found)
+
+
 @dataclass(frozen=True)
 class Facts:
     """Plays, with the facts to judge them by."""
@@ -68,10 +76,7 @@ class Facts:
     @cached_property
     def by_task(self) -> Mapping[str, Sequence[Play]]:
         """The plays of each task."""
-        found: dict[str, list[Play]] = defaultdict(list)
-        for play in self.plays:
-            found[play.task_id].append(play)
-        return dict(found)
+        return _grouped(self.plays, attrgetter("task_id"))
 
     @cached_property
     def gold(self) -> Mapping[str, Play]:
@@ -138,11 +143,7 @@ class Facts:
 
     def of(self, *kinds: Kind) -> dict[str, list[Play]]:
         """Return the plays of these kinds of policies, by policy."""
-        found: dict[str, list[Play]] = defaultdict(list)
-        for play in self.plays:
-            if self.kinds[play.key] in kinds:
-                found[play.policy].append(play)
-        return dict(found)
+        return _grouped((play for play in self.plays if self.kinds[play.key] in kinds), attrgetter("policy"))
 
     def for_nothing(self, task_id: str) -> list[tuple[Play, float]]:
         """Return the plays of policies that solve nothing, except for empty actions, with their rewards."""
@@ -240,11 +241,8 @@ def best_guesses(facts: Facts) -> dict[str, list[Play]]:
     """Return the plays that solved a task of the variant that solved the most, by blind policy."""
     found = {}
     for policy, plays in facts.of("blind").items():
-        full: dict[str, list[Play]] = defaultdict(list)
-        for play in plays:
-            if facts.full(play) and play.task_id not in facts.trivial:
-                full[play.key].append(play)
-        found[policy] = max(full.values(), key=len, default=[])
+        full = (play for play in plays if facts.full(play) and play.task_id not in facts.trivial)
+        found[policy] = max(_grouped(full, attrgetter("key")).values(), key=len, default=[])
     return found
 
 
@@ -398,13 +396,10 @@ def _is_paid_more_often(play: Play, gold: Play) -> bool:
 def scored_part(facts: Facts) -> Found:
     """Find fixed actions that earn half of the score or more on tasks without gold, or the same part on many tasks."""
     for policy, plays in facts.of("blind", "attack", "robust").items():
-        by_key: dict[str, list[Play]] = defaultdict(list)
-        for play in plays:
-            is_fixed = play.key not in _SEARCHING and play.policy not in ("random", "search")
-            if play.reward is not None and is_fixed and play.task_id not in {*facts.trivial, *facts.gold}:
-                by_key[play.key].append(play)
+        fixed = [p for p in plays if p.key not in _SEARCHING and p.policy not in ("random", "search")]
+        known = [p for p in fixed if p.reward is not None and p.task_id not in {*facts.trivial, *facts.gold}]
         best: list[Play] = []
-        for own in by_key.values():
+        for own in _grouped(known, attrgetter("key")).values():
             shares = [0.0 if facts.full(play) else facts.score_share(play.score) for play in own]
             paid = [play for play, share in zip(own, shares, strict=True) if share >= _LARGE_PART]
             alike = max(Counter(round(share, 6) for share in shares if share >= _LARGE_PART).values(), default=0)
@@ -432,11 +427,9 @@ def contradicting(facts: Facts) -> Found:
 
 def errors(facts: Facts) -> Found:
     """Find episodes that failed, by what failed."""
-    found: dict[str, list[Play]] = defaultdict(list)
-    for play in (*facts.plays, *facts.repeated):
-        if (kind := failure_of(play)) not in ("", "gold-fails"):
-            found[kind].append(play)
-    for kind, plays in found.items():
+    failed = _grouped((play for play in (*facts.plays, *facts.repeated) if play.error is not None), failure_of)
+    failed.pop("gold-fails", None)
+    for kind, plays in failed.items():
         summary = f"{counted(len(plays), 'episode')} on {tasks_of(plays)} failed"
         yield make_finding(kind, "warn" if kind == "infra-error" else "fail", summary, plays)
 

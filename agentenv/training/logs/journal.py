@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentenv._util.disk import sync_directory, write_whole
 from agentenv.errors import ConfigError, DataError, RunStopped
-from agentenv.runs.records.directory import sync_directory, write_whole
 from agentenv.runs.trackers import Tracker, Trackers
 
 logger = logging.getLogger(__name__)

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentenv._util.disk import write_json
 from agentenv._util.jsonable import jsonable
 from agentenv.errors import ConfigError
 from agentenv.runs.config import today
 from agentenv.runs.metrics import Tally
 from agentenv.runs.prepare import code_digest
-from agentenv.runs.records.directory import CONFIG, RunWriter, describe_change, read_config, write_json
+from agentenv.runs.records.directory import CONFIG, RunWriter, describe_change, read_config
 from agentenv.runs.records.index import TRAJECTORIES
 from agentenv.runs.records.steps import STEPS, cut_steps
 from agentenv.runs.records.token_stats import TOKEN_STATS

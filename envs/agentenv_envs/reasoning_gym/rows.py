@@ -17,7 +17,7 @@ from hashlib import blake2b
 from typing import Any, Literal, get_args
 
 from agentenv._util.suggest import did_you_mean
-from agentenv.core.arguments import parse_json_object
+from agentenv.core.arguments import one_of, parse_json_object
 from agentenv.errors import ConfigError, DataError
 from agentenv_envs.common import check
 from agentenv_envs.reasoning_gym.data_only import BY_TASK_ID, CHANCE, SCORED_BY_CONFIG
@@ -92,12 +92,13 @@ def make_rows(weights: Mapping[str, float], config: RowsConfig) -> list[dict[str
         DataError: a dataset does not have that many different questions.
         MissingDependency: reasoning-gym is not installed.
     """
+    one_of("reasoning_gym.split", config.split, get_args(Split))
+    one_of("reasoning_gym.answer", config.answer, get_args(AnswerForm))
     configs = parse_json_object("--config", config.config)
     for name, value, holds, expected in (
         ("weights", weights, bool(weights) and all(weight > 0 for weight in weights.values()), "weights > 0"),
         ("size", config.size, config.size >= len(weights), f"at least {len(weights)}, one for each dataset"),
         ("level", config.level, config.level is None or config.level >= 0, "None or an integer >= 0"),
-        ("split", config.split, config.split in get_args(Split), f"one of {', '.join(get_args(Split))}"),
         ("config", configs, set(configs) <= set(weights), f"among {', '.join(weights)}"),
     ):
         check(f"reasoning_gym.{name}", value, holds, expected)

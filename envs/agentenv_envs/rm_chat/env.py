@@ -22,7 +22,8 @@ from agentenv.core.agent import AgentInstance, ResetState, StepState
 from agentenv.core.types import Message, StepResult
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError, MissingDependency, RunStopped
 from agentenv.rewards.grading import RM_RETRIED, collect_failures, collect_usage, grade
-from agentenv.rewards.judges.protocol import Judge, JudgeMisaddressed, JudgeRetry, ask, judge_from
+from agentenv.rewards.judges.asking import JudgeRetry, ask, judge_from
+from agentenv.rewards.judges.protocol import Judge, JudgeMisaddressed
 from agentenv.rewards.models.factory import parsed
 from agentenv.rewards.models.render import checked
 from agentenv.rewards.models.reward import ModelReward
@@ -237,7 +238,7 @@ class RMChat(AgentInstance):
             max_turns: most answers of the policy.
             user: None: the row's column `user_turns`, if it exists; `{"script": column}`: another column, which every
                 row needs; `{"base_url": address, "model": name, "persona": text}`: a language model, with any other
-                settings of `judges.protocol.judge_from`; or the same as `{"judge": settings, "persona": text}`, where
+                settings of `judges.asking.judge_from`; or the same as `{"judge": settings, "persona": text}`, where
                 settings may be an object with `complete`. A row's column `persona` takes precedence over that text.
             system: a system message for conversations that start without one; the reward model sees it too.
             part: `final` hides the thinking of earlier answers from the reward, `all` shows it.

@@ -7,8 +7,8 @@ import pytest
 
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError, RunStopped
 from agentenv.rewards.evaluation.evaluate import EvaluationLog, ItemOutcome, RewardModel, evaluate
+from agentenv.rewards.judges.asking import JudgeRetry
 from agentenv.rewards.judges.pointwise import PointwiseReward
-from agentenv.rewards.judges.protocol import JudgeRetry
 from tests.rewards.evaluation.scorers import Scripted, model, pair
 from tests.rewards.judges.rule_judges import Comparing, RuleJudge
 from tests.rewards.models.tiny import said

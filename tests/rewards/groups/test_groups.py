@@ -21,7 +21,7 @@ from agentenv.rewards.groups.batch import (
 from agentenv.rewards.groups.function import FunctionGroupReward
 from agentenv.rewards.types import Response, RewardResult, Status
 from tests.rewards.judges.rule_judges import Rewarding
-from tests.rewards.models.rm_servers import until
+from tests.waits import until
 
 PATIENT_S = 60.0
 """Longer than anything here takes on a busy machine, so that only a hang reaches it."""

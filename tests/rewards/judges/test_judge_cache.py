@@ -9,11 +9,12 @@ import pytest
 from agentenv.core.types import SamplingParams
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.grading import grade
+from agentenv.rewards.judges.asking import JudgeRetry, Voting
 from agentenv.rewards.judges.openai import CachedJudge, OpenAIJudge, ReplyCache, reply_key
 from agentenv.rewards.judges.pointwise import JudgeReward, PointwiseReward
-from agentenv.rewards.judges.protocol import JudgeRetry, ReplyIndex, Voting
+from agentenv.rewards.judges.protocol import ReplyIndex
 from agentenv.rewards.types import Response
-from tests.rewards.models.rm_servers import until
+from tests.waits import until
 
 HELLO = [{"role": "user", "content": "hello"}]
 QUICK = JudgeRetry(backoff_s=0.0)

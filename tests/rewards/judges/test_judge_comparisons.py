@@ -8,8 +8,8 @@ import pytest
 
 from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards.groups.batch import grade_groups
+from agentenv.rewards.judges.asking import JudgeRetry
 from agentenv.rewards.judges.comparisons import ListwiseReward, PairwiseJudge
-from agentenv.rewards.judges.protocol import JudgeRetry
 from agentenv.rewards.types import Response, Status
 from tests.rewards.judges.rule_judges import Down, RuleJudge, ScriptedJudge, between, longer
 

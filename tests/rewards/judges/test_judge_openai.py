@@ -11,12 +11,12 @@ import pytest
 from agentenv._util.http import json_bodies
 from agentenv.core.types import SamplingParams
 from agentenv.errors import ConfigError, InfraError
+from agentenv.rewards.judges.asking import JudgeRetry
 from agentenv.rewards.judges.openai import OpenAIJudge, RequestOptions
 from agentenv.rewards.judges.pointwise import JudgeReward
 from agentenv.rewards.judges.protocol import (
     JudgeMisaddressed,
     JudgeRefused,
-    JudgeRetry,
     JudgeTimeout,
     JudgeTruncated,
     JudgeUnreadable,
@@ -26,7 +26,8 @@ from agentenv.rewards.judges.protocol import (
 )
 from agentenv.rewards.types import Response
 from tests.rewards.judges.servers import chat_server, completion
-from tests.rewards.models.rm_servers import HANG, Status, http, until
+from tests.rewards.models.rm_servers import HANG, Status, http
+from tests.waits import until
 
 HELLO = [{"role": "user", "content": "hello \ud800 é"}]
 SOON = RequestOptions(limit_s=60.0, request_s=30.0, first_pause_s=0.001, max_retries=3)

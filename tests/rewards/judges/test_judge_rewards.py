@@ -11,17 +11,15 @@ from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards import grading
 from agentenv.rewards.grading import grade, grade_all
 from agentenv.rewards.groups.batch import Each
+from agentenv.rewards.judges.asking import JudgeRetry, Voting, ask
 from agentenv.rewards.judges.pointwise import Criterion, JudgeReward, PointwiseReward, RubricReward, read_shares
 from agentenv.rewards.judges.protocol import (
     JudgeRefused,
-    JudgeRetry,
     JudgeTimeout,
     JudgeUnavailable,
     JudgeUnclear,
     JudgeUsage,
     ReplyIndex,
-    Voting,
-    ask,
 )
 from agentenv.rewards.judges.templates import read_yes_or_no
 from agentenv.rewards.registry import reward_from

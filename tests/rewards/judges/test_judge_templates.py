@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from agentenv.errors import InfraError
 from agentenv.rewards.judges import templates
+from agentenv.rewards.judges.asking import JudgeRetry
 from agentenv.rewards.judges.comparisons import ListwiseReward, PairwiseJudge
 from agentenv.rewards.judges.pointwise import JudgeReward, PointwiseReward, RubricReward
-from agentenv.rewards.judges.protocol import JudgeRetry, JudgeUnclear
+from agentenv.rewards.judges.protocol import JudgeUnclear
 from agentenv.rewards.judges.templates import (
     prompt_text,
     quote_text,

@@ -109,13 +109,6 @@ async def _answered(answer, reader, writer, asked):
         await writer.drain()
 
 
-async def until(holds, limit_s=60.0):
-    """Wait until something holds."""
-    async with asyncio.timeout(limit_s):
-        while not holds():
-            await asyncio.sleep(0.002)
-
-
 def in_turn(*answers):
     """Each once, then what the last one says: None is the server's own answer."""
     left = list(answers)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agentenv.errors import DataError, InfraError
 from agentenv.rewards.models.hf import TOKENS_OF_A_CALL, MicroBatcher, batches
-from tests.rewards.models.rm_servers import until
+from tests.waits import until
 
 
 class Model:

@@ -10,8 +10,9 @@ import torch
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.models.get_reward import FunctionScorer
 from tests.models import make_tiny_tokenizer
-from tests.rewards.models.rm_servers import TOGETHER, until
+from tests.rewards.models.rm_servers import TOGETHER
 from tests.rewards.models.tiny import said
+from tests.waits import until
 
 
 def write(folder, body, name="rm.py"):

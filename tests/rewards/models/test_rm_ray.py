@@ -17,8 +17,8 @@ from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.models.hf import HFScorer
 from agentenv.rewards.models.ray_replicas import RayScorer, ReplicaActor
 from agentenv.rewards.models.types import Scored
-from tests.rewards.models.rm_servers import until
 from tests.rewards.models.tiny import said, tiny_rm
+from tests.waits import until
 
 # --- arguments, and the actor's side ----------------------------------------------------------------------------------
 

@@ -27,9 +27,9 @@ from tests.rewards.models.rm_servers import (
     in_turn,
     raw_value,
     server,
-    until,
 )
 from tests.rewards.models.tiny import make_tiny_rm, said
+from tests.waits import until
 
 pytestmark = pytest.mark.usefixtures("soon")
 

@@ -17,7 +17,7 @@ from agentenv.rewards.models.types import Scored
 from agentenv.rewards.serving.server import RewardServer, ServeOptions, Shaping
 from agentenv.rewards.types import Response
 from tests.ports import held_port
-from tests.rewards.models.rm_servers import until
+from tests.waits import until
 
 ours = pytest.mark.asyncio(loop_scope="module")
 ROWS = {"query": ["a", "abc"], "prompts": ["", "a"], "labels": [None, {"any": 1}]}

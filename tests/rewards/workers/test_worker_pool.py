@@ -16,8 +16,8 @@ from agentenv.errors import ConfigError, DataError
 from agentenv.rewards.rules.math.reward import math_outcome
 from agentenv.rewards.workers import pool as pool_worker
 from agentenv.rewards.workers.pool import WorkerFailed, WorkerPool, WorkerTimeout
-from tests.rewards.models.rm_servers import until
-from tests.rewards.workers.worker_processes import READY, alive, grade_with_fake, workers
+from tests.rewards.workers.worker_processes import READY, grade_with_fake, workers
+from tests.waits import is_alive, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 ROOT = str(Path(__file__).resolve().parents[3])
@@ -336,7 +336,7 @@ async def test_workers_end_with_a_parent_that_is_killed():
     assert len(pids) == 2
     parent.kill()
     parent.communicate()
-    await until(lambda: not any(alive(pid) for pid in pids))
+    await until(lambda: not any(is_alive(pid) for pid in pids))
 
 
 @pytest.mark.long

@@ -20,12 +20,6 @@ def workers(parent: int | None = None, module: str = "agentenv.rewards.workers.m
     return pids
 
 
-def alive(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
 READY = r"""
 import json, os, struct, sys, time
 def send(message):

@@ -1,10 +1,12 @@
 """When two values or texts are the same: types count, tolerances are asked for, white space is ASCII's."""
 
+from decimal import Decimal
+
 import pytest
 from hypothesis import given, settings
 
 from agentenv.errors import ConfigError
-from agentenv.sandbox.grading import Comparison, same_value
+from agentenv.sandbox.grading import Comparison, compare, same_value
 from agentenv.sandbox.grading.codec import decode, encode
 from agentenv.sandbox.grading.compare import same_text
 from tests.sandbox.grading.test_codec import VALUES
@@ -182,6 +184,13 @@ OFFICIAL_TEXTS = [
 def test_outputs_of_a_benchmark_are_compared_as_its_own_evaluator_does(expected, got, livecodebench, apps):
     assert same_text(expected, got, "livecodebench") is livecodebench
     assert same_text(expected, got, "apps") is apps
+
+
+def test_a_comparison_as_livecodebench_reads_no_number_after_the_first_difference(monkeypatch):
+    read = []
+    monkeypatch.setattr(compare, "Decimal", lambda word: read.append(word) or Decimal(word))
+    assert not same_text("1\n2 3\n4", "1.0\n2.5 3.0\n4.0", "livecodebench")
+    assert read == ["1", "1.0", "2", "2.5"]
 
 
 @pytest.mark.parametrize(
