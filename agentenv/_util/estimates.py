@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 _Z = 1.959963984540054
 _T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706)
@@ -123,16 +123,11 @@ def share_over_tasks(values: Iterable[float] | Moments, num_samples: int) -> Est
 
 
 def over_tasks(values: Iterable[float] | Moments, num_samples: int, low: float, high: float) -> Estimate:
-    """Return the mean of one value per task, whose interval stays within the values of all episodes, `low` to `high`.
+    """Return the mean of one value per task; the values of all episodes are `low` to `high`.
 
-    Where they are in 0..1, the mean is a share, and its interval stays within 0..1.
+    Where they are in 0..1, the mean is a share, and its interval stays within 0..1; elsewhere no bound is known.
     """
-    if low >= 0.0 and high <= 1.0:
-        return share_over_tasks(values, num_samples)
-    found = mean_over_tasks(values)
-    if found.ci95_low is None or found.ci95_high is None:
-        return found
-    return replace(found, ci95_low=max(low, found.ci95_low), ci95_high=min(high, found.ci95_high))
+    return share_over_tasks(values, num_samples) if low >= 0.0 and high <= 1.0 else mean_over_tasks(values)
 
 
 _ROUNDING = 1e-6

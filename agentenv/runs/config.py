@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from agentenv._util.ray.cluster import ClusterConfig, Placement
 from agentenv.chat.chat import ChatOptions
@@ -212,8 +212,6 @@ class GroupOptions:
 
     def __post_init__(self) -> None:
         """Refuse values out of range, and flags that do nothing without --group_reward."""
-        modes = get_args(IncompleteGroups)
-        _check("incomplete_groups", self.incomplete_groups, self.incomplete_groups in modes, " or ".join(modes))
         _check("group_timeout_s", self.group_timeout_s, self.group_timeout_s > 0, "seconds > 0")
         for name in ("reference_key", "incomplete_groups", "group_timeout_s"):
             value = getattr(self, name)

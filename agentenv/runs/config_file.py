@@ -30,10 +30,11 @@ def read_flags(config: type[FlatConfig], path: str) -> list[Given]:
     flags, is_of_run = _load(Path(path).expanduser())
     known = flag_fields(config)
     strange = [name for name in flags if name not in known and name not in config.ALIASES]
-    if is_of_run and len(strange) > 1:  # one key alone is a slip
+    command, other = command_of(known), command_of(flags)
+    if is_of_run and len(strange) > 1 and other != command:  # one key alone is a slip
         raise ConfigError(
-            f"{path}: expected the config.json of `agentenv {command_of(known)}`, got that of `agentenv "
-            f"{command_of(flags)}`. Use that command, or a file of the flags that both have."
+            f"{path}: expected the config.json of `agentenv {command}`, got that of `agentenv {other}`. "
+            "Use that command, or a file of the flags that both have."
         )
     given: dict[str, Given] = {}
     for key, value in flags.items():

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 from agentenv._util.brief import brief
 from agentenv._util.suggest import did_you_mean
@@ -111,7 +111,8 @@ def with_values(cls: Any, base: Any, flags: Mapping[str, Any]) -> Any:
         name = aliases.get(given, given)
         if name not in known:
             raise ConfigError(
-                f"{given}: expected a flag's name.{did_you_mean(given, known) or ' Run `agentenv run --help`.'}"
+                f"{given}: expected a flag's name."
+                + did_you_mean(given, known, "`agentenv run --help` and `agentenv train --help` list them.")
             )
         if name != given and name in flags:
             raise ConfigError(f"{given}: expected one name, got {name} as well, which means the same. Leave one out.")
@@ -135,18 +136,24 @@ def _converted(name: str, kind: Any, value: Any, *, repeatable: bool) -> Any:
     """Return a value as the field has it.
 
     Raises:
-        ConfigError: it is a text, a number or a list where the field has another type.
+        ConfigError: it is a text, a number or a list where the field has another type, or none of the field's names.
     """
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
     kinds = {get_origin(each) or each for each in (kind, *get_args(kind))}
     if repeatable:
         texts = [] if value is None else value if isinstance(value, list | tuple) else [value]
-        return tuple(json.dumps(each) if isinstance(each, Mapping) else each for each in texts)
+        for each in texts:
+            if not isinstance(each, str | os.PathLike | Mapping):
+                raise ConfigError(f"--{name}: expected text, got {brief(each)}.")
+        return tuple(json.dumps(each) if isinstance(each, Mapping) else os.fspath(each) for each in texts)
     if isinstance(value, str) and Mapping in kinds:
         return parse_json_object(f"--{name}", value)
     if isinstance(value, list) and tuple in kinds:
         return tuple(value)
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
+    names = get_args(next((each for each in (kind, *get_args(kind)) if get_origin(each) is Literal), None))
+    if names and value not in names and not (value is None and NoneType in kinds):
+        raise ConfigError(f"--{name}: expected one of {', '.join(names)}, got {brief(value)}.")
     is_scalar = kinds.intersection(_SCALARS) and kinds <= {*_SCALARS, NoneType, UnionType}
     if is_scalar and isinstance(value, str | Real | list | tuple | NoneType) and not _is_one_of(value, kinds):
         expected = " or ".join(text for each, text in _SCALARS.items() if each in kinds)

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,8 +121,8 @@ class Run:
 
 
 def rollout(
-    env: str | type[Any] | Sequence[str | Mapping[str, Any]] | None = None,
-    data: str | Rows | None = None,
+    env: str | PathLike[str] | type[Any] | Sequence[str | PathLike[str] | Mapping[str, Any]] | None = None,
+    data: str | PathLike[str] | Rows | None = None,
     *,
     engine: str | Engine = "auto",
     **flags: Any,
@@ -162,8 +163,8 @@ def rollout(
 
 
 async def arollout(
-    env: str | type[Any] | Sequence[str | Mapping[str, Any]] | None = None,
-    data: str | Rows | None = None,
+    env: str | PathLike[str] | type[Any] | Sequence[str | PathLike[str] | Mapping[str, Any]] | None = None,
+    data: str | PathLike[str] | Rows | None = None,
     *,
     engine: str | Engine = "auto",
     **flags: Any,
@@ -175,7 +176,7 @@ async def arollout(
     job = await prepare(
         config,
         parts=load_parts(config, env_source(env, config.env_kwargs)) if isinstance(env, type) else None,
-        rows=None if isinstance(data, str) else data,
+        rows=None if isinstance(data, str | PathLike) else data,
         tokenizer=None if isinstance(engine, str) else engine.tokenizer,
     )
     if job.grader is not None:
@@ -224,11 +225,11 @@ def _config(env: Any, data: Any, engine: str | Engine, flags: dict[str, Any]) ->
         raise ConfigError(f"data: expected a list of rows, got one, {brief(data, 80)}. Put it in a list.")
     if isinstance(env, type):
         flags["env"] = f"{env.__module__}:{env.__qualname__}"
-    elif env is not None and not isinstance(env, str | Sequence):
+    elif env is not None and not isinstance(env, str | PathLike | Sequence):
         raise ConfigError(f"env: expected a class, a name or a list of them, got {brief(env, 80)}. Pass its class.")
     elif env is not None:
         flags["env"] = env
-    if isinstance(data, str):
+    if isinstance(data, str | PathLike):
         flags["data"] = data
     config = RunConfig.from_flags(**flags, engine=engine if isinstance(engine, str) else "scripted")
     if config.output.view:

@@ -15,7 +15,7 @@ from agentenv._util.disk import sync_directory, write_json
 from agentenv.errors import ConfigError, RunStopped
 
 BEST, EVALUATION = "model-best", "evaluation.json"
-_LATE = re.compile(r"score|reward|turns|truncated_share|(reward/|pass@|info/|stop/|set/).+")
+_LATE = re.compile(r"(score|reward)(_ci95_(low|high))?|turns|truncated_share|(reward/|pass@|info/|stop/|set/).+")
 """Numbers that an evaluation may lack and a later one have."""
 _TEMPORARY, _PREVIOUS = f".{BEST}.tmp", f".{BEST}.previous"
 

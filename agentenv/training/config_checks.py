@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, get_args, get_origin, get_type_hints
 
 from agentenv.errors import ConfigError
 from agentenv.runs.flat_config import flag_message
@@ -108,10 +107,6 @@ def _bounds(config: TrainConfig) -> _Problems:
             value = getattr(config, name)
             if value is not None and not holds(value):
                 yield name, expected, repr(value), "Change the value."
-    for name, hint in get_type_hints(TrainConfig).items():
-        choices = get_args(hint) if get_origin(hint) is Literal else ()
-        if choices and getattr(config, name) not in choices:
-            yield name, f"one of {', '.join(choices)}", repr(getattr(config, name)), "Change the value."
 
 
 def _contradictions(config: TrainConfig) -> _Problems:

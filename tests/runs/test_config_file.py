@@ -151,3 +151,9 @@ def test_the_config_of_another_command_is_told_as_such(write, capsys):
     assert command(["run", "--config", write("config.json", stored)]) == 2
     error = capsys.readouterr().err
     assert "expected the config.json of `agentenv run`, got that of `agentenv train`. Use that command" in error
+
+
+def test_flags_of_an_older_config_json_are_told_by_name(write, capsys):
+    stored = json.dumps({"config": {"flags": {"env": "e", "bygone": 1, "outdated": 2}}})
+    assert command(["run", "--config", write("config.json", stored)]) == 2
+    assert "config.json: expected flags, got the key 'bygone'" in capsys.readouterr().err

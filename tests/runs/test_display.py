@@ -7,13 +7,14 @@ import re
 import time
 
 import pytest
+from rich.console import Console
 
 import agentenv
 from agentenv import ScriptedEngine, StepResult
 from agentenv.core.types import StopReason
 from agentenv.engines.pool import EngineDead, EnginePool, PoolPolicy
 from agentenv.runs.display import progress
-from agentenv.runs.display.report import FailureKinds, result_rows
+from agentenv.runs.display.report import FailureKinds, final_table, result_rows
 from agentenv.runs.metrics import Summary, Tally, aggregate
 from tests.drivers import command
 from tests.training.trainings import flags, make_place, tiny_model
@@ -37,6 +38,18 @@ def test_a_long_message_is_cut_and_an_error_without_a_place_has_none():
     assert line.startswith("a/0 failed (infra): EngineError: lost xxx")
     assert line.endswith("x")
     assert len(line) < 600
+
+
+def test_what_servers_and_environments_name_is_shown_and_never_obeyed():
+    said = Summary(
+        "a/0", "a", reward=1.0, models={"gpt\x1b[2J": 1}, info_last={"[red]\x07": 1}, info_sum={"[red]\x07": 1}
+    )
+    out = io.StringIO()
+    metrics = aggregate([said], num_tasks=1, num_samples=1, wall_s=1.0)
+    Console(file=out, width=100).print(
+        final_table(result_rows(metrics)), FailureKinds().first(failed(message="\x1b[2J"))
+    )
+    assert all(each in out.getvalue() for each in (r"gpt\x1b[2J 1", r"info [red]\x07", r"KeyError: \x1b[2J"))
 
 
 @pytest.mark.parametrize(("wait_s", "num_lines"), [(0.0, 3), (3600.0, 1)])

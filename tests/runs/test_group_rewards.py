@@ -123,7 +123,7 @@ def test_a_reference_that_is_not_there_or_no_text_is_an_error_before_anything_ru
         run(rows=[{"prompt": "q", "label": "", "reference": 7}], reference_key="reference")
     with pytest.raises(ConfigError, match="--incomplete_groups: expected --group_reward with it"):
         run(group_reward=None, incomplete_groups="drop")
-    with pytest.raises(ConfigError, match="--incomplete_groups: expected grade or drop, got 'droped'"):
+    with pytest.raises(ConfigError, match="--incomplete_groups: expected one of grade, drop, got 'droped'"):
         run(incomplete_groups="droped")
     assert not rewards.calls
 

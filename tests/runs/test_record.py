@@ -48,6 +48,7 @@ def read_ids(path, report=None):
 
 def test_an_episode_that_another_process_encoded_is_recorded_as_the_episode_itself(tmp_path):
     given = [episode("a/0", reward=0.5), episode("b/0", text="é\ud800")]
+    given[0].refusal_reasons = {"invalid_request": "n: expected 1, got 3"}
     encodings = [EncodedTrajectory.of(*entry_of(each)[:2], each.task) for each in given]
     summaries = []
     for name, trajectories in (("whole", given), ("encoded", encodings)):

@@ -87,12 +87,14 @@ def test_a_row_has_the_summary_of_its_episode(trajectory):
     assert summary_of(row) == summarize(back)
 
 
-def test_calls_of_step_again_are_in_the_metrics_of_a_reopened_run(tmp_path):
+def test_calls_of_step_again_and_reasons_of_refusals_are_in_the_metrics_of_a_reopened_run(tmp_path):
     again = episode("a/0")
     again.turns[0].num_retries = 2
+    again.refusal_reasons = {"invalid_request": "n: expected 1, got 3"}
     write_run(tmp_path, again)
     with RunWriter.open(tmp_path, CONFIG, resume=True, tally=Tally(2)) as writer:
-        assert metrics_of(writer.tally)["num_step_retries"] == 2
+        found = metrics_of(writer.tally)
+    assert (found["num_step_retries"], found["refusal_reasons"]) == (2, again.refusal_reasons)
 
 
 def test_log_probabilities_of_both_infinities_are_left_out_of_the_mean():

@@ -2,12 +2,14 @@
 
 import asyncio
 import sys
+from pathlib import Path
 
 import pytest
 
 import agentenv
 from agentenv import AgentInstance, ScriptedEngine, StepResult, Task
 from agentenv.errors import ConfigError, MissingDependency, RunStopped
+from tests.drivers import write_rows
 
 ROWS = [{"prompt": "Guess.", "label": "7"}, Task("Guess again.", label="3", task_id="three")]
 
@@ -109,6 +111,9 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(method, pa
     ("arguments", "message"),
     [
         ({"env": Guess()}, r"env: expected a class, a name or a list of them, got <.*Guess object"),
+        ({"env": [Guess]}, r"--env: expected text, got <class .*Guess'>"),
+        ({"env": "_", "dtype": "float8"}, "--dtype: expected one of auto, float32, bfloat16, float16, got 'float8'"),
+        ({"env": "_", "ray_placement": None}, "--ray_placement: expected one of .*, got None"),
         ({"data": Task("q")}, r"data: expected a list of rows, got one, Task"),
         ({"data": {"prompt": "q"}}, r"data: expected a list of rows, got one, {'prompt'"),
         ({"n": "2"}, r"--n: expected an integer, got '2'"),
@@ -121,6 +126,14 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(method, pa
 def test_a_value_that_is_no_flags_is_one_line(arguments, message):
     with pytest.raises(ConfigError, match=message):
         agentenv.rollout(**{"env": Guess, "data": ROWS, "engine": "scripted", "progress": "none"} | arguments)
+
+
+def test_an_environment_and_its_data_may_be_paths(tmp_path):
+    rows = write_rows(tmp_path / "rows.jsonl", ROWS[:1])
+    path = Path(f"{__file__}:Guess")
+    for env in (path, [path]):
+        run = agentenv.rollout(env, rows, engine=ScriptedEngine(["7"]), progress="none")
+        assert [each.reward for each in run] == [1.0]
 
 
 def test_a_rollout_that_stops_early_keeps_what_ended():

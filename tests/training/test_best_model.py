@@ -123,7 +123,7 @@ def test_a_metric_that_evaluations_do_not_have_is_an_error_that_names_theirs(tmp
             EarlyStop.parse(form)
 
 
-@pytest.mark.parametrize("metric", ["score", "reward", "pass@1", "info/first", "set/held/info/first", "turns"])
+@pytest.mark.parametrize("metric", ["score", "reward_ci95_low", "pass@1", "info/first", "set/held/info/first", "turns"])
 def test_an_evaluation_without_the_metric_is_no_improvement_and_before_its_first_value_the_training_goes_on(
     tmp_path, metric
 ):

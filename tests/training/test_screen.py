@@ -141,7 +141,7 @@ def test_the_results_have_a_row_for_each_set_and_environment_with_intervals_and_
     evaluated = {"eval/score": 0.5, "eval/score_ci95_low": 0.4, "eval/score_ci95_high": 0.6}
     sets = {"eval/set/easy/score": 0.9, "eval/set/easy/score_ci95_low": 0.8, "eval/set/easy/score_ci95_high": 1.0,
             "eval/set/hard/score": None, "eval/set/hard/reward": 0.1}  # fmt: skip
-    trained = {"rollout/reward": 0.0, "rollout/reward_std": 0.0, "rollout/env/one/score": 0.2,
+    trained = {"rollout/reward": 0.0, "warnings": ["constant_reward"], "rollout/env/one/score": 0.2,
                "rollout/env/two/reward": 0.3, "rollout/env/two/info/reward": 7.0}  # fmt: skip
     shown = results(
         [{"step": 0, **evaluated, **sets}, {"step": 1, **trained}, {"step": 2, **trained, "eval/score": 0.7}]
@@ -157,6 +157,10 @@ def test_the_results_have_a_row_for_each_set_and_environment_with_intervals_and_
         "training reward, two": "0.300 in the first quarter of the steps, 0.300 in the last",
         "warning": "every reward was 0.000: nothing was learned from them",
     }
+
+
+def test_equal_rewards_that_turns_earned_differently_taught_something():
+    assert "warning" not in results([{"step": 1, "rollout/reward": 0.0, "rollout/reward_std": 0.0}])
 
 
 def test_the_table_at_the_end_shows_results_and_what_the_caller_knows():

@@ -49,7 +49,7 @@ class FailureKinds:
         self._known.add(kind)
         message = " ".join(summary.error_message.split())[:_ERROR_CHARS]
         place = f" ({summary.error_place})" if summary.error_place else ""
-        return f"{summary.episode_id} failed ({summary.error_kind}): {summary.error_type}: {message}{place}"
+        return safe(f"{summary.episode_id} failed ({summary.error_kind}): {summary.error_type}: {message}{place}")
 
 
 def header(config: RunConfig, facts: Mapping[str, str]) -> Table:
@@ -73,7 +73,7 @@ def final_table(rows: Iterable[tuple[str, str]]) -> Table:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, Text(value))
+        table.add_row(Text(safe(name)), Text(safe(value)))
     return table
 
 
@@ -156,7 +156,7 @@ def _error_rows(m: Metrics) -> list[tuple[str, str]]:
     calls = "call of `step` failed and was repeated", "calls of `step` failed and were repeated"
     failovers = "action was", "actions were"
     requests = "request was sent again", "requests were sent again"
-    why = {code: f" ({safe(reason[:_REASON_CHARS])})" for code, reason in m.refusal_reasons.items()}
+    why = {code: f" ({reason[:_REASON_CHARS]})" for code, reason in m.refusal_reasons.items()}
     refused = [f"{code} {num}{why.get(code, '')}" for code, num in m.refusals.items()]
     rows = [
         ("sandbox", histogram(m.isolation) + weakness(m.isolation) if m.isolation else ""),

@@ -60,6 +60,7 @@ FIELDS = {
     "finish": "a letter for each turn: s stop, l length, a abort, e error, r repetition",
     "bridges": "replies by how their tokens were joined to the action, and `cut`: those with a part left out",
     "refusals": "requests of an agent with its own loop that got no answer, by the code of the error",
+    "refusal_reasons": "the error of the last such request of each code",
     "marks": "Markdown marks in the actions; 0 without a reward",
     "repeated_share": "share of word 4-grams of the actions that repeat others; 0 without a reward",
     "generate_s": "seconds in the engine",
@@ -120,8 +121,9 @@ def make_row(trajectory: Trajectory, summary: Summary, offset: int, length: int,
         e.num_input_tokens, e.num_cached_tokens,
         round(total / len(known), 5) if known else None, round(min(known), 5) if known else None,
         min(used, default=None), max(used, default=None),
-        "".join([turn.finish_reason[0] for turn in turns]), dict(e.bridges), dict(e.refusals), e.num_marks,
-        e.repeated_share, e.generate_s, e.step_s, e.wait_s, trajectory.began_s, e.cost_usd, e.env,
+        "".join([turn.finish_reason[0] for turn in turns]), dict(e.bridges), dict(e.refusals),
+        dict(e.refusal_reasons), e.num_marks, e.repeated_share, e.generate_s, e.step_s, e.wait_s, trajectory.began_s,
+        e.cost_usd, e.env,
         {key: last if last == e.info_sum[key] else [last, e.info_sum[key]] for key, last in e.info_last.items()},
         e.num_step_retries, dict(e.retried), e.num_failovers, e.isolation, e.num_request_retries, dict(e.models),
         [None if turn.result is None else turn.result.reward for turn in turns],
@@ -134,8 +136,8 @@ def summary_of(row: Sequence[Any]) -> Summary:
     (
         _, _, episode_id, group_id, attempt, reward, score, stop_reason, error_kind, error_text, num_turns, _,
         num_prompt, num_action, num_observation, num_input, num_cached, _, _, _, _, finish, bridges, refusals,
-        num_marks, repeated_share, generate_s, step_s, wait_s, _, cost_usd, env, info, num_step_retries, retried,
-        num_failovers, isolation, num_request_retries, models, *_,
+        refusal_reasons, num_marks, repeated_share, generate_s, step_s, wait_s, _, cost_usd, env, info,
+        num_step_retries, retried, num_failovers, isolation, num_request_retries, models, *_,
     ) = row  # fmt: skip
     last = total = info
     if list in map(type, info.values()):
@@ -147,7 +149,7 @@ def summary_of(row: Sequence[Any]) -> Summary:
         error_kind, error_type, error_message, error_place, num_turns, num_prompt, num_action, num_marks,
         repeated_share, num_observation, num_input, num_cached, bridges, refusals, generate_s, step_s, wait_s,
         last, total, cost_usd, env, finish.count("l"), num_step_retries,
-        retried, num_failovers, isolation, num_request_retries, models,
+        retried, num_failovers, isolation, num_request_retries, models, refusal_reasons,
     )  # fmt: skip
 
 

@@ -205,8 +205,9 @@ def results(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         shares = {name: sum(value for _, value in _points(rows, key)) / seconds for name, key in _SECONDS}
         named = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share)
         facts["time"] = clock(seconds) + (f"  ({named})" if named else "")
-    rewards, spreads = _points(rows, "rollout/reward"), _points(rows, "rollout/reward_std")
-    if len({value for _, value in rewards}) == 1 and spreads and not any(value for _, value in spreads):
+    rewards = _points(rows, "rollout/reward")
+    num_warned = sum("constant_reward" in row.get("warnings", ()) for row in rows)
+    if len({value for _, value in rewards}) == 1 and num_warned == len(rewards):
         facts["warning"] = f"every reward was {rewards[0][1]:.3f}: nothing was learned from them"
     return facts
 
