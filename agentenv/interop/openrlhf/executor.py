@@ -22,6 +22,7 @@ from agentenv.chat.chat import Chat, ChatOptions, PromptText
 from agentenv.chat.rendered_prompt import messages_of
 from agentenv.core.agent import AgentInstance, StepState
 from agentenv.core.engine import Engine, Tokenizer
+from agentenv.core.messages import check_open
 from agentenv.core.step_dict import to_sampling
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Limits, SamplingParams, StopReason, Task
@@ -426,6 +427,7 @@ class AgentFunc:
         task, chat = call.task, call.chat
         prompt = task.prompt
         if not isinstance(prompt, str):
+            check_open(prompt)
             prompt = PromptText(chat.unmarked(*chat.rendering(prompt)), prompt)
         execute = self._executor_for(call).execute
         call.llm_engine = self.llm_engine_cls(call.engine, chat, call.key.episode_id, sampling.seed)
