@@ -161,6 +161,13 @@ async def test_a_page_that_is_no_api_fails_after_a_few_requests_and_not_at_the_e
     assert "expected a chat completion, got" in str(error)
 
 
+async def test_pages_are_counted_apart_from_other_failures():
+    busy, page = (503, {}, "busy"), (200, {}, "<html>Bad gateway</html>")
+    found, server = await ask(in_turn(busy, busy, page, busy, page, "hi"), max_retries=10)
+    assert found.answer.content == "hi"
+    assert len(server.requests) == 6
+
+
 async def test_an_error_in_an_answer_of_status_200_is_tried_again():
     found, server = await ask(in_turn((200, {}, {"error": {"code": 502, "message": "upstream"}}), "hi"))
     assert found.answer.content == "hi"
@@ -176,6 +183,7 @@ async def test_a_server_that_knows_the_older_name_of_the_limit_is_asked_with_it(
     found, server = await ask(answer)
     assert found.answer.content == "hi"
     assert [body.get("max_tokens") for body in server.requests] == [None, 64]
+    assert found.num_request_retries == 1
 
 
 async def test_requests_at_the_same_time_learn_the_older_name_of_the_limit():
