@@ -34,7 +34,7 @@ def error_name(error: BaseException) -> str:
 def may_be_a_service(error: BaseException | None) -> bool:
     """Return True if an exception, or one behind it, says that a service gave no answer, failed or is too busy."""
     for _ in range(_MAX_CAUSES):
-        if error is None:
+        if error is None or isinstance(error, StepTimeout):
             break
         response = getattr(error, "response", None)
         codes = [getattr(each, name, None) for each in (error, response) for name in _STATUS_NAMES]

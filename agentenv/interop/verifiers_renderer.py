@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from agentenv.chat.chat import Chat, stop_token_ids_of
 from agentenv.chat.tool_roles import bridge_with_tools, with_known_roles
-from agentenv.core.messages import named_results
+from agentenv.core.messages import check_open, named_results
 from agentenv.core.tool_calls import ToolCall
 from agentenv.core.types import Message
 from agentenv.errors import ConfigError
@@ -40,10 +40,12 @@ class ChatRendering:
         """Return the tokens of a prompt.
 
         Raises:
-            ConfigError: the tokens are not for a prompt, but a text to learn; or the template refuses the messages.
+            ConfigError: the tokens are not for a prompt, but a text to learn; the last message is an assistant's; or
+                the template refuses the messages.
         """
         if not add_generation_prompt:
             raise ConfigError("ChatRenderer.render: expected a prompt, got a text to learn. Use another renderer.")
+        check_open(messages)
         return _rendered(self._chat.prompt(messages, tools), 0, messages)
 
     def render_ids(self, messages: Sequence[Message], **options: Any) -> list[int]:

@@ -161,6 +161,13 @@ async def test_a_page_that_is_no_api_fails_after_a_few_requests_and_not_at_the_e
     assert "expected a chat completion, got" in str(error)
 
 
+async def test_pages_are_counted_apart_from_other_failures():
+    busy, page = (503, {}, "busy"), (200, {}, "<html>Bad gateway</html>")
+    found, server = await ask(in_turn(busy, busy, page, busy, page, "hi"), max_retries=10)
+    assert found.answer.content == "hi"
+    assert len(server.requests) == 6
+
+
 async def test_an_error_in_an_answer_of_status_200_is_tried_again():
     found, server = await ask(in_turn((200, {}, {"error": {"code": 502, "message": "upstream"}}), "hi"))
     assert found.answer.content == "hi"
@@ -176,6 +183,7 @@ async def test_a_server_that_knows_the_older_name_of_the_limit_is_asked_with_it(
     found, server = await ask(answer)
     assert found.answer.content == "hi"
     assert [body.get("max_tokens") for body in server.requests] == [None, 64]
+    assert found.num_request_retries == 1
 
 
 async def test_requests_at_the_same_time_learn_the_older_name_of_the_limit():
@@ -301,17 +309,18 @@ async def test_a_count_of_tokens_that_cannot_be_is_unknown_and_so_is_its_cost(co
     assert (found.answer.num_input_tokens, found.answer.cost_usd) == (None, None)
 
 
-async def test_a_run_shows_what_was_sent_again_who_answered_and_that_tokens_are_not_counted(monkeypatch):
+@pytest.mark.parametrize("usage", [None, (-1, 5)])
+async def test_a_run_shows_what_was_sent_again_who_answered_and_that_it_sent_no_valid_counts(usage, monkeypatch):
     monkeypatch.setattr("agentenv.engines.chat.engine.FIRST_PAUSE_S", 0.001)
     limited = (429, {}, {"error": {"message": "Rate limit reached"}})
-    with served(in_turn(limited, completion("four", usage=None) | {"model": "a-cheaper-one"})) as server:
+    with served(in_turn(limited, completion("four", usage=usage) | {"model": "a-cheaper\x1b[2J-one"})) as server:
         engine = ChatEngine(server.base_url, "the-model")
         run = await agentenv.arollout(Says, [{"prompt": "2+2?", "label": "4"}] * 2, engine=engine, progress="none")
         await engine.close()
     shown = dict(result_rows(run.metrics))
     assert shown["request retries"] == "1 request was sent again"
-    assert shown["answered by"] == "a-cheaper-one 2"
-    assert shown["tokens"] == "unknown: the server does not count them"
+    assert shown["answered by"] == r"a-cheaper\x1b[2J-one 2"
+    assert shown["tokens"] == r"unknown: a-cheaper\x1b[2J-one sent no valid counts"
     assert sorted(turn.num_request_retries for each in run for turn in each.turns) == [0, 1]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from functools import cache
 from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
@@ -165,7 +166,16 @@ def installed(monkeypatch):
         ("hf", ":Echo"), ("other", ":ask"), ("gone", "_gone:Echo"), ("noattr", ":Gone"),
     ]  # fmt: skip
     found = [EntryPoint(name, f"{__name__}{place}", factory.GROUP) for name, place in offers]
-    monkeypatch.setattr(factory, "entry_points", EntryPoints(found).select)
+    monkeypatch.setattr(factory, "_offered", lambda: EntryPoints(found))
+
+
+def test_the_metadata_of_packages_is_read_once(monkeypatch):
+    read = []
+    monkeypatch.setattr(factory, "_offered", cache(factory._offered.__wrapped__))
+    monkeypatch.setattr(factory, "entry_points", lambda **given: read.append(given) or EntryPoints())
+    assert "hf" in engine_names()
+    assert engine_class("scripted") is engine_class("scripted") is ScriptedEngine
+    assert read == [{"group": factory.GROUP}]
 
 
 @pytest.mark.usefixtures("installed")

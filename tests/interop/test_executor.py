@@ -187,6 +187,16 @@ async def test_messages_reach_the_file_as_the_templates_text():
     assert prompts == ["<|im_start|>user\n6 x 7?<|im_end|>\n<|im_start|>assistant\n"]
 
 
+async def test_messages_that_end_with_an_answer_reach_no_file():
+    class Executor(AgentExecutor):
+        async def execute(self, prompt, label, sampling_params):
+            return OWN
+
+    task = Task([{"role": "user", "content": "6 x 7?"}, {"role": "assistant", "content": "42"}])
+    trajectory = await play(Executor, task=task)
+    assert "expected the last one to be from another role than assistant" in trajectory.error.message
+
+
 async def test_an_override_may_change_prompt_label_and_sampling():
     class Executor(Judging):
         async def execute(self, prompt, label, sampling_params):

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from agentenv.errors import ConfigError
+from agentenv.interop.verifiers_renderer import ChatRendering
+from agentenv.testing.tokenizers import CharTokenizer
+
 ROOT = Path(__file__).parents[2]
 FACES = [
     "agentenv.interop", *(f"agentenv.interop.{name}" for name in ("openrlhf", "molt", "verl", "verl.rewards", "roll")),
@@ -25,6 +29,14 @@ def test_a_face_has_the_names_that_it_offers(face):
         assert getattr(module, name) is not None
     with pytest.raises(AttributeError, match="Missing"):
         module.Missing  # noqa: B018
+
+
+def test_the_renderer_of_prime_rl_refuses_a_conversation_that_ends_with_an_answer(tmp_path):
+    tokenizer = CharTokenizer()
+    tokenizer.name_or_path = str(tmp_path)
+    messages = [{"role": "user", "content": "6 x 7?"}, {"role": "assistant", "content": "42"}]
+    with pytest.raises(ConfigError, match="expected the last one to be from another role than assistant"):
+        ChatRendering(tokenizer).render(messages, add_generation_prompt=True)
 
 
 def test_documentation_and_entry_points_name_what_exists():

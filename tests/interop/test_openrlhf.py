@@ -139,6 +139,11 @@ def test_invalid_sampling_parameters_are_refused_and_not_replaced_by_defaults(va
         parse_step(STEP | {"sampling_params": value}, "Env.step")
 
 
+def test_a_penalty_that_agentenv_does_not_sample_with_is_refused():
+    with pytest.raises(ContractError, match=r"supports, got {'repetition_penalty': 1.1}"):
+        to_sampling(type("Params", (VLLMParams,), {"repetition_penalty": 1.1})())
+
+
 def test_sampling_parameters_out_of_range_break_the_contract():
     params = VLLMParams()
     params.temperature = -1.0

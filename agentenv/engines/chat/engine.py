@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ FIRST_PAUSE_S = 1.0
 KEEPALIVE_S = 4.0
 """Idle connections are dropped before servers drop them (vLLM: 5 s), which would cost a retry."""
 _MAX_PAGES = 3
-"""Answers in other than JSON, such as pages of HTML, after which a request has failed: the address is wrong."""
+"""Answers in other than JSON, such as pages of HTML, after which a turn has failed: the address is wrong."""
 _MIN_ID = 20
 """Characters from which an answer's id is taken to be unique: some servers number answers, or name them all alike."""
 _CODE_TOO_LONG = "context_length_exceeded"
@@ -160,9 +161,10 @@ class ChatEngine(Engine):
             RunStopped: the account has no credit.
         """
         body = request_fields(self.model, asked, sampling)
+        counts: Counter[str] = Counter()
         try:
             async with asyncio.timeout(self.timeout_s):
-                found, num_sent = await self._answer(body, sampling.max_tokens)
+                found = await self._answer(body, sampling.max_tokens, counts)
         except TimeoutError as error:
             raise EngineError(
                 f"{self.base_url}: expected an answer within {self.timeout_s:g} s, got none. "
@@ -170,7 +172,7 @@ class ChatEngine(Engine):
             ) from error
         try:
             completion = await off_loop(size_of(found), completion_of, found, asked, self.prices)
-            return replace(completion, num_request_retries=num_sent - 1)
+            return replace(completion, num_request_retries=counts["requests"] - 1)
         except EngineError as error:
             raise EngineError(f"{self.base_url}/chat/completions: {error}") from error
 
@@ -178,18 +180,18 @@ class ChatEngine(Engine):
         """Close all connections; calling it again does nothing."""
         await self._http.close()
 
-    async def _answer(self, body: dict[str, Any], max_tokens: int | None) -> tuple[dict[str, Any], int]:
-        """Return the server's answer, and how often it was asked for.
+    async def _answer(self, body: dict[str, Any], max_tokens: int | None, counts: Counter[str]) -> dict[str, Any]:
+        """Return the server's answer, and count the requests for it, and the pages among what came back.
 
         Where the server refuses our limit of tokens, it is asked in another way.
         """
         field = self._limit_field  # other requests may change it in the meantime
         try:
-            return await self._request({**body, field: max_tokens})
+            return await self._request({**body, field: max_tokens}, counts)
         except _Refused as error:
             if self._is_too_long(error):
                 try:  # the room that the server has left is smaller than our limit
-                    return await self._request(body)
+                    return await self._request(body, counts)
                 except _Refused as second:
                     if self._is_too_long(second):
                         raise PromptTooLong(str(second)) from second
@@ -197,29 +199,23 @@ class ChatEngine(Engine):
             if field == "max_tokens" or field not in str(error):
                 raise
             self._limit_field = "max_tokens"  # the older name of the field
-        return await self._answer(body, max_tokens)
+        return await self._answer(body, max_tokens, counts)
 
     def _is_too_long(self, error: _Refused) -> bool:
         text = str(error).removeprefix(self.base_url)
         return _CODE_TOO_LONG in text or bool(_TOO_LONG.search(text) and not _OTHER_LIMIT.search(text))
 
-    async def _request(self, body: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    async def _request(self, body: dict[str, Any], counts: Counter[str]) -> dict[str, Any]:
         fields = {name: value for name, value in (body | self.extra_body).items() if value is not None}
         try:
             content = json.dumps(fields, allow_nan=False, separators=(",", ":")).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise DataError(f"messages: expected what JSON can represent, got {error}. Fix the environment.") from error
-        num_sent = 0
+        return await self._policy.run(lambda _: self._attempt(content, counts))
 
-        async def attempt(number: int) -> dict[str, Any] | AttemptFailure:
-            nonlocal num_sent
-            num_sent = number
-            return await self._attempt(content, number)
-
-        return await self._policy.run(attempt), num_sent
-
-    async def _attempt(self, content: bytes, number: int) -> dict[str, Any] | AttemptFailure:
+    async def _attempt(self, content: bytes, counts: Counter[str]) -> dict[str, Any] | AttemptFailure:
         path = "/chat/completions"
+        counts["requests"] += 1
         answer = await self._http.attempt(path, content)
         if isinstance(answer, AttemptFailure):
             text = str(answer.error)
@@ -235,7 +231,8 @@ class ChatEngine(Engine):
                 f"{where}: expected a chat completion, got {answer.excerpt}. Check the address and the server's log."
             )
             is_page = not answer.body.lstrip().startswith((b"{", b"["))  # of a website, or of a gateway that is down
-            return AttemptFailure(EngineError(wrong), retryable=not is_page or number < _MAX_PAGES)
+            counts["pages"] += is_page
+            return AttemptFailure(EngineError(wrong), retryable=not is_page or counts["pages"] < _MAX_PAGES)
         name = found.get("id")
         if isinstance(name, str) and len(name) >= _MIN_ID:
             if name in self._seen_ids:

@@ -22,6 +22,7 @@ from agentenv.chat.chat import Chat, ChatOptions, PromptText
 from agentenv.chat.rendered_prompt import messages_of
 from agentenv.core.agent import AgentInstance, StepState
 from agentenv.core.engine import Engine, Tokenizer
+from agentenv.core.messages import check_open
 from agentenv.core.step_dict import to_sampling
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Limits, SamplingParams, StopReason, Task
@@ -46,6 +47,9 @@ from agentenv.interop.openrlhf.response import (
 from agentenv.interop.openrlhf.shim import register
 
 logger = logging.getLogger(__name__)
+
+_NUM_SOUND = 32
+"""Sound episodes after which a declared log that none of them had is a wrong name; before, it may be optional."""
 
 
 @dataclass(slots=True)
@@ -164,7 +168,8 @@ class AgentExecutor:
         self._siblings: dict[str, SiblingRewards] = {}
         self._failures = FailureCount(f"{type(self).__name__}.execute")
         self._chat: Chat | None = None
-        self._reported: set[str] = set()
+        self._returned: set[str] = set()
+        self._num_sound = 0
 
     async def execute(
         self,
@@ -299,21 +304,23 @@ class AgentExecutor:
         cls = type(self)
         infos = [turn.result.info for turn in trajectory.turns if turn.result is not None]
         numbers = {name for info in infos for name, value in info.items() if not isinstance(value, str)}
-        for names, message in (
-            (
-                numbers - set(cls.logs),
+        if new := numbers - set(cls.logs) - self._returned:
+            logger.warning(
                 "%s.logs: expected the names of all numbers that OpenRLHF should log, got none for %s. "
                 "Add them, each with a rule that combines the turns' values.",
-            ),
-            (
-                set(cls.logs) - numbers if problem is None else set[str](),
-                "%s.logs: expected names of numbers in the turns' `info`, got %s, which an episode lacks: OpenRLHF "
-                "logs 0.0 for it there. Remove or rename what the environment does not return.",
-            ),
-        ):
-            if found := names - self._reported:
-                self._reported |= found
-                logger.warning(message, cls.__name__, sorted(found))
+                cls.__name__,
+                sorted(new),
+            )
+        self._returned |= numbers
+        self._num_sound += problem is None
+        if problem is None and self._num_sound == _NUM_SOUND and (unknown := set(cls.logs) - self._returned):
+            logger.warning(
+                "%s.logs: expected names of numbers in the turns' `info`, got %s, which none of %d episodes had: "
+                "OpenRLHF logs 0.0. Remove or rename what the environment does not return.",
+                cls.__name__,
+                sorted(unknown),
+                _NUM_SOUND,
+            )
         reward = None
         if problem is not None and cls.on_error == "mask":
             reward = await call.siblings.replace_reward(response)
@@ -426,6 +433,7 @@ class AgentFunc:
         task, chat = call.task, call.chat
         prompt = task.prompt
         if not isinstance(prompt, str):
+            check_open(prompt)
             prompt = PromptText(chat.unmarked(*chat.rendering(prompt)), prompt)
         execute = self._executor_for(call).execute
         call.llm_engine = self.llm_engine_cls(call.engine, chat, call.key.episode_id, sampling.seed)

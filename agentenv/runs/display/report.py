@@ -121,8 +121,9 @@ def result_rows(m: Metrics) -> list[tuple[str, str]]:
     tokens_in, tokens_out = t.input_tokens_per_s or 0.0, t.action_tokens_per_s or 0.0
     shares = f"generate {_share(t.generate_share)}, step {_share(t.step_share)}, wait {_share(t.wait_share)}"
     counts = f"{m.tokens.num_input} in ({_share(m.tokens.cached_share)} cached), {m.tokens.num_action} out"
-    is_unknown = m.models and not m.tokens.num_input
-    rows.append(("tokens", "unknown: the server does not count them" if is_unknown else counts))
+    if m.models and not m.tokens.num_input:
+        counts = f"unknown: {safe(', '.join(m.models))} sent no valid counts"
+    rows.append(("tokens", counts))
     if t.episodes_per_s:  # else no episode ran in this session
         speed = f"{tokens_in:.0f} tokens/s in, {tokens_out:.0f} tokens/s out"
         rows.append(("speed", f"{t.episodes_per_s:.1f} episodes/s, {speed}"))
@@ -131,7 +132,7 @@ def result_rows(m: Metrics) -> list[tuple[str, str]]:
         unknown = f"; {counted(num_unknown, 'episode')} unknown" if num_unknown else ""
         rows.append(("cost", f"${m.cost_usd:.4f}  (${m.cost_usd / m.num_priced:.4f} per episode{unknown})"))
     rows += [
-        *([("answered by", histogram(m.models))] if m.models else []),
+        *([("answered by", safe(histogram(m.models)))] if m.models else []),
         ("time", f"{clock(t.wall_s)}  (of the episodes' time: {shares})"),
         ("stop reasons", histogram(m.stop_reasons)),
     ]

@@ -16,6 +16,7 @@ from agentenv.testing.audit.answers import Needle, needles, normal
 from agentenv.testing.audit.episodes import Play
 from agentenv.testing.audit.findings import AuditFinding, Severity, findings_of, make_finding, tasks_of
 from agentenv.testing.audit.policies import Kind, is_answer, label_text
+from agentenv.testing.audit.workings import failed_outside
 
 EPS = 1e-6
 """Rewards and scores that differ by less are equal."""
@@ -209,7 +210,7 @@ def gold_plays(facts: Facts) -> Found:
 def _nothing_earns(facts: Facts) -> bool:
     """Return True if no policy earned anything, and the labels that can be said were among what was said."""
     known = [play for play in facts.plays if play.reward is not None]
-    earned = any((play.reward or 0.0) > EPS or facts.score_share(play.score) > EPS for play in known)
+    earned = any((p.reward or 0.0) > EPS or facts.score_share(p.score) > EPS or facts.full(p) for p in known)
     says_labels = any(label_text(task.label) for task in facts.tasks.values())
     return bool(known) and not earned and (not says_labels or any(play.policy == "label" for play in known))
 
@@ -258,7 +259,7 @@ def guesses(facts: Facts) -> Found:
     """Find blind policies that solve tasks, each by its best variant."""
     num = len(facts.by_task)
     for policy, best in best_guesses(facts).items():
-        again = [play for play in facts.reseeded if best and play.key == best[0].key]
+        again = [each for each in facts.reseeded if best and each.key == best[0].key and not failed_outside(each)]
         share = (len(best) + sum(map(facts.full, again))) / (num + len(again))
         severity: Severity = "fail" if share >= _MANY_GUESSED else "warn" if share >= _SOME_GUESSED else "note"
         by_chance = all(_by_chance(facts, play, best) for play in best)

@@ -230,6 +230,22 @@ async def test_a_constant_that_wins_with_few_seeds_by_luck_is_no_fault():
     assert ids(result, "fail") == set()
 
 
+async def test_other_seeds_on_which_a_service_failed_say_nothing_of_luck():
+    class SolvedByOne(envs.Sound):
+        async def reset(self, states):
+            if states["seed"] > 2:
+                raise InfraError("desk: expected an answer, got none.")
+            return await super().reset(states)
+
+        def right(self, text, states):
+            return text == "1" or super().right(text, states)
+
+    rows = [replace(task, seed=seed) for seed, task in enumerate(envs.tasks())]
+    result = await audited(SolvedByOne, "constant", on=rows)
+    (found,) = [each for each in result.findings if each.kind == "guess-earns"]
+    assert (found.severity, found.summary) == ("fail", "3 of 3 tasks solved by constant/1")
+
+
 async def test_without_a_score_gold_says_what_full_marks_are():
     result = await audited(envs.NoScore, *CORE, "injection")
     assert ids(result) == set()

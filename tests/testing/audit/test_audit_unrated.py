@@ -101,3 +101,9 @@ async def test_a_pass_of_an_environment_in_which_nothing_earns_warns(label, seve
     (found,) = [each for each in result.findings if each.kind == "no-gold"]
     assert found.severity == severity
     assert ("no policy earned anything" in found.summary) == (severity == "warn")
+
+
+async def test_a_full_score_without_a_reward_above_zero_is_something_earned():
+    result = await audited(paying(lambda text: -(text != "417")), "null", "constant", "label", pass_reward=0.0)
+    (found,) = [each for each in result.findings if each.kind == "no-gold"]
+    assert found.summary == "gold is known for none of the tasks"

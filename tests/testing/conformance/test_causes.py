@@ -6,7 +6,9 @@ import threading
 
 import pytest
 
-from agentenv.testing.conformance.problems import read_message
+from agentenv._util.calls import StepTimeout
+from agentenv.core.agent import AgentInstance
+from agentenv.testing.conformance.problems import exception_problem, read_message
 from agentenv.testing.conformance.reach import recorded_instructions
 from tests.drivers import command
 
@@ -56,6 +58,11 @@ def test_the_advice_fits_the_cause(tmp_path, monkeypatch, capsys, line, says):
     assert says in out
     assert (BLAME in out) == (says == BLAME)
     assert (SERVICE in out) == (says == SERVICE)
+
+
+def test_a_method_that_takes_too_long_is_no_service():
+    error = StepTimeout("close: expected an answer within 60 s, got none.")
+    assert exception_problem(AgentInstance, "close", error).fix == "Fix it."
 
 
 def test_an_agent_with_its_own_loop_is_told_of_a_service_too(tmp_path, monkeypatch, capsys):
