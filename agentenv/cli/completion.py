@@ -16,6 +16,7 @@ from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes
 from agentenv._util.version import __version__
 from agentenv.cli.flags import parse
 from agentenv.cli.help import CONFIG_FLAG, CONFIG_TEXT, POSITIONAL, Flag, flags_of, is_repeatable
+from agentenv.engines.factory import engine_names
 from agentenv.episode.registry import installed_envs
 from agentenv.runs.flat_config import FlatConfig
 
@@ -137,6 +138,8 @@ def _flags(config: type[Any]) -> type[Any]:
         kind: Any = Literal[flag.choices] if flag.choices else str
         if flag.name == "env" and issubclass(config, FlatConfig):
             kind = Literal[tuple(installed_envs())]
+        elif flag.name == "engine" and not flag.choices:
+            kind = Literal[tuple(engine_names())]
         default: Any = () if is_repeatable(flag.kind) else None
         kind = tuple[kind, ...] if is_repeatable(flag.kind) else kind | None
         if flag.kind is bool:

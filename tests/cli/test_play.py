@@ -16,9 +16,11 @@ import pytest
 from agentenv.cli import main as cli
 from agentenv.core.types import StopReason
 from agentenv.runs.records.directory import read_trajectories
+from tests.waits import wait_until
 
 ROOT = Path(__file__).parents[2]
 DOOR = '''\
+import asyncio
 from pathlib import Path
 from agentenv import AgentInstance, StepResult
 
@@ -44,6 +46,8 @@ class Door(AgentInstance):
             raise RuntimeError("splinters")
         with (HERE / "heard.txt").open("a") as file:
             file.write(repr(said) + chr(10))
+        if said == "wait":
+            await asyncio.sleep(3600)
         done = said == self.word
         return StepResult(f"It stays shut.\\x1b[2J\\x07 You said {said}.", reward=float(done), score=float(done),
                           terminated=done, info={"seed": states["seed"]})
@@ -255,6 +259,22 @@ def test_a_session_in_a_real_terminal_has_a_history_and_ends_with_ctrl_c(door):
         terminal.process.wait()
         os.close(terminal.fd)
     assert _lines(door / "heard.txt") == ["'hello'", "'hello'"]
+    assert len(_lines(door / "closed.txt")) == 2
+
+
+@pytest.mark.long
+def test_ctrl_c_while_a_step_works_ends_the_session_and_closes_the_environment(door):
+    terminal = Terminal(f"{door}/door.py:Door", "--step_timeout_s", "3600")
+    try:
+        terminal.until("1> ")
+        terminal.types("wait\n")
+        wait_until(lambda: _lines(door / "heard.txt") == ["'wait'"])
+        terminal.types("\x03")
+        assert terminal.process.wait(timeout=60) == 130
+    finally:
+        terminal.process.kill()
+        terminal.process.wait()
+        os.close(terminal.fd)
     assert len(_lines(door / "closed.txt")) == 2
 
 

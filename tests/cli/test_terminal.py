@@ -79,9 +79,23 @@ def test_completion_is_a_script_of_the_shell(shell, capsys):
     assert command(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert all(word in script for word in ("agentenv", "--temperature", "vllm_http", "certify", "--config"))
-    assert "complete -o default -F" in script or shell != "bash", "bash completes files where nothing else fits"
     if shutil.which(shell):
         subprocess.run([shell, "-n"], input=script, text=True, check=True)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_commands_flags_values_and_files_where_nothing_else_fits(tmp_path, capsys):
+    assert command(["completion", "bash"]) == 0
+    (tmp_path / "script.sh").write_text(capsys.readouterr().out)
+    code = "source $0; complete -p agentenv; COMP_WORDS=(agentenv $@) COMP_CWORD=$#; _tyro_agentenv; echo $COMPREPLY"
+    for line, expected in {
+        "to": "tokens", "run --temp": "--temperature", "run --env math": "math_retry", "check my_": "",
+        "run --engine vllm_h": "vllm_http",
+    }.items():  # fmt: skip
+        argv = ["bash", "-c", code, tmp_path / "script.sh", *line.split()]
+        told = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
+        assert (told[0], told[1:]) == ("complete -o default -F _tyro_agentenv agentenv", [expected]), line
 
 
 @pytest.mark.long

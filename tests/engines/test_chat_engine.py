@@ -145,6 +145,17 @@ async def test_a_server_that_is_not_there_or_refuses_the_key_is_one_line_before_
         await engine.close()
 
 
+async def test_a_host_that_no_one_knows_is_one_line_before_the_run(monkeypatch):
+    def unknown(*names, **options):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    engine = ChatEngine("http://no-such-host.invalid/v1", "the-model")
+    with pytest.raises(ConfigError, match=r"--base_url: expected a server, got none: .*Name or service not known"):
+        await engine.start()
+    await engine.close()
+
+
 async def test_a_rate_limit_is_waited_for():
     started = time.monotonic()
     limited = (429, {"Retry-After": "0.2"}, {"error": {"message": "Rate limit reached"}})

@@ -145,6 +145,9 @@ def some(value):
 
 OFF_POLICY = "--max_epochs 3 --train_batch_size 4"
 """The ratio is not 1 then, so that clipping it shows."""
+STALE = "--async_train"
+"""The ratios of the second step's sequences are 0.43 to 0.71 then. Otherwise they are 1 but for rounding, which decided
+what is rejected."""
 DISCOUNTED = "--advantage_estimator reinforce --gamma 0.5"
 ALGORITHMS = {
     "reinforce": ("", "--advantage_estimator reinforce", {}),
@@ -159,8 +162,8 @@ ALGORITHMS = {
         "", "--init_kl_coef 0.1 --use_kl_loss --kl_estimator k3", {"kl": positive, "kl_loss": positive}
     ),
     "tis": ("--entropy_loss_coef 0.1", "--is_correction tis --is_correction_threshold 2 3", {}),
-    "icepop": ("", "--is_correction icepop --is_correction_threshold 1 5", {"is_rejected": some}),
-    "seq-mask-tis": ("", "--is_correction seq-mask-tis --is_correction_threshold 1 5", {"is_rejected": some}),
+    "icepop": (STALE, "--is_correction icepop --is_correction_threshold 0.55 5", {"is_rejected": some}),
+    "seq-mask-tis": (STALE, "--is_correction seq-mask-tis --is_correction_threshold 0.55 5", {"is_rejected": some}),
     "gspo": (OFF_POLICY, "--policy_loss_type gspo", {}),
     "dual clip": (OFF_POLICY, "--dual_clip 1.001", {}),
     "two clip ranges": (OFF_POLICY, "--eps_clip_low_high 0.01 0.02", {"clip_ratio": positive}),
