@@ -122,7 +122,7 @@ def result_rows(m: Metrics) -> list[tuple[str, str]]:
     shares = f"generate {_share(t.generate_share)}, step {_share(t.step_share)}, wait {_share(t.wait_share)}"
     counts = f"{m.tokens.num_input} in ({_share(m.tokens.cached_share)} cached), {m.tokens.num_action} out"
     if m.models and not m.tokens.num_input:
-        counts = f"unknown: {safe(', '.join(m.models))} sent no valid counts"
+        counts = f"unknown: {', '.join(m.models)} sent no valid counts"
     rows.append(("tokens", counts))
     if t.episodes_per_s:  # else no episode ran in this session
         speed = f"{tokens_in:.0f} tokens/s in, {tokens_out:.0f} tokens/s out"
@@ -132,7 +132,7 @@ def result_rows(m: Metrics) -> list[tuple[str, str]]:
         unknown = f"; {counted(num_unknown, 'episode')} unknown" if num_unknown else ""
         rows.append(("cost", f"${m.cost_usd:.4f}  (${m.cost_usd / m.num_priced:.4f} per episode{unknown})"))
     rows += [
-        *([("answered by", safe(histogram(m.models)))] if m.models else []),
+        *([("answered by", histogram(m.models))] if m.models else []),
         ("time", f"{clock(t.wall_s)}  (of the episodes' time: {shares})"),
         ("stop reasons", histogram(m.stop_reasons)),
     ]

@@ -171,7 +171,7 @@ def test_looking_at_a_hostile_text_takes_no_time():
 
 def shown(metrics):
     table = final_table(result_rows(metrics))
-    return dict(zip(table.columns[0]._cells, map(str, table.columns[1]._cells), strict=True))
+    return dict(zip(*(map(str, column._cells) for column in table.columns), strict=True))
 
 
 def test_the_final_table_says_what_rewards_go_by_where_that_is_known():
