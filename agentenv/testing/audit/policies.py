@@ -540,6 +540,7 @@ _CALLS: Mapping[str, Act] = {
 _WRONG: Mapping[str, Act] = {
     "changed": lambda view: change_answer(view.gold),
     "prefix": lambda view: cut_answer(view.gold),
+    "late": lambda view: view.gold if view.turn_index else "I do not know.",
 }
 _LABELS: Mapping[str, Act] = {"alone": lambda view: label_text(view.label) or None, "in_forms": label_in_forms}
 _HEDGES: Mapping[str, Act] = {
