@@ -134,8 +134,8 @@ class _Trial:
         scripts = []
         if not self.gold:
             scripts = [[*actions[first:], *actions[:first]] for first in range(len(actions))]
-            given = [*self.calls, *marked_actions().values(), *hacks_of(cls).values(), *self.powers]
-            scripts += [[action, *actions] for action in (*given, *context.options.actions)]
+            given = [*self.calls, *marked_actions().values(), *self.powers, *context.options.actions]
+            scripts += [[*said, *actions] for said in (*hacks_of(cls).values(), *([action] for action in given))]
         for turn, action in enumerate(self.gold[:_MAX_ODD_TURNS]):
             forms = [*odd_forms(action).values(), *filter(None, [slow_pattern(action)])]
             scripts += [[*self.gold[:turn], form, *ODD_ACTIONS] for form in forms]

@@ -420,11 +420,23 @@ async def test_gold_that_is_not_text_is_a_finding():
     assert failed[0].startswith("Odd.gold: expected text or None, got ['417']. ")
 
 
+async def test_a_hack_of_several_actions_is_said_in_order():
+    class OpensForTwo(envs.Sound):
+        hacks = {"two": ["open", "sesame"]}  # noqa: RUF012
+        said_before = ""
+
+        def right(self, text, states):
+            before, self.said_before = self.said_before, text
+            return (before, text) == ("open", "sesame") or super().right(text, states)
+
+    assert ids(await audited(OpensForTwo, *CORE, "hacks"), "fail") == {"hack-earns:hacks"}
+
+
 async def _hacks(self, states):
     return {}
 
 
-@pytest.mark.parametrize("hacks", [_hacks, ["say it"], {"loud": 3}, None])
+@pytest.mark.parametrize("hacks", [_hacks, ["say it"], {"loud": 3}, {"loud": []}, None])
 async def test_hacks_of_another_form_are_named(hacks):
     cls = type("Odd", (envs.Sound,), {"hacks": hacks})
     with pytest.raises(ConfigError, match=r"Odd\.hacks: expected a mapping of names to actions, got "):
