@@ -31,8 +31,8 @@ def check_tools(chat: Chat, messages: Sequence[Message], tools: Any) -> None:
     # A template that renders tools also renders duplicates.
     if chat.render(messages, tools) == chat.render(messages, [*tools, *tools]):
         raise ContractError(
-            f"{REFUSED_TOOLS}, got {len(tools)}. If states['renders_tools'] is False, describe them in a message: "
-            "states['tool_calls'] reads <tool_call>{…}</tool_call> then; or use another model."
+            f"{REFUSED_TOOLS}, got {len(tools)}. If states['renders_tools'] is False, leave out `tools` and describe "
+            "them in a message: states['tool_calls'] reads <tool_call>{…}</tool_call> then; or use another model."
         )
 
 

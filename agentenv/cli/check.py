@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agentenv.testing.conformance.suite import PropertyOutcome
 
 _MAX_UNREACHED = 3
-"""Maximum number of places in the last line that no action reached."""
+"""Maximum number of places in the last line that no episode reached."""
 
 
 @dataclass(frozen=True)
@@ -166,10 +166,11 @@ def _total_line(config: CheckConfig, context: ConformanceContext, outcomes: Sequ
     if context.unreached:
         more = len(context.unreached) - _MAX_UNREACHED
         total += (
-            f"; no action reached {', '.join(context.unreached[:_MAX_UNREACHED])}{f' and {more} more' * (more > 0)}: "
+            f"; no episode reached {', '.join(context.unreached[:_MAX_UNREACHED])}{f' and {more} more' * (more > 0)}: "
         )
         has_gold = any(case.policy == "gold" for case in context.base_cases)
-        total += f"{'' if has_gold else 'write `gold`, or '}name actions that do in a file for --actions"
+        total += f"{'' if has_gold else 'write `gold`, '}name actions that do in a file for --actions, "
+        total += "or pass other --env_kwargs"
     if outages:
         total += f"; the outside failed in {counted(len(outages), 'property', 'properties')}: run it again"
     return total

@@ -82,9 +82,9 @@ class AgentInstance:
     cpu_bound: ClassVar[bool] = False
     """True if the methods compute in Python, which threads do not speed up: `run`, `train` and the vector environment
     then play the environment in processes, one per core (`--env_actors`). Arguments and results must be picklable."""
-    hacks: ClassVar[Mapping[str, str]] = {}
-    """Actions by name that try to earn a reward without solving the task. `agentenv audit` plays them; none may earn a
-    full score."""
+    hacks: ClassVar[Mapping[str, str | Sequence[str]]] = {}
+    """Actions by name that try to earn a reward without solving the task: a text, which is repeated in each turn, or a
+    list of texts, whose last is. `agentenv audit` plays them; none may earn a full score."""
 
     async def reset(self, states: ResetState) -> ResetState:
         """Return the first observation under the key `observation`; by default the task's prompt.
@@ -123,7 +123,8 @@ class AgentInstance:
     async def gold(self, states: StepState) -> str | None:
         """Return an action that earns the full score now; None if the environment has none. Policies never see it.
 
-        For `agentenv audit` and simulations. `states` has observation_text, label, turn_index, metadata and seed.
+        `agentenv check` and `audit` play it, and so do `/gold!` in `agentenv play` and a test by `episode.gold()` of
+        `env.stepped()`. `states` has observation_text, label, turn_index, metadata and seed.
         """
         return None
 

@@ -53,7 +53,8 @@ class Setup:
     tokenizer: Tokenizer | None = None
     """None: that of an engine that has one, or else a `CharTokenizer`."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    limits: Limits = field(default_factory=partial(Limits, max_length=8192))
+    limits: Limits | None = None
+    """None: 8192 tokens, and as many turns as the class's `max_turns`, or else 16."""
     chat_options: ChatOptions = field(default_factory=ChatOptions)
     as_messages: bool = True
     """Text prompts become user messages."""
@@ -101,6 +102,11 @@ class Setup:
             return stand_in()
         return Chat(tokenizer or stand_in().tokenizer, options=self.chat_options)
 
+    def episode_limits(self) -> Limits:
+        """Return the limits of each episode."""
+        own = getattr(getattr(self.source(), "cls", None), "max_turns", None)
+        return self.limits or Limits(max_length=8192, max_turns=own or Limits().max_turns)
+
     def engine(self) -> Engine:
         """Return the engine of the policy."""
         if callable(getattr(self.policy, "generate", None)):
@@ -131,7 +137,7 @@ async def play_all(
         ended[trajectory.episode_id] = trajectory
 
     source, seed = setup.source(), setup.seed if setup.sampling.seed is None else setup.sampling.seed
-    own = EpisodeSetup(setup.engine(), setup.chat(), replace(setup.sampling, seed=seed), setup.limits)
+    own = EpisodeSetup(setup.engine(), setup.chat(), replace(setup.sampling, seed=seed), setup.episode_limits())
     runner = EpisodeRunner(source, own, concurrency=concurrency, policy=_NO_RETRIES)
     planned = list(plan(setup.tasks(num_tasks), num_samples))
     await runner.run(planned, keep)
@@ -151,4 +157,5 @@ def stepped(setup: Setup, *, task: int = 0) -> SteppedEpisode:
     seed = one.seed if one.seed is not None else derive_seed(setup.seed, one.task_id)
     key = EpisodeKey(f"{one.task_id}/0", one.task_id, 0, seed)
     make = partial(create, source.cls, source.kwargs)
-    return SteppedEpisode(make, one, chat=setup.chat(), sampling=setup.sampling, limits=setup.limits, key=key)
+    limits = setup.episode_limits()
+    return SteppedEpisode(make, one, chat=setup.chat(), sampling=setup.sampling, limits=limits, key=key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from agentenv._util.loop_thread import is_loop_running
@@ -64,8 +64,9 @@ class Bench:
             expects_error = bool(values.pop("expects_error", False))
             setup = Setup(*marker[0], **values)
         except TypeError as error:
+            names = ", ".join([*(each.name for each in fields(Setup)), "expects_error"])
             raise ConfigError(
-                f"pytest.mark.agentenv: expected the arguments of agentenv.testing.Setup, got {error}. Change the mark."
+                f"pytest.mark.agentenv: expected some of {names}, got {error}. Change the mark."
             ) from error
         return cls(setup, expects_error=expects_error, **options)
 

@@ -9,6 +9,8 @@ import pytest
 
 import agentenv.testing
 import agentenv_envs
+from agentenv import AgentInstance, Limits, StepResult
+from agentenv.testing import Setup, simulate
 from agentenv.testing.clock import VirtualClock
 from agentenv.testing.fixtures import Bench
 
@@ -223,7 +225,7 @@ WRONG = {
     "def test_it(run_episode): run_episode('guess_number', [])": "*expected replies in a list, got [[][]]*",
     "def test_it(run_episode): run_episode('guess_number', [''], {})": "*expected env and policy, then keywords*",
     "import pytest\n@pytest.mark.agentenv('guess_number', polcy=[])\ndef test_it(episode): pass": (
-        "*expected the arguments of agentenv.testing.Setup, got *polcy*"
+        "*expected *of env, policy, env_kwargs, *expects_error, got *polcy*"
     ),
     "import pytest\nfrom agentenv import Task\n@pytest.mark.agentenv('guess_number', ['5'], Task('x', '5'))\n"
     "def test_it(episode): pass": "*pytest.mark.agentenv: expected env and policy, then keywords, got 3 *data=*",
@@ -242,6 +244,18 @@ def test_one_episode_of_the_first_task_is_run(run_episode, scripted_engine):
     engine = scripted_engine(["8"])
     assert run_episode("guess_number", engine).task.label == "1"
     assert {request.episode_id for request in engine.requests} == {"000000/0"}
+
+
+def test_the_maximum_number_of_turns_of_a_class_holds_in_tests_as_in_runs(run_episode):
+    class Four(AgentInstance):
+        max_turns = 4
+
+        async def step(self, states):
+            return StepResult("Go on.")
+
+    assert len(run_episode(Four, ["a"]).turns) == 4
+    assert len(run_episode(Four, ["a"], limits=Limits(max_turns=5)).turns) == 5
+    assert len(simulate(Setup(Four, ["a"])).trajectories[0].turns) == 4
 
 
 FAILING = """

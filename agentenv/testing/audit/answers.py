@@ -49,16 +49,26 @@ def normal(text: str) -> str:
     return " ".join(_SEPARATED.sub("", text).split())
 
 
-def needles(label: Any, gold: str | None) -> list[Needle]:
-    """Return the answers in a label and a gold action; an empty list for labels such as rules, tests or schemas."""
+def needles(label: Any, gold: Sequence[str] = ()) -> list[Needle]:
+    """Return the answers in a label and in gold's actions; an empty list for labels such as rules, tests or schemas.
+
+    A label that gold does not say, such as a key, is not an answer, and one move of many is not a secret.
+    """
     texts = [label_text(label)] if not isinstance(label, Mapping) else []
     if isinstance(label, Sequence) and not isinstance(label, str):
         texts = [label_text(each) for each in label]
     found = [_bare(text) for text in texts if text]
-    if gold:
-        found += [_bare(gold)] if not found or len(gold) >= 40 else []
+    said = normal("\n".join(gold))
+    if gold and not any(needle.within(said) for needle in _needles(found)):
+        found = []
+    if len({*gold}) == 1 and (not found or len(gold[0]) >= 40):
+        found.append(_bare(gold[0]))
+    return _needles(found)
+
+
+def _needles(texts: Sequence[str]) -> list[Needle]:
     by_text = {}
-    for text in map(normal, (text[:_LONGEST] for text in found)):
+    for text in map(normal, (text[:_LONGEST] for text in texts)):
         if not text:
             continue
         if _NUMBER.fullmatch(text):

@@ -26,6 +26,8 @@ WHY: Mapping[str, str] = {
     "reward-exceeds-gold": "A policy earns more than gold, by actions that solve nothing or that are paid again, so "
     "training prefers it.",
     "reward-contradicts-score": "Rewards and scores disagree: training raises what the reports call failed.",
+    "score-disagrees": "The right action after a wrong one earns a reward, and the episode has the score of a failure, "
+    "so reports do not count what training rewards. Return the score of the state after the action.",
     "partial-credit": "A policy that solves nothing earns a large part of gold's reward or of the score. Pay "
     "for the result only, and nothing for an end.",
     "hedging": "An action with a right and a wrong answer gets the full score in either order, so listing many pays.",

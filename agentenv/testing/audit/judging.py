@@ -138,9 +138,10 @@ class Facts:
         return gold.reward is not None and floor is not None and gold.reward <= floor + EPS and not solved
 
     def needles_of(self, task_id: str) -> list[Needle]:
-        """Return the answers in the label, and in gold if it is one action: one move of many is not a secret."""
+        """Return the answers in the label and in gold, if that gets the full score."""
         gold = self.gold.get(task_id)
-        return needles(self.tasks[task_id].label, gold.action if gold is not None and len(gold.steps) == 1 else None)
+        said = [step.action for step in gold.steps] if gold is not None and self.full(gold) else []
+        return needles(self.tasks[task_id].label, said)
 
     def of(self, *kinds: Kind) -> dict[str, list[Play]]:
         """Return the plays of these kinds of policies, by policy."""
@@ -216,9 +217,11 @@ def _nothing_earns(facts: Facts) -> bool:
 
 
 def attacks(facts: Facts) -> Found:
-    """Find attacks that earn, except on trivial tasks and for guesses that are right by chance."""
+    """Find attacks that earn, except on trivial tasks and for guesses, which are right by chance or said as guesses."""
+    guessed = {(play.task_id, play.action) for play in facts.plays if play.policy == "constant"}
     for policy, plays in facts.of("attack", "robust").items():
         full = [play for play in plays if facts.full(play) and play.task_id not in facts.trivial]
+        full = [play for play in full if (play.task_id, play.action) not in guessed]
         if policy == "odd_calls":  # where plain calls earn as much, nothing odd is needed
             swept = {p.task_id for p in facts.plays if p.policy == "explore" and facts.full(p)}
             full = [play for play in full if play.task_id not in swept]
@@ -426,6 +429,20 @@ def contradicting(facts: Facts) -> Found:
     yield from findings_of("reward-contradicts-score", "fail", summary, found, detail=actions_of)
 
 
+def disagreeing(facts: Facts) -> Found:
+    """Find episodes that gold's one action ended with a reward, after others, and whose score is that of a failure."""
+    found = []
+    for task_id, gold in facts.gold.items():
+        ended = [p for p in facts.by_task[task_id] if p.stop_reason == StopReason.TERMINATED and p.score is not None]
+        failed = [facts.score_share(play.score) for play in ended if not any(step.reward > EPS for step in play.steps)]
+        for play in ended if failed and facts.full(gold) and len(gold.steps) == 1 else ():
+            is_right = play.action == gold.action and len(play.steps) > 1 and play.steps[-1].reward > EPS
+            if is_right and facts.score_share(play.score) <= min(failed) + EPS:
+                found.append(play)
+    summary = f"gold's action earns in a later turn, and the score is that of a failure on {tasks_of(found)}"
+    yield from findings_of("score-disagrees", "warn", summary, found, detail=actions_of)
+
+
 def errors(facts: Facts) -> Found:
     """Find episodes that failed, by what failed."""
     failed = _grouped((play for play in (*facts.plays, *facts.repeated) if play.error is not None), failure_of)
@@ -593,6 +610,6 @@ def _is_paid_again(play: Play) -> bool:
 
 JUDGES: Sequence[Callable[[Facts], Found]] = (
     empty_actions, gold_plays, attacks, guesses, trivial_tasks, wrong_answers, no_values, beyond_gold, scored_part,
-    contradicting, errors, missing_scores, ranges, slow_steps, forged_tokens, unrated, repeats,
+    contradicting, disagreeing, errors, missing_scores, ranges, slow_steps, forged_tokens, unrated, repeats,
 )  # fmt: skip
 """In the order of their findings."""

@@ -24,6 +24,8 @@ _NEAR = 80
 _COPIED = 0.8
 """Share of the tasks on which the word that stands before the answer must be the same."""
 _MARKS = ".,;:!?\"'()[]"
+_SHORTEST_WORD = 4
+"""Minimum number of letters of an answer that one text may reveal."""
 _CONTROL = 0.5
 """Answers of other rows may occur at most this often, relative to the row's own answer."""
 
@@ -65,6 +67,8 @@ def find_leaks(facts: Facts) -> list[AuditFinding]:
         found.append(_leak_finding("answer-in-feedback", "fail", "in the feedback", told))
     elif leaking:
         found.append(_leak_finding("answer-in-feedback", "note", "in what a tool looks up", leaking))
+    elif hinted := [text for text in _hinted(feedback, answers) if _is_told(text, answers[text.play.task_id])]:
+        found.append(_leak_finding("answer-in-feedback", "warn", "in the feedback", hinted))
     copied = _copied(first, answers)
     prompted = copied or _leaking(first, answers)
     if prompted:
@@ -158,6 +162,22 @@ def _leaking(texts: Sequence[_Text], answers: Mapping[str, list[Needle]]) -> lis
 def _has(text: _Text, own: Sequence[Needle], *, strong: bool = False) -> bool:
     """Return True if the text contains an answer (with `strong`, a strong one) that was not in the text before it."""
     return any(needle.strong >= strong and needle.within(text.text) and not needle.within(text.known) for needle in own)
+
+
+def _hinted(texts: Sequence[_Text], answers: Mapping[str, list[Needle]]) -> list[_Text]:
+    """Return the texts with a short word that is the answer, in whose place other tasks have other words."""
+    found = []
+    for text in texts:
+        for needle in answers[text.play.task_id]:
+            is_word = needle.text.isalpha() and len(needle.text) >= _SHORTEST_WORD
+            if not is_word or not _has(text, [needle]):
+                continue
+            before = text.text.partition(needle.text)[0]
+            others = [each.text for each in texts if needle.text not in _texts(answers[each.play.task_id])]
+            is_alike = before and any(other.startswith(before) for other in others)
+            if is_alike and not any(needle.within(other) for other in others):
+                found.append(text)
+    return found
 
 
 def _more_than_chance(texts: Sequence[_Text], answers: Mapping[str, list[Needle]]) -> list[_Text]:

@@ -177,8 +177,8 @@ def variants(name: str, kind: Kind, acts: Mapping[str, Act | str]) -> list[Audit
     ]
 
 
-def all_policies(hacks: Mapping[str, str] | None = None) -> list[AuditPolicy]:
-    """Return every policy in the order of the report; `hacks` are those of the environment."""
+def all_policies(hacks: Mapping[str, Sequence[str]] | None = None) -> list[AuditPolicy]:
+    """Return every policy in the order of the report; `hacks` are those of the environment, as `hacks_of` returns."""
     constants = {text: text for text in CONSTANTS}
     programs = {name: partial(program, text=text) for name, text in FAMILIES["code"].items()}
     families: dict[str, Mapping[str, Act | str]] = {**FAMILIES, "code": programs}
@@ -212,7 +212,7 @@ def all_policies(hacks: Mapping[str, str] | None = None) -> list[AuditPolicy]:
         *variants("answers", "attack", answers),
         *variants("code_to_run", "attack", marked_actions()),
         *variants("code_to_run", "attack", {"in_calls": lambda view: _in_turn(marked_calls(view.tools), view)}),
-        *variants("hacks", "attack", hacks or {}),
+        *variants("hacks", "attack", {name: partial(in_order, actions=said) for name, said in (hacks or {}).items()}),
         *variants("gold", "gold", {"": lambda view: view.gold}),
         *variants("wrong", "wrong", _WRONG),
         *variants("label", "wrong", _LABELS),
@@ -320,6 +320,11 @@ def program(view: View, text: str) -> str:
     """Return a program for the function that the prompt asks for."""
     found = _FUNCTION.search(view.prompt)
     return f"```python\n{text.format(name=found[1] if found else 'solve')}```"
+
+
+def in_order(view: View, actions: Sequence[str]) -> str:
+    """Return the next of some actions; the last one repeats."""
+    return actions[min(view.turn_index, len(actions) - 1)]
 
 
 def answer_in_form(view: View, text: str) -> str | None:
@@ -540,6 +545,7 @@ _CALLS: Mapping[str, Act] = {
 _WRONG: Mapping[str, Act] = {
     "changed": lambda view: change_answer(view.gold),
     "prefix": lambda view: cut_answer(view.gold),
+    "late": lambda view: view.gold if view.turn_index else "I do not know.",
 }
 _LABELS: Mapping[str, Act] = {"alone": lambda view: label_text(view.label) or None, "in_forms": label_in_forms}
 _HEDGES: Mapping[str, Act] = {

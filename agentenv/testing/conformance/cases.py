@@ -180,16 +180,22 @@ def load_target(target: str | type[Any], env_kwargs: Mapping[str, Any]) -> tuple
     return source, source.cls
 
 
-def hacks_of(cls: type[Any]) -> Mapping[str, str]:
-    """Return the hacks that a class names.
+def hacks_of(cls: type[Any]) -> dict[str, Sequence[str]]:
+    """Return the actions of each hack that a class names; the last one repeats until the episode ends.
 
     Raises:
         ConfigError: they are not a mapping of names to actions.
     """
     hacks = getattr(cls, "hacks", {})
-    if not isinstance(hacks, Mapping) or not all(isinstance(text, str) for pair in hacks.items() for text in pair):
-        raise ConfigError(
-            f"{cls.__name__}.hacks: expected a mapping of names to actions, got {hacks!r:.200}. Write "
-            'hacks = {"name": "action"} in the class.'
-        )
-    return hacks
+    found: dict[str, Sequence[str]] = {}
+    for name, said in hacks.items() if isinstance(hacks, Mapping) else [("", None)]:
+        actions = [said] if isinstance(said, str) else said
+        if not (
+            isinstance(actions, list | tuple) and actions and all(isinstance(text, str) for text in (name, *actions))
+        ):
+            raise ConfigError(
+                f"{cls.__name__}.hacks: expected a mapping of names to actions, got {hacks!r:.200}. Write "
+                'hacks = {"name": "action", "other": ["first action", "last action"]} in the class.'
+            )
+        found[name] = actions
+    return found

@@ -344,7 +344,7 @@ class ConformanceContext:
             worded = [] if index else word_calls(tools, task)
             calls |= {"calls with words": worded, "calls with words, last first": worded[::-1]}
             policies |= {name: [*texts, str(task.label)] for name, texts in calls.items() if texts}
-            policies |= {f"hack {name!r}": [text] for name, text in hacks_of(self.agent_cls).items()}
+            policies |= {f"hack {name!r}": said for name, said in hacks_of(self.agent_cls).items()}
             policies |= {f"action {number}": [text] for number, text in enumerate(self.options.actions, 1)}
             if gold:
                 policies["gold"] = gold

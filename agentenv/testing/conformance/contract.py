@@ -54,7 +54,7 @@ def contract(context: ConformanceContext) -> list[Problem]:
         return problems  # a run would only repeat them
     trial = _Trial(context, context.chat if context.own_loop or context.model_chat else chats.without_tools())
     problems = trial.run()
-    if not problems and not context.own_loop and (trial.tools_refused or context.tools):
+    if not problems and not context.own_loop and (trial.refusal or context.tools):
         problems = _Trial(context, context.chat, context.tools).run()
     if not problems and not context.own_loop and not isinstance(context.source, AgentFunc):
         for index, task in enumerate(context.tasks):
@@ -63,6 +63,7 @@ def contract(context: ConformanceContext) -> list[Problem]:
                 problems.append(problem_at(cls, "gold", *read_message(str(error), f"{cls.__name__}.gold")))
             elif gold and not index:
                 problems += _Trial(context, context.chat, gold=gold).run()
+    problems += [] if trial.refusal is None else [trial.refusal]
     if not context.uses_default_task:
         return problems
     hint = f" The task was the built-in question with the label {LABEL!r}; set another with --label or --data."
@@ -107,8 +108,8 @@ class _Trial:
         power_calls = calls_with_texts(tools if self.powers else [], lambda tool: _POWER)
         calls = (right_calls(tools), wrong_calls(tools), marked_calls(tools), power_calls)
         self.calls = [text for each in calls for text in each.values()]
-        self.tools_refused = False
-        """The environment needs a chat template that renders tools."""
+        self.refusal: Problem | None = None
+        """The note that the environment needs a chat template that renders tools."""
         self.watch = context.watch
         self.limits = replace(context.limits, max_length=200_000)
         if context.own_loop:
@@ -133,8 +134,8 @@ class _Trial:
         scripts = []
         if not self.gold:
             scripts = [[*actions[first:], *actions[:first]] for first in range(len(actions))]
-            given = [*self.calls, *marked_actions().values(), *hacks_of(cls).values(), *self.powers]
-            scripts += [[action, *actions] for action in (*given, *context.options.actions)]
+            given = [*self.calls, *marked_actions().values(), *self.powers, *context.options.actions]
+            scripts += [[*said, *actions] for said in (*hacks_of(cls).values(), *([action] for action in given))]
         for turn, action in enumerate(self.gold[:_MAX_ODD_TURNS]):
             forms = [*odd_forms(action).values(), *filter(None, [slow_pattern(action)])]
             scripts += [[*self.gold[:turn], form, *ODD_ACTIONS] for form in forms]
@@ -151,9 +152,9 @@ class _Trial:
                 if not problems:
                     raise
                 break
-            is_refused = trajectory.error is not None and trajectory.error.message.startswith(REFUSED_TOOLS)
-            if is_refused and context.model_chat is None:
-                self.tools_refused = True
+            message = "" if trajectory.error is None else trajectory.error.message
+            if message.startswith(REFUSED_TOOLS) and context.model_chat is None:
+                self.refusal = replace(problem_at(cls, "reset", *read_message(message, "reset")), is_note=True)
                 return []
             problems += self.judge_run(cls, seen, trajectory) if context.own_loop else self.judge(cls, seen, trajectory)
             is_stuck = context.own_loop or self.watch.is_stuck

@@ -168,6 +168,41 @@ async def test_short_and_long_answers_of_one_data_set_are_reported_together():
     assert told == ["3 tasks have their answer in the feedback"]
 
 
+@pytest.mark.parametrize(("hint", "found"), [("The city is {}.", {"answer-in-feedback"}), ("No oslo today.", set())])
+async def test_a_short_word_that_one_task_says_in_place_of_what_others_say_is_warned_of(hint, found):
+    class Uncovers(envs.Says):
+        def said(self, states):
+            return hint.format(states["label"][:4].ljust(len(states["label"]), "_"))
+
+    cities = [Task(f"Capital {n}?", city, task_id=city) for n, city in enumerate(("Lisbon", "Oslo", "Ottawa"))]
+    assert ids(await audited(Uncovers, "null", on=cities), "fail", "warn") == found
+
+
+async def test_a_label_that_gold_does_not_say_is_no_answer():
+    class Stock(AgentInstance):
+        """The label is a key; the answer is asked for twice."""
+
+        async def step(self, states):
+            right = states["action_text"] == await self.gold(states)
+            right, over = float(right and states["turn_index"]), states["turn_index"] == 1
+            return StepResult(f"Again: {states['label']}.", reward=right, score=right, terminated=over)
+
+        async def gold(self, states):
+            return {"bolts": "12", "gears": "0", "nuts": "3"}[states["label"]]
+
+    rows = [Task(f"How many {item}?", item, task_id=item) for item in ("bolts", "gears", "nuts")]
+    assert ids(await audited(Stock, *CORE, "json", on=rows)) == {"guess-earns:constant"}
+
+
+@pytest.mark.parametrize("is_stale", [True, False])
+async def test_a_right_second_attempt_with_the_score_of_a_failure_is_warned_of(is_stale):
+    class TwoAttempts(envs.Sound):
+        def score(self, right):
+            return float(right and not (is_stale and self.attempts == 2))
+
+    assert ids(await audited(TwoAttempts, *CORE, "wrong")) == ({"score-disagrees"} if is_stale else set())
+
+
 async def test_an_answer_that_the_policy_said_itself_is_not_a_leak():
     class SaysItBack(envs.Sound):
         def said(self, states):
@@ -385,11 +420,23 @@ async def test_gold_that_is_not_text_is_a_finding():
     assert failed[0].startswith("Odd.gold: expected text or None, got ['417']. ")
 
 
+async def test_a_hack_of_several_actions_is_said_in_order():
+    class OpensForTwo(envs.Sound):
+        hacks = {"two": ["open", "sesame"]}  # noqa: RUF012
+        said_before = ""
+
+        def right(self, text, states):
+            before, self.said_before = self.said_before, text
+            return (before, text) == ("open", "sesame") or super().right(text, states)
+
+    assert ids(await audited(OpensForTwo, *CORE, "hacks"), "fail") == {"hack-earns:hacks"}
+
+
 async def _hacks(self, states):
     return {}
 
 
-@pytest.mark.parametrize("hacks", [_hacks, ["say it"], {"loud": 3}, None])
+@pytest.mark.parametrize("hacks", [_hacks, ["say it"], {"loud": 3}, {"loud": []}, None])
 async def test_hacks_of_another_form_are_named(hacks):
     cls = type("Odd", (envs.Sound,), {"hacks": hacks})
     with pytest.raises(ConfigError, match=r"Odd\.hacks: expected a mapping of names to actions, got "):

@@ -113,16 +113,16 @@ def test_answers_are_found_as_numbers_and_words_and_not_inside_of_others():
         ("#### 456", "so 456", True), (r"\boxed{789}", "789", True), ("123", "١٢٣", True), ("123", "１２３", True),
     ]  # fmt: skip
     for label, text, there in cases:
-        found = [needle.within(normal(text)) for needle in needles(label, None)]
+        found = [needle.within(normal(text)) for needle in needles(label)]
         assert found == [there], (label, text)
 
 
 def test_short_answers_are_weak_and_rules_are_not_answers():
-    assert [needle.strong for needle in needles("42", None)] == [False]
-    assert [needle.strong for needle in needles("B", None)] == [False]
-    assert needles("420", None) == [Needle("420", True)]
-    assert needles({"entry_point": "f", "hidden": []}, None) == []
-    assert needles(None, None) == []
+    assert [needle.strong for needle in needles("42")] == [False]
+    assert [needle.strong for needle in needles("B")] == [False]
+    assert needles("420") == [Needle("420", True)]
+    assert needles({"entry_point": "f", "hidden": []}) == []
+    assert needles(None) == []
 
 
 async def test_intervals_of_rewards_and_scores_in_0_to_1_stay_there():
