@@ -119,11 +119,28 @@ def test_an_episode_passes_by_the_score_range_of_its_own_environment(place, is_m
     [
         (["--eval_dataset", "tasks.jsonl"], "--eval_dataset: expected ENV=DATA with one of Letters, Turns, own"),
         (["--eval_dataset", "Letters=nope.jsonl"], "nope.jsonl: expected a file"),
+        (
+            [
+                "--eval_dataset",
+                "Letters=tasks.jsonl",
+                "Turns=env.jsonl",
+                "--eval_steps",
+                1,
+                "--early_stop",
+                "set/Letters/x:2",
+            ],
+            "--early_stop: expected a number of one of the sets tasks, env, got 'set/Letters/x'.",
+        ),
+        (
+            ["--eval_dataset", "Letters=tasks.jsonl", "--eval_steps", 1, "--early_stop", "set/tasks/score:2"],
+            "--early_stop: expected no `set/` with one set, got 'set/tasks/score'.",
+        ),
         (["--data", "tasks.jsonl"], "--data: expected one --env with it"),
         (["--curriculum", "spraed"], "--curriculum: expected spread or FILE.py:name, got 'spraed'"),
     ],
 )
 def test_what_does_not_fit_a_mixture_is_refused_before_anything_is_written(place, capfd, more, expected):
+    (place / "env.jsonl").write_bytes((place / "tasks.jsonl").read_bytes())
     assert command(mixed(*more)) == 2
     assert expected in capfd.readouterr().err
     assert not (place / "out").exists()
