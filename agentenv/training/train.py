@@ -163,6 +163,9 @@ async def _train(config: TrainConfig, rank_group: RankGroup | None, stdout: Text
         if config.rollout_batch_size > num_tasks:
             many = f"--rollout_batch_size {config.rollout_batch_size} with {counted(num_tasks, 'task')}"
             screen.note(f"note: {many}: a train step uses some tasks more than once")
+        evaluated = {task.env for tasks in job.held_out.values() for task in tasks}
+        if idle := [part.name for part in job.episodes.parts if not part.weight and part.name not in evaluated]:
+            screen.note(f"note: {', '.join(idle)}: weight 0 and no --eval_dataset: neither trained on nor evaluated")
         async with contextlib.AsyncExitStack() as stack:
             gpus: list[str] = []
             if flags.engine == "ray" and _num_gpus():
