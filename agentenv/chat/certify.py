@@ -18,6 +18,8 @@ from typing import Any, Literal, NamedTuple
 from agentenv.chat.chat import Chat, ChatOptions
 from agentenv.chat.encoding import encoder_of
 from agentenv.chat.template import DUMMY_TOOLS, FOLLOW_UPS, Template, as_parts, calling, probe, render, says
+from agentenv.chat.tool_calls.learn import tool_format
+from agentenv.chat.tool_calls.syntax import ANY_ID, ANY_NAME
 from agentenv.core.engine import Tokenizer
 from agentenv.core.types import Message
 from agentenv.errors import ConfigError
@@ -82,6 +84,8 @@ class Certificate:
     """Why it needs a bridge."""
     error: str
     """Why it is unsupported, in the template's own words."""
+    tools: str
+    """Whether it renders tools, and how calls are read: json, named, markup or keywords, and what opens one."""
     examples: tuple[Example, ...]
     num_tried: int
     """Added tokens whose texts were put into messages."""
@@ -119,11 +123,12 @@ class Certificate:
         return " ".join(text for text in found if text)
 
     def lines(self) -> list[str]:
-        """Return what a terminal shows: the verdict, then reasons, differences, forged tokens, warnings and advice."""
+        """Return what a terminal shows: verdict, reasons, tools, differences, forged tokens, warnings and advice."""
         different = [f"differs: {example}" for example in self.examples if example.difference]
         forged = [f"forged: {', '.join(map(repr, self.forged))}"] if self.forged else []
         reasons = [f"{self.kind}: {'; '.join(self.reasons)}"] if self.reasons else []
-        return [self.verdict, *reasons, *different, *forged, *self.warnings, *filter(None, [self.advice])]
+        facts = [*reasons, f"tools: {self.tools}"]
+        return [self.verdict, *facts, *different, *forged, *self.warnings, *filter(None, [self.advice])]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the certificate as JSON values, with its derived properties."""
@@ -150,8 +155,12 @@ def certify(
     num_tried, forged = trial.forged()
     kind: CertificateKind = template.kind if has_template else "no template"
     examples = trial.examples() if kind not in ("no template", "unsupported") else ()
+    form = tool_format(tokenizer, stop_token_ids, given)
+    opened = form.call_open.replace(ANY_NAME, "NAME").replace(ANY_ID, "ID").strip()
+    tools = "rendered; calls are read as " if template.renders_tools else "not rendered; calls are read as "
+    tools += ("json" if form.kind == "plain" else form.kind) + (f", after {opened!r}" if opened else "")
     return Certificate(
-        model=model, kind=kind, reasons=template.reasons, error=template.error, examples=examples,
+        model=model, kind=kind, reasons=template.reasons, error=template.error, tools=tools, examples=examples,
         num_tried=num_tried, forged=forged, warnings=trial.warnings(stop_token_ids),
     )  # fmt: skip
 

@@ -80,7 +80,7 @@ def read_rows(spec: str, split: str | None = None, builtin: Mapping[str, Path] =
         if spec in builtin:
             advice = "Fix the `datasets` of the environment, or its package."
             raise ConfigError(f"{spec}: expected a file, got none at {path}.{suggestion} {advice}")
-        raise ConfigError(f"{spec}: expected a file, got none there.{suggestion} {_choices(builtin)}")
+        raise ConfigError(f"{spec}: expected a file, got none at {path.absolute()}.{suggestion} {_choices(builtin)}")
     suffix = next((suffix for suffix in _SUFFIXES if path.name.lower().endswith(suffix)), None)
     if suffix is None or not path.is_file():
         raise ConfigError(f"{spec}: expected a file ending in {', '.join(_SUFFIXES)}, got another. Convert it to one.")

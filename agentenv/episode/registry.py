@@ -99,6 +99,12 @@ def load_env(spec: str) -> type[Any]:
     if path.endswith(".py"):
         return _env_class(_attribute(load_file(path), attribute, spec), spec)
     if attribute:
+        is_installed = any(entry.name == _normal(path) for entry in offered_envs())
+        if is_installed and importlib.util.find_spec(path) is None:
+            raise ConfigError(
+                f"environment: expected a number as the weight of {path}, got {attribute!r}. "
+                f"Write, for example, {path}:0.5."
+            )
         return _env_class(_attribute(_import(path), attribute, spec), spec)
     offered = offered_envs()
     own = [entry for entry in offered if entry.name == _normal(spec)]
@@ -179,7 +185,7 @@ def load_file(path: str | Path) -> ModuleType:
     """
     file = Path(path).expanduser().resolve()
     if file.suffix != ".py" or not file.is_file():
-        raise ConfigError(f"{path}: expected an existing .py file, got none. Check the path.")
+        raise ConfigError(f"{path}: expected an existing .py file, got none at {file}. Check the path.")
     name = f"agentenv_file_{file.stem}_{crc32(str(file).encode()):x}"
     if name in sys.modules:
         return sys.modules[name]

@@ -42,6 +42,9 @@ def read_flags(config: type[FlatConfig], path: str) -> list[Given]:
         name = config.ALIASES.get(name, name)
         if name not in known:
             near = did_you_mean(str(key), [*known, *config.ALIASES], "Remove it, or correct it.")
+            negated = name.removeprefix("no_") if name.startswith("no_") else f"no_{name}"
+            if isinstance(value, bool) and negated in known and known[negated][1] is bool:
+                near = f" Write {negated}: {json.dumps(not value)}."
             raise ConfigError(f"{path}: expected flags, got the key {brief(key)}.{near}")
         if name in given:
             raise ConfigError(f"{path}: expected {name} once, got it under two names. Leave one out.")

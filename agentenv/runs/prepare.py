@@ -140,7 +140,7 @@ async def prepare(
         limits=limits,
         engine=engine,
         engine_args=engine_args,
-        facts={"engine": engine, "template": template} | _own_limits(parts),
+        facts={"engine": engine, "template": template} | _own_limits(config, parts),
         grader=open_grader(config.groups, tokenizer, concurrency=config.concurrency),
         digests={"engine": engine, "tasks": digest(tasks), "template": template_digest},
     )
@@ -177,14 +177,16 @@ def complete(config: RunConfig, parts: Sequence[Part]) -> RunConfig:
     )
 
 
-def _own_limits(parts: Sequence[Part]) -> dict[str, str]:
-    """Return the limits that classes of environments set, in words for the screen."""
-    own = [
-        f"{name} {getattr(part.limits, name)} (the environment's{f', {part.name}' if part.name else ''})"
-        for part in parts
-        for name in ("max_length", "max_turns")
-        if getattr(part.config.limits, name) is None and getattr(agent_class(part.source), name, None) is not None
-    ]
+def _own_limits(config: RunConfig, parts: Sequence[Part]) -> dict[str, str]:
+    """Return the limits that classes of environments or entries of a mixture set, in words for the screen."""
+    usual, own = config.limits.for_env(), []
+    for part in parts:
+        for name in ("max_length", "max_turns"):
+            limit, of_class = getattr(part.limits, name), getattr(agent_class(part.source), name, None)
+            is_class = of_class is not None and getattr(part.config.limits, name) is None
+            whose = filter(None, ["the environment's" if is_class else "", part.name])
+            if is_class or limit != getattr(usual, name):
+                own.append(f"{name} {limit} ({', '.join(whose)})")
     return {"limits": ", ".join(own)} if own else {}
 
 

@@ -54,13 +54,19 @@ class BestModel:
         folder: the training's folder.
         rows: the lines of its metrics.jsonl: a resumed training continues with their evaluations.
         early_stop: None never ends the training.
+        note: called once, with a warning, if an evaluation does not have the metric of --early_stop yet.
     """
 
     def __init__(
-        self, folder: Path, rows: Sequence[Mapping[str, Any]] = (), early_stop: EarlyStop | None = None
+        self,
+        folder: Path,
+        rows: Sequence[Mapping[str, Any]] = (),
+        early_stop: EarlyStop | None = None,
+        note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.path = folder / BEST
         self._early_stop = early_stop
+        self._note: Callable[[str], None] | None = note
         self._key = f"eval/{early_stop.metric}" if early_stop else ""
         self._values: list[tuple[int, float]] = []
         self._bar = float("-inf")
@@ -93,12 +99,13 @@ class BestModel:
         key = self._key or ("eval/score" if "eval/score" in numbers else "eval/reward")
         value = numbers.get(key)
         if value is None:
-            if self._early_stop and not _LATE.fullmatch(self._early_stop.metric):
+            if self._early_stop and not self._values and self._note is not None:
                 known = ", ".join(sorted(key.removeprefix("eval/") for key in numbers if key.startswith("eval/")))
-                raise ConfigError(
-                    f"--early_stop: expected a number of the evaluation ({known}), got {self._early_stop.metric!r}. "
-                    "Choose one of them."
-                )
+                wrong = f"--early_stop: expected a number of the evaluation ({known}), got {self._early_stop.metric!r}"
+                if not _LATE.fullmatch(self._early_stop.metric):
+                    raise ConfigError(f"{wrong}. Choose one of them.")
+                self._note(f"warning: {wrong}. Until an evaluation has it, nothing stops the training early.")
+                self._note = None
             if self._values:
                 self._values.append((step, float("-inf")))
             return False

@@ -195,7 +195,11 @@ class Loop:
         )  # fmt: skip
         rejected, self.rollouts.rejected = self.rollouts.rejected, Counter()
         numbers["rollout/rejection_rate"] = rejected.total() / (rejected.total() + num_groups)
-        numbers |= {f"rollout/num_rejected_{why}": float(num) for why, num in rejected.items() if num}
+        for key, num in rejected.items():
+            env, _, why = key.rpartition("/")
+            for prefix in ("rollout/", *([f"rollout/env/{env}/"] if env else [])):
+                name = f"{prefix}num_rejected_{why}"
+                numbers[name] = numbers.get(name, 0.0) + num
         self._numbers = numbers | {f"train/{key}": value for key, value in learned.items()}
 
     async def _weights(self) -> list[tuple[str, Any]]:

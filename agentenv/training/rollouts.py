@@ -110,7 +110,7 @@ class Rollouts:
         self._rejected_in_a_row = 0
         self._in_flight = 0
         self.rejected: Counter[str] = Counter()
-        """Groups rejected since the last `take`, by reason: low, high, failed, stale."""
+        """Groups rejected since the last `take`, by reason: low, high, failed, stale; in a mixture by ENV/REASON."""
         self.rejected_groups: list[StepGroup] = []
         """The same groups, of this session; older ones are dropped when there are many."""
         self._again: deque[int] = deque()  # positions that were in flight when an earlier session ended
@@ -305,7 +305,8 @@ class Rollouts:
                 )
 
     def _reject(self, reason: str, group: Group) -> None:
-        self.rejected[reason] += 1
+        env = group.trajectories[0].task.env
+        self.rejected[f"{env}/{reason}" if env else reason] += 1
         self.rejected_groups.append(StepGroup(group.group_id, tuple(map(summarize, group.trajectories)), reason))
         del self.rejected_groups[:-_MAX_KEPT_REJECTED]
 

@@ -41,6 +41,7 @@ from agentenv.runs.records.tokenizer import keep_tokenizer
 from agentenv.runs.shutdown import then_end, until_signal
 from agentenv.runs.view_process import PageBeside
 from agentenv.runs.watchdog import Watchdog, end_process
+from agentenv.training.best_model import EarlyStop
 from agentenv.training.config import TrainConfig
 from agentenv.training.config_checks import GROUP_ESTIMATORS, validate
 from agentenv.training.evaluation import Evaluation
@@ -162,6 +163,9 @@ async def _train(config: TrainConfig, rank_group: RankGroup | None, stdout: Text
         if config.rollout_batch_size > num_tasks:
             many = f"--rollout_batch_size {config.rollout_batch_size} with {counted(num_tasks, 'task')}"
             screen.note(f"note: {many}: a train step uses some tasks more than once")
+        evaluated = {task.env for tasks in job.held_out.values() for task in tasks}
+        if idle := [part.name for part in job.episodes.parts if not part.weight and part.name not in evaluated]:
+            screen.note(f"note: {', '.join(idle)}: weight 0 and no --eval_dataset: neither trained on nor evaluated")
         async with contextlib.AsyncExitStack() as stack:
             gpus: list[str] = []
             if flags.engine == "ray" and _num_gpus():
@@ -228,7 +232,7 @@ def load_held_out(config: TrainConfig, job: Job) -> dict[str, list[Task]]:
     """Return the sets of --eval_dataset by name: the data's, or its last part; the whole value if two are the same.
 
     Raises:
-        ConfigError: a set does not name its environment, or is given twice.
+        ConfigError: a set does not name its environment, or is given twice, or --early_stop names another.
         DataError: a row cannot be read.
     """
     named = {part.name: part for part in job.parts}
@@ -259,6 +263,10 @@ def load_held_out(config: TrainConfig, job: Job) -> dict[str, list[Task]]:
             raise ConfigError(f"--eval_dataset: expected different sets, got {spec!r} twice. Leave one out.")
         prefix = f"{name}/" if len(found) > 1 else ""
         held_out[name] = [replace(task, task_id=f"{prefix}{task.task_id}", env=part.name) for task in tasks]
+    metric = EarlyStop.parse(config.early_stop).metric if config.early_stop else ""
+    if metric.startswith("set/") and (len(held_out) == 1 or metric.split("/")[1] not in held_out):
+        sets = f"a number of one of the sets {', '.join(held_out)}" if len(held_out) > 1 else "no `set/` with one set"
+        raise ConfigError(f"--early_stop: expected {sets}, got {metric!r}. Correct it.")
     return held_out
 
 
@@ -463,7 +471,7 @@ async def _run(job: TrainJob, loop: Loop) -> int:
     if is_cut:
         return 128 + signals[0]
     facts = {}
-    if reason := loop.records.best.end_reason:
+    if (reason := loop.records.best.end_reason) and loop.step < loop.num_steps:
         facts["stopped early"] = f"after step {loop.step} of {loop.num_steps}: {reason}"
         screen.note(f"stopped early {facts['stopped early']}")
     model = job.out / "model"

@@ -352,10 +352,11 @@ def test_a_nearly_right_builtin_name_is_suggested(tmp_path):
         read_tasks("gsm8", builtin={"gsm8k": tmp_path, "words": tmp_path})
 
 
-def test_a_missing_file_suggests_its_neighbor(tmp_path):
+def test_a_missing_file_is_named_in_full_and_suggests_its_neighbor(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     write(tmp_path / "train.jsonl", row())
-    with pytest.raises(ConfigError, match=r"expected a file, got none there. Did you mean 'train.jsonl'\?"):
-        read_tasks(str(tmp_path / "trian.jsonl"))
+    with pytest.raises(ConfigError, match=rf"got none at {tmp_path}/trian.jsonl. Did you mean 'train.jsonl'\?"):
+        read_tasks("trian.jsonl")
 
 
 def test_other_kinds_of_files_and_folders_are_refused(tmp_path):

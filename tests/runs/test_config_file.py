@@ -65,6 +65,7 @@ def test_values_that_look_like_flags_are_values(write):
     ("name", "text", "said"),
     [
         ("a.yaml", "env: e\ntempratur: 1\n", "got the key 'tempratur'. Did you mean 'temperature'?"),
+        ("a.yaml", "env: e\nno_json: true\n", "a.yaml: expected flags, got the key 'no_json'. Write json: false."),
         ("a.yaml", "env: e\nn: four\n", "a.yaml: --n: expected an integer, got 'four'."),
         ("a.yaml", "env: e\njson: 'yes'\n", "a.yaml: expected true or false for json, got 'yes'."),
         ("a.yaml", "env: e\nmodel: a\npretrain: b\n", "a.yaml: expected model once, got it under two names."),

@@ -261,10 +261,13 @@ def test_a_context_that_is_too_short_names_the_environment_with_the_longest_epis
         agentenv.rollout(environments, engine=ShortContext(["A"]), model="tiny-math", limit=1, progress="none")
 
 
-def test_the_screen_shows_the_data_of_each_environment(place, capsys):
-    assert run_mix("--env", "mix.yaml", "math_retry", "--limit", 2) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("data")]
-    assert " ".join(line.split()) == "data Short a.jsonl, once b.jsonl, math_retry built-in: 5 tasks × 2"
+def test_the_screen_shows_the_data_and_the_limits_of_each_environment(place, capsys):
+    cut = json.dumps({"env": "math_retry", "name": "cut", "max_turns": 1, "max_length": 300})
+    assert run_mix("--env", "mix.yaml", "math_retry", cut, "--limit", 2) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    shown = {words[0]: " ".join(words[1:]) for words in lines if words}
+    assert shown["data"] == "Short a.jsonl, once b.jsonl, math_retry word_problems, cut word_problems: 7 tasks × 2"
+    assert shown["limits"] == "max_turns 2 (the environment's, Short), max_length 300 (cut), max_turns 1 (cut)"
 
 
 @pytest.mark.parametrize(

@@ -127,9 +127,12 @@ def test_a_metric_that_evaluations_do_not_have_is_an_error_that_names_theirs(tmp
 def test_an_evaluation_without_the_metric_is_no_improvement_and_before_its_first_value_the_training_goes_on(
     tmp_path, metric
 ):
-    best = BestModel(tmp_path, early_stop=EarlyStop(metric, 2))
+    notes = []
+    best = BestModel(tmp_path, early_stop=EarlyStop(metric, 2), note=notes.append)
     for step in range(4):
         assert not best.add(step, {"eval/num_failed": 0.0})
+    (told,) = notes
+    assert f"warning: --early_stop: expected a number of the evaluation (num_failed), got {metric!r}" in told
     assert best.end_reason == ""
     evaluated(best, 0.4, first=4, key=f"eval/{metric}")
     assert not best.add(5, {"eval/num_failed": 0.0})
@@ -178,6 +181,9 @@ def test_a_training_that_does_not_improve_ends_with_code_0_says_so_and_stays_end
     assert without_times(place / "out") == before
     assert command(["train", "--resume", "--out", "out", "--early_stop", "reward:4"]) == 0
     assert [line["step"] for line in read_metrics(place / "out")] == [0, 1, 2, 3, 4]
+    capfd.readouterr()
+    assert command(["train", "--resume", "--out", "out", "--max_train_steps", 4]) == 0
+    assert "stopped early" not in capfd.readouterr().err, "step 4 of 4 is its planned end"
 
 
 @pytest.mark.long

@@ -34,6 +34,7 @@ from agentenv.training.logs.samples import cut_evaluations, groups_to_keep, keep
 from agentenv.training.logs.screen import TrainScreen
 from agentenv.training.loop import Loop
 from agentenv.training.rollouts import FixedSamplingEngine, RolloutOptions, Rollouts
+from agentenv.training.task_order import TaskOrder
 from tests.training.worlds import episode
 
 LIMIT_S = 30.0
@@ -386,6 +387,17 @@ async def test_the_line_of_a_step_has_the_groups_that_it_learned_from_and_those_
 
 
 REASONS = ("low", "high", "failed", "stale")
+
+
+async def test_the_tasks_that_are_left_out_are_counted_for_their_environment(tmp_path):
+    scene = Scene(tmp_path, steps=2)
+    tasks = [Task("q", label="raises", task_id="b", env="broken"), Task("q", label="1", task_id="w", env="whole")]
+    scene.loop.rollouts.order = TaskOrder(tasks, 0, {"broken": 3.0, "whole": 1.0})
+    assert await scene.run()
+    counts = scene.lines("rollout/num_rejected_failed")
+    assert sum(counts) == 5
+    assert scene.lines("rollout/env/broken/num_rejected_failed") == counts
+    assert scene.lines("rollout/env/whole/num_rejected_failed") == [None, None]
 
 
 def note(learner, batch, train):

@@ -59,8 +59,9 @@ def test_a_mixture_of_three_shipped_environments_is_resumed_to_the_same_losses(t
 
 
 @pytest.mark.long
-def test_groups_come_by_weight_each_with_its_environments_limits_and_a_weight_of_zero_is_left_out(place):
+def test_groups_come_by_weight_each_with_its_environments_limits_and_a_weight_of_zero_is_left_out(place, capfd):
     assert command(mixed("--save_samples", 99)) == 0
+    assert "note: own: weight 0 and no --eval_dataset: neither trained on nor evaluated" in capfd.readouterr().err
     episodes = list(read_trajectories(place / "out"))
     assert Counter(each.task.env for each in episodes) == {"Letters": 24, "Turns": 12}
     assert {(each.task.env, each.max_length) for each in episodes} == {("Letters", 2048), ("Turns", 512)}
@@ -74,7 +75,7 @@ def test_groups_come_by_weight_each_with_its_environments_limits_and_a_weight_of
 
 
 @pytest.mark.long
-def test_held_out_sets_have_their_own_numbers_also_of_an_environment_that_is_not_trained_on(place):
+def test_held_out_sets_have_their_own_numbers_also_of_an_environment_that_is_not_trained_on(place, capfd):
     for name, num in (("held", 2), ("more", 4)):
         (place / name).mkdir()
         rows(place, ["ok"] * num)
@@ -82,6 +83,7 @@ def test_held_out_sets_have_their_own_numbers_also_of_an_environment_that_is_not
     rows(place, ["ok"] * 8)
     sets = ["--eval_dataset", "Letters=held/set.jsonl", "Turns=more/set.jsonl", "own=tasks.jsonl"]
     assert command(mixed(*sets, "--eval_n_samples_per_prompt", 1, "--max_train_steps", 1)) == 0
+    assert "neither trained on" not in capfd.readouterr().err
     line = read_metrics(place / "out")[0]
     names = ["Letters=held-set.jsonl", "Turns=more-set.jsonl", "tasks"]
     assert [line[f"eval/set/{name}/num_episodes"] for name in names] == [2.0, 4.0, 8.0]
@@ -119,11 +121,28 @@ def test_an_episode_passes_by_the_score_range_of_its_own_environment(place, is_m
     [
         (["--eval_dataset", "tasks.jsonl"], "--eval_dataset: expected ENV=DATA with one of Letters, Turns, own"),
         (["--eval_dataset", "Letters=nope.jsonl"], "nope.jsonl: expected a file"),
+        (
+            [
+                "--eval_dataset",
+                "Letters=tasks.jsonl",
+                "Turns=env.jsonl",
+                "--eval_steps",
+                1,
+                "--early_stop",
+                "set/Letters/x:2",
+            ],
+            "--early_stop: expected a number of one of the sets tasks, env, got 'set/Letters/x'.",
+        ),
+        (
+            ["--eval_dataset", "Letters=tasks.jsonl", "--eval_steps", 1, "--early_stop", "set/tasks/score:2"],
+            "--early_stop: expected no `set/` with one set, got 'set/tasks/score'.",
+        ),
         (["--data", "tasks.jsonl"], "--data: expected one --env with it"),
         (["--curriculum", "spraed"], "--curriculum: expected spread or FILE.py:name, got 'spraed'"),
     ],
 )
 def test_what_does_not_fit_a_mixture_is_refused_before_anything_is_written(place, capfd, more, expected):
+    (place / "env.jsonl").write_bytes((place / "tasks.jsonl").read_bytes())
     assert command(mixed(*more)) == 2
     assert expected in capfd.readouterr().err
     assert not (place / "out").exists()

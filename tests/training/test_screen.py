@@ -43,6 +43,8 @@ def test_a_step_is_one_line_of_what_is_known():
     survived = {"num_failed": 1, "num_retries": 2, "num_step_retries": 3, "num_failovers": 4, "num_engine_restarts": 5}
     line = "failed 1 · retried 2 · steps repeated 3 · failovers 4 · engine restarts 5"
     assert describe({f"rollout/{key}": value for key, value in survived.items()}) == line
+    failed = {"eval/num_failed": 4.0, "rollout/num_failed": 2.0, "rollout/num_rejected_failed": 1.0}
+    assert describe(failed) == "held-out failed 4 · failed 2 · failed tasks left out 1"
 
 
 def test_a_train_step_counts_what_it_survived():
@@ -156,6 +158,21 @@ def test_the_results_have_a_row_for_each_set_and_environment_with_intervals_and_
         "training score, one": "0.200 in the first quarter of the steps, 0.200 in the last",
         "training reward, two": "0.300 in the first quarter of the steps, 0.300 in the last",
         "warning": "every reward was 0.000: nothing was learned from them",
+    }
+
+
+def test_the_results_say_how_much_of_the_evaluations_and_of_each_environment_failed():
+    evaluated = {"eval/score": 0.5, "eval/num_episodes": 20.0, "eval/num_failed": 4.0}
+    one = {"rollout/num_failed": 1.0, "rollout/num_rejected_failed": 2.0}
+    rows = [{"step": 0, **evaluated}, {"step": 1, **one}, {"step": 2, **one, **evaluated, "eval/num_failed": 0.0}]
+    shown = results(rows)
+    assert shown["held-out score"] == "0.500 at step 0 (4 of 20 episodes failed), 0.500 at step 2"
+    assert shown["training failures"] == "4 tasks left out, 2 episodes of tasks trained on"
+    mixed = {"rollout/env/a/share": 0.5, "rollout/env/a/num_rejected_failed": 1.0,
+             "rollout/env/b/share": 0.5, "rollout/env/b/num_failed": 3.0, "rollout/env/c/share": 0.5}  # fmt: skip
+    assert {key: value for key, value in results([{"step": 1, **one, **mixed}]).items() if "failures" in key} == {
+        "training failures, a": "1 task left out",
+        "training failures, b": "3 episodes of tasks trained on",
     }
 
 

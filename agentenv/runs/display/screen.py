@@ -26,7 +26,8 @@ class RunScreen:
 
     def __init__(self, config: RunConfig, job: Job, log: RunLog, *, stdout: TextIO) -> None:
         self.config, self.log, self.stdout = config, log, stdout
-        data = [(part.name, part.config.dataset.data or "built-in") for part in job.parts]
+        own = [next(iter(getattr(part.source, "datasets", {})), "") for part in job.parts]
+        data = [(part.name, part.config.dataset.data or first) for part, first in zip(job.parts, own, strict=True)]
         self._data = ", ".join(f"{name} {each}".strip() for name, each in data)
         self.console, self.notes = wide_console(), wide_console(stderr=True)
         self._failures = FailureKinds()

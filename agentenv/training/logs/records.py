@@ -101,7 +101,7 @@ def open_records(
         journal = Journal(out, trackers=trackers, resume_step=step, logging_steps=config.logging_steps)
         stack.enter_context(contextlib.closing(journal))
         early_stop = EarlyStop.parse(config.early_stop) if config.early_stop else None
-        best = BestModel(out, read_metrics(out), early_stop)
+        best = BestModel(out, read_metrics(out), early_stop, note)
         yield Records(journal, checkpoints, samples, best, out, newest)
 
 

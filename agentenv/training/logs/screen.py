@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from agentenv._util.plurals import counted
 from agentenv._util.terminal import wide_console
 from agentenv.runs.display.progress import clock
 from agentenv.runs.display.report import FailureKinds, final_table, weakness
@@ -39,7 +40,9 @@ _PARTS = (
     ("rejected", "rollout/rejection_rate", ".0%"),
 )
 _FAILURES = (
+    ("held-out failed", "eval/num_failed"),
     ("failed", "rollout/num_failed"),
+    ("failed tasks left out", "rollout/num_rejected_failed"),
     ("retried", "rollout/num_retries"),
     ("steps repeated", "rollout/num_step_retries"),
     ("failovers", "rollout/num_failovers"),
@@ -199,6 +202,9 @@ def results(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             if found := _early_and_late(rows, f"training {name}, {each}", f"rollout/env/{each}/{name}"):
                 facts |= found
                 break
+    prefixes = {f", {each}": f"rollout/env/{each}/" for each in _names(rows, "rollout/env/")} or {"": "rollout/"}
+    failures = {f"training failures{each}": _failures(rows, prefix) for each, prefix in prefixes.items()}
+    facts |= {name: told for name, told in failures.items() if told}
     if levels := sorted({key.removeprefix(_SANDBOX) for row in rows for key in row if key.startswith(_SANDBOX)}):
         facts["sandbox"] = ", ".join(levels) + weakness(levels)
     if seconds := sum(value for _, value in _points(rows, "time/wall_s")):
@@ -215,11 +221,21 @@ def results(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def _first_and_last(rows: Sequence[Mapping[str, Any]], key: str) -> str:
     """Return the first and the last value of an evaluation, with their intervals."""
     lows, highs = dict(_points(rows, f"{key}_ci95_low")), dict(_points(rows, f"{key}_ci95_high"))
+    nums, failed = (dict(_points(rows, f"{key.rpartition('/')[0]}/{name}")) for name in ("num_episodes", "num_failed"))
     points, shown = _points(rows, key), []
     for step, value in (points[0], points[-1]) if points else ():
         interval = f" [{lows[step]:.3f}, {highs[step]:.3f}]" if step in lows and step in highs else ""
-        shown.append(f"{value:.3f}{interval} at step {step}")
+        lost = f" ({failed[step]:.0f} of {nums[step]:.0f} episodes failed)" if failed.get(step) else ""
+        shown.append(f"{value:.3f}{interval} at step {step}{lost}")
     return ", ".join(shown)
+
+
+def _failures(rows: Sequence[Mapping[str, Any]], prefix: str) -> str:
+    """Return how much of the training, or of one of its environments, failed; "" if nothing did."""
+    keys = f"{prefix}num_rejected_failed", f"{prefix}num_failed"
+    tasks, episodes = (int(sum(value for _, value in _points(rows, key))) for key in keys)
+    parts = [f"{counted(tasks, 'task')} left out"] if tasks else []
+    return ", ".join([*parts, *([f"{counted(episodes, 'episode')} of tasks trained on"] if episodes else [])])
 
 
 def _early_and_late(rows: Sequence[Mapping[str, Any]], name: str, key: str) -> dict[str, str]:
@@ -235,7 +251,7 @@ def _early_and_late(rows: Sequence[Mapping[str, Any]], name: str, key: str) -> d
 def _names(rows: Sequence[Mapping[str, Any]], prefix: str) -> list[str]:
     """Return what stands between a prefix and the name of a number, in order."""
     keys = (key.removeprefix(prefix) for row in rows for key in row if key.startswith(prefix) and "/info/" not in key)
-    return list(dict.fromkeys(key.rpartition("/")[0] for key in keys if key.endswith(("/score", "/reward"))))
+    return list(dict.fromkeys(key.rpartition("/")[0] for key in keys if key.endswith(("/score", "/reward", "/share"))))
 
 
 def _points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float]]:

@@ -75,6 +75,19 @@ def test_the_shipped_model_is_exact():
     assert (found.is_exact, found.exit_code, found.lines()[0]) == (True, 0, found.verdict)
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Gemma", "tools: not rendered; calls are read as json, after '<tool_call>'"),
+        ("GLM-4.5", "tools: rendered; calls are read as markup, after '<tool_call>'"),
+        ("Inkling", "tools: rendered; calls are read as json, after 'NAME<|invoke|>'"),
+        ("LFM2.5", "tools: rendered; calls are read as keywords"),
+    ],
+)
+def test_a_line_says_whether_tools_are_rendered_and_how_calls_are_read(name, expected):
+    assert expected in certificate_of(named(name)).lines()
+
+
 def test_any_tokenizer_with_the_few_methods_will_do():
     found = certify(CharTokenizer())
     assert (found.kind, found.is_exact, found.exit_code, found.num_tried) == ("prefix-stable", True, 0, 2)
