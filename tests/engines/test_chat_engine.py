@@ -15,6 +15,7 @@ from agentenv.core.engine import NoTokenizer
 from agentenv.core.types import Conversation, Limits, SamplingParams, StepResult, StopReason, Task
 from agentenv.engines.chat.engine import ChatEngine
 from agentenv.engines.chat.wire import read_prices
+from agentenv.episode.failures import error_name
 from agentenv.episode.loop import run_episode
 from agentenv.errors import ConfigError, EngineError, PromptTooLong, RunStopped
 from agentenv.runs.display.report import result_rows
@@ -278,6 +279,16 @@ async def test_a_refusal_for_another_limit_is_a_failure_and_is_sent_once(message
     assert isinstance(error, EngineError)
     assert not isinstance(error, PromptTooLong)
     assert len(server.requests) == 1
+
+
+async def test_a_refused_field_is_named_with_the_flag_that_leaves_it_out():
+    refusal = {"error": {"message": "Unknown parameter: 'seed'.", "param": "seed"}}
+    error, _ = await ask(in_turn((400, {}, refusal)), SamplingParams(max_tokens=64, seed=3))
+    assert type(error) is EngineError
+    assert error_name(error) == "EngineError"
+    assert """Correct the request. --engine_args '{"extra_body": {"seed": null}}' leaves it out.""" in str(error)
+    error, _ = await ask(in_turn((400, {}, {"error": {"message": '"auto" tool choice requires a parser'}})))
+    assert "engine_args" not in str(error)
 
 
 async def test_a_code_of_the_server_says_that_a_conversation_is_too_long_whatever_its_words():
