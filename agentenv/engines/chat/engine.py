@@ -238,7 +238,8 @@ class ChatEngine(Engine):
             )
             is_page = not answer.body.lstrip().startswith((b"{", b"["))  # of a website, or of a gateway that is down
             counts["pages"] += is_page
-            return AttemptFailure(EngineError(wrong), retryable=not is_page or counts["pages"] < _MAX_PAGES)
+            is_over = is_page and counts["pages"] >= _MAX_PAGES
+            return AttemptFailure(EngineError(wrong), retryable=not is_over, status=200)
         name = found.get("id")
         if isinstance(name, str) and len(name) >= _MIN_ID:
             if name in self._seen_ids:
