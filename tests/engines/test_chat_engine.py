@@ -333,8 +333,8 @@ async def test_a_count_of_tokens_that_cannot_be_is_unknown_and_so_is_its_cost(co
     assert (found.answer.num_input_tokens, found.answer.cost_usd) == (None, None)
 
 
-@pytest.mark.parametrize("usage", [None, (-1, 5)])
-async def test_a_run_shows_what_was_sent_again_who_answered_and_that_it_sent_no_valid_counts(usage, monkeypatch):
+@pytest.mark.parametrize(("usage", "known"), [(None, "unknown"), ((-1, 5), "10 out, unknown in")])
+async def test_a_run_shows_what_was_sent_again_who_answered_and_that_it_sent_no_valid_counts(usage, known, monkeypatch):
     monkeypatch.setattr("agentenv.engines.chat.engine.FIRST_PAUSE_S", 0.001)
     limited = (429, {}, {"error": {"message": "Rate limit reached"}})
     with served(in_turn(limited, completion("four", usage=usage) | {"model": "a-cheaper\x1b[2J-one"})) as server:
@@ -344,7 +344,8 @@ async def test_a_run_shows_what_was_sent_again_who_answered_and_that_it_sent_no_
     shown = dict(result_rows(run.metrics))
     assert shown["request retries"] == "1 request was sent again"
     assert shown["answered by"] == r"a-cheaper\x1b[2J-one 2"
-    assert shown["tokens"] == r"unknown: a-cheaper\x1b[2J-one sent no valid counts"
+    assert shown["tokens"] == rf"{known}: a-cheaper\x1b[2J-one sent no valid counts"
+    assert shown["speed"].count("tokens/s") == (usage is not None)
     assert sorted(turn.num_request_retries for each in run for turn in each.turns) == [0, 1]
 
 
