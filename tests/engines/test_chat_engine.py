@@ -310,6 +310,33 @@ async def test_a_code_of_the_server_says_that_a_conversation_is_too_long_whateve
     assert isinstance(error, PromptTooLong)
 
 
+@pytest.mark.parametrize(
+    ("message", "how", "content"),
+    [
+        ("", {}, ""),
+        ("", {"finish_reason": "length", "usage": None}, ""),
+        ({"content": None, "refusal": "I can't help."}, {}, "I can't help."),
+        ("", {"usage": None}, None),
+        ("4", {"finish_reason": "content_filter"}, None),
+    ],
+)
+async def test_an_empty_or_cut_answer_and_a_refusal_are_actions_and_one_without_any_tokens_is_a_failure(
+    message, how, content
+):
+    found, _ = await ask(lambda body: completion(message, **how))
+    assert isinstance(found, EngineError) if content is None else found.answer.content == content
+
+
+@pytest.mark.parametrize(("name", "is_compared"), [("chatcmpl-0123456789abcdef", True), ("chatcmpl-0", False)])
+async def test_an_answer_with_the_id_of_an_earlier_one_is_a_failure_if_its_id_is_long(name, is_compared):
+    with served(lambda body: completion("4") | {"id": name}) as server:
+        engine = ChatEngine(server.base_url, "the-model")
+        asked = [engine.generate(HELLO, SHORT, request_id=f"{i}/0") for i in range(2)]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        await engine.close()
+    assert sum("Switch off caches of answers" in str(each) for each in found) == is_compared
+
+
 async def test_an_answer_keeps_reasoning_apart_and_counts_tokens():
     message = {"role": "assistant", "content": "4", "reasoning_content": "2 and 2 is 4."}
     usage = {"prompt_tokens": 1000, "completion_tokens": 200, "prompt_tokens_details": {"cached_tokens": 600}}
