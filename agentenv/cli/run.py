@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from agentenv.cli.flags import parse
 from agentenv.errors import ConfigError
@@ -19,9 +20,7 @@ def run(args: Sequence[str]) -> int:
     stored = stored_config(config) if config.output.resume else None
     if stored is not None:
         config = parse(RunConfig, "run", args, default=stored)
-    logging.basicConfig(
-        level=config.output.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    logging.basicConfig(level=config.output.log_level.upper(), handlers=[OnScreen()])
     from agentenv.runs.run import run as run_episodes
 
     return run_episodes(config)
@@ -50,3 +49,16 @@ def stored_config(config: RunConfig) -> RunConfig | None:
         return RunConfig.from_flags(**{**flags, "resume": True})
     except ConfigError as error:
         raise ConfigError(f"--resume: expected a config of this version in {out}, got {error}.") from error
+
+
+class OnScreen(logging.StreamHandler[TextIO]):
+    """A handler that looks up sys.stderr for each record, so that records appear above a live display."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+        self.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        """The current sys.stderr."""
+        return sys.stderr

@@ -7,11 +7,11 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
 
 from agentenv.cli.flags import parse
 from agentenv.cli.help import flags_of
 from agentenv.cli.main import Commands, subcommand, summary_of
+from agentenv.cli.run import OnScreen
 from agentenv.errors import ConfigError
 from agentenv.runs.config import RunConfig
 from agentenv.runs.config_file import check_command, to_yaml
@@ -23,7 +23,7 @@ from agentenv.training.flags import translate
 def train(args: Sequence[str]) -> int:
     """Train a model on the episodes of an agent, here or with engines on a Ray cluster."""
     config = configured(args)
-    handler = _OnScreen()
+    handler = OnScreen()
     if config.screen.log_level == "warning":  # the screen shows one line for each kind of failure
         handler.addFilter(lambda record: record.name != "agentenv.episode.failures")
     logging.basicConfig(level=config.screen.log_level.upper(), handlers=[handler])
@@ -101,16 +101,3 @@ def _print(config: RunConfig | TrainConfig) -> int:
 
 
 CONFIG_COMMANDS: Commands = {"run": (summary_of(_of_run), _of_run), "train": (summary_of(_of_train), _of_train)}
-
-
-class _OnScreen(logging.StreamHandler[TextIO]):
-    """A handler that looks up sys.stderr for each record, so that records appear above a live display."""
-
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-        self.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-
-    @property
-    def stream(self) -> TextIO:  # type: ignore[override]
-        """The current sys.stderr."""
-        return sys.stderr

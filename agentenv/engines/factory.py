@@ -84,6 +84,6 @@ def make_engine(name: str, options: EngineOptions) -> Engine:
             raise
         names = ", ".join(inspect.signature(cls).parameters)
         raise ConfigError(
-            f"--engine_args: expected arguments of the {name} engine, got {dict(options.args)!r}: {error}. "
+            f"--engine_args: expected arguments of the {name} engine, got {str(error).rpartition('argument ')[2]}. "
             f"It takes {names}."
         ) from error

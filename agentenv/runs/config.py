@@ -450,7 +450,9 @@ class RunConfig(SourceConfig):
             )
 
     def _check_chat(self) -> None:
-        """Refuse flags that need token ids, which --engine chat does not return."""
+        """Refuse the default model, and flags that need token ids, which --engine chat does not return."""
+        if self.model == RunConfig.model:
+            raise ConfigError(f"--model: expected the server's name of a model, got {self.model!r}. Add --model NAME.")
         options = [field.name for field in fields(ChatOptions)]
         given = [name for name in options if getattr(self.chat, name) != getattr(ChatOptions(), name)]
         given += ["agent_func_path"] * (self.agent_func_path is not None) + ["tokenizer"] * (self.tokenizer is not None)

@@ -217,7 +217,7 @@ class Metrics:
     num_failovers: int
     """Actions that an engine failed to sample before another one did, in the recorded attempts."""
     num_request_retries: int
-    """Requests to a server that were sent again, in the recorded attempts: it was busy, failed, or said nonsense."""
+    """Requests for the recorded actions that were sent again: the server was busy, failed, or said nonsense."""
     models: dict[str, int]
     """Actions by the model that a server of chat completions named in its answer, the most frequent first."""
     isolation: dict[str, int]

@@ -107,7 +107,12 @@ async def prepare(
         # Files for other trainers may do with the tokenizer whatever transformers allows.
         is_light = config.engine == "scripted" and config.agent_func_path is None
         load = load_light_tokenizer if is_light else load_tokenizer
-        tokenizer = load(resolve_model(config.tokenizer) if config.tokenizer else model)
+        try:
+            tokenizer = load(resolve_model(config.tokenizer) if config.tokenizer else model)
+        except ConfigError as error:
+            if config.base_url and config.engine == "auto":
+                error.args = (f"{error} If the server has an API model, add --engine chat.",)
+            raise
         stop_token_ids = load_stop_token_ids(model)
     chat = Chat(tokenizer, stop_token_ids=stop_token_ids, options=config.chat)
     template, template_digest = describe_template(chat, config)

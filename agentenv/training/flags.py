@@ -41,6 +41,11 @@ def translate(given: Sequence[Given]) -> list[Given]:
     kinds = {name: kind for name, (_, kind) in flag_fields(TrainConfig).items()}
     own = kinds.keys() | {f"no_{name}" for name, kind in kinds.items() if kind is bool and not name.startswith("no_")}
     known = own | TrainConfig.ALIASES.keys() | set(CORRECTION)
+    if ("engine", ["chat"]) in given:
+        raise ConfigError(
+            "--engine: expected auto, vllm or hf, got 'chat': API models return no token ids to train on. "
+            "`agentenv run` runs them."
+        )
     for flag in (flag.removeprefix("--").replace("-", "_") for flag, _ in given):
         if flag in NO_COUNTERPART:
             raise ConfigError(

@@ -15,6 +15,7 @@ from agentenv.core.engine import NoTokenizer
 from agentenv.core.types import Conversation, Limits, SamplingParams, StepResult, StopReason, Task
 from agentenv.engines.chat.engine import ChatEngine
 from agentenv.engines.chat.wire import read_prices
+from agentenv.episode.failures import error_name
 from agentenv.episode.loop import run_episode
 from agentenv.errors import ConfigError, EngineError, PromptTooLong, RunStopped
 from agentenv.runs.display.report import result_rows
@@ -185,6 +186,19 @@ async def test_an_error_in_an_answer_of_status_200_is_tried_again():
     assert len(server.requests) == 2
 
 
+async def test_a_failure_that_lasts_is_told_once_for_all_requests(caplog):
+    down = (500, {}, {"error": {"message": "The server had an error"}})
+    wrong = (200, {}, {"error": {"code": 502, "message": "upstream"}})
+    with served(in_turn(*[down] * 8, *[wrong] * 8, "hi")) as server:
+        engine = ChatEngine(server.base_url, "the-model", timeout_s=30.0, max_retries=20)
+        await asyncio.gather(*(engine.generate(HELLO, SHORT, request_id=f"{i}/0") for i in range(2)))
+        await engine.close()
+    first, second = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    assert "got 500" in first
+    assert "Attempt 4 follows in" in first
+    assert "expected a chat completion, got" in second
+
+
 async def test_a_server_that_knows_the_older_name_of_the_limit_is_asked_with_it():
     def answer(body):
         if "max_completion_tokens" in body:
@@ -291,10 +305,47 @@ async def test_a_refusal_for_another_limit_is_a_failure_and_is_sent_once(message
     assert len(server.requests) == 1
 
 
+async def test_a_refused_field_is_named_with_the_flag_that_leaves_it_out():
+    refusal = {"error": {"message": "Unknown parameter: 'seed'.", "param": "seed"}}
+    error, _ = await ask(in_turn((400, {}, refusal)), SamplingParams(max_tokens=64, seed=3))
+    assert type(error) is EngineError
+    assert error_name(error) == "EngineError"
+    assert """Correct the request. --engine_args '{"extra_body": {"seed": null}}' leaves it out.""" in str(error)
+    error, _ = await ask(in_turn((400, {}, {"error": {"message": '"auto" tool choice requires a parser'}})))
+    assert "engine_args" not in str(error)
+
+
 async def test_a_code_of_the_server_says_that_a_conversation_is_too_long_whatever_its_words():
     refusal = {"error": {"code": "context_length_exceeded", "message": "Your plan has 8192 tokens a day or request."}}
     error, _ = await ask(in_turn((400, {}, refusal)))
     assert isinstance(error, PromptTooLong)
+
+
+@pytest.mark.parametrize(
+    ("message", "how", "content"),
+    [
+        ("", {}, ""),
+        ("", {"finish_reason": "length", "usage": None}, ""),
+        ({"content": None, "refusal": "I can't help."}, {}, "I can't help."),
+        ("", {"usage": None}, None),
+        ("4", {"finish_reason": "content_filter"}, None),
+    ],
+)
+async def test_an_empty_or_cut_answer_and_a_refusal_are_actions_and_one_without_any_tokens_is_a_failure(
+    message, how, content
+):
+    found, _ = await ask(lambda body: completion(message, **how))
+    assert isinstance(found, EngineError) if content is None else found.answer.content == content
+
+
+@pytest.mark.parametrize(("name", "is_compared"), [("chatcmpl-0123456789abcdef", True), ("chatcmpl-0", False)])
+async def test_an_answer_with_the_id_of_an_earlier_one_is_a_failure_if_its_id_is_long(name, is_compared):
+    with served(lambda body: completion("4") | {"id": name}) as server:
+        engine = ChatEngine(server.base_url, "the-model")
+        asked = [engine.generate(HELLO, SHORT, request_id=f"{i}/0") for i in range(2)]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        await engine.close()
+    assert sum("Switch off caches of answers" in str(each) for each in found) == is_compared
 
 
 async def test_an_answer_keeps_reasoning_apart_and_counts_tokens():
@@ -320,8 +371,8 @@ async def test_a_count_of_tokens_that_cannot_be_is_unknown_and_so_is_its_cost(co
     assert (found.answer.num_input_tokens, found.answer.cost_usd) == (None, None)
 
 
-@pytest.mark.parametrize("usage", [None, (-1, 5)])
-async def test_a_run_shows_what_was_sent_again_who_answered_and_that_it_sent_no_valid_counts(usage, monkeypatch):
+@pytest.mark.parametrize(("usage", "known"), [(None, "unknown"), ((-1, 5), "10 out, unknown in")])
+async def test_a_run_shows_what_was_sent_again_who_answered_and_that_it_sent_no_valid_counts(usage, known, monkeypatch):
     monkeypatch.setattr("agentenv.engines.chat.engine.FIRST_PAUSE_S", 0.001)
     limited = (429, {}, {"error": {"message": "Rate limit reached"}})
     with served(in_turn(limited, completion("four", usage=usage) | {"model": "a-cheaper\x1b[2J-one"})) as server:
@@ -331,7 +382,8 @@ async def test_a_run_shows_what_was_sent_again_who_answered_and_that_it_sent_no_
     shown = dict(result_rows(run.metrics))
     assert shown["request retries"] == "1 request was sent again"
     assert shown["answered by"] == r"a-cheaper\x1b[2J-one 2"
-    assert shown["tokens"] == r"unknown: a-cheaper\x1b[2J-one sent no valid counts"
+    assert shown["tokens"] == rf"{known}: a-cheaper\x1b[2J-one sent no valid counts"
+    assert shown["speed"].count("tokens/s") == (usage is not None)
     assert sorted(turn.num_request_retries for each in run for turn in each.turns) == [0, 1]
 
 

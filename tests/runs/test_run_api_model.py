@@ -174,6 +174,11 @@ async def test_an_engine_from_python_needs_no_other_tokenizer_and_cut_answers_ar
         (("--history", "rerender"), "--history: expected none with --engine chat"),
         (("--tokenizer", "tiny-math"), "--tokenizer: expected none with --engine chat"),
         (("--stop_token_ids", "7"), "--stop_token_ids: expected none with --engine chat"),
+        (
+            ("--model", "tiny-math"),
+            "--model: expected the server's name of a model, got 'tiny-math'. Add --model NAME.",
+        ),
+        (("--engine", "auto"), "If the server has an API model, add --engine chat."),
         (("--prices", "{}"), "--prices: expected"),
         (("--api_key_env", "NO_SUCH_KEY"), "--api_key_env: expected a key in the environment variable 'NO_SUCH_KEY'"),
         (("--env", "own.py:Agent", "--data", "word_problems"), "got Agent, which has its own loop"),
@@ -185,7 +190,9 @@ def test_what_cannot_be_done_without_token_ids_is_refused_before_the_run(flags, 
     env = () if "--env" in flags else ("--env", "math_retry")
     with served(answer) as server:
         url = () if "--base_url" in flags else ("--base_url", server.base_url)
-        assert command(["run", "--engine", "chat", "--model", "m", *url, *env, *flags, "--progress", "none"]) == 2
+        others = {"--engine": "chat", "--model": "m"}
+        more = [word for name, value in others.items() if name not in flags for word in (name, value)]
+        assert command(["run", *more, *url, *env, *flags, "--progress", "none"]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert server.requests == []
 
@@ -196,5 +203,5 @@ def test_chat_needs_an_address():
 
 
 def test_train_does_not_know_the_engine(capsys):
-    assert command(["train", "--env", "math_retry", "--engine", "chat"]) == 2
-    assert "chat" in capsys.readouterr().err
+    assert command(["train", "--env", "math_retry", "--engine", "chat", "--base_url", "http://localhost/v1"]) == 2
+    assert "API models return no token ids to train on" in capsys.readouterr().err

@@ -33,6 +33,8 @@ MAX_ANSWER_BYTES = 8 << 20
 """Longer answers are an error unless a caller sets another bound."""
 MAX_PAUSE_S = 30.0
 """Longest pause between two attempts, unless a server asks for more."""
+_LASTS_AFTER = 3
+_LONG_PAUSE_S = 10.0
 _MAX_EXCERPT = 300
 _MAX_REFUSAL_BYTES = 65_536
 _OVERLOADED = frozenset({408, 409, 429, 502, 503, 504})
@@ -112,9 +114,12 @@ class RetryPolicy:
     first_pause_s: float = 0.5
     """Longest pause after the first failure. It doubles with each further failure, up to 30 s, and each pause is random
     between half of it and all of it. `Retry-After` of a server extends a pause."""
+    _told: set[int | None] = field(default_factory=set, init=False, compare=False, repr=False)
 
     def pause_s(self, failure: AttemptFailure, num_failed: int, left_s: float) -> float:
-        """Return the pause before the next attempt.
+        """Return the pause before the next attempt, and log the failure.
+
+        It is logged as an error, which a run shows, when it lasts, and once for each status.
 
         Args:
             failure: of the last attempt.
@@ -134,6 +139,11 @@ class RetryPolicy:
         pause_s = max(random.uniform(0.5, 1.0) * longest_s, failure.retry_after_s)
         if pause_s >= left_s:
             raise type(error)(f"{error} ({attempts}; the next, in {pause_s:.1f} s, would be too late.)") from error
+        is_news = (num_failed >= _LASTS_AFTER or pause_s > _LONG_PAUSE_S) and failure.status not in self._told
+        if is_news:
+            self._told.add(failure.status)
+        level = logging.ERROR if is_news else logging.INFO
+        _LOG.log(level, "%s Attempt %d follows in %.1f s.", error, num_failed + 1, pause_s)
         return pause_s
 
     async def run(
@@ -155,9 +165,7 @@ class RetryPolicy:
             async with asyncio.timeout_at(end if math.isfinite(end) else None) as deadline:
                 while isinstance(result := await attempt(num_failed + 1), AttemptFailure):
                     num_failed += 1
-                    pause_s = self.pause_s(result, num_failed, end - loop.time())
-                    _LOG.info("%s Attempt %d follows in %.1f s.", result.error, num_failed + 1, pause_s)
-                    await asyncio.sleep(pause_s)
+                    await asyncio.sleep(self.pause_s(result, num_failed, end - loop.time()))
                 return result
         except TimeoutError as error:
             if not deadline.expired():

@@ -37,6 +37,8 @@ _MAX_PAGES = 3
 """Answers in other than JSON, such as pages of HTML, after which a turn has failed: the address is wrong."""
 _MIN_ID = 20
 """Characters from which an answer's id is taken to be unique: some servers number answers, or name them all alike."""
+_NEEDED = frozenset({"model", "messages", "tools"})
+"""Fields of a request without which it asks for something else."""
 _CODE_TOO_LONG = "context_length_exceeded"
 _TOO_LONG = re.compile(
     r"context[ _-]?(length|window|size|limit)|maximum (context|prompt length|model length)|reduce the length|"
@@ -55,7 +57,7 @@ _OTHER_LIMIT = re.compile(
 
 
 class _Refused(EngineError):
-    """The server refuses the request."""
+    """The server refuses the request. `generate` raises it as an EngineError."""
 
 
 class ChatEngine(Engine):
@@ -170,6 +172,10 @@ class ChatEngine(Engine):
                 f"{self.base_url}: expected an answer within {self.timeout_s:g} s, got none. "
                 "Look at the server's load, or raise --generate_timeout_s."
             ) from error
+        except _Refused as error:
+            said = next((name for name in sorted(body.keys() - _NEEDED) if re.search(rf"\b{name}\b", str(error))), None)
+            cure = said and f""" --engine_args '{{"extra_body": {{"{said}": null}}}}' leaves it out."""
+            raise EngineError(f"{error}{cure or ''}") from None
         try:
             completion = await off_loop(size_of(found), completion_of, found, asked, self.prices)
             return replace(completion, num_request_retries=counts["requests"] - 1)
@@ -232,7 +238,8 @@ class ChatEngine(Engine):
             )
             is_page = not answer.body.lstrip().startswith((b"{", b"["))  # of a website, or of a gateway that is down
             counts["pages"] += is_page
-            return AttemptFailure(EngineError(wrong), retryable=not is_page or counts["pages"] < _MAX_PAGES)
+            is_over = is_page and counts["pages"] >= _MAX_PAGES
+            return AttemptFailure(EngineError(wrong), retryable=not is_over, status=200)
         name = found.get("id")
         if isinstance(name, str) and len(name) >= _MIN_ID:
             if name in self._seen_ids:

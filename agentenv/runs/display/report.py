@@ -121,12 +121,14 @@ def result_rows(m: Metrics) -> list[tuple[str, str]]:
     tokens_in, tokens_out = t.input_tokens_per_s or 0.0, t.action_tokens_per_s or 0.0
     shares = f"generate {_share(t.generate_share)}, step {_share(t.step_share)}, wait {_share(t.wait_share)}"
     counts = f"{m.tokens.num_input} in ({_share(m.tokens.cached_share)} cached), {m.tokens.num_action} out"
+    speed = f", {tokens_in:.0f} tokens/s in, {tokens_out:.0f} tokens/s out"
     if m.models and not m.tokens.num_input:
-        counts = f"unknown: {', '.join(m.models)} sent no valid counts"
+        known = f"{m.tokens.num_action} out, unknown in" if m.tokens.num_action else "unknown"
+        counts = f"{known}: {', '.join(m.models)} sent no valid counts"
+        speed = f", {tokens_out:.0f} tokens/s out" if m.tokens.num_action else ""
     rows.append(("tokens", counts))
     if t.episodes_per_s:  # else no episode ran in this session
-        speed = f"{tokens_in:.0f} tokens/s in, {tokens_out:.0f} tokens/s out"
-        rows.append(("speed", f"{t.episodes_per_s:.1f} episodes/s, {speed}"))
+        rows.append(("speed", f"{t.episodes_per_s:.1f} episodes/s{speed}"))
     if m.cost_usd is not None:
         num_unknown = m.num_episodes - m.num_priced
         unknown = f"; {counted(num_unknown, 'episode')} unknown" if num_unknown else ""
