@@ -268,6 +268,12 @@ class Trajectory:
         return scores[-1] if scores and self.reward is not None else None
 
     @property
+    def num_step_retries(self) -> int:
+        """How often `step` was called again, in all attempts."""
+        # The rest of `retried` failed attempts; older records lack those of earlier sessions.
+        return max(sum(turn.num_retries for turn in self.turns), len(self.retried) - self.attempt)
+
+    @property
     def terminated(self) -> bool:
         """True if the task came to its end."""
         return self.stop_reason is not None and self.stop_reason.terminated

@@ -147,8 +147,7 @@ def summarize(trajectory: Trajectory) -> Summary:
         cost_usd=trajectory.cost_usd,
         env=trajectory.task.env,
         num_cut=sum(turn.finish_reason == "length" for turn in turns),
-        # The rest of `retried` failed attempts; older records lack those of earlier sessions.
-        num_step_retries=max(sum(t.num_retries for t in turns), len(trajectory.retried) - trajectory.attempt),
+        num_step_retries=trajectory.num_step_retries,
         retried=Counter(trajectory.retried),
         num_failovers=sum(turn.num_failovers for turn in turns),
         isolation=isolation,
