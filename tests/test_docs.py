@@ -29,7 +29,8 @@ import pytest
 from agentenv.cli.flags import parse
 from agentenv.core.dataset import read_tasks
 from agentenv.episode.registry import builtin_datasets
-from agentenv.runs.config import RunConfig
+from agentenv.runs.config import FREE_ON_RESUME, RunConfig
+from agentenv.training.logs.records import FIXED_ON_RESUME
 
 ROOT = Path(__file__).parents[1]
 GENERATED = {"cli.md", "environment.md", "rewards.md", "errors.md", "tables.md", "clients.md"}
@@ -219,6 +220,14 @@ def test_every_flag_that_is_named_exists(generate):
     flags = set(re.findall(r"(?<![\w-])--([a-z_]+)\b(?!-)", re.sub(of_other_programs, "", EVERYTHING)))
     known = {"help", "version"} | generate.all_flags()
     assert flags - {f"no_{name}" for name in known} <= known
+
+
+@pytest.mark.parametrize(
+    ("page", "flags"), [("resume-and-limits", FREE_ON_RESUME), ("track-and-resume", FIXED_ON_RESUME)]
+)
+def test_a_page_names_the_flags_that_a_resume_may_or_may_not_change(page, flags):
+    text = TEXTS[f"docs/how-to/{page}.md"]
+    assert [flag for flag in flags if f"`{flag}`" not in text] == []
 
 
 def test_every_file_that_is_named_exists():

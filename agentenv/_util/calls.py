@@ -327,7 +327,8 @@ async def bounded(method: Callable[..., Any], *args: Any, limit_s: float, flag: 
             work.cancel()
             await asyncio.wait({work}, timeout=_CANCEL_GRACE_S)
     name = getattr(method, "__qualname__", repr(method))
-    raise StepTimeout(f"{name}: expected an answer within {limit_s:g} s, got none. Raise {flag}.")
+    service = ", or give a client a shorter timeout and raise InfraError from it" if flag == "step_timeout_s" else ""
+    raise StepTimeout(f"{name}: expected an answer within {limit_s:g} s, got none. Raise {flag}{service}.")
 
 
 @asynccontextmanager

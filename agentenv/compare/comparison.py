@@ -5,6 +5,7 @@ Sources of each figure are in `intervals.py` and `significance.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
@@ -19,6 +20,9 @@ from agentenv.compare.sides import By, Side, Source, first_and_last, read_side
 from agentenv.compare.significance import SignFlips
 from agentenv.errors import ConfigError
 from agentenv.runs.records.filters import EpisodeFilter, parse_filter
+
+_DRAWS = ("seed", "model")
+"""Flags on which the draws of a run depend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,8 @@ class RunComparison:
     changed: Mapping[str, tuple[Any, Any]]
     """Other flags in which the runs differ, with the values in A and in B."""
     has_common_seed: bool
-    """True if both runs have the same `--seed`: draws may be common, which rightly makes the interval narrower."""
+    """True if both runs have the same `--seed` and `--model`: draws may be common, which rightly makes the interval
+    narrower."""
     verdict: Verdict
     """What the interval of `difference` shows."""
     difference: MeanDifference
@@ -138,7 +143,9 @@ def compare_sides(a: Side, b: Side, *, by: By, cluster: str | None, margin: floa
     only_a, only_b = pairing.unmatched(a, pairs, by), pairing.unmatched(b, pairs, by)
     means_a, means_b = [fmean(pair.values_a) for pair in pairs], [fmean(pair.values_b) for pair in pairs]
     differences = [pair.difference for pair in pairs]
-    difference = pairing.difference_of(pairs, differences)
+    values = [value for pair in pairs for value in (*pair.values_a, *pair.values_b)]
+    bound = 1.0 if min(values) >= 0.0 and max(values) <= 1.0 else math.inf
+    difference = pairing.difference_of(pairs, differences, bound=bound)
     has_no_spread = difference.se == 0.0
     above = [intervals.share_above(pair.values_a, pair.values_b) for pair in pairs]
     return RunComparison(
@@ -149,7 +156,7 @@ def compare_sides(a: Side, b: Side, *, by: By, cluster: str | None, margin: floa
         cluster=cluster,
         caveats=tuple(caveats_of(a, b, by, pairs=[pair.task_id for pair in pairs], only=(only_a, only_b))),
         changed=changed_flags(a, b),
-        has_common_seed="seed" in a.flags and a.flags["seed"] == b.flags.get("seed"),
+        has_common_seed=all(a.flags.get(key) is not None and a.flags[key] == b.flags.get(key) for key in _DRAWS),
         verdict=intervals.verdict_of(difference, margin),
         difference=difference,
         are_identical=has_no_spread and difference.mean == 0.0,
@@ -160,7 +167,7 @@ def compare_sides(a: Side, b: Side, *, by: By, cluster: str | None, margin: floa
             difference, [pair.values_a for pair in pairs], [pair.values_b for pair in pairs]
         ),
         smallest_effect=intervals.smallest_effect(difference),
-        share_above=pairing.change_of("P(B > A)", pairs, [0.5] * len(pairs), above),
+        share_above=pairing.change_of("P(B > A)", pairs, [0.5] * len(pairs), above, bound=0.5),
         flips=pairing.passed_flips(pairs),
         passes=pairing.pass_changes(pairs),
         lengths=pairing.length_ratio(pairs, lambda outcome: True),

@@ -49,10 +49,13 @@ class MeanDifference:
         return None if self.se is None else student_t(self.num_units - 1) * self.se
 
 
-def paired_difference(differences: Sequence[float], clusters: Sequence[Hashable] | None = None) -> MeanDifference:
+def paired_difference(
+    differences: Sequence[float], clusters: Sequence[Hashable] | None = None, *, bound: float = math.inf
+) -> MeanDifference:
     """Return the mean of one difference per task (at least one) with its interval.
 
     With the cluster of each task, the interval is that of whole clusters. Source: Liang and Zeger 1986; Miller 2024.
+    It is cut at -`bound` and `bound`, between which all differences must be.
     """
     num, mean = len(differences), math.fsum(differences) / len(differences)
     num_clusters = None if clusters is None else len(set(clusters))
@@ -67,7 +70,7 @@ def paired_difference(differences: Sequence[float], clusters: Sequence[Hashable]
     if se <= _TINY * max(map(abs, differences)):
         return MeanDifference(mean, num, 0.0, None, None, num_clusters)
     half = student_t(num_units - 1) * se
-    return MeanDifference(mean, num, se, mean - half, mean + half, num_clusters)
+    return MeanDifference(mean, num, se, max(mean - half, -bound), min(mean + half, bound), num_clusters)
 
 
 def cluster_sums(values: Sequence[float], clusters: Sequence[Hashable]) -> list[float]:

@@ -132,9 +132,11 @@ def pairs_of(a: Side, b: Side, by: By, cluster: str | None) -> list[TaskPair]:
     )
 
 
-def difference_of(pairs: Sequence[TaskPair], differences: Sequence[float]) -> MeanDifference:
+def difference_of(
+    pairs: Sequence[TaskPair], differences: Sequence[float], *, bound: float = math.inf
+) -> MeanDifference:
     """Return the mean of one difference per pair; the units are clusters if the pairs have them."""
-    return paired_difference(differences, _clusters(pairs))
+    return paired_difference(differences, _clusters(pairs), bound=bound)
 
 
 def flips_of(pairs: Sequence[TaskPair], differences: Sequence[float]) -> significance.SignFlips:
@@ -147,10 +149,12 @@ def _clusters(pairs: Sequence[TaskPair]) -> list[Hashable] | None:
     return [pair.cluster for pair in pairs] if pairs and pairs[0].cluster is not None else None
 
 
-def change_of(name: str, pairs: Sequence[TaskPair], means_a: Sequence[float], means_b: Sequence[float]) -> Change:
+def change_of(
+    name: str, pairs: Sequence[TaskPair], means_a: Sequence[float], means_b: Sequence[float], *, bound: float = math.inf
+) -> Change:
     """Return how a number changed, from its mean in each pair."""
     differences = [b - a for a, b in zip(means_a, means_b, strict=True)]
-    return Change(name, fmean(means_a), fmean(means_b), difference_of(pairs, differences))
+    return Change(name, fmean(means_a), fmean(means_b), difference_of(pairs, differences, bound=bound))
 
 
 def _sides(pairs: Sequence[TaskPair]) -> tuple[list[Sequence[EpisodeOutcome]], list[Sequence[EpisodeOutcome]]]:
@@ -158,13 +162,16 @@ def _sides(pairs: Sequence[TaskPair]) -> tuple[list[Sequence[EpisodeOutcome]], l
 
 
 def _changes_of(
-    named: Mapping[str, Sequence[TaskPair]], value: Callable[[str, EpisodeOutcome], float | None]
+    named: Mapping[str, Sequence[TaskPair]],
+    value: Callable[[str, EpisodeOutcome], float | None],
+    *,
+    bound: float = math.inf,
 ) -> tuple[Change, ...]:
     """Return how numbers of one kind changed, each by its name over its pairs, with their q-values."""
     changes, ps = [], []
     for name, used in named.items():
         old, new = ([fmean(values_of(row, partial(value, name))) for row in rows] for rows in _sides(used))
-        changes.append(change_of(name, used, old, new))
+        changes.append(change_of(name, used, old, new, bound=bound))
         ps.append(flips_of(used, [b - a for a, b in zip(old, new, strict=True)]).p)
     return tuple(replace(each, q=q) for each, q in zip(changes, significance.benjamini_hochberg(ps), strict=True))
 
@@ -197,7 +204,7 @@ def pass_changes(pairs: Sequence[TaskPair]) -> tuple[Change, ...]:
         for k in ks:
             if k >= first:
                 old, new = ([estimate(len(row), int(sum(row)), k) for row in rows] for rows in known)
-                changes.append(change_of(name.format(k), used, old, new))
+                changes.append(change_of(name.format(k), used, old, new, bound=1.0))
     return tuple(changes)
 
 
@@ -219,7 +226,7 @@ def length_ratio(pairs: Sequence[TaskPair], counts: Callable[[EpisodeOutcome], b
 def stop_changes(pairs: Sequence[TaskPair]) -> tuple[Change, ...]:
     """Return the share of each stop reason, of all episodes of the compared tasks, the largest change first."""
     reasons = sorted({each.stop_reason for pair in pairs for each in (*pair.a, *pair.b)})
-    changes = _changes_of(dict.fromkeys(reasons, pairs), lambda name, each: each.stop_reason == name)
+    changes = _changes_of(dict.fromkeys(reasons, pairs), lambda name, each: each.stop_reason == name, bound=1.0)
     return tuple(sorted(changes, key=lambda each: -abs(each.difference.mean)))
 
 

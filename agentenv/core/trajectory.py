@@ -222,7 +222,7 @@ class Trajectory:
     began_s: float | None = None
     """When this attempt started, in seconds since 1970; None in older records."""
     retried: list[str] = field(default_factory=list)
-    """Class, and class of the cause, of each error after which a step or the episode ran again in this session."""
+    """Class, and class of the cause, of each error after which a step or the episode ran again."""
 
     def __repr__(self) -> str:
         """Return one line of bounded length."""
@@ -266,6 +266,12 @@ class Trajectory:
         """The score of the last turn that has one; None without one, or if the reward is unknown."""
         scores = [t.result.score for t in self.turns if t.result is not None and t.result.score is not None]
         return scores[-1] if scores and self.reward is not None else None
+
+    @property
+    def num_step_retries(self) -> int:
+        """How often `step` was called again, in all attempts."""
+        # The rest of `retried` failed attempts; older records lack those of earlier sessions.
+        return max(sum(turn.num_retries for turn in self.turns), len(self.retried) - self.attempt)
 
     @property
     def terminated(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import traceback
 
 from agentenv._util.calls import StepTimeout
 from agentenv._util.paths import place_of, traceback_of, without_middle
@@ -15,7 +16,7 @@ from agentenv.errors import AgentEnvError, InfraError
 logger = logging.getLogger(__name__)
 FAILED_SERVICE = "If a service failed, raise agentenv.errors.InfraError from it: the episode runs again."
 """What to do about an error of an environment of which `may_be_a_service` is true."""
-_SERVICE_ERRORS = re.compile(r"Connect|Disconnected|RemoteProtocol|gaierror|Timeout(Error|Exception)?$")
+_SERVICE_ERRORS = re.compile(r"Connect|ContentType|Disconnected|RemoteProtocol|gaierror|Timeout(Error|Exception)?$")
 """Parts of the names of exceptions, or of their bases, that clients raise if a service does not answer."""
 _STATUS_NAMES = ("status_code", "status", "code")
 _MAX_CAUSES = 16
@@ -40,6 +41,9 @@ def may_be_a_service(error: BaseException | None) -> bool:
         codes = [getattr(each, name, None) for each in (error, response) for name in _STATUS_NAMES]
         names = [base.__name__ for base in type(error).__mro__]
         if any(code == 429 or code in range(500, 600) for code in codes) or any(map(_SERVICE_ERRORS.search, names)):
+            return True
+        frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if isinstance(error, ValueError) and "json" in frames:  # a response's method: the answer is not JSON
             return True
         error = error.__cause__ or error.__context__
     return False

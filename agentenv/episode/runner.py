@@ -9,6 +9,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from agentenv._util.plurals import counted
 from agentenv.core.trajectory import EpisodeError, Trajectory
@@ -51,6 +52,8 @@ class PlannedEpisode:
     sample_index: int
     first_attempt: int = 0
     """Above 0 when a run is resumed in which infrastructure failed the episode."""
+    retried: tuple[str, ...] = ()
+    """Names of the errors in the attempts before it, as `Trajectory.retried`."""
 
     @property
     def episode_id(self) -> str:
@@ -59,14 +62,21 @@ class PlannedEpisode:
 
 
 def plan(
-    tasks: Iterable[Task], num_samples: int, *, finished: Container[str] = (), attempts: Mapping[str, int] | None = None
+    tasks: Iterable[Task],
+    num_samples: int,
+    *,
+    finished: Container[str] = (),
+    attempts: Mapping[str, tuple[int, tuple[str, ...]]] = MappingProxyType({}),
 ) -> Iterator[PlannedEpisode]:
-    """Yield every episode of every task that is not in `finished`; `attempts` has the number of its next attempt."""
+    """Yield every episode of every task that is not in `finished`.
+
+    `attempts` has the number of its next attempt and the names of the errors in those before.
+    """
     for task in tasks:
         for sample_index in range(num_samples):
             planned = PlannedEpisode(task, sample_index)
             if planned.episode_id not in finished:
-                yield replace(planned, first_attempt=(attempts or {}).get(planned.episode_id, 0))
+                yield PlannedEpisode(task, sample_index, *attempts.get(planned.episode_id, ()))
 
 
 class EpisodeRunner:
@@ -155,7 +165,7 @@ class EpisodeRunner:
         try:
             self.num_running += 1
             try:
-                retried: tuple[str, ...] = ()
+                retried = planned.retried
                 for num_retries in range(self.policy.max_retries + 1):
                     # Siblings share the environment's seed; no two attempts share that of tokens.
                     attempt = planned.first_attempt + num_retries
@@ -173,7 +183,7 @@ class EpisodeRunner:
                     if self.draining:
                         break
                     self.num_retries += 1
-                    retried = (*(trajectory.retried or retried), _name_of_error(trajectory, progress))
+                    retried = (*trajectory.retried, _name_of_error(trajectory, progress))
                 if trajectory.error is not None and trajectory.error.kind == "env" and may_be_a_service(progress.error):
                     self._advice = f"{FAILED_SERVICE} "
             finally:

@@ -218,6 +218,8 @@ class SteppedEpisode(Engine):
                 text = f"{text} at {error.place}." if error.place else f"{text}."
             elif error.place:  # the message consists of sentences
                 text = f"{text} ({error.where} at {error.place})"
+            if error.kind == "infra":
+                text = f"{text} A service may be back later: play the episode again."
             raise EpisodeFailed(text) from self._episode.progress.error
 
     def _cancel(self, running: asyncio.Task[Trajectory]) -> None:

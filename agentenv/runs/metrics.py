@@ -81,7 +81,7 @@ class Summary:
     num_cut: int = 0
     """Actions that a limit of tokens cut."""
     num_step_retries: int = 0
-    """Calls of `step` again, after an InfraError that asks for it."""
+    """Calls of `step` again in all attempts, after an InfraError that asks for it."""
     retried: Mapping[str, int] = field(default_factory=dict)
     """Errors in `Trajectory.retried`, by name."""
     num_failovers: int = 0
@@ -147,7 +147,7 @@ def summarize(trajectory: Trajectory) -> Summary:
         cost_usd=trajectory.cost_usd,
         env=trajectory.task.env,
         num_cut=sum(turn.finish_reason == "length" for turn in turns),
-        num_step_retries=sum(turn.num_retries for turn in turns),
+        num_step_retries=trajectory.num_step_retries,
         retried=Counter(trajectory.retried),
         num_failovers=sum(turn.num_failovers for turn in turns),
         isolation=isolation,
@@ -211,7 +211,7 @@ class Metrics:
     num_retries: int
     """Attempts that an infrastructure failure ended before the last attempt of an episode, also in earlier sessions."""
     num_step_retries: int
-    """Calls of `step` again, after an InfraError that asks for it, in the recorded attempts."""
+    """Calls of `step` again, after an InfraError that asks for it, also in earlier attempts and sessions."""
     retried_errors: dict[str, int]
     """Errors after which a step or an attempt ran again, by class and class of the cause, the most frequent first."""
     num_failovers: int

@@ -312,21 +312,21 @@ async def check_constructor(source: EpisodeSource, limit_s: float) -> None:
         where, close = "close", getattr(agent, "close", None)
         if close is not None:
             await bounded(close, limit_s=limit_s)
-    except AgentEnvError:
-        raise
     except StepTimeout as error:
         raise ConfigError(
             f"{source.cls.__name__}.{where}: expected an end within {limit_s:g} s, got none. "
             "Fix the class, or raise --step_timeout_s."
         ) from error
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
+        if isinstance(error, AgentEnvError) and where != "close":
+            raise
+        frame, told = traceback.extract_tb(error.__traceback__)[-1], str(error).removesuffix(".")
         done = f"construct {source.cls.__name__} with {dict(source.kwargs)!r}"
         advice = "Change --env_kwargs, or fix the class."
         if where == "close":
             done, advice = f"close {source.cls.__name__} before any reset", "Release only what exists."
         raise ConfigError(
-            f"{frame.filename}:{frame.lineno}: expected to {done}, got {type(error).__name__}: {error}. {advice}"
+            f"{frame.filename}:{frame.lineno}: expected to {done}, got {type(error).__name__}: {told}. {advice}"
         ) from error
 
 

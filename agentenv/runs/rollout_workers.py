@@ -225,7 +225,13 @@ class WorkerSource:
             raise  # of the whole run, as in one loop
         except AgentEnvError as error:
             trajectory = Trajectory(
-                task, setup.limits.max_length, key.episode_id, key.group_id, attempt=key.attempt, seed=key.seed
+                task,
+                setup.limits.max_length,
+                key.episode_id,
+                key.group_id,
+                key.attempt,
+                key.seed,
+                retried=[*key.retried],
             )
             record_failure(trajectory, error, setup.progress.stage)
         finally:

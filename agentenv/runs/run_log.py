@@ -80,13 +80,17 @@ class RunLog:
         """What a resumed run could not read in the record; empty if it read all."""
         return self.outbox.writer.report.damage if self.outbox else ""
 
-    def first_attempts(self) -> dict[str, int]:
-        """Return for each episode that failed in an earlier session the attempt to resume from.
+    def first_attempts(self) -> dict[str, tuple[int, tuple[str, ...]]]:
+        """Return for each episode that failed in an earlier session the attempt to resume from, and earlier errors.
 
         After an infrastructure failure the next attempt samples again, like a retry; other failures
         repeat the same attempt.
         """
-        return {key: summary.attempt + (summary.error_kind == "infra") for key, summary in self.tally.failed.items()}
+        found = {}
+        for key, failed in self.tally.failed.items():
+            last = (failed.error_type,) if failed.error_kind == "infra" else ()
+            found[key] = failed.attempt + len(last), (*Counter(failed.retried).elements(), *last)
+        return found
 
     async def record(self, *trajectories: Trajectory) -> list[Summary]:
         """Write finished episodes, then count them; return what to show of them."""

@@ -29,6 +29,8 @@ FILES = {
     "    async def step(self, states): ...\n",
     "closes.py": "class A:\n    async def step(self, states): ...\n"
     "    async def close(self):\n        self.db.close()\n",
+    "logs_out.py": "from agentenv.errors import InfraError\nclass A:\n    async def step(self, states): ...\n"
+    "    async def close(self):\n        raise InfraError('no logout.')\n",
 }
 
 
@@ -94,6 +96,10 @@ WRONG = {
     "close before reset": (
         ["run", "--env", "closes.py:A", *RUN[3:]],
         "closes.py:4: expected to close A before any reset, got AttributeError: 'A' object has no attribute 'db'. Rel",
+    ),
+    "close before reset without a service": (
+        ["run", "--env", "logs_out.py:A", *RUN[3:]],
+        "logs_out.py:5: expected to close A before any reset, got InfraError: no logout. Release only what exists.",
     ),
     "split of a file": ([*RUN, "--split", "train"], "--split: expected a Hugging Face dataset with it"),
     "model missing": ([*RUN, "--model", "tiny-mat"], "--model: expected a model's folder, a Hugging Face id or one of"),

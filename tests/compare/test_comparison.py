@@ -239,13 +239,33 @@ def test_scores_are_compared_where_both_have_them(tmp_path):
     ],
 )
 def test_flags_that_change_the_task_are_said_first_and_others_are_listed(tmp_path, flags, kind, text):
-    shared = {"env": "guess", "max_turns": 3, "remote_rm_url": None, "seed": 0, "out": "x"}
+    shared = {"env": "guess", "max_turns": 3, "remote_rm_url": None, "seed": 0, "model": "m", "out": "x"}
     a = write_run(tmp_path / "a", {"a": [0.0]}, flags=shared)
     b = write_run(tmp_path / "b", {"a": [0.0]}, flags=shared | flags | {"out": "y"})
     found = compare(a, b)
     assert [(each.kind, each.text) for each in found.refused] == ([(kind, text)] if kind else [])
     assert found.changed == ({} if kind else {"seed": (0, 1)})
     assert found.has_common_seed == (kind is not None)
+
+
+def test_draws_are_common_with_one_seed_of_one_model(tmp_path):
+    flags = ({"seed": 0, "model": "m"}, {"seed": 0, "model": "other"}, {"seed": None, "model": "m"})
+    same, other, unseeded = (write_run(tmp_path / str(n), {"a": [0.0]}, flags=each) for n, each in enumerate(flags))
+    assert [compare(a, b).has_common_seed for a, b in ((same, same), (same, other), (unseeded, unseeded))] == [
+        True, False, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("cluster", [None, "kind"])
+def test_intervals_of_shares_end_where_shares_do(cluster):
+    a, b = dict.fromkeys("wxyz", [0.0] * 4), dict.fromkeys("wxy", [1.0] * 4) | {"z": [1.0, 0.0, 0.0, 0.0]}
+    metadata = {name: {"kind": name < "y"} for name in a}
+    sides = [side(rows, metadata=metadata) for rows in (a, b)]
+    found = compare_sides(*sides, by="reward", cluster=cluster, margin=0.0)
+    ends = {each.name: each.difference.ci95_high for each in found.passes}
+    assert (found.difference.ci95_high, ends["pass^4"], found.share_above.difference.ci95_high) == (1.0, 1.0, 0.5)
+    beyond = compared(a | {"w": [-1.0] * 4}, b)
+    assert beyond.difference.ci95_high > 1.0
 
 
 def test_other_data_is_said_by_its_digest_and_by_the_tasks_that_differ(tmp_path):

@@ -90,8 +90,9 @@ def test_a_plan_has_every_sample_of_every_task_in_the_order_of_the_data():
 
 
 def test_a_plan_leaves_out_what_is_finished_and_counts_attempts_on():
-    planned = list(plan(make_tasks(2), 2, finished={"t0/1"}, attempts={"t1/0": 3}))
-    assert [(p.episode_id, p.first_attempt) for p in planned] == [("t0/0", 0), ("t1/0", 3), ("t1/1", 0)]
+    planned = list(plan(make_tasks(2), 2, finished={"t0/1"}, attempts={"t1/0": (1, ("E",))}))
+    known = [(p.episode_id, p.first_attempt, p.retried) for p in planned]
+    assert known == [("t0/0", 0, ()), ("t1/0", 1, ("E",)), ("t1/1", 0, ())]
 
 
 # --- concurrency --------------------------------------------------------------------------------------------------
@@ -182,9 +183,10 @@ async def test_attempts_of_a_resumed_episode_count_on_with_new_seeds():
     (failed,) = await run_all(make_runner(raises(InfraError("down")), log=first, policy=policy), plan(make_tasks(1), 1))
     (ended,) = await run_all(
         make_runner(raises(InfraError("down")), log=second, policy=policy),
-        plan(make_tasks(1), 1, attempts={"t0/0": failed.attempt + 1}),
+        plan(make_tasks(1), 1, attempts={"t0/0": (failed.attempt + 1, (*failed.retried, "OSError"))}),
     )
     assert (failed.attempt, ended.attempt) == (1, 3)
+    assert ended.retried == ["InfraError", "OSError", "InfraError"]
     assert len({*first.sampling_seeds, *second.sampling_seeds}) == 4
     assert set(first.env_seeds) == set(second.env_seeds)
 

@@ -14,7 +14,7 @@ from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.loop import run_episode
 from agentenv.episode.setup import EpisodeKey
 from agentenv.episode.stepping import SteppedEpisode
-from agentenv.errors import ContractError, EpisodeFailed
+from agentenv.errors import ContractError, EpisodeFailed, InfraError
 from agentenv.testing.tokenizers import ByteFallbackTokenizer, CharTokenizer, MergingTokenizer
 
 LIMITS = Limits(max_length=4_000, max_turns=4)
@@ -113,6 +113,17 @@ async def test_a_failure_is_raised_and_closes_the_environment():
     assert episode.trajectory.reward is None
     with pytest.raises(ContractError, match="that is over"):
         await episode.act("yes")
+
+
+async def test_a_service_that_is_down_may_be_back_later():
+    class Down(Yes):
+        async def reset(self, states):
+            raise InfraError("down.")
+
+    with pytest.raises(
+        EpisodeFailed, match=r"InfraError: down\. .* A service may be back later: play the episode again"
+    ):
+        await stepped(Down).begin()
 
 
 async def test_it_begins_once_and_before_it_acts():

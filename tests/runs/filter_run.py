@@ -5,10 +5,11 @@ from agentenv.core.types import Completion, StepResult, StopReason, Task
 from agentenv.runs.records.directory import RunWriter
 
 
-def episode(episode_id, prompt, *turns, stop=StopReason.TERMINATED, error=None, version=1):
+def episode(episode_id, prompt, *turns, stop=StopReason.TERMINATED, error=None, version=1, **values):
     """An episode with (action, reward, info) for each turn; a reward of None is a step that failed."""
     task = episode_id.split("/")[0]
-    trajectory = Trajectory(Task([{"role": "user", "content": prompt}], task_id=task), 10**6, episode_id, task)
+    row = Task([{"role": "user", "content": prompt}], task_id=task, env=prompt.split()[-1].rstrip("?"))
+    trajectory = Trajectory(row, 10**6, episode_id, task, **values)
     trajectory.prompt = trajectory.task.prompt
     trajectory.append_observation([1, 2])
     for number, (action, reward, info) in enumerate(turns):
@@ -28,6 +29,7 @@ def write_filter_run(path):
         writer.append(episode("a/1", "How many apples?", ("4", 0.0, {"outcome": "wrong"})))
         turns = ("hm", -0.25, {"n": 1}), ("My final answer", 0.5, {"n": 2, "outcome": "wrong"})
         writer.append(episode("b/0", "How many pears?", *turns, stop=StopReason.MAX_TURNS))
-        writer.append(episode("b/1", "How many pears?", ('a "quote"', 1.0, {})))
+        retried = ["InfraError (ConnectError)", "InfraError (ConnectError)", "EngineError"]
+        writer.append(episode("b/1", "How many pears?", ('a "quote"', 1.0, {}), attempt=1, retried=retried))
         writer.append(episode("c/0", "?", ("boom", None, {}), stop=StopReason.ERROR, error=error))
     return path

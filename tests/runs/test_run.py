@@ -226,6 +226,8 @@ def test_resume_tries_infrastructure_failures_again_with_a_higher_attempt(place,
     assert [(e["error"]["kind"], e["attempt"]) for e in tries] == [("infra", 0), ("infra", 1), ("infra", 2)]
     metrics = json.loads((place / "out/metrics.json").read_text())
     assert (metrics["num_episodes"], metrics["num_infra_errors"], metrics["num_missing"]) == (20, 1, 0)
+    assert [e.get("retried", []) for e in tries] == [[], ["EngineError"], ["EngineError"] * 2]
+    assert (metrics["num_retries"], metrics["retried_errors"]) == (2, {"EngineError": 2})
 
 
 # --- signals ------------------------------------------------------------------------------------------------------

@@ -20,7 +20,9 @@ async def test_what_a_method_does_before_and_after_its_turn_counts_together(virt
 
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    with pytest.raises(StepTimeout):
+    with pytest.raises(
+        StepTimeout, match="Raise step_timeout_s, or give a client a shorter timeout and raise InfraErr"
+    ):
         await bounded(step, limit_s=0.25)
     assert loop.time() - begun == pytest.approx(0.3)
 

@@ -396,7 +396,9 @@ class AgentFunc:
         limits = setup.limits
         call = _EpisodeCall(task, setup.engine, setup.chat, limits, key, setup.progress, setup.step_retries)
         setup.progress.stage, setup.progress.attempt = Stage.EXECUTE, key.attempt
-        record = Trajectory(task, limits.max_length, key.episode_id, key.group_id, attempt=key.attempt, seed=key.seed)
+        record = Trajectory(
+            task, limits.max_length, key.episode_id, key.group_id, key.attempt, key.seed, retried=[*key.retried]
+        )
         token = _CALL.set(call)
         # The loop enforces the limits; this one is for files that have their own loop.
         limit_s = limits.episode_timeout_s + 3 * limits.step_timeout_s
@@ -486,5 +488,5 @@ class AgentFunc:
             return
         trajectory = from_response(response, call.task, max_length=call.limits.max_length, decode=call.chat.action_text)
         trajectory.episode_id, trajectory.group_id = call.key.episode_id, call.key.group_id
-        trajectory.attempt, trajectory.seed = call.key.attempt, call.key.seed
+        trajectory.attempt, trajectory.seed, trajectory.retried = call.key.attempt, call.key.seed, [*call.key.retried]
         call.trajectory = trajectory

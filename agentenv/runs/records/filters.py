@@ -24,11 +24,20 @@ from agentenv._util.brief import brief
 from agentenv._util.suggest import did_you_mean
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigError
-from agentenv.runs.records.tables import EPISODE_COLUMNS, TURN_COLUMNS, episode_row, observation_text, turn_rows
+from agentenv.runs.records.tables import (
+    EPISODE_COLUMNS,
+    FLOATS,
+    INTEGERS,
+    TURN_COLUMNS,
+    episode_row,
+    observation_text,
+    turn_rows,
+)
 
 ALIASES = {
     "act": "num_action_tokens", "episode": "episode_id", "finish": "finish_reason", "group": "group_id",
-    "stop": "stop_reason", "task": "task_id", "tokens": "num_tokens", "turns": "num_turns", "version": "policy_version",
+    "step_retries": "num_step_retries", "stop": "stop_reason", "task": "task_id", "tokens": "num_tokens",
+    "turns": "num_turns", "version": "policy_version",
 }  # fmt: skip
 """Short names of columns in filters."""
 GROUP_COLUMNS = ("group.reward", "group.spread")
@@ -38,6 +47,7 @@ _TERM = re.compile(
     rf'\s*(-?)(?:(i:)?{_QUOTED}|([A-Za-z_][^\s"=!<>:]*)(!=|<=|>=|[=<>:])(?:{_QUOTED}|([^\s"]+)))(?=\s|$)', re.DOTALL
 )
 _OR = re.compile(r"\s+or(?=\s)")
+_ORDERS = ("<", "<=", ">", ">=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +155,7 @@ def _term(match: re.Match[str], where: str) -> _Term:
         text = _unquoted(quoted)
         return _Term(bool(minus), "", "i:" if fold else '"', text.casefold() if fold else text)
     value = bare if quoted_value is None else _unquoted(quoted_value)
-    if operator in ("<", "<=", ">", ">=") and _as_number(value) is None:
+    if operator in _ORDERS and _as_number(value) is None:
         raise ConfigError(f"{where}: expected a number after {column}{operator}, got {brief(value, 60)}.")
     scope, known = ("turn.", TURN_COLUMNS) if column.startswith("turn.") else ("", EPISODE_COLUMNS)
     plain = column.removeprefix(scope)
@@ -154,6 +164,11 @@ def _term(match: re.Match[str], where: str) -> _Term:
         names = [*EPISODE_COLUMNS, *ALIASES, "info.KEY", *GROUP_COLUMNS, *(f"turn.{each}" for each in TURN_COLUMNS)]
         advice = did_you_mean(column, names, f"Use one of {', '.join(EPISODE_COLUMNS)}, info.KEY, turn.COLUMN.")
         raise ConfigError(f"{where}: expected a column, got {column!r}.{advice}")
+    if operator in _ORDERS and plain in known and plain not in INTEGERS | FLOATS:
+        raise ConfigError(
+            f"{where}: expected a column of numbers before {operator}, got {column!r}, which has text. "
+            f"Compare it with = or :, or write {column}!=none."
+        )
     return _Term(bool(minus), scope + plain, operator, value)
 
 

@@ -70,7 +70,7 @@ FIELDS = {
     "cost_usd": "dollars that it cost; null if unknown",
     "env": "the task's environment in a mixture",
     "info": "by key, the number of the last turn that has it, or [that number, sum over the turns] where they differ",
-    "step_retries": "calls of `step` again, after an InfraError that asks for it",
+    "step_retries": "calls of `step` again in all attempts, after an InfraError that asks for it",
     "retried": "errors after which a step or the episode ran again, by class and class of the cause",
     "failovers": "actions that an engine failed to sample before another one did",
     "isolation": "`isolation` of `StepResult.info`: the level of the sandbox; empty without one",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ EPISODE_COLUMNS = {
     "episode_id": "the episode",
     "task_id": "its task",
     "group_id": "shared by the episodes of a task",
+    "env": "the task's environment in a mixture",
     "prompt": "the first observation; messages are joined by empty lines",
     "label": "the task's label as text",
     "reward": "sum over the turns; empty if unknown",
@@ -28,6 +30,8 @@ EPISODE_COLUMNS = {
     "policy_version": "newest version of the weights that sampled a token",
     "cost_usd": "dollars that an API model cost, for `--prices`",
     "attempt": "number of earlier attempts that failed",
+    "num_step_retries": "how often `step` was called again, in all attempts",
+    "retried_errors": "errors after which a step or the episode ran again, and how often, such as `InfraError 2`",
     "seed": "seed of the environment",
     "generate_s": "seconds in the engine",
     "step_s": "seconds in the environment's `step`",
@@ -59,8 +63,8 @@ TURN_COLUMNS = {
 
 INTEGERS = frozenset(
     [
-        "num_turns", "num_tokens", "num_action_tokens", "policy_version", "attempt", "seed", "turn_index",
-        "num_retries", "num_request_retries", "num_failovers",
+        "num_turns", "num_tokens", "num_action_tokens", "policy_version", "attempt", "num_step_retries", "seed",
+        "turn_index", "num_retries", "num_request_retries", "num_failovers",
     ]
 )  # fmt: skip
 FLOATS = frozenset(["reward", "score", "cost_usd", "generate_s", "step_s"])
@@ -77,6 +81,7 @@ def episode_row(trajectory: Trajectory) -> Row:
         "episode_id": trajectory.episode_id,
         "task_id": task.task_id,
         "group_id": trajectory.group_id,
+        "env": task.env or None,
         "prompt": prompt if isinstance(prompt, str) else "\n\n".join(map(text_of, prompt)),
         "label": None if task.label is None else str(task.label),
         "reward": trajectory.reward,
@@ -88,6 +93,8 @@ def episode_row(trajectory: Trajectory) -> Row:
         "policy_version": max(versions, default=None),
         "cost_usd": trajectory.cost_usd,
         "attempt": trajectory.attempt,
+        "num_step_retries": trajectory.num_step_retries,
+        "retried_errors": ", ".join(f"{name} {num}" for name, num in Counter(trajectory.retried).items()) or None,
         "seed": trajectory.seed,
         "generate_s": math.fsum(turn.generate_s for turn in turns),
         "step_s": math.fsum(turn.step_s for turn in turns),

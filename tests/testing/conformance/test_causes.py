@@ -40,6 +40,8 @@ SERVICE = "If a service failed, raise agentenv.errors.InfraError from it: the ep
         ),
         ('import httpx; raise httpx.RemoteProtocolError("Server disconnected")', SERVICE),
         ('import httpx; httpx.Response(500, request=httpx.Request("GET", "http://a")).raise_for_status()', SERVICE),
+        ('import httpx; httpx.Response(200, text="<html>").json()', SERVICE),
+        ('import json; json.loads("<html>")', "It happens with every action."),
         ("raise TimeoutError", SERVICE),
         ("import subprocess; raise subprocess.TimeoutExpired([], 1)", "It happens with every action."),
         (

@@ -12,6 +12,7 @@ const INDEX_NAMES = new Map([
   ["score", "score"], ["stop_reason", "stop_reason"], ["num_turns", "turns"], ["num_action_tokens", "action_tokens"],
   ["policy_version", "version_max"], ["attempt", "attempt"], ["generate_s", "generate_s"], ["step_s", "step_s"],
   ["error_kind", "error"], ["cost_usd", "cost_usd"], ["error", "error_text"], ["error_place", "error_text"],
+  ["env", "env"], ["num_step_retries", "step_retries"], ["retried_errors", "retried"],
 ]);
 
 export interface Choice {
@@ -105,6 +106,8 @@ async function cellsOf(
   const name = INDEX_NAMES.get(term.column) ?? "";
   const value = index.reader(name);
   if (value && name === "error_text") return { one: (row) => errorCell(value(row), term.column) };
+  if (value && name === "env") return { one: (row) => value(row) || null };
+  if (value && name === "retried") return { one: (row) => countsCell(value(row)) };
   if (value) return { one: value };
   return {
     many: (row) => {
@@ -132,6 +135,11 @@ function errorCell(value: unknown, column: string): unknown {
   if (!Array.isArray(value) || !value.length) return null;
   const [kind, message, place] = value as unknown[];
   return column === "error" ? `${String(kind)}: ${String(message)}` : (place ?? null);
+}
+
+/** Return counts by name as text, or null. */
+function countsCell(value: unknown): string | null {
+  return Object.entries(value ?? {}).map(([name, num]) => `${name} ${String(num)}`).join(", ") || null;
 }
 
 async function textCells(store: RunStore, term: Term, signal: AbortSignal, told: (what: string) => void): Promise<Cells> {

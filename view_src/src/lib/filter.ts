@@ -16,18 +16,22 @@ export type Filter = Term[][];
 export class FilterError extends Error {}
 
 export const EPISODE_COLUMNS = [
-  "episode_id", "task_id", "group_id", "prompt", "label", "reward", "score", "stop_reason", "num_turns", "num_tokens",
-  "num_action_tokens", "policy_version", "cost_usd", "attempt", "seed", "generate_s", "step_s", "last_action", "error",
-  "error_kind", "error_place",
+  "episode_id", "task_id", "group_id", "env", "prompt", "label", "reward", "score", "stop_reason", "num_turns",
+  "num_tokens", "num_action_tokens", "policy_version", "cost_usd", "attempt", "num_step_retries", "retried_errors",
+  "seed", "generate_s", "step_s", "last_action", "error", "error_kind", "error_place",
 ];
 const TURN_COLUMNS = [
   "episode_id", "task_id", "turn_index", "action", "observation", "reward", "score", "finish_reason",
   "num_action_tokens", "policy_version", "generate_s", "step_s",
 ];
+const TEXT_COLUMNS = new Set([
+  "episode_id", "task_id", "group_id", "env", "prompt", "label", "stop_reason", "retried_errors", "last_action", "error",
+  "error_kind", "error_place", "action", "observation", "finish_reason",
+]);
 const GROUP_COLUMNS = ["group.reward", "group.spread"];
 const ALIASES = new Map([
   ["act", "num_action_tokens"], ["episode", "episode_id"], ["finish", "finish_reason"], ["group", "group_id"],
-  ["stop", "stop_reason"], ["task", "task_id"], ["tokens", "num_tokens"], ["turns", "num_turns"],
+  ["step_retries", "num_step_retries"], ["stop", "stop_reason"], ["task", "task_id"], ["tokens", "num_tokens"], ["turns", "num_turns"],
   ["version", "policy_version"],
 ]);
 export const COLUMN_NAMES = [
@@ -88,10 +92,18 @@ function term(match: RegExpExecArray): Term {
     return { negated: minus === "-", column: "", operator: fold ? "i:" : '"', value: fold ? text.toLowerCase() : text };
   }
   const value = quotedValue === undefined ? bare : unquoted(quotedValue);
-  if (["<", "<=", ">", ">="].includes(operator) && asNumber(value) === null) {
+  const orders = ["<", "<=", ">", ">="].includes(operator);
+  if (orders && asNumber(value) === null) {
     throw new FilterError(`expected a number after ${column}${operator}, got '${value}'. Change it.`);
   }
-  return { negated: minus === "-", column: fullName(column), operator, value };
+  const name = fullName(column);
+  if (orders && TEXT_COLUMNS.has(name.replace(/^turn\./, ""))) {
+    throw new FilterError(
+      `expected a column of numbers before ${operator}, got '${column}', which has text. ` +
+        `Compare it with = or :, or write ${column}!=none.`,
+    );
+  }
+  return { negated: minus === "-", column: name, operator, value };
 }
 
 const unquoted = (text: string): string => text.replace(/\\(.)/gs, "$1");
