@@ -11,7 +11,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import CodeType
 from typing import Any
 
@@ -24,45 +24,64 @@ ODD_JSON = ("[]", "0", "null", '"x"', "```json\n[]\n```", "```json\nnull\n```")
 ODD_FLOATS = ("nan", "inf", "-inf", "1e999")
 """Numbers that comparisons with a bound seldom expect."""
 ODD_FORMS = (
-    "digit", "nan", "infinite", "no_value", "null_values", "number_values", "list_values", "no_keys", "not_an_object",
+    "digit", "nan", "infinite", "no_value", "null_values", "number_values", "text_values",
+    "list_values", "empty_values", "inner_values", "no_keys", "not_an_object",
 )  # fmt: skip
 """Names of what `odd_forms` returns at most."""
 _VALUE = re.compile(r"(?<![\d.])\d+(?:\.\d+)?(?!.*\d)", re.DOTALL)
-_OBJECT = re.compile(r"\{.*\}", re.DOTALL)
+_JSON = tuple(re.compile(pattern, re.DOTALL) for pattern in (r"\{.*\}", r"\[.*\]"))
 _PATTERN = re.compile(r"[^\s`'\"/]*(?:\\[dwsbDWSB]|\[[^\]\s]+\]|\.[*+])[^\s`'\"/]*")
 _BACKTRACKS = "(.+)+@@"
 """A regular expression whose search takes time that is exponential in the length of most texts."""
 
 
 def odd_forms(gold: str) -> dict[str, str]:
-    """Return a right action with odd values: of its last number, and of each JSON object."""
+    """Return a right action with odd values: of its last number, and of a JSON object or list, whose elements are."""
     forms: dict[str, str] = {}
     found = _VALUE.search(gold)
     if found is not None:
         before, after = gold[: found.start()], gold[found.end() :]
         values = {"digit": "\u00b2", "nan": "nan", "infinite": "73914e999", "no_value": ""}
         forms = {name: f"{before}{value}{after}" for name, value in values.items()}
-    whole = _OBJECT.search(gold)
-    try:
-        parsed: Any = json.loads(whole[0]) if whole is not None else None
-    except (ValueError, RecursionError):
-        parsed = None
-    if whole is None or not isinstance(parsed, dict):
-        return forms
-    arguments = parsed.get("arguments")
+    start, end, parsed = _json_in(gold)
+    arguments = parsed.get("arguments") if isinstance(parsed, dict) else None
     is_call = isinstance(arguments, dict)
-    inner: dict[str, Any] = arguments if isinstance(arguments, dict) else parsed
+    inner: Any = arguments if is_call else parsed
+    if not inner and inner != {}:
+        return forms
+
+    def fill(value: Any) -> Any:
+        return dict.fromkeys(inner, value) if isinstance(inner, dict) else [value] * len(inner)
+
     odd = {
-        "null_values": dict.fromkeys(inner),
-        "number_values": dict.fromkeys(inner, 7),
-        "list_values": {key: ["x"] for key in inner},
-        "no_keys": {},
-        "not_an_object": [],
+        "null_values": fill(None),
+        "number_values": fill(7),
+        "text_values": fill("x"),
+        "list_values": fill(["x"]),
+        "empty_values": fill([]),
+        "inner_values": _with_lists(inner),
+        "no_keys": type(inner)(),
+        "not_an_object": [] if isinstance(inner, dict) else {"a": 1},
     }
     for name, value in odd.items():
         text = json.dumps({**parsed, "arguments": value} if is_call else value)
-        forms[name] = f"{gold[: whole.start()]}{text}{gold[whole.end() :]}"
+        forms[name] = f"{gold[:start]}{text}{gold[end:]}"
     return forms
+
+
+def _json_in(text: str) -> tuple[int, int, Any]:
+    """Return the place and the value of the first JSON object or list of a text; None as the value without one."""
+    for found in sorted(filter(None, (each.search(text) for each in _JSON)), key=lambda each: each.start()):
+        with suppress(ValueError, RecursionError):
+            return found.start(), found.end(), json.loads(found[0])
+    return 0, 0, None
+
+
+def _with_lists(value: Any) -> Any:
+    """Return a JSON value with a list in place of each text, number, bool and null in it."""
+    if isinstance(value, dict):
+        return {key: _with_lists(each) for key, each in value.items()}
+    return [_with_lists(each) for each in value] if isinstance(value, list) else ["x"]
 
 
 def slow_pattern(gold: str) -> str | None:

@@ -20,7 +20,14 @@ from typing import Any, Literal
 
 from agentenv.errors import ConfigError
 from agentenv.testing.audit.hacks import FAMILIES, INJECTIONS, ROLE_MARKS, UNICODE
-from agentenv.testing.odd_actions import ODD_FLOATS, ODD_FORMS, marked, marked_actions, marked_calls, odd_forms
+from agentenv.testing.odd_actions import (
+    ODD_FLOATS,
+    ODD_FORMS,
+    marked,
+    marked_actions,
+    marked_calls,
+    odd_forms,
+)
 from agentenv.testing.tool_calls import (
     ALL_FORMS,
     calls_of_choices,

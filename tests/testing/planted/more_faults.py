@@ -89,6 +89,22 @@ class ReadsTheValue(Sum):
         return json.dumps({"answer": states["label"]})
 
 
+class UnpacksPairs(Sum):
+    """An element of a list has another shape."""
+
+    found = "hostile-error"
+
+    def right(self, text, states):
+        try:
+            said = json.loads(text)
+        except (ValueError, RecursionError):
+            return False
+        return isinstance(said, list) and dict(pair for pair in said) == {"sum": states["label"]}
+
+    async def gold(self, states):
+        return json.dumps([["sum", states["label"]]])
+
+
 # --- rewards and scores -----------------------------------------------------------------------------------------------
 
 
