@@ -24,10 +24,14 @@ ODD_JSON = ("[]", "0", "null", '"x"', "```json\n[]\n```", "```json\nnull\n```")
 ODD_FLOATS = ("nan", "inf", "-inf", "1e999")
 """Numbers that comparisons with a bound seldom expect."""
 ODD_FORMS = (
-    "digit", "nan", "infinite", "no_value", "null_values", "number_values", "text_values",
+    "digit", "nan", "infinite", "no_value", "terms", "signs", "brackets", "null_values", "number_values", "text_values",
     "list_values", "empty_values", "inner_values", "no_keys", "not_an_object",
 )  # fmt: skip
 """Names of what `odd_forms` returns at most."""
+TERMS, SIGNS = "1" + "+1" * 1_500, "-" * 5_000 + "1"
+"""Expressions whose syntax trees are deeper than a recursion may be: to walk the first, and to parse the second."""
+DEPTH = 5_000
+"""Number of brackets that is deeper than a recursion may be."""
 _VALUE = re.compile(r"(?<![\d.])\d+(?:\.\d+)?(?!.*\d)", re.DOTALL)
 _JSON = tuple(re.compile(pattern, re.DOTALL) for pattern in (r"\{.*\}", r"\[.*\]"))
 _PATTERN = re.compile(r"[^\s`'\"/]*(?:\\[dwsbDWSB]|\[[^\]\s]+\]|\.[*+])[^\s`'\"/]*")
@@ -41,7 +45,8 @@ def odd_forms(gold: str) -> dict[str, str]:
     found = _VALUE.search(gold)
     if found is not None:
         before, after = gold[: found.start()], gold[found.end() :]
-        values = {"digit": "\u00b2", "nan": "nan", "infinite": "73914e999", "no_value": ""}
+        values = {"digit": "\u00b2", "nan": "nan", "infinite": "73914e999", "no_value": "", "terms": TERMS}
+        values |= {"signs": SIGNS, "brackets": f"{'(' * DEPTH}{found[0]}{')' * DEPTH}"}
         forms = {name: f"{before}{value}{after}" for name, value in values.items()}
     start, end, parsed = _json_in(gold)
     arguments = parsed.get("arguments") if isinstance(parsed, dict) else None

@@ -21,8 +21,11 @@ from typing import Any, Literal
 from agentenv.errors import ConfigError
 from agentenv.testing.audit.hacks import FAMILIES, INJECTIONS, ROLE_MARKS, UNICODE
 from agentenv.testing.odd_actions import (
+    DEPTH,
     ODD_FLOATS,
     ODD_FORMS,
+    SIGNS,
+    TERMS,
     marked,
     marked_actions,
     marked_calls,
@@ -543,6 +546,9 @@ _BOMBS: Mapping[str, Act] = {
     "digits": lambda view: "9" * min(view.room, _BOMB_TOKENS),
     "brackets": lambda view: ("({[" * _BOMB_TOKENS)[: min(view.room, _BOMB_TOKENS)],
     "lines": lambda view: "\n" * min(view.room, _BOMB_TOKENS),
+    "terms": lambda view: TERMS[: view.room],
+    "signs": lambda view: SIGNS[-view.room :],
+    "lists": lambda view: "[" * DEPTH + "]" * DEPTH,
 }
 _CALLS: Mapping[str, Act] = {
     "each_tool": lambda view: _in_turn(right_calls(view.tools), view),

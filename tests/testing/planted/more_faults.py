@@ -105,6 +105,39 @@ class UnpacksPairs(Sum):
         return json.dumps([["sum", states["label"]]])
 
 
+class ReadsAnyJson(Sum):
+    """Deep JSON is no ValueError."""
+
+    found = "contract"
+
+    def right(self, text, states):
+        with contextlib.suppress(ValueError):
+            return json.loads(text) == int(states["label"])
+        return False
+
+
+class WalksATree(Sum):
+    """A recursion over a long sum."""
+
+    found = "hostile-error"
+
+    def right(self, text, states):
+        if not re.fullmatch(r"[\d+]+", text) or re.search(r"\d{9}", text):
+            return False
+        try:
+            return self.value(ast.parse(text, mode="eval").body) == int(states["label"])
+        except SyntaxError:
+            return False
+
+    def value(self, node):
+        if isinstance(node, ast.BinOp):
+            return self.value(node.left) + self.value(node.right)
+        return node.value if isinstance(node, ast.Constant) else 0
+
+    async def gold(self, states):
+        return f"{int(states['label']) - 1}+1"
+
+
 # --- rewards and scores -----------------------------------------------------------------------------------------------
 
 
