@@ -20,6 +20,8 @@ _ENDING = re.compile(
     r"\b(?:finish|submit|done|end|stop|complete|answer|close|commit|checkout|confirm|guess|quit)", re.I
 )
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+_LATE = re.compile(r"\bError: (\w+) returned no result within [\d.]+ s\.")
+"""As `agentenv.tools.answer_calls` writes it."""
 _OTHER: Mapping[str, Any] = {"string": [1, {"a": None}], "boolean": "maybe"}
 """Values of a wrong type, by the right one; those of the others are text."""
 
@@ -38,6 +40,19 @@ def calls_of_choices(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             for value in values[:_MAX_CHOICES] if isinstance(values, list) else ():
                 calls[f"{name}.{key}={value}"] = call_text(name, {**right, key: value})
     return calls
+
+
+def calls_with_number(action: str, tools: Sequence[Mapping[str, Any]], number: float) -> list[str]:
+    """Return the only call of an action with a number as one argument each, also as one that it leaves out."""
+    name, arguments = only_call(action)
+    schemas = next((properties for own, _, properties, _ in _functions(tools) if own == name), {})
+    return [call_text(name, {**arguments, key: number}) for key, schema in schemas.items() if _is_number(schema)]
+
+
+def late_tool(text: str) -> str:
+    """Return the name of the tool whose call ended by its time limit, from the replies to an action; empty if none."""
+    found = _LATE.search(text)
+    return found[1] if found is not None else ""
 
 
 def calls_with_texts(tools: Sequence[Mapping[str, Any]], text: Callable[[Mapping[str, Any]], str]) -> dict[str, str]:

@@ -150,7 +150,8 @@ async def audit_env(
     findings = [
         *judge_plays(facts), *find_leaks(facts),
         *workings.find_run_code(plays, marks), *workings.find_dead_tools(plays), *workings.find_growth(plays),
-        *workings.find_reply_sizes(plays), *workings.find_slow_calls(budget), *varying,
+        *workings.find_late_tools(plays), *workings.find_reply_sizes(plays), *workings.find_slow_calls(budget),
+        *varying,
     ]  # fmt: skip
     if budget.left_out["gold"]:  # it may be known for the other tasks
         findings = [each for each in findings if each.kind not in ("no-gold", "no-ceiling", "gold-partly")]

@@ -34,6 +34,7 @@ from agentenv.testing.odd_actions import (
 from agentenv.testing.tool_calls import (
     ALL_FORMS,
     calls_of_choices,
+    calls_with_number,
     calls_with_texts,
     calls_with_world,
     ending_tools,
@@ -55,8 +56,13 @@ CONSTANTS = ("0", "1", "2", "3", "10", "42", "yes", "no", "A", "B", "C", "D", "T
 LONG_NAMES = ("explore", "odd_calls", "overwrite", "call", "again")
 LONG_POLICIES = ("calls/each_tool", "calls/each_choice")
 """Have as many turns as a run, so that rewards of repeated calls add up as they would in training."""
-HEAVY = ("math/tower", "math/factorial")
-"""Policies whose actions take graders to their time limit, whatever the task is: they are played on few tasks."""
+ODD_NUMBERS: Mapping[str, tuple[int, int]] = {
+    f"{name}_{place + 1}": (number, place) for name, number in (("zero", 0), ("negative", -1)) for place in range(3)
+}
+"""Numbers in place of an argument of gold's calls, and the argument's place among those that are numbers."""
+HEAVY = ("math/tower", "math/factorial", *(f"odd_values/{name}" for name in ODD_NUMBERS))
+"""Policies whose actions take graders or tools to their time limit, whatever the task is: they are played on few
+tasks."""
 _FARMED_TURNS = 3
 """Number of the first gold actions that are repeated, each by a policy."""
 FORMS: Mapping[str, str] = {
@@ -228,6 +234,7 @@ def all_policies(hacks: Mapping[str, Sequence[str]] | None = None) -> list[Audit
         *variants("label", "wrong", _LABELS),
         *variants("odd_values", "wrong", {name: partial(odd_form, name=name) for name in ODD_FORMS}),
         *variants("odd_values", "wrong", {"code": marked_value}),
+        *variants("odd_values", "wrong", {name: partial(odd_number, name=name) for name in ODD_NUMBERS}),
         *variants("farm", "wrong", {f"turn_{turn + 1}": partial(farm, turn=turn) for turn in range(_FARMED_TURNS)}),
         *variants("hedge", "wrong", _HEDGES),
     ]
@@ -359,6 +366,14 @@ def odd_form(view: View, name: str) -> str | None:
     if view.gold is None:
         return None
     return odd_forms(view.gold).get(name, view.gold if view.turn_index or view.tools else None)
+
+
+def odd_number(view: View, name: str) -> str | None:
+    """Return gold with an odd number as an argument of its call; None if no tool takes one at this place."""
+    number, place = ODD_NUMBERS[name]
+    calls = calls_with_number(view.gold or "", view.tools, number)
+    taken = max((len(calls_with_number(call, view.tools, 0)) for call in right_calls(view.tools).values()), default=0)
+    return calls[place] if place < len(calls) else view.gold if place < taken else None
 
 
 def marked_value(view: View) -> str | None:

@@ -15,12 +15,13 @@ from agentenv.testing.audit.findings import AuditFinding, Evidence, Severity, fi
 from agentenv.testing.audit.policies import LARGE, LONG_REPLY
 from agentenv.testing.diffs import same_number
 from agentenv.testing.odd_actions import marked, names_in
-from agentenv.testing.tool_calls import only_call
+from agentenv.testing.tool_calls import late_tool, only_call
 
 _ERROR = re.compile(r"\W*(?:[\w ]{0,20}: ?)?(?:error|exception|traceback|failed)\b", re.IGNORECASE)
 _RAISED = re.compile(r"\W*Error: (?:\w+\.)*(\w*(?:Error|Exception))\b")
 """An exception that is not a ToolError, as `agentenv.tools.answer_calls` writes it."""
 _RIGHT_CALLS = ("calls/each_tool", "calls/each_choice", "calls/of_prompt", "gold")
+_WITHOUT_CODE = ("gold", "calls", "explore", "odd_calls", "odd_values")
 _MIN_CALLS = 3
 _MIN_SLOW, _OFTEN_SLOW = 3, 10
 """Minimum number of slow steps with the same tool or action for a finding, if episodes were left out, and if not."""
@@ -87,6 +88,20 @@ def find_slow_calls(budget: Budget) -> list[AuditFinding]:
     summary = f"{len(steps)} {name} took {min(s.step_s for s in steps):.1f} to {max(s.step_s for s in steps):.1f} s"
     severity: Severity = "warn" if budget.num_left_out else "note"
     return [AuditFinding("slow-call", severity, summary, evidence, len(steps))]
+
+
+def find_late_tools(plays: Sequence[Play]) -> list[AuditFinding]:
+    """Return the findings about tools that have no result within their limit, for calls without code."""
+    late: dict[str, list[Play]] = defaultdict(list)
+    for play in plays:
+        for step in play.steps if play.policy in _WITHOUT_CODE else ():
+            if name := late_tool(step.observation):
+                late[name].append(play)
+    found = []
+    for name, own in late.items():
+        summary = f"calls of {name} have no result within its limit on {tasks_of(own)}"
+        found.append(make_finding("tool-hangs", "warn", summary, own, policy=name))
+    return found
 
 
 def find_growth(plays: Sequence[Play]) -> list[AuditFinding]:

@@ -38,7 +38,7 @@ from agentenv.testing.conformance.problems import (
     unique,
 )
 from agentenv.testing.odd_actions import marked, marked_actions, marked_calls, odd_forms, recorded_marks, slow_pattern
-from agentenv.testing.tool_calls import calls_with_texts, right_calls, wrong_calls
+from agentenv.testing.tool_calls import calls_with_number, calls_with_texts, late_tool, right_calls, wrong_calls
 
 _POWER = "9**9**9"
 """A number that takes minutes to compute, for code that evaluates arithmetic. Only a child process can be ended."""
@@ -138,6 +138,7 @@ class _Trial:
             scripts += [[*said, *actions] for said in (*hacks_of(cls).values(), *([action] for action in given))]
         for turn, action in enumerate(self.gold[:_MAX_ODD_TURNS]):
             forms = [*odd_forms(action).values(), *filter(None, [slow_pattern(action)])]
+            forms += [call for number in (0, -1) for call in calls_with_number(action, context.tools, number)]
             scripts += [[*self.gold[:turn], form, *ODD_ACTIONS] for form in forms]
         firsts, num_played = list[Problem](), 0
         for script in scripts:
@@ -226,6 +227,10 @@ class _Trial:
         problems = [exception_problem(cls, one.method, one.error) for one in seen if one.error is not None]
         for turn in trajectory.turns:
             problems += info_problems(cls, "step", turn.result.info) if turn.result is not None else []
+            late = late_tool(str(turn.result.observation)) if self.gold and turn.result is not None else ""
+            if late:
+                expected, got = f"a result of the tool {late}", f"none within its limit{after_action(turn.action)}"
+                problems.append(problem_at(cls, "step", expected, got, "It hangs. Check its arguments."))
         for value in (one.value for one in seen if one.method == "step" and not issubclass(cls, MoltEnv)):
             reward = value.get("rewards") if isinstance(value, Mapping) else None
             if isinstance(reward, int | float) and not hasattr(reward, "item"):

@@ -4,6 +4,7 @@
 """
 
 import ast
+import asyncio
 import contextlib
 import json
 import re
@@ -13,7 +14,7 @@ from datetime import datetime, timedelta
 
 from agentenv.core.agent import AgentInstance
 from agentenv.core.types import StepResult
-from agentenv.tools import ToolError, answer_calls
+from agentenv.tools import ToolError, answer_calls, schema_of
 from tests.testing.planted import faults
 from tests.testing.planted.faults import HERE, LOOKUP, Desk, Sum
 
@@ -451,6 +452,36 @@ class SaysAsMuchAsAsked(Desk):
 
     def lines(self, item, num):
         return [f"{item}: {self.stock.get(item)}" for _ in range(num)]
+
+
+class HangsAtZero(Desk):
+    """A number that a call may leave out, after others that are checked."""
+
+    found = "tool-hangs:lookup"
+
+    async def reset(self, states):
+        return {**await super().reset(states), "tools": [schema_of(self.lookup)]}
+
+    async def answer(self, states):
+        return await answer_calls(states["tool_calls"], [self.lookup], timeout_s=0.2)
+
+    async def lookup(self, item: str, first: int = 1, every: int = 1) -> str:
+        """Say how many there are.
+
+        Args:
+            item: Its name.
+            first: The first page.
+            every: Pages from one to the next.
+        """
+        if item not in self.stock or first < 1:
+            raise ToolError("There is no such item or page.")
+        if every == 0:
+            await asyncio.Event().wait()
+        return str(self.stock[item])
+
+
+class HangsAtZeroInACheck(HangsAtZero):
+    found = "contract"
 
 
 class Grid(AgentInstance):
