@@ -49,6 +49,17 @@ def calls_with_number(action: str, tools: Sequence[Mapping[str, Any]], number: f
     return [call_text(name, {**arguments, key: number}) for key, schema in schemas.items() if _is_number(schema)]
 
 
+def calls_of_siblings(action: str, tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the only call of an action as one of each other tool that takes the same arguments, if it has some."""
+    name, arguments = only_call(action)
+    siblings = [
+        other
+        for other, right, properties, _ in _functions(tools)
+        if other != name and arguments and right.keys() <= arguments.keys() <= properties.keys()
+    ]
+    return [call_text(other, arguments) for other in siblings]
+
+
 def late_tool(text: str) -> str:
     """Return the name of the tool whose call ended by its time limit, from the replies to an action; empty if none."""
     found = _LATE.search(text)

@@ -34,6 +34,7 @@ from agentenv.testing.odd_actions import (
 from agentenv.testing.tool_calls import (
     ALL_FORMS,
     calls_of_choices,
+    calls_of_siblings,
     calls_with_number,
     calls_with_texts,
     calls_with_world,
@@ -65,6 +66,8 @@ HEAVY = ("math/tower", "math/factorial", *(f"odd_values/{name}" for name in ODD_
 tasks."""
 _FARMED_TURNS = 3
 """Number of the first gold actions that are repeated, each by a policy."""
+_NUM_SIBLINGS = 3
+"""Maximum number of tools with the arguments of a gold call that may undo it, each called by a policy."""
 FORMS: Mapping[str, str] = {
     "box": "\\boxed{}",
     "answer_tags": "<answer></answer>",
@@ -236,6 +239,7 @@ def all_policies(hacks: Mapping[str, Sequence[str]] | None = None) -> list[Audit
         *variants("odd_values", "wrong", {"code": marked_value}),
         *variants("odd_values", "wrong", {name: partial(odd_number, name=name) for name in ODD_NUMBERS}),
         *variants("farm", "wrong", {f"turn_{turn + 1}": partial(farm, turn=turn) for turn in range(_FARMED_TURNS)}),
+        *variants("farm", "wrong", {f"undo_{place + 1}": partial(undo, place=place) for place in range(_NUM_SIBLINGS)}),
         *variants("hedge", "wrong", _HEDGES),
     ]
 
@@ -386,6 +390,15 @@ def marked_value(view: View) -> str | None:
 def farm(view: View, turn: int) -> str | None:
     """Return gold up to a turn, and then the action of that turn again and again."""
     return view.before[turn] if len(view.before) > turn else view.gold
+
+
+def undo(view: View, place: int) -> str | None:
+    """Return gold up to a call whose arguments another tool takes, and then that tool and the call in turn."""
+    for turn, action in enumerate([*view.before, view.gold or ""]):
+        if calls := calls_of_siblings(action, view.tools):
+            is_back = (len(view.before) - turn) % 2
+            return None if place >= len(calls) else calls[place] if is_back else action
+    return view.gold if len(view.tools) > place + 1 else None
 
 
 def _joined(*texts: str | None) -> str | None:

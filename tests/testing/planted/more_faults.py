@@ -484,6 +484,32 @@ class HangsAtZeroInACheck(HangsAtZero):
     found = "contract"
 
 
+class PaysToPutItBack(Desk):
+    """A tool undoes what gold is paid for."""
+
+    found = "repeat-pays:farm"
+    most, cost = 20, 0.0
+
+    async def reset(self, states):
+        self.held = set()
+        back = {**LOOKUP, "function": {**LOOKUP["function"], "name": "put_back"}}
+        return {**await super().reset(states), "tools": [LOOKUP, back]}
+
+    async def answer(self, states):
+        return await answer_calls(states["tool_calls"], {"lookup": self.lookup, "put_back": self.lookup})
+
+    def for_call(self, states):
+        call = states["tool_calls"].items[0]
+        item = getattr(call, "arguments", {}).get("item")
+        if call.name == "put_back":
+            was_held = item in self.held
+            self.held.discard(item if was_held else None)
+            return -self.cost * was_held
+        is_new = call.name == "lookup" and str(item) in self.stock and item not in self.held
+        self.held |= {item} if is_new else set()
+        return 0.02 * is_new
+
+
 class Grid(AgentInstance):
     """Go to the last place; a step nearer to it is paid, one away from it costs nothing."""
 
@@ -561,6 +587,10 @@ class HasNoSuchItem(Desk):
         return str(self.stock[item])
 
 
+class PutsBackAtACost(PaysToPutItBack):
+    found, cost = None, 0.02
+
+
 class SaysAtMostTwenty(SaysAsMuchAsAsked):
     found = None
 
@@ -628,6 +658,7 @@ class TakesBackWhatItPaid(Grid):
 
 
 SOUND = [
+    PutsBackAtACost,
     TakesBackWhatItPaid,
     PaysTheKeyOnce,
     SaysWhatIsPossible,
