@@ -13,7 +13,7 @@ from agentenv.core.agent import AgentInstance
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import SamplingParams, StopReason
 from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode.failures import FAILED_SERVICE, may_be_a_service
+from agentenv.episode.failures import FAILED_SERVICE, NO_METADATA, may_be_a_service
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.interop.molt.files import Env as MoltEnv
@@ -24,7 +24,6 @@ from agentenv.testing.conformance.cases import CALL_OF_NOTHING, LABEL, ODD_ACTIO
 from agentenv.testing.conformance.context import ConformanceContext
 from agentenv.testing.conformance.problems import (
     HANDLE_ACTIONS,
-    NO_METADATA,
     Problem,
     after_action,
     attribute_at,
