@@ -41,7 +41,10 @@ def problem_of(trajectory: Trajectory) -> str | None:
     if trajectory.reward is not None:
         return None
     error = trajectory.error
-    return f"{error.where}: {error.type}: {error.message}" if error else f"it ended as {trajectory.stop_reason}."
+    if error is None:
+        return f"it ended as {trajectory.stop_reason}."
+    place = f" at {error.place}" if error.place else ""
+    return f"{error.where}{place}: {error.type}: {error.message}"
 
 
 def kind_of(trajectory: Trajectory) -> ErrorKind:
