@@ -239,7 +239,9 @@ def test_an_executor_that_names_no_agent_class_is_refused(tmp_path):
                 return {}
         """,
     )
-    with pytest.raises(ConfigError, match="expected AgentExecutor to have an agent class, got None"):
+    with pytest.raises(
+        ConfigError, match=r"to call, got None\. A file that has only its own `execute` runs, with `agentenv"
+    ):
         check(str(tmp_path / "agent.py"))
 
 

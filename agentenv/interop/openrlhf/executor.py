@@ -386,6 +386,12 @@ class AgentFunc:
         found: Mapping[str, str | Path] = getattr(getattr(self.executor_cls, "agent_cls", None), "datasets", {})
         return found
 
+    @property
+    def agent_kwargs(self) -> Mapping[str, Any]:
+        """Arguments of the environment's constructor."""
+        found: Mapping[str, Any] = getattr(self.executor_cls, "agent_kwargs", {})
+        return found
+
     async def run(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
         """Run one episode; an exception of the file's code is recorded like an environment's error.
 
