@@ -77,7 +77,7 @@ class FailureCount:
         if problem is None:
             return
         self.num_failed += 1
-        message = f"{self.where}: expected an episode to train on, got one that failed: {problem}"
+        message = f"{self.where}: expected an episode to train on, got one that failed: {problem.rstrip('.')}."
         if self.in_a_row >= max_in_a_row:
             raise InfraError(f"{message} Failures in a row: {self.in_a_row}. Fix the cause.")
         logger.warning("%s %s", message, result)

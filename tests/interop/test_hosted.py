@@ -46,9 +46,9 @@ def test_failures_in_a_row_end_the_job_and_others_warn(caplog):
     for problem in ("a", "b", None, "c"):
         count.add(problem, max_in_a_row=3, result="It is left out.")
     assert (count.num_episodes, count.num_failed, count.in_a_row) == (4, 3, 1)
-    assert "Host.run: expected an episode to train on, got one that failed: c It is left out." in caplog.text
+    assert "Host.run: expected an episode to train on, got one that failed: c. It is left out." in caplog.text
     count.add("d", max_in_a_row=3)
-    with pytest.raises(InfraError, match=r"failed: e Failures in a row: 3\."):
+    with pytest.raises(InfraError, match=r"failed: e\. Failures in a row: 3\."):
         count.add("e", max_in_a_row=3)
 
 
@@ -65,7 +65,7 @@ def test_warnings_reach_stderr_in_a_process_without_logging_and_not_in_a_command
 
 
 def test_a_host_that_wants_an_exception_gets_it_at_the_first_failure():
-    with pytest.raises(InfraError, match=r"failed: a Failures in a row: 1\."):
+    with pytest.raises(InfraError, match=r"failed: a\. Failures in a row: 1\."):
         FailureCount("Host.run").add("a")
 
 
