@@ -594,6 +594,8 @@ async def test_chat_options_of_the_class_say_how_messages_become_tokens():
         ({"on_error": "ignore"}, "expected mask or raise, got 'ignore'"),
         ({"logs": {"a": "median"}}, "first, last, sum, mean, max"),
         ({"chat_options": ChatOptions(history="rerender")}, "chat_options: expected history='keep', got 'rerender'"),
+        ({"limits": {"max_turns": 2}}, r"limits: expected Limits\(…\), got {'max_turns': 2}"),
+        ({"chat_options": {"history": "keep"}}, r"chat_options: expected ChatOptions\(…\), got {'history': 'keep'}"),
     ],
 )
 def test_wrong_attributes_of_the_class_are_refused(attributes, words):
