@@ -231,6 +231,11 @@ class _Trial:
                 expected, fix = "rewards with .item(), as OpenRLHF reads them", "Return torch.tensor([reward]), or a "
                 fix += "StepResult, which agentenv's AgentExecutor converts."
                 problems.append(problem_at(cls, "step", expected, f"{reward!r}", fix))
+            logs = value.get("extra_logs") if isinstance(value, Mapping) else None
+            if isinstance(logs, Mapping) and (texts := {key: log for key, log in logs.items() if isinstance(log, str)}):
+                expected, fix = "numbers in extra_logs, which OpenRLHF makes tensors of", "Leave text out, or return a "
+                fix += "StepResult, whose info may have it."
+                problems.append(problem_at(cls, "step", expected, f"{texts!r:.80}", fix))
         error = trajectory.error
         if error is not None and not problems:
             problems.append(record_problem(cls, error))
