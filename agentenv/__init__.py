@@ -28,7 +28,6 @@ The rooms, from the ground up; imports point up this list only. The first line o
 PYTEST_DONT_REWRITE: the package has a pytest plugin, and pytest would warn every program that imports it first.
 """
 
-import logging
 from typing import TYPE_CHECKING
 
 from agentenv._util.lazy import lazy_names
@@ -92,5 +91,3 @@ __getattr__ = lazy_names(
         "run_episode": "agentenv.episode.loop",
     },
 )
-
-logging.getLogger(__name__).addHandler(logging.NullHandler())

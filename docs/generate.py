@@ -169,7 +169,16 @@ def errors_page() -> str:
     """Return the page on exceptions."""
     import agentenv.errors as errors
 
-    lines = ["# Errors", "", "```text", summary(errors), "```", ""]
+    lines = [
+        "# Errors",
+        "",
+        "Import them with `from agentenv.errors import InfraError`.",
+        "",
+        "```text",
+        summary(errors),
+        "```",
+        "",
+    ]
     lines += ["| exception | exit code | |", "|---|---|---|"]
     for name, cls in vars(errors).items():
         if inspect.isclass(cls) and issubclass(cls, errors.AgentEnvError):

@@ -189,6 +189,7 @@ def _source(config: AuditConfig) -> EnvSource:
     from agentenv.core.agent import AgentInstance
     from agentenv.episode.endpoint.agent import ChatAgentSource
     from agentenv.episode.source import EnvSource
+    from agentenv.interop.openrlhf.executor import AgentFunc
     from agentenv.testing.conformance.cases import load_target
 
     kwargs = dict(config.env_kwargs)
@@ -198,7 +199,9 @@ def _source(config: AuditConfig) -> EnvSource:
             f"agentenv audit: expected an environment with `step`, got {config.target!r}, an agent with its own loop, "
             "which accepts no actions. Audit the environment or reward that it uses; `agentenv check` runs it."
         )
-    return source if isinstance(source, EnvSource) else EnvSource(cls, kwargs)
+    if isinstance(source, AgentFunc):
+        kwargs = {**source.agent_kwargs, **kwargs}
+    return EnvSource(cls, kwargs)
 
 
 def _options(config: AuditConfig) -> AuditOptions:

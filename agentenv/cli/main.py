@@ -7,6 +7,7 @@ nothing, 130 and 143 interrupted (resumable).
 from __future__ import annotations
 
 import io
+import logging
 import shutil
 import sys
 import textwrap
@@ -96,6 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows "?"
+    # Commands report failures themselves. Elsewhere, warnings reach stderr even if the program sets no logging up.
+    logging.getLogger("agentenv").addHandler(logging.NullHandler())
     args = ["version", *args[1:]] if args[:1] == ["--version"] else args
     try:
         command = subcommand("agentenv", COMMANDS, args)

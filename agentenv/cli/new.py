@@ -36,7 +36,8 @@ class NewConfig:
     name: Annotated[str, POSITIONAL]
     """Name of the environment: lowercase letters, digits and underscores, at most 64 of them; with --env, a file."""
     env: str | None = None
-    """Write NAME, such as agent_func.py, the file with which OpenRLHF trains this environment."""
+    """Write NAME, such as agent_func.py, the file with which OpenRLHF trains this environment. Its arguments are
+    `agent_kwargs` of the class in the file."""
     template: PluginKind = "multi_turn"
     """The environment that it begins with: attempts with feedback, one answer, a tool, or a game with an opponent."""
     out: str | None = None
@@ -83,6 +84,10 @@ def write_agent_func(path: str, env: str) -> Path:
     file, cls = Path(path).expanduser(), load_env(env)
     if file.exists():
         raise ConfigError(f"agentenv new: expected a new file, got {path!r}, which exists. Name another.")
+    if file.suffix != ".py":
+        raise ConfigError(
+            f"agentenv new: expected a file that ends in .py, got {path!r}. Name it, such as agent_func.py."
+        )
     if not file.parent.is_dir():
         raise ConfigError(f"agentenv new: expected a file in a folder, got {path!r}. Make {str(file.parent)!r}.")
     if owns_its_loop(cls):

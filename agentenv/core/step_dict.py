@@ -29,6 +29,7 @@ class StepDict(TypedDict, total=False):
     truncated: bool
     sampling_params: Any
     extra_logs: Mapping[str, Any]
+    """Numbers by name, of a tensor its first; text is recorded here, and OpenRLHF cannot log it."""
     environment_images: Sequence[Any]
 
 
@@ -125,12 +126,13 @@ def scalar(value: Any, where: str, advice: str = _REWARD_ADVICE) -> float:
         return value
     if hasattr(value, "reshape") and hasattr(value, "tolist"):
         value = value.tolist() if getattr(value, "ndim", 1) == 0 else value.reshape(-1).tolist()
+    given = value
     while isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 1:
         value = value[0]
     if not isinstance(value, (int, float)) and hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
-        raise ContractError(f"{where}: expected one finite number, got {value!r:.200}. {advice}")
+        raise ContractError(f"{where}: expected one finite number, got {given!r:.200}. {advice}")
     return float(value)
 
 
@@ -187,9 +189,16 @@ def read_info(logs: Any, where: str) -> dict[str, float | str]:
     if not isinstance(logs, Mapping):
         raise ContractError(f"{where}: extra_logs: expected a dict of numbers, got {type(logs).__name__}.")
     return {
-        str(key): value if isinstance(value, str) else scalar(value, f"{where}: extra_logs[{key!r}]", "Leave it out.")
+        str(key): value
+        if isinstance(value, str)
+        else scalar(_first(value), f"{where}: extra_logs[{key!r}]", "Leave it out.")
         for key, value in logs.items()
     }
+
+
+def _first(value: Any) -> Any:
+    """Return the first number of a tensor, as OpenRLHF logs it; anything else as it is."""
+    return value.reshape(-1)[0] if hasattr(value, "numel") and value.numel() else value
 
 
 _NOT_TAKEN = {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import linecache
 import logging
 import re
-import traceback
+from traceback import walk_tb
+from typing import Any
 
 from agentenv._util.calls import StepTimeout
 from agentenv._util.paths import place_of, traceback_of, without_middle
+from agentenv._util.suggest import did_you_mean
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import StopReason
 from agentenv.episode.setup import Stage
@@ -16,6 +19,9 @@ from agentenv.errors import AgentEnvError, InfraError
 logger = logging.getLogger(__name__)
 FAILED_SERVICE = "If a service failed, raise agentenv.errors.InfraError from it: the episode runs again."
 """What to do about an error of an environment of which `may_be_a_service` is true."""
+NO_METADATA = "The task has no metadata: name rows that have it with --data."
+_STATES_KEYS = frozenset({"action_text", "renders_tools"})
+"""Keys that only the states of `step` and of `reset` have."""
 _SERVICE_ERRORS = re.compile(r"Connect|ContentType|Disconnected|RemoteProtocol|gaierror|Timeout(Error|Exception)?$")
 """Parts of the names of exceptions, or of their bases, that clients raise if a service does not answer."""
 _STATUS_NAMES = ("status_code", "status", "code")
@@ -42,11 +48,36 @@ def may_be_a_service(error: BaseException | None) -> bool:
         names = [base.__name__ for base in type(error).__mro__]
         if any(code == 429 or code in range(500, 600) for code in codes) or any(map(_SERVICE_ERRORS.search, names)):
             return True
-        frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+        frames = [frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)]
         if isinstance(error, ValueError) and "json" in frames:  # a response's method: the answer is not JSON
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def missing_key(error: BaseException) -> str:
+    """Return what `states` or the row's metadata has if a line read a key that it lacks, otherwise an empty text."""
+    if not isinstance(error, KeyError):
+        return ""
+    key = str(error.args[0]) if error.args else ""
+    for frame, line in reversed([*walk_tb(error.__traceback__)]):
+        names = frame.f_locals
+        states = next((each for each in names.values() if isinstance(each, dict) and _STATES_KEYS & each.keys()), None)
+        code = linecache.getline(frame.f_code.co_filename, line)
+        read = re.search(rf"(\w+)(\[[^\]]*\])?\[\s*(['\"]){re.escape(key)}\3\s*\]", code)
+        if states is None or read is None:
+            continue
+        owner, part = names.get(read[1]), read[2] or ""
+        is_of_states = owner is states
+        if is_of_states and not part:
+            return f"`states` has no {key!r}. It has {', '.join(sorted(states))}."
+        metadata: Any = states.get("metadata")
+        if (is_of_states and "metadata" in part) or owner is metadata:
+            if not metadata:
+                return NO_METADATA
+            columns = sorted(map(str, metadata))
+            return f"The row has no column {key!r}.{did_you_mean(key, columns)} It has {', '.join(columns)}."
+    return ""
 
 
 def record_failure(trajectory: Trajectory, error: BaseException, stage: Stage) -> None:
@@ -60,4 +91,6 @@ def record_failure(trajectory: Trajectory, error: BaseException, stage: Stage) -
         reason = StopReason.STEP_TIMEOUT if isinstance(error, StepTimeout) else StopReason.ABORTED
     kind = error.kind if isinstance(error, AgentEnvError) else "env"
     text, place = without_middle(str(error) or repr(error)), place_of(error)
+    hint = missing_key(error)
+    text = f"{text}. {hint}" if hint else text
     trajectory.finish(reason, EpisodeError(kind, name, text, stage.value, place, traceback_of(error)))

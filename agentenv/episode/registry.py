@@ -100,7 +100,7 @@ def load_env(spec: str) -> type[Any]:
         return _env_class(_attribute(load_file(path), attribute, spec), spec)
     if attribute:
         is_installed = any(entry.name == _normal(path) for entry in offered_envs())
-        if is_installed and importlib.util.find_spec(path) is None:
+        if is_installed and not (importlib.util.find_spec(path) and hasattr(_import(path), attribute)):
             raise ConfigError(
                 f"environment: expected a number as the weight of {path}, got {attribute!r}. "
                 f"Write, for example, {path}:0.5."

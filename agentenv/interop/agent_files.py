@@ -8,8 +8,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from agentenv._util.paths import place_of
+from agentenv.core.agent import AgentInstance
+from agentenv.engines.scripted import PlainTextTokenizer, ScriptedEngine
 from agentenv.episode.registry import load_file
-from agentenv.errors import ConfigError
+from agentenv.episode.source import as_agent
+from agentenv.errors import AgentEnvError, ConfigError
 from agentenv.interop.molt.files import MoltFunc, Runner, molt_stand_in
 from agentenv.interop.openrlhf.executor import AgentExecutor, AgentFunc, AgentInstanceBase
 from agentenv.interop.openrlhf.reward_func import (
@@ -51,6 +55,34 @@ def load_agent_func(path: str | Path) -> AgentFunc:
             "--env FILE.py:Class." + old * inspect.isroutine(getattr(module, "step", None))
         )
     return MoltFunc(executor) if issubclass(executor, Runner) else AgentFunc(executor)
+
+
+def load_func_agent(path: str) -> tuple[AgentFunc, type[AgentInstance]] | None:
+    """Return a file's agent_func and the class of its environment; None if the path is of no such file.
+
+    Raises:
+        ConfigError: as `load_agent_func`; or its executor cannot be constructed, or has no such class.
+    """
+    code = Path(path).read_text(errors="replace") if path.endswith(".py") and Path(path).is_file() else ""
+    if "AgentExecutor" not in code and "AgentRunner" not in code:
+        return None
+    func, tokenizer = load_agent_func(path), PlainTextTokenizer()
+    executor: Any = func.executor_cls
+    try:
+        cls = func.agent_class(ScriptedEngine([""], tokenizer), tokenizer)
+    except AgentEnvError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{path}: expected a working AgentExecutor, got {type(error).__name__}: {error} at {place_of(error)}. "
+            "Fix its constructor."
+        ) from error
+    if inspect.isclass(cls):
+        return func, as_agent(cls)
+    advice = "Set `agent_cls`, or pass the class to super().__init__."
+    if not executor.execute.__module__.startswith("agentenv."):
+        advice = f"A file that has only its own `execute` runs, with `agentenv run --agent_func_path {path}`."
+    raise ConfigError(f"{path}: expected {executor.__name__} to have an agent class to call, got {cls!r}. {advice}")
 
 
 def _load_with_stand_ins(path: str | Path) -> ModuleType:

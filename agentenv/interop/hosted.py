@@ -41,7 +41,10 @@ def problem_of(trajectory: Trajectory) -> str | None:
     if trajectory.reward is not None:
         return None
     error = trajectory.error
-    return f"{error.where}: {error.type}: {error.message}" if error else f"it ended as {trajectory.stop_reason}."
+    if error is None:
+        return f"it ended as {trajectory.stop_reason}."
+    place = f" at {error.place}" if error.place else ""
+    return f"{error.where}{place}: {error.type}: {error.message}"
 
 
 def kind_of(trajectory: Trajectory) -> ErrorKind:
@@ -74,7 +77,7 @@ class FailureCount:
         if problem is None:
             return
         self.num_failed += 1
-        message = f"{self.where}: expected an episode to train on, got one that failed: {problem}"
+        message = f"{self.where}: expected an episode to train on, got one that failed: {problem.rstrip('.')}."
         if self.in_a_row >= max_in_a_row:
             raise InfraError(f"{message} Failures in a row: {self.in_a_row}. Fix the cause.")
         logger.warning("%s %s", message, result)

@@ -26,7 +26,8 @@ from agentenv.episode.endpoint.agent import ChatAgentSource
 from agentenv.episode.registry import env_source
 from agentenv.episode.source import EnvSource, EpisodeSource, Member, Mixture
 from agentenv.errors import AgentEnvError, ConfigError, MissingDependency
-from agentenv.interop.agent_files import load_agent_func, load_reward_source
+from agentenv.interop.agent_files import load_agent_func, load_func_agent, load_reward_source
+from agentenv.interop.openrlhf.executor import AgentInstanceBase
 from agentenv.runs.config import RunConfig
 from agentenv.runs.flat_config import flag_message
 from agentenv.runs.group_rewards import GroupGrader, open_grader
@@ -360,7 +361,14 @@ async def load_stepped(config: RunConfig) -> tuple[EnvSource, list[Task]]:
     Raises:
         ConfigError: it has its own loop; or as `load_source`, `load_tasks` and `check_constructor`.
     """
-    source = load_source(config)
+    found = load_func_agent(config.source)
+    if found is None:
+        source = load_source(config)
+    else:
+        func, cls = found
+        source = EnvSource(cls, {**func.agent_kwargs, **config.env_kwargs})
+        if issubclass(cls, AgentInstanceBase):
+            config = replace(config, apply_chat_template=False)  # files for OpenRLHF get a prompt of text as it is
     if not isinstance(source, EnvSource):
         raise ConfigError(
             f"ENV: expected an environment with `step`, got {config.source!r}, which has its own loop. "

@@ -9,7 +9,7 @@ from agentenv.errors import ConfigError
 from agentenv.runs.config_file import Given
 from agentenv.runs.flat_config import flag_fields
 from agentenv.training.config import TrainConfig
-from agentenv.training.openrlhf_flags import NO_COUNTERPART
+from agentenv.training.openrlhf_flags import NO_COUNTERPART, OLD_NAMES
 
 SUGGESTIONS = {
     "lr": "actor_learning_rate",
@@ -46,11 +46,14 @@ def translate(given: Sequence[Given]) -> list[Given]:
             "--engine: expected auto, vllm or hf, got 'chat': API models return no token ids to train on. "
             "`agentenv run` runs them."
         )
-    for flag in (flag.removeprefix("--").replace("-", "_") for flag, _ in given):
-        if flag in NO_COUNTERPART:
-            raise ConfigError(
-                f"--{flag}: expected a flag of agentenv train, got one that only OpenRLHF has. Leave it out."
-            )
+    flags = [flag.removeprefix("--").replace("-", "_") for flag, _ in given]
+    if foreign := dict.fromkeys(flag for flag in flags if flag in NO_COUNTERPART or flag in OLD_NAMES):
+        shown = [f"--{flag} (here: --{field})" if (field := OLD_NAMES.get(flag)) else f"--{flag}" for flag in foreign]
+        raise ConfigError(
+            f"agentenv train: expected flags that it has, got {', '.join(shown)}, which only OpenRLHF has. "
+            f"Leave {'them' if shown[1:] else 'it'} out."
+        )
+    for flag in flags:
         if flag not in known:
             close = [SUGGESTIONS[flag]] if flag in SUGGESTIONS else difflib.get_close_matches(flag, sorted(known), n=1)
             close = close or [name for name in sorted(own) if len(flag) > 2 and flag in name]
@@ -100,5 +103,6 @@ def _correction_kind(given: Mapping[str, list[str]]) -> str:
     if SWITCH not in first:
         flag = next(iter(first))
         needed = LEVEL if flag in (MODE, GATING) else SWITCH
-        raise ConfigError(f"--{flag}: expected --{needed} with it, got none. Add it, or leave --{flag} out.")
+        also = f" (0.11.2: --{LEVEL})" if flag == THRESHOLD else ""
+        raise ConfigError(f"--{flag}: expected --{needed}{also} with it, got none. Add it, or leave --{flag} out.")
     return first.get(KIND, "tis")

@@ -115,3 +115,25 @@ NO_COUNTERPART = frozenset({
     "train.enable_ema", "train.full_determinism_enable", "use_ms", "vllm.sync_backend", "vllm.sync_with_ray",
 })  # fmt: skip
 """OpenRLHF's other flags. TrainConfig does not have a field for them."""
+
+OLD_NAMES = {
+    "generate_max_len": "max_tokens",
+    "prompt_max_len": "max_length",
+    "enable_vllm_is_correction": "is_correction",
+    "vllm_is_correction_type": "is_correction",
+    "vllm_is_truncated_threshold": "is_correction_threshold",
+    "bf16": "param_dtype",
+} | dict.fromkeys((
+    "actor_init_on_gpu", "actor_num_gpus_per_node", "actor_num_nodes", "adam_offload", "attn_implementation",
+    "aux_loss_coef", "best_metric_key", "colocate_actor_ref", "colocate_all_models", "colocate_critic_reward",
+    "critic_num_gpus_per_node", "critic_num_nodes", "dataloader_num_workers", "deepcompile", "deepspeed_enable_sleep",
+    "disable_ds_ckpt", "disable_fast_tokenizer", "ds_tensor_parallel_size", "ema_beta", "enable_ema", "flash_attn",
+    "freeze_visual_encoder", "full_determinism", "grad_accum_dtype", "gradient_checkpointing_use_reentrant",
+    "image_key", "input_template", "kl_horizon", "kl_target", "load_in_4bit", "max_ckpt_mem", "max_images_per_prompt",
+    "normalize_reward", "overlap_comm", "perf", "prompt_data_probs", "ptx_coef", "ref_num_gpus_per_node",
+    "ref_num_nodes", "ref_reward_offload", "reward_num_gpus_per_node", "reward_num_nodes", "reward_pretrain",
+    "ring_attn_size", "ring_head_stride", "rollout_max_tokens_per_gpu", "save_hf_ckpt", "save_value_network",
+    "use_ds_universal_ckpt", "use_liger_kernel", "value_head_prefix", "vllm_sync_backend", "vllm_sync_with_ray",
+    "zero_stage", "zpg",
+), "")  # fmt: skip
+"""Flags of OpenRLHF 0.8.7 to 0.10.1 without one here, each with the field to set instead, if there is one."""

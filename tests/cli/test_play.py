@@ -296,3 +296,25 @@ def test_gold_that_is_not_text_is_reported_and_not_played(door, monkeypatch, cap
     code, out, _, heard, _ = play(door, "/gold!\na\n", monkeypatch, capsys, *flags)
     assert (code, heard) == (0, ["'a'"])
     assert "gold failed: ContractError: Door.gold: expected text or None, got ['open']. " in out
+
+
+@pytest.mark.parametrize(
+    ("base", "prompt"),
+    [("agentenv AgentInstance", "[user]\nA door."), ("openrlhf.utils.agent AgentInstanceBase", "A door.")],
+)
+def test_a_file_for_openrlhf_is_played_with_its_arguments_and_the_prompt_that_it_gets_there(
+    base, prompt, door, monkeypatch, capsys
+):
+    module, name = base.split()
+    (door / "func.py").write_text(
+        f"from {module} import {name}\nfrom openrlhf.utils.agent import MultiTurnAgentExecutor\n\n\n"
+        f"class Gate({name}):\n    def __init__(self, word='open'):\n        self.word = word\n\n"
+        "    async def step(self, states):\n        done = states['action_text'] == self.word\n"
+        "        return {'rewards': float(done), 'environment_feedback': ' No. ', 'done': done}\n\n\n"
+        "class AgentExecutor(MultiTurnAgentExecutor):\n    agent_cls, agent_kwargs = Gate, {'word': 'sesame'}\n"
+    )
+    monkeypatch.setattr(sys, "stdin", io.StringIO("open\nsesame\n"))
+    assert cli.main(["play", f"{door}/func.py", "--data", f"{door}/doors.jsonl", "--label_key", "prompt"]) == 0
+    out = capsys.readouterr().out
+    assert f"help\n{prompt}\n1> open\nreward +0\n" in out
+    assert "end: terminated after 2 turns, reward 1" in out

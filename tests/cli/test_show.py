@@ -16,7 +16,7 @@ CALL = '<tool_call>\n{"name": "python", "arguments": {"code": "a = 1\\nprint(a)"
 HOSTILE = "clear \x1b[2J\x9b31m title \x1b]0;x\x07 back\x08\r\u202eright\u200b \U000e0041 \ttab"
 
 
-def record(episode_id, actions, replies, *, prompt="Q", reward=0.5, error=None):
+def record(episode_id, actions, replies, *, prompt="Q", reward=0.5, error=None, bridge="exact"):
     task = Task([{"role": "user", "content": prompt}], label="42", task_id=episode_id.split("/")[0])
     trajectory = Trajectory(task, 10**6, episode_id, task.task_id, prompt=task.prompt)
     trajectory.tools = ({"type": "function", "function": {"name": "python"}},)
@@ -25,7 +25,7 @@ def record(episode_id, actions, replies, *, prompt="Q", reward=0.5, error=None):
         trajectory.append_turn(Completion((3, 4), logprobs=(0.0, 0.0)), action)
         if reply is not None:
             trajectory.set_result(StepResult(reply, reward=reward, info={"outcome": "wrong"}))
-            trajectory.append_observation([5], bridge="exact")
+            trajectory.append_observation([5], bridge=bridge)
     trajectory.finish(StopReason.ERROR if error else StopReason.TERMINATED, error)
     return trajectory
 
@@ -95,6 +95,13 @@ def test_calls_and_tools_of_any_shape_are_shown(tmp_path, capsys, odd):
     assert (code, errors) == (0, "")
     assert "tools None\n" in text
     assert "said\n→ None\n" in text
+
+
+@pytest.mark.parametrize(("bridge", "role"), [("exact", "user"), ("text", "environment")])
+def test_feedback_is_a_users_message_unless_the_model_got_it_raw(tmp_path, capsys, bridge, role):
+    with RunWriter.open(tmp_path / "run", {}) as writer:
+        writer.append(record("a/0", ["first", "second"], ["More.", ""], bridge=bridge))
+    assert f"\n[{role}]\nMore.\n" in shown(capsys, tmp_path / "run")[1]
 
 
 def test_an_error_has_its_place_and_traceback(run, capsys):

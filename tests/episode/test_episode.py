@@ -567,6 +567,16 @@ async def test_an_exception_of_an_environment_is_recorded_and_it_is_closed_once(
     assert (trajectory.reward, trajectory.score, agent.num_closed) == (None, None, 1)
 
 
+async def test_the_message_of_a_missing_column_names_those_of_the_row():
+    class Desk(AgentInstance):
+        async def step(self, states):
+            return StepResult(states["metadata"]["rows"])
+
+    task = Task("Q: ", metadata={"row": 1, "id": "x"})
+    trajectory = await run_episode(Desk, task, engine=ScriptedEngine(["41"], CharTokenizer()))
+    assert trajectory.error.message == "'rows'. The row has no column 'rows'. Did you mean 'row'? It has id, row."
+
+
 async def test_the_message_of_an_error_keeps_both_ends_of_a_long_text():
     trajectory, _ = await play(Scripted(ValueError(f"begin {'x' * 100_000} end")))
     message = trajectory.error.message

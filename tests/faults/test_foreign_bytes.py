@@ -27,7 +27,7 @@ from agentenv.core.types import Completion, Conversation, Limits, SamplingParams
 from agentenv.engines.chat import engine as chat_engine
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.engines.vllm import http as vllm_engine
-from agentenv.episode.endpoint import session as endpoint_session
+from agentenv.episode.endpoint import wire
 from agentenv.episode.endpoint.server import Endpoint
 from agentenv.episode.endpoint.wire import OutOfTurns
 from agentenv.episode.loop import run_episode
@@ -87,7 +87,7 @@ WATCHED = [
     (get_reward, "rewards_of"),
     (reward_func, "read_rewards"),
     (render, "checked"),
-    (endpoint_session, "logprobs_of"),
+    (wire, "logprobs_of"),
     (stdio_grading, "_output_verdict"),
     (stdio_grading, "own_traceback"),
     (functions, "show"),

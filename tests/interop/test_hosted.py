@@ -1,6 +1,8 @@
 """What adapters share: failed episodes in each host's idiom, a host's episodes, and a host that samples in batches."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -22,12 +24,12 @@ def failed():
     trajectory = Trajectory(Task("q"), 32, prompt="q")
     trajectory.append_observation([1, 2])
     trajectory.append_turn(Completion((3,), logprobs=(-1.0,)), "3")
-    trajectory.finish(StopReason.ERROR, EpisodeError("env", "ValueError", "it broke", "step"))
+    trajectory.finish(StopReason.ERROR, EpisodeError("env", "ValueError", "it broke", "step", "env.py:7"))
     return trajectory
 
 
 def test_a_problem_is_told_for_episodes_without_a_reward_only():
-    assert problem_of(failed()) == "step: ValueError: it broke"
+    assert problem_of(failed()) == "step at env.py:7: ValueError: it broke"
     fine = Trajectory(Task("q"), 32)
     fine.append_observation([1])
     fine.append_turn(Completion((3,)), "3")
@@ -44,14 +46,26 @@ def test_failures_in_a_row_end_the_job_and_others_warn(caplog):
     for problem in ("a", "b", None, "c"):
         count.add(problem, max_in_a_row=3, result="It is left out.")
     assert (count.num_episodes, count.num_failed, count.in_a_row) == (4, 3, 1)
-    assert "Host.run: expected an episode to train on, got one that failed: c It is left out." in caplog.text
+    assert "Host.run: expected an episode to train on, got one that failed: c. It is left out." in caplog.text
     count.add("d", max_in_a_row=3)
-    with pytest.raises(InfraError, match=r"failed: e Failures in a row: 3\."):
+    with pytest.raises(InfraError, match=r"failed: e\. Failures in a row: 3\."):
         count.add("e", max_in_a_row=3)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("before", "is_shown"), [("", True), ("from agentenv.cli.main import main; main(['-h']); ", False)]
+)
+def test_warnings_reach_stderr_in_a_process_without_logging_and_not_in_a_command(before, is_shown):
+    code = (
+        f"{before}from agentenv.interop.hosted import FailureCount; FailureCount('Host.run').add('a', max_in_a_row=2)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ("Host.run: expected an episode to train on, got one that failed: a" in ended.stderr) is is_shown
+
+
 def test_a_host_that_wants_an_exception_gets_it_at_the_first_failure():
-    with pytest.raises(InfraError, match=r"failed: a Failures in a row: 1\."):
+    with pytest.raises(InfraError, match=r"failed: a\. Failures in a row: 1\."):
         FailureCount("Host.run").add("a")
 
 

@@ -140,7 +140,7 @@ async def test_fields_of_molts_engine_other_than_tokens_reach_its_trajectory(mol
 @pytest.mark.parametrize(
     ("reply", "changes", "told"),
     [
-        (RuntimeError("lost"), {}, "step: RuntimeError: lost"),
+        (RuntimeError("lost"), {}, r"step at .*: RuntimeError: lost\."),
         (ENDS, {"script": RuntimeError("down")}, "down"),
         (ENDS, {"logprobs": None}, "no log-probability"),
     ],

@@ -1,6 +1,7 @@
 """OpenRLHF's dicts: what is read, what is refused, and what is given back."""
 
 import math
+import re
 import sys
 import types
 from fractions import Fraction
@@ -98,18 +99,25 @@ def test_feedback_that_is_neither_text_nor_messages_is_refused(value):
 
 
 def test_logs_become_info_with_numbers_as_floats_and_text_as_text():
-    logs = {"step": 2, "correct": True, "loss": np.array([0.5]), "note": "fine"}
+    logs = {"step": 2, "correct": True, "loss": np.array([0.5]), "first": torch.tensor([[3.0], [4.0]]), "note": "fine"}
     info = parse_step(STEP | {"extra_logs": logs}, "Env.step").info
-    assert info == {"step": 2.0, "correct": 1.0, "loss": 0.5, "note": "fine"}
+    assert info == {"step": 2.0, "correct": 1.0, "loss": 0.5, "first": 3.0, "note": "fine"}
     assert type(info["step"]) is float
     nothing = parse_step(STEP | {"extra_logs": None, "environment_images": None}, "Env.step")
     assert (nothing.info, nothing.images) == ({}, ())
 
 
-@pytest.mark.parametrize("logs", [[1], "text", 7, {"x": None}, {"x": [1, 2]}, {"x": math.nan}, {"x": {}}], ids=repr)
+@pytest.mark.parametrize(
+    "logs", [[1], "text", 7, {"x": None}, {"x": [1, 2]}, {"x": math.nan}, {"x": {}}, {"x": torch.tensor([])}], ids=repr
+)
 def test_logs_that_cannot_be_logged_are_refused(logs):
     with pytest.raises(ContractError, match=r"^Env\.step: extra_logs"):
         parse_step(STEP | {"extra_logs": logs}, "Env.step")
+
+
+def test_the_error_of_a_log_shows_the_list_as_it_is():
+    with pytest.raises(ContractError, match=re.escape("extra_logs['x']: expected one finite number, got ['40']. ")):
+        parse_step(STEP | {"extra_logs": {"x": ["40"]}}, "Env.step")
 
 
 # --- sampling parameters --------------------------------------------------------------------------------------------

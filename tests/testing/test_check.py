@@ -208,7 +208,8 @@ class AgentInstance(AgentInstanceBase):
     async def step(self, states, **kwargs):  # HERE
         self.step_idx += 1
         return {{"rewards": {reward}, "scores": {reward}, "environment_feedback": " again ",
-                "done": self.step_idx == 3, "sampling_params": states.get("sampling_params"), "extra_logs": {{}}}}
+                "done": self.step_idx == 3, "sampling_params": states.get("sampling_params"),
+                "extra_logs": {{"said": {said}}}}}
 
 class AgentExecutor(AgentExecutorBase):
     def __init__(self):
@@ -217,16 +218,20 @@ class AgentExecutor(AgentExecutorBase):
 
 
 def test_an_openrlhf_file_that_keeps_the_contract_has_no_problem(tmp_path):
-    write(tmp_path, AGENT_FUNC.format(reward="torch.tensor([1.0])"))
+    write(tmp_path, AGENT_FUNC.format(reward="torch.tensor([1.0])", said="torch.tensor([1.0, 2.0])"))
     assert check(str(tmp_path / "agent.py")) == []
 
 
-def test_a_file_whose_rewards_openrlhf_cannot_read_is_reported(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("reward", "said", "expected"),
+    [("1.0", "1", "rewards with .item()"), ("torch.tensor(1.0)", "'46'", "numbers in extra_logs")],
+)
+def test_a_file_whose_rewards_or_logs_openrlhf_cannot_read_is_reported(reward, said, expected, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    line = write(tmp_path, AGENT_FUNC.format(reward="1.0"))
+    line = write(tmp_path, AGENT_FUNC.format(reward=reward, said=said))
     (problem,) = check("agent.py")
     assert (problem.file, problem.line, problem.where) == ("agent.py", line, "AgentInstance.step")
-    assert "rewards with .item()" in problem.expected
+    assert expected in problem.expected
 
 
 def test_an_executor_that_names_no_agent_class_is_refused(tmp_path):
@@ -239,7 +244,9 @@ def test_an_executor_that_names_no_agent_class_is_refused(tmp_path):
                 return {}
         """,
     )
-    with pytest.raises(ConfigError, match="expected AgentExecutor to have an agent class, got None"):
+    with pytest.raises(
+        ConfigError, match=r"to call, got None\. A file that has only its own `execute` runs, with `agentenv"
+    ):
         check(str(tmp_path / "agent.py"))
 
 

@@ -26,7 +26,7 @@ from agentenv.training import config_checks, train
 from agentenv.training.config import TrainConfig
 from agentenv.training.config_checks import validate
 from agentenv.training.flags import CORRECTION
-from agentenv.training.openrlhf_flags import DOTTED, NO_COUNTERPART
+from agentenv.training.openrlhf_flags import DOTTED, NO_COUNTERPART, OLD_NAMES
 from agentenv_envs.guess_number import GuessNumber
 from agentenv_envs.math_retry import MathRetry
 from tests.training import openrlhf_parser
@@ -134,6 +134,15 @@ def test_every_flag_of_every_version_of_openrlhf_is_known_or_refused_by_name():
     assert unknown == set()
     assert NO_COUNTERPART & known == set()
     assert {flag[2:] for flag in OPENRLHF["flags"]} >= NO_COUNTERPART
+    assert OLD_NAMES.keys() & (known | NO_COUNTERPART) == set()
+    assert set(OLD_NAMES.values()) <= {*FIELDS, ""}
+
+
+def test_all_flags_that_only_openrlhf_has_are_in_one_error_with_what_replaces_them():
+    line = "--ds.zero_stage 3 --n 2 --actor.num_nodes 1 --generate_max_len 64 --ref_num_nodes 1 --zero-stage 3"
+    shown = "--ds.zero_stage, --actor.num_nodes, --generate_max_len (here: --max_tokens), --ref_num_nodes, --zero_stage"
+    with pytest.raises(ConfigError, match=re.escape(f"got {shown}, which only OpenRLHF has. Leave them out.")):
+        configured(shlex.split(line))
 
 
 @pytest.mark.slow
@@ -230,7 +239,8 @@ UNREAD = {
     "--learning_rate 1": "Did you mean --actor_learning_rate?",
     "--num_generations 4": "Did you mean --n?",
     "--zzzzzz 1": "got --zzzzzz. Run `agentenv train --help` for the flags.",
-    "--ds.zero_stage 3": "--ds.zero_stage: expected a flag of agentenv train, got one that only",
+    "--ds.zero_stage 3": "got --ds.zero_stage, which only OpenRLHF has. Leave it out.",
+    f"{CORRECT}_threshold 0.1 3": f"expected {CORRECT}_enable (0.11.2: {CORRECT}_level) with it",
     "--seed 1 word": "agentenv train: expected flags, got 'word'",
     "--input_key a --prompt_key b": "got --input_key, which means the same",
     "--seed 1 --seed 2": "expected it once, got it twice",

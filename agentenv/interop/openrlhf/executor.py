@@ -143,6 +143,11 @@ class AgentExecutor:
         check_logs(cls.logs, cls.__name__)
         if cls.on_error not in ("mask", "raise"):
             raise ContractError(f"{cls.__name__}.on_error: expected mask or raise, got {cls.on_error!r}.")
+        for name, kind in (("limits", Limits), ("chat_options", ChatOptions)):
+            if not isinstance(value := getattr(cls, name), kind):
+                raise ContractError(
+                    f"{cls.__name__}.{name}: expected {kind.__name__}(…), got {value!r}. Import it from agentenv."
+                )
         if cls._one_sequence and cls.chat_options.history != "keep":
             raise ContractError(
                 f"{cls.__name__}.chat_options: expected history='keep', got {cls.chat_options.history!r}. Remove it: "
@@ -384,6 +389,12 @@ class AgentFunc:
     def datasets(self) -> Mapping[str, str | Path]:
         """Data that ships with the file's environment class, by name."""
         found: Mapping[str, str | Path] = getattr(getattr(self.executor_cls, "agent_cls", None), "datasets", {})
+        return found
+
+    @property
+    def agent_kwargs(self) -> Mapping[str, Any]:
+        """Arguments of the environment's constructor."""
+        found: Mapping[str, Any] = getattr(self.executor_cls, "agent_kwargs", {})
         return found
 
     async def run(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:

@@ -91,7 +91,7 @@ def _turn(index: int, turn: Turn, *, with_tools: bool, is_text: bool) -> Iterato
     note = "the middle was cut out for the model" if turn.observation_cut else note
     observation = result.observation
     if isinstance(observation, str):
-        role = "environment" if is_text else "user"
+        role = "environment" if is_text or turn.bridge == "text" else "user"
         observation = [{"role": role, "content": observation}] if observation else []
     yield from _messages(observation, note)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -13,17 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from agentenv._util.brief import brief
-from agentenv._util.paths import place_of
 from agentenv.core.engine import Tokenizer
 from agentenv.core.types import Task
 from agentenv.engines.scripted import Request, ScriptedEngine
 from agentenv.episode.endpoint.agent import ChatAgentSource, owns_its_loop
 from agentenv.episode.registry import env_source
 from agentenv.episode.source import EnvSource, EpisodeSource, as_agent
-from agentenv.errors import AgentEnvError, ConfigError
-from agentenv.interop.agent_files import load_agent_func
+from agentenv.errors import ConfigError
+from agentenv.interop.agent_files import load_func_agent
 from agentenv.testing.odd_actions import DEPTH, ODD_JSON, ODD_NUMBERS, SIGNS, TERMS
-from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.testing.tool_calls import calls_with_world
 
 ODD_ACTIONS = (
@@ -157,25 +154,8 @@ def load_target(target: str | type[Any], env_kwargs: Mapping[str, Any]) -> tuple
         own = owns_its_loop(target)
         source: Any = (ChatAgentSource if own else EnvSource)(target if own else as_agent(target), env_kwargs)
         return source, source.cls
-    path = Path(target)
-    code = path.read_text(errors="replace") if path.suffix == ".py" and path.is_file() else ""
-    if "AgentExecutor" in code or "AgentRunner" in code:
-        func, tokenizer = load_agent_func(path), CharTokenizer()
-        try:
-            cls = func.agent_class(ScriptedEngine([""], tokenizer), tokenizer)
-        except AgentEnvError:
-            raise
-        except Exception as error:
-            raise ConfigError(
-                f"{target}: expected a working AgentExecutor, got {type(error).__name__}: {error} at "
-                f"{place_of(error)}. Fix its constructor."
-            ) from error
-        if not inspect.isclass(cls):
-            raise ConfigError(
-                f"{target}: expected AgentExecutor to have an agent class, got {cls!r}. "
-                "Set `agent_cls`, or pass the class to super().__init__."
-            )
-        return func, as_agent(cls)
+    if (found := load_func_agent(target)) is not None:
+        return found
     source = env_source(target, env_kwargs)
     return source, source.cls
 

@@ -218,7 +218,7 @@ class ConformanceContext:
     def kwargs(self) -> Mapping[str, Any]:
         """Arguments of the constructor, the same for all episodes."""
         if isinstance(self.source, AgentFunc):
-            return getattr(self.source.executor_cls, "agent_kwargs", {})
+            return self.source.agent_kwargs
         return self.source.kwargs  # type: ignore[attr-defined,no-any-return]
 
     @property

@@ -13,7 +13,7 @@ from agentenv.core.agent import AgentInstance
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import SamplingParams, StopReason
 from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode.failures import FAILED_SERVICE, may_be_a_service
+from agentenv.episode.failures import FAILED_SERVICE, NO_METADATA, may_be_a_service
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.interop.molt.files import Env as MoltEnv
@@ -24,7 +24,6 @@ from agentenv.testing.conformance.cases import CALL_OF_NOTHING, LABEL, ODD_ACTIO
 from agentenv.testing.conformance.context import ConformanceContext
 from agentenv.testing.conformance.problems import (
     HANDLE_ACTIONS,
-    NO_METADATA,
     Problem,
     after_action,
     attribute_at,
@@ -237,6 +236,11 @@ class _Trial:
                 expected, fix = "rewards with .item(), as OpenRLHF reads them", "Return torch.tensor([reward]), or a "
                 fix += "StepResult, which agentenv's AgentExecutor converts."
                 problems.append(problem_at(cls, "step", expected, f"{reward!r}", fix))
+            logs = value.get("extra_logs") if isinstance(value, Mapping) else None
+            if isinstance(logs, Mapping) and (texts := {key: log for key, log in logs.items() if isinstance(log, str)}):
+                expected, fix = "numbers in extra_logs, which OpenRLHF makes tensors of", "Leave text out, or return a "
+                fix += "StepResult, whose info may have it."
+                problems.append(problem_at(cls, "step", expected, f"{texts!r:.80}", fix))
         error = trajectory.error
         if error is not None and not problems:
             problems.append(record_problem(cls, error))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import linecache
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -12,16 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from agentenv._util.brief import brief
-from agentenv._util.suggest import did_you_mean
 from agentenv.core.agent import AgentInstance
 from agentenv.core.trajectory import EpisodeError
-from agentenv.episode.failures import FAILED_SERVICE, may_be_a_service
+from agentenv.episode.failures import FAILED_SERVICE, may_be_a_service, missing_key
 from agentenv.errors import ContractError
 
 HANDLE_ACTIONS = "Handle every action a policy may sample: empty, cut off, or in any language."
-NO_METADATA = "The task has no metadata: name rows that have it with --data."
-STATES_KEYS = frozenset({"action_text", "renders_tools"})
-"""Keys that only the states of `step` and of `reset` have."""
 _OF_ARGUMENTS = re.compile(r"keyword argument|positional argument|missing \d+ required|multiple values for argument")
 """Messages of a TypeError that does not depend on the action: the call itself is wrong."""
 
@@ -65,10 +60,10 @@ def read_message(message: str, where: str) -> tuple[str, str, str]:
 def exception_problem(cls: type[AgentInstance], method: str, error: BaseException) -> Problem:
     """Return the problem of an exception, at the line of the class's own file that raised it or called the raiser."""
     file, line = place_of_method(cls, method)
-    trace, names = (error.__cause__ or error).__traceback__, dict[str, Any]()
+    trace = (error.__cause__ or error).__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == file:
-            line, names = trace.tb_lineno, trace.tb_frame.f_locals
+            line = trace.tb_lineno
         trace = trace.tb_next
     where, got = f"{cls.__name__}.{method}", f"{type(error).__name__}: {error}"
     if isinstance(error, SystemExit):
@@ -79,34 +74,7 @@ def exception_problem(cls: type[AgentInstance], method: str, error: BaseExceptio
     fix = HANDLE_ACTIONS if of_actions else "Fix it."
     if may_be_a_service(error):
         fix = f"{FAILED_SERVICE} {HANDLE_ACTIONS}" if of_actions else FAILED_SERVICE
-    if isinstance(error, KeyError):
-        fix = _missing_key(error, linecache.getline(file, line), names) or fix
-    return Problem(relative_path(file), line, where, "no exception", got, fix)
-
-
-def _missing_key(error: KeyError, code: str, names: Mapping[str, Any]) -> str | None:
-    """Return what `states` or the row's metadata has if a line reads a key that it lacks, otherwise None.
-
-    Args:
-        error: the exception of the line.
-        code: the line.
-        names: the local variables at the line.
-    """
-    states = next((each for each in names.values() if isinstance(each, Mapping) and STATES_KEYS & each.keys()), None)
-    key = str(error.args[0]) if error.args else ""
-    read = re.search(rf"(\w+)(\[[^\]]*\])?\[\s*(['\"]){re.escape(key)}\3\s*\]", code)
-    if states is None or read is None:
-        return None
-    owner, part = names.get(read[1]), read[2] or ""
-    is_of_states = owner is states
-    if is_of_states and not part:
-        return f"`states` has no {key!r}. It has {', '.join(sorted(states))}."
-    metadata: Any = states.get("metadata")
-    if (is_of_states and "metadata" in part) or owner is metadata:
-        if not metadata:
-            return NO_METADATA
-        return f"The row has no column {key!r}.{did_you_mean(key, metadata)} It has {', '.join(sorted(metadata))}."
-    return None
+    return Problem(relative_path(file), line, where, "no exception", got, missing_key(error) or fix)
 
 
 def record_problem(

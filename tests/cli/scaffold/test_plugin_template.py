@@ -192,6 +192,7 @@ def test_an_agent_func_file_is_written_for_installed_environments_and_games(tmp_
     [
         (["agent_func.py", "--env", "envs/guess.py"], "expected an importable file in the folder of 'agent_func.py'"),
         (["agent_func.py", "--env", "my-guess.py"], "expected an importable file in the folder of 'agent_func.py'"),
+        (["agent_func", "--env", "math_retry"], "expected a file that ends in .py, got 'agent_func'"),
         (["no/agent_func.py", "--env", "math_retry"], "expected a file in a folder, got 'no/agent_func.py'"),
         (["agent_func.py", "--env", "math_retry", "--out", "x"], "--out: expected none with --env, got 'x'"),
     ],
@@ -205,4 +206,4 @@ def test_an_agent_func_file_that_could_not_import_its_environment_is_not_written
         Path(place).write_text(GUESS)
     assert main(["new", *arguments]) == 2
     assert error in capsys.readouterr().err
-    assert not Path("agent_func.py").exists()
+    assert not [*Path().glob("agent_func*")]

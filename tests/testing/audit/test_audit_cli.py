@@ -134,16 +134,18 @@ def test_wrong_flags_are_one_line_and_exit_with_2(target, flags, words, capsys):
 
 
 @pytest.mark.long
-def test_an_agent_func_is_audited_by_its_agent_class(tmp_path, target, capsys):
+def test_an_agent_func_is_audited_by_its_agent_class_with_its_arguments(tmp_path, target, capsys):
     file = tmp_path / "agent_func.py"
     file.write_text(
         "from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor\n\n\n"
         "class Instance(AgentInstanceBase):\n"
+        "    def __init__(self, easy=False):\n        self.easy = easy\n\n"
         "    async def step(self, states, **kwargs):\n"
-        "        right = states['label'] in states['action_text']\n"
+        "        right = self.easy and states['label'] in states['action_text']\n"
         "        return {'rewards': float(right), 'scores': float(right),\n"
         "                'environment_feedback': '', 'done': True}\n\n\n"
         "class AgentExecutor(MultiTurnAgentExecutor):\n"
+        "    agent_kwargs = {'easy': True}\n\n"
         "    def __init__(self, *args):\n        super().__init__(Instance)\n"
     )
     assert main(["audit", str(file), *target[1:], *POLICIES]) == 1
