@@ -45,7 +45,7 @@ class MeanDifference:
 
     @property
     def half(self) -> float | None:
-        """Half of the interval's width."""
+        """Half of the interval's width before it is cut at a bound."""
         return None if self.se is None else student_t(self.num_units - 1) * self.se
 
 

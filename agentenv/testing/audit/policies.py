@@ -49,7 +49,7 @@ from agentenv.testing.tool_calls import (
 
 Kind = Literal["empty", "blind", "attack", "robust", "wrong", "gold"]
 """empty: an empty action; blind: right only by chance; attack: aimed at the grader; robust: text that breaks parsers;
-wrong: derived from gold, but wrong; gold: the right answer of the environment."""
+wrong: derived from gold, with a wrong action; gold: the right answer of the environment."""
 
 BASELINES = ("null", "constant", "gold")
 """Run in every audit: the others are judged relative to an empty action, arbitrary text and gold."""
