@@ -7,7 +7,6 @@ import contextlib
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TextIO, cast
@@ -30,6 +29,7 @@ from agentenv.runs.records.directory import (
     METRICS,
     Outbox,
     RunWriter,
+    new_run_directory,
     read_config,
     read_trajectories,
 )
@@ -77,8 +77,8 @@ async def _run(config: RunConfig, stdout: TextIO, page: PageBeside) -> int:
     if job.grader is not None:
         job.grader.check(job.tasks)
     name = Path(config.source or "run").stem.replace(":", "-")
-    default = f"runs/{name}-{Path(config.model).name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    out, errors = Path(config.output.out or default), config.errors
+    out = Path(config.output.out or new_run_directory(f"{name}-{Path(config.model).name}"))
+    errors = config.errors
     async with Outbox(open_run(job, out)) as outbox, open_run_trackers(job, out) as trackers:
         log = RunLog(job, outbox, trackers)
         screen = RunScreen(config, job, log, stdout=stdout)

@@ -10,7 +10,6 @@ import os
 import shlex
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +36,7 @@ from agentenv.runs.display.report import LastingStream, quiet_transformers
 from agentenv.runs.metrics import summarize
 from agentenv.runs.opening import open_runner
 from agentenv.runs.prepare import Job, Part, load_parts, load_tasks, prepare
+from agentenv.runs.records.directory import new_run_directory
 from agentenv.runs.records.tokenizer import keep_tokenizer
 from agentenv.runs.shutdown import then_end, until_signal
 from agentenv.runs.view_process import PageBeside
@@ -194,6 +194,8 @@ def _describe_data(job: TrainJob) -> str:
 async def prepare_training(config: TrainConfig, rank_group: RankGroup | None = None) -> TrainJob:
     """Load and check what the flags name, so that wrong flags are reported before anything slow starts.
 
+    Without --out, the folder is created.
+
     Raises:
         ConfigError: a flag or file is wrong.
         DataError: a row of the data cannot be read.
@@ -224,8 +226,8 @@ async def prepare_training(config: TrainConfig, rank_group: RankGroup | None = N
     if job.grader is not None:
         job.grader.check([*job.tasks, *(task for tasks in held_out.values() for task in tasks)])
     name = Path(config.source).stem.replace(":", "-")
-    default = f"runs/train-{name}-{Path(config.model).name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return TrainJob(complete, job, held_out, Path(config.out or default), rank_group)
+    out = Path(config.out or new_run_directory(f"train-{name}-{Path(config.model).name}"))
+    return TrainJob(complete, job, held_out, out, rank_group)
 
 
 def load_held_out(config: TrainConfig, job: Job) -> dict[str, list[Task]]:

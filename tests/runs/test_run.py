@@ -147,11 +147,14 @@ def test_a_terminal_that_cannot_show_a_character_does_not_end_the_run(place, fla
 
 
 @pytest.mark.long
-def test_without_out_a_run_directory_is_named_after_environment_and_model(place, flags, capsys):
-    assert command(flags[:-2]) == 0
-    (run,) = (place / "runs").iterdir()
-    assert run.name.startswith("env-tokenizer")
-    assert f"run directory: runs/{run.name}" in capsys.readouterr().out
+def test_without_out_a_run_directory_is_named_after_environment_and_model_also_in_the_same_second(
+    place, flags, tokenizer_folder, capsys, monkeypatch
+):
+    monkeypatch.setattr(time, "strftime", lambda *_: "now")
+    for name in (f"env-{tokenizer_folder.name}-now", f"env-{tokenizer_folder.name}-now-2"):
+        assert command(flags[:-2]) == 0
+        assert f"run directory: runs/{name}\n" in capsys.readouterr().out
+        assert len(lines(place / "runs" / name)) == 20
 
 
 @pytest.mark.long

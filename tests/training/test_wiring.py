@@ -1,5 +1,6 @@
 """A flag moves its number: each test fails if the line that passes the flag on is deleted."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -39,7 +40,8 @@ ROLLOUTS = {
 
 
 async def job_of(**flags):
-    return await prepare_training(TrainConfig.from_flags(**{"env": "math_retry", "engine": "hf", "ray": False} | flags))
+    known = {"env": "math_retry", "engine": "hf", "ray": False, "out": "out"}
+    return await prepare_training(TrainConfig.from_flags(**known | flags))
 
 
 @pytest.mark.parametrize("flag", ROLLOUTS)
@@ -63,6 +65,14 @@ async def test_flags_of_evaluations_reach_their_runner():
     assert (evaluation.runner.concurrency, evaluation.runner.policy.max_retries) == (5, 4)
     assert list(evaluation.sets) == ["word_problems"]
     assert len(evaluation.kept_tasks) == 2
+
+
+async def test_trainings_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda *_: "now")
+    names = ["train-math_retry-tiny-math-now", "train-math_retry-tiny-math-now-2"]
+    assert [(await job_of(out=None)).out.name for _ in names] == names
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == names
 
 
 def test_flags_of_files_reach_the_journal_the_checkpoints_and_the_best_model(tmp_path):

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import fcntl
 import functools
+import itertools
 import json
 import logging
 import os
@@ -163,6 +164,25 @@ def read_config(path: str | Path) -> dict[str, Any]:
     if isinstance(flags, dict):
         document["config"]["flags"] = today(flags)
     return dict(document)
+
+
+def new_run_directory(name: str) -> Path:
+    """Create `runs/NAME-TIME` and return it; with -2, -3 and so on if earlier ones began in the same second.
+
+    Raises:
+        ConfigError: it cannot be created.
+    """
+    path = f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    try:
+        Path("runs").mkdir(exist_ok=True)
+        for number in itertools.count(1):
+            free = Path(path if number == 1 else f"{path}-{number}")
+            with contextlib.suppress(FileExistsError):
+                free.mkdir()  # by one process only
+                break
+    except OSError as error:
+        raise ConfigError(f"{path}: expected a writable directory, got {error}. Fix it, or use --out.") from error
+    return free
 
 
 class RunWriter:
