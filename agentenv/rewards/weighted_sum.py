@@ -16,6 +16,7 @@ from agentenv.core.arguments import is_finite, is_reward, number
 from agentenv.errors import ConfigError
 from agentenv.rewards.grading import DEADLINE_S, check_row, grade
 from agentenv.rewards.types import Response, Reward, RewardResult, Status
+from agentenv.sandbox.types import Isolation
 
 FAILED_TERMS = "failed_terms"
 """The component that counts the terms without a reward."""
@@ -122,7 +123,8 @@ class WeightedSum:
         named = self.score_from or max(self.terms, key=lambda name: self.terms[name].weight)
         main = results[first if named in failed else named]
         feedback = "\n".join(dict.fromkeys(result.feedback for result in results.values() if result.feedback))
-        isolation = next((each.isolation for each in results.values() if each.isolation), "")
+        levels = {result.isolation for result in results.values()}
+        isolation = next((level.value for level in Isolation if level in levels), "")  # the weakest
         return RewardResult(
             total, results[named].score, main.status, components, main.extracted, feedback, detail, isolation
         )

@@ -30,6 +30,12 @@ async def test_a_sum_is_weighted_and_its_parts_are_raw():
     assert tuple(result.components) == reward.component_names
 
 
+async def test_the_isolation_of_a_sum_is_the_weakest_of_its_terms():
+    levels = {"remote": "remote", "uid": "uid", "none": "", "namespaces": "namespaces"}
+    terms = {name: Term(fixed(1.0, isolation=level)) for name, level in levels.items()}
+    assert (await WeightedSum(terms).grade(ANY)).isolation == "uid"
+
+
 async def test_a_dead_judge_never_leaves_the_format_term_the_whole_reward():
     """Elsewhere {judge: .95, fmt: .05} with a judge that is down composes to 1.0: the mean over what is there."""
     judge = JudgeReward(Down(), retry=JudgeRetry(backoff_s=0.0))
