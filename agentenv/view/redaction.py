@@ -32,6 +32,8 @@ _HOSTS = re.compile(
 )
 """Names and addresses of machines in the text of an error: URLs, host=…, user@host, numbers, and host:port."""
 _LEFT_OUT, _FILE = "…", "tokenizer.json"
+TOLD = ("refusal_reasons", "models")
+"""Values of metrics and of rows of the index that are texts of errors, or names that a server gave its models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ class Redaction:
         ]
         known = {"sha256": values["tokenizer"].get("sha256"), "source": _FILE}
         values["tokenizer"] = {"error": "no tokenizer"} if "error" in values["tokenizer"] else known
+        if isinstance(metrics := values["metrics"], dict):
+            values["metrics"] = metrics | {name: self.text(metrics[name]) for name in TOLD if name in metrics}
         return values
 
     @staticmethod
@@ -106,16 +110,16 @@ class Redaction:
         return {**value, **sides, "changed": {}, "caveats": caveats}
 
     def record(self, values: dict[str, Any]) -> None:
-        """Remove it from the values of an episode: labels, and folders and machines in the text of its error."""
+        """Remove it from the values of an episode: labels, and folders and machines in the texts of its errors."""
         if self.labels and isinstance(task := values.get("task"), dict):
             label, task["label"] = task.get("label"), None
             task["metadata"] = _without_label(task.get("metadata"), label, {"label", *self.label_key.split(".")[:1]})
             for turn in values.get("turns") or ():
                 if isinstance(result := turn.get("result"), dict):
                     result["info"] = self.info(result.get("info"), label)
-        error = values.get("error")
-        if isinstance(error, dict):
-            values["error"] = {key: self.text(text) for key, text in error.items()}
+        answers = [turn.get("answer") for turn in values.get("turns") or ()]
+        for told in (values, *(answer for answer in answers if isinstance(answer, dict))):
+            told.update({name: self.text(told[name]) for name in ("error", "model", *TOLD) if name in told})
 
     def info(self, info: Any, label: Any) -> Any:
         """Return the `info` of a turn, or of a row of the index, without the values that equal the task's label."""
@@ -130,7 +134,11 @@ class Redaction:
         return kept
 
     def text(self, value: Any) -> Any:
-        """Return a text about an error without folders and names of machines; other values as they are."""
+        """Return a text about an error, or all texts of a value, without folders and names of machines."""
+        if isinstance(value, dict):
+            return {self.text(key): self.text(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return list(map(self.text, value))
         if not self.paths or not isinstance(value, str):
             return value
         text = _HOSTS.sub(lambda match: f"{match['scheme'] or match['key'] or ''}{_LEFT_OUT}", value)

@@ -20,7 +20,7 @@ from agentenv.runs.records.selection import Selection, select
 from agentenv.view.episodes import Place, parse_texts, read_episodes, read_heads, read_value
 from agentenv.view.meta import Defaults, comparisons, run_meta
 from agentenv.view.page import file_shell
-from agentenv.view.redaction import Redaction
+from agentenv.view.redaction import TOLD, Redaction
 from agentenv.view.tail import IndexTail, LearnedLines, TailPlace, read_tail
 from agentenv.view.texts import TokenTexts, load_texts
 from agentenv.view.viewed import STEPS, TRAIN_METRICS, TRAJECTORIES, ViewedRun
@@ -145,6 +145,8 @@ def _collected(run: ViewedRun, options: FileOptions) -> _FileRun:
             if kept is None or row[file.column["episode_id"]] in kept:
                 number = file.column["error_text"]
                 row[number] = list(map(file.redaction.text, row[number]))
+                for name in TOLD:
+                    row[file.column[name]] = file.redaction.text(row[file.column[name]])
                 file.rows.append(row)
     for row in file.rows:
         file.groups.setdefault(row[file.column["group_id"]], []).append(row)
@@ -217,7 +219,7 @@ def _elements(files: Sequence[_FileRun], note: str | None, options: FileOptions)
     """Yield the elements with the data: `meta`, and compressed ones."""
     metas = []
     for number, file in enumerate(files):
-        meta = options.redaction.meta(run_meta(number, file.run, file.texts, options.defaults))
+        meta = file.redaction.meta(run_meta(number, file.run, file.texts, options.defaults))
         groups = [
             {"element": f"g-{number}-{index}", "group_id": group, "at": file.places(group)}
             for index, group in enumerate(file.groups)

@@ -12,6 +12,7 @@ import pytest
 
 from agentenv.cli.main import main
 from agentenv.core.trajectory import EpisodeError
+from agentenv.core.types import Answer
 from agentenv.errors import ConfigError, DataError, MissingDependency
 from agentenv.runs.records.index import FIELDS, INDEX
 from agentenv.runs.records.steps import append_rows
@@ -180,7 +181,12 @@ def test_redaction_leaves_out_folders_services_and_labels(tmp_path):
         "env": "/home/ann/work/env.py", "base_url": "http://ann:pw@node7:8000", "model": "/home/ann/models/tiny",
         "env_kwargs": {"key": "secret"}, "use_mlflow": "http://node7", "temperature": 0.5, "api_key_env": "ANN_KEY",
     }  # fmt: skip
-    folder = write_run(tmp_path / "run", episode("a/0", label="gold"), episode("b/0", error=error), flags=flags)
+    refused = episode("a/0", label="gold")
+    refused.refusal_reasons = {"invalid_request": "node7 has no /home/ann/work/data.txt"}
+    refused.turns[0].answer = Answer("3", model="/home/ann/models/tiny")
+    folder = write_run(tmp_path / "run", refused, episode("b/0", error=error), flags=flags)
+    told = {"refusal_reasons": refused.refusal_reasons, "models": {"/home/ann/models/tiny": 1}}
+    (folder / "metrics.json").write_text(json.dumps(told))
     redaction = Redaction(paths=True, labels=True)
     _, data, meta, _ = written(tmp_path / "out.html", folder, redaction=redaction)
     texts = [data["meta"], *(unpacked(text) for name, text in data.items() if name != "meta")]
@@ -188,7 +194,12 @@ def test_redaction_leaves_out_folders_services_and_labels(tmp_path):
         assert not [text for text in texts if private in text], private
     kept = meta["runs"][0]["config"]["config"]["flags"]
     assert (kept["env"], kept["model"], kept["temperature"]) == ("env.py", "tiny", 0.5)
-    assert episodes_of(data, meta)["b/0"]["record"]["error"]["place"] == "…/env.py:3"
+    found = episodes_of(data, meta)
+    assert found["b/0"]["record"]["error"]["place"] == "…/env.py:3"
+    left = {"invalid_request": "… has no …/data.txt"}
+    told = [rows_of(data)[0], meta["runs"][0]["metrics"], found["a/0"]["record"]]
+    assert [each["refusal_reasons"] for each in told] == [left] * 3
+    assert [each["models"] for each in told[:2]] == [{"…/tiny": 1}] * 2
     plain = written(tmp_path / "plain.html", folder)[2]
     assert plain["runs"][0]["config"]["config"]["flags"]["base_url"] == "http://ann:pw@node7:8000"
 

@@ -51,7 +51,17 @@ export interface Group {
 
 const byNumberThenText = new Intl.Collator("en", { numeric: true });
 /** Fields that no screen shows. What is not kept costs no memory. */
-const LEFT_OUT = new Set(["bridges", "refusals", "finish", "marks", "input_tokens", "cached_tokens", "crc", "check"]);
+const LEFT_OUT = new Set([
+  "bridges",
+  "refusals",
+  "refusal_reasons",
+  "finish",
+  "marks",
+  "input_tokens",
+  "cached_tokens",
+  "crc",
+  "check",
+]);
 
 export class IndexTable {
   private columns = new Map<string, Column>();
