@@ -371,7 +371,14 @@ async def test_a_count_of_tokens_that_cannot_be_is_unknown_and_so_is_its_cost(co
     assert (found.answer.num_input_tokens, found.answer.cost_usd) == (None, None)
 
 
-@pytest.mark.parametrize(("usage", "known"), [(None, "unknown"), ((-1, 5), "10 out, unknown in")])
+@pytest.mark.parametrize(
+    ("usage", "known"),
+    [
+        (None, "unknown in, unknown out"),
+        ((-1, 5), "unknown in, 10 out"),
+        ((7, -1), "14 in (0% cached), unknown out"),
+    ],
+)
 async def test_a_run_shows_what_was_sent_again_who_answered_and_that_it_sent_no_valid_counts(usage, known, monkeypatch):
     monkeypatch.setattr("agentenv.engines.chat.engine.FIRST_PAUSE_S", 0.001)
     limited = (429, {}, {"error": {"message": "Rate limit reached"}})
@@ -382,8 +389,8 @@ async def test_a_run_shows_what_was_sent_again_who_answered_and_that_it_sent_no_
     shown = dict(result_rows(run.metrics))
     assert shown["request retries"] == "1 request was sent again"
     assert shown["answered by"] == "a-cheaper-one 2"
-    assert shown["tokens"] == f"{known}: a-cheaper-one sent no valid counts"
-    assert shown["speed"].count("tokens/s") == (usage is not None)
+    assert shown["tokens"] == f"{known}: the server sent no valid counts"
+    assert shown["speed"].count("tokens/s") == 2 - known.count("unknown")
     assert sorted(turn.num_request_retries for each in run for turn in each.turns) == [0, 1]
 
 

@@ -118,15 +118,17 @@ def result_rows(m: Metrics) -> list[tuple[str, str]]:
     if set(m.bridges) - {"exact", "text", "messages"}:  # actions that did not end as in the template
         rows.append(("replies after", histogram(m.bridges)))
     t = m.time
-    tokens_in, tokens_out = t.input_tokens_per_s or 0.0, t.action_tokens_per_s or 0.0
     shares = f"generate {_share(t.generate_share)}, step {_share(t.step_share)}, wait {_share(t.wait_share)}"
-    counts = f"{m.tokens.num_input} in ({_share(m.tokens.cached_share)} cached), {m.tokens.num_action} out"
-    speed = f", {tokens_in:.0f} tokens/s in, {tokens_out:.0f} tokens/s out"
-    if m.models and not m.tokens.num_input:
-        known = f"{m.tokens.num_action} out, unknown in" if m.tokens.num_action else "unknown"
-        counts = f"{known}: {', '.join(m.models)} sent no valid counts"
-        speed = f", {tokens_out:.0f} tokens/s out" if m.tokens.num_action else ""
-    rows.append(("tokens", counts))
+    counts = {
+        "in": f"{m.tokens.num_input} in ({_share(m.tokens.cached_share)} cached)",
+        "out": f"{m.tokens.num_action} out",
+    }
+    speeds = {"in": t.input_tokens_per_s, "out": t.action_tokens_per_s}
+    known = {"in": m.tokens.num_input or not m.models, "out": m.tokens.num_action or not m.models}
+    tokens = ", ".join(text if known[side] else f"unknown {side}" for side, text in counts.items())
+    tokens += "" if all(known.values()) else ": the server sent no valid counts"
+    speed = "".join(f", {rate or 0.0:.0f} tokens/s {side}" for side, rate in speeds.items() if known[side])
+    rows.append(("tokens", tokens))
     if t.episodes_per_s:  # else no episode ran in this session
         rows.append(("speed", f"{t.episodes_per_s:.1f} episodes/s{speed}"))
     if m.cost_usd is not None:
