@@ -146,7 +146,13 @@ def _converted(name: str, kind: Any, value: Any, *, repeatable: bool) -> Any:
         for each in texts:
             if not isinstance(each, str | os.PathLike | Mapping):
                 raise ConfigError(f"--{name}: expected text, got {brief(each)}.")
-        return tuple(json.dumps(each) if isinstance(each, Mapping) else os.fspath(each) for each in texts)
+        try:
+            return tuple(
+                json.dumps(dict(each), default=os.fspath) if isinstance(each, Mapping) else os.fspath(each)
+                for each in texts
+            )
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"--{name}: expected values that JSON has, got another: {error}.") from error
     if isinstance(value, str) and Mapping in kinds:
         return parse_json_object(f"--{name}", value)
     if isinstance(value, list) and tuple in kinds:

@@ -1,6 +1,7 @@
 """Mixtures: what `--env` and a file of entries may say, and a run of several environments."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -156,6 +157,13 @@ def test_the_flag_may_be_given_several_times_and_in_a_config_file(tmp_path):
 def test_config_json_of_one_environment_is_as_it_was():
     assert RunConfig.from_flags(env="math_retry").to_dict()["env"] == "math_retry"
     assert RunConfig.from_flags(env=None, resume=True).to_dict()["env"] is None
+
+
+def test_an_entry_in_python_may_hold_paths_and_no_other_objects():
+    paths = {"env": Path("e.py"), "data": Path("d.jsonl")}
+    assert read_entries(RunConfig.from_flags(env=[paths]).env) == [MixtureEntry("e.py", "e", data="d.jsonl")]
+    with pytest.raises(ConfigError, match="--env: expected values that JSON has, got another: "):
+        RunConfig.from_flags(env=[{"env": "e", "env_kwargs": {"key": object()}}])
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
