@@ -25,7 +25,7 @@ from agentenv.engines.models import load_light_tokenizer, load_stop_token_ids, l
 from agentenv.episode.endpoint.agent import ChatAgentSource
 from agentenv.episode.registry import env_source
 from agentenv.episode.source import EnvSource, EpisodeSource, Member, Mixture
-from agentenv.errors import AgentEnvError, ConfigError, MissingDependency
+from agentenv.errors import AgentEnvError, ConfigError, InfraError, MissingDependency
 from agentenv.interop.agent_files import load_agent_func, load_func_agent, load_reward_source
 from agentenv.interop.openrlhf.executor import AgentInstanceBase
 from agentenv.runs.config import RunConfig
@@ -303,7 +303,8 @@ async def check_constructor(source: EpisodeSource, limit_s: float) -> None:
     """Construct an agent and close it, so that a wrong argument is one clear error instead of one in every episode.
 
     Raises:
-        ConfigError: the constructor raised an exception, or did not end within `limit_s` seconds.
+        ConfigError: the constructor or `close` raised an exception that is not of agentenv, or did not end within
+            `limit_s` seconds; or `close` raised an InfraError.
     """
     if not isinstance(source, EnvSource | ChatAgentSource):
         return
@@ -319,7 +320,7 @@ async def check_constructor(source: EpisodeSource, limit_s: float) -> None:
             "Fix the class, or raise --step_timeout_s."
         ) from error
     except Exception as error:
-        if isinstance(error, AgentEnvError) and where != "close":
+        if isinstance(error, AgentEnvError) and not (where == "close" and isinstance(error, InfraError)):
             raise
         frame, told = traceback.extract_tb(error.__traceback__)[-1], str(error).removesuffix(".")
         done = f"construct {source.cls.__name__} with {dict(source.kwargs)!r}"

@@ -14,7 +14,7 @@ import pytest
 
 from agentenv.core.agent import AgentInstance
 from agentenv.episode.source import EnvSource
-from agentenv.errors import ConfigError
+from agentenv.errors import ConfigError, RunStopped
 from agentenv.runs.prepare import check_constructor
 from agentenv.runs.records.directory import read_trajectories
 from tests.drivers import command, forked, ids, lines, without_times, write_rows
@@ -404,3 +404,11 @@ async def test_a_constructor_or_a_close_that_hangs_is_a_clear_error_before_the_r
     cls = type("Hanging", (AgentInstance,), {method: hang})
     with pytest.raises(ConfigError, match=rf"Hanging\.{method}: expected an end within 0\.2 s.*--step_timeout_s"):
         await asyncio.wait_for(check_constructor(EnvSource(cls), 0.2), 60)
+
+
+async def test_a_close_that_stops_the_run_before_it_begins_keeps_its_exit_code():
+    async def close(self):
+        raise RunStopped("no license is left")
+
+    with pytest.raises(RunStopped, match="no license is left"):
+        await check_constructor(EnvSource(type("Stopping", (AgentInstance,), {"close": close})), 30.0)
