@@ -165,7 +165,8 @@ async def _train(config: TrainConfig, rank_group: RankGroup | None, stdout: Text
             screen.note(f"note: {many}: a train step uses some tasks more than once")
         evaluated = {task.env for tasks in job.held_out.values() for task in tasks}
         if idle := [part.name for part in job.episodes.parts if not part.weight and part.name not in evaluated]:
-            screen.note(f"note: {', '.join(idle)}: weight 0 and no --eval_dataset: neither trained on nor evaluated")
+            names = ", ".join(idle)
+            screen.note(f"note: no train step and no evaluation uses {names}: weight 0, and no data in --eval_dataset")
         async with contextlib.AsyncExitStack() as stack:
             gpus: list[str] = []
             if flags.engine == "ray" and _num_gpus():
