@@ -54,7 +54,7 @@ class BestModel:
         folder: the training's folder.
         rows: the lines of its metrics.jsonl: a resumed training continues with their evaluations.
         early_stop: None never ends the training.
-        note: called once, with a warning, if an evaluation does not have the metric of --early_stop yet.
+        note: called once, with a warning, if a new evaluation does not have the metric of --early_stop yet.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class BestModel:
     ) -> None:
         self.path = folder / BEST
         self._early_stop = early_stop
-        self._note: Callable[[str], None] | None = note
+        self._note: Callable[[str], None] | None = lambda text: None  # of the evaluations in `rows` it was told
         self._key = f"eval/{early_stop.metric}" if early_stop else ""
         self._values: list[tuple[int, float]] = []
         self._bar = float("-inf")
@@ -78,6 +78,7 @@ class BestModel:
         for row in rows:
             if any(key.startswith("eval/") for key in row):
                 self.add(row["step"], row)
+        self._note = note
         kept = self.evaluation
         if kept.get("metric") == self._key:  # a session that was killed may have evaluated more than the lines say
             self._bar = max(self._bar, kept["value"])

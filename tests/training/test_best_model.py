@@ -140,6 +140,12 @@ def test_an_evaluation_without_the_metric_is_no_improvement_and_before_its_first
     assert not best.add(6, {"eval/num_failed": 0.0})
     assert "best at step 4, with 0.400, and 2 evaluations since are not better" in best.end_reason
     assert kept(tmp_path) == 4
+    lines = [{"step": 0, "eval/num_failed": 0.0}, {"step": 1, f"eval/{metric}": 0.4}]
+    for num in (1, 2):
+        again = BestModel(tmp_path, lines[:num], EarlyStop(metric, 2), notes.append)
+        assert notes == [told], "an earlier session has told it"
+    assert not again.add(2, {"eval/num_failed": 0.0})
+    assert notes == [told], "there are values"
 
 
 # --- in a training ----------------------------------------------------------------------------------------------------
