@@ -222,7 +222,10 @@ class Trajectory:
     began_s: float | None = None
     """When this attempt started, in seconds since 1970; None in older records."""
     retried: list[str] = field(default_factory=list)
-    """Class, and class of the cause, of each error after which a step or the episode ran again."""
+    """Class, and class of the cause, of each error after which a step or the episode ran again.
+
+    The cause of an error that ended an earlier session's attempt is not known.
+    """
 
     def __repr__(self) -> str:
         """Return one line of bounded length."""

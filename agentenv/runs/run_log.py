@@ -84,7 +84,7 @@ class RunLog:
         """Return for each episode that failed in an earlier session the attempt to resume from, and earlier errors.
 
         After an infrastructure failure the next attempt samples again, like a retry; other failures
-        repeat the same attempt.
+        repeat the same attempt. The record does not have the class of an error's cause.
         """
         found = {}
         for key, failed in self.tally.failed.items():
