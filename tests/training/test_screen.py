@@ -176,6 +176,16 @@ def test_the_results_say_how_much_of_the_evaluations_and_of_each_environment_fai
     }
 
 
+def test_the_results_say_that_all_episodes_of_the_evaluations_or_of_one_set_failed():
+    failed = {"num_episodes": 8.0, "num_failed": 8.0}
+    sets = {"eval/set/easy/score": 0.5, **{f"eval/set/hard/{key}": value for key, value in failed.items()}}
+    rows = [{"step": step, **{f"eval/{key}": value for key, value in failed.items()}} for step in (0, 2)]
+    assert results(rows) == {"steps": "2", "held-out reward": "none: 16 of 16 episodes failed"}
+    shown = results([{"step": 0, "eval/score": 0.5, **sets}])
+    assert shown["held-out score, easy"] == "0.500 at step 0, 0.500 at step 0"
+    assert shown["held-out reward, hard"] == "none: 8 of 8 episodes failed"
+
+
 def test_equal_rewards_that_turns_earned_differently_taught_something():
     assert "warning" not in results([{"step": 1, "rollout/reward": 0.0, "rollout/reward_std": 0.0}])
 

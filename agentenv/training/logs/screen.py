@@ -186,12 +186,12 @@ def results(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     if not rows:
         return {"steps": "none"}
     facts = {"steps": str(rows[-1]["step"])}
-    held_out = _points(rows, "eval/score") or _points(rows, "eval/reward")
-    if held_out:
+    if any(key.startswith("eval/") for row in rows for key in row):
         name = "score" if _points(rows, "eval/score") else "reward"
-        best, highest = max(held_out, key=lambda point: point[1])
         facts[f"held-out {name}"] = _first_and_last(rows, f"eval/{name}")
-        facts["best"] = f"{highest:.3f} at step {best}"
+        if held_out := _points(rows, f"eval/{name}"):
+            best, highest = max(held_out, key=lambda point: point[1])
+            facts["best"] = f"{highest:.3f} at step {best}"
         for each in _names(rows, "eval/set/"):
             own = "score" if _points(rows, f"eval/set/{each}/score") else "reward"
             facts[f"held-out {own}, {each}"] = _first_and_last(rows, f"eval/set/{each}/{own}")
@@ -219,7 +219,7 @@ def results(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _first_and_last(rows: Sequence[Mapping[str, Any]], key: str) -> str:
-    """Return the first and the last value of an evaluation, with their intervals."""
+    """Return the first and the last value of an evaluation, with their intervals, or how many episodes failed."""
     lows, highs = dict(_points(rows, f"{key}_ci95_low")), dict(_points(rows, f"{key}_ci95_high"))
     nums, failed = (dict(_points(rows, f"{key.rpartition('/')[0]}/{name}")) for name in ("num_episodes", "num_failed"))
     points, shown = _points(rows, key), []
@@ -227,7 +227,7 @@ def _first_and_last(rows: Sequence[Mapping[str, Any]], key: str) -> str:
         interval = f" [{lows[step]:.3f}, {highs[step]:.3f}]" if step in lows and step in highs else ""
         lost = f" ({failed[step]:.0f} of {nums[step]:.0f} episodes failed)" if failed.get(step) else ""
         shown.append(f"{value:.3f}{interval} at step {step}{lost}")
-    return ", ".join(shown)
+    return ", ".join(shown) or f"none: {sum(failed.values()):.0f} of {sum(nums.values()):.0f} episodes failed"
 
 
 def _failures(rows: Sequence[Mapping[str, Any]], prefix: str) -> str:
@@ -250,8 +250,9 @@ def _early_and_late(rows: Sequence[Mapping[str, Any]], name: str, key: str) -> d
 
 def _names(rows: Sequence[Mapping[str, Any]], prefix: str) -> list[str]:
     """Return what stands between a prefix and the name of a number, in order."""
-    keys = (key.removeprefix(prefix) for row in rows for key in row if key.startswith(prefix) and "/info/" not in key)
-    return list(dict.fromkeys(key.rpartition("/")[0] for key in keys if key.endswith(("/score", "/reward", "/share"))))
+    ends = ("/score", "/reward", "/share", "/num_failed")
+    keys = (key for row in rows for key in row if key.startswith(prefix) and key.endswith(ends) and "/info/" not in key)
+    return list(dict.fromkeys(key.removeprefix(prefix).rpartition("/")[0] for key in keys))
 
 
 def _points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float]]:
