@@ -101,7 +101,8 @@ def test_input_that_is_not_a_class_with_a_step_is_refused(tmp_path, attribute):
         ("agentenv_envs.math_retry:Nope", "to name a class, got no 'Nope' there. Check the name."),
         (":Env", "expected to import the module ''"),
         ("missing/file.py:Env", "expected an existing .py file, got none at /"),
-        ("math_retry:abc", "a number as the weight of math_retry, got 'abc'. Write, for example, math_retry:0.5."),
+        ("math_retry:abc", "expected math_retry, or math_retry:NUMBER in a mixture, got 'math_retry:abc'."),
+        ("math_retry:0.5", "expected math_retry, or math_retry:NUMBER in a mixture, got 'math_retry:0.5'."),
         (
             "",
             "environment: expected an installed one (code_sandbox, guess_number, gymnasium_text, math_retry, "
