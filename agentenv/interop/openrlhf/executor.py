@@ -316,7 +316,10 @@ class AgentExecutor:
     async def _report(
         self, call: _EpisodeCall, trajectory: Trajectory, response: ResponseDict, problem: str | None
     ) -> None:
-        """Warn once of each name that `logs` or the infos lack; count a failed episode, and raise or set its reward."""
+        """Warn once of each number that `logs` lacks, and once of names that no info of the first sound episodes had.
+
+        Count a failed episode, and raise, or warn and set its reward.
+        """
         cls = type(self)
         infos = [turn.result.info for turn in trajectory.turns if turn.result is not None]
         numbers = {name for info in infos for name, value in info.items() if not isinstance(value, str)}
