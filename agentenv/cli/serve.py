@@ -31,7 +31,7 @@ class ServeConfig:
     """
 
     env: Annotated[str, POSITIONAL]
-    """An installed environment (`agentenv list`), module:Attr, path/file.py[:Attr] or KIND:NAME."""
+    """An agent_func.py, or an environment: installed (`agentenv list`), module:Attr, path/file.py[:Attr], KIND:NAME."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """JSON object of arguments for the environment's constructor."""
     dataset: TaskSource = field(default_factory=TaskSource)

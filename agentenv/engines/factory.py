@@ -83,7 +83,7 @@ def make_engine(name: str, options: EngineOptions) -> Engine:
         if "argument" not in str(error):  # of a call; others are bugs of the engine
             raise
         names = ", ".join(inspect.signature(cls).parameters)
+        got = str(error).rpartition("keyword argument ")[2]  # its name, where it is unknown
         raise ConfigError(
-            f"--engine_args: expected arguments of the {name} engine, got {str(error).rpartition('argument ')[2]}. "
-            f"It takes {names}."
+            f"--engine_args: expected arguments of the {name} engine, got {got}. It takes {names}."
         ) from error

@@ -84,13 +84,12 @@ def record_failure(trajectory: Trajectory, error: BaseException, stage: Stage) -
     """Log an error of a stage and finish the trajectory with it."""
     name = type(error).__name__
     message = str(error).encode("utf-8", "backslashreplace").decode()  # a log file cannot hold lone surrogates
-    logger.warning("episode %s: %s failed: %s: %s", trajectory.episode_id, stage, name, message)
+    logger.warning("episode %s: %s failed: %s: %s", trajectory.episode_id, stage, name, without_middle(message))
     logger.debug("episode %s", trajectory.episode_id, exc_info=error)
     reason = StopReason.ERROR
     if isinstance(error, StepTimeout | Aborted):
         reason = StopReason.STEP_TIMEOUT if isinstance(error, StepTimeout) else StopReason.ABORTED
     kind = error.kind if isinstance(error, AgentEnvError) else "env"
-    text, place = without_middle(str(error) or repr(error)), place_of(error)
-    hint = missing_key(error)
-    text = f"{text}. {hint}" if hint else text
+    text, hint = str(error) or repr(error), missing_key(error)
+    text, place = without_middle(f"{text}. {hint}" if hint else text), place_of(error)
     trajectory.finish(reason, EpisodeError(kind, name, text, stage.value, place, traceback_of(error)))

@@ -102,8 +102,7 @@ def load_env(spec: str) -> type[Any]:
         is_installed = any(entry.name == _normal(path) for entry in offered_envs())
         if is_installed and not (importlib.util.find_spec(path) and hasattr(_import(path), attribute)):
             raise ConfigError(
-                f"environment: expected a number as the weight of {path}, got {attribute!r}. "
-                f"Write, for example, {path}:0.5."
+                f"environment: expected {path}, or {path}:NUMBER in a mixture, got {spec!r}. Correct the name."
             )
         return _env_class(_attribute(_import(path), attribute, spec), spec)
     offered = offered_envs()

@@ -45,7 +45,7 @@ def load_agent_func(path: str | Path) -> AgentFunc:
         ConfigError: the file is missing, cannot be imported, or defines neither class.
     """
     module = _load_with_stand_ins(path)
-    executor = getattr(module, "AgentExecutor", None) or getattr(module, "AgentRunner", None)
+    executor = _executor_of(module)
     if not inspect.isclass(executor) or not callable(getattr(executor, "execute", None)):
         classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
         old = " A function `step` is the form of OpenRLHF 0.8.0 to 0.8.6, which agentenv does not run: write a class."
@@ -57,8 +57,12 @@ def load_agent_func(path: str | Path) -> AgentFunc:
     return MoltFunc(executor) if issubclass(executor, Runner) else AgentFunc(executor)
 
 
+def _executor_of(module: ModuleType) -> Any:
+    return getattr(module, "AgentExecutor", None) or getattr(module, "AgentRunner", None)
+
+
 def load_func_agent(path: str) -> tuple[AgentFunc, type[AgentInstance]] | None:
-    """Return a file's agent_func and the class of its environment; None if the path is of no such file.
+    """Return a file's agent_func and the class of its environment; None if the path is of no file with an executor.
 
     Raises:
         ConfigError: as `load_agent_func`; or its executor cannot be constructed, or has no such class.
@@ -66,8 +70,10 @@ def load_func_agent(path: str) -> tuple[AgentFunc, type[AgentInstance]] | None:
     code = Path(path).read_text(errors="replace") if path.endswith(".py") and Path(path).is_file() else ""
     if "AgentExecutor" not in code and "AgentRunner" not in code:
         return None
+    executor = _executor_of(_load_with_stand_ins(path))
+    if getattr(executor, "__module__", "agentenv.").startswith("agentenv."):  # none, or one of ours that is imported
+        return None
     func, tokenizer = load_agent_func(path), PlainTextTokenizer()
-    executor: Any = func.executor_cls
     try:
         cls = func.agent_class(ScriptedEngine([""], tokenizer), tokenizer)
     except AgentEnvError:

@@ -27,7 +27,6 @@ from agentenv.episode.registry import env_source
 from agentenv.episode.source import EnvSource, EpisodeSource, Member, Mixture
 from agentenv.errors import AgentEnvError, ConfigError, InfraError, MissingDependency
 from agentenv.interop.agent_files import load_agent_func, load_func_agent, load_reward_source
-from agentenv.interop.openrlhf.executor import AgentInstanceBase
 from agentenv.runs.config import RunConfig
 from agentenv.runs.flat_config import flag_message
 from agentenv.runs.group_rewards import GroupGrader, open_grader
@@ -368,8 +367,7 @@ async def load_stepped(config: RunConfig) -> tuple[EnvSource, list[Task]]:
     else:
         func, cls = found
         source = EnvSource(cls, {**func.agent_kwargs, **config.env_kwargs})
-        if issubclass(cls, AgentInstanceBase):
-            config = replace(config, apply_chat_template=False)  # files for OpenRLHF get a prompt of text as it is
+        config = replace(config, apply_chat_template=func.takes_messages)  # others get a prompt of text as it is
     if not isinstance(source, EnvSource):
         raise ConfigError(
             f"ENV: expected an environment with `step`, got {config.source!r}, which has its own loop. "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -184,6 +185,7 @@ async def arollout(
     out = None if config.output.out is None else Path(config.output.out)
     trajectories: dict[str, Trajectory] = {}
     async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(_records_shown(config.output.log_level))
         outbox = await stack.enter_async_context(Outbox(open_run(job, out))) if out else None
         trackers = await stack.enter_async_context(open_run_trackers(job, out))
         log = RunLog(job, outbox, trackers)
@@ -217,6 +219,23 @@ async def arollout(
         stopped.run = run
         raise stopped
     return run
+
+
+@contextlib.contextmanager
+def _records_shown(log_level: str) -> Iterator[None]:
+    """Show log records from a level on stderr, unless the program has set up logging itself."""
+    logger = logging.getLogger("agentenv")
+    if logger.hasHandlers():
+        yield
+        return
+    handler, before = logging.StreamHandler(), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(log_level.upper())
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 def _config(env: Any, data: Any, engine: str | Engine, flags: dict[str, Any]) -> RunConfig:

@@ -318,3 +318,14 @@ def test_a_file_for_openrlhf_is_played_with_its_arguments_and_the_prompt_that_it
     out = capsys.readouterr().out
     assert f"help\n{prompt}\n1> open\nreward +0\n" in out
     assert "end: terminated after 2 turns, reward 1" in out
+
+
+def test_a_file_for_molt_is_played_with_the_text_that_it_gets_there(door, monkeypatch, capsys):
+    (door / "func.py").write_text(
+        "from molt.agents import Env, Result, StepEnvRunner\n\n\n"
+        "class Gate(Env):\n    async def step(self, states):\n        return Result(1.0)\n\n\n"
+        "class AgentRunner(StepEnvRunner):\n    def __init__(self):\n        super().__init__(Gate)\n"
+    )
+    monkeypatch.setattr(sys, "stdin", io.StringIO("open\n"))
+    assert cli.main(["play", f"{door}/func.py", "--data", f"{door}/doors.jsonl", "--label_key", "prompt"]) == 0
+    assert "help\nA door.\n1> open\nreward +1\n" in capsys.readouterr().out

@@ -35,10 +35,10 @@ def quick(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
-async def ask(answer, sampling=SHORT, asked=HELLO, **options):
+async def ask(answer, sampling=SHORT, asked=HELLO, model="the-model", **options):
     """Return the completion, or the error, and what the server was asked."""
     with served(answer) as server:
-        engine = ChatEngine(server.base_url, "the-model", **{"timeout_s": 30.0, "max_retries": 2} | options)
+        engine = ChatEngine(server.base_url, model, **{"timeout_s": 30.0, "max_retries": 2} | options)
         try:
             return await engine.generate(asked, sampling, request_id="0/0"), server
         except (EngineError, RunStopped, ConfigError) as error:
@@ -312,6 +312,14 @@ async def test_a_refused_field_is_named_with_the_flag_that_leaves_it_out():
     assert error_name(error) == "EngineError"
     assert """Correct the request. --engine_args '{"extra_body": {"seed": null}}' leaves it out.""" in str(error)
     error, _ = await ask(in_turn((400, {}, {"error": {"message": '"auto" tool choice requires a parser'}})))
+    assert "engine_args" not in str(error)
+
+
+@pytest.mark.parametrize("model", ["org/seed", "seed-oss"])
+async def test_a_field_that_is_part_of_the_models_name_is_not_taken_for_refused(model):
+    refusal = {"error": {"message": f"{model} has no chat template."}}
+    error, _ = await ask(in_turn((400, {}, refusal)), SamplingParams(max_tokens=64, seed=3), model=model)
+    assert f"{model} has no chat template" in str(error)
     assert "engine_args" not in str(error)
 
 

@@ -206,6 +206,11 @@ def test_a_wrong_name_argument_or_class_is_refused_by_name(name, says):
         make_engine(name, EngineOptions("m", CharTokenizer(), args={"nonsense": 1}))
 
 
+def test_an_argument_that_other_flags_give_is_refused_with_the_whole_reason():
+    with pytest.raises(ConfigError, match=r"of the chat engine, got .*multiple values for argument 'model'\. It takes"):
+        make_engine("chat", EngineOptions("m", CharTokenizer(), base_url="http://h/v1", args={"model": "x"}))
+
+
 @pytest.mark.usefixtures("installed")
 def test_an_engines_own_type_error_is_not_blamed_on_the_flags():
     with pytest.raises(TypeError, match="unsupported operand"):

@@ -577,10 +577,23 @@ async def test_the_message_of_a_missing_column_names_those_of_the_row():
     assert trajectory.error.message == "'rows'. The row has no column 'rows'. Did you mean 'row'? It has id, row."
 
 
-async def test_the_message_of_an_error_keeps_both_ends_of_a_long_text():
-    trajectory, _ = await play(Scripted(ValueError(f"begin {'x' * 100_000} end")))
+async def test_the_message_of_an_error_keeps_both_ends_of_a_long_text(caplog):
+    text = f"begin {chr(0xD800) * 3_900} end"
+    trajectory, _ = await play(Scripted(ValueError(text)))
+    assert trajectory.error.message == text
+    (told,) = (each.getMessage() for each in caplog.records if each.name == "agentenv.episode.failures")
+    assert (len(told) < 5_000, told[-4:]) == (True, " end")
+
+
+async def test_the_message_of_a_column_that_a_wide_row_lacks_is_bounded():
+    class Desk(AgentInstance):
+        async def step(self, states):
+            return StepResult(states["metadata"]["rows"])
+
+    task = Task("Q: ", metadata={f"column{n}": n for n in range(1_000)})
+    trajectory = await run_episode(Desk, task, engine=ScriptedEngine(["41"], CharTokenizer()))
     message = trajectory.error.message
-    assert (len(message) < 5000, message[:6], message[-4:]) == (True, "begin ", " end")
+    assert (len(message) < 5_000, message[:6], message[-5:]) == (True, "'rows'", "n999.")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.source import EnvSource, as_agent
 from agentenv.episode.tasks import TaskSource
 from agentenv.errors import ConfigError
-from agentenv.interop.agent_files import load_agent_func
+from agentenv.interop.agent_files import load_agent_func, load_func_agent
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv_envs.math_retry import MathRetry
 from tests.models import make_tiny_qwen2
@@ -101,7 +101,8 @@ def test_input_that_is_not_a_class_with_a_step_is_refused(tmp_path, attribute):
         ("agentenv_envs.math_retry:Nope", "to name a class, got no 'Nope' there. Check the name."),
         (":Env", "expected to import the module ''"),
         ("missing/file.py:Env", "expected an existing .py file, got none at /"),
-        ("math_retry:abc", "a number as the weight of math_retry, got 'abc'. Write, for example, math_retry:0.5."),
+        ("math_retry:abc", "expected math_retry, or math_retry:NUMBER in a mixture, got 'math_retry:abc'."),
+        ("math_retry:0.5", "expected math_retry, or math_retry:NUMBER in a mixture, got 'math_retry:0.5'."),
         (
             "",
             "environment: expected an installed one (code_sandbox, guess_number, gymnasium_text, math_retry, "
@@ -370,6 +371,13 @@ def test_a_score_range_that_is_not_an_interval_is_refused_when_the_class_is_load
 def test_a_file_without_an_executor_is_refused_with_what_to_define(tmp_path, text, classes):
     with pytest.raises(ConfigError, match=f"expected a class AgentExecutor with an `execute` method, got .*{classes}"):
         load_agent_func(write(tmp_path / "file.py", text))
+
+
+@pytest.mark.parametrize(
+    "mention", ["# for AgentExecutor", "from agentenv.interop.openrlhf import AgentExecutor", "AgentRunner = None"]
+)
+def test_a_file_that_only_mentions_an_executor_has_none(tmp_path, mention):
+    assert load_func_agent(str(write(tmp_path / "env.py", f"{mention}\n{ENV.format(name='Guess')}"))) is None
 
 
 # --- models -------------------------------------------------------------------------------------------------------

@@ -260,16 +260,19 @@ def make_folder(path):
 
 COMPUTING_FUNC = """
 import os
-from agentenv import AgentInstance, StepResult
-from agentenv.interop.openrlhf import AgentExecutor as Base
+from agentenv import StepResult
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
 
-class Counts(AgentInstance):
+class Counts(AgentInstanceBase):
     cpu_bound = True
+
+    def reset(self, states):
+        return {"observation": states["observation"] + "!"}
 
     def step(self, states):
         return StepResult(reward=1.0, terminated=True, info={"pid": float(os.getpid())})
 
-class AgentExecutor(Base):
+class AgentExecutor(MultiTurnAgentExecutor):
     agent_cls = Counts
 """
 COMPUTES = ["--env", f"{SCENE}:Computes"]

@@ -1,6 +1,7 @@
 """`agentenv.rollout`: the flags of `agentenv run` from Python, in scripts and inside a running event loop."""
 
 import asyncio
+import logging
 import sys
 from pathlib import Path
 
@@ -97,6 +98,15 @@ def test_a_damaged_line_of_a_resumed_run_is_said_and_its_episode_runs_again(tmp_
 def test_the_traceback_of_a_failed_step_is_the_environments_alone():
     failed, *_ = guess(env_kwargs={"fail": True}, max_error_share=1)
     assert failed.error.traceback.startswith(f'Traceback (most recent call last):\n  File "{__file__}", line')
+
+
+@pytest.mark.parametrize(("flags", "shown"), [({}, 0), ({"log_level": "warning"}, 2)])
+def test_a_script_without_logging_of_its_own_sees_the_records_of_log_level(flags, shown, monkeypatch, capsys):
+    for name in ("", "agentenv"):  # pytest's, and what a command in this process left
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
+    guess(env_kwargs={"fail": True}, max_error_share=1, **flags)
+    assert capsys.readouterr().err.count("step failed: ValueError: no\n") == shown
+    assert not logging.getLogger("agentenv").hasHandlers()
 
 
 @pytest.mark.parametrize(("method", "package"), [("to_pandas", "pandas"), ("to_dataset", "datasets")])

@@ -106,7 +106,7 @@ async def until_disconnect(request: Request, work: Awaitable[T], cancelled: Agen
     """Return the result of `work`; cancel it and return None if the client leaves.
 
     Raises:
-        AgentEnvError: `cancelled`, if something else cancels the work.
+        AgentEnvError: `cancelled`, if something else cancels the work or this call.
     """
 
     async def disconnected() -> None:
@@ -117,7 +117,10 @@ async def until_disconnect(request: Request, work: Awaitable[T], cancelled: Agen
     gone = asyncio.ensure_future(disconnected())
     both: tuple[asyncio.Future[Any], ...] = (answer, gone)
     try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # the server's grace is over; uvicorn answers what it cancels with a traceback
+            raise cancelled from None
         if answer.cancelled():
             raise cancelled
         return answer.result() if answer.done() else None

@@ -39,6 +39,7 @@ _MIN_ID = 20
 """Characters from which an answer's id is taken to be unique: some servers number answers, or name them all alike."""
 _NEEDED = frozenset({"model", "messages", "tools"})
 """Fields of a request without which it asks for something else."""
+_WORD = r"(?<![\w-]){}(?![\w-])"
 _CODE_TOO_LONG = "context_length_exceeded"
 _TOO_LONG = re.compile(
     r"context[ _-]?(length|window|size|limit)|maximum (context|prompt length|model length)|reduce the length|"
@@ -173,7 +174,8 @@ class ChatEngine(Engine):
                 "Look at the server's load, or raise --generate_timeout_s."
             ) from error
         except _Refused as error:
-            said = next((name for name in sorted(body.keys() - _NEEDED) if re.search(rf"\b{name}\b", str(error))), None)
+            text = self._without_names(error)
+            said = next((name for name in sorted(body.keys() - _NEEDED) if re.search(_WORD.format(name), text)), None)
             cure = said and f""" --engine_args '{{"extra_body": {{"{said}": null}}}}' leaves it out."""
             raise EngineError(f"{error}{cure or ''}") from None
         try:
@@ -202,14 +204,18 @@ class ChatEngine(Engine):
                     if self._is_too_long(second):
                         raise PromptTooLong(str(second)) from second
                     raise
-            if field == "max_tokens" or field not in str(error):
+            if field == "max_tokens" or field not in self._without_names(error):
                 raise
             self._limit_field = "max_tokens"  # the older name of the field
         return await self._answer(body, max_tokens, counts)
 
     def _is_too_long(self, error: _Refused) -> bool:
-        text = str(error).removeprefix(self.base_url)
+        text = self._without_names(error)
         return _CODE_TOO_LONG in text or bool(_TOO_LONG.search(text) and not _OTHER_LIMIT.search(text))
+
+    def _without_names(self, error: _Refused) -> str:
+        """Return what the server says without the address and the model, whose names say nothing of the request."""
+        return re.sub(_WORD.format(re.escape(self.model)), "", str(error).replace(self.base_url, ""))
 
     async def _request(self, body: dict[str, Any], counts: Counter[str]) -> dict[str, Any]:
         fields = {name: value for name, value in (body | self.extra_body).items() if value is not None}

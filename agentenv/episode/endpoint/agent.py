@@ -224,8 +224,9 @@ class _Run:
             if error is None and self.stop_reason not in (None, StopReason.TRUNCATED_BY_ENV):
                 error = await self._guarded(self._closing_result())
         finally:
-            self.session.is_closed = True
+            self.session.is_closed, first = True, self.stop_reason
             await self._guarded(self._close())
+            self.stop_reason = first
         facts = (self.result.reward, self.result.score, self.result.info) if self.result else ()
         return self.session.finish(*facts, stop_reason=self.stop_reason, error=error)
 

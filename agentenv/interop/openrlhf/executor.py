@@ -136,6 +136,8 @@ class AgentExecutor:
     _one_sequence: ClassVar[bool] = True
     _passes_messages = True
     """Whether a class of ours gets the messages of a rendered prompt."""
+    _own_cls: Any = None
+    """The file's class, if `agent_instance_cls` is one that stands in for it."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Check the subclass's attributes; register it with OpenRLHF if that is imported."""
@@ -235,10 +237,19 @@ class AgentExecutor:
         prompt = {"prompt_token_ids": list(prompt_token_ids)}
         return await last_of(self.llm_engine.generate(prompt, sampling_params, request_id=uuid4().hex))
 
+    @property
+    def _is_ours(self) -> bool:
+        cls: Any = self._own_cls or self.agent_instance_cls
+        return issubclass(cls, AgentInstance) and not issubclass(cls, AgentInstanceBase)
+
+    @property
+    def takes_messages(self) -> bool:
+        """Return True if the environment gets the prompt's messages, as elsewhere, instead of text."""
+        return self._is_ours and self._passes_messages
+
     async def _play(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
         cls: Any = self.agent_instance_cls
-        is_ours = issubclass(cls, AgentInstance) and not issubclass(cls, AgentInstanceBase)
-        if is_ours and self._passes_messages:  # it gets what it gets elsewhere
+        if self.takes_messages:
             prompt = task.prompt
             if isinstance(prompt, PromptText):
                 prompt = prompt.messages
@@ -259,7 +270,7 @@ class AgentExecutor:
                     return result
                 return {**result, "sampling_params": written}
 
-            if not is_ours:  # the next turns sample with what its `step` writes into `states["sampling_params"]`
+            if not self._is_ours:  # the next turns sample with what its `step` writes into `states["sampling_params"]`
                 object.__setattr__(agent, "step", writable)
             return agent
 
@@ -305,7 +316,10 @@ class AgentExecutor:
     async def _report(
         self, call: _EpisodeCall, trajectory: Trajectory, response: ResponseDict, problem: str | None
     ) -> None:
-        """Warn once of each name that `logs` or the infos lack; count a failed episode, and raise or set its reward."""
+        """Warn once of each number that `logs` lacks, and once of names that no info of the first sound episodes had.
+
+        Count a failed episode, and raise, or warn and set its reward.
+        """
         cls = type(self)
         infos = [turn.result.info for turn in trajectory.turns if turn.result is not None]
         numbers = {name for info in infos for name, value in info.items() if not isinstance(value, str)}
@@ -474,6 +488,7 @@ class AgentFunc:
             }
             self._executor = self.executor_cls(**accepted_arguments(self.executor_cls, context))
             if self._agent_cls is not None:
+                self._executor._own_cls = self._executor.agent_instance_cls
                 self._executor.agent_instance_cls = self._agent_cls
         return self._executor
 
@@ -481,6 +496,11 @@ class AgentFunc:
         """Return the class of the file's agent instances, as its executor names it."""
         executor = self._executor_for(_EpisodeCall(Task(""), engine, Chat(tokenizer), Limits(), EpisodeKey()))
         return getattr(executor, "agent_instance_cls", None)
+
+    @property
+    def takes_messages(self) -> bool:
+        """Return True if the class that `agent_class` returned gets the prompt's messages instead of text."""
+        return getattr(self._executor, "takes_messages", False)
 
     def with_agent(self, agent_cls: type[AgentInstance]) -> AgentFunc:
         """Return the same file with another class for its agent instances."""

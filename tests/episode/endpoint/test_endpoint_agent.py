@@ -312,6 +312,16 @@ async def test_a_constructor_may_be_async_and_has_a_deadline():
     assert (trajectory.stop_reason, trajectory.error.where) == (StopReason.STEP_TIMEOUT, "create")
 
 
+@pytest.mark.parametrize(("answer", "reason"), [("42", StopReason.TERMINATED), ("41", StopReason.MAX_TURNS)])
+async def test_an_error_of_close_changes_nothing_of_the_episode(answer, reason):
+    class Closing(Agent):
+        async def close(self):
+            raise RuntimeError("late")
+
+    trajectory, _ = await episode(Closing, [answer], limits=Limits(max_turns=2))
+    assert (trajectory.stop_reason, trajectory.error) == (reason, None)
+
+
 @pytest.mark.long
 async def test_a_last_word_or_a_close_that_hangs_is_given_up():
     class Hanging(Agent):
