@@ -277,6 +277,19 @@ def guesses(facts: Facts) -> Found:
         yield from findings_of("guess-earns", severity, summary, best, policy=policy, detail=actions_of)
 
 
+def answers_of_others(facts: Facts) -> Found:
+    """Find tasks that the answer to another task solves: what the environment keeps of an episode may say so."""
+    wrong = []
+    for play in facts.plays:
+        own, said = facts.needles_of(play.task_id), normal(play.action)
+        if play.policy == "other_gold" and own and not any(needle.within(said) for needle in own):
+            wrong.append(play)
+    full = [play for play in wrong if facts.full(play) and play.task_id not in facts.trivial]
+    is_rare = len(full) < _SOME_GUESSED * len(wrong) or len(facts.by_task) < _MIN_TASKS
+    summary = f"{tasks_of(full)} solved by the answer to another task, as if its grade were kept"
+    yield from findings_of("guess-earns", "note" if is_rare else "warn", summary, full, policy="other_gold")
+
+
 def actions_of(play: Play) -> str:
     """Return the actions of a play of several turns in one line, equal ones counted; empty for one turn."""
     runs = [(action, len([*own])) for action, own in groupby(" ".join(step.action.split()) for step in play.steps)]
@@ -613,7 +626,8 @@ def _is_paid_again(play: Play) -> bool:
 
 
 JUDGES: Sequence[Callable[[Facts], Found]] = (
-    empty_actions, gold_plays, attacks, guesses, trivial_tasks, wrong_answers, no_values, beyond_gold, scored_part,
-    contradicting, disagreeing, errors, missing_scores, ranges, slow_steps, forged_tokens, unrated, repeats,
+    empty_actions, gold_plays, attacks, guesses, answers_of_others, trivial_tasks, wrong_answers, no_values,
+    beyond_gold, scored_part, contradicting, disagreeing, errors, missing_scores, ranges, slow_steps, forged_tokens,
+    unrated, repeats,
 )  # fmt: skip
 """In the order of their findings."""

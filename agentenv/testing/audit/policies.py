@@ -92,9 +92,9 @@ _NUM_QUOTED = 4
 _GIVING_UP = ("I give up.", "give up", "quit", "exit", "stop", "done", "skip", "pass", "resign")
 PART = "part_"
 """Start of the variants that repeat parts of gold, which are known only after gold was played."""
-FOLLOWED = ("say", "call", "again")
-"""Policies of `follow.py`, whose variants are their actions. say: the action in each turn; call: the action, and an
-end; again: the action until the last turn, and an end."""
+FOLLOWED = ("say", "call", "again", "other_gold")
+"""Policies of `follow_up`, whose variants are their actions. say: the action in each turn; call: the action, and an
+end; again: the action until the last turn, and an end; other_gold: the answer to another task in each turn."""
 _NUM_PARTS, _MAX_WORDS = 6, 12
 """Number of single gold actions, and of pairs, that are repeated on a task; most different actions to draw pairs of."""
 _SHORTEST_CUT = 4
