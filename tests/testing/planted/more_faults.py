@@ -556,6 +556,23 @@ class GradesTheTextOnce(Sum):
         return self.graded.setdefault(text, super().right(text, states))
 
 
+class NamesWhatIsNotAsked(Sum):
+    """The order of a set shows once an action has several of its words."""
+
+    found = "portability"
+    words = frozenset({"heron", "otter", "newt", "crab", "eel"})
+
+    async def reset(self, states):
+        content = f"{states['observation'][-1]['content']}\nThese are no numbers: {' '.join(sorted(self.words))}"
+        return {**states, "observation": [{"role": "user", "content": content}]}
+
+    async def step(self, states):
+        result = await super().step(states)
+        words = self.words & {*states["action_text"].split()}
+        said = f"Not {', '.join(words)}." if words else "Not right."
+        return replace(result, observation=said, terminated=result.score == 1.0 or self.attempts == 3)
+
+
 PLANTED = [cls for cls in vars().copy().values() if isinstance(cls, type) and "found" in vars(cls)]
 PLANTED.append(PaysOtherChoices)
 
