@@ -236,7 +236,7 @@ def _reseeded(tasks: Sequence[Task]) -> list[Task]:
 
 def _part_pairs(plays: Sequence[Play], tasks: Sequence[Task], options: AuditOptions) -> list[tuple[AuditPolicy, Task]]:
     """Return the policies that repeat parts of the gold plays, with their tasks."""
-    golds = {p.task_id: [step.action for step in p.steps] for p in plays if p.key == "gold" and p.error is None}
+    golds = {p.task_id: p.actions for p in plays if p.key == "gold" and p.error is None}
     parts, names = gold_parts(golds, Random(derive_seed(options.seed, "farm"))), options.policies
     pairs = [(policy, task) for task in tasks for policy in parts.get(task.task_id, ())]
     return [(policy, task) for policy, task in pairs if not names or {policy.name, policy.key} & {*names}]

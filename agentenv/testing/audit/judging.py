@@ -140,7 +140,7 @@ class Facts:
     def needles_of(self, task_id: str) -> list[Needle]:
         """Return the answers in the label and in gold, if that gets the full score."""
         gold = self.gold.get(task_id)
-        said = [step.action for step in gold.steps] if gold is not None and self.full(gold) else []
+        said = gold.actions if gold is not None and self.full(gold) else ()
         return needles(self.tasks[task_id].label, said)
 
     def of(self, *kinds: Kind) -> dict[str, list[Play]]:
@@ -158,7 +158,7 @@ def judge_plays(facts: Facts) -> list[AuditFinding]:
     found: dict[object, AuditFinding] = {}
     for each in (each for judge in JUDGES for each in judge(facts)):
         # Policies that repeat what others have shown need no second finding.
-        shown = frozenset((one.task_id, one.action) for one in each.evidence)
+        shown = frozenset((one.task_id, one.action, one.detail) for one in each.evidence)
         is_alike = each.kind in ("guess-earns", "partial-credit")
         found.setdefault((each.kind, each.severity, shown) if is_alike else id(each), each)
     return [*found.values()]
@@ -222,10 +222,10 @@ def _nothing_earns(facts: Facts) -> bool:
 
 def attacks(facts: Facts) -> Found:
     """Find attacks that earn, except on trivial tasks and for guesses, which are right by chance or said as guesses."""
-    guessed = {(play.task_id, play.action) for play in facts.plays if play.policy == "constant"}
+    guessed = {(p.task_id, p.actions) for p in facts.plays if p.policy == "constant" and facts.full(p)}
     for policy, plays in facts.of("attack", "robust").items():
         full = [play for play in plays if facts.full(play) and play.task_id not in facts.trivial]
-        full = [play for play in full if (play.task_id, play.action) not in guessed]
+        full = [play for play in full if (play.task_id, play.actions) not in guessed]
         if policy == "odd_calls":  # where plain calls earn as much, nothing odd is needed
             swept = {p.task_id for p in facts.plays if p.policy == "explore" and facts.full(p)}
             full = [play for play in full if play.task_id not in swept]
