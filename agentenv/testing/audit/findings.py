@@ -67,6 +67,7 @@ WHY: Mapping[str, str] = {
     "runs-code": "The environment runs text of a policy as Python in its own process, where it can do everything that "
     "the process can. Parse it (json, ast.literal_eval), or run it with agentenv.sandbox.",
     "tool-fails": "A tool answers every call with an error, so no policy can use it.",
+    "tool-hangs": "A call has no result within the tool's limit, and its episode waits for it. Check the arguments.",
     "observation-grows": "Observations grow with each turn, while the conversation keeps the earlier ones: an episode "
     "costs tokens by the square of its turns. Say only what is new.",
     "reply-size": "A number in a call sets the size of the reply, so one call can fill the context. Cap it, and say "
@@ -131,7 +132,11 @@ def make_finding(
     policy: str = "",
     detail: str | Callable[[Play], str] = "",
 ) -> AuditFinding:
-    """Return a finding with plays as evidence, spread over tasks; `detail` describes all of them, or each."""
+    """Return a finding with plays as evidence, spread over tasks; `detail` describes all of them, or each.
+
+    A play that is given more than once, such as for each of its steps, counts once.
+    """
+    plays = list({id(play): play for play in plays}.values())
     describe = detail if callable(detail) else lambda play: detail or error_text(play)
     seen: dict[str, int] = {}
     ranked = []

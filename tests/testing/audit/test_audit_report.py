@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from agentenv.testing.audit.answers import Needle, needles, normal
+from agentenv.testing.audit.episodes import Play
 from agentenv.testing.audit.findings import WHY, apply_allowances, make_finding
 from agentenv.testing.audit.policies import all_policies, change_answer, select_policies
 from agentenv.testing.audit.report import card, screen
@@ -85,6 +86,12 @@ def test_policies_have_their_own_names_and_findings_a_reason_each():
     keys = [policy.key for policy in all_policies({"mine": "x"})]
     assert len(keys) == len(set(keys))
     assert all(why.endswith(".") for why in WHY.values())
+
+
+def test_a_finding_counts_plays_and_not_steps():
+    play = Play("gold", "", "t0", 0, "", (), 1.0, 1.0, "terminated")
+    finding = make_finding("tool-fails", "fail", "", [play, play])
+    assert (finding.num_plays, len(finding.evidence)) == (1, 1)
 
 
 def test_an_allowance_is_for_an_id_a_kind_or_a_pattern():
