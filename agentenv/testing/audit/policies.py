@@ -234,6 +234,7 @@ def all_policies(hacks: Mapping[str, Sequence[str]] | None = None) -> list[Audit
         *variants("hacks", "attack", {name: partial(in_order, actions=said) for name, said in (hacks or {}).items()}),
         *variants("gold", "gold", {"": lambda view: view.gold}),
         *variants("wrong", "wrong", _WRONG),
+        *variants("late", "wrong", {"": late}),
         *variants("label", "wrong", _LABELS),
         *variants("odd_values", "wrong", {name: partial(odd_form, name=name) for name in ODD_FORMS}),
         *variants("odd_values", "wrong", {"code": marked_value}),
@@ -387,6 +388,11 @@ def marked_value(view: View) -> str | None:
     return f"{gold[: found[-1].start()]}{marked('in_gold')}{gold[found[-1].end() :]}" if found else None
 
 
+def late(view: View) -> str | None:
+    """Return a wrong action, and then gold."""
+    return view.gold if view.turn_index or view.gold is None else "I do not know."
+
+
 def farm(view: View, turn: int) -> str | None:
     """Return gold up to a turn, and then the action of that turn again and again."""
     return view.before[turn] if len(view.before) > turn else view.gold
@@ -398,7 +404,9 @@ def undo(view: View, place: int) -> str | None:
         if calls := calls_of_siblings(action, view.tools):
             is_back = (len(view.before) - turn) % 2
             return None if place >= len(calls) else calls[place] if is_back else action
-    return view.gold if len(view.tools) > place + 1 else None
+    offered = right_calls(view.tools).values()
+    most = max((len(calls_of_siblings(call, view.tools)) for call in offered), default=0)
+    return view.gold if place < most else None
 
 
 def _joined(*texts: str | None) -> str | None:
@@ -586,7 +594,6 @@ _CALLS: Mapping[str, Act] = {
 _WRONG: Mapping[str, Act] = {
     "changed": lambda view: change_answer(view.gold),
     "prefix": lambda view: cut_answer(view.gold),
-    "late": lambda view: view.gold if view.turn_index else "I do not know.",
 }
 _LABELS: Mapping[str, Act] = {"alone": lambda view: label_text(view.label) or None, "in_forms": label_in_forms}
 _HEDGES: Mapping[str, Act] = {

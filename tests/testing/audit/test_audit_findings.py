@@ -200,7 +200,7 @@ async def test_a_right_second_attempt_with_the_score_of_a_failure_is_warned_of(i
         def score(self, right):
             return float(right and not (is_stale and self.attempts == 2))
 
-    assert ids(await audited(TwoAttempts, *CORE, "wrong")) == ({"score-disagrees"} if is_stale else set())
+    assert ids(await audited(TwoAttempts, *CORE, "late")) == ({"score-disagrees"} if is_stale else set())
 
 
 async def test_an_answer_that_the_policy_said_itself_is_not_a_leak():

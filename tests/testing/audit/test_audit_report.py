@@ -2,6 +2,8 @@
 
 import json
 import os
+from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -11,10 +13,12 @@ from rich.console import Console
 from agentenv.testing.audit.answers import Needle, needles, normal
 from agentenv.testing.audit.episodes import Play
 from agentenv.testing.audit.findings import WHY, apply_allowances, make_finding
-from agentenv.testing.audit.policies import all_policies, change_answer, select_policies
+from agentenv.testing.audit.policies import View, all_policies, change_answer, select_policies, undo
 from agentenv.testing.audit.report import card, screen
+from agentenv.testing.tool_calls import call_text
 from tests.testing.audit import audited as envs
 from tests.testing.audit.audited import audited, ids, tasks
+from tests.testing.planted.more_faults import LOOKUP, ORDER
 
 FEW = ("null", "random", "enumeration", "unicode", "gold")
 
@@ -86,6 +90,18 @@ def test_policies_have_their_own_names_and_findings_a_reason_each():
     keys = [policy.key for policy in all_policies({"mine": "x"})]
     assert len(keys) == len(set(keys))
     assert all(why.endswith(".") for why in WHY.values())
+
+
+def test_without_gold_nothing_is_derived_from_it():
+    view = View("What is 6 times 7?", "", 0, Random(0), 1_000, [], tools=[LOOKUP, ORDER])
+    assert [each.key for each in all_policies() if each.sees_gold and each.act(view) is not None] == []
+
+
+def test_a_call_that_no_tool_takes_back_is_not_undone():
+    view = View("", "", 0, Random(0), 1_000, [], call_text("lookup", {"item": "figs"}), [LOOKUP, ORDER])
+    back = {**LOOKUP, "function": {**LOOKUP["function"], "name": "put_back"}}
+    assert undo(view, 0) is None
+    assert undo(replace(view, gold="wait", tools=[LOOKUP, ORDER, back]), 0) == "wait"
 
 
 def test_a_finding_counts_plays_and_not_steps():
