@@ -107,6 +107,13 @@ def test_the_name_of_a_late_tool_may_have_any_sign():
     assert late_tool("Error: files/read-all.v2 returned no result within 0.2 s.") == "files/read-all.v2"
 
 
+@pytest.mark.parametrize("gold", ['{"a": 1}', '["a", [1]]', '{"name": "f", "arguments": {}}', "{}"])
+def test_odd_forms_are_odd_and_different(gold):
+    forms = [gold, *odd_forms(gold).values()]
+    assert len(forms) > 1
+    assert len(forms) == len(set(forms))
+
+
 def test_the_whole_last_number_is_replaced():
     forms = odd_forms("flour=12.5, sugar=30.75 g")
     assert (forms["nan"], forms["no_value"]) == ("flour=12.5, sugar=nan g", "flour=12.5, sugar= g")
