@@ -26,8 +26,9 @@ from agentenv.errors import ConfigError
 from agentenv.testing import chats
 from agentenv.testing.audit import workings
 from agentenv.testing.audit.episodes import Budget, Play, PolicyRunner, play_all, replay_all
+from agentenv.testing.audit.facts import EPS, Facts
 from agentenv.testing.audit.findings import SEVERITIES, AuditFinding, apply_allowances
-from agentenv.testing.audit.judging import EPS, Facts, judge_plays, maybe_lucky
+from agentenv.testing.audit.judging import judge_plays, maybe_lucky
 from agentenv.testing.audit.leaks import find_leaks
 from agentenv.testing.audit.policies import (
     FOLLOWED,

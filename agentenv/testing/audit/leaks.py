@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from agentenv.testing.audit.answers import Needle, normal
 from agentenv.testing.audit.episodes import Play
+from agentenv.testing.audit.facts import Facts
 from agentenv.testing.audit.findings import AuditFinding, Severity, make_finding
-from agentenv.testing.audit.judging import Facts
 from agentenv.testing.audit.policies import is_answer
 
 _MIN_TASKS, _MIN_SHARE = 3, 0.5

@@ -234,7 +234,7 @@ def all_policies(hacks: Mapping[str, Sequence[str]] | None = None) -> list[Audit
         *variants("hacks", "attack", {name: partial(in_order, actions=said) for name, said in (hacks or {}).items()}),
         *variants("gold", "gold", {"": lambda view: view.gold}),
         *variants("wrong", "wrong", _WRONG),
-        *variants("late", "wrong", {"": late}),
+        *variants("late", "wrong", {"": lambda view: view.gold if view.turn_index else view.gold and "I do not know."}),
         *variants("label", "wrong", _LABELS),
         *variants("odd_values", "wrong", {name: partial(odd_form, name=name) for name in ODD_FORMS}),
         *variants("odd_values", "wrong", {"code": marked_value}),
@@ -386,11 +386,6 @@ def marked_value(view: View) -> str | None:
     gold = view.gold or ""
     found = next((list(pattern.finditer(gold)) for pattern in _VALUES if pattern.search(gold)), [])
     return f"{gold[: found[-1].start()]}{marked('in_gold')}{gold[found[-1].end() :]}" if found else None
-
-
-def late(view: View) -> str | None:
-    """Return a wrong action, and then gold."""
-    return view.gold if view.turn_index or view.gold is None else "I do not know."
 
 
 def farm(view: View, turn: int) -> str | None:

@@ -12,7 +12,8 @@ from agentenv.core.types import Limits, StepResult, Task
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, InfraError, RunStopped
 from agentenv.testing.audit.auditing import audit_env
-from agentenv.testing.audit.judging import Facts, judge_plays
+from agentenv.testing.audit.facts import Facts
+from agentenv.testing.audit.judging import judge_plays
 from agentenv.testing.audit.policies import all_policies, cut_answer
 from tests.testing.audit import audited as envs
 from tests.testing.audit.audited import audited, ids, tasks
