@@ -148,6 +148,12 @@ def test_short_answers_are_weak_and_rules_are_not_answers():
     assert needles(None) == []
 
 
+def test_a_label_that_gold_says_in_another_form_is_an_answer_in_both():
+    assert [needle.text for needle in needles("0.125", ["#### 1/8"])] == ["0.125", "1/8"]
+    assert [needle.text for needle in needles("1250", ["It is 1,250.", "done"])] == ["1250"]
+    assert needles("key", ["#### 1/8"]) == [Needle("1/8", False)]
+
+
 async def test_intervals_of_rewards_and_scores_in_0_to_1_stay_there():
     result = await audited(envs.Sound, "null", "constant", "gold", on=tasks(4))
     for row in result.policies:
