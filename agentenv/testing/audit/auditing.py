@@ -314,8 +314,11 @@ def followed(name: str, action: str) -> AuditPolicy:
     """Return a policy with a fixed action, whose variant is the action itself: a call as its JSON."""
     variant = action.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>") if _CALL.fullmatch(action) else action
 
-    def act(view: View) -> str:
-        if name in ("say", "other_gold") or (not view.before if name == "call" else not is_time_to_end(view)):
+    def act(view: View) -> str | None:
+        if name == "other_gold":
+            is_own = action == view.gold or is_answer(action, view.label)
+            return action if view.before or not is_own else None
+        if name == "say" or (not view.before if name == "call" else not is_time_to_end(view)):
             return action
         return ending(view)
 
