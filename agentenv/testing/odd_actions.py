@@ -70,7 +70,8 @@ def odd_forms(gold: str) -> dict[str, str]:
     }
     for name, value in odd.items():
         text = json.dumps({**parsed, "arguments": value} if is_call else value)
-        forms[name] = f"{gold[:start]}{text}{gold[end:]}"
+        if (form := f"{gold[:start]}{text}{gold[end:]}") not in (gold, *forms.values()):
+            forms[name] = form
     return forms
 
 

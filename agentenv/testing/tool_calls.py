@@ -20,7 +20,7 @@ _ENDING = re.compile(
     r"\b(?:finish|submit|done|end|stop|complete|answer|close|commit|checkout|confirm|guess|quit)", re.I
 )
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
-_LATE = re.compile(r"\bError: (\w+) returned no result within [\d.]+ s\.")
+_LATE = re.compile(r"\bError: (\S+) returned no result within [\d.]+ s\.")
 """As `agentenv.tools.answer_calls` writes it."""
 _OTHER: Mapping[str, Any] = {"string": [1, {"a": None}], "boolean": "maybe"}
 """Values of a wrong type, by the right one; those of the others are text."""

@@ -126,6 +126,10 @@ CLEAN = {
         "async def step(self, states):\n        return {'rewards': torch.tensor([1.0]), 'scores': torch.tensor([0.5]),"
         "\n            'environment_feedback': '', 'done': True, 'extra_logs': {'n': torch.tensor(1)}}"
     ),
+    "a dict of numbers and text": (
+        "async def step(self, states):\n        return {'rewards': 1.0, 'environment_feedback': '', 'done': True,"
+        "\n            'extra_logs': {'said': 'x'}}"
+    ),
 }
 
 

@@ -10,6 +10,7 @@ from agentenv.testing.tool_calls import (
     call_text,
     calls_with_world,
     example,
+    late_tool,
     right_calls,
     writing_calls,
     wrong_calls,
@@ -100,6 +101,17 @@ def test_a_value_is_written_by_a_tool_that_takes_a_key_and_a_value(kind, value):
 )  # fmt: skip
 def test_a_regular_expression_in_gold_is_replaced_by_a_slow_one(gold, slow):
     assert slow_pattern(gold) == slow
+
+
+def test_the_name_of_a_late_tool_may_have_any_sign():
+    assert late_tool("Error: files/read-all.v2 returned no result within 0.2 s.") == "files/read-all.v2"
+
+
+@pytest.mark.parametrize("gold", ['{"a": 1}', '["a", [1]]', '{"name": "f", "arguments": {}}', "{}"])
+def test_odd_forms_are_odd_and_different(gold):
+    forms = [gold, *odd_forms(gold).values()]
+    assert len(forms) > 1
+    assert len(forms) == len(set(forms))
 
 
 def test_the_whole_last_number_is_replaced():

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentenv.rewards.rules.math.answers import plain_verdict
 from agentenv.testing.audit.policies import label_text
 
 _BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")
@@ -59,9 +60,10 @@ def needles(label: Any, gold: Sequence[str] = ()) -> list[Needle]:
         texts = [label_text(each) for each in label]
     found = [_bare(text) for text in texts if text]
     said = normal("\n".join(gold))
-    if gold and not any(needle.within(said) for needle in _needles(found)):
-        found = []
-    if len({*gold}) == 1 and (not found or len(gold[0]) >= 40):
+    is_said = any(needle.within(said) for needle in _needles(found))
+    if gold and not is_said:  # but in another form, as 0.5 and 1/2
+        found = [text for text in found if plain_verdict(_bare(gold[-1]), text)]
+    if len({*gold}) == 1 and (not is_said or len(gold[0]) >= 40):
         found.append(_bare(gold[0]))
     return _needles(found)
 

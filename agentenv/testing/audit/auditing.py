@@ -26,8 +26,9 @@ from agentenv.errors import ConfigError
 from agentenv.testing import chats
 from agentenv.testing.audit import workings
 from agentenv.testing.audit.episodes import Budget, Play, PolicyRunner, play_all, replay_all
+from agentenv.testing.audit.facts import EPS, Facts
 from agentenv.testing.audit.findings import SEVERITIES, AuditFinding, apply_allowances
-from agentenv.testing.audit.judging import EPS, Facts, judge_plays, maybe_lucky
+from agentenv.testing.audit.judging import judge_plays, maybe_lucky
 from agentenv.testing.audit.leaks import find_leaks
 from agentenv.testing.audit.policies import (
     FOLLOWED,
@@ -39,6 +40,7 @@ from agentenv.testing.audit.policies import (
     ending,
     ends_a_process,
     gold_parts,
+    is_answer,
     is_time_to_end,
     select_policies,
 )
@@ -174,7 +176,7 @@ def _with_commands(
         if each.evidence:
             first = each.evidence[0]
             of_task = ["--task", first.task_id]
-            if first.policy.startswith(f"farm/{PART}"):  # it depends on the other tasks
+            if first.policy.startswith((f"farm/{PART}", "other_gold/")):  # it depends on the other tasks
                 of_task = ["--tasks", str(options.num_tasks)] if options.num_tasks != AuditOptions().num_tasks else []
             found[index] = replace(each, reproduce=shlex.join([*command, *of_task, "--policies", first.policy]))
     return found
@@ -235,7 +237,7 @@ def _reseeded(tasks: Sequence[Task]) -> list[Task]:
 
 def _part_pairs(plays: Sequence[Play], tasks: Sequence[Task], options: AuditOptions) -> list[tuple[AuditPolicy, Task]]:
     """Return the policies that repeat parts of the gold plays, with their tasks."""
-    golds = {p.task_id: [step.action for step in p.steps] for p in plays if p.key == "gold" and p.error is None}
+    golds = {p.task_id: p.actions for p in plays if p.key == "gold" and p.error is None}
     parts, names = gold_parts(golds, Random(derive_seed(options.seed, "farm"))), options.policies
     pairs = [(policy, task) for task in tasks for policy in parts.get(task.task_id, ())]
     return [(policy, task) for policy, task in pairs if not names or {policy.name, policy.key} & {*names}]
@@ -302,7 +304,7 @@ async def _repeat_plays(
 
 # --- policies of what the first plays showed: commands that prompts name, calls that earned, and actions that were paid
 
-_NUM_COMMANDS, _NUM_CALLS, _NUM_PAID = 10, 6, 6
+_NUM_COMMANDS, _NUM_CALLS, _NUM_PAID, _NUM_ANSWERS = 10, 6, 6, 3
 _MAX_CHARS = 400
 _CALL = re.compile(r"<tool_call>\n.*?\n</tool_call>", re.DOTALL)
 _HALF = 0.5
@@ -312,12 +314,15 @@ def followed(name: str, action: str) -> AuditPolicy:
     """Return a policy with a fixed action, whose variant is the action itself: a call as its JSON."""
     variant = action.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>") if _CALL.fullmatch(action) else action
 
-    def act(view: View) -> str:
+    def act(view: View) -> str | None:
+        if name == "other_gold":
+            is_own = action == view.gold or is_answer(action, view.label)
+            return action if view.before or not is_own else None
         if name == "say" or (not view.before if name == "call" else not is_time_to_end(view)):
             return action
         return ending(view)
 
-    return AuditPolicy(name, variant, "blind", act)
+    return AuditPolicy(name, variant, "wrong" if name == "other_gold" else "blind", act)
 
 
 def named_policies(names: Sequence[str]) -> list[AuditPolicy]:
@@ -336,7 +341,7 @@ def named_policies(names: Sequence[str]) -> list[AuditPolicy]:
 
 
 def follow_up(facts: Facts) -> list[AuditPolicy]:
-    """Return policies with the commands of prompts, the calls of plays that earned, and the actions that were paid."""
+    """Return policies with the commands of prompts, calls of plays that earned, actions that were paid, and answers."""
     prompts = {play.task_id: play.prompt for play in facts.plays}
     commands = Counter(command for prompt in prompts.values() for command in commands_of(prompt))
     found = [followed("say", each) for each, _ in commands.most_common(_NUM_COMMANDS)]
@@ -348,4 +353,7 @@ def follow_up(facts: Facts) -> list[AuditPolicy]:
             earned.update({call for step in play.steps for call in _CALL.findall(step.action)})
         paid.update({step.action for step in play.steps if step.reward > EPS and len(step.action) <= _MAX_CHARS})
     found += [followed("call", each) for each, _ in earned.most_common(_NUM_CALLS)]
-    return found + [followed("again", each) for each, _ in paid.most_common(_NUM_PAID)]
+    found += [followed("again", each) for each, _ in paid.most_common(_NUM_PAID)]
+    golds = [gold for gold in facts.gold.values() if facts.full(gold) and len(gold.action) <= _MAX_CHARS]
+    answers = [p.action for p in golds if len(p.steps) == 1 or is_answer(p.action, facts.tasks[p.task_id].label)]
+    return found + [followed("other_gold", each) for each in [*dict.fromkeys(answers)][:_NUM_ANSWERS]]

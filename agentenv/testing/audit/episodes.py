@@ -86,6 +86,11 @@ class Play:
         return f"{self.policy}/{self.variant}" if self.variant else self.policy
 
     @property
+    def actions(self) -> tuple[str, ...]:
+        """The actions in order."""
+        return tuple(step.action for step in self.steps)
+
+    @property
     def action(self) -> str:
         """The last action."""
         return self.steps[-1].action if self.steps else ""
@@ -232,7 +237,7 @@ class PolicyRunner:
         Raises:
             NoTimeError: the time is over.
         """
-        actions = [step.action for step in play.steps]
+        actions = play.actions
 
         async def act(episode: SteppedEpisode, prompt: str, feedback: str) -> str | None:
             index = len(episode.trajectory.turns)

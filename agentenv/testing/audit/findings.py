@@ -32,6 +32,8 @@ WHY: Mapping[str, str] = {
     "for the result only, and nothing for an end.",
     "hedging": "An action with a right and a wrong answer gets the full score in either order, so listing many pays.",
     "gold-fails": "The environment's gold action does not get the full score: the label, the grader or gold is wrong.",
+    "gold-stops": "Gold knows no further action, and the episode has neither an end nor the full score: the "
+    "environment ends it too late, or gold is incomplete.",
     "gold-partly": "Gold is known only for some tasks; the others may be unsolvable.",
     "no-ceiling": "Without gold, a score or --pass_reward, the full score is unknown and the audit checks "
     "only errors, leaks, flakiness and rewards for any action. Implement `gold`, return a score in [0, 1], or pass "
@@ -65,6 +67,7 @@ WHY: Mapping[str, str] = {
     "runs-code": "The environment runs text of a policy as Python in its own process, where it can do everything that "
     "the process can. Parse it (json, ast.literal_eval), or run it with agentenv.sandbox.",
     "tool-fails": "A tool answers every call with an error, so no policy can use it.",
+    "tool-hangs": "A call has no result within the tool's limit, and its episode waits for it. Check the arguments.",
     "observation-grows": "Observations grow with each turn, while the conversation keeps the earlier ones: an episode "
     "costs tokens by the square of its turns. Say only what is new.",
     "reply-size": "A number in a call sets the size of the reply, so one call can fill the context. Cap it, and say "
@@ -129,7 +132,11 @@ def make_finding(
     policy: str = "",
     detail: str | Callable[[Play], str] = "",
 ) -> AuditFinding:
-    """Return a finding with plays as evidence, spread over tasks; `detail` describes all of them, or each."""
+    """Return a finding with plays as evidence, spread over tasks; `detail` describes all of them, or each.
+
+    A play that is given more than once, such as for each of its steps, counts once.
+    """
+    plays = list({id(play): play for play in plays}.values())
     describe = detail if callable(detail) else lambda play: detail or error_text(play)
     seen: dict[str, int] = {}
     ranked = []

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, groupby
 from operator import attrgetter
 
 from agentenv._util.plurals import counted
-from agentenv.core.types import StopReason, Task
-from agentenv.testing.audit.answers import Needle, needles, normal
+from agentenv.core.types import StopReason
+from agentenv.testing.audit.answers import normal
 from agentenv.testing.audit.episodes import Play
+from agentenv.testing.audit.facts import EPS, Facts, grouped
 from agentenv.testing.audit.findings import AuditFinding, Severity, findings_of, make_finding, tasks_of
-from agentenv.testing.audit.policies import Kind, is_answer, label_text
+from agentenv.testing.audit.policies import is_answer, label_text
 from agentenv.testing.audit.workings import failed_outside
 
-EPS = 1e-6
-"""Rewards and scores that differ by less are equal."""
 _MANY_GUESSED, _SOME_GUESSED = 0.9, 0.3
 """Share of the tasks that one blind policy solves, for a failure and for a warning."""
 _MANY_TRIVIAL, _SOME_TRIVIAL = 0.5, 0.2
 _MOST_GUESSED = 0.75
 """Share of the tasks with the same answer from which a constant guess is more than chance."""
-_TRIVIAL_TEXTS = 4
-"""A task that this many different constants solve counts as solved by any text."""
 _WITHOUT = ("no_keys", "null_values", "not_an_object")
 _NO_NUMBER = {"odd_values/nan": "nan", "odd_values/infinite": "an infinite number"}
 _SEARCHING = ("explore/sweep", "calls/of_prompt")
@@ -48,117 +43,12 @@ _MIN_ACTIONS, _MIN_REPEATS = 10, 4
 Found = Iterator[AuditFinding]
 
 
-def _grouped(plays: Iterable[Play], by: Callable[[Play], str]) -> dict[str, list[Play]]:
-    found: dict[str, list[Play]] = defaultdict(list)
-    for play in plays:
-        found[by(play)].append(play)
-    return dict(found)
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Plays, with the facts to judge them by."""
-
-    plays: Sequence[Play]
-    tasks: Mapping[str, Task]
-    """The tasks of the plays, by id."""
-    kinds: Mapping[str, Kind]
-    """Kind of each policy, by name/variant."""
-    pass_reward: float | None = None
-    """Reward of a full score for tasks without scores; None: the reward of gold."""
-    reward_range: tuple[float, float] | None = None
-    score_range: tuple[float, float] | None = (0.0, 1.0)
-    """`score_range` of the environment; None is judged as 0 to 1."""
-    reseeded: Sequence[Play] = ()
-    """Plays of guesses that may be luck, with other seeds."""
-    repeated: Sequence[Play] = ()
-    """Repetitions of plays that failed."""
-
-    @cached_property
-    def by_task(self) -> Mapping[str, Sequence[Play]]:
-        """The plays of each task."""
-        return _grouped(self.plays, attrgetter("task_id"))
-
-    @cached_property
-    def gold(self) -> Mapping[str, Play]:
-        """The play of gold, by task."""
-        return {play.task_id: play for play in self.plays if play.key == "gold"}
-
-    @cached_property
-    def trivial(self) -> frozenset[str]:
-        """Tasks that almost any text solves."""
-        solved = Counter(play.task_id for play in self.plays if play.policy == "constant" and self.full(play))
-        return frozenset(task_id for task_id, num in solved.items() if num >= _TRIVIAL_TEXTS)
-
-    @cached_property
-    def has_scores(self) -> bool:
-        """Whether the environment returns scores."""
-        return any(play.score is not None for play in self.plays)
-
-    @cached_property
-    def unrated(self) -> list[str]:
-        """Ids of the tasks whose full score is unknown, so that most findings are impossible."""
-        if self.has_scores or self.pass_reward is not None:
-            return []
-        return [task_id for task_id in self.by_task if (gold := self.gold.get(task_id)) is None or gold.reward is None]
-
-    def full(self, play: Play) -> bool:
-        """Return True if a play has the full score."""
-        if play.reward is None:
-            return False
-        if play.score is not None:
-            return self.score_share(play.score) >= 1.0 - EPS
-        if self.pass_reward is not None:
-            return play.reward >= self.pass_reward - EPS
-        gold, floor = self.gold.get(play.task_id), self.floor(play.task_id)
-        if self.has_scores or gold is None or gold.reward is None or (floor is not None and gold.reward <= floor):
-            return False
-        return play.reward >= gold.reward - EPS
-
-    def score_share(self, score: float | None) -> float:
-        """Return a score as a share of the full score; 0 without a score."""
-        low, high = self.score_range or (0.0, 1.0)
-        return 0.0 if score is None else (score - low) / (high - low)
-
-    def floor(self, task_id: str) -> float | None:
-        """Return the reward of an empty action; None if it is unknown."""
-        own = [play for play in self.by_task[task_id] if play.policy == "null" and not self.is_cut(play)]
-        return max((play.reward for play in own if play.reward is not None), default=None)
-
-    def is_cut(self, play: Play) -> bool:
-        """Return True if a play that only costs ended by a limit before as many turns as gold takes."""
-        gold, cost = self.gold.get(play.task_id), play.reward is not None and play.reward < -EPS
-        is_shorter = gold is not None and len(play.steps) < len(gold.steps)
-        return cost and is_shorter and play.stop_reason == StopReason.MAX_TURNS
-
-    def gains_nothing(self, gold: Play) -> bool:
-        """Return True if gold earns no more than an empty action, which does not solve the task."""
-        floor = self.floor(gold.task_id)
-        solved = any(self.full(play) for play in self.by_task[gold.task_id] if play.policy == "null")
-        return gold.reward is not None and floor is not None and gold.reward <= floor + EPS and not solved
-
-    def needles_of(self, task_id: str) -> list[Needle]:
-        """Return the answers in the label and in gold, if that gets the full score."""
-        gold = self.gold.get(task_id)
-        said = [step.action for step in gold.steps] if gold is not None and self.full(gold) else []
-        return needles(self.tasks[task_id].label, said)
-
-    def of(self, *kinds: Kind) -> dict[str, list[Play]]:
-        """Return the plays of these kinds of policies, by policy."""
-        return _grouped((play for play in self.plays if self.kinds[play.key] in kinds), attrgetter("policy"))
-
-    def for_nothing(self, task_id: str) -> list[tuple[Play, float]]:
-        """Return the plays of policies that solve nothing, except for empty actions, with their rewards."""
-        kinds = ("blind", "attack", "robust")
-        return [(p, p.reward) for p in self.by_task[task_id] if p.reward is not None and self.kinds[p.key] in kinds]
-
-
 def judge_plays(facts: Facts) -> list[AuditFinding]:
     """Return all findings that the rewards show; those of nothing but leaks, flakiness and workings are elsewhere."""
     found: dict[object, AuditFinding] = {}
     for each in (each for judge in JUDGES for each in judge(facts)):
         # Policies that repeat what others have shown need no second finding.
-        shown = frozenset((one.task_id, one.action) for one in each.evidence)
+        shown = frozenset((one.task_id, one.action, one.detail) for one in each.evidence)
         is_alike = each.kind in ("guess-earns", "partial-credit")
         found.setdefault((each.kind, each.severity, shown) if is_alike else id(each), each)
     return [*found.values()]
@@ -193,7 +83,7 @@ def gold_plays(facts: Facts) -> Found:
         yield make_finding("no-gold" if rated else "no-ceiling", severity, summary)
     elif len(gold) < num:
         yield make_finding("gold-partly", "note", f"gold is known for {len(gold)} of {counted(num, 'task')}")
-    failing, nothing = [], []
+    failing, nothing, stopped = [], [], []
     for play in gold:
         # A row that cannot run is another finding.
         is_known = play.score is not None or facts.pass_reward is not None
@@ -201,8 +91,12 @@ def gold_plays(facts: Facts) -> Found:
             is_known = play.error.where == "gold"
         if is_known and not facts.full(play):
             failing.append(play)
+        elif play.stop_reason == StopReason.ABORTED and facts.score_share(play.steps[-1].score) < 1.0 - EPS:
+            stopped.append(play)
         elif facts.gains_nothing(play):
             nothing.append(play)
+    summary = f"gold returns no action before the end, without the full score, on {tasks_of(stopped)}"
+    yield from findings_of("gold-stops", "warn", summary, stopped, detail=actions_of)
     yield from findings_of("no-signal", "fail", f"gold earns nothing on {tasks_of(nothing)}", nothing)
     summary = f"gold does not get the full score on {tasks_of(failing)}"
     yield from findings_of("gold-fails", "fail", summary, failing)
@@ -218,10 +112,10 @@ def _nothing_earns(facts: Facts) -> bool:
 
 def attacks(facts: Facts) -> Found:
     """Find attacks that earn, except on trivial tasks and for guesses, which are right by chance or said as guesses."""
-    guessed = {(play.task_id, play.action) for play in facts.plays if play.policy == "constant"}
+    guessed = {(p.task_id, p.actions) for p in facts.plays if p.policy == "constant" and facts.full(p)}
     for policy, plays in facts.of("attack", "robust").items():
         full = [play for play in plays if facts.full(play) and play.task_id not in facts.trivial]
-        full = [play for play in full if (play.task_id, play.action) not in guessed]
+        full = [play for play in full if (play.task_id, play.actions) not in guessed]
         if policy == "odd_calls":  # where plain calls earn as much, nothing odd is needed
             swept = {p.task_id for p in facts.plays if p.policy == "explore" and facts.full(p)}
             full = [play for play in full if play.task_id not in swept]
@@ -246,7 +140,7 @@ def best_guesses(facts: Facts) -> dict[str, list[Play]]:
     found = {}
     for policy, plays in facts.of("blind").items():
         full = (play for play in plays if facts.full(play) and play.task_id not in facts.trivial)
-        found[policy] = max(_grouped(full, attrgetter("key")).values(), key=len, default=[])
+        found[policy] = max(grouped(full, attrgetter("key")).values(), key=len, default=[])
     return found
 
 
@@ -271,6 +165,19 @@ def guesses(facts: Facts) -> Found:
         summary = f"{len(best)} of {counted(num, 'task')} solved by {best[0].key if best else policy}"
         summary += f", with other seeds {sum(map(facts.full, again))} of {len(again)}" if again else ""
         yield from findings_of("guess-earns", severity, summary, best, policy=policy, detail=actions_of)
+
+
+def answers_of_others(facts: Facts) -> Found:
+    """Find tasks that the answer to another task solves: what the environment keeps of an episode may say so."""
+    wrong = []
+    for play in (play for play in facts.plays if play.policy == "other_gold"):
+        own, said = facts.needles_of(play.task_id), normal(play.action)
+        if own and not any(needle.within(said) for needle in own):
+            wrong.append(play)
+    full = [play for play in wrong if facts.full(play) and play.task_id not in facts.trivial]
+    is_rare = len(full) < _SOME_GUESSED * len(wrong) or len(facts.by_task) < _MIN_TASKS
+    summary = f"{tasks_of(full)} solved by the answer to another task, as if its grade were kept"
+    yield from findings_of("guess-earns", "note" if is_rare else "warn", summary, full, policy="other_gold")
 
 
 def actions_of(play: Play) -> str:
@@ -403,7 +310,7 @@ def scored_part(facts: Facts) -> Found:
         fixed = [p for p in plays if p.key not in _SEARCHING and p.policy not in ("random", "search")]
         known = [p for p in fixed if p.reward is not None and p.task_id not in {*facts.trivial, *facts.gold}]
         best: list[Play] = []
-        for own in _grouped(known, attrgetter("key")).values():
+        for own in grouped(known, attrgetter("key")).values():
             shares = [0.0 if facts.full(play) else facts.score_share(play.score) for play in own]
             paid = [play for play, share in zip(own, shares, strict=True) if share >= _LARGE_PART]
             alike = max(Counter(round(share, 6) for share in shares if share >= _LARGE_PART).values(), default=0)
@@ -445,7 +352,7 @@ def disagreeing(facts: Facts) -> Found:
 
 def errors(facts: Facts) -> Found:
     """Find episodes that failed, by what failed."""
-    failed = _grouped((play for play in (*facts.plays, *facts.repeated) if play.error is not None), failure_of)
+    failed = grouped((play for play in (*facts.plays, *facts.repeated) if play.error is not None), failure_of)
     failed.pop("gold-fails", None)
     for kind, plays in failed.items():
         summary = f"{counted(len(plays), 'episode')} on {tasks_of(plays)} failed"
@@ -609,7 +516,8 @@ def _is_paid_again(play: Play) -> bool:
 
 
 JUDGES: Sequence[Callable[[Facts], Found]] = (
-    empty_actions, gold_plays, attacks, guesses, trivial_tasks, wrong_answers, no_values, beyond_gold, scored_part,
-    contradicting, disagreeing, errors, missing_scores, ranges, slow_steps, forged_tokens, unrated, repeats,
+    empty_actions, gold_plays, attacks, guesses, answers_of_others, trivial_tasks, wrong_answers, no_values,
+    beyond_gold, scored_part, contradicting, disagreeing, errors, missing_scores, ranges, slow_steps, forged_tokens,
+    unrated, repeats,
 )  # fmt: skip
 """In the order of their findings."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from agentenv.testing.audit.answers import Needle, normal
 from agentenv.testing.audit.episodes import Play
+from agentenv.testing.audit.facts import Facts
 from agentenv.testing.audit.findings import AuditFinding, Severity, make_finding
-from agentenv.testing.audit.judging import Facts
 from agentenv.testing.audit.policies import is_answer
 
 _MIN_TASKS, _MIN_SHARE = 3, 0.5
@@ -147,14 +147,16 @@ def _leaking(texts: Sequence[_Text], answers: Mapping[str, list[Needle]]) -> lis
         for each, needle in known.items()
         if any(each not in of_task[task_id] and _has(text, [needle]) for (task_id, _), text in different.items())
     }
+    tasks_of_text: dict[str, set[str]] = {}
+    for task_id, said in different:
+        tasks_of_text.setdefault(said, set()).add(task_id)
     strong = []
     for text in texts:
         own = [needle for needle in answers[text.play.task_id] if needle.text not in common]
-        if _has(text, own, strong=True):
-            # A text that also occurs on a task with another answer reveals nothing.
-            same = [other.play.task_id for other in texts if other.text == text.text]
-            if all(_texts(own) & of_task[task_id] for task_id in same):
-                strong.append(text)
+        # A text that also occurs on a task with another answer reveals nothing.
+        is_own = all(_texts(own) & of_task[task_id] for task_id in tasks_of_text[text.text])
+        if is_own and _has(text, own, strong=True):
+            strong.append(text)
     many = _more_than_chance(texts, answers)
     return list({id(text): text for text in [*strong, *many]}.values())
 

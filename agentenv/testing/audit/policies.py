@@ -92,9 +92,9 @@ _NUM_QUOTED = 4
 _GIVING_UP = ("I give up.", "give up", "quit", "exit", "stop", "done", "skip", "pass", "resign")
 PART = "part_"
 """Start of the variants that repeat parts of gold, which are known only after gold was played."""
-FOLLOWED = ("say", "call", "again")
-"""Policies of `follow.py`, whose variants are their actions. say: the action in each turn; call: the action, and an
-end; again: the action until the last turn, and an end."""
+FOLLOWED = ("say", "call", "again", "other_gold")
+"""Policies of `follow_up`, whose variants are their actions. say: the action in each turn; call: the action, and an
+end; again: the action until the last turn, and an end; other_gold: the answer to another task in each turn."""
 _NUM_PARTS, _MAX_WORDS = 6, 12
 """Number of single gold actions, and of pairs, that are repeated on a task; most different actions to draw pairs of."""
 _SHORTEST_CUT = 4
@@ -234,6 +234,7 @@ def all_policies(hacks: Mapping[str, Sequence[str]] | None = None) -> list[Audit
         *variants("hacks", "attack", {name: partial(in_order, actions=said) for name, said in (hacks or {}).items()}),
         *variants("gold", "gold", {"": lambda view: view.gold}),
         *variants("wrong", "wrong", _WRONG),
+        *variants("late", "wrong", {"": lambda view: view.gold if view.turn_index else view.gold and "I do not know."}),
         *variants("label", "wrong", _LABELS),
         *variants("odd_values", "wrong", {name: partial(odd_form, name=name) for name in ODD_FORMS}),
         *variants("odd_values", "wrong", {"code": marked_value}),
@@ -398,7 +399,9 @@ def undo(view: View, place: int) -> str | None:
         if calls := calls_of_siblings(action, view.tools):
             is_back = (len(view.before) - turn) % 2
             return None if place >= len(calls) else calls[place] if is_back else action
-    return view.gold if len(view.tools) > place + 1 else None
+    offered = right_calls(view.tools).values()
+    most = max((len(calls_of_siblings(call, view.tools)) for call in offered), default=0)
+    return view.gold if place < most else None
 
 
 def _joined(*texts: str | None) -> str | None:
@@ -586,7 +589,6 @@ _CALLS: Mapping[str, Act] = {
 _WRONG: Mapping[str, Act] = {
     "changed": lambda view: change_answer(view.gold),
     "prefix": lambda view: cut_answer(view.gold),
-    "late": lambda view: view.gold if view.turn_index else "I do not know.",
 }
 _LABELS: Mapping[str, Act] = {"alone": lambda view: label_text(view.label) or None, "in_forms": label_in_forms}
 _HEDGES: Mapping[str, Act] = {

@@ -21,8 +21,9 @@ from rich.text import Text
 from agentenv._util.estimates import Estimate, over_tasks
 from agentenv._util.plurals import counted
 from agentenv.testing.audit.episodes import Play
+from agentenv.testing.audit.facts import Facts
 from agentenv.testing.audit.findings import SEVERITIES, AuditFinding, Severity
-from agentenv.testing.audit.judging import Facts, failure_of
+from agentenv.testing.audit.judging import failure_of
 from agentenv.testing.audit.policies import AuditPolicy
 
 SCHEMA = 1

@@ -87,7 +87,8 @@ def find_slow_calls(budget: Budget) -> list[AuditFinding]:
     )
     summary = f"{len(steps)} {name} took {min(s.step_s for s in steps):.1f} to {max(s.step_s for s in steps):.1f} s"
     severity: Severity = "warn" if budget.num_left_out else "note"
-    return [AuditFinding("slow-call", severity, summary, evidence, len(steps))]
+    num_plays = len({(step.policy, step.task_id) for step in steps})
+    return [AuditFinding("slow-call", severity, summary, evidence, num_plays)]
 
 
 def find_late_tools(plays: Sequence[Play]) -> list[AuditFinding]:

@@ -71,6 +71,8 @@ class _Candidate:
     """Number of gold actions at the beginning."""
     repeats: bool = False
     """Repeat the last gold action."""
+    says_prompt: bool = False
+    """Say the lines of the prompt in turn: a line may name all that can be said. It is kept whatever it reaches."""
     draws: random.Random = field(default_factory=lambda: random.Random(0))
 
 
@@ -118,7 +120,7 @@ class _Explorer:
                 except AgentEnvError:
                     return False
         new = self.add(recording)
-        if not said or not (new or failed):
+        if not said or not (new or failed or candidate.says_prompt):
             return False
         case = EpisodeCase(candidate.task, candidate.name, Script(tuple(said)), candidate.seed, len(said))
         self.kept.append(case)
@@ -138,13 +140,15 @@ class _Explorer:
         if candidate.repeats and said:
             return said[-1]
         watch = self.context.watch
-        pool = [each for each in self.pool(candidate.task, seen, tools, said) if each not in watch.slow]
+        lines = [line for line in seen[0].splitlines() if line.strip()]
+        pool = lines if candidate.says_prompt else self.pool(candidate.task, seen, tools, said)
+        pool = [each for each in pool if each not in watch.slow]
         if watch.num_hangs:
             pool = [each for each in pool if each in watch.quick]
         left = [each for each in pool if each not in said]
         calm = [each for each in left if each not in self.endings]
         choice = calm or left or pool or ODD_ACTIONS[:1]
-        return candidate.draws.choice(choice)
+        return choice[0] if candidate.says_prompt else candidate.draws.choice(choice)
 
     def pool(
         self, task: Task, seen: Sequence[str], tools: Sequence[Mapping[str, Any]], said: Sequence[str]
@@ -213,6 +217,7 @@ def explore(context: ConformanceContext) -> None:
             if is_late or number >= _MAX_EPISODES or in_vain >= _MAX_IN_VAIN or len(explorer.kept) >= _MAX_KEPT:
                 break
             in_vain = 0 if await explorer.play(candidate) else in_vain + 1
+        await explorer.play(replace(candidates[0], name="lines of the prompt", says_prompt=True))
         return explorer
 
     explorer = context.run(explored())

@@ -12,7 +12,8 @@ from agentenv.core.types import Limits, StepResult, Task
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, InfraError, RunStopped
 from agentenv.testing.audit.auditing import audit_env
-from agentenv.testing.audit.judging import Facts, judge_plays
+from agentenv.testing.audit.facts import Facts
+from agentenv.testing.audit.judging import judge_plays
 from agentenv.testing.audit.policies import all_policies, cut_answer
 from tests.testing.audit import audited as envs
 from tests.testing.audit.audited import audited, ids, tasks
@@ -200,7 +201,7 @@ async def test_a_right_second_attempt_with_the_score_of_a_failure_is_warned_of(i
         def score(self, right):
             return float(right and not (is_stale and self.attempts == 2))
 
-    assert ids(await audited(TwoAttempts, *CORE, "wrong")) == ({"score-disagrees"} if is_stale else set())
+    assert ids(await audited(TwoAttempts, *CORE, "late")) == ({"score-disagrees"} if is_stale else set())
 
 
 async def test_an_answer_that_the_policy_said_itself_is_not_a_leak():
@@ -420,14 +421,15 @@ async def test_gold_that_is_not_text_is_a_finding():
     assert failed[0].startswith("Odd.gold: expected text or None, got ['417']. ")
 
 
-async def test_a_hack_of_several_actions_is_said_in_order():
+@pytest.mark.parametrize("last", ["sesame", "42"])  # a constant, which alone earns nothing
+async def test_a_hack_of_several_actions_is_said_in_order(last):
     class OpensForTwo(envs.Sound):
-        hacks = {"two": ["open", "sesame"]}  # noqa: RUF012
+        hacks = {"two": ["open", last]}  # noqa: RUF012
         said_before = ""
 
         def right(self, text, states):
             before, self.said_before = self.said_before, text
-            return (before, text) == ("open", "sesame") or super().right(text, states)
+            return (before, text) == ("open", last) or super().right(text, states)
 
     assert ids(await audited(OpensForTwo, *CORE, "hacks"), "fail") == {"hack-earns:hacks"}
 

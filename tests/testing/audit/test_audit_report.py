@@ -2,6 +2,8 @@
 
 import json
 import os
+from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -9,11 +11,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from agentenv.testing.audit.answers import Needle, needles, normal
+from agentenv.testing.audit.episodes import Play
 from agentenv.testing.audit.findings import WHY, apply_allowances, make_finding
-from agentenv.testing.audit.policies import all_policies, change_answer, select_policies
+from agentenv.testing.audit.policies import View, all_policies, change_answer, select_policies, undo
 from agentenv.testing.audit.report import card, screen
+from agentenv.testing.tool_calls import call_text
 from tests.testing.audit import audited as envs
 from tests.testing.audit.audited import audited, ids, tasks
+from tests.testing.planted.more_faults import LOOKUP, ORDER
 
 FEW = ("null", "random", "enumeration", "unicode", "gold")
 
@@ -87,6 +92,24 @@ def test_policies_have_their_own_names_and_findings_a_reason_each():
     assert all(why.endswith(".") for why in WHY.values())
 
 
+def test_without_gold_nothing_is_derived_from_it():
+    view = View("What is 6 times 7?", "", 0, Random(0), 1_000, [], tools=[LOOKUP, ORDER])
+    assert [each.key for each in all_policies() if each.sees_gold and each.act(view) is not None] == []
+
+
+def test_a_call_that_no_tool_takes_back_is_not_undone():
+    view = View("", "", 0, Random(0), 1_000, [], call_text("lookup", {"item": "figs"}), [LOOKUP, ORDER])
+    back = {**LOOKUP, "function": {**LOOKUP["function"], "name": "put_back"}}
+    assert undo(view, 0) is None
+    assert undo(replace(view, gold="wait", tools=[LOOKUP, ORDER, back]), 0) == "wait"
+
+
+def test_a_finding_counts_plays_and_not_steps():
+    play = Play("gold", "", "t0", 0, "", (), 1.0, 1.0, "terminated")
+    finding = make_finding("tool-fails", "fail", "", [play, play])
+    assert (finding.num_plays, len(finding.evidence)) == (1, 1)
+
+
 def test_an_allowance_is_for_an_id_a_kind_or_a_pattern():
     both = [make_finding("hack-earns", "fail", "", policy=name) for name in ("echo", "null")]
 
@@ -123,6 +146,12 @@ def test_short_answers_are_weak_and_rules_are_not_answers():
     assert needles("420") == [Needle("420", True)]
     assert needles({"entry_point": "f", "hidden": []}) == []
     assert needles(None) == []
+
+
+def test_a_label_that_gold_says_in_another_form_is_an_answer_in_both():
+    assert [needle.text for needle in needles("0.125", ["#### 1/8"])] == ["0.125", "1/8"]
+    assert [needle.text for needle in needles("1250", ["It is 1,250.", "done"])] == ["1250"]
+    assert needles("key", ["#### 1/8"]) == [Needle("1/8", False)]
 
 
 async def test_intervals_of_rewards_and_scores_in_0_to_1_stay_there():

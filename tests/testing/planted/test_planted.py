@@ -24,11 +24,11 @@ def checked(cls, only=()):
 
 
 async def audited(cls, policies=()):
-    """The findings that fail or warn, by id."""
+    """The findings that fail or warn with why they matter, by id."""
     tasks = [in_messages(task) for path in cls.datasets.values() for task in read_tasks(str(path))]
     options = AuditOptions(policies=policies, limits=LIMITS, max_tokens=2_000)
     result = await audit_env(EnvSource(cls), tasks, options=options)
-    return {each.id: each.summary for each in result.findings if each.severity != "note"}
+    return {each.id: f"{each.summary}. {each.why}" for each in result.findings if each.severity != "note"}
 
 
 @pytest.fixture(autouse=True)
