@@ -113,6 +113,17 @@ def test_commands_for_any_id_are_read_back_as_that_id(watched, tmp_path_factory,
             assert (viewed.runs, viewed.episode, viewed.html) == ((str(folder),), each, None)
 
 
+def test_commands_wait_for_the_folder_of_the_run(watched, server_address):
+    one, held = watched(), []
+    one.page.route("**/api/meta*", lambda route: held.append(route))  # it sets a name of it
+    page = one.open(server_address, "/0/episode/a%2F1?tab=replay")
+    page.get_by_text("Replay", exact=True).wait_for()
+    assert page.locator(".command").count() == 0
+    for route in held:
+        route.continue_()
+    page.wait_for_selector(".command")
+
+
 INJECTED = """
 <script>ran.push('script')</script><script src="https://evil.example/x.js"></script>
 <img src="https://evil.example/x.png" onerror="ran.push('handler')"><svg onload="ran.push('svg')"></svg>

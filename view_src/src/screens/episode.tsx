@@ -127,7 +127,7 @@ function Loaded({ store, route, say, row, episode }: ScreenProps & { row: number
       </div>
       {asked === "messages" && <Messages episode={episode} />}
       {asked === "record" && <RecordView episode={episode} />}
-      {asked === "replay" && <Replay store={store} episode={episode} />}
+      {asked === "replay" && store.meta !== null && <Replay meta={store.meta} episode={episode} />}
       {asked !== "messages" && asked !== "record" && asked !== "replay" && (
         <TokenView {...{ store, route, row, episode, model, siblings }} />
       )}

@@ -1,6 +1,5 @@
 import type { VNode } from "preact";
-import type { RunStore } from "../data/store";
-import type { Episode } from "../data/types";
+import type { Episode, Meta } from "../data/types";
 import { visible } from "../lib/visible";
 import { Card, CopyButton } from "../ui/bits";
 
@@ -14,8 +13,8 @@ function words(...args: string[]): string {
   return [...(args.some((each) => each.startsWith("-")) ? ["--"] : []), ...args.map(shell)].join(" ");
 }
 
-export function Replay({ store, episode }: { store: RunStore; episode: Episode }): VNode {
-  const run = store.meta?.path ?? store.meta?.name ?? "RUN";
+export function Replay({ meta, episode }: { meta: Meta; episode: Episode }): VNode {
+  const run = meta.path ?? meta.name;
   const id = episode.record.episode_id;
   const commands: [string, string][] = [
     ["Show its tokens in the terminal", `agentenv tokens show ${words(run, id)}`],
