@@ -24,8 +24,8 @@ ODD_JSON = ("[]", "0", "null", '"x"', "```json\n[]\n```", "```json\nnull\n```")
 ODD_FLOATS = ("nan", "inf", "-inf", "1e999")
 """Numbers that comparisons with a bound seldom expect."""
 ODD_FORMS = (
-    "digit", "nan", "infinite", "no_value", "terms", "signs", "brackets", "null_values", "number_values", "text_values",
-    "list_values", "empty_values", "inner_values", "no_keys", "not_an_object",
+    "digit", "nan", "infinite", "no_value", "terms", "signs", "brackets", "nines", "null_values", "number_values",
+    "text_values", "list_values", "empty_values", "inner_values", "no_keys", "not_an_object", "first_key", "last_key",
 )  # fmt: skip
 """Names of what `odd_forms` returns at most."""
 TERMS, SIGNS = "1" + "+1" * 1_500, "-" * 5_000 + "1"
@@ -40,7 +40,7 @@ _BACKTRACKS = "(.+)+@@"
 
 
 def odd_forms(gold: str) -> dict[str, str]:
-    """Return a right action with odd values: of its last number, and of a JSON object or list, whose elements are."""
+    """Return a right action with odd values: of its numbers, and of a JSON object or list, whose elements are odd."""
     forms: dict[str, str] = {}
     found = _VALUE.search(gold)
     if found is not None:
@@ -48,6 +48,7 @@ def odd_forms(gold: str) -> dict[str, str]:
         values = {"digit": "\u00b2", "nan": "nan", "infinite": "73914e999", "no_value": "", "terms": TERMS}
         values |= {"signs": SIGNS, "brackets": f"{'(' * DEPTH}{found[0]}{')' * DEPTH}"}
         forms = {name: f"{before}{value}{after}" for name, value in values.items()}
+        forms["nines"] = re.sub(r"\d", "9", gold)
     start, end, parsed = _json_in(gold)
     arguments = parsed.get("arguments") if isinstance(parsed, dict) else None
     is_call = isinstance(arguments, dict)
@@ -68,6 +69,9 @@ def odd_forms(gold: str) -> dict[str, str]:
         "no_keys": type(inner)(),
         "not_an_object": [] if isinstance(inner, dict) else {"a": 1},
     }
+    if isinstance(inner, dict) and not is_call:  # a call may leave arguments out
+        keys = [*inner]
+        odd |= {"first_key": {keys[0]: inner[keys[0]]}, "last_key": {keys[-1]: inner[keys[-1]]}} if keys else {}
     for name, value in odd.items():
         text = json.dumps({**parsed, "arguments": value} if is_call else value)
         if (form := f"{gold[:start]}{text}{gold[end:]}") not in (gold, *forms.values()):

@@ -233,13 +233,15 @@ def wrong_answers(facts: Facts) -> Found:
 def no_values(facts: Facts) -> Found:
     """Find tasks whose gold is one action in JSON, and which the same JSON without its values solves."""
     found = []
-    for play in facts.plays:
+    odd = [play for play in facts.plays if play.policy == "odd_values" and facts.full(play)]
+    firsts = {play.task_id for play in odd if play.variant == "first_key"}
+    for play in odd:
         gold = facts.gold.get(play.task_id)
-        is_odd = play.policy == "odd_values" and play.variant in _WITHOUT and facts.full(play)
-        if is_odd and gold is not None and len(gold.steps) == 1 and play.action != gold.action:
+        is_without = play.variant in _WITHOUT or (play.variant == "last_key" and play.task_id in firsts)
+        if is_without and gold is not None and len(gold.steps) == 1 and play.action != gold.action:
             found.append(play)
     keys = ", ".join(dict.fromkeys(play.key for play in found))
-    summary = f"{tasks_of(found)} solved by an answer without its values ({keys})"
+    summary = f"{tasks_of(found)} solved by an answer without values that gold has ({keys})"
     yield from findings_of("hack-earns", "fail", summary, found, policy="no_values")
 
 

@@ -507,10 +507,9 @@ def sweep(view: View) -> str | None:
 
 def repeat_tool(view: View, place: int) -> str | None:
     """Return a call of each tool in their order, and then the call of one of them again and again; then an end."""
-    tools = _others(view)
-    if place >= len(tools):
+    calls = list(calls_with_world(_others(view), [view.prompt], each=1).values())
+    if place >= len(calls):
         return None
-    calls = list(calls_with_world(tools, [view.prompt], each=1).values())
     if is_time_to_end(view):
         return ending(view)
     return calls[view.turn_index] if view.turn_index < len(calls) else calls[place]

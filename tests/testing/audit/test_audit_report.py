@@ -104,6 +104,12 @@ def test_a_call_that_no_tool_takes_back_is_not_undone():
     assert undo(replace(view, gold="wait", tools=[LOOKUP, ORDER, back]), 0) == "wait"
 
 
+def test_no_policy_fails_on_a_tool_whose_arguments_nothing_names():
+    lists = {"name": "weigh", "parameters": {"properties": {"left": {"type": "array"}}, "required": ["left"]}}
+    view = View("", "", 0, Random(0), 1_000, [], tools=[{"type": "function", "function": lists}])
+    assert {each.name for each in all_policies() if each.act(view) is not None} >= {"null", "explore"}
+
+
 def test_a_finding_counts_plays_and_not_steps():
     play = Play("gold", "", "t0", 0, "", (), 1.0, 1.0, "terminated")
     finding = make_finding("tool-fails", "fail", "", [play, play])

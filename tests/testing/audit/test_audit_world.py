@@ -150,6 +150,16 @@ class TakesEmptyJson(Sound):
         return json.dumps({"sum": states["label"]})
 
 
+class TakesEachKeyAlone(TakesEmptyJson):
+    """What is missing is not counted."""
+
+    def right(self, text, states):
+        return "null" not in text and text != "{}" and super().right(text, states)
+
+    async def gold(self, states):
+        return json.dumps({"sum": states["label"], "total": states["label"]})
+
+
 class PaysTheFailed(Sound):
     """The reward falls with the score."""
 
@@ -163,7 +173,7 @@ class PaysTheFailed(Sound):
 
 
 FAULTS = [PaysLookups, PaysTheEnd, SellsAgain]
-WITHOUT_TOOLS = [TakesAnEmptyAnswer, TakesEmptyJson, PaysTheFailed]
+WITHOUT_TOOLS = [TakesAnEmptyAnswer, TakesEmptyJson, TakesEachKeyAlone, PaysTheFailed]
 CALLS = ("explore", "odd_calls", "overwrite", "answers", "label")
 
 
