@@ -223,7 +223,10 @@ async def arollout(
 
 @contextlib.contextmanager
 def _records_shown(log_level: str) -> Iterator[None]:
-    """Show log records from a level on stderr, unless the program has set up logging itself."""
+    """Show log records from a level on stderr, unless a handler of the program gets all records of agentenv.
+
+    Of rollouts at once, the first decides.
+    """
     logger = logging.getLogger("agentenv")
     if logger.hasHandlers():
         yield

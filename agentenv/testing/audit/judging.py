@@ -231,7 +231,7 @@ def wrong_answers(facts: Facts) -> Found:
 
 
 def no_values(facts: Facts) -> Found:
-    """Find tasks whose gold is one action in JSON, and which the same JSON without its values solves."""
+    """Find tasks whose gold is one action in JSON, and which the same JSON without its values, or any key, solves."""
     found = []
     odd = [play for play in facts.plays if play.policy == "odd_values" and facts.full(play)]
     firsts = {play.task_id for play in odd if play.variant == "first_key"}

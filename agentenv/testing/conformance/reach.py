@@ -2,7 +2,8 @@
 
 Candidates begin with gold actions, say commands that the prompt names, and call tools with words of the prompt, of the
 row and of earlier results. A candidate is kept if it runs instructions of the environment's files that no earlier
-episode has run; its actions are then a case of every property. Lines that none of them has run are named.
+episode has run; its actions are then a case of every property. One more says the lines of the prompt, and is kept
+whatever it runs. Lines that none of them has run are named.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from agentenv.testing.shifted_clock import modules_of
 from agentenv.testing.tool_calls import calls_with_world, commands_of, options_of, words_of
 
 _MAX_EPISODES, _MAX_IN_VAIN, _MAX_KEPT = 26, 9, 8
-"""Candidates in all, in a row that reach nothing new, and kept."""
+"""Candidates in all, in a row that reach nothing new, and kept, besides the one with the lines of the prompt."""
 _MAX_S = 4.0
-"""Time after which no further candidate is played, unless those before it were slower."""
+"""Time after which no further candidate is played but the last one, unless those before it were slower."""
 _MAX_TURNS, _MAX_REPEATED = 8, 3
 """Turns after the gold actions, and repetitions of the last one."""
 _NUM_ROWS = 4
