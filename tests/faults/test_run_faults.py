@@ -51,7 +51,8 @@ def cli(flags):
 async def test_a_terminal_that_hangs_up_again_is_no_second_ctrl_c_and_under_nohup_none_at_all(is_ignored):
     """A shell passes SIGHUP on, and when it is gone itself the kernel sends another."""
     work, runner, said = asyncio.ensure_future(asyncio.sleep(3600)), make_runner(), []
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
     try:
         with interruptible(runner.drain, work, 3600.0, said.append) as received:
             for _ in range(3):
@@ -63,7 +64,8 @@ async def test_a_terminal_that_hangs_up_again_is_no_second_ctrl_c_and_under_nohu
                 signal.raise_signal(signal.SIGTERM)
             await asyncio.wait({work}, timeout=60)
     finally:
-        signal.signal(signal.SIGHUP, before)
+        for number, handler in before.items():  # after two signals, the next one would end this process
+            signal.signal(number, handler)
     assert work.cancelled()
     assert len(said) == 1
 
