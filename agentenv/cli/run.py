@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
 
 from agentenv.cli.flags import parse
 from agentenv.errors import ConfigError
 from agentenv.runs.config import RunConfig
 from agentenv.runs.config_file import check_command
+from agentenv.runs.display.progress import OnScreen
 
 
 def run(args: Sequence[str]) -> int:
@@ -49,16 +48,3 @@ def stored_config(config: RunConfig) -> RunConfig | None:
         return RunConfig.from_flags(**{**flags, "resume": True})
     except ConfigError as error:
         raise ConfigError(f"--resume: expected a config of this version in {out}, got {error}.") from error
-
-
-class OnScreen(logging.StreamHandler[TextIO]):
-    """A handler that looks up sys.stderr for each record, so that records appear above a live display."""
-
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-        self.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-
-    @property
-    def stream(self) -> TextIO:  # type: ignore[override]
-        """The current sys.stderr."""
-        return sys.stderr

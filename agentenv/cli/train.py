@@ -11,10 +11,10 @@ from pathlib import Path
 from agentenv.cli.flags import parse
 from agentenv.cli.help import flags_of
 from agentenv.cli.main import Commands, subcommand, summary_of
-from agentenv.cli.run import OnScreen
 from agentenv.errors import ConfigError
 from agentenv.runs.config import RunConfig
 from agentenv.runs.config_file import check_command, to_yaml
+from agentenv.runs.display.progress import OnScreen
 from agentenv.training.config import TrainConfig
 from agentenv.training.config_checks import check_effective, notes, validate
 from agentenv.training.flags import translate

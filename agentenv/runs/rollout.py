@@ -23,6 +23,7 @@ from agentenv.episode.registry import env_source
 from agentenv.episode.runner import plan
 from agentenv.errors import ConfigError, MissingDependency, RunStopped
 from agentenv.runs.config import RunConfig
+from agentenv.runs.display.progress import OnScreen
 from agentenv.runs.display.report import quiet_transformers, run_html
 from agentenv.runs.display.screen import RunScreen
 from agentenv.runs.metrics import Metrics, Tally
@@ -231,9 +232,10 @@ def _records_shown(log_level: str) -> Iterator[None]:
     if logger.hasHandlers():
         yield
         return
-    handler, before = logging.StreamHandler(), logger.level
+    handler, before = OnScreen(), logger.level
+    handler.setLevel(log_level.upper())
     logger.addHandler(handler)
-    logger.setLevel(log_level.upper())
+    logger.setLevel(min(handler.level, logger.getEffectiveLevel()))
     try:
         yield
     finally:

@@ -24,8 +24,9 @@ ODD_JSON = ("[]", "0", "null", '"x"', "```json\n[]\n```", "```json\nnull\n```")
 ODD_FLOATS = ("nan", "inf", "-inf", "1e999")
 """Numbers that comparisons with a bound seldom expect."""
 ODD_FORMS = (
-    "digit", "nan", "infinite", "no_value", "terms", "signs", "brackets", "nines", "null_values", "number_values",
-    "text_values", "list_values", "empty_values", "inner_values", "no_keys", "not_an_object", "first_key", "last_key",
+    "digit", "zero", "nan", "infinite", "no_value", "terms", "signs", "brackets", "nines", "null_values",
+    "number_values", "text_values", "list_values", "empty_values", "inner_values", "no_keys", "not_an_object",
+    "first_key", "last_key",
 )  # fmt: skip
 """Names of what `odd_forms` returns at most."""
 TERMS, SIGNS = "1" + "+1" * 1_500, "-" * 5_000 + "1"
@@ -45,10 +46,11 @@ def odd_forms(gold: str) -> dict[str, str]:
     found = _VALUE.search(gold)
     if found is not None:
         before, after = gold[: found.start()], gold[found.end() :]
-        values = {"digit": "\u00b2", "nan": "nan", "infinite": "73914e999", "no_value": "", "terms": TERMS}
+        values = {"digit": "\u00b2", "zero": "0", "nan": "nan", "infinite": "73914e999", "no_value": "", "terms": TERMS}
         values |= {"signs": SIGNS, "brackets": f"{'(' * DEPTH}{found[0]}{')' * DEPTH}"}
         forms = {name: f"{before}{value}{after}" for name, value in values.items()}
-        forms["nines"] = re.sub(r"\d", "9", gold)
+        all_nines = re.sub(r"\d", "9", gold)
+        forms |= {"nines": all_nines} if all_nines != gold else {}
     start, end, parsed = _json_in(gold)
     arguments = parsed.get("arguments") if isinstance(parsed, dict) else None
     is_call = isinstance(arguments, dict)

@@ -60,6 +60,21 @@ def calls_of_siblings(action: str, tools: Sequence[Mapping[str, Any]]) -> list[s
     return [call_text(other, arguments) for other in siblings]
 
 
+def most_siblings(tools: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many other tools take some arguments of one tool, at most."""
+    functions = [(name, right.keys(), schemas.keys()) for name, right, schemas, _ in _functions(tools)]
+    return max(
+        (
+            sum(
+                other != name and bool(own & theirs) and right | needed <= own & theirs
+                for other, needed, theirs in functions
+            )
+            for name, right, own in functions
+        ),
+        default=0,
+    )
+
+
 def late_tool(text: str) -> str:
     """Return the name of the tool whose call ended by its time limit, from the replies to an action; empty if none."""
     found = _LATE.search(text)

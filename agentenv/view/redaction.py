@@ -135,8 +135,12 @@ class Redaction:
 
     def text(self, value: Any) -> Any:
         """Return a text about an error, or all texts of a value, without folders and names of machines."""
-        if isinstance(value, dict):
-            return {self.text(key): self.text(each) for key, each in value.items()}
+        if isinstance(value, dict):  # numbers by names, of which some may become equal
+            found: dict[str, Any] = {}
+            for key, each in value.items():
+                name = self.text(key)
+                found[name] = found[name] + each if isinstance(found.get(name), int) else self.text(each)
+            return found
         if isinstance(value, list):
             return list(map(self.text, value))
         if not self.paths or not isinstance(value, str):

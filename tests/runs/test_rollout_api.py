@@ -24,6 +24,7 @@ class Guess(AgentInstance):
         self.fail = fail
 
     async def step(self, states):
+        logging.getLogger("agentenv.guess").info("asked")
         if self.fail:
             raise ValueError("no")
         right = states["action_text"].startswith(states["label"])
@@ -107,6 +108,20 @@ def test_a_script_without_logging_of_its_own_sees_the_records_of_log_level(flags
     guess(env_kwargs={"fail": True}, max_error_share=1, **flags)
     assert capsys.readouterr().err.count("step failed: ValueError: no\n") == shown
     assert not logging.getLogger("agentenv").hasHandlers()
+
+
+def test_log_level_takes_no_record_from_a_handler_of_the_script(monkeypatch, capsys):
+    records = []
+    own = logging.Handler()
+    own.emit = records.append
+    for name, level, handlers in (("", "WARNING", []), ("agentenv", "INFO", []), ("agentenv.guess", "NOTSET", [own])):
+        logger = logging.getLogger(name)
+        monkeypatch.setattr(logger, "handlers", handlers)
+        monkeypatch.setattr(logger, "level", logging.getLevelName(level))
+        monkeypatch.setattr(logger, "_cache", {})
+    guess(log_level="warning")
+    assert {each.getMessage() for each in records} == {"asked"}
+    assert "asked" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("method", "package"), [("to_pandas", "pandas"), ("to_dataset", "datasets")])

@@ -238,6 +238,13 @@ def test_a_file_whose_rewards_or_logs_openrlhf_cannot_read_is_reported(reward, s
     assert expected in problem.expected
 
 
+def test_the_dicts_of_an_agent_with_the_class_of_openrlhf_itself_are_judged_as_it_reads_them(tmp_path):
+    step = "async def step(self, states):\n        return {'rewards': 1.0, 'environment_feedback': '', 'done': True}"
+    write(tmp_path, f"class AgentInstanceBase: ...\n\n\nclass Agent(AgentInstanceBase):\n    {step}\n")
+    (problem,) = check(f"{tmp_path / 'agent.py'}:Agent")
+    assert "rewards with .item()" in problem.expected
+
+
 def test_an_executor_that_names_no_agent_class_is_refused(tmp_path):
     write(
         tmp_path,

@@ -117,7 +117,7 @@ def test_odd_forms_are_odd_and_different(gold):
 def test_the_whole_last_number_is_replaced_and_the_digits_of_all():
     forms = odd_forms("flour=12.5, sugar=30.75 g")
     assert (forms["nan"], forms["no_value"]) == ("flour=12.5, sugar=nan g", "flour=12.5, sugar= g")
-    assert forms["nines"] == "flour=99.9, sugar=99.99 g"
+    assert (forms["nines"], forms["zero"]) == ("flour=99.9, sugar=99.99 g", "flour=12.5, sugar=0 g")
 
 
 def test_the_keys_of_an_answer_are_said_alone_and_those_of_a_call_are_not():

@@ -185,7 +185,7 @@ def test_redaction_leaves_out_folders_services_and_labels(tmp_path):
     refused.refusal_reasons = {"invalid_request": "node7 has no /home/ann/work/data.txt"}
     refused.turns[0].answer = Answer("3", model="/home/ann/models/tiny")
     folder = write_run(tmp_path / "run", refused, episode("b/0", error=error), flags=flags)
-    told = {"refusal_reasons": refused.refusal_reasons, "models": {"/home/ann/models/tiny": 1}}
+    told = {"refusal_reasons": refused.refusal_reasons, "models": {"/home/ann/models/tiny": 1, "/tmp/tiny": 2}}
     (folder / "metrics.json").write_text(json.dumps(told))
     redaction = Redaction(paths=True, labels=True)
     _, data, meta, _ = written(tmp_path / "out.html", folder, redaction=redaction)
@@ -199,7 +199,7 @@ def test_redaction_leaves_out_folders_services_and_labels(tmp_path):
     left = {"invalid_request": "… has no …/data.txt"}
     told = [rows_of(data)[0], meta["runs"][0]["metrics"], found["a/0"]["record"]]
     assert [each["refusal_reasons"] for each in told] == [left] * 3
-    assert [each["models"] for each in told[:2]] == [{"…/tiny": 1}] * 2
+    assert [each["models"] for each in told[:2]] == [{"…/tiny": 1}, {"…/tiny": 3}]
     plain = written(tmp_path / "plain.html", folder)[2]
     assert plain["runs"][0]["config"]["config"]["flags"]["base_url"] == "http://ann:pw@node7:8000"
 

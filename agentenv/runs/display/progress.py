@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import threading
 import time
@@ -146,3 +147,16 @@ def clock(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+class OnScreen(logging.StreamHandler[TextIO]):
+    """A handler that looks up sys.stderr for each record, so that records appear above a live display."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+        self.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        """The current sys.stderr."""
+        return sys.stderr

@@ -10,7 +10,7 @@ from operator import attrgetter
 
 from agentenv._util.plurals import counted
 from agentenv.core.types import StopReason
-from agentenv.testing.audit.answers import normal
+from agentenv.testing.audit.answers import needles, normal
 from agentenv.testing.audit.episodes import Play
 from agentenv.testing.audit.facts import EPS, Facts, grouped
 from agentenv.testing.audit.findings import AuditFinding, Severity, findings_of, make_finding, tasks_of
@@ -171,7 +171,7 @@ def answers_of_others(facts: Facts) -> Found:
     """Find tasks that the answer to another task solves: what the environment keeps of an episode may say so."""
     wrong = []
     for play in (play for play in facts.plays if play.policy == "other_gold"):
-        own, said = facts.needles_of(play.task_id), normal(play.action)
+        own, said = needles(facts.tasks[play.task_id].label), normal(play.action)  # gold may be one of many
         if own and not any(needle.within(said) for needle in own):
             wrong.append(play)
     full = [play for play in wrong if facts.full(play) and play.task_id not in facts.trivial]
@@ -220,7 +220,8 @@ def wrong_answers(facts: Facts) -> Found:
             hedged.append(single["hedge/gold_first"])
         # The label must be the whole answer, so that its beginning is another one.
         gold, label = facts.gold.get(task_id), facts.tasks[task_id].label
-        if "wrong/prefix" in full and gold is not None and is_answer(gold.action, label):
+        labels = [*label.values()] if isinstance(label, Mapping) else [label]
+        if "wrong/prefix" in full and gold is not None and any(is_answer(gold.action, each) for each in labels):
             shortened.append(by_key["wrong/prefix"])
     values = " or ".join(dict.fromkeys(_NO_NUMBER[play.key] for play in no_number))
     in_place = f"{tasks_of(no_number)} solved by {values} in place of the answer"

@@ -41,6 +41,7 @@ from agentenv.testing.tool_calls import (
     ending_tools,
     form_of,
     keys_of,
+    most_siblings,
     only_call,
     right_calls,
     writing_calls,
@@ -399,9 +400,7 @@ def undo(view: View, place: int) -> str | None:
         if calls := calls_of_siblings(action, view.tools):
             is_back = (len(view.before) - turn) % 2
             return None if place >= len(calls) else calls[place] if is_back else action
-    offered = right_calls(view.tools).values()
-    most = max((len(calls_of_siblings(call, view.tools)) for call in offered), default=0)
-    return view.gold if place < most else None
+    return view.gold if place < most_siblings(view.tools) else None
 
 
 def _joined(*texts: str | None) -> str | None:

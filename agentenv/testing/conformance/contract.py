@@ -16,7 +16,7 @@ from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.failures import FAILED_SERVICE, NO_METADATA, may_be_a_service
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.errors import ConfigError, ContractError, InfraError
-from agentenv.interop.openrlhf.executor import AgentFunc, AgentInstanceBase
+from agentenv.interop.openrlhf.executor import AgentFunc
 from agentenv.testing import chats
 from agentenv.testing.conformance.call_watch import Hung, MethodCall
 from agentenv.testing.conformance.cases import CALL_OF_NOTHING, LABEL, ODD_ACTIONS, hacks_of
@@ -230,7 +230,7 @@ class _Trial:
                 expected, got = f"a result of the tool {late}", f"none within its limit{after_action(turn.action)}"
                 problems.append(problem_at(cls, "step", expected, got, "It hangs. Check its arguments."))
         # OpenRLHF reads the dicts of these itself; those of other classes go through agentenv's AgentExecutor.
-        of_openrlhf = issubclass(cls, AgentInstanceBase)
+        of_openrlhf = any(base.__name__ == "AgentInstanceBase" for base in cls.__mro__)
         for value in (one.value for one in seen if one.method == "step" and of_openrlhf):
             reward = value.get("rewards") if isinstance(value, Mapping) else None
             if isinstance(reward, int | float) and not hasattr(reward, "item"):

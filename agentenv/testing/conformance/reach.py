@@ -2,8 +2,8 @@
 
 Candidates begin with gold actions, say commands that the prompt names, and call tools with words of the prompt, of the
 row and of earlier results. A candidate is kept if it runs instructions of the environment's files that no earlier
-episode has run; its actions are then a case of every property. One more says the lines of the prompt, and is kept
-whatever it runs. Lines that none of them has run are named.
+episode has run, or says lines of the prompt; its actions are then a case of every property. Lines that none of them has
+run are named.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Candidate:
     repeats: bool = False
     """Repeat the last gold action."""
     says_prompt: bool = False
-    """Say the lines of the prompt in turn: a line may name all that can be said. It is kept whatever it reaches."""
+    """Say the lines of the prompt in turn: one may name all that can be said. It is kept whatever it reaches."""
     draws: random.Random = field(default_factory=lambda: random.Random(0))
 
 
@@ -121,7 +121,7 @@ class _Explorer:
                 except AgentEnvError:
                     return False
         new = self.add(recording)
-        if not said or not (new or failed or candidate.says_prompt):
+        if not said or not (new or failed or (candidate.says_prompt and said[0].strip() and said[0] in prompt)):
             return False
         case = EpisodeCase(candidate.task, candidate.name, Script(tuple(said)), candidate.seed, len(said))
         self.kept.append(case)
@@ -141,8 +141,10 @@ class _Explorer:
         if candidate.repeats and said:
             return said[-1]
         watch = self.context.watch
-        lines = [line for line in seen[0].splitlines() if line.strip()]
-        pool = lines if candidate.says_prompt else self.pool(candidate.task, seen, tools, said)
+        if candidate.says_prompt:
+            pool = [line for line in seen[0].splitlines() if line.strip()]
+        else:
+            pool = self.pool(candidate.task, seen, tools, said)
         pool = [each for each in pool if each not in watch.slow]
         if watch.num_hangs:
             pool = [each for each in pool if each in watch.quick]
@@ -218,7 +220,6 @@ def explore(context: ConformanceContext) -> None:
             if is_late or number >= _MAX_EPISODES or in_vain >= _MAX_IN_VAIN or len(explorer.kept) >= _MAX_KEPT:
                 break
             in_vain = 0 if await explorer.play(candidate) else in_vain + 1
-        await explorer.play(replace(candidates[0], name="lines of the prompt", says_prompt=True))
         return explorer
 
     explorer = context.run(explored())
@@ -236,6 +237,7 @@ def _candidates(context: ConformanceContext) -> Iterator[_Candidate]:
     num_gold = max(
         (case.num_turns for case in context.base_cases if case.policy == "gold" and case.task is task), default=0
     )
+    yield _Candidate("lines of the prompt", task, seed, says_prompt=True)
     for number in range(6):
         yield _Candidate(f"valid actions {number + 1}", task, seed, draws=random.Random(number))
     for turns in dict.fromkeys([num_gold - 1, 1, num_gold // 2]):

@@ -502,6 +502,31 @@ async def test_pay_for_anything_is_found_though_nothing_earns_more_than_silence(
     assert ids(result) - {"no-signal"} == ({"null-pays"} if found else set())
 
 
+async def test_the_beginning_of_an_answer_in_a_label_of_several_values_earns_nothing():
+    class ReadsTheBeginning(envs.Sound):
+        def right(self, text, states):
+            answer = text.rpartition("#### ")[2]
+            return bool(answer) and states["label"]["answer"].startswith(answer)
+
+        async def gold(self, states):
+            return f"#### {states['label']['answer']}"
+
+    on = [replace(each, label={"answer": each.label, "unit": "g"}) for each in tasks()]
+    assert ids(await audited(ReadsTheBeginning, "gold", "wrong", on=on)) == {"prefix-earns"}
+
+
+async def test_what_solves_several_tasks_that_have_no_label_is_no_answer_to_another():
+    class AnyEvenNumber(envs.Sound):
+        def right(self, text, states):
+            return text.strip().isdecimal() and len(text) == 3 and int(text) % 2 == 0
+
+        async def gold(self, states):
+            return str(states["metadata"]["even"])
+
+    on = [replace(each, label=None, metadata={"even": 100 + 2 * place}) for place, each in enumerate(tasks())]
+    assert ids(await audited(AnyEvenNumber, "gold", "other_gold/102", on=on)) == set()
+
+
 async def test_free_text_without_its_end_may_earn_a_reward():
     class LikesCats(envs.Sound):
         def right(self, text, states):

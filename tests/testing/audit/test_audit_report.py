@@ -102,6 +102,13 @@ def test_a_call_that_no_tool_takes_back_is_not_undone():
     back = {**LOOKUP, "function": {**LOOKUP["function"], "name": "put_back"}}
     assert undo(view, 0) is None
     assert undo(replace(view, gold="wait", tools=[LOOKUP, ORDER, back]), 0) == "wait"
+    put, take = (
+        {"function": {"name": name, "parameters": {**ORDER["function"]["parameters"], "required": [needed]}}}
+        for name, needed in (("put", "item"), ("take", "num"))
+    )
+    given = {"item": "figs", "num": 2}
+    assert undo(replace(view, before=[call_text("put", given)], tools=[put, take]), 0) == call_text("take", given)
+    assert undo(replace(view, gold="wait", tools=[put, take]), 0) == "wait"
 
 
 def test_no_policy_fails_on_a_tool_whose_arguments_nothing_names():
