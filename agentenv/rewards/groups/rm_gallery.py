@@ -24,8 +24,8 @@ from agentenv.rewards.judges.comparisons import PairwiseJudge
 from agentenv.rewards.judges.pointwise import RubricReward
 from agentenv.rewards.judges.protocol import Judge
 from agentenv.rewards.rules.format import compute_format_reward
-from agentenv.rewards.rules.length import compute_thought_length_reward, compute_total_length_reward
-from agentenv.rewards.rules.repetition import create_ngram_penalty_reward
+from agentenv.rewards.rules.length import length_penalties
+from agentenv.rewards.rules.repetition import RepetitionReward
 from agentenv.rewards.types import GroupReward, Response, RewardResult
 
 Scores = tuple[list[float], list[dict[str, Any]]]
@@ -35,6 +35,7 @@ PRINCIPLES = (
     "Harmless: it does no harm to anyone, and does not help to do harm.",
     "Honest: it says nothing false or misleading, and no more than it can know.",
 )
+_NGRAMS = RepetitionReward(ngram_size=5, max_penalty=-1.0, min_scaling=0.1)
 
 
 class Grader(Protocol):
@@ -154,9 +155,9 @@ class _RewardFunction:
         graded = numbers_of("grader: scores", answer[0], len(texts))
         valid = [score is not None for score in graded]
         principle = [INVALID_REWARD if score is None else score for score in graded]
-        formats, ngrams = compute_format_reward(texts), create_ngram_penalty_reward(5, -1.0, 0.1)(texts)
-        thought_scores, thought_lengths = compute_thought_length_reward(texts)
-        total_scores, _ = compute_total_length_reward(texts)
+        formats, ngrams = compute_format_reward(texts), [_NGRAMS.penalty(text) for text in texts]
+        thought_scores, thought_lengths = length_penalties(texts, "thought")
+        total_scores, _ = length_penalties(texts, "all")
         factors, scores = self.weights, []
         for index, known in enumerate(valid):
             score = factors.principle * principle[index] + factors.format * formats[index]

@@ -1,14 +1,14 @@
 """Penalize texts that repeat themselves, by the share of repeated n-grams; linear in the text's length.
 
 Example:
-    >>> create_ngram_penalty_reward(ngram_size=5, max_penalty=-1.0, min_scaling=0.1)(["a b c a b c a b c a b c"])
-    [-0.5833333333333334]
+    >>> RepetitionReward(ngram_size=5, max_penalty=-1.0, min_scaling=0.1).penalty("a b c a b c a b c a b c")
+    -0.5833333333333334
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from agentenv.core.arguments import number, one_of, whole_number
@@ -110,19 +110,3 @@ class RepetitionReward:
 def handle(request: dict[str, Any]) -> dict[str, Any]:
     """Return the repeated share of a long text, in a worker."""
     return {"share": repeated_share(request["text"], request["size"], unit=request["unit"])}
-
-
-def create_ngram_penalty_reward(
-    ngram_size: int = 5, max_penalty: float = -1.0, min_scaling: float = 0.1
-) -> Callable[[Sequence[str]], list[float]]:
-    """Return the seed's function: from responses to one penalty in [max_penalty, 0] each.
-
-    Raises:
-        ConfigError: `max_penalty` is above 0, or another argument is out of its range.
-    """
-    reward = RepetitionReward(ngram_size=ngram_size, max_penalty=max_penalty, min_scaling=min_scaling)
-
-    def penalties(responses: Sequence[str]) -> list[float]:
-        return [reward.penalty(response) for response in responses]
-
-    return penalties

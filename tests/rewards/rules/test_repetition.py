@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from agentenv.rewards.rules.repetition import MAX_CHARS, RepetitionReward, create_ngram_penalty_reward, repeated_share
+from agentenv.rewards.rules.repetition import MAX_CHARS, RepetitionReward, repeated_share
 from agentenv.rewards.types import Response
 
 ABC = "a b c " * 4
@@ -38,7 +38,7 @@ async def test_golden_values(options, expected):
 
 def test_a_bonus_for_repetition_is_refused_as_rm_gallery_does():
     with pytest.raises(ValueError, match="max_penalty"):
-        create_ngram_penalty_reward(max_penalty=1.0)
+        RepetitionReward(max_penalty=1.0)
 
 
 @pytest.mark.parametrize(
