@@ -76,8 +76,8 @@ async def test_the_scope_says_where_repetition_counts():
     assert await penalty("x y z", scope="thought") == 0.0
 
 
-async def test_a_long_text_is_judged_elsewhere_and_the_same():
-    text = "all work and no play " * 1000
+async def test_a_long_text_is_judged_in_a_thread_and_the_same():
+    text = "all work and no play " * 2000
     result = await RepetitionReward().grade(Response(text))
     assert result.reward == RepetitionReward().penalty(text) == -result.components["repeated"]
     assert result.reward < -0.99
