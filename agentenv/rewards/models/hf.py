@@ -28,7 +28,7 @@ from agentenv._util.calls import waiting
 from agentenv.core.arguments import number, one_of, whole_number
 from agentenv.core.engine import Tokenizer
 from agentenv.core.types import MAX_REWARD
-from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError, MissingDependency
+from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError
 from agentenv.rewards.loading import construct
 from agentenv.rewards.models.render import (
     NO_LIMIT,
@@ -350,7 +350,6 @@ class HFScorer(CountingScorer):
         Raises:
             ConfigError: the model or the label does not exist, or the model has fewer positions than `max_length`.
             InfraError: the model does not fit, or the scorer was closed.
-            MissingDependency: torch or transformers is not installed.
         """
         if not isinstance(self._loaded, LoadedHF):
             with waiting():
@@ -405,12 +404,8 @@ class HFScorer(CountingScorer):
             raise self._loaded
         if self._loaded is not None or self._closed:
             return
-        try:
-            from agentenv.rewards.models.classifier import Classifier
-        except ImportError as error:
-            raise MissingDependency(
-                f"HFScorer: expected torch and transformers, got {error}. pip install --upgrade agentenv-rl"
-            ) from error
+        from agentenv.rewards.models.classifier import Classifier
+
         try:
             classifier = Classifier(self._model, device=self._device, dtype=self._dtype, label=self._label)
             if self.options.max_batch_tokens is None and classifier.device.type == "cpu":
