@@ -29,7 +29,7 @@ from agentenv.core.arguments import number, one_of, whole_number
 from agentenv.core.engine import Tokenizer
 from agentenv.core.types import MAX_REWARD
 from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError
-from agentenv.rewards.loading import construct
+from agentenv.rewards.loading import settings_from
 from agentenv.rewards.models.render import (
     NO_LIMIT,
     OVERFLOWS,
@@ -323,10 +323,7 @@ class HFScorer(CountingScorer):
         options: HFOptions | Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        given = options or HFOptions()
-        self.options: HFOptions = (
-            given if isinstance(given, HFOptions) else construct("HFScorer.options", HFOptions, given)
-        )
+        self.options = settings_from("HFScorer.options", options, HFOptions())
         self._model = str(model) if isinstance(model, Path) else model
         self._device, self._label = device, label
         self._dtype = one_of("HFScorer.dtype", dtype, DTYPES)
