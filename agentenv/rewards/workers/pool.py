@@ -47,7 +47,6 @@ _MIN_WALL_S = 30.0
 _MAX_ATTEMPTS = 2
 _MOST_SHARED_WORKERS = 16
 _PROC = Path("/proc")
-_PS_TIMEOUT_S = 2.0
 _LOAD_TIMEOUT_S = 60.0
 _MAX_FRAME_BYTES = 16 << 20
 _CPU_GRACE_S = 1.0
@@ -62,30 +61,15 @@ Key = tuple[str, str]
 
 
 def process_cpu_s(pid: int) -> float | None:
-    """Return the CPU seconds, user and system, that a running process has used; None if unknown.
+    """Return the CPU seconds, user and system, that a running process has used, to 10 ms; None if unknown.
 
-    On Linux this reads /proc (resolution 10 ms, within microseconds); elsewhere, such as on macOS, it runs `ps`.
+    It reads Linux's /proc; elsewhere what a worker cannot interrupt itself ends by its wall limit.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
         # After the name, which may hold spaces and brackets, come fields 3 and on; 14 and 15 are utime and stime.
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    command = ["ps", "-o", "time=", "-p", str(pid)]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return ps_seconds(subprocess.run(command, capture_output=True, text=True, timeout=_PS_TIMEOUT_S).stdout)
     return None
-
-
-def ps_seconds(time: str) -> float | None:
-    """Return the seconds of a time as `ps` writes it, `[[days-]hours:]minutes:seconds[.hundredths]`, or None."""
-    days, _, clock = time.strip().rpartition("-")
-    try:
-        seconds = 0.0
-        for part in clock.split(":"):
-            seconds = seconds * 60 + float(part)
-        return seconds + int(days or 0) * 86400
-    except ValueError:
-        return None
 
 
 class WorkerTimeout(Exception):
