@@ -431,9 +431,11 @@ class WorkerPool:
             self._kill(worker)  # the caller that waits for a busy one reads its end, and releases it
         for worker in idle:
             worker.release()
-        while self._dying:
+        with self._lock:  # another thread may close, too
+            dying, self._dying = self._dying, []
+        for process in dying:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._dying.pop().wait(5)
+                process.wait(5)
 
 
 _shared: dict[str, WorkerPool] = {}
