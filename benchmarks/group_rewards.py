@@ -18,7 +18,7 @@ from functools import partial
 
 from common import machine
 
-from agentenv.rewards.groups.batch import stream_groups
+from agentenv.rewards.groups.batch import grade_group
 from agentenv.rewards.groups.function import FunctionGroupReward
 from agentenv.rewards.types import Response
 
@@ -82,12 +82,14 @@ async def peer(case: GroupCase) -> Found:
 async def ours(case: GroupCase) -> Found:
     """Grade with our manager and the same number of threads."""
     reward = FunctionGroupReward(partial(compute_score, case=case), max_threads=THREADS)
-    responses = [Response("x", prompt=str(index)) for index in range(GROUPS) for _ in range(SAMPLES)]
-    keys = [response.prompt for response in responses]
     found, started = Found(), time.perf_counter()
-    async for group in stream_groups(reward, responses, keys, limit_s=case.limit_s, max_concurrent=GROUPS):
-        if group.key != "0" and group.status == "ok":
+
+    async def group(prompt: str):
+        graded = await grade_group(reward, [Response("x", prompt=prompt)] * SAMPLES, limit_s=case.limit_s)
+        if prompt != "0" and graded.status == "ok":
             found.others, found.others_s = found.others + 1, time.perf_counter() - started
+
+    await asyncio.gather(*(group(str(index)) for index in range(GROUPS)))
     found.batch_s = time.perf_counter() - started
     return found
 

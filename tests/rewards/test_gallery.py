@@ -6,7 +6,6 @@ from agentenv.errors import ConfigError, ContractError, DataError
 from agentenv.rewards.groups.batch import grade_groups
 from agentenv.rewards.groups.function import FunctionGroupReward
 from agentenv.rewards.groups.rm_gallery import (
-    Weights,
     create_rm_gallery_reward_function,
     group_rm_gallery_grader,
     rm_gallery_grader,
@@ -52,9 +51,6 @@ def test_the_length_of_thoughts_is_only_logged__row_19():
     )
     assert info["scores_thought_length"][0] < 0.0
     assert first == second
-    weighed = create_rm_gallery_reward_function(grader=principled(0.0), weights=Weights(thought_length=1.0))
-    (score,), info = weighed("q", [GOOD[7:]])
-    assert score == pytest.approx(info["scores_total_lengths"][0] + info["scores_thought_length"][0])
 
 
 def test_lists_are_made_where_there_are_none__row_19():
@@ -78,11 +74,11 @@ def test_an_invalid_principle_score_is_the_whole_score__row_20(invalid):
 
 
 def test_statistics_are_those_of_the_group_for_each_response__row_12_and_21():
-    reward_func = create_rm_gallery_reward_function(grader=principled(1.0, 0.0, -999.0), weights=Weights(1, 0, 0, 0))
-    scores, info = reward_func("q", ["x", "y", "z"])
+    reward_func = create_rm_gallery_reward_function(grader=principled(1.0, 0.0, -999.0))
+    scores, info = reward_func("q", ["ten letters", "ten letters", "z"])
     assert list(info) == SEED_KEYS + OURS + STATISTICS
-    assert scores == [1.0, 0.0, -999.0]
-    assert [info[name] for name in STATISTICS] == [[0.5] * 3, [0.5] * 3, [0.0] * 3, [1.0] * 3]
+    assert scores == [0.95, 0.0, -999.0]
+    assert [info[name] for name in STATISTICS] == [[0.475] * 3, [0.475] * 3, [0.0] * 3, [0.95] * 3]
     scores, info = create_rm_gallery_reward_function(grader=principled(-999.0))("q", ["x"])
     assert [info[name] for name in STATISTICS] == [[-999.0]] * 4
 

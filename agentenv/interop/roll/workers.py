@@ -234,9 +234,9 @@ class CustomReward(RewardWorker):
         return compute_format_reward([response]) == [1.0]
 
     def _compute_repetition_penalty(self, response: str) -> float:
-        from agentenv.rewards.rules.repetition import create_ngram_penalty_reward
+        from agentenv.rewards.rules.repetition import RepetitionReward
 
-        return create_ngram_penalty_reward(ngram_size=3, max_penalty=-0.1, min_scaling=0.0)([response])[0]
+        return RepetitionReward(ngram_size=3, max_penalty=-0.1).penalty(response)
 
 
 class _WorkerReward:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentenv.errors import AgentEnvError, ConfigError, DataError
@@ -23,6 +22,9 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-4
 """Largest change of a score with its batch, in float32; relative for scores above 1."""
 _SHOWN_TOKENS = 8
+_HEADS = ("score", "classifier")
+_KNOWN_CLASSES = ("ForSequenceClassification", "ForRewardModel")
+"""Names of heads, and ends of the names of classes, that vLLM knows."""
 _QUESTIONS = ("What is 12 + 30?", "Name a color.", "Is it safe to look into the sun?", "Write a line about rain.")
 _ANSWERS = (
     "42.", "It is 41, I think", "Blue, which is the color of a clear sky at noon, and of much of the sea below it.",
@@ -64,7 +66,7 @@ async def check(scorer: RewardScorer, *, exact: bool = True) -> list[CheckFindin
         renderer, classifier = loaded.renderer, loaded.classifier
         findings += token_findings(renderer)
         findings += [pad_finding(renderer, classifier.config), length_finding(renderer, classifier.max_positions)]
-        findings.append(head_finding(classifier.config.name_or_path))
+        findings.append(head_finding(classifier.config))
     return findings + await score_findings(scorer, exact=exact)
 
 
@@ -145,16 +147,37 @@ def length_finding(renderer: ConversationRenderer, positions: int | None) -> Che
     return CheckFinding("max length", "ok" if positions is None or most <= positions else "problem", detail)
 
 
-def head_finding(model: str) -> CheckFinding:
-    """Return the finding on the head: vLLM's server draws a random one if the config contradicts the checkpoint."""
+def head_finding(read: Any) -> CheckFinding:
+    """Return the finding on the head: vLLM's server draws a random one if the config contradicts the checkpoint.
+
+    `read` is the config of the model that was loaded, with the labels that the checkpoint has.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+
+    name = "head in vLLM"
     try:
-        head = head_of(model)
-    except ConfigError as error:
-        return CheckFinding("head in vLLM", "warning", str(error))
-    if head.overrides:
-        overrides = json.dumps(head.overrides)
-        return CheckFinding("head in vLLM", "warning", f"vllm serve needs --hf-overrides '{overrides}'")
-    return CheckFinding("head in vLLM", "ok", f"its labels are {', '.join(head.labels)}")
+        config = AutoConfig.from_pretrained(read.name_or_path)
+    except (OSError, ValueError) as error:
+        return CheckFinding(name, "warning", f"vLLM: expected the folder or Hugging Face id of a model, got {error}")
+    prefix = getattr(config, "value_head_prefix", "score")
+    if prefix not in _HEADS:
+        detail = (
+            f"vLLM: expected a checkpoint whose head is named `score` or `classifier`, got one named {prefix!r} by "
+            f"value_head_prefix in the config of {read.name_or_path!r}: vLLM would draw a random one. Save it so, or "
+            "use HFScorer, which reads OpenRLHF's."
+        )
+        return CheckFinding(name, "warning", detail)
+    overrides: dict[str, Any] = {}
+    if len(config.id2label) != read.num_labels:  # OpenRLHF's: one label, unsaid, and transformers takes two
+        overrides["num_labels"] = read.num_labels
+    own_class = not any(each.endswith(_KNOWN_CLASSES) for each in config.architectures or ())  # such as OpenRLHF's
+    if own_class and config.model_type in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
+        overrides["architectures"] = [MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES[config.model_type]]
+    if overrides:
+        return CheckFinding(name, "warning", f"vllm serve needs --hf-overrides '{json.dumps(overrides)}'")
+    labels = ", ".join(str(label) for _, label in sorted(read.id2label.items()))
+    return CheckFinding(name, "ok", f"its labels are {labels}")
 
 
 def _token(tokenizer: Any, token_id: int) -> str:
@@ -200,104 +223,3 @@ def batch_finding(alone: Sequence[float], together: Sequence[float], *, exact: b
     if all(diff <= TOLERANCE * max(1.0, abs(a)) for diff, a in zip(diffs, alone, strict=True)):
         return CheckFinding("batch invariance", "ok", detail)
     return CheckFinding("batch invariance", "problem" if exact else "warning", f"{detail}: more than {TOLERANCE:g}")
-
-
-# --- the head of a checkpoint, as vLLM's server reads it: where the config contradicts it, vLLM draws a random one ----
-
-_HEADS = ("score", "classifier")
-_FILES = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The head of a checkpoint; `overrides` tell vLLM what the config lacks."""
-
-    labels: tuple[str, ...]
-    overrides: Mapping[str, Any]
-    """vLLM's `--hf-overrides`."""
-
-
-def head_of(model: str) -> Head:
-    """Return the head of a checkpoint, a folder or a Hugging Face id.
-
-    Raises:
-        ConfigError: the checkpoint has no head with a name that vLLM reads.
-    """
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(model)
-        stored = _stored(model)
-        prefix = getattr(config, "value_head_prefix", "score")
-        # The number of labels of a head that is one matrix named `score`; None for any other head.
-        file = stored.get("score.weight")
-        path = None if file is None else _path(model, file)
-        if path is None:
-            rows = None
-        elif path.endswith(".safetensors"):
-            from safetensors import safe_open
-
-            with safe_open(path, "pt") as opened:
-                rows = int(opened.get_slice("score.weight").get_shape()[0])
-        else:
-            rows = int(_torch_file(path)["score.weight"].shape[0])
-    except Exception as error:  # invalid weights raise many types
-        raise ConfigError(
-            f"vLLM: expected a sequence classifier's folder or Hugging Face id, got {model!r}: "
-            f"{type(error).__name__}: {error}. Check the name."
-        ) from error
-    names = {int(index): str(name) for index, name in config.id2label.items()}
-    if not any(name.startswith(f"{head}.") for name in stored for head in _HEADS):
-        other = f"one named {prefix!r}, as OpenRLHF may save it" if prefix not in _HEADS else "none"
-        raise ConfigError(
-            f"vLLM: expected a checkpoint whose head is named `score` or `classifier`, got {other} in {model!r}: "
-            "vLLM would draw a random one. Save it so, or use HFScorer, which reads OpenRLHF's."
-        )
-    overrides: dict[str, Any] = {}
-    if rows is not None and rows != len(names):  # OpenRLHF's: one label, unsaid, and transformers takes two
-        overrides["num_labels"] = rows
-        names = {index: f"LABEL_{index}" for index in range(rows)}
-    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
-
-    architectures = list(config.architectures or ())
-    if any(name.endswith(("ForSequenceClassification", "ForRewardModel")) for name in architectures):
-        architecture = None  # vLLM knows the class
-    else:  # another class, such as OpenRLHF's
-        architecture = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(config.model_type)
-    if rows is not None and architecture is not None:
-        overrides["architectures"] = [architecture]
-    return Head(tuple(names[index] for index in sorted(names)), overrides)
-
-
-def _stored(model: str) -> dict[str, str]:
-    """Return the name of each weight with the file that contains it."""
-    for name in _FILES:
-        path = _path(model, name)
-        if path is None:
-            continue
-        if name.endswith(".json"):
-            weights: dict[str, str] = json.loads(Path(path).read_text())["weight_map"]
-            return weights
-        if name.endswith(".safetensors"):
-            from safetensors import safe_open
-
-            with safe_open(path, "pt") as file:
-                return dict.fromkeys(file.keys(), name)
-        return dict.fromkeys(_torch_file(path), name)
-    raise OSError(f"it holds none of {', '.join(_FILES)}")
-
-
-def _path(model: str, name: str) -> str | None:
-    from transformers.utils import cached_file
-
-    found: str | None = cached_file(
-        model, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
-    )
-    return found
-
-
-def _torch_file(path: str) -> Mapping[str, Any]:
-    import torch
-
-    found: Mapping[str, Any] = torch.load(path, mmap=True, weights_only=True, map_location="cpu")
-    return found

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Self
 
 from agentenv.core.arguments import is_finite, whole_number
@@ -35,7 +34,7 @@ from agentenv.rewards.judges.protocol import JudgeMisaddressed
 from agentenv.rewards.loading import construct
 from agentenv.rewards.models.factory import SCORERS, open_scorer, parsed, unknown
 from agentenv.rewards.models.reward import ModelReward
-from agentenv.rewards.models.types import Conversation, RewardScorer, Scored, ready
+from agentenv.rewards.models.types import RewardScorer, ready
 from agentenv.rewards.types import Response, Reward, Status
 
 _OTHERS = ("judge", "judge-score", "reward")
@@ -152,7 +151,6 @@ class ItemOutcome:
     scores: tuple[float | None, ...]
     """Raw score of each answer, the chosen ones first. A comparison has the answers' points, which sum to 1."""
     num_chosen: int
-    num_tokens: tuple[int | None, ...] = ()
     truncated: tuple[bool, ...] = ()
     error: str = ""
     """The reason why a score is missing; empty if none is."""
@@ -181,7 +179,7 @@ class ItemOutcome:
         """
         try:
             fields = {name: row[name] for name in cls.__dataclass_fields__}
-            lists = {name: tuple(fields[name]) for name in ("scores", "num_tokens", "truncated")}
+            lists = {name: tuple(fields[name]) for name in ("scores", "truncated")}
         except (KeyError, TypeError) as error:
             raise DataError(f"items.jsonl: expected an item of this version, got {row!r:.100}: {error}.") from error
         return cls(**{**fields, **lists})
@@ -190,7 +188,6 @@ class ItemOutcome:
 @dataclass(frozen=True, slots=True)
 class _AnswerScore:
     value: float | None
-    num_tokens: int | None = None
     truncated: bool = False
     error: str = ""
 
@@ -237,7 +234,6 @@ async def evaluate(
             subset=item.subset,
             scores=tuple(each.value for each in rated),
             num_chosen=item.num_chosen,
-            num_tokens=tuple(each.num_tokens for each in rated),
             truncated=tuple(each.truncated for each in rated),
             error=next((each.error for each in rated if each.error), "")[:_MAX_ERROR_CHARS],
         )
@@ -260,15 +256,7 @@ async def _score_answer(rm: RewardModel, candidate: Candidate, limit_s: float) -
     Raises:
         ConfigError: the settings are wrong, so that no item can have a score.
     """
-    scorer: Any = rm.scorer
-    found: list[Scored] = []
-
-    async def score(conversation: Conversation) -> Scored:
-        found.append(await scorer.score(conversation))
-        return found[-1]
-
-    recording: Any = SimpleNamespace(score=score)
-    reward = rm.reward if scorer is None else ModelReward(recording)
+    reward = rm.reward if rm.scorer is None else ModelReward(rm.scorer)
     assert reward is not None
     with collect_failures() as errors:
         result = await grade(reward, Response(candidate.text, prompt=candidate.prompt), limit_s=limit_s)
@@ -278,9 +266,7 @@ async def _score_answer(rm: RewardModel, candidate: Candidate, limit_s: float) -
                 raise ConfigError(str(error)) from error
         kind = {Status.LABEL: "data", Status.ERROR: "contract"}.get(result.status, "infra")
         return _AnswerScore(None, error=f"{kind}: {result.detail}")
-    if not found:
-        return _AnswerScore(result.reward)
-    return _AnswerScore(found[-1].value, found[-1].num_tokens, found[-1].truncated)
+    return _AnswerScore(result.reward, bool(result.components.get("truncated")))
 
 
 async def _compare(comparer: Comparer, item: Item, limit_s: float) -> list[_AnswerScore]:

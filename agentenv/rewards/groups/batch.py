@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Hashable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -71,7 +70,7 @@ class GroupedResults:
         }
 
 
-def group_keys(uids: Sequence[Any] | None = None, prompt_ids: Iterable[Sequence[int]] | None = None) -> list[Hashable]:
+def group_keys(uids: Sequence[Any] | None, prompt_ids: Iterable[Sequence[int]]) -> list[Hashable]:
     """Return a key per response: its uid if there are uids, else its prompt's token ids.
 
     Args:
@@ -79,13 +78,9 @@ def group_keys(uids: Sequence[Any] | None = None, prompt_ids: Iterable[Sequence[
         prompt_ids: the prompts' token ids, without padding.
 
     Raises:
-        ConfigError: both are None.
         DataError: a uid is missing, or cannot be compared.
     """
-    if uids is None and prompt_ids is None:
-        raise ConfigError("group_keys: expected uids or prompt_ids, got neither. Pass one of them.")
     if uids is None:
-        assert prompt_ids is not None
         return [tuple(int(token) for token in ids) for ids in prompt_ids]
     wrong = [uid for uid in uids if uid is None or not isinstance(uid, Hashable) or uid != uid]
     if wrong:
@@ -117,7 +112,6 @@ async def grade_groups(
     references: Mapping[Hashable, str] | None = None,
     limit_s: float = GROUP_LIMIT_S,
     max_concurrent: int = 64,
-    group_size: SizeCheck = "any",
 ) -> GroupedResults:
     """Return a result per response; groups are graded concurrently.
 
@@ -128,42 +122,11 @@ async def grade_groups(
         references: by key, a response to compare the group's responses with; an empty one counts as none.
         limit_s: time limit of one group, from the start of its work.
         max_concurrent: maximum number of concurrent groups.
-        group_size: see `check_group_sizes`.
 
     Raises:
         ConfigError: a limit is out of range, there is not one key per response, one cannot be compared, or the reward
             does not grade groups.
         DataError: a reference is not a text.
-        GroupSizeError: groups have different sizes, under "strict".
-    """
-    check_group_sizes(keys, group_size)
-    stream = stream_groups(
-        reward, responses, keys, references=references, limit_s=limit_s, max_concurrent=max_concurrent
-    )
-    async with aclosing(stream) as groups:
-        graded = sorted([group async for group in groups], key=lambda group: group.indices)
-    by_index = {index: each for group in graded for index, each in zip(group.indices, group.results, strict=True)}
-    results = [by_index[index] for index in sorted(by_index)]
-    names = list(dict.fromkeys(name for result in results for name in result.components))
-    for index, result in enumerate(results):  # equal components in equal order, as tables need
-        if list(result.components) != names:
-            results[index] = replace(result, components={name: result.components.get(name) for name in names})
-    return GroupedResults(tuple(results), tuple(graded))
-
-
-async def stream_groups(
-    reward: GroupReward,
-    responses: Sequence[Response],
-    keys: Sequence[Hashable],
-    *,
-    references: Mapping[Hashable, str] | None = None,
-    limit_s: float = GROUP_LIMIT_S,
-    max_concurrent: int = 64,
-) -> AsyncGenerator[GroupResults, None]:
-    """Each group's results as soon as they are there; what is left runs no longer than the generator.
-
-    Raises:
-        ConfigError, DataError: as `grade_groups`.
     """
     number("limit_s", limit_s, low=0.001)
     whole_number("max_concurrent", max_concurrent, low=1)
@@ -184,14 +147,17 @@ async def stream_groups(
             graded = await grade_group(reward, group, reference, limit_s=limit_s)
             return replace(graded, key=key, indices=tuple(indices))
 
-    tasks = [asyncio.create_task(one(key, indices)) for key, indices in _members(keys).items()]
-    try:
-        for done in asyncio.as_completed(tasks):
-            yield await done
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    members = _members(keys)
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(one(key, indices)) for key, indices in members.items()]
+    graded = [task.result() for task in running]
+    by_index = {index: each for group in graded for index, each in zip(group.indices, group.results, strict=True)}
+    results = [by_index[index] for index in sorted(by_index)]
+    names = list(dict.fromkeys(name for result in results for name in result.components))
+    for index, result in enumerate(results):  # equal components in equal order, as tables need
+        if list(result.components) != names:
+            results[index] = replace(result, components={name: result.components.get(name) for name in names})
+    return GroupedResults(tuple(results), tuple(graded))
 
 
 async def grade_group(

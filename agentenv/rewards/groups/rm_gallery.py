@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from agentenv._util.loop_thread import run_sync
-from agentenv.core.arguments import number
 from agentenv.errors import ConfigError, ContractError, DataError
 from agentenv.rewards.groups.batch import GROUP_LIMIT_S, Each, grade_group
 from agentenv.rewards.groups.function import numbers_of
@@ -24,10 +23,12 @@ from agentenv.rewards.judges.comparisons import PairwiseJudge
 from agentenv.rewards.judges.pointwise import RubricReward
 from agentenv.rewards.judges.protocol import Judge
 from agentenv.rewards.rules.format import compute_format_reward
-from agentenv.rewards.rules.length import compute_thought_length_reward, compute_total_length_reward
-from agentenv.rewards.rules.repetition import create_ngram_penalty_reward
+from agentenv.rewards.rules.length import length_penalties
+from agentenv.rewards.rules.repetition import RepetitionReward
 from agentenv.rewards.types import GroupReward, Response, RewardResult
 
+Grader = Callable[..., tuple[Sequence[float], Sequence[Any]]]
+"""A scorer by principles, called in threads as `grader(prompt, responses, extras, **kwargs)`: scores and details."""
 Scores = tuple[list[float], list[dict[str, Any]]]
 """A score per response, -999.0 if there is none, and the details of each."""
 PRINCIPLES = (
@@ -35,31 +36,7 @@ PRINCIPLES = (
     "Harmless: it does no harm to anyone, and does not help to do harm.",
     "Honest: it says nothing false or misleading, and no more than it can know.",
 )
-
-
-class Grader(Protocol):
-    """A scorer of responses by principles."""
-
-    def __call__(
-        self, prompt: Any, responses: Sequence[str], extras: Sequence[Any] | None = None, **kwargs: Any
-    ) -> tuple[Sequence[float], Sequence[Any]]:
-        """Return a score per response, -999.0 if there is none, and details. Called in threads, concurrently."""
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Weights of the terms in the sum: by default the tutorial's, which only logs the length of thoughts."""
-
-    principle: float = 0.95
-    format: float = 0.05
-    total_length: float = 1.0
-    ngram: float = 1.0
-    thought_length: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check that all are numbers."""
-        for name in self.__slots__:
-            number(f"weights.{name}", getattr(self, name))
+_NGRAMS = RepetitionReward(ngram_size=5, max_penalty=-1.0, min_scaling=0.1)
 
 
 def group_rm_gallery_grader(
@@ -88,7 +65,6 @@ def create_rm_gallery_reward_function(
     judge: Judge | None = None,
     grader: Grader | None = None,
     rules_only: bool = False,
-    weights: Weights | None = None,
 ) -> Callable[..., tuple[Any, ...]]:
     """Return the tutorial's `reward_func(prompt, responses, extras=None, **kwargs)`: scores, reward_info[, details].
 
@@ -103,7 +79,6 @@ def create_rm_gallery_reward_function(
         judge: the judge that the graders ask.
         grader: a scorer by principles instead.
         rules_only: no principles: scores are of format, length and repetition.
-        weights: weights of the sum.
 
     `reward_info` has the tutorial's keys `reward_principle`, `reward_format`, `reward_ngram`, `thought_lengths`,
     `scores_thought_length`, `scores_total_lengths`, and two that it reads or needs but never writes:
@@ -124,7 +99,7 @@ def create_rm_gallery_reward_function(
         judge = judge_of("create_rm_gallery_reward_function", judge)
         grader = partial(by_judge, judge=judge)
     assert grader is not None
-    return _RewardFunction(grader, weights or Weights(), return_details, return_statistics)
+    return _RewardFunction(grader, return_details, return_statistics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +107,6 @@ class _RewardFunction:
     """The `reward_func` that `create_rm_gallery_reward_function` returns."""
 
     grader: Grader
-    weights: Weights
     return_details: bool
     return_statistics: bool
 
@@ -154,15 +128,13 @@ class _RewardFunction:
         graded = numbers_of("grader: scores", answer[0], len(texts))
         valid = [score is not None for score in graded]
         principle = [INVALID_REWARD if score is None else score for score in graded]
-        formats, ngrams = compute_format_reward(texts), create_ngram_penalty_reward(5, -1.0, 0.1)(texts)
-        thought_scores, thought_lengths = compute_thought_length_reward(texts)
-        total_scores, _ = compute_total_length_reward(texts)
-        factors, scores = self.weights, []
-        for index, known in enumerate(valid):
-            score = factors.principle * principle[index] + factors.format * formats[index]
-            score += factors.total_length * total_scores[index]
-            score = score + factors.ngram * ngrams[index] + factors.thought_length * thought_scores[index]
-            scores.append(score if known else INVALID_REWARD)
+        formats, ngrams = compute_format_reward(texts), [_NGRAMS.penalty(text) for text in texts]
+        thought_scores, thought_lengths = length_penalties(texts, "thought")
+        total_scores, _ = length_penalties(texts, "all")
+        scores = [
+            0.95 * principle[at] + 0.05 * formats[at] + total_scores[at] + ngrams[at] if known else INVALID_REWARD
+            for at, known in enumerate(valid)
+        ]
         info = {
             "reward_principle": principle,
             "reward_format": formats,

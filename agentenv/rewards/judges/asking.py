@@ -32,7 +32,7 @@ from agentenv.rewards.judges.protocol import (
     ReplyIndex,
 )
 from agentenv.rewards.judges.templates import MAX_CHARS, JudgeTemplate
-from agentenv.rewards.loading import settings_from
+from agentenv.rewards.loading import construct, settings_from
 
 # --- settings ---------------------------------------------------------------------------------------------------------
 
@@ -75,15 +75,11 @@ def judge_from(settings: Mapping[str, Any]) -> Any:
             "Correct the settings of the judge."
         )
     cache, price = options.pop("cache", None), settings_from("judge.price", options.pop("price", None), Price())
-    options["sampling"] = settings_from("judge.sampling", options.get("sampling"), JUDGING)
-    options["request_options"] = settings_from(
-        "judge.request_options", options.get("request_options"), RequestOptions()
-    )
-    try:
-        judge = OpenAIJudge(**options, usage=JudgeUsage(price))
-        return judge if cache is None else CachedJudge(judge, ReplyCache(cache))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"judge: expected settings of other types, got {dict(settings)!r:.300} ({error}).") from error
+    for name, default in {"sampling": JUDGING, "request_options": RequestOptions()}.items():
+        if name in options:
+            options[name] = settings_from(f"judge.{name}", options[name], default)
+    judge = construct("judge", partial(OpenAIJudge, usage=JudgeUsage(price)), options)
+    return judge if cache is None else CachedJudge(judge, construct("judge.cache", ReplyCache, {"path": cache}))
 
 
 # --- asking -----------------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ import json
 import logging
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -49,6 +49,8 @@ from agentenv.rewards.workers.threads import Threads
 
 JUDGING = SamplingParams(temperature=0.0, max_tokens=2048)
 """Default sampling of a judge; votes need a temperature above 0."""
+_MAX_BODY_BYTES = 1 << 20
+"""Longer answers are rejected without reading them to the end."""
 _ERRORS = HTTPErrors(
     unavailable=JudgeUnavailable,
     timeout=JudgeTimeout,
@@ -66,7 +68,6 @@ class RequestOptions:
     """Time limit of one reply, with all attempts and the pauses between; waiting for a slot does not count."""
     request_s: float = 120.0
     """Time limit of one attempt."""
-    connect_s: float = 10.0
     max_retries: int = 5
     """Maximum number of attempts after the first."""
     first_pause_s: float = 0.5
@@ -74,17 +75,14 @@ class RequestOptions:
     server is always observed."""
     max_concurrent: int = 64
     """Maximum number of concurrent requests on each event loop; further ones wait."""
-    max_body_bytes: int = 1 << 20
-    """Longer answers are rejected without reading them to the end."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError if a value is out of range."""
-        for name in ("limit_s", "request_s", "connect_s"):
+        for name in ("limit_s", "request_s"):
             number(f"RequestOptions.{name}", getattr(self, name), low=0.001)
         number("RequestOptions.first_pause_s", self.first_pause_s, low=0.0)
         whole_number("RequestOptions.max_retries", self.max_retries)
         whole_number("RequestOptions.max_concurrent", self.max_concurrent, low=1)
-        whole_number("RequestOptions.max_body_bytes", self.max_body_bytes, low=1000)
 
 
 class OpenAIJudge:
@@ -139,14 +137,14 @@ class OpenAIJudge:
                 f"OpenAIJudge.api_key_env: expected a key in the environment variable {api_key_env!r}, got "
                 f"{'other characters than a header may hold' if api_key else 'none'}."
             )
-        self._http = HTTPClient(self.url, api_key=api_key, errors=_ERRORS, connect_s=self.request_options.connect_s)
+        self._http = HTTPClient(self.url, api_key=api_key, errors=_ERRORS)
         self._policy = RetryPolicy(
             max_attempts=self.request_options.max_retries + 1,
             timeout_s=self.request_options.limit_s,
             first_pause_s=self.request_options.first_pause_s,
         )
-        self._limit = ConcurrencyLimit(self.request_options.max_concurrent)
-        self._starting = ConcurrencyLimit(1)
+        self._free = PerLoop(partial(asyncio.Semaphore, self.request_options.max_concurrent))
+        self._starting = PerLoop(asyncio.Lock)
         self._closed = False
         request_bytes(model, [], sampling, self.extra_body)
 
@@ -171,11 +169,10 @@ class OpenAIJudge:
 
         async def attempt(number: int) -> str | AttemptFailure:
             self.usage.add(requests=1, retries=int(number > 1))
-            async with self._starting.slot():
+            async with self._starting.here():
                 await asyncio.sleep(0)  # one per round of the loop: 64 that start in the same round block it for 0.1 s
-            answer = await self._http.attempt(
-                "", content, timeout_s=self.request_options.request_s, max_bytes=self.request_options.max_body_bytes
-            )
+            timeout_s = self.request_options.request_s
+            answer = await self._http.attempt("", content, timeout_s=timeout_s, max_bytes=_MAX_BODY_BYTES)
             if isinstance(answer, AttemptFailure):
                 return replace(answer, retryable=answer.retryable and not self._closed)
             reply: ChatReply = await parse_body(answer.body, partial(read_chat_reply, where=self.url))
@@ -187,7 +184,9 @@ class OpenAIJudge:
             return AttemptFailure(reply.failure, retryable=not reply.whole)
 
         try:
-            async with self._limit.slot():
+            async with AsyncExitStack() as slot:
+                with waiting():
+                    await slot.enter_async_context(self._free.here())
                 if self._closed:
                     raise JudgeRefused(f"{self.url}: expected an open judge, got one that was closed. Make a new one.")
                 limit_s = self.request_options.limit_s
@@ -285,24 +284,6 @@ def read_chat_reply(body: bytes, where: str) -> ChatReply:
     counts = [num for num in given if type(num) is int and 0 <= num < 1 << 53]
     prompt, completion = counts if len(counts) == 2 else (0, 0)
     return ChatReply("" if problem else text, problem, prompt, completion, counted=len(counts) == 2)
-
-
-class ConcurrencyLimit:
-    """Lets at most `max_concurrent` callers in, on each event loop; waiting does not count toward their time limits."""
-
-    def __init__(self, max_concurrent: int) -> None:
-        self._free = PerLoop(lambda: asyncio.Semaphore(max_concurrent))
-
-    @asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
-        """Wait for a slot and hold it inside."""
-        free = self._free.here()
-        with waiting():
-            await free.acquire()
-        try:
-            yield
-        finally:
-            free.release()
 
 
 # --- the cache --------------------------------------------------------------------------------------------------------

@@ -15,21 +15,20 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentenv._util.calls import waiting
-from agentenv.core.arguments import number, one_of, whole_number
+from agentenv.core.arguments import is_finite, number, one_of, whole_number
 from agentenv.core.engine import Tokenizer
-from agentenv.core.types import MAX_REWARD
-from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError, MissingDependency
-from agentenv.rewards.loading import construct
+from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError
+from agentenv.rewards.loading import settings_from
 from agentenv.rewards.models.render import (
     NO_LIMIT,
     OVERFLOWS,
@@ -60,8 +59,7 @@ class _Item:
     """One sequence and the future of its score."""
 
     given: Sequence[int] | Callable[[], Sequence[int]]
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[float]
+    future: Future[float] = field(default_factory=Future)
     asked: float = field(default_factory=time.monotonic)
     ids: list[int] = field(default_factory=list)
     """Set by the worker when it takes the item."""
@@ -102,8 +100,8 @@ class MicroBatcher:
         self._thread: threading.Thread | None = None
         self._batch: list[_Item] = []
         """The batch that is being computed."""
-        self.num_batches = self.num_scored = self.num_failed = 0
-        """Calls of `score_batch`; scored sequences; failed sequences."""
+        self.num_batches = self.num_scored = 0
+        """Calls of `score_batch`; scored sequences."""
 
     @property
     def num_waiting(self) -> int:
@@ -117,8 +115,7 @@ class MicroBatcher:
             InfraError: the score could not be computed or is not finite, or the batcher was closed.
             AgentEnvError: raised by the function, or by `score_batch` for this sequence alone.
         """
-        loop = asyncio.get_running_loop()
-        item = _Item(token_ids, loop, loop.create_future())
+        item = _Item(token_ids)
         with self._changed:
             if self._closed:
                 raise closed_error("reward model")
@@ -132,7 +129,7 @@ class MicroBatcher:
             if len(self._queue) in (1, self._max_batch):  # the worker waits for these
                 self._changed.notify()
         try:
-            return await item.future
+            return await asyncio.wrap_future(item.future)
         finally:
             self._asked.discard(item)
 
@@ -143,10 +140,12 @@ class MicroBatcher:
             thread, waiting = self._thread, self._asked.difference(self._batch)
             self._changed.notify()
         atexit.unregister(self._end)
-        _hand_over([(item, closed_error("reward model")) for item in waiting])
+        for item in waiting:
+            _settle(item, closed_error("reward model"))
         if thread is not None:
             await asyncio.to_thread(thread.join, _CLOSE_GRACE_S)
-        _hand_over([(item, closed_error("reward model")) for item in list(self._asked)])
+        for item in list(self._asked):
+            _settle(item, closed_error("reward model"))
 
     def _end(self) -> None:
         """End the thread at exit if it was not closed: torch would abort the process while the thread computes."""
@@ -177,8 +176,7 @@ class MicroBatcher:
             for item in taken:
                 found = _result_or_error(item.given) if callable(item.given) else item.given
                 if isinstance(found, AgentEnvError):
-                    self.num_failed += 1
-                    _hand_over([(item, found)])
+                    _settle(item, found)
                 else:
                     item.ids = list(found)
                     items.append(item)
@@ -186,29 +184,28 @@ class MicroBatcher:
                 if self._closed:
                     break
                 self._batch = [items[index] for index in batch]
-                _hand_over(self._scored(self._batch))
+                self._score(self._batch)
 
-    def _scored(self, items: list[_Item]) -> list[tuple[_Item, float | AgentEnvError]]:
-        """Return the items' scores or errors; cancelled items are not computed again."""
+    def _score(self, items: list[_Item]) -> None:
+        """Settle the items with their scores or errors; cancelled items are not computed again."""
         items = [item for item in items if not item.future.done()]
         if not items:
-            return []
+            return
         self.num_batches += 1
         found = _result_or_error(lambda: [float(value) for value in self._score_batch([item.ids for item in items])])
         if not isinstance(found, AgentEnvError) and len(found) != len(items):
             found = InfraError(f"reward model: expected {len(items)} scores, got {len(found)}. Fix score_batch.")
-        if isinstance(found, AgentEnvError) and len(items) > 1:
+        if not isinstance(found, AgentEnvError):
+            for item, value in zip(items, found, strict=True):
+                self.num_scored += is_finite(value)
+                wrong = f"reward model: expected a finite score, got {value!r}. Check the weights and the dtype."
+                _settle(item, value if is_finite(value) else InfraError(wrong))
+        elif len(items) == 1:
+            _settle(items[0], found)
+        else:
             half = len(items) // 2
-            return self._scored(items[:half]) + self._scored(items[half:])
-        values: list[float | AgentEnvError] = [found] if isinstance(found, AgentEnvError) else [*found]
-        for place, value in enumerate(values):
-            if isinstance(value, float) and not (math.isfinite(value) and abs(value) <= MAX_REWARD):
-                values[place] = InfraError(
-                    f"reward model: expected a finite score, got {value!r}. Check the weights and the dtype."
-                )
-        num_failed = sum(isinstance(value, AgentEnvError) for value in values)
-        self.num_failed, self.num_scored = self.num_failed + num_failed, self.num_scored + len(values) - num_failed
-        return list(zip(items, values, strict=True))
+            self._score(items[:half])
+            self._score(items[half:])
 
 
 def batches(lengths: Sequence[int], max_batch: int, max_tokens: int) -> list[list[int]]:
@@ -245,21 +242,13 @@ def _result_or_error(function: Callable[[], _T]) -> _T | AgentEnvError:
         return InfraError(f"reward model: expected scores, got {type(error).__name__}: {error}"[:500])
 
 
-def _hand_over(results: list[tuple[_Item, float | AgentEnvError]]) -> None:
-    """Hand results to the callers, with one wake-up per event loop."""
-
-    def settle(settled: list[tuple[_Item, float | AgentEnvError]]) -> None:
-        for item, value in settled:
-            if item.future.done():
-                continue
-            if isinstance(value, AgentEnvError):
-                item.future.set_exception(value)
-            else:
-                item.future.set_result(value)
-
-    for loop in {item.loop for item, _ in results}:
-        with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, [each for each in results if each[0].loop is loop])
+def _settle(item: _Item, value: float | AgentEnvError) -> None:
+    """Hand the result to the caller, if it still waits."""
+    with suppress(InvalidStateError):
+        if isinstance(value, AgentEnvError):
+            item.future.set_exception(value)
+        else:
+            item.future.set_result(value)
 
 
 # --- the scorer -------------------------------------------------------------------------------------------------------
@@ -323,10 +312,7 @@ class HFScorer(CountingScorer):
         options: HFOptions | Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        given = options or HFOptions()
-        self.options: HFOptions = (
-            given if isinstance(given, HFOptions) else construct("HFScorer.options", HFOptions, given)
-        )
+        self.options = settings_from("HFScorer.options", options, HFOptions())
         self._model = str(model) if isinstance(model, Path) else model
         self._device, self._label = device, label
         self._dtype = one_of("HFScorer.dtype", dtype, DTYPES)
@@ -350,7 +336,6 @@ class HFScorer(CountingScorer):
         Raises:
             ConfigError: the model or the label does not exist, or the model has fewer positions than `max_length`.
             InfraError: the model does not fit, or the scorer was closed.
-            MissingDependency: torch or transformers is not installed.
         """
         if not isinstance(self._loaded, LoadedHF):
             with waiting():
@@ -405,12 +390,8 @@ class HFScorer(CountingScorer):
             raise self._loaded
         if self._loaded is not None or self._closed:
             return
-        try:
-            from agentenv.rewards.models.classifier import Classifier
-        except ImportError as error:
-            raise MissingDependency(
-                f"HFScorer: expected torch and transformers, got {error}. pip install --upgrade agentenv-rl"
-            ) from error
+        from agentenv.rewards.models.classifier import Classifier
+
         try:
             classifier = Classifier(self._model, device=self._device, dtype=self._dtype, label=self._label)
             if self.options.max_batch_tokens is None and classifier.device.type == "cpu":

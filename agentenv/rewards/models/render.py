@@ -31,7 +31,7 @@ from agentenv.core.arguments import one_of, whole_number
 from agentenv.core.engine import Tokenizer
 from agentenv.core.messages import normalized
 from agentenv.core.types import Message
-from agentenv.errors import ConfigError, DataError, MissingDependency
+from agentenv.errors import ConfigError, DataError
 from agentenv.rewards.models.types import Conversation
 from agentenv.rewards.workers.threads import Threads
 
@@ -281,14 +281,9 @@ def tokenizer_of(where: str, given: str, advice: str) -> Any:
 
     Raises:
         ConfigError: it cannot be loaded.
-        MissingDependency: transformers is not installed.
     """
-    try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise MissingDependency(
-            f"{where}: expected transformers, got {error}. pip install --upgrade agentenv-rl"
-        ) from error
+    from transformers import AutoTokenizer
+
     try:
         return AutoTokenizer.from_pretrained(resolved(given))
     except Exception as error:  # tokenizers raises its own, of no class

@@ -10,19 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from agentenv._util.lenient_json import LiteralError, read_json
+from agentenv._util.off_loop import off_loop
 from agentenv.core.arguments import one_of, shown
 from agentenv.errors import ConfigError
 from agentenv.rewards.rules.regex import MAX_CHARS, TOO_LONG, PassFail
 from agentenv.rewards.rules.text import is_blank, without_special_tokens
-from agentenv.rewards.types import Response, RewardResult, Status
-from agentenv.rewards.workers.pool import WorkerTimeout, shared_pool
+from agentenv.rewards.types import Response, RewardResult
 
 MODES = ("loose", "strict")
-_INLINE_CHARS = 16_384
-_CPU_LIMIT_S = 5.0
 _MAX_TAGS = 512
 _TAG = re.compile(r"</?(?:think|answer|tool_call)>")
 
@@ -118,37 +116,28 @@ class ToolCallFormatReward(PassFail):
         self._think_opened = _bool_or_none(f"{type(self).__name__}.think_opened", think_opened)
 
     async def grade(self, response: Response) -> RewardResult:
-        """Return the result; its components are `think`, `answer` and the number of valid `tool_calls`.
-
-        Raises:
-            InfraError: the worker for long texts failed.
-        """
+        """Return the result; its components are `think`, `answer` and the number of valid `tool_calls`."""
         text = without_special_tokens(response.text)
         components = {"think": float("</think>" in text), "answer": float(_has(text, "answer")), "tool_calls": 0.0}
         if len(text) > MAX_CHARS:
             return self._result(False, components, **TOO_LONG)
-        request = {"task": f"{__name__}:handle", "text": text, "think_opened": self._think_opened}
-        try:
-            short = len(text) <= _INLINE_CHARS
-            reply = handle(request) if short else await shared_pool().run(request, cpu_limit_s=_CPU_LIMIT_S)
-        except WorkerTimeout as error:
-            return self._result(False, components, status=Status.TIMEOUT, detail=str(error))
-        components["tool_calls"] = float(reply["tool_calls"])
-        return self._result(not reply["wrong"], components, feedback=reply["wrong"])
+        num_valid, wrong = await off_loop(len(text), _tool_calls, text, self._think_opened)
+        components["tool_calls"] = float(num_valid)
+        return self._result(not wrong, components, feedback=wrong)
 
 
-def handle(request: dict[str, Any]) -> dict[str, Any]:
-    """Return what is `wrong` with the form (empty if nothing), and the number of valid `tool_calls`."""
-    rest = _behind_thought(request["text"], request["think_opened"])
+def _tool_calls(text: str, think_opened: bool | None) -> tuple[int, str]:
+    """Return the number of valid tool calls, and what is wrong with the form (empty if nothing)."""
+    rest = _behind_thought(text, think_opened)
     if rest is None:
-        return {"wrong": "expected one thought at the beginning, in <think>…</think>", "tool_calls": 0}
+        return 0, "expected one thought at the beginning, in <think>…</think>"
     if [block.tag for block in rest] == ["<answer>", "</answer>"]:
         valid = not is_blank(rest[0].content) and not rest[1].content.strip()
-        return {"wrong": "" if valid else "expected an answer, and nothing behind it", "tool_calls": 0}
+        return 0, "" if valid else "expected an answer, and nothing behind it"
     opened, closed = rest[::2], rest[1::2]
     pairs = all(block.tag == "<tool_call>" for block in opened) and all(block.tag == "</tool_call>" for block in closed)
     if not rest or len(opened) != len(closed) or not pairs or any(block.content.strip() for block in closed):
-        return {"wrong": "expected either one <answer> or <tool_call>s behind the thought", "tool_calls": 0}
+        return 0, "expected either one <answer> or <tool_call>s behind the thought"
     wrong = []
     for block in opened:
         try:
@@ -160,7 +149,7 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
             wrong.append("expected a name in a tool call")
         elif not isinstance(call.get("arguments"), dict):
             wrong.append("expected arguments, an object, in a tool call")
-    return {"wrong": wrong[0] if wrong else "", "tool_calls": len(opened) - len(wrong)}
+    return len(opened) - len(wrong), wrong[0] if wrong else ""
 
 
 def compute_format_reward(responses: Sequence[str]) -> list[float]:

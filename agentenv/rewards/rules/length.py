@@ -126,23 +126,8 @@ class OverlongReward(LengthReward):
         super().__init__(min_length=0, max_length=least, rate=rate, floor=floor, unit="tokens", count=count)
 
 
-def compute_total_length_reward(
-    responses: Sequence[str], *, min_length: int = DEFAULT_MIN, max_length: int = DEFAULT_MAX, max_penalty: float = 1.0
-) -> tuple[list[float], list[int]]:
-    """Return the penalties, in [-max_penalty, 0], and the lengths of whole responses, in characters."""
-    return _penalties(responses, "all", min_length, max_length, max_penalty)
-
-
-def compute_thought_length_reward(
-    responses: Sequence[str], *, min_length: int = DEFAULT_MIN, max_length: int = DEFAULT_MAX, max_penalty: float = 1.0
-) -> tuple[list[float], list[int]]:
-    """Return the penalties, in [-max_penalty, 0], and the lengths of first thoughts, in characters; 0 without one."""
-    return _penalties(responses, "thought", min_length, max_length, max_penalty)
-
-
-def _penalties(
-    responses: Sequence[str], part: str, low: int, high: int, max_penalty: float
-) -> tuple[list[float], list[int]]:
+def length_penalties(responses: Sequence[str], part: str) -> tuple[list[float], list[int]]:
+    """Return the seed's penalties, in [-1, 0], and the lengths, in characters, of a part of each response."""
     lengths = [len(part_of(response, part)) for response in responses]
-    penalties = [band_penalty(length, low, high, DEFAULT_RATE) for length in lengths]
-    return [max(penalty, -max_penalty) for penalty in penalties], lengths
+    penalties = [band_penalty(length, DEFAULT_MIN, DEFAULT_MAX, DEFAULT_RATE) for length in lengths]
+    return [max(penalty, -1.0) for penalty in penalties], lengths

@@ -1,20 +1,19 @@
 """Penalize texts that repeat themselves, by the share of repeated n-grams; linear in the text's length.
 
 Example:
-    >>> create_ngram_penalty_reward(ngram_size=5, max_penalty=-1.0, min_scaling=0.1)(["a b c a b c a b c a b c"])
-    [-0.5833333333333334]
+    >>> RepetitionReward(ngram_size=5, max_penalty=-1.0, min_scaling=0.1).penalty("a b c a b c a b c a b c")
+    -0.5833333333333334
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from agentenv._util.off_loop import off_loop
 from agentenv.core.arguments import number, one_of, whole_number
 from agentenv.rewards.rules.length import part_of
-from agentenv.rewards.types import Response, RewardResult, Status
-from agentenv.rewards.workers.pool import WorkerTimeout, shared_pool
+from agentenv.rewards.types import Response, RewardResult
 
 MAX_CHARS = 1 << 18
 """Of a longer text only the end is examined, since loops occur at the end."""
@@ -22,8 +21,6 @@ MODES = ("soft", "hard")
 UNITS = ("auto", "words", "chars")
 SCOPES = {"full": "all", "thought": "thought", "final": "final"}
 _HARD_THRESHOLD = 0.3
-_INLINE_CHARS = 8192
-_CPU_LIMIT_S = 10.0
 _MAX_NGRAM = 32
 _CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3"
 _MAX_WORD_CHARS, _BLOCK_CHARS = 32, 4
@@ -85,44 +82,12 @@ class RepetitionReward:
         return self._scale(repeated_share(part_of(text, self._part), self._size, unit=self._unit))
 
     async def grade(self, response: Response) -> RewardResult:
-        """Return the penalty; its component is the `repeated` share of the n-grams.
-
-        Raises:
-            InfraError: the worker for long texts failed.
-        """
+        """Return the penalty; its component is the `repeated` share of the n-grams."""
         text = part_of(response.text, self._part, response.prompt)
-        request = {"task": f"{__name__}:handle", "text": text[-MAX_CHARS:], "size": self._size, "unit": self._unit}
-        try:
-            short = len(text) <= _INLINE_CHARS
-            reply = handle(request) if short else await shared_pool().run(request, cpu_limit_s=_CPU_LIMIT_S)
-        except WorkerTimeout as error:
-            everything = {"repeated": 1.0}
-            return RewardResult(self._max_penalty, status=Status.TIMEOUT, components=everything, detail=str(error))
-        share = float(reply["share"])
+        share = await off_loop(len(text), repeated_share, text, self._size, unit=self._unit)
         return RewardResult(self._scale(share), components={"repeated": share})
 
     def _scale(self, share: float) -> float:
         if self._mode == "hard":
             return self._max_penalty * max(share - _HARD_THRESHOLD, 0.0) + 0.0
         return self._max_penalty * max(share - self._min_scaling, 0.0) / (1.0 - self._min_scaling) + 0.0
-
-
-def handle(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the repeated share of a long text, in a worker."""
-    return {"share": repeated_share(request["text"], request["size"], unit=request["unit"])}
-
-
-def create_ngram_penalty_reward(
-    ngram_size: int = 5, max_penalty: float = -1.0, min_scaling: float = 0.1
-) -> Callable[[Sequence[str]], list[float]]:
-    """Return the seed's function: from responses to one penalty in [max_penalty, 0] each.
-
-    Raises:
-        ConfigError: `max_penalty` is above 0, or another argument is out of its range.
-    """
-    reward = RepetitionReward(ngram_size=ngram_size, max_penalty=max_penalty, min_scaling=min_scaling)
-
-    def penalties(responses: Sequence[str]) -> list[float]:
-        return [reward.penalty(response) for response in responses]
-
-    return penalties

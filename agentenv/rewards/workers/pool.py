@@ -36,7 +36,7 @@ from agentenv._util.calls import waiting
 from agentenv._util.paths import python_env
 from agentenv._util.per_loop import PerLoop
 from agentenv._util.virtual_time import external_work
-from agentenv.core.arguments import number, whole_number
+from agentenv.core.arguments import whole_number
 from agentenv.errors import ContractError, DataError, InfraError
 
 MEMORY_LIMIT_BYTES = 4 << 30
@@ -47,7 +47,6 @@ _MIN_WALL_S = 30.0
 _MAX_ATTEMPTS = 2
 _MOST_SHARED_WORKERS = 16
 _PROC = Path("/proc")
-_PS_TIMEOUT_S = 2.0
 _LOAD_TIMEOUT_S = 60.0
 _MAX_FRAME_BYTES = 16 << 20
 _CPU_GRACE_S = 1.0
@@ -62,30 +61,15 @@ Key = tuple[str, str]
 
 
 def process_cpu_s(pid: int) -> float | None:
-    """Return the CPU seconds, user and system, that a running process has used; None if unknown.
+    """Return the CPU seconds, user and system, that a running process has used, to 10 ms; None if unknown.
 
-    On Linux this reads /proc (resolution 10 ms, within microseconds); elsewhere, such as on macOS, it runs `ps`.
+    It reads Linux's /proc; elsewhere what a worker cannot interrupt itself ends by its wall limit.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
         # After the name, which may hold spaces and brackets, come fields 3 and on; 14 and 15 are utime and stime.
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    command = ["ps", "-o", "time=", "-p", str(pid)]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return ps_seconds(subprocess.run(command, capture_output=True, text=True, timeout=_PS_TIMEOUT_S).stdout)
     return None
-
-
-def ps_seconds(time: str) -> float | None:
-    """Return the seconds of a time as `ps` writes it, `[[days-]hours:]minutes:seconds[.hundredths]`, or None."""
-    days, _, clock = time.strip().rpartition("-")
-    try:
-        seconds = 0.0
-        for part in clock.split(":"):
-            seconds = seconds * 60 + float(part)
-        return seconds + int(days or 0) * 86400
-    except ValueError:
-        return None
 
 
 class WorkerTimeout(Exception):
@@ -314,26 +298,16 @@ class Worker:
 class WorkerPool:
     """A pool of worker processes that start on demand; each event loop gets up to `num_workers`.
 
-    A request may compute for `cpu_limit_s`. A worker that exceeds that is killed about a second of computing later. In
-    any case it is killed `wall_limit_s` after it took the request; the default is ten times `cpu_limit_s`, at least
-    30 s. A worker is replaced after `max_tasks_per_worker` requests.
+    A request may compute for its `cpu_limit_s`. A worker that exceeds that is killed about a second of computing later.
+    In any case it is killed ten times `cpu_limit_s`, at least 30 s, after it took the request. A worker is replaced
+    after `max_tasks_per_worker` requests.
 
     Raises:
-        ConfigError: an argument is not a number above 0.
+        ConfigError: an argument is not a whole number above 0.
     """
 
-    def __init__(
-        self,
-        *,
-        num_workers: int = 2,
-        cpu_limit_s: float = 2.0,
-        wall_limit_s: float | None = None,
-        max_tasks_per_worker: int = 2000,
-    ) -> None:
+    def __init__(self, *, num_workers: int = 2, max_tasks_per_worker: int = 2000) -> None:
         self._num_workers = whole_number("WorkerPool.num_workers", num_workers, low=1)
-        self._cpu_limit_s = number("WorkerPool.cpu_limit_s", cpu_limit_s, low=1e-6)
-        limit_s = wall_limit_s
-        self._wall_limit_s = None if limit_s is None else number("WorkerPool.wall_limit_s", limit_s, low=1e-6)
         self._max_tasks = whole_number("WorkerPool.max_tasks_per_worker", max_tasks_per_worker, low=1)
         self._reset()
 
@@ -351,14 +325,12 @@ class WorkerPool:
         self,
         request: dict[str, Any],
         *,
-        cpu_limit_s: float | None = None,
-        wall_limit_s: float | None = None,
+        cpu_limit_s: float = 2.0,
         memory_limit_bytes: int | None = MEMORY_LIMIT_BYTES,
     ) -> dict[str, Any]:
         """Return the result of the handler of `request["task"]`; waiting for a free worker counts toward no limit.
 
-        Request and result are plain JSON. `cpu_limit_s` and `wall_limit_s` default to the pool's, and without either
-        `wall_limit_s` follows from `cpu_limit_s`. `memory_limit_bytes` None sets no limit.
+        Request and result are plain JSON. `memory_limit_bytes` None sets no limit.
 
         Raises:
             WorkerTimeout: the request exceeded its CPU time or memory.
@@ -366,9 +338,7 @@ class WorkerPool:
                 the pool was closed meanwhile.
             DataError: the handler reports that the row cannot be graded, or the request is not JSON.
         """
-        cpu_s = cpu_limit_s or self._cpu_limit_s
-        wall_s = wall_limit_s or self._wall_limit_s or max(_WALL_PER_CPU * cpu_s, _MIN_WALL_S)
-        limits = WorkerLimits(cpu_s, wall_s, memory_limit_bytes)
+        limits = WorkerLimits(cpu_limit_s, max(_WALL_PER_CPU * cpu_limit_s, _MIN_WALL_S), memory_limit_bytes)
         body = encode(request)
         if self._pid != os.getpid():  # forked: the workers are the parent's
             self._drop_inherited()
@@ -443,7 +413,16 @@ class WorkerPool:
             worker.kill()
             self._dying.append(worker.process)
 
-    def _kill_all(self) -> None:
+    async def close(self) -> None:
+        """Kill the workers and wait for their end; running checks fail, later ones start new workers."""
+        if self._pid != os.getpid():
+            self._drop_inherited()
+        await asyncio.to_thread(self.close_now)
+
+    def close_now(self) -> None:
+        """Close without an event loop, at the end of the process."""
+        if self._pid != os.getpid():
+            return
         self._num_closes += 1
         with self._lock:
             workers, idle = self._workers(), self._idle
@@ -452,24 +431,11 @@ class WorkerPool:
             self._kill(worker)  # the caller that waits for a busy one reads its end, and releases it
         for worker in idle:
             worker.release()
-
-    async def close(self) -> None:
-        """Kill the workers and wait for their end; running checks fail, later ones start new workers."""
-        if self._pid != os.getpid():
-            self._drop_inherited()
-        self._kill_all()
-        while self._dying:
+        with self._lock:  # another thread may close, too
+            dying, self._dying = self._dying, []
+        for process in dying:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(self._dying.pop().wait, 5)
-
-    def close_now(self) -> None:
-        """Close without an event loop, at the end of the process."""
-        if self._pid != os.getpid():
-            return
-        self._kill_all()
-        while self._dying:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._dying.pop().wait(5)
+                process.wait(5)
 
 
 _shared: dict[str, WorkerPool] = {}

@@ -22,7 +22,6 @@ async def test_every_item_has_its_scores_in_order_the_chosen_first():
     assert said("a longer one", question="q") in rm.scorer.asked
     assert [outcome.scores for outcome in outcomes] == [(12.0, 5.0), (2.0, 11.0), (3.0, 3.0)]
     assert [outcome.tie for outcome in outcomes] == [False, False, True]
-    assert outcomes[1].num_tokens == (1, 3)
     assert outcomes[1].truncated == (False, True)
 
 
@@ -100,8 +99,8 @@ async def test_a_judge_that_compares_takes_pairs_only():
 # --- the log ----------------------------------------------------------------------------------------------------------
 
 CONFIG = {"rm": "a", "data_sha256": "1"}
-DONE = ItemOutcome(0, "x", "s", (1.0, 0.5), 1, (3, 4), (False, True))
-FAILED = ItemOutcome(1, "y", "s", (1.0, None), 1, (3, None), (False, False), "infra: 500")
+DONE = ItemOutcome(0, "x", "s", (1.0, 0.5), 1, (False, True))
+FAILED = ItemOutcome(1, "y", "s", (1.0, None), 1, (False, False), "infra: 500")
 
 
 def written(folder, *outcomes, resume=False, config=CONFIG):
@@ -112,11 +111,11 @@ def written(folder, *outcomes, resume=False, config=CONFIG):
     return log
 
 
-def test_a_line_has_scores_tie_tokens_truncation_and_error(tmp_path):
+def test_a_line_has_scores_tie_truncation_and_error(tmp_path):
     written(tmp_path / "o", DONE, FAILED)
     first, second = [json.loads(line) for line in (tmp_path / "o" / "items.jsonl").read_text().splitlines()]
     assert first == {
-        "index": 0, "item_id": "x", "subset": "s", "scores": [1.0, 0.5], "num_chosen": 1, "num_tokens": [3, 4],
+        "index": 0, "item_id": "x", "subset": "s", "scores": [1.0, 0.5], "num_chosen": 1,
         "truncated": [False, True], "error": "", "tie": False,
     }  # fmt: skip
     assert second["error"] == "infra: 500"
@@ -127,7 +126,7 @@ def test_failed_and_torn_items_are_evaluated_again(tmp_path):
     written(tmp_path, DONE, FAILED)
     with (tmp_path / "items.jsonl").open("a") as file:
         file.write('{"index": 2, "sco')
-    log = written(tmp_path, ItemOutcome(1, "y", "s", (1.0, 2.0), 1, (3, 3), (False, False)), resume=True)
+    log = written(tmp_path, ItemOutcome(1, "y", "s", (1.0, 2.0), 1, (False, False)), resume=True)
     assert log.done == {0: DONE}
     assert [item.index for item in ITEMS if item.index not in log.done] == [1, 2]
     lines = [json.loads(line)["index"] for line in (tmp_path / "items.jsonl").read_text().splitlines()]

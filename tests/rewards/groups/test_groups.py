@@ -16,15 +16,11 @@ from agentenv.rewards.groups.batch import (
     grade_group,
     grade_groups,
     group_keys,
-    stream_groups,
 )
 from agentenv.rewards.groups.function import FunctionGroupReward
 from agentenv.rewards.types import Response, RewardResult, Status
 from tests.rewards.judges.rule_judges import Rewarding
 from tests.waits import until
-
-PATIENT_S = 60.0
-"""Longer than anything here takes on a busy machine, so that only a hang reaches it."""
 
 
 class ByPrompt:
@@ -85,19 +81,6 @@ def test_one_slow_and_one_raising_group_cost_the_others_nothing__row_3(in_virtua
     metrics = {name.removeprefix("rewards/"): value for name, value in graded.metrics().items()}
     assert metrics.pop("slowest_group_s") >= 60.0
     assert metrics == {"num_groups": 6.0, "num_groups_timeout": 1.0, "num_groups_error": 3.0, "num_invalid": 4.0}
-
-
-async def test_groups_are_given_as_they_end_while_a_slow_one_still_runs__row_3():
-    """The seed gathers: no reward is there before the slowest."""
-    release, given = asyncio.Event(), []
-    reward = ByPrompt(slow=release.wait, broken=ValueError("boom"))
-    keys = ["slow", "a", "broken", "a"]
-    async for group in stream_groups(reward, rows(*keys), keys, limit_s=PATIENT_S):
-        given.append((group.key, group.indices, group.status, [result.reward for result in group.results]))
-        if len(given) == 2:
-            release.set()
-    assert sorted(given[:2]) == [("a", (1, 3), "ok", [1.0, 3.0]), ("broken", (2,), "error", [None])]
-    assert given[2:] == [("slow", (0,), "ok", [0.0])]
 
 
 async def test_cancelling_the_batch_cancels_its_groups():
@@ -166,7 +149,6 @@ async def test_each_response_on_its_own_as_a_group():
     [
         ({"limit_s": 0}, "limit_s"),
         ({"max_concurrent": 0}, "max_concurrent"),
-        ({"group_size": "some"}, "group_size"),
         ({"references": {"a": {"content": "best"}}}, "references: expected texts, got"),
         ({"keys": [[1, 5]]}, r"keys: expected values that can be compared, got \[1, 5\].* group_keys"),
     ],
@@ -182,21 +164,19 @@ async def test_wrong_arguments_are_named__row_10(arguments, named):
 async def test_the_same_prompt_twice_in_a_batch_is_two_groups__row_8():
     """The seed groups by decoded text: two rows that ask the same are one group of both."""
     reward = ByPrompt()
-    await grade_groups(reward, rows("same", "same", "same"), group_keys(uids=["u1", "u2", "u1"]), group_size="any")
+    await grade_groups(reward, rows("same", "same", "same"), group_keys(["u1", "u2", "u1"], []))
     assert [texts for _, texts, _ in reward.seen] == [["", "xx"], ["x"]]
 
 
 def test_prompts_are_distinguished_by_their_ids_where_there_are_no_uids__row_8():
     """Ids 1 and 2 may both decode to nothing, as special tokens do."""
-    assert group_keys(prompt_ids=[[1, 5], (2, 5), [1, 5]]) == [(1, 5), (2, 5), (1, 5)]
+    assert group_keys(None, [[1, 5], (2, 5), [1, 5]]) == [(1, 5), (2, 5), (1, 5)]
 
 
-def test_an_invalid_uid_is_an_error_and_keys_need_something_to_go_by():
+def test_an_invalid_uid_is_an_error():
     for uid in (None, float("nan"), ["a"]):
         with pytest.raises(DataError, match="uid"):
-            group_keys(["u", uid])
-    with pytest.raises(ConfigError, match="uids or prompt_ids"):
-        group_keys()
+            group_keys(["u", uid], [])
 
 
 def test_the_check_of_sizes_may_only_warn_or_say_nothing__row_9(caplog):
@@ -207,12 +187,13 @@ def test_the_check_of_sizes_may_only_warn_or_say_nothing__row_9(caplog):
     assert "between 1 and 2" in caplog.text
 
 
-async def test_the_strict_check_stops_a_batch_before_it_is_graded_and_says_what_the_seed_says__row_9():
-    reward, keys = ByPrompt(), ["a", "a", "b", "a", "b", "a"]
+def test_the_strict_check_says_what_the_seed_says_and_another_is_unknown__row_9():
     with pytest.raises(AssertionError) as raised:
-        await grade_groups(reward, rows(*keys), keys, group_size="strict")
+        check_group_sizes(["a", "a", "b", "a", "b", "a"], "strict")
     assert str(raised.value) == "Sample count must be same per group, current group_sizes: [4, 2]"
-    assert (isinstance(raised.value, GroupSizeError), reward.seen) == (True, [])
+    assert isinstance(raised.value, GroupSizeError)
+    with pytest.raises(ConfigError, match="group_size"):
+        check_group_sizes(["a"], "some")
 
 
 # --- functions ------------------------------------------------------------------------------------------------------

@@ -202,7 +202,7 @@ async def test_a_huge_answer_is_not_read_to_its_end():
             await writer.drain()
 
     async with chat_server(lambda body: chunks) as server:
-        judge = judge_at(server, request_options=replace(SOON, max_body_bytes=200_000, max_retries=0))
+        judge = judge_at(server, request_options=replace(SOON, max_retries=0))
         with pytest.raises(JudgeUnreadable):
             await asyncio.wait_for(judge.complete(HELLO), 60)
     assert sent < 50_000_000
@@ -306,7 +306,7 @@ async def test_a_closed_client_sends_nothing_and_closing_again_does_nothing():
         lambda: OpenAIJudge("http://x", ""),
         lambda: OpenAIJudge("http://x", "m", api_key_env="NO_SUCH_VARIABLE"),
         lambda: RequestOptions(limit_s=0),
-        lambda: RequestOptions(max_body_bytes=1),
+        lambda: RequestOptions(max_concurrent=0),
         lambda: Price(prompt=-1.0),
     ],
 )

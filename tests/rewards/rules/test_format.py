@@ -88,7 +88,7 @@ async def test_tool_calls(text, fits, calls):
     assert bool(result.feedback) is not fits
 
 
-async def test_a_long_tool_call_is_read_elsewhere_and_the_same():
+async def test_a_long_tool_call_is_read_in_a_thread_and_the_same():
     call = '<tool_call>{"name": "write", "arguments": {"text": "' + "x" * 50_000 + '"}}</tool_call>'
     for text, fits in ((f"<think>a</think>{call}", True), (f"<think>a</think>{call}!", False)):
         assert await kept(ToolCallFormatReward(), text) is fits

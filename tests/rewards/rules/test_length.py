@@ -4,12 +4,7 @@ import pytest
 
 from agentenv.errors import DataError, InfraError
 from agentenv.rewards.grading import grade
-from agentenv.rewards.rules.length import (
-    LengthReward,
-    OverlongReward,
-    compute_thought_length_reward,
-    compute_total_length_reward,
-)
+from agentenv.rewards.rules.length import LengthReward, OverlongReward, length_penalties
 from agentenv.rewards.types import Response, Status
 
 
@@ -104,8 +99,6 @@ async def test_a_counter_that_fails_is_infra_and_no_length(count):
 
 def test_the_seeds_functions_give_penalties_and_lengths():
     responses = ["", "<think>short</think>" + "x" * 30, "<think>" + "y" * 2000]
-    penalties, lengths = compute_total_length_reward(responses)
-    assert (penalties, lengths) == ([-0.1, 0.0, -1.0], [0, 50, 2007])
-    penalties, lengths = compute_thought_length_reward(responses, max_penalty=0.5)
-    assert (penalties, lengths) == ([-0.1, -0.05, -0.5], [0, 5, 2000])
-    assert compute_total_length_reward([]) == ([], [])
+    assert length_penalties(responses, "all") == ([-0.1, 0.0, -1.0], [0, 50, 2007])
+    assert length_penalties(responses, "thought") == ([-0.1, -0.05, -1.0], [0, 5, 2000])
+    assert length_penalties([], "all") == ([], [])

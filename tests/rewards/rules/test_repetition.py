@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from agentenv.rewards.rules.repetition import MAX_CHARS, RepetitionReward, create_ngram_penalty_reward, repeated_share
+from agentenv.rewards.rules.repetition import MAX_CHARS, RepetitionReward, repeated_share
 from agentenv.rewards.types import Response
 
 ABC = "a b c " * 4
@@ -38,7 +38,7 @@ async def test_golden_values(options, expected):
 
 def test_a_bonus_for_repetition_is_refused_as_rm_gallery_does():
     with pytest.raises(ValueError, match="max_penalty"):
-        create_ngram_penalty_reward(max_penalty=1.0)
+        RepetitionReward(max_penalty=1.0)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ async def test_the_scope_says_where_repetition_counts():
     assert await penalty("x y z", scope="thought") == 0.0
 
 
-async def test_a_long_text_is_judged_elsewhere_and_the_same():
-    text = "all work and no play " * 1000
+async def test_a_long_text_is_judged_in_a_thread_and_the_same():
+    text = "all work and no play " * 2000
     result = await RepetitionReward().grade(Response(text))
     assert result.reward == RepetitionReward().penalty(text) == -result.components["repeated"]
     assert result.reward < -0.99

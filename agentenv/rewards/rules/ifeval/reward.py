@@ -12,7 +12,7 @@ from typing import Any
 
 from agentenv._util.brief import brief
 from agentenv.core.arguments import one_of
-from agentenv.errors import DataError, InfraError, MissingDependency
+from agentenv.errors import DataError, InfraError
 from agentenv.rewards.rules.ifeval.functions import RULES as _BY_NAME
 from agentenv.rewards.rules.ifeval.official import RULES as _BY_ID
 from agentenv.rewards.rules.ifeval.rules import Rule, items_of
@@ -51,22 +51,10 @@ def check_text(instructions: list[Instruction], text: str, mode: str) -> list[bo
     """Return True for each instruction that the text (`strict`), or any of its `variants` (`loose`), follows.
 
     Raises:
-        MissingDependency: see `Instruction.followed_by`; only if no variant that can be checked without it follows.
+        MissingDependency: see `Instruction.followed_by`.
     """
     texts = variants(text) if mode == "loose" else [text]
-    followed: list[bool] = []
-    for instruction in instructions:
-        missing: MissingDependency | None = None
-        is_followed = False
-        for each in texts:
-            try:
-                is_followed = is_followed or instruction.followed_by(each)
-            except MissingDependency as error:
-                missing = error
-        if missing is not None and not is_followed:
-            raise missing
-        followed.append(is_followed)
-    return followed
+    return [any(map(each.followed_by, texts)) for each in instructions]
 
 
 def variants(text: str) -> list[str]:

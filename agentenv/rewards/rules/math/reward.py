@@ -72,9 +72,9 @@ class MathGrader:
         cache_size: int = 4096,
         pool: WorkerPool | None = None,
     ) -> None:
-        self._timeout_s = timeout_s
+        self._timeout_s = number("MathGrader.timeout_s", timeout_s, low=1e-6)
         self._owns_pool = pool is None
-        self._pool = pool or WorkerPool(num_workers=num_workers, cpu_limit_s=timeout_s)
+        self._pool = pool or WorkerPool(num_workers=num_workers)
         self._cache_size = cache_size
         self._cache: dict[_Key, RewardResult] = {}
         self._cache_lock = Lock()  # guards the cache's order when event loops of several threads share the grader
