@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from agentenv._util.estimates import Moments
 from agentenv._util.loop_thread import LoopThread
 from agentenv.core.types import Message
-from agentenv.errors import AgentEnvError, ConfigError, ContractError, DataError, InfraError
+from agentenv.errors import AgentEnvError, ContractError, DataError, InfraError
 from agentenv.interop.nemo_rl.text import prompt_of
 
 _CLOSE_S = 4.0
@@ -94,19 +94,6 @@ def returned(rows: Sequence[StepRow]) -> Any:
         terminateds=torch.tensor([row.terminated for row in rows], dtype=torch.bool),
         answers=[row.answer for row in rows],
     )
-
-
-def options_of(cls: type[Any], config: Mapping[str, Any], unused: Sequence[str] = ()) -> Any:
-    """Return the dataclass of options for a mapping of NeMo RL's configuration; keys in `unused` are ignored.
-
-    Raises:
-        ConfigError: a key is unknown.
-    """
-    fields = list(cls.__dataclass_fields__)
-    wrong = [key for key in config if key not in fields and key not in unused]
-    if wrong:
-        raise ConfigError(f"env: expected the keys {', '.join(fields)}, got {wrong[0]!r}. Remove it.")
-    return cls(**{key: value for key, value in config.items() if key in fields})
 
 
 def bare(log: Sequence[Mapping[str, Any]]) -> list[Message]:

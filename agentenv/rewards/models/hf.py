@@ -25,11 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentenv._util.calls import waiting
-from agentenv.core.arguments import number, one_of, whole_number
+from agentenv.core.arguments import construct, number, one_of, whole_number
 from agentenv.core.engine import Tokenizer
 from agentenv.core.types import MAX_REWARD
 from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError, MissingDependency
-from agentenv.rewards.loading import construct
 from agentenv.rewards.models.render import (
     NO_LIMIT,
     OVERFLOWS,
