@@ -17,12 +17,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, TypeVar, Unpack, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 from zlib import crc32
 
 from agentenv._util.paths import place_of
-from agentenv._util.suggest import did_you_mean
-from agentenv.core.arguments import is_finite
+from agentenv.core.arguments import construct, is_finite
 from agentenv.errors import AgentEnvError, ConfigError, ContractError, DataError, InfraError
 from agentenv.rewards.types import Response, RewardResult
 
@@ -226,42 +225,6 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
     except (Exception, SystemExit) as error:
         raise failure_of(error, request["function"]) from error
     return json.loads(json.dumps(asdict(as_result(value, request["function"]))))  # type: ignore[no-any-return]
-
-
-def construct(name: str, cls: Callable[..., Any], options: Mapping[str, Any], *args: Any) -> Any:
-    """Return an object constructed with these options, and `args` before them.
-
-    Raises:
-        ConfigError: the constructor takes other options, which the message lists, or it failed.
-    """
-    try:
-        parameters = list(inspect.signature(cls).parameters.values())[len(args) :]
-    except ValueError as error:
-        raise ConfigError(f"{name}: expected a class of Python, got {cls!r}: {error}. Name another.") from error
-    known = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
-    rest = [each.name for each in parameters if each.kind is each.VAR_KEYWORD]
-    takes_any = False
-    if rest:  # `**name: Unpack[…]` lists its fields; any other `**name` takes every option
-        hint = get_type_hints(cls.__init__).get(rest[0]) if inspect.isclass(cls) else None
-        listed = [*get_type_hints(*get_args(hint))] if get_origin(hint) is Unpack else []
-        known, takes_any = [*known, *listed], not listed
-    unknown = [each for each in options if each not in known]
-    expected = f"{name}: expected options among {', '.join(known) or 'none'}, got"
-    if unknown and not takes_any:
-        raise ConfigError(f"{expected} {unknown[0]!r}.{did_you_mean(unknown[0], known, 'Check its name.')}")
-    try:
-        inspect.signature(cls).bind(*args, **options)
-    except TypeError as error:
-        raise ConfigError(f"{expected} {dict(options)!r:.200} ({error}). Pass what is missing.") from error
-    try:
-        return cls(*args, **options)
-    except AgentEnvError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"{name}: expected it to be constructed with {dict(options)!r:.200}, got {type(error).__name__}: {error}. "
-            "Change the options, or fix the class."
-        ) from error
 
 
 def settings_from(where: str, given: Any, default: _T) -> _T:

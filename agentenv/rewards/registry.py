@@ -25,8 +25,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from agentenv._util.suggest import did_you_mean
+from agentenv.core.arguments import construct
 from agentenv.errors import ConfigError
-from agentenv.rewards.loading import construct, load_function
+from agentenv.rewards.loading import load_function
 from agentenv.rewards.types import Reward
 
 

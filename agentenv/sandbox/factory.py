@@ -7,11 +7,11 @@ async with open_sandbox("sandbox_fusion", endpoints=["http://10.0.0.1:8080"]) as
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from agentenv._util.suggest import did_you_mean
+from agentenv.core.arguments import construct
 from agentenv.errors import ConfigError
 from agentenv.sandbox.types import ExecLimits, Sandbox
 
@@ -39,21 +39,6 @@ def open_sandbox(backend: str = "local", **options: Any) -> Sandbox:
         raise ConfigError(f"sandbox: expected one of {', '.join(BACKENDS)}, got {backend!r}.{advice}")
     module, name = _BACKENDS[backend]
     cls = getattr(importlib.import_module(module), name)
-    parameters = [each for each in inspect.signature(cls).parameters.values() if each.kind is not each.VAR_KEYWORD]
-    names = [each.name for each in parameters]
-    if unknown := sorted(set(options) - set(names)):
-        raise ConfigError(
-            f"sandbox: expected options of {name} ({', '.join(names)}), got {unknown[0]!r}."
-            f"{did_you_mean(unknown[0], names, 'Choose one.')}"
-        )
-    if missing := [each.name for each in parameters if each.default is each.empty and each.name not in options]:
-        raise ConfigError(f"sandbox: expected {' and '.join(missing)} for {name}, got none. Add them.")
-    try:
-        if isinstance(limits := options.get("limits"), Mapping):
-            options["limits"] = ExecLimits(**limits)
-        sandbox: Sandbox = cls(**options)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"sandbox: expected options of {name}, got {options!r:.300}: {error}.") from error
-    return sandbox
+    if isinstance(limits := options.get("limits"), Mapping):
+        options["limits"] = construct("sandbox.limits", ExecLimits, limits)
+    return construct(f"sandbox {backend}", cls, options)  # type: ignore[no-any-return]

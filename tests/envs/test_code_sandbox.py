@@ -247,7 +247,7 @@ def test_rules_that_make_no_sense_are_refused(options, named):
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"colour": "red"}, "sandbox: expected options of LocalSandbox"),
+    [({"colour": "red"}, "sandbox local: expected options among"),
      ({"min_isolation": "glass"}, r"LocalSandbox\.min_isolation: expected one of"),
      ({"backend": "sandbox_fusoin"}, "sandbox: expected one of local, .* Did you mean 'sandbox_fusion'")],
 )  # fmt: skip

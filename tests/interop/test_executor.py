@@ -19,7 +19,7 @@ from agentenv.errors import ConfigError, ContractError, EngineError, InfraError,
 from agentenv.interop.agent_files import OPENRLHF_NAMES
 from agentenv.interop.openrlhf.executor import AgentExecutor, AgentFunc, AgentInstanceBase
 from agentenv.interop.openrlhf.reward_func import SingleTurnAgentExecutor
-from agentenv.interop.openrlhf.shim import install_shim
+from agentenv.interop.openrlhf.shim import openrlhf_stand_in
 from agentenv.testing.tokenizers import CharTokenizer
 
 FILES = Path(__file__).parent / "agent_funcs"
@@ -31,8 +31,8 @@ TASK = Task("What is 6 x 7?", label="42")
 def shim():
     """The stand-in for OpenRLHF's module; gone again after the test."""
     kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "openrlhf"}
-    install_shim(OPENRLHF_NAMES)
-    yield
+    with openrlhf_stand_in(OPENRLHF_NAMES):
+        yield
     for name in [name for name in sys.modules if name.split(".")[0] == "openrlhf"]:
         del sys.modules[name]
     sys.modules.update(kept)

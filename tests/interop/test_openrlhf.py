@@ -17,7 +17,7 @@ from agentenv.core.types import Completion, SamplingParams, StepResult, StopReas
 from agentenv.errors import ContractError
 from agentenv.interop.agent_files import OPENRLHF_NAMES
 from agentenv.interop.openrlhf import AgentExecutor, ResponseDict, from_response, to_response
-from agentenv.interop.openrlhf.shim import install_shim
+from agentenv.interop.openrlhf.shim import openrlhf_stand_in
 
 STEP = {"rewards": 1.0, "environment_feedback": "go on", "done": False}
 
@@ -277,7 +277,8 @@ def no_openrlhf():
 
 @pytest.mark.usefixtures("no_openrlhf")
 def test_the_shim_offers_the_names_that_agent_files_import():
-    install_shim(OPENRLHF_NAMES)
+    with openrlhf_stand_in(OPENRLHF_NAMES):
+        pass
     from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase, MultiTurnAgentExecutor, logger
 
     assert AgentExecutorBase is MultiTurnAgentExecutor is AgentExecutor
@@ -289,7 +290,8 @@ def test_the_shim_offers_the_names_that_agent_files_import():
 def test_the_shim_leaves_an_imported_openrlhf_alone():
     real = types.ModuleType("openrlhf")
     sys.modules["openrlhf"] = real
-    install_shim(OPENRLHF_NAMES)
+    with openrlhf_stand_in(OPENRLHF_NAMES):
+        assert "openrlhf.utils.agent" in sys.modules
     assert sys.modules["openrlhf"] is real
     assert "openrlhf.utils.agent" not in sys.modules
 
@@ -299,7 +301,8 @@ def test_the_shim_leaves_an_installed_openrlhf_alone(tmp_path, monkeypatch):
     (tmp_path / "openrlhf").mkdir()
     (tmp_path / "openrlhf" / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    install_shim(OPENRLHF_NAMES)
+    with openrlhf_stand_in(OPENRLHF_NAMES):
+        assert "openrlhf.utils.agent" in sys.modules
     assert "openrlhf" not in sys.modules
 
 

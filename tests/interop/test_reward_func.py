@@ -342,7 +342,7 @@ async def test_one_answer_that_breaks_the_function_costs_its_batch_nothing(tmp_p
 async def test_an_episode_that_is_cancelled_takes_no_other_with_it(tmp_path):
     source = load_reward_source(write(tmp_path, SIZES), batch_size=3, wait_s=60.0)
     first = asyncio.ensure_future(episode(source, label="1"))
-    while not source._batches.here()._waiting:
+    while not source._batches.here()._open:
         await asyncio.sleep(0.001)
     first.cancel()
     second = asyncio.ensure_future(episode(source, label="2"))

@@ -10,16 +10,10 @@ The classes carry Molt's names, because files import them by these names; MoltTr
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
-import sys
-import threading
-import types
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.machinery import ModuleSpec
 from typing import Any, ClassVar
 
 from agentenv._util.calls import call, create
@@ -33,6 +27,7 @@ from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.errors import ConfigError, ContractError
 from agentenv.interop.openrlhf.engine import LLMEngine
 from agentenv.interop.openrlhf.executor import AgentExecutor, AgentFunc
+from agentenv.interop.stand_in import stand_in
 
 
 @dataclass
@@ -282,47 +277,11 @@ class MoltFunc(AgentFunc):
 
 # --- the modules ------------------------------------------------------------------------------------------------------
 
-_LOADING = threading.RLock()
 _CLASSES = (ChatAgent, ChatAgentRunner, ChatContext, Env, Result, Runner, StepEnvRunner)
 _OFFERED = {cls.__name__: cls for cls in _CLASSES} | {"Trajectory": MoltTrajectory}
 _NAMES = ("molt.agents", "molt.agents.base", "molt.agents.chat_agent")
 
 
-@contextmanager
-def molt_stand_in() -> Iterator[None]:
-    """Replace `molt.agents` while a file is loaded, even if Molt is installed; see `openrlhf_stand_in`.
-
-    If Molt is not installed, the stand-in stays for what the file imports later.
-    """
-    with _LOADING:
-        package: Any = sys.modules.get("molt")
-        if package is None and importlib.util.find_spec("molt") is not None:
-            package = importlib.import_module("molt")
-        elif package is None:
-            package = sys.modules["molt"] = _module("molt")
-        real = {name: sys.modules.get(name) for name in _NAMES}
-        attribute = getattr(package, "agents", None)
-        modules = {name: _module(name) for name in _NAMES}
-        agents = modules["molt.agents"]
-        vars(agents).update(base=modules["molt.agents.base"], chat_agent=modules["molt.agents.chat_agent"])
-        package.agents = agents
-        sys.modules.update(modules)
-        try:
-            yield
-        finally:
-            if package.__path__:
-                del package.agents
-                if attribute is not None:
-                    package.agents = attribute
-                for name, module in real.items():
-                    del sys.modules[name]
-                    if module is not None:
-                        sys.modules[name] = module
-
-
-def _module(name: str) -> types.ModuleType:
-    module = types.ModuleType(name, "agentenv's stand-in for Molt's module of this name.")
-    module.__spec__ = ModuleSpec(name, None)  # without one, find_spec raises
-    module.__path__ = []
-    vars(module).update(_OFFERED if name != "molt" else {})
-    return module
+def molt_stand_in() -> AbstractContextManager[None]:
+    """Replace `molt.agents` while a file is loaded, even if Molt is installed; see `stand_in`."""
+    return stand_in({"molt": {}, **dict.fromkeys(_NAMES, _OFFERED)}, _NAMES)

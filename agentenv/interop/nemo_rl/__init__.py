@@ -3,14 +3,14 @@
 from typing import Any
 
 from agentenv.interop.nemo_rl import environments
-from agentenv.interop.nemo_rl.base import EnvironmentReturn, EnvironmentUnavailable, RowsFailed, masked
+from agentenv.interop.nemo_rl.base import EnvironmentUnavailable, RowsFailed, masked
 from agentenv.interop.nemo_rl.environments import AgentEnvironment, AgentEnvironmentOptions, register
 from agentenv.interop.nemo_rl.records import to_records
 from agentenv.interop.nemo_rl.reward_model import RewardModelEnvironment, RewardModelOptions
 from agentenv.interop.nemo_rl.task_processor import TaskProcessor
 
 __all__ = [
-    "AgentEnvironment", "AgentEnvironmentOptions", "EnvironmentReturn", "EnvironmentUnavailable",
+    "AgentEnvironment", "AgentEnvironmentOptions", "EnvironmentUnavailable",
     "RewardModelEnvironment", "RewardModelOptions", "RowsFailed", "TaskProcessor", "masked", "register", "to_records",
 ]  # fmt: skip
 

@@ -17,35 +17,19 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 from agentenv._util.estimates import Moments
 from agentenv._util.loop_thread import LoopThread
 from agentenv.core.types import Message
-from agentenv.errors import AgentEnvError, ConfigError, ContractError, DataError, InfraError
+from agentenv.errors import AgentEnvError, ContractError, DataError, InfraError
 from agentenv.interop.nemo_rl.text import prompt_of
 
 _CLOSE_S = 4.0
 """Time limit of each part of a shutdown; NeMo RL waits ten seconds for the whole."""
 ON_FAILURE = ("raise", "mask")
 """Policies for failed rows; see `environments`."""
-
-
-class EnvironmentReturn(NamedTuple):
-    """The result of a step, shaped like NeMo RL's class, for use without NeMo RL. B rows in order."""
-
-    observations: list[dict[str, str]]
-    """[B] with role and content."""
-    metadata: list[Any]
-    """[B] None for rows that ended."""
-    next_stop_strings: list[list[str] | None]
-    """[B] None keeps the current ones (in rollouts of whole batches: ends them); an empty list ends them in both."""
-    rewards: Any
-    """float32[B], or a dict of such tensors."""
-    terminateds: Any
-    """bool[B]"""
-    answers: list[str | None] | None
-    """[B]"""
 
 
 class EnvironmentUnavailable(InfraError, ConnectionError):
@@ -74,7 +58,12 @@ class StepRow:
 
 
 def returned(rows: Sequence[StepRow]) -> Any:
-    """Return the rows as one EnvironmentReturn, NeMo RL's if it is installed; with `parts` the rewards are a dict."""
+    """Return B rows as NeMo RL's EnvironmentReturn, or as an object with its fields if NeMo RL is not installed.
+
+    Fields: `observations` [B] with role and content; `metadata` [B], None for rows that ended; `next_stop_strings` [B],
+    where None keeps the current ones (in rollouts of whole batches: ends them) and an empty list ends them in both;
+    `rewards` float32[B], or with `parts` a dict of such tensors; `terminateds` bool[B]; `answers` [B].
+    """
     import torch
 
     def column(values: Sequence[float]) -> Any:
@@ -82,10 +71,9 @@ def returned(rows: Sequence[StepRow]) -> Any:
 
     names = list(rows[0].parts) if rows else []
     parts = {f"reward/{name}": column([row.parts[name] for row in rows]) for name in names}
-    try:
+    return_class: Any = SimpleNamespace
+    with contextlib.suppress(ModuleNotFoundError):
         return_class = import_module("nemo_rl.environments.interfaces").EnvironmentReturn
-    except ModuleNotFoundError:
-        return_class = EnvironmentReturn
     return return_class(
         observations=[{"role": "environment", "content": row.observation} for row in rows],
         metadata=[row.metadata for row in rows],
@@ -94,19 +82,6 @@ def returned(rows: Sequence[StepRow]) -> Any:
         terminateds=torch.tensor([row.terminated for row in rows], dtype=torch.bool),
         answers=[row.answer for row in rows],
     )
-
-
-def options_of(cls: type[Any], config: Mapping[str, Any], unused: Sequence[str] = ()) -> Any:
-    """Return the dataclass of options for a mapping of NeMo RL's configuration; keys in `unused` are ignored.
-
-    Raises:
-        ConfigError: a key is unknown.
-    """
-    fields = list(cls.__dataclass_fields__)
-    wrong = [key for key in config if key not in fields and key not in unused]
-    if wrong:
-        raise ConfigError(f"env: expected the keys {', '.join(fields)}, got {wrong[0]!r}. Remove it.")
-    return cls(**{key: value for key, value in config.items() if key in fields})
 
 
 def bare(log: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -147,7 +122,7 @@ class Environment:
     def step(
         self, message_log_batch: Sequence[Any], metadata: Sequence[Any], return_extracted_answer: bool = False
     ) -> Any:
-        """Step all rows and return an EnvironmentReturn, of NeMo RL's own class if that is installed.
+        """Step all rows and return NeMo RL's EnvironmentReturn; see `returned`.
 
         Args:
             message_log_batch: [B] message logs; only role and content of each message are read.

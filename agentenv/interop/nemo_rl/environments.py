@@ -39,12 +39,12 @@ from typing import Any
 
 from agentenv._util.ray.cluster import import_ray
 from agentenv.chat.chat import Chat, ChatOptions
-from agentenv.core.arguments import number, one_of
+from agentenv.core.arguments import construct, number, one_of
 from agentenv.engines.models import load_tokenizer
 from agentenv.episode.registry import load_env
 from agentenv.episode.source import check_arguments
 from agentenv.errors import ConfigError, ContractError
-from agentenv.interop.nemo_rl.base import ON_FAILURE, Environment, StepRow, options_of
+from agentenv.interop.nemo_rl.base import ON_FAILURE, Environment, StepRow
 from agentenv.interop.nemo_rl.reward_model import RewardModelEnvironment
 from agentenv.interop.nemo_rl.sessions import ID, Sessions
 from agentenv.interop.nemo_rl.text import ChatObservations, plain_text
@@ -104,7 +104,7 @@ class AgentEnvironment(Environment):
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self.options = options = options_of(AgentEnvironmentOptions, config)
+        self.options = options = construct("env", AgentEnvironmentOptions, config)
         cls = load_env(options.env) if isinstance(options.env, str) else options.env
         if not callable(getattr(cls, "step", None)):
             raise ConfigError(

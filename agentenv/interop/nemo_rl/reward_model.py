@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentenv.core.arguments import is_reward, number, one_of
+from agentenv.core.arguments import construct, is_reward, number, one_of
 from agentenv.core.types import Message
 from agentenv.errors import AgentEnvError, ConfigError, DataError
-from agentenv.interop.nemo_rl.base import ON_FAILURE, Environment, RewardFigures, StepRow, bare, last_action, options_of
+from agentenv.interop.nemo_rl.base import ON_FAILURE, Environment, RewardFigures, StepRow, bare, last_action
 from agentenv.interop.nemo_rl.text import is_templated, prompt_of
 from agentenv.rewards.grading import grade
 from agentenv.rewards.models.factory import open_scorer
@@ -90,7 +90,8 @@ class RewardModelEnvironment(Environment):
     """
 
     def __init__(self, config: Mapping[str, Any], *, reward: Any = None) -> None:
-        self.options = options = options_of(RewardModelOptions, config, unused=IGNORED)
+        used = {key: value for key, value in config.items() if key not in IGNORED}
+        self.options = options = construct("env", RewardModelOptions, used)
         self.counts = {"num_truncated": 0, "num_failed": 0}
         self.rewards = RewardFigures()
         self._scorer: Any = None

@@ -168,18 +168,8 @@ class VLLMStyleSampling:
     @classmethod
     def of(cls, sampling: SamplingParams) -> VLLMStyleSampling:
         """Return a copy of our parameters."""
-        return cls(  # by name, without a loop over fields: this is every turn's
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            max_tokens=sampling.max_tokens,
-            min_tokens=sampling.min_tokens,
-            stop=list(sampling.stop),
-            stop_token_ids=list(sampling.stop_token_ids),
-            seed=sampling.seed,
-            structural_tag=sampling.structural_tag,
-        )
+        values = {name: getattr(sampling, name) for name in SamplingParams.__dataclass_fields__}
+        return cls(**values | {"stop": list(sampling.stop), "stop_token_ids": list(sampling.stop_token_ids)})
 
     def clone(self) -> VLLMStyleSampling:
         """Return a copy; vLLM's class has this method."""

@@ -8,9 +8,10 @@ before.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -126,15 +127,22 @@ class _JudgedAnswer(AgentInstance):
         return replace(outcome, terminated=not cut, truncated=cut)
 
 
+class _OpenBatch:
+    """Samples that arrive within a few milliseconds."""
+
+    def __init__(self) -> None:
+        self.samples: list[Sample | None] = []
+        """None for those whose episodes were cancelled meanwhile."""
+        self.full = asyncio.Event()
+        self.judging: asyncio.Task[Mapping[int, Outcome]]
+
+
 class _Batches:
-    """Collects samples that arrive within a few milliseconds, up to `size` for one call of the judge."""
+    """Collects samples in batches of up to `size`, each for one call of the judge."""
 
     def __init__(self, judge: AnswerJudge, size: int, wait_s: float) -> None:
         self.judge, self.size, self.wait_s = judge, size, wait_s
-        self._waiting: list[tuple[Sample, asyncio.Future[Outcome]]] = []
-        self._limit_s = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._judging: set[asyncio.Task[Sequence[Outcome]]] = set()
+        self._open: _OpenBatch | None = None
 
     async def ask(self, sample: Sample, *, limit_s: float) -> Outcome:
         """Return the outcome of one sample.
@@ -142,50 +150,40 @@ class _Batches:
         Raises:
             Exception: the judge's error for this sample alone.
         """
-        if self.size == 1:
-            return (await self.judge.judge([sample], limit_s))[0]
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Outcome] = loop.create_future()
-        self._waiting.append((sample, future))
-        self._limit_s = limit_s
-        if len(self._waiting) == 1:
-            self._timer = loop.call_later(self.wait_s, self._send)
-        if len(self._waiting) == self.size:
-            self._send()
-        return await future
+        if self.size > 1:
+            if (batch := self._open) is None:
+                batch = self._open = _OpenBatch()
+                batch.judging = asyncio.create_task(self._judge(batch, limit_s))
+            number = len(batch.samples)
+            batch.samples.append(sample)
+            if number + 1 == self.size:
+                batch.full.set()
+                self._open = None
+            try:
+                outcomes = await asyncio.shield(batch.judging)
+            except asyncio.CancelledError:
+                batch.samples[number] = None
+                raise
+            if number in outcomes:
+                return outcomes[number]
+        return (await self.judge.judge([sample], limit_s))[0]
 
-    def _send(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        batch, self._waiting = self._waiting, []
-        self._judge([each for each in batch if not each[1].done()])  # the others were cancelled meanwhile
-
-    def _judge(self, batch: list[tuple[Sample, asyncio.Future[Outcome]]]) -> None:
-        if not batch:
-            return
-        work = self.judge.judge([sample for sample, _ in batch], self._limit_s)
-        task = asyncio.ensure_future(work)
-        self._judging.add(task)  # asyncio keeps only a weak reference
-        task.add_done_callback(partial(self._settle, batch))
-
-    def _settle(
-        self, batch: list[tuple[Sample, asyncio.Future[Outcome]]], task: asyncio.Task[Sequence[Outcome]]
-    ) -> None:
-        self._judging.discard(task)
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if error is not None and len(batch) > 1 and not isinstance(error, asyncio.CancelledError | InfraError):
-            for one in batch:  # judge each alone to find the one at fault
-                self._judge([one])
-            return
-        for index, (_, future) in enumerate(batch):
-            if future.done():
-                continue
-            if error is None:
-                future.set_result(task.result()[index])
-            elif isinstance(error, asyncio.CancelledError):
-                future.cancel()
-            else:
-                future.set_exception(error)
+    async def _judge(self, batch: _OpenBatch, limit_s: float) -> Mapping[int, Outcome]:
+        """Return the outcomes by the samples' numbers; none if each has to be judged alone to find the one at fault."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(batch.full.wait(), self.wait_s)
+        if self._open is batch:
+            self._open = None
+        samples = {number: each for number, each in enumerate(batch.samples) if each is not None}
+        if not samples:
+            return {}
+        try:
+            outcomes = await self.judge.judge([*samples.values()], limit_s)
+        except Exception as error:
+            if len(samples) > 1 and not isinstance(error, InfraError):
+                return {}
+            raise
+        return dict(zip(samples, outcomes, strict=True))
 
 
 class RewardFunction:

@@ -17,11 +17,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Self
 
-from agentenv.core.arguments import number, one_of
+from agentenv.core.arguments import construct, number, one_of
 from agentenv.errors import ConfigError, DataError
 from agentenv.rewards.grading import DEADLINE_S, enforce_bounds, grade
 from agentenv.rewards.groups.statistics import INVALID_REWARD, InvalidPolicy
@@ -93,14 +93,9 @@ class ScoreOptions:
         Raises:
             ConfigError: a name is unknown, or a value is invalid.
         """
-        known = {each.name for each in fields(cls)}
-        if unknown := settings.keys() - known:
-            raise ConfigError(
-                f"reward_kwargs: expected some of {', '.join(sorted(known))}, got {sorted(unknown)}. Correct the names."
-            )
         components = settings.get("components", ())
         listed = components if isinstance(components, str) else tuple(components)
-        return cls(**{**settings, "components": listed})
+        return construct("reward_kwargs", cls, {**settings, "components": listed})  # type: ignore[no-any-return]
 
 
 class SourceReward:

@@ -24,14 +24,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from agentenv.core.arguments import is_finite, whole_number
+from agentenv.core.arguments import construct, is_finite, whole_number
 from agentenv.errors import AgentEnvError, ConfigError, DataError, MissingDependency, RunStopped
 from agentenv.rewards.evaluation.rewardbench import is_tie
 from agentenv.rewards.evaluation.rows import Candidate, Item
 from agentenv.rewards.grading import collect_failures, grade
 from agentenv.rewards.groups.tournament import Comparer
 from agentenv.rewards.judges.protocol import JudgeMisaddressed
-from agentenv.rewards.loading import construct
 from agentenv.rewards.models.factory import SCORERS, open_scorer, parsed, unknown
 from agentenv.rewards.models.reward import ModelReward
 from agentenv.rewards.models.types import RewardScorer, ready

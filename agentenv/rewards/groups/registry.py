@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
+from agentenv.core.arguments import construct
 from agentenv.errors import ConfigError
 from agentenv.rewards.grading import MAX_CONCURRENT
 from agentenv.rewards.groups.function import FunctionGroupReward
 from agentenv.rewards.groups.rm_gallery import create_rm_gallery_reward_function
 from agentenv.rewards.groups.tournament import Measure, Tournament
 from agentenv.rewards.judges.comparisons import ListwiseReward, PairwiseJudge
-from agentenv.rewards.loading import construct
 from agentenv.rewards.types import GroupReward
 
 _OPPONENTS = 4

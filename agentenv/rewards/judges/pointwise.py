@@ -8,7 +8,7 @@ from functools import partial
 from math import fsum
 from typing import Any
 
-from agentenv.core.arguments import number, shown, whole_number
+from agentenv.core.arguments import construct, number, shown, whole_number
 from agentenv.errors import ConfigError
 from agentenv.rewards.judges.asking import JudgeRetry, Voting, VotingBase
 from agentenv.rewards.judges.protocol import Judge
@@ -26,7 +26,6 @@ from agentenv.rewards.judges.templates import (
     read_yes_or_no,
     reference_text,
 )
-from agentenv.rewards.loading import construct
 from agentenv.rewards.types import Response, RewardResult, Status
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from agentenv._util.suggest import did_you_mean
+from agentenv.core.arguments import construct
 from agentenv.errors import ConfigError, MissingDependency
-from agentenv.rewards.loading import construct
 from agentenv.rewards.models.render import resolved
 from agentenv.rewards.models.types import RewardScorer
 

@@ -34,9 +34,8 @@ from agentenv._util.ray.cluster import (
     restore_sigchld,
 )
 from agentenv._util.version import __version__
-from agentenv.core.arguments import number, one_of, whole_number
+from agentenv.core.arguments import construct, number, one_of, whole_number
 from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError, MissingDependency
-from agentenv.rewards.loading import construct
 from agentenv.rewards.models.hf import HFScorer
 from agentenv.rewards.models.types import Conversation, CountingScorer, Scored, closed_error
 

@@ -127,7 +127,7 @@ class FusionServer(Server):
         asked = await self._read(request, lambda body: run_code.read_run_request(body, header, self.options.caps))
         if asked.language not in self.options.languages:
             languages = ", ".join(self.options.languages)
-            problem = f"language {asked.language!r} is not supported by this server: it offers {languages}"
+            problem = f"language {asked.language!r:.100} is not supported by this server: it offers {languages}"
             return json_response(run_code.sandbox_error(problem))
         result = await until_disconnect(request, self._execute(asked, _peer(request)), _stopping())
         if result is None:
@@ -176,12 +176,7 @@ class FusionServer(Server):
 
         Raises:
             RequestRefused: the body is invalid.
-            SandboxBusy: the queue is full; the body is not read.
         """
-        if self._queue.num_waiting >= self.options.max_waiting:
-            raise SandboxBusy(
-                f"queue: expected fewer than {self.options.max_waiting} waiting, got as many. Retry later"
-            )
         return await read_json_body(request, self.options.max_body_bytes, read)
 
     # --- executing ----------------------------------------------------------------------------------------------------

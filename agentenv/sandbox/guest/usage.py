@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import mmap
 import os
 import re
 import signal
 import stat
-import sys
 import time
 from dataclasses import dataclass, field
 
 from agentenv.sandbox.guest import linux
 
 _MEMORY = re.compile(r"^(?:RssAnon|RssShmem|VmSwap):\s+(\d+) kB$", re.MULTILINE)
-_UNLINKED = re.compile(rb"^\S+ \S+ \S+ \S+ (\d+) +(/.* \(deleted\))$", re.MULTILINE)
-"""A mapped file without a name: its inode, and its last path."""
-_MAX_MAPS = 1 << 20
-"""Bytes of a process's mappings that are read, about ten thousand mappings; a program may have any number of them."""
 
 
 @dataclass
@@ -32,13 +26,13 @@ class TreeUsage:
     memory_bytes: int = 0
     processes: int = 0
     unlinked_bytes: int = 0
-    """Size of files without a name, as far as they are visible."""
+    """Size of open files without a name, as far as they are visible."""
 
 
-def tree_usage(proc: int, roots: list[str], work: str = "", file_bytes: int = 0) -> TreeUsage:
+def tree_usage(proc: int, roots: list[str], with_files: bool = False) -> TreeUsage:
     """Return the usage of processes and their descendants: CPU time with ended children, and private memory.
 
-    Files without a name are counted if `work` is given, the folder that they were in; see `unlinked_bytes`.
+    Open files without a name are counted if `with_files`; see `unlinked_bytes`.
     """
     usage = TreeUsage()
     ticks = os.sysconf("SC_CLK_TCK")
@@ -52,7 +46,7 @@ def tree_usage(proc: int, roots: list[str], work: str = "", file_bytes: int = 0)
             continue
         todo += children_of(proc, pid)
         usage.processes += 1
-        usage.unlinked_bytes += unlinked_bytes(proc, pid, work, file_bytes) if work else 0
+        usage.unlinked_bytes += unlinked_bytes(proc, pid) if with_files else 0
         own, of_children = (sum(map(int, pair)) / ticks for pair in (fields[11:13], fields[13:15]))
         usage.cpu_s += own + of_children
         usage.own_cpu_s[f"{pid} {fields[19]}"] = own
@@ -94,62 +88,32 @@ def orphans_of(proc: int, group: int) -> list[str]:
     return orphans
 
 
-def unlinked_bytes(proc: int, pid: str, work: str, file_bytes: int) -> int:
-    """Return the size of a process's files without a name, open or mapped; 0 if they are not visible.
-
-    The kernel shows no size of a file that is only mapped: each of the folder `work` counts as `file_bytes`. A process
-    with more mappings than are read exceeds every limit.
-    """
+def unlinked_bytes(proc: int, pid: str) -> int:
+    """Return the size on disk of a process's open files without a name; 0 if they are not visible."""
     with contextlib.suppress(OSError):
-        for thread in _threads(proc, pid):
-            read, mapped = _mapped_unlinked(proc, thread, work)
-            if read == _MAX_MAPS:
-                return sys.maxsize
-            if read:
-                size, opened = _open_unlinked(proc, thread)
-                return size + len(mapped - opened) * file_bytes
+        for thread in _threads(proc, pid):  # any that has not ended shows the files of all
+            if sizes := _unlinked_sizes(proc, thread):
+                return sum(sizes)
     return 0
 
 
-def _mapped_unlinked(proc: int, thread: str, work: str) -> tuple[int, set[int]]:
-    """Return the bytes of mappings that were read, 0 if the thread has ended, and the inodes of a folder's mapped
-    files without a name.
+def _unlinked_sizes(proc: int, thread: str) -> list[int]:
+    """Return the size on disk of each of a thread's open files, 0 of one with a name; nothing if the thread has ended.
 
-    Their names are read into memory that goes back to the kernel, because later programs can read that of the zygote.
-
-    Raises:
-        OSError: the thread is gone, or its mappings are not visible.
+    Memory files are the program's input, from the trainer, and count as 0 too: it cannot create them.
     """
-    prefix, size = os.fsencode(work) + b"/", 0
-    fd = os.open(f"{thread}/maps", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
-    try:
-        with mmap.mmap(-1, _MAX_MAPS, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as maps:
-            while count := os.readv(fd, [memoryview(maps)[size:]]):
-                size += count
-            if maps.find(b" (deleted)", 0, size) < 0:
-                return size, set()
-            paths = ((int(each[1]), each.start(2)) for each in _UNLINKED.finditer(maps, 0, size))
-            return size, {inode for inode, at in paths if maps.find(prefix, at, at + len(prefix)) == at}
-    finally:
-        os.close(fd)
-
-
-def _open_unlinked(proc: int, thread: str) -> tuple[int, set[int]]:
-    """Return the size on disk of a thread's open files without a name, and their inodes."""
-    size, inodes = 0, set[int]()
-    folder = os.open(f"{thread}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
-    try:
-        for name in os.listdir(folder):
-            with contextlib.suppress(OSError):
-                status = os.stat(name, dir_fd=folder)
-                # Memory files are its input, from the trainer: a program cannot create them.
-                is_unlinked = stat.S_ISREG(status.st_mode) and status.st_nlink == 0
-                if is_unlinked and status.st_dev != _memory_device():
-                    size += status.st_blocks * 512
-                    inodes.add(status.st_ino)
-    finally:
-        os.close(folder)
-    return size, inodes
+    sizes: list[int] = []
+    with contextlib.suppress(OSError):
+        folder = os.open(f"{thread}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+        try:
+            for name in os.listdir(folder):
+                with contextlib.suppress(OSError):
+                    status = os.stat(name, dir_fd=folder)
+                    is_unlinked = stat.S_ISREG(status.st_mode) and status.st_nlink == 0
+                    sizes.append(status.st_blocks * 512 * (is_unlinked and status.st_dev != _memory_device()))
+        finally:
+            os.close(folder)
+    return sizes
 
 
 @functools.cache

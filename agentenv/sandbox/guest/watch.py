@@ -256,10 +256,10 @@ class ProgramLoop:
     def _excess(self, run: _RunningProgram) -> str:
         """Return the limit that the program exceeds, or ""."""
         limits, proc = run.limits, self._setting.proc
-        unlinked, work, file_bytes = 0, run.work if self._base else "", int(limits["file_mb"] * _MIB)
+        unlinked = 0
         if run.policy == "proc":
             roots = [self._host_pid(run), *(usage.orphans_of(proc, run.pid) if self._base else ())]
-            tree = usage.tree_usage(proc, roots, work, file_bytes)
+            tree = usage.tree_usage(proc, roots, with_files=bool(self._base))
             unlinked = tree.unlinked_bytes
             run.crowded |= tree.processes > 1
             # A parent that ignores SIGCHLD does not inherit the time of its children.
@@ -273,7 +273,7 @@ class ProgramLoop:
         elif time.clock_gettime(~run.pid << 3 | 2) >= limits["cpu_s"]:
             return "cpu"
         elif self._base:
-            unlinked = usage.unlinked_bytes(proc, str(run.pid), work, file_bytes)
+            unlinked = usage.unlinked_bytes(proc, str(run.pid))
         return "disk" if self._base and _disk_exceeded(run, unlinked) else ""
 
     def _host_pid(self, run: _RunningProgram) -> str:

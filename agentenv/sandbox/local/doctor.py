@@ -11,10 +11,8 @@ import asyncio
 import contextlib
 import os
 import platform
-import resource
 import time
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from agentenv.errors import ConfigError, InfraError
@@ -143,22 +141,10 @@ def machine() -> dict[str, str]:
     containers = [name for path, name in marker_files.items() if os.path.exists(path)]
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         containers.append("kubernetes")
-    cores = len(os.sched_getaffinity(0))
+    memory = missing_memory(ExecLimits().memory_mb, len(os.sched_getaffinity(0)))
     return {
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "user": "root" if os.geteuid() == 0 else "plain user",
         "container": ", ".join(containers) or "none seen",
-        "python": platform.python_version(),
-        "cores": str(cores),
-        "memory": missing_memory(ExecLimits().memory_mb, cores) or "enough for a program on each core",
-        "open files": str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
-        "user namespaces": _read_file("/proc/sys/user/max_user_namespaces"),
-        "processes": _read_file("/proc/sys/kernel/pid_max"),
+        "memory": memory or "enough for a program on each core",
     }
-
-
-def _read_file(path: str) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError as error:
-        return f"unknown ({error.strerror})"

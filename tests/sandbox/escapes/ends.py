@@ -128,9 +128,7 @@ attempt('a file in memory', lambda: hoard(mmap.MAP_SHARED, call(319, 279, b'x', 
         case(
             f"hidden_disk_{name}",
             f"""
-import mmap, threading, time
-libc = ctypes.CDLL(None)
-libc.mmap.restype = ctypes.c_void_p
+import threading, time
 kept = []
 def write():
     for index in range(40):
@@ -146,17 +144,6 @@ def write():
             ends=(ExecStatus.DISK_LIMIT,),
         )
         for name, keep, run in (
-            (
-                "mapped",
-                "libc.mmap(None, ctypes.c_size_t(4096), 3, 1, file, ctypes.c_long(0)); os.close(file)",
-                "attempt('mapped', write)",
-            ),
-            (
-                "mapped_beside_open",
-                "libc.mmap(None, ctypes.c_size_t(4096), 3, 1, file, ctypes.c_long(0)); os.close(file); "
-                "kept.append(os.open('gone', os.O_RDWR | os.O_CREAT)); os.unlink('gone')",
-                "attempt('mapped', write)",
-            ),
             (
                 "by_dead_leader",
                 "kept.append(file)",
