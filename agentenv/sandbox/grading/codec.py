@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from typing import Any
 
 MAX_DEPTH = 64
@@ -18,8 +17,8 @@ MAX_NODES = 1_000_000
 """Maximum number of parts of a value."""
 MAX_SIZE = 1 << 24
 """Maximum number of characters and bytes in a value."""
-MAX_ALIKE = 128
-"""Maximum number of members of a set, or keys of a dict, of one hash: all of them are compared with each other."""
+MAX_COMPARED = 1_000_000
+"""Maximum number of parts that are compared because members of a set, or keys of a dict, have equal hashes."""
 _PLAIN_INT = 1 << 53
 _KINDS: tuple[Any, ...] = (str, int, float, list, dict, tuple, set, frozenset, bytes, bytearray, complex)
 _TEXT_TAGS = ("$int", "$float", "$bytes", "$bytearray")
@@ -97,10 +96,11 @@ def decode(value: Any) -> Any:
 
 
 class _Decoder:
-    """A decoder of one value, whose time is bounded: it counts parts, and the members of one hash."""
+    """A decoder of one value, whose time is bounded: it counts parts, and the comparisons of colliding members."""
 
     def __init__(self) -> None:
         self.parts = 0
+        self.compared = 0
 
     def decode(self, value: Any, depth: int = 0) -> Any:
         """Decode a value."""
@@ -144,17 +144,26 @@ class _Decoder:
     def _decode_members(self, content: list[Any], depth: int) -> list[Any]:
         """Return the members of a set, or the keys of a dict.
 
-        Hashes of numbers can be chosen to be equal.
+        Members of equal hashes are all compared with each other, and hashes of numbers can be chosen to be equal.
         """
-        members = [self.decode(item, depth) for item in content]
+        members, sizes = [], []
+        for item in content:
+            before = self.parts
+            members.append(self.decode(item, depth))
+            sizes.append(self.parts - before)
         try:
-            alike = Counter(map(hash, members))
+            hashes = [hash(member) for member in members]
         except TypeError as error:
             raise CodecError("a set or dict with an unhashable member") from error
-        if alike and max(alike.values()) > MAX_ALIKE:
-            raise CodecError("a set or dict with too many members of equal hashes")
-        if len(set(members)) < len(members):
-            raise CodecError("a set or dict with a repeated member")
+        if len(set(hashes)) < len(hashes):
+            alike: dict[int, list[int]] = {}
+            for key, size in zip(hashes, sizes, strict=True):
+                alike.setdefault(key, []).append(size)
+            self.compared += sum((len(group) - 1) * sum(group) for group in alike.values())
+            if self.compared > MAX_COMPARED:
+                raise CodecError("a set or dict with too many members of equal hashes")
+            if len(set(members)) < len(members):
+                raise CodecError("a set or dict with a repeated member")
         return members
 
 

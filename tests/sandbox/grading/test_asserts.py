@@ -294,8 +294,8 @@ async def test_tests_may_call_the_solution_with_more_than_it_may_answer(sandbox)
 
 
 async def test_members_of_one_hash_that_the_tests_put_together_are_an_error(sandbox):
-    code = "def add(a, b): return {n * (2 ** 61 - 1) for n in range(a, a + 100)} if b else 1\n"
-    tests = suite("add(set().union(*(add(100 * n, 1) for n in range(1, 9))), 0)")
+    code = "def add(a, b): return {n * (2 ** 61 - 1) for n in range(a, a + 600)} if b else 1\n"
+    tests = suite("add(set().union(*(add(600 * n, 1) for n in range(1, 9))), 0)")
     assert await verdicts(sandbox, code, tests) == ["error"]
 
 
