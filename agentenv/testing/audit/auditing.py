@@ -123,7 +123,9 @@ async def audit_env(
     limits = replace(options.limits, max_turns=min(options.limits.max_turns, own_turns or options.limits.max_turns))
     chat = Chat(tokenizer) if tokenizer is not None else chats.stand_in()
     sampling, most = SamplingParams(max_tokens=options.max_tokens), own_turns or Limits().max_turns
-    runner = PolicyRunner(make, tasks, chat, limits, sampling, options.seed, most, budget)
+    runner = PolicyRunner(make, tasks, chat, limits, sampling, options.seed, most, budget=budget)
+    if own_turns:
+        runner = replace(runner, gold_turns=own_turns)
     of_few = {task.task_id for task in drawn[:_HEAVY_TASKS]}
     pairs = [
         (policy, task) for task in drawn for policy in policies if policy.key not in HEAVY or task.task_id in of_few

@@ -28,8 +28,6 @@ from agentenv.errors import EpisodeFailed
 from agentenv.testing.audit.policies import BASELINES, LONG_NAMES, LONG_POLICIES, PART, AuditPolicy, View
 from agentenv.testing.chats import observation_text
 
-GOLD_TURNS = 500
-"""Maximum number of turns of gold: a task may need many, while other policies gain nothing from more."""
 _MEASURED = ("constant/0", "calls/each_tool", "gold")
 """Policies after whose actions the size of the state is measured: it takes long if the state is large."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -180,6 +178,8 @@ class PolicyRunner:
     seed: int = 0
     run_turns: int = 0
     """Maximum number of turns of an episode in a run, for the policies that take as many."""
+    gold_turns: int = 500
+    """Maximum number of turns of gold: a task may need many, while other policies gain nothing from more."""
     budget: Budget = field(default_factory=Budget)
 
     async def play(self, policy: AuditPolicy, task: Task, *, is_late: bool = True) -> Play | None:
@@ -221,9 +221,9 @@ class PolicyRunner:
             action = policy.act(view)
             return None if action is None else _SURROGATE.sub("\ufffd", action)  # as a tokenizer's decode would
 
-        is_long = policy.name in LONG_NAMES or policy.key in LONG_POLICIES or policy.variant.startswith(PART)
+        is_long = policy.name in LONG_NAMES or policy.key in LONG_POLICIES or policy.variant.startswith((PART, "undo_"))
         if policy.kind == "gold" or is_long:
-            turns = GOLD_TURNS if policy.kind == "gold" else self.run_turns
+            turns = self.gold_turns if policy.kind == "gold" else self.run_turns
             limits = replace(limits, max_turns=max(limits.max_turns, turns))
         check_time()  # before `reset`, which may take long
         played = await self._run(task, act, (policy.name, policy.variant), limits)

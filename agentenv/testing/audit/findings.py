@@ -31,7 +31,8 @@ WHY: Mapping[str, str] = {
     "partial-credit": "A policy that solves nothing earns a large part of gold's reward or of the score. Pay "
     "for the result only, and nothing for an end.",
     "hedging": "An action with a right and a wrong answer gets the full score in either order, so listing many pays.",
-    "gold-fails": "The environment's gold action does not get the full score: the label, the grader or gold is wrong.",
+    "gold-fails": "The environment's gold action does not get the full score: the label, the grader or gold is wrong, "
+    "or `max_turns` of the class is too low.",
     "gold-stops": "Gold knows no further action, and the episode has neither an end nor the full score: the "
     "environment ends it too late, or gold is incomplete.",
     "gold-partly": "Gold is known only for some tasks; the others may be unsolvable.",
@@ -61,6 +62,7 @@ WHY: Mapping[str, str] = {
     "counts only a part of them. Return a score at each end, 0.0 for a failed task.",
     "score-range": "A score is outside [0, 1], and `score_range` of the class declares no scale to filter by.",
     "reward-range": "A reward is outside --reward_range.",
+    "limit-passed": "A limit on calls counts actions, and one action may have any number of calls. Count each call.",
     "slow-steps": "Actions of this policy make steps much slower than others, which delays training.",
     "slow-call": "Some calls take long, or block the event loop and so all episodes. Await in async code, fail fast "
     "on unknown arguments, or raise --time_limit_s.",

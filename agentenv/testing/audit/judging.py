@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,8 +14,8 @@ from agentenv.core.types import StopReason
 from agentenv.testing.audit.answers import needles, normal
 from agentenv.testing.audit.episodes import Play
 from agentenv.testing.audit.facts import EPS, Facts, grouped
-from agentenv.testing.audit.findings import AuditFinding, Severity, findings_of, make_finding, tasks_of
-from agentenv.testing.audit.policies import is_answer, label_text
+from agentenv.testing.audit.findings import AuditFinding, Severity, error_text, findings_of, make_finding, tasks_of
+from agentenv.testing.audit.policies import NUM_TOGETHER, is_answer, label_text, last_value
 from agentenv.testing.audit.workings import failed_outside
 
 _MANY_GUESSED, _SOME_GUESSED = 0.9, 0.3
@@ -99,7 +100,13 @@ def gold_plays(facts: Facts) -> Found:
     yield from findings_of("gold-stops", "warn", summary, stopped, detail=actions_of)
     yield from findings_of("no-signal", "fail", f"gold earns nothing on {tasks_of(nothing)}", nothing)
     summary = f"gold does not get the full score on {tasks_of(failing)}"
-    yield from findings_of("gold-fails", "fail", summary, failing)
+    yield from findings_of("gold-fails", "fail", summary, failing, detail=_why_gold_fails)
+
+
+def _why_gold_fails(play: Play) -> str:
+    if play.stop_reason == StopReason.MAX_TURNS:
+        return f"`max_turns` of the class ends it after {counted(len(play.steps), 'action')}"
+    return error_text(play)
 
 
 def _nothing_earns(facts: Facts) -> bool:
@@ -206,7 +213,7 @@ def wrong_answers(facts: Facts) -> Found:
     for play in facts.plays:
         if facts.kinds[play.key] == "wrong" and play.task_id not in facts.trivial:
             by_task[play.task_id][play.key] = play
-    hedged, shortened, no_number = [], [], []
+    hedged, shortened, no_number, replaced = [], [], [], []
     for task_id, by_key in by_task.items():
         full = {key for key, play in by_key.items() if facts.full(play)}
         # Of several actions, the one with nan or with another answer need not be the answer.
@@ -223,10 +230,15 @@ def wrong_answers(facts: Facts) -> Found:
         labels = [*label.values()] if isinstance(label, Mapping) else [label]
         if "wrong/prefix" in full and gold is not None and any(is_answer(gold.action, each) for each in labels):
             shortened.append(by_key["wrong/prefix"])
+        value = "" if gold is None else last_value(gold.action)
+        if "odd_values/code" in full and value and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", label_text(label)):
+            replaced.append(by_key["odd_values/code"])
     values = " or ".join(dict.fromkeys(_NO_NUMBER[play.key] for play in no_number))
     in_place = f"{tasks_of(no_number)} solved by {values} in place of the answer"
     yield from findings_of("hedging", "fail", f"{tasks_of(hedged)} solved by a right and a wrong answer", hedged)
     yield from findings_of("hack-earns", "fail", in_place, no_number, policy="odd_values")
+    in_place = f"{tasks_of(replaced)} solved by code in place of what the label says"
+    yield from findings_of("hack-earns", "fail", in_place, replaced, policy="odd_values/code")
     beginning = f"{tasks_of(shortened)} solved by the beginning of the answer"
     yield from findings_of("prefix-earns", "fail", beginning, shortened)
 
@@ -518,9 +530,24 @@ def _is_paid_again(play: Play) -> bool:
     return any(sum(paid) >= max(_MIN_REPEATS, _NEARLY_ALL * (len(paid) - 1)) for paid in earned.values())
 
 
+def limits_passed(facts: Facts) -> Found:
+    """Find tools that answer more calls in one action than in a turn each: their limit counts actions."""
+    passed = []
+    for plays in facts.by_task.values():
+        by_key = {play.key: play for play in plays if play.steps}
+        if "farm/turn_1" in by_key and "farm/in_one_action" in by_key:
+            single = [step.observation for step in by_key["farm/turn_1"].steps if step.observation]
+            replies = by_key["farm/in_one_action"].steps[0].observation
+            is_limited = len(single) > 2 and single[0] == single[1] != single[-1]
+            if is_limited and replies.count(single[0]) >= NUM_TOGETHER:
+                passed.append(by_key["farm/in_one_action"])
+    summary = f"{NUM_TOGETHER} equal calls in one action have the reply that fewer have in a turn each, on "
+    yield from findings_of("limit-passed", "warn", summary + tasks_of(passed), passed)
+
+
 JUDGES: Sequence[Callable[[Facts], Found]] = (
     empty_actions, gold_plays, attacks, guesses, answers_of_others, trivial_tasks, wrong_answers, no_values,
     beyond_gold, scored_part, contradicting, disagreeing, errors, missing_scores, ranges, slow_steps, forged_tokens,
-    unrated, repeats,
+    unrated, repeats, limits_passed,
 )  # fmt: skip
 """In the order of their findings."""

@@ -44,6 +44,7 @@ from agentenv.testing.tool_calls import (
     most_siblings,
     only_call,
     right_calls,
+    verbs_of,
     writing_calls,
     wrong_calls,
 )
@@ -68,7 +69,9 @@ tasks."""
 _FARMED_TURNS = 3
 """Number of the first gold actions that are repeated, each by a policy."""
 _NUM_SIBLINGS = 3
-"""Maximum number of tools with the arguments of a gold call that may undo it, each called by a policy."""
+"""Maximum number of commands of gold that are undone, each by a policy, and of others with its arguments."""
+NUM_TOGETHER = 12
+"""Number of equal calls in one action."""
 FORMS: Mapping[str, str] = {
     "box": "\\boxed{}",
     "answer_tags": "<answer></answer>",
@@ -242,6 +245,7 @@ def all_policies(hacks: Mapping[str, Sequence[str]] | None = None) -> list[Audit
         *variants("odd_values", "wrong", {name: partial(odd_number, name=name) for name in ODD_NUMBERS}),
         *variants("farm", "wrong", {f"turn_{turn + 1}": partial(farm, turn=turn) for turn in range(_FARMED_TURNS)}),
         *variants("farm", "wrong", {f"undo_{place + 1}": partial(undo, place=place) for place in range(_NUM_SIBLINGS)}),
+        *variants("farm", "wrong", {"in_one_action": together}),
         *variants("hedge", "wrong", _HEDGES),
     ]
 
@@ -384,9 +388,15 @@ def odd_number(view: View, name: str) -> str | None:
 
 def marked_value(view: View) -> str | None:
     """Return gold with marked code in place of its last text in JSON, or else of its last number or word."""
-    gold = view.gold or ""
-    found = next((list(pattern.finditer(gold)) for pattern in _VALUES if pattern.search(gold)), [])
-    return f"{gold[: found[-1].start()]}{marked('in_gold')}{gold[found[-1].end() :]}" if found else None
+    gold, value = view.gold or "", last_value(view.gold or "")
+    before, _, after = gold.rpartition(value)
+    return f"{before}{marked('in_gold')}{after}" if value else None
+
+
+def last_value(gold: str) -> str:
+    """Return the last text in JSON of a gold action, or else its last number or word; empty if it has none."""
+    found = next((pattern.findall(gold) for pattern in _VALUES if pattern.search(gold)), [""])
+    return found[-1]
 
 
 def farm(view: View, turn: int) -> str | None:
@@ -394,13 +404,35 @@ def farm(view: View, turn: int) -> str | None:
     return view.before[turn] if len(view.before) > turn else view.gold
 
 
+def together(view: View) -> str | None:
+    """Return the only call of gold's first action many times in one action, and then gold."""
+    if view.before:
+        return view.gold if len(view.before) == 1 else None
+    return "\n".join([view.gold] * NUM_TOGETHER) if view.gold and view.tools and only_call(view.gold)[0] else None
+
+
 def undo(view: View, place: int) -> str | None:
-    """Return gold up to a call whose arguments another tool takes, and then that tool and the call in turn."""
+    """Return gold up to a command whose arguments others take, and then those others and the command in turn."""
+    left = place
     for turn, action in enumerate([*view.before, view.gold or ""]):
-        if calls := calls_of_siblings(action, view.tools):
-            is_back = (len(view.before) - turn) % 2
-            return None if place >= len(calls) else calls[place] if is_back else action
-    return view.gold if place < most_siblings(view.tools) else None
+        others = _commands_with_the_arguments(action, view)
+        if others and not left:
+            said = [action, *others]
+            return said[(len(view.before) - turn) % len(said)]
+        left -= bool(others)
+    some = most_siblings(view.tools) if view.tools else len(verbs_of(view.prompt)) > 1
+    return view.gold if some else None
+
+
+def _commands_with_the_arguments(action: str, view: View) -> list[str]:
+    """Return the calls of other tools, or the other commands of the prompt, with the arguments of an action."""
+    if view.tools:
+        endings = ending_tools(view.tools)
+        return calls_of_siblings(action, [tool for tool in view.tools if tool not in endings])[:_NUM_SIBLINGS]
+    verb, _, rest = action.partition(" ")
+    verbs = verbs_of(view.prompt)
+    others = [f"{each} {rest}" for each in verbs if each != verb.lower()]
+    return others[:_NUM_SIBLINGS] if rest and verb.lower() in verbs else []
 
 
 def _joined(*texts: str | None) -> str | None:

@@ -330,6 +330,7 @@ class ConformanceContext:
         """The episodes of uninformed policies, the label, gold, and the policy of the options."""
         tools, cases = self.tools, []  # computed first, since it runs the event loop
         calls = {"calls": list(right_calls(tools).values()), "wrong calls": list(wrong_calls(tools).values())}
+        before: list[str] = []
         for index, task in enumerate([*self.tasks, *self.tool_tasks]):
             policies: dict[str, Policy] = {
                 "silent": [""],
@@ -350,6 +351,9 @@ class ConformanceContext:
                 policies["gold"] = gold
             if self.options.policy is not None:
                 policies["given"] = self.options.policy
+            if before:
+                policies["gold of the task before"] = before
+            before = gold
             for number, (name, policy) in enumerate(policies.items()):
                 seed = first + (number if task.seed is None and name != "gold" else 0)
                 turns = len(gold) if name == "gold" else 0

@@ -252,7 +252,8 @@ def _run(
     with tempfile.TemporaryDirectory() as files:
         request, answer = Path(files, "request"), Path(files, "answer")
         try:
-            request.write_bytes(pickle.dumps(paths) + pickle.dumps((options, context.cases)))
+            # In the opposite order, so that what an episode leaves for another one shows.
+            request.write_bytes(pickle.dumps(paths) + pickle.dumps((options, context.cases[::-1])))
         except (pickle.PickleError, TypeError, AttributeError) as error:
             raise NotApplicable(f"another process cannot load it: {error}") from error
         command = [sys.executable, "-c", _CODE, str(request), str(answer), "shifted" if shifts_clock else "as it is"]
@@ -268,7 +269,7 @@ def _run(
         episodes, reads, clock_reads, outage = pickle.loads(answer.read_bytes())
         if outage is not None:
             raise InfraError(outage)
-        return _Elsewhere(episodes, reads, clock_reads=clock_reads)
+        return _Elsewhere([*episodes[-2::-1], *episodes[-1:]], reads, clock_reads=clock_reads)
 
 
 def _with_absolute_paths(options: ConformanceOptions) -> ConformanceOptions:

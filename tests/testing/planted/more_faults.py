@@ -556,6 +556,78 @@ class GradesTheTextOnce(Sum):
         return self.graded.setdefault(text, super().right(text, states))
 
 
+class KeepsGradesOfOthers(GradesTheTextOnce):
+    """Another process, which has not graded the text for the first task, says something else."""
+
+    found = "portability"
+
+
+class Pot(AgentInstance):
+    """Put in what the task lists, a part of the reward each, and serve; what is taken out and put in is paid again."""
+
+    found = "reward-exceeds-gold:farm"
+    datasets = {"mazes": HERE / "mazes.jsonl"}  # noqa: RUF012
+    max_turns = 20
+
+    async def reset(self, states):
+        self.held = set()
+        commands = f"Commands: add THING, remove THING, serve. Needed: {', '.join(self.needed(states))}."
+        return {"observation": [{"role": "user", "content": commands}]}
+
+    def needed(self, states):
+        return sorted({*states["label"]})
+
+    def pay(self, thing):
+        return 0.5
+
+    async def step(self, states):
+        verb, _, thing = states["action_text"].strip().partition(" ")
+        needed = self.needed(states)
+        if verb == "serve":
+            done = self.held == {*needed}
+            return StepResult(reward=float(done), score=float(done), terminated=True)
+        is_new = verb == "add" and thing in needed and thing not in self.held
+        self.held = self.held | {thing} if is_new else self.held - {thing} if verb == "remove" else self.held
+        return StepResult(f"In the pot: {sorted(self.held)}.", reward=self.pay(thing) * is_new, score=0.0)
+
+    async def gold(self, states):
+        return next((f"add {thing}" for thing in self.needed(states) if thing not in self.held), "serve")
+
+
+class EndsBeforeGold(Pot):
+    found = "gold-fails"
+    max_turns = 2
+
+
+class ReadsTheConversation(Sum):
+    """The number may stand in what was said before."""
+
+    found = "hack-earns:odd_values/code"
+
+    async def step(self, states):
+        self.attempts += 1
+        if self.attempts == 1:
+            return StepResult(f"It is {states['label']}. Repeat it after ####.", score=0.0)
+        said = states["action_text"]
+        right = said.startswith("####") and states["label"] in states["observation_text"] + said
+        return StepResult(reward=float(right), score=float(right), terminated=True)
+
+    async def gold(self, states):
+        return f"#### {states['label']}" if self.attempts else "What is it?"
+
+
+class CountsActions(Desk):
+    """Three look-ups, of which one action may have any number."""
+
+    found = "limit-passed"
+    most = 8
+
+    async def lookup(self, item: str) -> str:
+        if self.calls > 3:
+            raise ToolError("The desk is closed.")
+        return await super().lookup(item)
+
+
 class NamesWhatIsNotAsked(Sum):
     """The order of a set shows once an action has several of its words."""
 
@@ -626,6 +698,27 @@ class HasNoSuchItem(Desk):
         if item not in self.stock:
             raise ToolError(f"There is no {item[:40]}.")
         return str(self.stock[item])
+
+
+class CountsCalls(CountsActions):
+    """The same, but for each call."""
+
+    found, looked_up = None, 0
+
+    async def lookup(self, item: str) -> str:
+        self.looked_up += 1
+        self.calls = self.looked_up
+        return await super().lookup(item)
+
+
+class PaysEachThingOnce(Pot):
+    found = None
+
+    def pay(self, thing):
+        paid = getattr(self, "paid", set())
+        first = thing not in paid
+        self.paid = paid | {thing}
+        return 0.5 * first
 
 
 class PutsBackAtACost(PaysToPutItBack):
