@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from agentenv.testing.diffs import trajectory_diff
 from agentenv.testing.tokenizers import CharTokenizer
 
 _RECORD = "Look at the episode and, where it is right, run pytest with --agentenv-record."
+_NUMBERS = re.compile(r'\[\n[^{}"]*\]')
+"""Lists of numbers, and lists of such lists: strings of JSON have no line ends."""
 _TIMES = ("generate_s", "step_s", "num_cached_tokens", "began_s")
 
 
@@ -71,7 +73,10 @@ class Golden:
         self._seen.add(path)
         if self._record:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(_pretty(_kept(trajectory), "")) + "\n", encoding="utf-8")
+            text = json.dumps(_kept(trajectory), ensure_ascii=False, indent=2)
+            text = _NUMBERS.sub(lambda found: " ".join(found[0].split()).replace("[ ", "[").replace(" ]", "]"), text)
+            # Half a surrogate pair becomes its escape, which JSON has too.
+            path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
             return
         was, now = _read(path), trajectory_from_dict(_kept(trajectory))
         names, tokenizer = ("golden", "now"), self._tokenizer_of()
@@ -130,31 +135,6 @@ def _read(path: Path) -> Trajectory:
     if not isinstance(values, dict):
         raise DataError(f"{path}: expected a trace, got {values!r:.60}. {_RECORD}")
     return trajectory_from_dict(values)
-
-
-def _pretty(value: Any, indent: str) -> Iterator[str]:
-    """Yield JSON with a line for each item, except for lists of numbers, which are one line."""
-    inner = indent + "  "
-    is_flat = isinstance(value, list) and not any(isinstance(item, str | dict) for item in value)
-    if isinstance(value, Mapping) and value:
-        yield "{"
-        for number, (key, item) in enumerate(value.items()):
-            yield f"{',' * (number > 0)}\n{inner}{json.dumps(key, ensure_ascii=False)}: "
-            yield from _pretty(item, inner)
-        yield f"\n{indent}}}"
-    elif isinstance(value, list) and value and not is_flat:
-        yield "["
-        for number, item in enumerate(value):
-            yield f"{',' * (number > 0)}\n{inner}"
-            yield from _pretty(item, inner)
-        yield f"\n{indent}]"
-    else:
-        text = json.dumps(value, ensure_ascii=False)
-        try:
-            text.encode()
-        except UnicodeEncodeError:  # half a surrogate pair
-            text = json.dumps(value)
-        yield text
 
 
 def _file_name(name: str) -> str:
