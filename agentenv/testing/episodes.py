@@ -21,11 +21,10 @@ from agentenv.core.engine import Engine, Tokenizer
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Limits, SamplingParams, Task
 from agentenv.engines.scripted import Request, ScriptedEngine
-from agentenv.episode.endpoint.agent import ChatAgentSource, owns_its_loop
 from agentenv.episode.registry import env_source
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, derive_seed, plan
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
-from agentenv.episode.source import EnvSource, EpisodeSource, as_agent
+from agentenv.episode.source import EnvSource, EpisodeSource
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.episode.tasks import TaskSource
 from agentenv.errors import ConfigError
@@ -65,13 +64,7 @@ class Setup:
         Raises:
             ConfigError: the environment is unknown, or does not take the arguments.
         """
-        if isinstance(self.env, str):
-            return env_source(self.env, self.env_kwargs)
-        if not isinstance(self.env, type):
-            return self.env
-        if owns_its_loop(self.env):
-            return ChatAgentSource.of(self.env, self.env_kwargs)
-        return EnvSource(as_agent(self.env), self.env_kwargs)
+        return env_source(self.env, self.env_kwargs) if isinstance(self.env, str | type) else self.env
 
     def tasks(self, limit: int | None = None) -> list[Task]:
         """Return the tasks, each with its own id.

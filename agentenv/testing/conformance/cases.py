@@ -15,9 +15,8 @@ from agentenv._util.brief import brief
 from agentenv.core.engine import Tokenizer
 from agentenv.core.types import Task
 from agentenv.engines.scripted import Request, ScriptedEngine
-from agentenv.episode.endpoint.agent import ChatAgentSource, owns_its_loop
 from agentenv.episode.registry import env_source
-from agentenv.episode.source import EnvSource, EpisodeSource, as_agent
+from agentenv.episode.source import EpisodeSource
 from agentenv.errors import ConfigError
 from agentenv.interop.agent_files import load_func_agent
 from agentenv.testing.odd_actions import DEPTH, ODD_JSON, ODD_NUMBERS, SIGNS, TERMS
@@ -150,11 +149,7 @@ def load_target(target: str | type[Any], env_kwargs: Mapping[str, Any]) -> tuple
     Raises:
         ConfigError: the target cannot be loaded, or does not take the arguments.
     """
-    if not isinstance(target, str):
-        own = owns_its_loop(target)
-        source: Any = (ChatAgentSource if own else EnvSource)(target if own else as_agent(target), env_kwargs)
-        return source, source.cls
-    if (found := load_func_agent(target)) is not None:
+    if isinstance(target, str) and (found := load_func_agent(target)) is not None:
         return found
     source = env_source(target, env_kwargs)
     return source, source.cls
