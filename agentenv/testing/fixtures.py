@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -37,9 +37,8 @@ class Bench:
         *,
         expects_error: bool = False,
         clock: VirtualClock | None = None,
-        remember: Callable[[Tokenizer], None] = lambda tokenizer: None,
     ) -> None:
-        self._setup, self._clock, self._remember = setup, clock, remember
+        self._setup, self._clock = setup, clock
         self._expects_error = expects_error
         self.tokenizer: Tokenizer = (setup or Setup("")).chat().tokenizer
         self._coroutines: list[Coroutine[Any, Any, Any]] = []
@@ -135,7 +134,6 @@ class Bench:
             raise _no_marker("run_episode")
         setup = Setup(**values) if self._setup is None or "env" in values else replace(self._setup, **values)
         self.tokenizer = setup.chat().tokenizer
-        self._remember(self.tokenizer)
         return setup
 
     def _finish(self, work: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
