@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from agentenv.core.engine import Engine, Tokenizer
+from agentenv.core.engine import Tokenizer
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Completion
-from agentenv.engines.scripted import Request, ScriptedEngine
-from agentenv.errors import ConfigError, DataError, EngineError
+from agentenv.errors import ConfigError, DataError
 from agentenv.runs.records.lines import trajectory_from_dict, trajectory_to_dict
 from agentenv.testing.diffs import trajectory_diff
 from agentenv.testing.tokenizers import CharTokenizer
@@ -84,36 +82,6 @@ class Golden:
         if lines:
             advice = f"If what is new is right, run pytest with --agentenv-record and look at the change of {path}."
             raise AssertionError("\n".join([f"{path.name}: the episode is not what it was", *lines, advice]))
-
-    def policy(self, engine: Engine | None = None, name: str = "") -> Engine:
-        """Return a policy that replays the trace token by token, or `engine` itself while recording.
-
-        A test of a real model's actions then needs no model.
-
-        Raises:
-            AssertionError: the trace is missing.
-            ConfigError: the trace is being recorded, without an engine.
-        """
-        __tracebackhide__ = True
-        if self._record:
-            if engine is None:
-                raise ConfigError("golden.policy: expected an engine to record, got none. Give it one.")
-            return engine
-        trajectory = _read(self.path(name))
-
-        def say(request: Request) -> Completion:
-            if request.turn_index >= len(trajectory.turns):
-                raise EngineError(
-                    f"golden: expected at most {len(trajectory.turns)} generations, as in the trace, got another. "
-                    f"The environment continues for longer than it did. {_RECORD}"
-                )
-            turn = trajectory.turns[request.turn_index]
-            segment, span = trajectory.segments[turn.segment], slice(turn.start, turn.end)
-            ids, logprobs = tuple(segment.token_ids[span]), tuple(segment.logprobs[span])
-            versions = tuple(segment.policy_versions[span])
-            return Completion(ids, turn.finish_reason, turn.matched_stop, logprobs, versions)
-
-        return ScriptedEngine(say, self._tokenizer_of())
 
 
 def _kept(trajectory: Trajectory) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Differences of trajectories, with the text of tokens, and golden traces: recorded, compared, replayed."""
+"""Differences of trajectories, with the text of tokens, and golden traces: recorded and compared."""
 
 import json
 from dataclasses import replace
@@ -146,28 +146,6 @@ def test_a_failed_episode_has_a_trace_without_paths(tmp_path):
     assert failed.error.place
     recorded(tmp_path, failed)(failed)
     assert str(__file__) not in (tmp_path / "test.json").read_text()
-
-
-def test_a_trace_replays_what_was_sampled_token_by_token(tmp_path):
-    said = Completion((70, 71, 5), "length", None, (-0.25, float("nan"), -3.0), (4, 4, 5))
-    first = guesses(said, "5")
-    policy = recorded(tmp_path, first).policy()
-    again = Bench().run_episode("guess_number", policy, data=Task("Guess my number.", "5"))
-    assert_same_trajectory(first, again)
-    assert again.segments[0].policy_versions[-3:].tolist() == first.segments[0].policy_versions[-3:].tolist()
-
-
-def test_an_environment_that_continues_for_longer_than_its_trace_fails(tmp_path):
-    policy = recorded(tmp_path, guesses("5")).policy()
-    longer = Bench().run_episode("guess_number", policy, data=Task("Guess my number.", "9"))
-    assert "expected at most 1 generations, as in the trace" in longer.error.message
-
-
-def test_recording_uses_the_engine_it_is_given(tmp_path, scripted_engine):
-    engine = scripted_engine(["5"])
-    assert Golden(tmp_path, "test", record=True).policy(engine) is engine
-    with pytest.raises(ConfigError, match="expected an engine"):
-        Golden(tmp_path, "test", record=True).policy()
 
 
 def test_a_name_is_used_once(tmp_path):
