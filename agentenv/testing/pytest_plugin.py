@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from agentenv.core.trajectory import Trajectory
     from agentenv.engines.scripted import ScriptedEngine
     from agentenv.testing.clock import VirtualClock
-    from agentenv.testing.fixtures import Bench, MarkedEnv
+    from agentenv.testing.episodes import Setup
+    from agentenv.testing.fixtures import Bench
     from agentenv.testing.golden import Golden
 
 _MARKER = (
@@ -161,8 +162,8 @@ def _others(request: pytest.FixtureRequest, ours: Callable[[Bench], Any]) -> Any
 
 
 @pytest.fixture
-def env(request: pytest.FixtureRequest) -> MarkedEnv:
-    """Return the environment of the test's marker: its class, tasks, and episodes to step through by hand."""
+def env(request: pytest.FixtureRequest) -> Setup:
+    """Return the Setup of the test's marker: its `tasks()`, and by `stepped()` episodes to step through by hand."""
     return _others(request, lambda bench: bench.marked_env())  # type: ignore[no-any-return]
 
 
