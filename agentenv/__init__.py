@@ -74,20 +74,4 @@ __all__ = [
     "rollout",
     "run_episode",
 ]
-_TYPES = ("Completion", "Limits", "SamplingParams", "StepResult", "StopReason", "Task")
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "AgentExecutor": "agentenv.interop.openrlhf.executor",
-        **dict.fromkeys(("AgentInstance", "ResetState", "StepState"), "agentenv.core.agent"),
-        **dict.fromkeys(("Chat", "ChatOptions"), "agentenv.chat.chat"),
-        **dict.fromkeys(_TYPES, "agentenv.core.types"),
-        **dict.fromkeys(("Group", "Segment", "Trajectory", "Turn"), "agentenv.core.trajectory"),
-        "ScriptedEngine": "agentenv.engines.scripted",
-        "errors": "agentenv.errors",
-        "load_env": "agentenv.episode.registry",
-        "read_trajectories": "agentenv.runs.records.directory",
-        **dict.fromkeys(("Run", "arollout", "load_run", "rollout"), "agentenv.runs.rollout"),
-        "run_episode": "agentenv.episode.loop",
-    },
-)
+__getattr__ = lazy_names(__name__)

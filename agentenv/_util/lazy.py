@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 
-def lazy_names(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+def lazy_names(package: str, more: Mapping[str, str] = MappingProxyType({})) -> Callable[[str], Any]:
     """Return the `__getattr__` of a package whose names live in other modules.
+
+    The first use of a name reads the package's `if TYPE_CHECKING:` block, so type checkers and programs see the same.
 
     Args:
         package: `__name__` of the package.
-        names: the module of each name, in full. A module that is its own name, such as `errors`, is imported itself.
+        more: the module of each name that the block does not import, in full.
 
     Example::
 
-        __getattr__ = lazy_names(__name__, {"Chat": "agentenv.chat.chat"})
+        if TYPE_CHECKING:
+            from agentenv.chat.chat import Chat
+
+        __getattr__ = lazy_names(__name__)
     """
 
+    @functools.cache
+    def places() -> dict[str, str]:
+        tree = ast.parse(inspect.getsource(sys.modules[package]))
+        imports = [node for block in tree.body if isinstance(block, ast.If) for node in block.body]
+        return {
+            alias.name: node.module
+            for node in imports
+            if isinstance(node, ast.ImportFrom) and node.module
+            for alias in node.names
+        } | dict(more)
+
     def get(name: str) -> Any:
-        if name not in names:
+        if name.startswith("__") or name not in places():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = import_module(names[name])
-        value = module if names[name] == f"{package}.{name}" else getattr(module, name)
+        home = places()[name]
+        value = import_module(f"{package}.{name}") if home == package else getattr(import_module(home), name)
         setattr(sys.modules[package], name, value)  # so that the next use does not come here
         return value
 

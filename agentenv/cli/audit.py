@@ -26,7 +26,6 @@ from agentenv.errors import ConfigError
 from agentenv.runs.flat_config import flag_values
 
 if TYPE_CHECKING:
-    from agentenv.episode.source import EnvSource
     from agentenv.testing.audit.auditing import AuditOptions
     from agentenv.testing.audit.report import Audit
     from agentenv.testing.conformance.child import CheckProgress, ChildDeath
@@ -144,19 +143,16 @@ async def _within_limit(work: Coroutine[Any, Any, Audit], progress: CheckProgres
 
 def _audit(config: AuditConfig, progress: CheckProgress | None) -> int:
     from agentenv._util.terminal import wide_console
+    from agentenv.runs.config import RunConfig
     from agentenv.runs.display.report import quiet_transformers
+    from agentenv.runs.prepare import load_env_tasks
     from agentenv.testing.audit.auditing import audit_env as audited
     from agentenv.testing.audit.report import screen, write
 
     quiet_transformers()
-    source = _source(config)
-    from agentenv.runs.config import RunConfig
-    from agentenv.runs.prepare import load_tasks
-
-    run_config = RunConfig.from_flags(
-        env=config.target, apply_chat_template=config.apply_chat_template, **vars(config.dataset)
-    )  # fmt: skip
-    tasks, options, tokenizer = load_tasks(run_config, source), _options(config), None
+    same = {name: getattr(config, name) for name in ("env_kwargs", "apply_chat_template")} | vars(config.dataset)
+    source, tasks = load_env_tasks(RunConfig.from_flags(env=config.target, **same))
+    options, tokenizer = _options(config), None
     if config.model is not None:
         from agentenv.engines.models import load_tokenizer, resolve_model
 
@@ -179,30 +175,6 @@ def _audit(config: AuditConfig, progress: CheckProgress | None) -> int:
     else:
         wide_console().print(screen(result, strict=config.strict), crop=False)
     return result.exit_code(strict=config.strict)
-
-
-def _source(config: AuditConfig) -> EnvSource:
-    """Return the environment.
-
-    Raises:
-        ConfigError: the environment does not exist, or is an agent with its own loop, which accepts no actions.
-    """
-    from agentenv.core.agent import AgentInstance
-    from agentenv.episode.endpoint.agent import ChatAgentSource
-    from agentenv.episode.source import EnvSource
-    from agentenv.interop.openrlhf.executor import AgentFunc
-    from agentenv.testing.conformance.cases import load_target
-
-    kwargs = dict(config.env_kwargs)
-    source, cls = load_target(config.target, kwargs)
-    if isinstance(source, ChatAgentSource) or not issubclass(cls, AgentInstance):
-        raise ConfigError(
-            f"agentenv audit: expected an environment with `step`, got {config.target!r}, an agent with its own loop, "
-            "which accepts no actions. Audit the environment or reward that it uses; `agentenv check` runs it."
-        )
-    if isinstance(source, AgentFunc):
-        kwargs = {**source.agent_kwargs, **kwargs}
-    return EnvSource(cls, kwargs)
 
 
 def _options(config: AuditConfig) -> AuditOptions:

@@ -12,7 +12,6 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 from agentenv.cli.help import CONFIG_FLAG, field_texts, help_text, is_repeatable, positionals, without_none
-from agentenv.core.arguments import parse_json_object
 from agentenv.errors import ConfigError
 from agentenv.runs.flat_config import FlatConfig, flag_fields, with_values
 
@@ -223,8 +222,6 @@ def _read(flag: str, kind: Any, words: Sequence[str]) -> Any:
             if word not in get_args(inner):
                 choices = ", ".join(get_args(inner))
                 raise ConfigError(f"{flag}: expected one of {choices}, got {word!r}. Choose one of them.")
-    if get_origin(inner) is Mapping:
-        return parse_json_object(flag, words[0])
     try:
         found = tuple(inner(word) for word in words) if inner in (int, float) else tuple(words)
     except ValueError as error:

@@ -21,12 +21,10 @@ from agentenv.chat.chat import Chat, text_of
 from agentenv.cli.flags import parse
 from agentenv.cli.help import POSITIONAL
 from agentenv.core.dataset import place_of_task
-from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Limits, Message, Task
 from agentenv.engines.models import load_stop_token_ids, load_tokenizer, resolve_model
-from agentenv.episode.loop import recording_errors
 from agentenv.episode.runner import derive_seed
-from agentenv.episode.setup import EpisodeKey, EpisodeProgress, Stage
+from agentenv.episode.setup import EpisodeKey
 from agentenv.episode.source import EnvSource
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.episode.tasks import TaskSource
@@ -207,11 +205,7 @@ class Game:
     async def _command(self, episode: SteppedEpisode, command: str) -> str | None:
         """Run a command, and return the action to play for /gold!."""
         if command in ("/gold", "/gold!"):
-            actions: list[str | None] = []
-            record = Trajectory(self.task, self.limits.max_length)
-            with recording_errors(record, EpisodeProgress(stage=Stage.GOLD)):
-                actions.append(await episode.gold())
-            gold, error = actions[0] if actions else None, record.error
+            gold, error = await episode.tried_gold()
             if error is not None:
                 at = f" at {error.place}" if error.place else ""
                 self.screen.note(f"gold failed: {error.type}: {error.message}{at}")

@@ -6,14 +6,12 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from agentenv.cli.flags import parse
 from agentenv.cli.help import flags_of
 from agentenv.cli.main import Commands, subcommand, summary_of
-from agentenv.errors import ConfigError
 from agentenv.runs.config import RunConfig
-from agentenv.runs.config_file import check_command, to_yaml
+from agentenv.runs.config_file import stored_config, to_yaml
 from agentenv.runs.display.progress import OnScreen
 from agentenv.training.config import TrainConfig
 from agentenv.training.config_checks import check_effective, notes, validate
@@ -43,40 +41,12 @@ def configured(args: Sequence[str]) -> TrainConfig:
         ConfigError: a flag is wrong, or has no effect.
     """
     config = parse(TrainConfig, "train", args, translate=translate)
-    stored = stored_config(config) if config.resume else None
+    stored = stored_config(config, "train") if config.resume else None
     if stored is not None:
         config = parse(TrainConfig, "train", args, default=stored, translate=translate)
     validate(config)
     check_effective(config)
     return config
-
-
-def stored_config(config: TrainConfig) -> TrainConfig | None:
-    """Return the config of the training in --out, so that --resume needs no other flag.
-
-    None if no training has started there and the flags name one: the same command then starts it and resumes it.
-
-    Raises:
-        ConfigError: --out does not hold a training of this version, and no flag says what to train on.
-    """
-    from agentenv.runs.records.directory import CONFIG, read_config
-
-    out = Path(config.out or "")
-    if config.out is None or not (out / CONFIG).is_file():
-        if config.source:
-            return None
-        raise ConfigError(
-            f"--resume: expected the folder of a training in --out, got {config.out!r}. "
-            "Check the path, or pass the flags of a new training."
-        )
-    flags = read_config(out)["config"]["flags"]
-    check_command(flags, "train", out)
-    try:
-        return TrainConfig.from_flags(**flags)
-    except ConfigError as error:
-        raise ConfigError(
-            f"--resume: expected a training of this version in {out}, got {error} Check the path."
-        ) from error
 
 
 def print_config(args: Sequence[str]) -> int:

@@ -8,4 +8,4 @@ if TYPE_CHECKING:
     from agentenv.compare.comparison import RunComparison, compare
 
 __all__ = ["RunComparison", "compare"]
-__getattr__ = lazy_names(__name__, dict.fromkeys(__all__, "agentenv.compare.comparison"))
+__getattr__ = lazy_names(__name__)

@@ -12,6 +12,4 @@ if TYPE_CHECKING:
     from agentenv.engines.opening import open_engine
 
 __all__ = ["open_engine", "resolve_model"]
-__getattr__ = lazy_names(
-    __name__, {"open_engine": "agentenv.engines.opening", "resolve_model": "agentenv.engines.models"}
-)
+__getattr__ = lazy_names(__name__)

@@ -17,10 +17,10 @@ from agentenv.chat.chat import Chat
 from agentenv.chat.encoding import encoder_of
 from agentenv.core.agent import AgentInstance, StepState
 from agentenv.core.engine import Engine
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Completion, Limits, Message, SamplingParams, StepResult, Task
-from agentenv.episode.loop import AgentFactory, Episode
-from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.episode.loop import AgentFactory, Episode, recording_errors
+from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage
 from agentenv.errors import ContractError, EpisodeFailed
 
 
@@ -165,6 +165,13 @@ class SteppedEpisode(Engine):
                 "policy would write it."
             )
         return action
+
+    async def tried_gold(self) -> tuple[str | None, EpisodeError | None]:
+        """Return what `gold` returns, or None and the error that it raised, as data."""
+        action, record = None, Trajectory(self.trajectory.task, self.trajectory.max_length)
+        with recording_errors(record, EpisodeProgress(stage=Stage.GOLD)):
+            action = await self.gold()
+        return action, record.error
 
     async def aclose(self) -> None:
         """End the episode and close its environment; a second call does nothing."""

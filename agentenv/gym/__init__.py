@@ -23,18 +23,7 @@ __all__ = [
     "AgentEnv", "AgentVectorEnv", "AnyText", "EpisodeMaker", "GymConfig", "Messages", "TokenSeq", "env_ids", "make",
     "make_vec", "register_all",
 ]  # fmt: skip
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "AgentEnv": "agentenv.gym.env",
-        "AgentVectorEnv": "agentenv.gym.vector",
-        "AnyText": "agentenv.gym.spaces",
-        "EpisodeMaker": "agentenv.gym.config",
-        "GymConfig": "agentenv.gym.config",
-        "Messages": "agentenv.gym.spaces",
-        "TokenSeq": "agentenv.gym.spaces",
-    },
-)
+__getattr__ = lazy_names(__name__)
 
 
 register_all()

@@ -7,14 +7,15 @@ import textwrap
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from agentenv._util.brief import brief
 from agentenv._util.suggest import did_you_mean
 from agentenv.errors import ConfigError
-from agentenv.runs.config import today
+from agentenv.runs.config import SourceConfig, today
 from agentenv.runs.flat_config import FlatConfig, flag_fields
 
+C = TypeVar("C", bound=SourceConfig)
 Given = tuple[str, list[str]]
 """A flag and the words after it, as on a command line."""
 OF_ONE_RUN = ("out", "resume")
@@ -69,17 +70,35 @@ def command_of(flags: Iterable[str]) -> str:
     return "train" if "advantage_estimator" in flags else "run"
 
 
-def check_command(flags: Iterable[str], command: str, out: Path) -> None:
-    """Check that a run directory to resume is of this command.
+def stored_config(config: C, command: str) -> C | None:
+    """Return the config of the run directory in --out, so that --resume needs no other flag.
+
+    None if nothing has started there and the flags name what to run: the same command then starts it and resumes it.
 
     Raises:
-        ConfigError: it is of the other one.
+        ConfigError: --out does not hold a directory of `command` in this version, and no flag says what to run.
     """
+    from agentenv.runs.records.directory import CONFIG, read_config
+
+    path = config.flags()["out"]
+    out = Path(path or "")
+    if path is None or not (out / CONFIG).is_file():
+        if config.source and (path is None or out.is_dir() or not out.exists()):
+            return None
+        raise ConfigError(
+            f"--resume: expected a directory of `agentenv {command}` in --out, got {path!r}. "
+            "Check the path, or pass the flags of a new one."
+        )
+    flags = read_config(out)["config"]["flags"]
     if (other := command_of(flags)) != command:
         raise ConfigError(
             f"--resume: expected a directory of `agentenv {command}` in --out, got one of `agentenv {other}`, "
             f"{str(out)!r}. Check the path."
         )
+    try:
+        return type(config).from_flags(**{**flags, "resume": True})
+    except ConfigError as error:
+        raise ConfigError(f"--resume: expected a config of this version in {out}, got {error}.") from error
 
 
 def _load(path: Path) -> tuple[Mapping[str, Any], bool]:

@@ -356,10 +356,17 @@ def load_source(config: RunConfig) -> EpisodeSource:
 
 
 async def load_stepped(config: RunConfig) -> tuple[EnvSource, list[Task]]:
+    """Return what `load_env_tasks` returns, with a checked constructor."""
+    source, tasks = load_env_tasks(config)
+    await check_constructor(source, config.limits.step_timeout_s)
+    return source, tasks
+
+
+def load_env_tasks(config: RunConfig) -> tuple[EnvSource, list[Task]]:
     """Return the environment that the flags name, for what calls its `step` itself, and its tasks.
 
     Raises:
-        ConfigError: it has its own loop; or as `load_source`, `load_tasks` and `check_constructor`.
+        ConfigError: it has its own loop; or as `load_source` and `load_tasks`.
     """
     found = load_func_agent(config.source)
     if found is None:
@@ -370,12 +377,10 @@ async def load_stepped(config: RunConfig) -> tuple[EnvSource, list[Task]]:
         config = replace(config, apply_chat_template=func.takes_messages)  # others get a prompt of text as it is
     if not isinstance(source, EnvSource):
         raise ConfigError(
-            f"ENV: expected an environment with `step`, got {config.source!r}, which has its own loop. "
-            "Run it with `agentenv run`."
+            f"ENV: expected an environment with `step`, got {config.source!r}, an agent with its own loop, which "
+            "accepts no actions. Name the environment or reward that it uses; `agentenv run` and `check` run the agent."
         )
-    tasks = load_tasks(config, source)
-    await check_constructor(source, config.limits.step_timeout_s)
-    return source, tasks
+    return source, load_tasks(config, source)
 
 
 def load_tasks(

@@ -23,6 +23,4 @@ if TYPE_CHECKING:
     from agentenv.sandbox.local.sandbox import LocalSandbox as LocalSandbox
 
 # Imported on first use, because these modules import this package themselves.
-__getattr__ = lazy_names(
-    __name__, {"LocalSandbox": "agentenv.sandbox.local.sandbox", "open_sandbox": "agentenv.sandbox.factory"}
-)
+__getattr__ = lazy_names(__name__)

@@ -32,23 +32,6 @@ if TYPE_CHECKING:
         ToollessTokenizer,
     )
 
-_PLACES = {
-    "agentenv.testing.audit.auditing": ("AuditOptions", "audit_env"),
-    "agentenv.testing.audit.policies": ("AuditPolicy", "View", "all_policies"),
-    "agentenv.engines.scripted": ("Request", "ScriptedEngine", "solves"),
-    "agentenv.gym.checks": ("check_gym",),
-    "agentenv.testing.clock": ("VirtualClock", "run_virtual"),
-    "agentenv.testing.contract": ("EnvContract", "check_env"),
-    "agentenv.testing.diffs": ("assert_same_trajectory", "trajectory_diff"),
-    "agentenv.testing.episodes": ("Setup", "play", "play_all"),
-    "agentenv.testing.golden": ("Golden",),
-    "agentenv.testing.simulation": ("Simulation", "exponential", "lognormal", "simulate", "uniform"),
-    "agentenv.testing.tokenizers": (
-        "BosTokenizer", "ByteFallbackTokenizer", "CharTokenizer", "LongPromptTokenizer", "MergingTokenizer",
-        "OpenEndedTokenizer", "RewritingTokenizer", "ToollessTokenizer",
-    ),
-}  # fmt: skip
-
 __all__ = [
     "AuditOptions",
     "AuditPolicy",
@@ -83,7 +66,7 @@ __all__ = [
     "trajectory_diff",
     "uniform",
 ]
-__getattr__ = lazy_names(__name__, {name: module for module, names in _PLACES.items() for name in names})
+__getattr__ = lazy_names(__name__)
 
 
 def __dir__() -> list[str]:

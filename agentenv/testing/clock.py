@@ -86,8 +86,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._outside: set[object] = set()
         self._processes: list[asyncio.SubprocessTransport] = []
         self._silent: frozenset[object] = frozenset()  # descriptors, processes, and members of _outside
-        self.num_jumps = self.num_stalls = 0
-        self.real_wait_s = 0.0
+        self.num_jumps = self.num_stalls = 0  # stalls: external work exceeded the patience, and time continued
         selector = _JumpingSelector()
         selector.loop = self
         super().__init__(selector)
@@ -180,10 +179,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         waited_for = working - self._silent
         if timeout is None or waited_for:
             known = timeout is None or not waited_for <= watched
-            started = time.monotonic()
             patience_s = None if timeout is None and working else self._patience_s
             ready = select(patience_s if known else min(_QUIET_S, self._patience_s))
-            self.real_wait_s += time.monotonic() - started
             if ready:
                 self._silent -= {key.fd for key, _ in ready}
                 return ready
@@ -243,21 +240,6 @@ class VirtualClock:
     def elapsed_s(self) -> float:
         """Virtual seconds so far."""
         return 0.0 if self._loop is None else self._loop.time()
-
-    @property
-    def num_jumps(self) -> int:
-        """Number of jumps to a timer."""
-        return 0 if self._loop is None else self._loop.num_jumps
-
-    @property
-    def num_stalls(self) -> int:
-        """Number of times that external work exceeded the patience, and time continued."""
-        return 0 if self._loop is None else self._loop.num_stalls
-
-    @property
-    def real_wait_s(self) -> float:
-        """Real seconds in which the loop waited for threads, processes and sockets."""
-        return 0.0 if self._loop is None else self._loop.real_wait_s
 
     def close(self) -> None:
         """Close the loop and cancel its tasks. Repeated calls are harmless."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -17,28 +16,13 @@ from agentenv.core.engine import Tokenizer
 from agentenv.core.trajectory import Segment, Trajectory
 
 _BEFORE, _AFTER = 1, 5
-"""TokenColumns shown around the first that differs, itself among the latter; pytest cuts what is over eight lines."""
+"""Tokens shown around the first that differs, itself among the latter; pytest cuts what is over eight lines."""
 _CONTEXT, _WIDEST = 16, 40
-"""TokenColumns of text shown before it and after it, and characters of it."""
+"""Tokens of text shown before it and after it, and characters of it."""
 _MOST_LINES = 12
 """Maximum number of lines for differences other than tokens."""
 MISSING = object()
 """Stands for a value that only the other side has."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenColumns:
-    """A sequence of tokens, with the facts of each."""
-
-    ids: Sequence[int]
-    action_mask: Sequence[int] | None = None
-    logprobs: Sequence[float] | None = None
-    rewards: Sequence[float] | None = None
-
-
-def tokens_of(segment: Segment) -> TokenColumns:
-    """Return the arrays of a segment."""
-    return TokenColumns(segment.token_ids, segment.action_mask, segment.logprobs, segment.rewards)
 
 
 def trajectory_diff(
@@ -62,7 +46,7 @@ def trajectory_diff(
     if len(left.segments) != len(right.segments):
         lines.append(_differs("segments", len(left.segments), len(right.segments), names))
     for index, (one, other) in enumerate(zip(left.segments, right.segments, strict=False)):
-        found = tokens_diff(tokens_of(one), tokens_of(other), tokenizer=tokenizer, tolerance=tolerance, names=names)
+        found = tokens_diff(one, other, tokenizer=tokenizer, tolerance=tolerance, names=names)
         versions = one.policy_versions, other.policy_versions
         if not found and (at := _first(*versions, 0.0)) is not None:
             values = [repr(side[at]) if at < len(side) else "nothing" for side in versions]
@@ -93,25 +77,24 @@ def assert_same_trajectory(
 
 
 def tokens_diff(
-    left: TokenColumns,
-    right: TokenColumns,
+    left: Segment,
+    right: Segment,
     *,
     tokenizer: Tokenizer | None = None,
     tolerance: float = 0.0,
     names: tuple[str, str] = ("left", "right"),
 ) -> list[str]:
-    """Return lines that describe where two sequences of tokens first differ; an empty list if they are the same.
+    """Return lines that describe where two segments first differ; an empty list if they are the same.
 
-    Ids are compared first, then masks, rewards and log-probabilities if both sides have them.
+    Ids are compared first, then masks, rewards and log-probabilities.
     """
-    at = _first(left.ids, right.ids, 0.0)
+    at = _first(left.token_ids, right.token_ids, 0.0)
     if at is not None:
-        lengths = " and ".join(str(num) for num in dict.fromkeys((len(left.ids), len(right.ids))))
+        lengths = " and ".join(str(num) for num in dict.fromkeys((len(left), len(right))))
         return [f"{lengths} tokens, the first that differs is {at}", *_table(left, right, at, tokenizer, names)]
     for name, allowed in (("action_mask", 0.0), ("rewards", tolerance), ("logprobs", tolerance)):
         one, other = getattr(left, name), getattr(right, name)
-        at = None if one is None or other is None else _first(one, other, allowed)
-        if at is not None:
+        if (at := _first(one, other, allowed)) is not None:
             head = f"same tokens, other {name}, the first at {at}: {names[0]} {one[at]!r}, {names[1]} {other[at]!r}"
             return [head, *_table(left, right, at, tokenizer, names)]
     return []
@@ -129,10 +112,8 @@ def _close(one: float, other: float, tolerance: float) -> bool:
     return abs(one - other) <= tolerance or (one != one and other != other)
 
 
-def _table(
-    left: TokenColumns, right: TokenColumns, at: int, tokenizer: Tokenizer | None, names: tuple[str, str]
-) -> list[str]:
-    rows = range(max(0, at - _BEFORE), min(max(len(left.ids), len(right.ids)), at + _AFTER))
+def _table(left: Segment, right: Segment, at: int, tokenizer: Tokenizer | None, names: tuple[str, str]) -> list[str]:
+    rows = range(max(0, at - _BEFORE), min(max(len(left), len(right)), at + _AFTER))
     cells = [[_cell(side, place, tokenizer) for place in rows] for side in (left, right)]
     widths = [max(map(len, [name, *column])) for name, column in zip(names, cells, strict=True)]
     wide = max(map(len, names))
@@ -145,31 +126,29 @@ def _table(
     return lines
 
 
-def _cell(side: TokenColumns, place: int, tokenizer: Tokenizer | None) -> str:
+def _cell(side: Segment, place: int, tokenizer: Tokenizer | None) -> str:
     """Describe a token: its id and text, its log-probability if a policy sampled it, and its reward."""
-    if place >= len(side.ids):
+    if place >= len(side):
         return "(end)"
-    parts = [str(side.ids[place])]
+    parts = [str(side.token_ids[place])]
     if tokenizer is not None:
-        parts.append(repr(tokenizer.decode([side.ids[place]], skip_special_tokens=False)))
-    if side.action_mask is not None:
-        sampled = bool(side.action_mask[place])
-        logprob = f" {side.logprobs[place]:.4g}" if sampled and side.logprobs is not None else ""
-        parts.append(f"action{logprob}" if sampled else "·")
-    if side.rewards is not None and side.rewards[place]:
+        parts.append(repr(tokenizer.decode([side.token_ids[place]], skip_special_tokens=False)))
+    parts.append(f"action {side.logprobs[place]:.4g}" if side.action_mask[place] else "·")
+    if side.rewards[place]:
         parts.append(f"reward {side.rewards[place]:.4g}")
     return " ".join(parts)
 
 
-def _around(side: TokenColumns, at: int, tokenizer: Tokenizer | None) -> str:
+def _around(side: Segment, at: int, tokenizer: Tokenizer | None) -> str:
     """Return the text before a token, a mark, and the text from the token on."""
     if tokenizer is None:
         return ""
-    before, after = max(0, at - _CONTEXT), min(len(side.ids), at + _CONTEXT)
-    pieces = [tokenizer.decode(list(side.ids[a:b]), skip_special_tokens=False) for a, b in ((before, at), (at, after))]
+    before, after = max(0, at - _CONTEXT), min(len(side), at + _CONTEXT)
+    ids = side.token_ids.tolist()
+    pieces = [tokenizer.decode(each, skip_special_tokens=False) for each in (ids[before:at], ids[at:after])]
     first, last = (repr(piece)[1:-1] for piece in pieces)
     opens = "…" * (before > 0 or len(first) > _WIDEST)
-    ends = "…" * (after < len(side.ids) or len(last) > _WIDEST)
+    ends = "…" * (after < len(side) or len(last) > _WIDEST)
     return f"{opens}{first[-_WIDEST:]}⟪here⟫{last[:_WIDEST]}{ends}"
 
 
@@ -229,20 +208,6 @@ def _differs(path: str, left: Any, right: Any, names: tuple[str, str]) -> str:
         sides = [f"\n  {name:{wide}}  {value}" for name, value in zip(names, shown, strict=True)]
         return f"{path}:{''.join(sides)}"
     return f"{path}: {names[0]} {shown[0]}, {names[1]} {shown[1]}"
-
-
-def explained(left: Any, right: Any, tokenizer: Tokenizer | None) -> list[str] | None:
-    """Explain why `left == right` is false, for two trajectories, two segments or two lists of token ids."""
-    if isinstance(left, Trajectory) and isinstance(right, Trajectory):
-        lines = trajectory_diff(left, right, tokenizer=tokenizer)
-        same = "the same in all facts, but == asks whether they are one object; use assert_same_trajectory"
-        return ["Trajectory == Trajectory", *(lines or [same])]
-    if isinstance(left, Segment) and isinstance(right, Segment):
-        lines = tokens_diff(tokens_of(left), tokens_of(right), tokenizer=tokenizer)
-        return ["Segment == Segment", *(lines or ["the same, but == asks whether they are one object"])]
-    lines = tokens_diff(TokenColumns(left), TokenColumns(right), tokenizer=tokenizer)
-    kinds = f"{type(left).__name__} == {type(right).__name__}"
-    return [f"token ids: {kinds}", *(lines or ["the same ids; compare as list(…): their types differ"])]
 
 
 # --- two runs of an episode -------------------------------------------------------------------------------------------

@@ -21,11 +21,10 @@ from agentenv.core.engine import Engine, Tokenizer
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Limits, SamplingParams, Task
 from agentenv.engines.scripted import Request, ScriptedEngine
-from agentenv.episode.endpoint.agent import ChatAgentSource, owns_its_loop
 from agentenv.episode.registry import env_source
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, derive_seed, plan
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
-from agentenv.episode.source import EnvSource, EpisodeSource, as_agent
+from agentenv.episode.source import EnvSource, EpisodeSource
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.episode.tasks import TaskSource
 from agentenv.errors import ConfigError
@@ -65,13 +64,7 @@ class Setup:
         Raises:
             ConfigError: the environment is unknown, or does not take the arguments.
         """
-        if isinstance(self.env, str):
-            return env_source(self.env, self.env_kwargs)
-        if not isinstance(self.env, type):
-            return self.env
-        if owns_its_loop(self.env):
-            return ChatAgentSource.of(self.env, self.env_kwargs)
-        return EnvSource(as_agent(self.env), self.env_kwargs)
+        return env_source(self.env, self.env_kwargs) if isinstance(self.env, str | type) else self.env
 
     def tasks(self, limit: int | None = None) -> list[Task]:
         """Return the tasks, each with its own id.
@@ -113,6 +106,28 @@ class Setup:
             return self.policy  # type: ignore[return-value]
         return ScriptedEngine(self.policy, self.chat().tokenizer)  # type: ignore[arg-type]
 
+    def stepped(self, task: int = 0) -> SteppedEpisode:
+        """Return an episode of a task that a coroutine of the test drives: `begin`, then `act` until it is `over`.
+
+        Example::
+
+            async with env.stepped() as episode:
+                await episode.begin()
+                result = await episode.act("#### 42")
+
+        Raises:
+            ConfigError: the setup cannot be run, or the environment runs its own loop.
+        """
+        source = self.source()
+        if not isinstance(source, EnvSource):
+            raise ConfigError(f"stepped: expected an environment with `step`, got {source!r:.80}. Use `play`.")
+        one = self.tasks(task + 1)[task]
+        seed = one.seed if one.seed is not None else derive_seed(self.seed, one.task_id)
+        key = EpisodeKey(f"{one.task_id}/0", one.task_id, 0, seed)
+        make = partial(create, source.cls, source.kwargs)
+        limits = self.episode_limits()
+        return SteppedEpisode(make, one, chat=self.chat(), sampling=self.sampling, limits=limits, key=key)
+
 
 async def play(setup: Setup) -> Trajectory:
     """Run one episode of the first task. Errors are recorded on the trajectory, as in a run.
@@ -142,20 +157,3 @@ async def play_all(
     planned = list(plan(setup.tasks(num_tasks), num_samples))
     await runner.run(planned, keep)
     return [ended[episode.episode_id] for episode in planned]
-
-
-def stepped(setup: Setup, *, task: int = 0) -> SteppedEpisode:
-    """Return an episode of a task that the test drives by one action at a time.
-
-    Raises:
-        ConfigError: the setup cannot be run, or the environment runs its own loop.
-    """
-    source = setup.source()
-    if not isinstance(source, EnvSource):
-        raise ConfigError(f"stepped: expected an environment with `step`, got {source!r:.80}. Use `play`.")
-    one = setup.tasks(task + 1)[task]
-    seed = one.seed if one.seed is not None else derive_seed(setup.seed, one.task_id)
-    key = EpisodeKey(f"{one.task_id}/0", one.task_id, 0, seed)
-    make = partial(create, source.cls, source.kwargs)
-    limits = setup.episode_limits()
-    return SteppedEpisode(make, one, chat=setup.chat(), sampling=setup.sampling, limits=limits, key=key)

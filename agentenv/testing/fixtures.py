@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from agentenv._util.loop_thread import is_loop_running
 from agentenv.core.engine import Tokenizer
 from agentenv.core.trajectory import Group, Trajectory
-from agentenv.core.types import Task
 from agentenv.engines.scripted import Script, ScriptedEngine
-from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError, EpisodeFailed
 from agentenv.testing.clock import VirtualClock
-from agentenv.testing.episodes import Setup, play, play_all, stepped
+from agentenv.testing.episodes import Setup, play, play_all
 
 T = TypeVar("T")
 
@@ -37,9 +35,8 @@ class Bench:
         *,
         expects_error: bool = False,
         clock: VirtualClock | None = None,
-        remember: Callable[[Tokenizer], None] = lambda tokenizer: None,
     ) -> None:
-        self._setup, self._clock, self._remember = setup, clock, remember
+        self._setup, self._clock = setup, clock
         self._expects_error = expects_error
         self.tokenizer: Tokenizer = (setup or Setup("")).chat().tokenizer
         self._coroutines: list[Coroutine[Any, Any, Any]] = []
@@ -113,15 +110,15 @@ class Bench:
             )
         return trajectory
 
-    def marked_env(self) -> MarkedEnv:
-        """Return the environment of the marker.
+    def marked_env(self) -> Setup:
+        """Return the setup of the marker.
 
         Raises:
-            ConfigError: the test has no marker, or the environment is unknown.
+            ConfigError: the test has no marker.
         """
         if self._setup is None:
             raise _no_marker("env")
-        return MarkedEnv(self._make_setup((), {}))
+        return self._make_setup((), {})
 
     def _make_setup(self, args: Sequence[Any], options: Mapping[str, Any]) -> Setup:
         """Return the marker's setup with the values of a call; a call with an environment ignores the marker."""
@@ -135,7 +132,6 @@ class Bench:
             raise _no_marker("run_episode")
         setup = Setup(**values) if self._setup is None or "env" in values else replace(self._setup, **values)
         self.tokenizer = setup.chat().tokenizer
-        self._remember(self.tokenizer)
         return setup
 
     def _finish(self, work: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
@@ -158,32 +154,3 @@ class Bench:
         # A new loop that is not set as current: other plugins keep theirs.
         with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
             return runner.run(work)
-
-
-@dataclass(frozen=True, slots=True)
-class MarkedEnv:
-    """The environment of a test's marker."""
-
-    setup: Setup
-
-    @property
-    def cls(self) -> type[Any]:
-        """Its class."""
-        cls: type[Any] = getattr(self.setup.source(), "cls")  # noqa: B009 - not every source is of a class
-        return cls
-
-    @property
-    def tasks(self) -> list[Task]:
-        """Its tasks."""
-        return self.setup.tasks()
-
-    def stepped(self, task: int = 0) -> SteppedEpisode:
-        """Return an episode that a coroutine of the test drives: `begin`, then `act` until it is `over`.
-
-        Example::
-
-            async with env.stepped() as episode:
-                await episode.begin()
-                result = await episode.act("#### 42")
-        """
-        return stepped(self.setup, task=task)

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from agentenv.core.engine import Engine, Tokenizer
+from agentenv.core.engine import Tokenizer
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Completion
-from agentenv.engines.scripted import Request, ScriptedEngine
-from agentenv.errors import ConfigError, DataError, EngineError
+from agentenv.errors import ConfigError, DataError
 from agentenv.runs.records.lines import trajectory_from_dict, trajectory_to_dict
 from agentenv.testing.diffs import trajectory_diff
 from agentenv.testing.tokenizers import CharTokenizer
 
 _RECORD = "Look at the episode and, where it is right, run pytest with --agentenv-record."
+_NUMBERS = re.compile(r'\[\n[^{}"]*\]')
+"""Lists of numbers, and lists of such lists: strings of JSON have no line ends."""
 _TIMES = ("generate_s", "step_s", "num_cached_tokens", "began_s")
 
 
@@ -71,7 +71,10 @@ class Golden:
         self._seen.add(path)
         if self._record:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(_pretty(_kept(trajectory), "")) + "\n", encoding="utf-8")
+            text = json.dumps(_kept(trajectory), ensure_ascii=False, indent=2)
+            text = _NUMBERS.sub(lambda found: " ".join(found[0].split()).replace("[ ", "[").replace(" ]", "]"), text)
+            # Half a surrogate pair becomes its escape, which JSON has too.
+            path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
             return
         was, now = _read(path), trajectory_from_dict(_kept(trajectory))
         names, tokenizer = ("golden", "now"), self._tokenizer_of()
@@ -79,36 +82,6 @@ class Golden:
         if lines:
             advice = f"If what is new is right, run pytest with --agentenv-record and look at the change of {path}."
             raise AssertionError("\n".join([f"{path.name}: the episode is not what it was", *lines, advice]))
-
-    def policy(self, engine: Engine | None = None, name: str = "") -> Engine:
-        """Return a policy that replays the trace token by token, or `engine` itself while recording.
-
-        A test of a real model's actions then needs no model.
-
-        Raises:
-            AssertionError: the trace is missing.
-            ConfigError: the trace is being recorded, without an engine.
-        """
-        __tracebackhide__ = True
-        if self._record:
-            if engine is None:
-                raise ConfigError("golden.policy: expected an engine to record, got none. Give it one.")
-            return engine
-        trajectory = _read(self.path(name))
-
-        def say(request: Request) -> Completion:
-            if request.turn_index >= len(trajectory.turns):
-                raise EngineError(
-                    f"golden: expected at most {len(trajectory.turns)} generations, as in the trace, got another. "
-                    f"The environment continues for longer than it did. {_RECORD}"
-                )
-            turn = trajectory.turns[request.turn_index]
-            segment, span = trajectory.segments[turn.segment], slice(turn.start, turn.end)
-            ids, logprobs = tuple(segment.token_ids[span]), tuple(segment.logprobs[span])
-            versions = tuple(segment.policy_versions[span])
-            return Completion(ids, turn.finish_reason, turn.matched_stop, logprobs, versions)
-
-        return ScriptedEngine(say, self._tokenizer_of())
 
 
 def _kept(trajectory: Trajectory) -> dict[str, Any]:
@@ -130,31 +103,6 @@ def _read(path: Path) -> Trajectory:
     if not isinstance(values, dict):
         raise DataError(f"{path}: expected a trace, got {values!r:.60}. {_RECORD}")
     return trajectory_from_dict(values)
-
-
-def _pretty(value: Any, indent: str) -> Iterator[str]:
-    """Yield JSON with a line for each item, except for lists of numbers, which are one line."""
-    inner = indent + "  "
-    is_flat = isinstance(value, list) and not any(isinstance(item, str | dict) for item in value)
-    if isinstance(value, Mapping) and value:
-        yield "{"
-        for number, (key, item) in enumerate(value.items()):
-            yield f"{',' * (number > 0)}\n{inner}{json.dumps(key, ensure_ascii=False)}: "
-            yield from _pretty(item, inner)
-        yield f"\n{indent}}}"
-    elif isinstance(value, list) and value and not is_flat:
-        yield "["
-        for number, item in enumerate(value):
-            yield f"{',' * (number > 0)}\n{inner}"
-            yield from _pretty(item, inner)
-        yield f"\n{indent}]"
-    else:
-        text = json.dumps(value, ensure_ascii=False)
-        try:
-            text.encode()
-        except UnicodeEncodeError:  # half a surrogate pair
-            text = json.dumps(value)
-        yield text
 
 
 def _file_name(name: str) -> str:

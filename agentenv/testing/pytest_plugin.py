@@ -20,7 +20,6 @@ import contextlib
 import functools
 import inspect
 import sys
-from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,11 +27,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from agentenv.core.engine import Tokenizer
     from agentenv.core.trajectory import Trajectory
     from agentenv.engines.scripted import ScriptedEngine
     from agentenv.testing.clock import VirtualClock
-    from agentenv.testing.fixtures import Bench, MarkedEnv
+    from agentenv.testing.episodes import Setup
+    from agentenv.testing.fixtures import Bench
     from agentenv.testing.golden import Golden
 
 _MARKER = (
@@ -40,8 +39,6 @@ _MARKER = (
     "and `run_episode`; the arguments are those of agentenv.testing.Setup. `episode` fails if the episode failed, "
     "unless expects_error is True"
 )
-_TOKENIZER = pytest.StashKey[Any]()
-"""The tokenizer of the running test, once it used a fixture of the plugin; it decodes tokens in failed assertions."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -87,26 +84,6 @@ def _if_ours(clock: Any) -> VirtualClock | None:
     return clock if module is not None and isinstance(clock, module.VirtualClock) else None
 
 
-def pytest_assertrepr_compare(config: pytest.Config, op: str, left: object, right: object) -> list[str] | None:
-    """Explain differences between trajectories and segments, and in tests that use the fixtures, between token ids."""
-    tokenizer, kind = config.stash.get(_TOKENIZER, None), type(left)
-    is_record = kind is type(right) and (kind.__module__, kind.__name__) in _RECORDS
-    # Ids are two sequences of integers, at least one of them an int32 array, as in segments.
-    sides = (left, right) if tokenizer is not None else ()
-    are_ids = any(isinstance(side, array) and side.typecode == "i" for side in sides) and all(
-        isinstance(side, array) or (isinstance(side, list | tuple) and all(type(i) is int for i in side))
-        for side in sides
-    )
-    if op != "==" or not (is_record or are_ids):
-        return None
-    from agentenv.testing.diffs import explained
-
-    return explained(left, right, tokenizer)
-
-
-_RECORDS = (("agentenv.core.trajectory", "Trajectory"), ("agentenv.core.trajectory", "Segment"))
-
-
 @pytest.fixture
 def virtual_clock() -> Iterator[VirtualClock]:
     """A virtual clock for async tests and the other fixtures of the plugin; see `agentenv.testing.VirtualClock`.
@@ -124,16 +101,10 @@ def agentenv_bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     """Yield the bench on which the other fixtures run episodes."""
     from agentenv.testing.fixtures import Bench
 
-    config = request.config
     clock = _if_ours(request.getfixturevalue("virtual_clock")) if "virtual_clock" in request.fixturenames else None
     marker = request.node.get_closest_marker("agentenv")
-
-    def remember(tokenizer: Tokenizer) -> None:
-        config.stash[_TOKENIZER] = tokenizer
-
-    bench = Bench.of_marker(marker and (marker.args, marker.kwargs), clock=clock, remember=remember)
+    bench = Bench.of_marker(marker and (marker.args, marker.kwargs), clock=clock)
     yield bench
-    config.stash[_TOKENIZER] = None
     if forgotten := bench.num_forgotten():
         pytest.fail(f"run_episode: expected await in an async test, got {forgotten} calls without. Await them.")
 
@@ -191,8 +162,8 @@ def _others(request: pytest.FixtureRequest, ours: Callable[[Bench], Any]) -> Any
 
 
 @pytest.fixture
-def env(request: pytest.FixtureRequest) -> MarkedEnv:
-    """Return the environment of the test's marker: its class, tasks, and episodes to step through by hand."""
+def env(request: pytest.FixtureRequest) -> Setup:
+    """Return the Setup of the test's marker: its `tasks()`, and by `stepped()` episodes to step through by hand."""
     return _others(request, lambda bench: bench.marked_env())  # type: ignore[no-any-return]
 
 

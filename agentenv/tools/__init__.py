@@ -11,12 +11,4 @@ if TYPE_CHECKING:
     from agentenv.tools.toolset import Toolset
 
 __all__ = ["ParsedAction", "PythonTool", "ToolError", "Toolset", "answer_calls", "schema_of"]
-__getattr__ = lazy_names(
-    __name__,
-    {
-        **dict.fromkeys(("ParsedAction", "ToolError", "answer_calls"), "agentenv.tools.calling"),
-        "PythonTool": "agentenv.tools.python",
-        "schema_of": "agentenv.tools.schemas",
-        "Toolset": "agentenv.tools.toolset",
-    },
-)
+__getattr__ = lazy_names(__name__)

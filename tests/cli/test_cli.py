@@ -104,7 +104,10 @@ WRONG = {
     "split of a file": ([*RUN, "--split", "train"], "--split: expected a Hugging Face dataset with it"),
     "model missing": ([*RUN, "--model", "tiny-mat"], "--model: expected a model's folder, a Hugging Face id or one of"),
     "resume what": ([*RUN, "--resume"], "--resume: expected --out DIR with it, got none"),
-    "resume nothing": (["run", "--resume", "--out", "gone"], "--resume: expected a run directory in --out, got 'gone'"),
+    "resume nothing": (
+        ["run", "--resume", "--out", "gone"],
+        "expected a directory of `agentenv run` in --out, got 'gone'",
+    ),
     "check what": (
         ["check"],
         "agentenv check: expected TARGET (agent_func.py, or an environment or an agent with `run`: installed",

@@ -1,10 +1,8 @@
 """The names and signatures that others build on: changing one of these tests is changing a promise."""
 
-import ast
 import dataclasses
 import inspect
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
@@ -35,17 +33,6 @@ def test_exported_members(face):
         assert name == "__version__" or inspect.getdoc(value), f"{face}.{name} has no docstring"
     with pytest.raises(AttributeError, match="Nothing"):
         module.Nothing  # noqa: B018
-
-
-@pytest.mark.parametrize("face", FACES)
-def test_type_checkers_see_what_a_face_imports(face):
-    """The names that are imported for type checkers only, and from where, are those of the lazy table."""
-    tree = ast.parse(Path(import_module(face).__file__).read_text())
-    (block,) = [node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
-    for node in block.body:
-        for alias in node.names:
-            module = import_module(node.module)
-            assert getattr(import_module(face), alias.name) is getattr(module, alias.name)
 
 
 def parameters(function):

@@ -66,7 +66,7 @@ def test_time_ends_however_late_it_is(clock, start_s):
     clock.run(late())
     assert ended == sorted(ended)
     assert math.isclose(clock.elapsed_s, start_s + ten_years_s, rel_tol=1e-12)
-    assert clock.num_jumps < 20_000
+    assert clock._loop.num_jumps < 20_000
 
 
 def test_run_virtual_returns_the_result_and_leaves_the_time_on_the_clock(clock):
@@ -110,7 +110,7 @@ async def test_time_stands_still_while_a_thread_works(virtual_clock, how):
     assert virtual_clock.elapsed_s == 0
     await jumped
     assert virtual_clock.elapsed_s == 3600
-    assert virtual_clock.num_stalls == 0
+    assert virtual_clock._loop.num_stalls == 0
 
 
 @pytest.mark.long
@@ -138,7 +138,7 @@ async def test_time_stands_still_while_a_process_works(virtual_clock, monkeypatc
     await asyncio.wait_for(process.communicate(b"" if "stdin" in pipes else None), 10)
     assert (process.returncode, virtual_clock.elapsed_s) == (0, 0)
     await asyncio.sleep(3600)
-    assert virtual_clock.num_stalls == 0
+    assert virtual_clock._loop.num_stalls == 0
 
 
 async def test_a_process_that_waits_for_our_word_holds_nothing_up(virtual_clock, monkeypatch):
@@ -146,7 +146,7 @@ async def test_a_process_that_waits_for_our_word_holds_nothing_up(virtual_clock,
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec("cat", stdin=pipe, stdout=pipe)
     await asyncio.sleep(3600)
-    assert virtual_clock.num_stalls == 0
+    assert virtual_clock._loop.num_stalls == 0
     assert await asyncio.wait_for(process.communicate(b"said"), 10) == (b"said", None)
     assert virtual_clock.elapsed_s == 3600
 
@@ -234,8 +234,7 @@ def test_a_thread_that_hangs_meets_its_deadline_and_does_not_delay_others():
     opened.set()
     assert trajectory.stop_reason is StopReason.STEP_TIMEOUT
     assert clock.elapsed_s == 40
-    assert clock.num_stalls == 1
-    assert clock.real_wait_s >= 0.05
+    assert clock._loop.num_stalls == 1
 
 
 def test_a_wait_that_can_never_end_is_an_error():

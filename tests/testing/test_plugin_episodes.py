@@ -71,8 +71,8 @@ MARKED = """
     @pytest.mark.agentenv("my_env:Echo", ["no"], env_kwargs={"most": 2}, data=TASK, seed=5)
     def test_by_name(episode, env, run_episode):
         assert episode.reward == 0.0
-        assert env.cls is Echo
-        assert [task.label for task in env.tasks] == ["yes"]
+        assert env.source().cls is Echo
+        assert [task.label for task in env.tasks()] == ["yes"]
         assert run_episode(policy=["yes"]).reward == 1.0
         assert run_episode(policy=["no"], env_kwargs={"most": 1}).turns[-1].result.terminated
 
@@ -308,7 +308,7 @@ def test_time_stands_still_while_a_model_generates(tiny_model, run_episode):
 
     with VirtualClock(patience_s=120.0) as clock:  # its first generation takes longer than 5 s on a busy machine
         assert clock.run(play()).error is None
-        assert (clock.elapsed_s, clock.num_stalls) == (0.0, 0)
+        assert (clock.elapsed_s, clock._loop.num_stalls) == (0.0, 0)
 
 
 CLOCKED = """

@@ -305,7 +305,7 @@ def test_resuming_without_a_training_or_from_a_run_is_one_line(place, capfd):
     resume = ["train", "--resume", "--out"]
     assert command([*resume, "nothing"]) == 2
     said = capfd.readouterr().err
-    assert "--resume: expected the folder of a training in --out, got 'nothing'." in said
+    assert "--resume: expected a directory of `agentenv train` in --out, got 'nothing'." in said
     run = ["run", "--env", "env.py:Letters", "--data", "tasks.jsonl", "--model", tiny_model(), "--engine", "hf"]
     assert command([*run, "--max_tokens", 2, "--limit", 1, "--out", "run"]) == 0
     capfd.readouterr()

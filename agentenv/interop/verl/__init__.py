@@ -16,13 +16,4 @@ if TYPE_CHECKING:
     from agentenv.interop.verl.rewards import RMGalleryRewardManager
 
 __all__ = ["AgentEnvRewardManager", "EnvAgentLoop", "RMGalleryRewardManager", "dataset", "to_records"]
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "AgentEnvRewardManager": "agentenv.interop.verl.rewards",
-        "EnvAgentLoop": "agentenv.interop.verl.agent_loop",
-        "RMGalleryRewardManager": "agentenv.interop.verl.rewards",
-        "dataset": "agentenv.interop.verl.agent_loop",
-        "to_records": "agentenv.interop.verl.records",
-    },
-)
+__getattr__ = lazy_names(__name__, {"AgentEnvRewardManager": "agentenv.interop.verl.rewards"})

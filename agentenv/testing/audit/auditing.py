@@ -44,7 +44,7 @@ from agentenv.testing.audit.policies import (
     is_time_to_end,
     select_policies,
 )
-from agentenv.testing.audit.report import Audit, policy_rows, times_of
+from agentenv.testing.audit.report import Audit, policy_rows
 from agentenv.testing.conformance.cases import hacks_of
 from agentenv.testing.odd_actions import recorded_marks
 from agentenv.testing.shifted_clock import elapsing_clock, modules_of, shifted_clock
@@ -163,7 +163,7 @@ async def audit_env(
     marked.sort(key=lambda each: (bool(each.allowed), SEVERITIES.index(each.severity)))
     return Audit(
         name, options.seed, tuple(by_id), len(plays), tuple(marked), tuple(policy_rows(facts, policies)),
-        tuple(unused), times_of(plays, time.perf_counter() - started), tuple(plays), options.policies,
+        tuple(unused), {"wall_s": time.perf_counter() - started}, tuple(plays), options.policies,
         judged=len(facts.unrated) < len(by_id), not_played=_not_played(plays, budget),
         not_examined=tuple(_not_examined(plays, tasks, drawn, options, marks, budget)),
     )  # fmt: skip

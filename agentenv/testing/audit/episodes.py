@@ -20,9 +20,9 @@ from agentenv.chat.chat import Chat
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Limits, SamplingParams, Task
 from agentenv.core.views import spans_of
-from agentenv.episode.loop import AgentFactory, recording_errors
+from agentenv.episode.loop import AgentFactory
 from agentenv.episode.runner import derive_seed
-from agentenv.episode.setup import EpisodeKey, EpisodeProgress, Stage
+from agentenv.episode.setup import EpisodeKey
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import EpisodeFailed
 from agentenv.testing.audit.policies import BASELINES, LONG_NAMES, LONG_POLICIES, PART, AuditPolicy, View
@@ -208,7 +208,9 @@ class PolicyRunner:
                 last = episode.trajectory.turns[-1]
                 budget.add(policy.key, task.task_id, last.action, last.step_s)
             check_time()
-            gold = await _gold_action(episode) if policy.sees_gold else None
+            gold, error = await episode.tried_gold() if policy.sees_gold else (None, None)
+            if error is not None:
+                raise _NoGoldError(error)
             room = (episode.asked.sampling.max_tokens if episode.asked else None) or self.limits.max_length
             played = episode.trajectory.turns
             view = View(
@@ -310,21 +312,6 @@ class _NoGoldError(Exception):
     def __init__(self, error: EpisodeError) -> None:
         super().__init__(error.message)
         self.error = error
-
-
-async def _gold_action(episode: SteppedEpisode) -> str | None:
-    """Return the environment's gold action.
-
-    Raises:
-        _NoGoldError: `gold` raised an exception; it has the recorded error.
-    """
-    found: list[str | None] = []
-    record = Trajectory(episode.trajectory.task, episode.trajectory.max_length)
-    with recording_errors(record, EpisodeProgress(stage=Stage.GOLD)):
-        found.append(await episode.gold())
-    if record.error is not None:
-        raise _NoGoldError(record.error)
-    return found[0]
 
 
 async def play_all(

@@ -59,19 +59,6 @@ class PolicyRow:
     score: Estimate
 
 
-def times_of(plays: Sequence[Play], wall_s: float) -> dict[str, float | str | None]:
-    """Return the durations of an audit in seconds: its own, those of the steps, and the policy of the slowest step."""
-    steps = sorted((seconds, play.key) for play in plays for seconds in play.step_s)
-    values = [seconds for seconds, _ in steps]
-    return {
-        "wall_s": wall_s,
-        "step_p50_s": statistics.median(values) if values else None,
-        "step_p95_s": values[min(len(values) - 1, int(0.95 * len(values)))] if values else None,
-        "step_max_s": values[-1] if values else None,
-        "slowest": steps[-1][1] if steps else "",
-    }
-
-
 @dataclass(frozen=True, slots=True)
 class Audit:
     """The result of an audit."""

@@ -1,4 +1,4 @@
-"""The target of a check or an audit (a class, an environment, or an agent_func.py), and the episodes to run of it."""
+"""The episodes that a check runs of its target: cases, actions, and the hacks that a class names."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ from agentenv._util.brief import brief
 from agentenv.core.engine import Tokenizer
 from agentenv.core.types import Task
 from agentenv.engines.scripted import Request, ScriptedEngine
-from agentenv.episode.endpoint.agent import ChatAgentSource, owns_its_loop
-from agentenv.episode.registry import env_source
-from agentenv.episode.source import EnvSource, EpisodeSource, as_agent
 from agentenv.errors import ConfigError
-from agentenv.interop.agent_files import load_func_agent
 from agentenv.testing.odd_actions import DEPTH, ODD_JSON, ODD_NUMBERS, SIGNS, TERMS
 from agentenv.testing.tool_calls import calls_with_world
 
@@ -139,25 +135,6 @@ def task_from_flags(prompt: str, label: Any) -> Task | None:
     if prompt in ("", PROMPT) and label in (None, LABEL):
         return None
     return Task([{"role": "user", "content": prompt or PROMPT}], label, task_id="check")
-
-
-# --- the target -------------------------------------------------------------------------------------------------------
-
-
-def load_target(target: str | type[Any], env_kwargs: Mapping[str, Any]) -> tuple[EpisodeSource, type[Any]]:
-    """Return the source of a target's episodes, and the class of its environment or agent.
-
-    Raises:
-        ConfigError: the target cannot be loaded, or does not take the arguments.
-    """
-    if not isinstance(target, str):
-        own = owns_its_loop(target)
-        source: Any = (ChatAgentSource if own else EnvSource)(target if own else as_agent(target), env_kwargs)
-        return source, source.cls
-    if (found := load_func_agent(target)) is not None:
-        return found
-    source = env_source(target, env_kwargs)
-    return source, source.cls
 
 
 def hacks_of(cls: type[Any]) -> dict[str, Sequence[str]]:

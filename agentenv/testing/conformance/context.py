@@ -20,11 +20,12 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Limits, SamplingParams, Task
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.endpoint.agent import ChatAgentSource
-from agentenv.episode.registry import builtin_datasets
+from agentenv.episode.registry import builtin_datasets, env_source
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup, StepRetries
 from agentenv.episode.source import EnvSource, EpisodeSource
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import AgentEnvError, ConfigError, EpisodeFailed, InfraError
+from agentenv.interop.agent_files import load_func_agent
 from agentenv.interop.openrlhf.executor import AgentFunc
 from agentenv.testing import chats
 from agentenv.testing.conformance.call_watch import Around, CallWatch, MethodCall, watched_class
@@ -38,7 +39,6 @@ from agentenv.testing.conformance.cases import (
     Policy,
     Script,
     hacks_of,
-    load_target,
     word_calls,
     yielding,
 )
@@ -150,7 +150,11 @@ class ConformanceContext:
         """The source of its episodes, and the class of the environment or agent, loaded at the first use."""
         path = self.name.partition(":")[0]
         with self.watch.during("import", path, self.options.step_timeout_s * IMPORT_LIMITS):
-            return load_target(self.options.target, self.options.env_kwargs)
+            target = self.options.target
+            if isinstance(target, str) and (found := load_func_agent(target)) is not None:
+                return found
+            source = env_source(target, self.options.env_kwargs)
+            return source, source.cls
 
     @property
     def source(self) -> EpisodeSource:
