@@ -11,7 +11,7 @@ import logging
 import math
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import httpx
 import pytest
@@ -27,6 +27,7 @@ from agentenv.errors import ConfigError, EngineError, PromptTooLong
 from agentenv.runs.metrics import Tally, summarize
 from agentenv.runs.records.lines import decode_line, encode_line, trajectory_from_dict
 from tests.engines.streamed import StreamedTransport
+from tests.waits import until
 
 PROMPT = [11, 12, 13]
 TOKENS = [5, 6, 7]
@@ -395,33 +396,11 @@ class Server:
     """HTTP/1.1 on loopback: `behave(reader, writer, body)` is asked for generations and may do anything."""
 
     behave: Callable[..., Awaitable[None]]
-    port: int = 0
     connections: int = 0
     generations: int = 0
-    tasks: set = field(default_factory=set)
-    server: asyncio.Server | None = None
-    place: socket.socket | None = None
-    """Bound and never listening, so that the port stays this server's while it is stopped."""
-
-    async def start(self):
-        if self.place is None:
-            self.place = socket.socket()
-            self.place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            self.place.bind(("127.0.0.1", 0))
-            self.port = self.place.getsockname()[1]
-        self.server = await asyncio.start_server(self.serve, "127.0.0.1", self.port, reuse_port=True)
-
-    async def stop(self):
-        """Die like a killed process: listening and open connections end at once."""
-        self.server.close()
-        for task in list(self.tasks):
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
-        await self.server.wait_closed()
 
     async def serve(self, reader, writer):
         self.connections += 1
-        self.tasks.add(asyncio.current_task())
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -440,29 +419,24 @@ class Server:
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
-            self.tasks.discard(asyncio.current_task())
             writer.close()
 
 
-def reply(writer, answer, status=200, cut=0):
+def reply(writer, answer):
     data = json.dumps(answer).encode()
-    head = f"HTTP/1.1 {status} x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode()
-    writer.write(head + (data[:-cut] if cut else data))
+    writer.write(f"HTTP/1.1 200 x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode())
+    writer.write(data)
 
 
 @contextlib.asynccontextmanager
 async def serving(behave, **options):
     server = Server(behave)
-    await server.start()
-    engine = VLLMHTTPEngine(f"http://127.0.0.1:{server.port}", **options)
-    engine.waits = []
-    try:
-        with recorded_pauses(engine.waits):
+    async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listening:
+        engine = VLLMHTTPEngine(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", **options)
+        try:
             yield server, engine
-    finally:
-        await engine.close()
-        await server.stop()
-        server.place.close()
+        finally:
+            await engine.close()
 
 
 async def test_connections_are_pooled_and_bounded():
@@ -475,3 +449,21 @@ async def test_connections_are_pooled_and_bounded():
             await asyncio.gather(*(ask(engine, request_id=f"{index}/0") for index in range(12)))
         assert server.generations == 36
         assert server.connections <= 4
+
+
+async def test_cancelling_reaches_the_server_for_every_request_in_flight():
+    gone = set()
+
+    async def behave(reader, writer, body):
+        try:
+            await reader.readexactly(1)
+        except asyncio.IncompleteReadError:
+            gone.add(body["request_id"])
+            raise
+
+    async with serving(behave) as (server, engine):
+        asked = [asyncio.ensure_future(ask(engine, request_id=f"{index}/0")) for index in range(8)]
+        await until(lambda: server.generations == 8)
+        for each in asked:
+            each.cancel()
+        await until(lambda: len(gone) == 8)
