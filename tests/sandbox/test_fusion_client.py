@@ -437,11 +437,7 @@ STDIO = StdioSuite(visible=(StdioTest("1 2\n", "3\n"),), hidden=(StdioTest("2 2\
     ("suite", "code", "score"),
     [
         (ADD, "def add(a, b):\n    print('chatter', a)\n    return a + b", 1.0),
-        (ADD, "def add(a, b): return 3", 0.25),
-        (ADD, "import os; os._exit(0)", 0.0),
-        (ASSERTS, "def add(a, b):\n    print('chatter')\n    return a + b", 1.0),
         (ASSERTS, "import os\ndef add(a, b): os._exit(0)", 0.0),
-        (STDIO, "print(sum(map(int, input().split())))", 1.0),
         (STDIO, "print(3)", 0.5),
     ],
 )  # fmt: skip
