@@ -17,7 +17,6 @@ import pytest
 
 from agentenv.core.agent import AgentInstance
 from agentenv.core.types import StepResult, Task
-from agentenv.errors import ConfigError
 from agentenv.testing.conformance.context import ConformanceOptions
 from agentenv.testing.conformance.suite import PROPERTIES, check_property, make_context, run_suite
 from agentenv.tools import answer_calls, schema_of
@@ -357,18 +356,6 @@ def test_raw_text_that_repeats_what_a_policy_said_may_forge_tokens():
 
 def test_rows_of_data_are_tried_in_messages_as_a_run_gives_them():
     assert [task.prompt[0]["role"] for task in make_context(ConformanceOptions("math_retry")).tasks] == ["user", "user"]
-
-
-def test_properties_are_chosen_by_name_and_an_unknown_one_is_refused():
-    class Fine(AgentInstance):
-        async def step(self, states):
-            return StepResult(terminated=True)
-
-    outcomes = run_suite(make_context(ConformanceOptions(Fine)), only=("close", "ends"), skip={"ends": "slow"})
-    told = [(one.name, one.state, one.reason) for one in outcomes]
-    assert told == [("close", "held", ""), ("ends", "skipped", "slow")]
-    with pytest.raises(ConfigError, match=r"--only: expected one of .*, got 'close_twice'. Did you mean 'close'"):
-        run_suite(make_context(ConformanceOptions(Fine)), only=("close_twice",))
 
 
 HANGS = {
