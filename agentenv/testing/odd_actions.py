@@ -71,9 +71,10 @@ def odd_forms(gold: str) -> dict[str, str]:
         "no_keys": type(inner)(),
         "not_an_object": [] if isinstance(inner, dict) else {"a": 1},
     }
-    if isinstance(inner, dict) and not is_call:  # a call may leave arguments out
-        keys = [*inner]
-        odd |= {"first_key": {keys[0]: inner[keys[0]]}, "last_key": {keys[-1]: inner[keys[-1]]}} if keys else {}
+    if inner and not is_call:  # a call may leave arguments out
+        first, *_, last = [*inner, *inner]
+        ends = {"first_key": first, "last_key": last}
+        odd |= {name: {end: inner[end]} if isinstance(inner, dict) else [end] for name, end in ends.items()}
     for name, value in odd.items():
         text = json.dumps({**parsed, "arguments": value} if is_call else value)
         if (form := f"{gold[:start]}{text}{gold[end:]}") not in (gold, *forms.values()):

@@ -120,7 +120,8 @@ def test_the_whole_last_number_is_replaced_and_the_digits_of_all():
     assert (forms["nines"], forms["zero"]) == ("flour=99.9, sugar=99.99 g", "flour=12.5, sugar=0 g")
 
 
-def test_the_keys_of_an_answer_are_said_alone_and_those_of_a_call_are_not():
+def test_the_parts_of_an_answer_are_said_alone_and_those_of_a_call_are_not():
     forms = odd_forms('{"a": 1, "b": 2}')
     assert (forms["first_key"], forms["last_key"]) == ('{"a": 1}', '{"b": 2}')
+    assert odd_forms('["a", [1]]')["first_key"] == '["a"]'
     assert "first_key" not in odd_forms('{"name": "f", "arguments": {"a": 1, "b": 2}}')

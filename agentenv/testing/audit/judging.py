@@ -537,10 +537,13 @@ def limits_passed(facts: Facts) -> Found:
     for plays in facts.by_task.values():
         by_key = {play.key: play for play in plays if play.steps}
         if "farm/turn_1" in by_key and "farm/in_one_action" in by_key:
-            single = [step.observation for step in by_key["farm/turn_1"].steps if step.observation]
-            replies = by_key["farm/in_one_action"].steps[0].observation
-            is_limited = len(single) > 2 and single[0] == single[1] != single[-1]
-            if is_limited and replies.count(single[0]) >= NUM_TOGETHER:
+            one_by_one = by_key["farm/turn_1"]
+            replies = [step.observation for step in one_by_one.steps]
+            all_at_once = by_key["farm/in_one_action"].steps[0].observation
+            if one_by_one.stop_reason != StopReason.TERMINATED:  # where it is, the end is the reply to one too many
+                replies.pop()
+            is_limited = len(replies) > 2 and replies[0] == replies[1] != replies[-1]
+            if is_limited and all_at_once.count(replies[0]) >= NUM_TOGETHER:
                 passed.append(by_key["farm/in_one_action"])
     summary = f"{NUM_TOGETHER} equal calls in one action have the reply that fewer have in a turn each, on "
     yield from findings_of("limit-passed", "warn", summary + tasks_of(passed), passed)

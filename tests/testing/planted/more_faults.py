@@ -628,6 +628,14 @@ class CountsActions(Desk):
         return await super().lookup(item)
 
 
+class EndsAfterThreeActions(CountsActions):
+    """The fourth ends the episode."""
+
+    async def step(self, states):
+        result = await super().step(states)
+        return replace(result, terminated=True, truncated=False) if self.calls > 3 else result
+
+
 class NamesWhatIsNotAsked(Sum):
     """The order of a set shows once an action has several of its words."""
 
