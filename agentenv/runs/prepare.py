@@ -22,6 +22,7 @@ from agentenv.core.types import Limits, Task
 from agentenv.engines.chat.wire import read_prices
 from agentenv.engines.factory import choose_engine, engine_class
 from agentenv.engines.models import load_light_tokenizer, load_stop_token_ids, load_tokenizer, resolve_model
+from agentenv.engines.scripted import PlainTextTokenizer
 from agentenv.episode.endpoint.agent import ChatAgentSource
 from agentenv.episode.registry import env_source
 from agentenv.episode.source import EnvSource, EpisodeSource, Member, Mixture
@@ -368,13 +369,11 @@ def load_env_tasks(config: RunConfig) -> tuple[EnvSource, list[Task]]:
     Raises:
         ConfigError: it has its own loop; or as `load_source` and `load_tasks`.
     """
-    found = load_func_agent(config.source)
-    if found is None:
-        source = load_source(config)
-    else:
+    if (found := load_func_agent(config.source)) is not None:
         func, cls = found
-        source = EnvSource(cls, {**func.agent_kwargs, **config.env_kwargs})
-        config = replace(config, apply_chat_template=func.takes_messages)  # others get a prompt of text as it is
+        of_func, chat = EnvSource(cls, {**func.agent_kwargs, **config.env_kwargs}), Chat(PlainTextTokenizer())
+        return of_func, [func.as_given(task, chat) for task in load_tasks(config, of_func)]
+    source = load_source(config)
     if not isinstance(source, EnvSource):
         raise ConfigError(
             f"ENV: expected an environment with `step`, got {config.source!r}, an agent with its own loop, which "

@@ -359,6 +359,23 @@ def test_rows_of_data_are_tried_in_messages_as_a_run_gives_them():
     assert [task.prompt[0]["role"] for task in make_context(ConformanceOptions("math_retry")).tasks] == ["user", "user"]
 
 
+def test_rows_of_data_are_tried_as_text_in_a_file_for_openrlhf_as_a_run_gives_them(tmp_path):
+    write(
+        tmp_path,
+        """
+        from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
+        class Agent(AgentInstanceBase):
+            async def reset(self, states, **kwargs):
+                return {"observation": states["observation"] + "Room: "}
+            async def step(self, states, **kwargs): ...
+        class AgentExecutor(MultiTurnAgentExecutor):
+            def __init__(self):
+                super().__init__(Agent)
+    """,
+    )
+    assert checked(str(tmp_path / "agent.py"), data=str(tmp_path / "agent.py.jsonl"), name="data").problems == []
+
+
 def test_properties_are_chosen_by_name_and_an_unknown_one_is_refused():
     class Fine(AgentInstance):
         async def step(self, states):
