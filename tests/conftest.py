@@ -19,7 +19,7 @@ LONGEST_FIRST = (
     "test_docs.py", "test_planted.py", "test_verl.py", "test_ray.py", "test_invariants.py", "test_weight_sync.py",
     "test_vllm_real.py", "test_train.py",
     "test_run_faults.py", "test_files.py", "test_with_molt.py", "test_endpoint_run.py",
-    "test_run.py", "test_engine_faults.py", "test_stalls.py", "test_tiny_math.py", "test_ranks.py", "test_bridge.py",
+    "test_run.py", "test_stalls.py", "test_tiny_math.py", "test_ranks.py", "test_bridge.py",
     "test_train_faults.py", "test_escapes.py", "test_sandbox_faults.py", "test_rollout.py",
 )  # fmt: skip
 """Files whose tests take long together. They start first, so that no process ends alone with one of them."""

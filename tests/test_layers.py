@@ -153,11 +153,15 @@ print(json.dumps({{"heavy": heavy, "threads": threading.active_count()}}))
         "agentenv.interop.openrlhf.executor",
         "agentenv.engines.scripted",
         "agentenv.interop.openrlhf.response",
+        "agentenv.interop.verl.plugin, agentenv.interop.verl.records, agentenv.interop.roll, agentenv.interop.nemo_rl",
+        "agentenv.interop.openrlhf, agentenv.interop.molt",
     ],
 )
 def test_importing_is_silent_light_and_leaves_nothing_behind(module, tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(tmp_path)}
-    code = REPORT.format(module=module, heavy=sorted(HEAVY | {"numpy", "rich", "tyro", "gymnasium", "httpx"}))
+    code = REPORT.format(
+        module=module, heavy=sorted(HEAVY | {"numpy", "rich", "tyro", "gymnasium", "httpx", "verl", "roll"})
+    )
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False,

@@ -170,22 +170,3 @@ def test_what_matters_least_is_left_out_of_a_narrow_line():
     assert describe(FACTS, 63) == "1024/4096 episodes · reward 0.423 · score 0.412 · ETA 3m05s"
     failed = FACTS | {"env_errors": 2}
     assert describe(failed, 63) == "1024/4096 episodes · errors 2 env, 0 infra · ETA 3m05s"
-
-
-# --- words ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["run", "--env", "guess.py:Gess"], "to name a class, got no 'Gess' there. Did you mean 'Guess'?"),
-        (["run", "--env", "math_retry", "--model", "empty"], "got 'empty': the folder lacks config.json."),
-        (["new", "class"], "expected a new name, got 'class', a keyword of Python."),
-    ],
-)
-def test_a_slip_is_answered_with_what_is_there(argv, said, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "guess.py").write_text("class Guess:\n    async def step(self, states): ...\n")
-    assert main(argv) == 2
-    assert said in capsys.readouterr().err

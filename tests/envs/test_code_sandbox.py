@@ -190,12 +190,10 @@ async def test_info_says_how_an_attempt_went(sandbox):
 
 @one_loop
 async def test_a_program_that_leaves_before_its_result_passes_nothing_and_is_noted(sandbox):
-    (result,) = await attempts(sandbox, answer("import os\nos._exit(0)\n"), max_attempts=1)
-    assert (result.score, result.info["tamper"], result.info["tamper_signals"]) == (0.0, 1.0, "early_exit")
     later = "def add(a, b):\n    import os\n    return a + b if a == 1 else os._exit(0)\n"
     (result,) = await attempts(sandbox, answer(later), max_attempts=1)
     assert (result.info["visible_share"], result.score) == (1.0, 0.0)
-    assert result.info["tamper_signals"] == "early_exit"
+    assert (result.info["tamper"], result.info["tamper_signals"]) == (1.0, "early_exit")
 
 
 @one_loop
@@ -233,6 +231,7 @@ async def test_hidden_tests_are_not_run_where_the_outcome_is_known_before(sandbo
     assert (wrong.score, wrong.info["verdicts"]) == (0.0, "failed=1 skipped=3")
     wrong, *_ = await attempts(sandbox, SWAPPED)
     assert "skipped" not in wrong.info["verdicts"]
+    assert "hidden" not in said(wrong)
 
 
 @pytest.mark.parametrize(
@@ -268,57 +267,9 @@ async def test_a_sandbox_elsewhere_that_is_down_is_infrastructure_and_one_that_c
 
 
 @one_loop
-async def test_after_a_failed_visible_test_its_input_and_values_are_said(sandbox):
-    result, *_ = await attempts(sandbox, SWAPPED)
-    text = said(result)
-    for told in ("0 of 1 tests passed", "add(1, 2)", "expected: 3", "got: 2", "2 attempts left."):
-        assert told in text
-    assert "hidden" not in text
-
-
-@one_loop
 async def test_if_all_visible_tests_pass_feedback_says_only_that_hidden_ones_failed(sandbox):
     result, *_ = await attempts(sandbox, HALF)
     assert said(result) == f"{HIDDEN_FAILED}\n\n2 attempts left."
-
-
-SPIES = [
-    "def f(*args):\n    raise ValueError(args)\n",
-    "def f(*args):\n    return [args, args]\n",
-    "import sys\nseen = []\ndef f(*args):\n    seen.append(args)\n    print(seen, file=sys.stderr)\n    return seen\n",
-    "import sys\ndef f(*args):\n    sys.exit(repr(args))\n",
-    "def f(a):\n    if 'shown' in a:\n        return 'no'\n    raise SystemExit(a)\n",
-    "import gc\ndef f(a):\n    return [repr(o) for o in gc.get_objects() if 'SECRET' in repr(o)][:5]\n",
-]
-STDIN_SPIES = [
-    "import sys\nprint(sys.stdin.read())\n",
-    "import sys\nraise ValueError(sys.stdin.read())\n",
-    "import sys\nsys.stderr.write(sys.stdin.read()); sys.exit(3)\n",
-    "print(open('/proc/self/cmdline').read())\n",
-]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("mode", ["function", "stdio", "assert"])
-@one_loop
-async def test_no_program_can_make_the_feedback_reveal_hidden_tests(sandbox, mode):
-    def test(kind, index):
-        given, expected = f"{kind} IN{index}", f"{kind} OUT{index}"
-        forms = {
-            "function": {"args": [given], "expected": expected},
-            "stdio": {"stdin": given, "stdout": expected},
-            "assert": f"assert f({given!r}) == {expected!r}, 'told {expected}'",
-        }
-        return forms[mode]
-
-    label = {
-        "mode": mode, "entry_point": "f", "visible": [test("shown", i) for i in range(2)],
-        "hidden": [test("SECRET", i) for i in range(3)],
-    }  # fmt: skip
-    for code in STDIN_SPIES if mode == "stdio" else SPIES:
-        for result in await attempts(sandbox, *[answer(code)] * 2, label=label):
-            assert re.search(r"SECRET (IN|OUT)\d", said(result)) is None, code
-            assert said(result), code
 
 
 # --- the prompt ---------------------------------------------------------------------------------------------------

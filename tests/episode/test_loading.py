@@ -225,9 +225,7 @@ def test_the_same_package_found_twice_is_not_a_collision(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "fault", ["import nothing_of_this_name", "raise RuntimeError('half installed')", "1 +", "exit(3)"]
-)
+@pytest.mark.parametrize("fault", ["1 +", "exit(3)"])
 def test_a_broken_package_does_not_affect_others_and_is_listed_as_broken(tmp_path, fault):
     write(tmp_path / "broken_pack.py", fault + "\n")
     offer(tmp_path, "broken-pack", "broken_env", "broken_pack:Game")

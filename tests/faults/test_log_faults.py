@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import product
 
 import pytest
 
@@ -43,8 +44,10 @@ def test_a_late_failure_does_not_replace_the_failure_of_a_later_attempt(tmp_path
     assert read_ids(tmp_path) == ["a/0"]
 
 
-@pytest.mark.parametrize("number", DISK_ERRORS, ids=errno.errorcode.get)
-@pytest.mark.parametrize("call", ["write", "fdatasync", "fsync", "replace"])
+@pytest.mark.parametrize(
+    ("call", "number"),
+    [*product(["write"], DISK_ERRORS), *product(["fdatasync", "fsync", "replace"], [errno.ENOSPC])],
+)
 def test_every_error_of_the_disk_stops_the_run_keeps_what_is_there_and_is_over_when_it_is(
     tmp_path, monkeypatch, number, call
 ):
@@ -74,14 +77,13 @@ def test_every_error_of_the_disk_stops_the_run_keeps_what_is_there_and_is_over_w
     assert json.loads((tmp_path / "metrics.json").read_text()) == {"a": 2}
 
 
-@pytest.mark.parametrize("number", DISK_ERRORS, ids=errno.errorcode.get)
-def test_every_error_on_opening_is_one_line_of_configuration_and_leaves_no_lock(tmp_path, monkeypatch, number):
+def test_an_error_on_opening_is_one_line_of_configuration_and_leaves_no_lock(tmp_path, monkeypatch):
     def fail(*_, **__):
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as faulty:
         faulty.setattr(record.os, "fsync", fail)
-        with pytest.raises(ConfigError, match=os.strerror(number)):
+        with pytest.raises(ConfigError, match=os.strerror(errno.EIO)):
             RunWriter.open(tmp_path, CONFIG)
     RunWriter.open(tmp_path, CONFIG).close()
 

@@ -85,19 +85,9 @@ def test_rows_of_one_step_are_asked_about_together(made):
 TEMPLATED = {"role": "user", "content": "<|im_start|>user\nWhat?<|im_end|>\n<|im_start|>assistant\n"}
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        TEMPLATED["content"],
-        "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nWhat?<|eot_id|>",
-        "<s>[INST] What? [/INST]",
-        "<bos><start_of_turn>user\nWhat?<end_of_turn>\n",
-        "<｜begin▁of▁sentence｜><｜User｜>What?<｜Assistant｜>",
-    ],
-)
-def test_a_prompt_that_the_policys_template_has_been_at_is_refused(made, content):
+def test_a_prompt_that_the_policys_template_has_been_at_is_refused(made):
     with pytest.raises(RowsFailed, match="raw_prompt"):
-        made(reward=Scripted()).step([log("a", {"role": "user", "content": content})], [{}])
+        made(reward=Scripted()).step([log("a", TEMPLATED)], [{}])
 
 
 @pytest.mark.parametrize(
@@ -141,11 +131,6 @@ def test_a_failed_row_is_not_a_zero(made, bad, kind):
     assert rewards.tolist()[::2] == [1.0, 3.0]
     assert math.isnan(rewards[1])
     assert environment.metrics()["reward_model_env/num_failed"] == 1.0
-
-
-def test_a_conversation_that_cannot_be_scored_is_the_datas_fault(made):
-    with pytest.raises(RowsFailed):
-        made({"model_name": str(tiny_rm()), "max_model_len": 8}).step([log("long " * 50)], [{}])
 
 
 @pytest.mark.parametrize("file", [None, "def reward_func(queries, prompts, labels):\n    return [0.0]\n"])

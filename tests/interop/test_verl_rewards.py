@@ -456,11 +456,6 @@ def test_row_20_why_a_response_has_no_reward_is_in_the_log(caplog):
     assert "1 of 4 responses have no reward; the first: the function gave no score" in caplog.text
 
 
-def test_row_20_raise_ends_the_batch():
-    with pytest.raises(InfraError, match="got none for 1"):
-        manager(half_dead, invalid_policy="raise")(simple())
-
-
 # --- one sample at a time --------------------------------------------------------------------------------------------
 
 

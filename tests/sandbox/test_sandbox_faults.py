@@ -175,22 +175,6 @@ async def test_a_program_that_the_host_killed_is_run_again(own_sandbox):
     assert (result.status, result.stdout, result.attempts) == (ExecStatus.OK, "done\n", 2)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("spent", [0.0, 1.1])
-async def test_a_program_cannot_have_itself_killed_as_if_by_the_host(own_sandbox, spent):
-    program = f"""
-import os, resource, signal, time
-resource.setrlimit(resource.RLIMIT_CPU, (1, 1))
-signal.signal(signal.SIGXCPU, signal.SIG_IGN)
-try: os.kill(os.getpid(), signal.SIGKILL)
-except OSError: pass
-while time.process_time() < {spent}: pass
-os._exit(1)
-"""
-    result = await own_sandbox.run(program, limits=ExecLimits(cpu_s=3.0, wall_s=60))
-    assert result.status in (ExecStatus.NONZERO, ExecStatus.SIGNAL), result.detail
-
-
 @contextlib.contextmanager
 def small_memory(pid, mib):
     """A cgroup with less memory than programs may use, in which a process forks from now on."""

@@ -150,31 +150,16 @@ STALE = "--async_train"
 what is rejected."""
 DISCOUNTED = "--advantage_estimator reinforce --gamma 0.5"
 ALGORITHMS = {
-    "reinforce": ("", "--advantage_estimator reinforce", {}),
-    "rloo": ("", "--advantage_estimator rloo", {}),
-    "group_norm": ("", "--advantage_estimator group_norm", {}),
-    "grpo by its paper's name": ("", "--advantage_estimator grpo", {}),
-    "dr_grpo": ("", "--advantage_estimator dr_grpo", {}),
-    "flash_reinforce": ("", "--advantage_estimator flash_reinforce", {}),
     "gae": ("", "--advantage_estimator gae --lambd 0.95 --critic_learning_rate 1e-3", {"value_loss": positive}),
-    "kl in the reward": ("", "--init_kl_coef 0.1", {"kl": positive}),
     "kl in the loss": (
         "", "--init_kl_coef 0.1 --use_kl_loss --kl_estimator k3", {"kl": positive, "kl_loss": positive}
     ),
-    "tis": ("--entropy_loss_coef 0.1", "--is_correction tis --is_correction_threshold 2 3", {}),
     "icepop": (STALE, "--is_correction icepop --is_correction_threshold 0.55 5", {"is_rejected": some}),
-    "seq-mask-tis": (STALE, "--is_correction seq-mask-tis --is_correction_threshold 0.55 5", {"is_rejected": some}),
     "gspo": (OFF_POLICY, "--policy_loss_type gspo", {}),
-    "dual clip": (OFF_POLICY, "--dual_clip 1.001", {}),
-    "two clip ranges": (OFF_POLICY, "--eps_clip_low_high 0.01 0.02", {"clip_ratio": positive}),
-    "entropy": ("", "--entropy_loss_coef 0.1", {"entropy": positive}),
     "several optimizer steps": ("", "--max_epochs 2 --train_batch_size 4", {"num_optimizer_steps": (4.0).__eq__}),
-    "credit of whole episodes": ("--advantage_estimator reinforce", "--credit episode --gamma 0.9", {}),
     "overlong": (DISCOUNTED, "--overlong_buffer_len 4", {}),
     "schedule": ("", "--lr_scheduler cosine", {"learning_rate": (1e-2).__gt__}),
-    "warming up": ("", "--lr_warmup_ratio 1", {"learning_rate": (1e-2).__gt__}),
     "token budget": ("", "--use_dynamic_batch --train_max_tokens_per_gpu 64", None),
-    "dynamic filtering of nothing": ("", "--dynamic_filtering --dynamic_filtering_reward_range -1 9", None),
 }  # fmt: skip
 """What stands beside the flags, the flags, and numbers that they change; None: they change nothing that is learned."""
 

@@ -246,17 +246,21 @@ async def test_the_event_loop_turns_between_the_chunks_of_a_body(monkeypatch):
     assert max(taken) <= 8192
 
 
-async def test_the_event_loop_continues_while_a_large_body_is_read():
-    begun, go = threading.Event(), threading.Event()
+async def test_the_event_loop_continues_while_large_bodies_are_read_one_at_a_time():
+    now, most, go = [], [], threading.Event()
 
     def read(body):
-        begun.set()
-        return go.wait(60), parse_json(body)
+        now.append(body)
+        most.append(len(now))
+        turned, value = go.wait(60), parse_json(body)
+        now.pop()
+        return turned, value
 
-    reading = asyncio.ensure_future(parse_body(LARGE, read))
-    await until(begun.is_set)
+    reading = [asyncio.ensure_future(parse_body(LARGE, read)) for _ in range(3)]
+    await until(lambda: now)
     go.set()
-    assert await reading == (True, json.loads(LARGE))
+    assert await asyncio.gather(*reading) == [(True, json.loads(LARGE))] * 3
+    assert most == [1, 1, 1]
 
 
 def test_a_large_body_is_read_by_python_code_which_lets_other_threads_run():

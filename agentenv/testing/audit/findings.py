@@ -49,8 +49,8 @@ WHY: Mapping[str, str] = {
     "no-signal": "Gold earns no more than an empty action, so there is nothing to learn.",
     "answer-in-feedback": "Feedback on a wrong action contains the answer, so a policy learns to wait for it. "
     "What a tool looks up may be the answer: that is noted only.",
-    "answer-in-prompt": "The prompt contains the answer behind the same word on most tasks, and it earns. Allow this "
-    "if the task is to find or copy it.",
+    "answer-in-prompt": "The prompt contains the answer, behind the same word on most tasks or in a solved example. "
+    "Allow this if the task is to find or copy it.",
     "flaky-reward": "The same actions on the same task and seed earned a different reward the second time. Look for "
     "random numbers without the episode's seed, for clocks, and for state that episodes share.",
     "flaky-observation": "The same actions on the same task and seed got a different observation the second time.",

@@ -231,7 +231,8 @@ def wrong_answers(facts: Facts) -> Found:
         if "wrong/prefix" in full and gold is not None and any(is_answer(gold.action, each) for each in labels):
             shortened.append(by_key["wrong/prefix"])
         value = "" if gold is None else last_value(gold.action)
-        if "odd_values/code" in full and value and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", label_text(label)):
+        is_labeled = any(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", str(each)) for each in labels)
+        if "odd_values/code" in full and value and is_labeled:
             replaced.append(by_key["odd_values/code"])
     values = " or ".join(dict.fromkeys(_NO_NUMBER[play.key] for play in no_number))
     in_place = f"{tasks_of(no_number)} solved by {values} in place of the answer"

@@ -24,6 +24,7 @@ _NEAR = 80
 _COPIED = 0.8
 """Share of the tasks on which the word that stands before the answer must be the same."""
 _MARKS = ".,;:!?\"'()[]"
+_BEFORE_ANSWER, _SHORTEST_QUESTION = " =:->", 8
 _SHORTEST_WORD = 4
 """Minimum number of letters of an answer that one text may reveal."""
 _CONTROL = 0.5
@@ -69,14 +70,30 @@ def find_leaks(facts: Facts) -> list[AuditFinding]:
         found.append(_leak_finding("answer-in-feedback", "note", "in what a tool looks up", leaking))
     elif hinted := [text for text in _hinted(feedback, answers) if _is_told(text, answers[text.play.task_id])]:
         found.append(_leak_finding("answer-in-feedback", "warn", "in the feedback", hinted))
-    copied = _copied(first, answers)
-    prompted = copied or _leaking(first, answers)
+    if solved := [text for text in first if _is_solved(text, answers[text.play.task_id])]:
+        found.append(_leak_finding("answer-in-prompt", "warn", "in a solved example of the same question", solved))
+    copied = [] if solved else _copied(first, answers)
+    prompted = [] if solved else copied or _leaking(first, answers)
     if prompted:
         share = len({text.play.task_id for text in prompted}) / len(first)
         is_fixed = _earning(facts, prompted) and (bool(copied) or _is_at_one_place(prompted, answers))
         severity: Severity = "warn" if share >= _MIN_SHARE and is_fixed else "note"
         found.append(_leak_finding("answer-in-prompt", severity, "in the prompt", prompted))
     return found
+
+
+def _is_solved(text: _Text, own: Sequence[Needle]) -> bool:
+    """Return True if the answer ends a line of the prompt, and the question before it occurs once more."""
+    lines = [normal(line).strip(_MARKS) for line in text.play.prompt.splitlines()]
+    for place, line in enumerate(lines):
+        for answer in (needle.text for needle in own if len(needle.text) >= _SHORTEST_WORD):
+            if line.endswith(answer):
+                question = line.removesuffix(answer).strip(_BEFORE_ANSWER + _MARKS)
+                if len(question) < _SHORTEST_QUESTION:  # "A: 42", below the question
+                    question = lines[max(0, place - 1)]
+                if len(question) >= _SHORTEST_QUESTION and sum(question in each for each in lines) > 1:
+                    return True
+    return False
 
 
 def _is_told(text: _Text, own: Sequence[Needle]) -> bool:

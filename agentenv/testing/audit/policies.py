@@ -389,8 +389,7 @@ def odd_number(view: View, name: str) -> str | None:
 def marked_value(view: View) -> str | None:
     """Return gold with marked code in place of its last text in JSON, or else of its last number or word."""
     gold, value = view.gold or "", last_value(view.gold or "")
-    before, _, after = gold.rpartition(value)
-    return f"{before}{marked('in_gold')}{after}" if value else None
+    return marked("in_gold").join(gold.rsplit(value, 1)) if value else None
 
 
 def last_value(gold: str) -> str:

@@ -99,23 +99,13 @@ async def test_messages_are_rendered_with_a_tokenizer_and_refused_without(tmp_pa
         await FunctionScorer(function, tokenizer=tmp_path).score([])
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        [1.5],
-        1.5,
-        torch.tensor([[1.5]]),
-        {"rewards": torch.tensor([1.5]), "scores": [0.5], "extra_logs": {"a": torch.tensor([1.0])}},
-    ],
-    ids=["list", "number", "column", "dict"],
-)
 @pytest.mark.parametrize("kind", ["plain", "async", "awaitable"])
-async def test_rewards_are_read_in_every_form_that_functions_give(answer, kind):
+async def test_rewards_are_read_of_every_kind_of_function(kind):
     async def later(queries, prompts, labels):
-        return answer
+        return {"rewards": torch.tensor([1.5]), "scores": [0.5]}
 
     def plain(queries, prompts, labels):
-        return later(queries, prompts, labels) if kind == "awaitable" else answer
+        return later(queries, prompts, labels) if kind == "awaitable" else [1.5]
 
     assert (await FunctionScorer(later if kind == "async" else plain).score("x")).value == 1.5
 
@@ -133,10 +123,7 @@ def wrong(value):
     ("value", "kind"),
     [
         ([float("nan")], InfraError),
-        ([None], InfraError),
         ([1.0, 2.0], InfraError),
-        (None, InfraError),
-        ({"score": [1.0]}, InfraError),
         (ValueError("no"), InfraError),
         (SystemExit("no"), InfraError),
         (DataError("row"), DataError),

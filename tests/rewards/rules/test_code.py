@@ -161,8 +161,11 @@ LEAVES_LATER = "def add(a, b):\n    import os\n    os._exit(0)"
 EXITS = "def add(a, b):\n    return 0\nexit(0)"
 
 
-@pytest.mark.parametrize("code", [LEAVES, LEAVES_LATER, EXITS, "import sys\nsys.exit(0)"])
-@pytest.mark.parametrize("row", [CHECK, ASSERTS, PYTEST, SUM], ids=["check_based", "assert", "pytest", "input"])
+@pytest.mark.parametrize(
+    ("row", "code"),
+    [(CHECK, LEAVES), (CHECK, LEAVES_LATER), (CHECK, EXITS), (CHECK, "import sys\nsys.exit(0)"), (ASSERTS, EXITS),
+     (PYTEST, LEAVES_LATER), (SUM, LEAVES)],
+)  # fmt: skip
 @one_loop
 async def test_leaving_before_the_asserts_passes_nothing(sandbox, row, code):
     result = await grade(sandbox, code, row)
@@ -276,14 +279,6 @@ async def test_an_empty_list_of_tests_is_refused_and_not_passed(case_type):
         row = {"case_type": case_type, "test_cases": cases, "test_case_function": "None"}
         with pytest.raises(DataError, match="code_task: expected a row of the form roll"):
             await CodeReward().grade(Response(block("pass"), None, metadata=row))
-
-
-@pytest.mark.long
-@one_loop
-async def test_an_endless_loop_costs_its_own_test_only(sandbox):
-    code = "n = sum(map(int, input().split()))\nwhile n == 10:\n    pass\nprint(n)"
-    result = await grade(sandbox, code, SUM, limits={"cpu_s": 0.5, "wall_s": 200})
-    assert (result.status, result.reward, result.components["passed"]) == (Status.TIMEOUT, 0.5, 1.0)
 
 
 ANSWER = "```python\ndef add(a, b):\n    return a + b\n```"
@@ -610,16 +605,9 @@ def add(a, b):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("suite", ["functions", "asserts", "stdio"])
 @one_loop
-async def test_a_program_that_is_slow_within_every_limit_does_not_outlast_its_grade(sandbox, suite):
-    sums = [(n, n + 1, 2 * n + 1) for n in range(20)]
-    row = {
-        "functions": {"entry_point": "add", "hidden": [{"args": [a, b], "expected": c} for a, b, c in sums]},
-        "asserts": {"test_list": [f"assert add({a}, {b}) == {c}" for a, b, c in sums]},
-        "stdio": {"tests": [{"stdin": f"{a} {b}", "stdout": str(c)} for a, b, c in sums]},
-    }[suite]
-    code = SLOW + "print(add(*map(int, input().split())))" * (suite == "stdio")
+async def test_a_program_that_is_slow_within_every_limit_does_not_outlast_its_grade(sandbox):
+    row = {"entry_point": "add", "hidden": [{"args": [n, 1], "expected": n + 1} for n in range(20)]}
     reward = CodeReward(sandbox=sandbox, limits={"wall_s": 10.0})
-    result = await grade_in_time(reward, Response(block(code), None, "", row), limit_s=6.0)
+    result = await grade_in_time(reward, Response(block(SLOW), None, "", row), limit_s=6.0)
     assert (result.status, result.components["all_passed"]) == (Status.TIMEOUT, 0.0), result.detail

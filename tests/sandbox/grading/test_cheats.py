@@ -47,10 +47,6 @@ def by_name(cheats):
     return [pytest.param(cheat, id=cheat.name) for cheat in cheats]
 
 
-async def test_there_are_enough_cheats_of_different_names():
-    assert len({cheat.name for cheat in CHEATS}) == len(CHEATS) >= 40
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("suite", [*SUITES.values(), PYTEST], ids=[*SUITES, "pytest"])
 async def test_an_honest_solution_passes_every_grader(sandbox_with_pytest, suite):

@@ -237,6 +237,8 @@ def test_feedback_says_nothing_of_a_hidden_test_but_a_count(pairs):
 
 LEAKY = {
     "functions": "import os\nraise ValueError(os.pread(0, 100_000, 0).decode()[-300:])\n",
+    "functions gc": "import gc\ndef f(x): return [t for t in map(repr, gc.get_objects()) if 'secret'.upper() in t]\n",
+    "stdio": "import sys\nraise ValueError(sys.stdin.read())\n",
     "asserts": "def f(x): raise ValueError(x)\n",
     "pytest": "import glob\nraise ValueError(''.join(open(path).read() for path in glob.glob('*.py')))\n",
 }
@@ -244,9 +246,9 @@ LEAKY = {
 
 @ours
 @pytest.mark.long
-@pytest.mark.parametrize("kind", LEAKY)
-async def test_a_program_that_shows_all_it_sees_shows_no_hidden_test(sandbox_with_pytest, kind):
-    result = await grade(sandbox_with_pytest, LEAKY[kind], SUITES[kind], limits=LIMITS)
+@pytest.mark.parametrize("name", LEAKY)
+async def test_a_program_that_shows_all_it_sees_shows_no_hidden_test(sandbox_with_pytest, name):
+    result = await grade(sandbox_with_pytest, LEAKY[name], SUITES[name.split()[0]], limits=LIMITS)
     assert result.score == 0.0
     assert "SECRET" not in feedback(result, max_tests=9)
     assert "SECRET" not in result.load_error

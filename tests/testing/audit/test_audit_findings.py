@@ -588,6 +588,22 @@ async def test_a_label_that_is_what_the_prompt_asks_for_and_not_the_answer_is_no
     assert ids(await audited(Words, *CORE, "label", on=rows), "fail", "warn") == set()
 
 
+@pytest.mark.parametrize("example", ["{asked} {answer}", "Q: {asked}\nA: {answer}", "{asked} = {answer}"])
+@pytest.mark.parametrize("is_own", [True, False])
+async def test_a_solved_example_of_the_same_question_is_warned_of(example, is_own):
+    on = tasks(first=2417)
+
+    class ShowsExamples(envs.Sound):
+        async def reset(self, states):
+            asked = states["observation"][0]["content"]
+            shown = on[1] if is_own or states["label"] != on[1].label else on[2]
+            said = example.format(asked=shown.prompt[0]["content"], answer=shown.label)
+            return {"observation": [{"role": "user", "content": f"{said}\n{example.format(asked=asked, answer='')}"}]}
+
+    found = await audited(ShowsExamples, "gold", on=on)
+    assert ids(found, "warn") == ({"answer-in-prompt"} if is_own else set())
+
+
 @pytest.mark.parametrize("is_told", [True, False])
 async def test_an_answer_behind_the_same_word_of_each_prompt_is_warned_of(is_told):
     rows = [

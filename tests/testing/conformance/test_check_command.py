@@ -50,6 +50,8 @@ def test_properties_are_chosen_and_left_out_and_data_is_named(folder, capsys):
     assert "– isolation    skipped: --skip" in capsys.readouterr().out
     assert command(["check", "agent.py:Agent", "--only", "data", "--rows", "0"]) == 2
     assert "--rows" in capsys.readouterr().err
+    assert command(["check", "agent.py:Agent", "--only", "close_twice"]) == 2
+    assert "Did you mean 'close'" in capsys.readouterr().err
 
 
 @pytest.mark.long

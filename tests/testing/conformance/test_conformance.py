@@ -17,7 +17,6 @@ import pytest
 
 from agentenv.core.agent import AgentInstance
 from agentenv.core.types import StepResult, Task
-from agentenv.errors import ConfigError
 from agentenv.testing.conformance.context import ConformanceOptions
 from agentenv.testing.conformance.suite import PROPERTIES, check_property, make_context, run_suite
 from agentenv.tools import answer_calls, schema_of
@@ -374,18 +373,6 @@ def test_rows_of_data_are_tried_as_text_in_a_file_for_openrlhf_as_a_run_gives_th
     """,
     )
     assert checked(str(tmp_path / "agent.py"), data=str(tmp_path / "agent.py.jsonl"), name="data").problems == []
-
-
-def test_properties_are_chosen_by_name_and_an_unknown_one_is_refused():
-    class Fine(AgentInstance):
-        async def step(self, states):
-            return StepResult(terminated=True)
-
-    outcomes = run_suite(make_context(ConformanceOptions(Fine)), only=("close", "ends"), skip={"ends": "slow"})
-    told = [(one.name, one.state, one.reason) for one in outcomes]
-    assert told == [("close", "held", ""), ("ends", "skipped", "slow")]
-    with pytest.raises(ConfigError, match=r"--only: expected one of .*, got 'close_twice'. Did you mean 'close'"):
-        run_suite(make_context(ConformanceOptions(Fine)), only=("close_twice",))
 
 
 HANGS = {
