@@ -178,6 +178,17 @@ async def test_11_every_response_says_whether_it_was_truncated():
     assert [sound(r)["truncated"] for r in (done, out_of_turns, by_environment)] == [False, True, True]
 
 
+async def test_turns_are_limited_by_the_environment_unless_the_executor_has_limits():
+    class Agent(AgentInstance):
+        max_turns = 3
+
+        async def step(self, states):
+            return StepResult("a")
+
+    made = [executor(agent_cls=Agent), executor(agent_cls=Agent, limits=Limits(max_turns=4))]
+    assert [len((await execute(each, LLM("hi")))["action_ranges"]) for each in made] == [3, 4]
+
+
 async def test_12_without_log_probabilities_there_are_none_in_any_sample():
     llm = LLM(lambda ids: RuntimeError("down") if len(ids) > 6 else "hi")
     params = Params(logprobs=None)
