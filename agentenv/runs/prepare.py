@@ -28,6 +28,7 @@ from agentenv.episode.registry import env_source
 from agentenv.episode.source import EnvSource, EpisodeSource, Member, Mixture
 from agentenv.errors import AgentEnvError, ConfigError, InfraError, MissingDependency
 from agentenv.interop.agent_files import load_agent_func, load_func_agent, load_reward_source
+from agentenv.interop.openrlhf.executor import AgentExecutor, AgentFunc
 from agentenv.runs.config import RunConfig
 from agentenv.runs.flat_config import flag_message
 from agentenv.runs.group_rewards import GroupGrader, open_grader
@@ -190,9 +191,9 @@ def _own_limits(config: RunConfig, parts: Sequence[Part]) -> dict[str, str]:
         for name in ("max_length", "max_turns"):
             limit, of_class = getattr(part.limits, name), getattr(agent_class(part.source), name, None)
             is_class = of_class is not None and getattr(part.config.limits, name) is None
-            whose = filter(None, ["the environment's" if is_class else "", part.name])
+            whose = ", ".join(filter(None, ["the environment's" if is_class else "", part.name])) or "as in its trainer"
             if is_class or limit != getattr(usual, name):
-                own.append(f"{name} {limit} ({', '.join(whose)})")
+                own.append(f"{name} {limit} ({whose})")
     return {"limits": ", ".join(own)} if own else {}
 
 
@@ -238,6 +239,8 @@ def _part(config: RunConfig, source: EpisodeSource, **named: Any) -> Part:
         config = config.with_flags(pass_score=score_range[1])
     try:
         limits = config.limits.for_env(agent_class(source))
+        if isinstance(source, AgentFunc) and config.limits.max_turns is None and agent_class(source) is None:
+            limits = replace(limits, max_turns=AgentExecutor.limits.max_turns)
     except ValueError as error:  # a limit of the class is out of bounds
         raise ConfigError(flag_message(str(error))) from error
     return Part(config, source, limits, **named)
