@@ -56,7 +56,8 @@ def new(args: Sequence[str]) -> int:
         if config.json:
             print_json({"file": str(file)})
             return 0
-        sys.stdout.write(f"{file}\n\nNext:\n  agentenv run --agent_func_path {file} --data FILE.jsonl --limit 4\n")
+        lines = [f"{file}\n", "Next:", f"  agentenv check {file} --data FILE.jsonl"]
+        sys.stdout.write("\n".join([*lines, f"  agentenv run --agent_func_path {file} --data FILE.jsonl --limit 4\n"]))
         return 0
     plugin = make_plugin(config.name, config.out, kind=config.template)
     files = [str(path) for path in plugin.files]
