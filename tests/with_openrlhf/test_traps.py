@@ -603,7 +603,10 @@ async def test_chat_options_of_the_class_say_how_messages_become_tokens():
     ("attributes", "words"),
     [
         ({"on_error": "ignore"}, "expected mask or raise, got 'ignore'"),
-        ({"logs": {"a": "median"}}, "first, last, sum, mean, max"),
+        (
+            {"logs": {"a": "median"}},
+            "expected one of first, last, sum, mean, max for each name, got {'a': 'median'}. Ch",
+        ),
         ({"chat_options": ChatOptions(history="rerender")}, "chat_options: expected history='keep', got 'rerender'"),
         ({"limits": {"max_turns": 2}}, r"limits: expected Limits\(…\), got {'max_turns': 2}"),
         ({"chat_options": {"history": "keep"}}, r"chat_options: expected ChatOptions\(…\), got {'history': 'keep'}"),
