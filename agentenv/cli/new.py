@@ -23,6 +23,9 @@ from {module} import {name}
 
 class AgentExecutor(Executor):
     agent_cls = {agent}
+    agent_kwargs = {{}}  # of its constructor
+    logs = {{}}  # numbers of `info` that OpenRLHF logs, such as {{"correct": "last"}}: first, last, sum, mean or max
+    # `limits`, `on_error` and others: the page "OpenRLHF" of the documentation
 '''
 
 
