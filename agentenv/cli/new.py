@@ -23,6 +23,9 @@ from {module} import {name}
 
 class AgentExecutor(Executor):
     agent_cls = {agent}
+    agent_kwargs = {{}}  # of its constructor
+    logs = {{}}  # numbers of `info` that OpenRLHF logs, such as {{"correct": "last"}}: first, last, sum, mean or max
+    # `limits`, `on_error` and others: the page "OpenRLHF" of the documentation
 '''
 
 
@@ -56,7 +59,8 @@ def new(args: Sequence[str]) -> int:
         if config.json:
             print_json({"file": str(file)})
             return 0
-        sys.stdout.write(f"{file}\n\nNext:\n  agentenv run --agent_func_path {file} --data FILE.jsonl --limit 4\n")
+        lines = [f"{file}\n", "Next:", f"  agentenv check {file} --data FILE.jsonl"]
+        sys.stdout.write("\n".join([*lines, f"  agentenv run --agent_func_path {file} --data FILE.jsonl --limit 4\n"]))
         return 0
     plugin = make_plugin(config.name, config.out, kind=config.template)
     files = [str(path) for path in plugin.files]

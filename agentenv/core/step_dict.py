@@ -27,6 +27,7 @@ class StepDict(TypedDict, total=False):
     environment_feedback: str
     done: bool
     truncated: bool
+    """Read only here: the environment cut the episode short. OpenRLHF's own executor reads no such key."""
     sampling_params: Any
     extra_logs: Mapping[str, Any]
     """Numbers by name, of a tensor its first; text is recorded here, and OpenRLHF cannot log it."""

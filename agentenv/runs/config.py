@@ -71,7 +71,7 @@ class LimitOptions:
     """Tokens of a whole episode: prompt, actions and observations. Default: the environment's `max_length`, else
     2048."""
     max_turns: int | None = None
-    """Turns of an episode. Default: the environment's `max_turns`, else 16."""
+    """Turns of an episode. Default: the environment's `max_turns`, else 16. OpenRLHF's own files have no such limit."""
     step_timeout_s: float = 60.0
     """Time limit of one call of the environment, in seconds."""
     episode_timeout_s: float = 600.0

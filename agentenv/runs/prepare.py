@@ -22,11 +22,13 @@ from agentenv.core.types import Limits, Task
 from agentenv.engines.chat.wire import read_prices
 from agentenv.engines.factory import choose_engine, engine_class
 from agentenv.engines.models import load_light_tokenizer, load_stop_token_ids, load_tokenizer, resolve_model
+from agentenv.engines.scripted import PlainTextTokenizer
 from agentenv.episode.endpoint.agent import ChatAgentSource
 from agentenv.episode.registry import env_source
 from agentenv.episode.source import EnvSource, EpisodeSource, Member, Mixture
 from agentenv.errors import AgentEnvError, ConfigError, InfraError, MissingDependency
 from agentenv.interop.agent_files import load_agent_func, load_func_agent, load_reward_source
+from agentenv.interop.openrlhf.executor import AgentExecutor, AgentFunc
 from agentenv.runs.config import RunConfig
 from agentenv.runs.flat_config import flag_message
 from agentenv.runs.group_rewards import GroupGrader, open_grader
@@ -189,9 +191,9 @@ def _own_limits(config: RunConfig, parts: Sequence[Part]) -> dict[str, str]:
         for name in ("max_length", "max_turns"):
             limit, of_class = getattr(part.limits, name), getattr(agent_class(part.source), name, None)
             is_class = of_class is not None and getattr(part.config.limits, name) is None
-            whose = filter(None, ["the environment's" if is_class else "", part.name])
+            whose = ", ".join(filter(None, ["the environment's" if is_class else "", part.name])) or "as in its trainer"
             if is_class or limit != getattr(usual, name):
-                own.append(f"{name} {limit} ({', '.join(whose)})")
+                own.append(f"{name} {limit} ({whose})")
     return {"limits": ", ".join(own)} if own else {}
 
 
@@ -237,6 +239,8 @@ def _part(config: RunConfig, source: EpisodeSource, **named: Any) -> Part:
         config = config.with_flags(pass_score=score_range[1])
     try:
         limits = config.limits.for_env(agent_class(source))
+        if isinstance(source, AgentFunc) and config.limits.max_turns is None and agent_class(source) is None:
+            limits = replace(limits, max_turns=AgentExecutor.limits.max_turns)
     except ValueError as error:  # a limit of the class is out of bounds
         raise ConfigError(flag_message(str(error))) from error
     return Part(config, source, limits, **named)
@@ -368,13 +372,11 @@ def load_env_tasks(config: RunConfig) -> tuple[EnvSource, list[Task]]:
     Raises:
         ConfigError: it has its own loop; or as `load_source` and `load_tasks`.
     """
-    found = load_func_agent(config.source)
-    if found is None:
-        source = load_source(config)
-    else:
+    if (found := load_func_agent(config.source)) is not None:
         func, cls = found
-        source = EnvSource(cls, {**func.agent_kwargs, **config.env_kwargs})
-        config = replace(config, apply_chat_template=func.takes_messages)  # others get a prompt of text as it is
+        of_func, chat = EnvSource(cls, {**func.agent_kwargs, **config.env_kwargs}), Chat(PlainTextTokenizer())
+        return of_func, [func.as_given(task, chat) for task in load_tasks(config, of_func)]
+    source = load_source(config)
     if not isinstance(source, EnvSource):
         raise ConfigError(
             f"ENV: expected an environment with `step`, got {config.source!r}, an agent with its own loop, which "

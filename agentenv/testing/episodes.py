@@ -28,6 +28,7 @@ from agentenv.episode.source import EnvSource, EpisodeSource
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.episode.tasks import TaskSource
 from agentenv.errors import ConfigError
+from agentenv.interop.agent_files import load_func_agent
 from agentenv.testing.chats import stand_in
 
 Policy = Sequence[Any] | Callable[[Request], Any] | Engine
@@ -40,7 +41,8 @@ class Setup:
     """The parts of a test's episode; change a copy with `dataclasses.replace`."""
 
     env: str | type[Any] | EpisodeSource
-    """An installed environment's name, `module:Attr` or `path.py:Attr`; a class; or a source of episodes."""
+    """An installed environment's name, `module:Attr`, `path.py:Attr` or agent_func.py; a class; or a source of
+    episodes."""
     policy: Policy = ("",)
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the environment's constructor."""
@@ -64,6 +66,9 @@ class Setup:
         Raises:
             ConfigError: the environment is unknown, or does not take the arguments.
         """
+        if isinstance(self.env, str) and (found := load_func_agent(self.env)) is not None:
+            func, cls = found
+            return EnvSource(cls, {**func.agent_kwargs, **self.env_kwargs})
         return env_source(self.env, self.env_kwargs) if isinstance(self.env, str | type) else self.env
 
     def tasks(self, limit: int | None = None) -> list[Task]:
@@ -86,6 +91,8 @@ class Setup:
             data = TaskSource(None if self.data is None else str(self.data))
             tasks = data.read(own, needs_label=needs_label, limit=limit)
         tasks = [in_messages(task) for task in tasks] if self.as_messages else tasks
+        if isinstance(self.env, str) and (found := load_func_agent(self.env)) is not None:
+            tasks = [found[0].as_given(task, self.chat()) for task in tasks]
         return [replace(task, task_id=task.task_id or f"{number:06d}") for number, task in enumerate(tasks)]
 
     def chat(self) -> Chat:

@@ -104,7 +104,8 @@ def simulate(
     meter, own = _Meter(setup.engine()), clock or VirtualClock()
     source = _Timed(setup.source(), env_latency_s)
     began, began_s = time.perf_counter(), own.elapsed_s
-    ready = replace(setup, env=source, policy=meter, data=setup.tasks(num_tasks), limits=setup.episode_limits())
+    tasks = setup.tasks(num_tasks)  # in messages, or as the class gets them
+    ready = replace(setup, env=source, policy=meter, data=tasks, as_messages=False, limits=setup.episode_limits())
     try:
         found = own.run(play_all(ready, num_samples=num_samples, concurrency=concurrency))
         elapsed_s = own.elapsed_s - began_s

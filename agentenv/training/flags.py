@@ -48,10 +48,15 @@ def translate(given: Sequence[Given]) -> list[Given]:
         )
     flags = [flag.removeprefix("--").replace("-", "_") for flag, _ in given]
     if foreign := dict.fromkeys(flag for flag in flags if flag in NO_COUNTERPART or flag in OLD_NAMES):
-        shown = [f"--{flag} (here: --{field})" if (field := OLD_NAMES.get(flag)) else f"--{flag}" for flag in foreign]
+        here = {flag: f"--{field}" for flag in foreign if (field := OLD_NAMES.get(flag))}
+        if "prompt_max_len" in here:
+            here["prompt_max_len"] += ", which counts the answers, too"
+        shown = [f"--{flag} (here: {here[flag]})" if flag in here else f"--{flag}" for flag in foreign]
+        advice = f"Leave {'them' if shown[1:] else 'it'} out"
+        if here:
+            advice = "Set those named here" + ", and leave the others out" * (len(here) < len(shown))
         raise ConfigError(
-            f"agentenv train: expected flags that it has, got {', '.join(shown)}, which only OpenRLHF has. "
-            f"Leave {'them' if shown[1:] else 'it'} out."
+            f"agentenv train: expected flags that it has, got {', '.join(shown)}, which only OpenRLHF has. {advice}."
         )
     for flag in flags:
         if flag not in known:

@@ -300,7 +300,10 @@ def test_gold_that_is_not_text_is_reported_and_not_played(door, monkeypatch, cap
 
 @pytest.mark.parametrize(
     ("base", "prompt"),
-    [("agentenv AgentInstance", "[user]\nA door."), ("openrlhf.utils.agent AgentInstanceBase", "A door.")],
+    [
+        ("agentenv AgentInstance", "[user]\nA door."),
+        ("openrlhf.utils.agent AgentInstanceBase", "<|im_start|>user\nA door.<|im_end|>\n<|im_start|>assistant\nIn: "),
+    ],
 )
 def test_a_file_for_openrlhf_is_played_with_its_arguments_and_the_prompt_that_it_gets_there(
     base, prompt, door, monkeypatch, capsys
@@ -309,6 +312,8 @@ def test_a_file_for_openrlhf_is_played_with_its_arguments_and_the_prompt_that_it
     (door / "func.py").write_text(
         f"from {module} import {name}\nfrom openrlhf.utils.agent import MultiTurnAgentExecutor\n\n\n"
         f"class Gate({name}):\n    def __init__(self, word='open'):\n        self.word = word\n\n"
+        "    async def reset(self, states):\n        given = states['observation']\n"
+        "        return {'observation': given + 'In: ' if isinstance(given, str) else given}\n\n"
         "    async def step(self, states):\n        done = states['action_text'] == self.word\n"
         "        return {'rewards': float(done), 'environment_feedback': ' No. ', 'done': done}\n\n\n"
         "class AgentExecutor(MultiTurnAgentExecutor):\n    agent_cls, agent_kwargs = Gate, {'word': 'sesame'}\n"
@@ -323,9 +328,11 @@ def test_a_file_for_openrlhf_is_played_with_its_arguments_and_the_prompt_that_it
 def test_a_file_for_molt_is_played_with_the_text_that_it_gets_there(door, monkeypatch, capsys):
     (door / "func.py").write_text(
         "from molt.agents import Env, Result, StepEnvRunner\n\n\n"
-        "class Gate(Env):\n    async def step(self, states):\n        return Result(1.0)\n\n\n"
+        "class Gate(Env):\n    async def reset(self, states):\n"
+        "        return {'observation': states['observation'] + 'In: '}\n\n"
+        "    async def step(self, states):\n        return Result(1.0)\n\n\n"
         "class AgentRunner(StepEnvRunner):\n    def __init__(self):\n        super().__init__(Gate)\n"
     )
     monkeypatch.setattr(sys, "stdin", io.StringIO("open\n"))
     assert cli.main(["play", f"{door}/func.py", "--data", f"{door}/doors.jsonl", "--label_key", "prompt"]) == 0
-    assert "help\nA door.\n1> open\nreward +1\n" in capsys.readouterr().out
+    assert "<|im_start|>assistant\nIn: \n1> open\nreward +1\n" in capsys.readouterr().out

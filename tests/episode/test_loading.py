@@ -264,6 +264,12 @@ def test_a_file_is_imported_once_and_two_files_of_one_name_are_two_modules(tmp_p
     assert [path.with_suffix(".log").read_text() for path in paths] == ["x", "x"]
 
 
+def test_a_file_for_a_trainer_that_is_named_as_an_environment_is_told_the_flag_for_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openrlhf", None)  # not installed
+    with pytest.raises(ConfigError, match=r"got ModuleNotFoundError: .*\. Name the file with --agent_func_path\."):
+        load_env(str(write(tmp_path / "func.py", "import openrlhf.utils.agent\n")))
+
+
 @pytest.mark.parametrize("load", [load_file, load_agent_func, lambda path: load_env(f"{path}:X")])
 @pytest.mark.parametrize(
     ("text", "line", "told"),

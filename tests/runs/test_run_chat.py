@@ -180,3 +180,12 @@ def test_a_long_observation_ends_the_episode_or_is_cut(place):
 def test_a_history_rendered_again_needs_an_environment(place, capsys):
     assert run("--history", "rerender", source=("--agent_func_path", "func.py")) == 2
     assert "use --env" in capsys.readouterr().err
+
+
+def test_a_file_for_openrlhf_has_as_many_turns_as_it_has_there(place, capsys):
+    ends = '"done": states["observation_text"].count("Go on.") == 19'
+    (place / "func.py").write_text(FUNC.replace('"done": False', ends))
+    flags = ["--data", "tasks.jsonl", "--model", "model", "--engine", "scripted", "--out", "out"]
+    assert command(["run", "--agent_func_path", "func.py", *flags]) == 0
+    assert len(episode().turns) == 20
+    assert "max_turns 10000 (as in its trainer)" in capsys.readouterr().out

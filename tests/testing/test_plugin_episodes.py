@@ -9,7 +9,7 @@ import pytest
 
 import agentenv.testing
 import agentenv_envs
-from agentenv import AgentInstance, Limits, StepResult
+from agentenv import AgentInstance, Limits, StepResult, Task
 from agentenv.testing import Setup, simulate
 from agentenv.testing.clock import VirtualClock
 from agentenv.testing.fixtures import Bench
@@ -351,3 +351,19 @@ CLOCKED = """
 def test_tests_on_the_virtual_clock(project, args):
     project.makepyfile(test_clocked=CLOCKED)
     passes(project, 4, *args)
+
+
+def test_a_setup_of_a_file_for_openrlhf_plays_its_environment_with_what_it_gets_there(tmp_path):
+    file = tmp_path / "agent_func.py"
+    file.write_text(
+        "from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor\n\n\n"
+        "class Door(AgentInstanceBase):\n"
+        "    def __init__(self, reward):\n        self.reward = reward\n\n"
+        "    async def reset(self, states):\n        return {'observation': states['observation'] + 'Door: '}\n\n"
+        "    async def step(self, states):\n"
+        "        return {'rewards': self.reward, 'environment_feedback': '', 'done': True}\n\n\n"
+        "class AgentExecutor(MultiTurnAgentExecutor):\n    agent_cls, agent_kwargs = Door, {'reward': 0.5}\n"
+    )
+    (trajectory,) = simulate(Setup(str(file), ["open"], data=Task("Open it."))).trajectories
+    assert (trajectory.error, trajectory.reward) == (None, 0.5)
+    assert trajectory.prompt.endswith("assistant\nDoor: ")

@@ -141,7 +141,8 @@ def test_every_flag_of_every_version_of_openrlhf_is_known_or_refused_by_name():
 def test_all_flags_that_only_openrlhf_has_are_in_one_error_with_what_replaces_them():
     line = "--ds.zero_stage 3 --n 2 --actor.num_nodes 1 --generate_max_len 64 --ref_num_nodes 1 --zero-stage 3"
     shown = "--ds.zero_stage, --actor.num_nodes, --generate_max_len (here: --max_tokens), --ref_num_nodes, --zero_stage"
-    with pytest.raises(ConfigError, match=re.escape(f"got {shown}, which only OpenRLHF has. Leave them out.")):
+    advice = "Set those named here, and leave the others out."
+    with pytest.raises(ConfigError, match=re.escape(f"got {shown}, which only OpenRLHF has. {advice}")):
         configured(shlex.split(line))
 
 
@@ -240,6 +241,7 @@ UNREAD = {
     "--num_generations 4": "Did you mean --n?",
     "--zzzzzz 1": "got --zzzzzz. Run `agentenv train --help` for the flags.",
     "--ds.zero_stage 3": "got --ds.zero_stage, which only OpenRLHF has. Leave it out.",
+    "--prompt_max_len 64": "(here: --max_length, which counts the answers, too), which only OpenRLHF has. Set those",
     f"{CORRECT}_threshold 0.1 3": f"expected {CORRECT}_enable (0.11.2: {CORRECT}_level) with it",
     "--no_no_advantage_std_norm": "got --no_no_advantage_std_norm",
     f"--is_correction tis {CORRECT}_enable": "They set the same",

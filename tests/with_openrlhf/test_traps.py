@@ -178,6 +178,17 @@ async def test_11_every_response_says_whether_it_was_truncated():
     assert [sound(r)["truncated"] for r in (done, out_of_turns, by_environment)] == [False, True, True]
 
 
+async def test_turns_are_limited_by_the_environment_unless_the_executor_has_limits():
+    class Agent(AgentInstance):
+        max_turns = 3
+
+        async def step(self, states):
+            return StepResult("a")
+
+    made = [executor(agent_cls=Agent), executor(agent_cls=Agent, limits=Limits(max_turns=4))]
+    assert [len((await execute(each, LLM("hi")))["action_ranges"]) for each in made] == [3, 4]
+
+
 async def test_12_without_log_probabilities_there_are_none_in_any_sample():
     llm = LLM(lambda ids: RuntimeError("down") if len(ids) > 6 else "hi")
     params = Params(logprobs=None)
@@ -592,7 +603,10 @@ async def test_chat_options_of_the_class_say_how_messages_become_tokens():
     ("attributes", "words"),
     [
         ({"on_error": "ignore"}, "expected mask or raise, got 'ignore'"),
-        ({"logs": {"a": "median"}}, "first, last, sum, mean, max"),
+        (
+            {"logs": {"a": "median"}},
+            "expected one of first, last, sum, mean, max for each name, got {'a': 'median'}. Ch",
+        ),
         ({"chat_options": ChatOptions(history="rerender")}, "chat_options: expected history='keep', got 'rerender'"),
         ({"limits": {"max_turns": 2}}, r"limits: expected Limits\(…\), got {'max_turns': 2}"),
         ({"chat_options": {"history": "keep"}}, r"chat_options: expected ChatOptions\(…\), got {'history': 'keep'}"),

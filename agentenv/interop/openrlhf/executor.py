@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +26,7 @@ from agentenv.core.engine import Engine, Tokenizer
 from agentenv.core.messages import check_open
 from agentenv.core.step_dict import to_sampling
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Limits, SamplingParams, StopReason, Task
+from agentenv.core.types import Limits, Message, SamplingParams, StopReason, Task
 from agentenv.episode.loop import Episode, recording_errors
 from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage, StepRetries
@@ -115,7 +116,8 @@ class AgentExecutor:
     agent_kwargs: ClassVar[Mapping[str, Any]] = {}
     """Arguments of the environment's constructor."""
     limits: ClassVar[Limits] = Limits(max_turns=10_000)
-    """Budgets that the caller does not give; `max_length` is always the caller's."""
+    """Budgets that the caller does not give; `max_length` is always the caller's. Without them, `max_turns` is that of
+    `agent_cls`."""
     on_error: ClassVar[Literal["mask", "raise"]] = "mask"
     """What OpenRLHF gets for a failed episode. `mask`: a sample of one action token with the log `failed` = 1.0 and the
     mean reward of its siblings, which leaves their mean as it is. `raise`: an InfraError, which ends OpenRLHF's job."""
@@ -367,6 +369,9 @@ class AgentExecutor:
         limits = replace(type(self).limits, max_length=max_length)
         if self.max_steps is not None:
             limits = replace(limits, max_turns=self.max_steps)
+        own: int | None = getattr(self.agent_instance_cls, "max_turns", None)
+        if own is not None and type(self).limits is AgentExecutor.limits:
+            limits = replace(limits, max_turns=min(own, limits.max_turns))
         if images and hasattr(tokenizer, "image_processor"):
             raise ConfigError(
                 f"{type(self).__name__}.execute: expected text only, got {len(images)} images and a processor for "
@@ -458,10 +463,6 @@ class AgentFunc:
 
     async def _execute(self, call: _EpisodeCall, sampling: SamplingParams) -> None:
         task, chat = call.task, call.chat
-        prompt = task.prompt
-        if not isinstance(prompt, str):
-            check_open(prompt)
-            prompt = PromptText(chat.unmarked(*chat.rendering(prompt)), prompt)
         execute = self._executor_for(call).execute
         call.llm_engine = self.llm_engine_cls(call.engine, chat, call.key.episode_id, sampling.seed)
         call.llm_engine.server_failures = self._server_failures
@@ -472,7 +473,8 @@ class AgentFunc:
             "images": list(task.images) or None,
         }
         params = VLLMStyleSampling.of(sampling)
-        response = await execute(prompt, task.label, params, **accepted_arguments(execute, arguments))
+        prompt, more = _as_text(task.prompt, chat), accepted_arguments(execute, arguments)
+        response = await execute(prompt, task.label, params, **more)
         response = call.queued if response is None else response
         if response is not None or call.trajectory is None:
             self._take(response, call)
@@ -497,10 +499,16 @@ class AgentFunc:
         executor = self._executor_for(_EpisodeCall(Task(""), engine, Chat(tokenizer), Limits(), EpisodeKey()))
         return getattr(executor, "agent_instance_cls", None)
 
-    @property
-    def takes_messages(self) -> bool:
-        """Return True if the class that `agent_class` returned gets the prompt's messages instead of text."""
-        return getattr(self._executor, "takes_messages", False)
+    def as_given(self, task: Task, chat: Chat) -> Task:
+        """Return a task as the class that `agent_class` returned gets it: with text, unless it takes messages.
+
+        Messages that the chat template refuses stay as they are: the episode says why.
+        """
+        if getattr(self._executor, "takes_messages", False):
+            return task
+        with contextlib.suppress(ConfigError):
+            return replace(task, prompt=_as_text(task.prompt, chat))
+        return task
 
     def with_agent(self, agent_cls: type[AgentInstance]) -> AgentFunc:
         """Return the same file with another class for its agent instances."""
@@ -521,3 +529,11 @@ class AgentFunc:
         trajectory.episode_id, trajectory.group_id = call.key.episode_id, call.key.group_id
         trajectory.attempt, trajectory.seed, trajectory.retried = call.key.attempt, call.key.seed, [*call.key.retried]
         call.trajectory = trajectory
+
+
+def _as_text(prompt: str | Sequence[Message], chat: Chat) -> str:
+    """Return a prompt as OpenRLHF passes it: messages rendered by the chat template."""
+    if isinstance(prompt, str):
+        return prompt
+    check_open(prompt)
+    return PromptText(chat.unmarked(*chat.rendering(prompt)), prompt)

@@ -86,10 +86,13 @@ def check_logs(logs: Mapping[str, Any], where: str) -> None:
     """
     taken = sorted(set(logs) & _RESERVED_NAMES)
     unknown = {name: rule for name, rule in logs.items() if rule not in _RULES}
-    if taken or unknown:
+    if taken:
         raise ContractError(
-            f"{where}.logs: expected names that the trainer does not use, each with one of {', '.join(_RULES)}, got "
-            f"{taken or unknown}. Rename them."
+            f"{where}.logs: expected names that the trainer does not use, got {', '.join(taken)}. Rename them."
+        )
+    if unknown:
+        raise ContractError(
+            f"{where}.logs: expected one of {', '.join(_RULES)} for each name, got {unknown}. Change the rule."
         )
 
 

@@ -397,6 +397,8 @@ class ConformanceContext:
         cls = watched_class(self.agent_cls, self.watch, self.limits, []) if is_watched else self.agent_cls
         make = partial(create, cls, self.kwargs)
         sampling, key = SamplingParams(max_tokens=_MAX_TOKENS), EpisodeKey("check", seed=seed)
+        if isinstance(self.source, AgentFunc):
+            task = self.source.as_given(task, self.chat)
         return SteppedEpisode(make, task, chat=self.chat, sampling=sampling, limits=limits or self.limits, key=key)
 
     def recording_source(self, seen: list[MethodCall], around: Around | None = None) -> EpisodeSource:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from agentenv._util.suggest import did_you_mean
 from agentenv.chat.chat import Chat
 from agentenv.chat.tool_roles import REFUSED_TOOLS
 from agentenv.core.agent import AgentInstance
@@ -15,8 +16,9 @@ from agentenv.core.types import SamplingParams, StopReason
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.failures import FAILED_SERVICE, NO_METADATA, may_be_a_service
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.episode.source import EpisodeSource
 from agentenv.errors import ConfigError, ContractError, InfraError
-from agentenv.interop.openrlhf.executor import AgentFunc
+from agentenv.interop.openrlhf.executor import AgentExecutor, AgentFunc
 from agentenv.testing import chats
 from agentenv.testing.conformance.call_watch import Hung, MethodCall
 from agentenv.testing.conformance.cases import CALL_OF_NOTHING, LABEL, ODD_ACTIONS, hacks_of
@@ -273,4 +275,15 @@ def _static(context: ConformanceContext) -> list[Problem]:
             where = f"{cls.__name__}.hacks"
             file, line = attribute_at(cls, "hacks")
             problems.append(Problem(relative_path(file), line, where, *read_message(str(error), where)))
-    return problems
+    return [*problems, *_misspelled(context.source)]
+
+
+def _misspelled(source: EpisodeSource) -> Iterator[Problem]:
+    """Yield the attributes of an agent_func's executor that nothing reads, and whose names resemble one of ours."""
+    executor_cls: Any = getattr(source, "executor_cls", None)
+    known = [name for name in vars(AgentExecutor) if not name.startswith("_")]
+    for name, value in vars(executor_cls).items() if executor_cls else ():
+        if name not in known and not callable(value) and (meant := did_you_mean(name, known, cutoff=0.8)):
+            file, line = attribute_at(executor_cls, name)
+            where = f"{executor_cls.__name__}.{name}"
+            yield Problem(relative_path(file), line, where, "an attribute that agentenv reads", "none", meant.strip())

@@ -26,6 +26,7 @@ from agentenv.core.agent import AgentInstance
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import MAX_REWARD, Message, StepResult, StopReason, Task
 from agentenv.errors import AgentEnvError, InfraError
+from agentenv.interop.openrlhf.executor import AgentFunc
 from agentenv.testing import chats
 from agentenv.testing.conformance.call_watch import MethodCall
 from agentenv.testing.conformance.cases import FORGED, EpisodeCase
@@ -39,6 +40,7 @@ from agentenv.testing.conformance.problems import (
     problem_at,
     record_problem,
     relative_path,
+    source_of,
 )
 from agentenv.testing.shifted_clock import own_classes
 
@@ -455,8 +457,14 @@ def data(context: ConformanceContext) -> list[Problem]:
                 continue
             line = re.search(r", (?:line|item|row) (\d+)\b", error.partition(": expected ")[0])
             problems.append(Problem(relative_path(name), int(line[1]) if line else 0, "data", expected, error, fix))
-        elif not context.own_loop:
+            continue
+        if not context.own_loop:
             problems += context.run(_problems_of_rows(context, name, tasks))
+        has_more = isinstance(context.source, AgentFunc) and any(task.metadata for task in tasks)
+        if has_more and "metadata" in source_of(context.agent_cls):
+            expected, got = "an environment that reads prompt and label", "'metadata', which is empty in OpenRLHF"
+            fix = "Put what it needs of other columns into the label."
+            problems.append(replace(problem_at(context.agent_cls, "reset", expected, got, fix), is_note=True))
     return problems
 
 

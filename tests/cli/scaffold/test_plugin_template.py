@@ -172,7 +172,8 @@ def test_an_agent_func_file_is_written_for_an_environment_and_runs(env, tmp_path
     Path("rows.jsonl").write_text('{"prompt": "2 + 2?", "label": "4"}\n')
     assert main(["new", "agent_func.py", "--env", env]) == 0
     assert capsys.readouterr().out.startswith("agent_func.py\n")
-    assert "from guess import Guess\n" in Path("agent_func.py").read_text()
+    assert "from guess import Guess\n" in (written := Path("agent_func.py").read_text())
+    assert "    agent_kwargs = {}" in written
     run = ["run", "--agent_func_path", "agent_func.py", "--data", "rows.jsonl", "--engine", "hf", "--out", "run"]
     assert main([*run, "--model", str(tiny_model), "--max_tokens", "4", "--progress", "none"]) == 0
     (episode,) = load_run("run")

@@ -358,6 +358,43 @@ def test_rows_of_data_are_tried_in_messages_as_a_run_gives_them():
     assert [task.prompt[0]["role"] for task in make_context(ConformanceOptions("math_retry")).tasks] == ["user", "user"]
 
 
+def test_rows_of_data_are_tried_as_text_in_a_file_for_openrlhf_as_a_run_gives_them(tmp_path):
+    write(
+        tmp_path,
+        """
+        from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
+        class Agent(AgentInstanceBase):
+            async def reset(self, states, **kwargs):
+                return {"observation": states["observation"] + "Room: "}
+            async def step(self, states, **kwargs): ...
+        class AgentExecutor(MultiTurnAgentExecutor):
+            def __init__(self):
+                super().__init__(Agent)
+    """,
+    )
+    assert checked(str(tmp_path / "agent.py"), data=str(tmp_path / "agent.py.jsonl"), name="data").problems == []
+
+
+def test_metadata_that_openrlhf_leaves_out_is_noted_for_its_file_alone(tmp_path):
+    write(
+        tmp_path,
+        """
+        from agentenv import AgentExecutor as Executor
+        class Agent(AgentInstance):
+            async def step(self, states):
+                return StepResult(reward=float(states["metadata"].get("bonus", 0)), terminated=True)
+        class AgentExecutor(Executor):
+            agent_cls = Agent
+    """,
+    )
+    path = str(tmp_path / "agent.py")
+    (tmp_path / "more.jsonl").write_text('{"prompt": "p", "label": "l", "metadata": {"bonus": 1}}\n')
+    (note,) = checked(path, data=str(tmp_path / "more.jsonl"), name="data").notes
+    assert note.got == "'metadata', which is empty in OpenRLHF"
+    for target, rows in ((path, "agent.py.jsonl"), (f"{path}:Agent", "more.jsonl")):
+        assert checked(target, data=str(tmp_path / rows), name="data").notes == []
+
+
 HANGS = {
     "blocks the event loop": "threading.Event().wait(8)  # HERE",
     "never answers": "await asyncio.Event().wait()  # HERE",
