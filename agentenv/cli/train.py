@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from agentenv.cli.flags import parse
 from agentenv.cli.help import flags_of
 from agentenv.cli.main import Commands, subcommand, summary_of
 from agentenv.errors import ConfigError
-from agentenv.runs.config import RunConfig
+from agentenv.runs.config import SOURCES, RunConfig
 from agentenv.runs.config_file import check_command, to_yaml
 from agentenv.runs.display.progress import OnScreen
 from agentenv.training.config import TrainConfig
@@ -42,31 +43,28 @@ def configured(args: Sequence[str]) -> TrainConfig:
     Raises:
         ConfigError: a flag is wrong, or has no effect.
     """
-    config = parse(TrainConfig, "train", args, translate=translate)
-    stored = stored_config(config) if config.resume else None
-    if stored is not None:
-        config = parse(TrainConfig, "train", args, default=stored, translate=translate)
+    config = parse(TrainConfig, "train", args, stored_config, translate=translate)
     validate(config)
     check_effective(config)
     return config
 
 
-def stored_config(config: TrainConfig) -> TrainConfig | None:
+def stored_config(given: Mapping[str, Any]) -> TrainConfig | None:
     """Return the config of the training in --out, so that --resume needs no other flag.
 
-    None if no training has started there and the flags name one: the same command then starts it and resumes it.
+    None if no training has started there and the given flags name one: the same command then starts it and resumes it.
 
     Raises:
         ConfigError: --out does not hold a training of this version, and no flag says what to train on.
     """
     from agentenv.runs.records.directory import CONFIG, read_config
 
-    out = Path(config.out or "")
-    if config.out is None or not (out / CONFIG).is_file():
-        if config.source:
+    out = Path(given.get("out") or "")
+    if given.get("out") is None or not (out / CONFIG).is_file():
+        if any(map(given.get, SOURCES)):
             return None
         raise ConfigError(
-            f"--resume: expected the folder of a training in --out, got {config.out!r}. "
+            f"--resume: expected the folder of a training in --out, got {given.get('out')!r}. "
             "Check the path, or pass the flags of a new training."
         )
     flags = read_config(out)["config"]["flags"]
