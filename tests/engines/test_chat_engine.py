@@ -186,16 +186,17 @@ async def test_an_error_in_an_answer_of_status_200_is_tried_again():
     assert len(server.requests) == 2
 
 
-async def test_a_failure_that_lasts_is_told_once_for_all_requests(caplog):
-    down = (500, {}, {"error": {"message": "The server had an error"}})
+@pytest.mark.parametrize(("status", "advice"), [(500, "Check the server's log."), (429, "Lower --concurrency.")])
+async def test_a_failure_that_lasts_is_told_once_for_all_requests(status, advice, caplog):
+    down = (status, {}, {"error": {"message": "The server had an error"}})
     wrong = (200, {}, {"error": {"code": 502, "message": "upstream"}})
     with served(in_turn(*[down] * 8, *[wrong] * 8, "hi")) as server:
         engine = ChatEngine(server.base_url, "the-model", timeout_s=30.0, max_retries=20)
         await asyncio.gather(*(engine.generate(HELLO, SHORT, request_id=f"{i}/0") for i in range(2)))
         await engine.close()
     first, second = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
-    assert "got 500" in first
-    assert "Attempt 4 follows in" in first
+    assert f"got {status}" in first
+    assert f"{advice} Attempt 4 follows in" in first
     assert "expected a chat completion, got" in second
 
 
