@@ -165,7 +165,7 @@ async def test_the_errors_of_retries_are_named_in_record_metrics_and_conversatio
     assert metrics.to_dict()["retried_errors"] == {"InfraError (ConnectionRefusedError)": 3}
     assert (metrics.num_retries, metrics.num_step_retries) == (1, 2)
     assert "InfraError (ConnectionRefusedError) 3" in shown(metrics)
-    assert "retried after InfraError (ConnectionRefusedError) 3" in episode_line(ended)
+    assert " · 1 earlier attempt · retried after InfraError (ConnectionRefusedError) 3" in episode_line(ended)
 
 
 async def test_an_agent_func_file_retries_as_often_as_the_run_says(tmp_path):
