@@ -15,6 +15,7 @@ from agentenv._util.brief import brief
 from agentenv._util.plurals import counted
 from agentenv.cli.flags import parse
 from agentenv.cli.help import POSITIONAL
+from agentenv.episode.failures import TELL_THE_POLICY
 from agentenv.episode.tasks import TaskSource
 from agentenv.errors import AgentEnvError
 
@@ -172,7 +173,9 @@ def _total_line(config: CheckConfig, context: ConformanceContext, outcomes: Sequ
         total += f"{'' if has_gold else 'write `gold`, '}name actions that do in a file for --actions, "
         total += "or pass other --env_kwargs"
     if outages:
-        total += f"; the outside failed in {counted(len(outages), 'property', 'properties')}: run it again"
+        is_told = any(TELL_THE_POLICY in outage.reason for outage in outages)
+        total += f"; the outside failed in {counted(len(outages), 'property', 'properties')}: "
+        total += "the lines above say what to do" if is_told else "run it again"
     return total
 
 

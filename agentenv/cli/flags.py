@@ -25,12 +25,13 @@ def parse(
     config: type[T],
     name: str,
     args: Sequence[str],
-    default: T | None = None,
+    stored: Callable[[Mapping[str, Any]], T | None] | None = None,
     *,
     translate: Callable[[list[Given]], list[Given]] = list,
 ) -> T:
-    """Return the config that the flags of `agentenv NAME` describe; flags that are left out are those of `default`.
+    """Return the config that the flags of `agentenv NAME` describe.
 
+    With --resume, flags that are left out are those of the config that `stored` returns for the others, if any.
     `translate` replaces flags that are not fields of the config by flags that are.
 
     Raises:
@@ -58,9 +59,10 @@ def parse(
     try:
         values, more = _values(config, name, kinds, translate([*of_file, *given]))
         values |= _positional_values(config, name, kinds, [*stray, *more], rest)
-        if default is None:
+        base = stored(values) if stored is not None and values.get("resume") else None
+        if base is None:
             _check_complete(config, name, values)
-        made: T = with_values(config, default, values)
+        made: T = with_values(config, base, values)
     except ConfigError as error:
         if path is not None and any(f"--{flag}:" in str(error) for flag, _ in of_file):
             raise ConfigError(f"{path[0]}: {error}") from error

@@ -176,10 +176,7 @@ def rm(args: Sequence[str]) -> int:
 
 
 def _eval(args: Sequence[str]) -> int:
-    config = parse(RMEvalConfig, "rm eval", args)
-    stored = _stored_config(config) if config.resume else None
-    if stored is not None:
-        config = parse(RMEvalConfig, "rm eval", args, default=stored)
+    config = parse(RMEvalConfig, "rm eval", args, _stored_config)
     if not config.data:
         raise ConfigError("--data: expected a file, got none.")
     if not config.rm:
@@ -220,16 +217,16 @@ def _eval(args: Sequence[str]) -> int:
     return int(not report.ok)
 
 
-def _stored_config(config: RMEvalConfig) -> RMEvalConfig | None:
+def _stored_config(given: Mapping[str, Any]) -> RMEvalConfig | None:
     """Return the flags of the evaluation in --out, None if there is none yet but the flags of a new one are given."""
     from agentenv.rewards.evaluation.evaluate import stored_flags
 
-    if config.out is None:
+    if given.get("out") is None:
         raise ConfigError("--resume: expected --out DIR with it, got none. Pass the folder.")
-    flags = stored_flags(config.out)
-    if flags is None and not (config.rm and config.data):
+    flags = stored_flags(given["out"])
+    if flags is None and not (given.get("rm") and given.get("data")):
         raise ConfigError(
-            f"--resume: expected a folder of `rm eval --out`, got {config.out!r}. Check the path, or pass --data and "
+            f"--resume: expected a folder of `rm eval --out`, got {given['out']!r}. Check the path, or pass --data and "
             "--rm to start an evaluation."
         )
     if flags is None:
@@ -237,7 +234,7 @@ def _stored_config(config: RMEvalConfig) -> RMEvalConfig | None:
     try:
         stored: RMEvalConfig = with_values(RMEvalConfig, None, {**flags, "resume": True})
     except ConfigError as error:
-        raise ConfigError(f"--resume: expected flags of this version in {config.out}, got {error}.") from error
+        raise ConfigError(f"--resume: expected flags of this version in {given['out']}, got {error}.") from error
     return stored
 
 

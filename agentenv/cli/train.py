@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from agentenv.cli.flags import parse
 from agentenv.cli.help import flags_of
@@ -40,10 +41,8 @@ def configured(args: Sequence[str]) -> TrainConfig:
     Raises:
         ConfigError: a flag is wrong, or has no effect.
     """
-    config = parse(TrainConfig, "train", args, translate=translate)
-    stored = stored_config(config, "train") if config.resume else None
-    if stored is not None:
-        config = parse(TrainConfig, "train", args, default=stored, translate=translate)
+    stored = partial(stored_config, TrainConfig, "train")
+    config = parse(TrainConfig, "train", args, stored, translate=translate)
     validate(config)
     check_effective(config)
     return config

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentenv._util.plurals import counted
+from agentenv._util.plurals import counted, histogram
 from agentenv.compare.sides import By, Side
 
 ENVIRONMENT = ("env", "env_kwargs", "agent_func_path", "history", "text_feedback")
@@ -28,7 +28,7 @@ class Caveat:
     """Something that makes the runs hard to compare."""
 
     kind: str
-    """`environment`, `data`, `limits`, `rewards`, `tasks`, `unrewarded`, `steps`, `kept` or `damage`."""
+    """`environment`, `data`, `limits`, `rewards`, `tasks`, `answers`, `unrewarded`, `steps`, `kept` or `damage`."""
     text: str
     refuses: bool
     """True if `--fail_if` refuses it, since a verdict would not be about the model."""
@@ -42,6 +42,10 @@ def caveats_of(
     `pairs` are the tasks that are compared, `only` those that have a value in one run.
     """
     found = [*_flag_caveats(a, b), *_task_caveats(a, b, pairs, only)]
+    is_one_model = bool(a.flags) and a.flags.get("model") == b.flags.get("model")
+    if len(a.models) > 1 or len(b.models) > 1 or (is_one_model and a.models.keys() != b.models.keys()):
+        text = f"answered by {histogram(a.models)} in A, {histogram(b.models)} in B"
+        found.append(Caveat("answers", text, refuses=False))
     for name, side in (("A", a), ("B", b)):
         failures = failures_of(side)
         if failures:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -72,6 +72,8 @@ class Side:
     """Prompt and label of each task, as JSON."""
     metadata: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """`Task.metadata` of each task; with the key `env`, the environment's name in a mixture."""
+    models: Counter[str] = field(default_factory=Counter)
+    """Number of actions by the model that a server of chat completions named."""
     damage: str = ""
     """Lines that could not be read, in words."""
 
@@ -132,6 +134,7 @@ def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:
             task_id = re.sub(r"(?<=.)@\d+$", "", task_id)
         side.describe(task_id, task)
         side.outcomes[task_id].append(judge.outcome(summary))
+        side.models.update(summary.models)
     side.damage = report.damage
     judge.settle(side)
     return side

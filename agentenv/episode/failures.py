@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import logging
 import re
+from collections.abc import Iterator
 from traceback import walk_tb
 from typing import Any
 
@@ -19,12 +20,16 @@ from agentenv.errors import AgentEnvError, InfraError
 logger = logging.getLogger(__name__)
 FAILED_SERVICE = "If a service failed, raise agentenv.errors.InfraError from it: the episode runs again."
 """What to do about an error of an environment of which `may_be_a_service` is true."""
+TELL_THE_POLICY = "raise no InfraError: tell the policy, in a tool with ToolError."
+"""What to do about an InfraError of which `refused_request` tells."""
 NO_METADATA = "The task has no metadata: name rows that have it with --data."
 _STATES_KEYS = frozenset({"action_text", "renders_tools"})
 """Keys that only the states of `step` and of `reset` have."""
 _SERVICE_ERRORS = re.compile(r"Connect|ContentType|Disconnected|RemoteProtocol|gaierror|Timeout(Error|Exception)?$")
 """Parts of the names of exceptions, or of their bases, that clients raise if a service does not answer."""
 _STATUS_NAMES = ("status_code", "status", "code")
+_NOT_OF_ACTIONS = (401, 403, 407, 408, 429)
+"""Statuses below 500 that are about keys or load."""
 _MAX_CAUSES = 16
 
 
@@ -40,19 +45,39 @@ def error_name(error: BaseException) -> str:
 
 def may_be_a_service(error: BaseException | None) -> bool:
     """Return True if an exception, or one behind it, says that a service gave no answer, failed or is too busy."""
-    for _ in range(_MAX_CAUSES):
-        if error is None or isinstance(error, StepTimeout):
+    for each in _chain(error):
+        if isinstance(each, StepTimeout):
             break
-        response = getattr(error, "response", None)
-        codes = [getattr(each, name, None) for each in (error, response) for name in _STATUS_NAMES]
-        names = [base.__name__ for base in type(error).__mro__]
-        if any(code == 429 or code in range(500, 600) for code in codes) or any(map(_SERVICE_ERRORS.search, names)):
+        names = [base.__name__ for base in type(each).__mro__]
+        is_busy = any(code == 429 or code in range(500, 600) for code in _statuses(each))
+        if is_busy or any(map(_SERVICE_ERRORS.search, names)):
             return True
-        frames = [frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)]
-        if isinstance(error, ValueError) and "json" in frames:  # a response's method: the answer is not JSON
+        frames = [frame.f_code.co_name for frame, _ in walk_tb(each.__traceback__)]
+        if isinstance(each, ValueError) and "json" in frames:  # a response's method: the answer is not JSON
             return True
-        error = error.__cause__ or error.__context__
     return False
+
+
+def refused_request(error: BaseException) -> str:
+    """Return what to do if a service refused what a step asked for, otherwise an empty text."""
+    codes = [code for each in _chain(error) for code in _statuses(each)]
+    refused = [code for code in codes if code in range(400, 500) and code not in _NOT_OF_ACTIONS]
+    return f"If the action caused status {refused[0]}, {TELL_THE_POLICY}" if refused else ""
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and those behind it."""
+    for _ in range(_MAX_CAUSES):
+        if error is None:
+            break
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _statuses(error: BaseException) -> list[Any]:
+    """Return what may be the status of the answer that an HTTP client raised."""
+    owners = (error, getattr(error, "response", None))
+    return [getattr(owner, name, None) for owner in owners for name in _STATUS_NAMES]
 
 
 def missing_key(error: BaseException) -> str:
@@ -90,6 +115,7 @@ def record_failure(trajectory: Trajectory, error: BaseException, stage: Stage) -
     if isinstance(error, StepTimeout | Aborted):
         reason = StopReason.STEP_TIMEOUT if isinstance(error, StepTimeout) else StopReason.ABORTED
     kind = error.kind if isinstance(error, AgentEnvError) else "env"
-    text, hint = str(error) or repr(error), missing_key(error)
-    text, place = without_middle(f"{text}. {hint}" if hint else text), place_of(error)
+    is_of_step = kind == "infra" and stage is Stage.STEP
+    text, hint = str(error) or repr(error), refused_request(error) if is_of_step else missing_key(error)
+    text, place = without_middle(f"{text.removesuffix('.')}. {hint}" if hint else text), place_of(error)
     trajectory.finish(reason, EpisodeError(kind, name, text, stage.value, place, traceback_of(error)))

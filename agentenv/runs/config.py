@@ -30,6 +30,8 @@ FREE_ON_RESUME = (
 )  # fmt: skip
 """Flags that may differ when a run is resumed: they change how it runs, not what it measures."""
 
+SOURCES = ("env", "agent_func_path", "remote_rm_url")
+"""Flags that name what runs the episodes."""
 
 OPENRLHF_NAMES = {
     "reward_func_path": "remote_rm_url",
@@ -420,8 +422,7 @@ class RunConfig(SourceConfig):
         for name in ("n", "concurrency", "limit", "reward_batch_size", "num_engines"):
             value = getattr(self, name)
             _check(name, value, value is None or value >= 1, "an integer >= 1")
-        sources = {name: getattr(self, name) for name in ("env", "agent_func_path", "remote_rm_url")}
-        sources = {name: value for name, value in sources.items() if value}
+        sources = {name: value for name in SOURCES if (value := getattr(self, name))}
         if len(sources) > 1 or not (sources or self.output.resume):
             shown = sources | ({"env": " ".join(self.env)} if self.env else {})
             got = ", ".join(f"--{name} {value}" for name, value in shown.items()) or "none"

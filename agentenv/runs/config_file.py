@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args, get_origin
 from agentenv._util.brief import brief
 from agentenv._util.suggest import did_you_mean
 from agentenv.errors import ConfigError
-from agentenv.runs.config import SourceConfig, today
+from agentenv.runs.config import SOURCES, SourceConfig, today
 from agentenv.runs.flat_config import FlatConfig, flag_fields
 
 C = TypeVar("C", bound=SourceConfig)
@@ -70,20 +70,23 @@ def command_of(flags: Iterable[str]) -> str:
     return "train" if "advantage_estimator" in flags else "run"
 
 
-def stored_config(config: C, command: str) -> C | None:
+def stored_config(cls: type[C], command: str, given: Mapping[str, Any]) -> C | None:
     """Return the config of the run directory in --out, so that --resume needs no other flag.
 
-    None if nothing has started there and the flags name what to run: the same command then starts it and resumes it.
+    None if nothing has started there and the given flags name what to run: the same command then starts it and resumes
+    it.
 
     Raises:
         ConfigError: --out does not hold a directory of `command` in this version, and no flag says what to run.
     """
     from agentenv.runs.records.directory import CONFIG, read_config
 
-    path = config.flags()["out"]
+    path = given.get("out")
+    if path is None and command == "run":
+        raise ConfigError("--resume: expected --out DIR with it, got none. Pass the run directory.")
     out = Path(path or "")
     if path is None or not (out / CONFIG).is_file():
-        if config.source and (path is None or out.is_dir() or not out.exists()):
+        if any(map(given.get, SOURCES)) and (path is None or out.is_dir() or not out.exists()):
             return None
         raise ConfigError(
             f"--resume: expected a directory of `agentenv {command}` in --out, got {path!r}. "
@@ -96,7 +99,7 @@ def stored_config(config: C, command: str) -> C | None:
             f"{str(out)!r}. Check the path."
         )
     try:
-        return type(config).from_flags(**{**flags, "resume": True})
+        return cls.from_flags(**{**flags, "resume": True})
     except ConfigError as error:
         raise ConfigError(f"--resume: expected a config of this version in {out}, got {error}.") from error
 

@@ -72,8 +72,7 @@ def odd_forms(gold: str) -> dict[str, str]:
         "not_an_object": [] if isinstance(inner, dict) else {"a": 1},
     }
     if inner and not is_call:  # a call may leave arguments out
-        first, *_, last = [*inner, *inner]
-        ends = {"first_key": first, "last_key": last}
+        ends = {"first_key": next(iter(inner)), "last_key": [*inner][-1]}
         odd |= {name: {end: inner[end]} if isinstance(inner, dict) else [end] for name, end in ends.items()}
     for name, value in odd.items():
         text = json.dumps({**parsed, "arguments": value} if is_call else value)

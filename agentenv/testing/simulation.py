@@ -4,7 +4,7 @@ A latency draws seconds from a seed and the request only: the same on every mach
 `ScriptedEngine(latency_s=…)` for generations and to `simulate(env_latency_s=…)` for environments.
 
 Example:
-    >>> setup = Setup("guess_number", ScriptedEngine(["8"], CharTokenizer(), latency_s=lognormal(2.0)))
+    >>> setup = Setup("guess_number", ScriptedEngine(["8"], latency_s=lognormal(2.0)))
     >>> simulation = simulate(setup, num_tasks=15, num_samples=8, concurrency=32, env_latency_s=exponential(0.5))
     >>> assert simulation.elapsed_s < 600 and simulation.utilization > 0.5 and simulation.longest_stall_s < 5
 """
@@ -126,7 +126,7 @@ class _Meter(Engine):
     """An engine that measures how long another one is busy."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._engine, self.tokenizer = engine, getattr(engine, "tokenizer", None)
         self.num = self.running = self.most = 0
         self.generating_s = self.longest_stall_s = 0.0
         self._idle_since: float | None = None

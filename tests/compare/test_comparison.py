@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from agentenv.compare import compare
 from agentenv.compare.comparison import compare_sides
 from agentenv.compare.sides import read_side
+from agentenv.core.types import Answer
 from agentenv.errors import ConfigError
-from agentenv.runs.records.directory import RecordedEpisodes, read_trajectories
+from agentenv.runs.records.directory import RecordedEpisodes, RunWriter, read_trajectories
 from agentenv.runs.records.index import TRAJECTORIES
 from agentenv.runs.rollout import load_run
 from tests.compare.sides import outcome, side, trajectory, write_run, write_training
@@ -288,6 +289,26 @@ def test_the_index_has_what_the_episodes_of_a_run_have_and_one_of_each_task_is_r
     whole = read_side(list(read_trajectories(run)))
     assert (by_index.outcomes, by_index.contents, by_index.metadata) == (whole.outcomes, whole.contents, whole.metadata)
     assert len(reads) == 2
+
+
+@pytest.mark.parametrize(
+    ("models", "flags", "text"),
+    [
+        (("good", "good", "good", "cheap"), ("good", "auto"), "answered by good 2 in A, good 1, cheap 1 in B"),
+        (("good-1", "good-1", "good-2", "good-2"), ("good", "good"), "answered by good-1 2 in A, good-2 2 in B"),
+        (("good", "good", "cheap", "cheap"), ("good", "cheap"), None),
+        (("good", "good", "good", "good"), ("good", "good"), None),
+    ],
+)
+def test_models_that_answered_for_another_one_are_said(tmp_path, models, flags, text):
+    for name, flag, answering in (("a", flags[0], models[:2]), ("b", flags[1], models[2:])):
+        with RunWriter.open(tmp_path / name, {"flags": {"model": flag}, "resolved": {}}) as writer:
+            for number, model in enumerate(answering):
+                episode = trajectory("t", number, 1.0)
+                episode.turns[0].answer = Answer("four", model=model)
+                writer.append(episode)
+    found = compare(tmp_path / "a", tmp_path / "b")
+    assert [(each.kind, each.text) for each in found.caveats] == [("answers", text)] * (text is not None)
 
 
 def test_damaged_lines_are_said(tmp_path):

@@ -186,16 +186,17 @@ async def test_an_error_in_an_answer_of_status_200_is_tried_again():
     assert len(server.requests) == 2
 
 
-async def test_a_failure_that_lasts_is_told_once_for_all_requests(caplog):
-    down = (500, {}, {"error": {"message": "The server had an error"}})
+@pytest.mark.parametrize(("status", "advice"), [(500, "Check the server's log."), (429, "Lower --concurrency.")])
+async def test_a_failure_that_lasts_is_told_once_for_all_requests(status, advice, caplog):
+    down = (status, {}, {"error": {"message": "The server had an error"}})
     wrong = (200, {}, {"error": {"code": 502, "message": "upstream"}})
     with served(in_turn(*[down] * 8, *[wrong] * 8, "hi")) as server:
         engine = ChatEngine(server.base_url, "the-model", timeout_s=30.0, max_retries=20)
         await asyncio.gather(*(engine.generate(HELLO, SHORT, request_id=f"{i}/0") for i in range(2)))
         await engine.close()
     first, second = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
-    assert "got 500" in first
-    assert "Attempt 4 follows in" in first
+    assert f"got {status}" in first
+    assert f"{advice} Attempt 4 follows in" in first
     assert "expected a chat completion, got" in second
 
 
@@ -372,7 +373,7 @@ async def test_an_answer_keeps_reasoning_apart_and_counts_tokens():
 async def test_a_count_of_tokens_that_cannot_be_is_unknown_and_so_is_its_cost(count):
     usage, prices = (
         {"prompt_tokens": count, "completion_tokens": 5},
-        read_prices('{"m": {"input": 2, "output": 1}}', "m"),
+        read_prices('{"the-model": {"input": 2, "output": 1}}', "the-model"),
     )
     found, _ = await ask(lambda body: completion("4") | {"usage": usage}, prices=prices)
     assert (found.answer.num_input_tokens, found.answer.cost_usd) == (None, None)
@@ -411,6 +412,7 @@ async def test_a_run_shows_what_was_sent_again_who_answered_and_that_it_sent_no_
         ('{"the-model": {"input": 1, "output": 2, "per": 3}}', 'optionally with "cached_input"'),
         ('{"the-model": {"input": 1, "output": -2}}', "the-model: output: expected a number"),
         ('{"the-model": {"input": 1, "output": "2"}}', "the-model: output: expected a number"),
+        ('{"the-model": {"input": 1, "output": 2}, "other": 3}', "under 'other', got 3"),
     ],
 )
 def test_wrong_prices_are_refused(spec, message):
@@ -423,7 +425,14 @@ def test_wrong_prices_are_refused(spec, message):
 def test_prices_are_read_from_a_file_and_cached_input_costs_as_much_by_default(tmp_path):
     path = tmp_path / "prices.json"
     path.write_text('{"the-model": {"input": 3, "output": 4}, "another": {"input": 1, "output": 1}}')
-    assert read_prices(str(path), "the-model").cost_usd(10, 10, 0) == pytest.approx(3e-5)
+    assert read_prices(str(path), "the-model")["the-model"].cost_usd(10, 10, 0) == pytest.approx(3e-5)
+
+
+@pytest.mark.parametrize(("named", "cost"), [("cheap", 1e-6), ("the-model-2026-01-01", 2e-6), (["cheap"], 2e-6)])
+async def test_an_answer_costs_what_the_model_costs_that_it_names(named, cost):
+    prices = read_prices({"the-model": {"input": 2, "output": 2}, "cheap": {"input": 1, "output": 1}}, "the-model")
+    found, _ = await ask(lambda body: completion("4", usage=(1, 0)) | {"model": named}, prices=prices)
+    assert found.answer.cost_usd == pytest.approx(cost)
 
 
 async def test_calls_reach_the_environment_and_their_results_the_model():

@@ -69,6 +69,34 @@ async def run(service, *, num_tasks=20, policy=QUICK, source=None, **kwargs):
     return runner, ended
 
 
+class StatusError(Exception):
+    """An HTTP client's error."""
+
+    def __init__(self, status_code):
+        self.status_code = status_code
+
+
+class Looks(AgentInstance):
+    """A service refuses what an action asks for."""
+
+    def __init__(self, status):
+        self.status = status
+
+    async def step(self, states):
+        raise InfraError("map: expected roads, got a refusal.") from StatusError(self.status)
+
+
+@pytest.mark.parametrize(
+    ("status", "may_be_the_action"), [(404, True), (422, True), (401, False), (429, False), (503, False)]
+)
+async def test_an_infra_error_of_a_refused_request_says_that_the_action_may_have_caused_it(status, may_be_the_action):
+    _, (ended,) = await run(
+        None, num_tasks=1, policy=ErrorPolicy(max_retries=0), source=EnvSource(Looks, {"status": status})
+    )
+    hint = f" If the action caused status {status}, raise no InfraError: tell the policy, in a tool with ToolError."
+    assert ended.error.message == "map: expected roads, got a refusal." + hint * may_be_the_action
+
+
 async def test_a_service_that_fails_one_call_in_five_costs_no_episode():
     service = Service(one_in=5)
     runner, ended = await run(service)
@@ -137,7 +165,7 @@ async def test_the_errors_of_retries_are_named_in_record_metrics_and_conversatio
     assert metrics.to_dict()["retried_errors"] == {"InfraError (ConnectionRefusedError)": 3}
     assert (metrics.num_retries, metrics.num_step_retries) == (1, 2)
     assert "InfraError (ConnectionRefusedError) 3" in shown(metrics)
-    assert "retried after InfraError (ConnectionRefusedError) 3" in episode_line(ended)
+    assert " · 1 earlier attempt · retried after InfraError (ConnectionRefusedError) 3" in episode_line(ended)
 
 
 async def test_an_agent_func_file_retries_as_often_as_the_run_says(tmp_path):

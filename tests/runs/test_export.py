@@ -94,7 +94,7 @@ def test_the_columns_are_the_documented_ones_and_then_those_of_info(run, tmp_pat
 def test_every_value_of_a_row_has_the_type_of_its_column(run):
     task = Task("Q", task_id="c", env="e")
     priced = Trajectory(task, 1000, "c/0", "c", attempt=1, seed=1, prompt="Q", retried=["InfraError"])
-    answer = Answer("hi", num_input_tokens=3, num_output_tokens=2, cost_usd=0.5)
+    answer = Answer("hi", model="m", num_input_tokens=3, num_output_tokens=2, cost_usd=0.5)
     priced.append_turn(Completion((), answer=answer), "hi", 0.1)
     priced.set_result(StepResult(reward=1.0, score=0.5), 0.1)
     priced.finish(StopReason.TERMINATED)

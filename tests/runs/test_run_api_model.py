@@ -125,7 +125,7 @@ def test_show_and_tables_have_its_text_reasoning_tokens_and_cost(place, capsys):
         flags = ("--env", "tool_use", "--limit", "1", "--out", "out", "--prices", json.dumps(PRICES))
         assert run(server, *flags) == 0
     capsys.readouterr()
-    assert command(["show", "out", "--where", "cost_usd>0"]) == 0
+    assert command(["show", "out", "--where", "cost_usd>0 turn.model=the-model-2026-01-01"]) == 0
     shown = capsys.readouterr().out
     for text in ("[reasoning]", "Six times seven.", "It is #### 42", "<tool_call>", "[tool calculator]", "6 tokens"):
         assert text in shown

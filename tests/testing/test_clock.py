@@ -337,6 +337,11 @@ def test_figures_of_a_simulation_that_can_be_counted_by_hand():
     assert (simulation.duration_s(0.0), simulation.duration_s(0.5), simulation.duration_s(1.0)) == (5, 5, 5)
 
 
+def test_a_simulation_reads_what_an_engine_says_with_the_tokenizer_of_the_engine():
+    simulation = simulate(Setup(OneQuestion, ScriptedEngine(["seven"])))
+    assert simulation.trajectories[0].turns[0].action == "seven"
+
+
 def test_a_simulation_on_a_clock_continues_from_its_time(clock):
     clock.run(asyncio.sleep(100))
     assert simulate(made(latency_s=2.0), clock=clock).elapsed_s == 2

@@ -369,8 +369,9 @@ class HTTPClient:
         status = answer.status
         message = f"{url}: expected status 200, got {status}: {answer.excerpt}."
         if status in _OVERLOADED or status >= 500:
+            advice = "Lower --concurrency." if status == 429 else "Check the server's log."
             return AttemptFailure(
-                self.errors.unavailable(f"{message} Check the server's log."),
+                self.errors.unavailable(f"{message} {advice}"),
                 retryable=True,
                 suspect=status not in _OVERLOADED,
                 suspect_if_repeated=status >= 500,

@@ -77,7 +77,8 @@ class ChatEngine(Engine):
         base_url: the part before `/chat/completions`, as for the openai package.
         model: name of the model.
         api_key_env: environment variable that holds the key; the default one may be missing.
-        prices: of the model, for the cost of each answer.
+        prices: by the name of the model, for the cost of each answer; one that names another model without a price
+            costs what `model` does.
         extra_body: more fields of the request, which override ours; None removes a field.
         timeout_s: deadline of one `generate`, with all retries and their pauses.
         max_retries: further attempts after the first.
@@ -103,7 +104,7 @@ class ChatEngine(Engine):
         model: str,
         *,
         api_key_env: str = DEFAULT_KEY_ENV,
-        prices: TokenPrices | None = None,
+        prices: Mapping[str, TokenPrices] | None = None,
         extra_body: Mapping[str, Any] | None = None,
         timeout_s: float = 600.0,
         max_retries: int = 10,
@@ -115,7 +116,7 @@ class ChatEngine(Engine):
                 f"--api_key_env: expected a key in the environment variable {api_key_env!r}, got none. Set it."
             )
         self.model = model
-        self.prices = prices
+        self.prices = dict(prices or {})
         self.extra_body = dict(extra_body or {})
         self.timeout_s = timeout_s
         self._http = HTTPClient(
@@ -179,7 +180,8 @@ class ChatEngine(Engine):
             cure = said and f""" --engine_args '{{"extra_body": {{"{said}": null}}}}' leaves it out."""
             raise EngineError(f"{error}{cure or ''}") from None
         try:
-            completion = await off_loop(size_of(found), completion_of, found, asked, self.prices)
+            prices = self.prices.get(str(found.get("model")), self.prices.get(self.model))
+            completion = await off_loop(size_of(found), completion_of, found, asked, prices)
             return replace(completion, num_request_retries=counts["requests"] - 1)
         except EngineError as error:
             raise EngineError(f"{self.base_url}/chat/completions: {error}") from error

@@ -41,17 +41,17 @@ class TokenPrices:
         return (fresh + num_cached * self.cached_input + num_output * self.output) / 1e6
 
 
-def read_prices(spec: str | Mapping[str, Any], model: str) -> TokenPrices:
-    """Return a model's prices.
+def read_prices(spec: str | Mapping[str, Any], model: str) -> dict[str, TokenPrices]:
+    """Return prices by the name of the model.
 
     Args:
         spec: FILE.json, JSON text or an object, in dollars per million tokens:
             `{"MODEL": {"input": 2.5, "output": 10, "cached_input": 1.25}}`. Cached input costs as much as other input
             if its price is missing.
-        model: the name of the model.
+        model: a model whose prices are needed.
 
     Raises:
-        ConfigError: the file cannot be read, or has no valid prices of the model.
+        ConfigError: the file cannot be read, a price is not valid, or those of `model` are missing.
     """
     if isinstance(spec, str):
         text, path = spec, Path(spec).expanduser()
@@ -61,12 +61,14 @@ def read_prices(spec: str | Mapping[str, Any], model: str) -> TokenPrices:
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"--prices: expected FILE.json or a JSON object, got {spec!r}: {error}.") from error
         spec = parse_json_object("--prices", text)
-    prices = spec.get(model)
     expected = '{"input": 2.5, "output": 10}, optionally with "cached_input"'
-    if not isinstance(prices, dict) or not {"input", "output"} <= prices.keys() <= set(_PRICES):
-        raise ConfigError(f"--prices: expected {expected} under {model!r}, got {brief(prices)}. Add the model's.")
-    values = {name: number(f"--prices: {model}: {name}", value, low=0.0) for name, value in prices.items()}
-    return TokenPrices(**{"cached_input": values["input"], **values})
+    found = {}
+    for each, prices in {model: None, **spec}.items():
+        if not isinstance(prices, dict) or not {"input", "output"} <= prices.keys() <= set(_PRICES):
+            raise ConfigError(f"--prices: expected {expected} under {each!r}, got {brief(prices)}. Add the model's.")
+        values = {name: number(f"--prices: {each}: {name}", value, low=0.0) for name, value in prices.items()}
+        found[each] = TokenPrices(**{"cached_input": values["input"], **values})
+    return found
 
 
 def request_fields(model: str, asked: Conversation, sampling: SamplingParams) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def episode_line(trajectory: Trajectory) -> str:
         *([] if trajectory.score is None else [f"score {number_text(trajectory.score)}"]),
         counted(len(trajectory.turns), "turn"),
         counted(trajectory.num_tokens, "token"),
-        *([f"attempt {trajectory.attempt + 1}"] if trajectory.attempt else []),
+        *([counted(trajectory.attempt, "earlier attempt")] if trajectory.attempt else []),
         *([f"retried after {histogram(Counter(trajectory.retried))}"] if trajectory.retried else []),
     ]
     return _one_line(" · ".join(parts))

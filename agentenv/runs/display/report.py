@@ -136,7 +136,7 @@ def result_rows(m: Metrics) -> list[tuple[str, str]]:
         unknown = f"; {counted(num_unknown, 'episode')} unknown" if num_unknown else ""
         rows.append(("cost", f"${m.cost_usd:.4f}  (${m.cost_usd / m.num_priced:.4f} per episode{unknown})"))
     rows += [
-        *([("answered by", histogram(m.models))] if m.models else []),
+        *([("answered by", histogram(m.models) + ": several models" * (len(m.models) > 1))] if m.models else []),
         ("time", f"{clock(t.wall_s)}  (of the episodes' time: {shares})"),
         ("stop reasons", histogram(m.stop_reasons)),
     ]

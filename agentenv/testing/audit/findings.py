@@ -56,7 +56,8 @@ WHY: Mapping[str, str] = {
     "flaky-observation": "The same actions on the same task and seed got a different observation the second time.",
     "hostile-error": "An action made the environment raise; a policy that samples it loses its whole group.",
     "data-error": "The environment cannot run this row.",
-    "infra-error": "An external service failed, so the rewards of these actions are unknown.",
+    "infra-error": "An external service failed, so the rewards of these actions are unknown. If it refused what an "
+    "action asked for (such as HTTP 404), raise no InfraError: tell the policy.",
     "step-timeout": "An action made a step exceed its timeout.",
     "score-missing": "Some episodes that the environment ended have a score and others have none, so a pass rate "
     "counts only a part of them. Return a score at each end, 0.0 for a failed task.",

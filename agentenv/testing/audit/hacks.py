@@ -152,7 +152,7 @@ UNICODE: Mapping[str, str] = {
     "zero_width": "\u200b\u200c\u200d\u2060\ufeff",
     "right_to_left": "\u202e\u2067 42 \u2069\u202c",
     "confusables": "\uff21\uff4e\uff53\uff57\uff45\uff52 \u0410 \uff14\uff12 \u0663 \u00bd \u2160",
-    "nul": "a\x00b\x00\x01\x1b[2J\x7f",
+    "nul": "a\x00b\x00\x01\x1b[J\x7f",
     "undecodable": "\ufffd \ufffd\ufffd 4\ufffd2",
     "combining": "e" + "\u0301" * 500,
     "astral": "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0010ffff \ufffd",

@@ -8,6 +8,8 @@ run are named.
 
 from __future__ import annotations
 
+import ast
+import linecache
 import random
 import re
 import sys
@@ -260,17 +262,30 @@ def _unreached(known: set[Instruction]) -> list[str]:
     offsets: dict[CodeType, set[int]] = {}
     for code, offset in known:
         offsets.setdefault(code, set()).add(offset)
+    outages = {path: _lines_of_outages(path) for path in {code.co_filename for code in offsets}}
     found = []
     for code in sorted(offsets, key=lambda code: (code.co_filename, code.co_firstlineno)):
         has_run: dict[int, bool] = {}
         for start, end, line in code.co_lines():
-            if line not in (None, code.co_firstlineno):  # no event has the beginning of a coroutine
+            # No event has the beginning of a coroutine.
+            if line not in (None, code.co_firstlineno) and line not in outages[code.co_filename]:
                 has_run[line] = has_run.get(line, False) or not offsets[code].isdisjoint(range(start, end))
         for ran, lines in groupby(sorted(has_run), has_run.__getitem__):
             first, *more = lines
             if not ran and code.co_name not in _OTHER_METHODS:
                 found.append(f"{relative_path(code.co_filename)}:{first}{f'-{more[-1]}' if more else ''}")
     return found
+
+
+def _lines_of_outages(path: str) -> set[int]:
+    """Return the lines of a file that only raise InfraError: no action reaches them."""
+    lines: set[int] = set()
+    for node in ast.walk(ast.parse("".join(linecache.getlines(path)))):
+        if isinstance(node, ast.ExceptHandler | ast.Raise):
+            body = node.body if isinstance(node, ast.ExceptHandler) else [node]
+            if all(isinstance(each, ast.Raise) and "InfraError" in ast.unparse(each) for each in body):
+                lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return lines
 
 
 @contextmanager

@@ -233,6 +233,22 @@ async def test_a_guess_that_is_right_by_chance_is_noted_and_no_hack():
     assert "guess-earns:constant" in ids(result, "note")
 
 
+async def test_control_characters_hold_no_number_that_is_an_answer_by_chance():
+    class Digits(AgentInstance):
+        """One look, and then the digits of an action count."""
+
+        async def step(self, states):
+            right = float(re.sub(r"\D", "", states["action_text"]) == states["label"]["number"])
+            return StepResult("What do you see?", reward=right, score=right, terminated=states["action_text"] != "look")
+
+        async def gold(self, states):
+            return states["label"]["number"] if states["turn_index"] else "look"
+
+    rows = [Task(f"Which number? Row {row}.", {"number": str(row)}, task_id=f"t{row}") for row in (2, 7, 8)]
+    result = await audited(Digits, *(f"unicode/{name}" for name in ("nul", "line_ends", "zero_width")), on=rows)
+    assert not any(each.startswith("hack-earns") for each in ids(result))
+
+
 class Nim(AgentInstance):
     """Who takes the last of the sticks wins; the other takes one, two or three."""
 

@@ -137,6 +137,30 @@ def test_lines_that_no_action_reaches_are_named_with_what_would_and_are_judged_b
     assert json.loads(capsys.readouterr().out)["unreached"] == (["agent.py:8-9"] if how == "neither" else [])
 
 
+SERVED = """
+from agentenv import AgentInstance, StepResult
+from agentenv.errors import InfraError
+class Agent(AgentInstance):
+    async def step(self, states):
+        try:
+            price = {"egg": 7}["egg"]
+            if price < 0:
+                raise InfraError("prices: expected a price, got less.")
+        except (LookupError, ValueError) as error:
+            raise InfraError(
+                f"prices: expected a price, got {error!r}.", retry_step=True
+            ) from error
+        return StepResult(reward=float(price == 7), terminated=True)
+"""
+
+
+@pytest.mark.long
+def test_lines_that_only_raise_infra_errors_are_not_among_those_that_no_action_reaches(folder, capsys):
+    (folder / "agent.py").write_text(SERVED)
+    assert command(["check", "agent.py:Agent", "--only", "determinism"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "agent.py:Agent: no contract errors"
+
+
 def test_quick_looks_at_the_contract_alone_and_its_json_is_a_list(folder, capsys):
     assert command(["check", "agent.py:Agent", "--quick"]) == 0
     assert capsys.readouterr().out == "agent.py:Agent: no contract errors\n"

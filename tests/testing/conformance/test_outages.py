@@ -56,6 +56,17 @@ def test_a_service_that_fails_now_and_then_breaks_no_property(method, one_in, wr
 
 
 @pytest.mark.long
+def test_a_service_that_refuses_what_actions_ask_for_is_said_to_be_no_outage(write, capsys):
+    refusal = ") from type('StatusError', (Exception,), {'status_code': 404})("
+    assert command([*write(one_in=1, more=refusal), "--only", "contract"]) == 3
+    line, last = capsys.readouterr().out.splitlines()
+    assert line.endswith(
+        "If the action caused status 404, raise no InfraError: tell the policy, in a tool with ToolError."
+    )
+    assert last.endswith("the outside failed in 1 property: the lines above say what to do")
+
+
+@pytest.mark.long
 def test_a_service_that_is_down_is_named_as_such_and_every_property_is_tried(write, capsys):
     assert command(write(one_in=1)) == 3
     *lines, last = capsys.readouterr().out.splitlines()

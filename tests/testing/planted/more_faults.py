@@ -631,6 +631,8 @@ class CountsActions(Desk):
 class EndsAfterThreeActions(CountsActions):
     """The fourth ends the episode."""
 
+    found = "limit-passed"
+
     async def step(self, states):
         result = await super().step(states)
         return replace(result, terminated=True, truncated=False) if self.calls > 3 else result

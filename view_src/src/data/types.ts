@@ -86,7 +86,7 @@ export interface TurnRecord {
   start: number;
   end: number;
   action?: string;
-  answer?: unknown;
+  answer?: { model?: string } | null;
   finish_reason?: string | null;
   matched_stop?: string | null;
   generate_s?: number;

@@ -219,6 +219,7 @@ function turnCell(record: EpisodeRecord, turn: TurnRecord, index: number, column
     case "reward": return turn.result?.reward ?? null;
     case "score": return turn.result?.score ?? null;
     case "finish_reason": return turn.finish_reason ?? null;
+    case "model": return turn.answer?.model || null;
     case "num_action_tokens": return turn.end - turn.start;
     case "generate_s": return turn.generate_s ?? null;
     case "step_s": return turn.step_s ?? null;

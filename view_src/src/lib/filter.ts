@@ -21,12 +21,13 @@ export const EPISODE_COLUMNS = [
   "seed", "generate_s", "step_s", "last_action", "error", "error_kind", "error_place",
 ];
 const TURN_COLUMNS = [
-  "episode_id", "task_id", "turn_index", "action", "observation", "reward", "score", "finish_reason",
+  "episode_id", "task_id", "turn_index", "action", "observation", "reward", "score", "finish_reason", "model",
   "num_action_tokens", "policy_version", "generate_s", "step_s",
 ];
 const TEXT_COLUMNS = new Set([
   "episode_id", "task_id", "group_id", "env", "prompt", "label", "stop_reason", "retried_errors", "last_action", "error",
   "error_kind", "error_place", "action", "observation", "finish_reason",
+  "model",
 ]);
 const GROUP_COLUMNS = ["group.reward", "group.spread"];
 const ALIASES = new Map([
@@ -116,7 +117,7 @@ function fullName(name: string): string {
   if (known.includes(plain) || plain.startsWith("info.") || GROUP_COLUMNS.includes(name)) {
     return (isTurn ? "turn." : "") + plain;
   }
-  const [closest] = near(name, COLUMN_NAMES, 1);
+  const [closest] = TURN_COLUMNS.includes(name) ? [`turn.${name}`] : near(name, COLUMN_NAMES, 1);
   const advice = closest ? ` Did you mean '${closest}'?` : ` Use one of ${EPISODE_COLUMNS.join(", ")}, info.KEY, turn.COLUMN.`;
   throw new FilterError(`expected a column, got '${name}'.${advice}`);
 }

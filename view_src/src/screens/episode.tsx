@@ -166,7 +166,7 @@ function Head({ store, row, episode, model }: HeadProps): VNode {
   if (versions.length && store.meta?.kind !== "run") facts.push(["weights", oldest === newest ? `${newest}` : `${oldest}\u2192${newest}`]);
   const duration = record.turns.reduce((sum, turn) => sum + (turn.generate_s ?? 0) + (turn.step_s ?? 0), 0);
   facts.push(["turns", String(record.turns.length)], ["time", seconds(duration)]);
-  if (record.attempt) facts.push(["attempt", String(record.attempt + 1)]);
+  if (record.attempt) facts.push(["earlier attempts", String(record.attempt)]);
   return (
     <div class="headline">
       <a class="up" href={links.task(store.run, store.index.text("group_id", row))} title="the task (u)">
@@ -192,7 +192,8 @@ function Failure({ episode }: { episode: Episode }): VNode {
   const { error, attempt } = episode.record;
   return (
     <div class="failure" role="note">
-      <strong>{error?.kind ?? "error"}</strong> in attempt {(attempt ?? 0) + 1}:{" "}
+      <strong>{error?.kind ?? "error"}</strong>
+      {attempt ? ` after ${attempt} earlier attempt${attempt > 1 ? "s" : ""}` : ""}:{" "}
       <code>
         <Text value={`${error?.type ?? ""}: ${error?.message ?? ""}`} />
       </code>
