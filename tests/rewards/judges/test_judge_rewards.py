@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from agentenv import AgentInstance, ScriptedEngine, StepResult
 from agentenv.core.types import SamplingParams
-from agentenv.errors import ConfigError, InfraError
+from agentenv.errors import AgentEnvError, ConfigError, InfraError
 from agentenv.rewards import grading
 from agentenv.rewards.grading import grade, grade_all
 from agentenv.rewards.groups.batch import Each
@@ -27,8 +28,11 @@ from agentenv.rewards.routing import Router
 from agentenv.rewards.rules.format import ThinkFormatReward
 from agentenv.rewards.types import Response, Status
 from agentenv.rewards.weighted_sum import Term, WeightedSum
+from agentenv.runs.rollout import arollout
+from agentenv_envs.verify import Verify
 from tests.rewards.judges.rule_judges import Down, ScriptedJudge, between
 from tests.rewards.judges.servers import chat_server
+from tests.rewards.models.rm_servers import Status as Answered
 
 QUICK = JudgeRetry(backoff_s=0.0)
 ONCE = JudgeRetry(attempts=1)
@@ -126,6 +130,38 @@ async def test_a_vote_draws_again_after_each_attempt_but_not_after_a_refusal():
     with pytest.raises(JudgeRefused):
         await ask(judge, [], read_yes_or_no, QUICK, expected="yes or no", vote=4)
     assert judge.draws == [(4, 0), (4, 1)]
+
+
+# --- a judge that answers no one ---------------------------------------------------------------------------------
+
+
+class AsksItself(AgentInstance):
+    """An environment that calls its judge itself."""
+
+    def __init__(self, reward):
+        self.reward = reward_from(reward)
+
+    async def step(self, states):
+        result = await self.reward.grade(Response(states["action_text"], label=states["label"]))
+        return StepResult(reward=result.reward, terminated=True)
+
+
+@pytest.mark.parametrize("way", ["itself", "alone", "in a sum", "in a group", "in pairs"])
+async def test_a_wrong_key_of_a_judge_ends_the_run_and_no_episode_runs_again(way):
+    """Three attempts of each episode would be paid for."""
+    async with chat_server(Answered(401, "no")) as server:
+        judge = {"judge": {"base_url": server.url, "model": "m"}}
+        reward = {"sum": {"form": "format", "verdict": {"judge": judge}}} if way == "in a sum" else {"judge": judge}
+        flags = {"env_kwargs": {"reward": reward}}
+        if way in ("in a group", "in pairs"):
+            group = reward if way == "in a group" else {"pairwise": judge}
+            flags = {"env_kwargs": {"reward": "length"}, "group_reward": group}
+        rows = [{"prompt": f"{i}?", "label": "4"} for i in range(3)]
+        env, engine = AsksItself if way == "itself" else Verify, ScriptedEngine(lambda request: f"{request.call_index}")
+        with pytest.raises(AgentEnvError, match="got 401") as raised:
+            await arollout(env, rows, engine=engine, n=2, concurrency=1, **flags)
+        assert raised.value.exit_code == 2
+        assert len(server.bodies) == (2 if way in ("in a group", "in pairs") else 1)
 
 
 # --- criteria -------------------------------------------------------------------------------------------------------
