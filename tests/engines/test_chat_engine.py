@@ -128,6 +128,10 @@ async def test_the_key_comes_from_the_variable_and_is_in_no_message(monkeypatch)
     assert isinstance(error, ConfigError)
     assert "sk-" not in str(error)
     assert "***" in str(error)
+    assert str(error).endswith(" Check the API key (OTHER_KEY).")
+    monkeypatch.delenv("OPENAI_API_KEY")
+    error, _ = await ask(in_turn((401, {}, {})))
+    assert str(error).endswith(" No API key was sent: set OPENAI_API_KEY.")
     with pytest.raises(ConfigError, match="--api_key_env: expected a key in the environment variable 'NONE'"):
         ChatEngine("http://127.0.0.1:1/v1", "the-model", api_key_env="NONE")
 

@@ -40,7 +40,6 @@ _MAX_REFUSAL_BYTES = 65_536
 _OVERLOADED = frozenset({408, 409, 429, 502, 503, 504})
 """Statuses that say nothing about the request. Other statuses from 500 on may mean that the server failed on it."""
 _ADVICE = {
-    401: "Check the API key.",
     403: "Check the API key and its rights.",
     404: "Check the address, its path and the model's name.",
     405: "Check the address and its path.",
@@ -236,6 +235,7 @@ class HTTPClient:
         url: prefix of all requests. A user name and password in it are sent unless there is a key; the attribute `url`,
             which errors name, is without them.
         api_key: sent as a bearer token and removed from excerpts of refusals; None sends no token.
+        key_name: the variable or the argument that has the key, for errors.
         errors: classes of its errors.
         connect_s: longest wait for a connection.
         keepalive_s: how long idle connections stay open. With 0, each request has its own connection: none is left open
@@ -252,6 +252,7 @@ class HTTPClient:
         url: str,
         *,
         api_key: str | None = None,
+        key_name: str = "api_key",
         errors: HTTPErrors | None = None,
         connect_s: float = 10.0,
         keepalive_s: float = 0.0,
@@ -267,6 +268,8 @@ class HTTPClient:
         self.errors = errors or HTTPErrors()
         self._auth = (parsed.username, parsed.password) if parsed.userinfo and not api_key else None
         self._api_key = api_key
+        has_key = api_key or self._auth
+        self._key_advice = f"Check the API key ({key_name})." if has_key else f"No API key was sent: set {key_name}."
         self._connect_s = connect_s
         self._limits = httpx.Limits(
             max_connections=max_connections,
@@ -377,8 +380,8 @@ class HTTPClient:
                 retry_after_s=answer.retry_after_s,
                 status=status,
             )
-        if status in _ADVICE or status < 400:
-            advice = _ADVICE.get(status, "Check the address.")
+        if status == 401 or status in _ADVICE or status < 400:
+            advice = self._key_advice if status == 401 else _ADVICE.get(status, "Check the address.")
             return AttemptFailure(self.errors.misaddressed(f"{message} {advice}"), status=status)
         return AttemptFailure(self.errors.refused(f"{message} Correct the request."), suspect=True, status=status)
 

@@ -121,6 +121,7 @@ class ChatEngine(Engine):
         self._http = HTTPClient(
             checked_url("--base_url", base_url, path="/v1"),
             api_key=key,
+            key_name=api_key_env,
             errors=HTTPErrors(unavailable=EngineError, timeout=EngineError, refused=_Refused, unreadable=EngineError),
             keepalive_s=KEEPALIVE_S,
             transport=transport,
