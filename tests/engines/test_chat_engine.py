@@ -171,14 +171,19 @@ async def test_a_rate_limit_is_waited_for():
     assert found.num_request_retries == 1
 
 
-async def test_a_page_that_is_no_api_fails_after_a_few_requests_and_not_at_the_end_of_the_time():
-    error, server = await ask(lambda body: (200, {}, "<html>Welcome</html>"), max_retries=10)
+NO_CHOICE = {"id": "chatcmpl-0123456789abcdef", "object": "chat.completion", "choices": []}
+
+
+@pytest.mark.parametrize("content", ["<html>Welcome</html>", NO_CHOICE, {"detail": "Not here"}, [], {"choices": [{}]}])
+async def test_what_is_no_completion_fails_after_a_few_requests_and_not_at_the_end_of_the_time(content):
+    error, server = await ask(lambda body: (200, {}, content), max_retries=10)
     assert len(server.requests) == 3
     assert "expected a chat completion, got" in str(error)
 
 
-async def test_pages_are_counted_apart_from_other_failures():
-    busy, page = (503, {}, "busy"), (200, {}, "<html>Bad gateway</html>")
+@pytest.mark.parametrize("content", ["<html>Bad gateway</html>", NO_CHOICE])
+async def test_what_is_no_completion_is_sent_again_and_counted_apart_from_other_failures(content):
+    busy, page = (503, {}, "busy"), (200, {}, content)
     found, server = await ask(in_turn(busy, busy, page, busy, page, "hi"), max_retries=10)
     assert found.answer.content == "hi"
     assert len(server.requests) == 6
