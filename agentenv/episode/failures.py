@@ -11,7 +11,7 @@ from typing import Any
 from agentenv._util.calls import StepTimeout
 from agentenv._util.paths import place_of, traceback_of, without_middle
 from agentenv._util.suggest import did_you_mean
-from agentenv.core.trajectory import EpisodeError, Trajectory
+from agentenv.core.trajectory import EpisodeError, Trajectory, with_cause
 from agentenv.core.types import StopReason
 from agentenv.episode.setup import Stage
 from agentenv.errors import AgentEnvError, InfraError
@@ -24,7 +24,7 @@ _STATES_KEYS = frozenset({"action_text", "renders_tools"})
 """Keys that only the states of `step` and of `reset` have."""
 _SERVICE_ERRORS = re.compile(r"Connect|ContentType|Disconnected|RemoteProtocol|gaierror|Timeout(Error|Exception)?$")
 """Parts of the names of exceptions, or of their bases, that clients raise if a service does not answer."""
-_STATUS_NAMES = ("status_code", "status", "code")
+_STATUS_NAMES = ("status_code", "status", "code", "http_status")
 _MAX_CAUSES = 16
 
 
@@ -33,9 +33,27 @@ class Aborted(InfraError):
 
 
 def error_name(error: BaseException) -> str:
-    """Return the class of an error and, in parentheses, that of its cause."""
-    cause = error.__cause__
-    return type(error).__name__ if cause is None else f"{type(error).__name__} ({type(cause).__name__})"
+    """Return the class of an error and, in parentheses, its cause."""
+    return with_cause(type(error).__name__, cause_of(error))
+
+
+def cause_of(error: BaseException) -> str:
+    """Return the class of an error's cause and the status of the HTTP answer behind it, as far as they are known.
+
+    A cause of the error's own class, of which it has the message, says nothing and is passed over.
+    """
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None and len(chain) < _MAX_CAUSES:
+        chain.append(cause)
+    names = [type(each).__name__ for each in chain if type(each) is not type(error)]
+    statuses = [str(code) for each in chain for code in _codes_of(each) if code in range(100, 600)]
+    return ", ".join([*names[:1], *statuses[:1]])
+
+
+def _codes_of(error: BaseException) -> list[Any]:
+    """Return the attributes of an exception, and of the response in it, that may be a status."""
+    response = getattr(error, "response", None)
+    return [getattr(each, name, None) for each in (error, response) for name in _STATUS_NAMES]
 
 
 def may_be_a_service(error: BaseException | None) -> bool:
@@ -43,8 +61,7 @@ def may_be_a_service(error: BaseException | None) -> bool:
     for _ in range(_MAX_CAUSES):
         if error is None or isinstance(error, StepTimeout):
             break
-        response = getattr(error, "response", None)
-        codes = [getattr(each, name, None) for each in (error, response) for name in _STATUS_NAMES]
+        codes = _codes_of(error)
         names = [base.__name__ for base in type(error).__mro__]
         if any(code == 429 or code in range(500, 600) for code in codes) or any(map(_SERVICE_ERRORS.search, names)):
             return True
@@ -92,4 +109,4 @@ def record_failure(trajectory: Trajectory, error: BaseException, stage: Stage) -
     kind = error.kind if isinstance(error, AgentEnvError) else "env"
     text, hint = str(error) or repr(error), missing_key(error)
     text, place = without_middle(f"{text}. {hint}" if hint else text), place_of(error)
-    trajectory.finish(reason, EpisodeError(kind, name, text, stage.value, place, traceback_of(error)))
+    trajectory.finish(reason, EpisodeError(kind, name, text, stage.value, place, traceback_of(error), cause_of(error)))

@@ -318,7 +318,7 @@ async def test_a_refused_field_is_named_with_the_flag_that_leaves_it_out():
     refusal = {"error": {"message": "Unknown parameter: 'seed'.", "param": "seed"}}
     error, _ = await ask(in_turn((400, {}, refusal)), SamplingParams(max_tokens=64, seed=3))
     assert type(error) is EngineError
-    assert error_name(error) == "EngineError"
+    assert error_name(error) == "EngineError (400)"
     assert """Correct the request. --engine_args '{"extra_body": {"seed": null}}' leaves it out.""" in str(error)
     error, _ = await ask(in_turn((400, {}, {"error": {"message": '"auto" tool choice requires a parser'}})))
     assert "engine_args" not in str(error)
@@ -409,6 +409,24 @@ async def test_a_run_shows_what_was_sent_again_who_answered_and_that_it_sent_no_
     assert shown["tokens"] == f"{known}: the server sent no valid counts"
     assert shown["speed"].count("tokens/s") == 2 - known.count("unknown")
     assert sorted(turn.num_request_retries for each in run for turn in each.turns) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [
+        ((429, {}, {"error": {"message": "Rate limit reached"}}), "429"),
+        ((500, {}, {"error": {"message": "oops"}}), "500"),
+        (NO_CHOICE, "200"),
+    ],
+)
+async def test_a_run_counts_what_failed_it_by_the_status_of_the_server(answer, cause):
+    with served(lambda body: answer) as server:
+        engine = ChatEngine(server.base_url, "the-model", max_retries=1)
+        flags = {"max_retries": 1, "max_error_share": 1.0, "progress": "none"}
+        run = await agentenv.arollout(Says, [{"prompt": "2+2?", "label": "4"}] * 2, engine=engine, **flags)
+        await engine.close()
+    assert run.metrics.retried_errors == {f"EngineError ({cause})": 2}
+    assert run.metrics.error_types == {f"infra:EngineError ({cause})": 2}
 
 
 @pytest.mark.parametrize(

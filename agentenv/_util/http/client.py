@@ -86,6 +86,10 @@ class AttemptFailure:
     status: int | None = None
     """Status of the answer; 200 if its content is wrong, None without an answer."""
 
+    def __post_init__(self) -> None:
+        """Tell the error, too."""
+        self.error.http_status = self.status
+
 
 @dataclass(frozen=True, slots=True)
 class HTTPErrors:
@@ -341,7 +345,9 @@ class HTTPClient:
             advice = "Start the server, or check the address." if is_down else "Check the server's log."
             message = f"{url}: expected an answer, got {f'{type(error).__name__}: {error}'[:300]}. {advice}"
             retryable = isinstance(error, httpx.TransportError)
-            return AttemptFailure(self.errors.unavailable(message), retryable, suspect=retryable and not is_down)
+            unavailable = self.errors.unavailable(message)
+            unavailable.__cause__ = error
+            return AttemptFailure(unavailable, retryable, suspect=retryable and not is_down)
         if answer.status != 200:
             failure = self._refusal(url, answer)
             return answer if may_refuse and not failure.retryable else failure

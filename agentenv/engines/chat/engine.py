@@ -178,7 +178,9 @@ class ChatEngine(Engine):
             text = self._without_names(error)
             said = next((name for name in sorted(body.keys() - _NEEDED) if re.search(_WORD.format(name), text)), None)
             cure = said and f""" --engine_args '{{"extra_body": {{"{said}": null}}}}' leaves it out."""
-            raise EngineError(f"{error}{cure or ''}") from None
+            refused = EngineError(f"{error}{cure or ''}")
+            refused.http_status = error.http_status
+            raise refused from None
         try:
             completion = await off_loop(size_of(found), completion_of, found, asked, self.prices)
             return replace(completion, num_request_retries=counts["requests"] - 1)

@@ -164,6 +164,17 @@ async def test_a_wrong_key_of_a_judge_ends_the_run_and_no_episode_runs_again(way
         assert len(server.bodies) == (2 if way in ("in a group", "in pairs") else 1)
 
 
+async def test_an_outage_of_a_judge_is_counted_by_its_class_and_the_status_of_the_server():
+    async with chat_server(Answered(500)) as server:
+        settings = {"base_url": server.url, "model": "m", "request_options": {"max_retries": 1, "first_pause_s": 0.0}}
+        reward = {"judge": {"judge": settings, "retry": {"attempts": 1}}}
+        rows, engine = [{"prompt": "?", "label": "4"}], ScriptedEngine(["4"])
+        flags = {"env_kwargs": {"reward": reward}, "max_retries": 0, "max_error_share": 1.0}
+        for env, name in ((Verify, "InfraError (JudgeUnavailable, 500)"), (AsksItself, "JudgeUnavailable (500)")):
+            done = await arollout(env, rows, engine=engine, **flags)
+            assert done.metrics.error_types == {f"infra:{name}": 1}
+
+
 # --- criteria -------------------------------------------------------------------------------------------------------
 
 THREE = (Criterion("It is kind."), Criterion("It is short.", points=4), Criterion("It lies.", weight=-1.0))
