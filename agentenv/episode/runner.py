@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import re
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +21,6 @@ from agentenv.episode.source import EpisodeSource
 from agentenv.errors import DataError, RunStopped
 
 logger = logging.getLogger(__name__)
-
 
 OnEnd = Callable[[Trajectory], Awaitable[None] | None]
 """Receives the record of an episode that is over."""
@@ -96,6 +96,8 @@ class EpisodeRunner:
         self.num_failed = 0
         self.num_retries = 0
         self.errors: Counter[str] = Counter()
+        """Failed episodes by message, that of the first one whose others differ in numbers and ids only."""
+        self._first_messages: dict[tuple[str, ...], str] = {}
         self.in_flight: dict[str, EpisodeProgress] = {}
         """How far each running episode is, by its id, until its record has been handed over."""
         self._advice = ""
@@ -230,6 +232,9 @@ class EpisodeRunner:
         self.num_failed += 1
         place = f" at {error.place}" if error.place else ""
         message = f"{error.where}{place}: {error.type}: {error.message}"
+        words = re.sub(r"\w+", lambda word: "0" if re.search(r"\d", word[0]) else word[0], error.message)
+        kind = (error.where, error.place, error.type, error.cause, words)
+        message = self._first_messages.setdefault(kind, message)
         self.errors[message] += 1
         return message
 
