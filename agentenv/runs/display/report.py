@@ -134,7 +134,7 @@ def result_rows(m: Metrics) -> list[tuple[str, str]]:
     if m.cost_usd is not None:
         num_unknown = m.num_episodes - m.num_priced
         unknown = f"; {counted(num_unknown, 'episode')} unknown" if num_unknown else ""
-        rows.append(("cost", f"${m.cost_usd:.4f}  (${m.cost_usd / m.num_priced:.4f} per episode{unknown})"))
+        rows.append(("policy cost", f"${m.cost_usd:.4f}  (${m.cost_usd / m.num_priced:.4f} per episode{unknown})"))
     rows += [
         *([("answered by", histogram(m.models))] if m.models else []),
         ("time", f"{clock(t.wall_s)}  (of the episodes' time: {shares})"),

@@ -164,6 +164,19 @@ async def test_a_wrong_key_of_a_judge_ends_the_run_and_no_episode_runs_again(way
         assert len(server.bodies) == (2 if way in ("in a group", "in pairs") else 1)
 
 
+@pytest.mark.parametrize("env", [Verify, AsksItself])
+async def test_what_a_judge_costs_is_in_the_record_and_the_metrics_of_every_environment(env):
+    async with chat_server(Answered(503), "Verdict: YES") as server:
+        price = {"prompt": 1000, "completion": 10000}
+        options = {"first_pause_s": 0.0}
+        judge = {"base_url": server.url, "model": "m", "price": price, "request_options": options}
+        rows, engine = [{"prompt": "?", "label": "4"}], ScriptedEngine(["4"])
+        done = await arollout(env, rows, engine=engine, env_kwargs={"reward": {"judge": {"judge": judge}}})
+    assert done[0].turns[0].result.info["judge/cost"] == pytest.approx((10 * 1000 + 5 * 10000) / 1e6)
+    assert done.metrics.info["judge/cost"]["sum"] == pytest.approx(0.06)
+    assert (done.metrics.info["judge/requests"]["sum"], done.metrics.info["judge/retries"]["sum"]) == (2.0, 1.0)
+
+
 async def test_an_outage_of_a_judge_is_counted_by_its_class_and_the_status_of_the_server():
     async with chat_server(Answered(500)) as server:
         settings = {"base_url": server.url, "model": "m", "request_options": {"max_retries": 1, "first_pause_s": 0.0}}
