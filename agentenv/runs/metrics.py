@@ -262,6 +262,8 @@ class Metrics:
     """Dollars that the recorded attempts of the episodes cost, for --prices; None if that is known of no episode."""
     num_priced: int
     """Episodes whose cost is known."""
+    cost_per_episode_usd: float | None
+    """Mean over those of them that did not fail: a failed one is only a part."""
     info: dict[str, dict[str, float]]
     """By key of `StepResult.info`: "last", the mean over episodes of the last turn's value, "sum", the mean of the sum
     over turns, and "num_episodes" that have the key."""
@@ -342,7 +344,8 @@ class _Counts:
         """Counts of errors, stop reasons, bridges, refusals and retried errors, by name of the field of Metrics."""
         self.refusal_reasons: dict[str, str] = {}
         self.info: dict[str, tuple[Moments, Moments]] = {}
-        self.rewards, self.scores, self.task_rewards, self.task_scores, self.cost = (Moments() for _ in range(5))
+        self.rewards, self.scores, self.task_rewards, self.task_scores = (Moments() for _ in range(4))
+        self.cost, self.whole_cost = Moments(), Moments()
         self.hygiene = HygieneCounts()
         self.open: dict[str, _Group] = {}
 
@@ -362,6 +365,8 @@ class _Counts:
             self.kinds["isolation"][e.isolation] += 1
         if e.cost_usd is not None:
             self.cost.add(e.cost_usd)
+            if e.error_kind is None:
+                self.whole_cost.add(e.cost_usd)
         key = e.group_id or e.episode_id
         group = self.open.get(key)
         if group is None:
@@ -439,6 +444,7 @@ class _Counts:
             time=totals.time(wall_s),
             cost_usd=self.cost.total if self.cost.num else None,
             num_priced=self.cost.num,
+            cost_per_episode_usd=self.whole_cost.mean,
             refusal_reasons=self.refusal_reasons,
             info={
                 key: {"last": last.mean or 0.0, "sum": total.mean or 0.0, "num_episodes": last.num}
