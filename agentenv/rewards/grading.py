@@ -26,7 +26,7 @@ RM_RETRIED = "rm/num_retried"
 
 @contextmanager
 def collect_usage() -> Iterator[dict[str, float]]:
-    """Collect the usage of this task, and of those that start inside; by name, without zeros."""
+    """Collect the usage of this task, and of those that start inside; by name."""
     usage: dict[str, float] = {}
     outer = _USAGE.set(usage)
     try:
@@ -40,9 +40,8 @@ def add_usage(counts: Mapping[str, float]) -> None:
     usage = _USAGE.get()
     if usage is None:
         return
-    for name, count in counts.items():
-        if count:
-            usage[name] = usage.get(name, 0.0) + count
+    for name, count in counts.items():  # zeros too: a run's mean is over the episodes that have a count
+        usage[name] = usage.get(name, 0.0) + count
 
 
 DEADLINE_S = 60.0
