@@ -404,7 +404,7 @@ async def test_a_run_shows_what_was_sent_again_who_answered_and_that_it_sent_no_
         run = await agentenv.arollout(Says, [{"prompt": "2+2?", "label": "4"}] * 2, engine=engine, progress="none")
         await engine.close()
     shown = dict(result_rows(run.metrics))
-    assert shown["request retries"] == "1 request was sent again"
+    assert shown["request retries"] == "1 request of a recorded action was sent again"
     assert shown["answered by"] == "a-cheaper-one 2"
     assert shown["tokens"] == f"{known}: the server sent no valid counts"
     assert shown["speed"].count("tokens/s") == 2 - known.count("unknown")

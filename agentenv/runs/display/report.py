@@ -161,7 +161,7 @@ def _error_rows(m: Metrics) -> list[tuple[str, str]]:
     attempts = "attempt failed and was retried", "attempts failed and were retried"
     calls = "call of `step` failed and was repeated", "calls of `step` failed and were repeated"
     failovers = "action was", "actions were"
-    requests = "request was sent again", "requests were sent again"
+    requests = "request of a recorded action was sent again", "requests of recorded actions were sent again"
     why = {code: f" ({reason[:_REASON_CHARS]})" for code, reason in m.refusal_reasons.items()}
     refused = [f"{code} {num}{why.get(code, '')}" for code, num in m.refusals.items()]
     rows = [
