@@ -35,6 +35,8 @@ class AgentEnvError(Exception):
     """What failed, where an episode fails with this error."""
     ends_run = False
     """Whether every other episode would fail too."""
+    http_status: int | None = None
+    """Status of the HTTP answer that is the cause; 200 if its content is wrong."""
 
 
 class ConfigError(AgentEnvError, ValueError):

@@ -41,6 +41,13 @@ class EpisodeError:
     """File and line in the environment's code, if the failure occurred there."""
     traceback: str = ""
     """Traceback from the first frame outside agentenv on, at most 4,000 characters; empty without such a frame."""
+    cause: str = ""
+    """Class of the exception's cause, and status of the HTTP answer behind it; empty if neither is known."""
+
+
+def with_cause(error_type: str, cause: str) -> str:
+    """Return the name under which an error is counted."""
+    return f"{error_type} ({cause})" if cause else error_type
 
 
 @dataclass(slots=True)
@@ -222,10 +229,7 @@ class Trajectory:
     began_s: float | None = None
     """When this attempt started, in seconds since 1970; None in older records."""
     retried: list[str] = field(default_factory=list)
-    """Class, and class of the cause, of each error after which a step or the episode ran again.
-
-    The cause of an error that ended an earlier session's attempt is not known.
-    """
+    """Class and cause of each error after which a step or the episode ran again."""
 
     def __repr__(self) -> str:
         """Return one line of bounded length."""

@@ -12,7 +12,7 @@ from typing import Any
 from agentenv._util.calls import StepTimeout
 from agentenv._util.paths import place_of, traceback_of, without_middle
 from agentenv._util.suggest import did_you_mean
-from agentenv.core.trajectory import EpisodeError, Trajectory
+from agentenv.core.trajectory import EpisodeError, Trajectory, with_cause
 from agentenv.core.types import StopReason
 from agentenv.episode.setup import Stage
 from agentenv.errors import AgentEnvError, InfraError
@@ -27,7 +27,7 @@ _STATES_KEYS = frozenset({"action_text", "renders_tools"})
 """Keys that only the states of `step` and of `reset` have."""
 _SERVICE_ERRORS = re.compile(r"Connect|ContentType|Disconnected|RemoteProtocol|gaierror|Timeout(Error|Exception)?$")
 """Parts of the names of exceptions, or of their bases, that clients raise if a service does not answer."""
-_STATUS_NAMES = ("status_code", "status", "code")
+_STATUS_NAMES = ("status_code", "status", "code", "http_status")
 _NOT_OF_ACTIONS = (401, 403, 407, 408, 429)
 """Statuses below 500 that are about keys or load."""
 _MAX_CAUSES = 16
@@ -38,9 +38,21 @@ class Aborted(InfraError):
 
 
 def error_name(error: BaseException) -> str:
-    """Return the class of an error and, in parentheses, that of its cause."""
-    cause = error.__cause__
-    return type(error).__name__ if cause is None else f"{type(error).__name__} ({type(cause).__name__})"
+    """Return the class of an error and, in parentheses, its cause."""
+    return with_cause(type(error).__name__, cause_of(error))
+
+
+def cause_of(error: BaseException) -> str:
+    """Return the class of an error's cause and the status of the HTTP answer behind it, as far as they are known.
+
+    A cause of the error's own class, of which it has the message, says nothing and is passed over.
+    """
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None and len(chain) < _MAX_CAUSES:
+        chain.append(cause)
+    names = [type(each).__name__ for each in chain if type(each) is not type(error)]
+    statuses = [str(code) for each in chain for code in _statuses(each) if code in range(100, 600)]
+    return ", ".join([*names[:1], *statuses[:1]])
 
 
 def may_be_a_service(error: BaseException | None) -> bool:
@@ -118,4 +130,4 @@ def record_failure(trajectory: Trajectory, error: BaseException, stage: Stage) -
     is_of_step = kind == "infra" and stage is Stage.STEP
     text, hint = str(error) or repr(error), refused_request(error) if is_of_step else missing_key(error)
     text, place = without_middle(f"{text.removesuffix('.')}. {hint}" if hint else text), place_of(error)
-    trajectory.finish(reason, EpisodeError(kind, name, text, stage.value, place, traceback_of(error)))
+    trajectory.finish(reason, EpisodeError(kind, name, text, stage.value, place, traceback_of(error), cause_of(error)))

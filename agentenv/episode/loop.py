@@ -37,6 +37,7 @@ from agentenv.errors import (
     MissingDependency,
     PromptTooLong,
 )  # fmt: skip
+from agentenv.rewards.grading import collect_usage
 
 logger = logging.getLogger(__name__)
 
@@ -273,10 +274,13 @@ class Episode:
         }
         self.dialogue.append_action(action_ids, action.text + action.closing)
         started = time.perf_counter()
-        value = await self.call_step(states, action_ids)
+        with collect_usage() as spent:  # by judges and reward models
+            value = await self.call_step(states, action_ids)
         result = parse_step(value, f"{type(self.agent).__name__}.step", getattr(self.agent, "score_range", None))
         if not isinstance(result.observation, str):  # a copy: an environment may write into its messages later
             result = replace(result, observation=deepcopy(result.observation))
+        if spent:
+            result = replace(result, info={**spent, **result.info})
         self.trajectory.set_result(result, time.perf_counter() - started)
         return Outcome(result, feedback_kind(value))
 

@@ -6,21 +6,21 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import re
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from agentenv._util.plurals import counted
-from agentenv.core.trajectory import EpisodeError, Trajectory
+from agentenv.core.trajectory import EpisodeError, Trajectory, with_cause
 from agentenv.core.types import StopReason, Task
-from agentenv.episode.failures import FAILED_SERVICE, error_name, may_be_a_service
+from agentenv.episode.failures import FAILED_SERVICE, may_be_a_service
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage, StepRetries
 from agentenv.episode.source import EpisodeSource
 from agentenv.errors import DataError, RunStopped
 
 logger = logging.getLogger(__name__)
-
 
 OnEnd = Callable[[Trajectory], Awaitable[None] | None]
 """Receives the record of an episode that is over."""
@@ -96,6 +96,8 @@ class EpisodeRunner:
         self.num_failed = 0
         self.num_retries = 0
         self.errors: Counter[str] = Counter()
+        """Failed episodes by message, that of the first one whose others differ in numbers and ids only."""
+        self._first_messages: dict[tuple[str, ...], str] = {}
         self.in_flight: dict[str, EpisodeProgress] = {}
         """How far each running episode is, by its id, until its record has been handed over."""
         self._advice = ""
@@ -175,15 +177,15 @@ class EpisodeRunner:
                     key = EpisodeKey(planned.episode_id, task.task_id, attempt, env_seed, retried)
                     trajectory = await self.source.run(task, setup, key)
                     progress.stage = Stage.QUEUED
-                    is_retried = trajectory.error is not None and trajectory.error.kind == "infra"
-                    if not is_retried or num_retries == self.policy.max_retries:
+                    error = trajectory.error
+                    if error is None or error.kind != "infra" or num_retries == self.policy.max_retries:
                         break
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._draining.wait(), self.policy.retry_wait_s * 2**num_retries)
                     if self.draining:
                         break
                     self.num_retries += 1
-                    retried = (*trajectory.retried, _name_of_error(trajectory, progress))
+                    retried = (*trajectory.retried, with_cause(error.type, error.cause))
                 if trajectory.error is not None and trajectory.error.kind == "env" and may_be_a_service(progress.error):
                     self._advice = f"{FAILED_SERVICE} "
             finally:
@@ -230,15 +232,11 @@ class EpisodeRunner:
         self.num_failed += 1
         place = f" at {error.place}" if error.place else ""
         message = f"{error.where}{place}: {error.type}: {error.message}"
+        words = re.sub(r"\w+", lambda word: "0" if re.search(r"\d", word[0]) else word[0], error.message)
+        kind = (error.where, error.place, error.type, error.cause, words)
+        message = self._first_messages.setdefault(kind, message)
         self.errors[message] += 1
         return message
-
-
-def _name_of_error(trajectory: Trajectory, progress: EpisodeProgress) -> str:
-    """Return the name of the error that failed an attempt; its cause is known in the process of the episode only."""
-    kind = trajectory.error.type if trajectory.error is not None else ""
-    error = progress.error
-    return error_name(error) if error is not None and type(error).__name__ == kind else kind
 
 
 async def passed(trajectory: Trajectory, on_end: OnEnd) -> None:

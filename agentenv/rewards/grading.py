@@ -26,7 +26,7 @@ RM_RETRIED = "rm/num_retried"
 
 @contextmanager
 def collect_usage() -> Iterator[dict[str, float]]:
-    """Collect the usage of this task, and of those that start inside; by name, without zeros."""
+    """Collect the usage of this task, and of those that start inside; by name."""
     usage: dict[str, float] = {}
     outer = _USAGE.set(usage)
     try:
@@ -40,16 +40,14 @@ def add_usage(counts: Mapping[str, float]) -> None:
     usage = _USAGE.get()
     if usage is None:
         return
-    for name, count in counts.items():
-        if count:
-            usage[name] = usage.get(name, 0.0) + count
+    for name, count in counts.items():  # zeros too: a run's mean is over the episodes that have a count
+        usage[name] = usage.get(name, 0.0) + count
 
 
 DEADLINE_S = 60.0
 """Time limit for grading one response, unless the caller or the reward sets another one; see `patience_s`."""
 MAX_CONCURRENT = 64
 _ROUNDING = 1e-6
-_FAILURES: ContextVar[list[Exception] | None] = ContextVar("failures", default=None)
 
 
 def patience_s(reward: object) -> float:
@@ -59,17 +57,6 @@ def patience_s(reward: object) -> float:
     """
     wanted = getattr(reward, "patience_s", None)
     return max(DEADLINE_S, wanted) if isinstance(wanted, int | float) else DEADLINE_S
-
-
-@contextmanager
-def collect_failures() -> Iterator[list[Exception]]:
-    """Collect the exceptions of rewards that are graded inside, including parts of sums; results hold texts only."""
-    errors: list[Exception] = []
-    outer = _FAILURES.set(errors)
-    try:
-        yield errors
-    finally:
-        _FAILURES.reset(outer)
 
 
 async def grade(reward: Reward, response: Response, *, limit_s: float | None = None) -> RewardResult:
@@ -94,19 +81,15 @@ async def grade(reward: Reward, response: Response, *, limit_s: float | None = N
         where = type(reward).__name__
         return RewardResult.failed(f"{where}: expected a result, got its own work cancelled. Fix the reward.")
     except Exception as error:  # noqa: BLE001 - one response's grader must not end its batch; the result carries it
-        if (errors := _FAILURES.get()) is not None:
-            errors.append(error)
         return failed_by(failure_of(error, type(reward).__name__))
 
 
 def failed_by(error: BaseException) -> RewardResult:
     """Return the result of a reward that raised: LABEL for a DataError, ERROR for a ContractError, else INFRA."""
-    if isinstance(error, StepTimeout):
-        return RewardResult.failed(str(error))
-    for kind, status in ((DataError, Status.LABEL), (ContractError, Status.ERROR)):
-        if isinstance(error, kind):
-            return RewardResult.failed(str(error), status)
-    return RewardResult.failed(f"{type(error).__name__}: {error}"[:500])
+    kinds = {DataError: Status.LABEL, ContractError: Status.ERROR}
+    status = next((status for kind, status in kinds.items() if isinstance(error, kind)), Status.INFRA)
+    is_plain = isinstance(error, (*kinds, StepTimeout))
+    return RewardResult.failed(str(error) if is_plain else f"{type(error).__name__}: {error}"[:500], status, error)
 
 
 async def grade_all(

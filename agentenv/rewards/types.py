@@ -14,7 +14,15 @@ from typing import Any, Protocol, Self
 
 from agentenv.core.arguments import is_finite
 from agentenv.core.types import Message
-from agentenv.errors import AgentEnvError, ContractError, DataError, InfraError
+from agentenv.errors import (
+    AgentEnvError,
+    ConfigError,
+    ContractError,
+    DataError,
+    InfraError,
+    MissingDependency,
+    RunStopped,
+)
 
 
 class Status(StrEnum):
@@ -75,6 +83,8 @@ class RewardResult:
     """Reason why the reward is missing, or how it was computed, for people."""
     isolation: str = ""
     """Weakest level of the sandbox that ran the answer's program; empty without one."""
+    cause: BaseException | None = field(default=None, compare=False, repr=False)
+    """What the grader raised, if it did."""
 
     def __post_init__(self) -> None:
         """Raise ContractError if a number is not finite, or a reward is set although the grader failed."""
@@ -88,20 +98,33 @@ class RewardResult:
                 raise ContractError(f"RewardResult.components[{name!r}]: expected a number, got {value!r}.")
 
     @classmethod
-    def failed(cls, detail: str, status: Status = Status.INFRA) -> Self:
+    def failed(cls, detail: str, status: Status = Status.INFRA, cause: BaseException | None = None) -> Self:
         """Return a result without a reward.
 
         An environment raises `error` instead.
         """
-        return cls(None, status=status, detail=detail)
+        return cls(None, status=status, detail=detail, cause=cause)
+
+    @property
+    def is_misconfigured(self) -> bool:
+        """True if every other response would fail too: a wrong setting, address or key, or a missing package."""
+        return isinstance(self.cause, ConfigError | MissingDependency)
 
     def error(self, what: str) -> AgentEnvError:
         """Return the error that an environment raises for a result without a reward.
 
-        It is a DataError for LABEL, a ContractError for ERROR, and otherwise an InfraError, which the runner repeats.
+        It is a DataError for LABEL, a ContractError for ERROR, a RunStopped with exit code 2 if `is_misconfigured`, and
+        otherwise an InfraError, which the runner repeats.
         """
-        kind = {Status.LABEL: DataError, Status.ERROR: ContractError}.get(self.status, InfraError)
-        return kind(f"{what} ({self.status}): {self.detail or 'no detail'}")
+        error: AgentEnvError
+        if self.is_misconfigured:
+            error = RunStopped(str(self.cause))
+            error.exit_code = ConfigError.exit_code
+        else:
+            kind = {Status.LABEL: DataError, Status.ERROR: ContractError}.get(self.status, InfraError)
+            error = kind(f"{what} ({self.status}): {self.detail or 'no detail'}")
+        error.__cause__ = self.cause
+        return error
 
 
 class Reward(Protocol):

@@ -115,7 +115,8 @@ class WeightedSum:
         if missing:
             kinds = {each.status for each in missing}
             status = next((kind for kind in (Status.LABEL, Status.ERROR) if kind in kinds), Status.INFRA)
-            return RewardResult(None, status=status, components=components, detail=detail)
+            causes = sorted(missing, key=lambda each: not each.is_misconfigured)
+            return RewardResult(None, status=status, components=components, detail=detail, cause=causes[0].cause)
         total = fsum(self.terms[name].weight * each.reward for name, each in results.items() if each.reward is not None)
         if not is_finite(total):
             return RewardResult(None, status=Status.INFRA, components=components, detail=f"the sum is {total!r}")

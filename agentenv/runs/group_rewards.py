@@ -85,6 +85,9 @@ class GroupGrader:
         """Return the records of a group with its reward, in order.
 
         One that failed by itself is returned as it is. One that has no reward from its group has an error instead.
+
+        Raises:
+            RunStopped: the reward's settings are wrong, such as the key of a judge.
         """
         members = [trajectory for trajectory in trajectories if trajectory.reward is not None]
         is_dropped = self.options.incomplete_groups == "drop"
@@ -98,6 +101,8 @@ class GroupGrader:
             limit_s, flag = self.options.group_timeout_s, "--group_timeout_s"
             grade = await grade_group(self.reward, responses, reference, limit_s=limit_s, flag=flag)
             results = list(grade.results)
+            if (wrong := next((each for each in results if each.is_misconfigured), None)) is not None:
+                raise wrong.error("--group_reward")
             kind = _FAILED
             if is_dropped and (failed := [result for result in results if result.reward is None]):
                 results = failed[:1] * num_members

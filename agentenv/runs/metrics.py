@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agentenv._util.estimates import Estimate, Moments, Passes, over_tasks
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.trajectory import Trajectory, with_cause
 from agentenv.core.types import MAX_REWARD, StopReason
 from agentenv.core.views import spans_of
 from agentenv.errors import ErrorKind
@@ -94,6 +94,8 @@ class Summary:
     """Actions by the model that a server says to have asked."""
     refusal_reasons: Mapping[str, str] = field(default_factory=dict)
     """As `Trajectory.refusal_reasons`."""
+    error_cause: str = ""
+    """As `EpisodeError.cause`."""
 
 
 def summarize(trajectory: Trajectory) -> Summary:
@@ -152,6 +154,7 @@ def summarize(trajectory: Trajectory) -> Summary:
         num_failovers=sum(turn.num_failovers for turn in turns),
         isolation=isolation,
         num_request_retries=sum(turn.num_request_retries for turn in turns),
+        error_cause=error.cause if error else "",
         models=Counter(turn.answer.model for turn in turns if turn.answer is not None and turn.answer.model),
     )
 
@@ -213,7 +216,7 @@ class Metrics:
     num_step_retries: int
     """Calls of `step` again, after an InfraError that asks for it, also in earlier attempts and sessions."""
     retried_errors: dict[str, int]
-    """Errors after which a step or an attempt ran again, by class and class of the cause, the most frequent first."""
+    """Errors after which a step or an attempt ran again, by class and cause, the most frequent first."""
     num_failovers: int
     """Actions that an engine failed to sample before another one did, in the recorded attempts."""
     num_request_retries: int
@@ -227,7 +230,7 @@ class Metrics:
     num_env_errors: int
     """Failures of the environment, its contract or the dataset row."""
     error_types: dict[str, int]
-    """Failed episodes by kind and class of the exception, such as "infra:EngineError", the most frequent first."""
+    """Failed episodes by kind, class and cause, such as "infra:EngineError (429)", the most frequent first."""
     stop_reasons: dict[str, int]
     """Episodes by stop reason, the most frequent first."""
     truncated_share: float | None
@@ -259,6 +262,8 @@ class Metrics:
     """Dollars that the recorded attempts of the episodes cost, for --prices; None if that is known of no episode."""
     num_priced: int
     """Episodes whose cost is known."""
+    cost_per_episode_usd: float | None
+    """Mean over those of them that did not fail: a failed one is only a part."""
     info: dict[str, dict[str, float]]
     """By key of `StepResult.info`: "last", the mean over episodes of the last turn's value, "sum", the mean of the sum
     over turns, and "num_episodes" that have the key."""
@@ -339,7 +344,8 @@ class _Counts:
         """Counts of errors, stop reasons, bridges, refusals and retried errors, by name of the field of Metrics."""
         self.refusal_reasons: dict[str, str] = {}
         self.info: dict[str, tuple[Moments, Moments]] = {}
-        self.rewards, self.scores, self.task_rewards, self.task_scores, self.cost = (Moments() for _ in range(5))
+        self.rewards, self.scores, self.task_rewards, self.task_scores = (Moments() for _ in range(4))
+        self.cost, self.whole_cost = Moments(), Moments()
         self.hygiene = HygieneCounts()
         self.open: dict[str, _Group] = {}
 
@@ -349,7 +355,7 @@ class _Counts:
         self.num_truncated += e.stop_reason is not None and e.stop_reason.truncated
         self.kinds["stop_reasons"][str(e.stop_reason) if e.stop_reason else "unfinished"] += 1
         if e.error_kind:
-            self.kinds["error_types"][f"{e.error_kind}:{e.error_type}"] += 1
+            self.kinds["error_types"][f"{e.error_kind}:{with_cause(e.error_type, e.error_cause)}"] += 1
         kinds = {"bridges": e.bridges, "refusals": e.refusals, "retried_errors": e.retried, "models": e.models}
         for field_name, counts in kinds.items():
             for kind, num in counts.items():  # `Counter.update` is slow for few values
@@ -359,6 +365,8 @@ class _Counts:
             self.kinds["isolation"][e.isolation] += 1
         if e.cost_usd is not None:
             self.cost.add(e.cost_usd)
+            if e.error_kind is None:
+                self.whole_cost.add(e.cost_usd)
         key = e.group_id or e.episode_id
         group = self.open.get(key)
         if group is None:
@@ -436,6 +444,7 @@ class _Counts:
             time=totals.time(wall_s),
             cost_usd=self.cost.total if self.cost.num else None,
             num_priced=self.cost.num,
+            cost_per_episode_usd=self.whole_cost.mean,
             refusal_reasons=self.refusal_reasons,
             info={
                 key: {"last": last.mean or 0.0, "sum": total.mean or 0.0, "num_episodes": last.num}

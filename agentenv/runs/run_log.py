@@ -12,7 +12,7 @@ from typing import Any
 
 from agentenv._util.jsonable import jsonable
 from agentenv.core.engine import Engine
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.trajectory import Trajectory, with_cause
 from agentenv.runs.metrics import Metrics, Summary, Tally, Totals, summarize
 from agentenv.runs.prepare import Job
 from agentenv.runs.records.directory import METRICS, Outbox
@@ -84,11 +84,11 @@ class RunLog:
         """Return for each episode that failed in an earlier session the attempt to resume from, and earlier errors.
 
         After an infrastructure failure the next attempt samples again, like a retry; other failures
-        repeat the same attempt. The record does not have the class of an error's cause.
+        repeat the same attempt.
         """
         found = {}
         for key, failed in self.tally.failed.items():
-            last = (failed.error_type,) if failed.error_kind == "infra" else ()
+            last = (with_cause(failed.error_type, failed.error_cause),) if failed.error_kind == "infra" else ()
             found[key] = failed.attempt + len(last), (*Counter(failed.retried).elements(), *last)
         return found
 

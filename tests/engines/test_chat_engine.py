@@ -128,6 +128,10 @@ async def test_the_key_comes_from_the_variable_and_is_in_no_message(monkeypatch)
     assert isinstance(error, ConfigError)
     assert "sk-" not in str(error)
     assert "***" in str(error)
+    assert str(error).endswith(" Check the API key (OTHER_KEY).")
+    monkeypatch.delenv("OPENAI_API_KEY")
+    error, _ = await ask(in_turn((401, {}, {})))
+    assert str(error).endswith(" No API key was sent: set OPENAI_API_KEY.")
     with pytest.raises(ConfigError, match="--api_key_env: expected a key in the environment variable 'NONE'"):
         ChatEngine("http://127.0.0.1:1/v1", "the-model", api_key_env="NONE")
 
@@ -167,14 +171,19 @@ async def test_a_rate_limit_is_waited_for():
     assert found.num_request_retries == 1
 
 
-async def test_a_page_that_is_no_api_fails_after_a_few_requests_and_not_at_the_end_of_the_time():
-    error, server = await ask(lambda body: (200, {}, "<html>Welcome</html>"), max_retries=10)
+NO_CHOICE = {"id": "chatcmpl-0123456789abcdef", "object": "chat.completion", "choices": []}
+
+
+@pytest.mark.parametrize("content", ["<html>Welcome</html>", NO_CHOICE, {"detail": "Not here"}, [], {"choices": [{}]}])
+async def test_what_is_no_completion_fails_after_a_few_requests_and_not_at_the_end_of_the_time(content):
+    error, server = await ask(lambda body: (200, {}, content), max_retries=10)
     assert len(server.requests) == 3
     assert "expected a chat completion, got" in str(error)
 
 
-async def test_pages_are_counted_apart_from_other_failures():
-    busy, page = (503, {}, "busy"), (200, {}, "<html>Bad gateway</html>")
+@pytest.mark.parametrize("content", ["<html>Bad gateway</html>", NO_CHOICE])
+async def test_what_is_no_completion_is_sent_again_and_counted_apart_from_other_failures(content):
+    busy, page = (503, {}, "busy"), (200, {}, content)
     found, server = await ask(in_turn(busy, busy, page, busy, page, "hi"), max_retries=10)
     assert found.answer.content == "hi"
     assert len(server.requests) == 6
@@ -309,7 +318,7 @@ async def test_a_refused_field_is_named_with_the_flag_that_leaves_it_out():
     refusal = {"error": {"message": "Unknown parameter: 'seed'.", "param": "seed"}}
     error, _ = await ask(in_turn((400, {}, refusal)), SamplingParams(max_tokens=64, seed=3))
     assert type(error) is EngineError
-    assert error_name(error) == "EngineError"
+    assert error_name(error) == "EngineError (400)"
     assert """Correct the request. --engine_args '{"extra_body": {"seed": null}}' leaves it out.""" in str(error)
     error, _ = await ask(in_turn((400, {}, {"error": {"message": '"auto" tool choice requires a parser'}})))
     assert "engine_args" not in str(error)
@@ -395,11 +404,29 @@ async def test_a_run_shows_what_was_sent_again_who_answered_and_that_it_sent_no_
         run = await agentenv.arollout(Says, [{"prompt": "2+2?", "label": "4"}] * 2, engine=engine, progress="none")
         await engine.close()
     shown = dict(result_rows(run.metrics))
-    assert shown["request retries"] == "1 request was sent again"
+    assert shown["request retries"] == "1 request of a recorded action was sent again"
     assert shown["answered by"] == "a-cheaper-one 2"
     assert shown["tokens"] == f"{known}: the server sent no valid counts"
     assert shown["speed"].count("tokens/s") == 2 - known.count("unknown")
     assert sorted(turn.num_request_retries for each in run for turn in each.turns) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [
+        ((429, {}, {"error": {"message": "Rate limit reached"}}), "429"),
+        ((500, {}, {"error": {"message": "oops"}}), "500"),
+        (NO_CHOICE, "200"),
+    ],
+)
+async def test_a_run_counts_what_failed_it_by_the_status_of_the_server(answer, cause):
+    with served(lambda body: answer) as server:
+        engine = ChatEngine(server.base_url, "the-model", max_retries=1)
+        flags = {"max_retries": 1, "max_error_share": 1.0, "progress": "none"}
+        run = await agentenv.arollout(Says, [{"prompt": "2+2?", "label": "4"}] * 2, engine=engine, **flags)
+        await engine.close()
+    assert run.metrics.retried_errors == {f"EngineError ({cause})": 2}
+    assert run.metrics.error_types == {f"infra:EngineError ({cause})": 2}
 
 
 @pytest.mark.parametrize(

@@ -324,8 +324,8 @@ async def test_what_judges_and_the_user_are_asked_and_cost_is_that_of_the_turn_a
     first, second = await talked(env, "a", "b", label="42")
     asked = {"judge/requests": 2.0, "judge/retries": 1.0, "judge/replies": 1.0, "judge/prompt_tokens": 3.0,
              "judge/completion_tokens": 4.0, "judge/cost": 11.0,
-             "user/requests": 1.0, "user/replies": 1.0, "user/prompt_tokens": 3.0, "user/completion_tokens": 4.0,
-             "user/cost": 11.0}  # fmt: skip
+             "user/requests": 1.0, "user/retries": 0.0, "user/replies": 1.0, "user/prompt_tokens": 3.0,
+             "user/completion_tokens": 4.0, "user/cost": 11.0}  # fmt: skip
     for reply in (first, second):
         assert {name: fact for name, fact in reply.info.items() if name.startswith(("judge/", "user/"))} == asked
     assert (judge.usage["requests"], judge.usage.cost, player.usage.cost) == (4, 22.0, 22.0)

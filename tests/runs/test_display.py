@@ -5,6 +5,7 @@ import io
 import json
 import re
 import time
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -80,6 +81,14 @@ def test_the_table_of_a_run_says_how_each_episode_ended():
     ends = [Summary("a/0", "a", reward=1.0), failed("b/0"), Summary("c/0", "c", stop_reason=StopReason.EPISODE_TIMEOUT)]
     rows = dict(result_rows(aggregate(ends, num_tasks=3, num_samples=1, wall_s=1.0)))
     assert rows["episodes"] == "3  (3 tasks × 1; 1 rewarded, 1 failed, 1 ended without a reward)"
+
+
+def test_the_mean_cost_of_an_episode_leaves_out_the_parts_that_failed_ones_paid_for():
+    ends = [Summary("a/0", "a", reward=1.0, cost_usd=0.5), replace(failed("b/0"), cost_usd=0.25), failed("c/0")]
+    rows = dict(result_rows(aggregate(ends, num_tasks=3, num_samples=1, wall_s=1.0)))
+    assert rows["policy cost"] == "$0.7500  ($0.5000 per episode that did not fail; 1 episode unknown)"
+    rows = dict(result_rows(aggregate(ends[1:], num_tasks=3, num_samples=1, wall_s=1.0)))
+    assert rows["policy cost"] == "$0.2500  (1 episode unknown)"
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def test_the_writer_leaves_a_row_for_each_line_behind_a_header_that_names_the_fi
     assert [(row["episode_id"], row["error"], row["reward"]) for row in rows] == [
         ("a/0", "infra", None), ("a/0", None, 1.0), ("b/0", None, 0.25),
     ]  # fmt: skip
-    assert rows[0]["error_text"] == ["SomeError", "it broke", ""]
+    assert rows[0]["error_text"] == ["SomeError", "it broke", "", ""]
     assert (rows[1]["action_tokens"], rows[1]["mean_logprob"], rows[1]["finish"]) == (50, -0.5, "s")
     assert rows[1]["action_hash"] == rows[2]["action_hash"]
     record = (tmp_path / TRAJECTORIES).read_bytes()

@@ -40,7 +40,6 @@ _MAX_REFUSAL_BYTES = 65_536
 _OVERLOADED = frozenset({408, 409, 429, 502, 503, 504})
 """Statuses that say nothing about the request. Other statuses from 500 on may mean that the server failed on it."""
 _ADVICE = {
-    401: "Check the API key.",
     403: "Check the API key and its rights.",
     404: "Check the address, its path and the model's name.",
     405: "Check the address and its path.",
@@ -86,6 +85,10 @@ class AttemptFailure:
     """Least wait that the server asks for."""
     status: int | None = None
     """Status of the answer; 200 if its content is wrong, None without an answer."""
+
+    def __post_init__(self) -> None:
+        """Tell the error, too."""
+        self.error.http_status = self.status
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +239,7 @@ class HTTPClient:
         url: prefix of all requests. A user name and password in it are sent unless there is a key; the attribute `url`,
             which errors name, is without them.
         api_key: sent as a bearer token and removed from excerpts of refusals; None sends no token.
+        key_name: the variable or the argument that has the key, for errors.
         errors: classes of its errors.
         connect_s: longest wait for a connection.
         keepalive_s: how long idle connections stay open. With 0, each request has its own connection: none is left open
@@ -252,6 +256,7 @@ class HTTPClient:
         url: str,
         *,
         api_key: str | None = None,
+        key_name: str = "api_key",
         errors: HTTPErrors | None = None,
         connect_s: float = 10.0,
         keepalive_s: float = 0.0,
@@ -267,6 +272,8 @@ class HTTPClient:
         self.errors = errors or HTTPErrors()
         self._auth = (parsed.username, parsed.password) if parsed.userinfo and not api_key else None
         self._api_key = api_key
+        has_key = api_key or self._auth
+        self._key_advice = f"Check the API key ({key_name})." if has_key else f"No API key was sent: set {key_name}."
         self._connect_s = connect_s
         self._limits = httpx.Limits(
             max_connections=max_connections,
@@ -338,7 +345,9 @@ class HTTPClient:
             advice = "Start the server, or check the address." if is_down else "Check the server's log."
             message = f"{url}: expected an answer, got {f'{type(error).__name__}: {error}'[:300]}. {advice}"
             retryable = isinstance(error, httpx.TransportError)
-            return AttemptFailure(self.errors.unavailable(message), retryable, suspect=retryable and not is_down)
+            unavailable = self.errors.unavailable(message)
+            unavailable.__cause__ = error
+            return AttemptFailure(unavailable, retryable, suspect=retryable and not is_down)
         if answer.status != 200:
             failure = self._refusal(url, answer)
             return answer if may_refuse and not failure.retryable else failure
@@ -378,8 +387,8 @@ class HTTPClient:
                 retry_after_s=answer.retry_after_s,
                 status=status,
             )
-        if status in _ADVICE or status < 400:
-            advice = _ADVICE.get(status, "Check the address.")
+        if status == 401 or status in _ADVICE or status < 400:
+            advice = self._key_advice if status == 401 else _ADVICE.get(status, "Check the address.")
             return AttemptFailure(self.errors.misaddressed(f"{message} {advice}"), status=status)
         return AttemptFailure(self.errors.refused(f"{message} Correct the request."), suspect=True, status=status)
 

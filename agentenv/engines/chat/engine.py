@@ -33,8 +33,8 @@ DEFAULT_KEY_ENV = "OPENAI_API_KEY"
 FIRST_PAUSE_S = 1.0
 KEEPALIVE_S = 4.0
 """Idle connections are dropped before servers drop them (vLLM: 5 s), which would cost a retry."""
-_MAX_PAGES = 3
-"""Answers in other than JSON, such as pages of HTML, after which a turn has failed: the address is wrong."""
+_MAX_STRANGE = 3
+"""Answers that are neither a completion nor an error, such as pages of HTML, after which a turn has failed."""
 _MIN_ID = 20
 """Characters from which an answer's id is taken to be unique: some servers number answers, or name them all alike."""
 _NEEDED = frozenset({"model", "messages", "tools"})
@@ -64,8 +64,8 @@ class _Refused(EngineError):
 class ChatEngine(Engine):
     """An engine over an API model, for runs only: it returns text and tool calls, which nothing can be trained on.
 
-    Failed attempts are repeated as `agentenv._util.http.client` says, and so are answers without JSON or with an error
-    instead of a completion. If the room of the episode is more than the model takes, the server's own limit applies.
+    Failed attempts are repeated as `agentenv._util.http.client` says, and so are answers that are not a completion.
+    If the room of the episode is more than the model takes, the server's own limit applies.
 
     Example::
 
@@ -122,6 +122,7 @@ class ChatEngine(Engine):
         self._http = HTTPClient(
             checked_url("--base_url", base_url, path="/v1"),
             api_key=key,
+            key_name=api_key_env,
             errors=HTTPErrors(unavailable=EngineError, timeout=EngineError, refused=_Refused, unreadable=EngineError),
             keepalive_s=KEEPALIVE_S,
             transport=transport,
@@ -178,7 +179,9 @@ class ChatEngine(Engine):
             text = self._without_names(error)
             said = next((name for name in sorted(body.keys() - _NEEDED) if re.search(_WORD.format(name), text)), None)
             cure = said and f""" --engine_args '{{"extra_body": {{"{said}": null}}}}' leaves it out."""
-            raise EngineError(f"{error}{cure or ''}") from None
+            refused = EngineError(f"{error}{cure or ''}")
+            refused.http_status = error.http_status
+            raise refused from None
         try:
             prices = self.prices.get(str(found.get("model")), self.prices.get(self.model))
             completion = await off_loop(size_of(found), completion_of, found, asked, prices)
@@ -191,7 +194,7 @@ class ChatEngine(Engine):
         await self._http.close()
 
     async def _answer(self, body: dict[str, Any], max_tokens: int | None, counts: Counter[str]) -> dict[str, Any]:
-        """Return the server's answer, and count the requests for it, and the pages among what came back.
+        """Return the server's answer, and count the requests for it, and the strange ones of what came back.
 
         Where the server refuses our limit of tokens, it is asked in another way.
         """
@@ -239,14 +242,13 @@ class ChatEngine(Engine):
                 return replace(answer, error=_Refused(text))
             return answer
         where = f"{self.base_url}{path}"
-        found = await parse_body(answer.body, _without_error)
+        found, is_strange = await parse_body(answer.body, _completion_in)
         if found is None:
             wrong = (
                 f"{where}: expected a chat completion, got {answer.excerpt}. Check the address and the server's log."
             )
-            is_page = not answer.body.lstrip().startswith((b"{", b"["))  # of a website, or of a gateway that is down
-            counts["pages"] += is_page
-            is_over = is_page and counts["pages"] >= _MAX_PAGES
+            counts["strange"] += is_strange
+            is_over = is_strange and counts["strange"] >= _MAX_STRANGE
             return AttemptFailure(EngineError(wrong), retryable=not is_over, status=200)
         name = found.get("id")
         if isinstance(name, str) and len(name) >= _MIN_ID:
@@ -259,14 +261,15 @@ class ChatEngine(Engine):
         return found
 
 
-def _without_error(body: bytes) -> dict[str, Any] | None:
-    """Return the JSON object of a body; None if it is something else, or it or one of its choices reports an error."""
+def _completion_in(body: bytes) -> tuple[dict[str, Any] | None, bool]:
+    """Return the JSON object of a body, None if it is not a chat completion; and whether it is not even an error."""
     try:
         found = parse_json(body)
-    except ValueError:
-        return None
-    if not isinstance(found, dict):
-        return None
-    choices = found.get("choices")
-    parts = [found, *(choices if isinstance(choices, list) else ())]
-    return None if any(isinstance(part, dict) and part.get("error") is not None for part in parts) else found
+    except ValueError:  # a page of a website, or of a gateway that is down, unless JSON was cut off
+        return None, not body.lstrip().startswith((b"{", b"["))
+    choices = found.get("choices") if isinstance(found, dict) else None
+    choices = choices if isinstance(choices, list) else []
+    if any(isinstance(part, dict) and part.get("error") is not None for part in (found, *choices)):
+        return None, False
+    is_whole = bool(choices) and all(isinstance(each, dict) and "message" in each for each in choices)
+    return found if is_whole else None, not is_whole

@@ -40,6 +40,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 1.0
+_KEY_ENV = "AGENTENV_API_KEY"
 BYTES_PER_TOKEN = 256
 """Longest answer per token of prompt and action, beside `client.MAX_ANSWER_BYTES`; vLLM's take about 150 bytes."""
 MAX_TOKENS = 1 << 18
@@ -109,7 +110,8 @@ class VLLMHTTPEngine(Engine):
         self._constrainer: Constrainer | None = None
         self._http = HTTPClient(
             self.base_url,
-            api_key=api_key or os.environ.get("AGENTENV_API_KEY") or None,
+            api_key=api_key or os.environ.get(_KEY_ENV) or None,
+            key_name=_KEY_ENV,
             errors=HTTPErrors(
                 unavailable=EngineError, timeout=EngineError, refused=EngineError, unreadable=EngineError
             ),

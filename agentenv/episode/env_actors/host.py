@@ -19,7 +19,7 @@ from agentenv._util.ray.cluster import restore_sigchld
 from agentenv._util.version import __version__
 from agentenv.core.agent import AgentInstance
 from agentenv.episode.registry import load_env
-from agentenv.errors import ConfigError, InfraError
+from agentenv.errors import AgentEnvError, ConfigError
 
 
 class Spec(Protocol):
@@ -73,6 +73,9 @@ def found_file(path: str, folder: str) -> str:
     )
 
 
+_FACTS = ("ends_run", "exit_code", "http_status", "retry_step")
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """An exception of an agent's method, in a form that can be sent to another process."""
@@ -87,8 +90,8 @@ class Failure:
     """As in the record: `traceback_of`."""
     trace: str
     """The whole traceback, for logs."""
-    retry_step: bool
-    """Of an InfraError."""
+    facts: Mapping[str, Any]
+    """Attributes of an error of agentenv: whether it ends the run or the step runs again, and others."""
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
@@ -98,12 +101,13 @@ class Failure:
         base = next(plain, Exception)
         trace = "".join(traceback.format_exception(error))
         place, text = place_of(error), traceback_of(error)
-        retry_step = isinstance(error, InfraError) and error.retry_step
-        return cls(type(error).__name__, base, str(error) or repr(error), place, text, trace, retry_step)
+        is_ours = isinstance(error, AgentEnvError)
+        facts = {name: getattr(error, name) for name in _FACTS if is_ours and hasattr(error, name)}
+        return cls(type(error).__name__, base, str(error) or repr(error), place, text, trace, facts)
 
     def error(self) -> Exception:
         """Return an exception with the same name, base class, message, place and traceback."""
-        known = {"place": self.place, "traceback": self.traceback, "retry_step": self.retry_step}
+        known = {"place": self.place, "traceback": self.traceback, **self.facts}
         cls = type(self.name, (self.base,), {"__str__": lambda _: self.message, **known})
         error: Exception = self.base.__new__(cls)
         error.add_note(f"In the environment's actor:\n{self.trace}")

@@ -25,12 +25,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from agentenv.core.arguments import construct, is_finite, whole_number
-from agentenv.errors import AgentEnvError, ConfigError, DataError, MissingDependency, RunStopped
+from agentenv.errors import AgentEnvError, ConfigError, DataError, RunStopped
 from agentenv.rewards.evaluation.rewardbench import is_tie
 from agentenv.rewards.evaluation.rows import Candidate, Item
-from agentenv.rewards.grading import collect_failures, grade
+from agentenv.rewards.grading import grade
 from agentenv.rewards.groups.tournament import Comparer
-from agentenv.rewards.judges.protocol import JudgeMisaddressed
 from agentenv.rewards.models.factory import SCORERS, open_scorer, parsed, unknown
 from agentenv.rewards.models.reward import ModelReward
 from agentenv.rewards.models.types import RewardScorer, ready
@@ -257,12 +256,10 @@ async def _score_answer(rm: RewardModel, candidate: Candidate, limit_s: float) -
     """
     reward = rm.reward if rm.scorer is None else ModelReward(rm.scorer)
     assert reward is not None
-    with collect_failures() as errors:
-        result = await grade(reward, Response(candidate.text, prompt=candidate.prompt), limit_s=limit_s)
+    result = await grade(reward, Response(candidate.text, prompt=candidate.prompt), limit_s=limit_s)
     if not result.status.valid:
-        for error in errors:
-            if isinstance(error, ConfigError | MissingDependency | JudgeMisaddressed):
-                raise ConfigError(str(error)) from error
+        if result.is_misconfigured:
+            raise ConfigError(str(result.cause)) from result.cause
         kind = {Status.LABEL: "data", Status.ERROR: "contract"}.get(result.status, "infra")
         return _AnswerScore(None, error=f"{kind}: {result.detail}")
     return _AnswerScore(result.reward, bool(result.components.get("truncated")))
@@ -274,7 +271,7 @@ async def _compare(comparer: Comparer, item: Item, limit_s: float) -> list[_Answ
     try:
         async with asyncio.timeout(limit_s):
             points = await comparer.compare(chosen.prompt, chosen.text, rejected.text)
-    except (ConfigError, JudgeMisaddressed) as error:
+    except ConfigError as error:
         raise ConfigError(str(error)) from error
     except (AgentEnvError, TimeoutError) as error:
         return [_AnswerScore(None, error=f"infra: {error or f'no verdict within {limit_s:g} s'}")] * 2

@@ -184,7 +184,7 @@ class Tournament:
         for (a, b), points in zip(pairs, outcomes, strict=True):
             if isinstance(points, Exception) and not isinstance(points, StepTimeout):
                 failure = failure_of(points, f"{type(self.comparer).__name__}.compare")
-                if not isinstance(failure, InfraError):
+                if not isinstance(failure, InfraError) or isinstance(failure, ConfigError):
                     raise failure from points
             if isinstance(points, float):
                 games.setdefault((a, b), []).append(points)

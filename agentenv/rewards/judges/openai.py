@@ -51,6 +51,7 @@ JUDGING = SamplingParams(temperature=0.0, max_tokens=2048)
 """Default sampling of a judge; votes need a temperature above 0."""
 _MAX_BODY_BYTES = 1 << 20
 """Longer answers are rejected without reading them to the end."""
+_NO_KEY = "api_key_env of the judge to the name of a variable with the key"
 _ERRORS = HTTPErrors(
     unavailable=JudgeUnavailable,
     timeout=JudgeTimeout,
@@ -137,7 +138,7 @@ class OpenAIJudge:
                 f"OpenAIJudge.api_key_env: expected a key in the environment variable {api_key_env!r}, got "
                 f"{'other characters than a header may hold' if api_key else 'none'}."
             )
-        self._http = HTTPClient(self.url, api_key=api_key, errors=_ERRORS)
+        self._http = HTTPClient(self.url, api_key=api_key, key_name=api_key_env or _NO_KEY, errors=_ERRORS)
         self._policy = RetryPolicy(
             max_attempts=self.request_options.max_retries + 1,
             timeout_s=self.request_options.limit_s,

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from agentenv.core.arguments import number
 from agentenv.core.types import Message
-from agentenv.errors import InfraError
+from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards.grading import add_usage
 
 USAGE_PREFIX = "judge/"
@@ -59,8 +59,10 @@ class JudgeRefused(JudgeFailure):
     count = "refused"
 
 
-class JudgeMisaddressed(JudgeRefused):
-    """The address has no judge, or not for this key: every question will fail."""
+class JudgeMisaddressed(JudgeRefused, ConfigError):
+    """The address has no judge, or not for this key: every question will fail, so the run ends."""
+
+    ends_run = True
 
 
 class JudgeUnclear(JudgeFailure):

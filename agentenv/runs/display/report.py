@@ -132,9 +132,10 @@ def result_rows(m: Metrics) -> list[tuple[str, str]]:
     if t.episodes_per_s:  # else no episode ran in this session
         rows.append(("speed", f"{t.episodes_per_s:.1f} episodes/s{speed}"))
     if m.cost_usd is not None:
-        num_unknown = m.num_episodes - m.num_priced
-        unknown = f"; {counted(num_unknown, 'episode')} unknown" if num_unknown else ""
-        rows.append(("cost", f"${m.cost_usd:.4f}  (${m.cost_usd / m.num_priced:.4f} per episode{unknown})"))
+        num_unknown, mean = m.num_episodes - m.num_priced, m.cost_per_episode_usd
+        facts = [] if mean is None else [f"${mean:.4f} per episode{' that did not fail' if failed else ''}"]
+        facts += [f"{counted(num_unknown, 'episode')} unknown"] if num_unknown else []
+        rows.append(("policy cost", f"${m.cost_usd:.4f}" + (f"  ({'; '.join(facts)})" if facts else "")))
     rows += [
         *([("answered by", histogram(m.models) + ": several models" * (len(m.models) > 1))] if m.models else []),
         ("time", f"{clock(t.wall_s)}  (of the episodes' time: {shares})"),
@@ -160,7 +161,7 @@ def _error_rows(m: Metrics) -> list[tuple[str, str]]:
     attempts = "attempt failed and was retried", "attempts failed and were retried"
     calls = "call of `step` failed and was repeated", "calls of `step` failed and were repeated"
     failovers = "action was", "actions were"
-    requests = "request was sent again", "requests were sent again"
+    requests = "request of a recorded action was sent again", "requests of recorded actions were sent again"
     why = {code: f" ({reason[:_REASON_CHARS]})" for code, reason in m.refusal_reasons.items()}
     refused = [f"{code} {num}{why.get(code, '')}" for code, num in m.refusals.items()]
     rows = [

@@ -71,7 +71,7 @@ FIELDS = {
     "env": "the task's environment in a mixture",
     "info": "by key, the number of the last turn that has it, or [that number, sum over the turns] where they differ",
     "step_retries": "calls of `step` again in all attempts, after an InfraError that asks for it",
-    "retried": "errors after which a step or the episode ran again, by class and class of the cause",
+    "retried": "errors after which a step or the episode ran again, by class and cause",
     "failovers": "actions that an engine failed to sample before another one did",
     "isolation": "`isolation` of `StepResult.info`: the level of the sandbox; empty without one",
     "request_retries": "requests to a server that were sent again",
@@ -116,7 +116,8 @@ def make_row(trajectory: Trajectory, summary: Summary, offset: int, length: int,
     return [
         offset, length, e.episode_id, e.group_id, e.attempt, e.reward, e.score,
         None if e.stop_reason is None else e.stop_reason.value,
-        e.error_kind, [] if e.error_kind is None else [e.error_type, e.error_message, e.error_place],
+        e.error_kind,
+        [] if e.error_kind is None else [e.error_type, e.error_message, e.error_place, e.error_cause],
         e.num_turns, len(trajectory.segments), e.num_prompt_tokens, e.num_action_tokens, e.num_observation_tokens,
         e.num_input_tokens, e.num_cached_tokens,
         round(total / len(known), 5) if known else None, round(min(known), 5) if known else None,
@@ -143,13 +144,14 @@ def summary_of(row: Sequence[Any]) -> Summary:
     if list in map(type, info.values()):
         last = {key: value[0] if type(value) is list else value for key, value in info.items()}
         total = {key: value[1] if type(value) is list else value for key, value in info.items()}
-    error_type, error_message, error_place = error_text or ("", "", "")
+    error_type, error_message, error_place, error_cause = (*error_text, "", "", "", "")[:4]
     return Summary(
         episode_id, group_id, attempt, reward, score, _STOP_REASONS.get(stop_reason),
         error_kind, error_type, error_message, error_place, num_turns, num_prompt, num_action, num_marks,
         repeated_share, num_observation, num_input, num_cached, bridges, refusals, generate_s, step_s, wait_s,
         last, total, cost_usd, env, finish.count("l"), num_step_retries,
         retried, num_failovers, isolation, num_request_retries, models, refusal_reasons,
+        error_cause,
     )  # fmt: skip
 
 

@@ -21,9 +21,9 @@ from agentenv.chat.chat import PromptText
 from agentenv.core.agent import AgentInstance, ResetState, StepState
 from agentenv.core.types import Message, StepResult
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError, MissingDependency, RunStopped
-from agentenv.rewards.grading import RM_RETRIED, collect_failures, collect_usage, grade
+from agentenv.rewards.grading import RM_RETRIED, collect_usage, grade
 from agentenv.rewards.judges.asking import JudgeRetry, ask, judge_from
-from agentenv.rewards.judges.protocol import Judge, JudgeMisaddressed
+from agentenv.rewards.judges.protocol import Judge
 from agentenv.rewards.models.factory import parsed
 from agentenv.rewards.models.render import checked
 from agentenv.rewards.models.reward import ModelReward
@@ -158,7 +158,6 @@ PREFIX = "rm/"
 MESSAGES, TURNS, PERSONA = "messages", "user_turns", "persona"
 """Columns: raw messages, if the prompt is a rendering; the user's later messages; the persona of a played user."""
 _ADVICE = f"Use raw messages: the reward model has its own template. Or put them into the column {MESSAGES!r}."
-_SETTINGS_ERRORS = (ConfigError, MissingDependency, JudgeMisaddressed)
 
 STAND_IN: Mapping[str, Any] = {
     "sum": {
@@ -374,13 +373,9 @@ class RMChat(AgentInstance):
 
     async def _graded(self, response: Response) -> tuple[RewardResult, Mapping[str, float | str]]:
         """Return the reward's result, which has a number, and its log values."""
-        with collect_usage() as spent, collect_failures() as failed:
+        with collect_usage() as spent:
             result = await grade(await _REWARDS.open(self.reward), response, limit_s=self.limit_s)
         if result.reward is None:
-            with _settings_errors_end_run():
-                for error in failed:
-                    if isinstance(error, _SETTINGS_ERRORS):
-                        raise error
             raise result.error("RMChat.step: no score")
         return result, of_grade(result, spent)
 
@@ -419,7 +414,7 @@ def _settings_errors_end_run() -> Iterator[None]:
     """Turn errors in the settings into RunStopped: they would fail all other episodes too."""
     try:
         yield
-    except _SETTINGS_ERRORS as error:
+    except (ConfigError, MissingDependency) as error:
         stopped = RunStopped(str(error))
         stopped.exit_code = error.exit_code
         raise stopped from error

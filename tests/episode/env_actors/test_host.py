@@ -11,7 +11,9 @@ import pytest
 from agentenv._util.paths import traceback_of
 from agentenv.episode.env_actors.host import EnvActor, EnvSpec, Failure
 from agentenv.episode.registry import load_file
-from agentenv.errors import ConfigError, DataError, InfraError
+from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError
+from agentenv.rewards.judges.protocol import JudgeMisaddressed
+from agentenv.rewards.types import RewardResult
 
 SCENE = Path(__file__).parent / "scene.py"
 
@@ -50,6 +52,15 @@ def test_an_exception_of_a_users_own_class_crosses_as_its_builtin_base():
     made = Failure.of(own).error()
     assert (type(made).__name__, str(made)) == ("OwnError", "this and that")
     assert isinstance(made, ValueError)
+
+
+def test_an_error_that_ends_the_run_still_does_when_it_crossed():
+    made = Failure.of(JudgeMisaddressed("no key")).error()
+    assert isinstance(made, AgentEnvError)
+    assert (made.ends_run, made.exit_code, made.http_status) == (True, 2, None)
+    stopped = RewardResult.failed("no key", cause=JudgeMisaddressed("no key")).error("step")
+    assert Failure.of(stopped).error().exit_code == 2
+    assert Failure.of(InfraError("down", retry_step=True)).error().retry_step
 
 
 async def test_an_actor_makes_asks_and_closes_agents_by_number(tmp_path):

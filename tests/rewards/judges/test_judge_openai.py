@@ -157,6 +157,15 @@ async def test_other_statuses_are_not(code):
         assert "too long" in await failing(server, kind, "refused", num_requests=1)
 
 
+async def test_a_refused_key_is_named_by_its_variable_and_a_missing_one_by_the_setting(monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "sk-1")
+    async with chat_server(Status(401)) as server:
+        with pytest.raises(JudgeMisaddressed, match=r"Check the API key \(JUDGE_KEY\)\.$"):
+            await judge_at(server, api_key_env="JUDGE_KEY").complete(HELLO)
+        with pytest.raises(JudgeMisaddressed, match="No API key was sent: set api_key_env of the judge"):
+            await judge_at(server).complete(HELLO)
+
+
 @pytest.mark.long
 async def test_a_server_that_always_hangs_is_a_timeout_by_the_deadline_of_all_attempts__verl_roll_1_3_nemo_6_8():
     """There clients have no timeout, and what did fail is a reward of 0."""

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from agentenv import AgentInstance, ScriptedEngine, StepResult
 from agentenv.core.types import SamplingParams
-from agentenv.errors import ConfigError, InfraError
+from agentenv.errors import AgentEnvError, ConfigError, InfraError
 from agentenv.rewards import grading
 from agentenv.rewards.grading import grade, grade_all
 from agentenv.rewards.groups.batch import Each
@@ -27,8 +28,11 @@ from agentenv.rewards.routing import Router
 from agentenv.rewards.rules.format import ThinkFormatReward
 from agentenv.rewards.types import Response, Status
 from agentenv.rewards.weighted_sum import Term, WeightedSum
+from agentenv.runs.rollout import arollout
+from agentenv_envs.verify import Verify
 from tests.rewards.judges.rule_judges import Down, ScriptedJudge, between
 from tests.rewards.judges.servers import chat_server
+from tests.rewards.models.rm_servers import Status as Answered
 
 QUICK = JudgeRetry(backoff_s=0.0)
 ONCE = JudgeRetry(attempts=1)
@@ -126,6 +130,64 @@ async def test_a_vote_draws_again_after_each_attempt_but_not_after_a_refusal():
     with pytest.raises(JudgeRefused):
         await ask(judge, [], read_yes_or_no, QUICK, expected="yes or no", vote=4)
     assert judge.draws == [(4, 0), (4, 1)]
+
+
+# --- a judge that answers no one ---------------------------------------------------------------------------------
+
+
+class AsksItself(AgentInstance):
+    """An environment that calls its judge itself."""
+
+    def __init__(self, reward):
+        self.reward = reward_from(reward)
+
+    async def step(self, states):
+        result = await self.reward.grade(Response(states["action_text"], label=states["label"]))
+        return StepResult(reward=result.reward, terminated=True)
+
+
+@pytest.mark.parametrize("way", ["itself", "alone", "in a sum", "in a group", "in pairs"])
+async def test_a_wrong_key_of_a_judge_ends_the_run_and_no_episode_runs_again(way):
+    """Three attempts of each episode would be paid for."""
+    async with chat_server(Answered(401, "no")) as server:
+        judge = {"judge": {"base_url": server.url, "model": "m"}}
+        reward = {"sum": {"form": "format", "verdict": {"judge": judge}}} if way == "in a sum" else {"judge": judge}
+        flags = {"env_kwargs": {"reward": reward}}
+        if way in ("in a group", "in pairs"):
+            group = reward if way == "in a group" else {"pairwise": judge}
+            flags = {"env_kwargs": {"reward": "length"}, "group_reward": group}
+        rows = [{"prompt": f"{i}?", "label": "4"} for i in range(3)]
+        env, engine = AsksItself if way == "itself" else Verify, ScriptedEngine(lambda request: f"{request.call_index}")
+        with pytest.raises(AgentEnvError, match="got 401") as raised:
+            await arollout(env, rows, engine=engine, n=2, concurrency=1, **flags)
+        assert raised.value.exit_code == 2
+        assert len(server.bodies) == (2 if way in ("in a group", "in pairs") else 1)
+
+
+@pytest.mark.parametrize("env", [Verify, AsksItself])
+async def test_what_a_judge_costs_is_in_the_record_and_the_metrics_of_every_environment(env):
+    async with chat_server(Answered(503), "Verdict: YES") as server:
+        price = {"prompt": 1000, "completion": 10000}
+        options = {"first_pause_s": 0.0}
+        judge = {"base_url": server.url, "model": "m", "price": price, "request_options": options}
+        rows, engine = [{"prompt": "?", "label": "4"}] * 2, ScriptedEngine(["4"])
+        flags = {"env_kwargs": {"reward": {"judge": {"judge": judge}}}, "concurrency": 1}
+        done = await arollout(env, rows, engine=engine, **flags)
+    assert done[0].turns[0].result.info["judge/cost"] == pytest.approx((10 * 1000 + 5 * 10000) / 1e6)
+    means = {name: values["sum"] for name, values in done.metrics.info.items()}
+    assert means["judge/cost"] == pytest.approx(0.06)
+    assert (means["judge/requests"], means["judge/retries"]) == (1.5, 0.5), "over episodes without a retry, too"
+
+
+async def test_an_outage_of_a_judge_is_counted_by_its_class_and_the_status_of_the_server():
+    async with chat_server(Answered(500)) as server:
+        settings = {"base_url": server.url, "model": "m", "request_options": {"max_retries": 1, "first_pause_s": 0.0}}
+        reward = {"judge": {"judge": settings, "retry": {"attempts": 1}}}
+        rows, engine = [{"prompt": "?", "label": "4"}], ScriptedEngine(["4"])
+        flags = {"env_kwargs": {"reward": reward}, "max_retries": 0, "max_error_share": 1.0}
+        for env, name in ((Verify, "InfraError (JudgeUnavailable, 500)"), (AsksItself, "JudgeUnavailable (500)")):
+            done = await arollout(env, rows, engine=engine, **flags)
+            assert done.metrics.error_types == {f"infra:{name}": 1}
 
 
 # --- criteria -------------------------------------------------------------------------------------------------------
