@@ -1,18 +1,17 @@
 """Files of flags: what they hold is checked like a command line, and a run can be repeated from its own."""
 
 import json
+from functools import partial
 
 import pytest
 import yaml
 
 from agentenv.cli.flags import parse
 from agentenv.cli.main import main
-from agentenv.cli.run import stored_config as stored_run
 from agentenv.cli.train import configured
-from agentenv.cli.train import stored_config as stored_training
 from agentenv.errors import ConfigError
 from agentenv.runs.config import RunConfig
-from agentenv.runs.config_file import read_flags
+from agentenv.runs.config_file import read_flags, stored_config
 from agentenv.runs.records.lines import SCHEMA_VERSION
 from agentenv.training.config import TrainConfig
 from tests.drivers import command
@@ -169,17 +168,18 @@ CHAT = {"engine": "chat", "base_url": "http://server/v1", "model": "big"}
 
 
 @pytest.mark.parametrize(
-    ("command", "config", "stored", "started", "flag", "value"),
+    ("command", "config", "started", "flag", "value"),
     [
-        ("run", RunConfig, stored_run, CHAT, "prices", "p.json"),
-        ("run", RunConfig, stored_run, CHAT, "engine", "chat"),
-        ("run", RunConfig, stored_run, {"use_wandb": "True"}, "wandb_run_name", "again"),
-        ("train", TrainConfig, stored_training, {"group_reward": "pairwise"}, "group_timeout_s", 30.0),
+        ("run", RunConfig, CHAT, "prices", "p.json"),
+        ("run", RunConfig, CHAT, "engine", "chat"),
+        ("run", RunConfig, {"use_wandb": "True"}, "wandb_run_name", "again"),
+        ("train", TrainConfig, {"group_reward": "pairwise"}, "group_timeout_s", 30.0),
     ],
     ids=["prices", "engine", "wandb_run_name", "group_timeout_s"],
 )
-def test_a_flag_beside_resume_may_need_a_flag_of_the_run(tmp_path, command, config, stored, started, flag, value):
+def test_a_flag_beside_resume_may_need_a_flag_of_the_run(tmp_path, command, config, started, flag, value):
     flags = config.from_flags(env="math_retry", **started).to_dict()
     (tmp_path / "config.json").write_text(json.dumps({"schema_version": SCHEMA_VERSION, "config": {"flags": flags}}))
+    stored = partial(stored_config, config, command)
     resumed = parse(config, command, ["--resume", "--out", str(tmp_path), f"--{flag}", str(value)], stored)
     assert resumed.to_dict() == flags | {"out": str(tmp_path), "resume": True, flag: value}

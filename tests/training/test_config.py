@@ -199,7 +199,8 @@ def test_a_flag_of_any_number_of_values_may_be_repeated(line):
 
 def test_none_unsets_a_flag_of_any_number_of_values():
     of_file = TrainConfig.from_flags(env="math_retry", eval_dataset=("a", "b"))
-    assert parse(TrainConfig, "train", ["--eval_dataset", "None"], default=of_file).eval_dataset == ()
+    args = ["--resume", "--eval_dataset", "None"]
+    assert parse(TrainConfig, "train", args, lambda given: of_file).eval_dataset == ()
 
 
 @pytest.mark.long
