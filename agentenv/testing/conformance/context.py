@@ -434,6 +434,7 @@ class ConformanceContext:
 
         Raises:
             InfraError: infrastructure failed each time.
+            ConfigError: the constructor says that its arguments or its surroundings are wrong, such as a missing key.
             NotApplicable: the check has taken too long.
         """
         self.watch.require_thread()
@@ -444,6 +445,9 @@ class ConformanceContext:
         async def run() -> Trajectory:
             trajectory = await source.run(task, setup, key)
             raise_outage(trajectory)
+            error = trajectory.error
+            if error is not None and (error.where, error.type) == ("create", "ConfigError"):
+                raise ConfigError(error.message)
             return trajectory
 
         return await self.retried(run)
@@ -461,6 +465,8 @@ class ConformanceContext:
             try:
                 return await work()
             except InfraError as error:
+                if error.ends_run:
+                    raise
                 failed = error
         raise InfraError(f"the outside failed in {NUM_ATTEMPTS} attempts, {failed}") from failed
 

@@ -150,6 +150,8 @@ def check_property(context: ConformanceContext, name: str) -> PropertyOutcome:
                 return PropertyOutcome(name, "skipped", reason=str(reason), seconds=time.perf_counter() - started)
             break
         except InfraError as error:
+            if error.ends_run:
+                raise
             return PropertyOutcome(name, "outside", reason=str(error), seconds=time.perf_counter() - started)
         except SlowCalls:
             context.avoid_slow_calls()

@@ -1,6 +1,8 @@
 """An InfraError is the outside's: `agentenv check` tries again as a run does, and never calls it a breach."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +45,19 @@ def write(tmp_path, monkeypatch):
         return ["check", "service.py", "--data", "rows.jsonl"]
 
     return write
+
+
+@pytest.mark.parametrize(
+    ("method", "error"), [("__init__", 'ConfigError("no key")'), ("step", 'JudgeMisaddressed("no key")')]
+)
+def test_a_missing_key_of_a_constructor_or_a_wrong_one_of_a_judge_is_one_line_as_in_a_run(method, error, write, capsys):
+    args = write(method, one_in=1)
+    text = Path("service.py").read_text().replace("import InfraError", "import ConfigError")
+    text = re.sub("InfraError.*", error, text).replace("async def __init__", "def __init__")
+    Path("service.py").write_text(f"from agentenv.rewards.judges.protocol import JudgeMisaddressed\n{text}")
+    assert command(args) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.splitlines()[-1:]) == ("", ["agentenv: error: no key"])
 
 
 @pytest.mark.long
