@@ -245,13 +245,15 @@ def wrong_answers(facts: Facts) -> Found:
 
 
 def no_values(facts: Facts) -> Found:
-    """Find tasks whose gold is one action in JSON, and which the same JSON without its values, or any key, solves."""
+    """Find tasks whose gold is one action in JSON, and which the same JSON without its values, or any part, solves."""
     found = []
     odd = [play for play in facts.plays if play.policy == "odd_values" and facts.full(play)]
     firsts = {play.task_id for play in odd if play.variant == "first_key"}
     for play in odd:
         gold = facts.gold.get(play.task_id)
-        is_without = play.variant in _WITHOUT or (play.variant == "last_key" and play.task_id in firsts)
+        is_part = play.variant == "first_key" and play.action.endswith("]")  # of a list, which may not be all of it
+        is_part |= play.variant == "last_key" and play.task_id in firsts
+        is_without = play.variant in _WITHOUT or is_part
         if is_without and gold is not None and len(gold.steps) == 1 and play.action != gold.action:
             found.append(play)
     keys = ", ".join(dict.fromkeys(play.key for play in found))
@@ -353,8 +355,8 @@ def contradicting(facts: Facts) -> Found:
 
 
 def disagreeing(facts: Facts) -> Found:
-    """Find episodes that gold's one action ended with a reward, after others, and whose score is that of a failure."""
-    found = []
+    """Find episodes that gold's one action ended with the score of a failure, or did not end, paid after others."""
+    found, going_on = [], []
     for task_id, gold in facts.gold.items():
         ended = [p for p in facts.by_task[task_id] if p.stop_reason == StopReason.TERMINATED and p.score is not None]
         failed = [facts.score_share(play.score) for play in ended if not any(step.reward > EPS for step in play.steps)]
@@ -362,8 +364,13 @@ def disagreeing(facts: Facts) -> Found:
             is_right = play.action == gold.action and len(play.steps) > 1 and play.steps[-1].reward > EPS
             if is_right and facts.score_share(play.score) <= min(failed) + EPS:
                 found.append(play)
+        if facts.full(gold) and len(gold.steps) == 1 and gold.stop_reason == StopReason.TERMINATED:
+            late = [play for play in facts.by_task[task_id] if play.policy == "late"]
+            going_on += [p for p in late if any(s.reward > EPS and s.action == gold.action for s in p.steps[1:-1])]
     summary = f"gold's action earns in a later turn, and the score is that of a failure on {tasks_of(found)}"
     yield from findings_of("score-disagrees", "warn", summary, found, detail=actions_of)
+    summary = "gold's action earns in a later turn and does not end the episode as it does in the first, on "
+    yield from findings_of("gold-stops", "warn", summary + tasks_of(going_on), going_on, detail=actions_of)
 
 
 def errors(facts: Facts) -> Found:

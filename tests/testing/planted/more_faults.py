@@ -556,6 +556,34 @@ class GradesTheTextOnce(Sum):
         return self.graded.setdefault(text, super().right(text, states))
 
 
+class ComparesTheBeginning(Sum):
+    """A list of which only what is said is compared."""
+
+    found = "hack-earns:no_values"
+
+    def right(self, text, states):
+        try:
+            said = json.loads(text)
+        except (ValueError, RecursionError):
+            return False
+        return isinstance(said, list) and bool(said) and [*states["label"]][: len(said)] == said
+
+    async def gold(self, states):
+        return json.dumps([*states["label"]])
+
+
+class EndsAtTheFirstAttemptOnly(Sum):
+    found = "gold-stops"
+    solved = False
+
+    async def step(self, states):
+        self.attempts += 1
+        right, was_solved = self.right(states["action_text"], states), self.solved
+        self.solved |= right
+        done = self.attempts == 4 or (right and self.attempts == 1)
+        return StepResult("Go on.", reward=float(right and not was_solved), score=float(right), terminated=done)
+
+
 class KeepsGradesOfOthers(GradesTheTextOnce):
     """Another process, which has not graded the text for the first task, says something else."""
 
