@@ -199,7 +199,8 @@ def load_file(path: str | Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        is_for_trainer = getattr(error, "name", "") in ("openrlhf", "molt")  # which stand in for an agent_func file
+        package = str(getattr(error, "name", "")).partition(".")[0]
+        is_for_trainer = package in ("openrlhf", "molt")  # which stand in for an agent_func file
         advice = "Name the file with --agent_func_path." if is_for_trainer else "Fix the file."
         raise ConfigError(f"{_place(error, file)}: expected to import, got {_error_text(error)}. {advice}") from error
     return module

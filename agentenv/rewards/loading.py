@@ -15,7 +15,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from zlib import crc32
@@ -224,7 +224,8 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
         raise
     except (Exception, SystemExit) as error:
         raise failure_of(error, request["function"]) from error
-    return json.loads(json.dumps(asdict(as_result(value, request["function"]))))  # type: ignore[no-any-return]
+    result = replace(as_result(value, request["function"]), cause=None)  # an exception, which JSON does not have
+    return json.loads(json.dumps(asdict(result)))  # type: ignore[no-any-return]
 
 
 def settings_from(where: str, given: Any, default: _T) -> _T:

@@ -139,7 +139,8 @@ class Redaction:
             found: dict[str, Any] = {}
             for key, each in value.items():
                 name = self.text(key)
-                found[name] = found[name] + each if isinstance(found.get(name), int) else self.text(each)
+                is_count = isinstance(each, int) and isinstance(found.get(name), int)
+                found[name] = found[name] + each if is_count else self.text(each)
             return found
         if isinstance(value, list):
             return list(map(self.text, value))

@@ -195,7 +195,9 @@ async def test_an_error_in_an_answer_of_status_200_is_tried_again():
     assert len(server.requests) == 2
 
 
-@pytest.mark.parametrize(("status", "advice"), [(500, "Check the server's log."), (429, "Lower --concurrency.")])
+@pytest.mark.parametrize(
+    ("status", "advice"), [(500, "Check the server's log."), (429, "Send fewer at a time: lower --concurrency.")]
+)
 async def test_a_failure_that_lasts_is_told_once_for_all_requests(status, advice, caplog):
     down = (status, {}, {"error": {"message": "The server had an error"}})
     wrong = (200, {}, {"error": {"code": 502, "message": "upstream"}})

@@ -238,15 +238,6 @@ def test_a_file_whose_rewards_or_logs_openrlhf_cannot_read_is_reported(reward, s
     assert expected in problem.expected
 
 
-def test_an_attribute_of_an_executor_that_is_misspelled_is_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    text = AGENT_FUNC.format(reward="torch.tensor(1.0)", said="1").replace("  # HERE", "")
-    line = write(tmp_path, f"{text}    rounds, max_retries = 2, 1\n    max_retrys = 3  # HERE\n")
-    (problem,) = check("agent.py")
-    assert (problem.line, problem.where) == (line, "AgentExecutor.max_retrys")
-    assert problem.fix == "Did you mean 'max_retries'?"
-
-
 def test_the_dicts_of_an_agent_with_the_class_of_openrlhf_itself_are_judged_as_it_reads_them(tmp_path):
     step = "async def step(self, states):\n        return {'rewards': 1.0, 'environment_feedback': '', 'done': True}"
     write(tmp_path, f"class AgentInstanceBase: ...\n\n\nclass Agent(AgentInstanceBase):\n    {step}\n")

@@ -378,7 +378,7 @@ class HTTPClient:
         status = answer.status
         message = f"{url}: expected status 200, got {status}: {answer.excerpt}."
         if status in _OVERLOADED or status >= 500:
-            advice = "Lower --concurrency." if status == 429 else "Check the server's log."
+            advice = "Send fewer at a time: lower --concurrency." if status == 429 else "Check the server's log."
             return AttemptFailure(
                 self.errors.unavailable(f"{message} {advice}"),
                 retryable=True,

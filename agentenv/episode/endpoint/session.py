@@ -28,6 +28,7 @@ from agentenv.core.types import Completion, Message, SamplingParams, StepResult,
 from agentenv.episode.endpoint import conversations, wire
 from agentenv.episode.endpoint.conversations import Asked, Call, Line, Mismatch, Point, Work, asked, link
 from agentenv.episode.endpoint.wire import ChatRequest, OutOfRoom, OutOfTurns, RequestError, UnknownSession
+from agentenv.episode.failures import cause_of
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.errors import (
     ConfigError,
@@ -177,7 +178,9 @@ class Session:
         except PromptTooLong as error:
             raise self._no_room(error) from error
         except (InfraError, ContractError) as error:
-            self._failures[work.asked.key] = EpisodeError(error.kind, type(error).__name__, str(error), "generate")
+            self._failures[work.asked.key] = EpisodeError(
+                error.kind, type(error).__name__, str(error), "generate", cause=cause_of(error)
+            )
             raise
         finally:
             work.line.is_busy = False

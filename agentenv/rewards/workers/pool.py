@@ -413,16 +413,7 @@ class WorkerPool:
             worker.kill()
             self._dying.append(worker.process)
 
-    async def close(self) -> None:
-        """Kill the workers and wait for their end; running checks fail, later ones start new workers."""
-        if self._pid != os.getpid():
-            self._drop_inherited()
-        await asyncio.to_thread(self.close_now)
-
-    def close_now(self) -> None:
-        """Close without an event loop, at the end of the process."""
-        if self._pid != os.getpid():
-            return
+    def _kill_all(self) -> None:
         self._num_closes += 1
         with self._lock:
             workers, idle = self._workers(), self._idle
@@ -431,11 +422,24 @@ class WorkerPool:
             self._kill(worker)  # the caller that waits for a busy one reads its end, and releases it
         for worker in idle:
             worker.release()
-        with self._lock:  # another thread may close, too
-            dying, self._dying = self._dying, []
-        for process in dying:
+
+    async def close(self) -> None:
+        """Kill the workers and wait for their end; running checks fail, later ones start new workers."""
+        if self._pid != os.getpid():
+            self._drop_inherited()
+        self._kill_all()
+        while self._dying:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(5)
+                await asyncio.to_thread(self._dying.pop().wait, 5)
+
+    def close_now(self) -> None:
+        """Close without an event loop, at the end of the process."""
+        if self._pid != os.getpid():
+            return
+        self._kill_all()
+        while self._dying:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._dying.pop().wait(5)
 
 
 _shared: dict[str, WorkerPool] = {}

@@ -176,7 +176,12 @@ class FusionServer(Server):
 
         Raises:
             RequestRefused: the body is invalid.
+            SandboxBusy: the queue is full; the body is not read.
         """
+        if self._queue.num_waiting >= self.options.max_waiting:
+            raise SandboxBusy(
+                f"queue: expected fewer than {self.options.max_waiting} waiting, got as many. Retry later"
+            )
         return await read_json_body(request, self.options.max_body_bytes, read)
 
     # --- executing ----------------------------------------------------------------------------------------------------

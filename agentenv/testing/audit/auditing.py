@@ -25,7 +25,7 @@ from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError
 from agentenv.testing import chats
 from agentenv.testing.audit import workings
-from agentenv.testing.audit.episodes import Budget, Play, PolicyRunner, play_all, replay_all
+from agentenv.testing.audit.episodes import GOLD_TURNS, Budget, Play, PolicyRunner, play_all, replay_all
 from agentenv.testing.audit.facts import EPS, Facts
 from agentenv.testing.audit.findings import SEVERITIES, AuditFinding, apply_allowances
 from agentenv.testing.audit.judging import judge_plays, maybe_lucky
@@ -123,9 +123,7 @@ async def audit_env(
     limits = replace(options.limits, max_turns=min(options.limits.max_turns, own_turns or options.limits.max_turns))
     chat = Chat(tokenizer) if tokenizer is not None else chats.stand_in()
     sampling, most = SamplingParams(max_tokens=options.max_tokens), own_turns or Limits().max_turns
-    runner = PolicyRunner(make, tasks, chat, limits, sampling, options.seed, most, budget=budget)
-    if own_turns:
-        runner = replace(runner, gold_turns=own_turns)
+    runner = PolicyRunner(make, tasks, chat, limits, sampling, options.seed, most, own_turns or GOLD_TURNS, budget)
     of_few = {task.task_id for task in drawn[:_HEAVY_TASKS]}
     pairs = [
         (policy, task) for task in drawn for policy in policies if policy.key not in HEAVY or task.task_id in of_few
@@ -139,7 +137,8 @@ async def audit_env(
             plays += await _play_pairs(runner, parts, marks, options.concurrency, notify)
         by_id = {task.task_id: task for task in drawn}
         kinds = {p.key: p.kind for p in everyone}
-        shown = Facts(plays, by_id, kinds, options.pass_reward, options.reward_range, source.cls.score_range)
+        ranges = options.reward_range, source.cls.score_range
+        shown = Facts(plays, by_id, kinds, options.pass_reward, *ranges, limits.max_turns)
         more = named_policies(options.policies) if options.policies else follow_up(shown)
         everyone, policies = everyone + more, policies + more
         pairs = [(policy, task) for task in drawn for policy in more]

@@ -28,6 +28,8 @@ from agentenv.errors import EpisodeFailed
 from agentenv.testing.audit.policies import BASELINES, LONG_NAMES, LONG_POLICIES, PART, AuditPolicy, View
 from agentenv.testing.chats import observation_text
 
+GOLD_TURNS = 500
+"""Turns of gold where the class has no limit: a task may need many, while other policies gain nothing from more."""
 _MEASURED = ("constant/0", "calls/each_tool", "gold")
 """Policies after whose actions the size of the state is measured: it takes long if the state is large."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -178,8 +180,8 @@ class PolicyRunner:
     seed: int = 0
     run_turns: int = 0
     """Maximum number of turns of an episode in a run, for the policies that take as many."""
-    gold_turns: int = 500
-    """Maximum number of turns of gold: a task may need many, while other policies gain nothing from more."""
+    gold_turns: int = GOLD_TURNS
+    """Maximum number of turns of gold."""
     budget: Budget = field(default_factory=Budget)
 
     async def play(self, policy: AuditPolicy, task: Task, *, is_late: bool = True) -> Play | None:

@@ -41,6 +41,8 @@ class Facts:
     reward_range: tuple[float, float] | None = None
     score_range: tuple[float, float] | None = (0.0, 1.0)
     """`score_range` of the environment; None is judged as 0 to 1."""
+    max_turns: int = 8
+    """Maximum number of turns of most plays."""
     reseeded: Sequence[Play] = ()
     """Plays of guesses that may be luck, with other seeds."""
     repeated: Sequence[Play] = ()

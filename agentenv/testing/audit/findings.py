@@ -33,7 +33,7 @@ WHY: Mapping[str, str] = {
     "hedging": "An action with a right and a wrong answer gets the full score in either order, so listing many pays.",
     "gold-fails": "The environment's gold action does not get the full score: the label, the grader or gold is wrong, "
     "or `max_turns` of the class is too low.",
-    "gold-stops": "Gold has said all, and the episode goes on: the environment ends it too late, or gold is "
+    "gold-stops": "Gold has said all, and the episode continues: the environment ends it too late, or gold is "
     "incomplete.",
     "gold-partly": "Gold is known only for some tasks; the others may be unsolvable.",
     "no-ceiling": "Without gold, a score or --pass_reward, the full score is unknown and the audit checks "

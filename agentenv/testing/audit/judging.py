@@ -105,7 +105,7 @@ def gold_plays(facts: Facts) -> Found:
 
 def _why_gold_fails(play: Play) -> str:
     if play.stop_reason == StopReason.MAX_TURNS:
-        return f"`max_turns` of the class ends it after {counted(len(play.steps), 'action')}"
+        return f"the limit of turns ends it after {counted(len(play.steps), 'action')}"
     return error_text(play)
 
 
@@ -547,9 +547,10 @@ def limits_passed(facts: Facts) -> Found:
             one_by_one = by_key["farm/turn_1"]
             replies = [step.observation for step in one_by_one.steps]
             all_at_once = by_key["farm/in_one_action"].steps[0].observation
-            if one_by_one.stop_reason != StopReason.TERMINATED:  # where it is, the end is the reply to one too many
+            # The last reply is the end, which is that to one too many only before the turns are over.
+            if one_by_one.stop_reason != StopReason.TERMINATED or len(replies) >= facts.max_turns:
                 replies.pop()
-            is_limited = len(replies) > 2 and replies[0] == replies[1] != replies[-1]
+            is_limited = len(replies) > 2 and replies[0] == replies[1] and replies[0] not in replies[-1]
             if is_limited and all_at_once.count(replies[0]) >= NUM_TOGETHER:
                 passed.append(by_key["farm/in_one_action"])
     summary = f"{NUM_TOGETHER} equal calls in one action have the reply that fewer have in a turn each, on "

@@ -70,10 +70,10 @@ def find_leaks(facts: Facts) -> list[AuditFinding]:
         found.append(_leak_finding("answer-in-feedback", "note", "in what a tool looks up", leaking))
     elif hinted := [text for text in _hinted(feedback, answers) if _is_told(text, answers[text.play.task_id])]:
         found.append(_leak_finding("answer-in-feedback", "warn", "in the feedback", hinted))
-    if solved := [text for text in first if _is_solved(text, answers[text.play.task_id])]:
+    if solved := _solved(first, answers):
         found.append(_leak_finding("answer-in-prompt", "warn", "in a solved example of the same question", solved))
-    copied = [] if solved else _copied(first, answers)
-    prompted = [] if solved else copied or _leaking(first, answers)
+    copied = _copied(first, answers)
+    prompted = [text for text in copied or _leaking(first, answers) if text not in solved]
     if prompted:
         share = len({text.play.task_id for text in prompted}) / len(first)
         is_fixed = _earning(facts, prompted) and (bool(copied) or _is_at_one_place(prompted, answers))
@@ -82,18 +82,25 @@ def find_leaks(facts: Facts) -> list[AuditFinding]:
     return found
 
 
-def _is_solved(text: _Text, own: Sequence[Needle]) -> bool:
-    """Return True if the answer ends a line of the prompt, and the question before it occurs once more."""
-    lines = [normal(line).strip(_MARKS) for line in text.play.prompt.splitlines()]
-    for place, line in enumerate(lines):
-        for answer in (needle.text for needle in own if len(needle.text) >= _SHORTEST_WORD):
-            if line.endswith(answer):
-                question = line.removesuffix(answer).strip(_BEFORE_ANSWER + _MARKS)
-                if len(question) < _SHORTEST_QUESTION:  # "A: 42", below the question
-                    question = lines[max(0, place - 1)]
-                if len(question) >= _SHORTEST_QUESTION and sum(question in each for each in lines) > 1:
-                    return True
-    return False
+def _solved(texts: Sequence[_Text], answers: Mapping[str, list[Needle]]) -> list[_Text]:
+    """Return the prompts in which the last question, which other tasks do not ask, is also that of a solved example."""
+    by_text = [(text, [normal(line).strip(_MARKS) for line in text.play.prompt.splitlines()]) for text in texts]
+    by_text = [(text, [line for line in lines if line]) for text, lines in by_text]
+    last = Counter(lines[-1] for _, lines in by_text if lines)
+    found = []
+    for text, lines in by_text:
+        asked = lines[-1] if lines and last[lines[-1]] == 1 else "".join(lines[-2:-1])  # "A:", below the question
+        own = {needle.text for needle in answers[text.play.task_id] if len(needle.text) >= _SHORTEST_WORD}
+        for place, line in enumerate(lines[:-2] if lines and asked != lines[-1] else lines[:-1]):
+            said = line.removeprefix(asked) if line != asked else lines[place + 1].partition(":")[2]
+            if (
+                len(asked) >= _SHORTEST_QUESTION
+                and line.startswith(asked)
+                and said.strip(_BEFORE_ANSWER + _MARKS) in own
+            ):
+                found.append(text)
+                break
+    return found
 
 
 def _is_told(text: _Text, own: Sequence[Needle]) -> bool:

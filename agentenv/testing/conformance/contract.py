@@ -286,4 +286,12 @@ def _misspelled(source: EpisodeSource) -> Iterator[Problem]:
         if name not in known and not callable(value) and (meant := did_you_mean(name, known, cutoff=0.8)):
             file, line = attribute_at(executor_cls, name)
             where = f"{executor_cls.__name__}.{name}"
-            yield Problem(relative_path(file), line, where, "an attribute that agentenv reads", "none", meant.strip())
+            yield Problem(
+                relative_path(file),
+                line,
+                where,
+                "an attribute that agentenv reads",
+                "none",
+                meant.strip(),
+                is_note=True,
+            )

@@ -33,9 +33,9 @@ from agentenv.testing.shifted_clock import modules_of
 from agentenv.testing.tool_calls import calls_with_world, commands_of, options_of, words_of
 
 _MAX_EPISODES, _MAX_IN_VAIN, _MAX_KEPT = 26, 9, 8
-"""Candidates in all, in a row that reach nothing new, and kept, besides the one with the lines of the prompt."""
+"""Candidates in all, in a row that reach nothing new, and kept."""
 _MAX_S = 4.0
-"""Time after which no further candidate is played but the last one, unless those before it were slower."""
+"""Time after which no further candidate is played, except for the first ones."""
 _MAX_TURNS, _MAX_REPEATED = 8, 3
 """Turns after the gold actions, and repetitions of the last one."""
 _NUM_ROWS = 4
@@ -75,7 +75,7 @@ class _Candidate:
     repeats: bool = False
     """Repeat the last gold action."""
     says_prompt: bool = False
-    """Say the lines of the prompt in turn: one may name all that can be said. It is kept whatever it reaches."""
+    """Say the lines of the prompt in turn: one may name all that can be said. It is kept if it says one."""
     draws: random.Random = field(default_factory=lambda: random.Random(0))
 
 

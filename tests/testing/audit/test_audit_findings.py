@@ -620,6 +620,19 @@ async def test_a_solved_example_of_the_same_question_is_warned_of(example, is_ow
     assert ids(found, "warn") == ({"answer-in-prompt"} if is_own else set())
 
 
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "Text: Great.\nSentiment: positive\nText: Number {}.\nSentiment:",
+        "Mary went to the positive.\nMary went to the garden.\nWhere was Mary in room {} before?",
+    ],
+)
+async def test_lines_that_begin_alike_are_no_solved_question(prompt):
+    on = [replace(each, label="positive", prompt=prompt.format(place)) for place, each in enumerate(tasks())]
+    found = await audited(envs.Says, "gold", on=on)
+    assert [each.summary for each in found.findings if "solved" in each.summary] == []
+
+
 @pytest.mark.parametrize("is_told", [True, False])
 async def test_an_answer_behind_the_same_word_of_each_prompt_is_warned_of(is_told):
     rows = [

@@ -395,6 +395,25 @@ def test_metadata_that_openrlhf_leaves_out_is_noted_for_its_file_alone(tmp_path)
         assert checked(target, data=str(tmp_path / rows), name="data").notes == []
 
 
+def test_an_attribute_of_an_executor_that_is_misspelled_is_noted(tmp_path):
+    line = write(
+        tmp_path,
+        """
+        from agentenv import AgentExecutor as Executor
+        class Agent(AgentInstance):
+            async def step(self, states):
+                return StepResult(terminated=True)
+        class AgentExecutor(Executor):
+            agent_cls = Agent
+            rounds, max_retries = 2, 1
+            max_retrys = 3  # HERE
+    """,
+    )
+    (note,) = checked(str(tmp_path / "agent.py"), name="contract").notes
+    assert (note.line, note.where) == (line, "AgentExecutor.max_retrys")
+    assert note.fix == "Did you mean 'max_retries'?"
+
+
 HANGS = {
     "blocks the event loop": "threading.Event().wait(8)  # HERE",
     "never answers": "await asyncio.Event().wait()  # HERE",
