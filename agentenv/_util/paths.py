@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
 import sysconfig
+import threading
 import traceback
 from itertools import dropwhile
 from pathlib import Path
@@ -13,6 +15,7 @@ from types import FrameType
 
 PACKAGE = Path(__file__).resolve().parents[1]
 """The folder `agentenv`: stack frames of files in it belong to the library, not to the user."""
+_READING_FRAMES = threading.Lock()
 
 
 def python_env() -> dict[str, str]:
@@ -68,6 +71,22 @@ def _is_caller(frame: traceback.FrameSummary) -> bool:
     """Return True for a frame of agentenv or of the standard library, which called the code that failed."""
     name = frame.filename
     return name.startswith((str(PACKAGE), "<")) or (name.startswith(_STDLIB) and "-packages" not in name)
+
+
+def current_frames() -> dict[int, FrameType]:
+    """Return the innermost frame of each thread, by its identifier.
+
+    CPython holds a lock meanwhile that other threads need to start, while they hold the interpreter's. A collection of
+    garbage that runs Python would give them the interpreter's, and both would wait for ever.
+    """
+    with _READING_FRAMES:
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames()
+        finally:
+            if was_enabled:
+                gc.enable()
 
 
 def is_own_import(frame: FrameType | None) -> bool:

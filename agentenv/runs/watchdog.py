@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any, Self
 
 from agentenv._util.calls import StepTimeout, bounded
-from agentenv._util.paths import PACKAGE, is_own_import
+from agentenv._util.paths import PACKAGE, current_frames, is_own_import
 from agentenv._util.plurals import counted
 from agentenv.episode.runner import EpisodeRunner
 from agentenv.episode.setup import EpisodeProgress
@@ -259,7 +259,7 @@ class LagMonitor:
                 self._beat_at = max(self._beat_at, now - LAG_S / 2)
                 continue
             lag_s = now - self._beat_at
-            if lag_s > LAG_S / 2 and is_own_import(sys._current_frames().get(self._loop_thread)):
+            if lag_s > LAG_S / 2 and is_own_import(current_frames().get(self._loop_thread)):
                 imported = now  # it happens once, and no environment causes it
             if min(lag_s, now - imported) > LAG_S and now - warned >= WARN_EVERY_S:
                 warned = now
@@ -275,7 +275,7 @@ class LagMonitor:
 
     def _where(self) -> str:
         """Return the code that blocks the loop: the innermost frame outside agentenv and libraries."""
-        frame = sys._current_frames().get(self._loop_thread)
+        frame = current_frames().get(self._loop_thread)
         if frame is None:
             return "its thread is gone"
         stack = traceback.extract_stack(frame)

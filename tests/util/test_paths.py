@@ -1,12 +1,15 @@
 """The traceback of an error: the frames of the user's code, bounded."""
 
 import asyncio
+import gc
 import json
+import sys
+import threading
 
 import pytest
 
 from agentenv._util.calls import call
-from agentenv._util.paths import MAX_ERROR_CHARS, traceback_of
+from agentenv._util.paths import MAX_ERROR_CHARS, current_frames, traceback_of
 from agentenv.core.step_dict import parse_step
 
 
@@ -50,3 +53,10 @@ def test_a_traceback_is_bounded_and_keeps_its_beginning_and_its_end():
     assert len(text) < MAX_ERROR_CHARS + 10
     assert text.startswith("Traceback")
     assert text.endswith("end")
+
+
+def test_no_collection_of_garbage_runs_while_the_frames_of_threads_are_read(monkeypatch):
+    assert current_frames()[threading.get_ident()].f_code.co_name == "current_frames"
+    monkeypatch.setattr(sys, "_current_frames", lambda: {1: gc.isenabled()})
+    assert current_frames() == {1: False}
+    assert gc.isenabled()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import sys
 import threading
 import time
 from collections import Counter
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentenv._util.paths import is_own_import
+from agentenv._util.paths import current_frames, is_own_import
 from agentenv.testing.conformance.cases import EpisodeCase, Script
 from agentenv.testing.conformance.context import ConformanceContext
 from agentenv.testing.conformance.probes import BLOCKS_S, InstrumentedCoroutine, line_in
@@ -95,7 +94,7 @@ class _Stretches:
                 since = self._since
                 seconds = 0.0 if since is None else time.perf_counter() - since
                 if seconds > BLOCKS_S / 2:
-                    frame = sys._current_frames().get(watched_thread)
+                    frame = current_frames().get(watched_thread)
                     if is_own_import(frame):
                         self._since = time.perf_counter()  # it happens once
                     if line := line_in(self.file, frame):

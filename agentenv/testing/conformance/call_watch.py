@@ -22,6 +22,7 @@ from typing import Any
 
 from agentenv._util.brief import brief
 from agentenv._util.calls import call
+from agentenv._util.paths import current_frames
 from agentenv.core.types import Limits
 from agentenv.episode.endpoint.agent import owns_its_loop
 from agentenv.errors import InfraError
@@ -313,7 +314,7 @@ def _raised_in(method: str, seen: list[MethodCall]) -> Iterator[None]:
 def _line_of(current: WatchedCall) -> int | None:
     """Return the innermost line of the call's file, in any thread or in what its task awaits; None if absent."""
     # The outermost frame comes first, as in `frames_of`.
-    stacks = [[frame for frame, _ in walk_stack(top)][::-1] for top in sys._current_frames().values()]
+    stacks = [[frame for frame, _ in walk_stack(top)][::-1] for top in current_frames().values()]
     for stack in (*stacks, list(frames_of(current.task))):
         own = [frame.f_lineno for frame in stack if frame.f_code.co_filename == current.file]
         if own and (current.code is None or any(frame.f_code is current.code for frame in stack)):
