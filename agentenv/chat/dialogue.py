@@ -20,7 +20,7 @@ from typing import Any
 
 from agentenv.chat.chat import Bridge, Chat, PromptText
 from agentenv.chat.tool_calls.messages import assistant_message
-from agentenv.chat.tool_roles import bridge_with_tools, check_tools, with_known_roles
+from agentenv.chat.tool_roles import bridge_with_tools, check_schemas, check_tools, with_known_roles
 from agentenv.core.messages import check_open, named_results, normalized
 from agentenv.core.step_dict import FeedbackKind
 from agentenv.core.tool_calls import ParsedAction
@@ -112,7 +112,7 @@ class Dialogue:
 
         Raises:
             ConfigError: the chat template refuses it, or the last message is an assistant's.
-            ContractError: tools come with raw text, which has no place for them.
+            ContractError: tools are not schemas, or come with raw text, which has no place for them.
         """
         if isinstance(observation, PromptText):
             observation = observation.messages
@@ -124,6 +124,7 @@ class Dialogue:
             observation = normalized(observation, tools)
             if not after_answer:
                 check_open(observation)
+            check_schemas(tools)  # functions may not be copied
         self.observation, self.tools = deepcopy((observation, tools))
         if not isinstance(observation, str):
             observation = with_known_roles(self.chat, observation)

@@ -12,6 +12,7 @@ from agentenv.chat.dialogue import Reply
 from agentenv.chat.tool_calls.messages import in_form
 from agentenv.chat.tool_calls.parse import ToolFormat
 from agentenv.chat.tool_calls.syntax import Syntax
+from agentenv.chat.tool_roles import check_schemas
 from agentenv.core.messages import check_open, normalized, without_nulls
 from agentenv.core.step_dict import FeedbackKind
 from agentenv.core.tool_calls import MalformedCall, ParsedAction, ToolCall
@@ -63,6 +64,7 @@ class MessageDialogue:
         Raises:
             DataError: it is empty.
             ConfigError: as `check_open`.
+            ContractError: tools are not schemas.
         """
         if not observation:
             raise DataError("prompt: expected a message, got an empty observation. Set the task's prompt.")
@@ -70,6 +72,7 @@ class MessageDialogue:
             observation = observation.messages
         messages = normalized(_as_messages(observation), tools)
         check_open(messages)
+        check_schemas(tools)
         self.observation, self.tools = deepcopy((messages, without_nulls(tools)))
         self._messages = [_for_server(message) for message in in_form(messages, _SERVERS)]
         self.text = plain_text(messages)

@@ -14,15 +14,20 @@ REFUSED_TOOLS = "reset: expected no tools for a chat template that renders none"
 """The start of the error for tools that the template would drop."""
 
 
-def check_tools(chat: Chat, messages: Sequence[Message], tools: Any) -> None:
-    """Raise ContractError if the tools are not schemas, or if the chat template does not render them."""
-    if not tools:
-        return
-    if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
+def check_schemas(tools: Any) -> None:
+    """Raise ContractError if the tools are neither missing nor a list of schemas."""
+    is_list = isinstance(tools, (list, tuple)) and all(isinstance(tool, Mapping) for tool in tools)
+    if tools and not is_list:
         raise ContractError(
             f"reset: expected a list of tool schemas under 'tools', got {tools!r:.200}. "
             "Make them with agentenv.tools.schema_of(function)."
         )
+
+
+def check_tools(chat: Chat, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> None:
+    """Raise ContractError if the chat template does not render the tools."""
+    if not tools:
+        return
     if chat.has_template and chat.template.tools_change_turns:
         raise ContractError(
             "reset: expected no tools, because the chat template renders later turns differently when tools are "

@@ -185,7 +185,7 @@ class Game:
             result = await episode.act(action)
             score = "" if result.score is None else f"  score {result.score:g}"
             facts = "".join(f"  {name}={_value(value)}" for name, value in result.info.items())
-            screen.note(f"reward {result.reward:+g}{score}{facts}")
+            screen.note(f"reward {result.reward + 0.0:+g}{score}{facts}")
             if not episode.over:
                 screen.show(result.observation)
         trajectory = episode.trajectory

@@ -189,6 +189,7 @@ async def _result_of(function: Callable[..., Any], item: ToolCall, parameters: M
     except (ValueError, TypeError):  # builtins have no signature
         signature = inspect.signature(lambda **_: None)
     try:
+        signature.bind_partial(**item.arguments)  # names an unknown argument before a missing one
         signature.bind(**item.arguments)
     except TypeError as error:
         takes = signature.replace(return_annotation=inspect.Signature.empty)

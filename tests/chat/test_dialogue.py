@@ -774,7 +774,7 @@ WRONG_MESSAGES = [{"content": "x"}, {"role": 5, "content": "x"}, says("user", 5)
         *(({"observation": [wrong]}, "expected messages with a role and content") for wrong in WRONG_MESSAGES),
         *(
             ({"observation": Q, "tools": wrong}, "expected a list of tool schemas")
-            for wrong in (5, {"name": "f"}, [1], [len])
+            for wrong in (5, {"name": "f"}, [1], [len], [time])
         ),
     ],
     ids=str,

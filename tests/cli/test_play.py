@@ -49,8 +49,8 @@ class Door(AgentInstance):
         if said == "wait":
             await asyncio.sleep(3600)
         done = said == self.word
-        return StepResult(f"It stays shut.\\x1b[2J\\x07 You said {said}.", reward=float(done), score=float(done),
-                          terminated=done, info={"seed": states["seed"]})
+        return StepResult(f"It stays shut.\\x1b[2J\\x07 You said {said}.", reward=float(done) or -0.0,
+                          score=float(done), terminated=done, info={"seed": states["seed"]})
 
     async def gold(self, states):
         if self.word == "lost":

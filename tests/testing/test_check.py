@@ -295,7 +295,7 @@ HANGS = {
     ),
     "spins": (
         "async def step(self, states):\n        while not never.is_set(): pass  # HERE",
-        "step", "Make it a plain `def`",
+        "step", "or set a deadline for what a plain function waits for",
     ),
     "a constructor": (
         "def __init__(self):\n        never.wait(60)  # HERE\n    async def step(self, states):\n        return END",

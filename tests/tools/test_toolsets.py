@@ -81,7 +81,9 @@ async def test_an_error_in_a_call_is_its_answer_and_counted():
     contents = [message["content"] for message in answers.messages]
     assert contents[0] == "1"
     assert contents[1].startswith("Error: unknown tool 'sub'. Tools: add, fail.")
-    assert contents[2].startswith("Error: wrong arguments for add: missing a required argument: 'a'. It takes (a:")
+    assert contents[2].startswith(
+        "Error: wrong arguments for add: got an unexpected keyword argument 'c'. It takes (a:"
+    )
     assert contents[3:5] == ["Error: ValueError: odd", "Error: no luck."]
     assert contents[5].startswith("Error: this call cannot be read")
     assert [r.problem for r in answers.results] == ["", "unknown", "arguments", "raised", "raised", "malformed"]

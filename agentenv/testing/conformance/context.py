@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import stat
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -42,7 +45,8 @@ from agentenv.testing.conformance.cases import (
     word_calls,
     yielding,
 )
-from agentenv.testing.conformance.problems import relative_path, source_of
+from agentenv.testing.conformance.probes import FILE_EVENTS, Event, record_events
+from agentenv.testing.conformance.problems import place_of_method, relative_path, source_of
 from agentenv.testing.tool_calls import right_calls, wrong_calls
 
 NUM_ATTEMPTS, RETRY_WAIT_S = 3, 0.2
@@ -133,6 +137,8 @@ class ConformanceContext:
         """Further cases that reach other code; None until they are looked for."""
         self.unreached: list[str] = []
         """Lines that no case has run, as file:line or file:first-last."""
+        self.writes = defaultdict[str, set[float]](set)
+        """For each file that the environment opens to write: when it was written last, after each episode."""
         self.uses_default_task = False
         """Whether the task is the built-in question, for lack of another task and of data."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -443,7 +449,10 @@ class ConformanceContext:
         setup = replace(setup, step_retries=StepRetries(NUM_ATTEMPTS - 1, RETRY_WAIT_S))
 
         async def run() -> Trajectory:
-            trajectory = await source.run(task, setup, key)
+            with record_events(FILE_EVENTS, place_of_method(self.agent_cls, "step")[0]) as events:
+                trajectory = await source.run(task, setup, key)
+            for path, (_, written) in written_files(events).items():
+                self.writes[path].add(written)
             raise_outage(trajectory)
             error = trajectory.error
             if error is not None and (error.where, error.type) == ("create", "ConfigError"):
@@ -493,6 +502,24 @@ class ConformanceContext:
             return episodes
 
         return self.run(recorded())
+
+
+def written_files(events: Sequence[Event]) -> dict[str, tuple[int, float]]:
+    """Return the line that opens each file that own code opens to write, and when the file was written last.
+
+    Files whose names say that episodes share them, logs and caches, are left out.
+    """
+    found: dict[str, tuple[int, float]] = {}
+    for event in events:
+        name = os.path.basename(event.subject).lower()
+        writes = event.description == "sqlite" or bool(set(event.description) & set("wx+"))
+        if not event.line or not writes or name.endswith(".log") or "cache" in name:
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            status = os.stat(event.subject)  # of a folder: where a temporary file without a name is
+            if stat.S_ISREG(status.st_mode):
+                found[event.subject] = event.line, status.st_mtime
+    return found
 
 
 def raise_outage(trajectory: Trajectory) -> None:

@@ -84,8 +84,8 @@ def hung_problem(context: ConformanceContext, hung: Hung) -> Problem:
             f"{context.name}: expected an import within {call.limit_s:g} s, got no end{at}. Move slow work "
             "to `reset`, or raise --step_timeout_s."
         ) from hung
-    fix = "It blocks the event loop of all episodes, or ignores cancellation. Make it a "
-    fix += "plain `def`, or await instead of blocking."
+    fix = "It blocks the event loop of all episodes, or ignores cancellation. Make it a plain `def`, await instead of "
+    fix += "blocking, or set a deadline for what a plain function waits for."
     if call.method == "__init__":
         fix = "Every episode waits for it. Move slow work to `reset`."
     expected, got = f"an answer within {call.limit_s:g} s", f"none{after_action(call.action)}"

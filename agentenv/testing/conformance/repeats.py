@@ -9,7 +9,6 @@ import pickle
 import random
 import re
 import sqlite3
-import stat
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,13 @@ from agentenv.engines.models import resolve_model
 from agentenv.errors import InfraError
 from agentenv.testing.conformance.call_watch import CallWatch
 from agentenv.testing.conformance.cases import EpisodeCase, yielding
-from agentenv.testing.conformance.context import IMPORT_LIMITS, ConformanceContext, ConformanceOptions, NotApplicable
+from agentenv.testing.conformance.context import (
+    IMPORT_LIMITS,
+    ConformanceContext,
+    ConformanceOptions,
+    NotApplicable,
+    written_files,
+)
 from agentenv.testing.conformance.probes import FILE_EVENTS, PROCESS_EVENTS, Event, record_events, shortened_sleeps
 from agentenv.testing.conformance.problems import Problem, attribute_at, place_of_method, problem_at, relative_path
 from agentenv.testing.diffs import culprit, difference, facts_of, first_difference, same_number
@@ -388,6 +393,8 @@ def isolation(context: ConformanceContext) -> list[Problem]:
         problems.append(Problem(relative_path(file), line, f"{cls.__name__}.{name}", expected, got + effect, fix))
     shared = [*_of_process(cls, events), *_of_shared_state(cls, filled)]
     if differs and not problems:
+        if files := context.run(_of_files(context)):
+            return files  # the cause
         alone = (context.run(context.run_separately(context.cases)) for _ in range(_NUM_ALONE))
         if any(difference(*pair, ("", "")) for again in alone for pair in zip(records, again, strict=True)):
             if shared:
@@ -426,31 +433,22 @@ def _of_shared_state(cls: type[Any], before: Mapping[str, str]) -> Iterator[Prob
 
 
 async def _of_files(context: ConformanceContext) -> list[Problem]:
-    """Return the problem of a file that episodes of different seeds write."""
-    cls = context.agent_cls
-    written: list[dict[str, tuple[int, float]]] = []
+    """Return the problem of a file that episodes of different seeds write, at any time of the check."""
+    cls, lines = context.agent_cls, list[dict[str, int]]()
     for other in (1, 2):
         with record_events(FILE_EVENTS, place_of_method(cls, "step")[0]) as events:
             for case in context.cases:
                 await context.episode(replace(case, seed=case.seed + _OTHER_SEED * other))
-        own = [event for event in events if event.line and event.subject.rpartition(".")[2] != "log"]
-        written.append({event.subject: (event.line, found) for event in own if (found := _written_at(event))})
-    for path, (line, at) in written[0].items():
-        if path in written[1] and written[1][path][1] > at:
-            fix = "Write to a folder of the episode (tempfile.mkdtemp in `reset`, removed in `close`)."
+        lines.append({path: line for path, (line, _) in written_files(events).items()})
+    for path, line in lines[0].items():
+        if path in lines[1] and len(context.writes[path]) > 1:
+            fix = (
+                "Write to a folder of the episode (tempfile.mkdtemp in `reset`, removed in `close`). Data that is the "
+            )
+            fix += "same for all of them may stay there with `cache` in the file's name."
             expected, got = "files that only one episode writes", f"{path!r}, which episodes of all seeds write"
             return [problem_at(cls, "step", expected, got, fix, line=line)]
     return []
-
-
-def _written_at(event: Event) -> float:
-    """Return when the file of an event was written last; 0 if the event does not write it."""
-    writes = event.description == "sqlite" or bool(set(event.description) & set("wx+"))
-    try:
-        found = os.stat(event.subject)  # of a folder: where a temporary file without a name is
-        return found.st_mtime if writes and stat.S_ISREG(found.st_mode) else 0.0
-    except (OSError, ValueError):
-        return 0.0
 
 
 async def _together(context: ConformanceContext) -> list[tuple[int, Trajectory]]:

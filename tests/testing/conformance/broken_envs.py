@@ -1,7 +1,7 @@
 """Environments that each break one property of the conformance suite; `# HERE` stands in the line that it must name."""
 
 HEAD = """\
-import asyncio, json, os, random, subprocess, sys, tempfile, threading, time
+import asyncio, contextlib, json, os, random, subprocess, sys, tempfile, threading, time
 from agentenv import AgentInstance, StepResult
 from agentenv.errors import DataError
 
@@ -53,6 +53,32 @@ BROKEN = {
                 with open("notes.txt", "w") as file:  # HERE
                     file.write(states["action_text"].encode(errors="replace").decode())
                 return await super().step(states)
+        """, "step", "files that only one episode writes"),
+    "a file that the first episodes use up": ("isolation", """
+        import sqlite3
+        class Agent(Two):
+            async def step(self, states):
+                with contextlib.closing(sqlite3.connect("stamps.db")) as db, db:  # HERE
+                    db.execute("CREATE TABLE IF NOT EXISTS sold (n INTEGER)")
+                    db.execute("INSERT INTO sold SELECT 1 WHERE (SELECT count(*) FROM sold) < 3")
+                return await super().step(states)
+        """, "step", "files that only one episode writes"),
+    "a file that each reset makes anew": ("isolation", """
+        import sqlite3
+        class Agent(Two):
+            async def reset(self, states):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink("shop.db")
+                self.db = sqlite3.connect("shop.db", check_same_thread=False)  # HERE
+                self.db.execute("CREATE TABLE sold (n INTEGER)")
+                return states
+            async def step(self, states):
+                with self.db:
+                    self.db.execute("INSERT INTO sold VALUES (1)")
+                return await super().step(states)
+            def close(self):
+                if hasattr(self, "db"):
+                    self.db.close()
         """, "step", "files that only one episode writes"),
     "random numbers of the process": ("determinism", """
         class Agent(Two):
