@@ -95,8 +95,7 @@ def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:
     A training without evaluations has the episodes that it kept of its train steps.
 
     Raises:
-        ConfigError: the path is not a run, STEP has no evaluation, or the filter names a value that no episode
-            has.
+        ConfigError: the path is not a run, STEP has no evaluation, or the filter keeps no episode.
         DataError: the record has another schema.
     """
     report = ReadReport()
@@ -121,6 +120,7 @@ def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:
             trajectories = select(path, Selection(where=where), report=report)
     else:
         folder, trajectories = getattr(source, "out", None), list(source)
+        report.num_lines = len(trajectories)
         if where is not None:
             rewards = rewards_of_groups(trajectories)
             trajectories = [each for each in trajectories if where.matches(each, rewards[each.group_id])]
@@ -135,6 +135,10 @@ def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:
         side.describe(task_id, task)
         side.outcomes[task_id].append(judge.outcome(summary))
         side.models.update(summary.models)
+    if where is not None and not side.outcomes and (found := report.num_lines - report.num_superseded):
+        raise ConfigError(
+            f"--where: expected a filter that keeps episodes of {side.name}, got none of {found}. Correct the filter."
+        )
     side.damage = report.damage
     judge.settle(side)
     return side

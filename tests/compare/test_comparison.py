@@ -208,6 +208,9 @@ def test_a_filter_keeps_episodes_of_both(tmp_path):
     assert compare(load_run(a), list(load_run(b)), where="task=a").difference.num_tasks == 1
     with pytest.raises(ConfigError, match=r"^--where: "):
         compare(a, b, where="taks=a")
+    for sides in ((a, b), (load_run(a), load_run(b))):
+        with pytest.raises(ConfigError, match=r"^--where: expected a filter that keeps .* of .*a, got none of 3\."):
+            compare(*sides, where="task=c")
 
 
 def test_what_passed_follows_the_runs_own_pass_score(tmp_path):
