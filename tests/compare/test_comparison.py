@@ -377,6 +377,15 @@ def test_evaluations_at_different_steps_or_on_other_tasks_are_said(tmp_path):
     assert compare(a, b).changed == {"data": ("p", "q")}
 
 
+def test_an_evaluation_of_one_set_is_compared_with_that_set_among_several(tmp_path):
+    one = write_training(tmp_path / "a", {0: BEFORE}, flags={"eval_dataset": "add=data/held.jsonl"})
+    both = {f"{name}/{task}": row for name in ("held", "x") for task, row in BEFORE.items()}
+    two = write_training(tmp_path / "b", {0: both}, flags={"eval_dataset": ["add=held.jsonl", "x"]})
+    for a, b in ((one, two), (two, one)):
+        found = compare(a, b)
+        assert (found.difference.num_tasks, {each.kind for each in found.caveats}) == (12, {"data", "tasks"})
+
+
 def test_a_run_is_compared_with_the_evaluation_of_a_training(tmp_path):
     run, training = write_run(tmp_path / "a", BEFORE), write_training(tmp_path / "b", {0: BEFORE})
     assert compare(run, training).are_identical
