@@ -212,6 +212,8 @@ async def prepare_training(config: TrainConfig, rank_group: RankGroup | None = N
             source = replace(source, options=replace(source.options, request_sampling=False))
         own = part.config.with_flags(data=part.config.dataset.data or own_data(source))
         parts.append(replace(part, source=source, config=own))
+    if not any(part.weight for part in parts):
+        raise ConfigError("--env: expected a weight above 0, got none. Raise a weight.")
     if len(parts) == 1 and not parts[0].name:
         config = config.with_flags(data=parts[0].config.dataset.data)
     job = await prepare(with_engine(config), parts=parts)

@@ -74,6 +74,7 @@ def run_mix(*more):
         ("math_retry", "math_retry", "math_retry", 1.0),
         ("math_retry:0.5", "math_retry", "math_retry", 0.5),
         ("math_retry:2", "math_retry", "math_retry", 2.0),
+        ("math_retry:0", "math_retry", "math_retry", 0.0),  # `run` ignores weights
         ("pkg.module:Attr", "pkg.module:Attr", "Attr", 1.0),
         ("pkg.module:Attr:.25", "pkg.module:Attr", "Attr", 0.25),
         ("folder/env.py", "folder/env.py", "env", 1.0),
@@ -129,7 +130,6 @@ def test_a_file_may_be_yaml_or_json_and_be_joined_by_further_environments(tmp_pa
         ("- env: a\n  env_kwargs: []", "expected an object as `env_kwargs`"),
         ("- env: a\n  name: a/b", "expected a name of letters, digits"),
         ("- env: a\n- env: a", "expected environments of different names, got 'a' 2 times"),
-        ("- env: a\n  weight: 0", "expected a weight above 0"),
         ("- env: [", "expected a YAML or JSON file"),
     ],
 )

@@ -149,6 +149,12 @@ def test_what_does_not_fit_a_mixture_is_refused_before_anything_is_written(place
     assert not (place / "out").exists()
 
 
+def test_a_training_needs_a_weight_above_0(place, capfd):
+    (place / "mix.yaml").write_text('- {env: "env.py:Letters", data: tasks.jsonl, weight: 0}')
+    assert command(mixed()) == 2
+    assert "--env: expected a weight above 0, got none. Raise a weight." in capfd.readouterr().err
+
+
 def test_a_curriculum_needs_several_environments(place, capfd):
     assert command(flags("--curriculum", "spread")) == 2
     assert "--curriculum: expected several --env" in capfd.readouterr().err
