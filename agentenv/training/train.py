@@ -249,9 +249,8 @@ def load_held_out(config: TrainConfig, job: Job) -> dict[str, list[Task]]:
             continue
         owners = [part for part in job.parts if spec in getattr(part.source, "datasets", {}) or not job.is_mixture]
         if len(owners) != 1:
-            raise ConfigError(
-                f"--eval_dataset: expected ENV=DATA with one of {', '.join(named)}, got {spec!r}. Name its environment."
-            )
+            got = f"{spec!r}, an environment. Write {spec}=DATA" if spec in named else f"{spec!r}. Name its environment"
+            raise ConfigError(f"--eval_dataset: expected ENV=DATA with one of {', '.join(named)}, got {got}.")
         found.append((owners[0], spec))
     short = [Path(data).name.partition(".")[0] for _, data in found]
     held_out: dict[str, list[Task]] = {}

@@ -121,6 +121,7 @@ def test_an_episode_passes_by_the_score_range_of_its_own_environment(place, is_m
     ("more", "expected"),
     [
         (["--eval_dataset", "tasks.jsonl"], "--eval_dataset: expected ENV=DATA with one of Letters, Turns, own"),
+        (["--eval_dataset", "Letters"], "Letters, Turns, own, got 'Letters', an environment. Write Letters=DATA."),
         (["--eval_dataset", "Letters=nope.jsonl"], "nope.jsonl: expected a file"),
         (
             [
