@@ -150,6 +150,10 @@ def _entry(values: Any, where: str) -> MixtureEntry:
             f"{where}: expected an environment, got {values['env']!r}, a file of entries. Use --env with the file "
             "alone, and write `weight` into its entries."
         )
+    if match := _WEIGHT.fullmatch(values["env"]):
+        raise ConfigError(
+            f"{where}: expected an environment, got {values['env']!r}. Write its weight as `weight: {match[2]}`."
+        )
     entry = MixtureEntry(**{"name": _default_name(values["env"]), **values})
     if not 0 <= entry.weight < math.inf:
         raise ConfigError(f"{where}: expected a weight >= 0, got {entry.weight!r}.")

@@ -129,6 +129,7 @@ def test_a_file_may_be_yaml_or_json_and_be_joined_by_further_environments(tmp_pa
         ("- env: a\n  weight: .inf", "expected a weight >= 0"),
         ("- env: a\n  env_kwargs: []", "expected an object as `env_kwargs`"),
         ("- env: a\n  name: a/b", "expected a name of letters, digits"),
+        ("- env: a.py:B:2", "entry 1: expected an environment, got 'a.py:B:2'. Write its weight as `weight: 2`."),
         ("- env: a\n- env: a", "expected environments of different names, got 'a' 2 times"),
         ("- env: [", "expected a YAML or JSON file"),
     ],
