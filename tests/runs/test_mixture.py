@@ -292,8 +292,14 @@ def test_what_does_not_fit_several_environments_is_refused(place, capsys, more, 
     assert not (place / "out").exists()
 
 
+@pytest.mark.parametrize("env", [ShortContext, {"env": ShortContext}])
+def test_a_class_among_several_environments_is_told_to_be_named(env):
+    with pytest.raises(ConfigError, match=r"^--env: expected text, got <class .*Write a class as FILE.py:Name"):
+        agentenv.rollout([env, "math_retry"], progress="none")
+
+
 def test_rows_in_python_need_one_environment(place):
-    with pytest.raises(ConfigError, match="expected none with several environments"):
+    with pytest.raises(ConfigError, match=r"expected none with several environments, got rows\. Write them to a file"):
         agentenv.rollout(["mix.yaml"], [{"prompt": "?", "label": "x"}], progress="none")
 
 
