@@ -134,7 +134,10 @@ def compare(
     if b is None:
         a, b = first_and_last(str(a))
     kept = parse_filter(where) if isinstance(where, str) else where
-    return compare_sides(read_side(a, kept), read_side(b, kept), by=by, cluster=cluster, margin=margin)
+    old, new = read_side(a, kept), read_side(b, kept)
+    old.name_set(new)
+    new.name_set(old)
+    return compare_sides(old, new, by=by, cluster=cluster, margin=margin)
 
 
 def compare_sides(a: Side, b: Side, *, by: By, cluster: str | None, margin: float) -> RunComparison:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -82,11 +82,28 @@ class Side:
         """The flags of the run; empty if unknown."""
         return self.config.get("flags") or {}
 
+    @property
+    def eval_sets(self) -> Sequence[str]:
+        """The values of --eval_dataset, of which config.json has a single one as text."""
+        found = self.flags.get("eval_dataset") or ()
+        return (found,) if isinstance(found, str) else found
+
     def describe(self, task_id: str, task: Task) -> None:
         """Store content and metadata of a task that is new."""
         if task_id not in self.contents:
             self.contents[task_id] = json.dumps(jsonable([task.prompt, task.label]), sort_keys=True)
             self.metadata[task_id] = {"env": task.env, **task.metadata} if task.env else task.metadata
+
+    def name_set(self, other: Side) -> None:
+        """Begin the ids of an evaluation with the name of its only set, if those of another, with several sets, do."""
+        own, others = self.eval_sets, other.eval_sets
+        if self.step is None or other.step is None or len(own) != 1 or len(others) < 2:
+            return
+        names = (Path(own[0].rpartition("=")[2]).name.partition(".")[0], own[0].replace("/", "-"))
+        for name in names:  # as `load_held_out` of a training names a set among several
+            if any(task_id.startswith(f"{name}/") for task_id in other.outcomes):
+                self.outcomes = {f"{name}/{task_id}": row for task_id, row in self.outcomes.items()}
+                return
 
 
 def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:
@@ -95,8 +112,7 @@ def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:
     A training without evaluations has the episodes that it kept of its train steps.
 
     Raises:
-        ConfigError: the path is not a run, STEP has no evaluation, or the filter names a value that no episode
-            has.
+        ConfigError: the path is not a run, STEP has no evaluation, or the filter keeps no episode.
         DataError: the record has another schema.
     """
     report = ReadReport()
@@ -121,6 +137,7 @@ def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:
             trajectories = select(path, Selection(where=where), report=report)
     else:
         folder, trajectories = getattr(source, "out", None), list(source)
+        report.num_lines = len(trajectories)
         if where is not None:
             rewards = rewards_of_groups(trajectories)
             trajectories = [each for each in trajectories if where.matches(each, rewards[each.group_id])]
@@ -135,6 +152,10 @@ def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:
         side.describe(task_id, task)
         side.outcomes[task_id].append(judge.outcome(summary))
         side.models.update(summary.models)
+    if where is not None and not side.outcomes and (found := report.num_lines - report.num_superseded):
+        raise ConfigError(
+            f"--where: expected a filter that keeps episodes of {side.name}, got none of {found}. Correct the filter."
+        )
     side.damage = report.damage
     judge.settle(side)
     return side

@@ -118,6 +118,8 @@ def load_env(spec: str) -> type[Any]:
         return _env_class(getattr(_import(module), attribute, None), spec)
     envs = dict.fromkeys(entry.name for entry in offered)
     hint = f" Install the folder: pip install -e {spec}." if Path(spec, "pyproject.toml").is_file() else ""
+    if spec.endswith((".yaml", ".yml", ".json")):
+        hint = " Name one environment: only `run` and `train` take files of several."
     raise ConfigError(
         f"environment: expected an installed one ({', '.join(envs) or 'none is installed'}), module:Attr, "
         f"path/file.py[:Attr] or KIND:NAME with a KIND of {', '.join(GUESTS)}, got {spec!r}."

@@ -144,6 +144,11 @@ def _converted(name: str, kind: Any, value: Any, *, repeatable: bool) -> Any:
     if repeatable:
         texts = [] if value is None else value if isinstance(value, list | tuple) else [value]
         for each in texts:
+            for part in each.values() if isinstance(each, Mapping) else [each]:
+                if isinstance(part, type):
+                    raise ConfigError(
+                        f"--{name}: expected text, got {brief(part)}. Write a class as FILE.py:Name or module:Name."
+                    )
             if not isinstance(each, str | os.PathLike | Mapping):
                 raise ConfigError(f"--{name}: expected text, got {brief(each)}.")
         try:

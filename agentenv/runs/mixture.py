@@ -86,7 +86,7 @@ def read_entries(env: Sequence[str]) -> list[MixtureEntry]:
     """Return the entries of a mixture, with files read.
 
     Raises:
-        ConfigError: a file is missing or wrong, an entry has a wrong key or value, names repeat, or all weights are 0.
+        ConfigError: a file is missing or wrong, an entry has a wrong key or value, or names repeat.
     """
     entries: list[MixtureEntry] = []
     for text in env:
@@ -104,8 +104,6 @@ def read_entries(env: Sequence[str]) -> list[MixtureEntry]:
                 f"--env: expected environments of different names, got {name!r} {names.count(name)} times. "
                 "Use a file of entries, and set `name` in them."
             )
-    if not any(entry.weight for entry in entries):
-        raise ConfigError("--env: expected a weight above 0, got none. Raise a weight.")
     return entries
 
 
@@ -151,6 +149,10 @@ def _entry(values: Any, where: str) -> MixtureEntry:
         raise ConfigError(
             f"{where}: expected an environment, got {values['env']!r}, a file of entries. Use --env with the file "
             "alone, and write `weight` into its entries."
+        )
+    if match := _WEIGHT.fullmatch(values["env"]):
+        raise ConfigError(
+            f"{where}: expected an environment, got {values['env']!r}. Write its weight as `weight: {match[2]}`."
         )
     entry = MixtureEntry(**{"name": _default_name(values["env"]), **values})
     if not 0 <= entry.weight < math.inf:

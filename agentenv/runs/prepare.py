@@ -256,7 +256,9 @@ def tasks_of(parts: Sequence[Part], rows: Iterable[Mapping[str, Any] | Task] | N
     if not parts[0].name:
         return load_tasks(parts[0].config, parts[0].source, rows)
     if rows is not None:
-        raise ConfigError("data: expected none with several environments, got rows. Put `data` into their entries.")
+        raise ConfigError(
+            "data: expected none with several environments, got rows. Write them to a file, the `data` of an entry."
+        )
     tasks = []
     for part in parts:
         with naming(part.name):

@@ -212,6 +212,8 @@ async def prepare_training(config: TrainConfig, rank_group: RankGroup | None = N
             source = replace(source, options=replace(source.options, request_sampling=False))
         own = part.config.with_flags(data=part.config.dataset.data or own_data(source))
         parts.append(replace(part, source=source, config=own))
+    if not any(part.weight for part in parts):
+        raise ConfigError("--env: expected a weight above 0, got none. Raise a weight.")
     if len(parts) == 1 and not parts[0].name:
         config = config.with_flags(data=parts[0].config.dataset.data)
     job = await prepare(with_engine(config), parts=parts)
@@ -247,9 +249,8 @@ def load_held_out(config: TrainConfig, job: Job) -> dict[str, list[Task]]:
             continue
         owners = [part for part in job.parts if spec in getattr(part.source, "datasets", {}) or not job.is_mixture]
         if len(owners) != 1:
-            raise ConfigError(
-                f"--eval_dataset: expected ENV=DATA with one of {', '.join(named)}, got {spec!r}. Name its environment."
-            )
+            got = f"{spec!r}, an environment. Write {spec}=DATA" if spec in named else f"{spec!r}. Name its environment"
+            raise ConfigError(f"--eval_dataset: expected ENV=DATA with one of {', '.join(named)}, got {got}.")
         found.append((owners[0], spec))
     short = [Path(data).name.partition(".")[0] for _, data in found]
     held_out: dict[str, list[Task]] = {}

@@ -208,6 +208,9 @@ def test_a_filter_keeps_episodes_of_both(tmp_path):
     assert compare(load_run(a), list(load_run(b)), where="task=a").difference.num_tasks == 1
     with pytest.raises(ConfigError, match=r"^--where: "):
         compare(a, b, where="taks=a")
+    for sides in ((a, b), (load_run(a), load_run(b))):
+        with pytest.raises(ConfigError, match=r"^--where: expected a filter that keeps .* of .*a, got none of 3\."):
+            compare(*sides, where="task=c")
 
 
 def test_what_passed_follows_the_runs_own_pass_score(tmp_path):
@@ -372,6 +375,15 @@ def test_evaluations_at_different_steps_or_on_other_tasks_are_said(tmp_path):
         ("steps", "step 60 of A against step 40 of B", False),
     ]
     assert compare(a, b).changed == {"data": ("p", "q")}
+
+
+def test_an_evaluation_of_one_set_is_compared_with_that_set_among_several(tmp_path):
+    one = write_training(tmp_path / "a", {0: BEFORE}, flags={"eval_dataset": "add=data/held.jsonl"})
+    both = {f"{name}/{task}": row for name in ("held", "x") for task, row in BEFORE.items()}
+    two = write_training(tmp_path / "b", {0: both}, flags={"eval_dataset": ["add=held.jsonl", "x"]})
+    for a, b in ((one, two), (two, one)):
+        found = compare(a, b)
+        assert (found.difference.num_tasks, {each.kind for each in found.caveats}) == (12, {"data", "tasks"})
 
 
 def test_a_run_is_compared_with_the_evaluation_of_a_training(tmp_path):

@@ -96,6 +96,7 @@ def test_input_that_is_not_a_class_with_a_step_is_refused(tmp_path, attribute):
     [
         ("math_rety", "Did you mean 'math_retry'?"),
         ("MathRetry", "Did you mean 'math_retry'?"),
+        ("mix.yaml", "got 'mix.yaml'. Name one environment: only `run` and `train` take files of several."),
         ("zzzzzz", "`agentenv list` shows what is installed."),
         ("no_such_module:Env", "ModuleNotFoundError: No module named 'no_such_module'. Install it or fix PYTHONPATH."),
         ("agentenv_envs.math_retry:Nope", "to name a class, got no 'Nope' there. Check the name."),

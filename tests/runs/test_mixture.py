@@ -74,6 +74,7 @@ def run_mix(*more):
         ("math_retry", "math_retry", "math_retry", 1.0),
         ("math_retry:0.5", "math_retry", "math_retry", 0.5),
         ("math_retry:2", "math_retry", "math_retry", 2.0),
+        ("math_retry:0", "math_retry", "math_retry", 0.0),  # `run` ignores weights
         ("pkg.module:Attr", "pkg.module:Attr", "Attr", 1.0),
         ("pkg.module:Attr:.25", "pkg.module:Attr", "Attr", 0.25),
         ("folder/env.py", "folder/env.py", "env", 1.0),
@@ -128,8 +129,8 @@ def test_a_file_may_be_yaml_or_json_and_be_joined_by_further_environments(tmp_pa
         ("- env: a\n  weight: .inf", "expected a weight >= 0"),
         ("- env: a\n  env_kwargs: []", "expected an object as `env_kwargs`"),
         ("- env: a\n  name: a/b", "expected a name of letters, digits"),
+        ("- env: a.py:B:2", "entry 1: expected an environment, got 'a.py:B:2'. Write its weight as `weight: 2`."),
         ("- env: a\n- env: a", "expected environments of different names, got 'a' 2 times"),
-        ("- env: a\n  weight: 0", "expected a weight above 0"),
         ("- env: [", "expected a YAML or JSON file"),
     ],
 )
@@ -291,8 +292,14 @@ def test_what_does_not_fit_several_environments_is_refused(place, capsys, more, 
     assert not (place / "out").exists()
 
 
+@pytest.mark.parametrize("env", [ShortContext, {"env": ShortContext}])
+def test_a_class_among_several_environments_is_told_to_be_named(env):
+    with pytest.raises(ConfigError, match=r"^--env: expected text, got <class .*Write a class as FILE.py:Name"):
+        agentenv.rollout([env, "math_retry"], progress="none")
+
+
 def test_rows_in_python_need_one_environment(place):
-    with pytest.raises(ConfigError, match="expected none with several environments"):
+    with pytest.raises(ConfigError, match=r"expected none with several environments, got rows\. Write them to a file"):
         agentenv.rollout(["mix.yaml"], [{"prompt": "?", "label": "x"}], progress="none")
 
 

@@ -431,6 +431,20 @@ def test_the_groups_to_keep_are_the_widest_and_some_at_random_or_the_first_or_al
     assert len({tuple(kept("spread", 6, step)) for step in range(20)}) > 2
 
 
+def test_the_samples_of_a_mixture_are_of_its_environments_and_sets_in_turn():
+    config = TrainConfig.from_flags(env="math_retry", n=1, save_samples=3, progress="none", eval_n_samples_per_prompt=1)
+    envs = {f"g{index}": env for index, env in enumerate("aaaaaaabc")}
+    groups = [
+        Group(name, tuple(replace(each, task=replace(each.task, env=env)) for each in group_of(name, 0.0).trajectories))
+        for name, env in envs.items()
+    ]
+    chosen = [{envs[each.group_id] for each in groups_to_keep(groups, config, step)} for step in range(9)]
+    assert all(len(each) >= 2 for each in chosen)
+    assert set.union(*chosen) == {*"abc"}
+    sets = {env: [Task("?", task_id=f"{env}/{index}") for index in range(num)] for env, num in (("a", 40), ("b", 1))}
+    assert {each[0] for each in tasks_to_keep(sets, config)} == {"a", "b"}
+
+
 @pytest.mark.long
 async def test_a_line_says_where_the_seconds_went_and_what_was_learned(tmp_path):
     scene = Scene(tmp_path, held_out="1", eval_steps=1, save_steps=1, learner={"during": lambda: time.sleep(0.05)})

@@ -121,6 +121,7 @@ def test_an_episode_passes_by_the_score_range_of_its_own_environment(place, is_m
     ("more", "expected"),
     [
         (["--eval_dataset", "tasks.jsonl"], "--eval_dataset: expected ENV=DATA with one of Letters, Turns, own"),
+        (["--eval_dataset", "Letters"], "Letters, Turns, own, got 'Letters', an environment. Write Letters=DATA."),
         (["--eval_dataset", "Letters=nope.jsonl"], "nope.jsonl: expected a file"),
         (
             [
@@ -147,6 +148,12 @@ def test_what_does_not_fit_a_mixture_is_refused_before_anything_is_written(place
     assert command(mixed(*more)) == 2
     assert expected in capfd.readouterr().err
     assert not (place / "out").exists()
+
+
+def test_a_training_needs_a_weight_above_0(place, capfd):
+    (place / "mix.yaml").write_text('- {env: "env.py:Letters", data: tasks.jsonl, weight: 0}')
+    assert command(mixed()) == 2
+    assert "--env: expected a weight above 0, got none. Raise a weight." in capfd.readouterr().err
 
 
 def test_a_curriculum_needs_several_environments(place, capfd):

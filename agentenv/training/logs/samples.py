@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import pstdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from agentenv.core.trajectory import Group, Trajectory
 from agentenv.core.types import Task
@@ -24,6 +25,7 @@ from agentenv.runs.records.tokenizer import EVAL
 if TYPE_CHECKING:
     from agentenv.training.config import TrainConfig
 
+K = TypeVar("K")
 _OFFSET, _LENGTH, _ID, _GROUP = (list(FIELDS).index(name) for name in ("offset", "length", "episode_id", "group_id"))
 
 
@@ -31,7 +33,8 @@ def groups_to_keep(groups: Sequence[Group], config: TrainConfig, step: int) -> l
     """Return the episodes of whole groups that --save_samples and --save_samples_by keep of a train step.
 
     Of as many groups as that number of episodes fills, at least one, `spread` takes half by the widest spread of
-    rewards, and the others at random; the choice depends on --seed and the step only.
+    rewards, and the others at random, of the environments of a mixture in turn; the choice depends on --seed and
+    the step only.
     """
     num = len(groups) if config.save_samples_by == "all" else -(-config.save_samples // config.n)
     if not config.save_samples:
@@ -42,8 +45,21 @@ def groups_to_keep(groups: Sequence[Group], config: TrainConfig, step: int) -> l
     if config.save_samples_by == "spread":
         rewards = [[each.reward for each in group.trajectories if each.reward is not None] for group in groups]
         widest = sorted(order, key=lambda index: -pstdev(rewards[index] or [0.0]))[: -(-num // 2)]
-        order = [*widest, *(index for index in order if index not in widest)]
+        envs = {index: group.trajectories[0].task.env for index, group in enumerate(groups)}
+        names = sorted({*envs.values()})
+        random.Random(f"{config.seed} {step}").shuffle(names)
+        others = sorted((each for each in order if each not in widest), key=lambda index: names.index(envs[index]))
+        order = [*widest, *_in_turn(others, envs, widest)]
     return [trajectory for index in sorted(order[:num]) for trajectory in groups[index].trajectories]
+
+
+def _in_turn(order: Sequence[K], names: Mapping[K, str], before: Sequence[K] = ()) -> list[K]:
+    """Return `order` so that each name has one before any has two; those of `before` count."""
+    num, ranks = Counter(names[each] for each in before), {}
+    for each in order:
+        ranks[each] = num[names[each]]
+        num[names[each]] += 1
+    return sorted(order, key=ranks.__getitem__)
 
 
 def cut_samples(folder: Path) -> None:
@@ -73,13 +89,15 @@ def tasks_to_keep(sets: Mapping[str, Sequence[Task]], config: TrainConfig) -> fr
     """Return the ids of the held-out tasks whose episodes are kept, the same at each evaluation.
 
     These are as many as --save_samples episodes fill, at least one: the first with --save_samples_by first, all with
-    `all`, otherwise a choice at random that depends on --seed only.
+    `all`, otherwise a choice at random, of the sets in turn, that depends on --seed only.
     """
-    ids = [task.task_id for tasks in sets.values() for task in tasks]
+    names = {task.task_id: name for name, tasks in sets.items() for task in tasks}
+    ids = list(names)
     if not config.save_samples:
         return frozenset()
     if config.save_samples_by in ("spread", "random"):
         random.Random(config.seed).shuffle(ids)
+        ids = _in_turn(ids, names)
     num = len(ids) if config.save_samples_by == "all" else -(-config.save_samples // config.eval_n_samples_per_prompt)
     return frozenset(ids[:num])
 
