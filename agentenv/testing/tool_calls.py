@@ -289,7 +289,7 @@ _NAME = re.compile(r"(?<![.!?] )(?<!^)\b[A-Z][\w'-]+", re.MULTILINE)
 _WORD = re.compile(r"[^\W_][\w'-]*")
 _SHOUTED = re.compile(r"\b(?:[A-Z]+ ){0,2}[A-Z]{3,}(?: [A-Z]+){0,2}\b")
 _TOLD = re.compile(r"\b(?:say|type|write|reply|answer|call|enter|send|with)\s+(?:the word )?([a-z]{2,12})\b")
-_VERB = re.compile(r"\b([A-Za-z]+) (?:[A-Z][A-Z_]*\b|<\w+>|\[\w+\]|\{\w+\})")
+_VERB = re.compile(r"\b(?:[A-Za-z]+(?= (?:[A-Z][A-Z_]*\b|<\w+>|\[\w+\]|\{\w+\}))|[A-Z]{2,}(?= [a-z]+\b))")
 _LABELED = re.compile(r"[\"'`\u2018\u201c]?\b([A-Z][A-Za-z]*(?: [A-Z][A-Za-z]*){0,3}:)(?=[\"'`\u2019\u201d\s<.]|$)")
 _TAG = re.compile(r"<([a-z][\w-]{0,20})>")
 _PLACE = re.compile(r": ?<([a-z][\w-]{0,20})>")
@@ -331,9 +331,9 @@ def keys_of(texts: Iterable[str], most: int = 8) -> list[str]:
 
 
 def verbs_of(text: str) -> list[str]:
-    """Return the first words of the commands with an argument that a text names, such as `take THING`."""
+    """Return the first words of the commands with an argument in a text, such as `take THING` and `TAKE thing`."""
     named = [each.split()[0] for each in _QUOTED.findall(text) if " " in each.strip()]
-    return [*dict.fromkeys(verb.lower() for verb in (*_VERB.findall(text), *named))]
+    return [*dict.fromkeys([*_VERB.findall(text), *named])]
 
 
 def commands_of(text: str) -> list[str]:

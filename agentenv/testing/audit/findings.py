@@ -63,7 +63,8 @@ WHY: Mapping[str, str] = {
     "counts only a part of them. Return a score at each end, 0.0 for a failed task.",
     "score-range": "A score is outside [0, 1], and `score_range` of the class declares no scale to filter by.",
     "reward-range": "A reward is outside --reward_range.",
-    "limit-passed": "A limit on calls counts actions, and one action may have any number of calls. Count each call.",
+    "limit-passed": "A limit can be passed: it counts actions, and one action may have any number of calls, or it is "
+    "compared with `==`, and a cost jumps over it. Count each call, and compare with `<=`.",
     "slow-steps": "Actions of this policy make steps much slower than others, which delays training.",
     "slow-call": "Some calls take long, or block the event loop and so all episodes. Await in async code, fail fast "
     "on unknown arguments, or raise --time_limit_s.",

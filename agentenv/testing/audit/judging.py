@@ -25,6 +25,7 @@ _MOST_GUESSED = 0.75
 """Share of the tasks with the same answer from which a constant guess is more than chance."""
 _WITHOUT = ("no_keys", "null_values", "not_an_object")
 _NO_NUMBER = {"odd_values/nan": "nan", "odd_values/infinite": "an infinite number"}
+_BELOW_0 = re.compile(r"\b(?:left|remain(?:ing|s)?)\b\W{0,3}-\d|(?<!\S)-\d+ (?:\w+ )?(?:left|remain)", re.IGNORECASE)
 _SEARCHING = ("explore/sweep", "calls/of_prompt")
 _LARGE_PART = 0.5
 """Share of the gain of gold above an empty action, for a warning."""
@@ -539,8 +540,11 @@ def _is_paid_again(play: Play) -> bool:
 
 
 def limits_passed(facts: Facts) -> Found:
-    """Find tools that answer more calls in one action than in a turn each: their limit counts actions."""
+    """Find tools that answer more calls in one action than in a turn each, and counts of what is left below 0."""
     passed = []
+    below = [play for play in facts.plays if any(_BELOW_0.search(step.observation) for step in play.steps)]
+    summary = f"an observation says that less than nothing is left, on {tasks_of(below)}"
+    yield from findings_of("limit-passed", "warn", summary, below, policy="below_zero", detail=actions_of)
     for plays in facts.by_task.values():
         by_key = {play.key: play for play in plays if play.steps}
         if "farm/turn_1" in by_key and "farm/in_one_action" in by_key:

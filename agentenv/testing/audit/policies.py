@@ -88,7 +88,7 @@ _WORD = re.compile(r"\w+")
 _NAME = re.compile(r"(?<=[\"'`])[^\"'`\n]{1,40}(?=[\"'`])|[A-Z]\w+")
 _VALUES = tuple(map(re.compile, (r'(?<=: ")[^"]*(?=")', r"\d+", r"[^\W\d_]+")))
 _FUNCTION = re.compile(r"(?:def\s+|`)([A-Za-z_]\w*)\s*\(")
-_NUMBER = re.compile(r"\d+")
+_NUMBER, _DECIMAL = re.compile(r"\d+"), re.compile(r"(\d+)(?:\.\d+)?")
 _LAST = re.compile(r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?|[^\W\d_]+)(?=\W*(?:</\w+>\s*)?$)")
 """The number or word at the end of an action, before closing marks."""
 _QUOTED = re.compile(r"(?<!\w)[\"'`\u201c\u2018]([^\"'`\n\u201c\u201d\u2018\u2019]{1,60})[\"'`\u201d\u2019](?!\w)")
@@ -284,12 +284,12 @@ def label_text(label: Any) -> str:
 
 def change_answer(gold: str | None) -> str | None:
     """Return the gold action with its last number increased by one: the same form, but wrong; None without a number."""
-    found = list(_NUMBER.finditer(gold or ""))
+    found = list(_DECIMAL.finditer(gold or ""))
     if gold is None or not found:
         return None
     last = found[-1]
-    number = last[0]
-    return f"{gold[: last.start()]}{str(int(number[-9:]) + 1).zfill(len(number[-9:]))}{gold[last.end() :]}"
+    number = last[1]
+    return f"{gold[: last.start()]}{str(int(number[-9:]) + 1).zfill(len(number[-9:]))}{gold[last.end(1) :]}"
 
 
 def cut_answer(gold: str | None) -> str | None:
@@ -430,8 +430,8 @@ def _commands_with_the_arguments(action: str, view: View) -> list[str]:
         return calls_of_siblings(action, [tool for tool in view.tools if tool not in endings])[:_NUM_SIBLINGS]
     verb, _, rest = action.partition(" ")
     verbs = verbs_of(view.prompt)
-    others = [f"{each} {rest}" for each in verbs if each != verb.lower()]
-    return others[:_NUM_SIBLINGS] if rest and verb.lower() in verbs else []
+    others = [f"{each} {rest}" for each in verbs if each.lower() != verb.lower()]
+    return others[:_NUM_SIBLINGS] if rest and len(others) < len(verbs) else []
 
 
 def _joined(*texts: str | None) -> str | None:

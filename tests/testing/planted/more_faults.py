@@ -572,6 +572,36 @@ class ComparesTheBeginning(Sum):
         return json.dumps([*states["label"]])
 
 
+class JumpsOverItsLimit(Sum):
+    """A hint costs two of three attempts, and the episode ends at none left."""
+
+    found = "limit-passed:below_zero"
+    left = 3
+
+    async def reset(self, states):
+        return {"observation": [{"role": "user", "content": f"{states['observation'][-1]['content']} Or say HINT."}]}
+
+    async def step(self, states):
+        said = states["action_text"].strip()
+        right, self.left = self.right(said, states), self.left - 1 - (said == "HINT")
+        return StepResult(
+            f"Attempts left: {self.left}.", reward=float(right), score=float(right), terminated=right or self.left == 0
+        )
+
+
+class TakesAnyNumber(Sum):
+    """A number with a fraction anywhere in a text, nearly right."""
+
+    found = "hedging"
+
+    def right(self, text, states):
+        wanted = float(states["label"])
+        return any(abs(float(each) - wanted) < 0.01 for each in re.findall(r"\d{1,9}(?:\.\d{1,9})?", text))
+
+    async def gold(self, states):
+        return f"{float(states['label']):.4f}"
+
+
 class EndsAtTheFirstAttemptOnly(Sum):
     found = "gold-stops"
     solved = False
@@ -620,6 +650,26 @@ class Pot(AgentInstance):
 
     async def gold(self, states):
         return next((f"add {thing}" for thing in self.needed(states) if thing not in self.held), "serve")
+
+
+class PutsBackInCapitals(Pot):
+    """Commands in capitals."""
+
+    found = "reward-exceeds-gold:farm"
+
+    async def reset(self, states):
+        await super().reset(states)
+        commands = f"Write ADD thing, REMOVE thing or SERVE. Needed: {', '.join(self.needed(states))}."
+        return {"observation": [{"role": "user", "content": commands}]}
+
+    async def step(self, states):
+        verb, _, thing = states["action_text"].strip().partition(" ")
+        said = f"{verb.lower() if verb.isupper() else ''} {thing}".strip()
+        return await super().step({**states, "action_text": said})
+
+    async def gold(self, states):
+        verb, _, thing = (await super().gold(states)).partition(" ")
+        return f"{verb.upper()} {thing}".strip()
 
 
 class EndsBeforeGold(Pot):
