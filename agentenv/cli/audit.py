@@ -143,6 +143,7 @@ async def _within_limit(work: Coroutine[Any, Any, Audit], progress: CheckProgres
 
 def _audit(config: AuditConfig, progress: CheckProgress | None) -> int:
     from agentenv._util.terminal import wide_console
+    from agentenv.chat.chat import Chat
     from agentenv.runs.config import RunConfig
     from agentenv.runs.display.report import quiet_transformers
     from agentenv.runs.prepare import load_env_tasks
@@ -151,12 +152,13 @@ def _audit(config: AuditConfig, progress: CheckProgress | None) -> int:
 
     quiet_transformers()
     same = {name: getattr(config, name) for name in ("env_kwargs", "apply_chat_template")} | vars(config.dataset)
-    source, tasks = load_env_tasks(RunConfig.from_flags(env=config.target, **same))
-    options, tokenizer = _options(config), None
+    options, tokenizer, chat = _options(config), None, None
     if config.model is not None:
         from agentenv.engines.models import load_tokenizer, resolve_model
 
         tokenizer = load_tokenizer(resolve_model(config.model))
+        chat = Chat(tokenizer)
+    source, tasks = load_env_tasks(RunConfig.from_flags(env=config.target, **same), chat)
     # The command line of the same audit, without the flags that select a part of it.
     words, default = ["agentenv", "audit", config.target], flag_values(AuditConfig(config.target))
     for name, value in flag_values(config).items():

@@ -90,8 +90,6 @@ def play(args: Sequence[str]) -> int:
 
 
 async def _play(config: RunConfig, screen: Screen, task: str, seed: int | None, *, with_model: bool) -> int:
-    source, tasks = await load_stepped(config)
-    place = place_of_task(tasks, task)
     if with_model:
         model = resolve_model(config.model)
         chat = Chat(load_tokenizer(model), stop_token_ids=load_stop_token_ids(model))
@@ -99,6 +97,8 @@ async def _play(config: RunConfig, screen: Screen, task: str, seed: int | None, 
         from agentenv.engines.scripted import PlainTextTokenizer
 
         chat = Chat(PlainTextTokenizer())
+    source, tasks = await load_stepped(config, chat)
+    place = place_of_task(tasks, task)
     game = Game(config, source, [*tasks[place:], *tasks[:place]], chat, screen, seed, with_model)
     if config.output.out is None:
         return await game.play(None)

@@ -361,22 +361,24 @@ def load_source(config: RunConfig) -> EpisodeSource:
     return source
 
 
-async def load_stepped(config: RunConfig) -> tuple[EnvSource, list[Task]]:
+async def load_stepped(config: RunConfig, chat: Chat | None = None) -> tuple[EnvSource, list[Task]]:
     """Return what `load_env_tasks` returns, with a checked constructor."""
-    source, tasks = load_env_tasks(config)
+    source, tasks = load_env_tasks(config, chat)
     await check_constructor(source, config.limits.step_timeout_s)
     return source, tasks
 
 
-def load_env_tasks(config: RunConfig) -> tuple[EnvSource, list[Task]]:
+def load_env_tasks(config: RunConfig, chat: Chat | None = None) -> tuple[EnvSource, list[Task]]:
     """Return the environment that the flags name, for what calls its `step` itself, and its tasks.
+
+    `chat` renders the tasks of a file for OpenRLHF; without it, as ChatML.
 
     Raises:
         ConfigError: it has its own loop; or as `load_source` and `load_tasks`.
     """
     if (found := load_func_agent(config.source)) is not None:
         func, cls = found
-        of_func, chat = EnvSource(cls, {**func.agent_kwargs, **config.env_kwargs}), Chat(PlainTextTokenizer())
+        of_func, chat = EnvSource(cls, {**func.agent_kwargs, **config.env_kwargs}), chat or Chat(PlainTextTokenizer())
         return of_func, [func.as_given(task, chat) for task in load_tasks(config, of_func)]
     source = load_source(config)
     if not isinstance(source, EnvSource):

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import pytest
 
 from agentenv.cli import main as cli
 from agentenv.core.types import StopReason
+from agentenv.engines.models import resolve_model
 from agentenv.runs.records.directory import read_trajectories
 from tests.waits import wait_until
 
@@ -333,6 +335,14 @@ def test_a_file_for_molt_is_played_with_the_text_that_it_gets_there(door, monkey
         "    async def step(self, states):\n        return Result(1.0)\n\n\n"
         "class AgentRunner(StepEnvRunner):\n    def __init__(self):\n        super().__init__(Gate)\n"
     )
+    flags = ["play", f"{door}/func.py", "--data", f"{door}/doors.jsonl", "--label_key", "prompt"]
     monkeypatch.setattr(sys, "stdin", io.StringIO("open\n"))
-    assert cli.main(["play", f"{door}/func.py", "--data", f"{door}/doors.jsonl", "--label_key", "prompt"]) == 0
+    assert cli.main(flags) == 0
     assert "<|im_start|>assistant\nIn: \n1> open\nreward +1\n" in capsys.readouterr().out
+    model = shutil.copytree(resolve_model("tiny-math"), door / "model")
+    (model / "chat_template.jinja").write_text(
+        "{% for each in messages %}{{ each.role }}: {{ each.content }}\nA: {% endfor %}"
+    )
+    monkeypatch.setattr(sys, "stdin", io.StringIO("open\n"))
+    assert cli.main([*flags, "--model", str(model)]) == 0
+    assert "user: A door.\nA: In: \n1> open\n" in capsys.readouterr().out
