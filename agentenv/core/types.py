@@ -207,7 +207,7 @@ class Completion:
     """Indices of the tokens that `SamplingParams.structural_tag` forced: one token was legal, or only tokens that end
     the action. None: sampled without a structural tag."""
     num_failovers: int = 0
-    """How many engines of a pool failed before the one that sampled it."""
+    """1 if an engine of a pool failed before the one that sampled it, else 0."""
     num_request_retries: int = 0
     """How often the request to a server was sent again."""
 

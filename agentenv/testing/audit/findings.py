@@ -35,6 +35,8 @@ WHY: Mapping[str, str] = {
     "or `max_turns` of the class is too low.",
     "gold-stops": "Gold has said all, and the episode continues: the environment ends it too late, or gold is "
     "incomplete.",
+    "length-refused": "A right answer earns nothing when much text stands before it, as reasoning does: a cut of the "
+    "text, or a pattern that needs the beginning. Say in the prompt how long an answer may be, or read all of it.",
     "gold-partly": "Gold is known only for some tasks; the others may be unsolvable.",
     "no-ceiling": "Without gold, a score or --pass_reward, the full score is unknown and the audit checks "
     "only errors, leaks, flakiness and rewards for any action. Implement `gold`, return a score in [0, 1], or pass "

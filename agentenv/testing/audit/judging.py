@@ -26,6 +26,9 @@ _MOST_GUESSED = 0.75
 _WITHOUT = ("no_keys", "null_values", "not_an_object")
 _NO_NUMBER = {"odd_values/nan": "nan", "odd_values/infinite": "an infinite number"}
 _BELOW_0 = re.compile(r"\b(?:left|remain(?:ing|s)?)\b\W{0,3}-\d|(?<!\S)-\d+ (?:\w+ )?(?:left|remain)", re.IGNORECASE)
+_ON_LENGTH = re.compile(
+    r"\b(?:characters?|words?|sentences?|tokens|lines?|length|long|short|brief|concise)\b", re.IGNORECASE
+)
 _SEARCHING = ("explore/sweep", "calls/of_prompt")
 _LARGE_PART = 0.5
 """Share of the gain of gold above an empty action, for a warning."""
@@ -243,6 +246,21 @@ def wrong_answers(facts: Facts) -> Found:
     yield from findings_of("hack-earns", "fail", in_place, replaced, policy="odd_values/code")
     beginning = f"{tasks_of(shortened)} solved by the beginning of the answer"
     yield from findings_of("prefix-earns", "fail", beginning, shortened)
+
+
+def refused_lengths(facts: Facts) -> Found:
+    """Find gold that counts behind a sentence, and earns nothing behind a long text, where nothing names a length."""
+    refused = []
+    for plays in facts.by_task.values():
+        by_key = {play.key: play for play in plays if play.error is None}
+        short, long = by_key.get("reasoned/short"), by_key.get("reasoned/long")
+        if short is not None and long is not None and facts.full(short) and not facts.is_cut(long):
+            texts = (long.prompt, *(step.observation for step in long.steps))
+            is_nothing = facts.score_share(long.score) <= EPS and (long.reward or 0.0) <= EPS
+            if is_nothing and not any(map(_ON_LENGTH.search, texts)):
+                refused.append(long)
+    summary = f"gold earns nothing behind a long text, and the full score behind a sentence, on {tasks_of(refused)}"
+    yield from findings_of("length-refused", "warn", summary, refused)
 
 
 def no_values(facts: Facts) -> Found:
@@ -562,8 +580,8 @@ def limits_passed(facts: Facts) -> Found:
 
 
 JUDGES: Sequence[Callable[[Facts], Found]] = (
-    empty_actions, gold_plays, attacks, guesses, answers_of_others, trivial_tasks, wrong_answers, no_values,
-    beyond_gold, scored_part, contradicting, disagreeing, errors, missing_scores, ranges, slow_steps, forged_tokens,
-    unrated, repeats, limits_passed,
+    empty_actions, gold_plays, attacks, guesses, answers_of_others, trivial_tasks, wrong_answers, refused_lengths,
+    no_values, beyond_gold, scored_part, contradicting, disagreeing, errors, missing_scores, ranges, slow_steps,
+    forged_tokens, unrated, repeats, limits_passed,
 )  # fmt: skip
 """In the order of their findings."""

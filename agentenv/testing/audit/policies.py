@@ -238,6 +238,7 @@ def all_policies(hacks: Mapping[str, Sequence[str]] | None = None) -> list[Audit
         *variants("hacks", "attack", {name: partial(in_order, actions=said) for name, said in (hacks or {}).items()}),
         *variants("gold", "gold", {"": lambda view: view.gold}),
         *variants("wrong", "wrong", _WRONG),
+        *variants("reasoned", "wrong", {name: partial(after_words, text=text) for name, text in _REASONS.items()}),
         *variants("late", "wrong", {"": lambda view: view.gold if view.turn_index else view.gold and "I do not know."}),
         *variants("label", "wrong", _LABELS),
         *variants("odd_values", "wrong", {name: partial(odd_form, name=name) for name in ODD_FORMS}),
@@ -302,6 +303,12 @@ def cut_answer(gold: str | None) -> str | None:
     digits = whole.replace(",", "")
     same = int(digits) == int(left.replace(",", "")) if digits.isdecimal() else len(whole) < _SHORTEST_CUT
     return None if same else f"{gold[: found.start()]}{left}{gold[found.end() :]}"
+
+
+def after_words(view: View, text: str) -> str | None:
+    """Return the gold action behind a text; None without gold, or without room."""
+    said = None if view.gold is None else f"{text}\n\n{view.gold}"
+    return said if said is not None and len(said) <= view.room else None
 
 
 def is_answer(gold: str, label: Any) -> bool:
@@ -620,6 +627,7 @@ _WRONG: Mapping[str, Act] = {
     "prefix": lambda view: cut_answer(view.gold),
 }
 _LABELS: Mapping[str, Act] = {"alone": lambda view: label_text(view.label) or None, "in_forms": label_in_forms}
+_REASONS: Mapping[str, str] = {"short": "Let me think about it.", "long": "Let me think about it. " * 60}
 _HEDGES: Mapping[str, Act] = {
     "gold_first": lambda view: _joined(view.gold, change_answer(view.gold)),
     "gold_last": lambda view: _joined(change_answer(view.gold), view.gold),

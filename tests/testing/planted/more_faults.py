@@ -589,6 +589,25 @@ class JumpsOverItsLimit(Sum):
         )
 
 
+class ReadsTheBeginning(Sum):
+    """The answer may stand behind any text, of which the beginning is read."""
+
+    found = "length-refused"
+
+    def right(self, text, states):
+        return super().right(text[:400], states)
+
+
+class SaysHowMuchItReads(ReadsTheBeginning):
+    """The same with a limit that the prompt tells."""
+
+    found = "nothing"
+
+    async def reset(self, states):
+        said = f"{states['observation'][-1]['content']} At most 400 characters."
+        return {"observation": [{"role": "user", "content": said}]}
+
+
 class TakesAnyNumber(Sum):
     """A number with a fraction anywhere in a text, nearly right."""
 
