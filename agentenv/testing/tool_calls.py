@@ -290,6 +290,7 @@ _WORD = re.compile(r"[^\W_][\w'-]*")
 _SHOUTED = re.compile(r"\b(?:[A-Z]+ ){0,2}[A-Z]{3,}(?: [A-Z]+){0,2}\b")
 _TOLD = re.compile(r"\b(?:say|type|write|reply|answer|call|enter|send|with)\s+(?:the word )?([a-z]{2,12})\b")
 _VERB = re.compile(r"\b(?:[A-Za-z]+(?= (?:[A-Z][A-Z_]*\b|<\w+>|\[\w+\]|\{\w+\}))|[A-Z]{2,}(?= [a-z]+\b))")
+_NUMBERED = re.compile(r"\b([A-Z]{2,}) [a-zN]\b(?! [a-z])")
 _LABELED = re.compile(r"[\"'`\u2018\u201c]?\b([A-Z][A-Za-z]*(?: [A-Z][A-Za-z]*){0,3}:)(?=[\"'`\u2019\u201d\s<.]|$)")
 _TAG = re.compile(r"<([a-z][\w-]{0,20})>")
 _PLACE = re.compile(r": ?<([a-z][\w-]{0,20})>")
@@ -337,8 +338,12 @@ def verbs_of(text: str) -> list[str]:
 
 
 def commands_of(text: str) -> list[str]:
-    """Return the actions that a text names: quoted ones, words in capitals, options, and what it says to write."""
-    found = [*_QUOTED.findall(text), *_SHOUTED.findall(text), *_TOLD.findall(text), *options_of(text)]
+    """Return the actions that a text names: quoted ones, words in capitals, options, and what it says to write.
+
+    `JUMP k` is `JUMP 1`.
+    """
+    numbered = [f"{verb} 1" for verb in _NUMBERED.findall(text)]
+    found = [*numbered, *_QUOTED.findall(text), *_SHOUTED.findall(text), *_TOLD.findall(text), *options_of(text)]
     return [each for each in dict.fromkeys(found) if each.lower() not in _COMMAND_STOP]
 
 

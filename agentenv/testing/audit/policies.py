@@ -66,8 +66,8 @@ ODD_NUMBERS: Mapping[str, tuple[int, int]] = {
 HEAVY = ("math/tower", "math/factorial", *(f"odd_values/{name}" for name in ODD_NUMBERS))
 """Policies whose actions take graders or tools to their time limit, whatever the task is: they are played on few
 tasks."""
-_FARMED_TURNS = 3
-"""Number of the first gold actions that are repeated, each by a policy."""
+_FARMED_TURNS, _LATEST = 3, 8
+"""Number of the first gold actions that are repeated, each by a policy; most turns for gold in the last one."""
 _NUM_SIBLINGS = 3
 """Maximum number of commands of gold that are undone, each by a policy, and of others with its arguments."""
 NUM_TOGETHER = 12
@@ -89,6 +89,7 @@ _NAME = re.compile(r"(?<=[\"'`])[^\"'`\n]{1,40}(?=[\"'`])|[A-Z]\w+")
 _VALUES = tuple(map(re.compile, (r'(?<=: ")[^"]*(?=")', r"\d+", r"[^\W\d_]+")))
 _FUNCTION = re.compile(r"(?:def\s+|`)([A-Za-z_]\w*)\s*\(")
 _NUMBER, _DECIMAL = re.compile(r"\d+"), re.compile(r"(\d+)(?:\.\d+)?")
+_ITEMS = re.compile(r"[^,\n<>:{}]+(?:(?:, ?|\n)[^,\n<>:{}]+){2,}")
 _LAST = re.compile(r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?|[^\W\d_]+)(?=\W*(?:</\w+>\s*)?$)")
 """The number or word at the end of an action, before closing marks."""
 _QUOTED = re.compile(r"(?<!\w)[\"'`\u201c\u2018]([^\"'`\n\u201c\u201d\u2018\u2019]{1,60})[\"'`\u201d\u2019](?!\w)")
@@ -239,7 +240,7 @@ def all_policies(hacks: Mapping[str, Sequence[str]] | None = None) -> list[Audit
         *variants("gold", "gold", {"": lambda view: view.gold}),
         *variants("wrong", "wrong", _WRONG),
         *variants("reasoned", "wrong", {name: partial(after_words, text=text) for name, text in _REASONS.items()}),
-        *variants("late", "wrong", {"": lambda view: view.gold if view.turn_index else view.gold and "I do not know."}),
+        *variants("late", "wrong", {"": partial(late, first=1), "last": late}),
         *variants("label", "wrong", _LABELS),
         *variants("odd_values", "wrong", {name: partial(odd_form, name=name) for name in ODD_FORMS}),
         *variants("odd_values", "wrong", {"code": marked_value}),
@@ -309,6 +310,27 @@ def after_words(view: View, text: str) -> str | None:
     """Return the gold action behind a text; None without gold, or without room."""
     said = None if view.gold is None else f"{text}\n\n{view.gold}"
     return said if said is not None and len(said) <= view.room else None
+
+
+def late(view: View, first: int | None = None) -> str | None:
+    """Return gold from a turn on, counted from 0, or in the last one; before it, a text that answers nothing."""
+    if first is None and view.turns > _LATEST:
+        return None
+    return (
+        view.gold if view.turn_index >= (view.turns - 1 if first is None else first) else view.gold and "I do not know."
+    )
+
+
+def items_of(gold: str) -> list[str]:
+    """Return the items of the list of three or more in a gold action; empty without one."""
+    found = _ITEMS.search(gold)
+    return re.split(r", ?|\n", found[0].strip()) if found is not None else []
+
+
+def double_item(gold: str | None) -> str | None:
+    """Return the gold action with its first item also in place of the second; None without a list."""
+    items = items_of(gold or "")
+    return gold.replace(items[1], items[0], 1) if gold is not None and len({*items[:2]}) == 2 else None
 
 
 def is_answer(gold: str, label: Any) -> bool:
@@ -625,6 +647,7 @@ _CALLS: Mapping[str, Act] = {
 _WRONG: Mapping[str, Act] = {
     "changed": lambda view: change_answer(view.gold),
     "prefix": lambda view: cut_answer(view.gold),
+    "doubled": lambda view: double_item(view.gold),
 }
 _LABELS: Mapping[str, Act] = {"alone": lambda view: label_text(view.label) or None, "in_forms": label_in_forms}
 _REASONS: Mapping[str, str] = {"short": "Let me think about it.", "long": "Let me think about it. " * 60}

@@ -589,6 +589,46 @@ class JumpsOverItsLimit(Sum):
         )
 
 
+class ScoresTheAttemptsLeft(Sum):
+    """Three attempts; the score of the last one is that of a failure."""
+
+    found = "score-disagrees"
+    left = 3
+    max_turns = 3
+
+    async def step(self, states):
+        right, self.left = self.right(states["action_text"], states), self.left - 1
+        is_over = right or self.left == 0
+        return StepResult("No.", reward=float(right), score=float(right and self.left > 0), terminated=is_over)
+
+
+class CountsItemsTwice(Sum):
+    """The digits of the sum in any order, each of which must be in it."""
+
+    found = "hack-earns:wrong/doubled"
+
+    def right(self, text, states):
+        digits = text.split(", ")
+        return len(digits) == len(states["label"]) and all(len(one) == 1 and one in states["label"] for one in digits)
+
+    async def gold(self, states):
+        return ", ".join(states["label"])
+
+
+class RunsForEver(Sum):
+    """A program may go back."""
+
+    found = "step-timeout"
+
+    async def reset(self, states):
+        return {"observation": f"{states['observation'][-1]['content']} Or JUMP k (to line k) or ADD."}
+
+    async def step(self, states):
+        if states["action_text"] == "JUMP 1":
+            await asyncio.sleep(3600)
+        return await super().step(states)
+
+
 class ReadsTheBeginning(Sum):
     """The answer may stand behind any text, of which the beginning is read."""
 
