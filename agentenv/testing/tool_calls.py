@@ -289,7 +289,10 @@ _NAME = re.compile(r"(?<![.!?] )(?<!^)\b[A-Z][\w'-]+", re.MULTILINE)
 _WORD = re.compile(r"[^\W_][\w'-]*")
 _SHOUTED = re.compile(r"\b(?:[A-Z]+ ){0,2}[A-Z]{3,}(?: [A-Z]+){0,2}\b")
 _TOLD = re.compile(r"\b(?:say|type|write|reply|answer|call|enter|send|with)\s+(?:the word )?([a-z]{2,12})\b")
-_VERB = re.compile(r"\b(?:[A-Za-z]+(?= (?:[A-Z][A-Z_]*\b|<\w+>|\[\w+\]|\{\w+\}))|[A-Z]{2,}(?= [a-z]+\b))")
+_VERB = re.compile(
+    r"\b(?:[A-Za-z]+(?= (?:[A-Z][A-Z_]*\b|<\w+>|\[\w+\]|\{\w+\}))"
+    r"|[A-Z]{2,}(?= (?!(?:and|at|for|if|in|is|or|to|when)\b)[a-z]+\b))"
+)
 _NUMBERED = re.compile(r"\b([A-Z]{2,}) [a-zN]\b(?! [a-z])")
 _LABELED = re.compile(r"[\"'`\u2018\u201c]?\b([A-Z][A-Za-z]*(?: [A-Z][A-Za-z]*){0,3}:)(?=[\"'`\u2019\u201d\s<.]|$)")
 _TAG = re.compile(r"<([a-z][\w-]{0,20})>")
@@ -334,7 +337,7 @@ def keys_of(texts: Iterable[str], most: int = 8) -> list[str]:
 def verbs_of(text: str) -> list[str]:
     """Return the first words of the commands with an argument in a text, such as `take THING` and `TAKE thing`."""
     named = [each.split()[0] for each in _QUOTED.findall(text) if " " in each.strip()]
-    return [*dict.fromkeys([*_VERB.findall(text), *named])]
+    return [verb for verb in dict.fromkeys([*_VERB.findall(text), *named]) if verb not in _STOP]
 
 
 def commands_of(text: str) -> list[str]:

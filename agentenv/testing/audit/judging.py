@@ -27,8 +27,9 @@ _WITHOUT = ("no_keys", "null_values", "not_an_object")
 _NO_NUMBER = {"odd_values/nan": "nan", "odd_values/infinite": "an infinite number"}
 _BELOW_0 = re.compile(r"\b(?:left|remain(?:ing|s)?)\b\W{0,3}-\d|(?<!\S)-\d+ (?:\w+ )?(?:left|remain)", re.IGNORECASE)
 _ON_LENGTH = re.compile(
-    r"\b(?:characters?|words?|sentences?|tokens|lines?|length|long|short|brief|concise)\b", re.IGNORECASE
-)
+    r"(?:most|up to|more|fewer|less|max\w*|under|within|limit\w*)\W.{0,20}(?:character|word|token|sentence|line)"
+    r"|\b(?:brief|concise|short)", re.IGNORECASE,
+)  # fmt: skip
 _SEARCHING = ("explore/sweep", "calls/of_prompt")
 _LARGE_PART = 0.5
 """Share of the gain of gold above an empty action, for a warning."""

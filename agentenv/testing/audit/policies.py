@@ -89,7 +89,7 @@ _NAME = re.compile(r"(?<=[\"'`])[^\"'`\n]{1,40}(?=[\"'`])|[A-Z]\w+")
 _VALUES = tuple(map(re.compile, (r'(?<=: ")[^"]*(?=")', r"\d+", r"[^\W\d_]+")))
 _FUNCTION = re.compile(r"(?:def\s+|`)([A-Za-z_]\w*)\s*\(")
 _NUMBER, _DECIMAL = re.compile(r"\d+"), re.compile(r"(\d+)(?:\.\d+)?")
-_ITEMS = re.compile(r"[^,\n<>:{}]+(?:(?:, ?|\n)[^,\n<>:{}]+){2,}")
+_ITEMS = re.compile(r"[^,\n<>:{}]+(?:, ?[^,\n<>:{}]+){2,}")
 _LAST = re.compile(r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?|[^\W\d_]+)(?=\W*(?:</\w+>\s*)?$)")
 """The number or word at the end of an action, before closing marks."""
 _QUOTED = re.compile(r"(?<!\w)[\"'`\u201c\u2018]([^\"'`\n\u201c\u201d\u2018\u2019]{1,60})[\"'`\u201d\u2019](?!\w)")
@@ -324,7 +324,7 @@ def late(view: View, first: int | None = None) -> str | None:
 def items_of(gold: str) -> list[str]:
     """Return the items of the list of three or more in a gold action; empty without one."""
     found = _ITEMS.search(gold)
-    return re.split(r", ?|\n", found[0].strip()) if found is not None else []
+    return re.split(", ?", found[0].strip()) if found is not None else []
 
 
 def double_item(gold: str | None) -> str | None:

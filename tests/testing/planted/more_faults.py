@@ -718,7 +718,7 @@ class PutsBackInCapitals(Pot):
 
     async def reset(self, states):
         await super().reset(states)
-        commands = f"Write ADD thing, REMOVE thing or SERVE. Needed: {', '.join(self.needed(states))}."
+        commands = f"Write ADD thing, REMOVE thing, and SERVE at the end. Needed: {', '.join(self.needed(states))}."
         return {"observation": [{"role": "user", "content": commands}]}
 
     async def step(self, states):
