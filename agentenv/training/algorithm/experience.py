@@ -111,15 +111,15 @@ def overlong_penalty(num_tokens_E: Tensor, *, limit_tokens: int, buffer_tokens: 
     return -over_E.clamp(0, buffer_tokens) / buffer_tokens * factor
 
 
-def truncated_rewards(tokens: ActionTokens, truncated_E: Tensor, coef: float) -> Tensor:
-    """Return float64[N], rewards in which a truncated episode's R becomes coef·R, or coef if it is negative.
+def truncated_rewards(tokens: ActionTokens, cut_E: Tensor, coef: float) -> Tensor:
+    """Return float64[N], rewards in which R of an episode whose last action was cut becomes coef·R, or a negative coef.
 
     Each turn's reward is scaled on its own, so credit per turn stays correct. A negative coefficient replaces all
     rewards and is paid at the end. Source: ProRL's "stop properly" penalty, as in OpenRLHF.
     """
-    truncated_N, rewards_N = truncated_E.bool()[tokens.episode_N], tokens.rewards_N.double()
+    cut_N, rewards_N = cut_E.bool()[tokens.episode_N], tokens.rewards_N.double()
     instead_N = coef * rewards_N if coef >= 0 else coef * tokens.episode_ends_N
-    return torch.where(truncated_N, instead_N, rewards_N)
+    return torch.where(cut_N, instead_N, rewards_N)
 
 
 def shape_rewards(batch: Batch, config: TrainConfig) -> ActionTokens:
@@ -134,7 +134,7 @@ def shape_rewards(batch: Batch, config: TrainConfig) -> ActionTokens:
         )
         tokens = add_at_the_end(tokens, penalty_E)
     if config.stop_properly_penalty_coef is not None:
-        rewards_N = truncated_rewards(tokens, batch.truncated_E, config.stop_properly_penalty_coef)
+        rewards_N = truncated_rewards(tokens, batch.cut_E, config.stop_properly_penalty_coef)
         tokens = replace(tokens, rewards_N=rewards_N)
     return tokens
 
