@@ -131,7 +131,7 @@ class TrainConfig(SourceConfig):
     """Penalty at the limit."""
     stop_properly_penalty_coef: float | None = None
     """For samples whose last action a token limit cut: a factor for their reward, in [0, 1], or a negative number that
-    replaces it. `rollout/reward` is without the penalty."""
+    replaces it. `rollout/reward` is without penalties, `train/reward` with them."""
 
     advantage_estimator: Estimator = "reinforce_baseline"
     """Estimator of the advantages."""

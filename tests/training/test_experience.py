@@ -192,6 +192,16 @@ def test_a_truncated_samples_turns_keep_their_share_each_and_none_is_blamed_for_
     assert rewards_of(batch, stop_properly_penalty_coef=coef) == [*expected, 1.0, 0.0, 2.0]
 
 
+def test_rewards_after_penalties_have_numbers_and_none_without():
+    batch = build([cut(episode([(1, 1.0)], group="a")), cut(episode([(2, 0.5)], group="a")), episode([(1, -1.0)])])
+    assert experience.reward_numbers(batch, flags()) == {}
+    found = experience.reward_numbers(batch, flags(stop_properly_penalty_coef=-1.0))
+    assert found == {"reward": -1.0, "reward_std": 0.0, "zero_spread_share": 1.0}
+    scaled = experience.reward_numbers(batch, flags(stop_properly_penalty_coef=0.0))
+    assert scaled == pytest.approx({"reward": -1 / 3, "reward_std": 2**0.5 / 3, "zero_spread_share": 1.0})
+    assert experience.reward_numbers(build([]), flags(stop_properly_penalty_coef=0.0)) == {}
+
+
 def test_penalties_of_nothing_are_nothing():
     options = {"max_length": 14, "overlong_buffer_len": 3, "max_tokens": 3, "stop_properly_penalty_coef": 0.4}
     assert rewards_of(build([]), **options) == []

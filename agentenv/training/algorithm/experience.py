@@ -139,6 +139,22 @@ def shape_rewards(batch: Batch, config: TrainConfig) -> ActionTokens:
     return tokens
 
 
+def reward_numbers(batch: Batch, config: TrainConfig) -> dict[str, float]:
+    """Return mean and deviation of the episodes' rewards after penalties, and the share of groups with equal ones.
+
+    Empty without penalties: then they are those of the rollout.
+    """
+    tokens = shape_rewards(batch, config)
+    if tokens is batch.tokens or not batch.episode_ids:
+        return {}
+    rewards_E = torch.zeros(len(tokens.group_E), dtype=torch.float64).index_add(0, tokens.episode_N, tokens.rewards_N)
+    groups = [rewards_E[tokens.group_E == group] for group in torch.unique(tokens.group_E)]
+    shares = [float(rewards_e.min() == rewards_e.max()) for rewards_e in groups if len(rewards_e) > 1]
+    numbers = {"reward": float(rewards_E.mean()), "reward_std": float(rewards_E.std(unbiased=False))}
+    numbers |= {"reward_std": 0.0} if rewards_E.min() == rewards_E.max() else {}  # exactly
+    return numbers | ({"zero_spread_share": sum(shares) / len(shares)} if shares else {})
+
+
 def advantages(
     batch: Batch,
     config: TrainConfig,
