@@ -202,8 +202,10 @@ def load_file(path: str | Path) -> ModuleType:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         package = str(getattr(error, "name", "")).partition(".")[0]
-        is_for_trainer = package in ("openrlhf", "molt")  # which stand in for an agent_func file
-        advice = "Name the file with --agent_func_path." if is_for_trainer else "Fix the file."
+        advice = "Fix the file."
+        if package in ("openrlhf", "molt"):  # stand-ins are there for an agent_func file
+            advice = "agentenv stands in for openrlhf.utils.agent and molt.agents only: correct the name, or install "
+            advice = f"{advice}{package}." if sys.modules.get(package) else "Name the file with --agent_func_path."
         raise ConfigError(f"{_place(error, file)}: expected to import, got {_error_text(error)}. {advice}") from error
     return module
 
