@@ -611,11 +611,12 @@ async def test_chat_options_of_the_class_say_how_messages_become_tokens():
         ),
         ({"chat_options": ChatOptions(history="rerender")}, "chat_options: expected history='keep', got 'rerender'"),
         ({"limits": {"max_turns": 2}}, r"limits: expected Limits\(…\), got {'max_turns': 2}"),
+        ({"agent_kwargs": {"reply": 1}}, r"Executor\.agent_kwargs: expected arguments of Agent \[\], got {'reply': 1}"),
         ({"chat_options": {"history": "keep"}}, r"chat_options: expected ChatOptions\(…\), got {'history': 'keep'}"),
     ],
 )
 def test_wrong_attributes_of_the_class_are_refused(attributes, words):
-    with pytest.raises(ContractError, match=words):
+    with pytest.raises((ConfigError, ContractError), match=words):
         executor(DONE, **attributes)
 
 
