@@ -156,10 +156,11 @@ def _attribute(module: ModuleType, attribute: str, spec: str) -> Any:
     own = own or {c: name for c, name in classes.items() if owns_its_loop(c)}
     if len(own) == 1:
         return next(iter(own))
-    names = list(own.values())
+    names, advice = list(own.values()), f"Write {spec}:ClassName."
+    if not names and hasattr(module, "reward_func"):
+        advice = f"A reward_func is not an environment; try it: `agentenv run --reward_func_path {spec} --data DATA`."
     raise ConfigError(
-        f"environment: expected one AgentInstance in {spec}, or one class with `run`, got {names}. "
-        f"Write {spec}:ClassName."
+        f"environment: expected one AgentInstance in {spec}, or one class with `run`, got {names}. {advice}"
     )
 
 

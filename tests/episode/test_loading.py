@@ -257,6 +257,12 @@ def test_a_file_may_import_its_neighbor_and_hides_no_module_of_others(tmp_path):
     assert module.installed_for_loading.VALUE == "installed"
 
 
+def test_a_file_with_a_reward_func_and_no_environment_is_told_how_to_try_it(tmp_path):
+    path = write(tmp_path / "scored.py", "def reward_func(queries, prompts, labels):\n    return [1.0]\n")
+    with pytest.raises(ConfigError, match=rf"A reward_func .*: `agentenv run --reward_func_path {path} --data DATA`\."):
+        load_env(str(path))
+
+
 def test_a_file_is_imported_once_and_two_files_of_one_name_are_two_modules(tmp_path):
     text = "from pathlib import Path\nwith open(Path(__file__).with_suffix('.log'), 'a') as log:\n    log.write('x')\n"
     paths = [write(tmp_path / folder / "same.py", text) for folder in "ab"]
