@@ -136,7 +136,8 @@ def _check(config: CheckConfig, progress: CheckProgress | None) -> int:
             out.write(json.dumps(document, indent=2) + "\n")
             return exit_code
         total = _total_line(config, context, outcomes)
-        out.write("".join(f"{line}\n" for line in (*((*problems, *outages) if config.quick else ()), total)))
+        notes = [f"note: {note}" for outcome in outcomes for note in outcome.notes]
+        out.write("".join(f"{line}\n" for line in (*((*problems, *notes, *outages) if config.quick else ()), total)))
     return exit_code
 
 

@@ -156,10 +156,11 @@ def _attribute(module: ModuleType, attribute: str, spec: str) -> Any:
     own = own or {c: name for c, name in classes.items() if owns_its_loop(c)}
     if len(own) == 1:
         return next(iter(own))
-    names = list(own.values())
+    names, advice = list(own.values()), f"Write {spec}:ClassName."
+    if not names and hasattr(module, "reward_func"):
+        advice = f"A reward_func is not an environment; try it: `agentenv run --reward_func_path {spec} --data DATA`."
     raise ConfigError(
-        f"environment: expected one AgentInstance in {spec}, or one class with `run`, got {names}. "
-        f"Write {spec}:ClassName."
+        f"environment: expected one AgentInstance in {spec}, or one class with `run`, got {names}. {advice}"
     )
 
 
@@ -202,8 +203,10 @@ def load_file(path: str | Path) -> ModuleType:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         package = str(getattr(error, "name", "")).partition(".")[0]
-        is_for_trainer = package in ("openrlhf", "molt")  # which stand in for an agent_func file
-        advice = "Name the file with --agent_func_path." if is_for_trainer else "Fix the file."
+        advice = "Fix the file."
+        if package in ("openrlhf", "molt"):  # stand-ins are there for an agent_func file
+            advice = "agentenv stands in for openrlhf.utils.agent and molt.agents only: correct the name, or install "
+            advice = f"{advice}{package}." if sys.modules.get(package) else "Name the file with --agent_func_path."
         raise ConfigError(f"{_place(error, file)}: expected to import, got {_error_text(error)}. {advice}") from error
     return module
 

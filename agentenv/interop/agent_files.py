@@ -70,9 +70,13 @@ def load_func_agent(path: str) -> tuple[AgentFunc, type[AgentInstance]] | None:
     code = Path(path).read_text(errors="replace") if path.endswith(".py") and Path(path).is_file() else ""
     if "AgentExecutor" not in code and "AgentRunner" not in code:
         return None
-    executor = _executor_of(_load_with_stand_ins(path))
+    module = _load_with_stand_ins(path)
+    executor = _executor_of(module)
+    named = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
     if getattr(executor, "__module__", "agentenv.").startswith("agentenv."):  # none, or one of ours that is imported
-        return None
+        is_for_trainer = "openrlhf.utils.agent" in code or "molt.agents" in code
+        if not (is_for_trainer and any(inspect.isclass(each) and issubclass(each, AgentExecutor) for each in named)):
+            return None
     func, tokenizer = load_agent_func(path), PlainTextTokenizer()
     try:
         cls = func.agent_class(ScriptedEngine([""], tokenizer), tokenizer)

@@ -130,7 +130,8 @@ class TrainConfig(SourceConfig):
     overlong_penalty_factor: float = 1.0
     """Penalty at the limit."""
     stop_properly_penalty_coef: float | None = None
-    """For truncated samples: a factor for their reward, in [0, 1], or a negative number that replaces it."""
+    """For samples whose last action a token limit cut: a factor for their reward, in [0, 1], or a negative number that
+    replaces it. `rollout/reward` is without penalties, `train/reward` with them."""
 
     advantage_estimator: Estimator = "reinforce_baseline"
     """Estimator of the advantages."""

@@ -300,10 +300,10 @@ def test_invariant_19_openrlhfs_response_keeps_tokens_actions_and_reward(plan):
     assert made.token_ids == trajectory.token_ids
     assert made.action_mask == trajectory.action_mask
     assert [(turn.start, turn.end) for turn in made.turns] == [(turn.start, turn.end) for turn in trajectory.turns]
-    assert (made.reward, made.truncated) == (pytest.approx(trajectory.reward), trajectory.truncated)
+    assert (made.reward, made.truncated) == (pytest.approx(trajectory.reward), response["truncated"])
     if response["rollout_log_probs"] is not None:
         assert made.logprobs == trajectory.logprobs
-    assert to_response(made)["observation_tokens"] == response["observation_tokens"]
+    assert [to_response(made)[key] == response[key] for key in ("observation_tokens", "truncated")] == [True, True]
 
 
 # --- cancellation, failures at any moment -----------------------------------------------------------------------------

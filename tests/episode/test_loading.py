@@ -257,6 +257,12 @@ def test_a_file_may_import_its_neighbor_and_hides_no_module_of_others(tmp_path):
     assert module.installed_for_loading.VALUE == "installed"
 
 
+def test_a_file_with_a_reward_func_and_no_environment_is_told_how_to_try_it(tmp_path):
+    path = write(tmp_path / "scored.py", "def reward_func(queries, prompts, labels):\n    return [1.0]\n")
+    with pytest.raises(ConfigError, match=rf"A reward_func .*: `agentenv run --reward_func_path {path} --data DATA`\."):
+        load_env(str(path))
+
+
 def test_a_file_is_imported_once_and_two_files_of_one_name_are_two_modules(tmp_path):
     text = "from pathlib import Path\nwith open(Path(__file__).with_suffix('.log'), 'a') as log:\n    log.write('x')\n"
     paths = [write(tmp_path / folder / "same.py", text) for folder in "ab"]
@@ -269,6 +275,13 @@ def test_a_file_for_a_trainer_that_is_named_as_an_environment_is_told_the_flag_f
     monkeypatch.setitem(sys.modules, "openrlhf", None)  # not installed
     with pytest.raises(ConfigError, match=r"got ModuleNotFoundError: .*\. Name the file with --agent_func_path\."):
         load_env(str(write(tmp_path / "func.py", "import openrlhf.utils.agent\n")))
+    monkeypatch.delitem(sys.modules, "openrlhf")
+    for package, name in (("openrlhf", "openrlhf.utils.agents"), ("molt", "molt.agent")):
+        path = write(tmp_path / f"{package}_typo.py", f"from {name} import AgentExecutorBase\n")
+        with pytest.raises(
+            ConfigError, match=f"No module named '{name}'. agentenv stands in for openrlhf.utils.agent "
+        ):
+            load_agent_func(path)
 
 
 @pytest.mark.parametrize("load", [load_file, load_agent_func, lambda path: load_env(f"{path}:X")])
@@ -376,6 +389,19 @@ def test_a_score_range_that_is_not_an_interval_is_refused_when_the_class_is_load
 def test_a_file_without_an_executor_is_refused_with_what_to_define(tmp_path, text, classes):
     with pytest.raises(ConfigError, match=f"expected a class AgentExecutor with an `execute` method, got .*{classes}"):
         load_agent_func(write(tmp_path / "file.py", text))
+
+
+def test_a_file_for_openrlhf_whose_executor_has_another_name_is_refused_everywhere_and_not_taken_as_an_environment(
+    tmp_path,
+):
+    write(tmp_path / "my_grader_of_loading.py", "def grade(action, label):\n    return action == label\n")
+    text = AGENT_FUNC.format(base="MultiTurnAgentExecutor").replace("class AgentExecutor", "class MyExecutor")
+    path = write(tmp_path / "named.py", text)
+    for load in (load_agent_func, lambda path: load_func_agent(str(path))):
+        with pytest.raises(ConfigError, match=r"expected a class AgentExecutor with an `execute` method, got .*MyExec"):
+            load(path)
+    base = "from agentenv import AgentExecutor as Base\nclass MyAgentExecutor(Base): ...\n" + ENV.format(name="Guess")
+    assert load_func_agent(str(write(tmp_path / "base.py", base))) is None, "an environment, and a base for other files"
 
 
 @pytest.mark.parametrize(

@@ -162,13 +162,13 @@ def test_sampling_parameters_out_of_range_break_the_contract():
 # --- responses ------------------------------------------------------------------------------------------------------
 
 
-def record(stop_reason=StopReason.TERMINATED, *, logprobs=(-0.5, -0.25), error=None, last=True):
+def record(stop_reason=StopReason.TERMINATED, *, logprobs=(-0.5, -0.25), error=None, last=True, finish="stop"):
     trajectory = Trajectory(Task("p", label="l", images=("i",)), 64)
     trajectory.append_observation([1, 2])
     trajectory.append_turn(Completion((3, 4), logprobs=logprobs), "ab")
     trajectory.set_result(StepResult("o", reward=0.25, score=0.5, info={"first": 1.0}))
     trajectory.append_observation([5])
-    trajectory.append_turn(Completion((6,), logprobs=logprobs and (-2.0,)), "c")
+    trajectory.append_turn(Completion((6,), logprobs=logprobs and (-2.0,), finish_reason=finish), "c")
     if last:
         trajectory.set_result(StepResult(reward=0.5, score=1.0, info={"tries": 2.0, "note": "text"}))
     trajectory.finish(stop_reason, error)
@@ -195,10 +195,11 @@ def test_a_response_is_what_the_trainer_reads():
 def test_every_key_is_there_no_matter_what_ended_the_episode(stop_reason):
     without_turns = Trajectory(Task("p"), 64)
     without_turns.finish(stop_reason)
-    for trajectory in (without_turns, record(stop_reason, last=False), record(stop_reason)):
+    cut = record(stop_reason, finish="length")
+    for trajectory in (without_turns, record(stop_reason, last=False), record(stop_reason), cut):
         response = to_response(trajectory)
         assert response.keys() == ResponseDict.__annotations__.keys()
-        assert response["truncated"] == stop_reason.truncated
+        assert response["truncated"] is (trajectory is cut), "as in OpenRLHF: the token limit cut the last action"
 
 
 def test_a_failed_episode_has_a_reward_of_none_and_never_of_zero():

@@ -49,6 +49,13 @@ async def judged(tmp_path, body, **more):
     return await episode(load_reward_source(write(tmp_path, body)), **more)
 
 
+async def test_rewards_without_a_dict_which_openrlhf_cannot_read_are_told_once(tmp_path, caplog):
+    source = load_reward_source(write(tmp_path, "def reward_func(queries, prompts, labels):\n    return [1.0]\n"))
+    assert [(await episode(source)).reward for _ in range(2)] == [1.0, 1.0]
+    (told,) = caplog.messages
+    assert "reward.py: reward_func: expected a dict, as OpenRLHF reads it, got list. Return {'rewards': …}" in told
+
+
 # --- what the function is asked -------------------------------------------------------------------------------------
 
 

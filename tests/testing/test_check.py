@@ -284,6 +284,25 @@ def test_the_command_prints_a_line_per_problem_and_exits_with_1(tmp_path, monkey
     assert last == "agent.py:Agent: 1 contract error"
 
 
+def test_the_quick_command_prints_the_notes_that_it_counts(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    source = "from agentenv import AgentExecutor as Base\nfrom agentenv_envs.math_retry import MathRetry\n\n\n"
+    source += "class AgentExecutor(Base):\n    agent_cls = MathRetry\n    agent_kwrgs = {}\n"
+    (tmp_path / "func.py").write_text(source)
+    assert command(["check", "func.py", "--quick"]) == 0
+    note, last = capsys.readouterr().out.splitlines()
+    assert note.startswith("note: func.py:7: AgentExecutor.agent_kwrgs: expected an attribute that agentenv reads")
+    assert last.startswith("func.py: no contract errors; 1 note")
+    broken = source.replace("from agentenv_envs.math_retry import MathRetry", "from broken_of_note import MathRetry")
+    (tmp_path / "broken_of_note.py").write_text(
+        "from agentenv import AgentInstance\n\n\nclass MathRetry(AgentInstance):\n"
+        "    def step(self, states):\n        return 1 / 0\n"
+    )
+    (tmp_path / "func2.py").write_text(broken)
+    assert command(["check", "func2.py", "--quick"]) == 1, "a note does not replace the episodes"
+    assert "got ZeroDivisionError" in capsys.readouterr().out
+
+
 HANGS = {
     "awaits for ever": (
         "async def step(self, states):\n        return await self.deep()\n"

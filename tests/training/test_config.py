@@ -163,7 +163,8 @@ def test_the_command_of_the_tutorial_is_one_of_openrlhf_and_of_agentenv_train():
     flags = re.findall(r"--\S+", line)
     assert len(flags) > 20
     assert all(OPENRLHF["flags"][flag][-1]["to"] == "0.11.2" for flag in flags)
-    assert config(line).flags()["rollout_batch_size"] == 32
+    made, num_rows = config(line).flags(), int(re.search(r"seq (\d+)", page)[1])
+    assert num_rows * made["n"] // made["train_batch_size"] == 100, "OpenRLHF's steps"
 
 
 def test_a_dotted_name_sets_what_the_flat_one_sets():

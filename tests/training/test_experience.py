@@ -168,8 +168,14 @@ def segmented():
     return build([made])
 
 
+def cut(trajectory):
+    """The token limit cut its last action, however the episode ended: what OpenRLHF penalizes."""
+    trajectory.turns[-1].finish_reason = "length"
+    return trajectory
+
+
 def test_truncated_samples_keep_a_share_of_their_reward_after_other_penalties():
-    batch = build([episode([(9, 1.0)], stop=StopReason.MAX_LENGTH), episode([(9, 1.0)])])
+    batch = build([cut(episode([(9, 1.0)])), episode([(9, 1.0)], stop=StopReason.MAX_LENGTH)])
     options = {"max_length": 11, "overlong_buffer_len": 4}  # 9 of 11 tokens: half of the penalty
     assert rewards_of(batch, **options)[8::9] == pytest.approx([0.5, 0.5])
     assert rewards_of(batch, **options, stop_properly_penalty_coef=0.4)[8::9] == pytest.approx([0.2, 0.5])
@@ -182,8 +188,18 @@ def test_truncated_samples_keep_a_share_of_their_reward_after_other_penalties():
 def test_a_truncated_samples_turns_keep_their_share_each_and_none_is_blamed_for_the_others(coef, expected):
     """Else the last turn would pay for what all of them earned."""
     turns = [(1, 1.0), (1, 0.0), (1, 2.0)]
-    batch = build([episode(turns, stop=StopReason.MAX_TURNS), episode(turns)])
+    batch = build([cut(episode(turns)), episode(turns, stop=StopReason.MAX_TURNS)])
     assert rewards_of(batch, stop_properly_penalty_coef=coef) == [*expected, 1.0, 0.0, 2.0]
+
+
+def test_rewards_after_penalties_have_numbers_and_none_without():
+    batch = build([cut(episode([(1, 1.0)], group="a")), cut(episode([(2, 0.5)], group="a")), episode([(1, -1.0)])])
+    assert experience.reward_numbers(batch, flags()) == {}
+    found = experience.reward_numbers(batch, flags(stop_properly_penalty_coef=-1.0))
+    assert found == {"reward": -1.0, "reward_std": 0.0, "zero_spread_share": 1.0}
+    scaled = experience.reward_numbers(batch, flags(stop_properly_penalty_coef=0.0))
+    assert scaled == pytest.approx({"reward": -1 / 3, "reward_std": 2**0.5 / 3, "zero_spread_share": 1.0})
+    assert experience.reward_numbers(build([]), flags(stop_properly_penalty_coef=0.0)) == {}
 
 
 def test_penalties_of_nothing_are_nothing():

@@ -113,6 +113,15 @@ def test_a_gradient_of_zero_names_the_flag_that_drops_all_tokens_and_a_frozen_po
     assert check_step(frozen, config()) == []
 
 
+def test_rewards_are_judged_as_trained_after_the_penalties():
+    """One that makes them equal is named instead of the clip; one that makes them differ is learned from."""
+    equal = {"train/reward": -1.0, "train/reward_std": 0.0, "train/zero_spread_share": 1.0, "train/grad_norm": 0.0}
+    assert "every episode has the reward -1.000 after the penalties, so nothing is learned" in text(equal)
+    assert names(equal | {"train/reward_std": 0.5}) == ["no_spread"]
+    differ = {"train/reward": 0.5, "train/reward_std": 0.5, "train/zero_spread_share": 0.0}
+    assert names(CONSTANT | differ) == []
+
+
 def test_a_difference_of_log_probabilities_may_come_from_top_p():
     assert text({"train/logprob_diff": 0.92}, top_p=0.9).endswith("Set --top_p 1")
 

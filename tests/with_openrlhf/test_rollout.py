@@ -140,9 +140,12 @@ def test_a_failed_episode_is_a_sample_of_one_action_token_with_a_neutral_reward(
         assert (experience["rewards"], experience["truncated"]) == ([0.0], [False])
 
 
-def test_an_episode_without_room_for_its_next_turn_says_that_it_was_truncated(rollout):
-    experiences, _, name = rollout
-    assert [e["truncated"] for e in experiences] == [[name == "short"]] * len(experiences)
+def test_an_episode_whose_last_action_the_token_limit_cut_says_that_it_was_truncated(rollout):
+    experiences, notes, _ = rollout
+    for experience in experiences:
+        (*_, last) = turns_of(experience, notes) or [{"sampled": [], "max_tokens": CAP}]
+        cut = not failed(experience) and len(last["sampled"]) == last["max_tokens"]
+        assert experience["truncated"] == [cut]
 
 
 def test_every_turn_keeps_to_its_cap_and_every_sequence_to_its_length(rollout):

@@ -106,7 +106,7 @@ async def test_04_max_new_tokens_as_large_as_the_context_still_generates():
 
 async def test_05_empty_actions_and_feedback_end_by_the_limit_of_turns():
     response = sound(await execute(executor(reply(""), limits=Limits(max_turns=5)), LLM("")))
-    assert (len(response["action_ranges"]), response["truncated"]) == (5, True)
+    assert len(response["action_ranges"]) == 5
 
 
 async def test_06_the_environment_learns_that_an_action_was_cut():
@@ -168,14 +168,17 @@ async def test_10_feedback_that_does_not_fit_truncates_and_the_environment_has_t
             return StepResult(reward=0.5)
 
     response = sound(await execute(type("Executor", (AgentExecutor,), {"agent_cls": Agent})(), LLM("hi")))
-    assert (response["reward"], response["truncated"]) == (0.75, True)
+    assert (response["reward"], len(response["action_ranges"])) == (0.75, 1)
 
 
-async def test_11_every_response_says_whether_it_was_truncated():
+async def test_11_every_response_says_whether_its_last_action_was_cut():
+    params = Params(max_tokens=2)
     done = await execute(executor(reply("a"), reply(done=True)), LLM("hi"))
+    cut = await execute(executor(reply("a"), reply(done=True)), LLM("hi!"), params=params)
     out_of_turns = await execute(executor(reply("a"), limits=Limits(max_turns=2)), LLM("hi"))
     by_environment = await execute(executor(StepResult(truncated=True)), LLM("hi"))
-    assert [sound(r)["truncated"] for r in (done, out_of_turns, by_environment)] == [False, True, True]
+    responses = (done, cut, out_of_turns, by_environment)
+    assert [sound(r)["truncated"] for r in responses] == [False, True, False, False]
 
 
 async def test_turns_are_limited_by_the_environment_unless_the_executor_has_limits():
@@ -594,8 +597,7 @@ async def test_chat_options_of_the_class_say_how_messages_become_tokens():
     ended = sound(await execute(executor(*steps), LLM("hi"), prompt=MESSAGES))
     options = ChatOptions(long_observation="cut")
     cut = sound(await execute(executor(*steps, chat_options=options), LLM("hi"), prompt=MESSAGES))
-    assert (ended["truncated"], said_after(ended)) == (True, "")
-    assert cut["truncated"] is False
+    assert said_after(ended) == ""
     assert "characters left out" in said_after(cut)
 
 
@@ -609,11 +611,12 @@ async def test_chat_options_of_the_class_say_how_messages_become_tokens():
         ),
         ({"chat_options": ChatOptions(history="rerender")}, "chat_options: expected history='keep', got 'rerender'"),
         ({"limits": {"max_turns": 2}}, r"limits: expected Limits\(…\), got {'max_turns': 2}"),
+        ({"agent_kwargs": {"reply": 1}}, r"Executor\.agent_kwargs: expected arguments of Agent \[\], got {'reply': 1}"),
         ({"chat_options": {"history": "keep"}}, r"chat_options: expected ChatOptions\(…\), got {'history': 'keep'}"),
     ],
 )
 def test_wrong_attributes_of_the_class_are_refused(attributes, words):
-    with pytest.raises(ContractError, match=words):
+    with pytest.raises((ConfigError, ContractError), match=words):
         executor(DONE, **attributes)
 
 

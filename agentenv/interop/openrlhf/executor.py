@@ -30,7 +30,7 @@ from agentenv.core.types import Limits, Message, SamplingParams, StopReason, Tas
 from agentenv.episode.loop import Episode, recording_errors
 from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage, StepRetries
-from agentenv.episode.source import as_agent
+from agentenv.episode.source import as_agent, check_arguments
 from agentenv.errors import ConfigError, ContractError, EngineError, MissingDependency, RunStopped
 from agentenv.interop.hosted import FailureCount, chat_of, run_planned
 from agentenv.interop.openrlhf.engine import LLMEngine, VLLMStyleSampling, as_engine, last_of
@@ -152,6 +152,8 @@ class AgentExecutor:
                 raise ContractError(
                     f"{cls.__name__}.{name}: expected {kind.__name__}(…), got {value!r}. Import it from agentenv."
                 )
+        if cls.agent_cls is not None and cls.agent_kwargs:
+            check_arguments(cls.agent_cls, cls.agent_kwargs, f"{cls.__name__}.agent_kwargs")
         if cls._one_sequence and cls.chat_options.history != "keep":
             raise ContractError(
                 f"{cls.__name__}.chat_options: expected history='keep', got {cls.chat_options.history!r}. Remove it: "

@@ -23,6 +23,7 @@ from agentenv.interop.hosted import problem_of
 def to_response(trajectory: Trajectory, segment_index: int | None = None) -> ResponseDict:
     """Return what OpenRLHF's trainer reads of an episode: every key, with the numbers of the last turn's info as logs.
 
+    `truncated` is OpenRLHF's, which its stop-properly penalty reads: the token limit cut the last action.
     `rollout_log_probs` is None if a log-probability is missing: a gap is never filled with 0.0. With an index, the
     tokens are that segment's; reward, score and logs stay the whole episode's.
 
@@ -53,7 +54,7 @@ def to_response(trajectory: Trajectory, segment_index: int | None = None) -> Res
         "rollout_log_probs": segment.logprobs.tolist() if complete else None,
         "reward": trajectory.reward,
         "scores": trajectory.reward if trajectory.score is None else trajectory.score,
-        "truncated": trajectory.truncated,
+        "truncated": bool(trajectory.turns) and trajectory.turns[-1].finish_reason == "length",
         "extra_logs": {key: float(value) for key, value in info.items() if not isinstance(value, str)},
         "images": list(trajectory.task.images) or None,
         "mm_train_inputs": None,
@@ -245,7 +246,9 @@ def from_response(response: Mapping[str, Any], task: Task, *, max_length: int, d
         for index, (start, end) in enumerate(ranges):
             trajectory.append_observation(ids[position:start])
             span = None if logprobs is None else tuple(map(float, logprobs[start:end]))
-            trajectory.append_turn(Completion(tuple(ids[start:end]), logprobs=span), decode(ids[start:end]))
+            is_cut = bool(response.get("truncated")) and index + 1 == len(ranges)
+            completion = Completion(tuple(ids[start:end]), logprobs=span, finish_reason="length" if is_cut else "stop")
+            trajectory.append_turn(completion, decode(ids[start:end]))
             if is_rewarded or index + 1 < len(ranges):
                 trajectory.set_result(StepResult())
             position = end

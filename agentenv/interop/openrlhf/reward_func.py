@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +31,8 @@ from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.interop.openrlhf.executor import AgentExecutor
 from agentenv.rewards.models.openrlhf_wire import Outcome, Sample, read_rewards
+
+logger = logging.getLogger(__name__)
 
 MAX_CALLS = 32
 """Maximum number of concurrent calls of a reward_func: OpenRLHF calls it in at most this many threads."""
@@ -192,7 +195,7 @@ class RewardFunction:
     patience_s = math.inf  # waiting for a free thread is not the function's fault
 
     def __init__(self, function: Callable[..., Any], where: str) -> None:
-        self.function, self.where = function, where
+        self.function, self.where, self._is_told = function, where, False
         self._slots = PerLoop(partial(asyncio.Semaphore, MAX_CALLS))
 
     async def judge(self, samples: Sequence[Sample], limit_s: float) -> Sequence[Outcome]:
@@ -206,6 +209,13 @@ class RewardFunction:
         lists = [each.query for each in samples], [each.prompt for each in samples], [each.label for each in samples]
         async with self._slots.here():
             answer = await bounded(self.function, *lists, limit_s=limit_s)
+        if not (isinstance(answer, Mapping) or self._is_told):
+            self._is_told = True
+            logger.error(  # there it is one; `run` shows no warnings
+                "%s: expected a dict, as OpenRLHF reads it, got %s. Return {'rewards': …} for the same rewards there.",
+                self.where,
+                type(answer).__name__,
+            )
         return read_rewards(answer, len(samples), self.where)
 
 

@@ -87,8 +87,11 @@ def parsed(spec: str) -> tuple[str, str]:
 def unknown(spec: str, kinds: Iterable[str]) -> ConfigError:
     """Return the error for a spec of an unknown kind."""
     kinds = list(kinds)
-    known = ", ".join(f"{name}:…" for name in kinds)
+    kind, known = spec.partition(":")[0], ", ".join(f"{name}:…" for name in kinds)
+    hint = did_you_mean(kind, kinds)
+    if kind == "reward":
+        hint = " A reward is not a model: serve a file with reward_func, such as agent_funcs/reward_math.py."
     return ConfigError(
         f"rm: expected a model's folder or name, http://…, FILE.py or one of {known}, got {spec!r}."
-        f"{did_you_mean(spec.partition(':')[0], kinds)} Examples: hf:PATH, classify:http://HOST:8000 (vLLM's server)."
+        f"{hint} Examples: hf:PATH, classify:http://HOST:8000 (vLLM's server)."
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -23,7 +24,7 @@ from agentenv.core.engine import Tokenizer
 from agentenv.core.types import StepResult
 from agentenv.errors import AgentEnvError, ConfigError, ContractError, InfraError
 from agentenv.rewards.loading import load_function
-from agentenv.rewards.models.openrlhf_wire import read_rewards
+from agentenv.rewards.models.openrlhf_wire import Sample, read_rewards
 from agentenv.rewards.models.render import Overflow, RenderedText, ThreadedRenderer, messages_for_server
 from agentenv.rewards.models.request_queue import QueueOptionFields, QueueOptions, RequestQueue, RequestScorer, Send
 from agentenv.rewards.models.types import Conversation, Scored
@@ -55,11 +56,19 @@ class TextScorer(RequestScorer[RenderedText, Scored]):
             )
         super().__init__(where, send, asking)
 
-    async def _scored(self, conversation: Conversation) -> Scored:
-        text = await self._text(conversation)
+    async def score_sample(self, sample: Sample) -> Scored:
+        """Return the raw score of a text whose prompt and label are known; see `score`."""
+        return await self._counted(sample)
+
+    async def _scored(self, conversation: Conversation | Sample) -> Scored:
+        if isinstance(conversation, Sample):
+            text = await self._text(conversation.query)
+            text = replace(text, prompt="" if text.truncated else conversation.prompt, label=conversation.label)
+        else:
+            text = await self._text(conversation)
         scored = await self.asker.ask(text)
         num_tokens = text.num_tokens if scored.num_tokens is None else scored.num_tokens
-        return Scored(scored.value, num_tokens, text.truncated or scored.truncated)
+        return replace(scored, num_tokens=num_tokens, truncated=text.truncated or scored.truncated)
 
     async def _text(self, conversation: Conversation) -> RenderedText:
         return await self.rendering.text(conversation)
@@ -85,7 +94,7 @@ class GetRewardScorer(TextScorer):
         asking: see QueueOptions; `max_batch` defaults to 32.
 
     Non-finite rewards, answers of another length and server errors are retried; afterwards the conversations concerned
-    fail. Labels are sent as null, since a reward model has none.
+    fail. Labels are null except in `score_sample`, since a reward model has none.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -160,7 +169,7 @@ class GetRewardScorer(TextScorer):
         body: dict[str, Any] = {
             "query": [text.query for text in texts],
             "prompts": [text.prompt for text in texts],
-            "labels": [None for _ in texts],
+            "labels": [text.label for text in texts],
         }
         sent = [text.messages for text in texts if text.messages is not None]
         if 0 < len(sent) < len(texts):  # two forms: each alone
@@ -171,7 +180,7 @@ class GetRewardScorer(TextScorer):
 
 
 class FunctionScorer(TextScorer):
-    """Calls a function with lists of texts: queries, the prompts that they begin with ("" where unknown), None labels.
+    """Calls a function with lists of texts: queries, the prompts that they begin with ("" where unknown), labels.
 
     It returns a tensor, an array or a list of one number per query, or a dict with these as `rewards`. A plain function
     runs in one of `max_concurrent` threads, an async one on the event loop. A plain call that takes longer than
@@ -222,7 +231,7 @@ class FunctionScorer(TextScorer):
 
     async def _send(self, texts: list[RenderedText]) -> Sequence[Scored | AttemptFailure] | AttemptFailure:
         queries, prompts = [text.query for text in texts], [text.prompt for text in texts]
-        call = partial(self._function, queries, prompts, [None for _ in texts])
+        call = partial(self._function, queries, prompts, [text.label for text in texts])
 
         def called() -> Any:  # in a thread: rewards or failures, or what is still to be awaited
             found = call()
@@ -260,7 +269,7 @@ def _scored(result: StepResult, where: str) -> Scored | AttemptFailure:
     if reward is None:
         return _failure(ContractError(f"{where}: expected a reward, got None."))
     known = int(num_tokens) if isinstance(num_tokens, float) else None
-    return Scored(reward, known, result.info.get("rm_truncated") == 1.0)
+    return Scored(reward, known, result.info.get("rm_truncated") == 1.0, result.score, result.info)
 
 
 def _failure(error: ContractError) -> AttemptFailure:

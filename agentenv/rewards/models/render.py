@@ -308,6 +308,7 @@ class RenderedText:
     truncated: bool = False
     messages: Sequence[Message] | None = None
     """The conversation for a server that renders it; the text is then empty."""
+    label: Any = None
 
 
 async def messages_for_server(conversation: Sequence[Message]) -> list[dict[str, Any]]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
 
 from agentenv.core.types import Message
 from agentenv.errors import AgentEnvError, InfraError
@@ -24,6 +24,10 @@ class Scored:
     """Number of scored tokens; None if the server does not report it."""
     truncated: bool = False
     """Whether the conversation was too long and was cut."""
+    score: float | None = None
+    """The score that a function gives besides; None if it has no other than `value`."""
+    logs: Mapping[str, Any] = field(default_factory=dict)
+    """The function's own logs."""
 
 
 class RewardScorer(Protocol):
@@ -74,7 +78,7 @@ class CountingScorer(ABC):
         """Return the counts by the names of a run's metrics."""
         return {f"rm/{name}": float(getattr(self, name)) for name in self.counts}
 
-    async def _counted(self, conversation: Conversation) -> Scored:
+    async def _counted(self, conversation: Any) -> Scored:
         """Return the result of `_scored`, and count it or its error."""
         try:
             scored = await self._scored(conversation)

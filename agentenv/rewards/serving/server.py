@@ -16,8 +16,9 @@ Requests are OpenRLHF's, or messages, and have one form of answer:
 
     {"rewards": [number, …], "scores": [number, …], "extra_logs": {name: [number, …]}}
 
-Source: openrlhf/cli/serve_rm.py and openrlhf/utils/agent.py, 0.8 to 0.11.2. Prompts and labels are ignored, as
-there. Clients of 0.9.1 to 0.11.0 send an empty batch to the second of several servers: its answer is empty too.
+Source: openrlhf/cli/serve_rm.py and openrlhf/utils/agent.py, 0.8 to 0.11.2. Models ignore
+prompts and labels, as there; a function gets them, and its scores and logs are in the answer. Clients of 0.9.1 to
+0.11.0 send an empty batch to the second of several servers: its answer is empty too.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from agentenv._util.http.server import Server
 from agentenv._util.version import __version__
 from agentenv.core.arguments import is_finite
 from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError
+from agentenv.rewards.models.openrlhf_wire import Sample
 from agentenv.rewards.models.types import Conversation, RewardScorer, Scored
 
 if TYPE_CHECKING:
@@ -164,8 +166,8 @@ class Shaping:
         return reward
 
 
-def read_request(body: Any, max_items: int) -> tuple[str, list[Conversation]]:
-    """Return the name of the list in a request, and its conversations, possibly none.
+def read_request(body: Any, max_items: int) -> tuple[str, Sequence[Conversation | Sample]]:
+    """Return the name of the list in a request, and its texts or conversations, possibly none.
 
     Raises:
         RequestRefused: the body has neither list, or an item is wrong; the message names the first one.
@@ -189,26 +191,37 @@ def read_request(body: Any, max_items: int) -> tuple[str, list[Conversation]]:
             what, valid = "a list of messages", isinstance(item, list) and all(isinstance(each, dict) for each in item)
         if not valid:
             raise RequestRefused(f"{form}[{index}]: expected {what}, got {brief(item)}. {_ADVICE}")
-    return form, items
+    if form == "messages":
+        return form, items
+    columns = [body.get(name) or [default] * len(items) for name, default in (("prompts", ""), ("labels", None))]
+    for name, column in zip(("prompts", "labels"), columns, strict=True):
+        if not isinstance(column, list) or len(column) != len(items):
+            raise RequestRefused(f"{name}: expected a list of {len(items)}, one per query, got {brief(column)}.")
+    return form, list(map(Sample, items, *columns))
 
 
 def answer(scored: Sequence[Scored], shaping: Shaping) -> dict[str, Any]:
     """Return the body of an answer, with one number per conversation in each list.
 
-    The logs hold the raw scores, 1.0 for truncated conversations, and the numbers of tokens if the model reports them.
+    The logs hold those of a function that every conversation has, the raw scores, 1.0 for truncated conversations, and
+    the numbers of tokens if the model reports them.
 
     Raises:
         InfraError: a reward is not finite.
     """
     rewards = [shaping.of(each.value) for each in scored]
-    logs: dict[str, list[float]] = {
+    scores = [
+        reward if each.score in (None, each.value) else each.score for each, reward in zip(scored, rewards, strict=True)
+    ]
+    names = [name for name in (scored[0].logs if scored else ()) if all(name in each.logs for each in scored)]
+    logs: dict[str, list[Any]] = {name: [each.logs[name] for each in scored] for name in names} | {
         "rm_value": [each.value for each in scored],
         "rm_truncated": [float(each.truncated) for each in scored],
     }
     tokens = [each.num_tokens for each in scored]
     if None not in tokens:
         logs["rm_num_tokens"] = [float(num or 0) for num in tokens]
-    return {"rewards": rewards, "scores": rewards, "extra_logs": logs}
+    return {"rewards": rewards, "scores": scores, "extra_logs": logs}
 
 
 # --- the server -------------------------------------------------------------------------------------------------------
@@ -386,17 +399,21 @@ class RewardServer(Server):
             if not self.waiting:
                 self._idle.set()
 
-    async def _scores(self, form: str, conversations: Sequence[Conversation]) -> list[Scored]:
+    async def _scores(self, form: str, conversations: Sequence[Conversation | Sample]) -> list[Scored]:
         """Return the scores of all conversations, in order.
 
         Raises:
             Unscored: some have no score.
             InfraError: the time limit passed.
         """
+        judge = getattr(self._scorer, "score_sample", None)
 
-        async def score(conversation: Conversation) -> Scored | AgentEnvError:
+        async def score(conversation: Conversation | Sample) -> Scored | AgentEnvError:
             try:
-                scored = await self._scorer.score(conversation)
+                if not isinstance(conversation, Sample):
+                    scored = await self._scorer.score(conversation)
+                else:
+                    scored = await (self._scorer.score(conversation.query) if judge is None else judge(conversation))
             except AgentEnvError as error:
                 return error  # the other conversations of the request continue
             if not is_finite(scored.value):

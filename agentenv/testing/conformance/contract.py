@@ -49,9 +49,9 @@ _MAX_ODD_TURNS = 4
 def contract(context: ConformanceContext) -> list[Problem]:
     """Every call returns a valid result and raises nothing, for any action."""
     cls = context.agent_cls
-    problems = _static(context)
-    if problems:
-        return problems  # a run would only repeat them
+    static = _static(context)
+    if not all(each.is_note for each in static):
+        return static  # a run would only repeat them
     trial = _Trial(context, context.chat if context.own_loop or context.model_chat else chats.without_tools())
     problems = trial.run()
     if not problems and not context.own_loop and (trial.refusal or context.tools):
@@ -63,7 +63,7 @@ def contract(context: ConformanceContext) -> list[Problem]:
                 problems.append(problem_at(cls, "gold", *read_message(str(error), f"{cls.__name__}.gold")))
             elif gold and not index:
                 problems += _Trial(context, context.chat, gold=gold).run()
-    problems += [] if trial.refusal is None else [trial.refusal]
+    problems += static if trial.refusal is None else [*static, trial.refusal]
     if not context.uses_default_task:
         return problems
     hint = f" The task was the built-in question with the label {LABEL!r}; set another with --label or --data."

@@ -34,6 +34,7 @@ from agentenv.testing.conformance.context import ConformanceContext, NotApplicab
 from agentenv.testing.conformance.probes import IO_EVENTS, record_events
 from agentenv.testing.conformance.problems import (
     Problem,
+    attribute_at,
     exception_problem,
     info_problems,
     place_of_method,
@@ -60,7 +61,21 @@ def rewards(context: ConformanceContext) -> list[Problem]:
             continue  # as in `truncation`
         raised = [exception_problem(cls, call.method, call.error) for call in one.seen if call.error is not None]
         problems += raised or _of_record(cls, one.trajectory, "step")
-    return problems
+    return problems or _of_logs(context)
+
+
+def _of_logs(context: ConformanceContext) -> list[Problem]:
+    """Return a note of the `logs` of an agent_func's executor that no turn has as a number."""
+    executor_cls: Any = getattr(context.source, "executor_cls", None)
+    results = [turn.result for one in context.recorded_episodes for turn in one.trajectory.turns if turn.result]
+    had = {name for result in results for name, value in result.info.items() if not isinstance(value, str)}
+    if not results or not (missing := sorted(set(getattr(executor_cls, "logs", {})) - had)):
+        return []
+    file, line = attribute_at(executor_cls, "logs")
+    where, expected = f"{executor_cls.__name__}.logs", "names of numbers in the turns' `info`"
+    fix = "Check them: OpenRLHF logs 0.0 for an episode without such a number."
+    got = f"{missing}, which no episode had"
+    return [Problem(relative_path(file), line, where, expected, got, fix, is_note=True)]
 
 
 def ends(context: ConformanceContext) -> list[Problem]:

@@ -57,6 +57,8 @@ class Batch:
     model's own, and differ from the learner's."""
     truncated_E: Tensor
     """bool[E] True if a limit ended the episode."""
+    cut_E: Tensor
+    """bool[E] True if the token limit cut the last action, however the episode ended."""
     episode_ids: tuple[str, ...]
     """E ids."""
     num_failed: int
@@ -162,6 +164,7 @@ def build(trajectories: Iterable[Trajectory], *, need_logprobs: bool = False) ->
         forced_N=forced_N,
         constrained_N=constrained_N,
         truncated_E=torch.tensor([trajectory.truncated for trajectory in good], dtype=torch.bool),
+        cut_E=torch.tensor([trajectory.turns[-1].finish_reason == "length" for trajectory in good], dtype=torch.bool),
         episode_ids=tuple(trajectory.episode_id for trajectory in good),
         num_failed=num_failed,
     )

@@ -111,15 +111,15 @@ def overlong_penalty(num_tokens_E: Tensor, *, limit_tokens: int, buffer_tokens: 
     return -over_E.clamp(0, buffer_tokens) / buffer_tokens * factor
 
 
-def truncated_rewards(tokens: ActionTokens, truncated_E: Tensor, coef: float) -> Tensor:
-    """Return float64[N], rewards in which a truncated episode's R becomes coef·R, or coef if it is negative.
+def truncated_rewards(tokens: ActionTokens, cut_E: Tensor, coef: float) -> Tensor:
+    """Return float64[N], rewards in which R of an episode whose last action was cut becomes coef·R, or a negative coef.
 
     Each turn's reward is scaled on its own, so credit per turn stays correct. A negative coefficient replaces all
     rewards and is paid at the end. Source: ProRL's "stop properly" penalty, as in OpenRLHF.
     """
-    truncated_N, rewards_N = truncated_E.bool()[tokens.episode_N], tokens.rewards_N.double()
+    cut_N, rewards_N = cut_E.bool()[tokens.episode_N], tokens.rewards_N.double()
     instead_N = coef * rewards_N if coef >= 0 else coef * tokens.episode_ends_N
-    return torch.where(truncated_N, instead_N, rewards_N)
+    return torch.where(cut_N, instead_N, rewards_N)
 
 
 def shape_rewards(batch: Batch, config: TrainConfig) -> ActionTokens:
@@ -134,9 +134,25 @@ def shape_rewards(batch: Batch, config: TrainConfig) -> ActionTokens:
         )
         tokens = add_at_the_end(tokens, penalty_E)
     if config.stop_properly_penalty_coef is not None:
-        rewards_N = truncated_rewards(tokens, batch.truncated_E, config.stop_properly_penalty_coef)
+        rewards_N = truncated_rewards(tokens, batch.cut_E, config.stop_properly_penalty_coef)
         tokens = replace(tokens, rewards_N=rewards_N)
     return tokens
+
+
+def reward_numbers(batch: Batch, config: TrainConfig) -> dict[str, float]:
+    """Return mean and deviation of the episodes' rewards after penalties, and the share of groups with equal ones.
+
+    Empty without penalties: then they are those of the rollout.
+    """
+    tokens = shape_rewards(batch, config)
+    if tokens is batch.tokens or not batch.episode_ids:
+        return {}
+    rewards_E = torch.zeros(len(tokens.group_E), dtype=torch.float64).index_add(0, tokens.episode_N, tokens.rewards_N)
+    groups = [rewards_E[tokens.group_E == group] for group in torch.unique(tokens.group_E)]
+    shares = [float(rewards_e.min() == rewards_e.max()) for rewards_e in groups if len(rewards_e) > 1]
+    numbers = {"reward": float(rewards_E.mean()), "reward_std": float(rewards_E.std(unbiased=False))}
+    numbers |= {"reward_std": 0.0} if rewards_E.min() == rewards_E.max() else {}  # exactly
+    return numbers | ({"zero_spread_share": sum(shares) / len(shares)} if shares else {})
 
 
 def advantages(

@@ -212,7 +212,8 @@ class Learner:
         trained_N, logprobs_N = batch.trained_N, self._ranks.merge(known.logprobs_N).cpu()
         same_N = trained_N & ~batch.constrained_N  # tokens whose two log-probabilities should be equal
         difference = mismatch(logprobs_N[same_N], batch.logprobs_N[same_N])
-        metrics = totals.numbers() | ({} if math.isnan(difference) else {"logprob_diff": difference}) | {
+        metrics = totals.numbers() | experience.reward_numbers(batch, self._config)
+        metrics |= ({} if math.isnan(difference) else {"logprob_diff": difference}) | {
             "learning_rate": self._config.actor_learning_rate * self._factor(),
             "num_tokens": float(trained_N.sum()),
             "num_dropped_tokens": float(batch.num_dropped_tokens),

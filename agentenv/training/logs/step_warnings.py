@@ -29,6 +29,7 @@ _LIMITS = {
     "episode_timeout": "--episode_timeout_s",
 }
 """Stop reasons that a flag sets, and the flag. An environment that ends its own episodes may do so by design."""
+_OF_ROLLOUT = ("rollout/reward_std", "rollout/reward/zero_spread_share")
 _BY_CHANCE = ("constant_reward", "no_spread")
 """Conditions that a single step of a training that learns may have."""
 
@@ -84,11 +85,14 @@ def _problems_of_rewards(numbers: Numbers, config: TrainConfig) -> Iterator[tupl
     # Episodes with equal rewards are learned from if they earned them in different turns.
     by_turn = config.credit == "turn" and numbers.get("rollout/turns", 1.0) > 1.0
     turns_differ = by_turn and config.init_kl_coef == 0.0 and numbers.get("train/policy_loss", 0.0) != 0.0
-    is_constant = numbers.get("rollout/reward_std") == 0.0
-    is_flat = numbers.get("rollout/reward/zero_spread_share") == 1.0 and config.advantage_estimator in GROUP_ESTIMATORS
+    is_shaped = "train/reward_std" in numbers  # by penalties: those rewards are trained
+    std, flat = ("train/reward_std", "train/zero_spread_share") if is_shaped else _OF_ROLLOUT
+    is_constant = numbers.get(std) == 0.0
+    is_flat = numbers.get(flat) == 1.0 and config.advantage_estimator in GROUP_ESTIMATORS
     if is_constant and not turns_differ:
         text = (
-            f"every episode has the reward {numbers['rollout/reward']:.3f}, so nothing is learned. "
+            f"every episode has the reward {numbers['train/reward' if is_shaped else 'rollout/reward']:.3f}"
+            f"{' after the penalties' if is_shaped else ''}, so nothing is learned. "
             "Check the reward, or use tasks that the model solves sometimes"
         )
         yield "constant_reward", text

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from agentenv._util.http.access import AccessPolicy
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.rewards.models.get_reward import FunctionScorer
+from agentenv.rewards.models.get_reward import FunctionScorer, GetRewardScorer
 from agentenv.rewards.models.openrlhf_wire import read_rewards
 from agentenv.rewards.models.reward import ModelReward
 from agentenv.rewards.models.types import Scored
@@ -152,6 +152,26 @@ async def test_rewards_are_shaped_as_model_reward_shapes_them(shaping):
 def test_a_shaping_that_cannot_be_is_refused(wrong):
     with pytest.raises(ConfigError, match=r"--(shift|clip)"):
         Shaping(*wrong)
+
+
+async def test_a_function_gets_prompts_and_labels_and_its_scores_and_logs_are_the_answer():
+    asked = []
+
+    def function(queries, prompts, labels):
+        asked.extend(zip(queries, prompts, labels, strict=True))
+        rewards = [float(len(query) - len(prompt)) for query, prompt in zip(queries, prompts, strict=True)]
+        return {"rewards": rewards, "scores": [each / 4 for each in rewards], "extra_logs": {"size": rewards, "k": 3}}
+
+    async with serving(FunctionScorer(function)) as server, at(server) as http:
+        told = (await http.post("/get_reward", json=ROWS)).json()
+        refused = await http.post("/get_reward", json={**ROWS, "labels": [1]})
+        scorer = GetRewardScorer(f"{server.url}/get_reward")
+        assert (await answered(ROWS, scorer)).json() == told, "a server before the server passes all of it on"
+        await scorer.close()
+    assert sorted(asked[:2]) == sorted(zip(*ROWS.values(), strict=True))
+    assert (told["rewards"], told["scores"]) == ([1.0, 2.0], [0.25, 0.5])
+    assert (told["extra_logs"]["size"], told["extra_logs"]["k"]) == ([1.0, 2.0], [3.0, 3.0])
+    assert (refused.status_code, refused.json()["detail"][:40]) == (422, "labels: expected a list of 2, one per qu")
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

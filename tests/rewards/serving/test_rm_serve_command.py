@@ -77,6 +77,13 @@ def test_impossible_options_are_refused_before_anything_is_loaded(flags, says, c
     assert shown.count("\n") == 1
 
 
+def test_a_reward_is_served_by_a_file_that_calls_it(capsys):
+    assert main(["rm", "serve", "reward:math"]) == 2
+    shown = capsys.readouterr().err
+    assert "serve a file with reward_func, such as agent_funcs/reward_math.py" in shown
+    assert "Did you mean" not in shown
+
+
 def test_a_port_that_is_taken_ends_the_command(tmp_path, capsys):
     (tmp_path / "f.py").write_text("def reward_func(queries, prompts, labels):\n    return [1.0] * len(queries)\n")
     with socket.create_server(("127.0.0.1", 0)) as taken:

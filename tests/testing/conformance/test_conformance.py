@@ -414,6 +414,23 @@ def test_an_attribute_of_an_executor_that_is_misspelled_is_noted(tmp_path):
     assert note.fix == "Did you mean 'max_retries'?"
 
 
+def test_a_log_of_an_executor_that_no_turn_has_as_a_number_is_noted(tmp_path):
+    line = write(
+        tmp_path,
+        """
+        from agentenv import AgentExecutor as Executor
+        class Agent(AgentInstance):
+            async def step(self, states):
+                return StepResult(terminated=True, info={"right": 1.0, "mood": "sad"})
+        class AgentExecutor(Executor):
+            agent_cls = Agent
+            logs = {"right": "last", "rigth": "last", "mood": "last"}  # HERE
+    """,
+    )
+    (note,) = checked(str(tmp_path / "agent.py"), name="rewards").notes
+    assert (note.line, note.where, note.got) == (line, "AgentExecutor.logs", "['mood', 'rigth'], which no episode had")
+
+
 HANGS = {
     "blocks the event loop": "threading.Event().wait(8)  # HERE",
     "never answers": "await asyncio.Event().wait()  # HERE",
