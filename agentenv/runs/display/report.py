@@ -153,7 +153,10 @@ def result_rows(m: Metrics) -> list[tuple[str, str]]:
     if "std_in_group" in hygiene:
         share = _share(hygiene["zero_spread_share"])
         rows.append(("reward within tasks", f"std {hygiene['std_in_group']:.3f} (mean), none in {share} of the tasks"))
-    rows += [(f"info {key}", f"last turn {value['last']:.3f}, sum {value['sum']:.3f}") for key, value in m.info.items()]
+    for key, value in m.info.items():
+        num = int(value["num_episodes"])
+        part = f"  ({num} of {counted(m.num_rewarded, 'episode')})" if num < m.num_rewarded else ""
+        rows.append((f"info {key}", f"last turn {value['last']:.3f}, sum {value['sum']:.3f}{part}"))
     return rows + _error_rows(m)
 
 
