@@ -51,6 +51,11 @@ def test_lines_fit_the_terminal(width):
     assert "7 did not" not in text
 
 
+def test_small_numbers_of_info_have_two_digits():
+    a, b = ({task: [outcome(0.0, info={"cost": cost})] for task in "xyz"} for cost in (0.00002, 0.000351))
+    assert "cost              0.000020 → 0.00035  +0.00033" in as_text(compared(a, b))
+
+
 def test_only_the_first_changed_tasks_are_listed():
     text = as_text(compared(LOW, HIGH))
     assert "2 other tasks changed, 0 did not." in text

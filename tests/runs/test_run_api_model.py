@@ -5,6 +5,7 @@ import json
 import pytest
 
 import agentenv
+from agentenv._util.plurals import decimal
 from agentenv.core.views import messages_of
 from agentenv.engines.chat.engine import ChatEngine
 from agentenv.errors import ConfigError, DataError
@@ -92,7 +93,7 @@ def test_a_run_is_recorded_counted_and_priced_without_the_key(place, capsys):
     assert metrics["num_priced"] == 2
     assert metrics["tokens"]["num_input"] == num_input
     assert metrics["tokens"]["num_action"] == 3 * len(server.requests)
-    assert f"${cost:.4f}  (${cost / 2:.4f} per episode)" in capsys.readouterr().out
+    assert f"${decimal(cost, 4)}  (${decimal(cost / 2, 4)} per episode)" in capsys.readouterr().out
     recorded = [turn["answer"] for episode in lines(place / "out") for turn in episode["turns"]]
     assert sum(each["cost_usd"] for each in recorded) == pytest.approx(cost)
 

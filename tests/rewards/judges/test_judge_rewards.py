@@ -175,7 +175,7 @@ async def test_what_a_judge_costs_is_in_the_record_and_the_metrics_of_every_envi
         done = await arollout(env, rows, engine=engine, **flags)
     assert done[0].turns[0].result.info["judge/cost"] == pytest.approx((10 * 1000 + 5 * 10000) / 1e6)
     means = {name: values["sum"] for name, values in done.metrics.info.items()}
-    assert means["judge/cost"] == pytest.approx(0.06)
+    assert (means["judge/cost"], done.metrics.judge_cost) == (pytest.approx(0.06), pytest.approx(0.12))
     assert [means[f"judge/{name}"] for name in ("requests", "retries", "failures")] == [1.5, 0.5, 0.0], (
         "over episodes without a retry, too"
     )
