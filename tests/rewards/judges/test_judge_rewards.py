@@ -181,6 +181,16 @@ async def test_what_a_judge_costs_is_in_the_record_and_the_metrics_of_every_envi
     )
 
 
+async def test_what_the_judge_of_a_group_costs_is_shared_by_its_episodes_beside_what_their_own_cost():
+    async with chat_server(*["Verdict: YES"] * 2, *["Verdict: A"] * 2) as server:
+        judge = {"judge": {"base_url": server.url, "model": "m", "price": {"prompt": 1000, "completion": 10000}}}
+        rows, engine = [{"prompt": "?", "label": "4"}], ScriptedEngine(lambda request: f"{request.call_index}")
+        flags = {"env_kwargs": {"reward": {"judge": judge}}, "group_reward": {"pairwise": judge}}
+        done = await arollout(Verify, rows, engine=engine, n=2, **flags)
+    assert [each.turns[-1].result.info["judge/requests"] for each in done] == [2.0, 2.0]
+    assert done.metrics.judge_cost == pytest.approx(4 * 0.06)
+
+
 async def test_an_outage_of_a_judge_is_counted_by_its_class_and_the_status_of_the_server():
     async with chat_server(Answered(500)) as server:
         settings = {"base_url": server.url, "model": "m", "request_options": {"max_retries": 1, "first_pause_s": 0.0}}
