@@ -316,6 +316,14 @@ async def test_a_refusal_for_another_limit_is_a_failure_and_is_sent_once(message
     assert len(server.requests) == 1
 
 
+@pytest.mark.parametrize("status", [402, 429, 403])
+async def test_an_account_without_credit_ends_the_run_with_one_advice(status):
+    error, server = await ask(in_turn((status, {}, {"error": {"message": "No.", "code": "insufficient_quota"}})))
+    assert isinstance(error, RunStopped)
+    assert str(error).endswith("'. The account has no credit: add some. Then continue with --resume.")
+    assert len(server.requests) == 1
+
+
 async def test_a_refused_field_is_named_with_the_flag_that_leaves_it_out():
     refusal = {"error": {"message": "Unknown parameter: 'seed'.", "param": "seed"}}
     error, _ = await ask(in_turn((400, {}, refusal)), SamplingParams(max_tokens=64, seed=3))

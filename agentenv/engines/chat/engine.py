@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentenv._util.http.client import (
     MAX_ANSWER_BYTES,
+    NO_CREDIT,
     AttemptFailure,
     HTTPClient,
     HTTPErrors,
@@ -236,8 +237,8 @@ class ChatEngine(Engine):
         answer = await self._http.attempt(path, content)
         if isinstance(answer, AttemptFailure):
             text = str(answer.error)
-            if answer.status == 402 or "insufficient_quota" in text:
-                raise RunStopped(f"{text} The account has no credit: add some and --resume.") from answer.error
+            if text.endswith(NO_CREDIT):
+                raise RunStopped(f"{text} Then continue with --resume.") from answer.error
             if answer.status == 403:  # of this request: a filter of the server may have refused its content
                 return replace(answer, error=_Refused(text))
             return answer
