@@ -363,6 +363,8 @@ async def test_an_empty_or_cut_answer_and_a_refusal_are_actions_and_one_without_
 ):
     found, _ = await ask(lambda body: completion(message, **how))
     assert isinstance(found, EngineError) if content is None else found.answer.content == content
+    if content is None and not message:
+        assert 'neither: {"finish_reason": "stop", "message": {"role": "assistant", "content": "' in str(found)
 
 
 @pytest.mark.parametrize(("name", "is_compared"), [("chatcmpl-0123456789abcdef", True), ("chatcmpl-0", False)])

@@ -119,7 +119,8 @@ def completion_of(found: Mapping[str, Any], asked: Conversation, prices: TokenPr
     details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
     num_cached = _count(details, "cached_tokens") or _count(usage, "prompt_cache_hit_tokens") or 0
     if not content and not calls and finish == "stop" and not num_output:
-        raise EngineError(f"expected text or tool calls, got neither: {brief_json(found)}.")
+        got = brief_json({"finish_reason": reason, "message": message, "usage": usage})
+        raise EngineError(f"expected text or tool calls, got neither: {got}.")
     num_cached = min(num_cached, num_input or 0)
     cost = None
     if prices is not None and num_input is not None and num_output is not None:
