@@ -14,7 +14,7 @@ from agentenv.core.agent import AgentInstance
 from agentenv.core.engine import NoTokenizer
 from agentenv.core.types import Conversation, Limits, SamplingParams, StepResult, StopReason, Task
 from agentenv.engines.chat.engine import ChatEngine
-from agentenv.engines.chat.wire import read_prices
+from agentenv.engines.chat.wire import RepeatedAnswer, read_prices
 from agentenv.episode.failures import error_name
 from agentenv.episode.loop import run_episode
 from agentenv.errors import ConfigError, EngineError, PromptTooLong, RunStopped
@@ -374,7 +374,8 @@ async def test_an_answer_with_the_id_of_an_earlier_one_is_a_failure_if_its_id_is
         asked = [engine.generate(HELLO, SHORT, request_id=f"{i}/0") for i in range(2)]
         found = await asyncio.gather(*asked, return_exceptions=True)
         await engine.close()
-    assert sum("Switch off caches of answers" in str(each) for each in found) == is_compared
+    failed = [str(each) for each in found if isinstance(each, RepeatedAnswer)]
+    assert ["Switch off caches of answers" in each for each in failed] == [True] * is_compared
 
 
 async def test_an_answer_keeps_reasoning_apart_and_counts_tokens():
@@ -424,21 +425,23 @@ async def test_a_run_shows_what_was_sent_again_who_answered_and_that_it_sent_no_
 
 
 @pytest.mark.parametrize(
-    ("answer", "cause"),
+    ("answer", "name"),
     [
-        ((429, {}, {"error": {"message": "Rate limit reached"}}), "429"),
-        ((500, {}, {"error": {"message": "oops"}}), "500"),
-        (NO_CHOICE, "200"),
+        ((429, {}, {"error": {"message": "Rate limit reached"}}), "EngineError (429)"),
+        ((500, {}, {"error": {"message": "oops"}}), "EngineError (500)"),
+        (NO_CHOICE, "EngineError (200)"),
+        (completion("", usage=None), "EmptyAnswer"),
+        (completion("4", finish_reason="content_filter"), "FilteredAnswer"),
     ],
 )
-async def test_a_run_counts_what_failed_it_by_the_status_of_the_server(answer, cause):
+async def test_a_run_counts_what_failed_it_by_the_status_of_the_server_or_what_is_wrong_with_the_answer(answer, name):
     with served(lambda body: answer) as server:
         engine = ChatEngine(server.base_url, "the-model", max_retries=1)
         flags = {"max_retries": 1, "max_error_share": 1.0, "progress": "none"}
         run = await agentenv.arollout(Says, [{"prompt": "2+2?", "label": "4"}] * 2, engine=engine, **flags)
         await engine.close()
-    assert run.metrics.retried_errors == {f"EngineError ({cause})": 2}
-    assert run.metrics.error_types == {f"infra:EngineError ({cause})": 2}
+    assert run.metrics.retried_errors == {name: 2}
+    assert run.metrics.error_types == {f"infra:{name}": 2}
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from agentenv._util.http.json_bodies import parse_body, parse_json
 from agentenv._util.off_loop import off_loop, size_of
 from agentenv.core.engine import Engine, EngineOptions, NoTokenizer
 from agentenv.core.types import Completion, Conversation, SamplingParams
-from agentenv.engines.chat.wire import TokenPrices, completion_of, request_fields
+from agentenv.engines.chat.wire import RepeatedAnswer, TokenPrices, completion_of, request_fields
 from agentenv.errors import ConfigError, DataError, EngineError, PromptTooLong, RunStopped
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class ChatEngine(Engine):
             completion = await off_loop(size_of(found), completion_of, found, asked, prices)
             return replace(completion, num_request_retries=counts["requests"] - 1)
         except EngineError as error:
-            raise EngineError(f"{self.base_url}/chat/completions: {error}") from error
+            raise type(error)(f"{self.base_url}/chat/completions: {error}") from error
 
     async def close(self) -> None:
         """Close all connections; calling it again does nothing."""
@@ -254,7 +254,7 @@ class ChatEngine(Engine):
         name = found.get("id")
         if isinstance(name, str) and len(name) >= _MIN_ID:
             if name in self._seen_ids:
-                raise EngineError(
+                raise RepeatedAnswer(
                     f"{where}: expected a new answer, got that of an earlier request, {name[:80]!r}. "
                     "Switch off caches of answers between here and the model."
                 )
