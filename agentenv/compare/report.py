@@ -39,6 +39,7 @@ def sections_of(c: RunComparison) -> dict[str, list[tuple[str, str]]]:
         "Checks": list(_check_rows(c)),
         "Passed": list(_passed_rows(c)),
         "Sampled tokens per episode, B / A": list(_lengths(c)),
+        "Dollars per episode": list(_changes([] if c.cost is None else [c.cost])),
         "Stop reasons, share of episodes": list(_changes(_changed(c.stop_reasons))),
         "info": list(_changes(_changed(c.info))),
         f"Tasks (★: q ≤ {FALSE_SHARE:.2f})": list(_task_rows(c)),
