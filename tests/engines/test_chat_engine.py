@@ -325,13 +325,27 @@ async def test_an_account_without_credit_ends_the_run_with_one_advice(status):
 
 
 async def test_a_refused_field_is_named_with_the_flag_that_leaves_it_out():
-    refusal = {"error": {"message": "Unknown parameter: 'seed'.", "param": "seed"}}
+    refusal = {"error": {"message": "'seed' is wrong.", "param": "seed"}}
     error, _ = await ask(in_turn((400, {}, refusal)), SamplingParams(max_tokens=64, seed=3))
     assert type(error) is EngineError
     assert error_name(error) == "EngineError (400)"
     assert """Correct the request. --engine_args '{"extra_body": {"seed": null}}' leaves it out.""" in str(error)
     error, _ = await ask(in_turn((400, {}, {"error": {"message": '"auto" tool choice requires a parser'}})))
     assert "engine_args" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["Unknown parameter: 'seed'.", "Unsupported parameter: 'seed'", "Unrecognized request argument supplied: seed"],
+)
+async def test_a_field_that_the_server_does_not_know_ends_the_run_at_its_first_refusal(said):
+    with served(lambda body: (400, {}, {"error": {"message": said}})) as server:
+        engine = ChatEngine(server.base_url, "the-model")
+        rows, flags = [{"prompt": "?", "label": ""}] * 3, {"seed": 0, "concurrency": 1, "progress": "none"}
+        with pytest.raises(ConfigError, match=r'"seed": null.* leaves it out'):
+            await agentenv.arollout(Says, rows, engine=engine, **flags)
+        await engine.close()
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("model", ["org/seed", "seed-oss"])

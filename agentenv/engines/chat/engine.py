@@ -50,6 +50,8 @@ _TOO_LONG = re.compile(
     re.IGNORECASE,
 )
 """What servers say when the prompt, or the prompt and the limit of the answer, are too long for the model."""
+_UNKNOWN_FIELD = re.compile(r"un(supported|known|recognized)[ _](request )?(parameter|argument|field)", re.IGNORECASE)
+"""What they say when they do not know a field, whatever its value."""
 _OTHER_LIMIT = re.compile(
     r"rate[ _-]?limit|quota|usage limit|\b[TR]P[MD]\b|tokens/|\b(minute|hour|day|month)s?\b|daily|hourly|monthly|"
     r"per second|please wait|number of (images|tools)",
@@ -163,7 +165,7 @@ class ChatEngine(Engine):
         Raises:
             EngineError: no valid answer within `timeout_s` and `max_retries`, or the server refuses the request.
             PromptTooLong: the conversation is too long for the model.
-            ConfigError: the address, key or model is wrong; retrying cannot help.
+            ConfigError: the address, key or model is wrong, or the server does not know a field; retrying cannot help.
             RunStopped: the account has no credit.
         """
         body = request_fields(self.model, asked, sampling)
@@ -180,7 +182,9 @@ class ChatEngine(Engine):
             text = self._without_names(error)
             said = next((name for name in sorted(body.keys() - _NEEDED) if re.search(_WORD.format(name), text)), None)
             cure = said and f""" --engine_args '{{"extra_body": {{"{said}": null}}}}' leaves it out."""
-            refused = EngineError(f"{error}{cure or ''}")
+            # Every other request has the field, too, so a ConfigError ends the run.
+            kind = ConfigError if said and _UNKNOWN_FIELD.search(text) else EngineError
+            refused = kind(f"{error}{cure or ''}")
             refused.http_status = error.http_status
             raise refused from None
         try:
