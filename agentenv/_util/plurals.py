@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 
@@ -13,3 +14,10 @@ def counted(num: int, noun: str, plural: str | None = None) -> str:
 def histogram(counts: Mapping[str, int]) -> str:
     """Return names with their counts on one line; "none" without any."""
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
+
+
+def decimal(value: float, num: int = 3, sign: str = "") -> str:
+    """Return a number with `num` decimals, or with more, up to 9, that show two digits of a small one."""
+    if 1e-9 <= abs(value) < 1.0:
+        num = max(num, min(9, 1 - math.floor(math.log10(abs(value)))))
+    return f"{value:{sign}.{num}f}"

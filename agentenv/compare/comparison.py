@@ -81,6 +81,8 @@ class RunComparison:
     """None if the engine counted no tokens."""
     lengths_passed: Ratio | None
     """Of the episodes that passed."""
+    cost: Change | None
+    """Dollars per episode, for `--prices`; None if no task has them in both runs."""
     stop_reasons: tuple[Change, ...]
     """Share of the episodes by stop reason, the largest change first."""
     info: tuple[Change, ...]
@@ -175,6 +177,7 @@ def compare_sides(a: Side, b: Side, *, by: By, cluster: str | None, margin: floa
         passes=pairing.pass_changes(pairs),
         lengths=pairing.length_ratio(pairs, lambda outcome: True),
         lengths_passed=pairing.length_ratio(pairs, lambda outcome: outcome.passed is True),
+        cost=pairing.cost_change(pairs),
         stop_reasons=pairing.stop_changes(pairs),
         info=pairing.info_changes(pairs),
         tasks=pairing.task_changes(pairs),

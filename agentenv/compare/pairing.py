@@ -223,6 +223,13 @@ def length_ratio(pairs: Sequence[TaskPair], counts: Callable[[EpisodeOutcome], b
     return Ratio(math.exp(found.mean), low, high, len(used))
 
 
+def cost_change(pairs: Sequence[TaskPair]) -> Change | None:
+    """Return how the dollars per episode changed, over the tasks whose cost both runs know; None without any."""
+    costs = [[values_of(row, lambda each: each.cost_usd) for row in (pair.a, pair.b)] for pair in pairs]
+    known = [(pair, fmean(a), fmean(b)) for pair, (a, b) in zip(pairs, costs, strict=True) if a and b]
+    return change_of("policy cost", *zip(*known, strict=True)) if known else None
+
+
 def stop_changes(pairs: Sequence[TaskPair]) -> tuple[Change, ...]:
     """Return the share of each stop reason, of all episodes of the compared tasks, the largest change first."""
     reasons = sorted({each.stop_reason for pair in pairs for each in (*pair.a, *pair.b)})

@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from agentenv._util.plurals import counted
+from agentenv._util.plurals import counted, decimal
 from agentenv._util.terminal import safe
 from agentenv.compare.comparison import RunComparison, SideFacts
 from agentenv.compare.intervals import MeanDifference
@@ -39,6 +39,7 @@ def sections_of(c: RunComparison) -> dict[str, list[tuple[str, str]]]:
         "Checks": list(_check_rows(c)),
         "Passed": list(_passed_rows(c)),
         "Sampled tokens per episode, B / A": list(_lengths(c)),
+        "Dollars per episode": list(_changes([] if c.cost is None else [c.cost])),
         "Stop reasons, share of episodes": list(_changes(_changed(c.stop_reasons))),
         "info": list(_changes(_changed(c.info))),
         f"Tasks (★: q ≤ {FALSE_SHARE:.2f})": list(_task_rows(c)),
@@ -163,18 +164,18 @@ def _lengths(c: RunComparison) -> Iterator[tuple[str, str]]:
 def _changes(changes: Sequence[Change]) -> Iterator[tuple[str, str]]:
     for each in changes:
         q = "" if each.q is None else f"  q {_p(each.q)}"
-        yield each.name, f"{each.a:.3f} → {each.b:.3f}  {_difference(each.difference)}{q}"
+        yield each.name, f"{decimal(each.a)} → {decimal(each.b)}  {_difference(each.difference)}{q}"
 
 
 def _difference(d: MeanDifference) -> str:
-    return f"{d.mean:+.3f}{_interval(d)}"
+    return f"{decimal(d.mean, sign='+')}{_interval(d)}"
 
 
 def _interval(d: MeanDifference, shift: float = 0.0) -> str:
     if d.ci95_low is None or d.ci95_high is None:
         return ""
     sign = "" if shift else "+"
-    return f"  95% CI [{d.ci95_low + shift:{sign}.3f}, {d.ci95_high + shift:{sign}.3f}]"
+    return f"  95% CI [{decimal(d.ci95_low + shift, sign=sign)}, {decimal(d.ci95_high + shift, sign=sign)}]"
 
 
 def _task_rows(c: RunComparison) -> Iterator[tuple[str, str]]:

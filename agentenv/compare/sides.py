@@ -47,6 +47,8 @@ class EpisodeOutcome:
     """Why it has no reward: the kind of the error, or else the stop reason; empty if it has one."""
     info: Mapping[str, float] = field(default_factory=dict)
     """As `Summary.info_last`."""
+    cost_usd: float | None = None
+    """As `Summary.cost_usd`; None also if it failed, since that is only a part."""
 
     def value(self, by: By) -> float | None:
         """Return the number to compare; None if unknown, as of an episode without a reward."""
@@ -206,6 +208,7 @@ class PassRule:
             num_action_tokens=episode.num_action_tokens,
             failure="" if episode.reward is not None else str(episode.error_kind or stop),
             info=episode.info_last,
+            cost_usd=episode.cost_usd if episode.error_kind is None else None,
         )
 
     def settle(self, side: Side) -> None:

@@ -8,7 +8,7 @@ run takes such answers up and does not sample them again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from agentenv.core.types import Task
 from agentenv.episode.runner import EpisodeRunner, OnEnd, PlannedEpisode, passed
 from agentenv.errors import ConfigError, ContractError, DataError, ErrorKind
 from agentenv.interop.verl.judges import ScoreFunction, judge_of, mapping
-from agentenv.rewards.grading import MAX_CONCURRENT
+from agentenv.rewards.grading import MAX_CONCURRENT, collect_usage
 from agentenv.rewards.groups.batch import Each, grade_group
 from agentenv.rewards.groups.function import FunctionGroupReward
 from agentenv.rewards.groups.registry import GROUP_REWARDS
@@ -94,19 +94,21 @@ class GroupGrader:
         num, num_members = len(trajectories), len(members)
         why = f"expected {num} answers to the task, got {num_members}: --incomplete_groups drop"
         results = [RewardResult.failed(why)] * num_members
-        kind = "GroupDropped"
+        kind, spent = "GroupDropped", dict[str, float]()
         if members and not (is_dropped and num_members < num):
             responses = [self._response(member) for member in members]
             reference = self._reference(members[0].task)
             limit_s, flag = self.options.group_timeout_s, "--group_timeout_s"
-            grade = await grade_group(self.reward, responses, reference, limit_s=limit_s, flag=flag)
+            with collect_usage() as spent:  # by judges
+                grade = await grade_group(self.reward, responses, reference, limit_s=limit_s, flag=flag)
             results = list(grade.results)
             if (wrong := next((each for each in results if each.is_misconfigured), None)) is not None:
                 raise wrong.error("--group_reward")
             kind = _FAILED
             if is_dropped and (failed := [result for result in results if result.reward is None]):
                 results = failed[:1] * num_members
-        graded = iter([_graded(*each, kind) for each in zip(members, results, strict=True)])
+        share = {name: count / num_members for name, count in spent.items()}
+        graded = iter([_graded(*each, kind, share) for each in zip(members, results, strict=True)])
         return [each if each.reward is None else next(graded) for each in trajectories]
 
     def _reference(self, task: Task) -> str | None:
@@ -129,8 +131,8 @@ class GroupGrader:
         return Response(text, task.label, prompt, {**extra, **task.metadata})
 
 
-def _graded(trajectory: Trajectory, result: RewardResult, failure: str) -> Trajectory:
-    """Return a record with its group's reward, or with the reason why there is none."""
+def _graded(trajectory: Trajectory, result: RewardResult, failure: str, spent: Mapping[str, float]) -> Trajectory:
+    """Return a record with its group's reward and its share of what grading used, or the reason why there is none."""
     if result.reward is None:
         kinds: dict[Status, ErrorKind] = {Status.LABEL: "data", Status.ERROR: "contract"}
         return _without(trajectory, failure, result.detail, kinds.get(result.status, "infra"))
@@ -138,7 +140,9 @@ def _graded(trajectory: Trajectory, result: RewardResult, failure: str) -> Traje
     known = {name: value for name, value in components.items() if value is not None}
     last = trajectory.turns[-1].result
     assert last is not None  # the episode has a reward
-    info = {**last.info, **known, GROUP_REWARD: result.reward}
+    # What judges in `step` used is there already, under the same names.
+    used = {name: num + was for name, num in spent.items() if not isinstance(was := last.info.get(name, 0.0), str)}
+    info = {**last.info, **used, **known, GROUP_REWARD: result.reward}
     try:
         trajectory.set_result(replace(last, reward=last.reward + result.reward, info=info))
     except ContractError as error:  # the sum is not a reward

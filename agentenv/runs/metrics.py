@@ -26,6 +26,7 @@ from agentenv.core.types import MAX_REWARD, StopReason
 from agentenv.core.views import spans_of
 from agentenv.errors import ErrorKind
 from agentenv.rewards.hygiene import HygieneCounts, RewardHygiene, Style, num_marks, repeated
+from agentenv.rewards.judges.protocol import JUDGE_COST
 from agentenv.sandbox.types import Isolation
 
 _LEVELS = frozenset(Isolation)
@@ -264,6 +265,8 @@ class Metrics:
     """Episodes whose cost is known."""
     cost_per_episode_usd: float | None
     """Mean over those of them that did not fail: a failed one is only a part."""
+    judge_cost: float | None
+    """What judges with a price cost in the recorded attempts, in its currency; None if no judge had one."""
     info: dict[str, dict[str, float]]
     """By key of `StepResult.info`: "last", the mean over episodes of the last turn's value, "sum", the mean of the sum
     over turns, and "num_episodes" that have the key."""
@@ -345,7 +348,7 @@ class _Counts:
         self.refusal_reasons: dict[str, str] = {}
         self.info: dict[str, tuple[Moments, Moments]] = {}
         self.rewards, self.scores, self.task_rewards, self.task_scores = (Moments() for _ in range(4))
-        self.cost, self.whole_cost = Moments(), Moments()
+        self.cost, self.whole_cost, self.judge_cost = Moments(), Moments(), Moments()
         self.hygiene = HygieneCounts()
         self.open: dict[str, _Group] = {}
 
@@ -357,16 +360,17 @@ class _Counts:
         if e.error_kind:
             self.kinds["error_types"][f"{e.error_kind}:{with_cause(e.error_type, e.error_cause)}"] += 1
         kinds = {"bridges": e.bridges, "refusals": e.refusals, "retried_errors": e.retried, "models": e.models}
+        kinds["isolation"] = {e.isolation: 1} if e.isolation else {}
         for field_name, counts in kinds.items():
             for kind, num in counts.items():  # `Counter.update` is slow for few values
                 self.kinds[field_name][kind] += num
         self.refusal_reasons.update(e.refusal_reasons)
-        if e.isolation:
-            self.kinds["isolation"][e.isolation] += 1
         if e.cost_usd is not None:
             self.cost.add(e.cost_usd)
             if e.error_kind is None:
                 self.whole_cost.add(e.cost_usd)
+        if JUDGE_COST in e.info_sum:
+            self.judge_cost.add(e.info_sum[JUDGE_COST])
         key = e.group_id or e.episode_id
         group = self.open.get(key)
         if group is None:
@@ -445,6 +449,7 @@ class _Counts:
             cost_usd=self.cost.total if self.cost.num else None,
             num_priced=self.cost.num,
             cost_per_episode_usd=self.whole_cost.mean,
+            judge_cost=self.judge_cost.total if self.judge_cost.num else None,
             refusal_reasons=self.refusal_reasons,
             info={
                 key: {"last": last.mean or 0.0, "sum": total.mean or 0.0, "num_episodes": last.num}

@@ -169,13 +169,15 @@ def open_run_trackers(job: Job, out: Path | None) -> Trackers:
 
 
 def report_changed_files(config: RunConfig, out: Path, note: Callable[[str], None]) -> None:
-    """Note if the file of the agent or of a reward changed before a resume, and record it in config.json.
+    """Note if --prices, the file of the agent or that of a reward changed before a resume; record files in config.json.
 
     Raises:
         ConfigError: config.json cannot be written.
     """
     document, now = read_config(out), code_digest(config)
     stored = document["config"]
+    if stored["flags"].get("prices") != config.prices:
+        note("changed on resume: --prices; episodes that have ended keep their cost")
     before = stored.get("agent_file", now)
     if before == now:
         return

@@ -10,10 +10,10 @@ from agentenv.runs.records.directory import RunWriter
 from agentenv.runs.records.steps import append_step, evaluation_row
 
 
-def outcome(reward, *, stop="terminated", tokens=2, info=None):
+def outcome(reward, *, stop="terminated", tokens=2, info=None, cost=None):
     """An episode that passed if its reward is 1; without a reward it failed."""
     passed = None if reward is None else reward >= 1
-    return EpisodeOutcome(reward, reward, passed, stop, tokens, "infra" if reward is None else "", info or {})
+    return EpisodeOutcome(reward, reward, passed, stop, tokens, "infra" if reward is None else "", info or {}, cost)
 
 
 def side(rewards, name="a", **values):

@@ -51,6 +51,20 @@ def test_lines_fit_the_terminal(width):
     assert "7 did not" not in text
 
 
+def test_small_numbers_of_info_have_two_digits():
+    a, b = ({task: [outcome(0.0, info={"cost": cost})] for task in "xyz"} for cost in (0.00002, 0.000351))
+    assert "cost              0.000020 → 0.00035  +0.00033" in as_text(compared(a, b))
+
+
+def test_the_cost_of_the_policy_is_compared_where_both_runs_know_it():
+    a = {task: [outcome(0.0, cost=0.0001), outcome(0.0, cost=cost)] for task, cost in {"x": 0.0005, "y": None}.items()}
+    b = {"x": [outcome(0.0, cost=0.002)], "y": [outcome(0.0, cost=0.002), outcome(0.0)]}
+    unknown = {"z": [outcome(0.0)]}
+    text = as_text(compared(a | {"z": [outcome(0.0, cost=9.0)]}, b | unknown))
+    assert "Dollars per episode\n  policy cost       0.00020 → 0.0020  +0.0018" in text
+    assert "Dollars" not in as_text(compared(a | unknown, unknown))
+
+
 def test_only_the_first_changed_tasks_are_listed():
     text = as_text(compared(LOW, HIGH))
     assert "2 other tasks changed, 0 did not." in text

@@ -14,7 +14,7 @@ from agentenv.core.agent import AgentInstance
 from agentenv.core.engine import NoTokenizer
 from agentenv.core.types import Conversation, Limits, SamplingParams, StepResult, StopReason, Task
 from agentenv.engines.chat.engine import ChatEngine
-from agentenv.engines.chat.wire import read_prices
+from agentenv.engines.chat.wire import RepeatedAnswer, read_prices
 from agentenv.episode.failures import error_name
 from agentenv.episode.loop import run_episode
 from agentenv.errors import ConfigError, EngineError, PromptTooLong, RunStopped
@@ -316,14 +316,36 @@ async def test_a_refusal_for_another_limit_is_a_failure_and_is_sent_once(message
     assert len(server.requests) == 1
 
 
+@pytest.mark.parametrize("status", [402, 429, 403])
+async def test_an_account_without_credit_ends_the_run_with_one_advice(status):
+    error, server = await ask(in_turn((status, {}, {"error": {"message": "No.", "code": "insufficient_quota"}})))
+    assert isinstance(error, RunStopped)
+    assert str(error).endswith("'. The account has no credit: add some. Then continue with --resume.")
+    assert len(server.requests) == 1
+
+
 async def test_a_refused_field_is_named_with_the_flag_that_leaves_it_out():
-    refusal = {"error": {"message": "Unknown parameter: 'seed'.", "param": "seed"}}
+    refusal = {"error": {"message": "'seed' is wrong.", "param": "seed"}}
     error, _ = await ask(in_turn((400, {}, refusal)), SamplingParams(max_tokens=64, seed=3))
     assert type(error) is EngineError
     assert error_name(error) == "EngineError (400)"
     assert """Correct the request. --engine_args '{"extra_body": {"seed": null}}' leaves it out.""" in str(error)
     error, _ = await ask(in_turn((400, {}, {"error": {"message": '"auto" tool choice requires a parser'}})))
     assert "engine_args" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["Unknown parameter: 'seed'.", "Unsupported parameter: 'seed'", "Unrecognized request argument supplied: seed"],
+)
+async def test_a_field_that_the_server_does_not_know_ends_the_run_at_its_first_refusal(said):
+    with served(lambda body: (400, {}, {"error": {"message": said}})) as server:
+        engine = ChatEngine(server.base_url, "the-model")
+        rows, flags = [{"prompt": "?", "label": ""}] * 3, {"seed": 0, "concurrency": 1, "progress": "none"}
+        with pytest.raises(ConfigError, match=r'"seed": null.* leaves it out'):
+            await agentenv.arollout(Says, rows, engine=engine, **flags)
+        await engine.close()
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("model", ["org/seed", "seed-oss"])
@@ -355,6 +377,8 @@ async def test_an_empty_or_cut_answer_and_a_refusal_are_actions_and_one_without_
 ):
     found, _ = await ask(lambda body: completion(message, **how))
     assert isinstance(found, EngineError) if content is None else found.answer.content == content
+    if content is None and not message:
+        assert 'neither: {"finish_reason": "stop", "message": {"role": "assistant", "content": "' in str(found)
 
 
 @pytest.mark.parametrize(("name", "is_compared"), [("chatcmpl-0123456789abcdef", True), ("chatcmpl-0", False)])
@@ -364,7 +388,8 @@ async def test_an_answer_with_the_id_of_an_earlier_one_is_a_failure_if_its_id_is
         asked = [engine.generate(HELLO, SHORT, request_id=f"{i}/0") for i in range(2)]
         found = await asyncio.gather(*asked, return_exceptions=True)
         await engine.close()
-    assert sum("Switch off caches of answers" in str(each) for each in found) == is_compared
+    failed = [str(each) for each in found if isinstance(each, RepeatedAnswer)]
+    assert ["Switch off caches of answers" in each for each in failed] == [True] * is_compared
 
 
 async def test_an_answer_keeps_reasoning_apart_and_counts_tokens():
@@ -414,21 +439,23 @@ async def test_a_run_shows_what_was_sent_again_who_answered_and_that_it_sent_no_
 
 
 @pytest.mark.parametrize(
-    ("answer", "cause"),
+    ("answer", "name"),
     [
-        ((429, {}, {"error": {"message": "Rate limit reached"}}), "429"),
-        ((500, {}, {"error": {"message": "oops"}}), "500"),
-        (NO_CHOICE, "200"),
+        ((429, {}, {"error": {"message": "Rate limit reached"}}), "EngineError (429)"),
+        ((500, {}, {"error": {"message": "oops"}}), "EngineError (500)"),
+        (NO_CHOICE, "EngineError (200)"),
+        (completion("", usage=None), "EmptyAnswer"),
+        (completion("4", finish_reason="content_filter"), "FilteredAnswer"),
     ],
 )
-async def test_a_run_counts_what_failed_it_by_the_status_of_the_server(answer, cause):
+async def test_a_run_counts_what_failed_it_by_the_status_of_the_server_or_what_is_wrong_with_the_answer(answer, name):
     with served(lambda body: answer) as server:
         engine = ChatEngine(server.base_url, "the-model", max_retries=1)
         flags = {"max_retries": 1, "max_error_share": 1.0, "progress": "none"}
         run = await agentenv.arollout(Says, [{"prompt": "2+2?", "label": "4"}] * 2, engine=engine, **flags)
         await engine.close()
-    assert run.metrics.retried_errors == {f"EngineError ({cause})": 2}
-    assert run.metrics.error_types == {f"infra:EngineError ({cause})": 2}
+    assert run.metrics.retried_errors == {name: 2}
+    assert run.metrics.error_types == {f"infra:{name}": 2}
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,23 @@ def test_the_mean_cost_of_an_episode_leaves_out_the_parts_that_failed_ones_paid_
     assert rows["policy cost"] == "$0.2500  (1 episode unknown)"
 
 
+def test_an_info_that_some_episodes_lack_is_shown_with_the_number_that_have_it():
+    ends = [Summary(f"{name}/0", name, reward=1.0, info_last={"c": 2.0}, info_sum={"c": 3.0}) for name in "abc"]
+    ends[0] = replace(ends[0], info_last={"c": 2.0, "failures": 1.0}, info_sum={"c": 3.0, "failures": 1.0})
+    rows = dict(result_rows(aggregate([*ends, failed("d/0")], num_tasks=4, num_samples=1, wall_s=1.0)))
+    assert rows["info c"] == "last turn 2.000, sum 3.000"
+    assert rows["info failures"] == "last turn 1.000, sum 1.000  (1 of 3 episodes)"
+
+
+def test_a_small_cost_is_shown_with_digits_that_are_not_0_and_that_of_judges_in_all():
+    info = {"judge/cost": 0.000068}
+    ends = [Summary(f"{name}/0", name, reward=1.0, cost_usd=1e-5, info_last=info, info_sum=info) for name in "ab"]
+    rows = dict(result_rows(aggregate(ends, num_tasks=2, num_samples=1, wall_s=1.0)))
+    assert rows["policy cost"] == "$0.000020  ($0.000010 per episode)"
+    assert rows["judge cost"] == "0.00014"
+    assert rows["info judge/cost"] == "last turn 0.000068, sum 0.000068"
+
+
 @pytest.fixture
 def every_moment(monkeypatch):
     monkeypatch.setattr(progress, "_WAIT_LINE_S", 0.01)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 import agentenv
+from agentenv._util.plurals import decimal
 from agentenv.core.views import messages_of
 from agentenv.engines.chat.engine import ChatEngine
 from agentenv.errors import ConfigError, DataError
@@ -92,13 +93,13 @@ def test_a_run_is_recorded_counted_and_priced_without_the_key(place, capsys):
     assert metrics["num_priced"] == 2
     assert metrics["tokens"]["num_input"] == num_input
     assert metrics["tokens"]["num_action"] == 3 * len(server.requests)
-    assert f"${cost:.4f}  (${cost / 2:.4f} per episode)" in capsys.readouterr().out
+    assert f"${decimal(cost, 4)}  (${decimal(cost / 2, 4)} per episode)" in capsys.readouterr().out
     recorded = [turn["answer"] for episode in lines(place / "out") for turn in episode["turns"]]
     assert sum(each["cost_usd"] for each in recorded) == pytest.approx(cost)
 
 
 @pytest.mark.long
-def test_a_run_is_resumed_with_its_flags_and_another_address(place):
+def test_a_run_is_resumed_with_its_flags_another_address_and_prices_of_its_new_answers(place, capsys):
     with served(answer) as server:
         assert run(server, "--env", "math_retry", "--limit", "2", "--out", "whole") == 0
         assert run(server, "--env", "math_retry", "--limit", "2", "--out", "out") == 0
@@ -106,8 +107,15 @@ def test_a_run_is_resumed_with_its_flags_and_another_address(place):
     record.write_bytes(record.read_bytes().splitlines(keepends=True)[0])
     assert command(["run", "--resume", "--out", "out", "--model", "another", "--progress", "none"]) == 2
     with served(answer) as server:
-        assert command(["run", "--resume", "--out", "out", "--base_url", server.base_url, "--progress", "none"]) == 0
-    assert without_times(lines(place / "out")) == without_times(lines(place / "whole"))
+        others = ["--base_url", server.base_url, "--progress", "none"]
+        capsys.readouterr()
+        assert command(["run", "--resume", "--out", "out", *others, "--prices", json.dumps(PRICES)]) == 0
+    assert "changed on resume: --prices; episodes that have ended keep their cost\n" in capsys.readouterr().err
+    found = lines(place / "out")
+    assert [any(turn["answer"]["cost_usd"] for turn in episode["turns"]) for episode in found] == [False, True]
+    for turn in found[1]["turns"]:
+        turn["answer"]["cost_usd"] = None
+    assert without_times(found) == without_times(lines(place / "whole"))
 
 
 @pytest.mark.long

@@ -39,6 +39,8 @@ _MAX_EXCERPT = 300
 _MAX_REFUSAL_BYTES = 65_536
 _OVERLOADED = frozenset({408, 409, 429, 502, 503, 504})
 """Statuses that say nothing about the request. Other statuses from 500 on may mean that the server failed on it."""
+NO_CREDIT = "The account has no credit: add some."
+"""The end of the error where that is why a server refused."""
 _ADVICE = {
     403: "Check the API key and its rights.",
     404: "Check the address, its path and the model's name.",
@@ -377,10 +379,11 @@ class HTTPClient:
     def _refusal(self, url: str, answer: HTTPAnswer) -> AttemptFailure:
         status = answer.status
         message = f"{url}: expected status 200, got {status}: {answer.excerpt}."
+        no_credit = NO_CREDIT if status == 402 or b"insufficient_quota" in answer.body else ""
         if status in _OVERLOADED or status >= 500:
             advice = "Send fewer at a time: lower --concurrency." if status == 429 else "Check the server's log."
             return AttemptFailure(
-                self.errors.unavailable(f"{message} {advice}"),
+                self.errors.unavailable(f"{message} {no_credit or advice}"),
                 retryable=True,
                 suspect=status not in _OVERLOADED,
                 suspect_if_repeated=status >= 500,
@@ -389,8 +392,9 @@ class HTTPClient:
             )
         if status == 401 or status in _ADVICE or status < 400:
             advice = self._key_advice if status == 401 else _ADVICE.get(status, "Check the address.")
-            return AttemptFailure(self.errors.misaddressed(f"{message} {advice}"), status=status)
-        return AttemptFailure(self.errors.refused(f"{message} Correct the request."), suspect=True, status=status)
+            return AttemptFailure(self.errors.misaddressed(f"{message} {no_credit or advice}"), status=status)
+        refused = self.errors.refused(f"{message} {no_credit or 'Correct the request.'}")
+        return AttemptFailure(refused, suspect=True, status=status)
 
     async def parse_json(self, answer: HTTPAnswer, path: str, read: Callable[[Any], T]) -> T | AttemptFailure:
         """Return what `read` returns for the JSON of an answer, or a failure if it is not JSON.

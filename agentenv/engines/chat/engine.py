@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentenv._util.http.client import (
     MAX_ANSWER_BYTES,
+    NO_CREDIT,
     AttemptFailure,
     HTTPClient,
     HTTPErrors,
@@ -23,7 +24,7 @@ from agentenv._util.http.json_bodies import parse_body, parse_json
 from agentenv._util.off_loop import off_loop, size_of
 from agentenv.core.engine import Engine, EngineOptions, NoTokenizer
 from agentenv.core.types import Completion, Conversation, SamplingParams
-from agentenv.engines.chat.wire import TokenPrices, completion_of, request_fields
+from agentenv.engines.chat.wire import RepeatedAnswer, TokenPrices, completion_of, request_fields
 from agentenv.errors import ConfigError, DataError, EngineError, PromptTooLong, RunStopped
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ _TOO_LONG = re.compile(
     re.IGNORECASE,
 )
 """What servers say when the prompt, or the prompt and the limit of the answer, are too long for the model."""
+_UNKNOWN_FIELD = re.compile(r"un(supported|known|recognized)[ _](request )?(parameter|argument|field)", re.IGNORECASE)
+"""What they say when they do not know a field, whatever its value."""
 _OTHER_LIMIT = re.compile(
     r"rate[ _-]?limit|quota|usage limit|\b[TR]P[MD]\b|tokens/|\b(minute|hour|day|month)s?\b|daily|hourly|monthly|"
     r"per second|please wait|number of (images|tools)",
@@ -162,7 +165,7 @@ class ChatEngine(Engine):
         Raises:
             EngineError: no valid answer within `timeout_s` and `max_retries`, or the server refuses the request.
             PromptTooLong: the conversation is too long for the model.
-            ConfigError: the address, key or model is wrong; retrying cannot help.
+            ConfigError: the address, key or model is wrong, or the server does not know a field; retrying cannot help.
             RunStopped: the account has no credit.
         """
         body = request_fields(self.model, asked, sampling)
@@ -179,7 +182,9 @@ class ChatEngine(Engine):
             text = self._without_names(error)
             said = next((name for name in sorted(body.keys() - _NEEDED) if re.search(_WORD.format(name), text)), None)
             cure = said and f""" --engine_args '{{"extra_body": {{"{said}": null}}}}' leaves it out."""
-            refused = EngineError(f"{error}{cure or ''}")
+            # Every other request has the field, too, so a ConfigError ends the run.
+            kind = ConfigError if said and _UNKNOWN_FIELD.search(text) else EngineError
+            refused = kind(f"{error}{cure or ''}")
             refused.http_status = error.http_status
             raise refused from None
         try:
@@ -187,7 +192,7 @@ class ChatEngine(Engine):
             completion = await off_loop(size_of(found), completion_of, found, asked, prices)
             return replace(completion, num_request_retries=counts["requests"] - 1)
         except EngineError as error:
-            raise EngineError(f"{self.base_url}/chat/completions: {error}") from error
+            raise type(error)(f"{self.base_url}/chat/completions: {error}") from error
 
     async def close(self) -> None:
         """Close all connections; calling it again does nothing."""
@@ -236,8 +241,8 @@ class ChatEngine(Engine):
         answer = await self._http.attempt(path, content)
         if isinstance(answer, AttemptFailure):
             text = str(answer.error)
-            if answer.status == 402 or "insufficient_quota" in text:
-                raise RunStopped(f"{text} The account has no credit: add some and --resume.") from answer.error
+            if text.endswith(NO_CREDIT):
+                raise RunStopped(f"{text} Then continue with --resume.") from answer.error
             if answer.status == 403:  # of this request: a filter of the server may have refused its content
                 return replace(answer, error=_Refused(text))
             return answer
@@ -253,7 +258,7 @@ class ChatEngine(Engine):
         name = found.get("id")
         if isinstance(name, str) and len(name) >= _MIN_ID:
             if name in self._seen_ids:
-                raise EngineError(
+                raise RepeatedAnswer(
                     f"{where}: expected a new answer, got that of an earlier request, {name[:80]!r}. "
                     "Switch off caches of answers between here and the model."
                 )

@@ -27,6 +27,18 @@ _TOOL_KEYS = ("name", "description", "parameters", "strict")
 _PRICES = ("input", "output", "cached_input")
 
 
+class EmptyAnswer(EngineError):
+    """An answer has neither text nor calls nor counted tokens."""
+
+
+class FilteredAnswer(EngineError):
+    """A filter of the server removed the answer."""
+
+
+class RepeatedAnswer(EngineError):
+    """An answer is that of an earlier request."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenPrices:
     """Dollars for a million tokens."""
@@ -108,7 +120,7 @@ def completion_of(found: Mapping[str, Any], asked: Conversation, prices: TokenPr
         raise EngineError(f"expected a chat completion with one choice, got {brief_json(found)}. Check the address.")
     reason = choice.get("finish_reason")
     if reason == "content_filter":
-        raise EngineError("expected an answer, got finish_reason 'content_filter': the server refused it.")
+        raise FilteredAnswer("expected an answer, got finish_reason 'content_filter': the server refused it.")
     finish = _FINISH.get(reason) if isinstance(reason, str) else None
     if finish is None:
         raise EngineError(f"expected a finish_reason, one of {', '.join(_FINISH)}, got {reason!r:.80}.")
@@ -119,7 +131,8 @@ def completion_of(found: Mapping[str, Any], asked: Conversation, prices: TokenPr
     details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
     num_cached = _count(details, "cached_tokens") or _count(usage, "prompt_cache_hit_tokens") or 0
     if not content and not calls and finish == "stop" and not num_output:
-        raise EngineError(f"expected text or tool calls, got neither: {brief_json(found)}.")
+        got = brief_json({"finish_reason": reason, "message": message, "usage": usage})
+        raise EmptyAnswer(f"expected text or tool calls, got neither: {got}.")
     num_cached = min(num_cached, num_input or 0)
     cost = None
     if prices is not None and num_input is not None and num_output is not None:

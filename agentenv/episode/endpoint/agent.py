@@ -35,6 +35,7 @@ from agentenv.episode.loop import recording_errors
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup, Stage
 from agentenv.episode.source import check_arguments
 from agentenv.errors import ConfigError, ContractError
+from agentenv.rewards.grading import collect_usage
 
 if TYPE_CHECKING:
     from agentenv.episode.endpoint.server import Endpoint
@@ -245,11 +246,13 @@ class _Run:
         self.progress.stage = Stage.RUN
         limit_s = self.limits.episode_timeout_s
         try:
-            value = await bounded(self.agent.run, self.context, limit_s=limit_s, flag="episode_timeout_s")
+            with collect_usage() as spent:  # by judges and reward models
+                value = await bounded(self.agent.run, self.context, limit_s=limit_s, flag="episode_timeout_s")
         except StepTimeout:
             self.stop_reason = StopReason.EPISODE_TIMEOUT
             return
-        self.result = self._parse(value, "run")
+        result = self._parse(value, "run")
+        self.result = replace(result, info={**spent, **result.info})
         if self.session.num_calls == 0 and self.session.limit is None:
             raise ContractError(
                 f"{self.source.cls.__name__}.run: expected a chat completion or more, got none. "

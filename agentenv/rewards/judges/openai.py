@@ -169,7 +169,7 @@ class OpenAIJudge:
         content = request_bytes(self.model, messages, sampling, self.extra_body)
 
         async def attempt(number: int) -> str | AttemptFailure:
-            self.usage.add(requests=1, retries=int(number > 1))
+            self.usage.add(requests=1, retries=int(number > 1), failures=0)
             async with self._starting.here():
                 await asyncio.sleep(0)  # one per round of the loop: 64 that start in the same round block it for 0.1 s
             timeout_s = self.request_options.request_s

@@ -16,6 +16,7 @@ from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards.grading import add_usage
 
 USAGE_PREFIX = "judge/"
+JUDGE_COST = f"{USAGE_PREFIX}cost"
 _COUNTS = (
     "requests", "retries", "replies", "prompt_tokens", "completion_tokens", "uncounted", "cached", "shared", "unclear",
     "failures", "unavailable", "timeouts", "unreadable", "truncated", "refused",
@@ -143,12 +144,14 @@ class JudgeUsage:
         return self._counts[name]
 
     def add(self, **counts: int) -> None:
-        """Add to the counts, and, with the cost, to the usage of the caller; see `rewards.grading`."""
+        """Add to the counts, and, with the cost if there is a price, to the caller's usage; see `rewards.grading`."""
         with self._lock:
             for name, count in counts.items():
                 self._counts[name] += count
-        cost = self._cost(counts.get("prompt_tokens", 0), counts.get("completion_tokens", 0))
-        add_usage({f"{USAGE_PREFIX}{name}": count for name, count in counts.items()} | {f"{USAGE_PREFIX}cost": cost})
+        usage: dict[str, float] = {f"{USAGE_PREFIX}{name}": count for name, count in counts.items()}
+        if self.price != Price():  # without a price the cost is unknown
+            usage[JUDGE_COST] = self._cost(counts.get("prompt_tokens", 0), counts.get("completion_tokens", 0))
+        add_usage(usage)
 
     def fail(self, error: InfraError) -> None:
         """Count a failure."""

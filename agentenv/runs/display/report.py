@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentenv._util.estimates import Estimate
-from agentenv._util.plurals import counted, histogram
+from agentenv._util.plurals import counted, decimal, histogram
 from agentenv._util.terminal import safe
 from agentenv.core.trajectory import Trajectory
 from agentenv.runs.config import RunConfig
@@ -133,9 +133,11 @@ def result_rows(m: Metrics) -> list[tuple[str, str]]:
         rows.append(("speed", f"{t.episodes_per_s:.1f} episodes/s{speed}"))
     if m.cost_usd is not None:
         num_unknown, mean = m.num_episodes - m.num_priced, m.cost_per_episode_usd
-        facts = [] if mean is None else [f"${mean:.4f} per episode{' that did not fail' if failed else ''}"]
+        facts = [] if mean is None else [f"${decimal(mean, 4)} per episode{' that did not fail' if failed else ''}"]
         facts += [f"{counted(num_unknown, 'episode')} unknown"] if num_unknown else []
-        rows.append(("policy cost", f"${m.cost_usd:.4f}" + (f"  ({'; '.join(facts)})" if facts else "")))
+        rows.append(("policy cost", f"${decimal(m.cost_usd, 4)}" + (f"  ({'; '.join(facts)})" if facts else "")))
+    if m.judge_cost is not None:
+        rows.append(("judge cost", decimal(m.judge_cost, 4)))
     rows += [
         *([("answered by", histogram(m.models) + ": several models" * (len(m.models) > 1))] if m.models else []),
         ("time", f"{clock(t.wall_s)}  (of the episodes' time: {shares})"),
@@ -153,7 +155,10 @@ def result_rows(m: Metrics) -> list[tuple[str, str]]:
     if "std_in_group" in hygiene:
         share = _share(hygiene["zero_spread_share"])
         rows.append(("reward within tasks", f"std {hygiene['std_in_group']:.3f} (mean), none in {share} of the tasks"))
-    rows += [(f"info {key}", f"last turn {value['last']:.3f}, sum {value['sum']:.3f}") for key, value in m.info.items()]
+    for key, value in m.info.items():
+        num = int(value["num_episodes"])
+        part = f"  ({num} of {counted(m.num_rewarded, 'episode')})" if num < m.num_rewarded else ""
+        rows.append((f"info {key}", f"last turn {decimal(value['last'])}, sum {decimal(value['sum'])}{part}"))
     return rows + _error_rows(m)
 
 

@@ -14,6 +14,7 @@ from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.endpoint.agent import AgentContext, ChatAgentSource
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.errors import ConfigError, InfraError, RunStopped
+from agentenv.rewards.judges.protocol import JudgeUsage, Price
 from tests.episode.endpoint.scenes import assert_exact, chat_of, user
 from tests.waits import until
 
@@ -69,6 +70,17 @@ async def test_an_agents_episode_is_a_trajectory_like_any_other():
     assert trajectory.turns[-1].result.info == {"tries": 3.0}
     assert_exact(trajectory, engine)
     assert len(CLOSED) == 1
+
+
+async def test_what_judges_cost_in_run_is_in_the_info_of_the_episode():
+    class Judged(Agent):
+        async def run(self, context):
+            reward = await super().run(context)
+            JudgeUsage(Price(prompt=1e6)).add(prompt_tokens=3)
+            return reward
+
+    trajectory, _ = await episode(Judged, ["41"], tries=1)
+    assert trajectory.turns[-1].result.info == {"judge/prompt_tokens": 3.0, "judge/cost": 3.0}
 
 
 async def test_a_plain_run_is_a_thread_and_may_return_a_number():

@@ -10,6 +10,7 @@ import pytest
 
 from agentenv.core.types import SamplingParams
 from agentenv.errors import ConfigError, InfraError
+from agentenv.rewards.grading import collect_usage
 from agentenv.rewards.judges.asking import JudgeRetry
 from agentenv.rewards.judges.openai import OpenAIJudge, RequestOptions
 from agentenv.rewards.judges.pointwise import JudgeReward
@@ -117,6 +118,14 @@ async def test_an_invalid_reply_is_a_typed_failure_and_not_requested_again(body,
     """Elsewhere half a reply is read like a whole one, and reasoning that says YES in passing is the verdict."""
     async with chat_server(http(body)) as server:
         assert says in await failing(server, kind, count_as, num_requests=1)
+
+
+def test_a_judge_without_a_price_has_no_cost_in_the_usage_of_its_caller():
+    with collect_usage() as spent:
+        JudgeUsage().add(requests=1)
+        assert spent == {"judge/requests": 1}
+        JudgeUsage(Price(prompt=1.0)).add(cached=1)
+    assert spent == {"judge/requests": 1, "judge/cached": 1, "judge/cost": 0.0}
 
 
 UNCOUNTED = {**completion("three"), "usage": {"prompt_tokens": -1, "completion_tokens": 1.5}}

@@ -175,8 +175,20 @@ async def test_what_a_judge_costs_is_in_the_record_and_the_metrics_of_every_envi
         done = await arollout(env, rows, engine=engine, **flags)
     assert done[0].turns[0].result.info["judge/cost"] == pytest.approx((10 * 1000 + 5 * 10000) / 1e6)
     means = {name: values["sum"] for name, values in done.metrics.info.items()}
-    assert means["judge/cost"] == pytest.approx(0.06)
-    assert (means["judge/requests"], means["judge/retries"]) == (1.5, 0.5), "over episodes without a retry, too"
+    assert (means["judge/cost"], done.metrics.judge_cost) == (pytest.approx(0.06), pytest.approx(0.12))
+    assert [means[f"judge/{name}"] for name in ("requests", "retries", "failures")] == [1.5, 0.5, 0.0], (
+        "over episodes without a retry, too"
+    )
+
+
+async def test_what_the_judge_of_a_group_costs_is_shared_by_its_episodes_beside_what_their_own_cost():
+    async with chat_server(*["Verdict: YES"] * 2, *["Verdict: A"] * 2) as server:
+        judge = {"judge": {"base_url": server.url, "model": "m", "price": {"prompt": 1000, "completion": 10000}}}
+        rows, engine = [{"prompt": "?", "label": "4"}], ScriptedEngine(lambda request: f"{request.call_index}")
+        flags = {"env_kwargs": {"reward": {"judge": judge}}, "group_reward": {"pairwise": judge}}
+        done = await arollout(Verify, rows, engine=engine, n=2, **flags)
+    assert [each.turns[-1].result.info["judge/requests"] for each in done] == [2.0, 2.0]
+    assert done.metrics.judge_cost == pytest.approx(4 * 0.06)
 
 
 async def test_an_outage_of_a_judge_is_counted_by_its_class_and_the_status_of_the_server():
