@@ -208,6 +208,16 @@ def test_the_run_that_is_read_has_the_metrics_of_the_run_also_if_config_json_is_
     assert run_mix("--resume") == 0
 
 
+def test_config_json_keeps_what_the_entries_say_so_that_a_flag_sets_the_rest(place):
+    how = {"engine": ScriptedEngine(["A"]), "progress": "none"}
+    agentenv.rollout([{"env": "envs.py:Short", "data": "a.jsonl", "max_length": 99}, "math_retry"], out="out", **how)
+    stored = json.loads((place / "out/config.json").read_text())["config"]["flags"]
+    run = agentenv.rollout(stored["env"], max_turns=1, max_length=500, **how)
+    assert {(each.task.env, each.max_length, len(each.turns)) for each in run} == {
+        ("Short", 99, 1), ("math_retry", 500, 1)
+    }  # fmt: skip
+
+
 @pytest.mark.long
 def test_a_mixture_is_resumed_without_its_file_and_refused_if_the_file_changed(place, capsys):
     assert run_mix() == 0
