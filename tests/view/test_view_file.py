@@ -172,6 +172,9 @@ def test_a_filter_leaves_out_all_traces_of_the_others(tmp_path):
     assert not [name for name, text in data.items() if name != "meta" and "left out" in unpacked(text)]
     with pytest.raises(ConfigError, match="--where"):
         written(tmp_path / "no.html", folder, where="rewrad<1")
+    with pytest.raises(ConfigError, match=r"--where: expected a filter that keeps an episode, got 'reward>99'"):
+        written(tmp_path / "no.html", folder, where="reward>99")
+    assert not (tmp_path / "no.html").exists()
 
 
 def test_redaction_leaves_out_folders_services_and_labels(tmp_path):
