@@ -485,6 +485,10 @@ async def _run(job: TrainJob, loop: Loop) -> int:
         facts["best model"] = (
             f"{loop.records.best.path}: {kept['metric']} {kept['value']:.3f} after step {kept['step']}"
         )
+    lines = read_metrics(job.out)
+    idle = [name for name in job.weights if not any(f"rollout/env/{name}/num_episodes" in line for line in lines)]
+    if idle and job.config.dynamic_filtering:
+        screen.note(f"note: no train step used {', '.join(idle)}: --dynamic_filtering kept none of their groups")
     page_of = f"agentenv view {shlex.quote(str(job.out))}"
-    screen.final(read_metrics(job.out), {**facts, "metrics": str(job.out / METRICS), "page": page_of})
+    screen.final(lines, {**facts, "metrics": str(job.out / METRICS), "page": page_of})
     return 0
