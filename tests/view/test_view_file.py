@@ -207,6 +207,18 @@ def test_redaction_leaves_out_folders_services_and_labels(tmp_path):
     assert plain["runs"][0]["config"]["config"]["flags"]["base_url"] == "http://ann:pw@node7:8000"
 
 
+def test_redaction_leaves_out_folders_and_arguments_of_the_entries_of_a_mixture(tmp_path):
+    entry = {"env": "/home/ann/env.py", "name": "own", "env_kwargs": {"key": "ann"}, "data": "/home/ann/rows.jsonl"}
+    folder = write_run(tmp_path / "run", episode("own/0"), flags={"env": [entry | {"weight": 2}, "other.py"]})
+    own = {"num_tasks": 1, "models": {"/home/ann/models/tiny": 1}}
+    (folder / "metrics.json").write_text(json.dumps({"environments": {"own": own}}))
+    _, data, meta, _ = written(tmp_path / "out.html", folder, redaction=Redaction(paths=True))
+    assert "ann" not in data["meta"]
+    kept = {"env": "env.py", "name": "own", "data": "rows.jsonl", "weight": 2}
+    assert meta["runs"][0]["config"]["config"]["flags"]["env"] == [kept, "other.py"]
+    assert meta["runs"][0]["metrics"]["environments"] == {"own": {"num_tasks": 1, "models": {"…/tiny": 1}}}
+
+
 def test_no_labels_leaves_out_the_entries_of_a_row_that_hold_the_label(tmp_path):
     one, two = episode("a/0", label="gold"), episode("b/0", label={"answer": "gold"})
     rows = {"reward_model": {"ground_truth": "gold", "style": "rule"}, "label": "gold", "kept": "fine",
