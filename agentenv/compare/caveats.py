@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from agentenv._util.plurals import counted, histogram
 from agentenv.compare.sides import By, Side
+from agentenv.runs.mixture import MixtureEntry
 
 ENVIRONMENT = ("env", "env_kwargs", "agent_func_path", "history", "text_feedback")
 LIMITS = (
@@ -75,15 +76,27 @@ def failures_of(side: Side) -> dict[str, int]:
 
 def changed_flags(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
     """Return the other flags that both have with different values, with the value of each."""
-    return dict(_differing(a.flags, b.flags, [name for name in a.flags if name not in _UNREPORTED]))
+    names = {name.rpartition(".")[2] for name in _by_entry(a.flags)}.difference(_UNREPORTED)
+    return dict(_differing(a.flags, b.flags, names))
 
 
 def _differing(
-    a: Mapping[str, Any], b: Mapping[str, Any], names: Sequence[str]
+    a: Mapping[str, Any], b: Mapping[str, Any], names: Collection[str]
 ) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    for name in names:
-        if name in a and name in b and a[name] != b[name]:
+    """Yield the flags of these names, and the keys of a mixture's entries, that both have with different values."""
+    a, b = _by_entry(a), _by_entry(b)
+    for name in a:
+        if name.rpartition(".")[2] in names and name in b and a[name] != b[name]:
             yield name, (a[name], b[name])
+
+
+def _by_entry(flags: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the flags with the names of a mixture's environments as `env`, and its entries as `env.NAME.KEY`."""
+    env = flags.get("env")
+    entries = [each for each in (env if isinstance(env, list) else [env]) if isinstance(each, Mapping)]
+    keys = [each.name for each in fields(MixtureEntry) if each.name != "name"]
+    values = {f"env.{entry['name']}.{key}": entry.get(key) for entry in entries for key in keys}
+    return {**flags, "env": "+".join(sorted(entry["name"] for entry in entries)), **values} if entries else flags
 
 
 def _flag_caveats(a: Side, b: Side) -> Iterator[Caveat]:

@@ -23,6 +23,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {"weight": (int, float), "env_kwargs": 
     ("limit", "max_turns", "max_length"), (int,)
 )
 """Types of the keys of an entry that are not text."""
+_KIND_NAMES: Mapping[tuple[type, ...], str] = {(int,): "an integer", (int, float): "a number", (Mapping,): "an object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +144,9 @@ def _entry(values: Any, where: str) -> MixtureEntry:
             raise ConfigError(f"{where}: expected a key of an entry, got {key!r}.{advice}")
         kinds = _KINDS.get(key, (str,))
         if not isinstance(value, kinds) or isinstance(value, bool):
-            expected = {int: "a number", Mapping: "an object"}.get(kinds[0], "text")
-            raise ConfigError(f"{where}: expected {expected} as `{key}`, got {brief(value, 60)}.")
+            expected = _KIND_NAMES.get(kinds, "text")
+            advice = " Write rows to a file, and name it." if key == "data" else ""
+            raise ConfigError(f"{where}: expected {expected} as `{key}`, got {brief(value, 60)}.{advice}")
     if values["env"].partition(":")[0].endswith(_SUFFIXES):
         raise ConfigError(
             f"{where}: expected an environment, got {values['env']!r}, a file of entries. Use --env with the file "

@@ -53,7 +53,7 @@ class Job:
     """A checked job: all that its episodes need, before anything heavy is opened."""
 
     config: RunConfig
-    """The flags, with `max_length` and `max_turns` filled in."""
+    """The flags, as `complete` returns them."""
     parts: Sequence[Part]
     """The environments of a mixture, or the only source of episodes."""
     tasks: Sequence[Task]
@@ -170,18 +170,15 @@ def chat_args(config: RunConfig, parts: Sequence[Part]) -> dict[str, Any]:
 
 
 def complete(config: RunConfig, parts: Sequence[Part]) -> RunConfig:
-    """Return the flags as `config.json` holds them: with all limits, and a mixture's entries instead of its files."""
+    """Return the flags as `config.json` holds them: with all limits, or with a mixture's entries instead of its files.
+
+    The limits of a mixture are as they were given, so that a flag still sets those that its entries leave open.
+    """
     first = parts[0]
-    if not first.name:
-        limits = {"max_length": first.limits.max_length, "max_turns": first.limits.max_turns}
-        return config.with_flags(**limits, pass_score=first.config.pass_score)
-    entries = zip(read_entries(config.env), parts, strict=True)
-    return config.with_flags(
-        env=[
-            entry.to_dict() | {"max_turns": part.limits.max_turns, "max_length": part.limits.max_length}
-            for entry, part in entries
-        ]
-    )
+    if first.name:
+        return config.with_flags(env=[entry.to_dict() for entry in read_entries(config.env)])
+    limits = {"max_length": first.limits.max_length, "max_turns": first.limits.max_turns}
+    return config.with_flags(**limits, pass_score=first.config.pass_score)
 
 
 def _own_limits(config: RunConfig, parts: Sequence[Part]) -> dict[str, str]:

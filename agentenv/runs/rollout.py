@@ -119,7 +119,9 @@ class Run:
             raise MissingDependency(
                 "Run.to_dataset: expected datasets, got none. Run: pip install 'agentenv-rl[data]'"
             ) from error
-        return Dataset.from_list(self.rows())
+        rows = self.rows()
+        names = dict.fromkeys(name for row in rows for name in row)  # `from_list` takes the columns of the first row
+        return Dataset.from_dict({name: [row.get(name) for row in rows] for name in names})
 
 
 def rollout(

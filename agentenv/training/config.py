@@ -262,8 +262,9 @@ class TrainConfig(SourceConfig):
     whole groups as they fill, at least one; and as many of each evaluation, in eval/, always of the same tasks. 0 keeps
     none."""
     save_samples_by: Literal["spread", "first", "random", "all"] = "spread"
-    """Which groups to keep: half of them those with the widest spread of rewards and the others at random, of the
-    environments of a mixture in turn; the first, a random choice, or all of the train step."""
+    """Which groups to keep: half of them those with the widest spread of rewards and the others at random, both of
+    the environments of a mixture in turn, also from step to step; the first, a random choice, or all of the train
+    step."""
     save_token_stats: bool = True
     """Keep the learner's log-probability and the advantage of each sampled token of these episodes, in
     token_stats.jsonl; `agentenv view` shows them."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+import traceback
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
@@ -129,16 +130,19 @@ class CurriculumState:
         }
         advice = "Fix the function, and continue with --resume."
         try:
-            weights = dict(self.curriculum(environments))
+            returned = self.curriculum(environments)
         except Exception as error:
+            frame, told = traceback.extract_tb(error.__traceback__)[-1], str(error).removesuffix(".")
             raise RunStopped(
-                f"--curriculum: expected weights of environments, got {type(error).__name__}: {error}. {advice}"
+                f"{frame.filename}:{frame.lineno}: expected weights of environments for --curriculum, got "
+                f"{type(error).__name__}: {told}. {advice}"
             ) from error
+        weights = dict(returned) if isinstance(returned, Mapping) else {}
         numbers = [value for value in weights.values() if isinstance(value, int | float) and 0 <= value < math.inf]
         if weights.keys() != self.given.keys() or len(numbers) < len(weights) or not any(numbers):
             raise RunStopped(
                 f"--curriculum: expected a number >= 0 for each of {', '.join(self.given)}, not all 0, got "
-                f"{weights!r:.300}. {advice}"
+                f"{returned!r:.300}. {advice}"
             )
         return {name: float(value) for name, value in weights.items()}
 

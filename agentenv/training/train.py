@@ -106,7 +106,7 @@ class TrainJob:
     """What is loaded before engines and learner start."""
 
     config: TrainConfig
-    """The flags, with `max_length` and `max_turns` filled in."""
+    """The flags, with the limits and entries of `complete`."""
     episodes: Job
     """The job of the training's episodes, as for `agentenv run`."""
     held_out: Mapping[str, Sequence[Task]]
@@ -218,7 +218,7 @@ async def prepare_training(config: TrainConfig, rank_group: RankGroup | None = N
         config = config.with_flags(data=parts[0].config.dataset.data)
     job = await prepare(with_engine(config), parts=parts)
     complete = config.with_flags(**{name: job.config.flags()[name] for name in ("env", "max_length", "max_turns")})
-    validate(complete)
+    validate(complete.with_flags(max_length=job.limits.max_length))
     for part in parts:
         await check_rows(part, job, complete)
     if config.curriculum is not None:
@@ -407,7 +407,7 @@ async def _build_loop(
     `opened` has the open engine and environments; `gpus` are the learner's, one per rank, by torch's names, and the
     learner chooses if there are none.
     """
-    config = job.config
+    config = job.config.with_flags(max_length=job.episodes.limits.max_length)  # in a mixture of the longest episodes
 
     def make_learner() -> Learner:
         model, num_steps = job.episodes.model, job.num_steps
@@ -485,6 +485,10 @@ async def _run(job: TrainJob, loop: Loop) -> int:
         facts["best model"] = (
             f"{loop.records.best.path}: {kept['metric']} {kept['value']:.3f} after step {kept['step']}"
         )
+    lines = read_metrics(job.out)
+    idle = [name for name in job.weights if not any(f"rollout/env/{name}/num_episodes" in line for line in lines)]
+    if idle and job.config.dynamic_filtering:
+        screen.note(f"note: no train step used {', '.join(idle)}: --dynamic_filtering kept none of their groups")
     page_of = f"agentenv view {shlex.quote(str(job.out))}"
-    screen.final(read_metrics(job.out), {**facts, "metrics": str(job.out / METRICS), "page": page_of})
+    screen.final(lines, {**facts, "metrics": str(job.out / METRICS), "page": page_of})
     return 0

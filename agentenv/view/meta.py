@@ -8,6 +8,7 @@ from itertools import combinations, product
 from typing import TYPE_CHECKING, Any
 
 from agentenv.errors import ConfigError, DataError
+from agentenv.runs.mixture import source_name
 from agentenv.view.panels import panels_json
 from agentenv.view.redaction import Redaction
 from agentenv.view.texts import TokenTexts
@@ -35,7 +36,10 @@ def run_meta(number: int, run: ViewedRun, texts: TokenTexts | str, defaults: Def
         for name, value in flags.items()
         if name not in _FACTS and name in usual and value != usual[name] and value not in (None, [], {})
     ]
-    source = flags.get("env") or flags.get("agent_func_path") or flags.get("remote_rm_url")
+    env = flags.get("env") or []
+    entries = env if isinstance(env, list) else [env]
+    name = source_name([json.dumps(each) if isinstance(each, dict) else str(each) for each in entries])
+    source = name or flags.get("agent_func_path") or flags.get("remote_rm_url")
     return {
         "run": number,
         "name": run.name,
@@ -44,7 +48,7 @@ def run_meta(number: int, run: ViewedRun, texts: TokenTexts | str, defaults: Def
         "is_writing": run.training.is_writing,
         "config": run.training.read_json(CONFIG),
         "metrics": run.read_json(METRICS),
-        "env": ", ".join(map(str, source)) if isinstance(source, list) else source and str(source),
+        "env": source and str(source),
         "model": flags.get("model"),
         "changed_flags": changed,
         "tokenizer": {"error": texts}

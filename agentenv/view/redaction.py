@@ -76,9 +76,17 @@ class Redaction:
         ]
         known = {"sha256": values["tokenizer"].get("sha256"), "source": _FILE}
         values["tokenizer"] = {"error": "no tokenizer"} if "error" in values["tokenizer"] else known
-        if isinstance(metrics := values["metrics"], dict):
-            values["metrics"] = metrics | {name: self.text(metrics[name]) for name in TOLD if name in metrics}
+        values["metrics"] = self._metrics(values["metrics"])
         return values
+
+    def _metrics(self, metrics: Any) -> Any:
+        """Return the numbers of a run, and those of each environment of a mixture, without it."""
+        if not isinstance(metrics, dict):
+            return metrics
+        kept = metrics | {name: self.text(metrics[name]) for name in TOLD if name in metrics}
+        if isinstance(by_env := metrics.get("environments"), dict):
+            kept["environments"] = {name: self._metrics(own) for name, own in by_env.items()}
+        return kept
 
     @staticmethod
     def _keeps(name: str, value: Any) -> bool:
@@ -93,6 +101,12 @@ class Redaction:
         """Return a flag's text without folders."""
         if isinstance(value, list | tuple):
             return [Redaction._name(name, each) for each in value]
+        if name == "env" and isinstance(value, Mapping):  # an entry of a mixture
+            return {
+                key: Redaction._name(key, each)
+                for key, each in value.items()
+                if key == "name" or Redaction._keeps(key, each)
+            }
         if not isinstance(value, str) or ("/" not in value and "\\" not in value):
             return value
         return PurePath(value.replace("\\", "/")).name

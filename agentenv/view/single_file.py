@@ -86,7 +86,7 @@ def write_html(runs: Sequence[ViewedRun], path: str | Path, options: FileOptions
     by chance, always the same. The index is of all episodes.
 
     Raises:
-        ConfigError: the filter is wrong, or the file cannot be written.
+        ConfigError: the filter is wrong or keeps no episode, or the file cannot be written.
         DataError: a run cannot be read.
         MissingDependency: the page was not built.
     """
@@ -104,6 +104,10 @@ def write_html(runs: Sequence[ViewedRun], path: str | Path, options: FileOptions
                 f"{run.path}: expected the rows of an index, got {error!r:.200}. Remove its index.jsonl."
             ) from error
     num_all = sum(len(file.rows) for file in files)
+    if options.where is not None and not num_all:
+        raise ConfigError(
+            f"--where: expected a filter that keeps an episode, got {options.where!r}. Correct the filter."
+        )
     num_written = sum(len(file.groups[group]) for file in files for group in file.written)
     chosen = "tasks whose rewards differ most, and others by chance"
     note = None if num_written == num_all else f"{num_written:,} of {num_all:,} episodes, chosen by: {chosen}"

@@ -252,6 +252,23 @@ def test_flags_that_change_the_task_are_said_first_and_others_are_listed(tmp_pat
     assert found.has_common_seed == (kind is not None)
 
 
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        ({"weight": 2, "limit": 9}, None),
+        ({"max_turns": 5}, "--env.b.max_turns: None in A, 5 in B"),
+        ({"name": "c"}, "--env: a+b in A, a+c in B"),
+    ],
+)
+def test_entries_of_a_mixture_are_compared_by_key_and_how_they_are_trained_on_is_no_other_task(tmp_path, entry, text):
+    first, second = {"env": "a.py", "name": "a", "weight": 1}, {"env": "b.py", "name": "b", "weight": 1}
+    a = write_training(tmp_path / "a", {1: {"t": [0.0]}}, flags={"env": [first, second]})
+    b = write_training(tmp_path / "b", {1: {"t": [0.0]}}, flags={"env": [second | entry, first]})
+    found = compare(a, b)
+    assert [each.text for each in found.refused] == [text] * (text is not None)
+    assert found.changed == ({} if text else {"env.b.weight": (1, 2), "env.b.limit": (None, 9)})
+
+
 def test_draws_are_common_with_one_seed_of_one_model(tmp_path):
     flags = ({"seed": 0, "model": "m"}, {"seed": 0, "model": "other"}, {"seed": None, "model": "m"})
     same, other, unseeded = (write_run(tmp_path / str(n), {"a": [0.0]}, flags=each) for n, each in enumerate(flags))

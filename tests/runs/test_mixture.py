@@ -123,8 +123,11 @@ def test_a_file_may_be_yaml_or_json_and_be_joined_by_further_environments(tmp_pa
             "- env: a\n- env: b\n  wieght: 2",
             "entry 2: expected a key of an entry, got 'wieght'. Did you mean 'weight'?",
         ),
-        ("- env: a\n  max_turns: '4'", "entry 1: expected a number as `max_turns`, got '4'"),
-        ("- env: a\n  limit: true", "expected a number as `limit`"),
+        ("- env: a\n  max_turns: '4'", "entry 1: expected an integer as `max_turns`, got '4'"),
+        ("- env: a\n  limit: 1.5", "expected an integer as `limit`, got 1.5"),
+        ("- env: a\n  data: [{prompt: q}]", "expected text as `data`, got [{'prompt': 'q'}]. Write rows to a file"),
+        ("- env: a\n  limit: true", "expected an integer as `limit`"),
+        ("- env: a\n  weight: no", "expected a number as `weight`"),
         ("- env: a\n  weight: -1", "expected a weight >= 0, got -1"),
         ("- env: a\n  weight: .inf", "expected a weight >= 0"),
         ("- env: a\n  env_kwargs: []", "expected an object as `env_kwargs`"),
@@ -206,6 +209,16 @@ def test_the_run_that_is_read_has_the_metrics_of_the_run_also_if_config_json_is_
     (place / "out/config.json").write_text(json.dumps(document))
     assert agentenv.load_run("out").metrics.num_episodes == 8
     assert run_mix("--resume") == 0
+
+
+def test_config_json_keeps_what_the_entries_say_so_that_a_flag_sets_the_rest(place):
+    how = {"engine": ScriptedEngine(["A"]), "progress": "none"}
+    agentenv.rollout([{"env": "envs.py:Short", "data": "a.jsonl", "max_length": 99}, "math_retry"], out="out", **how)
+    stored = json.loads((place / "out/config.json").read_text())["config"]["flags"]
+    run = agentenv.rollout(stored["env"], max_turns=1, max_length=500, **how)
+    assert {(each.task.env, each.max_length, len(each.turns)) for each in run} == {
+        ("Short", 99, 1), ("math_retry", 500, 1)
+    }  # fmt: skip
 
 
 @pytest.mark.long

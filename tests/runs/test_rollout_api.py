@@ -77,6 +77,20 @@ def test_data_frames_have_these_rows():
     assert run.turns().to_dict("records") == run.turn_rows()
 
 
+def test_a_dataset_has_the_columns_of_all_episodes():
+    pytest.importorskip("datasets")
+
+    class Parity(Guess):
+        """Says in a key of `info` of its own whether the label is odd."""
+
+        def step(self, states):
+            return StepResult(reward=1.0, terminated=True, info={("even", "odd")[int(states["label"]) % 2]: 1})
+
+    rows = [{"prompt": "q", "label": label} for label in "12"]
+    dataset = agentenv.rollout(Parity, rows, engine=ScriptedEngine(["x"]), progress="none").to_dataset()
+    assert (dataset["info.odd"][:], dataset["info.even"][:]) == ([1, None], [None, 1])
+
+
 async def test_it_works_inside_a_running_loop_and_can_be_awaited():
     assert guess().metrics.num_episodes == 2
     engine = ScriptedEngine(["7", "3"])

@@ -432,15 +432,21 @@ def test_the_groups_to_keep_are_the_widest_and_some_at_random_or_the_first_or_al
 
 
 def test_the_samples_of_a_mixture_are_of_its_environments_and_sets_in_turn():
-    config = TrainConfig.from_flags(env="math_retry", n=1, save_samples=3, progress="none", eval_n_samples_per_prompt=1)
-    envs = {f"g{index}": env for index, env in enumerate("aaaaaaabc")}
-    groups = [
-        Group(name, tuple(replace(each, task=replace(each.task, env=env)) for each in group_of(name, 0.0).trajectories))
-        for name, env in envs.items()
-    ]
-    chosen = [{envs[each.group_id] for each in groups_to_keep(groups, config, step)} for step in range(9)]
-    assert all(len(each) >= 2 for each in chosen)
-    assert set.union(*chosen) == {*"abc"}
+    config = TrainConfig.from_flags(env="math_retry", n=2, save_samples=4, progress="none", eval_n_samples_per_prompt=1)
+    envs = {f"g{index}": env for index, env in enumerate("aaaaaabbc")}
+    groups = []
+    for name, env in envs.items():
+        rewards = {"g1": (0.0, 9.0), "g7": (0.0, 2.0)}.get(name, (0.0, 1.0))
+        made = group_of(name, *rewards).trajectories
+        groups.append(Group(name, tuple(replace(each, task=replace(each.task, env=env)) for each in made)))
+    chosen = [{each.group_id for each in groups_to_keep(groups, config, step)} for step in range(9)]
+    assert all(len({envs[name] for name in each}) == 2 for each in chosen)
+    one = config.with_flags(save_samples=2)
+    chosen = [groups_to_keep(groups, one, step)[0].group_id for step in range(9)]
+    assert [{*chosen[at : at + 3]} for at in (0, 3, 6)] == [{"g1", "g7", "g8"}] * 3, (
+        "each the widest of its environment"
+    )
+    assert len({tuple(chosen[at : at + 3]) for at in (0, 3, 6)}) > 1, "not always in the same order"
     sets = {env: [Task("?", task_id=f"{env}/{index}") for index in range(num)] for env, num in (("a", 40), ("b", 1))}
     assert {each[0] for each in tasks_to_keep(sets, config)} == {"a", "b"}
 

@@ -76,6 +76,18 @@ def test_groups_come_by_weight_each_with_its_environments_limits_and_a_weight_of
 
 
 @pytest.mark.long
+def test_an_environment_whose_groups_were_all_rejected_is_named_at_the_end(place, capfd):
+    same = "class Same(AgentInstance):\n    async def step(self, states):\n"
+    same += "        return StepResult(reward=0.0, score=0.0, terminated=True)\n"
+    (place / "env.py").write_text((place / "env.py").read_text() + "\n\n" + same)
+    (place / "mix.yaml").write_text(
+        '- {env: "env.py:Letters", data: tasks.jsonl}\n- {env: "env.py:Same", data: tasks.jsonl}\n'
+    )
+    assert command(mixed("--dynamic_filtering")) == 0
+    assert "note: no train step used Same: --dynamic_filtering kept none of their groups" in capfd.readouterr().err
+
+
+@pytest.mark.long
 def test_held_out_sets_have_their_own_numbers_also_of_an_environment_that_is_not_trained_on(place, capfd):
     for name, num in (("held", 2), ("more", 4)):
         (place / name).mkdir()

@@ -140,10 +140,14 @@ def test_a_curriculum_that_returns_something_else_stops_the_training(made):
 def test_a_curriculum_is_found_by_name_and_in_a_file(tmp_path):
     (tmp_path / "mine.py").write_text(
         "def only_a(environments):\n    return {name: name == 'a' for name in environments}\n"
+        "def raises(environments):\n    return {name: 1 / stats.num_groups for name, stats in environments.items()}\n"
     )
     order = order_of({"a": 1.0, "b": 1.0}, curriculum=load_curriculum(f"{tmp_path}/mine.py:only_a"))
     order.update()
     assert {order.task(number).env for number in range(5)} == {"a"}
+    order = order_of({"a": 1.0}, curriculum=load_curriculum(f"{tmp_path}/mine.py:raises"))
+    with pytest.raises(RunStopped, match=r"/mine\.py:4: expected weights of environments for --curriculum, got Zero"):
+        order.update()
     assert load_curriculum("spread") is spread
     for wrong, expected in (("spraed", "Did you mean 'spread'"), (f"{tmp_path}/mine.py:nothing", "--curriculum: ")):
         with pytest.raises(ConfigError, match=expected):

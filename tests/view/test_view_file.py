@@ -172,6 +172,9 @@ def test_a_filter_leaves_out_all_traces_of_the_others(tmp_path):
     assert not [name for name, text in data.items() if name != "meta" and "left out" in unpacked(text)]
     with pytest.raises(ConfigError, match="--where"):
         written(tmp_path / "no.html", folder, where="rewrad<1")
+    with pytest.raises(ConfigError, match=r"--where: expected a filter that keeps an episode, got 'reward>99'"):
+        written(tmp_path / "no.html", folder, where="reward>99")
+    assert not (tmp_path / "no.html").exists()
 
 
 def test_redaction_leaves_out_folders_services_and_labels(tmp_path):
@@ -202,6 +205,18 @@ def test_redaction_leaves_out_folders_services_and_labels(tmp_path):
     assert [each["models"] for each in told[:2]] == [{"…/tiny": 1}, {"…/tiny": 3}]
     plain = written(tmp_path / "plain.html", folder)[2]
     assert plain["runs"][0]["config"]["config"]["flags"]["base_url"] == "http://ann:pw@node7:8000"
+
+
+def test_redaction_leaves_out_folders_and_arguments_of_the_entries_of_a_mixture(tmp_path):
+    entry = {"env": "/home/ann/env.py", "name": "own", "env_kwargs": {"key": "ann"}, "data": "/home/ann/rows.jsonl"}
+    folder = write_run(tmp_path / "run", episode("own/0"), flags={"env": [entry | {"weight": 2}, "other.py"]})
+    own = {"num_tasks": 1, "models": {"/home/ann/models/tiny": 1}}
+    (folder / "metrics.json").write_text(json.dumps({"environments": {"own": own}}))
+    _, data, meta, _ = written(tmp_path / "out.html", folder, redaction=Redaction(paths=True))
+    assert "ann" not in data["meta"]
+    kept = {"env": "env.py", "name": "own", "data": "rows.jsonl", "weight": 2}
+    assert meta["runs"][0]["config"]["config"]["flags"]["env"] == [kept, "other.py"]
+    assert meta["runs"][0]["metrics"]["environments"] == {"own": {"num_tasks": 1, "models": {"…/tiny": 1}}}
 
 
 def test_no_labels_leaves_out_the_entries_of_a_row_that_hold_the_label(tmp_path):

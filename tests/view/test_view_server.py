@@ -433,6 +433,12 @@ def test_the_command_prints_an_address_and_imports_neither_torch_nor_transformer
     assert heavy == "[]"
 
 
+async def test_a_mixture_is_named_by_its_environments(tmp_path):
+    mixture = [{"env": "a.py", "name": "first", "weight": 2}, {"env": "b.py:Second", "name": "Second"}]
+    async with serving(write_run(tmp_path / "run", episode(), flags={"env": mixture})) as client:
+        assert (await client.get("/api/meta?run=0")).json()["env"] == "first+Second"
+
+
 # --- run directories of others ----------------------------------------------------------------------------------------
 
 

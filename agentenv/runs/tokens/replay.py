@@ -25,7 +25,6 @@ from agentenv.engines.models import load_tokenizer, resolve_model
 from agentenv.engines.opening import open_engine
 from agentenv.errors import ConfigError, DataError
 from agentenv.runs.config import RunConfig
-from agentenv.runs.mixture import longest
 from agentenv.runs.records.directory import read_config, read_trajectories
 from agentenv.runs.records.scan import ReadReport
 
@@ -302,8 +301,10 @@ async def replay_run(
         # The data type of the run, if known: "auto" is float32 on a CPU with hf, but not with vLLM.
         on_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
         dtype = "float32" if config.dtype == "auto" and ran_on == "hf" and on_cpu else config.dtype
-    max_length = longest(config.env, config.limits.for_env().max_length)
-    context = {"max_length": max_length} if name == "hf" else {}  # one that fits an episode
+    # One that fits each episode.
+    recorded = (each.max_length for each in read_trajectories(path, report=ReadReport()))
+    max_length = max(recorded, default=config.limits.for_env().max_length)
+    context = {"max_length": max_length} if name == "hf" else {}
     if name == "vllm_local":
         from transformers import AutoConfig
 

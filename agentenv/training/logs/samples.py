@@ -33,8 +33,8 @@ def groups_to_keep(groups: Sequence[Group], config: TrainConfig, step: int) -> l
     """Return the episodes of whole groups that --save_samples and --save_samples_by keep of a train step.
 
     Of as many groups as that number of episodes fills, at least one, `spread` takes half by the widest spread of
-    rewards, and the others at random, of the environments of a mixture in turn; the choice depends on --seed and
-    the step only.
+    rewards, and the others at random, both of the environments of a mixture in turn, with which the steps begin in
+    turn; the choice depends on --seed and the step only.
     """
     num = len(groups) if config.save_samples_by == "all" else -(-config.save_samples // config.n)
     if not config.save_samples:
@@ -44,12 +44,15 @@ def groups_to_keep(groups: Sequence[Group], config: TrainConfig, step: int) -> l
         random.Random(f"{config.seed} {step}").shuffle(order)
     if config.save_samples_by == "spread":
         rewards = [[each.reward for each in group.trajectories if each.reward is not None] for group in groups]
-        widest = sorted(order, key=lambda index: -pstdev(rewards[index] or [0.0]))[: -(-num // 2)]
         envs = {index: group.trajectories[0].task.env for index, group in enumerate(groups)}
         names = sorted({*envs.values()})
-        random.Random(f"{config.seed} {step}").shuffle(names)
-        others = sorted((each for each in order if each not in widest), key=lambda index: names.index(envs[index]))
-        order = [*widest, *_in_turn(others, envs, widest)]
+        turn, first = divmod(step, len(names))
+        random.Random(f"{config.seed} {turn}").shuffle(names)  # one order may always miss what is in every other step
+        names = names[first:] + names[:first]
+        order.sort(key=lambda index: names.index(envs[index]))
+        by_spread = sorted(order, key=lambda index: (names.index(envs[index]), -pstdev(rewards[index] or [0.0])))
+        widest = _in_turn(by_spread, envs)[: -(-num // 2)]
+        order = [*widest, *_in_turn([each for each in order if each not in widest], envs, widest)]
     return [trajectory for index in sorted(order[:num]) for trajectory in groups[index].trajectories]
 
 

@@ -323,6 +323,17 @@ def test_a_run_on_ray_is_replayed_on_what_ran_inside_its_actors(run_directory):
 
 
 @pytest.mark.long
+def test_the_engine_that_scores_has_room_for_the_longest_episode_also_if_a_class_of_a_mixture_set_its_limit(
+    run_directory,
+):
+    path = run_directory / "config.json"
+    document = json.loads(path.read_text())
+    document["config"]["flags"] |= {"env": ["env.py:Two", "other.py"], "max_length": 8}
+    path.write_text(json.dumps(document))
+    assert asyncio.run(replay_run(run_directory, tolerance=1e-4)).num_turns == 8
+
+
+@pytest.mark.long
 def test_a_record_with_a_damaged_line_never_agrees(run_directory, capsys):
     log = run_directory / "trajectories.jsonl"
     log.write_bytes(log.read_bytes().replace(b"Question 2", b"Question 3", 1))

@@ -278,6 +278,34 @@ def test_two_trainings_stand_in_the_same_charts_and_are_compared_down_to_their_e
         page.wait_for_function("() => document.querySelectorAll('.pair-side .strand-head').length === 2")
 
 
+def test_the_overview_of_a_mixture_has_the_numbers_of_each_environment(watched, tokenizer, tmp_path):
+    run = save(tmp_path / "run", siblings_run(tokenizer))
+    metrics = json.loads((run / "metrics.json").read_text())
+    environments = {"letters": metrics, "own": metrics | {"num_tasks": 0, "reward": None, "turns_mean": None}}
+    (run / "metrics.json").write_text(json.dumps(metrics | {"environments": environments}))
+    with serving(run) as address:
+        page = watched().open(address, "/0/overview")
+        page.wait_for_selector(".environments")
+        rows = [row.split("\t") for row in page.locator(".environments tbody tr").all_inner_texts()]
+        assert [row[:3] for row in rows] == [["letters", "1", "0.740"], ["own", "0", "—"]]
+        page.click(".environments >> text=letters")
+        page.wait_for_function("() => location.hash.startsWith('#/0/episodes?q=env%3Dletters')")
+
+
+def test_only_what_can_be_compared_is_offered(watched, tokenizer, tmp_path):
+    run = save(tmp_path / "b", [play(tokenizer, "t/0", ("3", 1.0, "", {}))])
+    training = train_run(tmp_path / "a", tokenizer)
+    save(training / "eval", [play(tokenizer, "t@1/0", ("3", 1.0, "", {}))])
+    with serving(training) as alone, serving(training, run) as address:
+        page = watched().open(alone, "/0/training")
+        page.wait_for_selector(".chart")
+        assert page.get_by_role("link", name="Compare").count() == 0
+        page = watched().open(address, "/0/training")
+        page.get_by_role("link", name="Compare").click()
+        page.wait_for_function("() => location.hash === '#/compare/0/2'")  # run 1 is that of its own evaluations
+        assert page.locator(".toolbar select").nth(1).locator("option").all_inner_texts() == ["a", "b"]
+
+
 def test_a_step_is_compared_with_any_other(opened):
     page = opened("/3/training?step=4", ".step-head")
     assert "+0.26" in page.locator(".numbers").inner_text()  # 1.05, and 0.79 at step 3

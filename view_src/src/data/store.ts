@@ -203,8 +203,9 @@ export class RunStore {
   async readHeads(rows: number[], told?: (done: number) => void): Promise<void> {
     const missing = rows.filter((row) => !this.heads.has(row));
     for (let start = 0; start < missing.length; start += HEADS_A_REQUEST) {
-      const part = missing.slice(start, start + HEADS_A_REQUEST);
-      const heads = await this.source.heads(this.run, part.map((row) => this.index.at(row)));
+      // An index that began again may have fewer rows.
+      const part = missing.slice(start, start + HEADS_A_REQUEST).filter((row) => row < this.index.size);
+      const heads = part.length ? await this.source.heads(this.run, part.map((row) => this.index.at(row))) : [];
       part.forEach((row, position) => this.heads.set(row, heads[position] ?? { at: this.index.at(row) }));
       told?.(start + part.length);
     }

@@ -7,7 +7,7 @@ const PART = 1000;
 
 /** A growing column: numbers in a typed array as long as it holds only numbers and nulls, anything else in a list. */
 class Column {
-  private numbers: Float64Array | null = new Float64Array(1024);
+  private numbers: Float64Array | null = new Float64Array(1024).fill(Number.NaN);
   private values: unknown[] = [];
 
   set(row: number, value: unknown): void {
@@ -37,7 +37,7 @@ class Column {
   }
 
   private grow(row: number): void {
-    const wider = new Float64Array(Math.max(row + 1, (this.numbers?.length ?? 0) * 2));
+    const wider = new Float64Array(Math.max(row + 1, (this.numbers?.length ?? 0) * 2)).fill(Number.NaN);
     if (this.numbers) wider.set(this.numbers);
     this.numbers = wider;
   }

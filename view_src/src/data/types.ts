@@ -40,6 +40,8 @@ export interface RunMetrics {
   tokens?: Record<string, number | null>;
   time?: Record<string, number | null>;
   cost_usd?: number | null;
+  /** Of a mixture, by name. */
+  environments?: Record<string, RunMetrics>;
 }
 
 export interface Panel {

@@ -1,4 +1,8 @@
 // The answer of `agentenv diff --json`.
+import type { RunName, Runs } from "../data/types";
+
+/** The runs that can be compared: what a training keeps of its evaluations is compared as the training. */
+export const comparable = (runs: Runs): RunName[] => runs.runs.filter((each) => each.kind !== "eval");
 
 export interface Difference {
   mean: number;

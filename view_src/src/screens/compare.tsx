@@ -2,7 +2,7 @@ import type { VNode } from "preact";
 import type { Stores } from "../data/store";
 import type { Runs } from "../data/types";
 import type { Comparison, SideFacts } from "../lib/comparison";
-import { verdictText } from "../lib/comparison";
+import { comparable, verdictText } from "../lib/comparison";
 import { fixed, number, plural, signed } from "../lib/format";
 import { type Route, go, links, setQuery } from "../lib/router";
 import { oneLine } from "../lib/visible";
@@ -55,7 +55,7 @@ function Choices({ route, runs, by, cluster, clusters }: ChoicesProps): VNode {
     <label>
       {name}{" "}
       <select value={String(value)} onChange={(event) => change(Number(event.currentTarget.value))}>
-        {runs.runs.map((each) => (
+        {comparable(runs).map((each) => (
           <option key={each.run} value={String(each.run)}>
             {oneLine(each.name)}
           </option>

@@ -12,6 +12,7 @@ import { Histogram } from "../ui/histogram";
 export function OverviewSide({ store }: { store: RunStore }): VNode {
   return (
     <div class="overview-side">
+      <Environments store={store} />
       <StopReasons store={store} />
       <Lengths store={store} />
       <GoesBy store={store} />
@@ -20,6 +21,42 @@ export function OverviewSide({ store }: { store: RunStore }): VNode {
       <Cost store={store} />
       <Flags store={store} />
     </div>
+  );
+}
+
+/** The numbers of each environment of a mixture. */
+function Environments({ store }: { store: RunStore }): VNode | null {
+  const found = Object.entries(store.meta?.metrics?.environments ?? {});
+  if (!found.length) return null;
+  return (
+    <Card title="Environments" className="environments">
+      <table class="table">
+        <thead>
+          <tr>
+            <th>environment</th>
+            <th class="right">tasks</th>
+            <th class="right">reward</th>
+            <th class="right">pass@1</th>
+            <th class="right">turns</th>
+          </tr>
+        </thead>
+        <tbody>
+          {found.map(([name, metrics]) => (
+            <tr key={name}>
+              <td class="clip">
+                <a href={links.episodes(store.run, { q: `env=${name}` })}>
+                  <Text value={name} line />
+                </a>
+              </td>
+              <td class="right">{count(metrics.num_tasks)}</td>
+              <td class="right">{fixed(metrics.reward?.mean, 3)}</td>
+              <td class="right">{fixed(metrics.pass_at_k?.["1"]?.mean, 3)}</td>
+              <td class="right">{number(metrics.turns_mean, 2)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </Card>
   );
 }
 

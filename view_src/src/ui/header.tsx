@@ -1,6 +1,7 @@
 import type { VNode } from "preact";
 import type { RunStore } from "../data/store";
 import type { Runs } from "../data/types";
+import { comparable } from "../lib/comparison";
 import { bytes, count } from "../lib/format";
 import { type Route, go, links } from "../lib/router";
 import { toggleTheme } from "../lib/theme";
@@ -74,7 +75,7 @@ function Tabs({ route, runs, store }: { route: Route; runs: Runs; store: RunStor
     ["Episodes", links.episodes(run), route.screen === "episodes"],
   ];
   if (store.meta?.kind === "train") tabs.push(["Training", links.training(run), route.screen === "training"]);
-  if (runs.runs.length > 1) {
+  if (comparable(runs).length > 1) {
     tabs.push(["Compare", compareLink(runs, run), route.screen === "compare"]);
   }
   return (
@@ -94,8 +95,9 @@ function Tabs({ route, runs, store }: { route: Route; runs: Runs; store: RunStor
  */
 export function compareLink(runs: Runs, run: number): string {
   const kind = runs.runs.find((each) => each.run === run)?.kind;
-  const alike = runs.runs.filter((each) => each.kind === kind);
-  const numbers = (alike.length > 1 ? alike : runs.runs).map((each) => each.run);
+  const all = comparable(runs);
+  const alike = all.filter((each) => each.kind === kind);
+  const numbers = (alike.length > 1 ? alike : all).map((each) => each.run);
   const place = Math.max(0, numbers.indexOf(run));
   const first = place === 0 ? 0 : place - 1;
   return links.compare(numbers[first] ?? run, numbers[first + 1] ?? run);
