@@ -108,7 +108,8 @@ class ErrorOptions:
     it (`InfraError(retry_step=True)`) is called again, after 1, 2, 4, … s. All of an attempt fits into
     --episode_timeout_s."""
     max_error_share: float = 0.2
-    """Stop when more than this share of the episodes failed; `train` looks at the last 200 or more."""
+    """Stop when more than this share of the episodes failed, once 20 have ended and at the end of the run; `train`
+    looks at the last 200 or more."""
 
     def __post_init__(self) -> None:
         """Refuse numbers out of range."""
