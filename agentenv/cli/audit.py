@@ -1,7 +1,8 @@
 """`agentenv audit ENV`: find rewards for policies that solve nothing, before training exploits them.
 
 Exit codes: 0 clean (or allowed), 1 findings that fail (with --strict also those that warn) or a call that
-blocks all episodes, 2 usage, 4 nothing could be judged or most policies had no time.
+blocks all episodes, 2 usage, 3 an outage took every episode of gold or of another policy, 4 nothing could be judged or
+most policies had no time.
 """
 
 from __future__ import annotations

@@ -134,6 +134,8 @@ class Episode:
         """The agent instance, from `create` to `close`."""
         self.states: StepState = {}
         """The states of the last step."""
+        self.outage: InfraError | None = None
+        """What the step in progress raised, while it waits to be called again or is."""
         self.started_s = 0.0
         """When `run` was called, by `time.perf_counter`."""
         self.label: Any = None
@@ -149,6 +151,8 @@ class Episode:
                     await self.create(make_agent)
                     await self.reset()
                     reason = await self.take_turns()
+                if self.outage is not None:  # no limit of the episode: it runs again
+                    raise self.outage
                 if reason in _LIMITS:
                     await self.report_limit()
                 self.trajectory.finish(reason)
@@ -294,12 +298,15 @@ class Episode:
                 calls = await off_loop(len(turn.action), self.dialogue.parse_calls, turn.action, index)
                 self.states["tool_calls"] = calls
             try:
-                return await bounded(self.agent.step, self.states, limit_s=self.limits.step_timeout_s)
+                value = await bounded(self.agent.step, self.states, limit_s=self.limits.step_timeout_s)
             except InfraError as error:
                 if not error.retry_step or turn.num_retries == retries.max_retries:
                     raise
                 logger.info("episode %s: step failed and is called again: %s", self.key.episode_id, error)
-                name = error_name(error)
+                name, self.outage = error_name(error), error
+            else:
+                self.outage = None
+                return value
             await asyncio.sleep(retries.wait_s * 2**turn.num_retries)
             self.trajectory.count_retry(name)
 

@@ -97,6 +97,8 @@ class EpisodeRunner:
         self.num_retries = 0
         self.errors: Counter[str] = Counter()
         """Failed episodes by message, that of the first one whose others differ in numbers and ids only."""
+        self._outages: Counter[str] = Counter()
+        """Episodes that a service failed, by the error and its cause."""
         self._first_messages: dict[tuple[str, ...], str] = {}
         self.in_flight: dict[str, EpisodeProgress] = {}
         """How far each running episode is, by its id, until its record has been handed over."""
@@ -148,10 +150,14 @@ class EpisodeRunner:
         if num_done and num_failed / num_done > self.policy.max_error_share:
             first = list(errors.items())[:3]
             messages = "; ".join(f"{message.rstrip('.')} ({counted(count, 'time')})" for message, count in first)
+            advice = f"{self._advice}Fix the environment or the engine and --resume"
+            if self._outages.total() == self.num_failed:
+                (name, count), *_ = self._outages.most_common(1)
+                advice = f"A service failed: {name} {counted(count, 'time')}. If it works again, --resume"
             raise RunStopped(
                 f"run: expected at most {self.policy.max_error_share:.0%} of the episodes to fail, got {num_failed} of "
                 f"{'the last ' if window else ''}{num_done}. First errors: {messages}. "
-                f"{self._advice}Fix the environment or the engine and --resume, or raise --max_error_share."
+                f"{advice}, or raise --max_error_share."
             )
 
     async def run_one(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
@@ -230,6 +236,8 @@ class EpisodeRunner:
         if error is None:
             return None
         self.num_failed += 1
+        if error.kind == "infra" and error.where != Stage.GENERATE:
+            self._outages[with_cause(error.type, error.cause)] += 1
         place = f" at {error.place}" if error.place else ""
         message = f"{error.where}{place}: {error.type}: {error.message}"
         words = re.sub(r"\w+", lambda word: "0" if re.search(r"\d", word[0]) else word[0], error.message)

@@ -293,6 +293,24 @@ async def test_a_run_smaller_than_the_fuse_is_judged_at_its_end_with_advice_if_a
     assert ("raise agentenv.errors.InfraError from it" in str(stopped.value)) == of_service
 
 
+@pytest.mark.parametrize(("also", "is_outage"), [([], True), (["bug"], False)])
+async def test_a_run_that_an_outage_alone_stops_names_it_and_says_that_it_may_be_over(also, is_outage):
+    def behave(states):
+        if states["label"] in also:
+            raise ValueError("bug")
+        raise InfraError("prices: expected a price, got none.") from ConnectionRefusedError()
+
+    runner = make_runner(behave, policy=ErrorPolicy(max_retries=0, max_error_share=1.0))
+    tasks = [*make_tasks(3), *(Task("question", label=label, task_id=label) for label in also)]
+    await run_all(runner, plan(tasks, 1))
+    runner.policy = ErrorPolicy()
+    with pytest.raises(RunStopped) as stopped:
+        runner.check_error_share()
+    advice = "A service failed: InfraError (ConnectionRefusedError) 3 times. If it works again, --resume, or raise "
+    assert (advice in str(stopped.value)) == is_outage
+    assert ("Fix the environment or the engine and --resume" in str(stopped.value)) != is_outage
+
+
 def failing(numbers):
     def behave(states):
         return raises(ValueError(f"bug {states['label']}"))(states) if int(states["label"]) in numbers else END

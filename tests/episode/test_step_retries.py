@@ -1,18 +1,22 @@
 """A step that asks for it is called again with the same states, everywhere that episodes run."""
 
+import asyncio
 import pickle
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from rich.console import Console
 
+from agentenv._util.calls import create
 from agentenv.chat.chat import Chat
 from agentenv.core.agent import AgentInstance
-from agentenv.core.types import Limits, SamplingParams, StepResult, Task
+from agentenv.core.types import Limits, SamplingParams, StepResult, StopReason, Task
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.env_actors.host import Failure
+from agentenv.episode.loop import Episode
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, plan
-from agentenv.episode.setup import EpisodeSetup
+from agentenv.episode.setup import EpisodeKey, EpisodeSetup, StepRetries
 from agentenv.episode.source import EnvSource
 from agentenv.errors import InfraError
 from agentenv.interop.agent_files import load_agent_func
@@ -137,6 +141,30 @@ async def test_retries_of_a_step_and_of_its_episode_are_bounded_by_max_retries(m
     assert ended.error.kind == "infra"
     assert ended.turns[0].num_retries == max_retries
     assert trajectory_from_dict(trajectory_to_dict(ended)).turns[0].num_retries == max_retries
+
+
+class Hangs(AgentInstance):
+    """A service that refuses the first step, and hangs from the second call on."""
+
+    num_calls = 0
+
+    async def step(self, states):
+        self.num_calls += 1
+        if self.num_calls > 1:
+            await asyncio.Event().wait()
+        raise InfraError("service: expected an answer, got none.", retry_step=True)
+
+    async def on_truncate(self, states):
+        raise AssertionError("the episode is not truncated")
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 1e9])
+async def test_an_outage_that_meets_the_time_limit_of_the_episode_is_an_infrastructure_error(wait_s):
+    engine, limits = ScriptedEngine(["hi"], CharTokenizer()), Limits(episode_timeout_s=0.05)
+    setup = EpisodeSetup(engine, Chat(engine.tokenizer), limits=limits, step_retries=StepRetries(2, wait_s))
+    ended = await Episode(Task("Hello.", "x"), setup, EpisodeKey()).run(partial(create, Hangs, {}))
+    assert (ended.stop_reason, ended.error.kind, ended.error.where) == (StopReason.ERROR, "infra", "step")
+    assert (ended.error.message, ended.reward) == ("service: expected an answer, got none.", None)
 
 
 class Refused(AgentInstance):

@@ -331,6 +331,18 @@ async def test_episodes_that_end_together_are_judged_in_one_call_and_get_their_o
     assert source.judge.function.__globals__["sizes"] == [4, 4]
 
 
+async def test_the_episodes_of_a_batch_share_what_its_judge_cost(tmp_path):
+    body = """
+    from agentenv.rewards.grading import add_usage
+    def reward_func(queries, prompts, labels):
+        add_usage({"judge/cost": 0.5, "judge/tokens": 8.0})
+        return [1.0] * len(queries)
+    """
+    source = load_reward_source(write(tmp_path, body), batch_size=4, wait_s=60.0)
+    made = await asyncio.gather(*(episode(source) for _ in range(4)))
+    assert [each.turns[0].result.info for each in made] == [{"judge/cost": 0.125, "judge/tokens": 2.0}] * 4
+
+
 async def test_a_batch_that_does_not_fill_is_judged_after_the_wait(tmp_path):
     source = load_reward_source(write(tmp_path, SIZES), batch_size=64, wait_s=0.05)
     made = await asyncio.gather(*(episode(source, label=str(number)) for number in range(3)))

@@ -30,6 +30,7 @@ from agentenv.episode.registry import load_file
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.interop.openrlhf.executor import AgentExecutor
+from agentenv.rewards.grading import collect_usage
 from agentenv.rewards.models.openrlhf_wire import Outcome, Sample, read_rewards
 
 logger = logging.getLogger(__name__)
@@ -181,12 +182,17 @@ class _Batches:
         if not samples:
             return {}
         try:
-            outcomes = await self.judge.judge([*samples.values()], limit_s)
+            with collect_usage() as spent:  # it would be the first episode's
+                outcomes = await self.judge.judge([*samples.values()], limit_s)
         except Exception as error:
             if len(samples) > 1 and not isinstance(error, InfraError):
                 return {}
             raise
-        return dict(zip(samples, outcomes, strict=True))
+        share = {name: count / len(samples) for name, count in spent.items()}
+        shared = [
+            replace(each, info={**share, **each.info}) if isinstance(each, StepResult) else each for each in outcomes
+        ]
+        return dict(zip(samples, shared, strict=True))
 
 
 class RewardFunction:

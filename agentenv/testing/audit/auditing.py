@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from random import Random
 from types import ModuleType
 
@@ -26,7 +27,7 @@ from agentenv.errors import ConfigError
 from agentenv.testing import chats
 from agentenv.testing.audit import workings
 from agentenv.testing.audit.episodes import GOLD_TURNS, Budget, Play, PolicyRunner, play_all, replay_all
-from agentenv.testing.audit.facts import EPS, Facts
+from agentenv.testing.audit.facts import EPS, Facts, grouped
 from agentenv.testing.audit.findings import SEVERITIES, AuditFinding, apply_allowances
 from agentenv.testing.audit.judging import judge_plays, maybe_lucky
 from agentenv.testing.audit.leaks import find_leaks
@@ -163,7 +164,7 @@ async def audit_env(
     return Audit(
         name, options.seed, tuple(by_id), len(plays), tuple(marked), tuple(policy_rows(facts, policies)),
         tuple(unused), {"wall_s": time.perf_counter() - started}, tuple(plays), options.policies,
-        judged=len(facts.unrated) < len(by_id), not_played=_not_played(plays, budget),
+        judged=len(facts.unrated) < len(by_id), not_played=_not_played(plays, budget), lost=_lost(plays),
         not_examined=tuple(_not_examined(plays, tasks, drawn, options, marks, budget)),
     )  # fmt: skip
 
@@ -188,6 +189,12 @@ def _not_played(plays: Sequence[Play], budget: Budget) -> tuple[str, ...]:
     return tuple(sorted(budget.left_out.keys() - {play.policy for play in plays}))
 
 
+def _lost(plays: Sequence[Play]) -> tuple[str, ...]:
+    """Return the policies of which an outage took every episode."""
+    own = grouped(plays, attrgetter("policy"))
+    return tuple(name for name in own if all(play.failed_outside for play in own[name]))
+
+
 def _not_examined(
     plays: Sequence[Play], tasks: Sequence[Task], drawn: Sequence[Task], options: AuditOptions, marks: set[str],
     budget: Budget,
@@ -198,6 +205,8 @@ def _not_examined(
         yield f"{budget.num_left_out} of {counted(num, 'episode')}, because time ran out (--time_limit_s)"
     if names := _not_played(plays, budget):
         yield f"policies that had no time on any task: {', '.join(names)}"
+    if names := _lost(plays):
+        yield f"policies of which an outage (InfraError) took every episode: {', '.join(names)}"
     if budget.num_not_repeated:
         yield f"{budget.num_not_repeated} repetitions, because time ran out (--time_limit_s)"
     if options.policies:
@@ -290,7 +299,7 @@ async def _repeat_plays(
     pairs = await again([*first.values()], "again, one at a time")
     failed = [second for _, second in pairs if second.error is not None]
     flaky = workings.find_flaky(pairs)
-    if flaky or not all(map(workings.failed_outside, failed)):
+    if flaky or not all(play.failed_outside for play in failed):
         return flaky, failed
     timed = [play for play in plays if play.key in CLOCK_POLICIES and play.error is None]
     runner.budget.part = 1.0

@@ -27,6 +27,7 @@ from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import EpisodeFailed
 from agentenv.testing.audit.policies import BASELINES, LONG_NAMES, LONG_POLICIES, PART, AuditPolicy, View
 from agentenv.testing.chats import observation_text
+from agentenv.testing.conformance.context import NUM_ATTEMPTS, RETRY_WAIT_S
 
 GOLD_TURNS = 500
 """Turns of gold where the class has no limit: a task may need many, while other policies gain nothing from more."""
@@ -84,6 +85,11 @@ class Play:
     def key(self) -> str:
         """The policy as name/variant."""
         return f"{self.policy}/{self.variant}" if self.variant else self.policy
+
+    @property
+    def failed_outside(self) -> bool:
+        """Whether a service failed, not the environment."""
+        return self.error is not None and self.error.kind == "infra"
 
     @property
     def actions(self) -> tuple[str, ...]:
@@ -230,7 +236,11 @@ class PolicyRunner:
             turns = self.gold_turns if policy.kind == "gold" else self.run_turns
             limits = replace(limits, max_turns=max(limits.max_turns, turns))
         check_time()  # before `reset`, which may take long
-        played = await self._run(task, act, (policy.name, policy.variant), limits)
+        for attempt in range(NUM_ATTEMPTS if policy.kind == "gold" else 1):
+            await asyncio.sleep(attempt * RETRY_WAIT_S)
+            played = await self._run(task, act, (policy.name, policy.variant), limits)
+            if played is None or not played.failed_outside:
+                break
         if played is not None and played.steps:
             budget.add(policy.key, task.task_id, played.action, played.step_s[-1])
         return played

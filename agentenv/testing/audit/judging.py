@@ -16,7 +16,6 @@ from agentenv.testing.audit.episodes import Play
 from agentenv.testing.audit.facts import EPS, Facts, grouped
 from agentenv.testing.audit.findings import AuditFinding, Severity, error_text, findings_of, make_finding, tasks_of
 from agentenv.testing.audit.policies import NUM_TOGETHER, is_answer, items_of, label_text, last_value
-from agentenv.testing.audit.workings import failed_outside
 
 _MANY_GUESSED, _SOME_GUESSED = 0.9, 0.3
 """Share of the tasks that one blind policy solves, for a failure and for a warning."""
@@ -94,7 +93,7 @@ def gold_plays(facts: Facts) -> Found:
         # A row that cannot run is another finding.
         is_known = play.score is not None or facts.pass_reward is not None
         if play.error is not None:
-            is_known = play.error.where == "gold"
+            is_known = failure_of(play) == "gold-fails"
         if is_known and not facts.full(play):
             failing.append(play)
         elif play.stop_reason == StopReason.ABORTED and facts.score_share(play.steps[-1].score) < 1.0 - EPS:
@@ -168,7 +167,7 @@ def guesses(facts: Facts) -> Found:
     """Find blind policies that solve tasks, each by its best variant."""
     num = len(facts.by_task)
     for policy, best in best_guesses(facts).items():
-        again = [each for each in facts.reseeded if best and each.key == best[0].key and not failed_outside(each)]
+        again = [each for each in facts.reseeded if best and each.key == best[0].key and not each.failed_outside]
         share = (len(best) + sum(map(facts.full, again))) / (num + len(again))
         severity: Severity = "fail" if share >= _MANY_GUESSED else "warn" if share >= _SOME_GUESSED else "note"
         by_chance = all(_by_chance(facts, play, best) for play in best)
@@ -411,12 +410,12 @@ def failure_of(play: Play) -> str:
     error = play.error
     if error is None:
         return ""
+    if play.failed_outside:
+        return "infra-error"
     if error.where == "gold":
         return "gold-fails"
     if play.stop_reason == "step_timeout":
         return "step-timeout"
-    if error.kind == "infra":
-        return "infra-error"
     is_data = error.kind == "data" or error.where in ("create", "reset", "prompt")
     return "data-error" if is_data else "hostile-error"
 

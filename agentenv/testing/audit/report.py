@@ -28,8 +28,8 @@ from agentenv.testing.audit.policies import AuditPolicy
 
 SCHEMA = 1
 """Version of the format of `Audit.to_dict`."""
-NOT_JUDGED = 4
-"""Exit code of an audit that judged nothing."""
+LOST, NOT_JUDGED = 3, 4
+"""Exit codes of an audit that lost gold or a policy to an outage, and of one that judged nothing."""
 _STYLES: dict[Severity, str] = {"fail": "bold red", "warn": "yellow", "note": "dim"}
 _INDENT = 8
 """Columns before the details of a finding."""
@@ -81,6 +81,8 @@ class Audit:
     """Whether the full score is known for any task."""
     not_played: tuple[str, ...] = ()
     """Policies that had no time on any task."""
+    lost: tuple[str, ...] = ()
+    """Policies of which an outage took every episode."""
     not_examined: tuple[str, ...] = ()
     """What was left out, and why."""
 
@@ -96,20 +98,21 @@ class Audit:
         return {"gold": gold, "null": null, "gap": None if gold is None or null is None else gold - null}
 
     def exit_code(self, *, strict: bool = False) -> int:
-        """Return 1 if a finding fails, or with `strict` if one warns; 4 if too little could be judged; else 0."""
+        """Return 1 if a finding fails, or with `strict` if one warns; otherwise LOST, NOT_JUDGED or 0."""
         if self.unresolved("fail") or (strict and self.unresolved("warn")):
             return 1
-        return 0 if self.has_time and (self.judged or self.is_unjudged_allowed) else NOT_JUDGED
+        if self.lost and not self.allows("infra-error"):
+            return LOST
+        return 0 if self.has_time and (self.judged or self.allows("no-ceiling")) else NOT_JUDGED
 
     @property
     def has_time(self) -> bool:
         """Whether at least half of the policies had time on a task."""
         return len(self.not_played) <= len({play.policy for play in self.plays})
 
-    @property
-    def is_unjudged_allowed(self) -> bool:
-        """Whether it is allowed that the full score is unknown."""
-        return any(each.kind == "no-ceiling" and each.allowed for each in self.findings)
+    def allows(self, kind: str) -> bool:
+        """Return True if a finding of this kind is allowed."""
+        return any(each.kind == kind and each.allowed for each in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields except the plays, as JSON values; only `times` differs between equal audits."""
@@ -247,6 +250,10 @@ def verdict(audit: Audit, *, strict: bool = False) -> str:
     counts += f", {allowed} allowed" if allowed else ""
     if audit.exit_code(strict=strict) == 1:
         return f"failed: {counts}"
+    if audit.exit_code() == LOST:
+        lost = counted(len(audit.lost), "policy", "policies")
+        advice = "Run it again, or pass --allow infra-error=REASON"
+        return f"too little could be judged: an outage took every episode of {lost}. {advice}. So far: {counts}"
     if not audit.has_time:
         without = counted(len(audit.not_played), "policy", "policies")
         advice = "Raise --time_limit_s, or lower --tasks"
@@ -254,7 +261,7 @@ def verdict(audit: Audit, *, strict: bool = False) -> str:
     if audit.judged:
         return f"passed: {counts}"
     return (
-        f"nothing could be judged{' (allowed)' if audit.is_unjudged_allowed else ''}: the full score is unknown. "
+        f"nothing could be judged{' (allowed)' if audit.allows('no-ceiling') else ''}: the full score is unknown. "
         f"Return `score`, implement `gold` or pass --pass_reward. Errors, leaks and flakiness: {counts}"
     )
 

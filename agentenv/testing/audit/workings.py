@@ -185,7 +185,7 @@ def find_clock(pairs: Sequence[tuple[Play, Play]], when: str = "at another time 
         pairs: the first play and its repetition.
         when: what was different.
     """
-    rewards, texts, detail = _differing([(first, second) for first, second in pairs if not failed_outside(second)])
+    rewards, texts, detail = _differing([(first, second) for first, second in pairs if not second.failed_outside])
     severity: Severity = "fail" if rewards else "warn"
     what = "reward" if rewards else "observation"
     summary = f"a different {what} {when} on {tasks_of(rewards or texts)}"
@@ -202,11 +202,6 @@ def _differing(pairs: Sequence[tuple[Play, Play]]) -> tuple[list[Play], list[Pla
             texts.append(second)
     first_of = {id(second): first for first, second in pairs}
     return rewards, texts, lambda play: _difference(first_of[id(play)], play)
-
-
-def failed_outside(play: Play) -> bool:
-    """Return True if a service failed, not the environment."""
-    return play.error is not None and play.error.kind == "infra"
 
 
 def _texts(play: Play) -> tuple[str, list[str]]:

@@ -7,7 +7,7 @@ import inspect
 import threading
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -20,8 +20,8 @@ from agentenv.testing.conformance.context import ConformanceContext
 from agentenv.testing.conformance.probes import BLOCKS_S, InstrumentedCoroutine, line_in
 from agentenv.testing.conformance.problems import Problem, after_action, place_of_method, problem_at
 
-_Call = tuple[str, int]
-"""A method and the number of its call; all tries make the same calls in the same order."""
+_Call = tuple[str, int, int]
+"""A method, the number of the episode, and the turn; all tries make the same calls, some again after an outage."""
 _NUM_TRIES = 4
 """A busy machine delays a call in a try or two; code that blocks does so in the same call of each."""
 _LOOK_EVERY_S = 0.01
@@ -40,14 +40,13 @@ class _Stretches:
     longest_s: dict[_Call, float] = field(default_factory=dict)
     looks: dict[_Call, Counter[int]] = field(default_factory=dict)
     """How often each line was seen in the longest stretch of a call that was looked at."""
-    _num_calls: int = 0
+    num_episodes: int = 0
     _since: float | None = None
     _looks: Counter[int] = field(default_factory=Counter)
 
     async def around(self, agent: Any, method: str, given: Any, work: Coroutine[Any, Any, Any]) -> Any:
         """Time a call."""
-        self._num_calls += 1
-        call = method, self._num_calls
+        call = method, self.num_episodes, given.get("turn_index", 0) if isinstance(given, Mapping) else 0
         token = _CALL.set(call)
         try:
             return await self._timed(work, call)
@@ -125,9 +124,10 @@ def blocking(context: ConformanceContext) -> list[Problem]:
     while len(tries) < _NUM_TRIES and _too_long(tries):
         tries.append(_stretches(context, file))
     problems = []
-    for (method, number), seconds in _too_long(tries).items():
+    for call, seconds in _too_long(tries).items():
+        method = call[0]
         got = f"{seconds * 1000:.0f} ms, which delays all episodes"
-        line = next(filter(None, (one.line((method, number)) for one in tries)), None)
+        line = next(filter(None, (one.line(call) for one in tries)), None)
         if line is None and not inspect.iscoroutinefunction(getattr(cls, method)):
             continue  # the event loop waited for its thread
         problems.append(problem_at(cls, method, expected, got, _FIX, line=line))
@@ -149,13 +149,16 @@ def _stretches(context: ConformanceContext, file: str) -> _Stretches:
     """Run the episodes of all cases, and two with long actions, and return their times."""
     stretches = _Stretches(file)
 
+    async def play(case: EpisodeCase) -> None:
+        stretches.num_episodes += 1
+        await context.episode(case, source=context.recording_source([], stretches.around))
+
     async def run() -> None:
         longs = [EpisodeCase(context.tasks[0], "long", Script([text])) for text in _LONG]
         loop = asyncio.get_running_loop()
         loop.set_task_factory(stretches.make_task)
         try:
-            for case in (*context.cases, *longs):
-                await context.episode(case, source=context.recording_source([], stretches.around))
+            await context.survivors([*context.cases, *longs], play)
         finally:
             loop.set_task_factory(None)
 

@@ -51,6 +51,7 @@ from agentenv.testing.tool_calls import right_calls, wrong_calls
 
 NUM_ATTEMPTS, RETRY_WAIT_S = 3, 0.2
 """Attempts of an episode in which infrastructure fails, as many as in a run, and the wait before the second."""
+_MAX_LOST = 2
 IMPORT_LIMITS = 10
 """An import may take this many times as long as a step, since it may load a model."""
 _MAX_TOKENS, _MAX_LENGTH, _MAX_TURNS = 8_000, 1_000_000, 12
@@ -139,6 +140,8 @@ class ConformanceContext:
         """Lines that no case has run, as file:line or file:first-last."""
         self.writes = defaultdict[str, set[float]](set)
         """For each file that the environment opens to write: when it was written last, after each episode."""
+        self.outage: InfraError | None = None
+        """The last one that stopped episodes of the property."""
         self.uses_default_task = False
         """Whether the task is the built-in question, for lack of another task and of data."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -200,6 +203,12 @@ class ConformanceContext:
         self.avoided = Avoided(frozenset(watch.slow), quick, watch.num_hangs > 0)
         for name in ("cases", "separate_episodes", "recorded_episodes"):
             self.__dict__.pop(name, None)
+
+    def forget_outage(self) -> None:
+        """Forget `outage`, and run the episodes again without those that it stopped."""
+        if self.outage is not None:
+            self.outage = None
+            self.__dict__.pop("recorded_episodes", None)
 
     def close(self) -> None:
         """Close the event loop and cancel its tasks. Repeated calls are harmless; `run` creates a new loop."""
@@ -493,15 +502,30 @@ class ConformanceContext:
         """The same episodes with the calls of the environment's methods."""
         cases = self.cases
 
-        async def recorded() -> list[RecordedEpisode]:
-            episodes = []
-            for case in cases:
-                seen: list[MethodCall] = []
-                trajectory = await self.episode(case, source=self.recording_source(seen))
-                episodes.append(RecordedEpisode(case, trajectory, seen))
-            return episodes
+        async def recorded(case: EpisodeCase) -> RecordedEpisode:
+            seen: list[MethodCall] = []
+            trajectory = await self.episode(case, source=self.recording_source(seen))
+            return RecordedEpisode(case, trajectory, seen)
 
-        return self.run(recorded())
+        return self.run(self.survivors(cases, recorded))
+
+    async def survivors(self, cases: Sequence[EpisodeCase], run: Callable[[EpisodeCase], Awaitable[T]]) -> list[T]:
+        """Return what `run` returns of each case for which infrastructure works; `outage` keeps the last error.
+
+        After two cases in a row for which it does not, no further one is run.
+        """
+        results, num_lost = list[T](), 0
+        for case in cases:
+            try:
+                results.append(await run(case))
+                num_lost = 0
+            except InfraError as error:
+                if error.ends_run:
+                    raise
+                self.outage, num_lost = error, num_lost + 1
+                if num_lost == _MAX_LOST:
+                    break
+        return results
 
 
 def written_files(events: Sequence[Event]) -> dict[str, tuple[int, float]]:

@@ -140,19 +140,21 @@ def check_property(context: ConformanceContext, name: str) -> PropertyOutcome:
 
     started = time.perf_counter()
     found: list[Problem] = []
+    context.forget_outage()
     for _ in range(_MAX_TRIES):
         try:
             with nullcontext() if name == "constructor" else shortened_sleeps(context.watch.note_sleep):
                 found += asyncio.run(context.watch.run(examined, name))
             break
         except NotApplicable as reason:
-            if not found:
+            if not found and context.outage is None:
                 return PropertyOutcome(name, "skipped", reason=str(reason), seconds=time.perf_counter() - started)
             break
         except InfraError as error:
             if error.ends_run:
                 raise
-            return PropertyOutcome(name, "outside", reason=str(error), seconds=time.perf_counter() - started)
+            context.outage = error
+            break
         except SlowCalls:
             context.avoid_slow_calls()
         except Hung as hung:
@@ -160,6 +162,8 @@ def check_property(context: ConformanceContext, name: str) -> PropertyOutcome:
             if context.watch.is_stuck:
                 break
             context.avoid_slow_calls()
+    if context.outage is not None and all(problem.is_note for problem in found):
+        return PropertyOutcome(name, "outside", reason=str(context.outage), seconds=time.perf_counter() - started)
     named = [replace(problem, property=name) for problem in unique(found)]
     broken, notes = ([each for each in named if each.is_note is is_note] for is_note in (False, True))
     return PropertyOutcome(name, "broken" if broken else "held", broken, notes, seconds=time.perf_counter() - started)

@@ -15,6 +15,7 @@ from agentenv.testing.audit.auditing import audit_env
 from agentenv.testing.audit.facts import Facts
 from agentenv.testing.audit.judging import judge_plays
 from agentenv.testing.audit.policies import all_policies, cut_answer
+from agentenv.testing.audit.report import verdict
 from tests.testing.audit import audited as envs
 from tests.testing.audit.audited import audited, ids, tasks
 
@@ -384,6 +385,44 @@ async def test_failures_outside_the_environment_are_warnings_also_where_only_a_r
             return await super().step(states)
 
     assert ids(await audited(Unreachable, "unicode")) == {"infra-error"}
+
+
+@pytest.mark.parametrize(
+    ("is_down", "lost"),
+    [
+        (lambda text: "417" in text, None),
+        (lambda text: "####" in text, "gold"),
+        (lambda text: True, "null, constant, gold"),
+    ],
+)
+async def test_policies_that_an_outage_took_are_named_and_the_audit_has_not_passed(is_down, lost, virtual_clock):
+    class Down(envs.Sound):
+        async def step(self, states):
+            if is_down(states["action_text"]):
+                raise InfraError("grader: expected an answer, got none. Retry.")
+            return await super().step(states)
+
+    result = await audited(Down, "gold")
+    assert ids(result) == {"infra-error"}
+    named = [line for line in result.not_examined if "outage" in line]
+    assert named == [f"policies of which an outage (InfraError) took every episode: {lost}"] * bool(lost)
+    assert result.exit_code() == (3 if lost else 0)
+    assert verdict(result).startswith("too little could be judged: an outage" if lost else "passed")
+    allowed = await audited(Down, "gold", allowed={"infra-error": "that service is often down"})
+    assert allowed.exit_code() != 3
+
+
+async def test_gold_that_meets_an_outage_is_played_again(virtual_clock):
+    class DownTwice(envs.Sound):
+        num = 0
+
+        async def gold(self, states):
+            DownTwice.num += 1
+            if DownTwice.num < 3:
+                raise InfraError("solver: expected an answer, got none. Retry.")
+            return await super().gold(states)
+
+    assert ids(await audited(DownTwice, "gold", on=tasks(1))) == set()
 
 
 async def test_a_repetition_that_raises_is_an_error_and_no_flaky_reward():

@@ -2,11 +2,13 @@
 
 import json
 import re
+import threading
 from pathlib import Path
 
 import pytest
 
 from agentenv.core.agent import AgentInstance
+from agentenv.core.types import StepResult
 from agentenv.errors import InfraError
 from agentenv.testing import EnvContract, check_env
 from agentenv.testing.conformance import context
@@ -123,6 +125,40 @@ def test_a_breach_is_found_although_the_outside_failed(write):
     outcome = check_property(make_context(ConformanceOptions(Wrong)), "contract")
     assert outcome.state == "broken"
     assert [problem.where for problem in outcome.problems] == ["Wrong.step"]
+
+
+class Blocks(AgentInstance):
+    """Is down for one action, and blocks after another one, unless it is down at the first try of a call."""
+
+    num_blocks_cache = 0
+
+    async def step(self, states):
+        if not states["action_text"]:
+            Blocks.num_blocks_cache += 1
+            if Blocks.num_blocks_cache in (1, 4):
+                raise InfraError("service: down")
+            threading.Event().wait(0.07)
+        if "####" in states["action_text"]:
+            raise InfraError("service: down")
+        return StepResult(terminated=True)
+
+
+class Huge(AgentInstance):
+    """Is down for one action, and pays too much."""
+
+    async def step(self, states):
+        if "####" in states["action_text"]:
+            raise InfraError("service: down")
+        return StepResult(reward=1e300, terminated=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("env", "name"), [(Blocks, "blocking"), (Huge, "rewards")])
+def test_a_fault_of_an_episode_that_worked_stands_although_others_met_an_outage(write, env, name):
+    context = make_context(ConformanceOptions(env))
+    context.reached = []
+    assert check_property(context, name).state == "broken"
+    assert check_property(context, "pickling").state == "outside"
 
 
 def test_check_env_and_the_test_class_say_that_the_outside_failed(write):
