@@ -36,7 +36,7 @@ from agentenv.testing.conformance.problems import (
     Problem,
     exception_problem,
     info_problems,
-    place_of_method,
+    own_files,
     problem_at,
     record_problem,
     relative_path,
@@ -391,17 +391,18 @@ def constructor(context: ConformanceContext) -> list[Problem]:
     """Check that the constructor is quick, and does no input or output after its first call."""
     context.require_steps()
     cls = context.agent_cls
-    file = place_of_method(cls, "__init__")[0]
     seconds = []
     for _ in range(_NUM_TRIES):
-        with record_events(IO_EVENTS, file, this_thread=True) as events:
+        with record_events(IO_EVENTS, own_files(cls), this_thread=True) as events:
             started = time.perf_counter()
             instance = context.run(context.retried(lambda: create_here(cls, context.kwargs)))
             seconds.append(time.perf_counter() - started)
         context.run(_closed(context, instance))
     own = [event for event in events if event.line]
     expected = "no input or output in the constructor"
-    problems = [problem_at(cls, "__init__", expected, f"it {e.description}", _FIX, line=e.line) for e in own[:1]]
+    problems = [
+        problem_at(cls, "__init__", expected, f"it {e.description}", _FIX, line=e.line, file=e.file) for e in own[:1]
+    ]
     if min(seconds) > QUICK_S and not problems:
         expected, got = f"a constructor that takes less than {QUICK_S:g} s", f"{min(seconds):.2f} s"
         problems.append(problem_at(cls, "__init__", expected, got, _FIX))

@@ -81,6 +81,31 @@ def test_a_breach_of_a_property_is_named_with_its_line_and_breaks_no_other(kind,
 
 
 @pytest.mark.long
+def test_a_file_that_a_class_opens_for_the_step_of_another_file_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base_of_shop.py").write_text(HEAD)
+    (tmp_path / "shop.py").write_text(SHOP)
+    (problem,) = checked("shop.py:Shop", name="isolation").problems
+    assert (problem.file, problem.line) == ("shop.py", 5)
+    assert problem.got == "'shop.db', which episodes of all seeds write"
+
+
+SHOP = """\
+import sqlite3
+from base_of_shop import Two
+class Shop(Two):
+    async def reset(self, states):
+        self.db = sqlite3.connect("shop.db", isolation_level=None, check_same_thread=False)
+        self.db.execute("CREATE TABLE IF NOT EXISTS sold (task TEXT)")
+        self.db.execute("INSERT INTO sold VALUES ('a')")
+        return states
+    def close(self):
+        if hasattr(self, "db"):
+            self.db.close()
+"""
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(("max_turns", "broken"), [(None, {"contract", "ends", "cancel"}), (6, {"cancel"})])
 def test_an_episode_without_an_end_needs_a_limit_of_the_class_and_hides_no_other_breach(max_turns, broken):
     class Talks(AgentInstance):
