@@ -32,7 +32,7 @@ from agentenv.chat.tool_calls.messages import _as_json, assistant_message, resul
 from agentenv.chat.tool_calls.parse import ToolFormat
 from agentenv.core.tool_calls import MalformedCall, ParsedAction, ToolCall
 from agentenv.core.types import Message
-from agentenv.errors import ConfigError, InfraError
+from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.tools.arguments import forms_of, read_arguments
 
 __all__ = [
@@ -267,12 +267,15 @@ async def _result_of(item: ToolCall | MalformedCall, function: Callable[[], Any]
 
     Raises:
         ToolError: the result cannot be written as text.
+        ContractError: the result, or a value in it, has no text but its address in memory.
     """
     value = await run_function(function)
     if isinstance(value, str):
         return CallResult(item, value)
     try:
         return CallResult(item, value, content_json=_as_json(value))
+    except ContractError as error:
+        raise ContractError(f"{item.name}: {error}") from error
     except Exception as error:
         raise ToolError(
             f"{item.name}: expected a result that can be written as text, got a {type(value).__name__} whose text "
