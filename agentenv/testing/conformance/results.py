@@ -19,6 +19,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+from agentenv._util.brief import brief
 from agentenv._util.calls import bounded, create, create_here
 from agentenv._util.plurals import counted
 from agentenv.chat.chat import Chat, text_of
@@ -191,7 +192,18 @@ def feedback(context: ConformanceContext) -> list[Problem]:
         found = [*_of_messages(output)] or [wrong for chat in kinds for wrong in _rendered(output, chat)]
         for expected, got, fix in found:
             problems.append(problem_at(context.agent_cls, output.method, expected, got[:200], fix))
-    return problems
+    return [*problems, *_of_raw_prompts(context)]
+
+
+def _of_raw_prompts(context: ConformanceContext) -> Iterator[Problem]:
+    """Yield the note that an episode begins with a text although its task has messages."""
+    for one in context.recorded_episodes if not isinstance(context.source, AgentFunc) else ():
+        prompt = one.trajectory.prompt
+        if isinstance(prompt, str) and not isinstance(one.case.task.prompt, str) and not context.chat.is_prompt(prompt):
+            expected, got = "messages, as the task has", f"the text {brief(prompt)}, which gets no chat template"
+            fix = "Return [{'role': 'user', 'content': text}], unless the policy continues raw text."
+            yield replace(problem_at(context.agent_cls, "reset", expected, got, fix), is_note=True)
+            return
 
 
 def _of_messages(output: _Output) -> Iterator[Wrong]:

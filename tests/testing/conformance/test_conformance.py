@@ -80,6 +80,24 @@ def test_a_breach_of_a_property_is_named_with_its_line_and_breaks_no_other(kind,
     assert "\n" not in str(problem)
 
 
+class Text(AgentInstance):
+    """Begins with a text."""
+
+    async def reset(self, states):
+        return {"observation": f"New: {states['observation'][0]['content']}"}
+
+    async def step(self, states):
+        return StepResult(score=0.0, terminated=True)
+
+
+def test_a_text_of_reset_for_a_task_of_messages_is_noted():
+    outcome = checked(Text, name="feedback")
+    (note,) = outcome.notes
+    assert outcome.state == "held"
+    assert "Text.reset: expected messages, as the task has, got the text 'New: " in str(note)
+    assert "which gets no chat template" in note.got
+
+
 @pytest.mark.long
 def test_a_file_that_a_class_opens_for_the_step_of_another_file_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
