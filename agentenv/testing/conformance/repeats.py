@@ -60,6 +60,8 @@ def determinism(context: ConformanceContext) -> list[Problem]:
             expected = "the same episode for the same task, seed and actions"
             got = f"{found} (the policy {case.policy!r})"
             fix = "Draw from `Random(states['seed'])`; do not use clocks, earlier episodes or the order of sets."
+            if any(turn.action.count("<tool_call>") > 1 for turn in other.turns):
+                fix += " `async def` tools that one action calls run at the same time: let one wait for the other."
             problems.append(problem_at(context.agent_cls, culprit(found, other), expected, got, fix))
     return problems or _with_delays(context, records)
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import itertools
 import os
 import re
 import signal
@@ -96,6 +97,24 @@ def test_a_text_of_reset_for_a_task_of_messages_is_noted():
     assert outcome.state == "held"
     assert "Text.reset: expected messages, as the task has, got the text 'New: " in str(note)
     assert "which gets no chat template" in note.got
+
+
+class Races(AgentInstance):
+    """Differs from episode to episode after an action of two calls, as its right one is."""
+
+    count_cache = itertools.count()
+
+    async def step(self, states):
+        several = states["action_text"].count("<tool_call>") > 1
+        return StepResult(score=1.0, info={"n": several and next(self.count_cache)}, terminated=True)
+
+    def gold(self, states):
+        return 2 * '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+
+
+def test_calls_that_run_at_the_same_time_are_named_where_episodes_of_several_calls_differ():
+    (problem,) = checked(Races, name="determinism").problems
+    assert "`async def` tools that one action calls run at the same time" in problem.fix
 
 
 @pytest.mark.long
