@@ -19,7 +19,7 @@ class ResetState(TypedDict, total=False):
     """
 
     observation: str | Sequence[Message]
-    """The task's prompt: text, or messages for the model's chat template."""
+    """The task's prompt: messages for the model's chat template, or text, which the policy continues without one."""
     label: Any
     metadata: Mapping[str, Any]
     images: tuple[Any, ...]
@@ -90,7 +90,8 @@ class AgentInstance:
         """Return the first observation under the key `observation`; by default the task's prompt.
 
         `states` is a dict with observation (the task's prompt), label, metadata, images, seed and renders_tools. Return
-        it, or a dict with the key `observation`, a text or messages, and with `tools`, schemas of tools to offer.
+        it, or a dict with the key `observation`, messages or a text without a chat template, and with `tools`, schemas
+        of tools to offer.
 
         Raises:
             DataError: the task has images, which engines do not take, and the environment has no `reset` that reads

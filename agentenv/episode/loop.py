@@ -220,7 +220,7 @@ class Episode:
         if num >= max_length:
             raise DataError(
                 f"prompt: expected fewer than max_length={max_length} tokens, got {num}. "
-                "Raise --max_length or drop the row."
+                "Raise --max_length (in Python: Limits.max_length) or drop the row."
             )
         self.trajectory.append_observation(self.dialogue.ids)
 

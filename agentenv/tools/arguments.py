@@ -246,7 +246,7 @@ def _union(arguments: tuple[Any, ...]) -> Form:
             try:
                 return way.value(given, "it")
             except ValueError as error:
-                problems.append(str(error))
+                problems.append(str(error).removeprefix("it: "))
         raise ValueError(" or ".join(problems))
 
     return Form(schema, make=None if types_only and not any(way.make for way in ways) else read)

@@ -19,10 +19,10 @@ import asyncio
 import functools
 import inspect
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from agentenv._util.calls import call as run_function
 from agentenv._util.calls import retrieve_exception
@@ -32,7 +32,7 @@ from agentenv.chat.tool_calls.messages import _as_json, assistant_message, resul
 from agentenv.chat.tool_calls.parse import ToolFormat
 from agentenv.core.tool_calls import MalformedCall, ParsedAction, ToolCall
 from agentenv.core.types import Message
-from agentenv.errors import ConfigError, InfraError
+from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.tools.arguments import forms_of, read_arguments
 
 __all__ = [
@@ -48,6 +48,8 @@ __all__ = [
     "run_calls",
     "tool_format",
 ]
+
+_Part = TypeVar("_Part")
 
 _CANCEL_GRACE_S = 1.0
 _MAX_ERROR_CHARS = 2000
@@ -65,7 +67,7 @@ class CallResult:
     content: Any
     """The tool's result, or an error message that begins with "Error:"."""
     problem: Literal["", "malformed", "unknown", "arguments", "raised", "timeout", "limit"] = ""
-    """The kind of error; limit: a toolset did not run the call because there were too many."""
+    """The kind of error; limit: not run, since there were too many or an earlier one exceeded its limit."""
     content_json: str = field(default="", repr=False, compare=False)
     """Content that is not text, unchanged from the tool: JSON, or text by `str`."""
 
@@ -82,11 +84,13 @@ async def answer_calls(
     *,
     timeout_s: float = 60.0,
 ) -> list[Message]:
-    """Return one message for each attempted call, in order; the calls run concurrently.
+    """Return one message for each attempted call, in order.
 
-    Await async functions and run plain ones in a thread. Unknown tools, wrong arguments, exceptions raised by a tool,
-    and a missing result after `timeout_s` become messages to the model that begin with "Error:". Arguments are checked
-    against the type hints, and become enums, dates and objects of the classes that are hints.
+    Read all calls first, then start them in order: await async functions, concurrently with the others, and run plain
+    ones in a thread, one after another. After one that exceeds its limit, no other plain one starts. Unknown tools,
+    wrong arguments, exceptions raised by a tool, and a missing result after `timeout_s` become messages to the model
+    that begin with "Error:". Arguments are checked against the type hints, and become enums, dates and objects of the
+    classes that are hints.
 
     Args:
         parsed: the calls.
@@ -123,7 +127,16 @@ async def run_calls(
         InfraError: a tool raised it; the other calls are cancelled.
     """
     limits = dict.fromkeys(tools, timeout_s) if isinstance(timeout_s, float | int) else timeout_s
-    work = [asyncio.ensure_future(_run(item, tools, limits, parameters.get(item.name))) for item in items]
+    read = await _together(_read(item, tools, limits, parameters.get(item.name)) for item in items)
+    order = _Order()
+    return await _together(
+        order.run(item, one, limits.get(item.name, 0.0)) for item, one in zip(items, read, strict=True)
+    )
+
+
+async def _together(parts: Iterable[Coroutine[Any, Any, _Part]]) -> list[_Part]:
+    """Return the results of all parts, which are started in order; the first exception cancels the others."""
+    work = [asyncio.ensure_future(part) for part in parts]
     try:
         return list(await asyncio.gather(*work))
     finally:
@@ -134,30 +147,56 @@ async def run_calls(
             await asyncio.wait(left, timeout=2 * _CANCEL_GRACE_S)
 
 
-async def _run(
-    item: ToolCall | MalformedCall,
-    tools: Mapping[str, Callable[..., Any]],
-    limits: Mapping[str, float],
-    parameters: Mapping[str, Any] | None,
-) -> CallResult:
-    if isinstance(item, MalformedCall):
-        return CallResult(item, f"Error: this call cannot be read: {item.problem}. Write it again.", "malformed")
-    function = tools.get(item.name)
-    if function is None:
-        known = ", ".join(sorted(tools)) or "none"
-        return CallResult(item, f"Error: unknown tool {item.name!r}. Tools: {known}.", "unknown")
-    timeout_s = limits[item.name]
-    work = asyncio.ensure_future(_result_of(function, item, parameters))
+class _Order:
+    """Starts the calls of an action in order, and runs plain functions one after another."""
+
+    def __init__(self) -> None:
+        self._start, self._plain = asyncio.Lock(), asyncio.Lock()  # tasks get a lock in the order in which they ask
+        self._late = ""
+
+    async def run(
+        self, item: ToolCall | MalformedCall, function: Callable[[], Any] | CallResult, limit_s: float
+    ) -> CallResult:
+        """Return the result of a call, or what is wrong with it already.
+
+        Raises:
+            InfraError: the function raised it; no plain function starts after that.
+        """
+        if isinstance(function, CallResult):
+            return function
+        is_plain = not inspect.iscoroutinefunction(function)
+        async with self._start:
+            if is_plain:
+                await self._plain.acquire()
+        if is_plain and self._late:
+            result = CallResult(item, f"Error: not run: {self._late} has not ended.", "limit")
+        else:
+            result = await _within(limit_s, item, _result_of(item, function))
+        if is_plain:
+            self._late = item.name if result.problem == "timeout" else self._late
+            self._plain.release()
+        return result
+
+
+async def _within(
+    limit_s: float, item: ToolCall | MalformedCall, part: Coroutine[Any, Any, _Part]
+) -> _Part | CallResult:
+    """Return what a part of a call returns, or its error.
+
+    Raises:
+        InfraError: the part raised it.
+    """
+    work = asyncio.ensure_future(part)
     work.add_done_callback(retrieve_exception)
     try:
-        await asyncio.wait({work}, timeout=timeout_s)
+        await asyncio.wait({work}, timeout=limit_s)
         late = not work.done()
     finally:
         if not work.done():
             work.cancel()
             await asyncio.wait({work}, timeout=_CANCEL_GRACE_S)
     if late:
-        return CallResult(item, f"Error: {item.name} returned no result within {timeout_s:g} s.", "timeout")
+        return CallResult(item, f"Error: {item.name} returned no result within {limit_s:g} s.", "timeout")
     error = asyncio.CancelledError() if work.cancelled() else work.exception()
     if isinstance(error, InfraError):
         raise error
@@ -176,13 +215,28 @@ def named_call(name: str, function: Callable[..., Any], arguments: Mapping[str, 
     return bound
 
 
-async def _result_of(function: Callable[..., Any], item: ToolCall, parameters: Mapping[str, Any] | None) -> CallResult:
-    """Return a tool's result as text for the model, or what is wrong with the arguments.
+async def _read(
+    item: ToolCall | MalformedCall,
+    tools: Mapping[str, Callable[..., Any]],
+    limits: Mapping[str, float],
+    parameters: Mapping[str, Any] | None,
+) -> Callable[[], Any] | CallResult:
+    """Return the function of a call with its arguments, or what is wrong with the call."""
+    if isinstance(item, MalformedCall):
+        return CallResult(item, f"Error: this call cannot be read: {item.problem}. Write it again.", "malformed")
+    function = tools.get(item.name)
+    if function is None:
+        known = ", ".join(sorted(tools)) or "none"
+        return CallResult(item, f"Error: unknown tool {item.name!r}. Tools: {known}.", "unknown")
+    return await _within(limits[item.name], item, _with_arguments(function, item, parameters))
+
+
+async def _with_arguments(
+    function: Callable[..., Any], item: ToolCall, parameters: Mapping[str, Any] | None
+) -> Callable[[], Any] | CallResult:
+    """Return a function with the arguments of a call, or what is wrong with them.
 
     Arguments are read in a thread if they are large, or become objects of classes whose code runs then.
-
-    Raises:
-        ToolError: the result cannot be written as text.
     """
     try:
         signature = inspect.signature(function)
@@ -205,11 +259,23 @@ async def _result_of(function: Callable[..., Any], item: ToolCall, parameters: M
         nested = "they are nested too deep. Write them with fewer levels"
         problem = nested if isinstance(error, RecursionError) else str(error)[:_MAX_ERROR_CHARS]
         return CallResult(item, f"Error: wrong arguments for {item.name}: {problem}.", "arguments")
-    value = await run_function(named_call(item.name, function, arguments))
+    return named_call(item.name, function, arguments)
+
+
+async def _result_of(item: ToolCall | MalformedCall, function: Callable[[], Any]) -> CallResult:
+    """Return a tool's result as text for the model.
+
+    Raises:
+        ToolError: the result cannot be written as text.
+        ContractError: the result, or a value in it, has no text but its address in memory.
+    """
+    value = await run_function(function)
     if isinstance(value, str):
         return CallResult(item, value)
     try:
         return CallResult(item, value, content_json=_as_json(value))
+    except ContractError as error:
+        raise ContractError(f"{item.name}: {error}") from error
     except Exception as error:
         raise ToolError(
             f"{item.name}: expected a result that can be written as text, got a {type(value).__name__} whose text "

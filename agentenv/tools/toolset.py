@@ -111,7 +111,7 @@ class Answers:
 
     @property
     def info(self) -> dict[str, float]:
-        """Return num_calls (run), num_errors (of these, failed), num_malformed and num_not_run (over a limit).
+        """Return num_calls (run), num_errors (of these, failed), num_malformed and num_not_run (see `CallResult`).
 
         Times are in `Turn.step_s`, not here: an episode's info must be the same when the episode is run again.
         """
@@ -146,7 +146,7 @@ class Toolset:
                 None, their own limits apply, and 30 seconds to tools without one.
             max_chars: maximum length of one result; the middle of a longer one is replaced with a note.
             max_calls: limit for an episode; further calls are not run, and the model receives a message.
-            max_calls_per_turn: limit for one turn, whose calls run concurrently.
+            max_calls_per_turn: limit for one turn.
 
         Raises:
             ConfigError: a function has no schema, two tools share a name, or a limit is invalid.
@@ -224,7 +224,7 @@ class EpisodeTools:
         return [dict(tool.schema) for tool in self.tools.values()]
 
     async def answer(self, items: Sequence[ToolCall | MalformedCall]) -> Answers:
-        """Run the calls of a turn concurrently. Every error in a call becomes its answer.
+        """Run the calls of a turn, as `answer_calls` does. Every error in a call becomes its answer.
 
         Raises:
             InfraError: a tool raised it; the others are cancelled.

@@ -692,6 +692,7 @@ async def test_a_prompt_without_room_for_an_action_is_a_fault_of_the_data_and_on
     trajectory, engine = await play(agent, task=Task("x" * num), limits=Limits(max_length=9))
     assert (trajectory.stop_reason, trajectory.error.kind) == (StopReason.ERROR, "data")
     assert f"fewer than max_length=9 tokens, got {num}" in trajectory.error.message
+    assert "Raise --max_length (in Python: Limits.max_length)" in trajectory.error.message
     assert (trajectory.reward, agent.num_closed, engine.requests) == (None, 1, [])
     trajectory, _ = await play(Scripted(END), task=Task("x" * num), limits=Limits(max_length=num + 1))
     assert (trajectory.stop_reason, trajectory.num_tokens) == (StopReason.TERMINATED, num + 1)

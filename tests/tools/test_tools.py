@@ -733,6 +733,16 @@ async def test_a_result_that_cannot_be_text_is_reported_and_counts_as_raised(val
     assert kind in bad.message["content"]
 
 
+@pytest.mark.parametrize("value", [object(), [{"a": object()}], (each for each in "a")])
+async def test_a_result_without_a_text_of_its_own_is_an_error_of_its_tool(value):
+    answer = await said(call("give"), {"give": lambda: value})
+    kind = "object" if isinstance(value, list) else type(value).__name__
+    assert answer == (
+        "Error: agentenv.errors.ContractError: give: expected text, numbers, lists or dicts, got an object of "
+        f"builtins.{kind}, which has no text. Convert it."
+    )
+
+
 async def test_a_result_is_reported_as_it_was_when_the_tool_returned_it():
     kept = [1]
     (result,) = await run_calls([call("give")], {"give": lambda: kept})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -102,21 +103,62 @@ async def test_a_call_that_cancels_itself_is_reported_and_the_others_have_their_
     assert found == ["Error: asyncio.exceptions.CancelledError", "1"]
 
 
-async def test_calls_of_a_turn_run_at_the_same_time_plain_ones_too():
-    meeting, both = threading.Barrier(2, timeout=30), asyncio.Barrier(2)
+async def test_calls_start_as_written_and_plain_ones_run_one_after_another():
+    ran, meeting = [], asyncio.Barrier(2)
 
-    def plain() -> str:
-        """Meet."""
-        return f"met {meeting.wait() >= 0}"
+    def plain(n: int, among: list[int] = []) -> None:  # noqa: B006 - reading a list takes more turns of the loop
+        """Note.
 
-    async def waits() -> str:
-        """Meet."""
-        await asyncio.wait_for(both.wait(), 30)
-        return "met"
+        Args:
+            n: Which.
+            among: Others.
+        """
+        ran.append(f"plain {n} begins")
+        time.sleep(0.01)
+        ran.append(f"plain {n} ends")
+
+    async def waits(n: int) -> None:
+        """Meet.
+
+        Args:
+            n: Which.
+        """
+        ran.append(f"waits {n} begins")
+        await asyncio.wait_for(meeting.wait(), 30)
 
     async with begun(plain, waits) as tools:
-        found = await said(tools, call("plain"), call("waits"), call("waits", 1), call("plain", 1))
-    assert found == ["met True", "met", "met", "met True"]
+        calls = [call("waits", n=0), call("plain", 1, n=1, among=[1]), call("plain", 2, n=2), call("waits", 3, n=3)]
+        await said(tools, *calls)
+    assert ran[0] == "waits 0 begins"
+    assert [each for each in ran if "plain" in each] == [
+        f"plain {n} {does}" for n in (1, 2) for does in ("begins", "ends")
+    ]
+    assert ran.index("plain 2 begins") < ran.index("waits 3 begins")
+
+
+async def test_no_plain_tool_starts_beside_one_that_exceeded_its_limit():
+    over, ran = threading.Event(), []
+
+    def wait() -> None:
+        """Wait."""
+        over.wait(30)
+
+    def note() -> None:
+        """Note."""
+        ran.append("plain")
+
+    async def go_on() -> str:
+        """Go on."""
+        return "went on"
+
+    async with begun(wait, note, go_on, timeout_s=0.05) as tools:
+        answers = await tools.answer([call("wait"), call("note", 1), call("go_on", 2)])
+    over.set()
+    assert [result.content for result in answers.results] == [
+        "Error: wait returned no result within 0.05 s.", "Error: not run: wait has not ended.", "went on",
+    ]  # fmt: skip
+    assert ran == []
+    assert answers.info["num_not_run"] == 1.0
 
 
 async def test_the_smaller_of_a_tools_and_the_toolsets_limit_counts_and_the_default_is_30_seconds():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 from agentenv.chat.tool_calls.syntax import Syntax
 from agentenv.core.tool_calls import MalformedCall, ParsedAction, ToolCall
 from agentenv.core.types import Message
+from agentenv.errors import ContractError
 
+_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+>")
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -63,13 +66,24 @@ def assistant_message(parsed: ParsedAction, *, as_json: bool = False) -> Message
 
 
 def _as_plain(value: Any) -> Any:
-    """Return the value of an enum's member, as calls give it, and anything else as text."""
-    return value.value if isinstance(value, Enum) else str(value)
+    """Return the value of an enum's member, as calls give it, and anything else as text.
+
+    Raises:
+        ContractError: the text is an address in memory.
+    """
+    if isinstance(value, Enum):
+        return value.value
+    if _ADDRESS.search(text := str(value)):
+        got = f"an object of {type(value).__module__}.{type(value).__qualname__}"
+        raise ContractError(f"expected text, numbers, lists or dicts, got {got}, which has no text. Convert it.")
+    return text
 
 
 def _as_json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, default=_as_plain)
+    except ContractError:
+        raise
     except (TypeError, ValueError, RecursionError):  # non-text keys, a circular reference
         return str(value)
 

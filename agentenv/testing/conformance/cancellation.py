@@ -19,7 +19,14 @@ from agentenv.testing.conformance.call_watch import MethodCall
 from agentenv.testing.conformance.cases import EpisodeCase
 from agentenv.testing.conformance.context import ConformanceContext
 from agentenv.testing.conformance.probes import TEMP_EVENTS, Event, InstrumentedCoroutine, record_events
-from agentenv.testing.conformance.problems import Problem, exception_problem, place_of_method, problem_at, relative_path
+from agentenv.testing.conformance.problems import (
+    Problem,
+    exception_problem,
+    own_files,
+    place_of_method,
+    problem_at,
+    relative_path,
+)
 from agentenv.tools import calling
 
 _MAX_POINTS = 40
@@ -198,11 +205,11 @@ def cancel(context: ConformanceContext) -> list[Problem]:
 
 
 async def _at_every_wait(context: ConformanceContext) -> list[Problem]:
-    file, cases = place_of_method(context.agent_cls, "step")[0], context.cases
+    cases = context.cases
     first = next((each for each in cases if each.policy == "calls"), cases[1])
     gold = [each for each in cases if each.policy == "gold"][:1]
     known: set[Hashable] = set()
-    with record_events(TEMP_EVENTS, file) as temps:
+    with record_events(TEMP_EVENTS, own_files(context.agent_cls)) as temps:
         for case in (first, *gold, *(context.reached or ())):
             is_further = case not in (first, *gold)
             turns = max(_MAX_TURNS, case.num_turns) if is_further else _MAX_TURNS
@@ -238,8 +245,9 @@ async def _leaves(like: _Cancelled, temps: list[Event]) -> list[Problem]:
     left = "; ".join(f"{_NAMES[kind]}: {', '.join(names[:2])}" for kind, names in grown.items())
     expected, got = "nothing left behind by an episode", f"{left}, of an episode {when}"
     fix = "Release it in `close` or in a `finally`: a run cancels episodes at timeouts and when it stops."
-    lines = [event.line for event in temps if event.subject in grown.get("temps", [])]
-    return [problem_at(context.agent_cls, method, expected, got, fix, line=next(filter(None, lines), None))]
+    places = ((event.file, event.line) for event in temps if event.line and event.subject in grown.get("temps", []))
+    file, line = next(places, ("", None))
+    return [problem_at(context.agent_cls, method, expected, got, fix, line=line, file=file)]
 
 
 Inventory = Mapping[str, Mapping[Any, str]]

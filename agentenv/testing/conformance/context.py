@@ -46,7 +46,7 @@ from agentenv.testing.conformance.cases import (
     yielding,
 )
 from agentenv.testing.conformance.probes import FILE_EVENTS, Event, record_events
-from agentenv.testing.conformance.problems import place_of_method, relative_path, source_of
+from agentenv.testing.conformance.problems import own_files, relative_path, source_of
 from agentenv.testing.tool_calls import right_calls, wrong_calls
 
 NUM_ATTEMPTS, RETRY_WAIT_S = 3, 0.2
@@ -458,9 +458,9 @@ class ConformanceContext:
         setup = replace(setup, step_retries=StepRetries(NUM_ATTEMPTS - 1, RETRY_WAIT_S))
 
         async def run() -> Trajectory:
-            with record_events(FILE_EVENTS, place_of_method(self.agent_cls, "step")[0]) as events:
+            with record_events(FILE_EVENTS, own_files(self.agent_cls)) as events:
                 trajectory = await source.run(task, setup, key)
-            for path, (_, written) in written_files(events).items():
+            for path, (_, _, written) in written_files(events).items():
                 self.writes[path].add(written)
             raise_outage(trajectory)
             error = trajectory.error
@@ -528,12 +528,12 @@ class ConformanceContext:
         return results
 
 
-def written_files(events: Sequence[Event]) -> dict[str, tuple[int, float]]:
-    """Return the line that opens each file that own code opens to write, and when the file was written last.
+def written_files(events: Sequence[Event]) -> dict[str, tuple[str, int, float]]:
+    """Return the file and line that opens each file that own code opens to write, and when the file was written last.
 
     Files whose names say that episodes share them, logs and caches, are left out.
     """
-    found: dict[str, tuple[int, float]] = {}
+    found: dict[str, tuple[str, int, float]] = {}
     for event in events:
         name = os.path.basename(event.subject).lower()
         writes = event.description == "sqlite" or bool(set(event.description) & set("wx+"))
@@ -542,7 +542,7 @@ def written_files(events: Sequence[Event]) -> dict[str, tuple[int, float]]:
         with contextlib.suppress(OSError, ValueError):
             status = os.stat(event.subject)  # of a folder: where a temporary file without a name is
             if stat.S_ISREG(status.st_mode):
-                found[event.subject] = event.line, status.st_mtime
+                found[event.subject] = event.file, event.line, status.st_mtime
     return found
 
 

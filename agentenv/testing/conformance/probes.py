@@ -6,7 +6,7 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -112,12 +112,16 @@ class Event:
     description: str
     subject: str
     """The path, address or program."""
+    file: str
+    """The innermost of the watched files on the stack; empty if there was none."""
     line: int
-    """Line of the watched file; 0 if the file was not on the stack."""
+    """Its line."""
 
 
 @contextmanager
-def record_events(meanings: Mapping[str, str], file: str, *, this_thread: bool = False) -> Iterator[list[Event]]:
+def record_events(
+    meanings: Mapping[str, str], files: Collection[str], *, this_thread: bool = False
+) -> Iterator[list[Event]]:
     """Return a list to which the events within the block are added, except for those that an import causes."""
     events, thread = list[Event](), threading.get_ident()
 
@@ -125,13 +129,16 @@ def record_events(meanings: Mapping[str, str], file: str, *, this_thread: bool =
         if event not in meanings or (this_thread and threading.get_ident() != thread):
             return
         frame: FrameType | None = sys._getframe(2)
-        line = line_in(file, frame)
+        file, line = "", 0
         while frame is not None:
-            if frame.f_code.co_filename.startswith("<frozen importlib"):
+            name = frame.f_code.co_filename
+            if name.startswith("<frozen importlib"):
                 return
+            if not file and name in files:
+                file, line = name, frame.f_lineno
             frame = frame.f_back
         subject = str(args[1 if event == "socket.connect" else 0]) if args else ""
-        events.append(Event(meanings[event].format(*args), subject, line))
+        events.append(Event(meanings[event].format(*args), subject, file, line))
 
     with heard_audit_events(note):
         yield events

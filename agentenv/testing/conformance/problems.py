@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from agentenv.core.agent import AgentInstance
 from agentenv.core.trajectory import EpisodeError
 from agentenv.episode.failures import FAILED_SERVICE, may_be_a_service, missing_key
 from agentenv.errors import ContractError
+from agentenv.testing.shifted_clock import own_classes
 
 HANDLE_ACTIONS = "Handle every action a policy may sample: empty, cut off, or in any language."
 _OF_ARGUMENTS = re.compile(r"keyword argument|positional argument|missing \d+ required|multiple values for argument")
@@ -102,11 +104,11 @@ def info_problems(cls: type[AgentInstance], method: str, info: Mapping[str, Any]
 
 
 def problem_at(
-    cls: type[AgentInstance], method: str, expected: str, got: str, fix: str, *, line: int | None = None
+    cls: type[AgentInstance], method: str, expected: str, got: str, fix: str, *, line: int | None = None, file: str = ""
 ) -> Problem:
-    """Return a problem of a method, at a line of its file if that is known, or else at its first."""
-    file, first = place_of_method(cls, method)
-    return Problem(relative_path(file), line or first, f"{cls.__name__}.{method}", expected, got, fix)
+    """Return a problem of a method, at a line of its or another file if that is known, or else at its first."""
+    own, first = place_of_method(cls, method)
+    return Problem(relative_path(file or own), line or first, f"{cls.__name__}.{method}", expected, got, fix)
 
 
 def after_action(action: str | None) -> str:
@@ -126,6 +128,12 @@ def place_of_method(cls: type[AgentInstance], method: str) -> tuple[str, int]:
         return inspect.getfile(own), inspect.getsourcelines(own)[1]
     except (IndexError, TypeError, OSError):
         return "?", 0
+
+
+def own_files(cls: type[Any]) -> set[str]:
+    """Return the files of a class and its bases, except for those of agentenv and of Python."""
+    modules = (sys.modules.get(each.__module__) for each in own_classes(cls))
+    return {place_of_method(cls, "step")[0], *(file for each in modules if (file := getattr(each, "__file__", None)))}
 
 
 def source_of(cls: type[Any]) -> str:

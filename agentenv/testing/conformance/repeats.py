@@ -36,7 +36,7 @@ from agentenv.testing.conformance.context import (
     written_files,
 )
 from agentenv.testing.conformance.probes import FILE_EVENTS, PROCESS_EVENTS, Event, record_events, shortened_sleeps
-from agentenv.testing.conformance.problems import Problem, attribute_at, place_of_method, problem_at, relative_path
+from agentenv.testing.conformance.problems import Problem, attribute_at, own_files, problem_at, relative_path
 from agentenv.testing.diffs import culprit, difference, facts_of, first_difference, same_number
 from agentenv.testing.shifted_clock import elapsing_clock, modules_of, own_classes, reads_clocks, shifted_clock
 
@@ -60,6 +60,8 @@ def determinism(context: ConformanceContext) -> list[Problem]:
             expected = "the same episode for the same task, seed and actions"
             got = f"{found} (the policy {case.policy!r})"
             fix = "Draw from `Random(states['seed'])`; do not use clocks, earlier episodes or the order of sets."
+            if any(turn.action.count("<tool_call>") > 1 for turn in other.turns):
+                fix += " `async def` tools that one action calls run at the same time: let one wait for the other."
             problems.append(problem_at(context.agent_cls, culprit(found, other), expected, got, fix))
     return problems or _with_delays(context, records)
 
@@ -373,7 +375,7 @@ def isolation(context: ConformanceContext) -> list[Problem]:
     before = _class_state(cls), _module_state(cls)
     records = context.separate_episodes
     filled = shared_state(cls)  # after one episode of each case, so that what is loaded once is there
-    with record_events(PROCESS_EVENTS, place_of_method(cls, "step")[0]) as events:
+    with record_events(PROCESS_EVENTS, own_files(cls)) as events:
         together = context.run(_together(context))
     differs = None  # the method and the first fact in which an episode differs from the one run alone
     for index, trajectory in together:
@@ -416,7 +418,7 @@ def _of_process(cls: type[Any], events: Sequence[Event]) -> Iterator[Problem]:
         if event.description.startswith("changes the working") or len(values[event.subject]) > 1:
             expected, got = "a process that episodes do not change", f"code that {event.description}"
             fix = "All episodes of a process share it: pass a folder or a value as an argument instead."
-            yield problem_at(cls, "step", expected, got, fix, line=event.line)
+            yield problem_at(cls, "step", expected, got, fix, line=event.line, file=event.file)
             return
 
 
@@ -434,20 +436,20 @@ def _of_shared_state(cls: type[Any], before: Mapping[str, str]) -> Iterator[Prob
 
 async def _of_files(context: ConformanceContext) -> list[Problem]:
     """Return the problem of a file that episodes of different seeds write, at any time of the check."""
-    cls, lines = context.agent_cls, list[dict[str, int]]()
+    cls, places = context.agent_cls, list[dict[str, tuple[str, int]]]()
     for other in (1, 2):
-        with record_events(FILE_EVENTS, place_of_method(cls, "step")[0]) as events:
+        with record_events(FILE_EVENTS, own_files(cls)) as events:
             for case in context.cases:
                 await context.episode(replace(case, seed=case.seed + _OTHER_SEED * other))
-        lines.append({path: line for path, (line, _) in written_files(events).items()})
-    for path, line in lines[0].items():
-        if path in lines[1] and len(context.writes[path]) > 1:
+        places.append({path: (file, line) for path, (file, line, _) in written_files(events).items()})
+    for path, (file, line) in places[0].items():
+        if path in places[1] and len(context.writes[path]) > 1:
             fix = (
                 "Write to a folder of the episode (tempfile.mkdtemp in `reset`, removed in `close`). Data that is the "
             )
             fix += "same for all of them may stay there with `cache` in the file's name."
             expected, got = "files that only one episode writes", f"{path!r}, which episodes of all seeds write"
-            return [problem_at(cls, "step", expected, got, fix, line=line)]
+            return [problem_at(cls, "step", expected, got, fix, line=line, file=file)]
     return []
 
 

@@ -19,6 +19,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+from agentenv._util.brief import brief
 from agentenv._util.calls import bounded, create, create_here
 from agentenv._util.plurals import counted
 from agentenv.chat.chat import Chat, text_of
@@ -37,7 +38,7 @@ from agentenv.testing.conformance.problems import (
     attribute_at,
     exception_problem,
     info_problems,
-    place_of_method,
+    own_files,
     problem_at,
     record_problem,
     relative_path,
@@ -206,7 +207,18 @@ def feedback(context: ConformanceContext) -> list[Problem]:
         found = [*_of_messages(output)] or [wrong for chat in kinds for wrong in _rendered(output, chat)]
         for expected, got, fix in found:
             problems.append(problem_at(context.agent_cls, output.method, expected, got[:200], fix))
-    return problems
+    return [*problems, *_of_raw_prompts(context)]
+
+
+def _of_raw_prompts(context: ConformanceContext) -> Iterator[Problem]:
+    """Yield the note that an episode begins with a text although its task has messages."""
+    for one in context.recorded_episodes if not isinstance(context.source, AgentFunc) else ():
+        prompt = one.trajectory.prompt
+        if isinstance(prompt, str) and not isinstance(one.case.task.prompt, str) and not context.chat.is_prompt(prompt):
+            expected, got = "messages, as the task has", f"the text {brief(prompt)}, which gets no chat template"
+            fix = "Return [{'role': 'user', 'content': text}], unless the policy continues raw text."
+            yield replace(problem_at(context.agent_cls, "reset", expected, got, fix), is_note=True)
+            return
 
 
 def _of_messages(output: _Output) -> Iterator[Wrong]:
@@ -406,17 +418,18 @@ def constructor(context: ConformanceContext) -> list[Problem]:
     """Check that the constructor is quick, and does no input or output after its first call."""
     context.require_steps()
     cls = context.agent_cls
-    file = place_of_method(cls, "__init__")[0]
     seconds = []
     for _ in range(_NUM_TRIES):
-        with record_events(IO_EVENTS, file, this_thread=True) as events:
+        with record_events(IO_EVENTS, own_files(cls), this_thread=True) as events:
             started = time.perf_counter()
             instance = context.run(context.retried(lambda: create_here(cls, context.kwargs)))
             seconds.append(time.perf_counter() - started)
         context.run(_closed(context, instance))
     own = [event for event in events if event.line]
     expected = "no input or output in the constructor"
-    problems = [problem_at(cls, "__init__", expected, f"it {e.description}", _FIX, line=e.line) for e in own[:1]]
+    problems = [
+        problem_at(cls, "__init__", expected, f"it {e.description}", _FIX, line=e.line, file=e.file) for e in own[:1]
+    ]
     if min(seconds) > QUICK_S and not problems:
         expected, got = f"a constructor that takes less than {QUICK_S:g} s", f"{min(seconds):.2f} s"
         problems.append(problem_at(cls, "__init__", expected, got, _FIX))

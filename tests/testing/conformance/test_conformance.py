@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import itertools
 import os
 import re
 import signal
@@ -78,6 +79,67 @@ def test_a_breach_of_a_property_is_named_with_its_line_and_breaks_no_other(kind,
     assert expected in problem.expected
     assert problem.property == name
     assert "\n" not in str(problem)
+
+
+class Text(AgentInstance):
+    """Begins with a text."""
+
+    async def reset(self, states):
+        return {"observation": f"New: {states['observation'][0]['content']}"}
+
+    async def step(self, states):
+        return StepResult(score=0.0, terminated=True)
+
+
+def test_a_text_of_reset_for_a_task_of_messages_is_noted():
+    outcome = checked(Text, name="feedback")
+    (note,) = outcome.notes
+    assert outcome.state == "held"
+    assert "Text.reset: expected messages, as the task has, got the text 'New: " in str(note)
+    assert "which gets no chat template" in note.got
+
+
+class Races(AgentInstance):
+    """Differs from episode to episode after an action of two calls, as its right one is."""
+
+    count_cache = itertools.count()
+
+    async def step(self, states):
+        several = states["action_text"].count("<tool_call>") > 1
+        return StepResult(score=1.0, info={"n": several and next(self.count_cache)}, terminated=True)
+
+    def gold(self, states):
+        return 2 * '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+
+
+def test_calls_that_run_at_the_same_time_are_named_where_episodes_of_several_calls_differ():
+    (problem,) = checked(Races, name="determinism").problems
+    assert "`async def` tools that one action calls run at the same time" in problem.fix
+
+
+@pytest.mark.long
+def test_a_file_that_a_class_opens_for_the_step_of_another_file_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base_of_shop.py").write_text(HEAD)
+    (tmp_path / "shop.py").write_text(SHOP)
+    (problem,) = checked("shop.py:Shop", name="isolation").problems
+    assert (problem.file, problem.line) == ("shop.py", 5)
+    assert problem.got == "'shop.db', which episodes of all seeds write"
+
+
+SHOP = """\
+import sqlite3
+from base_of_shop import Two
+class Shop(Two):
+    async def reset(self, states):
+        self.db = sqlite3.connect("shop.db", isolation_level=None, check_same_thread=False)
+        self.db.execute("CREATE TABLE IF NOT EXISTS sold (task TEXT)")
+        self.db.execute("INSERT INTO sold VALUES ('a')")
+        return states
+    def close(self):
+        if hasattr(self, "db"):
+            self.db.close()
+"""
 
 
 @pytest.mark.long
