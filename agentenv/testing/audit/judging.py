@@ -217,7 +217,7 @@ def wrong_answers(facts: Facts) -> Found:
     for play in facts.plays:
         if facts.kinds[play.key] == "wrong" and play.task_id not in facts.trivial:
             by_task[play.task_id][play.key] = play
-    hedged, shortened, no_number, replaced, doubled = [], [], [], [], []
+    hedged, shortened, no_number, replaced, lists = [], [], [], [], []
     for task_id, by_key in by_task.items():
         full = {key for key, play in by_key.items() if facts.full(play)}
         # Of several actions, the one with nan or with another answer need not be the answer.
@@ -236,8 +236,8 @@ def wrong_answers(facts: Facts) -> Found:
             shortened.append(by_key["wrong/prefix"])
         value = "" if gold is None else last_value(gold.action)
         is_labeled = any(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", str(each)) for each in labels)
-        if "wrong/doubled" in single and gold is not None:
-            doubled += [single["wrong/doubled"]] * all(item in str(label) for item in items_of(gold.action))
+        if gold is not None and all(item in str(label) for item in items_of(gold.action)):
+            lists += [single[key] for key in ("wrong/doubled", "wrong/first_item") if key in single][:1]
         if "odd_values/code" in full and value and is_labeled:
             replaced.append(by_key["odd_values/code"])
     values = " or ".join(dict.fromkeys(_NO_NUMBER[play.key] for play in no_number))
@@ -246,8 +246,8 @@ def wrong_answers(facts: Facts) -> Found:
     yield from findings_of("hack-earns", "fail", in_place, no_number, policy="odd_values")
     in_place = f"{tasks_of(replaced)} solved by code in place of what the label says"
     yield from findings_of("hack-earns", "fail", in_place, replaced, policy="odd_values/code")
-    twice = f"{tasks_of(doubled)} solved by a list that has an item of the answer twice, and lacks another"
-    yield from findings_of("hack-earns", "warn", twice, doubled, policy="wrong/doubled")
+    in_part = f"{tasks_of(lists)} solved by a list that lacks items of the answer"
+    yield from findings_of("hack-earns", "warn", in_part, lists, policy="lists")
     beginning = f"{tasks_of(shortened)} solved by the beginning of the answer"
     yield from findings_of("prefix-earns", "fail", beginning, shortened)
 

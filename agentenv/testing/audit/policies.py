@@ -333,6 +333,12 @@ def double_item(gold: str | None) -> str | None:
     return gold.replace(items[1], items[0], 1) if gold is not None and len({*items[:2]}) == 2 else None
 
 
+def first_item(gold: str | None) -> str | None:
+    """Return the gold action with the first item of its list only; None without a list."""
+    found = _ITEMS.search(gold or "")
+    return None if gold is None or found is None else f"{gold[: found.start()]}{items_of(gold)[0]}{gold[found.end() :]}"
+
+
 def is_answer(gold: str, label: Any) -> bool:
     """Return True if the end of the gold action is also the end of the label, and so the answer."""
     found = _LAST.search(gold)
@@ -648,6 +654,7 @@ _WRONG: Mapping[str, Act] = {
     "changed": lambda view: change_answer(view.gold),
     "prefix": lambda view: cut_answer(view.gold),
     "doubled": lambda view: double_item(view.gold),
+    "first_item": lambda view: first_item(view.gold),
 }
 _LABELS: Mapping[str, Act] = {"alone": lambda view: label_text(view.label) or None, "in_forms": label_in_forms}
 _REASONS: Mapping[str, str] = {"short": "Let me think about it.", "long": "Let me think about it. " * 60}
