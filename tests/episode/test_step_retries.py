@@ -159,8 +159,8 @@ class Hangs(AgentInstance):
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 1e9])
-async def test_an_outage_that_meets_the_time_limit_of_the_episode_is_an_infrastructure_error(wait_s):
-    engine, limits = ScriptedEngine(["hi"], CharTokenizer()), Limits(episode_timeout_s=0.05)
+async def test_an_outage_that_meets_the_time_limit_of_the_episode_is_an_infrastructure_error(virtual_clock, wait_s):
+    engine, limits = ScriptedEngine(["hi"], CharTokenizer()), Limits(episode_timeout_s=50.0)
     setup = EpisodeSetup(engine, Chat(engine.tokenizer), limits=limits, step_retries=StepRetries(2, wait_s))
     ended = await Episode(Task("Hello.", "x"), setup, EpisodeKey()).run(partial(create, Hangs, {}))
     assert (ended.stop_reason, ended.error.kind, ended.error.where) == (StopReason.ERROR, "infra", "step")

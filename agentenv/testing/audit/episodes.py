@@ -235,9 +235,9 @@ class PolicyRunner:
         if policy.kind == "gold" or is_long:
             turns = self.gold_turns if policy.kind == "gold" else self.run_turns
             limits = replace(limits, max_turns=max(limits.max_turns, turns))
-        check_time()  # before `reset`, which may take long
         for attempt in range(NUM_ATTEMPTS if policy.kind == "gold" else 1):
             await asyncio.sleep(attempt * RETRY_WAIT_S)
+            check_time()  # before `reset`, which may take long
             played = await self._run(task, act, (policy.name, policy.variant), limits)
             if played is None or not played.failed_outside:
                 break

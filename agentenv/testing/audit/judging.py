@@ -24,10 +24,13 @@ _MOST_GUESSED = 0.75
 """Share of the tasks with the same answer from which a constant guess is more than chance."""
 _WITHOUT = ("no_keys", "null_values", "not_an_object")
 _NO_NUMBER = {"odd_values/nan": "nan", "odd_values/infinite": "an infinite number"}
-_BELOW_0 = re.compile(r"\b(?:left|remain(?:ing|s)?)\b\W{0,3}-\d|(?<!\S)-\d+ (?:\w+ )?(?:left|remain)", re.IGNORECASE)
+_COUNTED = r"\b(?:attempts?|tries|try|turns?|calls?|guess(?:es)?|moves?|steps?|questions?|hints?|lives|patience|budget)"
+_BELOW_0 = re.compile(
+    rf"{_COUNTED} (?:left|remaining|remain)\W{{1,3}}-\d|(?<!\S)-\d+ {_COUNTED} (?:left|remain)", re.IGNORECASE
+)
 _ON_LENGTH = re.compile(
     r"(?:most|up to|more|fewer|less|max\w*|under|within|limit\w*)\W.{0,20}(?:character|word|token|sentence|line)"
-    r"|\b(?:brief|concise|short)", re.IGNORECASE,
+    r"|\b(?:brief|concise|short)(?:ly)?\b", re.IGNORECASE,
 )  # fmt: skip
 _SEARCHING = ("explore/sweep", "calls/of_prompt")
 _LARGE_PART = 0.5

@@ -66,8 +66,10 @@ ODD_NUMBERS: Mapping[str, tuple[int, int]] = {
 HEAVY = ("math/tower", "math/factorial", *(f"odd_values/{name}" for name in ODD_NUMBERS))
 """Policies whose actions take graders or tools to their time limit, whatever the task is: they are played on few
 tasks."""
-_FARMED_TURNS, _LATEST = 3, 8
-"""Number of the first gold actions that are repeated, each by a policy; most turns for gold in the last one."""
+_FARMED_TURNS = 3
+"""Number of the first gold actions that are repeated, each by a policy."""
+_LATEST = 8
+"""Maximum number of turns in the last of which gold is tried."""
 _NUM_SIBLINGS = 3
 """Maximum number of commands of gold that are undone, each by a policy, and of others with its arguments."""
 NUM_TOGETHER = 12
@@ -89,7 +91,7 @@ _NAME = re.compile(r"(?<=[\"'`])[^\"'`\n]{1,40}(?=[\"'`])|[A-Z]\w+")
 _VALUES = tuple(map(re.compile, (r'(?<=: ")[^"]*(?=")', r"\d+", r"[^\W\d_]+")))
 _FUNCTION = re.compile(r"(?:def\s+|`)([A-Za-z_]\w*)\s*\(")
 _NUMBER, _DECIMAL = re.compile(r"\d+"), re.compile(r"(\d+)(?:\.\d+)?")
-_ITEMS = re.compile(r"[^,\n<>:{}]+(?:, ?[^,\n<>:{}]+){2,}")
+_ITEMS = re.compile(r"(?<![^\s:>])[^,\s<>:{}][^,\n<>:{}]*(?:, ?[^,\n<>:{}]+){2,}(?=\W*(?:</\w+>\s*)?$)")
 _LAST = re.compile(r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?|[^\W\d_]+)(?=\W*(?:</\w+>\s*)?$)")
 """The number or word at the end of an action, before closing marks."""
 _QUOTED = re.compile(r"(?<!\w)[\"'`\u201c\u2018]([^\"'`\n\u201c\u201d\u2018\u2019]{1,60})[\"'`\u201d\u2019](?!\w)")
@@ -316,27 +318,22 @@ def late(view: View, first: int | None = None) -> str | None:
     """Return gold from a turn on, counted from 0, or in the last one; before it, a text that answers nothing."""
     if first is None and view.turns > _LATEST:
         return None
-    return (
-        view.gold if view.turn_index >= (view.turns - 1 if first is None else first) else view.gold and "I do not know."
-    )
+    first = view.turns - 1 if first is None else first
+    return view.gold if view.turn_index >= first else view.gold and "I do not know."
 
 
 def items_of(gold: str) -> list[str]:
-    """Return the items of the list of three or more in a gold action; empty without one."""
+    """Return the items of the list of three or more that ends a gold action; empty without one."""
     found = _ITEMS.search(gold)
-    return re.split(", ?", found[0].strip()) if found is not None else []
+    return re.split(", ?", found[0].strip(" .")) if found is not None else []
 
 
-def double_item(gold: str | None) -> str | None:
-    """Return the gold action with its first item also in place of the second; None without a list."""
-    items = items_of(gold or "")
-    return gold.replace(items[1], items[0], 1) if gold is not None and len({*items[:2]}) == 2 else None
-
-
-def first_item(gold: str | None) -> str | None:
-    """Return the gold action with the first item of its list only; None without a list."""
-    found = _ITEMS.search(gold or "")
-    return None if gold is None or found is None else f"{gold[: found.start()]}{items_of(gold)[0]}{gold[found.end() :]}"
+def with_items(gold: str | None, change: Callable[[list[str]], list[str]]) -> str | None:
+    """Return the gold action with other items in its list; None without a list, or if nothing changes."""
+    items, found = items_of(gold or ""), _ITEMS.search(gold or "")
+    if gold is None or found is None or change(items) == items:
+        return None
+    return f"{gold[: found.start()]}{', '.join(change(items))}{gold[found.end() :]}"
 
 
 def is_answer(gold: str, label: Any) -> bool:
@@ -653,11 +650,16 @@ _CALLS: Mapping[str, Act] = {
 _WRONG: Mapping[str, Act] = {
     "changed": lambda view: change_answer(view.gold),
     "prefix": lambda view: cut_answer(view.gold),
-    "doubled": lambda view: double_item(view.gold),
-    "first_item": lambda view: first_item(view.gold),
+    "doubled": lambda view: with_items(view.gold, lambda items: [items[0], *items[:1], *items[2:]]),
+    "first_item": lambda view: with_items(view.gold, lambda items: items[:1]),
 }
 _LABELS: Mapping[str, Act] = {"alone": lambda view: label_text(view.label) or None, "in_forms": label_in_forms}
-_REASONS: Mapping[str, str] = {"short": "Let me think about it.", "long": "Let me think about it. " * 60}
+_LONG_TEXT = " ".join(
+    f"Let me {verb} {what} {how}." for verb in ("read", "think about", "compare")
+    for what in ("the question", "each part of it", "what is known", "what is asked")
+    for how in ("first", "again", "once more with care")
+)  # fmt: skip
+_REASONS: Mapping[str, str] = {"short": "Let me think about it.", "long": _LONG_TEXT}
 _HEDGES: Mapping[str, Act] = {
     "gold_first": lambda view: _joined(view.gold, change_answer(view.gold)),
     "gold_last": lambda view: _joined(change_answer(view.gold), view.gold),

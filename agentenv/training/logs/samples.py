@@ -25,7 +25,7 @@ from agentenv.runs.records.tokenizer import EVAL
 if TYPE_CHECKING:
     from agentenv.training.config import TrainConfig
 
-K = TypeVar("K")
+_Key = TypeVar("_Key")
 _OFFSET, _LENGTH, _ID, _GROUP = (list(FIELDS).index(name) for name in ("offset", "length", "episode_id", "group_id"))
 
 
@@ -56,7 +56,7 @@ def groups_to_keep(groups: Sequence[Group], config: TrainConfig, step: int) -> l
     return [trajectory for index in sorted(order[:num]) for trajectory in groups[index].trajectories]
 
 
-def _in_turn(order: Sequence[K], names: Mapping[K, str], before: Sequence[K] = ()) -> list[K]:
+def _in_turn(order: Sequence[_Key], names: Mapping[_Key, str], before: Sequence[_Key] = ()) -> list[_Key]:
     """Return `order` so that each name has one before any has two; those of `before` count."""
     num, ranks = Counter(names[each] for each in before), {}
     for each in order:
