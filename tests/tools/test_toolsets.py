@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentenv._util.calls import bounded
 from agentenv._util.task_bound import TaskBoundContext
 from agentenv.errors import ConfigError, InfraError
 from agentenv.tools.calling import MalformedCall, ToolCall, ToolError, ToolFormat
@@ -159,6 +160,22 @@ async def test_no_plain_tool_starts_beside_one_that_exceeded_its_limit():
     ]  # fmt: skip
     assert ran == []
     assert answers.info["num_not_run"] == 1.0
+
+
+async def test_plain_tools_have_one_limit_together_which_is_less_than_the_rest_of_the_step():
+    def work() -> str:
+        """Work."""
+        time.sleep(0.15)
+        return "worked"
+
+    async with begun(work, timeout_s=0.4) as tools:
+        found = await said(tools, *[call("work", n) for n in range(8)])
+    assert found[0] == "worked"
+    assert found[-1].startswith("Error: not run: ")
+    async with begun(work) as tools:
+        found = await bounded(said, tools, *[call("work", n) for n in range(8)], limit_s=0.9)
+    assert found[0] == "worked"
+    assert found[-1].startswith("Error: not run: ")
 
 
 async def test_the_smaller_of_a_tools_and_the_toolsets_limit_counts_and_the_default_is_30_seconds():
