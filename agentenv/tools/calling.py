@@ -169,6 +169,19 @@ class _Order:
         if isinstance(function, CallResult):
             return function
         is_plain, limit_s = not inspect.iscoroutinefunction(function), min(limit_s, self._most_s)
+
+        def end_turn() -> None:
+            nonlocal is_plain
+            if is_plain:
+                is_plain = False
+                self._plain.release()
+
+        @functools.wraps(function)
+        def started() -> Any:
+            if inspect.isawaitable(value := function()):  # it is awaited beside the others
+                self._loop.call_soon_threadsafe(end_turn)
+            return value
+
         async with self._start:
             if is_plain:
                 await self._plain.acquire()
@@ -181,10 +194,10 @@ class _Order:
             why = f"{self._late} has not ended" if self._late else f"the calls before took {passed_s:.3g} s"
             result = CallResult(item, f"Error: not run: {why}.", "limit")
         else:
-            result = await _within(limit_s, item, _result_of(item, function))
+            result = await _within(limit_s, item, _result_of(item, started if is_plain else function))
         if is_plain:
             self._late = item.name if result.problem == "timeout" else self._late
-            self._plain.release()
+        end_turn()
         return result
 
 
