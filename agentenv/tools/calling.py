@@ -296,9 +296,9 @@ async def _result_of(item: ToolCall | MalformedCall, function: Callable[[], Any]
     if isinstance(value, str):
         return CallResult(item, value)
     try:
-        return CallResult(item, value, content_json=_as_json(value))
-    except ContractError as error:
-        raise ContractError(f"{item.name}: {error}") from error
+        return CallResult(item, value, content_json=_as_json(value, item.name))
+    except ContractError:
+        raise
     except Exception as error:
         raise ToolError(
             f"{item.name}: expected a result that can be written as text, got a {type(value).__name__} whose text "
