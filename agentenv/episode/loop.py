@@ -37,7 +37,7 @@ from agentenv.errors import (
     MissingDependency,
     PromptTooLong,
 )  # fmt: skip
-from agentenv.rewards.grading import collect_usage
+from agentenv.rewards.grading import collect_usage, with_usage
 
 logger = logging.getLogger(__name__)
 
@@ -333,12 +333,15 @@ class Episode:
         if last is None:  # the time ran out before the first result
             return
         self.progress.stage = Stage.ON_TRUNCATE
-        value = await self.call(self.agent.on_truncate, self.states)
-        if value is None:
+        with collect_usage() as spent:
+            value = await self.call(self.agent.on_truncate, self.states)
+        if value is None and not spent:
             return
-        more = parse_step(value, f"{type(self.agent).__name__}.on_truncate", getattr(self.agent, "score_range", None))
+        where, score_range = f"{type(self.agent).__name__}.on_truncate", getattr(self.agent, "score_range", None)
+        more = StepResult() if value is None else parse_step(value, where, score_range)
         score = last.score if more.score is None else more.score
-        merged = replace(last, reward=last.reward + more.reward, score=score, info={**last.info, **more.info})
+        info = {**with_usage(last.info, spent), **more.info}
+        merged = replace(last, reward=last.reward + more.reward, score=score, info=info)
         self.trajectory.set_result(merged)
 
     async def close(self) -> None:

@@ -44,6 +44,12 @@ def add_usage(counts: Mapping[str, float]) -> None:
         usage[name] = usage.get(name, 0.0) + count
 
 
+def with_usage(info: Mapping[str, float | str], usage: Mapping[str, float]) -> dict[str, float | str]:
+    """Return `info` with the counts of `usage` added to numbers of the same names."""
+    added = {name: num + was for name, num in usage.items() if not isinstance(was := info.get(name, 0.0), str)}
+    return {**info, **added}
+
+
 DEADLINE_S = 60.0
 """Time limit for grading one response, unless the caller or the reward sets another one; see `patience_s`."""
 MAX_CONCURRENT = 64

@@ -19,7 +19,7 @@ from agentenv.core.types import Task
 from agentenv.episode.runner import EpisodeRunner, OnEnd, PlannedEpisode, passed
 from agentenv.errors import ConfigError, ContractError, DataError, ErrorKind
 from agentenv.interop.verl.judges import ScoreFunction, judge_of, mapping
-from agentenv.rewards.grading import MAX_CONCURRENT, collect_usage
+from agentenv.rewards.grading import MAX_CONCURRENT, collect_usage, with_usage
 from agentenv.rewards.groups.batch import Each, grade_group
 from agentenv.rewards.groups.function import FunctionGroupReward
 from agentenv.rewards.groups.registry import GROUP_REWARDS
@@ -141,8 +141,7 @@ def _graded(trajectory: Trajectory, result: RewardResult, failure: str, spent: M
     last = trajectory.turns[-1].result
     assert last is not None  # the episode has a reward
     # What judges in `step` used is there already, under the same names.
-    used = {name: num + was for name, num in spent.items() if not isinstance(was := last.info.get(name, 0.0), str)}
-    info = {**last.info, **used, **known, GROUP_REWARD: result.reward}
+    info = {**with_usage(last.info, spent), **known, GROUP_REWARD: result.reward}
     try:
         trajectory.set_result(replace(last, reward=last.reward + result.reward, info=info))
     except ContractError as error:  # the sum is not a reward

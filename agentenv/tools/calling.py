@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import math
 import traceback
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from agentenv._util.calls import call as run_function
-from agentenv._util.calls import retrieve_exception
+from agentenv._util.calls import retrieve_exception, seconds_left
 from agentenv._util.off_loop import MAX_AT_ONCE, size_of
 from agentenv.chat.tool_calls.learn import tool_format
 from agentenv.chat.tool_calls.messages import _as_json, assistant_message, result_message
@@ -67,7 +68,7 @@ class CallResult:
     content: Any
     """The tool's result, or an error message that begins with "Error:"."""
     problem: Literal["", "malformed", "unknown", "arguments", "raised", "timeout", "limit"] = ""
-    """The kind of error; limit: not run, since there were too many or an earlier one exceeded its limit."""
+    """The kind of error; limit: not run, since there were too many or earlier ones exceeded their limit."""
     content_json: str = field(default="", repr=False, compare=False)
     """Content that is not text, unchanged from the tool: JSON, or text by `str`."""
 
@@ -87,7 +88,8 @@ async def answer_calls(
     """Return one message for each attempted call, in order.
 
     Read all calls first, then start them in order: await async functions, concurrently with the others, and run plain
-    ones in a thread, one after another. After one that exceeds its limit, no other plain one starts. Unknown tools,
+    ones in a thread, one after another. After one that exceeds its limit, no other plain one starts, and none starts
+    once they took `timeout_s` together. Unknown tools,
     wrong arguments, exceptions raised by a tool, and a missing result after `timeout_s` become messages to the model
     that begin with "Error:". Arguments are checked against the type hints, and become enums, dates and objects of the
     classes that are hints.
@@ -95,7 +97,7 @@ async def answer_calls(
     Args:
         parsed: the calls.
         tools: functions by name, or a list of functions.
-        timeout_s: limit of one call in seconds.
+        timeout_s: limit of one call, and of all plain ones together, in seconds; less if the step has less left.
 
     Raises:
         ConfigError: the tools are neither, or two have one name.
@@ -148,11 +150,13 @@ async def _together(parts: Iterable[Coroutine[Any, Any, _Part]]) -> list[_Part]:
 
 
 class _Order:
-    """Starts the calls of an action in order, and runs plain functions one after another."""
+    """Starts the calls of an action in order, and runs plain functions one after another, with one limit for all."""
 
     def __init__(self) -> None:
         self._start, self._plain = asyncio.Lock(), asyncio.Lock()  # tasks get a lock in the order in which they ask
-        self._late = ""
+        self._late, self._limit_s, self._loop = "", 0.0, asyncio.get_running_loop()
+        self._began, left_s = math.inf, seconds_left()
+        self._most_s = max(left_s / 2, left_s - 2 * _CANCEL_GRACE_S)  # the step returns the answers in the rest
 
     async def run(
         self, item: ToolCall | MalformedCall, function: Callable[[], Any] | CallResult, limit_s: float
@@ -164,17 +168,36 @@ class _Order:
         """
         if isinstance(function, CallResult):
             return function
-        is_plain = not inspect.iscoroutinefunction(function)
+        is_plain, limit_s = not inspect.iscoroutinefunction(function), min(limit_s, self._most_s)
+
+        def end_turn() -> None:
+            nonlocal is_plain
+            if is_plain:
+                is_plain = False
+                self._plain.release()
+
+        @functools.wraps(function)
+        def started() -> Any:
+            if inspect.isawaitable(value := function()):  # it is awaited beside the others
+                self._loop.call_soon_threadsafe(end_turn)
+            return value
+
         async with self._start:
             if is_plain:
                 await self._plain.acquire()
-        if is_plain and self._late:
-            result = CallResult(item, f"Error: not run: {self._late} has not ended.", "limit")
+        if is_plain:
+            now = self._loop.time()
+            self._limit_s, self._began = max(self._limit_s, limit_s), min(self._began, now)
+            passed_s = now - self._began
+            limit_s = min(limit_s, round(self._limit_s - passed_s, 3))
+        if is_plain and (self._late or limit_s <= 0):
+            why = f"{self._late} has not ended" if self._late else f"the calls before took {passed_s:.3g} s"
+            result = CallResult(item, f"Error: not run: {why}.", "limit")
         else:
-            result = await _within(limit_s, item, _result_of(item, function))
+            result = await _within(limit_s, item, _result_of(item, started if is_plain else function))
         if is_plain:
             self._late = item.name if result.problem == "timeout" else self._late
-            self._plain.release()
+        end_turn()
         return result
 
 
@@ -273,9 +296,9 @@ async def _result_of(item: ToolCall | MalformedCall, function: Callable[[], Any]
     if isinstance(value, str):
         return CallResult(item, value)
     try:
-        return CallResult(item, value, content_json=_as_json(value))
-    except ContractError as error:
-        raise ContractError(f"{item.name}: {error}") from error
+        return CallResult(item, value, content_json=_as_json(value, item.name))
+    except ContractError:
+        raise
     except Exception as error:
         raise ToolError(
             f"{item.name}: expected a result that can be written as text, got a {type(value).__name__} whose text "

@@ -334,6 +334,12 @@ async def test_a_refused_field_is_named_with_the_flag_that_leaves_it_out():
     assert "engine_args" not in str(error)
 
 
+async def test_an_unknown_part_of_a_needed_field_ends_no_run():
+    says = {"error": {"message": "Unknown parameter: 'tools[0].strict'. This was the request with seed 3."}}
+    error, _ = await ask(in_turn((400, {}, says)), SamplingParams(max_tokens=64, seed=3))
+    assert type(error) is EngineError
+
+
 @pytest.mark.parametrize(
     "said",
     ["Unknown parameter: 'seed'.", "Unsupported parameter: 'seed'", "Unrecognized request argument supplied: seed"],

@@ -26,6 +26,7 @@ from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.loop import run_episode
 from agentenv.episode.setup import EpisodeKey
 from agentenv.errors import ConfigError, ContractError, InfraError, MissingDependency, RunStopped
+from agentenv.rewards.grading import add_usage
 from agentenv.testing.tokenizers import ByteFallbackTokenizer, CharTokenizer, MergingTokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -477,6 +478,16 @@ async def test_a_last_word_of_none_leaves_the_last_result_as_it_is_and_one_witho
     agent = Scripted(StepResult("", reward=0.5, score=0.1), word=word)
     trajectory, _ = await play(agent, limits=Limits(max_turns=1))
     assert (trajectory.reward, trajectory.score) == (reward, 0.1)
+
+
+@pytest.mark.parametrize("word", [None, StepResult(reward=1.0)])
+async def test_what_judges_cost_in_on_truncate_is_added_to_the_last_turns(word):
+    def judged(result, cost):
+        return lambda _: add_usage({"judge/cost": cost}) or result
+
+    agent = Scripted(judged(StepResult(""), 1.0), word=judged(word, 2.0))
+    trajectory, _ = await play(agent, limits=Limits(max_turns=1))
+    assert trajectory.turns[-1].result.info == {"judge/cost": 3.0}
 
 
 @pytest.mark.parametrize("score", [7.0, -0.5, 1.01])

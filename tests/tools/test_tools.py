@@ -21,12 +21,13 @@ from pydantic import BaseModel
 
 from agentenv._util.lenient_json import LiteralError, read_literal, read_whole_literal
 from agentenv.chat.chat import Chat
+from agentenv.chat.message_dialogue import MessageDialogue
 from agentenv.chat.template import as_parts, probe, render
 from agentenv.chat.tool_calls.messages import assistant_message, result_message
 from agentenv.core import tool_schemas
 from agentenv.core.messages import normalized, without_nulls
 from agentenv.core.tool_schemas import Parameter
-from agentenv.errors import ConfigError, InfraError
+from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.tools.arguments import read_arguments
 from agentenv.tools.calling import (
     MalformedCall,
@@ -741,6 +742,12 @@ async def test_a_result_without_a_text_of_its_own_is_an_error_of_its_tool(value)
         "Error: agentenv.errors.ContractError: give: expected text, numbers, lists or dicts, got an object of "
         f"builtins.{kind}, which has no text. Convert it."
     )
+
+
+def test_an_argument_without_a_text_of_its_own_is_an_error_that_names_its_call():
+    made = {"id": "1", "type": "function", "function": {"name": "give", "arguments": {"x": object()}}}
+    with pytest.raises(ContractError, match="tool_calls: give: expected text, numbers, lists or dicts, got an object"):
+        MessageDialogue(100).begin([{"role": "assistant", "content": "", "tool_calls": [made]}, {"role": "tool"}])
 
 
 async def test_a_result_is_reported_as_it_was_when_the_tool_returned_it():

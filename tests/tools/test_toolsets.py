@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentenv._util import calls
+from agentenv._util.calls import bounded
 from agentenv._util.task_bound import TaskBoundContext
 from agentenv.errors import ConfigError, InfraError
 from agentenv.tools.calling import MalformedCall, ToolCall, ToolError, ToolFormat
@@ -127,8 +129,8 @@ async def test_calls_start_as_written_and_plain_ones_run_one_after_another():
         await asyncio.wait_for(meeting.wait(), 30)
 
     async with begun(plain, waits) as tools:
-        calls = [call("waits", n=0), call("plain", 1, n=1, among=[1]), call("plain", 2, n=2), call("waits", 3, n=3)]
-        await said(tools, *calls)
+        items = [call("waits", n=0), call("plain", 1, n=1, among=[1]), call("plain", 2, n=2), call("waits", 3, n=3)]
+        await said(tools, *items)
     assert ran[0] == "waits 0 begins"
     assert [each for each in ran if "plain" in each] == [
         f"plain {n} {does}" for n in (1, 2) for does in ("begins", "ends")
@@ -136,7 +138,8 @@ async def test_calls_start_as_written_and_plain_ones_run_one_after_another():
     assert ran.index("plain 2 begins") < ran.index("waits 3 begins")
 
 
-async def test_no_plain_tool_starts_beside_one_that_exceeded_its_limit():
+async def test_no_plain_tool_starts_beside_one_that_exceeded_its_limit(monkeypatch):
+    monkeypatch.setattr(calls, "_CANCEL_GRACE_S", 0.01)
     over, ran = threading.Event(), []
 
     def wait() -> None:
@@ -159,6 +162,43 @@ async def test_no_plain_tool_starts_beside_one_that_exceeded_its_limit():
     ]  # fmt: skip
     assert ran == []
     assert answers.info["num_not_run"] == 1.0
+
+
+async def test_a_plain_function_that_returns_an_awaitable_blocks_no_other_while_it_is_awaited():
+    meeting = asyncio.Barrier(2)
+
+    async def meet() -> str:
+        await asyncio.wait_for(meeting.wait(), 30)
+        return "met"
+
+    def wrapped() -> object:
+        """Meet."""
+        return meet()
+
+    def hung() -> object:
+        """Hang."""
+        return hang()
+
+    async with begun(wrapped, add) as tools:
+        assert await said(tools, call("wrapped"), call("wrapped", 1)) == ["met", "met"]
+    async with begun(hung, add, timeout_s=0.05) as tools:
+        assert (await said(tools, call("hung"), call("add", 1, a=1)))[1] == "1"
+
+
+async def test_plain_tools_have_one_limit_together_which_is_less_than_the_rest_of_the_step():
+    def work() -> str:
+        """Work."""
+        time.sleep(0.15)
+        return "worked"
+
+    async with begun(work, timeout_s=0.4) as tools:
+        found = await said(tools, *[call("work", n) for n in range(8)])
+    assert found[0] == "worked"
+    assert found[-1].startswith("Error: not run: ")
+    async with begun(work) as tools:
+        found = await bounded(said, tools, *[call("work", n) for n in range(8)], limit_s=0.9)
+    assert found[0] == "worked"
+    assert found[-1].startswith("Error: not run: ")
 
 
 async def test_the_smaller_of_a_tools_and_the_toolsets_limit_counts_and_the_default_is_30_seconds():

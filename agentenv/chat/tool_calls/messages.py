@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from agentenv.chat.tool_calls.syntax import Syntax
@@ -23,7 +24,9 @@ def result_message(call: ToolCall | MalformedCall, content: Any) -> Message:
         "role": "tool",
         "tool_call_id": call.call_id,
         "name": call.name or "invalid",
-        "content": (content if isinstance(content, str) else _as_json(content)).encode("utf-8", "replace").decode(),
+        "content": (content if isinstance(content, str) else _as_json(content, call.name))
+        .encode("utf-8", "replace")
+        .decode(),
     }
 
 
@@ -36,7 +39,7 @@ def in_form(messages: Sequence[Message], form: Syntax) -> list[Message]:
     def shaped(call: Mapping[str, Any]) -> Mapping[str, Any]:
         arguments = call["function"]["arguments"]
         if form.arguments_as_json and not isinstance(arguments, str):
-            arguments = _as_json(arguments)
+            arguments = _as_json(arguments, f"tool_calls: {call['function'].get('name')}")
         elif not form.arguments_as_json and isinstance(arguments, str):
             arguments = {"text": arguments}
         return {**call, "function": {**call["function"], "arguments": arguments}}
@@ -60,12 +63,15 @@ def assistant_message(parsed: ParsedAction, *, as_json: bool = False) -> Message
     calls = []
     for item in parsed.items:
         arguments = dict(item.arguments) if isinstance(item, ToolCall) else {"text": item.text}
-        function = {"name": item.name or "invalid", "arguments": _as_json(arguments) if as_json else arguments}
+        function = {
+            "name": item.name or "invalid",
+            "arguments": _as_json(arguments, item.name) if as_json else arguments,
+        }
         calls.append({"id": item.call_id, "type": "function", "function": function})
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _as_plain(value: Any) -> Any:
+def _as_plain(where: str, value: Any) -> Any:
     """Return the value of an enum's member, as calls give it, and anything else as text.
 
     Raises:
@@ -75,13 +81,14 @@ def _as_plain(value: Any) -> Any:
         return value.value
     if _ADDRESS.search(text := str(value)):
         got = f"an object of {type(value).__module__}.{type(value).__qualname__}"
-        raise ContractError(f"expected text, numbers, lists or dicts, got {got}, which has no text. Convert it.")
+        what = "expected text, numbers, lists or dicts"
+        raise ContractError(f"{where}: {what}, got {got}, which has no text. Convert it.")
     return text
 
 
-def _as_json(value: Any) -> str:
+def _as_json(value: Any, where: str) -> str:
     try:
-        return json.dumps(value, ensure_ascii=False, default=_as_plain)
+        return json.dumps(value, ensure_ascii=False, default=partial(_as_plain, where))
     except ContractError:
         raise
     except (TypeError, ValueError, RecursionError):  # non-text keys, a circular reference

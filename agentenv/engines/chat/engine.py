@@ -50,8 +50,12 @@ _TOO_LONG = re.compile(
     re.IGNORECASE,
 )
 """What servers say when the prompt, or the prompt and the limit of the answer, are too long for the model."""
-_UNKNOWN_FIELD = re.compile(r"un(supported|known|recognized)[ _](request )?(parameter|argument|field)", re.IGNORECASE)
-"""What they say when they do not know a field, whatever its value."""
+_UNKNOWN_FIELD = re.compile(
+    r"un(?:supported|known|recognized)[ _](?:request )?(?:parameter|argument|field)s?(?: supplied)?"
+    r"\W{0,4}([\w.\[\]-]*)",
+    re.IGNORECASE,
+)
+"""What they say when they do not know a field, whatever its value, and its name."""
 _OTHER_LIMIT = re.compile(
     r"rate[ _-]?limit|quota|usage limit|\b[TR]P[MD]\b|tokens/|\b(minute|hour|day|month)s?\b|daily|hourly|monthly|"
     r"per second|please wait|number of (images|tools)",
@@ -180,10 +184,13 @@ class ChatEngine(Engine):
             ) from error
         except _Refused as error:
             text = self._without_names(error)
-            said = next((name for name in sorted(body.keys() - _NEEDED) if re.search(_WORD.format(name), text)), None)
+            unknown = [name.rstrip(".") for name in _UNKNOWN_FIELD.findall(text)]
+            fields = sorted(body.keys() - _NEEDED)
+            words = unknown or [name for name in fields if re.search(_WORD.format(name), text)]
+            said = next((name for name in fields if name in words), None)
             cure = said and f""" --engine_args '{{"extra_body": {{"{said}": null}}}}' leaves it out."""
             # Every other request has the field, too, so a ConfigError ends the run.
-            kind = ConfigError if said and _UNKNOWN_FIELD.search(text) else EngineError
+            kind = ConfigError if said and unknown else EngineError
             refused = kind(f"{error}{cure or ''}")
             refused.http_status = error.http_status
             raise refused from None

@@ -149,7 +149,8 @@ class ChatAgentSource:
                     address.base_url, address.api_key, self.options.model, prompt, label, metadata, key.seed,
                     setup.sampling,
                 )  # fmt: skip
-                trajectory = await _Run(self, session, context).trajectory()
+                with collect_usage() as spent:  # by judges and reward models
+                    trajectory = await _Run(self, session, context).trajectory(spent)
         if session.fatal is not None:
             raise session.fatal
         self.tell_refusals(session)
@@ -211,8 +212,8 @@ class _Run:
         self.result: StepResult | None = None
         self.stop_reason: StopReason | None = None
 
-    async def trajectory(self) -> Trajectory:
-        """Run the agent to its end, close it, and return the record."""
+    async def trajectory(self, spent: Mapping[str, float]) -> Trajectory:
+        """Run the agent to its end, close it, and return the record; its info has what was `spent` meanwhile."""
         try:
             error = await self._guarded(self._run())
             if error is not None and self.session.limit is not None and self.progress.stage is Stage.RUN:
@@ -228,7 +229,8 @@ class _Run:
             self.session.is_closed, first = True, self.stop_reason
             await self._guarded(self._close())
             self.stop_reason = first
-        facts = (self.result.reward, self.result.score, self.result.info) if self.result else ()
+        last = self.result
+        facts = (last.reward, last.score, {**spent, **last.info}) if last else ()
         return self.session.finish(*facts, stop_reason=self.stop_reason, error=error)
 
     async def _guarded(self, work: Awaitable[None]) -> EpisodeError | None:
@@ -246,13 +248,11 @@ class _Run:
         self.progress.stage = Stage.RUN
         limit_s = self.limits.episode_timeout_s
         try:
-            with collect_usage() as spent:  # by judges and reward models
-                value = await bounded(self.agent.run, self.context, limit_s=limit_s, flag="episode_timeout_s")
+            value = await bounded(self.agent.run, self.context, limit_s=limit_s, flag="episode_timeout_s")
         except StepTimeout:
             self.stop_reason = StopReason.EPISODE_TIMEOUT
             return
-        result = self._parse(value, "run")
-        self.result = replace(result, info={**spent, **result.info})
+        self.result = self._parse(value, "run")
         if self.session.num_calls == 0 and self.session.limit is None:
             raise ContractError(
                 f"{self.source.cls.__name__}.run: expected a chat completion or more, got none. "

@@ -166,8 +166,12 @@ class Shaping:
         return reward
 
 
-def read_request(body: Any, max_items: int) -> tuple[str, Sequence[Conversation | Sample]]:
+def read_request(
+    body: Any, max_items: int, *, with_columns: bool = False
+) -> tuple[str, Sequence[Conversation | Sample]]:
     """Return the name of the list in a request, and its texts or conversations, possibly none.
+
+    With columns, each text has its prompt and label.
 
     Raises:
         RequestRefused: the body has neither list, or an item is wrong; the message names the first one.
@@ -191,7 +195,7 @@ def read_request(body: Any, max_items: int) -> tuple[str, Sequence[Conversation 
             what, valid = "a list of messages", isinstance(item, list) and all(isinstance(each, dict) for each in item)
         if not valid:
             raise RequestRefused(f"{form}[{index}]: expected {what}, got {brief(item)}. {_ADVICE}")
-    if form == "messages":
+    if form == "messages" or not with_columns:
         return form, items
     columns = [body.get(name) or [default] * len(items) for name, default in (("prompts", ""), ("labels", None))]
     for name, column in zip(("prompts", "labels"), columns, strict=True):
@@ -359,7 +363,8 @@ class RewardServer(Server):
     async def _get_reward(self, request: Request) -> Response:
         started = time.perf_counter()
         with self._room(1):
-            read = partial(read_request, max_items=self.options.max_items)
+            with_columns = hasattr(self._scorer, "score_sample")
+            read = partial(read_request, max_items=self.options.max_items, with_columns=with_columns)
             form, conversations = await read_json_body(request, self.options.max_body_bytes, read)
         stopping = RequestRefused("rm serve: it was stopped. Ask another server, or later.", 503)
         with self._room(len(conversations)):
@@ -406,14 +411,12 @@ class RewardServer(Server):
             Unscored: some have no score.
             InfraError: the time limit passed.
         """
-        judge = getattr(self._scorer, "score_sample", None)
+        scorer: Any = self._scorer
 
         async def score(conversation: Conversation | Sample) -> Scored | AgentEnvError:
             try:
-                if not isinstance(conversation, Sample):
-                    scored = await self._scorer.score(conversation)
-                else:
-                    scored = await (self._scorer.score(conversation.query) if judge is None else judge(conversation))
+                is_sample = isinstance(conversation, Sample)
+                scored: Scored = await (scorer.score_sample if is_sample else scorer.score)(conversation)
             except AgentEnvError as error:
                 return error  # the other conversations of the request continue
             if not is_finite(scored.value):

@@ -72,15 +72,19 @@ async def test_an_agents_episode_is_a_trajectory_like_any_other():
     assert len(CLOSED) == 1
 
 
-async def test_what_judges_cost_in_run_is_in_the_info_of_the_episode():
+@pytest.mark.parametrize(("tries", "cost"), [(1, 3.0), (3, 7.0)])
+async def test_what_judges_cost_in_run_and_on_truncate_is_in_the_info_of_the_episode(tries, cost):
     class Judged(Agent):
         async def run(self, context):
-            reward = await super().run(context)
             JudgeUsage(Price(prompt=1e6)).add(prompt_tokens=3)
-            return reward
+            return await super().run(context)
 
-    trajectory, _ = await episode(Judged, ["41"], tries=1)
-    assert trajectory.turns[-1].result.info == {"judge/prompt_tokens": 3.0, "judge/cost": 3.0}
+        async def on_truncate(self, context):
+            JudgeUsage(Price(prompt=1e6)).add(prompt_tokens=4)
+            return 0.0
+
+    trajectory, _ = await episode(Judged, ["41"], limits=Limits(max_turns=2), tries=tries)
+    assert trajectory.turns[-1].result.info == {"judge/prompt_tokens": cost, "judge/cost": cost}
 
 
 async def test_a_plain_run_is_a_thread_and_may_return_a_number():

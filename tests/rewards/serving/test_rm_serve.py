@@ -174,6 +174,12 @@ async def test_a_function_gets_prompts_and_labels_and_its_scores_and_logs_are_th
     assert (refused.status_code, refused.json()["detail"][:40]) == (422, "labels: expected a list of 2, one per qu")
 
 
+@ours
+async def test_prompts_and_labels_that_a_model_ignores_are_of_any_kind(served):
+    response = await served.post("/get_reward", json={"query": ["a", "abc"], "prompts": "?", "labels": [1]})
+    assert response.status_code == 200
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
