@@ -9,7 +9,7 @@ from typing import Any
 
 from agentenv._util.plurals import counted, histogram
 from agentenv.compare.sides import By, Side
-from agentenv.runs.mixture import MixtureEntry
+from agentenv.runs.mixture import MixtureEntry, mixture_of, without_added_limits
 
 ENVIRONMENT = ("env", "env_kwargs", "agent_func_path", "history", "text_feedback")
 LIMITS = (
@@ -84,7 +84,7 @@ def _differing(
     a: Mapping[str, Any], b: Mapping[str, Any], names: Collection[str]
 ) -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Yield the flags of these names, and the keys of a mixture's entries, that both have with different values."""
-    a, b = _by_entry(a), _by_entry(b)
+    a, b = _by_entry(without_added_limits(a, b)), _by_entry(without_added_limits(b, a))
     for name in a:
         if name.rpartition(".")[2] in names and name in b and a[name] != b[name]:
             yield name, (a[name], b[name])
@@ -92,8 +92,7 @@ def _differing(
 
 def _by_entry(flags: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the flags with the names of a mixture's environments as `env`, and its entries as `env.NAME.KEY`."""
-    env = flags.get("env")
-    entries = [each for each in (env if isinstance(env, list) else [env]) if isinstance(each, Mapping)]
+    entries = mixture_of(flags)
     keys = [each.name for each in fields(MixtureEntry) if each.name != "name"]
     values = {f"env.{entry['name']}.{key}": entry.get(key) for entry in entries for key in keys}
     return {**flags, "env": "+".join(sorted(entry["name"] for entry in entries)), **values} if entries else flags

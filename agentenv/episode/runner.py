@@ -93,12 +93,11 @@ class EpisodeRunner:
         self.step_retries = StepRetries(num, policy.retry_wait_s)
         self.num_running = 0
         self.num_done = 0
-        self.num_failed = 0
         self.num_retries = 0
         self.errors: Counter[str] = Counter()
         """Failed episodes by message, that of the first one whose others differ in numbers and ids only."""
-        self._outages: Counter[str] = Counter()
-        """Episodes that a service failed, by the error and its cause."""
+        self._outages: dict[str, str] = {}
+        """By message of an error of a service: its type and cause."""
         self._first_messages: dict[tuple[str, ...], str] = {}
         self.in_flight: dict[str, EpisodeProgress] = {}
         """How far each running episode is, by its id, until its record has been handed over."""
@@ -133,6 +132,11 @@ class EpisodeRunner:
         return f"{counted(len(self.in_flight), 'episode')} in flight"
 
     @property
+    def num_failed(self) -> int:
+        """Number of failed episodes."""
+        return self.errors.total()
+
+    @property
     def draining(self) -> bool:
         """True if no further episode starts."""
         return self._draining.is_set()
@@ -146,13 +150,14 @@ class EpisodeRunner:
         window = self.policy.window
         recent = list(self._recent_errors)[-self.num_done :] if self.num_done else []  # a resumed count may be lower
         errors = Counter(filter(None, recent)) if window else self.errors
-        num_failed, num_done = (errors.total(), len(recent)) if window else (self.num_failed, self.num_done)
+        num_failed, num_done = errors.total(), len(recent) if window else self.num_done
         if num_done and num_failed / num_done > self.policy.max_error_share:
             first = list(errors.items())[:3]
             messages = "; ".join(f"{message.rstrip('.')} ({counted(count, 'time')})" for message, count in first)
             advice = f"{self._advice}Fix the environment or the engine and --resume"
-            if self._outages.total() == self.num_failed:
-                (name, count), *_ = self._outages.most_common(1)
+            if errors.keys() <= self._outages.keys():
+                outages = Counter(self._outages[message] for message in errors.elements())
+                (name, count), *_ = outages.most_common(1)
                 advice = f"A service failed: {name} {counted(count, 'time')}. If it works again, --resume"
             raise RunStopped(
                 f"run: expected at most {self.policy.max_error_share:.0%} of the episodes to fail, got {num_failed} of "
@@ -218,7 +223,7 @@ class EpisodeRunner:
                 trajectory, task=row, turns=turns, prompt="", tools=(), stop_reason=StopReason.ERROR, error=failed
             )
             self.num_done -= 1
-            self.num_failed -= trajectory.error is not None
+            self.errors -= Counter([message] if message else [])
             message = self._count(bare)
             await passed(bare, on_end)
         return message
@@ -235,14 +240,13 @@ class EpisodeRunner:
         error = trajectory.error
         if error is None:
             return None
-        self.num_failed += 1
-        if error.kind == "infra" and error.where != Stage.GENERATE:
-            self._outages[with_cause(error.type, error.cause)] += 1
         place = f" at {error.place}" if error.place else ""
         message = f"{error.where}{place}: {error.type}: {error.message}"
         words = re.sub(r"\w+", lambda word: "0" if re.search(r"\d", word[0]) else word[0], error.message)
         kind = (error.where, error.place, error.type, error.cause, words)
         message = self._first_messages.setdefault(kind, message)
+        if error.kind == "infra" and error.where != Stage.GENERATE:
+            self._outages[message] = with_cause(error.type, error.cause)
         self.errors[message] += 1
         return message
 

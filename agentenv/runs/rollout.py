@@ -32,7 +32,7 @@ from agentenv.runs.prepare import load_parts, prepare
 from agentenv.runs.records.directory import Outbox, RecordedEpisodes, read_config, read_trajectories
 from agentenv.runs.records.scan import ReadReport
 from agentenv.runs.records.tables import episode_row, turn_rows
-from agentenv.runs.run import open_run, open_run_trackers, report_changed_files, run_missing
+from agentenv.runs.run import open_run, open_run_trackers, report_changes, run_missing
 from agentenv.runs.run_log import RunLog
 from agentenv.runs.view_process import ViewProcess
 
@@ -194,7 +194,7 @@ async def arollout(
         log = RunLog(job, outbox, trackers)
         screen = RunScreen(config, job, log, stdout=sys.stdout)
         if out:
-            report_changed_files(job.config, out, screen.note)
+            report_changes(job.config, out, screen.note)
             screen.report_damage()
             trajectories = {each.episode_id: each for each in read_trajectories(out, report=ReadReport())}
         runner = await stack.enter_async_context(

@@ -84,7 +84,7 @@ async def _run(config: RunConfig, stdout: TextIO, page: PageBeside) -> int:
         screen = RunScreen(config, job, log, stdout=stdout)
         screen.launch(job.facts, job.config.to_dict())
         await page.open(out, screen.note)
-        report_changed_files(job.config, out, screen.note)
+        report_changes(job.config, out, screen.note)
         async with open_runner(job, note=screen.note, only_records=job.grader is None) as runner:
             # Only episodes that the run directory does not hold yet; the share of failed ones is that of the whole run.
             earlier = read_trajectories(out, report=ReadReport())  # damage was told when the directory was opened
@@ -168,21 +168,24 @@ def open_run_trackers(job: Job, out: Path | None) -> Trackers:
     return Trackers([], Path())
 
 
-def report_changed_files(config: RunConfig, out: Path, note: Callable[[str], None]) -> None:
-    """Note if --prices, the file of the agent or that of a reward changed before a resume; record files in config.json.
+def report_changes(config: RunConfig, out: Path, note: Callable[[str], None]) -> None:
+    """Note and store in config.json if --prices, the file of the agent or that of a reward changed before a resume.
 
     Raises:
         ConfigError: config.json cannot be written.
     """
     document, now = read_config(out), code_digest(config)
     stored = document["config"]
-    if stored["flags"].get("prices") != config.prices:
+    before, is_repriced = stored.get("agent_file", now), stored["flags"].get("prices") != config.prices
+    if is_repriced:
         note("changed on resume: --prices; episodes that have ended keep their cost")
-    before = stored.get("agent_file", now)
-    if before == now:
+        stored["flags"]["prices"] = config.prices
+    if before != now:
+        note("changed on resume: the file of the agent or of a reward; episodes from here on are judged by the new one")
+        stored["agent_file"] = now
+        document["changed"] = [*document.get("changed", []), [before, now]]
+    if not is_repriced and before == now:
         return
-    note("changed on resume: the file of the agent or of a reward; episodes from here on are judged by the new one")
-    document |= {"config": stored | {"agent_file": now}, "changed": [*document.get("changed", []), [before, now]]}
     try:
         write_json(out / CONFIG, document)
     except OSError as error:

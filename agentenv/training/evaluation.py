@@ -48,7 +48,7 @@ class Evaluation:
         summaries = self.episodes
         summaries.clear()
         self.kept.clear()
-        self.runner.num_done = self.runner.num_failed = 0
+        self.runner.num_done = 0
         self.runner.errors.clear()
         planned = plan([task for tasks in self.sets.values() for task in tasks], self.num_samples)
 

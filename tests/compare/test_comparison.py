@@ -269,6 +269,19 @@ def test_entries_of_a_mixture_are_compared_by_key_and_how_they_are_trained_on_is
     assert found.changed == ({} if text else {"env.b.weight": (1, 2), "env.b.limit": (None, 9)})
 
 
+@pytest.mark.parametrize("limits", [{}, {"max_turns": 3, "max_length": 99}])
+def test_limits_that_earlier_versions_stored_in_all_entries_of_a_mixture_are_no_difference(tmp_path, limits):
+    entries = [{"env": "a.py", "name": "a"}, {"env": "b.py", "name": "b", **limits}]
+    old = [{"max_turns": 16, "max_length": 2048, **each} for each in entries]
+    if limits:
+        old[1] |= {"max_turns": 4}
+    a = write_run(tmp_path / "a", {"a/t": [0.0]}, flags={"env": old})
+    b = write_run(tmp_path / "b", {"a/t": [0.0]}, flags={"env": entries})
+    given = "--env.b.max_turns: 4 in A, 3 in B" if limits else None
+    assert [each.text for each in compare(a, b).refused] == [given] * bool(limits)
+    assert len(compare(b, a).refused) == bool(limits)
+
+
 def test_draws_are_common_with_one_seed_of_one_model(tmp_path):
     flags = ({"seed": 0, "model": "m"}, {"seed": 0, "model": "other"}, {"seed": None, "model": "m"})
     same, other, unseeded = (write_run(tmp_path / str(n), {"a": [0.0]}, flags=each) for n, each in enumerate(flags))

@@ -12,7 +12,7 @@ from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, PlannedEpisode, derive_seed, plan
 from agentenv.episode.setup import EpisodeSetup, Stage
 from agentenv.episode.source import EnvSource
-from agentenv.errors import InfraError, RunStopped
+from agentenv.errors import DataError, InfraError, RunStopped
 from agentenv.runs.records.directory import Outbox, RunWriter, read_trajectories
 from agentenv.testing.tokenizers import CharTokenizer
 
@@ -311,6 +311,39 @@ async def test_a_run_that_an_outage_alone_stops_names_it_and_says_that_it_may_be
     assert ("Fix the environment or the engine and --resume" in str(stopped.value)) != is_outage
 
 
+OUTAGE, BUG = InfraError("prices: expected a price, got none."), ValueError("bug")
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize(("before", "now"), [(OUTAGE, BUG), (BUG, OUTAGE), (OUTAGE, OUTAGE)])
+async def test_whether_a_service_failed_is_said_of_the_episodes_that_are_judged(before, now, window):
+    def behave(states):
+        raise now if int(states["label"]) >= 4 else before
+
+    policy = ErrorPolicy(max_retries=0, min_episodes=99, window=window)
+    runner = make_runner(behave, concurrency=1, policy=policy)
+    await run_all(runner, plan(make_tasks(4), 1))
+    if window is None:  # as between two evaluations
+        runner.num_done = 0
+        runner.errors.clear()
+    await run_all(runner, plan(make_tasks(8)[4:], 1))
+    with pytest.raises(RunStopped, match="4 of ") as stopped:
+        runner.check_error_share()
+    assert ("A service failed: InfraError 4 times." in str(stopped.value)) == (now is OUTAGE)
+
+
+async def test_an_outage_in_an_episode_that_no_record_can_hold_is_counted_as_the_error_of_the_record():
+    def on_end(trajectory):
+        if trajectory.error.kind == "infra":
+            raise DataError("info: expected plain numbers, got a list.")
+
+    runner = make_runner(raises(OUTAGE), policy=ErrorPolicy(max_retries=0))
+    await runner.run(plan(make_tasks(3), 1), on_end)
+    with pytest.raises(RunStopped, match=r"3 of 3.*DataError.* Fix the environment or the engine") as stopped:
+        runner.check_error_share()
+    assert "InfraError" not in str(stopped.value)
+
+
 def failing(numbers):
     def behave(states):
         return raises(ValueError(f"bug {states['label']}"))(states) if int(states["label"]) in numbers else END
@@ -332,7 +365,8 @@ async def test_with_a_window_what_was_before_the_counts_were_set_back_is_forgott
     await run_all(runner, plan(make_tasks(15), 1))
     with pytest.raises(RunStopped, match="10 of the last 15"):
         runner.check_error_share()
-    runner.num_done = runner.num_failed = 0
+    runner.num_done = 0
+    runner.errors.clear()
     await run_all(runner, plan(make_tasks(30)[20:], 1))
     runner.check_error_share()
 

@@ -13,7 +13,7 @@ from agentenv.interop import records as samples
 from agentenv.interop.nemo_rl import records as nemo_rl
 from agentenv.interop.openrlhf.response import to_response
 from agentenv.interop.verl import records as verl
-from agentenv.runs.records.directory import read_trajectories
+from agentenv.runs.records.directory import read_config, read_trajectories
 from agentenv.runs.records.tables import episode_row
 from agentenv.training.algorithm.batch import build
 from tests.api_model import called, completion, served
@@ -111,6 +111,9 @@ def test_a_run_is_resumed_with_its_flags_another_address_and_prices_of_its_new_a
         capsys.readouterr()
         assert command(["run", "--resume", "--out", "out", *others, "--prices", json.dumps(PRICES)]) == 0
     assert "changed on resume: --prices; episodes that have ended keep their cost\n" in capsys.readouterr().err
+    assert read_config("out")["config"]["flags"]["prices"] == json.dumps(PRICES), (
+        "as a further resume without the flag has them"
+    )
     found = lines(place / "out")
     assert [any(turn["answer"]["cost_usd"] for turn in episode["turns"]) for episode in found] == [False, True]
     for turn in found[1]["turns"]:

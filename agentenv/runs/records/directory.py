@@ -35,6 +35,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigError, RunStopped
 from agentenv.runs.config import today
 from agentenv.runs.metrics import Summary, Tally, summarize
+from agentenv.runs.mixture import without_added_limits
 from agentenv.runs.records.index import (
     LOCK,
     TRAJECTORIES,
@@ -501,7 +502,8 @@ def _close_in_child(reference: weakref.ref[RunWriter]) -> None:
 
 def _check_config(path: Path, old: Mapping[str, Any], new: Mapping[str, Any], may_differ: Collection[str]) -> None:
     """Raise ConfigError if a value differs; one that an older version did not know equals None."""
-    was, now = _flatten(old), _flatten(new)
+    known = {"flags": without_added_limits(old["flags"], new["flags"])} if "flags" in old and "flags" in new else {}
+    was, now = _flatten({**old, **known}), _flatten(new)
     changed = [
         f"{key} {describe_change(was.get(key, 'absent'), now.get(key, 'absent'))}"
         for key in [*was, *(key for key in now if key not in was)]

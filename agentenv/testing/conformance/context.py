@@ -52,6 +52,7 @@ from agentenv.testing.tool_calls import right_calls, wrong_calls
 NUM_ATTEMPTS, RETRY_WAIT_S = 3, 0.2
 """Attempts of an episode in which infrastructure fails, as many as in a run, and the wait before the second."""
 _MAX_LOST = 2
+"""Cases in a row that infrastructure may fail before no further one is run."""
 IMPORT_LIMITS = 10
 """An import may take this many times as long as a step, since it may load a model."""
 _MAX_TOKENS, _MAX_LENGTH, _MAX_TURNS = 8_000, 1_000_000, 12
@@ -512,7 +513,7 @@ class ConformanceContext:
     async def survivors(self, cases: Sequence[EpisodeCase], run: Callable[[EpisodeCase], Awaitable[T]]) -> list[T]:
         """Return what `run` returns of each case for which infrastructure works; `outage` keeps the last error.
 
-        After two cases in a row for which it does not, no further one is run.
+        After `_MAX_LOST` cases in a row for which it does not, no further one is run.
         """
         results, num_lost = list[T](), 0
         for case in cases:

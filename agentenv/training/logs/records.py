@@ -13,6 +13,7 @@ from agentenv._util.jsonable import jsonable
 from agentenv.errors import ConfigError
 from agentenv.runs.config import today
 from agentenv.runs.metrics import Tally
+from agentenv.runs.mixture import without_added_limits
 from agentenv.runs.prepare import code_digest
 from agentenv.runs.records.directory import CONFIG, RunWriter, describe_change, read_config
 from agentenv.runs.records.index import TRAJECTORIES
@@ -112,7 +113,7 @@ def _check(config: TrainConfig, newest: Path, training: Mapping[str, Any]) -> No
             f"--ckpt_path: expected no checkpoints, got some in {newest.parent}. "
             "Resume from them with --resume, or name another folder."
         )
-    facts = today(Checkpoints.facts_of(newest))
+    facts = without_added_limits(today(Checkpoints.facts_of(newest)), training)
     changed = [
         f"{name} {describe_change(facts[name], now)}"
         for name, now in training.items()
@@ -133,7 +134,7 @@ def _report_changes(out: Path, now: Mapping[str, Any], step: int, note: Callable
     """
     document = read_config(out)
     was = document["config"]
-    before: dict[str, Any] = was.get("flags", {})
+    before = without_added_limits(was.get("flags", {}), now["flags"])
     changed = {
         name: [before[name], value]
         for name, value in now["flags"].items()
