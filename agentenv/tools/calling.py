@@ -89,10 +89,9 @@ async def answer_calls(
 
     Read all calls first, then start them in order: await async functions, concurrently with the others, and run plain
     ones in a thread, one after another. After one that exceeds its limit, no other plain one starts, and none starts
-    once they took `timeout_s` together. Unknown tools,
-    wrong arguments, exceptions raised by a tool, and a missing result after `timeout_s` become messages to the model
-    that begin with "Error:". Arguments are checked against the type hints, and become enums, dates and objects of the
-    classes that are hints.
+    once they took `timeout_s` together. Unknown tools, wrong arguments, exceptions raised by a tool, and a missing
+    result after `timeout_s` become messages to the model that begin with "Error:". Arguments are checked against the
+    type hints, and become enums, dates and objects of the classes that are hints.
 
     Args:
         parsed: the calls.
