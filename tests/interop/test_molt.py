@@ -26,6 +26,7 @@ from tests.episode.endpoint.scenes import chat_of
 from tests.testing.contract_check import check
 from tests.with_molt import fakes
 from tests.with_molt.fakes import Router, rollout
+from tests.with_openrlhf.fakes import Params
 
 ROOT = Path(__file__).parents[2]
 USER = [{"role": "user", "content": "1 + 1?"}]
@@ -74,6 +75,13 @@ def test_molts_loader_takes_the_runner_of_a_file_of_ours(molt):
     assert issubclass(module.AgentRunner, fakes.Runner)
     assert module.AgentRunner().PRERENDER_PROMPT is False
     assert not issubclass(module.AgentExecutor, fakes.Runner)
+
+
+async def test_a_first_action_that_the_limit_cut_makes_molts_trajectory_truncated(molt):
+    """As Molt's own runner does; OpenRLHF's looks at the last action."""
+    llm = Router(lambda ids: "a long answer" if len(ids) < 10 else "b")
+    got = await rollout(runner(StepResult("no\n"), ENDS), llm, params=Params(max_tokens=4))
+    assert (got.reward, got.truncated) == (1.0, True)
 
 
 @pytest.mark.long

@@ -13,7 +13,8 @@ class Recorder:
         out, stale = await self.llm_engine.generate(prompt_token_ids, sampling_params, multi_modal_data, session_id)
         said = out.outputs[0]
         logprobs = [entry[i].logprob for i, entry in zip(said.token_ids, said.logprobs, strict=True)]
-        note(prompt=prompt_token_ids, sampled=said.token_ids, logprobs=logprobs, session=session_id, stale=stale)
+        facts = {"session": session_id, "stale": stale, "cut": said.finish_reason == "length"}
+        note(prompt=prompt_token_ids, sampled=said.token_ids, logprobs=logprobs, **facts)
         return out, stale
 
 

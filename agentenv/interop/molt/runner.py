@@ -94,7 +94,10 @@ class AgentRunner(AgentExecutor):
             raise ConfigError(
                 f"AgentRunner.execute: expected Molt to call it, got no module {_BASE}. Elsewhere use AgentExecutor."
             )
-        converted = [trajectory_cls(**response, observation_text="") for response, _ in samples.values()]
+        # Molt counts an action that a limit cut in any turn, and an episode that a limit or the environment cut.
+        is_cut = trajectory.truncated or any(turn.finish_reason == "length" for turn in trajectory.turns)
+        facts = {"observation_text": "", "truncated": problem is None and is_cut}
+        converted = [trajectory_cls(**{**response, **facts}) for response, _ in samples.values()]
         if problem is not None:
             return converted[0]
         for index, sample in zip(samples, converted, strict=True):
