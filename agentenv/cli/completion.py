@@ -32,6 +32,7 @@ CLASSES: Mapping[str, str] = {
     "show": "agentenv.cli.show:ShowRunConfig",
     "view": "agentenv.cli.view:ViewConfig",
     "diff": "agentenv.cli.diff:DiffRunsConfig",
+    "rescore": "agentenv.cli.rescore:RescoreConfig",
     "export": "agentenv.cli.export:ExportConfig",
     "tokens certify": "agentenv.cli.tokens:CertifyConfig",
     "tokens show": "agentenv.cli.tokens:ShowConfig",

@@ -35,6 +35,8 @@ _SUMMARIES = {
     "traceback.",
     "view": "Look at the episodes of runs in a browser: groups, tokens, training curves, also while they run.",
     "diff": "Compare run B with run A: paired over tasks, with one interval that decides.",
+    "rescore": "Grade the episodes of a run again, without a model: by another reward or a new version of the "
+    "environment.",
     "export": "Write a run as flat tables of episodes and turns, or as the training records of another framework.",
     "tokens": "Certify a chat template; show the tokens of a run, or score them again.",
     "rm": "Evaluate, check, serve and compare reward models and judges.",

@@ -29,7 +29,8 @@ class Caveat:
     """Something that makes the runs hard to compare."""
 
     kind: str
-    """`environment`, `data`, `limits`, `rewards`, `tasks`, `answers`, `unrewarded`, `steps`, `kept` or `damage`."""
+    """`environment`, `data`, `limits`, `rewards`, `tasks`, `answers`, `unrewarded`, `steps`, `kept`, `rescored` or
+    `damage`."""
     text: str
     refuses: bool
     """True if `--fail_if` refuses it, since a verdict would not be about the model."""
@@ -100,11 +101,18 @@ def _by_entry(flags: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _flag_caveats(a: Side, b: Side) -> Iterator[Caveat]:
     is_held_out = a.step is not None and b.step is not None
+    rescored = [(name, side.config["rescored"]) for name, side in (("A", a), ("B", b)) if "rescored" in side.config]
+    for name, facts in rescored:
+        text = f"{name} has the episodes of {facts['run']}, graded again: the difference is of the rewards"
+        yield Caveat("rescored", text, refuses=False)
     for kind, names in (("environment", ENVIRONMENT), ("limits", LIMITS), ("rewards", REWARDS)):
         for name, (old, new) in _differing(a.flags, b.flags, names):
-            yield Caveat(kind, f"--{name}: {old} in A, {new} in B", refuses=True)
+            is_meant = len(rescored) == 1 and kind != "limits"
+            yield Caveat(kind, f"--{name}: {old} in A, {new} in B", refuses=not is_meant)
     if a.config.get("agent_file", "") != b.config.get("agent_file", "") and a.config and b.config:
-        yield Caveat("environment", "the Python files of the environment or the rewards differ", refuses=True)
+        yield Caveat(
+            "environment", "the Python files of the environment or the rewards differ", refuses=len(rescored) != 1
+        )
     if (a.step is None) != (b.step is None) or a.kept != b.kept:
         return  # the data of a run and the held-out tasks of a training: the tasks themselves are compared
     digests = [(side.config.get("resolved") or {}).get("tasks") for side in (a, b)]

@@ -189,6 +189,12 @@ class RayOptions:
         )
 
 
+def parsed_reward(flag: str, given: Any) -> Any:
+    """Return the settings of a reward: JSON as an object, all else as it is."""
+    is_json = isinstance(given, str) and given.lstrip().startswith("{")
+    return parse_json_object(flag, given) if is_json else given
+
+
 IncompleteGroups = Literal["grade", "drop"]
 
 
@@ -210,9 +216,7 @@ class GroupOptions:
     @property
     def reward(self) -> Any:
         """`group_reward`, with JSON parsed."""
-        given: Any = self.group_reward
-        is_json = isinstance(given, str) and given.lstrip().startswith("{")
-        return parse_json_object("--group_reward", given) if is_json else given
+        return parsed_reward("--group_reward", self.group_reward)
 
     def __post_init__(self) -> None:
         """Refuse values out of range, and flags that do nothing without --group_reward."""

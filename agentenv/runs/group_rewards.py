@@ -26,7 +26,7 @@ from agentenv.rewards.groups.registry import GROUP_REWARDS
 from agentenv.rewards.judges.templates import prompt_text
 from agentenv.rewards.registry import REWARDS
 from agentenv.rewards.rules.text import with_opened_thought
-from agentenv.rewards.types import GroupReward, Response, RewardResult, Status
+from agentenv.rewards.types import GroupReward, Response, Reward, RewardResult, Status
 from agentenv.runs.config import GroupOptions
 from agentenv.runs.metrics import GROUP_REWARD
 
@@ -96,7 +96,7 @@ class GroupGrader:
         results = [RewardResult.failed(why)] * num_members
         kind, spent = "GroupDropped", dict[str, float]()
         if members and not (is_dropped and num_members < num):
-            responses = [self._response(member) for member in members]
+            responses = [response_of(member, self.reward, self.tokenizer) for member in members]
             reference = self._reference(members[0].task)
             limit_s, flag = self.options.group_timeout_s, "--group_timeout_s"
             with collect_usage() as spent:  # by judges
@@ -118,17 +118,18 @@ class GroupGrader:
             raise DataError(f"task {task.task_id}: expected text in column {key!r}, got {value!r:.200}.")
         return value
 
-    def _response(self, trajectory: Trajectory) -> Response:
-        """Return the answer, and the row as verl's reward manager gives it to the same reward."""
-        task, prompt = trajectory.task, trajectory.prompt or trajectory.task.prompt
-        turn, extra = trajectory.turns[-1], mapping(task.metadata.get("extra_info"))
-        text = turn.action
-        if not isinstance(getattr(self.reward, "reward", self.reward), ScoreFunction):  # verl passes it as it is
-            before = trajectory.segments[turn.segment].token_ids[max(0, turn.start - _NUM_BEFORE) : turn.start]
-            text = with_opened_thought(text, self.tokenizer.decode(before.tolist()) if before else "")
-        if isinstance(self.reward, FunctionGroupReward):
-            return Response(text, task.label, prompt_text(prompt), extra or task.metadata)
-        return Response(text, task.label, prompt, {**extra, **task.metadata})
+
+def response_of(trajectory: Trajectory, reward: Reward | GroupReward, tokenizer: Tokenizer) -> Response:
+    """Return the answer of an episode, and the row as verl's reward manager gives it to the same reward."""
+    task, prompt = trajectory.task, trajectory.prompt or trajectory.task.prompt
+    turn, extra = trajectory.turns[-1], mapping(task.metadata.get("extra_info"))
+    text = turn.action
+    if not isinstance(getattr(reward, "reward", reward), ScoreFunction):  # verl passes it as it is
+        before = trajectory.segments[turn.segment].token_ids[max(0, turn.start - _NUM_BEFORE) : turn.start]
+        text = with_opened_thought(text, tokenizer.decode(before.tolist()) if before else "")
+    if isinstance(reward, FunctionGroupReward):
+        return Response(text, task.label, prompt_text(prompt), extra or task.metadata)
+    return Response(text, task.label, prompt, {**extra, **task.metadata})
 
 
 def _graded(trajectory: Trajectory, result: RewardResult, failure: str, spent: Mapping[str, float]) -> Trajectory:
@@ -147,6 +148,15 @@ def _graded(trajectory: Trajectory, result: RewardResult, failure: str, spent: M
     except ContractError as error:  # the sum is not a reward
         return _without(trajectory, failure, str(error), "infra")
     return trajectory
+
+
+def without_group(trajectory: Trajectory) -> None:
+    """Take its group's reward, if any, off the last turn of a record."""
+    last = trajectory.turns[-1].result
+    if last is not None and isinstance(share := last.info.get(GROUP_REWARD), float):
+        of_groups = ("group/", *_NAMES.values())
+        info = {name: value for name, value in last.info.items() if not name.startswith(of_groups)}
+        trajectory.set_result(replace(last, reward=last.reward - share, info=info))
 
 
 def _without(trajectory: Trajectory, name: str, message: str, kind: ErrorKind = "infra") -> Trajectory:

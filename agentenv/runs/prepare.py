@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from agentenv._util.calls import StepTimeout, bounded, create
 from agentenv.chat.chat import Chat
@@ -197,12 +197,12 @@ def _own_limits(config: RunConfig, parts: Sequence[Part]) -> dict[str, str]:
 def load_parts(config: RunConfig, source: EpisodeSource | None = None) -> list[Part]:
     """Return the environments that the flags name, in a mixture each with the flags of its entry.
 
-    `source` replaces that of the flags.
+    `source` replaces those of the flags.
 
     Raises:
         ConfigError: a flag, a file or an entry is wrong.
     """
-    if source is not None or is_plain(config.env):
+    if is_plain(config.env):
         return [_part(config, source or load_source(config))]
     flags = config.flags()
     for name in ("env_kwargs", "data", "split"):
@@ -215,7 +215,7 @@ def load_parts(config: RunConfig, source: EpisodeSource | None = None) -> list[P
     for entry in read_entries(config.env):
         with naming(entry.name):
             own = config.with_flags(**entry.flags())
-            parts.append(_part(own, load_source(own), name=entry.name, weight=entry.weight))
+            parts.append(_part(own, source or load_source(own), name=entry.name, weight=entry.weight))
     return parts
 
 
@@ -247,12 +247,15 @@ def tasks_of(parts: Sequence[Part], rows: Iterable[Mapping[str, Any] | Task] | N
     """Return the tasks of all parts, in a mixture with the names of their environments; `rows` replace their data.
 
     Raises:
-        ConfigError: there are rows and several parts, or as `load_tasks`.
+        ConfigError: there are several parts and rows that are not Tasks with their names, or as `load_tasks`.
         DataError: as `load_tasks`.
     """
     if not parts[0].name:
         return load_tasks(parts[0].config, parts[0].source, rows)
     if rows is not None:
+        names, rows = {part.name for part in parts}, list(rows)
+        if all(isinstance(row, Task) and row.env in names for row in rows):
+            return cast(list[Task], rows)
         raise ConfigError(
             "data: expected none with several environments, got rows. Write them to a file, the `data` of an entry."
         )

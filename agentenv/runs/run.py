@@ -7,9 +7,9 @@ import contextlib
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 from agentenv._util.disk import write_json
 from agentenv._util.plurals import counted
@@ -35,6 +35,7 @@ from agentenv.runs.records.directory import (
 )
 from agentenv.runs.records.scan import ReadReport
 from agentenv.runs.records.tokenizer import keep_tokenizer
+from agentenv.runs.rescore import RecordedActions, Recording
 from agentenv.runs.run_log import RunLog
 from agentenv.runs.shutdown import then_end, until_signal
 from agentenv.runs.trackers import Tracked, Trackers, open_trackers
@@ -46,8 +47,10 @@ _SWITCH_S = 0.0005
 compute in threads."""
 
 
-def run(config: RunConfig) -> int:
+def run(config: RunConfig, recording: Recording | None = None) -> int:
     """Run the episodes that the flags ask for and return the exit code: 0, or 130 and 143 when a signal ended it early.
+
+    With `recording`, they are its episodes, graded again.
 
     Raises:
         ConfigError: a flag or file is wrong; nothing has run.
@@ -63,29 +66,33 @@ def run(config: RunConfig) -> int:
         contextlib.redirect_stdout(stderr if config.output.json else stdout),
         contextlib.redirect_stderr(stderr),
     ):
-        code = asyncio.run(then_end(_run(config, stdout, page), stdout))
+        code = asyncio.run(then_end(_run(config, recording, stdout, page), stdout))
         if code == 0:
             page.wait()
         return code
 
 
-async def _run(config: RunConfig, stdout: TextIO, page: PageBeside) -> int:
+async def _run(config: RunConfig, recording: Recording | None, stdout: TextIO, page: PageBeside) -> int:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         # Ctrl-C interrupts an import or the load of a model immediately; asyncio's own handler waits for its end.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    job = await prepare(config)
+    job = await (recording.prepare(config) if recording else prepare(config))
+    engine = RecordedActions(recording, job.tokenizer, config.concurrency) if recording else None
     if job.grader is not None:
         job.grader.check(job.tasks)
     name = Path(config.source or "run").stem.replace(":", "-")
     out = Path(config.output.out or new_run_directory(f"{name}-{Path(config.model).name}"))
     errors = config.errors
-    async with Outbox(open_run(job, out)) as outbox, open_run_trackers(job, out) as trackers:
+    async with (
+        Outbox(open_run(job, out, recording.facts if recording else {})) as outbox,
+        open_run_trackers(job, out) as trackers,
+    ):
         log = RunLog(job, outbox, trackers)
         screen = RunScreen(config, job, log, stdout=stdout)
         screen.launch(job.facts, job.config.to_dict())
         await page.open(out, screen.note)
         report_changes(job.config, out, screen.note)
-        async with open_runner(job, note=screen.note, only_records=job.grader is None) as runner:
+        async with open_runner(job, engine=engine, note=screen.note, only_records=job.grader is None) as runner:
             # Only episodes that the run directory does not hold yet; the share of failed ones is that of the whole run.
             earlier = read_trajectories(out, report=ReadReport())  # damage was told when the directory was opened
 
@@ -112,6 +119,7 @@ async def _run(config: RunConfig, stdout: TextIO, page: PageBeside) -> int:
             if signals:
                 kept = f"{counted(metrics.num_episodes, 'episode is', 'episodes are')} kept"
                 command = f"agentenv run --resume --out {shlex.quote(str(out))}"
+                command = "the same command and --resume" if recording else command
                 screen.note(f"interrupted: {kept}. Resume with: {command}")
                 return 128 + signals[0]
             runner.check_error_share()
@@ -135,14 +143,14 @@ async def run_missing(
     await (runner.run(planned, record) if groups is None else groups.run(planned))
 
 
-def open_run(job: Job, out: Path) -> RunWriter:
-    """Open the run directory of a job, new or resumed.
+def open_run(job: Job, out: Path, facts: Mapping[str, Any] | None = None) -> RunWriter:
+    """Open the run directory of a job, new or resumed; its config.json has `facts` too.
 
     Raises:
         ConfigError: it holds another run, or cannot be written.
     """
     config = job.config
-    stored = {"flags": config.to_dict(), "resolved": job.digests, "agent_file": code_digest(config)}
+    stored = {"flags": config.to_dict(), "resolved": job.digests, "agent_file": code_digest(config), **(facts or {})}
     if job.is_mixture:
         stored["pass_scores"] = job.pass_scores
     free = ["agent_file", "pass_scores", *(f"flags.{name}" for name in FREE_ON_RESUME)]

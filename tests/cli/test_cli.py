@@ -181,8 +181,8 @@ def test_help_names_every_command(argv, capsys):
     assert command(argv) == 0
     captured = capsys.readouterr()
     assert re.findall(r"^  (\w+)", captured.out, re.MULTILINE) == [
-        "run", "train", "list", "doctor", "check", "audit", "new", "play", "show", "view", "diff", "export", "tokens",
-        "rm", "sandbox", "serve", "config", "completion", "help", "version",
+        "run", "train", "list", "doctor", "check", "audit", "new", "play", "show", "view", "diff", "rescore", "export",
+        "tokens", "rm", "sandbox", "serve", "config", "completion", "help", "version",
     ]  # fmt: skip
     assert captured.err == ""
 

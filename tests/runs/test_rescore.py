@@ -1,0 +1,333 @@
+"""`agentenv rescore`: what is graded again, by what, and what the record does not suffice for."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agentenv.cli.main import main
+from agentenv.compare import compare
+from agentenv.runs.records.directory import read_config, read_trajectories
+from agentenv.runs.records.lines import encode_line
+from tests.api_model import called, completion, served
+from tests.drivers import command, lines, without_times, write_rows
+
+ENV = """
+from agentenv import AgentInstance, StepResult
+
+REWARD, FEEDBACK, NUM_TURNS = 0.5, "Once more.", 2
+
+
+class Asks(AgentInstance):
+    async def step(self, states):
+        last = states["turn_index"] == NUM_TURNS - 1
+        if states["label"] == "fail" and last:
+            raise ValueError("a bug in the environment")
+        observation = [{"role": "user", "content": FEEDBACK}]
+        reward = REWARD * len(states["action_text"])
+        return StepResult("" if last else observation, reward, terminated=last, score=float(last), info={"n": 1})
+"""
+REWARDS = """
+import os
+
+
+def length(response, label):
+    if label == "2":
+        raise ValueError("no grade")
+    return {"score": float(len(response)), "acc": 1.0}
+
+
+def shortest(prompt, responses, extras):
+    best = min(map(len, responses))
+    return [float(len(text) == best) for text in responses], {}
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "env.py").write_text(ENV)
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    write_rows(tmp_path / "tasks.jsonl", [{"prompt": f"Question {i}?", "label": str(i)} for i in range(3)])
+    return tmp_path
+
+
+def sampled(*flags):
+    """Run two samples of three tasks: the tiny model's, at a temperature of 1."""
+    assert command([
+        "run", "--env", "env.py:Asks", "--data", "tasks.jsonl", "--engine", "hf", "--n", 2, "--max_tokens", 12,
+        "--progress", "none", "--out", "old", *flags,
+    ]) in (0, 3)  # fmt: skip
+
+
+def rescored(*flags):
+    return main(["rescore", "old", "--out", "new", "--progress", "none", "--max_error_share", "1", *map(str, flags)])
+
+
+def episodes(run):
+    return {each.episode_id: each for each in read_trajectories(run)}
+
+
+def rewards(run):
+    return {key: [turn.result and turn.result.reward for turn in each.turns] for key, each in episodes(run).items()}
+
+
+def errors(run):
+    return {key: each.error.message for key, each in episodes(run).items() if each.error}
+
+
+def version(old, new, file="env.py:Asks"):
+    """Return the flags of a new version of an environment, in which one text replaces another."""
+    path, _, name = file.partition(":")
+    code, other = Path(path).read_text(), f"v{len(list(Path().glob('*.py')))}_{path}"  # one process imports a file once
+    assert old in code
+    Path(other).write_text(code.replace(old, new))
+    return "--env", f"{other}:{name}"
+
+
+# --- the environment plays them again ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env", ["math_retry", "tool_use", "guess_number", "verify", "env.py:Asks"])
+def test_an_environment_that_has_not_changed_leaves_the_same_record_without_the_model_and_its_data(place, env):
+    shutil.copytree(_model(), place / "model")
+    data = ["--data", "tasks.jsonl"] if env == "env.py:Asks" else ["--data", "None", "--limit", "3"]
+    sampled("--env", env, *data, "--model", "model")
+    shutil.rmtree("model")
+    (place / "tasks.jsonl").unlink()
+    assert rescored() == 0
+    assert without_times(lines(place / "new")) == without_times(lines(place / "old"))
+    old, new = (read_config(place / name)["config"] for name in ("old", "new"))
+    assert new["rescored"] == {"run": "old", "reward": None, "keeps_rewards": False}
+    assert old["resolved"] == new["resolved"]
+    assert {name for name in old["flags"] if old["flags"][name] != new["flags"][name]} <= {
+        "out",
+        "progress",
+        "max_error_share",
+    }
+
+
+def _model():
+    from agentenv.engines.models import resolve_model
+
+    return resolve_model("tiny-math")
+
+
+def test_a_new_version_of_the_environment_pays_for_the_same_actions(place):
+    sampled()
+    assert rescored(*version("NUM_TURNS = 0.5", "NUM_TURNS = 1.0")) == 0
+    assert rewards("new") == {key: [2 * each for each in paid] for key, paid in rewards("old").items()}
+    old, new = episodes("old"), episodes("new")
+    assert {key: each.token_ids for key, each in new.items()} == {key: each.token_ids for key, each in old.items()}
+    with_rewards = [new[key].segments[0].rewards[turn.end - 1] for key in new for turn in new[key].turns]
+    assert with_rewards == [turn.result.reward for each in new.values() for turn in each.turns]
+
+
+def test_a_step_that_raised_is_graded_by_a_version_that_does_not(place):
+    write_rows(place / "tasks.jsonl", [{"prompt": f"Question {i}?", "label": "fail" * (i == 1)} for i in range(3)])
+    sampled("--max_error_share", "1")
+    assert sorted(errors("old")) == ["000001/0", "000001/1"]
+    assert rescored(*version('"fail" and last', '"fall" and last')) == 0
+    assert (errors("new"), len(rewards("new"))) == ({}, 6)
+
+
+def test_an_environment_that_asks_something_else_is_named_with_what_it_asks(place):
+    sampled()
+    assert rescored(*version("Once more.", "Try again.")) == 0
+    assert set(errors("new")) == set(rewards("old"))
+    text = errors("new")["000000/0"]
+    assert text.startswith("rescore: expected the prompt of turn 1 as it was recorded, with 'Once more.<|im_end|>")
+    assert "got 'Try again.<|im_end|>" in text
+    failed = episodes("new")["000000/0"].error
+    assert (failed.type, failed.kind, failed.where) == ("NotRecorded", "data", "generate")
+
+
+def test_actions_that_the_record_lacks_are_named_and_those_that_an_environment_needs_no_more_are_left_out(place):
+    sampled()
+    assert rescored(*version('"Once more.", 2', '"Once more.", 3')) == 0
+    whole = {"rescore: expected 3 recorded actions, got 2: stop reason terminated"}
+    assert (set(errors("new").values()), len(errors("new"))) == (whole, 6)
+    shutil.rmtree("new")
+    assert rescored(*version('"Once more.", 2', '"Once more.", 1')) == 0
+    assert rewards("new") == {key: paid[:1] for key, paid in rewards("old").items()}
+
+
+def test_episodes_that_a_stopped_run_lacks_are_named(place):
+    sampled()
+    kept = (place / "old" / "trajectories.jsonl").read_bytes().splitlines(keepends=True)[:5]
+    (place / "old" / "trajectories.jsonl").write_bytes(b"".join(kept))
+    (place / "old" / "index.jsonl").unlink()
+    assert rescored() == 0
+    missing = "rescore: expected the episode in old, got none. Finish that run with --resume."
+    assert (set(errors("new").values()), len(errors("new"))) == ({missing}, 1)
+
+
+def test_the_messages_of_an_api_model_are_graded_again(place):
+    with served(lambda body: completion(f"It is {len(body['messages'])}")) as server:
+        sampled("--engine", "chat", "--base_url", server.base_url, "--model", "the-model")
+        num_asked = len(server.requests)
+        assert rescored() == 0
+        assert len(server.requests) == num_asked
+    assert without_times(lines(place / "new")) == without_times(lines(place / "old"))
+    shutil.rmtree("new")
+    assert rescored(*version("Once more.", "Try again.")) == 0
+    text = "expected the prompt of turn 1 as it was recorded, with \"['Once more.']\", got \"['Try again.']\"."
+    assert text in errors("new")["000000/0"]
+
+
+def test_the_tool_calls_of_an_api_model_are_graded_again(place):
+    def answer(body):
+        if body["messages"][-1]["role"] == "user":
+            return called(("calculator", {"expression": "6 * 7"}))
+        return completion("#### 42")
+
+    with served(answer) as server:
+        engine = ["--engine", "chat", "--base_url", server.base_url, "--model", "the-model"]
+        sampled("--env", "tool_use", "--data", "None", "--limit", 3, *engine)
+    assert rescored() == 0
+    assert without_times(lines(place / "new")) == without_times(lines(place / "old"))
+
+
+OWN_LOOP = """
+import asyncio
+from openai import AsyncOpenAI
+
+QUESTION = "And now?"
+
+
+class Agent:
+    async def run(self, context):
+        async with AsyncOpenAI(base_url=context.base_url, api_key=context.api_key, max_retries=0) as client:
+            return await self.total(client, context)
+
+    async def total(self, client, context):
+        async def ask(text):
+            messages = [*context.messages, {"role": "user", "content": text}]
+            answer = await client.chat.completions.create(model=context.model, messages=messages)
+            return answer.choices[0].message.content
+
+        texts = await asyncio.gather(*map(ask, ["First?", "Second?", QUESTION]))
+        return float(sum(map(len, texts)))
+"""
+
+
+def test_an_agent_with_its_own_loop_gets_the_recorded_answers_in_whatever_order_it_asks(place):
+    (place / "agent.py").write_text(OWN_LOOP)
+    sampled("--env", "agent.py:Agent")
+    assert (
+        rescored(*version('["First?", "Second?", QUESTION]', '[QUESTION, "Second?", "First?"]', "agent.py:Agent")) == 0
+    )
+    assert (errors("new"), {key: sum(paid) for key, paid in rewards("new").items()}) == (
+        {}, {key: sum(paid) for key, paid in rewards("old").items()}
+    )  # fmt: skip
+    shutil.rmtree("new")
+    assert rescored(*version("And now?", "And then?", "agent.py:Agent")) == 0
+    assert len(errors("new")) == 6
+
+
+def test_a_mixture_is_graded_again_each_episode_by_its_environment(place):
+    entries = [{"env": "env.py:Asks", "data": "tasks.jsonl", "limit": 2}, {"env": "math_retry", "limit": 2}]
+    (place / "both.json").write_text(json.dumps(entries))
+    sampled("--env", "both.json", "--data", "None")
+    assert len(rewards("old")) == 8
+    assert rescored() == 0
+    assert without_times(lines(place / "new")) == without_times(lines(place / "old"))
+    shutil.rmtree("new")
+    assert rescored("--reward", "length") == 0
+    assert len(rewards("new")) == 8
+
+
+# --- a reward grades the answers -----------------------------------------------------------------------------------
+
+
+def test_a_reward_grades_the_last_action_and_what_it_cannot_grade_has_no_reward(place):
+    sampled()
+    assert rescored("--reward", "rewards.py:length") == 0
+    failed = [key for key in rewards("old") if key.startswith("000002")]
+    assert sorted(errors("new")) == sorted(failed)
+    assert "ValueError: no grade" in errors("new")[failed[0]]
+    for key, episode in episodes("new").items():
+        if key not in failed:
+            assert [turn.result.reward for turn in episode.turns] == [0.0, len(episode.turns[1].action)]
+            assert [turn.result.score for turn in episode.turns] == [None, 1.0] or episode.score is None
+            assert episode.segments[0].rewards[episode.turns[0].end - 1] == 0.0
+            assert episode.segments[0].rewards[-1] == len(episode.turns[1].action)
+            assert episode.turns[0].result.observation == [{"role": "user", "content": "Once more."}]
+
+
+def test_a_reward_grades_an_answer_whose_step_raised_and_no_episode_without_one(place):
+    write_rows(place / "tasks.jsonl", [{"prompt": f"Question {i}?", "label": "fail" * (i == 1)} for i in range(3)])
+    sampled("--max_error_share", "1")
+    assert rescored("--reward", "length") == 0
+    assert errors("new") == {}
+    path, failed = place / "old" / "trajectories.jsonl", episodes("old")["000001/0"]
+    in_generate = replace(failed, error=replace(failed.error, where="generate", message="no engine"))
+    path.write_bytes(path.read_bytes() + encode_line(in_generate))
+    shutil.rmtree("new")
+    assert rescored("--reward", "length") == 0
+    assert list(errors("new")) == ["000001/0"]
+
+
+@pytest.mark.parametrize("flags", [(), ("--group_reward", "rewards.py:shortest")], ids=["without", "with"])
+def test_the_reward_of_a_group_replaces_an_earlier_one_and_leaves_those_of_the_environment(place, flags):
+    sampled(*flags)
+    assert rescored("--group_reward", "rewards.py:shortest") == 0
+    before, after = episodes("old"), episodes("new")
+    for key, episode in after.items():
+        result = episode.turns[-1].result
+        assert result.info["group/reward"] in (0.0, 1.0)
+        assert result.reward - result.info["group/reward"] == 0.5 * len(episode.turns[-1].action)
+        assert (episode.score, episode.stop_reason) == (before[key].score, before[key].stop_reason)
+
+
+def test_an_interrupted_rescoring_continues_with_the_same_command_and_no_model_runs_in_its_directory(place, capsys):
+    sampled()
+    assert rescored("--reward", "length") == 0
+    path = place / "new" / "trajectories.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(b"".join(whole.splitlines(keepends=True)[:2]))
+    assert rescored("--reward", "length", "--resume") == 0
+    assert sorted(path.read_bytes().splitlines()[:2]) == sorted(whole.splitlines()[:2])
+    assert len(rewards("new")) == 6
+    assert main(["run", "--resume", "--out", "new"]) == 2
+    assert "rescored.run was 'old', is now 'absent'" in capsys.readouterr().err
+
+
+def test_diff_says_that_the_rewards_differ_and_compares(place):
+    sampled()
+    assert rescored("--reward", "length") == 0
+    found = compare("old", "new")
+    assert found.caveats[0].text == "B has the episodes of old, graded again: the difference is of the rewards"
+    assert (found.refused, found.difference.num_tasks) == ((), 3)
+    shutil.rmtree("new")
+    assert rescored(*version("NUM_TURNS = 0.5", "NUM_TURNS = 1.0")) == 0
+    assert [each.kind for each in compare("old", "new").caveats] == ["rescored", "environment", "environment"]
+    assert compare("old", "new").refused == ()
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--reward", "rewards.py:shortest"], "--reward: expected a reward of single answers, got 'rewards.py:shortest'"),
+    (["--reward", "length", "--env", "env.py:Asks"], "--reward: expected no other flag that says what grades"),
+    (["--reward", "lenght"], "Did you mean 'length'?"),
+])  # fmt: skip
+def test_flags_that_do_not_fit_are_refused_before_anything_is_graded(place, capsys, flags, message):
+    sampled()
+    assert rescored(*flags) == 2
+    assert message in capsys.readouterr().err
+    assert not (place / "new").exists()
+
+
+def test_only_a_run_with_episodes_and_a_tokenizer_is_graded_again(place, capsys):
+    assert rescored() == 2
+    assert "old: expected a run directory, got no config.json in it" in capsys.readouterr().err
+    sampled()
+    shutil.rmtree("old/tokenizer")
+    assert rescored() == 2
+    assert "old: expected the run's tokenizer/ in it, got none" in capsys.readouterr().err
+    config = json.loads(Path("old/config.json").read_text())
+    config["config"]["flags"]["advantage_estimator"] = "rloo"
+    Path("old/config.json").write_text(json.dumps(config))
+    assert rescored() == 2
+    assert "old: expected a run of `agentenv run`, got one of `agentenv train`" in capsys.readouterr().err
