@@ -644,6 +644,36 @@ async def test_a_single_turn_executor_leaves_the_reward_to_its_subclass():
     assert trajectory.turns[0].result.info["right"] == 1.0
 
 
+@pytest.mark.parametrize(("reward", "score"), [(1.0, 0.0), (-0.1, 0.0), (0.0, 0.0), (0.0, None), (1.0, None)])
+async def test_a_single_turn_executor_keeps_the_score_that_its_subclass_sets(reward, score):
+    class Executor(SingleTurnAgentExecutor):
+        async def execute(self, *args, **kwargs):
+            response = await super().execute(*args, **kwargs)
+            response["reward"], response["scores"] = reward, score
+            return response
+
+    trajectory = await play(Executor)
+    assert (trajectory.reward, trajectory.score) == (reward, score)
+
+
+@pytest.mark.parametrize(
+    ("changes", "score"), [({"reward": 1.0}, 0.0), ({"reward": 1.0, "scores": 0.0}, 0.0), ({}, None)]
+)
+async def test_the_score_of_an_override_that_changes_the_reward_is_openrlhfs(changes, score):
+    class Unscored:
+        def step(self, states):
+            return {"rewards": 0.0, "environment_feedback": "", "done": True}
+
+    class Executor(AgentExecutor):
+        def __init__(self):
+            super().__init__(Unscored)
+
+        async def execute(self, *args, **kwargs):
+            return {**await super().execute(*args, **kwargs), **changes}
+
+    assert (await play(Executor)).score == score
+
+
 async def test_a_single_turn_executor_asks_the_reward_function_that_it_is_given(tmp_path):
     (tmp_path / "judge.py").write_text(
         "def reward_func(queries, prompts, labels):\n"

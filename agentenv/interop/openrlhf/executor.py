@@ -65,6 +65,8 @@ class _EpisodeCall:
     progress: EpisodeProgress = field(default_factory=EpisodeProgress)
     step_retries: StepRetries = field(default_factory=StepRetries)
     trajectory: Trajectory | None = None
+    told: tuple[float | None, float | None] = (None, None)
+    """The reward and the score that `super().execute` returned: a file that returns both unchanged adds no score."""
     llm_engine: Any = None
     """One engine for all generations of the episode: it numbers them."""
     fatal: ConfigError | MissingDependency | RunStopped | None = None
@@ -218,6 +220,7 @@ class AgentExecutor:
             if call.progress.error is not None and not is_own:  # a file's own `execute` may handle it, as in OpenRLHF
                 raise call.progress.error
             response = to_response(call.trajectory) | {"prompt": prompt}
+            call.told = response["reward"], response["scores"]
         else:
             call = self._foreign_call(prompt, label, max_length, hf_tokenizer, llm_engine, images)
             call.engine = as_engine(call.engine, sampling_params)
@@ -525,7 +528,7 @@ class AgentFunc:
                 f"{self.executor_cls.__name__}.execute: expected OpenRLHF's response dict, "
                 f"got {type(response).__name__}. Return what super().execute returns."
             )
-        if call.trajectory is not None and merge_response(response, call.trajectory):
+        if call.trajectory is not None and merge_response(response, call.trajectory, call.told):
             return
         trajectory = from_response(response, call.task, max_length=call.limits.max_length, decode=call.chat.action_text)
         trajectory.episode_id, trajectory.group_id = call.key.episode_id, call.key.group_id

@@ -188,11 +188,14 @@ class SiblingRewards:
         return response["reward"]
 
 
-def merge_response(response: Mapping[str, Any], trajectory: Trajectory) -> bool:
+def merge_response(
+    response: Mapping[str, Any], trajectory: Trajectory, told: tuple[float | None, float | None]
+) -> bool:
     """Apply what an override of `execute` changed in an episode's own response, if the tokens are the same.
 
-    The difference in reward goes to the last turn, like the score and the extra logs. Returns False if the tokens
-    differ, so that the response is a separate record.
+    The difference in reward goes to the last turn, like the score and the extra logs. `told` is the reward and the
+    score that the override got: if it changes the reward alone, the score stays that one, as in OpenRLHF. Returns False
+    if the tokens differ, so that the response is a separate record.
     """
     own = to_response(trajectory)
     if any(response.get(key) != own.get(key) for key in ("observation_tokens", "action_ranges")):
@@ -204,11 +207,11 @@ def merge_response(response: Mapping[str, Any], trajectory: Trajectory) -> bool:
         without_reward(trajectory)
         return True
     where = "AgentExecutor.execute"
-    added = scalar(response.get("reward"), f"{where}: reward") - own["reward"]
-    score = response.get("scores")
-    score = last.score if score is None or score == own["scores"] else scalar(score, f"{where}: scores")
+    reward, score = scalar(response.get("reward"), f"{where}: reward"), response.get("scores")
+    score = None if score is None else scalar(score, f"{where}: scores", SCORE_ADVICE)
+    score = last.score if score is None or (reward, score) == told else score
     info = {**last.info, **read_info(response.get("extra_logs"), where)}
-    trajectory.set_result(replace(last, reward=last.reward + added, score=score, info=info))
+    trajectory.set_result(replace(last, reward=last.reward + (reward - own["reward"]), score=score, info=info))
     return True
 
 

@@ -29,7 +29,7 @@ from agentenv.episode.loop import Episode
 from agentenv.episode.registry import load_file
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.errors import ConfigError, ContractError, InfraError
-from agentenv.interop.openrlhf.executor import AgentExecutor
+from agentenv.interop.openrlhf.executor import _CALL, AgentExecutor
 from agentenv.rewards.grading import collect_usage
 from agentenv.rewards.models.openrlhf_wire import Outcome, Sample, read_rewards
 
@@ -327,7 +327,11 @@ class SingleTurnAgentExecutor(AgentExecutor):
     async def execute(self, prompt: Any, label: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
         """Return OpenRLHF's response dict of one answer; the arguments are those of `AgentExecutor.execute`."""
         response = await super().execute(prompt, label, sampling_params, *args, **kwargs)
-        return {**response, "reward": None, "scores": None} if self._judged is None else response
+        if self._judged is not None:
+            return response
+        if (call := _CALL.get()) is not None:
+            call.told = None, None
+        return {**response, "reward": None, "scores": None}
 
     async def _play(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
         return await (super()._play(task, setup, key) if self._judged is None else self._judged.run(task, setup, key))
