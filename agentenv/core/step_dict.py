@@ -161,15 +161,15 @@ def text_or_messages(value: Any, where: str) -> Any:
     """
     if isinstance(value, str):
         return value
-    if isinstance(value, Sequence) and not isinstance(value, bytes) and all(isinstance(m, Mapping) for m in value):
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
         for message in value:
-            role, content = message.get("role"), message.get("content")
+            role, content = map(message.get, ("role", "content")) if isinstance(message, Mapping) else (None, None)
             is_text = isinstance(content, (str, type(None)))
             is_parts = isinstance(content, (list, tuple)) and all(isinstance(part, Mapping) for part in content)
             if not isinstance(role, str) or not (is_text or is_parts):
                 raise ContractError(
-                    f"{where}: expected messages with a role and content of text or parts, got {dict(message)!r:.200}. "
-                    "Write {'role': 'user', 'content': 'text'}."
+                    f"{where}: expected messages with a role and content of text or parts, got {message!r:.200}. "
+                    "Write {'role': 'user', 'content': 'text'}; a row's prompt may be text."
                 )
         return value
     raise ContractError(f"{where}: expected text or messages, got {type(value).__name__}. Return '' for none.")

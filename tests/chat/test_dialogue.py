@@ -763,14 +763,15 @@ def test_results_in_the_first_messages_may_be_user_messages_too():
 
 # --- what is refused, and whose fault it is ---------------------------------------------------------------------------
 
-WRONG_MESSAGES = [{"content": "x"}, {"role": 5, "content": "x"}, says("user", 5), says("user", {})]
+WRONG_MESSAGES = [1, {"content": "x"}, {"role": 5, "content": "x"}, says("user", 5), says("user", {})]
 
 
 @pytest.mark.parametrize(
     ("reset", "told"),
     [
         ({"observation": "Q:", "tools": TOOLS}, "expected messages with tools, got text 'Q:'"),
-        *(({"observation": wrong}, "") for wrong in (None, 5, [1], says("user", "x"))),
+        *(({"observation": wrong}, "") for wrong in (None, 5, says("user", "x"))),
+        ({"observation": [says("system", "x"), *"Hi"]}, "text or parts, got 'H'. Write {'role': 'user'"),
         *(({"observation": [wrong]}, "expected messages with a role and content") for wrong in WRONG_MESSAGES),
         *(
             ({"observation": Q, "tools": wrong}, "expected a list of tool schemas")

@@ -94,7 +94,7 @@ def test_a_flag_that_is_not_a_boolean_is_refused(key, value):
 
 @pytest.mark.parametrize("value", [None, 7, b"bytes", ["text"], [7], {"role": "user"}, 1.5], ids=repr)
 def test_feedback_that_is_neither_text_nor_messages_is_refused(value):
-    with pytest.raises(ContractError, match=r"^Env\.step: environment_feedback: expected text"):
+    with pytest.raises(ContractError, match=r"^Env\.step: environment_feedback: expected (text|messages)"):
         parse_step(STEP | {"environment_feedback": value}, "Env.step")
 
 
