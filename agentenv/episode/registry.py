@@ -158,7 +158,10 @@ def _attribute(module: ModuleType, attribute: str, spec: str) -> Any:
         return next(iter(own))
     names, advice = list(own.values()), f"Write {spec}:ClassName."
     if not names and hasattr(module, "reward_func"):
-        advice = f"A reward_func is not an environment; try it: `agentenv run --reward_func_path {spec} --data DATA`."
+        advice = (
+            f"A reward_func is not an environment: `agentenv run --reward_func_path {spec} --data DATA` tries it, "
+            f"and `agentenv rm serve {spec}` serves it."
+        )
     raise ConfigError(
         f"environment: expected one AgentInstance in {spec}, or one class with `run`, got {names}. {advice}"
     )

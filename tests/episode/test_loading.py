@@ -257,9 +257,9 @@ def test_a_file_may_import_its_neighbor_and_hides_no_module_of_others(tmp_path):
     assert module.installed_for_loading.VALUE == "installed"
 
 
-def test_a_file_with_a_reward_func_and_no_environment_is_told_how_to_try_it(tmp_path):
+def test_a_file_with_a_reward_func_and_no_environment_is_told_how_to_try_and_serve_it(tmp_path):
     path = write(tmp_path / "scored.py", "def reward_func(queries, prompts, labels):\n    return [1.0]\n")
-    with pytest.raises(ConfigError, match=rf"A reward_func .*: `agentenv run --reward_func_path {path} --data DATA`\."):
+    with pytest.raises(ConfigError, match=rf"--reward_func_path {path} --data DATA` .* `agentenv rm serve {path}`"):
         load_env(str(path))
 
 
