@@ -102,9 +102,12 @@ def argument_names(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> t
     ]
     unknown = [] if rest else [name for name in kwargs if name not in named]
     if not {"response", "solution_str"} & named or lacking or unknown:
+        advice = "Name them so."
+        if "queries" in parameters:
+            advice = "`run` and `train` take a reward_func of OpenRLHF as --reward_func_path FILE.py."
         raise ConfigError(
             f"{where}: expected parameters among {', '.join(_OURS)} (or verl's {', '.join(_VERLS)}), a response among "
-            f"them, and kwargs, got {inspect.signature(function)} with kwargs {list(kwargs)}. Name them so."
+            f"them, and kwargs, got {inspect.signature(function)} with kwargs {list(kwargs)}. {advice}"
         )
     return tuple(name for name in ours if name not in kwargs and (rest or name in named))
 

@@ -116,6 +116,11 @@ def test_a_function_that_cannot_be_called_so_is_refused_at_once(function, kwargs
         FunctionReward(function, kwargs=kwargs)
 
 
+def test_a_reward_func_of_openrlhf_is_told_its_flag():
+    with pytest.raises(ConfigError, match=r"as --reward_func_path FILE\.py"):
+        FunctionReward(lambda queries, prompts, labels: [1.0])
+
+
 @pytest.mark.parametrize(
     ("options", "word"),
     [
