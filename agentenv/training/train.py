@@ -52,7 +52,7 @@ from agentenv.training.logs.samples import tasks_to_keep
 from agentenv.training.logs.screen import TrainScreen
 from agentenv.training.loop import Loop
 from agentenv.training.rollouts import FixedSamplingEngine, RolloutOptions, Rollouts
-from agentenv.training.task_order import load_curriculum
+from agentenv.training.task_order import CurriculumState, load_curriculum
 
 if TYPE_CHECKING:
     from agentenv.training.learner.learner import Learner
@@ -222,9 +222,10 @@ async def prepare_training(config: TrainConfig, rank_group: RankGroup | None = N
     for part in parts:
         await check_rows(part, job, complete)
     if config.curriculum is not None:
-        load_curriculum(config.curriculum)
+        curriculum = load_curriculum(config.curriculum)
         if not job.is_mixture:
             raise ConfigError("--curriculum: expected several --env with it, got one. Leave it out.")
+        CurriculumState(curriculum, {part.name: part.weight for part in parts if part.weight}).update()
     held_out = load_held_out(config, job)
     if job.grader is not None:
         job.grader.check([*job.tasks, *(task for tasks in held_out.values() for task in tasks)])

@@ -153,10 +153,12 @@ def test_an_episode_passes_by_the_score_range_of_its_own_environment(place, is_m
         ),
         (["--data", "tasks.jsonl"], "--data: expected one --env with it"),
         (["--curriculum", "spraed"], "--curriculum: expected spread or FILE.py:name, got 'spraed'"),
+        (["--curriculum", "mine.py:mine"], "mine.py:2: expected weights of environments for --curriculum, got NameErr"),
     ],
 )
 def test_what_does_not_fit_a_mixture_is_refused_before_anything_is_written(place, capfd, more, expected):
     (place / "env.jsonl").write_bytes((place / "tasks.jsonl").read_bytes())
+    (place / "mine.py").write_text("def mine(environments):\n    return wieghts\n")
     assert command(mixed(*more)) == 2
     assert expected in capfd.readouterr().err
     assert not (place / "out").exists()
