@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -221,12 +222,15 @@ def load_parts(config: RunConfig, source: EpisodeSource | None = None) -> list[P
 
 @contextlib.contextmanager
 def naming(environment: str, about: str = "") -> Iterator[None]:
-    """Name the environment of a mixture, if there is one, in errors whose messages have `about`."""
+    """Name the environment of a mixture, if there is one, and its entry in errors whose messages have `about`."""
     try:
         yield
     except AgentEnvError as error:
         if environment and about in str(error):
-            error.args = (f"environment {environment}: {error}",)
+            message = re.sub(
+                r"(Set|set|Change) --(prompt_key|label_key|env_kwargs)", r"\1 `\2` in its entry", str(error)
+            )
+            error.args = (f"environment {environment}: {message}",)
         raise
 
 

@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import math
 import os
+import re
 import shlex
 import signal
 import sys
@@ -35,7 +36,7 @@ from agentenv.runs.display.progress import waiting
 from agentenv.runs.display.report import LastingStream, quiet_transformers
 from agentenv.runs.metrics import summarize
 from agentenv.runs.opening import open_runner
-from agentenv.runs.prepare import Job, Part, load_parts, load_tasks, prepare
+from agentenv.runs.prepare import Job, Part, load_parts, load_tasks, naming, prepare
 from agentenv.runs.records.directory import new_run_directory
 from agentenv.runs.records.tokenizer import keep_tokenizer
 from agentenv.runs.shutdown import then_end, until_signal
@@ -257,12 +258,15 @@ def load_held_out(config: TrainConfig, job: Job) -> dict[str, list[Task]]:
     held_out: dict[str, list[Task]] = {}
     for spec, (part, data), name in zip(config.eval_dataset, found, short, strict=True):
         own = part.config.with_flags(data=data, split=config.eval_split, limit=config.eval_limit)
-        try:
-            tasks = load_tasks(own, part.source)
-        except AgentEnvError as error:
-            message = str(error).replace("--data", "--eval_dataset").replace("--split", "--eval_split")
-            error.args = (message,)
-            raise
+        with naming(part.name):
+            try:
+                tasks = load_tasks(own, part.source)
+            except AgentEnvError as error:
+                message = str(error).replace("--data", "--eval_dataset").replace("--split", "--eval_split")
+                error.args = (
+                    re.sub(r"Set --\w+_key .*", "Name its columns as those of the training's data.", message),
+                )
+                raise
         name = spec.replace("/", "-") if short.count(name) > 1 else name
         if name in held_out:
             raise ConfigError(f"--eval_dataset: expected different sets, got {spec!r} twice. Leave one out.")
