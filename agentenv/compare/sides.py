@@ -76,7 +76,7 @@ class Side:
     metadata: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """`Task.metadata` of each task; with the key `env`, the environment's name in a mixture."""
     environments: set[str] = field(default_factory=set)
-    """Names of those in a mixture that have episodes; empty if unknown, as of an evaluation."""
+    """Names of those in a mixture that have episodes; empty if unknown, as in evaluations of earlier versions."""
     models: Counter[str] = field(default_factory=Counter)
     """Number of actions by the model that a server of chat completions named."""
     damage: str = ""
@@ -164,27 +164,30 @@ def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:
         side.describe(task_id, task)
         side.outcomes[task_id].append(judge.outcome(summary))
         side.models.update(summary.models)
-    if where is not None and not side.outcomes and (found := report.num_lines - report.num_superseded):
-        raise ConfigError(
-            f"--where: expected a filter that keeps episodes of {side.name}, got none of {found}. Correct the filter."
-        )
+    _check_kept(where, side, side.name, report.num_lines - report.num_superseded)
     side.damage = report.damage
     judge.settle(side)
     return side
 
 
 def _evaluated_side(folder: Path, evaluation: Mapping[str, Any], where: EpisodeFilter | None) -> Side:
-    if where is not None:
-        raise ConfigError(
-            f"--where: expected runs, got an evaluation, {folder}@{evaluation['step']}, which keeps only numbers. "
-            "Leave it out."
-        )
+    name, episodes = f"{folder}@{evaluation['step']}", list(evaluated(evaluation))
     side = Side(str(folder), step=evaluation["step"], config=read_config(folder)["config"])
     judge = PassRule(side.config)
-    for episode in evaluated(evaluation):
-        side.outcomes[episode.group_id].append(judge.outcome(episode))
+    for episode in episodes:
+        if where is None or where.keeps_task(episode.group_id, episode.env, name):
+            side.outcomes[episode.group_id].append(judge.outcome(episode))
+            side.environments.update([episode.env] if episode.env else ())
+    _check_kept(where, side, name, len(episodes))
     judge.settle(side)
     return side
+
+
+def _check_kept(where: EpisodeFilter | None, side: Side, name: str, num: int) -> None:
+    if where is not None and num and not side.outcomes:
+        raise ConfigError(
+            f"--where: expected a filter that keeps episodes of {name}, got none of {num}. Correct the filter."
+        )
 
 
 def _indexed(episodes: RecordedEpisodes) -> Iterator[tuple[Task, Summary]]:
@@ -284,6 +287,7 @@ def evaluated(line: Mapping[str, Any]) -> Iterator[Summary]:
             yield Summary(
                 facts["episode_id"],
                 group["group_id"],
+                env=group.get("env", ""),
                 reward=facts["reward"],
                 score=facts["score"],
                 stop_reason=StopReason(stop) if stop else None,

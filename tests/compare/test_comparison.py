@@ -436,6 +436,19 @@ def test_a_run_is_compared_with_the_evaluation_of_a_training(tmp_path):
     assert compare(run, training).are_identical
 
 
+@pytest.mark.parametrize("where", ["env=x", "task:x/*"])
+def test_one_environment_or_set_of_evaluations_is_compared(tmp_path, where):
+    both = [{f"{env}/{task}": row for env in "xy" for task, row in rows.items()} for rows in (BEFORE, AFTER)]
+    both[1] |= {f"y/{task}": row for task, row in BEFORE.items()}
+    entries = [{"name": "x", "env": "x.py"}, {"name": "y", "env": "y.py", "max_turns": 2}]
+    a = write_training(tmp_path / "a", {0: both[0], 9: both[1]}, flags={"env": entries})
+    found = compare(a, where=where)
+    assert (found.verdict, found.difference.num_tasks, found.a.num_episodes) == ("better", 12, 24)
+    b = write_training(tmp_path / "b", {9: both[1]}, flags={"env": [entries[0], entries[1] | {"max_turns": 3}]})
+    assert [each.text for each in compare(a, b).refused] == ["--env.y.max_turns: 2 in A, 3 in B"]
+    assert compare(a, b, where=where).refused == ()
+
+
 def test_the_last_line_of_a_step_counts(tmp_path):
     run = write_training(tmp_path / "a", {0: BEFORE, 2: AFTER})
     write_again = write_training(tmp_path / "b", {2: BEFORE})
@@ -448,8 +461,10 @@ def test_a_training_without_such_an_evaluation_is_refused(tmp_path):
     run = write_training(tmp_path / "a", {0: BEFORE, 2: AFTER})
     with pytest.raises(ConfigError, match=r"a@1: expected a train step with an evaluation, got those of steps 0, 2"):
         compare(f"{run}@1", run)
-    with pytest.raises(ConfigError, match=r"^--where: expected runs, got an evaluation, .*a@2"):
-        compare(run, run, where="reward<1")
+    with pytest.raises(ConfigError, match=r"^--where: expected a filter by task or env, got a text, reward\. .*a@2\.$"):
+        compare(run, run, where='env=x reward<1 "text"')
+    with pytest.raises(ConfigError, match=r"^--where: expected a filter that keeps .*a@2, got none of 24\."):
+        compare(run, run, where="env=x")
     with pytest.raises(ConfigError, match="expected two runs, or a training with two evaluations, got one run with 0"):
         compare(write_run(tmp_path / "b", BEFORE))
     with pytest.raises(ConfigError, match="got those of steps none"):
