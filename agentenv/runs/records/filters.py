@@ -99,6 +99,12 @@ class EpisodeFilter:
         """The columns that it reads."""
         return {term.column for choice in self.terms for term in choice if term.column}
 
+    @property
+    def environments(self) -> list[str]:
+        """The values of `env=`."""
+        terms = [term for choice in self.terms for term in choice if term.column == "env" and not term.negated]
+        return [term.value for term in terms if term.operator == "="]
+
     def keeps_task(self, task_id: str, env: str, where: str) -> bool:
         """Return True for a task that the filter keeps.
 
