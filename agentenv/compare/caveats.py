@@ -107,7 +107,7 @@ def _flag_caveats(a: Side, b: Side) -> Iterator[Caveat]:
     named = {*python_files([side.flags.get(name) for side in (a, b) for name in CODE])}
     files = changed_files(a.config.get("agent_file"), b.config.get("agent_file"))
     if files := [name for name in files if name in named]:
-        yield Caveat("environment", f"code that differs: {', '.join(files)}", refuses=True)
+        yield Caveat("environment", f"code: other content of {', '.join(files)} in B", refuses=True)
     if a.step is None or b.step is None:
         return  # the tasks themselves are compared
     for name, (old, new) in _differing(a.flags, b.flags, EVAL_DATA):

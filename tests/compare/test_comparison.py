@@ -278,12 +278,12 @@ def test_of_a_mixture_only_the_environments_of_compared_episodes_count(tmp_path)
     b = write_run(tmp_path / "b", rows, flags=mended, agent_file=files | {"b.py": "2", "curriculum.py": "2"})
     assert [each.text for each in compare(a, b).refused] == [
         "--env.b.max_turns: None in A, 5 in B",
-        "code that differs: b.py",
+        "code: other content of b.py in B",
         "1 task (b/u) only in B: left out",
     ]
     assert (compare(a, b, where="env=a").caveats, compare(a, b, where="env=a").changed) == ((), {})
     c = write_run(tmp_path / "c", rows, flags=flags, agent_file=files | {"reward.py": "2"})
-    assert [each.text for each in compare(a, c, where="env=a").refused] == ["code that differs: reward.py"]
+    assert [each.text for each in compare(a, c, where="env=a").refused] == ["code: other content of reward.py in B"]
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_turns": 3, "max_length": 99}])
