@@ -36,7 +36,7 @@ class DiffRunsConfig:
     by: Literal["reward", "score", "passed"] = "reward"
     """What to compare: the reward of an episode, its score, or whether it passed."""
     where: str | None = None
-    """Only episodes for which a filter holds, as for `agentenv show`."""
+    """Only episodes for which a filter holds, as for `agentenv show`; of evaluations by `task` or `env`."""
     cluster: str | None = None
     """Key of the tasks' metadata: tasks with the same value, such as the same passage, count as one unit."""
     margin: float = 0.0

@@ -10,6 +10,7 @@ from typing import Any
 from agentenv._util.plurals import counted, histogram
 from agentenv.compare.sides import By, Side
 from agentenv.runs.mixture import MixtureEntry, mixture_of, without_added_limits
+from agentenv.runs.prepare import changed_files, python_files
 
 ENVIRONMENT = ("env", "env_kwargs", "agent_func_path", "history", "text_feedback")
 LIMITS = (
@@ -18,6 +19,7 @@ LIMITS = (
 )  # fmt: skip
 REWARDS = ("remote_rm_url", "group_reward", "reference_key", "pass_score")
 EVAL_DATA = ("eval_dataset", "eval_split")
+CODE = ("agent_func_path", "env", "env_kwargs", "remote_rm_url", "group_reward")
 _UNREPORTED = (
     "out", "resume", "progress", "log_level", "json", "ckpt_path", *ENVIRONMENT, *LIMITS, *REWARDS, *EVAL_DATA,
 )  # fmt: skip
@@ -100,28 +102,24 @@ def _by_entry(flags: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _flag_caveats(a: Side, b: Side) -> Iterator[Caveat]:
-    is_held_out = a.step is not None and b.step is not None
     rescored = [(name, side.config["rescored"]) for name, side in (("A", a), ("B", b)) if "rescored" in side.config]
     for name, facts in rescored:
         text = f"{name} has the episodes of {facts['run']}, graded again: the difference is of the rewards"
         yield Caveat("rescored", text, refuses=False)
+    is_meant = len(rescored) == 1
     for kind, names in (("environment", ENVIRONMENT), ("limits", LIMITS), ("rewards", REWARDS)):
         for name, (old, new) in _differing(a.flags, b.flags, names):
-            is_meant = len(rescored) == 1 and kind != "limits"
-            yield Caveat(kind, f"--{name}: {old} in A, {new} in B", refuses=not is_meant)
-    if a.config.get("agent_file", "") != b.config.get("agent_file", "") and a.config and b.config:
-        yield Caveat(
-            "environment", "the Python files of the environment or the rewards differ", refuses=len(rescored) != 1
-        )
-    if (a.step is None) != (b.step is None) or a.kept != b.kept:
-        return  # the data of a run and the held-out tasks of a training: the tasks themselves are compared
-    digests = [(side.config.get("resolved") or {}).get("tasks") for side in (a, b)]
-    if not is_held_out and None not in digests and digests[0] != digests[1]:
-        yield Caveat("data", f"data: {digests[0]} in A, {digests[1]} in B", refuses=True)
-    else:
-        for name, (old, new) in _differing(a.flags, b.flags, EVAL_DATA if is_held_out else ()):
-            yield Caveat("data", f"--{name}: {old} in A, {new} in B", refuses=True)
-    if a.step is not None and b.step is not None and a.step != b.step and a.name != b.name:
+            yield Caveat(kind, f"--{name}: {old} in A, {new} in B", refuses=kind == "limits" or not is_meant)
+    named = {*python_files([side.flags.get(name) for side in (a, b) for name in CODE])}
+    files = changed_files(a.config.get("agent_file"), b.config.get("agent_file"))
+    if files := [name for name in files if name in named]:
+        text = f"code: other content of {', '.join(files)} in B"
+        yield Caveat("environment", text, refuses=not is_meant)
+    if a.step is None or b.step is None:
+        return  # the tasks themselves are compared
+    for name, (old, new) in _differing(a.flags, b.flags, EVAL_DATA):
+        yield Caveat("data", f"--{name}: {old} in A, {new} in B", refuses=True)
+    if a.step != b.step and a.name != b.name:
         yield Caveat("steps", f"step {a.step} of A against step {b.step} of B", refuses=False)
 
 

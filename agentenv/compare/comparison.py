@@ -139,6 +139,9 @@ def compare(
     old, new = read_side(a, kept), read_side(b, kept)
     old.name_set(new)
     new.name_set(old)
+    environments = old.environments | new.environments
+    for side in (old, new):
+        side.keep_entries(environments)
     return compare_sides(old, new, by=by, cluster=cluster, margin=margin)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -17,6 +17,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import StopReason, Task
 from agentenv.errors import ConfigError
 from agentenv.runs.metrics import GROUP_REWARD, Summary, summarize
+from agentenv.runs.mixture import mixture_of
 from agentenv.runs.records.directory import CONFIG, RecordedEpisodes, check_run, read_config
 from agentenv.runs.records.filters import EpisodeFilter
 from agentenv.runs.records.scan import ReadReport
@@ -74,6 +75,8 @@ class Side:
     """Prompt and label of each task, as JSON."""
     metadata: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """`Task.metadata` of each task; with the key `env`, the environment's name in a mixture."""
+    environments: set[str] = field(default_factory=set)
+    """Names of those in a mixture that have episodes; empty if unknown, as in evaluations of earlier versions."""
     models: Counter[str] = field(default_factory=Counter)
     """Number of actions by the model that a server of chat completions named."""
     damage: str = ""
@@ -95,6 +98,13 @@ class Side:
         if task_id not in self.contents:
             self.contents[task_id] = json.dumps(jsonable([task.prompt, task.label]), sort_keys=True)
             self.metadata[task_id] = {"env": task.env, **task.metadata} if task.env else task.metadata
+            self.environments.update([task.env] if task.env else ())
+
+    def keep_entries(self, names: Collection[str]) -> None:
+        """Leave out of the flags of a mixture the entries of other environments."""
+        entries = mixture_of(self.flags)
+        if kept := [entry for entry in entries if entry["name"] in names]:
+            self.config = {**self.config, "flags": {**self.flags, "env": kept}}
 
     def name_set(self, other: Side) -> None:
         """Begin the ids of an evaluation with the name of its only set, if those of another, with several sets, do."""
@@ -154,27 +164,30 @@ def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:
         side.describe(task_id, task)
         side.outcomes[task_id].append(judge.outcome(summary))
         side.models.update(summary.models)
-    if where is not None and not side.outcomes and (found := report.num_lines - report.num_superseded):
-        raise ConfigError(
-            f"--where: expected a filter that keeps episodes of {side.name}, got none of {found}. Correct the filter."
-        )
+    _check_kept(where, side, side.name, report.num_lines - report.num_superseded)
     side.damage = report.damage
     judge.settle(side)
     return side
 
 
 def _evaluated_side(folder: Path, evaluation: Mapping[str, Any], where: EpisodeFilter | None) -> Side:
-    if where is not None:
-        raise ConfigError(
-            f"--where: expected runs, got an evaluation, {folder}@{evaluation['step']}, which keeps only numbers. "
-            "Leave it out."
-        )
+    name, episodes = f"{folder}@{evaluation['step']}", list(evaluated(evaluation))
     side = Side(str(folder), step=evaluation["step"], config=read_config(folder)["config"])
     judge = PassRule(side.config)
-    for episode in evaluated(evaluation):
-        side.outcomes[episode.group_id].append(judge.outcome(episode))
+    for episode in episodes:
+        if where is None or where.keeps_task(episode.group_id, episode.env, name):
+            side.outcomes[episode.group_id].append(judge.outcome(episode))
+            side.environments.update([episode.env] if episode.env else ())
+    _check_kept(where, side, name, len(episodes))
     judge.settle(side)
     return side
+
+
+def _check_kept(where: EpisodeFilter | None, side: Side, name: str, num: int) -> None:
+    if where is not None and num and not side.outcomes:
+        raise ConfigError(
+            f"--where: expected a filter that keeps episodes of {name}, got none of {num}. Correct the filter."
+        )
 
 
 def _indexed(episodes: RecordedEpisodes) -> Iterator[tuple[Task, Summary]]:
@@ -274,6 +287,7 @@ def evaluated(line: Mapping[str, Any]) -> Iterator[Summary]:
             yield Summary(
                 facts["episode_id"],
                 group["group_id"],
+                env=group.get("env", ""),
                 reward=facts["reward"],
                 score=facts["score"],
                 stop_reason=StopReason(stop) if stop else None,

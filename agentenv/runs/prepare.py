@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -221,12 +222,15 @@ def load_parts(config: RunConfig, source: EpisodeSource | None = None) -> list[P
 
 @contextlib.contextmanager
 def naming(environment: str, about: str = "") -> Iterator[None]:
-    """Name the environment of a mixture, if there is one, in errors whose messages have `about`."""
+    """Name the environment of a mixture, if there is one, and its entry in errors whose messages have `about`."""
     try:
         yield
     except AgentEnvError as error:
         if environment and about in str(error):
-            error.args = (f"environment {environment}: {error}",)
+            message = re.sub(
+                r"(Set|set|Change) --(prompt_key|label_key|env_kwargs)", r"\1 `\2` in its entry", str(error)
+            )
+            error.args = (f"environment {environment}: {message}",)
         raise
 
 
@@ -417,25 +421,32 @@ def digest(tasks: Sequence[Task]) -> str:
     return f"{len(tasks)} tasks, {content.hexdigest()}"
 
 
-def code_digest(config: RunConfig, *more: str | None) -> str:
-    """Return a hash of the Python files that the flags name: the agent, reward functions, rewards in --env_kwargs.
+def code_digests(config: RunConfig, *more: str | None) -> dict[str, str]:
+    """Return a hash of each Python file that the flags name, by path: the agent, reward functions, --env_kwargs.
 
-    `more` may name further ones. "" without files.
+    `more` may name further ones.
     """
-    names = filter(None, [config.agent_func_path, *_strings(config.to_dict()["env"]), config.remote_rm_url, *more])
-    content, num_files = hashlib.blake2b(digest_size=8), 0
-    for text in [*names, *_strings(config.env_kwargs), *_strings(config.groups.reward)]:
-        name, is_file, _ = text.rpartition(".py")
-        path = Path(f"{name}.py").expanduser()
-        if is_file and path.is_file():
-            content.update(path.read_bytes())
-            num_files += 1
-    return content.hexdigest() if num_files else ""
+    named = [config.agent_func_path, config.to_dict()["env"], config.remote_rm_url, *more]
+    digests = {}
+    for name in python_files([*named, config.env_kwargs, config.groups.reward]):
+        path = Path(name).expanduser()
+        if path.is_file():
+            digests[name] = hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+    return digests
 
 
-def _strings(value: Any) -> Iterator[str]:
+def changed_files(old: Any, new: Any) -> list[str]:
+    """Return the files whose hashes differ in `agent_file` of two config.json; earlier versions stored one hash."""
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+        return []
+    return [name for name in {**old, **new} if old.get(name) != new.get(name)]
+
+
+def python_files(value: Any) -> Iterator[str]:
+    """Yield the path of each Python file that the texts in a value name."""
     if isinstance(value, str):
-        yield value
+        name, is_file, _ = value.rpartition(".py")
+        yield from [f"{name}.py"] * bool(is_file)
     elif isinstance(value, Mapping | list):
         for item in [*value, *value.values()] if isinstance(value, Mapping) else value:
-            yield from _strings(item)
+            yield from python_files(item)

@@ -23,7 +23,7 @@ from agentenv.runs.display.screen import RunScreen
 from agentenv.runs.group_rewards import OpenGroups, Recorder
 from agentenv.runs.metrics import Tally
 from agentenv.runs.opening import open_runner
-from agentenv.runs.prepare import Job, code_digest, prepare
+from agentenv.runs.prepare import Job, changed_files, code_digests, prepare
 from agentenv.runs.records.directory import (
     CONFIG,
     METRICS,
@@ -150,7 +150,7 @@ def open_run(job: Job, out: Path, facts: Mapping[str, Any] | None = None) -> Run
         ConfigError: it holds another run, or cannot be written.
     """
     config = job.config
-    stored = {"flags": config.to_dict(), "resolved": job.digests, "agent_file": code_digest(config), **(facts or {})}
+    stored = {"flags": config.to_dict(), "resolved": job.digests, "agent_file": code_digests(config), **(facts or {})}
     if job.is_mixture:
         stored["pass_scores"] = job.pass_scores
     free = ["agent_file", "pass_scores", *(f"flags.{name}" for name in FREE_ON_RESUME)]
@@ -182,17 +182,17 @@ def report_changes(config: RunConfig, out: Path, note: Callable[[str], None]) ->
     Raises:
         ConfigError: config.json cannot be written.
     """
-    document, now = read_config(out), code_digest(config)
+    document, now = read_config(out), code_digests(config)
     stored = document["config"]
-    before, is_repriced = stored.get("agent_file", now), stored["flags"].get("prices") != config.prices
+    before, is_repriced = stored.get("agent_file"), stored["flags"].get("prices") != config.prices
     if is_repriced:
         note("changed on resume: --prices; episodes that have ended keep their cost")
         stored["flags"]["prices"] = config.prices
-    if before != now:
-        note("changed on resume: the file of the agent or of a reward; episodes from here on are judged by the new one")
+    if changed := changed_files(before, now):
+        note(f"changed on resume: {', '.join(changed)}; episodes from here on are judged by the new code")
         stored["agent_file"] = now
         document["changed"] = [*document.get("changed", []), [before, now]]
-    if not is_repriced and before == now:
+    if not is_repriced and not changed:
         return
     try:
         write_json(out / CONFIG, document)

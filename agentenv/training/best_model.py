@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from agentenv._util.disk import sync_directory, write_json
+from agentenv._util.suggest import did_you_mean
 from agentenv.errors import ConfigError, RunStopped
 
 BEST, EVALUATION = "model-best", "evaluation.json"
@@ -101,11 +102,14 @@ class BestModel:
         value = numbers.get(key)
         if value is None:
             if self._early_stop and not self._values and self._note is not None:
-                known = ", ".join(sorted(key.removeprefix("eval/") for key in numbers if key.startswith("eval/")))
-                wrong = f"--early_stop: expected a number of the evaluation ({known}), got {self._early_stop.metric!r}"
-                if not _LATE.fullmatch(self._early_stop.metric):
-                    raise ConfigError(f"{wrong}. Choose one of them.")
-                self._note(f"warning: {wrong}. Until an evaluation has it, nothing stops the training early.")
+                metric = self._early_stop.metric
+                known = sorted(key.removeprefix("eval/") for key in numbers if key.startswith("eval/"))
+                short = [name for name in known if "/" not in name]  # those of a set have these names, too
+                advice = did_you_mean(metric, known, f"There are {', '.join(short)}.", cutoff=0.7)
+                wrong = f"--early_stop: expected a number of the evaluation, got {metric!r}.{advice}"
+                if not _LATE.fullmatch(metric):
+                    raise ConfigError(wrong)
+                self._note(f"warning: {wrong} Until an evaluation has it, nothing stops the training early.")
                 self._note = None
             if self._values:
                 self._values.append((step, float("-inf")))

@@ -259,8 +259,8 @@ class TrainConfig(SourceConfig):
     """Continue the training in --out from its newest checkpoint, if one exists."""
     save_samples: int = 8
     """Episodes of each train step to keep in trajectories.jsonl, for `agentenv view`, `show` and `tokens show`: as many
-    whole groups as they fill, at least one; and as many of each evaluation, in eval/, always of the same tasks. 0 keeps
-    none."""
+    whole groups as they fill, at least one; and as many of each evaluation, in eval/, always of the same tasks, at
+    least one of each --eval_dataset. 0 keeps none."""
     save_samples_by: Literal["spread", "first", "random", "all"] = "spread"
     """Which groups to keep: half of them those with the widest spread of rewards and the others at random, both of
     the environments of a mixture in turn, also from step to step; the first, a random choice, or all of the train

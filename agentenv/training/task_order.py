@@ -55,7 +55,10 @@ class Curriculum(Protocol):
     """A function that weighs environments. It should depend on its argument alone: then a resumed training is exact."""
 
     def __call__(self, environments: Mapping[str, EnvStats]) -> Mapping[str, float]:
-        """Return a weight >= 0 for each environment by its name, not all 0; called before each train step."""
+        """Return a weight >= 0 for each environment by its name, not all 0.
+
+        It is called before the first groups are sampled, when there are none, and then before each train step.
+        """
 
 
 def spread(environments: Mapping[str, EnvStats]) -> dict[str, float]:
@@ -119,6 +122,7 @@ class CurriculumState:
 
         Raises:
             RunStopped: the curriculum raised an exception, or returned something else.
+            ConfigError: it did so before the first group.
         """
         for _, (env, stats) in sorted(self._new.items()):
             self.num_groups[env] = self.num_groups.get(env, 0) + 1
@@ -128,19 +132,22 @@ class CurriculumState:
             name: EnvStats(weight, self.num_groups.get(name, 0), tuple(self.recent.get(name, ())))
             for name, weight in self.given.items()
         }
-        advice = "Fix the function, and continue with --resume."
+        kind: type[ConfigError | RunStopped] = ConfigError
+        advice = "Fix the function: before the first step no environment has groups."
+        if self.num_groups:
+            kind, advice = RunStopped, "Fix the function, and continue with --resume."
         try:
             returned = self.curriculum(environments)
         except Exception as error:
             frame, told = traceback.extract_tb(error.__traceback__)[-1], str(error).removesuffix(".")
-            raise RunStopped(
+            raise kind(
                 f"{frame.filename}:{frame.lineno}: expected weights of environments for --curriculum, got "
                 f"{type(error).__name__}: {told}. {advice}"
             ) from error
         weights = dict(returned) if isinstance(returned, Mapping) else {}
         numbers = [value for value in weights.values() if isinstance(value, int | float) and 0 <= value < math.inf]
         if weights.keys() != self.given.keys() or len(numbers) < len(weights) or not any(numbers):
-            raise RunStopped(
+            raise kind(
                 f"--curriculum: expected a number >= 0 for each of {', '.join(self.given)}, not all 0, got "
                 f"{returned!r:.300}. {advice}"
             )
@@ -173,7 +180,7 @@ class TaskOrder:
         tasks: at least one; in a mixture each names its environment.
         seed: of the shuffling.
         weights: of the environments of a mixture, by name. Without any, all tasks are of one environment.
-        curriculum: changes the weights.
+        curriculum: changes the weights, also before the first group.
     """
 
     def __init__(
@@ -190,6 +197,7 @@ class TaskOrder:
         for task in tasks:
             self._tasks.setdefault(task.env if weights else "", []).append(task)
         self._curriculum = CurriculumState(curriculum, dict(weights)) if curriculum is not None and weights else None
+        self.update()
         self._orders: dict[tuple[str, int], list[int]] = {}
         self._places: dict[int, tuple[str, int]] = {}  # environment and position of each group's task
         self._drawn = dict.fromkeys(weights, 0)
@@ -233,7 +241,7 @@ class TaskOrder:
         """Let the curriculum change the weights.
 
         Raises:
-            RunStopped: it failed.
+            RunStopped: it failed; ConfigError before the first group.
         """
         if self._curriculum is not None:
             self.weights = self._curriculum.update()

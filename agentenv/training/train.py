@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import math
 import os
+import re
 import shlex
 import signal
 import sys
@@ -35,7 +36,7 @@ from agentenv.runs.display.progress import waiting
 from agentenv.runs.display.report import LastingStream, quiet_transformers
 from agentenv.runs.metrics import summarize
 from agentenv.runs.opening import open_runner
-from agentenv.runs.prepare import Job, Part, load_parts, load_tasks, prepare
+from agentenv.runs.prepare import Job, Part, load_parts, load_tasks, naming, prepare
 from agentenv.runs.records.directory import new_run_directory
 from agentenv.runs.records.tokenizer import keep_tokenizer
 from agentenv.runs.shutdown import then_end, until_signal
@@ -52,7 +53,7 @@ from agentenv.training.logs.samples import tasks_to_keep
 from agentenv.training.logs.screen import TrainScreen
 from agentenv.training.loop import Loop
 from agentenv.training.rollouts import FixedSamplingEngine, RolloutOptions, Rollouts
-from agentenv.training.task_order import load_curriculum
+from agentenv.training.task_order import CurriculumState, load_curriculum
 
 if TYPE_CHECKING:
     from agentenv.training.learner.learner import Learner
@@ -222,9 +223,10 @@ async def prepare_training(config: TrainConfig, rank_group: RankGroup | None = N
     for part in parts:
         await check_rows(part, job, complete)
     if config.curriculum is not None:
-        load_curriculum(config.curriculum)
+        curriculum = load_curriculum(config.curriculum)
         if not job.is_mixture:
             raise ConfigError("--curriculum: expected several --env with it, got one. Leave it out.")
+        CurriculumState(curriculum, {part.name: part.weight for part in parts if part.weight}).update()
     held_out = load_held_out(config, job)
     if job.grader is not None:
         job.grader.check([*job.tasks, *(task for tasks in held_out.values() for task in tasks)])
@@ -256,12 +258,15 @@ def load_held_out(config: TrainConfig, job: Job) -> dict[str, list[Task]]:
     held_out: dict[str, list[Task]] = {}
     for spec, (part, data), name in zip(config.eval_dataset, found, short, strict=True):
         own = part.config.with_flags(data=data, split=config.eval_split, limit=config.eval_limit)
-        try:
-            tasks = load_tasks(own, part.source)
-        except AgentEnvError as error:
-            message = str(error).replace("--data", "--eval_dataset").replace("--split", "--eval_split")
-            error.args = (message,)
-            raise
+        with naming(part.name):
+            try:
+                tasks = load_tasks(own, part.source)
+            except AgentEnvError as error:
+                message = str(error).replace("--data", "--eval_dataset").replace("--split", "--eval_split")
+                error.args = (
+                    re.sub(r"Set --\w+_key .*", "Name its columns as those of the training's data.", message),
+                )
+                raise
         name = spec.replace("/", "-") if short.count(name) > 1 else name
         if name in held_out:
             raise ConfigError(f"--eval_dataset: expected different sets, got {spec!r} twice. Leave one out.")

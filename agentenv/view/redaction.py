@@ -112,13 +112,14 @@ class Redaction:
         return PurePath(value.replace("\\", "/")).name
 
     def comparison(self, value: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer of `/api/diff` without it: without the flags that differ."""
+        """Return the answer of `/api/diff` without it: without the flags and files that differ."""
         if not self.paths:
             return dict(value)
         caveats = []
         for each in value["caveats"]:
             name, colon, _ = each["text"].partition(": ")
-            is_withheld = colon and name.startswith("--") and name[2:] not in _NAMES  # the values of that flag
+            is_flag = name.startswith("--") and name[2:] not in _NAMES
+            is_withheld = colon and (is_flag or name == "code")  # the values of that flag, or the names of files
             caveats.append({**each, "text": self.text(f"{name}: differs" if is_withheld else each["text"])})
         sides = {side: {**value[side], "name": self._name("out", value[side]["name"])} for side in ("a", "b")}
         return {**value, **sides, "changed": {}, "caveats": caveats}

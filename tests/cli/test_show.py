@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -157,6 +158,22 @@ def test_no_episode_is_told_and_so_is_a_folder_that_is_no_run(run, capsys, tmp_p
     code, _, errors = shown(capsys, tmp_path / "empty")
     assert code == 2
     assert "expected a run directory, got no config.json in it" in errors
+
+
+def test_an_environment_that_a_run_does_not_have_is_an_error_that_names_the_nearest(tmp_path, capsys):
+    with RunWriter.open(tmp_path / "run", {}) as writer:
+        for env in ("sorting", "dates"):
+            episode = record(f"{env}/0", ["A"], ["B"])
+            episode.task = replace(episode.task, env=env)
+            writer.append(episode)
+    for name, advice in (("sort", "Did you mean 'sorting'?"), ("xyz", "There are dates, sorting.")):
+        code, _, err = shown(capsys, tmp_path / "run", "--where", f"env={name}")
+        assert (code, advice in err) == (2, True)
+    assert "expected an environment of" in err
+    for text in ("env=dates reward>9", "env:xyz*"):
+        code, _, err = shown(capsys, tmp_path / "run", "--where", text)
+        assert (code, "none of the 2 episodes" in err) == (0, True)
+    assert shown(capsys, tmp_path / "run", "--where", "env=xyz or env=dates")[0] == 0
 
 
 def test_a_run_that_goes_on_is_read_and_a_torn_line_is_told(run, capsys):

@@ -25,8 +25,8 @@ def side(rewards, name="a", **values):
 
 
 def trajectory(task_id, number, reward, *, prompt="?", metadata=None, score=None, info=None, num_tokens=2):
-    """An episode of one turn; a reward of None is a failure of the infrastructure."""
-    task = Task(prompt, label="1", task_id=task_id, metadata=metadata or {})
+    """An episode of one turn, in a mixture of ENV/…; a reward of None is a failure of the infrastructure."""
+    task = Task(prompt, label="1", task_id=task_id, metadata=metadata or {}, env=task_id.rpartition("/")[0])
     found = Trajectory(task, 10**6, f"{task_id}/{number}", task_id)
     found.append_observation([1, 2])
     tokens = tuple(range(3, 3 + num_tokens))
@@ -39,9 +39,9 @@ def trajectory(task_id, number, reward, *, prompt="?", metadata=None, score=None
     return found
 
 
-def write_run(path, rewards, *, flags=None, resolved=None, **values):
+def write_run(path, rewards, *, flags=None, agent_file=None, **values):
     """Write a run directory whose tasks have these rewards, and return its path."""
-    with RunWriter.open(path, {"flags": flags or {}, "resolved": resolved or {}}) as writer:
+    with RunWriter.open(path, {"flags": flags or {}, "resolved": {}, "agent_file": agent_file or {}}) as writer:
         for task, row in rewards.items():
             for number, reward in enumerate(row):
                 writer.append(trajectory(task, number, reward, **values))

@@ -269,14 +269,31 @@ def test_entries_of_a_mixture_are_compared_by_key_and_how_they_are_trained_on_is
     assert found.changed == ({} if text else {"env.b.weight": (1, 2), "env.b.limit": (None, 9)})
 
 
+def test_of_a_mixture_only_the_environments_of_compared_episodes_count(tmp_path):
+    files = {"a.py": "1", "b.py": "1", "reward.py": "1", "curriculum.py": "1"}
+    flags = {"env": [{"env": "a.py", "name": "a"}, {"env": "b.py:B", "name": "b"}], "remote_rm_url": "reward.py"}
+    mended = {"env": [flags["env"][0], flags["env"][1] | {"limit": 2, "max_turns": 5}], "remote_rm_url": "reward.py"}
+    a = write_run(tmp_path / "a", {"a/t": [0.0], "b/t": [0.0]}, flags=flags, agent_file=files)
+    rows = {"a/t": [0.0], "b/t": [0.0], "b/u": [0.0]}
+    b = write_run(tmp_path / "b", rows, flags=mended, agent_file=files | {"b.py": "2", "curriculum.py": "2"})
+    assert [each.text for each in compare(a, b).refused] == [
+        "--env.b.max_turns: None in A, 5 in B",
+        "code: other content of b.py in B",
+        "1 task (b/u) only in B: left out",
+    ]
+    assert (compare(a, b, where="env=a").caveats, compare(a, b, where="env=a").changed) == ((), {})
+    c = write_run(tmp_path / "c", rows, flags=flags, agent_file=files | {"reward.py": "2"})
+    assert [each.text for each in compare(a, c, where="env=a").refused] == ["code: other content of reward.py in B"]
+
+
 @pytest.mark.parametrize("limits", [{}, {"max_turns": 3, "max_length": 99}])
 def test_limits_that_earlier_versions_stored_in_all_entries_of_a_mixture_are_no_difference(tmp_path, limits):
     entries = [{"env": "a.py", "name": "a"}, {"env": "b.py", "name": "b", **limits}]
     old = [{"max_turns": 16, "max_length": 2048, **each} for each in entries]
     if limits:
         old[1] |= {"max_turns": 4}
-    a = write_run(tmp_path / "a", {"a/t": [0.0]}, flags={"env": old})
-    b = write_run(tmp_path / "b", {"a/t": [0.0]}, flags={"env": entries})
+    a = write_run(tmp_path / "a", {"a/t": [0.0], "b/t": [0.0]}, flags={"env": old})
+    b = write_run(tmp_path / "b", {"a/t": [0.0], "b/t": [0.0]}, flags={"env": entries})
     given = "--env.b.max_turns: 4 in A, 3 in B" if limits else None
     assert [each.text for each in compare(a, b).refused] == [given] * bool(limits)
     assert len(compare(b, a).refused) == bool(limits)
@@ -302,12 +319,10 @@ def test_intervals_of_shares_end_where_shares_do(cluster):
     assert beyond.difference.ci95_high > 1.0
 
 
-def test_other_data_is_said_by_its_digest_and_by_the_tasks_that_differ(tmp_path):
+def test_other_data_is_said_by_the_tasks_that_differ(tmp_path):
     rows = {"1": [0.0], "2": [1.0]}
-    a = write_run(tmp_path / "a", rows, resolved={"tasks": "2 tasks, aa"})
-    b = write_run(tmp_path / "b", rows, resolved={"tasks": "2 tasks, bb"}, prompt="another")
+    a, b = write_run(tmp_path / "a", rows), write_run(tmp_path / "b", rows, prompt="another")
     assert [(each.kind, each.text) for each in compare(a, b).refused] == [
-        ("data", "data: 2 tasks, aa in A, 2 tasks, bb in B"),
         ("data", "2 tasks (1, 2) with another prompt or label in B"),
     ]
 
@@ -421,6 +436,19 @@ def test_a_run_is_compared_with_the_evaluation_of_a_training(tmp_path):
     assert compare(run, training).are_identical
 
 
+@pytest.mark.parametrize("where", ["env=x", "task:x/*"])
+def test_one_environment_or_set_of_evaluations_is_compared(tmp_path, where):
+    both = [{f"{env}/{task}": row for env in "xy" for task, row in rows.items()} for rows in (BEFORE, AFTER)]
+    both[1] |= {f"y/{task}": row for task, row in BEFORE.items()}
+    entries = [{"name": "x", "env": "x.py"}, {"name": "y", "env": "y.py", "max_turns": 2}]
+    a = write_training(tmp_path / "a", {0: both[0], 9: both[1]}, flags={"env": entries})
+    found = compare(a, where=where)
+    assert (found.verdict, found.difference.num_tasks, found.a.num_episodes) == ("better", 12, 24)
+    b = write_training(tmp_path / "b", {9: both[1]}, flags={"env": [entries[0], entries[1] | {"max_turns": 3}]})
+    assert [each.text for each in compare(a, b).refused] == ["--env.y.max_turns: 2 in A, 3 in B"]
+    assert compare(a, b, where=where).refused == ()
+
+
 def test_the_last_line_of_a_step_counts(tmp_path):
     run = write_training(tmp_path / "a", {0: BEFORE, 2: AFTER})
     write_again = write_training(tmp_path / "b", {2: BEFORE})
@@ -433,8 +461,10 @@ def test_a_training_without_such_an_evaluation_is_refused(tmp_path):
     run = write_training(tmp_path / "a", {0: BEFORE, 2: AFTER})
     with pytest.raises(ConfigError, match=r"a@1: expected a train step with an evaluation, got those of steps 0, 2"):
         compare(f"{run}@1", run)
-    with pytest.raises(ConfigError, match=r"^--where: expected runs, got an evaluation, .*a@2"):
-        compare(run, run, where="reward<1")
+    with pytest.raises(ConfigError, match=r"^--where: expected a filter by task or env, got a text, reward\. .*a@2\.$"):
+        compare(run, run, where='env=x reward<1 "text"')
+    with pytest.raises(ConfigError, match=r"^--where: expected a filter that keeps .*a@2, got none of 24\."):
+        compare(run, run, where="env=x")
     with pytest.raises(ConfigError, match="expected two runs, or a training with two evaluations, got one run with 0"):
         compare(write_run(tmp_path / "b", BEFORE))
     with pytest.raises(ConfigError, match="got those of steps none"):

@@ -8,7 +8,7 @@ import pytest
 import agentenv
 from agentenv import ScriptedEngine, read_trajectories
 from agentenv.cli.flags import parse
-from agentenv.errors import ConfigError
+from agentenv.errors import ConfigError, DataError
 from agentenv.runs.config import RunConfig
 from agentenv.runs.mixture import MixtureEntry, is_plain, read_entries, source_name
 from tests.drivers import command, write_rows
@@ -264,6 +264,11 @@ def test_failures_are_counted_for_their_environment(place):
             {"data": None},
             "environment Short: --data: expected tasks, got none. Add --data FILE.jsonl or a built-in name; write",
         ),
+        (
+            {"data": "b.jsonl"},
+            "environment Short: b.jsonl, line 1: expected key 'prompt', got keys ['question', 'id']. Set `prompt_key` "
+            "in its entry to one of them.",
+        ),
         ({"env": "envs.py:NoTurns"}, "environment NoTurns: --max_turns: expected an integer >= 1, got 0"),
     ],
 )
@@ -271,7 +276,7 @@ def test_an_error_of_one_environment_names_it(place, entry, expected):
     (place / "envs.py").write_text(ENVS + "\n\nclass NoTurns(Once):\n    max_turns = 0\n")
     short = {"env": "envs.py:Short", "data": "a.jsonl"} | entry
     short = {key: value for key, value in short.items() if value is not None}
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises((ConfigError, DataError)) as raised:
         agentenv.rollout(["math_retry", short], progress="none")
     assert str(raised.value).startswith(expected)
 

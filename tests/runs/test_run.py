@@ -177,7 +177,7 @@ def test_a_file_that_was_fixed_before_a_resume_is_reported_and_kept_once(place, 
     mended.write_text(f"{mended.read_text()}\n# mended\n")
     capsys.readouterr()
     assert command(resume()) == 0
-    assert "changed on resume: the file of the agent" in capsys.readouterr().err
+    assert f"changed on resume: {mended.name}; episodes from here" in capsys.readouterr().err
     config = json.loads((place / "out/config.json").read_text())
     assert config["changed"] == [[config["changed"][0][0], config["config"]["agent_file"]]]
     assert command(resume()) == 0

@@ -114,10 +114,22 @@ def test_it_stops_after_so_many_evaluations_that_are_not_better_than_the_best(tm
     assert bool(BestModel(tmp_path, lines, early_stop).end_reason) == stops, "a resumed training knows"
 
 
-def test_a_metric_that_evaluations_do_not_have_is_an_error_that_names_theirs(tmp_path):
-    best = BestModel(tmp_path, early_stop=EarlyStop.parse("acuracy:2"))
-    with pytest.raises(ConfigError, match=r"\(pass@1, score\), got 'acuracy'. Choose one"):
-        best.add(0, {"eval/score": 0.5, "eval/pass@1": 0.5})
+@pytest.mark.parametrize(
+    ("metric", "advice"),
+    [
+        ("loss", "There are pass@1, score."),
+        ("socre", "Did you mean 'score'?"),
+        ("acuracy", "Did you mean 'info/accuracy'?"),
+    ],
+)
+def test_a_metric_that_evaluations_do_not_have_is_an_error_that_names_theirs(tmp_path, metric, advice):
+    best = BestModel(tmp_path, early_stop=EarlyStop.parse(f"{metric}:2"))
+    with pytest.raises(ConfigError) as raised:
+        best.add(0, {f"eval/{name}": 0.5 for name in ("score", "pass@1", "info/accuracy", "set/held/score")})
+    assert str(raised.value) == f"--early_stop: expected a number of the evaluation, got {metric!r}. {advice}"
+
+
+def test_an_early_stop_has_a_metric_and_a_patience():
     for form in ("score", "score:", ":3", "score:0", "score:1.5", ""):
         with pytest.raises(ConfigError, match="--early_stop: expected METRIC:PATIENCE"):
             EarlyStop.parse(form)
@@ -132,7 +144,7 @@ def test_an_evaluation_without_the_metric_is_no_improvement_and_before_its_first
     for step in range(4):
         assert not best.add(step, {"eval/num_failed": 0.0})
     (told,) = notes
-    assert f"warning: --early_stop: expected a number of the evaluation (num_failed), got {metric!r}" in told
+    assert f"warning: --early_stop: expected a number of the evaluation, got {metric!r}. There are num_failed." in told
     assert best.end_reason == ""
     evaluated(best, 0.4, first=4, key=f"eval/{metric}")
     assert not best.add(5, {"eval/num_failed": 0.0})

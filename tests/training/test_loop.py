@@ -448,7 +448,11 @@ def test_the_samples_of_a_mixture_are_of_its_environments_and_sets_in_turn():
     )
     assert len({tuple(chosen[at : at + 3]) for at in (0, 3, 6)}) > 1, "not always in the same order"
     sets = {env: [Task("?", task_id=f"{env}/{index}") for index in range(num)] for env, num in (("a", 40), ("b", 1))}
-    assert {each[0] for each in tasks_to_keep(sets, config)} == {"a", "b"}
+    for by in ("spread", "first"):
+        few, many = (tasks_to_keep(sets, config.with_flags(save_samples=num, save_samples_by=by)) for num in (1, 9))
+        assert sorted(each[0] for each in few) == ["a", "b"], "one of each, although one task would fill --save_samples"
+        assert few < many
+        assert len(many) == 9
 
 
 @pytest.mark.long

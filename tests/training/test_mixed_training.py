@@ -151,12 +151,20 @@ def test_an_episode_passes_by_the_score_range_of_its_own_environment(place, is_m
             ["--eval_dataset", "Letters=tasks.jsonl", "--eval_steps", 1, "--early_stop", "set/tasks/score:2"],
             "--early_stop: expected no `set/` with one set, got 'set/tasks/score'.",
         ),
+        (
+            ["--eval_dataset", "Letters=other.jsonl"],
+            "environment Letters: other.jsonl, line 1: expected key 'prompt', got keys ['question']. Name its columns "
+            "as those of the training's data.",
+        ),
         (["--data", "tasks.jsonl"], "--data: expected one --env with it"),
         (["--curriculum", "spraed"], "--curriculum: expected spread or FILE.py:name, got 'spraed'"),
+        (["--curriculum", "mine.py:mine"], "mine.py:2: expected weights of environments for --curriculum, got NameErr"),
     ],
 )
 def test_what_does_not_fit_a_mixture_is_refused_before_anything_is_written(place, capfd, more, expected):
     (place / "env.jsonl").write_bytes((place / "tasks.jsonl").read_bytes())
+    (place / "other.jsonl").write_text('{"question": "ok"}\n')
+    (place / "mine.py").write_text("def mine(environments):\n    return wieghts\n")
     assert command(mixed(*more)) == 2
     assert expected in capfd.readouterr().err
     assert not (place / "out").exists()

@@ -335,13 +335,13 @@ async def test_a_checkpoint_holds_graded_groups_which_are_not_graded_again():
 async def test_a_curriculum_sees_the_groups_and_weighs_the_environments_of_the_next_step():
     seen = []
 
-    def only_b(environments):
+    def first_a(environments):
         seen.append({name: [group.reward for group in stats.groups] for name, stats in environments.items()})
-        return {"a": 0.0, "b": 1.0}
+        return {"a": float(len(seen) == 1), "b": float(len(seen) > 1)}
 
     tasks = [Task("q", label="x", task_id=f"{env}{index}", env=env) for env in "ab" for index in range(9)]
-    rollouts = make_rollouts(tasks, batch_groups=4, weights={"a": 1.0, "b": 1.0}, curriculum=only_b)
+    rollouts = make_rollouts(tasks, batch_groups=4, weights={"a": 1.0, "b": 1.0}, curriculum=first_a)
     first, second = await steps(rollouts, 2)
-    assert {group.trajectories[0].task.env for group in first} == {"a", "b"}
+    assert {group.trajectories[0].task.env for group in first} == {"a"}
     assert {group.trajectories[0].task.env for group in second} == {"b"}
-    assert seen[0] == {"a": [1.0, 1.0], "b": [1.0, 1.0]}
+    assert seen[:2] == [{"a": [], "b": []}, {"a": [1.0] * 4, "b": []}]

@@ -109,11 +109,11 @@ def test_the_timing_of_groups_does_not_change_what_a_curriculum_sees():
         for number in numbers:
             order.observe(number, group(tasks[number], 0.0, float(number)))
         order.update()
-    assert seen[0] == seen[1]
-    assert [(each.reward, each.score, each.spread) for each in seen[0].groups] == [
+    assert seen[:2] == seen[2:]
+    assert [(each.weight, each.num_groups) for each in seen[:2]] == [(1.0, 0), (1.0, 3)]
+    assert [(each.reward, each.score, each.spread) for each in seen[1].groups] == [
         (0.0, 0.0, 0.0), (0.5, 0.5, 0.5), (1.0, 1.0, 1.0)
     ]  # fmt: skip
-    assert (seen[0].weight, seen[0].num_groups) == (1.0, 3)
 
 
 def test_spread_prefers_environments_whose_groups_differ_and_leaves_none_out():
@@ -132,7 +132,10 @@ def test_spread_prefers_environments_whose_groups_differ_and_leaves_none_out():
 
 @pytest.mark.parametrize("made", [{}, {"a": 1.0}, {"a": -1.0, "b": 1.0}, {"a": 0, "b": 0}, {"a": "1", "b": 1}, None])
 def test_a_curriculum_that_returns_something_else_stops_the_training(made):
-    order = order_of({"a": 1.0, "b": 1.0}, curriculum=lambda stats: made)
+    with pytest.raises(ConfigError, match="--curriculum: expected"):
+        order_of({"a": 1.0, "b": 1.0}, curriculum=lambda stats: made)
+    order = order_of({"a": 1.0, "b": 1.0}, curriculum=lambda stats: made if stats["a"].groups else {"a": 1.0, "b": 0})
+    order.observe(0, group(order.task(0), 0.0))
     with pytest.raises(RunStopped, match="--curriculum: expected"):
         order.update()
 
@@ -143,11 +146,9 @@ def test_a_curriculum_is_found_by_name_and_in_a_file(tmp_path):
         "def raises(environments):\n    return {name: 1 / stats.num_groups for name, stats in environments.items()}\n"
     )
     order = order_of({"a": 1.0, "b": 1.0}, curriculum=load_curriculum(f"{tmp_path}/mine.py:only_a"))
-    order.update()
     assert {order.task(number).env for number in range(5)} == {"a"}
-    order = order_of({"a": 1.0}, curriculum=load_curriculum(f"{tmp_path}/mine.py:raises"))
-    with pytest.raises(RunStopped, match=r"/mine\.py:4: expected weights of environments for --curriculum, got Zero"):
-        order.update()
+    with pytest.raises(ConfigError, match=r"/mine\.py:4: expected weights of environments for --curriculum, got Zero"):
+        order_of({"a": 1.0}, curriculum=load_curriculum(f"{tmp_path}/mine.py:raises"))
     assert load_curriculum("spread") is spread
     for wrong, expected in (("spraed", "Did you mean 'spread'"), (f"{tmp_path}/mine.py:nothing", "--curriculum: ")):
         with pytest.raises(ConfigError, match=expected):

@@ -347,7 +347,7 @@ def test_changes_on_resume_are_on_the_screen_and_the_directory_has_the_flags_in_
     more = ["--resume", "--max_train_steps", 2, "--actor_learning_rate", 0.5, "--rollout_batch_size", 2]
     capfd.readouterr()
     assert command(flags(*more)) == 0
-    changes = "--max_train_steps 1 → 2, --actor_learning_rate 0.01 → 0.5, the agent's file"
+    changes = "--max_train_steps 1 → 2, --actor_learning_rate 0.01 → 0.5, env.py"
     assert f"changed on resume, from step 2 on: {changes}" in capfd.readouterr().err.splitlines()
     document = json.loads((place / "out/config.json").read_text())
     assert document["config"]["flags"]["actor_learning_rate"] == 0.5

@@ -346,11 +346,18 @@ def test_runs_are_found_in_a_folder_by_name_or_as_the_newest(tmp_path, monkeypat
 
 def test_redaction_leaves_out_the_folders_of_runs_with_the_same_name(tmp_path):
     folders = [
-        write_run(tmp_path / part / "run", episode(), flags={"env_kwargs": {"key": f"secret {part}"}})
+        write_run(
+            tmp_path / part / "run", episode(), flags={"env_kwargs": {"key": f"secret {part}", "by": "secret/by.py"}}
+        )
         for part in ("one", "two")
     ]
+    for folder in folders:
+        config = json.loads((folder / "config.json").read_text())
+        config["config"]["agent_file"] = {"secret/by.py": folder.parent.name}
+        (folder / "config.json").write_text(json.dumps(config))
     meta = written(tmp_path / "out.html", *folders, redaction=Redaction(paths=True))[2]
-    assert meta["diffs"]
+    (texts,) = {tuple(each["text"] for each in found["value"]["caveats"]) for found in meta["diffs"]}
+    assert texts == ("--env_kwargs: differs", "code: differs")
     assert str(tmp_path) not in json.dumps(meta)
     assert "secret" not in json.dumps(meta)
     assert [run["name"] for run in meta["runs"]] == ["…/run", "…/run"]

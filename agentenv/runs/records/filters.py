@@ -99,6 +99,27 @@ class EpisodeFilter:
         """The columns that it reads."""
         return {term.column for choice in self.terms for term in choice if term.column}
 
+    @property
+    def environments(self) -> list[str]:
+        """The values of `env=`."""
+        terms = [term for choice in self.terms for term in choice if term.column == "env" and not term.negated]
+        return [term.value for term in terms if term.operator == "="]
+
+    def keeps_task(self, task_id: str, env: str, where: str) -> bool:
+        """Return True for a task that the filter keeps.
+
+        Raises:
+            ConfigError: the filter reads more than the task's id and environment; `where` is what has no more.
+        """
+        row = {"task_id": task_id, "env": env or None}
+        others = {term.column or "a text" for choice in self.terms for term in choice} - row.keys()
+        if others:
+            raise ConfigError(
+                f"--where: expected a filter by task or env, got {', '.join(sorted(others))}. "
+                f"No more is kept of the episodes of {where}."
+            )
+        return all(any(term.holds([row[term.column]]) for term in choice) for choice in self.terms)
+
     def matches(self, trajectory: Trajectory, group_rewards: Sequence[float] = ()) -> bool:
         """Return True for an episode that the filter keeps; `group_rewards` are the rewards of its group."""
         row = episode_row(trajectory)

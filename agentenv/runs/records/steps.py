@@ -95,6 +95,7 @@ def train_row(
 def evaluation_row(step: int, summaries: Sequence[Summary]) -> dict[str, Any]:
     """Return the line of an evaluation at a train step, with all its episodes by task; fields are `EVAL_FIELDS`."""
     groups: dict[str, list[list[Any]]] = {}
+    envs = {each.group_id: {"env": each.env} if each.env else {} for each in summaries}
     for each in summaries:
         stop = each.stop_reason.value if each.stop_reason else None
         facts = [each.episode_id, each.reward, each.score, stop, each.error_kind, each.num_action_tokens]
@@ -104,7 +105,7 @@ def evaluation_row(step: int, summaries: Sequence[Summary]) -> dict[str, Any]:
         "kind": "eval",
         "step": step,
         "episode_fields": EVAL_FIELDS,
-        "groups": [{"group_id": key, "episodes": sorted(rows)} for key, rows in sorted(groups.items())],
+        "groups": [{"group_id": key, **envs[key], "episodes": sorted(rows)} for key, rows in sorted(groups.items())],
     }
 
 

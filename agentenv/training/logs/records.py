@@ -14,7 +14,7 @@ from agentenv.errors import ConfigError
 from agentenv.runs.config import today
 from agentenv.runs.metrics import Tally
 from agentenv.runs.mixture import without_added_limits
-from agentenv.runs.prepare import code_digest
+from agentenv.runs.prepare import changed_files, code_digests
 from agentenv.runs.records.directory import CONFIG, RunWriter, describe_change, read_config
 from agentenv.runs.records.index import TRAJECTORIES
 from agentenv.runs.records.steps import STEPS, cut_steps
@@ -62,7 +62,11 @@ def open_records(
         ConfigError: the folder holds a training run without --resume, or another training run.
     """
     flags = config.to_dict()
-    stored = {"flags": flags, "resolved": dict(resolved), "agent_file": code_digest(config.episodes, config.curriculum)}
+    stored = {
+        "flags": flags,
+        "resolved": dict(resolved),
+        "agent_file": code_digests(config.episodes, config.curriculum),
+    }
     free = ["agent_file", *(f"flags.{name}" for name in flags if name not in FIXED_ON_RESUME)]
     if (out / METRICS).exists() and not config.resume:
         raise ConfigError(f"{out}: expected no training there, got one. Resume it with --resume, or use another --out.")
@@ -140,13 +144,12 @@ def _report_changes(out: Path, now: Mapping[str, Any], step: int, note: Callable
         for name, value in now["flags"].items()
         if name in before and before[name] != value and name not in UNREPORTED
     }
-    if was.get("agent_file", now["agent_file"]) != now["agent_file"]:
+    if files := changed_files(was.get("agent_file"), now["agent_file"]):
         changed["agent_file"] = [was["agent_file"], now["agent_file"]]
     if not changed:
         return
     changes = ", ".join(
-        "the agent's file" if name == "agent_file" else f"--{name} {old} → {new}"
-        for name, (old, new) in changed.items()
+        ", ".join(files) if name == "agent_file" else f"--{name} {old} → {new}" for name, (old, new) in changed.items()
     )
     note(f"changed on resume, from step {step + 1} on: {changes}")
     history = [*document.get("changed", []), {"from_step": step + 1, "was_and_is": changed}]

@@ -91,8 +91,8 @@ def cut_samples(folder: Path) -> None:
 def tasks_to_keep(sets: Mapping[str, Sequence[Task]], config: TrainConfig) -> frozenset[str]:
     """Return the ids of the held-out tasks whose episodes are kept, the same at each evaluation.
 
-    These are as many as --save_samples episodes fill, at least one: the first with --save_samples_by first, all with
-    `all`, otherwise a choice at random, of the sets in turn, that depends on --seed only.
+    These are as many as --save_samples episodes fill, of the sets in turn, at least one of each: the first with
+    --save_samples_by first, all with `all`, otherwise a choice at random that depends on --seed only.
     """
     names = {task.task_id: name for name, tasks in sets.items() for task in tasks}
     ids = list(names)
@@ -100,9 +100,8 @@ def tasks_to_keep(sets: Mapping[str, Sequence[Task]], config: TrainConfig) -> fr
         return frozenset()
     if config.save_samples_by in ("spread", "random"):
         random.Random(config.seed).shuffle(ids)
-        ids = _in_turn(ids, names)
-    num = len(ids) if config.save_samples_by == "all" else -(-config.save_samples // config.eval_n_samples_per_prompt)
-    return frozenset(ids[:num])
+    num = max(len(sets), -(-config.save_samples // config.eval_n_samples_per_prompt))
+    return frozenset(ids if config.save_samples_by == "all" else _in_turn(ids, names)[:num])
 
 
 def keep_evaluation(folder: Path, step: int, episodes: Sequence[Trajectory]) -> None:
