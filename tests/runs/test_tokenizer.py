@@ -6,6 +6,7 @@ import pytest
 
 import agentenv
 from agentenv.engines.models import load_stop_token_ids, load_tokenizer, resolve_model
+from agentenv.engines.scripted import PlainTextTokenizer
 from agentenv.errors import ConfigError
 from agentenv.runs.records.directory import RunWriter, read_config
 from agentenv.runs.records.tokenizer import keep_tokenizer
@@ -72,3 +73,10 @@ def test_a_run_of_a_given_engine_is_read_with_its_tokenizer_or_with_none(tmp_pat
     for load in (lambda: load_run_tokenizer(tmp_path / "run"), lambda: load_texts(viewed)):
         with pytest.raises(ConfigError, match="Pass --tokenizer"):
             load()
+
+
+def test_a_run_that_starts_again_without_episodes_keeps_the_tokenizer_of_its_own_model(tmp_path):
+    for text in ("failed", "right"):
+        with RunWriter.open(tmp_path / "run", {"flags": {}}):
+            keep_tokenizer(tmp_path / "run", PlainTextTokenizer(text), ())
+    assert load_run_tokenizer(tmp_path / "run").chat_template == "right"
