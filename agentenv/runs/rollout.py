@@ -248,8 +248,6 @@ def _records_shown(log_level: str) -> Iterator[None]:
 
 def _config(env: Any, data: Any, engine: str | Engine, flags: dict[str, Any]) -> RunConfig:
     """Return the config of a rollout with these arguments."""
-    if isinstance(data, Task | Mapping):
-        raise ConfigError(f"data: expected a list of rows, got one, {brief(data, 80)}. Put it in a list.")
     if isinstance(env, type):
         flags["env"] = f"{env.__module__}:{env.__qualname__}"
     elif env is not None and not isinstance(env, str | PathLike | Sequence):
