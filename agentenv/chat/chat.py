@@ -519,9 +519,11 @@ class Chat:
 @functools.cache
 def stop_token_ids_of(model: str, *, may_download: bool = False) -> tuple[int, ...]:
     """Return the stop ids in a model's generation config, where engines end a turn; empty if it has none."""
+    if not model:  # that of an engine that was given
+        return ()
     folder = Path(model).expanduser()
     try:
-        if model and folder.is_dir():  # read the JSON directly: importing transformers takes seconds
+        if folder.is_dir():  # read the JSON directly: importing transformers takes seconds
             ids = json.loads((folder / "generation_config.json").read_bytes()).get("eos_token_id")
         else:
             from transformers import GenerationConfig

@@ -54,6 +54,8 @@ def read_tasks(
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"--limit: expected a number of tasks >= 1, got {limit}. Leave it out for all of them.")
+    if isinstance(spec, Task | Mapping):
+        raise ConfigError(f"data: expected a list of rows, got one, {brief(spec, 80)}. Put it in a list.")
     tasks: list[Task] = []
     taken: dict[str, str] = {}  # the row that gave itself the id, empty for a number, by id
     rows = read_rows(spec, split, builtin) if isinstance(spec, str) else _numbered("data", spec)

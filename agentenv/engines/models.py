@@ -73,11 +73,15 @@ def _training(path: Path) -> str | None:
 def _tokenizer_class(folder: Path) -> Any:
     """Return the class that AutoTokenizer would choose for a folder if it is obvious, otherwise AutoTokenizer.
 
-    Importing AutoTokenizer imports torch, which takes seconds.
+    That of scripted runs is not known there. Importing AutoTokenizer imports torch, which takes seconds.
     """
+    asked = _read_json(folder / "tokenizer_config.json")
+    if asked.get("tokenizer_class") == "PlainTextTokenizer":
+        from agentenv.engines.scripted import PlainTextTokenizer  # `agentenv list` reads names only
+
+        return PlainTextTokenizer
     import transformers
 
-    asked = _read_json(folder / "tokenizer_config.json")
     is_plain = hasattr(transformers, "TokenizersBackend") and "auto_map" not in asked
     if is_plain and (folder / "tokenizer.json").is_file():
         config = _read_json(folder / "config.json")

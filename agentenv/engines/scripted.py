@@ -16,6 +16,7 @@ import sys
 from array import array
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from agentenv.chat.chat import text_of
@@ -37,6 +38,9 @@ _NAMES = {i: name for name, i in _SPECIALS.items()}
 _HANDLER = "agentenv.engines.scripted"
 _SPLIT = re.compile(f"({re.escape(CLOSE)}|{re.escape(OPEN)})")
 NUM_TOKENS = _FIRST_SPECIAL + len(_SPECIALS)
+PLAIN_TEXT = b'{"tokenizer_class": "PlainTextTokenizer"}'
+"""`tokenizer.json` of a kept PlainTextTokenizer, which has no vocabulary to write."""
+_CONFIG = "tokenizer_config.json"
 _CODE = next(code for code in "IL" if array(code).itemsize == 4)
 _UTF_32 = f"utf-32-{sys.byteorder[0]}e"
 
@@ -216,6 +220,18 @@ class PlainTextTokenizer:
         self.chat_template: Any = chat_template
         self.all_special_ids = list(_SPECIALS.values())
         self.added_tokens_decoder = _NAMES
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> PlainTextTokenizer:
+        """Load what `save_pretrained` wrote."""
+        return cls(json.loads((Path(folder) / _CONFIG).read_text("utf-8"))["chat_template"])
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write which tokenizer this is, for readers of a run."""
+        Path(folder).mkdir(parents=True)
+        (Path(folder) / "tokenizer.json").write_bytes(PLAIN_TEXT)
+        config = {**json.loads(PLAIN_TEXT), "chat_template": self.chat_template}
+        (Path(folder) / _CONFIG).write_text(json.dumps(config), "utf-8")
 
     def __len__(self) -> int:
         """Return the size of the vocabulary."""

@@ -139,7 +139,8 @@ def rollout(
         env: a class, an installed name, module:Attr or path/file.py[:Attr]; or a list of environments, each a text as
             for `--env` or an entry as a dict.
         data: a name, a file, a Hugging Face dataset, or rows: mappings or Tasks. Default: the environment's own data.
-        engine: name of the engine, or an engine, which stays open. Its `tokenizer`, if any, replaces the model's.
+        engine: name of the engine, or an engine, which stays open. Its `tokenizer`, if any, replaces the model's;
+            `config.json` then names a model only if you pass one.
         flags: every flag of `agentenv run` by its name: `model`, `n`, `max_turns`, `temperature`, `progress`, … With
             `out`, the run directory is written; without it, none. `group_reward` may also be a function, a reward, or
             settings as a dict.
@@ -247,8 +248,6 @@ def _records_shown(log_level: str) -> Iterator[None]:
 
 def _config(env: Any, data: Any, engine: str | Engine, flags: dict[str, Any]) -> RunConfig:
     """Return the config of a rollout with these arguments."""
-    if isinstance(data, Task | Mapping):
-        raise ConfigError(f"data: expected a list of rows, got one, {brief(data, 80)}. Put it in a list.")
     if isinstance(env, type):
         flags["env"] = f"{env.__module__}:{env.__qualname__}"
     elif env is not None and not isinstance(env, str | PathLike | Sequence):
@@ -257,6 +256,8 @@ def _config(env: Any, data: Any, engine: str | Engine, flags: dict[str, Any]) ->
         flags["env"] = env
     if isinstance(data, str | PathLike):
         flags["data"] = data
+    if not isinstance(engine, str) and engine.tokenizer is not None:
+        flags.setdefault("model", "")  # readers would decode with the default model's tokenizer
     config = RunConfig.from_flags(**flags, engine=engine if isinstance(engine, str) else "scripted")
     if config.output.view:
         raise ConfigError("view: expected a flag of `rollout`, got one of the command. Call `Run.view` on the result.")

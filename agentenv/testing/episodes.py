@@ -8,7 +8,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -46,9 +46,9 @@ class Setup:
     policy: Policy = ("",)
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the environment's constructor."""
-    data: str | Path | Sequence[Task] | Task | None = None
-    """Tasks, one task, a file or built-in data; None: the first data that comes with the environment, or else an empty
-    user's message without a label."""
+    data: str | Path | Iterable[Mapping[str, Any] | Task] | Task | None = None
+    """Rows or tasks in a list, one task, a file or built-in data; None: the first data that comes with the environment,
+    or else an empty user's message without a label."""
     seed: int = 0
     """Seed of the run, for environments and sampling, as in `agentenv run --seed`."""
     tokenizer: Tokenizer | None = None
@@ -82,14 +82,12 @@ class Setup:
         own: Mapping[str, str | Path] = getattr(source, "datasets", {})
         if isinstance(self.data, Task):
             tasks: Sequence[Task] = [self.data]
-        elif self.data is not None and not isinstance(self.data, str | Path):
-            tasks = list(self.data)[:limit]
         elif self.data is None and not own:
             tasks = [Task([{"role": "user", "content": ""}])]
         else:
             needs_label = bool(getattr(getattr(source, "cls", None), "needs_label", True))
-            data = TaskSource(None if self.data is None else str(self.data))
-            tasks = data.read(own, needs_label=needs_label, limit=limit)
+            data, rows = (str(self.data), None) if isinstance(self.data, str | Path) else (None, self.data)
+            tasks = TaskSource(data).read(own, needs_label=needs_label, limit=limit, rows=rows)
         tasks = [in_messages(task) for task in tasks] if self.as_messages else tasks
         if isinstance(self.env, str) and (found := load_func_agent(self.env)) is not None:
             tasks = [found[0].as_given(task, self.chat()) for task in tasks]

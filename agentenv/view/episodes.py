@@ -234,7 +234,9 @@ def read_heads(run: ViewedRun, places: Iterable[Place]) -> list[dict[str, Any]]:
 
 
 def head_of(episode: bytes) -> dict[str, Any]:
-    """Return the beginning of the prompt, label, last action and info of an episode, each text cut.
+    """Return what the prompt asks, label, last action and info of an episode, each text cut.
+
+    That is its last message of a user, as tasks share their system message; or all of it without one.
 
     Raises:
         DataError: the value is not that of an episode.
@@ -243,9 +245,10 @@ def head_of(episode: bytes) -> dict[str, Any]:
     try:
         task, turns = values["task"], values["turns"]
         result = turns[-1]["result"] if turns else None
-        label = task["label"]
+        label, prompt = task["label"], values["prompt"] or task["prompt"]
+        asked = [] if isinstance(prompt, str) else [text_of(each) for each in prompt if each.get("role") == "user"]
         return {
-            "prompt": texts_of(values)[0][:HEAD_CHARS],
+            "prompt": (asked[-1] if asked else texts_of(values)[0])[:HEAD_CHARS],
             "label": None if label is None else str(label)[:HEAD_CHARS],
             "last_action": turns[-1]["action"][:HEAD_CHARS] if turns else None,
             "info": {

@@ -209,12 +209,11 @@ def _group(file: _FileRun, group: str) -> bytes:
     episodes = read_episodes(file.run, places, texts, learned=file.learned.of, change=shortened)
     file.table |= episodes.texts
     heads = file.heads[group] = read_heads(file.run, places)
-    for number, head in enumerate(heads):
+    for head in heads:
         if "error" in head:
             head["error"] = file.redaction.text(head["error"])
             continue
         head["info"] = file.redaction.info(head["info"], head["label"])
-        head["prompt"] = None if number else head["prompt"]  # siblings have the same task
         head["label"] = None if file.redaction.labels else head["label"]
     return _packed(b'{"episodes":[' + b",".join(episodes.entries) + b"]}")
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from agentenv._util.paths import PACKAGE
 from agentenv.chat.token_text import token_texts
+from agentenv.engines.scripted import PLAIN_TEXT, PlainTextTokenizer
 from agentenv.errors import ConfigError
 from agentenv.view.viewed import ViewedRun
 
@@ -32,12 +33,18 @@ class TokenTexts:
 
         try:
             content = path.read_bytes()
-            backend = tokenizers.Tokenizer.from_buffer(content)
+            backend: Any
+            if content == PLAIN_TEXT:
+                backend = PlainTextTokenizer()
+                added = backend.added_tokens_decoder
+            else:
+                backend = tokenizers.Tokenizer.from_buffer(content)
+                added = backend.get_added_tokens_decoder()
         except Exception as error:  # the package raises the base class
             raise ConfigError(f"{path}: expected a tokenizer, got {error}. Pass --tokenizer.") from error
         self.path = path
         self.sha256 = hashlib.sha256(content).hexdigest()
-        self.special_ids = frozenset(backend.get_added_tokens_decoder())
+        self.special_ids = frozenset(added)
         """Ids of added tokens, such as those that begin and end a message."""
         self._tokenizer = cast("Tokenizer", _Plain(backend))
         self._table: dict[int, str] = {}
@@ -51,13 +58,14 @@ class TokenTexts:
 
 
 class _Plain:
-    """A tokenizer of the package `tokenizers` with the two methods that `token_texts` calls."""
+    """A tokenizer of the package `tokenizers`, or that of scripted runs, with the two methods of `token_texts`."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        encoded = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        return list(getattr(encoded, "ids", encoded))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, **options: Any) -> str:
         known = [token for token in token_ids if token >= 0]  # others are not in any vocabulary, and refused

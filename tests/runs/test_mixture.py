@@ -284,7 +284,8 @@ def test_an_error_of_one_environment_names_it(place, entry, expected):
 @pytest.mark.long
 def test_a_context_that_is_too_short_names_the_environment_with_the_longest_episodes(place):
     environments = ["math_retry", {"env": "envs.py:Short", "data": "a.jsonl", "max_length": 9999}]
-    with pytest.raises(ConfigError, match=r"^environment Short: HFEngine: expected max_length <= 2048"):
+    expected = r"^environment Short: HFEngine: expected max_length <= 2048, .* Lower it; --max_length 2048 takes"
+    with pytest.raises(ConfigError, match=expected):
         agentenv.rollout(environments, model="tiny-math", engine="hf", limit=1, progress="none")
     with pytest.raises(ConfigError, match=r"^environment Short: --max_length: expected at most 512, the server's"):
         agentenv.rollout(environments, engine=ShortContext(["A"]), model="tiny-math", limit=1, progress="none")

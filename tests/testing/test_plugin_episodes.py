@@ -82,7 +82,8 @@ MARKED = """
         assert len(group.trajectories) == 6
         assert len({trajectory.episode_id for trajectory in group.trajectories}) == 6
         engine = scripted_engine(["yes"], crash_at=0)
-        found = run_episodes(Echo, engine, data=[TASK, Task("Say no.", "no")], num_samples=2, concurrency=1)
+        tasks = [TASK, {"prompt": "Say no.", "label": "no"}]
+        found = run_episodes(Echo, engine, data=tasks, num_samples=2, concurrency=1)
         assert [trajectory.reward for trajectory in found] == [None, 1.0, 0.0, 0.0]
         assert found[0].error.kind == "infra"
 """
@@ -223,6 +224,7 @@ WRONG = {
     "def test_it(run_episode): run_episode('gues_number', [])": "*Did you mean 'guess_number'?*",
     "def test_it(run_episode): run_episode('guess_number', 'text')": "*expected replies in a list, got 'text'*",
     "def test_it(run_episode): run_episode('guess_number', [])": "*expected replies in a list, got [[][]]*",
+    "def test_it(run_episode): run_episode('guess_number', [''], data={'prompt': '?'})": "*Put it in a list.",
     "def test_it(run_episode): run_episode('guess_number', [''], {})": "*expected env and policy, then keywords*",
     "import pytest\n@pytest.mark.agentenv('guess_number', polcy=[])\ndef test_it(episode): pass": (
         "*expected *of env, policy, env_kwargs, *expects_error, got *polcy*"
@@ -236,7 +238,7 @@ WRONG = {
 def test_errors_are_reported_in_one_line(project):
     project.makepyfile(**{f"test_{i}": test for i, test in enumerate(WRONG)})
     result = project.runpytest_inprocess("--tb=short")
-    result.assert_outcomes(failed=5, errors=4)
+    result.assert_outcomes(failed=6, errors=4)
     result.stdout.fnmatch_lines_random([f"E {line}" for line in WRONG.values()])
 
 

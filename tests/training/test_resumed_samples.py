@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from agentenv.errors import ConfigError
 from agentenv.runs.metrics import summarize
 from agentenv.runs.records.directory import read_trajectories
 from agentenv.runs.records.index import read_index
@@ -59,3 +60,12 @@ def test_a_resume_keeps_the_episodes_of_a_training_that_wrote_no_lines_of_its_st
         records.checkpoints.save(1, {}, [])
     with opened(tmp_path, resume=True):
         assert [each.episode_id for each in read_trajectories(tmp_path)] == ["a/0"]
+
+
+def test_a_training_that_ended_before_its_first_step_starts_again_without_resume(tmp_path):
+    with opened(tmp_path, resume=False):
+        pass
+    with opened(tmp_path, resume=False) as records:
+        learn(records, 1, "a/0", kept=False)
+    with pytest.raises(ConfigError, match="expected no training there"), opened(tmp_path, resume=False):
+        pass

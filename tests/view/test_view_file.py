@@ -102,7 +102,7 @@ def test_the_file_holds_the_same_as_the_server_answers(tmp_path):
     assert [json.loads(line) for line in unpacked(data["steps-0"]).splitlines()] == [{"v": 1, "step": 1}]
     heads = json.loads(unpacked(data["heads-0"]))["heads"]
     assert [head["at"] for head in heads] == places
-    assert [head["prompt"] for head in heads] == ["How many apples?", None, "How many apples?", None]
+    assert [head["prompt"] for head in heads] == ["How many apples?"] * 4
     texts = json.loads(unpacked(data["texts-0"]))
     table, found = dict(texts["texts"]), episodes_of(data, meta)
     assert list(found) == ["a/0", "a/1", "b/0", "b/1"]

@@ -182,6 +182,7 @@ async def test_episodes_are_the_records_lines_with_spans_and_the_texts_of_their_
 
 async def test_heads_and_search_find_the_texts_of_an_episode(tmp_path):
     first = episode("a/0", "How many pears?", '3 "é"\n', "No.", label={"answer": 3}, info={"outcome": "wrong", "n": 1})
+    first.prompt = [{"role": "system", "content": "Count."}, *first.prompt]
     write_run(tmp_path / "run", first, episode("b/0", action="Äpfel"))
     async with serving(tmp_path / "run") as client:
         rows = await rows_of(client)

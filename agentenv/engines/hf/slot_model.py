@@ -197,7 +197,8 @@ class SlotModel:
             raise ConfigError("HFEngine: expected a context length, got a model that names none. Pass max_length=...")
         if known is not None and max_length is not None and max_length > known:
             raise ConfigError(
-                f"HFEngine: expected max_length <= {known}, the model's context, got {max_length}. Lower it."
+                f"HFEngine: expected max_length <= {known}, the model's context, got {max_length}. "
+                f"Lower it; --max_length {known} takes the place of a class's."
             )
         self.max_length = int(known if max_length is None else max_length)
         self._window = _window(model, self.max_length)

@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import platform
+import shutil
 import threading
 import time
 import warnings
@@ -48,6 +49,7 @@ from agentenv.runs.records.index import (
 )
 from agentenv.runs.records.lines import SCHEMA_VERSION
 from agentenv.runs.records.scan import ReadReport, RecordLine, lines_that_count, read_line, scan
+from agentenv.runs.records.tokenizer import TOKENIZER
 
 logger = logging.getLogger(__name__)
 
@@ -283,6 +285,7 @@ class RunWriter:
         else:
             if (self.path / CONFIG).exists():
                 read_config(self.path)
+                shutil.rmtree(self.path / TOKENIZER, ignore_errors=True)  # of a start that failed, with another model
             versions = {"agentenv": __version__, "python": platform.python_version()}
             for name in ("torch", "transformers", "vllm", "openrlhf"):
                 with contextlib.suppress(metadata.PackageNotFoundError):

@@ -30,7 +30,7 @@ def kept_tokenizer(folder: Path) -> Path | None:
 
 
 def keep_tokenizer(folder: Path, tokenizer: Tokenizer, stop_token_ids: Sequence[int]) -> None:
-    """Write a Hugging Face tokenizer into `tokenizer/` of a run directory, unless it is there; others are not kept.
+    """Write a tokenizer that saves itself into `tokenizer/` of a run directory, unless it is there.
 
     A disk that does not take it is a warning, since the run does not depend on it.
     """

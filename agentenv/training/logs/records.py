@@ -68,14 +68,13 @@ def open_records(
         "agent_file": code_digests(config.episodes, config.curriculum),
     }
     free = ["agent_file", *(f"flags.{name}" for name in flags if name not in FIXED_ON_RESUME)]
-    if (out / METRICS).exists() and not config.resume:
+    lines = [out / name for name in (METRICS, STEPS, TOKEN_STATS)]
+    if not config.resume and any(each.exists() and each.stat().st_size for each in lines):
         raise ConfigError(f"{out}: expected no training there, got one. Resume it with --resume, or use another --out.")
 
     def opened() -> RunWriter:
-        has_metrics = (out / METRICS).exists()
-        return RunWriter.open(
-            out, stored, resume=config.resume, may_differ=free, tally=Tally(1), is_started=has_metrics
-        )
+        is_started = config.resume and (out / METRICS).exists()  # else it ended before its first step
+        return RunWriter.open(out, stored, resume=config.resume, may_differ=free, tally=Tally(1), is_started=is_started)
 
     with contextlib.ExitStack() as stack:
         samples = stack.enter_context(opened())

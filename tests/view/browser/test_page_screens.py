@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from agentenv.compare import compare
+from agentenv.view.single_file import FileOptions, write_html
+from agentenv.view.viewed import find_runs
 from tests.runs.filter_run import write_filter_run
 from tests.view.browser.conftest import serving
-from tests.view.page_runs import play, save, siblings_run, train_run
+from tests.view.page_runs import QUESTION, play, save, siblings_run, small_run, train_run
 
 pytestmark = pytest.mark.slow
 LANGUAGE = json.loads((Path(__file__).parents[2] / "runs" / "filters.json").read_text())
@@ -78,6 +80,14 @@ def test_what_differs_comes_first_and_the_rest_is_by_outcome(opened):
     assert [re.sub(r"\s+", " ", text).strip("! ✗✓=") for text in folds[:3]] == [
         "with an error or without a reward 1 task", "failed by all siblings 1 task", "solved by all siblings 1 task",
     ]  # fmt: skip
+
+
+def test_the_overview_of_a_file_has_the_prompt_of_each_task_whichever_sibling_ended_first(watched, tokenizer, tmp_path):
+    run = save(tmp_path / "run", small_run(tokenizer)[::-1], metrics=False)
+    write_html(find_runs([str(run)]), tmp_path / "page.html", FileOptions())
+    page = watched().open((tmp_path / "page.html").as_uri(), "/0/overview")
+    for task in "bcd":
+        page.locator(f".task-row[data-task={task}] .prompt", has_text=QUESTION).wait_for()
 
 
 @pytest.mark.parametrize(

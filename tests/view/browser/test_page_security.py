@@ -14,6 +14,7 @@ from agentenv.cli.view import ViewConfig
 from agentenv.view.single_file import FileOptions, write_html
 from agentenv.view.viewed import find_runs
 from tests.view.browser.conftest import serving
+from tests.view.page_runs import save, small_run, train_run
 from tests.view.viewed_runs import PAYLOADS, episode, hostile_run, write_run
 
 pytestmark = pytest.mark.slow
@@ -183,3 +184,17 @@ def test_22_a_token_opens_the_page_and_nothing_else_does(watched, browser, folde
             other.wait_for_selector("text=Open the address that the command printed")
             assert other.locator(".tiles").count() == 0
             other.context.close()
+
+
+def test_replay_is_offered_for_runs_whose_tokens_an_engine_can_score(watched, tokenizer, tmp_path):
+    engines = ("chat", "hf", "scripted")
+    for engine in engines:
+        save(tmp_path / engine, small_run(tokenizer), flags={"engine": engine})
+    train_run(tmp_path / "train", tokenizer)
+    with serving(tmp_path) as address:
+        one, offered = watched(), []
+        for run, id in enumerate(("a%2F0", "a%2F0", "a%2F0", "t%2F0")):
+            page = one.open(address, f"/{run}/episode/{id}?tab=replay")
+            page.wait_for_selector(".command")
+            offered += [run] * ("tokens replay" in page.locator(".commands").inner_text())
+    assert offered == [1]

@@ -1,5 +1,6 @@
 import type { VNode } from "preact";
 import type { Episode, Meta } from "../data/types";
+import { allFlags } from "../lib/flags";
 import { visible } from "../lib/visible";
 import { Card, CopyButton } from "../ui/bits";
 
@@ -16,14 +17,15 @@ function words(...args: string[]): string {
 export function Replay({ meta, episode }: { meta: Meta; episode: Episode }): VNode {
   const run = meta.path ?? meta.name;
   const id = episode.record.episode_id;
-  const commands: [string, string][] = [
-    ["Show its tokens in the terminal", `agentenv tokens show ${words(run, id)}`],
-    [
+  const engine = new Map(allFlags(meta.config)).get("engine");
+  const commands: [string, string][] = [["Show its tokens in the terminal", `agentenv tokens show ${words(run, id)}`]];
+  if (meta.kind === "run" && engine !== "scripted" && engine !== "chat") {
+    commands.push([
       "Score the run's tokens again, and compare with the recorded log-probabilities",
       `agentenv tokens replay ${words(run)}`,
-    ],
-    ["Open this page", `agentenv view ${shell(`--episode=${id}`)} -- ${shell(run)}`],
-  ];
+    ]);
+  }
+  commands.push(["Open this page", `agentenv view ${shell(`--episode=${id}`)} -- ${shell(run)}`]);
   return (
     <Card title="Commands" note="for the folder in which the run was recorded">
       <ul class="plain-list commands">
