@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 from agentenv._util.http.access import LOOPBACK, read_token
+from agentenv._util.terminal import safe
 from agentenv.cli.flags import parse
 from agentenv.cli.help import POSITIONAL
 from agentenv.errors import ConfigError
@@ -32,7 +33,8 @@ class ViewConfig:
     """
 
     runs: Annotated[tuple[str, ...], POSITIONAL] = ()
-    """Run directories, of `run` or `train`, or folders of them. Default: the newest in runs/."""
+    """Run directories, of `run` or `train`, folders of them, or records of prime-rl, NeMo Gym, verl or Harbor. Default:
+    the newest in runs/."""
     host: str = "127.0.0.1"
     """Address to listen on. All except the loopback address need a token, in AGENTENV_VIEW_TOKEN or --token_file."""
     port: int = 0
@@ -77,6 +79,8 @@ def view(args: Sequence[str]) -> int:
     """Look at the episodes of runs in a browser: groups, tokens, training curves, also while they run."""
     config = parse(ViewConfig, "view", args)
     runs = find_runs(config.runs)
+    for run in filter(lambda each: each.said, runs):
+        sys.stderr.write(f"{safe(run.said)}\n")
     _check(config, args)
     if config.html is not None:
         from agentenv.view.redaction import Redaction

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from agentenv.errors import ConfigError, DataError
 from agentenv.runs.records.tokenizer import EVAL, training_of
+from agentenv.view.foreign import KINDS, convert, reader_of
 
 CONFIG, TRAJECTORIES, METRICS, LOCK = "config.json", "trajectories.jsonl", "metrics.json", ".lock"
 TRAIN_METRICS, STEPS, INDEX = "metrics.jsonl", "steps.jsonl", "index.jsonl"
@@ -33,6 +34,8 @@ class ViewedRun:
     """Without links."""
     is_eval: bool = False
     """True for the episodes of a training's evaluations, which may not exist yet."""
+    said: str = ""
+    """Of another trainer's record: what was read, and what it lacks."""
 
     @contextmanager
     def open(self, name: str) -> Iterator[BinaryIO | None]:
@@ -117,18 +120,26 @@ def _finite(text: str) -> float | None:
 def find_runs(paths: Sequence[str]) -> list[ViewedRun]:
     """Return the runs at paths, each a run directory or a folder of them; the newest below `runs/` without paths.
 
+    A record of another trainer becomes a run directory, which is removed at the end of the process.
+
     Raises:
         ConfigError: a path is not a run.
     """
     named: dict[Path, str] = {}  # folders without links, and how they were named
+    foreign: dict[Path, tuple[Path, str]] = {}  # what they became
     for path in paths or ["runs"]:
         folder = Path(path)
+        if not (folder / TRAJECTORIES).exists() and (reader := reader_of(folder)) is not None:
+            if folder.resolve() not in named:
+                foreign[folder.resolve()] = convert(folder, reader)
+                named[folder.resolve()] = path
+            continue
         below = sorted(each for each in folder.iterdir() if _is_run(each)) if folder.is_dir() else []
         found = [folder] if _is_run(folder) else below
         if not found:
             raise ConfigError(
                 f"{path}: expected a run directory or a folder of runs, got neither. "
-                "Name the --out of an `agentenv run` or `agentenv train`."
+                f"Name the --out of an `agentenv run` or `agentenv train`, or one of {KINDS}."
             )
         found = found if paths else [max(found, key=lambda each: each.stat().st_mtime)]
         for each in found:
@@ -136,6 +147,10 @@ def find_runs(paths: Sequence[str]) -> list[ViewedRun]:
     times = Counter(folder.name for folder in named)
     runs = []
     for folder, path in named.items():
+        if folder in foreign:
+            made, said = foreign[folder]
+            runs.append(ViewedRun(path, path if times[folder.name] > 1 else folder.name, made, said=said))
+            continue
         training = training_of(folder)
         name = folder.name if training is None else f"{training.name}/{folder.name}"
         name = str(folder) if times[folder.name] > 1 else name

@@ -5,12 +5,14 @@ import math
 import os
 import random
 import shutil
+from array import array
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv import load_run
+from agentenv.core.trajectory import NO_VERSION
 from agentenv.errors import ConfigError
 from agentenv.runs.metrics import Tally, aggregate, summarize
 from agentenv.runs.records.directory import RunWriter, read_trajectories
@@ -95,6 +97,14 @@ def test_calls_of_step_again_and_reasons_of_refusals_are_in_the_metrics_of_a_reo
     with RunWriter.open(tmp_path, CONFIG, resume=True, tally=Tally(2)) as writer:
         found = metrics_of(writer.tally)
     assert (found["num_step_retries"], found["refusal_reasons"]) == (2, again.refusal_reasons)
+
+
+def test_a_row_has_no_version_and_no_finish_that_the_record_does_not_know():
+    trajectory = episode("a/0")
+    trajectory.turns[0].finish_reason = ""
+    trajectory.segments[0].policy_versions[:] = array("i", [NO_VERSION]) * len(trajectory.segments[0])
+    row = make_row(trajectory, summarize(trajectory), 0, 1, "")
+    assert [row[PLACE[name]] for name in ("version_min", "version_max", "finish")] == [None, None, ""]
 
 
 def test_log_probabilities_of_both_infinities_are_left_out_of_the_mean():

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from agentenv._util.disk import write_whole
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.trajectory import NO_VERSION, Trajectory
 from agentenv.core.types import StopReason, Task
 from agentenv.errors import ConfigError, DataError
 from agentenv.runs.metrics import Summary, summarize
@@ -57,7 +57,7 @@ FIELDS = {
     "min_logprob": "the lowest of them",
     "version_min": "oldest version of the weights that sampled a token; null without one",
     "version_max": "the newest",
-    "finish": "a letter for each turn: s stop, l length, a abort, e error, r repetition",
+    "finish": "a letter for each turn where it is known: s stop, l length, a abort, e error, r repetition",
     "bridges": "replies by how their tokens were joined to the action, and `cut`: those with a part left out",
     "refusals": "requests of an agent with its own loop that got no answer, by the code of the error",
     "refusal_reasons": "the error of the last such request of each code",
@@ -111,7 +111,7 @@ def make_row(trajectory: Trajectory, summary: Summary, offset: int, length: int,
     if not math.isfinite(total):
         known = [each for each in logprobs if math.isfinite(each)]
         total = math.fsum(known)
-    used = set(versions)  # few of them: their extremes are found faster than those of all
+    used = set(versions) - {NO_VERSION}  # few of them: their extremes are found faster than those of all
     said = actions.tobytes() if actions else "\0".join(turn.action for turn in turns).encode("utf-8", "surrogatepass")
     return [
         offset, length, e.episode_id, e.group_id, e.attempt, e.reward, e.score,
@@ -122,7 +122,7 @@ def make_row(trajectory: Trajectory, summary: Summary, offset: int, length: int,
         e.num_input_tokens, e.num_cached_tokens,
         round(total / len(known), 5) if known else None, round(min(known), 5) if known else None,
         min(used, default=None), max(used, default=None),
-        "".join([turn.finish_reason[0] for turn in turns]), dict(e.bridges), dict(e.refusals),
+        "".join([turn.finish_reason[:1] for turn in turns]), dict(e.bridges), dict(e.refusals),
         dict(e.refusal_reasons), e.num_marks, e.repeated_share, e.generate_s, e.step_s, e.wait_s, trajectory.began_s,
         e.cost_usd, e.env,
         {key: last if last == e.info_sum[key] else [last, e.info_sum[key]] for key, last in e.info_last.items()},
