@@ -89,7 +89,7 @@ def build_episode(
     """
     has_tokens = bool(calls) and all(call.token_ids for call in calls)
     size = sum(len(call.prompt_ids) + len(call.token_ids) for call in calls)
-    fields["tools"] = fields.get("tools") or ()
+    fields["tools"] = tuple(fields.get("tools") or ())
     episode = Trajectory(task, size, f"{task.task_id}/{sample}", task.task_id, prompt=task.prompt, **fields)
     for call in calls:
         if has_tokens:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from agentenv.core.types import Answer, Message, StopReason, Task
 from agentenv.view.foreign import building
@@ -74,7 +75,7 @@ def _calls(steps: list[Json], model: str) -> tuple[list[Message], list[Call]]:
         text, is_agent, new = content_text(step["message"]), step["source"] == "agent", list[Message]()
         if is_agent and not step.get("is_copied_context") and step.get("llm_call_count") != 0:
             m, thought = step.get("metrics") or {}, step.get("reasoning_content") or ""
-            counts = [m.get(name) for name in ("prompt_tokens", "completion_tokens", "cost_usd")]
+            counts: list[Any] = [number_of(m.get(name)) for name in ("prompt_tokens", "completion_tokens", "cost_usd")]
             answer = Answer(text, tuple(called), thought, step.get("model_name") or model, *counts)
             ids = m.get("prompt_token_ids") or (), m.get("completion_token_ids") or ()
             calls.append(Call(answer, *ids, m.get("logprobs")))

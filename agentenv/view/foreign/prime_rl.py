@@ -45,7 +45,7 @@ class PrimeReader(building.Reader):
                 ),
                 f"{value['id']}{f'-{number}' if number else ''}", calls, reward, info,
                 _stop_reason(trace.get("stop_condition")), error,
-                tools=trace.get("tools"), began_s=(trace.get("timing") or {}).get("start"),
+                tools=trace.get("tools"), began_s=number_of((trace.get("timing") or {}).get("start")),
             )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def _called(message: Json) -> list[dict[str, Any]]:
 def _answer(message: Json, made: Json) -> Answer:
     usage, text = made.get("usage") or {}, content_text(message.get("content"))
     num_input = usage["prompt_tokens"] + (usage.get("cached_input_tokens") or 0) if usage else None
-    counts = num_input, usage.get("completion_tokens"), usage.get("cost")
+    counts: list[Any] = [number_of(each) for each in (num_input, usage.get("completion_tokens"), usage.get("cost"))]
     thought = message.get("reasoning_content") or ""
     return Answer(text, tuple(_called(message)), thought, made.get("model") or "", *counts)
 

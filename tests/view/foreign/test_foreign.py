@@ -1,8 +1,10 @@
 """Other trainers' records open as they were written; `make_fixtures.py` says how their own code wrote the files."""
 
+import functools
 import json
 import math
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +156,28 @@ def test_damaged_and_unknown_lines_are_named_and_the_rest_opens(tmp_path):
         find_runs([str(path)])
 
 
+def places_in(value, place=()):
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in items:
+        yield (*place, key)
+        yield from places_in(each, (*place, key))
+
+
+@pytest.mark.parametrize("name", ["verl/3.jsonl", "nemo_gym/rollouts.jsonl", str(TRACES.relative_to(HERE))])
+def test_whatever_one_value_is_the_episodes_of_other_lines_open(name, tmp_path):
+    first, *_ = lines = records(HERE / name)
+    odd = [None, [], {}, "\ud800\x1b[31m", -1, 10**400, math.inf, True, [[1]], {"a": 1}]
+    places = list(places_in(first))
+    draw = random.Random(1)
+    for number in range(30):
+        changed = json.loads(json.dumps(first))
+        *path, last = draw.choice(places)
+        functools.reduce(lambda value, key: value[key], path, changed)[last] = draw.choice(odd)
+        file = tmp_path / f"{number}.jsonl"
+        file.write_text("\n".join(map(json.dumps, [changed, *lines[1:]])))
+        assert len(opened(file)[1]) >= len(lines) - 1
+
+
 @pytest.mark.parametrize("content", ["", "no JSON\n", '{"a": 1}\n', "[1]\n"])
 def test_another_file_is_refused_with_the_kinds_that_open(content, tmp_path):
     (tmp_path / "x.jsonl").write_text(content)
@@ -161,6 +185,7 @@ def test_another_file_is_refused_with_the_kinds_that_open(content, tmp_path):
         find_runs([str(tmp_path / "x.jsonl")])
 
 
+@pytest.mark.long
 def test_the_page_of_a_record_is_written_and_the_copy_removed(tmp_path, capsys):
     assert main(["view", str(HERE / "verl/3.jsonl"), "--html", str(tmp_path / "page.html")]) == 0
     printed = capsys.readouterr()
