@@ -325,7 +325,8 @@ def _preferred(facts: Facts, above: Sequence[Play], num_plays: Mapping[str, int]
     """Return those of the plays that earn more than gold for a wrong reason, and the share of the tasks of a variant.
 
     A right guess, or a part of gold, may save the price of gold's way to the answer, and a game may be won by luck: one
-    with the full score counts where the same action is paid again and again, by its best variant.
+    with the full score counts where the same action is paid again and again, or a wrong one before gold's, by its best
+    variant.
     """
     wrong, again = list[Play](), defaultdict[str, list[Play]](list)
     for play in above:
@@ -333,7 +334,7 @@ def _preferred(facts: Facts, above: Sequence[Play], num_plays: Mapping[str, int]
         is_right = facts.full(play) or (play.score is None and facts.gains_nothing(gold))  # gold lost by chance
         if facts.kinds[play.key] not in ("blind", "wrong") or not is_right:
             wrong.append(play)
-        elif _is_paid_more_often(play, gold):
+        elif _is_paid_more_often(play, gold) or _is_paid_before_gold(play, gold):
             again[play.key].append(play)
     best = max(again.values(), key=len, default=[])
     share = len(best) / num_plays[best[0].key] if best else 0.0
@@ -346,6 +347,12 @@ def _is_paid_more_often(play: Play, gold: Play) -> bool:
     """Return True if an action earns more than once, and more often than in gold's episode."""
     paid, by_gold = (Counter(step.action for step in each.steps if step.reward > EPS) for each in (play, gold))
     return any(num > max(1, by_gold[action]) for action, num in paid.items())
+
+
+def _is_paid_before_gold(play: Play, gold: Play) -> bool:
+    """Return True if a wrong answer earns before gold's last action does."""
+    wrong = any(step.reward > EPS and step.action not in gold.actions for step in play.steps[:-1])
+    return wrong and play.policy == "late" and play.action == gold.action and play.steps[-1].reward > EPS
 
 
 def scored_part(facts: Facts) -> Found:

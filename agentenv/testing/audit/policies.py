@@ -242,7 +242,7 @@ def all_policies(hacks: Mapping[str, Sequence[str]] | None = None) -> list[Audit
         *variants("gold", "gold", {"": lambda view: view.gold}),
         *variants("wrong", "wrong", _WRONG),
         *variants("reasoned", "wrong", {name: partial(after_words, text=text) for name, text in _REASONS.items()}),
-        *variants("late", "wrong", {"": partial(late, first=1), "last": late}),
+        *variants("late", "wrong", {"": partial(late, first=1), "last": late, "wrong": wrong_first}),
         *variants("label", "wrong", _LABELS),
         *variants("odd_values", "wrong", {name: partial(odd_form, name=name) for name in ODD_FORMS}),
         *variants("odd_values", "wrong", {"code": marked_value}),
@@ -320,6 +320,20 @@ def late(view: View, first: int | None = None) -> str | None:
         return None
     first = view.turns - 1 if first is None else first
     return view.gold if view.turn_index >= first else view.gold and "I do not know."
+
+
+def wrong_first(view: View) -> str | None:
+    """Return gold, and before its answer once a wrong one in the same form; None where its first action has none.
+
+    It is the label of another row in place of the own one, or else gold with its last number or word changed.
+    """
+    gold, own = view.gold or "", label_text(view.label)
+    others = [text for text in map(label_text, view.others) if text and text != own]
+    if own and own in gold and others:
+        wrong: str | None = others[0].join(gold.rsplit(own, 1))
+    else:
+        wrong = None if view.before or view.tools else change_answer(gold) or cut_answer(gold)
+    return wrong if wrong and wrong not in view.before else view.gold if view.before or view.tools else None
 
 
 def items_of(gold: str) -> list[str]:

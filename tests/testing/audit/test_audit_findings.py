@@ -205,6 +205,16 @@ async def test_a_right_second_attempt_with_the_score_of_a_failure_is_warned_of(i
     assert ids(await audited(TwoAttempts, *CORE, "late")) == ({"score-disagrees"} if is_stale else set())
 
 
+@pytest.mark.parametrize("price", [0.1, -0.1])
+async def test_a_wrong_answer_in_the_right_form_that_is_paid_before_the_right_one_is_found(price):
+    class PaysTheForm(envs.Sound):
+        def reward(self, right, states):
+            return float(right) or price * bool(re.fullmatch(r"#### \d+", states["action_text"]))
+
+    found = {"reward-exceeds-gold:late"} if price > 0 else set()
+    assert ids(await audited(PaysTheForm, *CORE, "late"), "fail", "warn") == found
+
+
 async def test_an_answer_that_the_policy_said_itself_is_not_a_leak():
     class SaysItBack(envs.Sound):
         def said(self, states):
