@@ -294,7 +294,7 @@ def beyond_gold(facts: Facts) -> Found:
         known = [(p, p.reward, g.reward) for p, g in own if p.reward is not None and g.reward is not None]
         ranked = sorted(known, key=lambda each: each[2] - each[1])
         above = [play for play, reward, gold in ranked if reward > gold + EPS and not facts.is_cut(play)]
-        share, above = _preferred(facts, above, Counter(play.key for play, *_ in known))
+        share, above = _preferred(facts, above, [play for play, *_ in known])
         if above:
             such_as = f"{above[0].reward:g} instead of {facts.gold[above[0].task_id].reward:g}"
             summary = f"{policy} earns more than gold on {tasks_of(above)}, such as {such_as}"
@@ -321,12 +321,12 @@ def beyond_gold(facts: Facts) -> Found:
             yield make_finding("partial-credit", "warn", summary, best, policy=policy)
 
 
-def _preferred(facts: Facts, above: Sequence[Play], num_plays: Mapping[str, int]) -> tuple[float, list[Play]]:
-    """Return those of the plays that earn more than gold for a wrong reason, and the share of the tasks of a variant.
+def _preferred(facts: Facts, above: Sequence[Play], known: Sequence[Play]) -> tuple[float, list[Play]]:
+    """Return those of the known plays that earn more than gold for a wrong reason, and the share of a variant's tasks.
 
     A right guess, or a part of gold, may save the price of gold's way to the answer, and a game may be won by luck: one
     with the full score counts where the same action is paid again and again, or a wrong one before gold's, by its best
-    variant.
+    variant. Commands of gold that are undone are one variant, on the tasks that have some.
     """
     wrong, again = list[Play](), defaultdict[str, list[Play]](list)
     for play in above:
@@ -335,12 +335,19 @@ def _preferred(facts: Facts, above: Sequence[Play], num_plays: Mapping[str, int]
         if facts.kinds[play.key] not in ("blind", "wrong") or not is_right:
             wrong.append(play)
         elif _is_paid_more_often(play, gold) or _is_paid_before_gold(play, gold):
-            again[play.key].append(play)
+            again[_variant(play)].append(play)
     best = max(again.values(), key=len, default=[])
-    share = len(best) / num_plays[best[0].key] if best else 0.0
+    tried = [p for p in known if best and _variant(p) == _variant(best[0])]
+    if best and best[0].policy == "farm":
+        tried = [play for play in tried if play.actions != facts.gold[play.task_id].actions]
+    share = len({play.task_id for play in best}) / len({play.task_id for play in tried}) if best else 0.0
     if wrong:
         return 1.0, [*wrong, *best]
     return share, best if share >= _SOME_GUESSED else []
+
+
+def _variant(play: Play) -> str:
+    return "farm/undo" if play.key.startswith("farm/undo_") else play.key
 
 
 def _is_paid_more_often(play: Play, gold: Play) -> bool:

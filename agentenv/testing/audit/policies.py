@@ -40,8 +40,8 @@ from agentenv.testing.tool_calls import (
     calls_with_world,
     ending_tools,
     form_of,
+    has_siblings,
     keys_of,
-    most_siblings,
     only_call,
     right_calls,
     verbs_of,
@@ -457,15 +457,20 @@ def together(view: View) -> str | None:
 
 
 def undo(view: View, place: int) -> str | None:
-    """Return gold up to a command whose arguments others take, and then those others and the command in turn."""
+    """Return gold up to a command whose arguments others take, then those others and the command in turn, then gold.
+
+    An other that takes some of the arguments may undo it, too. The command has the last word.
+    """
     left = place
     for turn, action in enumerate([*view.before, view.gold or ""]):
         others = _commands_with_the_arguments(action, view)
         if others and not left:
             said = [action, *others]
-            return said[(len(view.before) - turn) % len(said)]
+            rounds, index = divmod(len(view.before) - turn, len(said))
+            has_time = turn + (rounds + 1) * len(said) < view.turns
+            return said[index] if has_time or index == 0 else view.gold
         left -= bool(others)
-    some = most_siblings(view.tools) if view.tools else len(verbs_of(view.prompt)) > 1
+    some = has_siblings(view.tools) if view.tools else len(verbs_of(view.prompt)) > 1
     return view.gold if some else None
 
 

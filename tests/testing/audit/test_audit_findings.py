@@ -16,6 +16,7 @@ from agentenv.testing.audit.facts import Facts
 from agentenv.testing.audit.judging import judge_plays
 from agentenv.testing.audit.policies import all_policies, cut_answer
 from agentenv.testing.audit.report import verdict
+from agentenv.testing.tool_calls import call_text, only_call
 from tests.testing.audit import audited as envs
 from tests.testing.audit.audited import audited, ids, tasks
 
@@ -63,6 +64,33 @@ async def test_more_than_gold_by_luck_on_a_few_tasks_is_no_failure(num_lucky, se
     result = await audited(Arms, *CORE, "wrong", on=rows)
     found = {each.severity for each in result.findings if each.kind == "reward-exceeds-gold"}
     assert found == severity
+
+
+@pytest.mark.parametrize("price", [1.0, 0.0])
+async def test_a_call_that_another_one_undoes_with_some_of_its_arguments_and_is_paid_again_is_found(price):
+    class Lends(AgentInstance):
+        """Lend a book; returns cost less than was paid, or as much."""
+
+        max_turns, is_lent = 10, False
+
+        async def reset(self, states):
+            keys = {"lend": ("book", "member"), "look": ("member",), "give_back": ("book",)}
+            numbers = {name: {key: {"type": "integer"} for key in own} for name, own in keys.items()}
+            parts = {name: {"type": "object", "properties": own, "required": [*own]} for name, own in numbers.items()}
+            return {**states, "tools": [{"function": {"name": k, "parameters": part}} for k, part in parts.items()]}
+
+        async def step(self, states):
+            was, (name, _) = self.is_lent, only_call(states["action_text"])
+            self.is_lent = name == "lend" or (was and name != "give_back")
+            paid = float(self.is_lent) - was
+            reward = max(paid, price - 1.0)
+            return StepResult("Done.", reward=reward, score=float(self.is_lent), terminated=not name)
+
+        async def gold(self, states):
+            call = call_text("lend", {"book": int(states["label"]), "member": 11})
+            return "DONE" if states["turn_index"] else call
+
+    assert ids(await audited(Lends, *CORE, "farm"), "fail") == ({"reward-exceeds-gold:farm"} if price else set())
 
 
 async def test_what_earns_where_gold_loses_by_chance_is_no_more_than_gold():
