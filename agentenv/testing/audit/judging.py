@@ -15,7 +15,7 @@ from agentenv.testing.audit.answers import needles, normal
 from agentenv.testing.audit.episodes import Play
 from agentenv.testing.audit.facts import EPS, Facts, grouped
 from agentenv.testing.audit.findings import AuditFinding, Severity, error_text, findings_of, make_finding, tasks_of
-from agentenv.testing.audit.policies import NUM_TOGETHER, is_answer, items_of, label_text, last_value
+from agentenv.testing.audit.policies import LONG_NAMES, NUM_TOGETHER, is_answer, items_of, label_text, last_value
 
 _MANY_GUESSED, _SOME_GUESSED = 0.9, 0.3
 """Share of the tasks that one blind policy solves, for a failure and for a warning."""
@@ -45,7 +45,7 @@ _NEARLY_ALL = 0.9
 _LONGER_EARNS = 0.8
 """Share of the pairs of actions, one at least twice as long as the other, in which the longer earns more. The longest
 of all must earn at least the median, too: an environment may reward some length, and punish more."""
-_LONG = ("explore", "odd_calls", "overwrite", "call", "again", "say")
+_LONG = (*LONG_NAMES, "say")
 _MIN_ACTIONS, _MIN_REPEATS = 10, 4
 """Minimum number of different actions to compare, and of equal ones in one episode."""
 Found = Iterator[AuditFinding]

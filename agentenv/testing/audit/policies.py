@@ -56,7 +56,7 @@ wrong: derived from gold, with a wrong action; gold: the right answer of the env
 BASELINES = ("null", "constant", "gold")
 """Run in every audit: the others are judged relative to an empty action, arbitrary text and gold."""
 CONSTANTS = ("0", "1", "2", "3", "10", "42", "yes", "no", "A", "B", "C", "D", "True", "False", "None")
-LONG_NAMES = ("explore", "odd_calls", "overwrite", "call", "again")
+LONG_NAMES = ("explore", "odd_calls", "overwrite", "call", "again", "hacks")
 LONG_POLICIES = ("calls/each_tool", "calls/each_choice")
 """Have as many turns as a run, so that rewards of repeated calls add up as they would in training."""
 ODD_NUMBERS: Mapping[str, tuple[int, int]] = {

@@ -120,6 +120,17 @@ async def test_an_audit_plays_no_more_turns_than_the_class_has():
     assert {len(play.steps) for play in result.plays} == {1}
 
 
+async def test_a_hack_has_as_many_turns_as_the_class():
+    class Counts(envs.Sound):
+        max_turns, hacks = 10, {"wait": [*"123456789", "now"]}
+
+        async def step(self, states):
+            won = float(states["action_text"] in ("now", await self.gold(states)))
+            return StepResult("Go on.", reward=won, score=won, terminated=bool(won))
+
+    assert ids(await audited(Counts, *CORE, "hacks"), "fail") == {"hack-earns:hacks"}
+
+
 @pytest.mark.long
 async def test_a_sound_environment_has_no_findings_with_any_policy():
     result = await audited(envs.Sound, on=tasks(2))
