@@ -77,8 +77,8 @@ class AuditConfig:
     max_tokens: int = 20_000
     """Maximum number of tokens of an action."""
     max_turns: int = 8
-    """Maximum number of turns of an episode, if the class has no lower `max_turns`. Gold may take as many as the
-    class has."""
+    """Maximum number of turns of an episode, if the class has no lower `max_turns`. Gold and the class's
+    `hacks` take as many as the class has."""
     step_timeout_s: float = 60.0
     """Time limit of one call of the environment, in seconds."""
     time_limit_s: float = 150.0

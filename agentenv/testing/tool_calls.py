@@ -50,28 +50,28 @@ def calls_with_number(action: str, tools: Sequence[Mapping[str, Any]], number: f
 
 
 def calls_of_siblings(action: str, tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the only call of an action as one of each other tool that takes the same arguments, if it has some."""
+    """Return the only call of an action as one of each other tool that takes some of its arguments and needs no others.
+
+    Those that take the most come first.
+    """
     name, arguments = only_call(action)
-    siblings = [
-        other
+    taken = {
+        other: {key: value for key, value in arguments.items() if key in properties}
         for other, right, properties, _ in _functions(tools)
-        if other != name and arguments and right.keys() <= arguments.keys() <= properties.keys()
+        if other != name and right.keys() <= arguments.keys()
+    }
+    return [
+        call_text(other, taken[other]) for other in sorted(taken, key=lambda each: -len(taken[each])) if taken[other]
     ]
-    return [call_text(other, arguments) for other in siblings]
 
 
-def most_siblings(tools: Sequence[Mapping[str, Any]]) -> int:
-    """Return how many other tools take some arguments of one tool, at most."""
+def has_siblings(tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True if a tool needs no other arguments than another one takes, and takes some of them."""
     functions = [(name, right.keys(), schemas.keys()) for name, right, schemas, _ in _functions(tools)]
-    return max(
-        (
-            sum(
-                other != name and bool(own & theirs) and right | needed <= own & theirs
-                for other, needed, theirs in functions
-            )
-            for name, right, own in functions
-        ),
-        default=0,
+    return any(
+        other != name and needed <= own and not own.isdisjoint(theirs)
+        for name, _, own in functions
+        for other, needed, theirs in functions
     )
 
 

@@ -15,7 +15,7 @@ from agentenv.testing.audit.answers import needles, normal
 from agentenv.testing.audit.episodes import Play
 from agentenv.testing.audit.facts import EPS, Facts, grouped
 from agentenv.testing.audit.findings import AuditFinding, Severity, error_text, findings_of, make_finding, tasks_of
-from agentenv.testing.audit.policies import NUM_TOGETHER, is_answer, items_of, label_text, last_value
+from agentenv.testing.audit.policies import LONG_NAMES, NUM_TOGETHER, is_answer, items_of, label_text, last_value
 
 _MANY_GUESSED, _SOME_GUESSED = 0.9, 0.3
 """Share of the tasks that one blind policy solves, for a failure and for a warning."""
@@ -45,7 +45,7 @@ _NEARLY_ALL = 0.9
 _LONGER_EARNS = 0.8
 """Share of the pairs of actions, one at least twice as long as the other, in which the longer earns more. The longest
 of all must earn at least the median, too: an environment may reward some length, and punish more."""
-_LONG = ("explore", "odd_calls", "overwrite", "call", "again", "say")
+_LONG = (*LONG_NAMES, "say")
 _MIN_ACTIONS, _MIN_REPEATS = 10, 4
 """Minimum number of different actions to compare, and of equal ones in one episode."""
 Found = Iterator[AuditFinding]
@@ -294,7 +294,7 @@ def beyond_gold(facts: Facts) -> Found:
         known = [(p, p.reward, g.reward) for p, g in own if p.reward is not None and g.reward is not None]
         ranked = sorted(known, key=lambda each: each[2] - each[1])
         above = [play for play, reward, gold in ranked if reward > gold + EPS and not facts.is_cut(play)]
-        share, above = _preferred(facts, above, Counter(play.key for play, *_ in known))
+        share, above = _preferred(facts, above, [play for play, *_ in known])
         if above:
             such_as = f"{above[0].reward:g} instead of {facts.gold[above[0].task_id].reward:g}"
             summary = f"{policy} earns more than gold on {tasks_of(above)}, such as {such_as}"
@@ -321,11 +321,12 @@ def beyond_gold(facts: Facts) -> Found:
             yield make_finding("partial-credit", "warn", summary, best, policy=policy)
 
 
-def _preferred(facts: Facts, above: Sequence[Play], num_plays: Mapping[str, int]) -> tuple[float, list[Play]]:
-    """Return those of the plays that earn more than gold for a wrong reason, and the share of the tasks of a variant.
+def _preferred(facts: Facts, above: Sequence[Play], known: Sequence[Play]) -> tuple[float, list[Play]]:
+    """Return those of the known plays that earn more than gold for a wrong reason, and the share of a variant's tasks.
 
     A right guess, or a part of gold, may save the price of gold's way to the answer, and a game may be won by luck: one
-    with the full score counts where the same action is paid again and again, by its best variant.
+    with the full score counts where the same action is paid again and again, or a wrong one before gold's, by its best
+    variant. Commands of gold that are undone are one variant, on the tasks that have some.
     """
     wrong, again = list[Play](), defaultdict[str, list[Play]](list)
     for play in above:
@@ -333,19 +334,32 @@ def _preferred(facts: Facts, above: Sequence[Play], num_plays: Mapping[str, int]
         is_right = facts.full(play) or (play.score is None and facts.gains_nothing(gold))  # gold lost by chance
         if facts.kinds[play.key] not in ("blind", "wrong") or not is_right:
             wrong.append(play)
-        elif _is_paid_more_often(play, gold):
-            again[play.key].append(play)
+        elif _is_paid_more_often(play, gold) or _is_paid_before_gold(play, gold):
+            again[_variant(play)].append(play)
     best = max(again.values(), key=len, default=[])
-    share = len(best) / num_plays[best[0].key] if best else 0.0
+    tried = [p for p in known if best and _variant(p) == _variant(best[0])]
+    if best and best[0].policy == "farm":
+        tried = [play for play in tried if play.actions != facts.gold[play.task_id].actions]
+    share = len({play.task_id for play in best}) / len({play.task_id for play in tried}) if best else 0.0
     if wrong:
         return 1.0, [*wrong, *best]
     return share, best if share >= _SOME_GUESSED else []
+
+
+def _variant(play: Play) -> str:
+    return "farm/undo" if play.key.startswith("farm/undo_") else play.key
 
 
 def _is_paid_more_often(play: Play, gold: Play) -> bool:
     """Return True if an action earns more than once, and more often than in gold's episode."""
     paid, by_gold = (Counter(step.action for step in each.steps if step.reward > EPS) for each in (play, gold))
     return any(num > max(1, by_gold[action]) for action, num in paid.items())
+
+
+def _is_paid_before_gold(play: Play, gold: Play) -> bool:
+    """Return True if a wrong answer earns before gold's last action does."""
+    wrong = any(step.reward > EPS and step.action not in gold.actions for step in play.steps[:-1])
+    return wrong and play.policy == "late" and play.action == gold.action and play.steps[-1].reward > EPS
 
 
 def scored_part(facts: Facts) -> Found:

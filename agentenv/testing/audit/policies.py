@@ -40,8 +40,8 @@ from agentenv.testing.tool_calls import (
     calls_with_world,
     ending_tools,
     form_of,
+    has_siblings,
     keys_of,
-    most_siblings,
     only_call,
     right_calls,
     verbs_of,
@@ -56,7 +56,7 @@ wrong: derived from gold, with a wrong action; gold: the right answer of the env
 BASELINES = ("null", "constant", "gold")
 """Run in every audit: the others are judged relative to an empty action, arbitrary text and gold."""
 CONSTANTS = ("0", "1", "2", "3", "10", "42", "yes", "no", "A", "B", "C", "D", "True", "False", "None")
-LONG_NAMES = ("explore", "odd_calls", "overwrite", "call", "again")
+LONG_NAMES = ("explore", "odd_calls", "overwrite", "call", "again", "hacks")
 LONG_POLICIES = ("calls/each_tool", "calls/each_choice")
 """Have as many turns as a run, so that rewards of repeated calls add up as they would in training."""
 ODD_NUMBERS: Mapping[str, tuple[int, int]] = {
@@ -242,7 +242,7 @@ def all_policies(hacks: Mapping[str, Sequence[str]] | None = None) -> list[Audit
         *variants("gold", "gold", {"": lambda view: view.gold}),
         *variants("wrong", "wrong", _WRONG),
         *variants("reasoned", "wrong", {name: partial(after_words, text=text) for name, text in _REASONS.items()}),
-        *variants("late", "wrong", {"": partial(late, first=1), "last": late}),
+        *variants("late", "wrong", {"": partial(late, first=1), "last": late, "wrong": wrong_first}),
         *variants("label", "wrong", _LABELS),
         *variants("odd_values", "wrong", {name: partial(odd_form, name=name) for name in ODD_FORMS}),
         *variants("odd_values", "wrong", {"code": marked_value}),
@@ -320,6 +320,20 @@ def late(view: View, first: int | None = None) -> str | None:
         return None
     first = view.turns - 1 if first is None else first
     return view.gold if view.turn_index >= first else view.gold and "I do not know."
+
+
+def wrong_first(view: View) -> str | None:
+    """Return gold, and before its answer once a wrong one in the same form; None where its first action has none.
+
+    It is the label of another row in place of the own one, or else gold with its last number or word changed.
+    """
+    gold, own = view.gold or "", label_text(view.label)
+    others = [text for text in map(label_text, view.others) if text and text != own]
+    if own and own in gold and others:
+        wrong: str | None = others[0].join(gold.rsplit(own, 1))
+    else:
+        wrong = None if view.before or view.tools else change_answer(gold) or cut_answer(gold)
+    return wrong if wrong and wrong not in view.before else view.gold if view.before or view.tools else None
 
 
 def items_of(gold: str) -> list[str]:
@@ -443,15 +457,20 @@ def together(view: View) -> str | None:
 
 
 def undo(view: View, place: int) -> str | None:
-    """Return gold up to a command whose arguments others take, and then those others and the command in turn."""
+    """Return gold up to a command whose arguments others take, then those others and the command in turn, then gold.
+
+    An other that takes some of the arguments may undo it, too. The command has the last word.
+    """
     left = place
     for turn, action in enumerate([*view.before, view.gold or ""]):
         others = _commands_with_the_arguments(action, view)
         if others and not left:
             said = [action, *others]
-            return said[(len(view.before) - turn) % len(said)]
+            rounds, index = divmod(len(view.before) - turn, len(said))
+            has_time = turn + (rounds + 1) * len(said) < view.turns
+            return said[index] if has_time or index == 0 else view.gold
         left -= bool(others)
-    some = most_siblings(view.tools) if view.tools else len(verbs_of(view.prompt)) > 1
+    some = has_siblings(view.tools) if view.tools else len(verbs_of(view.prompt)) > 1
     return view.gold if some else None
 
 

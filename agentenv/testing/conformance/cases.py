@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from agentenv._util.brief import brief
-from agentenv.core.engine import Tokenizer
 from agentenv.core.types import Task
-from agentenv.engines.scripted import Request, ScriptedEngine
+from agentenv.engines.scripted import Request
 from agentenv.errors import ConfigError
 from agentenv.testing.odd_actions import DEPTH, ODD_JSON, ODD_NUMBERS, SIGNS, TERMS
 from agentenv.testing.tool_calls import calls_with_world
@@ -89,15 +88,11 @@ def word_calls(tools: Sequence[Mapping[str, Any]], task: Task) -> list[str]:
     return list(calls_with_world(tools, texts, each=_MAX_WORD_CALLS // max(1, len(tools))).values())
 
 
-def yielding(case: EpisodeCase, tokenizer: Tokenizer) -> ScriptedEngine:
-    """Return an engine that yields to other episodes a few times, drawn from the case: a repeatable interleaving."""
-
-    async def say(request: Request) -> str:
-        for _ in range(random.Random(f"{case.policy}/{case.seed}/{request.turn_index}").randrange(5)):
-            await asyncio.sleep(0)
-        return case.say(request)
-
-    return ScriptedEngine(say, tokenizer)
+async def yielded(case: EpisodeCase, request: Request) -> str:
+    """Return the action after yielding to others a few times, drawn from the case: a repeatable interleaving."""
+    for _ in range(random.Random(f"{case.policy}/{case.seed}/{request.turn_index}").randrange(5)):
+        await asyncio.sleep(0)
+    return case.say(request)
 
 
 def read_actions(path: str) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ from agentenv.testing.conformance.cases import (
     Script,
     hacks_of,
     word_calls,
-    yielding,
+    yielded,
 )
 from agentenv.testing.conformance.probes import FILE_EVENTS, Event, record_events
 from agentenv.testing.conformance.problems import own_files, relative_path, source_of
@@ -496,7 +496,9 @@ class ConformanceContext:
 
     async def run_separately(self, cases: Sequence[EpisodeCase]) -> list[Trajectory]:
         """Run cases one after the other; return their trajectories."""
-        return [await self.episode(case, engine=yielding(case, self.tokenizer)) for case in cases]
+        return [
+            await self.episode(case, engine=ScriptedEngine(partial(yielded, case), self.tokenizer)) for case in cases
+        ]
 
     @cached_property
     def recorded_episodes(self) -> list[RecordedEpisode]:

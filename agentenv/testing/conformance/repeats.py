@@ -25,9 +25,10 @@ from typing import Any
 from agentenv._util.jsonable import jsonable
 from agentenv.core.trajectory import Trajectory
 from agentenv.engines.models import resolve_model
+from agentenv.engines.scripted import Request, ScriptedEngine
 from agentenv.errors import InfraError
 from agentenv.testing.conformance.call_watch import CallWatch
-from agentenv.testing.conformance.cases import EpisodeCase, yielding
+from agentenv.testing.conformance.cases import EpisodeCase, yielded
 from agentenv.testing.conformance.context import (
     IMPORT_LIMITS,
     ConformanceContext,
@@ -349,6 +350,8 @@ def _recorded_reads() -> Iterator[Reads]:
 # --- isolation --------------------------------------------------------------------------------------------------------
 
 NUM_TOGETHER = 32
+_HOLDS_S = 6.0
+"""Time after which episodes no longer wait for others: more than sqlite3 waits for a lock."""
 _NUM_ALONE = 8
 """An environment that draws from few values may repeat an episode by luck."""
 _PLAIN = (
@@ -405,7 +408,10 @@ def isolation(context: ConformanceContext) -> list[Problem]:
         meanwhile = [name for name, value in _module_state(cls).items() if before[1].get(name, value) != value]
         hint = f" Check {', '.join(meanwhile)} of the module, which changed meanwhile." if meanwhile else ""
         expected = f"the same episode alone and among {NUM_TOGETHER}"
-        fix = f"Keep the state of an episode on `self`, set in __init__ or reset.{hint}"
+        fix = (
+            "Keep the state of an episode on `self`, set in __init__ or reset, and hold no lock between turns, such as "
+        )
+        fix += f"that of a shared database.{hint}"
         problems.append(problem_at(cls, differs[0], expected, differs[1], fix))
     return problems or shared or context.run(_of_files(context))
 
@@ -454,14 +460,41 @@ async def _of_files(context: ConformanceContext) -> list[Problem]:
 
 
 async def _together(context: ConformanceContext) -> list[tuple[int, Trajectory]]:
+    """Run the episodes at once: one half until before the last actions, then the other half, and then the last actions.
+
+    What an episode holds between its turns, such as the lock of a database, is so held while others act.
+    """
     numbered = list(islice(cycle(enumerate(context.cases)), NUM_TOGETHER))
+    until, half = asyncio.get_running_loop().time() + _HOLDS_S, NUM_TOGETHER // 2
+    halves = {True: set(range(half)), False: set(range(half, NUM_TOGETHER))}
+    over = {is_first: asyncio.Event() for is_first in halves}
 
-    async def one(index: int, case: EpisodeCase, late: int) -> tuple[int, Trajectory]:
-        for _ in range(late % 7):
+    def leave(number: int) -> None:
+        halves[number < half].discard(number)
+        if not halves[number < half]:
+            over[number < half].set()
+
+    async def one(index: int, case: EpisodeCase, number: int) -> tuple[int, Trajectory]:
+        is_first = number < half
+        waits_at = len(context.separate_episodes[index].turns) - 1 if is_first else 0
+
+        async def say(request: Request) -> str:
+            if request.turn_index == waits_at:
+                if is_first:
+                    leave(number)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(until):
+                        await over[not is_first].wait()
+            return await yielded(case, request)
+
+        for _ in range(number % 7):
             await asyncio.sleep(0)
-        return index, await context.episode(case, engine=yielding(case, context.tokenizer))
+        try:
+            return index, await context.episode(case, engine=ScriptedEngine(say, context.tokenizer))
+        finally:
+            leave(number)
 
-    return await asyncio.gather(*(one(index, case, late) for late, (index, case) in enumerate(numbered)))
+    return await asyncio.gather(*(one(index, case, number) for number, (index, case) in enumerate(numbered)))
 
 
 def _class_state(cls: type[Any]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from agentenv.testing.audit.facts import Facts
 from agentenv.testing.audit.judging import judge_plays
 from agentenv.testing.audit.policies import all_policies, cut_answer
 from agentenv.testing.audit.report import verdict
+from agentenv.testing.tool_calls import call_text, only_call
 from tests.testing.audit import audited as envs
 from tests.testing.audit.audited import audited, ids, tasks
 
@@ -65,6 +66,33 @@ async def test_more_than_gold_by_luck_on_a_few_tasks_is_no_failure(num_lucky, se
     assert found == severity
 
 
+@pytest.mark.parametrize("price", [1.0, 0.0])
+async def test_a_call_that_another_one_undoes_with_some_of_its_arguments_and_is_paid_again_is_found(price):
+    class Lends(AgentInstance):
+        """Lend a book; returns cost less than was paid, or as much."""
+
+        max_turns, is_lent = 10, False
+
+        async def reset(self, states):
+            keys = {"lend": ("book", "member"), "look": ("member",), "give_back": ("book",)}
+            numbers = {name: {key: {"type": "integer"} for key in own} for name, own in keys.items()}
+            parts = {name: {"type": "object", "properties": own, "required": [*own]} for name, own in numbers.items()}
+            return {**states, "tools": [{"function": {"name": k, "parameters": part}} for k, part in parts.items()]}
+
+        async def step(self, states):
+            was, (name, _) = self.is_lent, only_call(states["action_text"])
+            self.is_lent = name == "lend" or (was and name != "give_back")
+            paid = float(self.is_lent) - was
+            reward = max(paid, price - 1.0)
+            return StepResult("Done.", reward=reward, score=float(self.is_lent), terminated=not name)
+
+        async def gold(self, states):
+            call = call_text("lend", {"book": int(states["label"]), "member": 11})
+            return "DONE" if states["turn_index"] else call
+
+    assert ids(await audited(Lends, *CORE, "farm"), "fail") == ({"reward-exceeds-gold:farm"} if price else set())
+
+
 async def test_what_earns_where_gold_loses_by_chance_is_no_more_than_gold():
     class RollsOrHolds(AgentInstance):
         """Without a score: what was rolled is paid at the end, and some rolls lose all."""
@@ -90,6 +118,17 @@ async def test_an_audit_plays_no_more_turns_than_the_class_has():
 
     result = await audited(Short, *CORE)
     assert {len(play.steps) for play in result.plays} == {1}
+
+
+async def test_a_hack_has_as_many_turns_as_the_class():
+    class Counts(envs.Sound):
+        max_turns, hacks = 10, {"wait": [*"123456789", "now"]}
+
+        async def step(self, states):
+            won = float(states["action_text"] in ("now", await self.gold(states)))
+            return StepResult("Go on.", reward=won, score=won, terminated=bool(won))
+
+    assert ids(await audited(Counts, *CORE, "hacks"), "fail") == {"hack-earns:hacks"}
 
 
 @pytest.mark.long
@@ -203,6 +242,16 @@ async def test_a_right_second_attempt_with_the_score_of_a_failure_is_warned_of(i
             return float(right and not (is_stale and self.attempts == 2))
 
     assert ids(await audited(TwoAttempts, *CORE, "late")) == ({"score-disagrees"} if is_stale else set())
+
+
+@pytest.mark.parametrize("price", [0.1, -0.1])
+async def test_a_wrong_answer_in_the_right_form_that_is_paid_before_the_right_one_is_found(price):
+    class PaysTheForm(envs.Sound):
+        def reward(self, right, states):
+            return float(right) or price * bool(re.fullmatch(r"#### \d+", states["action_text"]))
+
+    found = {"reward-exceeds-gold:late"} if price > 0 else set()
+    assert ids(await audited(PaysTheForm, *CORE, "late"), "fail", "warn") == found
 
 
 async def test_an_answer_that_the_policy_said_itself_is_not_a_leak():

@@ -98,7 +98,7 @@ def test_without_gold_nothing_is_derived_from_it():
 
 
 def test_a_call_that_no_tool_takes_back_is_not_undone():
-    view = View("", "", 0, Random(0), 1_000, [], call_text("lookup", {"item": "figs"}), [LOOKUP, ORDER])
+    view = View("", "", 0, Random(0), 1_000, [], call_text("lookup", {"item": "figs"}), [LOOKUP])
     back = {**LOOKUP, "function": {**LOOKUP["function"], "name": "put_back"}}
     assert undo(view, 0) is None
     assert undo(replace(view, gold="wait", tools=[LOOKUP, ORDER, back]), 0) == "wait"

@@ -316,6 +316,28 @@ def test_a_failure_only_among_other_episodes_is_reported_by_its_error():
     assert problem.got.startswith("error: None alone, 'env error in step: ConnectionError: too many' among 32")
 
 
+@pytest.mark.parametrize(("holds", "state"), [(True, "broken"), (False, "held")])
+def test_what_an_episode_holds_between_its_turns_is_held_while_others_act(holds, state):
+    class Shelf(AgentInstance):
+        lock, has = threading.Lock(), False
+
+        def step(self, states):
+            if states["turn_index"]:
+                return StepResult(terminated=True)
+            self.has = self.lock.acquire(timeout=0.5)
+            said = "Written." if self.has else "Locked."
+            if not holds:
+                self.close()
+            return StepResult(said)
+
+        def close(self):
+            if self.has:
+                self.lock.release()
+            self.has = False
+
+    assert checked(Shelf, name="isolation").state == state
+
+
 @pytest.mark.parametrize("renders", [True, False])
 def test_tools_are_called_whether_or_not_the_template_renders_them(renders):
     """An environment may need a template that renders tools, or describe them in words for another."""

@@ -487,7 +487,7 @@ class HangsAtZeroInACheck(HangsAtZero):
 class PaysToPutItBack(Desk):
     """A tool undoes what gold is paid for."""
 
-    found = "repeat-pays:farm"
+    found = "reward-exceeds-gold:farm"
     most, cost = 20, 0.0
 
     async def reset(self, states):
