@@ -155,6 +155,15 @@ def test_numbers_of_info_are_columns_that_sort(opened):
     assert order == ["a/0", "a/1", "b/0", "b/1", "c/0", "c/1", "d/0"]  # 1, 0, and d has none
 
 
+def test_the_environments_own_info_has_a_column_before_what_graders_count(watched, tokenizer, tmp_path):
+    info = {"judge/requests": 1, "judge/retries": 0, "rm/num_requests": 1, "judge/cost": 0.5, "right": 1, "polite": 0}
+    with serving(save(tmp_path / "run", [play(tokenizer, "a/0", ("3", 1.0, "", info))])) as address:
+        page = watched().open(address, "/0/episodes")
+        page.wait_for_selector("[data-episode]")
+        heads = page.get_by_role("columnheader").filter(has_text="info.").all_inner_texts()
+        assert heads == ["info.right", "info.polite", "info.judge/requests", "info.judge/retries"]
+
+
 def test_x_marks_two_episodes_that_stand_beside_each_other(opened):
     page = opened("/0/episodes", "[data-episode]")
     for step in ("j", "x", "j", "j", "x"):
