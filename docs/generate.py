@@ -196,7 +196,8 @@ def tables_page() -> str:
         lines += [f"| `{name}` | {cell(text)} |" for name, text in columns.items()]
         lines += ["| `info.KEY` | each key of `StepResult.info`; of episodes, from the last turn that has it |"]
     lines += ["", "## Filters", "", "```text", summary(filters), "```", "", "Short names of columns in filters:"]
-    lines += ["", *(f"- `{short}`: `{name}`" for short, name in filters.ALIASES.items())]
+    scopes = {short: "" if name in tables.EPISODE_COLUMNS else "turn." for short, name in filters.ALIASES.items()}
+    lines += ["", *(f"- `{scopes[short]}{short}`: `{scopes[short]}{name}`" for short, name in filters.ALIASES.items())]
     return "\n".join(lines) + "\n"
 
 

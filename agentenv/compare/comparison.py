@@ -57,7 +57,7 @@ class RunComparison:
     """Other flags in which the runs differ, with the values in A and in B."""
     has_common_seed: bool
     """True if both runs have the same `--seed` and `--model`: draws may be common, which rightly makes the interval
-    narrower."""
+    narrower. False with `--engine chat`, whose server need not heed the seed."""
     verdict: Verdict
     """What the interval of `difference` shows."""
     difference: MeanDifference
@@ -164,7 +164,8 @@ def compare_sides(a: Side, b: Side, *, by: By, cluster: str | None, margin: floa
         cluster=cluster,
         caveats=tuple(caveats_of(a, b, by, pairs=[pair.task_id for pair in pairs], only=(only_a, only_b))),
         changed=changed_flags(a, b),
-        has_common_seed=all(a.flags.get(key) is not None and a.flags[key] == b.flags.get(key) for key in _DRAWS),
+        has_common_seed="chat" not in (a.flags.get("engine"), b.flags.get("engine"))
+        and all(a.flags.get(key) is not None and a.flags[key] == b.flags.get(key) for key in _DRAWS),
         verdict=intervals.verdict_of(difference, margin),
         difference=difference,
         are_identical=has_no_spread and difference.mean == 0.0,

@@ -110,11 +110,12 @@ class RewardResult:
         """True if every other response would fail too: a wrong setting, address or key, or a missing package."""
         return isinstance(self.cause, ConfigError | MissingDependency)
 
-    def error(self, what: str) -> AgentEnvError:
+    def error(self, what: str, *, retry_step: bool = False) -> AgentEnvError:
         """Return the error that an environment raises for a result without a reward.
 
         It is a DataError for LABEL, a ContractError for ERROR, a RunStopped with exit code 2 if `is_misconfigured`, and
-        otherwise an InfraError, which the runner repeats.
+        otherwise an InfraError, for which the episode runs again; with `retry_step`, first the step alone. Set it only
+        if the step has not changed the environment.
         """
         error: AgentEnvError
         if self.is_misconfigured:
@@ -123,6 +124,8 @@ class RewardResult:
         else:
             kind = {Status.LABEL: DataError, Status.ERROR: ContractError}.get(self.status, InfraError)
             error = kind(f"{what} ({self.status}): {self.detail or 'no detail'}")
+            if isinstance(error, InfraError):
+                error.retry_step = retry_step
         error.__cause__ = self.cause
         return error
 

@@ -46,9 +46,10 @@ Rows = Iterable[Mapping[str, Any] | Task]
 
 @dataclass(frozen=True)
 class Run:
-    """The finished episodes of a rollout, in the order of the tasks. It iterates over their trajectories."""
+    """The finished episodes of a rollout. It iterates over their trajectories."""
 
     trajectories: Sequence[Trajectory]
+    """Of `rollout` in the order of the tasks; of `load_run` in that in which the episodes ended."""
     metrics: Metrics
     """Rewards, scores, pass@k, tokens, times and errors, as in metrics.json."""
     out: Path | None = None
@@ -265,7 +266,7 @@ def _config(env: Any, data: Any, engine: str | Engine, flags: dict[str, Any]) ->
 
 
 def load_run(path: str | Path) -> Run:
-    """Return the episodes of a run directory, of `run` or `train`, in the order of the record.
+    """Return the episodes of a run directory, of `run` or `train`, in the order in which they ended.
 
     Each is read when it is first used, and stays in memory; `read_trajectories` yields one at a time. The metrics are
     those of these episodes; a record does not have the run's wall time.

@@ -300,11 +300,12 @@ def test_limits_that_earlier_versions_stored_in_all_entries_of_a_mixture_are_no_
 
 
 def test_draws_are_common_with_one_seed_of_one_model(tmp_path):
-    flags = ({"seed": 0, "model": "m"}, {"seed": 0, "model": "other"}, {"seed": None, "model": "m"})
-    same, other, unseeded = (write_run(tmp_path / str(n), {"a": [0.0]}, flags=each) for n, each in enumerate(flags))
-    assert [compare(a, b).has_common_seed for a, b in ((same, same), (same, other), (unseeded, unseeded))] == [
-        True, False, False,
-    ]  # fmt: skip
+    seeded = {"seed": 0, "model": "m", "engine": "hf"}
+    changes = ({}, {"model": "other"}, {"seed": None}, {"engine": "chat"})  # to a chat server, a seed is a wish
+    runs = [write_run(tmp_path / str(n), {"a": [0.0]}, flags=seeded | each) for n, each in enumerate(changes)]
+    same, other, unseeded, chat = runs
+    pairs = ((same, same), (same, other), (unseeded, unseeded), (chat, chat), (same, chat))
+    assert [compare(a, b).has_common_seed for a, b in pairs] == [True, False, False, False, False]
 
 
 @pytest.mark.parametrize("cluster", [None, "kind"])

@@ -163,8 +163,9 @@ async def test_rewards_are_computed_while_other_answers_are_still_being_generate
 
 
 async def test_a_grader_that_fails_raises_and_is_never_a_wrong_answer():
-    with pytest.raises(InfraError, match=r"Verify.step: no grade \(infra\): .*down"):
+    with pytest.raises(InfraError, match=r"Verify.step: no grade \(infra\): .*down") as raised:
         await judged("42", reward=Failing())
+    assert raised.value.retry_step  # the answer is graded again, and the policy not paid again
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,8 @@ async def test_any_outcome_of_a_grader_is_a_typed_result_without_a_number(text, 
     result = await grade(Scripted(), Response(text), limit_s=0.05 if text == "hang" else 60.0)
     assert (result.reward, result.score, result.status) == (None, None, status)
     assert says in result.detail
+    error = result.error("Essay.step", retry_step=True)
+    assert isinstance(error, InfraError) == getattr(error, "retry_step", False) == (status is Status.INFRA)
 
 
 def test_one_failure_costs_the_others_of_a_batch_nothing_and_their_order_is_kept(virtual_clock):

@@ -183,7 +183,7 @@ def _term(match: re.Match[str], where: str) -> _Term:
     plain = ALIASES.get(plain, plain)
     if plain not in known and not plain.startswith("info.") and column not in GROUP_COLUMNS:
         names = [*EPISODE_COLUMNS, *ALIASES, "info.KEY", *GROUP_COLUMNS, *(f"turn.{each}" for each in TURN_COLUMNS)]
-        names = [f"turn.{column}"] if column in TURN_COLUMNS else names
+        names = [f"turn.{column}"] if plain in TURN_COLUMNS else names
         advice = did_you_mean(column, names, f"Use one of {', '.join(EPISODE_COLUMNS)}, info.KEY, turn.COLUMN.")
         raise ConfigError(f"{where}: expected a column, got {column!r}.{advice}")
     if operator in _ORDERS and plain in known and plain not in INTEGERS | FLOATS:

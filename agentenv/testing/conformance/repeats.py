@@ -281,24 +281,23 @@ def _run(
 
 
 def _with_absolute_paths(options: ConformanceOptions) -> ConformanceOptions:
-    """Return the options with absolute paths of the existing files that they name."""
+    """Return the options with absolute paths of the existing files that they name, also as FILE.py:NAME."""
 
     def absolute(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: absolute(each) for key, each in value.items()}
+        if isinstance(value, Mapping):  # a reward with options has its name as the key
+            return {absolute(key) if ".py:" in str(key) else key: absolute(each) for key, each in value.items()}
         if isinstance(value, list | tuple):
             return type(value)(map(absolute, value))
-        is_path = isinstance(value, str) and (os.sep in value or Path(value).suffix) and Path(value).exists()
-        return os.path.abspath(value) if is_path else value
+        if not isinstance(value, str):
+            return value
+        path, colon, name = (value, "", "") if os.path.exists(value) else value.partition(":")
+        is_path = (os.sep in path or Path(path).suffix) and os.path.exists(path)
+        return f"{os.path.abspath(path)}{colon}{name}" if is_path else value
 
-    target = options.target
-    if isinstance(target, str):
-        path, colon, attribute = target.partition(":")
-        target = f"{absolute(path)}{colon}{attribute}"
     model = options.model and resolve_model(options.model)
     if model and Path(model).exists():
         model = os.path.abspath(model)
-    kwargs, data = absolute(options.env_kwargs), absolute(options.data)
+    target, kwargs, data = absolute(options.target), absolute(options.env_kwargs), absolute(options.data)
     return replace(options, target=target, env_kwargs=kwargs, data=data, model=model)
 
 

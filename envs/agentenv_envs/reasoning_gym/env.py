@@ -119,7 +119,7 @@ class ReasoningGym(AgentInstance):
         text = with_opened_thought(states["action_text"], prompt)
         result = await grade(self.reward, Response(text, label), limit_s=self.limit_s)
         if result.reward is None or result.score is None:
-            raise result.error("ReasoningGym.step: no grade")
+            raise result.error("ReasoningGym.step: no grade", retry_step=True)
         self.num_attempts += 1
         correct = result.score >= 1.0
         last = correct or self.num_attempts >= self.max_attempts

@@ -266,7 +266,7 @@ class ToolUse(AgentInstance):
         text = with_opened_thought(parsed.content if parsed.items else states["action_text"], prompt)
         result = await grade(shared_reward(self.reward), Response(text, label, prompt, columns))
         if result.reward is None:
-            raise result.error("ToolUse.step: no grade")
+            raise result.error("ToolUse.step: no grade", retry_step=True)
         cut = states.get("finish_reason") == "length"
         info: dict[str, float | str] = {n: float(value) for n, value in result.components.items() if value is not None}
         info["no_answer"] = float(result.status is Status.NO_ANSWER)

@@ -111,7 +111,7 @@ class Verify(AgentInstance):
         text = with_opened_thought(states["action_text"], prompt)
         result = await grade(reward, Response(text, label, prompt, columns), limit_s=self.limit_s)
         if result.reward is None:
-            raise result.error("Verify.step: no grade")
+            raise result.error("Verify.step: no grade", retry_step=True)
         known = {name: float(value) for name, value in result.components.items() if value is not None}
         known |= {str(status): float(result.status is status) for status in _COUNTED}
         correct = {} if result.score is None else {"correct": float(result.score >= 1.0)}

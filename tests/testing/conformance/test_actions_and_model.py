@@ -1,5 +1,7 @@
 """`agentenv check --actions` and `--model`: texts to try in every property, and the chat template of a model."""
 
+import json
+
 import pytest
 
 from agentenv.core.agent import AgentInstance
@@ -113,10 +115,18 @@ def test_a_model_is_found_by_its_relative_path_in_another_working_directory_too(
     assert command([*write(), "--only", "portability", "--model", "model"]) == 0, capsys.readouterr().out
 
 
+@pytest.mark.long
+def test_a_reward_is_found_by_its_relative_file_in_another_working_directory_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("def last(response, label):\n    return float(response.split()[-1:] == [label])\n")
+    parts = {"bare": {"reward": "own.py:last"}, "with options": {"reward": {"own.py:last": {"limit_s": 5}}}}
+    kwargs = json.dumps({"reward": {"sum": parts}})
+    only = ["check", "verify", "--data", "word_problems", "--only", "portability"]
+    assert command([*only, "--env_kwargs", kwargs]) == 0, capsys.readouterr().out
+
+
 @pytest.fixture
 def no_tools_model(tmp_path):
-    import json
-
     from agentenv.testing import chats
 
     folder = tmp_path / "model"

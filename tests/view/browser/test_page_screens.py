@@ -2,11 +2,13 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agentenv.compare import compare
+from agentenv.core.types import Answer
 from agentenv.view.single_file import FileOptions, write_html
 from agentenv.view.viewed import find_runs
 from tests.runs.filter_run import write_filter_run
@@ -161,6 +163,15 @@ def test_numbers_of_info_are_columns_that_sort(opened):
     assert page.get_by_role("columnheader", name="info.correct").get_attribute("aria-sort") == "descending"
     order = page.locator("[data-episode]").evaluate_all("rows => rows.map(row => row.dataset.episode)")
     assert order == ["a/0", "a/1", "b/0", "b/1", "c/0", "c/1", "d/0"]  # 1, 0, and d has none
+
+
+def test_the_environments_own_info_has_a_column_before_what_graders_count(watched, tokenizer, tmp_path):
+    info = {"judge/requests": 1, "judge/retries": 0, "rm/num_requests": 1, "judge/cost": 0.5, "right": 1, "polite": 0}
+    with serving(save(tmp_path / "run", [play(tokenizer, "a/0", ("3", 1.0, "", info))])) as address:
+        page = watched().open(address, "/0/episodes")
+        page.wait_for_selector("[data-episode]")
+        heads = page.get_by_role("columnheader").filter(has_text="info.").all_inner_texts()
+        assert heads == ["info.right", "info.polite", "info.judge/requests", "info.judge/retries"]
 
 
 def test_x_marks_two_episodes_that_stand_beside_each_other(opened):
@@ -352,6 +363,26 @@ def test_19_the_comparison_says_what_diff_says(watched, address, folders):
     assert f"{told['difference']['mean']:+.3f}\nB - A" in text
     moved = [task["task_id"] for task in told["tasks"] if task["difference"]]
     assert page.locator("[data-task]").evaluate_all("rows => rows.map(row => row.dataset.task)") == moved
+
+
+def test_small_costs_are_shown_as_the_terminal_shows_them(watched, tokenizer, tmp_path):
+    def run(name, cost):
+        episodes = [play(tokenizer, f"{task}/0", ("3", 1.0, "", {"judge/cost": cost / 100})) for task in "abc"]
+        for episode in episodes:
+            episode.turns[0] = replace(episode.turns[0], answer=Answer("3", cost_usd=cost))
+        return save(tmp_path / name, episodes)
+
+    with serving(run("one", 0.00194), run("two", 0.00293)) as address:
+        page = watched().open(address, "/0/overview")
+        page.wait_for_selector("text=What it cost")
+        costs = page.locator(".card", has_text="What it cost").locator("dd").all_inner_texts()
+        assert costs[3:] == ["0.0058", "0.000058"]
+        page = watched().open(address, "/compare/0/1")
+        page.wait_for_selector(".interval")
+        rows = [page.locator("tr", has_text=name).locator("td") for name in ("policy cost", "judge/cost")]
+        assert [row.all_inner_texts()[1:4] for row in rows] == [
+            ["0.0019", "0.0029", "+0.00099"], ["0.000019", "0.000029", "+0.0000099"],
+        ]  # fmt: skip
 
 
 def test_19_runs_that_are_not_comparable_have_no_verdict(watched, tokenizer, tmp_path):

@@ -40,6 +40,7 @@ export interface RunMetrics {
   tokens?: Record<string, number | null>;
   time?: Record<string, number | null>;
   cost_usd?: number | null;
+  judge_cost?: number | null;
   /** Of a mixture, by name. */
   environments?: Record<string, RunMetrics>;
 }

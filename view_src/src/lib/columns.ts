@@ -81,10 +81,13 @@ export function tableColumns(store: RunStore): TableColumn[] {
 
 /** Keys of `info` that have a column; the filter knows all of them. */
 const MOST_INFO = 4;
+const OF_GRADERS = /^(judge|rm|group)\//;
 
 function infoColumns(store: RunStore): TableColumn[] {
   const { index } = store;
-  return index.infoKeys().slice(0, MOST_INFO).map((key) => {
+  const isOfGrader = (key: string): number => Number(OF_GRADERS.test(key));
+  const keys = index.infoKeys().sort((a, b) => isOfGrader(a) - isOfGrader(b)); // the environment's own come first
+  return keys.slice(0, MOST_INFO).map((key) => {
     const value = (row: number): number => {
       const last = index.info(key, row);
       return typeof last === "number" ? last : Number.NaN;

@@ -71,6 +71,7 @@ export interface Comparison {
   passes: Change[];
   lengths: Ratio | null;
   lengths_passed: Ratio | null;
+  cost: Change | null;
   stop_reasons: Change[];
   info: Change[];
   tasks: TaskChange[];

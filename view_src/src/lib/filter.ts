@@ -117,7 +117,7 @@ function fullName(name: string): string {
   if (known.includes(plain) || plain.startsWith("info.") || GROUP_COLUMNS.includes(name)) {
     return (isTurn ? "turn." : "") + plain;
   }
-  const [closest] = TURN_COLUMNS.includes(name) ? [`turn.${name}`] : near(name, COLUMN_NAMES, 1);
+  const [closest] = TURN_COLUMNS.includes(plain) ? [`turn.${name}`] : near(name, COLUMN_NAMES, 1);
   const advice = closest ? ` Did you mean '${closest}'?` : ` Use one of ${EPISODE_COLUMNS.join(", ")}, info.KEY, turn.COLUMN.`;
   throw new FilterError(`expected a column, got '${name}'.${advice}`);
 }

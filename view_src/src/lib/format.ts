@@ -30,12 +30,23 @@ export function fixed(value: number | null | undefined, digits = 2): string {
   return value.toFixed(digits).replace("-", MINUS);
 }
 
+/** At least `digits` decimals, and up to 9, so that a small number shows two of its own; as the terminal does. */
+export function decimals(value: number | null, digits = 3): number {
+  const size = Math.abs(value ?? 0);
+  return size >= 1e-9 && size < 1 ? Math.max(digits, Math.min(9, 1 - Math.floor(Math.log10(size)))) : digits;
+}
+
 /** A number with its sign. */
 export function signed(value: number | null | undefined, digits = 2): string {
   if (missing(value)) return NONE;
   const text = fixed(Math.abs(value), digits);
   if (Number(Math.abs(value).toFixed(digits)) === 0) return `\u00b1${text}`;
   return `${value > 0 ? "+" : MINUS}${text}`;
+}
+
+/** A difference of two runs. */
+export function change(value: number | null, digits = 3): string {
+  return signed(value, decimals(value, digits));
 }
 
 export function count(value: number | null | undefined): string {

@@ -3,7 +3,7 @@ import type { Stores } from "../data/store";
 import type { Runs } from "../data/types";
 import type { Comparison, SideFacts } from "../lib/comparison";
 import { comparable, verdictText } from "../lib/comparison";
-import { fixed, number, plural, signed } from "../lib/format";
+import { change, fixed, number, plural } from "../lib/format";
 import { type Route, go, links, setQuery } from "../lib/router";
 import { oneLine } from "../lib/visible";
 import { useKeys } from "../lib/keys";
@@ -160,9 +160,9 @@ function Tiles({ route, runs, comparison }: { route: Route; runs: Runs; comparis
       <Tile value={fixed(a.mean, 3)} name={sideName("A", route.run, a)} note={`${plural(a.num_episodes, "episode")}, ${plural(a.num_tasks, "task")}`} />
       <Tile value={fixed(b.mean, 3)} name={sideName("B", route.other, b)} note={`${plural(b.num_episodes, "episode")}, ${plural(b.num_tasks, "task")}`} />
       <Tile
-        value={signed(difference.mean, 3)}
+        value={change(difference.mean)}
         name={"B \u2212 A"}
-        note={hasInterval ? `95 % ${signed(difference.ci95_low, 3)} to ${signed(difference.ci95_high, 3)}` : "no interval"}
+        note={hasInterval ? `95 % ${change(difference.ci95_low)} to ${change(difference.ci95_high)}` : "no interval"}
         tone={tone}
       />
       {flips && <Tile value={`+${flips.gained_once} \u2212${flips.lost_once}`} name="tasks solved at least once" note={`always: +${flips.gained_always} \u2212${flips.lost_always}`} />}

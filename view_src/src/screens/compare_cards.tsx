@@ -1,6 +1,6 @@
 import type { VNode } from "preact";
 import type { Change, Comparison, Difference, Ratio } from "../lib/comparison";
-import { fixed, number, percent, plain, plural, signed } from "../lib/format";
+import { change, decimals, fixed, number, percent, plain, plural } from "../lib/format";
 import { Card, Text } from "../ui/bits";
 
 export function CompareCards({ comparison }: { comparison: Comparison }): VNode {
@@ -20,6 +20,11 @@ export function CompareCards({ comparison }: { comparison: Comparison }): VNode 
         <Lengths name="sampled tokens, B / A" ratio={comparison.lengths} />
         <Lengths name="of episodes passed in both" ratio={comparison.lengths_passed} />
       </Card>
+      {comparison.cost && (
+        <Card title="Dollars per episode">
+          <Changes changes={[comparison.cost]} />
+        </Card>
+      )}
       {comparison.info.length > 0 && (
         <Card title="info" note="means of the last turn">
           <Changes changes={comparison.info} />
@@ -44,14 +49,14 @@ function IntervalPlot({ difference, margin }: { difference: Difference; margin: 
   const x = (value: number): number => 300 + (value / most) * 280;
   const tone = low !== null && low > margin ? "pos" : high !== null && high < -margin ? "neg" : "neutral";
   return (
-    <svg class="interval" viewBox="0 0 600 64" role="img" aria-label={`difference ${signed(mean, 3)}, interval ${signed(low, 3)} to ${signed(high, 3)}`}>
+    <svg class="interval" viewBox="0 0 600 64" role="img" aria-label={`difference ${change(mean)}, interval ${interval(difference)}`}>
       {margin > 0 && <rect class="margin" x={x(-margin)} y="6" width={x(margin) - x(-margin)} height="36" />}
       <line class="zero" x1="300" y1="4" x2="300" y2="44" />
       {low !== null && high !== null && <line class={`range ${tone}`} x1={x(low)} y1="24" x2={x(high)} y2="24" />}
       <circle class={tone} cx={x(mean)} cy="24" r="6" />
       <text x="300" y="60">0</text>
-      {low !== null && Math.abs(x(low) - 300) > 34 && <text x={x(low)} y="60">{signed(low)}</text>}
-      {high !== null && Math.abs(x(high) - 300) > 34 && <text x={x(high)} y="60">{signed(high)}</text>}
+      {low !== null && Math.abs(x(low) - 300) > 34 && <text x={x(low)} y="60">{change(low, 2)}</text>}
+      {high !== null && Math.abs(x(high) - 300) > 34 && <text x={x(high)} y="60">{change(high, 2)}</text>}
     </svg>
   );
 }
@@ -90,12 +95,12 @@ function Checks({ comparison }: { comparison: Comparison }): VNode {
 function interval(difference: Difference, shift = 0): string {
   const { ci95_low: low, ci95_high: high } = difference;
   if (low === null || high === null) return "\u2014";
-  return shift ? `${fixed(low + shift)} to ${fixed(high + shift)}` : `${signed(low, 3)} to ${signed(high, 3)}`;
+  return shift ? `${fixed(low + shift)} to ${fixed(high + shift)}` : `${change(low)} to ${change(high)}`;
 }
 
 function Changes({ changes, share = false }: { changes: Change[]; share?: boolean }): VNode | null {
   if (!changes.length) return null;
-  const write = (value: number): string => (share ? percent(value) : number(value));
+  const write = (value: number): string => (share ? percent(value) : number(value, decimals(value)));
   return (
     <table class="table">
       <thead>
@@ -109,16 +114,16 @@ function Changes({ changes, share = false }: { changes: Change[]; share?: boolea
         </tr>
       </thead>
       <tbody>
-        {changes.map((change) => (
-          <tr key={change.name}>
+        {changes.map(({ name, a, b, difference, q }) => (
+          <tr key={name}>
             <td>
-              <Text value={change.name} line />
+              <Text value={name} line />
             </td>
-            <td class="right">{write(change.a)}</td>
-            <td class="right">{write(change.b)}</td>
-            <td class="right">{signed(change.difference.mean)}</td>
-            <td class="right nowrap dim">{interval(change.difference)}</td>
-            <td class="right dim">{change.q === null ? "" : number(change.q, 2)}</td>
+            <td class="right">{write(a)}</td>
+            <td class="right">{write(b)}</td>
+            <td class="right">{change(difference.mean)}</td>
+            <td class="right nowrap dim">{interval(difference)}</td>
+            <td class="right dim">{q === null ? "" : number(q, 2)}</td>
           </tr>
         ))}
       </tbody>

@@ -1,7 +1,7 @@
 import type { VNode } from "preact";
 import { useMemo } from "preact/hooks";
 import type { RunStore } from "../data/store";
-import { count, fixed, number, percent, plain, seconds, signed } from "../lib/format";
+import { count, decimals, fixed, number, percent, plain, seconds, signed } from "../lib/format";
 import { allFlags, onePart } from "../lib/flags";
 import { atOnce } from "../lib/lanes";
 import { links } from "../lib/router";
@@ -181,7 +181,9 @@ function Cost({ store }: { store: RunStore }): VNode | null {
     ["of these cached", percent(tokens["cached_share"])],
     ["tokens out", count(tokens["num_action"])],
   ];
-  if (typeof metrics?.cost_usd === "number") facts.push(["dollars", fixed(metrics.cost_usd)]);
+  for (const [name, cost] of [["policy cost, dollars", metrics?.cost_usd], ["judge cost", metrics?.judge_cost]] as const) {
+    if (typeof cost === "number") facts.push([name, fixed(cost, decimals(cost, 4))]);
+  }
   return (
     <Card title="What it cost">
       <dl class="facts">
