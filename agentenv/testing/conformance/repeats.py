@@ -405,7 +405,8 @@ def isolation(context: ConformanceContext) -> list[Problem]:
         meanwhile = [name for name, value in _module_state(cls).items() if before[1].get(name, value) != value]
         hint = f" Check {', '.join(meanwhile)} of the module, which changed meanwhile." if meanwhile else ""
         expected = f"the same episode alone and among {NUM_TOGETHER}"
-        fix = f"Keep the state of an episode on `self`, set in __init__ or reset.{hint}"
+        fix = "Keep the state of an episode on `self`, set in __init__ or reset, or open a session per episode, where a "
+        fix += f"service keeps it.{hint}"
         problems.append(problem_at(cls, differs[0], expected, differs[1], fix))
     return problems or shared or context.run(_of_files(context))
 

@@ -314,6 +314,7 @@ class Crowded(AgentInstance):
 def test_a_failure_only_among_other_episodes_is_reported_by_its_error():
     (problem,) = checked(Crowded, name="isolation").problems
     assert problem.got.startswith("error: None alone, 'env error in step: ConnectionError: too many' among 32")
+    assert "or open a session per episode, where a service keeps it" in problem.fix
 
 
 @pytest.mark.parametrize("renders", [True, False])
