@@ -7,7 +7,7 @@ import contextlib
 import json
 import random
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import pstdev
@@ -72,6 +72,10 @@ class _FileRun:
         """Return the places of a group's lines."""
         return [(row[self.column["offset"]], row[self.column["length"]]) for row in self.groups[group]]
 
+    def num_episodes(self, groups: Iterable[str]) -> int:
+        """Return the number of episodes of groups, each of which may have several lines."""
+        return len({row[self.column["episode_id"]] for group in groups for row in self.groups[group]})
+
     def spread(self, group: str) -> float:
         """Return the standard deviation of a group's rewards."""
         rewards = [row[self.column["reward"]] for row in self.groups[group]]
@@ -103,12 +107,12 @@ def write_html(runs: Sequence[ViewedRun], path: str | Path, options: FileOptions
             raise DataError(
                 f"{run.path}: expected the rows of an index, got {error!r:.200}. Remove its index.jsonl."
             ) from error
-    num_all = sum(len(file.rows) for file in files)
+    num_all = sum(file.num_episodes(file.groups) for file in files)
     if options.where is not None and not num_all:
         raise ConfigError(
             f"--where: expected a filter that keeps an episode, got {options.where!r}. Correct the filter."
         )
-    num_written = sum(len(file.groups[group]) for file in files for group in file.written)
+    num_written = sum(file.num_episodes(file.written) for file in files)
     chosen = "tasks whose rewards differ most, and others by chance"
     note = None if num_written == num_all else f"{num_written:,} of {num_all:,} episodes, chosen by: {chosen}"
     if options.where is not None:

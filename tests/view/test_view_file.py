@@ -141,6 +141,12 @@ def test_nothing_of_the_data_is_markup_and_the_policy_allows_one_script(tmp_path
     assert [each["record"]["turns"][0]["action"] for each in episodes_of(data, meta).values()] == list(PAYLOADS)
 
 
+def test_an_episode_of_two_lines_is_counted_once(tmp_path):
+    failed = episode("a/0", error=EpisodeError("infra", "InfraError", "down"))
+    folder = write_run(tmp_path / "run", failed, episode("a/0"), episode("a/1"))
+    assert ": 2 episodes, " in written(tmp_path / "out.html", folder)[3]
+
+
 def test_beyond_its_size_it_holds_whole_tasks_those_with_spread_first(tmp_path):
     wide = "0123456789" * 40
     episodes = [

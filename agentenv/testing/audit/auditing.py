@@ -164,7 +164,7 @@ async def audit_env(
     return Audit(
         name, options.seed, tuple(by_id), len(plays), tuple(marked), tuple(policy_rows(facts, policies)),
         tuple(unused), {"wall_s": time.perf_counter() - started}, tuple(plays), options.policies,
-        judged=len(facts.unrated) < len(by_id), not_played=_not_played(plays, budget), lost=_lost(plays),
+        judged=len(facts.unrated) < len(by_id), not_played=_not_played(plays, budget), lost=_lost(plays, budget),
         not_examined=tuple(_not_examined(plays, tasks, drawn, options, marks, budget)),
     )  # fmt: skip
 
@@ -189,9 +189,18 @@ def _not_played(plays: Sequence[Play], budget: Budget) -> tuple[str, ...]:
     return tuple(sorted(budget.left_out.keys() - {play.policy for play in plays}))
 
 
-def _lost(plays: Sequence[Play]) -> tuple[str, ...]:
-    """Return the policies of which an outage took every episode."""
+def _applied(plays: Sequence[Play], budget: Budget) -> dict[str, list[Play]]:
+    """Return the plays of each policy, without policies that had nothing to play wherever an episode began."""
     own = grouped(plays, attrgetter("policy"))
+    return {
+        name: played for name, played in own.items()
+        if name not in budget.without_action or any(play.began for play in played)
+    }  # fmt: skip
+
+
+def _lost(plays: Sequence[Play], budget: Budget) -> tuple[str, ...]:
+    """Return the policies of which an outage took every episode."""
+    own = _applied(plays, budget)
     return tuple(name for name in own if all(play.failed_outside for play in own[name]))
 
 
@@ -205,7 +214,7 @@ def _not_examined(
         yield f"{budget.num_left_out} of {counted(num, 'episode')}, because time ran out (--time_limit_s)"
     if names := _not_played(plays, budget):
         yield f"policies that had no time on any task: {', '.join(names)}"
-    if names := _lost(plays):
+    if names := _lost(plays, budget):
         yield f"policies of which an outage (InfraError) took every episode: {', '.join(names)}"
     if budget.num_not_repeated:
         yield f"{budget.num_not_repeated} repetitions, because time ran out (--time_limit_s)"
@@ -213,9 +222,10 @@ def _not_examined(
         yield "other policies than those of --policies"
     if len(drawn) < len(tasks):
         yield f"{len(tasks) - len(drawn)} of {counted(len(tasks), 'task')} (--tasks)"
-    if not budget.left_out["gold"] and not any(play.key == "gold" for play in plays):
+    applied = _applied(plays, budget)
+    if not budget.left_out["gold"] and "gold" not in applied:
         yield "wrong, hedged, odd and repeated gold actions: `gold` returns none"
-    if not options.policies and not budget.num_left_out and not any(play.policy == "calls" for play in plays):
+    if not options.policies and not budget.num_left_out and "calls" not in applied:
         yield "calls of tools: none are offered"
     if not options.repeat:
         yield "repetitions, and another time of day (--no_repeat)"

@@ -22,7 +22,7 @@ from agentenv.core.types import Limits, SamplingParams, Task
 from agentenv.core.views import spans_of
 from agentenv.episode.loop import AgentFactory
 from agentenv.episode.runner import derive_seed
-from agentenv.episode.setup import EpisodeKey
+from agentenv.episode.setup import EpisodeKey, Stage
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import EpisodeFailed
 from agentenv.testing.audit.policies import BASELINES, LONG_NAMES, LONG_POLICIES, PART, AuditPolicy, View
@@ -92,6 +92,11 @@ class Play:
         return self.error is not None and self.error.kind == "infra"
 
     @property
+    def began(self) -> bool:
+        """Whether the policy was asked for an action, so that it is known to have one."""
+        return self.error is None or self.error.where not in (Stage.CREATE, Stage.RESET, Stage.PROMPT)
+
+    @property
     def actions(self) -> tuple[str, ...]:
         """The actions in order."""
         return tuple(step.action for step in self.steps)
@@ -146,6 +151,8 @@ class Budget:
     left_out: Counter[str] = field(default_factory=Counter)
     """Episodes that did not fit, by the name of the policy."""
     num_not_repeated: int = 0
+    without_action: set[str] = field(default_factory=set)
+    """Names of policies that had nothing to play in some episode."""
 
     @property
     def num_left_out(self) -> int:
@@ -235,18 +242,16 @@ class PolicyRunner:
         if policy.kind == "gold" or is_long:
             turns = self.gold_turns if policy.kind == "gold" else self.run_turns
             limits = replace(limits, max_turns=max(limits.max_turns, turns))
-        for attempt in range(NUM_ATTEMPTS if policy.kind == "gold" else 1):
-            await asyncio.sleep(attempt * RETRY_WAIT_S)
-            check_time()  # before `reset`, which may take long
-            played = await self._run(task, act, (policy.name, policy.variant), limits)
-            if played is None or not played.failed_outside:
-                break
-        if played is not None and played.steps:
+        check_time()  # before `reset`, which may take long
+        played = await self._run(task, act, (policy.name, policy.variant), limits)
+        if played is None:
+            budget.without_action.add(policy.name)
+        elif played.steps:
             budget.add(policy.key, task.task_id, played.action, played.step_s[-1])
         return played
 
     async def replay(self, play: Play, task: Task, before: Callable[[], None] = lambda: None) -> Play:
-        """Repeat the actions of a play; `before` is called before each.
+        """Repeat the actions of a play, again if an outage ends them; `before` is called before each.
 
         Raises:
             NoTimeError: the time is over.
@@ -259,7 +264,11 @@ class PolicyRunner:
             return actions[index] if index < len(actions) else None
 
         limits = replace(self.limits, max_turns=max(self.limits.max_turns, len(play.steps)))
-        played = await self._run(task, act, (play.policy, play.variant), limits)
+        for attempt in range(NUM_ATTEMPTS):
+            await asyncio.sleep(attempt * RETRY_WAIT_S)
+            played = await self._run(task, act, (play.policy, play.variant), limits)
+            if played is None or not played.failed_outside:
+                break
         return play if played is None else played
 
     async def _run(self, task: Task, act: Callable[..., Any], name: tuple[str, str], limits: Limits) -> Play | None:
@@ -288,9 +297,9 @@ class PolicyRunner:
             except EpisodeFailed:
                 prompt = observation_text(record.prompt)  # the error is on the trajectory
             except _NoGoldError as failed:
-                # Other policies that need gold are not counted.
+                # Other policies that need gold are not counted, unless it may be known in the next attempt.
                 play = Play(*name, task.task_id, record.seed or 0, prompt, (), None, None, "error", failed.error)
-                return play if name[0] == "gold" else None
+                return play if name[0] == "gold" or play.failed_outside else None
         if not record.turns and record.error is None:
             return None
         return Play(
@@ -331,8 +340,8 @@ async def play_all(
 ) -> list[Play | None]:
     """Run all pairs and return the plays in their order, None if a policy has no action or no time.
 
-    The baselines come first, then variants of gold, and the policies whose steps take long come last.
-    `notify` gets the number of ended episodes.
+    The baselines come first, then variants of gold, and the policies whose steps take long come last. What an outage
+    ended is played again after that, as a run does. `notify` gets the number of ended episodes.
     """
     plays: list[Play | None] = [None] * len(pairs)
 
@@ -347,24 +356,30 @@ async def play_all(
         while waiting or late:
             is_late = not waiting
             index = (waiting or late).popleft()
+            is_again = plays[index] is not None
             try:
                 plays[index] = await runner.play(*pairs[index], is_late=is_late)
             except NoTimeError:
-                if is_late or runner.budget.is_over:
-                    runner.budget.left_out[pairs[index][0].name] += 1
-                else:
+                if not is_late and not runner.budget.is_over:
                     late.append(index)
+                elif not is_again:
+                    runner.budget.left_out[pairs[index][0].name] += 1
                 continue
-            if plays[index] is not None:
+            if plays[index] is not None and not is_again:
                 done += 1
                 notify(done)
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(concurrency):
-                group.create_task(work())
-    except BaseExceptionGroup as failed:  # such as RunStopped, which ends the whole audit
-        raise failed.exceptions[0] from None
+    for attempt in range(NUM_ATTEMPTS):
+        await asyncio.sleep(attempt * RETRY_WAIT_S)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(concurrency):
+                    group.create_task(work())
+        except BaseExceptionGroup as failed:  # such as RunStopped, which ends the whole audit
+            raise failed.exceptions[0] from None
+        waiting += [index for index, play in enumerate(plays) if play is not None and play.failed_outside]
+        if not waiting:
+            break
     return plays
 
 

@@ -19,10 +19,11 @@ from agentenv.chat.chat import Chat
 from agentenv.core.agent import AgentInstance
 from agentenv.core.dataset import in_messages, read_tasks
 from agentenv.core.engine import Engine, Tokenizer
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Limits, SamplingParams, Task
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.endpoint.agent import ChatAgentSource
+from agentenv.episode.failures import may_be_a_service
 from agentenv.episode.registry import builtin_datasets, env_source
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup, StepRetries
 from agentenv.episode.source import EnvSource, EpisodeSource
@@ -141,6 +142,8 @@ class ConformanceContext:
         """Lines that no case has run, as file:line or file:first-last."""
         self.writes = defaultdict[str, set[float]](set)
         """For each file that the environment opens to write: when it was written last, after each episode."""
+        self.service_errors: set[EpisodeError] = set()
+        """Errors of the environment in its episodes behind which a service may have failed."""
         self.outage: InfraError | None = None
         """The last one that stopped episodes of the property."""
         self.uses_default_task = False
@@ -465,6 +468,8 @@ class ConformanceContext:
                 self.writes[path].add(written)
             raise_outage(trajectory)
             error = trajectory.error
+            if error is not None and may_be_a_service(setup.progress.error):
+                self.service_errors.add(error)
             if error is not None and (error.where, error.type) == ("create", "ConfigError"):
                 raise ConfigError(error.message)
             return trajectory

@@ -26,6 +26,7 @@ from agentenv._util.jsonable import jsonable
 from agentenv.core.trajectory import Trajectory
 from agentenv.engines.models import resolve_model
 from agentenv.engines.scripted import Request, ScriptedEngine
+from agentenv.episode.failures import FAILED_SERVICE
 from agentenv.errors import InfraError
 from agentenv.testing.conformance.call_watch import CallWatch
 from agentenv.testing.conformance.cases import EpisodeCase, yielded
@@ -61,7 +62,9 @@ def determinism(context: ConformanceContext) -> list[Problem]:
             expected = "the same episode for the same task, seed and actions"
             got = f"{found} (the policy {case.policy!r})"
             fix = "Draw from `Random(states['seed'])`; do not use clocks, earlier episodes or the order of sets."
-            if any(turn.action.count("<tool_call>") > 1 for turn in other.turns):
+            if context.service_errors & {one.error, other.error}:
+                fix = FAILED_SERVICE
+            elif any(turn.action.count("<tool_call>") > 1 for turn in other.turns):
                 fix += " `async def` tools that one action calls run at the same time: let one wait for the other."
             problems.append(problem_at(context.agent_cls, culprit(found, other), expected, got, fix))
     return problems or _with_delays(context, records)
@@ -379,11 +382,15 @@ def isolation(context: ConformanceContext) -> list[Problem]:
     filled = shared_state(cls)  # after one episode of each case, so that what is loaded once is there
     with record_events(PROCESS_EVENTS, own_files(cls)) as events:
         together = context.run(_together(context))
-    differs = None  # the method and the first fact in which an episode differs from the one run alone
+    differs, is_of_service = (
+        None,
+        False,
+    )  # the method and the first fact in which an episode differs from the one run alone
     for index, trajectory in together:
         found = difference(records[index], trajectory, ("alone", f"among {NUM_TOGETHER}"))
         if found is not None:
             differs = culprit(found, trajectory), f"{found} (the policy {context.cases[index].policy!r})"
+            is_of_service = bool(context.service_errors & {records[index].error, trajectory.error})
             break
     changed = [name for name, value in _class_state(cls).items() if before[0].get(name, value) != value]
     changed = [name for name in changed if differs or not isinstance(getattr(cls, name, None), _REPLACED)]
@@ -408,10 +415,10 @@ def isolation(context: ConformanceContext) -> list[Problem]:
         hint = f" Check {', '.join(meanwhile)} of the module, which changed meanwhile." if meanwhile else ""
         expected = f"the same episode alone and among {NUM_TOGETHER}"
         fix = (
-            "Keep the state of an episode on `self`, set in __init__ or reset, and hold no lock between turns, such as "
+            "Keep the state of an episode on `self`, set in __init__ or reset, or open a session per episode, where a "
+            f"service keeps it; hold no lock between turns, such as that of a shared database.{hint}"
         )
-        fix += f"that of a shared database.{hint}"
-        problems.append(problem_at(cls, differs[0], expected, differs[1], fix))
+        problems.append(problem_at(cls, differs[0], expected, differs[1], FAILED_SERVICE if is_of_service else fix))
     return problems or shared or context.run(_of_files(context))
 
 

@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections import Counter
 from dataclasses import replace
 from random import Random
 
@@ -422,14 +423,15 @@ async def test_a_task_that_any_text_solves_is_not_a_hack_even_where_one_policy_i
     assert result.unresolved("fail") == []
 
 
-@pytest.mark.parametrize("is_down", [lambda num, text: "\x00" in text, lambda num, text: num % 7 == 0])
-async def test_failures_outside_the_environment_are_warnings_also_where_only_a_repetition_fails(is_down):
+@pytest.mark.parametrize("is_down", [lambda times, text: "\x00" in text, lambda times, text: times > 1])
+async def test_failures_outside_the_environment_are_warnings_also_where_only_a_repetition_fails(is_down, virtual_clock):
     class Unreachable(envs.Sound):
-        num = 0
+        times = Counter()  # noqa: RUF012
 
         async def step(self, states):
-            Unreachable.num += 1
-            if is_down(Unreachable.num, states["action_text"]):
+            text = states["action_text"]
+            self.times[states["label"], text, self.attempts] += 1
+            if is_down(self.times[states["label"], text, self.attempts], text):
                 raise InfraError("grader: expected an answer, got none. Retry.")
             return await super().step(states)
 
@@ -459,6 +461,35 @@ async def test_policies_that_an_outage_took_are_named_and_the_audit_has_not_pass
     assert verdict(result).startswith("too little could be judged: an outage" if lost else "passed")
     allowed = await audited(Down, "gold", allowed={"infra-error": "that service is often down"})
     assert allowed.exit_code() != 3
+
+
+async def test_episodes_that_a_few_failed_requests_ended_are_played_again(virtual_clock):
+    class Unsteady(envs.Says):
+        num = 0
+
+        async def reset(self, states):
+            Unsteady.num += 1
+            if Unsteady.num % 7 == 0:
+                raise InfraError("words: expected a session, got none. Retry.")
+            return states
+
+    result = await audited(Unsteady, "gold", "unicode", "hedge")
+    assert ids(result) == set()
+    assert not any(play.error for play in result.plays)
+
+
+@pytest.mark.long
+async def test_policies_with_nothing_to_play_are_not_those_that_an_outage_took(virtual_clock):
+    class OftenDown(envs.Says):
+        async def reset(self, states):
+            if states["label"] == "448":
+                raise InfraError("words: expected a session, got none. Retry.")
+            return states
+
+    result = await audited(OftenDown, repeat=False, on=tasks(2))
+    assert (result.lost, result.exit_code()) == ((), 0)
+    assert "calls of tools: none are offered" in result.not_examined
+    assert not any("`gold` returns none" in line for line in result.not_examined)
 
 
 async def test_gold_that_meets_an_outage_is_played_again(virtual_clock):

@@ -18,6 +18,7 @@ import pytest
 
 from agentenv.core.agent import AgentInstance
 from agentenv.core.types import StepResult, Task
+from agentenv.episode.failures import FAILED_SERVICE
 from agentenv.testing.conformance.context import ConformanceOptions
 from agentenv.testing.conformance.suite import PROPERTIES, check_property, make_context, run_suite
 from agentenv.tools import answer_calls, schema_of
@@ -299,21 +300,43 @@ class Crowded(AgentInstance):
     """Fails where many are at work."""
 
     at_work_cache: ClassVar[list[int]] = []
+    error = RuntimeError
 
     async def step(self, states):
         self.at_work_cache.append(1)
         await asyncio.sleep(0.001)
         try:
             if len(self.at_work_cache) > 1:
-                raise ConnectionError("too many")
+                raise self.error("too many")
         finally:
             self.at_work_cache.pop()
         return StepResult("Again.", terminated=states["turn_index"] == 1)
 
 
+class CrowdedService(Crowded):
+    error = ConnectionError
+
+
 def test_a_failure_only_among_other_episodes_is_reported_by_its_error():
     (problem,) = checked(Crowded, name="isolation").problems
-    assert problem.got.startswith("error: None alone, 'env error in step: ConnectionError: too many' among 32")
+    assert problem.got.startswith("error: None alone, 'env error in step: RuntimeError: too many' among 32")
+    assert "or open a session per episode, where a service keeps it" in problem.fix
+    assert checked(CrowdedService, name="isolation").problems[0].fix == FAILED_SERVICE
+
+
+class Throttled(AgentInstance):
+    """A service behind it is too busy each fifth time."""
+
+    count_cache = itertools.count()
+
+    async def step(self, states):
+        if next(self.count_cache) % 5 == 4:
+            raise TimeoutError("busy")
+        return StepResult(terminated=True)
+
+
+def test_episodes_that_differ_by_an_error_of_a_service_are_told_of_it():
+    assert {problem.fix for problem in checked(Throttled, name="determinism").problems} == {FAILED_SERVICE}
 
 
 @pytest.mark.parametrize(("holds", "state"), [(True, "broken"), (False, "held")])

@@ -76,7 +76,9 @@ def test_an_attempt_that_failed_is_superseded(watched, tokenizer, tmp_path):
     with serving(folder) as address:
         page = watched().open(address, "/0/overview")
         page.wait_for_selector(".fold")
-        save(tmp_path / "again", [play(tokenizer, "t/0", ("0", 1.0, "", {}))], metrics=False)
+        again = play(tokenizer, "t/0", ("0", 1.0, "", {}))
+        again.attempt, again.turns[0].num_retries = 1, 2
+        save(tmp_path / "again", [again], metrics=False)
         with (folder / "trajectories.jsonl").open("ab") as file:
             file.write((tmp_path / "again" / "trajectories.jsonl").read_bytes())
-        page.wait_for_selector("text=1 retry")
+        page.wait_for_selector("text=1 retry, 2 step retries")

@@ -348,6 +348,16 @@ def test_18_a_step_that_was_done_again_counts_once_by_its_last_line(opened):
     assert "0.53" in page.locator(".numbers").inner_text()  # 0.52 was that of the line before
 
 
+def test_groups_that_failed_as_a_whole_are_flagged(watched, tokenizer, tmp_path):
+    training = train_run(tmp_path / "training", tokenizer)
+    with (training / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 5, "rollout/num_failed": 0.0, "rollout/num_rejected_failed": 8.0}) + "\n")
+    with serving(training) as address:
+        page = watched().open(address, "/0/training")
+        page.wait_for_selector(".flag-list >> text=Episodes failed")
+        assert "in 1 of 5 steps, 8 groups left out" in page.locator(".flag-list").inner_text()
+
+
 def test_the_same_task_over_training_is_one_table(opened):
     page = opened("/3/task/t", ".over-training")
     assert page.locator(".over-training tbody tr").count() == 4

@@ -212,11 +212,6 @@ export class IndexTable {
     return [...groups.values()].find((each) => wellFormed(each.id) === id);
   }
 
-  /** Number of earlier lines of an episode, which a retry superseded. */
-  get numSuperseded(): number {
-    return this.size - this.rowOf.size;
-  }
-
   /** Rows that count, in the order of the record. */
   rows(): number[] {
     this.putInOrder();

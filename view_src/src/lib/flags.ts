@@ -1,7 +1,7 @@
 // Places to look at in a training. A flag is no verdict.
-import type { Metrics, RunStore } from "../data/store";
+import type { RunStore } from "../data/store";
 import { sortedGroups } from "./groups";
-import { number, percent, signed } from "./format";
+import { number, percent, plural, signed } from "./format";
 import { links } from "./router";
 import { mean } from "./stats";
 
@@ -169,9 +169,11 @@ export function onePart(store: RunStore): Flag[] {
 
 /** Return what a reader of the training should look at. */
 export function flagsOf(store: RunStore): Flag[] {
-  const failed = (row: Metrics | undefined): number => row?.get("rollout/num_failed") ?? 0;
+  const of = (key: string, step: number): number => store.metrics.get(step)?.get(`rollout/${key}`) ?? 0;
   const steps = [...store.metrics.keys()].sort((a, b) => a - b);
-  const broken = steps.filter((step) => failed(store.metrics.get(step)) > 0);
+  const broken = steps.filter((step) => of("num_failed", step) + of("num_rejected_failed", step) > 0);
+  const leftOut = steps.reduce((sum, step) => sum + of("num_rejected_failed", step), 0);
+  const failed = `in ${broken.length} of ${steps.length} steps${leftOut ? `, ${plural(leftOut, "group")} left out` : ""}`;
   const { run } = store;
   return [
     ...correlations(store),
@@ -182,7 +184,7 @@ export function flagsOf(store: RunStore): Flag[] {
     ...recent(store, "rollout/truncated_share", "More episodes are cut off", (v, all) => v - (all[0] ?? 0) >= 0.1, (v, all) => `${percent(v)}, ${percent(all[0])} at the start`, links.episodes(run, { q: "-stop=terminated" })),
     ...recent(store, "rollout/reward_std", "All rewards are the same", (v) => v === 0, () => "the reward of a step has one value"),
     ...(broken.length
-      ? [{ title: "Episodes failed", text: `in ${broken.length} of ${steps.length} steps`, since: broken[0] ?? null, href: links.episodes(run, { q: "-error_kind=none" }) }]
+      ? [{ title: "Episodes failed", text: failed, since: broken[0] ?? null, href: links.episodes(run, { q: "-error_kind=none" }) }]
       : []),
     ...stale(store),
     ...onePart(store),

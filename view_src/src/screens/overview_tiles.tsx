@@ -13,6 +13,7 @@ function interval(estimate: Estimate | null | undefined): string {
   return `95 % ${fixed(low)} to ${fixed(high)}`;
 }
 
+const total = (values: Float64Array): number => values.reduce((sum, each) => sum + each, 0);
 const greatest = (values: Float64Array): number => values.reduce((most, each) => Math.max(most, each), Number.NEGATIVE_INFINITY);
 
 export function OverviewTiles({ store, sorted }: { store: RunStore; sorted: Sorted }): VNode {
@@ -55,8 +56,10 @@ function ErrorTile({ store }: { store: RunStore }): VNode {
   const { index } = store;
   const error = index.reader("error");
   const failed = error ? index.rows().filter((row) => error(row) !== null).length : 0;
-  const retries = index.numSuperseded;
-  const note = retries ? plural(retries, "retry", "retries") : "no retries";
+  const [attempts, steps] = [total(index.numbers("attempt")), total(index.numbers("step_retries"))];
+  const retries = attempts ? [plural(attempts, "retry", "retries")] : [];
+  if (steps) retries.push(plural(steps, "step retry", "step retries"));
+  const note = retries.join(", ") || "no retries";
   const value = failed ? <a href={links.episodes(store.run, { q: "-error_kind=none" })}>{count(failed)}</a> : "0";
   return <Tile value={value} name={failed === 1 ? "error" : "errors"} note={note} tone={failed ? "bad" : ""} />;
 }
