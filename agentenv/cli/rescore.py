@@ -61,12 +61,18 @@ def rescore(args: Sequence[str]) -> int:
     from agentenv.runs.run import run
 
     usual = RescoreConfig(config.run, config.reward).flags()
-    given = {name: value for name, value in config.flags().items() if value != usual[name]}
+    typed = {arg[2:].partition("=")[0].replace("-", "_") for arg in args if arg.startswith("--")} - {"reward"}
+    given = {name: value for name, value in config.flags().items() if name in typed or value != usual[name]}
     if given.keys() & set(SOURCES):
         given = dict.fromkeys(SOURCES) | given
     is_played = bool(given.keys() & {*SOURCES, "env_kwargs"})
     if is_played and config.reward is not None:
         raise ConfigError("--reward: expected no other flag that says what grades, got both. Leave one out.")
+    out = config.output.out
+    if out is not None and Path(out).resolve() == Path(config.run).resolve():
+        raise ConfigError(f"--out: expected another directory than RUN, got {out!r}. The run stays as it is.")
+    if is_played or config.reward is not None:  # another class or reward has another range
+        given = {"pass_score": None} | given
     keeps_rewards = config.groups.group_reward is not None and config.reward is None and not is_played
     recording = Recording(Path(config.run), config.reward, keeps_rewards=keeps_rewards)
     return run(recording.config.with_flags(**given), recording)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from agentenv._util.plurals import counted, histogram
@@ -102,15 +103,24 @@ def _by_entry(flags: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _flag_caveats(a: Side, b: Side) -> Iterator[Caveat]:
-    rescored = [(name, side.config["rescored"]) for name, side in (("A", a), ("B", b)) if "rescored" in side.config]
-    for name, facts in rescored:
-        text = f"{name} has the episodes of {facts['run']}, graded again: the difference is of the rewards"
+    graded = [(side.config.get("rescored") or {}) for side in (a, b)]
+    sources = [Path(facts["run"]).name if facts else "" for facts in graded]
+    is_meant = sources[0] == Path(b.name).name or sources[1] == Path(a.name).name
+    if is_meant:
+        new, old = ("A", "B") if sources[0] else ("B", "A")
+        text = f"{new} has the episodes of {old}, graded again: the difference is of the rewards"
         yield Caveat("rescored", text, refuses=False)
-    is_meant = len(rescored) == 1
+    elif graded[0].get("reward") != graded[1].get("reward"):
+        rewards = [facts.get("reward") for facts in graded]
+        yield Caveat("rewards", f"--reward of rescore: {rewards[0]} in A, {rewards[1]} in B", refuses=True)
     for kind, names in (("environment", ENVIRONMENT), ("limits", LIMITS), ("rewards", REWARDS)):
         for name, (old, new) in _differing(a.flags, b.flags, names):
             yield Caveat(kind, f"--{name}: {old} in A, {new} in B", refuses=kind == "limits" or not is_meant)
-    named = {*python_files([side.flags.get(name) for side in (a, b) for name in CODE])}
+    named = {
+        *python_files(
+            [side.flags.get(name) for side in (a, b) for name in CODE] + [facts.get("reward") for facts in graded]
+        )
+    }
     files = changed_files(a.config.get("agent_file"), b.config.get("agent_file"))
     if files := [name for name in files if name in named]:
         text = f"code: other content of {', '.join(files)} in B"

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from agentenv._util.calls import StepTimeout, bounded, create
 from agentenv.chat.chat import Chat
@@ -91,8 +91,11 @@ async def prepare(
     parts: Sequence[Part] | None = None,
     rows: Iterable[Mapping[str, Any] | Task] | None = None,
     tokenizer: Tokenizer | None = None,
+    tasks: Sequence[Task] | None = None,
 ) -> Job:
     """Load and check what the flags name; `parts`, `rows` of data and `tokenizer` replace those of the flags.
+
+    `tasks` replace the data as they are.
 
     Raises:
         ConfigError: a flag or file is wrong.
@@ -100,7 +103,7 @@ async def prepare(
         MissingDependency: the engine's library is not installed.
     """
     parts = parts or load_parts(config)
-    tasks = tasks_of(parts, rows)
+    tasks = tasks_of(parts, rows) if tasks is None else tasks
     takes_messages = config.engine == "chat"
     model = config.model if takes_messages else resolve_model(config.model)
     stop_token_ids: Sequence[int] = ()
@@ -251,15 +254,12 @@ def tasks_of(parts: Sequence[Part], rows: Iterable[Mapping[str, Any] | Task] | N
     """Return the tasks of all parts, in a mixture with the names of their environments; `rows` replace their data.
 
     Raises:
-        ConfigError: there are several parts and rows that are not Tasks with their names, or as `load_tasks`.
+        ConfigError: there are rows and several parts, or as `load_tasks`.
         DataError: as `load_tasks`.
     """
     if not parts[0].name:
         return load_tasks(parts[0].config, parts[0].source, rows)
     if rows is not None:
-        names, rows = {part.name for part in parts}, list(rows)
-        if all(isinstance(row, Task) and row.env in names for row in rows):
-            return cast(list[Task], rows)
         raise ConfigError(
             "data: expected none with several environments, got rows. Write them to a file, the `data` of an entry."
         )

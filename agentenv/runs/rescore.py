@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,7 @@ class Recording:
         self.config = config if is_replayed else replace(config, groups=GroupOptions())
         """The flags of the run, without what belongs to that run alone."""
         self._resolved: Mapping[str, str] = document.get("resolved") or {}
+        self._pass_scores: Mapping[str, float | None] = document.get("pass_scores") or {}
         self._episodes = RecordedEpisodes(path)
         self._places = {each.episode_id: place for place, each in enumerate(self._episodes.summaries)}
         self._reward_name, self._keeps_rewards = reward, keeps_rewards
@@ -89,17 +90,16 @@ class Recording:
         return self._episodes.read(place)
 
     async def prepare(self, config: RunConfig) -> Job:
-        """Return the job of the new run; nothing of the model is loaded but the tokenizer that the run kept.
+        """Return the job of the new run; nothing of the model is loaded but its tokenizer, if the run kept none.
 
         Raises:
-            ConfigError: as `prepare`; or the run has no tokenizer.
+            ConfigError: as `prepare`; or the run has no episodes.
         """
         without_model: dict[str, Any] = {"prices": None}
         if config.engine != "chat":
-            tokenizer = kept_tokenizer(self.path)
-            if tokenizer is None:
-                raise ConfigError(f"{self.path}: expected the run's tokenizer/ in it, got none. Run it again.")
-            without_model |= {"engine": "scripted", "engine_args": {}, "model": str(tokenizer), "tokenizer": None}
+            without_model |= {"engine": "scripted", "engine_args": {}}
+            if (tokenizer := kept_tokenizer(self.path)) is not None:
+                without_model |= {"model": str(tokenizer), "tokenizer": None}
         local = config.with_flags(**without_model, rollout_workers=0)
         tasks: dict[str, Task] = {}
         for place, summary in enumerate(self._episodes.summaries):
@@ -110,12 +110,21 @@ class Recording:
         source = None
         if self._reward is not None or self._keeps_rewards:
             source = RecordedAnswers(self, self._reward)
-        job = await prepare(local, parts=load_parts(local, source), rows=list(tasks.values()))
+        parts = load_parts(local, source)
+        if self._keeps_rewards:
+            own = [
+                part.config.with_flags(pass_score=self._pass_scores.get(part.name, config.pass_score)) for part in parts
+            ]
+            parts = [replace(part, config=each) for part, each in zip(parts, own, strict=True)]
+        job = await prepare(local, parts=parts, tasks=list(tasks.values()))
         asked = {name: value for name, value in config.flags().items() if name in without_model}
         digests = {**job.digests, "engine": self._resolved.get("engine", config.engine)}
-        if self._resolved.get("tasks", "").startswith(f"{len(tasks)} tasks,"):
-            digests["tasks"] = self._resolved["tasks"]
         facts = {**job.facts, "engine": f"none: the actions of {self.path}"}
+        num, stored = len(tasks), self._resolved.get("tasks", "")
+        if stored.startswith(f"{num} tasks,"):
+            digests["tasks"] = stored
+        elif stored:
+            facts["missing"] = f"of {stored.partition(',')[0]} the record has {num}; finish that run with --resume"
         return replace(job, config=job.config.with_flags(**asked), digests=digests, facts=facts)
 
 
@@ -132,7 +141,7 @@ class RecordedActions(Engine):
 
     def __init__(self, recording: Recording, tokenizer: Tokenizer, num_cached: int) -> None:
         self.tokenizer = tokenizer
-        self._episode = functools.lru_cache(num_cached)(recording.episode)
+        self._recorded = functools.lru_cache(num_cached)(lambda key: _Recorded(recording.episode(key)))
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
@@ -143,12 +152,16 @@ class RecordedActions(Engine):
             NotRecorded: there is none, or the prompt was another one.
         """
         episode_id, _, number = request_id.rpartition("/")
-        episode, index = self._episode(episode_id), int(number)
+        recorded, index = self._recorded(episode_id), int(number)
+        episode, given = recorded.episode, recorded.given
+        if index in given:  # another attempt
+            given.clear()
         turns = [turn for turn in episode.turns if turn.finish_reason != "abort"]
         asked = prompt_token_ids if isinstance(prompt_token_ids, Conversation) else list(prompt_token_ids)
-        for turn in [*turns[index : index + 1], *turns]:  # an agent's own loop may ask in another order
-            if self._asked(episode, turn) == asked:
-                return _completion(episode, turn)
+        for place in [index, *range(len(turns))]:  # an agent's own loop may ask in another order
+            if place < len(turns) and place not in given.values() and self._asked(episode, turns[place]) == asked:
+                given[index] = place
+                return _completion(episode, turns[place])
         if index >= len(turns):
             ended = episode.error.message if episode.error else f"stop reason {episode.stop_reason}"
             raise NotRecorded(f"rescore: expected {index + 1} recorded actions, got {len(turns)}: {ended}")
@@ -184,6 +197,15 @@ class RecordedActions(Engine):
         if self.tokenizer is None or isinstance(self.tokenizer, NoTokenizer):
             return brief(first), brief(second)
         return self.tokenizer.decode(first), self.tokenizer.decode(second)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A recorded episode, and what was given of it."""
+
+    episode: Trajectory
+    given: dict[int, int] = field(default_factory=dict)
+    """The place of the turn that answered each request of this attempt, by the request's number."""
 
 
 def _completion(episode: Trajectory, turn: Turn) -> Completion:
@@ -229,7 +251,8 @@ class RecordedAnswers:
                 without_group(trajectory)
             else:
                 await self._grade(self._reward, trajectory, setup)
-            trajectory.finish(stored.stop_reason if error is None and stored.stop_reason else StopReason.TERMINATED)
+            is_whole = error is None or error.where == GROUP
+            trajectory.finish(stored.stop_reason if is_whole and stored.stop_reason else StopReason.TERMINATED)
         return trajectory
 
     async def _grade(self, reward: Reward, trajectory: Trajectory, setup: EpisodeSetup) -> None:

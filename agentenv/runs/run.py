@@ -77,7 +77,7 @@ async def _run(config: RunConfig, recording: Recording | None, stdout: TextIO, p
         # Ctrl-C interrupts an import or the load of a model immediately; asyncio's own handler waits for its end.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     job = await (recording.prepare(config) if recording else prepare(config))
-    engine = RecordedActions(recording, job.tokenizer, config.concurrency) if recording else None
+    engine = RecordedActions(recording, job.tokenizer, 4 * config.concurrency) if recording else None
     if job.grader is not None:
         job.grader.check(job.tasks)
     name = Path(config.source or "run").stem.replace(":", "-")
@@ -150,10 +150,15 @@ def open_run(job: Job, out: Path, facts: Mapping[str, Any] | None = None) -> Run
         ConfigError: it holds another run, or cannot be written.
     """
     config = job.config
-    stored = {"flags": config.to_dict(), "resolved": job.digests, "agent_file": code_digests(config), **(facts or {})}
+    stored = {
+        "flags": config.to_dict(),
+        "resolved": job.digests,
+        "agent_file": code_digests(config, _reward_of(facts)),
+        **(facts or {}),
+    }
     if job.is_mixture:
         stored["pass_scores"] = job.pass_scores
-    free = ["agent_file", "pass_scores", *(f"flags.{name}" for name in FREE_ON_RESUME)]
+    free = ["agent_file", "pass_scores", "rescored.run", *(f"flags.{name}" for name in FREE_ON_RESUME)]
     tally = Tally(config.n, pass_score=config.pass_score, pass_scores=job.pass_scores)
     writer = RunWriter.open(out, stored, resume=config.output.resume, may_differ=free, tally=tally)
     if job.engine != "chat":
@@ -176,14 +181,21 @@ def open_run_trackers(job: Job, out: Path | None) -> Trackers:
     return Trackers([], Path())
 
 
+def _reward_of(stored: Mapping[str, Any] | None) -> str | None:
+    """Return the --reward of `agentenv rescore` in the `config` of config.json."""
+    reward: str | None = ((stored or {}).get("rescored") or {}).get("reward")
+    return reward
+
+
 def report_changes(config: RunConfig, out: Path, note: Callable[[str], None]) -> None:
     """Note and store in config.json if --prices, the file of the agent or that of a reward changed before a resume.
 
     Raises:
         ConfigError: config.json cannot be written.
     """
-    document, now = read_config(out), code_digests(config)
+    document = read_config(out)
     stored = document["config"]
+    now = code_digests(config, _reward_of(stored))
     before, is_repriced = stored.get("agent_file"), stored["flags"].get("prices") != config.prices
     if is_repriced:
         note("changed on resume: --prices; episodes that have ended keep their cost")

@@ -284,27 +284,34 @@ def test_the_reward_of_a_group_replaces_an_earlier_one_and_leaves_those_of_the_e
 
 def test_an_interrupted_rescoring_continues_with_the_same_command_and_no_model_runs_in_its_directory(place, capsys):
     sampled()
-    assert rescored("--reward", "length") == 0
+    assert rescored("--reward", "rewards.py:length") == 0
     path = place / "new" / "trajectories.jsonl"
     whole = path.read_bytes()
     path.write_bytes(b"".join(whole.splitlines(keepends=True)[:2]))
-    assert rescored("--reward", "length", "--resume") == 0
+    assert rescored("--reward", "rewards.py:length", "--resume") == 0
     assert sorted(path.read_bytes().splitlines()[:2]) == sorted(whole.splitlines()[:2])
     assert len(rewards("new")) == 6
+    (place / "rewards.py").write_text(REWARDS + "# changed")
+    capsys.readouterr()
+    again = ["rescore", str(place / "old"), "--out", "new", "--progress", "none", "--max_error_share", "1", "--resume"]
+    assert main([*again, "--reward", "rewards.py:length"]) == 0
+    assert "changed on resume: rewards.py; " in capsys.readouterr().err
     assert main(["run", "--resume", "--out", "new"]) == 2
-    assert "rescored.run was 'old', is now 'absent'" in capsys.readouterr().err
+    assert "rescored.reward was 'rewards.py:length', is now 'absent'" in capsys.readouterr().err
 
 
 def test_diff_says_that_the_rewards_differ_and_compares(place):
     sampled()
     assert rescored("--reward", "length") == 0
     found = compare("old", "new")
-    assert found.caveats[0].text == "B has the episodes of old, graded again: the difference is of the rewards"
+    assert found.caveats[0].text == "B has the episodes of A, graded again: the difference is of the rewards"
     assert (found.refused, found.difference.num_tasks) == ((), 3)
     shutil.rmtree("new")
     assert rescored(*version("NUM_TURNS = 0.5", "NUM_TURNS = 1.0")) == 0
     assert [each.kind for each in compare("old", "new").caveats] == ["rescored", "environment", "environment"]
     assert compare("old", "new").refused == ()
+    Path("old").rename("other")
+    assert compare("other", "new").refused
 
 
 @pytest.mark.parametrize(("flags", "message"), [
@@ -319,15 +326,76 @@ def test_flags_that_do_not_fit_are_refused_before_anything_is_graded(place, caps
     assert not (place / "new").exists()
 
 
-def test_only_a_run_with_episodes_and_a_tokenizer_is_graded_again(place, capsys):
+def test_only_a_run_is_graded_again_and_into_another_directory(place, capsys):
     assert rescored() == 2
     assert "old: expected a run directory, got no config.json in it" in capsys.readouterr().err
     sampled()
-    shutil.rmtree("old/tokenizer")
-    assert rescored() == 2
-    assert "old: expected the run's tokenizer/ in it, got none" in capsys.readouterr().err
+    assert main(["rescore", "old", "--out", str(place / "old"), "--resume"]) == 2
+    assert "--out: expected another directory than RUN" in capsys.readouterr().err
     config = json.loads(Path("old/config.json").read_text())
     config["config"]["flags"]["advantage_estimator"] = "rloo"
     Path("old/config.json").write_text(json.dumps(config))
     assert rescored() == 2
     assert "old: expected a run of `agentenv run`, got one of `agentenv train`" in capsys.readouterr().err
+
+
+def test_a_run_that_lacks_whole_tasks_or_its_tokenizer_is_graded_and_says_what_is_missing(place, capsys):
+    sampled()
+    shutil.rmtree("old/tokenizer")
+    kept = [line for line in (place / "old" / "trajectories.jsonl").read_bytes().splitlines(True) if b"000001/" in line]
+    (place / "old" / "trajectories.jsonl").write_bytes(b"".join(kept))
+    (place / "old" / "index.jsonl").unlink()
+    assert rescored() == 0
+    assert (sorted(rewards("new")), errors("new")) == (["000001/0", "000001/1"], {})
+    assert "missing   of 3 tasks the record has 1; finish that run with --resume" in capsys.readouterr().out
+
+
+WIDE = ENV.replace("class Asks", "class Wide") + "\nWide.score_range = (0.0, 10.0)\n"
+
+
+def test_another_environment_or_reward_has_its_own_pass_score_and_kept_rewards_have_theirs(place):
+    (place / "wide.py").write_text(WIDE)
+    sampled("--env", "wide.py:Wide")
+    flags, by_length = {}, ("--reward", "length")
+    asked = {
+        "group": ("--group_reward", "rewards.py:shortest"),
+        "reward": by_length,
+        "env": ("--env", "env.py:Asks"),
+        "given": (*by_length, "--pass_score", "0.5"),
+    }
+    for name, more in asked.items():
+        assert rescored(*more) == 0
+        flags[name] = read_config("new")["config"]["flags"]["pass_score"]
+        shutil.rmtree("new")
+    assert flags == {"group": 10.0, "reward": None, "env": None, "given": 0.5}
+    entries = [{"env": "wide.py:Wide", "data": "tasks.jsonl"}, {"env": "env.py:Asks", "data": "tasks.jsonl"}]
+    (place / "both.json").write_text(json.dumps(entries))
+    shutil.rmtree("old")
+    sampled("--env", "both.json", "--data", "None")
+    assert rescored("--group_reward", "rewards.py:shortest") == 0
+    assert read_config("new")["config"]["pass_scores"] == read_config("old")["config"]["pass_scores"]
+
+
+def test_a_flag_with_its_default_value_takes_the_place_of_the_runs(place):
+    sampled("--concurrency", 3)
+    assert rescored("--concurrency", 64) == 0
+    assert read_config("new")["config"]["flags"]["concurrency"] == 64
+
+
+def test_an_answer_is_given_once_to_an_agent_that_asks_the_same_more_often(place):
+    (place / "agent.py").write_text(OWN_LOOP.replace('["First?", "Second?", QUESTION]', "[QUESTION] * 2"))
+    sampled("--env", "agent.py:Agent")
+    assert rescored() == 0
+    assert errors("new") == {}
+    shutil.rmtree("new")
+    assert rescored(*version("[QUESTION] * 2", "[QUESTION] * 3", "agent.py:Agent")) == 0
+    assert len(errors("new")) == 6
+
+
+def test_an_episode_whose_group_was_not_graded_keeps_its_stop_reason(place):
+    (place / "rewards.py").write_text(REWARDS.replace("best = min", "raise ValueError; best = min"))
+    sampled("--max_turns", 1, "--group_reward", "rewards.py:shortest", "--max_error_share", 1)
+    assert {each.error.where for each in episodes("old").values()} == {"group_reward"}
+    (place / "right.py").write_text(REWARDS)
+    assert rescored("--group_reward", "right.py:shortest") == 0
+    assert {each.stop_reason for each in episodes("new").values()} == {"max_turns"}
