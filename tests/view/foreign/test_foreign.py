@@ -185,6 +185,14 @@ def test_another_file_is_refused_with_the_kinds_that_open(content, tmp_path):
         find_runs([str(tmp_path / "x.jsonl")])
 
 
+def test_a_file_with_a_number_for_a_name_does_not_hide_the_runs_beside_it(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/config.json").write_text("{}")
+    (tmp_path / "a/trajectories.jsonl").write_text("")
+    (tmp_path / "1.jsonl").write_text('{"question": "What is 2 + 2?"}\n')
+    assert [run.folder for run in find_runs([str(tmp_path)])] == [tmp_path / "a"]
+
+
 @pytest.mark.long
 def test_the_page_of_a_record_is_written_and_the_copy_removed(tmp_path, capsys):
     assert main(["view", str(HERE / "verl/3.jsonl"), "--html", str(tmp_path / "page.html")]) == 0
