@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from agentenv.cli.main import main
-from agentenv.errors import ConfigError
+from agentenv.errors import ConfigError, DataError
 from agentenv.runs.records.directory import read_trajectories
 from agentenv.runs.records.index import FIELDS, read_index, stored_index
+from agentenv.view.foreign.building import records_in
 from agentenv.view.single_file import FileOptions, write_html
 from agentenv.view.viewed import find_runs
 
@@ -191,6 +192,17 @@ def test_a_file_with_a_number_for_a_name_does_not_hide_the_runs_beside_it(tmp_pa
     (tmp_path / "a/trajectories.jsonl").write_text("")
     (tmp_path / "1.jsonl").write_text('{"question": "What is 2 + 2?"}\n')
     assert [run.folder for run in find_runs([str(tmp_path)])] == [tmp_path / "a"]
+
+
+def test_pipes_and_folders_among_the_dumps_are_passed_over_and_a_file_that_cannot_be_read_is_named(tmp_path):
+    os.mkfifo(tmp_path / "1.jsonl")
+    (tmp_path / "2.jsonl").mkdir()
+    (tmp_path / "3.jsonl").symlink_to(HERE / "verl/3.jsonl")
+    assert len(opened(tmp_path)[1]) == 4
+    with pytest.raises(DataError, match=r"1\.jsonl: expected a file, got a folder or a pipe"):
+        list(records_in(tmp_path / "1.jsonl"))
+    with pytest.raises(ConfigError, match=r"4\.jsonl: expected a file that can be read, got .*Errno"):
+        list(records_in(tmp_path / "4.jsonl"))
 
 
 @pytest.mark.long
