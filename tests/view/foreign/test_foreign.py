@@ -205,6 +205,21 @@ def test_pipes_and_folders_among_the_dumps_are_passed_over_and_a_file_that_canno
         list(records_in(tmp_path / "4.jsonl"))
 
 
+@pytest.mark.parametrize(("num_nodes", "num_tokens", "num_children"), [(400, 1, 300), (1, 500_000, 25)])
+def test_a_trace_whose_paths_are_much_longer_than_its_line_is_left_out(num_nodes, num_tokens, num_children, tmp_path):
+    lines = TRACES.read_text().splitlines()
+    record = json.loads(lines[0])
+    said = {"sampled": False, "message": {"role": "user", "content": ""}}
+    nodes = [{**said, "parent": None, "token_ids": [1] * num_tokens, "mask": [False] * num_tokens}]
+    nodes += [{**said, "parent": each, "token_ids": [1], "mask": [False]} for each in range(num_nodes - 1)]
+    child = {"sampled": True, "message": {"role": "assistant", "content": ""}, "token_ids": [1], "mask": [True]}
+    record["traces"][0]["nodes"] = [*nodes, *num_children * [{**child, "parent": num_nodes - 1}]]
+    (tmp_path / "traces.jsonl").write_text(f"{json.dumps(record)}\n{lines[1]}\n")
+    run, episodes = opened(tmp_path)
+    assert list(episodes) == ["g0/e1"]
+    assert "1 record left out: traces.jsonl:1: ValueError: node" in run.said
+
+
 @pytest.mark.long
 def test_the_page_of_a_record_is_written_and_the_copy_removed(tmp_path, capsys):
     assert main(["view", str(HERE / "verl/3.jsonl"), "--html", str(tmp_path / "page.html")]) == 0
