@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -218,6 +219,17 @@ def test_a_trace_whose_paths_are_much_longer_than_its_line_is_left_out(num_nodes
     run, episodes = opened(tmp_path)
     assert list(episodes) == ["g0/e1"]
     assert "1 record left out: traces.jsonl:1: ValueError: node" in run.said
+
+
+def test_sigterm_leaves_no_copy_of_a_record(tmp_path):
+    command = [sys.executable, "-m", "agentenv.cli", "view", str(TRACES), "--no_open", "--until_eof"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)}, **pipes) as process:
+        assert process.stdout.readline().startswith(b"http")
+        assert len(list(tmp_path.iterdir())) == 1
+        process.terminate()
+        assert process.wait() == -signal.SIGTERM
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.long
