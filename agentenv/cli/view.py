@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import signal
 import sys
 import webbrowser
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from agentenv._util.terminal import safe
 from agentenv.cli.flags import parse
 from agentenv.cli.help import POSITIONAL
 from agentenv.errors import ConfigError
+from agentenv.view.foreign import end_by_signal
 from agentenv.view.viewed import ViewedRun, find_runs
 
 TOKEN_VARIABLE = "AGENTENV_VIEW_TOKEN"
@@ -78,6 +80,9 @@ class ViewConfig:
 def view(args: Sequence[str]) -> int:
     """Look at the episodes of runs in a browser: groups, tokens, training curves, also while they run."""
     config = parse(ViewConfig, "view", args)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # ignored under nohup
+            signal.signal(number, end_by_signal)
     runs = find_runs(config.runs)
     for run in filter(lambda each: each.said, runs):
         sys.stderr.write(f"{safe(run.said)}\n")

@@ -129,12 +129,14 @@ def find_runs(paths: Sequence[str]) -> list[ViewedRun]:
     foreign: dict[Path, tuple[Path, str]] = {}  # what they became
     for path in paths or ["runs"]:
         folder = Path(path)
-        if not (folder / TRAJECTORIES).exists() and (reader := reader_of(folder)) is not None:
+        below = sorted(each for each in folder.iterdir() if _is_run(each)) if folder.is_dir() else []
+        # Peers' folders have a config.json, too.
+        is_own = any((each / TRAJECTORIES).exists() for each in (folder, *below))
+        if not is_own and (reader := reader_of(folder)) is not None:
             if folder.resolve() not in named:
                 foreign[folder.resolve()] = convert(folder, reader)
                 named[folder.resolve()] = path
             continue
-        below = sorted(each for each in folder.iterdir() if _is_run(each)) if folder.is_dir() else []
         found = [folder] if _is_run(folder) else below
         if not found:
             raise ConfigError(

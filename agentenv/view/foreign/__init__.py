@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 
 from agentenv._util.disk import write_json
 from agentenv._util.plurals import counted
@@ -28,6 +30,14 @@ _MEAN_LOGPROB = list(FIELDS).index("mean_logprob")
 _kept: list[TemporaryDirectory[str]] = []  # removed at the end of the process
 
 
+def end_by_signal(number: int, _frame: FrameType | None) -> None:
+    """Remove the directories of `convert`, and end the process by the signal, which otherwise leaves them."""
+    for each in _kept:
+        each.cleanup()
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+
+
 def reader_of(path: Path) -> Reader | None:
     """Return what reads a file or folder; None if it is of no kind that is known."""
     readers = [each() for each in _READERS]
@@ -43,7 +53,7 @@ def reader_of(path: Path) -> Reader | None:
 def convert(path: Path, reader: Reader) -> tuple[Path, str]:
     """Return a run directory of the episodes in a record, and what was read and what the record lacks.
 
-    The directory is removed at the end of the process.
+    The directory is removed at the end of the process; for an end by a signal, `end_by_signal` has to handle it.
 
     Raises:
         ConfigError: no episode can be read.

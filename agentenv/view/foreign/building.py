@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from agentenv.core.trajectory import NO_VERSION, EpisodeError, Trajectory
 from agentenv.core.types import Answer, Completion, Message, StepResult, StopReason, Task
-from agentenv.errors import DataError
+from agentenv.errors import ConfigError, DataError
 from agentenv.runs.records.lines import MAX_LINE_BYTES
 
 Json = Mapping[str, Any]
@@ -152,26 +152,40 @@ def _parse(text: bytes) -> Json:
     return value
 
 
+def _open(path: Path) -> BinaryIO:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise DataError(f"{path}: expected a file, got a folder or a pipe. Remove it.")
+    return os.fdopen(fd, "rb")
+
+
 def read_object(path: Path) -> Json:
     """Return the JSON object in a file, which another process may have replaced by a link or a pipe.
 
     Raises:
         OSError, ValueError, RecursionError, DataError: there is none.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(fd, "rb") as file:
-        return _parse(file.read(MAX_LINE_BYTES + 1) if stat.S_ISREG(os.fstat(fd).st_mode) else b"")
+    with _open(path) as file:
+        return _parse(file.read(MAX_LINE_BYTES + 1))
 
 
 def records_in(path: Path) -> Sources:
-    """Yield a `.json` file, or each line that is not blank of another; one that is too long counts as damaged."""
+    """Yield a `.json` file, or each line that is not blank of another; one that is too long counts as damaged.
+
+    Raises:
+        ConfigError, DataError: the file cannot be read.
+    """
     if path.suffix == ".json":
         yield path.name, partial(read_object, path.resolve())
         return
-    with path.open("rb") as file:
-        number, is_start = 0, True
-        while line := file.readline(MAX_LINE_BYTES + 1):
-            number += is_start
-            if is_start and line.strip():
-                yield f"{path.name}:{number}", partial(_parse, line)
-            is_start = line.endswith(b"\n")
+    try:
+        with _open(path.resolve()) as file:
+            number, is_start = 0, True
+            while line := file.readline(MAX_LINE_BYTES + 1):
+                number += is_start
+                if is_start and line.strip():
+                    yield f"{path.name}:{number}", partial(_parse, line)
+                is_start = line.endswith(b"\n")
+    except OSError as error:
+        raise ConfigError(f"{path}: expected a file that can be read, got {error}.") from error

@@ -10,6 +10,9 @@ from agentenv.core.types import Answer, Message, StopReason, Task
 from agentenv.view.foreign import building
 from agentenv.view.foreign.building import Call, Episodes, Json, content_text, failure, number_of
 
+_MAX_NODES, _MAX_TOKENS = 100_000, 10_000_000
+"""Maximum sums over the paths to a trace's generations: they can grow with the square of its line."""
+
 
 class PrimeReader(building.Reader):
     """A trace is an episode. Siblings have one group, or else one task, and one agent's name."""
@@ -61,17 +64,23 @@ def _calls(trace: Json, version: int) -> tuple[list[Message], list[Call]]:
     """Return the messages before the first generation, and the generations, with the tokens before each.
 
     Raises:
-        ValueError: the sampled tokens of a message are not in one piece at its end.
+        ValueError: the sampled tokens of a message are not in one piece at its end, or the paths are too long.
     """
     nodes: list[Json] = trace.get("nodes") or []
     made_by = {call["node"]: call for call in trace.get("calls") or [] if "node" in call}
     prompt: list[Message] = []
     calls: list[Call] = []
     leaf: int | None = None  # the last node of the sequence so far
+    num_nodes = num_tokens = 0
     for index, node in enumerate(nodes):
         if not node.get("sampled"):
             continue
         path, continues = _path(nodes, index, leaf)
+        num_nodes += len(path)
+        num_tokens += sum(len(nodes[each].get("token_ids") or []) for each in path)
+        if num_nodes > _MAX_NODES or num_tokens > _MAX_TOKENS:
+            limits = f"{_MAX_NODES} nodes and {_MAX_TOKENS} tokens"
+            raise ValueError(f"node {index}: expected paths of at most {limits}, got {num_nodes} and {num_tokens}")
         (calls[-1].observation if calls else prompt).extend(_message(nodes[each]["message"]) for each in path[:-1])
         before = [token for each in path[:-1] for token in nodes[each].get("token_ids") or []]
         ids, mask, made = node.get("token_ids") or [], node.get("mask") or [], made_by.get(index, {})

@@ -22,7 +22,7 @@ class VerlReader(building.Reader):
 
     def files_in(self, folder: Path) -> list[Path]:
         """Return the dumps in a folder, by step."""
-        found = [each for each in folder.iterdir() if _DUMP.fullmatch(each.name)]
+        found = [each for each in folder.iterdir() if _DUMP.fullmatch(each.name) and each.is_file()]
         return sorted(found, key=lambda each: int(each.stem))
 
     def episodes(self, value: Json) -> Episodes:

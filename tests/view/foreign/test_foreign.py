@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from agentenv.cli.main import main
-from agentenv.errors import ConfigError
+from agentenv.errors import ConfigError, DataError
 from agentenv.runs.records.directory import read_trajectories
 from agentenv.runs.records.index import FIELDS, read_index, stored_index
+from agentenv.view.foreign.building import records_in
 from agentenv.view.single_file import FileOptions, write_html
 from agentenv.view.viewed import find_runs
 
@@ -183,6 +185,51 @@ def test_another_file_is_refused_with_the_kinds_that_open(content, tmp_path):
     (tmp_path / "x.jsonl").write_text(content)
     with pytest.raises(ConfigError, match=r"or one of prime-rl's traces.jsonl, NeMo Gym's rollouts, verl's"):
         find_runs([str(tmp_path / "x.jsonl")])
+
+
+def test_a_file_with_a_number_for_a_name_does_not_hide_the_runs_beside_it(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/config.json").write_text("{}")
+    (tmp_path / "a/trajectories.jsonl").write_text("")
+    (tmp_path / "1.jsonl").write_text('{"question": "What is 2 + 2?"}\n')
+    assert [run.folder for run in find_runs([str(tmp_path)])] == [tmp_path / "a"]
+
+
+def test_pipes_and_folders_among_the_dumps_are_passed_over_and_a_file_that_cannot_be_read_is_named(tmp_path):
+    os.mkfifo(tmp_path / "1.jsonl")
+    (tmp_path / "2.jsonl").mkdir()
+    (tmp_path / "3.jsonl").symlink_to(HERE / "verl/3.jsonl")
+    assert len(opened(tmp_path)[1]) == 4
+    with pytest.raises(DataError, match=r"1\.jsonl: expected a file, got a folder or a pipe"):
+        list(records_in(tmp_path / "1.jsonl"))
+    with pytest.raises(ConfigError, match=r"4\.jsonl: expected a file that can be read, got .*Errno"):
+        list(records_in(tmp_path / "4.jsonl"))
+
+
+@pytest.mark.parametrize(("num_nodes", "num_tokens", "num_children"), [(400, 1, 300), (1, 500_000, 25)])
+def test_a_trace_whose_paths_are_much_longer_than_its_line_is_left_out(num_nodes, num_tokens, num_children, tmp_path):
+    lines = TRACES.read_text().splitlines()
+    record = json.loads(lines[0])
+    said = {"sampled": False, "message": {"role": "user", "content": ""}}
+    nodes = [{**said, "parent": None, "token_ids": [1] * num_tokens, "mask": [False] * num_tokens}]
+    nodes += [{**said, "parent": each, "token_ids": [1], "mask": [False]} for each in range(num_nodes - 1)]
+    child = {"sampled": True, "message": {"role": "assistant", "content": ""}, "token_ids": [1], "mask": [True]}
+    record["traces"][0]["nodes"] = [*nodes, *num_children * [{**child, "parent": num_nodes - 1}]]
+    (tmp_path / "traces.jsonl").write_text(f"{json.dumps(record)}\n{lines[1]}\n")
+    run, episodes = opened(tmp_path)
+    assert list(episodes) == ["g0/e1"]
+    assert "1 record left out: traces.jsonl:1: ValueError: node" in run.said
+
+
+def test_sigterm_leaves_no_copy_of_a_record(tmp_path):
+    command = [sys.executable, "-m", "agentenv.cli", "view", str(TRACES), "--no_open", "--until_eof"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)}, **pipes) as process:
+        assert process.stdout.readline().startswith(b"http")
+        assert len(list(tmp_path.iterdir())) == 1
+        process.terminate()
+        assert process.wait() == -signal.SIGTERM
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.long
