@@ -10,7 +10,7 @@ from typing import Any
 from agentenv._util.plurals import counted, histogram
 from agentenv.compare.sides import By, Side
 from agentenv.runs.mixture import MixtureEntry, mixture_of, without_added_limits
-from agentenv.runs.prepare import changed_files, python_files
+from agentenv.runs.prepare import ALL_CODE, changed_files, python_files
 
 ENVIRONMENT = ("env", "env_kwargs", "agent_func_path", "history", "text_feedback")
 LIMITS = (
@@ -112,7 +112,7 @@ def _flag_caveats(a: Side, b: Side) -> Iterator[Caveat]:
             yield Caveat(kind, f"--{name}: {old} in A, {new} in B", refuses=kind == "limits" or not is_meant)
     named = {*python_files([side.flags.get(name) for side in (a, b) for name in CODE])}
     files = changed_files(a.config.get("agent_file"), b.config.get("agent_file"))
-    if files := [name for name in files if name in named]:
+    if files := [name for name in files if name in named or name == ALL_CODE]:
         text = f"code: other content of {', '.join(files)} in B"
         yield Caveat("environment", text, refuses=not is_meant)
     if a.step is None or b.step is None:

@@ -190,10 +190,10 @@ def report_changes(config: RunConfig, out: Path, note: Callable[[str], None]) ->
         stored["flags"]["prices"] = config.prices
     if changed := changed_files(before, now):
         note(f"changed on resume: {', '.join(changed)}; episodes from here on are judged by the new code")
-        stored["agent_file"] = now
         document["changed"] = [*document.get("changed", []), [before, now]]
-    if not is_repriced and not changed:
+    if not is_repriced and before == now:
         return
+    stored["agent_file"] = now
     try:
         write_json(out / CONFIG, document)
     except OSError as error:

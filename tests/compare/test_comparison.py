@@ -286,6 +286,17 @@ def test_of_a_mixture_only_the_environments_of_compared_episodes_count(tmp_path)
     assert [each.text for each in compare(a, c, where="env=a").refused] == ["code: other content of reward.py in B"]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [("1", "1", None), ("1", {"env.py": "2"}, None), ("1", "2", "files of the environment or the rewards")],
+)
+def test_of_earlier_versions_one_hash_of_all_code_is_compared_with_another(tmp_path, old, new, text):
+    a = write_run(tmp_path / "a", BEFORE, flags={"env": "env.py"}, agent_file=old)
+    b = write_run(tmp_path / "b", BEFORE, flags={"env": "env.py"}, agent_file=new)
+    found = [each.text for each in compare(a, b).refused]
+    assert found == [f"code: other content of the {text} in B"] * (text is not None)
+
+
 @pytest.mark.parametrize("limits", [{}, {"max_turns": 3, "max_length": 99}])
 def test_limits_that_earlier_versions_stored_in_all_entries_of_a_mixture_are_no_difference(tmp_path, limits):
     entries = [{"env": "a.py", "name": "a"}, {"env": "b.py", "name": "b", **limits}]
