@@ -286,6 +286,14 @@ def test_of_a_mixture_only_the_environments_of_compared_episodes_count(tmp_path)
     assert [each.text for each in compare(a, c, where="env=a").refused] == ["code: other content of reward.py in B"]
 
 
+@pytest.mark.parametrize("reward", ["gj.py:best", '{"gj.py:best": {"limit_s": 5.0}}', '{"sum": {"a": "gj.py:best"}}'])
+def test_the_code_of_a_group_reward_is_compared_also_in_json(tmp_path, reward):
+    a, b = (
+        write_run(tmp_path / name, BEFORE, flags={"group_reward": reward}, agent_file={"gj.py": name}) for name in "ab"
+    )
+    assert [each.text for each in compare(a, b).refused] == ["code: other content of gj.py in B"]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "text"),
     [("1", "1", None), ("1", {"env.py": "2"}, None), ("1", "2", "files of the environment or the rewards")],
