@@ -485,6 +485,10 @@ def test_a_training_without_such_an_evaluation_is_refused(tmp_path):
         compare(run, run, where='env=x reward<1 "text"')
     with pytest.raises(ConfigError, match=r"^--where: expected a filter that keeps .*a@2, got none of 24\."):
         compare(run, run, where="env=x")
+    mixed = write_training(tmp_path / "c", {2: BEFORE}, flags={"env": [{"name": "x", "env": "x.py"}]})
+    for where in ("env=x", "-env=y"):
+        with pytest.raises(ConfigError, match=r"^--where: expected a filter by task for .*c@2, got env, which"):
+            compare(mixed, mixed, where=where)
     with pytest.raises(ConfigError, match="expected two runs, or a training with two evaluations, got one run with 0"):
         compare(write_run(tmp_path / "b", BEFORE))
     with pytest.raises(ConfigError, match="got those of steps none"):
