@@ -10,8 +10,9 @@ from typing import Any
 
 from agentenv._util.plurals import counted, histogram
 from agentenv.compare.sides import By, Side
+from agentenv.runs.config import parsed_reward
 from agentenv.runs.mixture import MixtureEntry, mixture_of, without_added_limits
-from agentenv.runs.prepare import changed_files, python_files
+from agentenv.runs.prepare import ALL_CODE, changed_files, python_files
 
 ENVIRONMENT = ("env", "env_kwargs", "agent_func_path", "history", "text_feedback")
 LIMITS = (
@@ -20,7 +21,7 @@ LIMITS = (
 )  # fmt: skip
 REWARDS = ("remote_rm_url", "group_reward", "reference_key", "pass_score")
 EVAL_DATA = ("eval_dataset", "eval_split")
-CODE = ("agent_func_path", "env", "env_kwargs", "remote_rm_url", "group_reward")
+CODE = ("agent_func_path", "env", "env_kwargs", "remote_rm_url")
 _UNREPORTED = (
     "out", "resume", "progress", "log_level", "json", "ckpt_path", *ENVIRONMENT, *LIMITS, *REWARDS, *EVAL_DATA,
 )  # fmt: skip
@@ -116,13 +117,12 @@ def _flag_caveats(a: Side, b: Side) -> Iterator[Caveat]:
     for kind, names in (("environment", ENVIRONMENT), ("limits", LIMITS), ("rewards", REWARDS)):
         for name, (old, new) in _differing(a.flags, b.flags, names):
             yield Caveat(kind, f"--{name}: {old} in A, {new} in B", refuses=kind == "limits" or not is_meant)
-    named = {
-        *python_files(
-            [side.flags.get(name) for side in (a, b) for name in CODE] + [facts.get("reward") for facts in graded]
-        )
-    }
+    code = [side.flags.get(name) for side in (a, b) for name in CODE]
+    code += [parsed_reward("--group_reward", side.flags.get("group_reward")) for side in (a, b)]
+    code += [parsed_reward("--reward", facts.get("reward")) for facts in graded]
+    named = {*python_files(code)}
     files = changed_files(a.config.get("agent_file"), b.config.get("agent_file"))
-    if files := [name for name in files if name in named]:
+    if files := [name for name in files if name in named or name == ALL_CODE]:
         text = f"code: other content of {', '.join(files)} in B"
         yield Caveat("environment", text, refuses=not is_meant)
     if a.step is None or b.step is None:

@@ -174,6 +174,11 @@ def _evaluated_side(folder: Path, evaluation: Mapping[str, Any], where: EpisodeF
     name, episodes = f"{folder}@{evaluation['step']}", list(evaluated(evaluation))
     side = Side(str(folder), step=evaluation["step"], config=read_config(folder)["config"])
     judge = PassRule(side.config)
+    reads_env = where is not None and "env" in where.columns
+    if reads_env and mixture_of(side.flags) and not any(episode.env for episode in episodes):
+        raise ConfigError(
+            f"--where: expected a filter by task for {name}, got env, which the version that wrote it did not record."
+        )
     for episode in episodes:
         if where is None or where.keeps_task(episode.group_id, episode.env, name):
             side.outcomes[episode.group_id].append(judge.outcome(episode))

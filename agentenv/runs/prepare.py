@@ -35,6 +35,9 @@ from agentenv.runs.flat_config import flag_message
 from agentenv.runs.group_rewards import GroupGrader, open_grader
 from agentenv.runs.mixture import is_plain, read_entries
 
+ALL_CODE = "the files of the environment or the rewards"
+"""What `changed_files` returns for the single hashes of earlier versions."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -421,7 +424,7 @@ def digest(tasks: Sequence[Task]) -> str:
     return f"{len(tasks)} tasks, {content.hexdigest()}"
 
 
-def code_digests(config: RunConfig, *more: str | None) -> dict[str, str]:
+def code_digests(config: RunConfig, *more: Any) -> dict[str, str]:
     """Return a hash of each Python file that the flags name, by path: the agent, reward functions, --env_kwargs.
 
     `more` may name further ones.
@@ -436,7 +439,12 @@ def code_digests(config: RunConfig, *more: str | None) -> dict[str, str]:
 
 
 def changed_files(old: Any, new: Any) -> list[str]:
-    """Return the files whose hashes differ in `agent_file` of two config.json; earlier versions stored one hash."""
+    """Return the files whose hashes differ in `agent_file` of two config.json.
+
+    Of earlier versions, which stored one hash of all files, that is `ALL_CODE`, and unknown against hashes by file.
+    """
+    if isinstance(old, str) and isinstance(new, str):
+        return [ALL_CODE] * (old != new)
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return []
     return [name for name in {**old, **new} if old.get(name) != new.get(name)]

@@ -17,7 +17,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.engines.models import load_stop_token_ids
 from agentenv.episode.runner import EpisodeRunner, plan
 from agentenv.errors import ConfigError
-from agentenv.runs.config import FREE_ON_RESUME, RunConfig, TrackerOptions
+from agentenv.runs.config import FREE_ON_RESUME, RunConfig, TrackerOptions, parsed_reward
 from agentenv.runs.display.report import LastingStream, quiet_transformers
 from agentenv.runs.display.screen import RunScreen
 from agentenv.runs.group_rewards import OpenGroups, Recorder
@@ -181,10 +181,9 @@ def open_run_trackers(job: Job, out: Path | None) -> Trackers:
     return Trackers([], Path())
 
 
-def _reward_of(stored: Mapping[str, Any] | None) -> str | None:
-    """Return the --reward of `agentenv rescore` in the `config` of config.json."""
-    reward: str | None = ((stored or {}).get("rescored") or {}).get("reward")
-    return reward
+def _reward_of(stored: Mapping[str, Any] | None) -> Any:
+    """Return the settings of --reward of `agentenv rescore` in the `config` of config.json; None without it."""
+    return parsed_reward("--reward", ((stored or {}).get("rescored") or {}).get("reward"))
 
 
 def report_changes(config: RunConfig, out: Path, note: Callable[[str], None]) -> None:
@@ -202,10 +201,10 @@ def report_changes(config: RunConfig, out: Path, note: Callable[[str], None]) ->
         stored["flags"]["prices"] = config.prices
     if changed := changed_files(before, now):
         note(f"changed on resume: {', '.join(changed)}; episodes from here on are judged by the new code")
-        stored["agent_file"] = now
         document["changed"] = [*document.get("changed", []), [before, now]]
-    if not is_repriced and not changed:
+    if not is_repriced and before == now:
         return
+    stored["agent_file"] = now
     try:
         write_json(out / CONFIG, document)
     except OSError as error:

@@ -197,7 +197,6 @@ class TaskOrder:
         for task in tasks:
             self._tasks.setdefault(task.env if weights else "", []).append(task)
         self._curriculum = CurriculumState(curriculum, dict(weights)) if curriculum is not None and weights else None
-        self.update()
         self._orders: dict[tuple[str, int], list[int]] = {}
         self._places: dict[int, tuple[str, int]] = {}  # environment and position of each group's task
         self._drawn = dict.fromkeys(weights, 0)
@@ -210,10 +209,16 @@ class TaskOrder:
         return {name: weight / total for name, weight in self.weights.items()}
 
     def task(self, number: int) -> Task:
-        """Return the task of a group. From the second pass on, the pass is part of its id."""
+        """Return the task of a group. From the second pass on, the pass is part of its id.
+
+        Raises:
+            ConfigError: the curriculum failed before the first group.
+        """
         env, place = "", number
         if self.weights:
             if number not in self._places:
+                if not any(self._drawn.values()):
+                    self.update()
                 for name, share in self.shares.items():
                     self._lags[name] += share
                 env = max((name for name, weight in self.weights.items() if weight), key=self._lags.__getitem__)
@@ -241,7 +246,7 @@ class TaskOrder:
         """Let the curriculum change the weights.
 
         Raises:
-            RunStopped: it failed; ConfigError before the first group.
+            RunStopped: it failed; ConfigError before the first group is over.
         """
         if self._curriculum is not None:
             self.weights = self._curriculum.update()

@@ -226,7 +226,8 @@ async def prepare_training(config: TrainConfig, rank_group: RankGroup | None = N
         curriculum = load_curriculum(config.curriculum)
         if not job.is_mixture:
             raise ConfigError("--curriculum: expected several --env with it, got one. Leave it out.")
-        CurriculumState(curriculum, {part.name: part.weight for part in parts if part.weight}).update()
+        if not config.resume:  # a resumed training has groups
+            CurriculumState(curriculum, {part.name: part.weight for part in parts if part.weight}).update()
     held_out = load_held_out(config, job)
     if job.grader is not None:
         job.grader.check([*job.tasks, *(task for tasks in held_out.values() for task in tasks)])

@@ -116,6 +116,20 @@ def test_the_timing_of_groups_does_not_change_what_a_curriculum_sees():
     ]  # fmt: skip
 
 
+def test_a_curriculum_is_called_without_groups_before_the_first_one_only_and_not_on_a_resume():
+    seen = []
+    started = order_of({"a": 1.0}, curriculum=lambda stats: seen.append(stats["a"].num_groups) or {"a": 1.0})
+    for number in range(3):
+        started.observe(number, group(started.task(number), 0.0))
+    started.update()
+    assert seen == [0, 3]
+    resumed = order_of({"a": 1.0}, curriculum=lambda stats: {"a": 1 / stats["a"].num_groups})
+    resumed.load_state(started.state(set()))
+    resumed.task(3)
+    resumed.update()
+    assert resumed.weights == {"a": 1 / 3}
+
+
 def test_spread_prefers_environments_whose_groups_differ_and_leaves_none_out():
     def env(*spreads, weight=1.0):
         return EnvStats(weight, len(spreads), [GroupStats("t", 0.5, None, each) for each in spreads])
@@ -133,7 +147,7 @@ def test_spread_prefers_environments_whose_groups_differ_and_leaves_none_out():
 @pytest.mark.parametrize("made", [{}, {"a": 1.0}, {"a": -1.0, "b": 1.0}, {"a": 0, "b": 0}, {"a": "1", "b": 1}, None])
 def test_a_curriculum_that_returns_something_else_stops_the_training(made):
     with pytest.raises(ConfigError, match="--curriculum: expected"):
-        order_of({"a": 1.0, "b": 1.0}, curriculum=lambda stats: made)
+        order_of({"a": 1.0, "b": 1.0}, curriculum=lambda stats: made).task(0)
     order = order_of({"a": 1.0, "b": 1.0}, curriculum=lambda stats: made if stats["a"].groups else {"a": 1.0, "b": 0})
     order.observe(0, group(order.task(0), 0.0))
     with pytest.raises(RunStopped, match="--curriculum: expected"):
@@ -148,7 +162,7 @@ def test_a_curriculum_is_found_by_name_and_in_a_file(tmp_path):
     order = order_of({"a": 1.0, "b": 1.0}, curriculum=load_curriculum(f"{tmp_path}/mine.py:only_a"))
     assert {order.task(number).env for number in range(5)} == {"a"}
     with pytest.raises(ConfigError, match=r"/mine\.py:4: expected weights of environments for --curriculum, got Zero"):
-        order_of({"a": 1.0}, curriculum=load_curriculum(f"{tmp_path}/mine.py:raises"))
+        order_of({"a": 1.0}, curriculum=load_curriculum(f"{tmp_path}/mine.py:raises")).task(0)
     assert load_curriculum("spread") is spread
     for wrong, expected in (("spraed", "Did you mean 'spread'"), (f"{tmp_path}/mine.py:nothing", "--curriculum: ")):
         with pytest.raises(ConfigError, match=expected):

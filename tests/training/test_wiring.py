@@ -9,6 +9,7 @@ from agentenv.chat.chat import Chat
 from agentenv.core.types import SamplingParams
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.setup import EpisodeSetup
+from agentenv.errors import ConfigError
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.training.best_model import EarlyStop
 from agentenv.training.config import TrainConfig
@@ -53,6 +54,16 @@ async def test_a_flag_moves_its_option_of_the_rollouts(flag):
     ]
     assert before != expected
     assert after == expected
+
+
+async def test_a_curriculum_is_tried_before_a_new_training_only(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def mine(environments):\n    return {name: 1 / stats.num_groups for name, stats in environments.items()}\n"
+    )
+    flags = {"env": MIX, "curriculum": f"{tmp_path}/mine.py:mine"}
+    with pytest.raises(ConfigError, match=r"mine\.py:2: expected weights .* ZeroDivisionError"):
+        await job_of(**flags)
+    await job_of(**flags, resume=True)
 
 
 async def test_flags_of_evaluations_reach_their_runner():

@@ -34,7 +34,7 @@ from agentenv._util.jsonable import jsonable
 from agentenv._util.version import __version__
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigError, RunStopped
-from agentenv.runs.config import today
+from agentenv.runs.config import RunConfig, today
 from agentenv.runs.metrics import Summary, Tally, summarize
 from agentenv.runs.mixture import without_added_limits
 from agentenv.runs.records.index import (
@@ -507,6 +507,8 @@ def _check_config(path: Path, old: Mapping[str, Any], new: Mapping[str, Any], ma
     """Raise ConfigError if a value differs; one that an older version did not know equals None."""
     known = {"flags": without_added_limits(old["flags"], new["flags"])} if "flags" in old and "flags" in new else {}
     was, now = _flatten({**old, **known}), _flatten(new)
+    if (was.get("flags.model"), now.get("flags.model")) == (RunConfig.model, ""):
+        was["flags.model"] = ""  # of an engine given as an object; earlier versions stored the default
     changed = [
         f"{key} {describe_change(was.get(key, 'absent'), now.get(key, 'absent'))}"
         for key in [*was, *(key for key in now if key not in was)]

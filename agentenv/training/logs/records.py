@@ -145,15 +145,17 @@ def _report_changes(out: Path, now: Mapping[str, Any], step: int, note: Callable
     }
     if files := changed_files(was.get("agent_file"), now["agent_file"]):
         changed["agent_file"] = [was["agent_file"], now["agent_file"]]
-    if not changed:
+    if not changed and was.get("agent_file") == now["agent_file"]:
         return
-    changes = ", ".join(
-        ", ".join(files) if name == "agent_file" else f"--{name} {old} → {new}" for name, (old, new) in changed.items()
-    )
-    note(f"changed on resume, from step {step + 1} on: {changes}")
-    history = [*document.get("changed", []), {"from_step": step + 1, "was_and_is": changed}]
+    if changed:
+        changes = ", ".join(
+            ", ".join(files) if name == "agent_file" else f"--{name} {old} → {new}"
+            for name, (old, new) in changed.items()
+        )
+        note(f"changed on resume, from step {step + 1} on: {changes}")
+        document["changed"] = [*document.get("changed", []), {"from_step": step + 1, "was_and_is": changed}]
     try:
-        write_json(out / CONFIG, document | {"config": now, "changed": history})
+        write_json(out / CONFIG, document | {"config": now})
     except OSError as error:
         raise ConfigError(f"{out / CONFIG}: expected a writable file, got {error}. Make room, or fix it.") from error
 
