@@ -105,10 +105,13 @@ def _by_entry(flags: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _flag_caveats(a: Side, b: Side) -> Iterator[Caveat]:
     graded = [(side.config.get("rescored") or {}) for side in (a, b)]
-    sources = [Path(facts["run"]).name if facts else "" for facts in graded]
-    is_meant = sources[0] == Path(b.name).name or sources[1] == Path(a.name).name
+    is_of_other = [
+        bool(facts) and Path(facts["run"]).resolve().name == Path(other.name).resolve().name
+        for facts, other in zip(graded, (b, a), strict=True)
+    ]
+    is_meant = any(is_of_other)
     if is_meant:
-        new, old = ("A", "B") if sources[0] else ("B", "A")
+        new, old = ("A", "B") if is_of_other[0] else ("B", "A")
         text = f"{new} has the episodes of {old}, graded again: the difference is of the rewards"
         yield Caveat("rescored", text, refuses=False)
     elif graded[0].get("reward") != graded[1].get("reward"):

@@ -84,7 +84,7 @@ async def _run(config: RunConfig, recording: Recording | None, stdout: TextIO, p
     out = Path(config.output.out or new_run_directory(f"{name}-{Path(config.model).name}"))
     errors = config.errors
     async with (
-        Outbox(open_run(job, out, recording.facts if recording else {})) as outbox,
+        Outbox(open_run(job, out, recording.facts if recording else None)) as outbox,
         open_run_trackers(job, out) as trackers,
     ):
         log = RunLog(job, outbox, trackers)

@@ -314,6 +314,17 @@ def test_diff_says_that_the_rewards_differ_and_compares(place):
     assert compare("other", "new").refused
 
 
+def test_diff_knows_a_rescored_run_by_its_source_from_any_folder(place, monkeypatch):
+    sampled()
+    shutil.copytree("old", "copy")
+    assert rescored("--reward", "length") == 0
+    monkeypatch.chdir("old")
+    assert [each.kind for each in compare(".", "../new").caveats] == ["rescored"]
+    assert [each.kind for each in compare(".", "../copy").caveats] == []
+    monkeypatch.chdir("../copy")
+    assert compare(".", "../new").refused
+
+
 @pytest.mark.parametrize(("flags", "message"), [
     (["--reward", "rewards.py:shortest"], "--reward: expected a reward of single answers, got 'rewards.py:shortest'"),
     (["--reward", "length", "--env", "env.py:Asks"], "--reward: expected no other flag that says what grades"),

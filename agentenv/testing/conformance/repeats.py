@@ -382,10 +382,8 @@ def isolation(context: ConformanceContext) -> list[Problem]:
     filled = shared_state(cls)  # after one episode of each case, so that what is loaded once is there
     with record_events(PROCESS_EVENTS, own_files(cls)) as events:
         together = context.run(_together(context))
-    differs, is_of_service = (
-        None,
-        False,
-    )  # the method and the first fact in which an episode differs from the one run alone
+    differs = None  # the method and the first fact in which an episode differs from the one run alone
+    is_of_service = False
     for index, trajectory in together:
         found = difference(records[index], trajectory, ("alone", f"among {NUM_TOGETHER}"))
         if found is not None:
