@@ -57,8 +57,9 @@ export function percent(share: number | null | undefined, digits = 0): string {
   return missing(share) ? NONE : `${(share * 100).toFixed(digits).replace("-", MINUS)} %`;
 }
 
+/** A duration. What was measured is more than 0; other trainers' records have none. */
 export function seconds(value: number | null | undefined): string {
-  if (missing(value)) return NONE;
+  if (missing(value) || value === 0) return NONE;
   if (value >= 120) return `${(value / 60).toFixed(1)} min`;
   return `${value >= 10 ? value.toFixed(0) : value >= 0.1 ? value.toFixed(2) : value.toFixed(3)} s`;
 }

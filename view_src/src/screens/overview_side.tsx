@@ -84,7 +84,7 @@ function StopReasons({ store }: { store: RunStore }): VNode {
 
 function Lengths({ store }: { store: RunStore }): VNode | null {
   const tokens = store.index.numbers("action_tokens");
-  if (!tokens.length) return null;
+  if (!tokens.some((each) => each > 0)) return null;
   return (
     <Card title="Sampled tokens" note="click a bar for its episodes">
       <Histogram

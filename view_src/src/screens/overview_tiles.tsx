@@ -38,7 +38,7 @@ export function OverviewTiles({ store, sorted }: { store: RunStore; sorted: Sort
         />
       )}
       <Tile value={number(mean(turns), 2)} name="turns" note={turns.length ? `at most ${count(greatest(turns))}` : ""} />
-      <Tile value={number(mean(tokens), 0)} name="sampled tokens" note={tokens.length ? `at most ${count(greatest(tokens))}` : ""} />
+      {greatest(tokens) > 0 && <Tile value={number(mean(tokens), 0)} name="sampled tokens" note={`at most ${count(greatest(tokens))}`} />}
       <ErrorTile store={store} />
     </div>
   );

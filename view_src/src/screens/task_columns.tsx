@@ -115,7 +115,7 @@ function StrandHead(props: CellProps & { parting: Parting | null; average: numbe
         </div>
       )}
       <div class="dim">
-        {plural(strand.turns.length, "turn")} · {plural(tokens, "token")} · {record?.stop_reason ?? "not ended"}
+        {plural(strand.turns.length, "turn")} · {tokens ? `${plural(tokens, "token")} \u00b7 ` : ""}{record?.stop_reason ?? "not ended"}
         {record?.error && ` \u00b7 ${record.error.kind ?? "error"}`}
       </div>
       {record?.error && (

@@ -32,7 +32,8 @@ function factsOf({ model, episode, place }: PanelProps): [string, string][] {
   if (!Number.isNaN(learned)) facts.push(["learner", fixed(learned, 4)], ["ratio", fixed(Math.exp(learned - logprob), 3)]);
   const advantage = segment.advantages[token] ?? Number.NaN;
   facts.push(["advantage", Number.isNaN(advantage) ? "not recorded" : signed(advantage, 3)]);
-  facts.push(["policy version", number(segment.versions[token] ?? null)]);
+  const version = segment.versions[token] ?? -1;
+  if (version >= 0) facts.push(["policy version", number(version)]);
   const turnRecord = episode.record.turns[turn];
   if (turnRecord && turnRecord.end - 1 === token) facts.push(["reward here", number(turnRecord.result?.reward)]);
   return facts;
