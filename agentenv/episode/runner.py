@@ -204,7 +204,8 @@ class EpisodeRunner:
             self._recent_errors.append(await self._hand_over(trajectory, on_end))
         finally:
             del self.in_flight[planned.episode_id]
-        if self.num_done >= self.policy.min_episodes:
+        # What failed while the run ends was not tried again: a resumed run does that, and judges the share.
+        if self.num_done >= self.policy.min_episodes and not self.draining:
             self.check_error_share()
 
     async def _hand_over(self, trajectory: Trajectory, on_end: OnEnd) -> str | None:

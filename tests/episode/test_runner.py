@@ -402,6 +402,18 @@ async def test_drain_ends_the_wait_for_a_retry_and_tries_no_more():
     assert runner.num_retries == 0
 
 
+async def test_what_fails_while_a_run_drains_does_not_count_as_too_many_failures():
+    policy = ErrorPolicy(max_retries=5, retry_wait_s=60.0, min_episodes=1)
+    runner = make_runner(raises(InfraError("down")), policy=policy)
+    ended = []
+    running = asyncio.ensure_future(runner.run(plan(make_tasks(8), 1), ended.append))
+    while len(runner.in_flight) < 8:
+        await asyncio.sleep(0)
+    runner.drain()
+    await asyncio.wait_for(running, 60)
+    assert [t.error.kind for t in ended] == ["infra"] * 8
+
+
 async def test_an_exception_of_on_end_ends_the_run_unchanged():
     class DiskFull(Exception):
         pass

@@ -76,6 +76,7 @@ def exception_problem(cls: type[AgentInstance], method: str, error: BaseExceptio
     fix = HANDLE_ACTIONS if of_actions else "Fix it."
     if may_be_a_service(error):
         fix = f"{FAILED_SERVICE} {HANDLE_ACTIONS}" if of_actions else FAILED_SERVICE
+        fix = "Handle it in `close`: the episode is over, and does not run again." if method == "close" else fix
     return Problem(relative_path(file), line, where, "no exception", got, missing_key(error) or fix)
 
 

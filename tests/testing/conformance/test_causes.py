@@ -67,6 +67,10 @@ def test_a_method_that_takes_too_long_is_no_service():
     assert exception_problem(AgentInstance, "close", error).fix == "Fix it."
 
 
+def test_a_service_that_fails_in_close_is_to_be_handled_there():
+    assert "does not run again" in exception_problem(AgentInstance, "close", ConnectionError("refused")).fix
+
+
 def test_an_agent_with_its_own_loop_is_told_of_a_service_too(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text("class Own:\n    async def run(self, context):\n        raise ConnectionError\n")
