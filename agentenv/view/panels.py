@@ -27,7 +27,7 @@ PANELS: dict[str, tuple[str, dict[str, str]]] = {
     "Staleness": ("policy updates", {"rollout/staleness_mean": "mean", "rollout/staleness_max": "max"}),
 }
 """Panels by title: the label of the y axis, and the label of each key of metrics.jsonl. A key that ends with @ stands
-for all keys that begin with it, one for each k."""
+for those that begin with it, of the least and of the greatest k."""
 PREFIXES = {"environment": "rollout/env/", "held-out set": "eval/set/"}
 """Beginnings of the keys of the environments of a mixture, and of several held-out sets."""
 BY_ENVIRONMENT = {

@@ -26,7 +26,9 @@ export interface Curves {
 /** Return the keys of the metrics that a key of a panel stands for, with the part that it leaves open. */
 function keysFor(key: string, known: Set<string>): [string, string][] {
   if (key.endsWith("@")) {
-    return [...known].filter((each) => each.startsWith(key)).map((each) => [each, each.slice(key.length)]);
+    const parts = [...known].filter((each) => each.startsWith(key)).map((each) => each.slice(key.length));
+    parts.sort((a, b) => Number(a) - Number(b));
+    return parts.filter((_, place) => place === 0 || place === parts.length - 1).map((part) => [key + part, part]);
   }
   if (!key.includes("*")) return known.has(key) ? [[key, ""]] : [];
   const [before = "", after = ""] = key.split("*");

@@ -148,10 +148,10 @@ export function Shares({ parts }: { parts: Part[] }): VNode {
   );
 }
 
-/** A list that begins folded after its first items. */
+/** A list that begins folded after its first items, if more than one follows. */
 export function Folded<T>(props: { items: T[]; most: number; each: (item: T) => VNode; name: string }): VNode {
   const [open, setOpen] = useState(false);
-  const shown = open ? props.items : props.items.slice(0, props.most);
+  const shown = open || props.items.length === props.most + 1 ? props.items : props.items.slice(0, props.most);
   const rest = props.items.length - shown.length;
   return (
     <>
