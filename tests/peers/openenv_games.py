@@ -118,9 +118,13 @@ async def ours(name, candidates):
     async with serving(name) as said:
         url = said["line"].split(" at ")[1].split(",")[0]
         by_client = await asyncio.gather(*(played(url, each, index=i, seed=i) for i, each in enumerate(actions)))
+        words = ["-m", "openenv.cli", "validate", "--url", url, "--json"]
+        process = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=asyncio.subprocess.PIPE)
+        validated = json.loads((await process.communicate())[0])
     by_loop = [await episode(source.cls, each, seed=i, task=tasks[i], limits=limits) for i, each in enumerate(actions)]
     return {
         "command": said,
+        "validated": validated,
         "client": [[[one["reward"], one["metadata"].get("score")] for one in each[1:]] for each in by_client],
         "loop": [[[turn.result.reward, turn.result.score] for turn in one.turns] for one in by_loop],
         "stops": [

@@ -1,10 +1,12 @@
 """OpenEnv 0.10.0: its environments in our episodes, and ours played by its own client."""
 
+import json
 import operator
+import re
 
 import pytest
 
-from tests.peers.where import ROOT, answer, needs, trained, versions
+from tests.peers.where import ROOT, answer, folder_of, needs, python, trained, versions
 
 pytestmark = [pytest.mark.slow, needs("openenv"), pytest.mark.timeout(900)]
 
@@ -79,6 +81,31 @@ def test_openenvs_client_gets_the_rewards_scores_prompts_and_ends_of_our_loop(fo
     equal = {f"equal_{key}": sum(map(operator.eq, *sides)) for key, sides in pairs.items()}
     code = "GenericEnvClient at `agentenv serve`; no tokens"
     cell(name, "OpenEnv client", code, versions("openenv"), episodes=len(ours["loop"]), **equal)
+
+
+@pytest.mark.parametrize("name", ["math_retry", "guess_number"])
+def test_openenvs_own_command_accepts_a_server_of_ours(found, name):
+    report = found[name]["validated"]
+    assert report["passed"]
+    assert report["summary"]["passed_count"] == 6
+
+
+def test_openenvs_own_command_has_no_grader_for_what_check_and_audit_answer_and_loads_none(tmp_path, monkeypatch):
+    # Once it loads those of other packages, this module is missing, and docs/interop/openenv.md is to be changed.
+    (tmp_path / "ours-1.dist-info").mkdir()
+    (tmp_path / "ours-1.dist-info/entry_points.txt").write_text(
+        "[openenv.validation.graders]\noracle_max = no_such_module:Grader\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    package = folder_of("openenv") / "openenv/cli/templates/openenv_env"
+    report = json.loads(python("openenv", "-m", "openenv.cli", "validate", package, "--json"))
+    lacking = {
+        one["check_id"] for one in report["results"] if one["evidence"] == ["grader not implemented in this build"]
+    }
+    page = (ROOT / "docs/interop/openenv.md").read_text()
+    named = set(re.findall(r"`((?:runtime|semantic)\.\w+)`", page))
+    assert len(named) == 8
+    assert named <= lacking
 
 
 def test_a_failed_episode_is_an_error_of_openenvs_client(found):
