@@ -312,7 +312,9 @@ async def main():
             config = RLConfig.model_validate(tomllib.load(file))
         (source,) = config.orchestrator.train.source
         renderer = config.orchestrator.renderer
-        answers["config"] = [source.env.taskset.id, source.env.agent.runtime.type, source.group_size, renderer.name]
+        env = source.env
+        answers["config"] = [env.taskset.id, env.agent.runtime.type, env.agent.retries.max_retries]
+        answers["config"] += [source.group_size, renderer.name]
     print("\n" + json.dumps(answers))
 
 

@@ -118,4 +118,4 @@ def test_prime_rl_leaves_a_failed_episode_out_of_the_mean_and_of_the_samples(tra
 
 @in_prime_rl
 def test_prime_rl_reads_the_configuration_of_the_page(trained):
-    assert trained["config"] == ["agentenv-math-retry", "subprocess", 8, "auto"]
+    assert trained["config"] == ["agentenv-math-retry", "subprocess", 1, 8, "auto"]
