@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo train-demo test test-all test-slow long-tail fuzz test-peers prime-rl matrix test-clients bench lint docs view view-pictures clean
+.PHONY: demo train-demo test test-all test-slow long-tail fuzz test-peers prime-rl nemo-rl matrix test-clients bench lint docs view view-pictures clean
 
 demo: $(VENV)/installed
 	$(BIN)/agentenv run --env math_retry --n 2 --max_tokens 160
@@ -35,9 +35,10 @@ test-slow: $(VENV)/installed-slow
 test-peers: $(VENV)/installed-slow
 	$(TESTING) $(PYTEST) -n 2 --timeout 900 tests/peers
 
-# docs/interop/matrix.md, from what the tests of peers compared; PEERS chooses among their files. Nothing is written if
-# one fails.
-PEERS = tests/peers tests/with_openrlhf/test_rollout.py tests/with_molt
+# docs/interop/matrix.md and lost-episodes.md, from what the tests of peers compared; PEERS chooses among their files.
+# Nothing is written if one fails.
+PEERS = tests/peers tests/with_openrlhf/test_rollout.py tests/with_openrlhf/test_traps.py tests/with_molt \
+	tests/interop/test_nemo_rl_env.py tests/training/test_batch.py
 matrix: $(VENV)/installed-slow
 	mkdir -p build && rm -f build/matrix.jsonl
 	AGENTENV_MATRIX=build/matrix.jsonl $(TESTING) $(VLLM_HERE) $(PYTEST) -n 2 --timeout 900 $(PEERS)
@@ -108,6 +109,13 @@ prime-rl: $(VENV)/installed-slow
 		aiolimiter==1.2.1 beartype==0.23.1 jaxtyping==0.3.11 wandb==0.31.0 uvloop setproctitle
 	rm -rf build/prime-rl && git clone -q $(PRIME_RL) build/prime-rl && git -C build/prime-rl checkout -q 559b447
 	cp -r build/prime-rl/src/prime_rl build/prime-rl/packages/prime-rl-configs/src/prime_rl $(VENV)/prime_rl/
+
+# NeMo RL's estimators, at the commit that tests/interop compares: two files, since its package needs much more.
+NEMO_RL = https://github.com/NVIDIA-NeMo/RL
+nemo-rl: $(VENV)/installed-slow
+	rm -rf build/nemo-rl && git clone -q --filter=blob:none --no-checkout $(NEMO_RL) build/nemo-rl
+	git -C build/nemo-rl checkout -q 7ea279a -- nemo_rl/algorithms/utils.py nemo_rl/algorithms/advantage_estimator.py
+	mkdir -p $(VENV)/nemo_rl && cp -r build/nemo-rl/nemo_rl $(VENV)/nemo_rl/
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.chat.families import ONE_OF_EACH, Family
-from tests.peers.matrix import cell, pytest_runtest_logreport  # noqa: F401
+from tests.peers.matrix import cell, lost, pytest_runtest_logreport  # noqa: F401
 
 # A busy machine is not a failure. The examples are the same each time; `make fuzz` tries others.
 settings.register_profile("agentenv", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -58,8 +58,18 @@ def dataset(rows: Sequence[Mapping[str, Any] | Task]) -> Any:
     return dataset_of([{"prompt": prompt} for prompt in prompts], _WHERE, "trl")
 
 
-def reward(completions: Sequence[Any], reward: Sequence[float | None], **columns: Any) -> list[float | None]:
-    """Return the episodes' rewards, for `reward_funcs`; None for a failed one, which TRL leaves out of its group."""
+def reward(
+    completions: Sequence[Any],
+    reward: Sequence[float | None],
+    log_metric: Callable[[str, float], None] | None = None,
+    **columns: Any,
+) -> list[float | None]:
+    """Return the episodes' rewards, for `reward_funcs`; None for a failed one, which TRL leaves out of its group.
+
+    TRL passes `log_metric`: the share of failed episodes is `failed` in its log.
+    """
+    if log_metric is not None:
+        log_metric("failed", sum(value is None for value in reward) / len(reward))
     return list(reward)
 
 

@@ -1,5 +1,6 @@
 """Our environments under NeMo RL's interface: a stand-in of its rollout loop, and each trap of its sources by name."""
 
+import ast
 import asyncio
 import copy
 import math
@@ -31,8 +32,10 @@ from agentenv.interop import nemo_rl as nemo_rl_env
 from agentenv.interop.nemo_rl import AgentEnvironment, EnvironmentUnavailable, RowsFailed, TaskProcessor, masked
 from tests.interop import nemo_stub
 from tests.models import make_tiny_tokenizer
+from tests.peers.where import folder_of, versions
 from tests.waits import wait_until
 
+NEMO_RL = folder_of("nemo_rl") / "nemo_rl/algorithms"
 SOON_S = 30.0
 """Longest that something which happens at once may take here."""
 
@@ -393,6 +396,38 @@ def test_rows_without_a_reward_are_masked_and_leave_the_mean_of_their_siblings()
     assert masked(dict(batch), list("aabbcc"))["total_reward"].tolist() == [1.0, 1.0, 3.0, 3.0, 5.0, 5.0]
     with pytest.raises(DataError, match="groups"):
         masked({"total_reward": torch.tensor([nan])})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not NEMO_RL.is_dir(), reason=f"NeMo RL is not in {NEMO_RL}: make nemo-rl")
+def test_right_siblings_of_a_masked_row_have_no_advantage_in_nemo_rls_estimator(made, lost):
+    answer = made(on_failure="mask").step([log("a"), log("b"), log("raise"), log("c")], [{"label": 1}] * 4)
+    batch = {"total_reward": answer.rewards, "idx": [0] * 4}
+    prompts, mask = torch.zeros(4, 1, dtype=torch.long), torch.ones(4, 1)
+    found = {}
+    for name, leaves_one_out in (("mean of all", False), ("leave one out", True)):
+        config = types.SimpleNamespace(use_leave_one_out_baseline=leaves_one_out, normalize_rewards=False)
+        estimator = theirs("GRPOAdvantageEstimator")(config, None)
+        ended = masked(batch)["total_reward"], answer.rewards.nan_to_num(0.0)
+        advantages = [estimator.compute_advantage(prompts, rewards, mask)[:, 0] for rewards in ended]
+        found[name] = [each[~answer.rewards.isnan()].tolist() for each in advantages]
+    lost(
+        "NeMo RL", "GRPOAdvantageEstimator", {"nemo-rl": "7ea279a", **versions("nemo_rl", "torch")},
+        gets="an error. With `on_failure: mask` and a call of `masked(batch)` before the advantages, a masked row with "
+        "the mean reward of its siblings",
+        again="by its RolloutManager, after an infrastructure error; read in its source",
+        counted="`agentenv/num_failed` of the environment's `metrics()`", advantages=found,
+    )  # fmt: skip
+
+
+def theirs(name):
+    """A class of NeMo RL's estimators: only this code, since its modules import models and its whole configuration."""
+    given = {"torch": torch}
+    for file, wanted in (("utils", "calculate_baseline_and_std_per_prompt"), ("advantage_estimator", name)):
+        tree = ast.parse("from __future__ import annotations\n" + (NEMO_RL / f"{file}.py").read_text())
+        tree.body = [tree.body[0], *(node for node in tree.body if getattr(node, "name", "") == wanted)]
+        exec(compile(tree, file, "exec"), given)
+    return given[name]
 
 
 def test_siblings_are_rows_of_one_prompt_for_the_idx_of_single_samples_rollouts_counts_rows():

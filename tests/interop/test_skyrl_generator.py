@@ -76,7 +76,8 @@ async def test_a_row_has_the_tokens_that_were_asked_after_and_each_turns_reward_
     assert {value for value, chosen in zip(made["rollout_logprobs"][0], mask, strict=True) if chosen} == {-0.5}
     assert 0 in mask
     assert (made["stop_reasons"], made["trajectory_ids"], made["is_last_step"]) == (["stop"], None, None)
-    assert made["rollout_metrics"] == {"generate/num": 1, "environment/avg_truncated": 0.0}
+    told = {"environment/avg_truncated": 0.0, "environment/avg_failed": 0.0}
+    assert made["rollout_metrics"] == {"generate/num": 1, **told}
 
 
 async def test_the_client_gets_skyrls_parameters_one_session_and_the_salt_of_the_weights():
@@ -115,6 +116,7 @@ async def test_under_step_wise_trajectories_a_failed_episode_has_no_row():
     assert [each.repetition_id for each in made["trajectory_ids"]] == [0, 2]
     assert made["is_last_step"] == [True, True]
     assert [sum(rewards) for rewards in made["rewards"]] == [1.0, 0.0]
+    assert made["rollout_metrics"]["environment/avg_failed"] == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize("texts", [("1", "bang"), ("bang", "bang")])

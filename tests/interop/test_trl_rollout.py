@@ -109,7 +109,9 @@ def test_a_failed_episode_is_a_masked_token_without_a_reward(roll):
     assert (out["completion_ids"][0], out["env_mask"][0], out["logprobs"][0]) == ([tokenizer.eos_token_id], [0], [0.0])
     assert "one" in tokenizer.decode(out["prompt_ids"][0])
     assert out["stop_reason"] == ["error", "terminated"]
-    assert reward([None] * 2, **out) == [None, 1.0]
+    told = []
+    assert reward([None] * 2, log_metric=lambda *said: told.append(said), **out) == [None, 1.0]
+    assert told == [("failed", 0.5)]
 
 
 def test_an_episode_that_fails_before_its_first_token_has_a_row_too(roll):

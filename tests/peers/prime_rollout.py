@@ -49,7 +49,7 @@ COUNTS = Counter()
 
 
 class Paying(MathRetry):
-    """Math_retry, whose siblings pay 1, 2 and 4, of which each fourth fails, and whose last word pays 0.25 more."""
+    """Math_retry, whose siblings pay 1, 2 and 4 or are right, of which each fourth fails; the last word pays 0.25."""
 
     async def reset(self, states):
         self.pay = COUNTS[states["label"]] % GROUP
@@ -57,7 +57,9 @@ class Paying(MathRetry):
         return await super().reset(states)
 
     async def step(self, states):
-        if states["turn_index"] and states["label"] == "pays" and self.pay == 3:
+        if states["label"] == "right" and self.pay != 3:
+            return StepResult(reward=1.0, info={"num": 1}, terminated=True)
+        if states["label"] == "right" or (states["turn_index"] and states["label"] == "pays" and self.pay == 3):
             raise RuntimeError("one of four")
         is_last = states["label"] == "pays" and states["turn_index"] == 1
         reward = float(self.pay or 4) if is_last else 0.5
@@ -237,7 +239,7 @@ async def failures(server):
     module.Taskset, module.Harness, module.Env = env_package(Paying, "tasks.jsonl")
     module.__all__ = ["Taskset", "Harness", "Env"]
     sys.modules["paying"] = module
-    rows = [{"prompt": "Say.", "label": word} for word in ("pays", "cut")]
+    rows = [{"prompt": "Say.", "label": word} for word in ("pays", "cut", "right")]
     rows.append({"prompt": "x" * 5000, "label": "long"})
     with open("tasks.jsonl", "w") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
@@ -255,6 +257,11 @@ async def failures(server):
         }
         if find_spec("prime_rl"):
             answers[task.data.label]["advantages"] = await prime_advantages(group)
+            kept = [episode for episode in group if episode.ok]
+            zero = [each.model_copy(deep=True) for each in kept[:1]]
+            for each in zero:
+                each.traces[0].rewards = {}
+            answers[task.data.label]["zero"] = await prime_advantages([*kept, *zero]) if kept else []
     return answers
 
 
@@ -312,7 +319,9 @@ async def main():
             config = RLConfig.model_validate(tomllib.load(file))
         (source,) = config.orchestrator.train.source
         renderer = config.orchestrator.renderer
-        answers["config"] = [source.env.taskset.id, source.env.agent.runtime.type, source.group_size, renderer.name]
+        env = source.env
+        answers["config"] = [env.taskset.id, env.agent.runtime.type, env.agent.retries.max_retries]
+        answers["config"] += [source.group_size, renderer.name]
     print("\n" + json.dumps(answers))
 
 

@@ -40,6 +40,19 @@ class Paying(MathRetry):
         return StepResult(reward=2.0**self.pay, score=0.25, terminated=True)
 
 
+class Right(MathRetry):
+    """Math_retry, of whose siblings one raises and the others are right."""
+
+    async def reset(self, states):
+        self.is_lost = next(COUNTS[states["label"]]) % GROUP == GROUP - 1
+        return await super().reset(states)
+
+    async def step(self, states):
+        if self.is_lost:
+            raise RuntimeError("one of four")
+        return StepResult(reward=1.0, terminated=True)
+
+
 class Sampler:
     """Samples from tiny-math: siblings differ, and what is sampled does not depend on the order of the calls."""
 

@@ -9,9 +9,11 @@ import json
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
 import skyrl_gym
 import torch
 import typed_dict  # noqa: F401
+from skyrl.backends.skyrl_train.utils.ppo_utils import compute_grpo_outcome_advantage
 from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
 from skyrl_parts import TOKENIZER, asynchronous, config_of, evaluated, served, trained
 
@@ -24,7 +26,7 @@ from agentenv.episode.registry import builtin_datasets, load_env
 from agentenv.episode.setup import EpisodeKey
 from agentenv.errors import AgentEnvError
 from agentenv.interop.skyrl import EnvGenerator, dataset
-from tests.peers.rollout_parts import DATA, FORGETFUL, GROUP, MODEL, NUM_TASKS, Paying
+from tests.peers.rollout_parts import DATA, FORGETFUL, GROUP, MODEL, NUM_TASKS, Paying, Right
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,10 @@ async def main():
         answers[env] = await ours(env, data, {"max_input_length": 1024})
     answers["tight"] = await ours("guess_number", "guess_number", {"max_input_length": 128, "max_turns": 9})
     answers["paying"] = await ours(Paying, "word_problems_train", wise)
+    answers["right"] = await ours(Right, "word_problems_train", wise)
+    rewards = torch.tensor([[1.0], [1.0], [1.0], [0.0]])  # the last row is masked
+    zero, _ = compute_grpo_outcome_advantage(rewards, (rewards > 0).float(), np.zeros(GROUP))
+    answers["zero"] = zero[:3, 0].tolist()
     answers["asynchronous"] = await ours("math_retry", "word_problems_train", wise, is_async=True)
     answers["evaluated"] = [await evaluation(Paying, wise), await evaluation("math_retry", {})]
     answers["one_row_each"] = await ours(Paying, "word_problems_train", {})

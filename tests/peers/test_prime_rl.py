@@ -117,5 +117,19 @@ def test_prime_rl_leaves_a_failed_episode_out_of_the_mean_and_of_the_samples(tra
 
 
 @in_prime_rl
+def test_right_siblings_of_a_failed_episode_have_no_advantage(trained, lost):
+    found = trained["failures"]["right"]
+    assert sorted(found["ok"]) == [False, True, True, True]
+    used = {"prime-rl": "559b447", **versions("prime_rl", "verifiers")}
+    lost(
+        "prime-rl", "GRPOAlgorithm.score_group, trace_to_samples", used,
+        gets="no sample: the trace has an error and no reward",
+        again="once by `retries` of the page's `rl.toml`; by default never",
+        counted="`has_error/mean` in its log; read in its source",
+        advantages={"grpo": [found["advantages"], found["zero"][:3]]},
+    )  # fmt: skip
+
+
+@in_prime_rl
 def test_prime_rl_reads_the_configuration_of_the_page(trained):
-    assert trained["config"] == ["agentenv-math-retry", "subprocess", 8, "auto"]
+    assert trained["config"] == ["agentenv-math-retry", "subprocess", 1, 8, "auto"]

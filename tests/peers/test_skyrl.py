@@ -80,6 +80,18 @@ def test_a_failed_episode_has_no_row_and_the_baseline_is_that_of_its_siblings(ra
     check_advantages(rows)
 
 
+def test_right_siblings_of_a_failed_episode_have_no_advantage(ran, lost):
+    rows = ran["right"]["rows"]
+    assert [row["reward"] for row in rows] == [1.0] * (GROUP - 1) * NUM_TASKS
+    assert ran["right"]["log"]["environment/avg_failed"] == 1 / GROUP
+    lost(
+        "SkyRL", "RayPPOTrainer, compute_grpo_outcome_advantage", versions("skyrl"),
+        gets="with `step_wise_trajectories` no row, else an error, which ends the step",
+        again="once, after an infrastructure error (`max_retries`)", counted="`environment/avg_failed`",
+        advantages={"grpo": [[row["advantage"] for row in rows[:3]], ran["zero"]]},
+    )  # fmt: skip
+
+
 def test_the_fully_asynchronous_trainer_gets_the_same_of_whole_groups(ran, cell):
     rows = ran["asynchronous"]["rows"]
     assert [row["uid"] for row in rows] in (["0"] * GROUP + ["1"] * GROUP, ["1"] * GROUP + ["0"] * GROUP)

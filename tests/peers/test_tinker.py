@@ -65,6 +65,17 @@ def test_advantages_are_those_worked_out_by_hand_without_the_failed_episode(ran)
                 assert (row["equal"], row["turn_rewards"][0]) == (EVERYWHERE, 0.5)
 
 
+def test_right_siblings_of_a_failed_episode_have_no_advantage(ran, lost):
+    assert ran["right"]["rewards"] == [1.0] * 3
+    assert ran["right"]["metrics"]["rollout_errors/total"] == 1.0
+    lost(
+        "tinker-cookbook", "do_group_rollout, compute_advantages", versions("tinker_cookbook", "tinker-cookbook"),
+        gets="with `MinViableGroup()` no row, else an error, which drops the group or ends the training",
+        again="by `MinViableGroup()`, if fewer than three in four are left", counted="`rollout_errors/total`",
+        advantages={"group mean": ran["right"]["advantages"]},
+    )  # fmt: skip
+
+
 def test_a_failed_episode_raises_and_without_tolerance_drops_its_group_or_ends_the_run(ran):
     assert ran["dropped"] == [True] * NUM_TASKS  # RetryOnFailure
     assert ran["fail_fast"].startswith("EpisodeFailed: step: RuntimeError: one of four")

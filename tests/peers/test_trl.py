@@ -78,6 +78,23 @@ def test_a_failed_episode_is_one_masked_token_with_an_advantage_of_exactly_0(tra
         assert (row["reward"], row["mask_sum"], row["num"], row["advantage"]) == (None, 0, 1, 0.0)
 
 
+def test_right_siblings_of_a_failed_episode_have_no_advantage_and_no_weight_moves(all_trained, lost):
+    groups = {}
+    for name in ("right", "zero"):
+        (step,) = all_trained[name]["steps"]
+        (*siblings,) = (row["advantage"] for row in step["rows"] if not row["failed"])
+        assert len(siblings) == 12
+        groups[name] = siblings[:3]
+    assert not all_trained["right"]["weights_changed"]
+    assert all_trained["zero"]["weights_changed"]
+    assert all_trained["right"]["failed"] == [0.25]
+    lost(
+        "TRL", "GRPOTrainer", versions("trl"), gets="a row of one masked token with the reward None",
+        again="once, after an infrastructure error (`max_retries`)", counted="`failed` in its log, with `reward`",
+        advantages={"grpo": [groups["right"], groups["zero"]]},
+    )  # fmt: skip
+
+
 def test_logged_rewards_are_means_over_the_episodes_that_did_not_fail(trained):
     for step, logged in zip(trained["steps"], trained["rewards"], strict=True):
         known = [row["reward"] for row in step["rows"] if not row["failed"]]

@@ -90,6 +90,23 @@ def test_advantages_of_v1_are_those_worked_out_by_hand_without_the_failed_episod
             assert math.isclose(row["advantage"], (row["reward"] - mean) / (deviation + 1e-6), abs_tol=1e-5)
 
 
+def test_right_siblings_of_a_failed_episode_have_no_advantage(ran, lost):
+    version, answers = ran
+    if version == "v0":
+        assert "one of four" in answers["right"]["error"]
+        return
+    rows, instead = answers["right"]["rows"], answers["right"]["instead"]
+    assert answers["right"]["left"] == NUM_TASKS
+    assert [row["reward"] for row in rows] == [1.0] * (GROUP - 1) * NUM_TASKS
+    first = [at for at, row in enumerate(rows) if row["uid"] == rows[0]["uid"]]
+    lost(
+        "verl", "compute_advantage_for_multi_trajectories", versions("verl"),
+        gets="v1: no row. v0: an error, which ends the step",
+        again="once, after an infrastructure error", counted="an error in its log; the group has the status `failure`",
+        advantages={"grpo": [[rows[at]["advantage"] for at in first], [instead[at] for at in first]]},
+    )  # fmt: skip
+
+
 def test_verls_trainer_reads_every_setting_of_the_script_of_the_page(tmp_path):
     block = page_block("verl-agent-loop.md", "main_ppo").replace(
         "Qwen/Qwen2.5-0.5B-Instruct", str(ROOT / "agentenv/_assets/tiny-math")

@@ -15,12 +15,13 @@ from tinker.types import SampledSequence, SampleResponse
 from tinker_cookbook import tokenizer_utils
 from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
 from tinker_cookbook.rl.rollout_strategy import FailFast, MinViableGroup, RetryOnFailure
-from tinker_cookbook.rl.rollouts import do_group_rollout_and_filter_constant_reward
+from tinker_cookbook.rl.rollouts import RolloutErrorCounter, do_group_rollout_and_filter_constant_reward
+from tinker_cookbook.rl.types import Trajectory
 
 from agentenv import Limits
 from agentenv.chat.chat import ChatOptions
 from agentenv.interop.tinker import EnvDatasetBuilder, EnvGroup
-from tests.peers.rollout_parts import COUNTS, FORGETFUL, GROUP, MODEL, NUM_TASKS, Paying, Sampler
+from tests.peers.rollout_parts import COUNTS, FORGETFUL, GROUP, MODEL, NUM_TASKS, Paying, Right, Sampler
 
 MAX_TOKENS = 48
 IDS = itertools.count()
@@ -175,6 +176,16 @@ async def main():
         "rows": compared(groups),
         "errors": [[e.error_message for e in g.rollout_errors] for g in groups],
     }
+    (group,) = await groups_of(client, MinViableGroup(max_retries=0), 1, env=Right, data="word_problems_train")
+    counter = RolloutErrorCounter()
+    counter.ingest(group)
+    nothing = Trajectory(transitions=[], final_ob=None)
+    zero = replace(
+        group, trajectories_G=[*group.trajectories_G, nothing], final_rewards_G=[*group.final_rewards_G, 0.0]
+    )
+    advantages = [each.tolist()[:3] for each in compute_advantages([group, zero])]
+    rewards, metrics = group.get_total_rewards(), counter.get_metrics()
+    answers["right"] = {"rewards": rewards, "advantages": advantages, "metrics": metrics}
     groups = await groups_of(client, RetryOnFailure(max_retries=0), **paying)
     answers["dropped"] = [group is None for group in groups]
     try:

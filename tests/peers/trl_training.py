@@ -1,6 +1,6 @@
 """TRL's own GRPOTrainer trains tiny-math for some steps on each environment; prints what it made of our episodes.
 
-One episode of eight fails. It prints JSON. Usage: trl_training.py [masked]
+One episode of each group fails. It prints JSON. Usage: trl_training.py [masked]
 """
 
 import itertools
@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from agentenv import Limits
+from agentenv import Limits, StepResult
 from agentenv.core.dataset import read_tasks
 from agentenv.episode.registry import builtin_datasets
 from agentenv.interop import trl as module
@@ -27,22 +27,32 @@ from tests.peers.where import ROOT
 MODEL = str(ROOT / "agentenv/_assets/tiny-math")
 run_planned = module.run_planned
 COUNT = itertools.count(1)
+
+
+class Right(MathRetry):
+    """Math_retry, whose answers are all right."""
+
+    async def step(self, states):
+        return StepResult(reward=1.0, terminated=True)
+
+
 CASES = {
     # A third attempt has no turn left: such an episode is truncated, although its last token is an EOS.
     "math_retry": (MathRetry, "word_problems_train", {"max_attempts": 3}, Limits(max_length=256, max_turns=2)),
     "tool_use": (ToolUse, "tool_use", {}, Limits(max_length=1024, max_turns=2)),
     "guess_number": (GuessNumber, "guess_number", {}, Limits(max_length=1024, max_turns=2)),
+    "right": (Right, "word_problems_train", {}, Limits(max_length=256)),
 }
 """Class, data, arguments of the class and limits of each environment."""
 
 
-def failing(base):
-    """The environment, of whose episodes one in eight raises."""
+def failing(base, group):
+    """The environment, of whose episodes one of each group raises."""
 
     class Failing(base):
         async def reset(self, states):
-            if next(COUNT) % 8 == 3:
-                raise RuntimeError("one of eight")
+            if next(COUNT) % group == 3:
+                raise RuntimeError("one of its group")
             return await super().reset(states)
 
     return Failing
@@ -100,10 +110,15 @@ def checks_of(trainer, out, trajectories, columns):
     return {"rows": rows, "columns": sorted(columns)}
 
 
-def trained(name, *, max_steps, is_masked=False):
+def zero(completions, reward, **columns):
+    """Rewards with a 0 for an episode that has none."""
+    return [value or 0.0 for value in reward]
+
+
+def trained(name, *, max_steps=1, is_masked=False, group=8, reward_func=reward):
     env, data, env_kwargs, limits = CASES[name]
     rows = read_tasks(data, builtin=builtin_datasets(), limit=64)
-    rollout = EnvRollout(failing(env), rows, env_kwargs=env_kwargs, limits=limits, max_tokens=64)
+    rollout = EnvRollout(failing(env, group), rows, env_kwargs=env_kwargs, limits=limits, max_tokens=64)
     trajectories, columns, made = [], {}, []
     module.run_planned = recorded(run_planned, trajectories)
 
@@ -113,14 +128,14 @@ def trained(name, *, max_steps, is_masked=False):
         return dict(columns)
 
     args = GRPOConfig(
-        "out", per_device_train_batch_size=16, num_generations=8, max_steps=max_steps, learning_rate=1e-3,
+        "out", per_device_train_batch_size=16, num_generations=group, max_steps=max_steps, learning_rate=1e-3,
         max_completion_length=256, report_to=[], logging_steps=1, save_strategy="no", beta=0.0, use_cpu=True,
         bf16=False, mask_truncated_completions=is_masked,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32")
     before = model.lm_head.weight.detach().clone()
     trainer = GRPOTrainer(
-        model=model, reward_funcs=reward, args=args, train_dataset=dataset(rows),
+        model=model, reward_funcs=reward_func, args=args, train_dataset=dataset(rows),
         processing_class=AutoTokenizer.from_pretrained(MODEL), rollout_func=rollout_func,
     )  # fmt: skip
     original = trainer._generate_and_score_completions
@@ -136,6 +151,7 @@ def trained(name, *, max_steps, is_masked=False):
     return {
         "steps": made,
         "rewards": [entry["reward"] for entry in logged],
+        "failed": [entry.get("failed") for entry in logged],
         "is_training": model.training,
         "weights_changed": not torch.equal(before, model.lm_head.weight.detach()),
     }
@@ -143,9 +159,12 @@ def trained(name, *, max_steps, is_masked=False):
 
 def main():
     if "masked" in sys.argv:
-        print(json.dumps(trained("math_retry", max_steps=1, is_masked=True)))
+        print(json.dumps(trained("math_retry", is_masked=True)))
     else:
-        print(json.dumps({name: trained(name, max_steps=3 if name == "math_retry" else 1) for name in CASES}))
+        made = {name: trained(name) for name in ("tool_use", "guess_number")}
+        made["math_retry"] = trained("math_retry", max_steps=3)
+        made["right"], made["zero"] = (trained("right", group=4, reward_func=each) for each in (reward, zero))
+        print(json.dumps(made))
 
 
 main()

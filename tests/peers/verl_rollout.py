@@ -41,12 +41,16 @@ LOOPS = """\
 - name: broken
   _target_: agentenv.interop.verl.agent_loop.EnvAgentLoop
   env: verl_parts:Failing
+- name: right
+  _target_: agentenv.interop.verl.agent_loop.EnvAgentLoop
+  env: rollout_parts:Right
 """
 CASES = {
     "math_retry": (None, "word_problems_train"),
     "tool_use": ("agentenv/tool_use", "tool_use"),
     "guess_number": ("agentenv/guess_number", "guess_number"),
     "broken": ("broken", "word_problems_train"),
+    "right": ("right", "word_problems_train"),
 }
 """Names of agent loops, None for the default one, and data."""
 
@@ -167,11 +171,14 @@ def v1(manager, rows):
         for name in ("prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores"):
             given[name] = data[i][name]
         made.append(compared(found.pop(extra["episode_id"]), given))
-    advantages = advantages_of([data[i] for i in range(len(tags))], list(tags))
+    given = [data[i] for i in range(len(tags))]
+    advantages = advantages_of(given, list(tags))
     for key, row, advantage in zip(tags, made, advantages, strict=True):
         row |= {"uid": key.split("_")[0], "advantage": advantage}
+    masked = {"rm_scores": torch.zeros(1), "response_mask": torch.zeros(1, dtype=torch.long)}
+    instead = advantages_of([*given, *[masked] * NUM_TASKS], [*tags, *(f"{uid}_{GROUP}_0" for uid in rows["uid"])])
     tq.kv_clear(partition_id="train", keys=[*tags, *rows["uid"]])
-    return {"statuses": statuses, "rows": made, "left": len(found)}
+    return {"statuses": statuses, "rows": made, "left": len(found), "instead": instead[: len(made)]}
 
 
 def advantages_of(rows, keys):

@@ -16,6 +16,7 @@ from agentenv.training.algorithm.batch import build, micro_batches, to_cpu_dict
 from agentenv.training.algorithm.corrections import CorrectionOptions
 from agentenv.training.algorithm.logprobs import score_tokens
 from agentenv.training.algorithm.losses import LossOptions, PolicyInputs, policy_loss, token_weights
+from tests.peers.where import versions
 
 VOCAB = 40
 
@@ -94,6 +95,19 @@ def test_failed_members_are_counted_and_move_no_baseline():
         one, two = (estimate(b.tokens, AdvantageOptions(estimator)).advantages_N for b in (with_failed, without))
         assert one.tolist() == two.tolist() == [-one[1], one[1]]
         assert one[1] > 0
+
+
+def test_right_siblings_of_a_failed_episode_have_no_advantage(lost):
+    right, zero = [episode([(1, 1.0)]) for _ in range(3)], episode([(1, 0.0)])
+    found = {}
+    for estimator in ("reinforce_baseline", "rloo", "group_norm", "dr_grpo"):
+        batches = build([*right, failed()]), build([*right, zero])
+        found[estimator] = [estimate(b.tokens, AdvantageOptions(estimator)).advantages_N[:3].tolist() for b in batches]
+    lost(
+        "agentenv train", "estimate", versions("agentenv", "agentenv-rl"), gets="no row",
+        again="twice, after an infrastructure error (`--max_retries`)", counted="`rollout/num_failed`",
+        advantages=found,
+    )  # fmt: skip
 
 
 def test_nothing_at_all_is_an_empty_batch():

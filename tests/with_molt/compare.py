@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import torch
 from molt.agents.base import Env, Result, Runner, StepEnvRunner, load_agent_runner
+from molt.trainer.algorithm.advantage import GROUP_ADVANTAGE_ESTIMATORS, AdvantageContext, get_advantage_estimator
 from molt.trainer.algorithm.experience import make_experience_batch, split_experience_batch
 from molt.trainer.rollout.samples_generator import SamplesGenerator
 
@@ -57,6 +58,15 @@ class Ours(AgentInstance):
         return StepResult("" if done else FEEDBACK, reward=0.5, score=0.25, terminated=done)
 
 
+class Right(AgentInstance):
+    """Right at once, but for one of four."""
+
+    async def step(self, states):
+        if states["seed"] % 4 == 3:
+            raise ValueError("one of four")
+        return StepResult(reward=1.0, terminated=True)
+
+
 class OurRunner(AgentRunner):
     agent_cls = Ours
     chat_options = ChatOptions(text_feedback="raw")
@@ -90,6 +100,30 @@ def experience(sample):
     return {name: None if value is None else value.tolist() for name, value in values.items()}
 
 
+def advantages(rewards):
+    """Molt's of one group, by estimator."""
+    num = len(rewards)
+    ctx = AdvantageContext(
+        sample_to_rollout=torch.arange(num), exp_len=[num], action_masks=[torch.ones(num, 1)], kl_coef=0.0, gamma=1.0,
+        lam=1.0, kls=[torch.zeros(num, 1)],
+    )  # fmt: skip
+    made = {}
+    for name in sorted(GROUP_ADVANTAGE_ESTIMATORS):
+        (values,), _ = get_advantage_estimator(name)(torch.tensor(rewards), [list(range(num))], ctx)
+        made[name] = values[:, 0].tolist()
+    return made
+
+
+async def right_siblings():
+    """Our runner's rewards of a group one of whose episodes fails, as Molt's actor gathers them."""
+    runner = OurRunner(Right)
+    llm = Routed("x", token_ids=words("one<|im_end|>"))
+    calls = [rollout(runner, llm, prompt=PROMPT, tokenizer=TOKENIZER, max_length=2_000) for _ in range(4)]
+    ended = await asyncio.gather(*calls, return_exceptions=True)
+    samples = [each for each in ended if not isinstance(each, Exception)]
+    return [value for sample in samples for value in experience(sample)["rewards"]]
+
+
 async def main(file):
     runner = load_agent_runner(file)
     said = words("<think>\nhm\n</think>\n\none<|im_end|>")
@@ -102,6 +136,8 @@ async def main(file):
         llm = Routed("x", token_ids=said, stale=[0, 2, 0])
         made = await rollout(each, llm, prompt=prompt, tokenizer=TOKENIZER, max_length=2_000)
         answers[name] = [experience(sample) for sample in (made if isinstance(made, list) else [made])]
+    answers["right"] = await right_siblings()
+    answers["advantages"] = [advantages(answers["right"]), advantages([*answers["right"], 0.0])]
     answers["loaded"] = [type(runner).__name__, isinstance(runner, Runner), runner.PRERENDER_PROMPT]
     answers["said"] = said
     print("ANSWERS " + json.dumps(answers))

@@ -54,6 +54,17 @@ def test_every_segment_of_an_episode_becomes_an_experience_with_its_reward(answe
     assert lengths == [len(answers["said"]) - stale for stale in (0, 2, 0)]
 
 
+def test_right_siblings_of_a_failed_episode_have_no_advantage_in_molts_estimators(answers, lost):
+    assert answers["right"] == [1.0] * 3
+    ours, zero = answers["advantages"]
+    lost(
+        "Molt", "get_advantage_estimator", versions("molt", "molt-rl"),
+        gets="no row: an error, for which Molt drops the sample",
+        again="twice, after an infrastructure error (`max_retries`)", counted="`rollout/dropped/runner_error`",
+        advantages={name: [ours[name], zero[name][:3]] for name in ours},
+    )  # fmt: skip
+
+
 # --- on a real vLLM -------------------------------------------------------------------------------------------------
 
 

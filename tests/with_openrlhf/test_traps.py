@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +26,9 @@ from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.interop.openrlhf import AgentExecutor, ResponseDict
 from agentenv.testing.tokenizers import CharTokenizer, MergingTokenizer
 from tests.chat.families import FAMILIES, load
+from tests.peers.where import versions
 from tests.with_openrlhf.fakes import DONE, LLM, AsyncLLM, Env, Params, execute, executor, reply, siblings
+from tests.with_openrlhf.where import ROOT, needs_openrlhf, python
 
 TOKENIZER = CharTokenizer()
 SOUND = {"failed": 0.0, "failed_alone": 0.0}
@@ -284,6 +287,35 @@ async def test_17_a_failed_episode_has_the_mean_reward_of_its_siblings_and_moves
         (3.0, 0.5), (1.5, 0.25), (0.0, 0.0), (1.5, 0.25),
     ]  # fmt: skip
     assert [response["extra_logs"]["failed_alone"] for response in responses] == [0.0] * 4
+
+
+@pytest.mark.slow
+@needs_openrlhf
+async def test_17_openrlhfs_estimators_give_right_siblings_of_a_failed_episode_no_advantage(tmp_path, lost):
+    def step(states):
+        if states["seed"] % 4 == 3:
+            raise ValueError("no")
+        return DONE
+
+    responses = await siblings(executor(step), LLM("hi"))
+    is_lost = torch.tensor([failed(response) for response in responses])
+    rewards = torch.tensor([response["reward"] for response in responses])
+    estimators, cases = ("dr_grpo", "reinforce_baseline", "rloo", "group_norm"), []
+    tensors = {"action_mask": torch.ones(4, 1, dtype=torch.long), "kl": torch.zeros(4, 1), "n_samples_per_prompt": 4}
+    for estimator in estimators:
+        for handed in (rewards, rewards * ~is_lost):
+            cases.append(("advantages", {"estimator": estimator}, {"rewards": handed, **tensors}))
+    torch.save(cases, tmp_path / "in.pt")
+    python(ROOT / "tests/training/openrlhf_arithmetic.py", tmp_path / "in.pt", tmp_path / "out.pt")
+    answers = [each["advantages"][:, 0] for each in torch.load(tmp_path / "out.pt", weights_only=False)]
+    assert [each[is_lost].item() for each in answers[::2]] == pytest.approx([0.0] * 4, abs=1e-6)
+    found = [each[~is_lost].tolist() for each in answers]
+    lost(
+        "OpenRLHF", "RemoteExperienceMaker.compute_advantages_and_returns", versions("openrlhf"),
+        gets="a row of one token with the mean reward of its siblings, so that its advantage is 0",
+        again="twice, after an infrastructure error (`max_retries`)", counted="the log `failed`",
+        advantages=dict(zip(estimators, zip(found[::2], found[1::2], strict=True), strict=True)),
+    )  # fmt: skip
 
 
 async def test_17_a_failed_episode_without_a_graded_sibling_says_so(caplog):

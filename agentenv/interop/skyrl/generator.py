@@ -200,7 +200,9 @@ class EnvGenerator:
             if problem is None:
                 kept.append((each, trajectory))
         self._check_groups([each.instance_id for each in ids], [each.instance_id for each, _ in kept], input_batch)
-        return self._output(kept)
+        made = self._output(kept)
+        made["rollout_metrics"]["environment/avg_failed"] = 1 - len(kept) / len(ended)
+        return made
 
     def _check_groups(self, asked: Sequence[str], left: Sequence[str], input_batch: Mapping[str, Any]) -> None:
         """Raise InfraError where SkyRL would train on one episode of several, with its reward as the advantage."""
