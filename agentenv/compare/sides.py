@@ -16,6 +16,7 @@ from agentenv._util.jsonable import jsonable
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import StopReason, Task
 from agentenv.errors import ConfigError
+from agentenv.runs.config import today
 from agentenv.runs.metrics import GROUP_REWARD, Summary, summarize
 from agentenv.runs.mixture import mixture_of
 from agentenv.runs.records.directory import CONFIG, RecordedEpisodes, check_run, read_config
@@ -172,7 +173,7 @@ def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:
 
 def _evaluated_side(folder: Path, evaluation: Mapping[str, Any], where: EpisodeFilter | None) -> Side:
     name, episodes = f"{folder}@{evaluation['step']}", list(evaluated(evaluation))
-    side = Side(str(folder), step=evaluation["step"], config=read_config(folder)["config"])
+    side = Side(str(folder), step=evaluation["step"], config=_config_at(folder, evaluation["step"]))
     judge = PassRule(side.config)
     reads_env = where is not None and "env" in where.columns
     if reads_env and mixture_of(side.flags) and not any(episode.env for episode in episodes):
@@ -186,6 +187,19 @@ def _evaluated_side(folder: Path, evaluation: Mapping[str, Any], where: EpisodeF
     _check_kept(where, side, name, len(episodes))
     judge.settle(side)
     return side
+
+
+def _config_at(folder: Path, step: int) -> Mapping[str, Any]:
+    """Return the `config` of a training with which it evaluated a step, before what later resumes changed."""
+    document = read_config(folder)
+    config = document["config"]
+    for change in reversed(document.get("changed", [])):
+        was = today({name: old for name, (old, _) in change["was_and_is"].items()})
+        if change["from_step"] <= step or not was.get("eval_dataset", True):  # without a set, nothing was evaluated
+            break
+        files = was.pop("agent_file", config.get("agent_file"))
+        config = {**config, "flags": {**config["flags"], **was}, "agent_file": files}
+    return dict(config)
 
 
 def _check_kept(where: EpisodeFilter | None, side: Side, name: str, num: int) -> None:

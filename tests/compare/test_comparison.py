@@ -442,6 +442,23 @@ def test_evaluations_at_different_steps_or_on_other_tasks_are_said(tmp_path):
     assert compare(a, b).changed == {"data": ("p", "q")}
 
 
+def test_an_evaluation_has_the_flags_of_its_step(tmp_path):
+    now = {"lr": 3, "eval_dataset": ["x"], "agent_func_path": "f.py"}
+    run = write_training(tmp_path / "a", {2: BEFORE, 4: BEFORE, 6: AFTER}, flags=now)
+    document = json.loads((run / "config.json").read_text())
+    files = [{"f.py": "1"}, {"f.py": "2"}]
+    document["config"]["agent_file"] = files[1]
+    document["changed"] = [
+        {"from_step": 3, "was_and_is": {"eval_dataset": [None, ["x"]]}},
+        {"from_step": 3, "was_and_is": {"actor_lr": [1, 2], "lr": [1, 2]}},
+        {"from_step": 5, "was_and_is": {"lr": [2, 3], "agent_file": files}},
+    ]
+    (run / "config.json").write_text(json.dumps(document))
+    other = write_training(tmp_path / "b", {4: BEFORE}, flags={"lr": 2, "eval_dataset": ["x"]})
+    assert [compare(f"{run}@{step}", other).changed for step in (2, 4, 6)] == [{"lr": (1, 2)}, {}, {"lr": (3, 2)}]
+    assert [each.text for each in compare(f"{run}@4", run).caveats] == ["code: other content of f.py in B"]
+
+
 def test_an_evaluation_of_one_set_is_compared_with_that_set_among_several(tmp_path):
     one = write_training(tmp_path / "a", {0: BEFORE}, flags={"eval_dataset": "add=data/held.jsonl"})
     both = {f"{name}/{task}": row for name in ("held", "x") for task, row in BEFORE.items()}
