@@ -101,22 +101,36 @@ class Side:
             self.metadata[task_id] = {"env": task.env, **task.metadata} if task.env else task.metadata
             self.environments.update([task.env] if task.env else ())
 
+    @property
+    def set_names(self) -> Mapping[str, str]:
+        """The names of the sets of an evaluation by their values, as `load_held_out` of a training gives them."""
+        short = {spec: Path(spec.rpartition("=")[2]).name.partition(".")[0] for spec in self.eval_sets}
+        counts = Counter(short.values())
+        return {spec: spec.replace("/", "-") if counts[name] > 1 else name for spec, name in short.items()}
+
     def keep_entries(self, names: Collection[str]) -> None:
-        """Leave out of the flags of a mixture the entries of other environments."""
+        """Leave out of the flags of a mixture the entries and the evaluation sets of other environments."""
         entries = mixture_of(self.flags)
         if kept := [entry for entry in entries if entry["name"] in names]:
-            self.config = {**self.config, "flags": {**self.flags, "env": kept}}
+            others = {entry["name"] for entry in entries}.difference(names)
+            sets = [spec for spec in self.eval_sets if spec.partition("=")[0] not in others]
+            self.config = {**self.config, "flags": {**self.flags, "env": kept, "eval_dataset": sets}}
 
-    def name_set(self, other: Side) -> None:
-        """Begin the ids of an evaluation with the name of its only set, if those of another, with several sets, do."""
-        own, others = self.eval_sets, other.eval_sets
-        if self.step is None or other.step is None or len(own) != 1 or len(others) < 2:
+    def name_sets(self, other: Side) -> None:
+        """Begin the ids of an evaluation with the names that another one, with several sets, has of the same sets."""
+        if self.step is None or other.step is None or len(other.eval_sets) < 2:
             return
-        names = (Path(own[0].rpartition("=")[2]).name.partition(".")[0], own[0].replace("/", "-"))
-        for name in names:  # as `load_held_out` of a training names a set among several
-            if any(task_id.startswith(f"{name}/") for task_id in other.outcomes):
-                self.outcomes = {f"{name}/{task_id}": row for task_id, row in self.outcomes.items()}
-                return
+        is_single, theirs = len(self.eval_sets) == 1, other.set_names
+        names = {}  # the beginning of an id here and there
+        for spec, own in self.set_names.items():
+            name = theirs.get(spec, own if is_single and own in theirs.values() else None)
+            if name is not None:
+                names["" if is_single else f"{own}/"] = f"{name}/"
+        outcomes = {}
+        for task_id, row in self.outcomes.items():
+            start = next((each for each in names if task_id.startswith(each)), "")
+            outcomes[names.get(start, "") + task_id.removeprefix(start)] = row
+        self.outcomes = outcomes
 
 
 def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:

@@ -468,6 +468,25 @@ def test_an_evaluation_of_one_set_is_compared_with_that_set_among_several(tmp_pa
         assert (found.difference.num_tasks, {each.kind for each in found.caveats}) == (12, {"data", "tasks"})
 
 
+def test_the_same_set_is_compared_whatever_it_is_named_beside_others(tmp_path):
+    entries = [{"name": name, "env": f"{name}.py"} for name in ("x", "y")]
+    runs = []
+    for sets in ({"x=held": "x=held", "y=held": "y=held"}, {"x=held": "held", "y=d/last.jsonl": "last"}):
+        rows = {f"{name}/{task}": row for name in sets.values() for task, row in BEFORE.items()}
+        flags = {"env": entries, "eval_dataset": list(sets)}
+        run = write_training(tmp_path / str(len(runs)), {0: rows}, flags=flags)
+        lines = (run / "steps.jsonl").read_text()  # in a mixture, the beginning of an id is no environment
+        for spec, name in sets.items():
+            lines = lines.replace(f'"env":"{name}"', f'"env":"{spec[0]}"')
+        (run / "steps.jsonl").write_text(lines)
+        runs.append(run)
+    for a, b in (runs, reversed(runs)):
+        found = compare(a, b, where="env=x")
+        assert (found.difference.num_tasks, found.caveats) == (12, ())
+    found = compare(*runs)
+    assert (found.difference.num_tasks, {each.kind for each in found.caveats}) == (12, {"data", "tasks"})
+
+
 def test_a_run_is_compared_with_the_evaluation_of_a_training(tmp_path):
     run, training = write_run(tmp_path / "a", BEFORE), write_training(tmp_path / "b", {0: BEFORE})
     assert compare(run, training).are_identical
