@@ -19,7 +19,7 @@ from agentenv.errors import ConfigError
 from agentenv.runs.config import today
 from agentenv.runs.metrics import GROUP_REWARD, Summary, summarize
 from agentenv.runs.mixture import mixture_of
-from agentenv.runs.records.directory import CONFIG, RecordedEpisodes, check_run, read_config
+from agentenv.runs.records.directory import CONFIG, RecordedEpisodes, check_run, read_config, read_trajectories
 from agentenv.runs.records.filters import EpisodeFilter
 from agentenv.runs.records.scan import ReadReport
 from agentenv.runs.records.selection import Selection, rewards_of_groups, select
@@ -145,6 +145,7 @@ def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:
     report = ReadReport()
     folder: Path | None
     trajectories: Iterable[Trajectory]
+    recorded: Iterable[Trajectory]
     indexed: Iterable[tuple[Task, Summary]] = ()
     if isinstance(source, str | Path):
         path, step = split_step(str(source))
@@ -157,14 +158,14 @@ def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:
             )
         if evaluation := evaluation_at(folder, step):
             return _evaluated_side(folder, evaluation, where)
-        trajectories = ()
+        trajectories, recorded = (), read_trajectories(path, report=ReadReport())
         if where is None and folder.is_dir():
             indexed = _indexed(RecordedEpisodes(folder, report=report))
         else:
             trajectories = select(path, Selection(where=where), report=report)
     else:
         folder, trajectories = getattr(source, "out", None), list(source)
-        report.num_lines = len(trajectories)
+        recorded = trajectories
         if where is not None:
             rewards = rewards_of_groups(trajectories)
             trajectories = [each for each in trajectories if where.matches(each, rewards[each.group_id])]
@@ -179,7 +180,7 @@ def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:
         side.describe(task_id, task)
         side.outcomes[task_id].append(judge.outcome(summary))
         side.models.update(summary.models)
-    _check_kept(where, side, side.name, report.num_lines - report.num_superseded)
+    _check_kept(where, side, side.name, (each.task.env for each in recorded))
     side.damage = report.damage
     judge.settle(side)
     return side
@@ -198,7 +199,7 @@ def _evaluated_side(folder: Path, evaluation: Mapping[str, Any], where: EpisodeF
         if where is None or where.keeps_task(episode.group_id, episode.env, name):
             side.outcomes[episode.group_id].append(judge.outcome(episode))
             side.environments.update([episode.env] if episode.env else ())
-    _check_kept(where, side, name, len(episodes))
+    _check_kept(where, side, name, (episode.env for episode in episodes))
     judge.settle(side)
     return side
 
@@ -216,11 +217,14 @@ def _config_at(folder: Path, step: int) -> Mapping[str, Any]:
     return dict(config)
 
 
-def _check_kept(where: EpisodeFilter | None, side: Side, name: str, num: int) -> None:
-    if where is not None and num and not side.outcomes:
-        raise ConfigError(
-            f"--where: expected a filter that keeps episodes of {name}, got none of {num}. Correct the filter."
-        )
+def _check_kept(where: EpisodeFilter | None, side: Side, name: str, environments: Iterable[str]) -> None:
+    """Raise ConfigError if a filter kept no episode; `environments` has the one of each."""
+    if where is None or side.outcomes or not (known := list(environments)):
+        return
+    where.check_environments(name, known)
+    raise ConfigError(
+        f"--where: expected a filter that keeps episodes of {name}, got none of {len(known)}. Correct the filter."
+    )
 
 
 def _indexed(episodes: RecordedEpisodes) -> Iterator[tuple[Task, Summary]]:

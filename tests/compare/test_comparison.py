@@ -211,6 +211,8 @@ def test_a_filter_keeps_episodes_of_both(tmp_path):
     for sides in ((a, b), (load_run(a), load_run(b))):
         with pytest.raises(ConfigError, match=r"^--where: expected a filter that keeps .* of .*a, got none of 3\."):
             compare(*sides, where="task=c")
+        with pytest.raises(ConfigError, match=r"^--where: expected an environment of .*a, got 'x'\."):
+            compare(*sides, where="env=x")
 
 
 def test_what_passed_follows_the_runs_own_pass_score(tmp_path):
@@ -503,6 +505,8 @@ def test_one_environment_or_set_of_evaluations_is_compared(tmp_path, where):
     b = write_training(tmp_path / "b", {9: both[1]}, flags={"env": [entries[0], entries[1] | {"max_turns": 3}]})
     assert [each.text for each in compare(a, b).refused] == ["--env.y.max_turns: 2 in A, 3 in B"]
     assert compare(a, b, where=where).refused == ()
+    with pytest.raises(ConfigError, match=r"^--where: expected an environment of .*a@9, got 'z'\. There are x, y\."):
+        compare(a, b, where="env=z")
 
 
 def test_the_last_line_of_a_step_counts(tmp_path):
@@ -520,6 +524,8 @@ def test_a_training_without_such_an_evaluation_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"^--where: expected a filter by task or env, got a text, reward\. .*a@2\.$"):
         compare(run, run, where='env=x reward<1 "text"')
     with pytest.raises(ConfigError, match=r"^--where: expected a filter that keeps .*a@2, got none of 24\."):
+        compare(run, run, where="task=x")
+    with pytest.raises(ConfigError, match=r"^--where: expected an env.* of .*a@2, got 'x'\. It is no mixture: "):
         compare(run, run, where="env=x")
     mixed = write_training(tmp_path / "c", {2: BEFORE}, flags={"env": [{"name": "x", "env": "x.py"}]})
     for where in ("env=x", "-env=y"):
