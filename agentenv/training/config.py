@@ -118,7 +118,8 @@ class TrainConfig(SourceConfig):
     """Prompts to sample together. Use more than --rollout_batch_size if --dynamic_filtering drops many."""
 
     dynamic_filtering: bool = False
-    """Train only on prompts with a mean score inside --dynamic_filtering_reward_range, and sample others instead."""
+    """Train only on prompts whose mean score is inside --dynamic_filtering_reward_range, and sample others instead. The
+    reward counts only where episodes have no score."""
     dynamic_filtering_reward_range: tuple[float, float] = (0.0, 1.0)
     """Low and high bound, both excluded."""
     reward_clip_range: tuple[float, float] = (-10.0, 10.0)

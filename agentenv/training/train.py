@@ -494,7 +494,12 @@ async def _run(job: TrainJob, loop: Loop) -> int:
     lines = read_metrics(job.out)
     idle = [name for name in job.weights if not any(f"rollout/env/{name}/num_episodes" in line for line in lines)]
     if idle and job.config.dynamic_filtering:
-        screen.note(f"note: no train step used {', '.join(idle)}: --dynamic_filtering kept none of their groups")
+        low, high = job.config.dynamic_filtering_reward_range
+        screen.note(
+            f"note: no train step used {', '.join(idle)}: --dynamic_filtering kept none of their groups. A group's "
+            f"mean score, or mean reward without scores, must be between {low:g} and {high:g}: score partial success, "
+            "too, or change --dynamic_filtering_reward_range"
+        )
     page_of = f"agentenv view {shlex.quote(str(job.out))}"
     screen.final(lines, {**facts, "metrics": str(job.out / METRICS), "page": page_of})
     return 0
