@@ -83,8 +83,8 @@ class TrainConfig(SourceConfig):
     """How messages become tokens."""
 
     num_episodes: int = 1
-    """Passes over --data, which give the number of train steps; with --dynamic_filtering, further passes replace what
-    is rejected. The name is OpenRLHF's; elsewhere an episode is one conversation."""
+    """Passes over --data, and so the number of train steps; with --dynamic_filtering, further passes replace what is
+    rejected. The name is OpenRLHF's; elsewhere an episode is one conversation."""
     max_train_steps: int | None = None
     """Train steps, each on a batch of --rollout_batch_size prompts. None derives them from --num_episodes."""
     rollout_batch_size: int = 16

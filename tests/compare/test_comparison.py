@@ -525,7 +525,7 @@ def test_a_training_without_such_an_evaluation_is_refused(tmp_path):
         compare(run, run, where='env=x reward<1 "text"')
     with pytest.raises(ConfigError, match=r"^--where: expected a filter that keeps .*a@2, got none of 24\."):
         compare(run, run, where="task=x")
-    with pytest.raises(ConfigError, match=r"^--where: expected an env.* of .*a@2, got 'x'\. It is no mixture: "):
+    with pytest.raises(ConfigError, match=r"^--where: expected an env.* of .*a@2, got 'x'\. It has one env"):
         compare(run, run, where="env=x")
     mixed = write_training(tmp_path / "c", {2: BEFORE}, flags={"env": [{"name": "x", "env": "x.py"}]})
     for where in ("env=x", "-env=y"):

@@ -106,7 +106,8 @@ class EpisodeFilter:
         known = sorted({each or "none" for each in environments}) if names else []
         for name in names:
             if known and name not in known:
-                others = "It is no mixture: leave env out." if known == ["none"] else f"There are {', '.join(known)}."
+                has_one = known == ["none"]
+                others = "It has one environment: leave env out." if has_one else f"There are {', '.join(known)}."
                 advice = did_you_mean(name, known, others)
                 raise ConfigError(f"--where: expected an environment of {runs}, got {name!r}.{advice}")
 
