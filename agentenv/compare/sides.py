@@ -114,7 +114,8 @@ class Side:
         if kept := [entry for entry in entries if entry["name"] in names]:
             others = {entry["name"] for entry in entries}.difference(names)
             sets = [spec for spec in self.eval_sets if spec.partition("=")[0] not in others]
-            self.config = {**self.config, "flags": {**self.flags, "env": kept, "eval_dataset": sets}}
+            flags = {**self.flags, "env": kept, "eval_dataset": sets[0] if len(sets) == 1 else sets}
+            self.config = {**self.config, "flags": flags}
 
     def name_sets(self, other: Side) -> None:
         """Begin the ids of an evaluation with the names that another one, with several sets, has of the same sets."""

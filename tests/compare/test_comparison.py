@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from itertools import permutations
 
 import pytest
 from hypothesis import given, settings
@@ -472,20 +473,22 @@ def test_an_evaluation_of_one_set_is_compared_with_that_set_among_several(tmp_pa
 
 def test_the_same_set_is_compared_whatever_it_is_named_beside_others(tmp_path):
     entries = [{"name": name, "env": f"{name}.py"} for name in ("x", "y")]
+    named = [{"x=held": "x=held/", "y=held": "y=held/"}, {"x=held": "held/", "y=d/last.jsonl": "last/"}, {"x=held": ""}]
     runs = []
-    for sets in ({"x=held": "x=held", "y=held": "y=held"}, {"x=held": "held", "y=d/last.jsonl": "last"}):
-        rows = {f"{name}/{task}": row for name in sets.values() for task, row in BEFORE.items()}
-        flags = {"env": entries, "eval_dataset": list(sets)}
-        run = write_training(tmp_path / str(len(runs)), {0: rows}, flags=flags)
-        lines = (run / "steps.jsonl").read_text()  # in a mixture, the beginning of an id is no environment
-        for spec, name in sets.items():
-            lines = lines.replace(f'"env":"{name}"', f'"env":"{spec[0]}"')
-        (run / "steps.jsonl").write_text(lines)
+    for number, sets in enumerate(named):
+        rows = {f"{name}{task}": row for name in sets.values() for task, row in BEFORE.items()}
+        specs = list(sets)
+        flags = {"env": entries, "eval_dataset": specs if len(specs) > 1 else specs[0]}
+        run = write_training(tmp_path / str(number), {0: rows}, flags=flags)
+        rows = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+        for group in rows[0]["groups"]:  # of a mixture, the beginning of an id is no environment
+            group["env"] = "y" if group["group_id"].startswith(("y", "last")) else "x"
+        (run / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         runs.append(run)
-    for a, b in (runs, reversed(runs)):
+    for a, b in permutations(runs, 2):
         found = compare(a, b, where="env=x")
         assert (found.difference.num_tasks, found.caveats) == (12, ())
-    found = compare(*runs)
+    found = compare(*runs[:2])
     assert (found.difference.num_tasks, {each.kind for each in found.caveats}) == (12, {"data", "tasks"})
 
 
