@@ -53,10 +53,10 @@ def show(args: Sequence[str]) -> int:
     config = parse(ShowRunConfig, "show", args)
     from agentenv.core.trajectory import Trajectory
     from agentenv.runs.display.conversation import conversation
-    from agentenv.runs.records.directory import check_run
+    from agentenv.runs.records.directory import check_run, read_trajectories
     from agentenv.runs.records.filters import parse_filter
     from agentenv.runs.records.scan import ReadReport
-    from agentenv.runs.records.selection import Selection, check_environments, select
+    from agentenv.runs.records.selection import Selection, select
     from agentenv.runs.tokens.view import load_episode
 
     for name, num in (("worst", config.worst), ("best", config.best)):
@@ -85,8 +85,9 @@ def show(args: Sequence[str]) -> int:
             is_empty = False
         was_quit = False
     if is_empty and not was_quit:
-        if where and where.environments:
-            check_environments(config.run, where.environments)
+        if where:
+            environments = (each.task.env for each in read_trajectories(config.run, report=ReadReport()))
+            where.check_environments(config.run, environments)
         found = report.num_lines - report.num_superseded
         sys.stderr.write(f"agentenv show: none of the {found} episodes of {config.run} is shown\n")
     if report.damage:

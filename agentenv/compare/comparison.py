@@ -137,8 +137,8 @@ def compare(
         a, b = first_and_last(str(a))
     kept = parse_filter(where) if isinstance(where, str) else where
     old, new = read_side(a, kept), read_side(b, kept)
-    old.name_set(new)
-    new.name_set(old)
+    named, by_several = (old, new) if len(new.eval_sets) > 1 else (new, old)
+    named.name_sets(by_several)
     environments = old.environments | new.environments
     for side in (old, new):
         side.keep_entries(environments)

@@ -16,9 +16,10 @@ from agentenv._util.jsonable import jsonable
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import StopReason, Task
 from agentenv.errors import ConfigError
+from agentenv.runs.config import today
 from agentenv.runs.metrics import GROUP_REWARD, Summary, summarize
 from agentenv.runs.mixture import mixture_of
-from agentenv.runs.records.directory import CONFIG, RecordedEpisodes, check_run, read_config
+from agentenv.runs.records.directory import CONFIG, RecordedEpisodes, check_run, read_config, read_trajectories
 from agentenv.runs.records.filters import EpisodeFilter
 from agentenv.runs.records.scan import ReadReport
 from agentenv.runs.records.selection import Selection, rewards_of_groups, select
@@ -100,22 +101,37 @@ class Side:
             self.metadata[task_id] = {"env": task.env, **task.metadata} if task.env else task.metadata
             self.environments.update([task.env] if task.env else ())
 
+    @property
+    def set_names(self) -> Mapping[str, str]:
+        """The names of the sets of an evaluation by their values, as `load_held_out` of a training gives them."""
+        short = {spec: Path(spec.rpartition("=")[2]).name.partition(".")[0] for spec in self.eval_sets}
+        counts = Counter(short.values())
+        return {spec: spec.replace("/", "-") if counts[name] > 1 else name for spec, name in short.items()}
+
     def keep_entries(self, names: Collection[str]) -> None:
-        """Leave out of the flags of a mixture the entries of other environments."""
+        """Leave out of the flags of a mixture the entries and the evaluation sets of other environments."""
         entries = mixture_of(self.flags)
         if kept := [entry for entry in entries if entry["name"] in names]:
-            self.config = {**self.config, "flags": {**self.flags, "env": kept}}
+            others = {entry["name"] for entry in entries}.difference(names)
+            sets = [spec for spec in self.eval_sets if spec.partition("=")[0] not in others]
+            flags = {**self.flags, "env": kept, "eval_dataset": sets[0] if len(sets) == 1 else sets}
+            self.config = {**self.config, "flags": flags}
 
-    def name_set(self, other: Side) -> None:
-        """Begin the ids of an evaluation with the name of its only set, if those of another, with several sets, do."""
-        own, others = self.eval_sets, other.eval_sets
-        if self.step is None or other.step is None or len(own) != 1 or len(others) < 2:
+    def name_sets(self, other: Side) -> None:
+        """Begin the ids of an evaluation with the names that another one, with several sets, has of the same sets."""
+        if self.step is None or other.step is None or len(other.eval_sets) < 2:
             return
-        names = (Path(own[0].rpartition("=")[2]).name.partition(".")[0], own[0].replace("/", "-"))
-        for name in names:  # as `load_held_out` of a training names a set among several
-            if any(task_id.startswith(f"{name}/") for task_id in other.outcomes):
-                self.outcomes = {f"{name}/{task_id}": row for task_id, row in self.outcomes.items()}
-                return
+        is_single, theirs = len(self.eval_sets) == 1, other.set_names
+        names = {}  # the beginning of an id here and there
+        for spec, own in self.set_names.items():
+            name = theirs.get(spec, own if is_single and own in theirs.values() else None)
+            if name is not None:
+                names["" if is_single else f"{own}/"] = f"{name}/"
+        outcomes = {}
+        for task_id, row in self.outcomes.items():
+            start = next((each for each in names if task_id.startswith(each)), "")
+            outcomes[names.get(start, "") + task_id.removeprefix(start)] = row
+        self.outcomes = outcomes
 
 
 def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:
@@ -130,6 +146,7 @@ def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:
     report = ReadReport()
     folder: Path | None
     trajectories: Iterable[Trajectory]
+    recorded: Iterable[Trajectory]
     indexed: Iterable[tuple[Task, Summary]] = ()
     if isinstance(source, str | Path):
         path, step = split_step(str(source))
@@ -142,14 +159,14 @@ def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:
             )
         if evaluation := evaluation_at(folder, step):
             return _evaluated_side(folder, evaluation, where)
-        trajectories = ()
+        trajectories, recorded = (), read_trajectories(path, report=ReadReport())
         if where is None and folder.is_dir():
             indexed = _indexed(RecordedEpisodes(folder, report=report))
         else:
             trajectories = select(path, Selection(where=where), report=report)
     else:
         folder, trajectories = getattr(source, "out", None), list(source)
-        report.num_lines = len(trajectories)
+        recorded = trajectories
         if where is not None:
             rewards = rewards_of_groups(trajectories)
             trajectories = [each for each in trajectories if where.matches(each, rewards[each.group_id])]
@@ -164,7 +181,7 @@ def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:
         side.describe(task_id, task)
         side.outcomes[task_id].append(judge.outcome(summary))
         side.models.update(summary.models)
-    _check_kept(where, side, side.name, report.num_lines - report.num_superseded)
+    _check_kept(where, side, side.name, (each.task.env for each in recorded))
     side.damage = report.damage
     judge.settle(side)
     return side
@@ -172,7 +189,7 @@ def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:
 
 def _evaluated_side(folder: Path, evaluation: Mapping[str, Any], where: EpisodeFilter | None) -> Side:
     name, episodes = f"{folder}@{evaluation['step']}", list(evaluated(evaluation))
-    side = Side(str(folder), step=evaluation["step"], config=read_config(folder)["config"])
+    side = Side(str(folder), step=evaluation["step"], config=_config_at(folder, evaluation["step"]))
     judge = PassRule(side.config)
     reads_env = where is not None and "env" in where.columns
     if reads_env and mixture_of(side.flags) and not any(episode.env for episode in episodes):
@@ -183,16 +200,32 @@ def _evaluated_side(folder: Path, evaluation: Mapping[str, Any], where: EpisodeF
         if where is None or where.keeps_task(episode.group_id, episode.env, name):
             side.outcomes[episode.group_id].append(judge.outcome(episode))
             side.environments.update([episode.env] if episode.env else ())
-    _check_kept(where, side, name, len(episodes))
+    _check_kept(where, side, name, (episode.env for episode in episodes))
     judge.settle(side)
     return side
 
 
-def _check_kept(where: EpisodeFilter | None, side: Side, name: str, num: int) -> None:
-    if where is not None and num and not side.outcomes:
-        raise ConfigError(
-            f"--where: expected a filter that keeps episodes of {name}, got none of {num}. Correct the filter."
-        )
+def _config_at(folder: Path, step: int) -> Mapping[str, Any]:
+    """Return the `config` of a training with which it evaluated a step, before what later resumes changed."""
+    document = read_config(folder)
+    config = document["config"]
+    for change in reversed(document.get("changed", [])):
+        was = today({name: old for name, (old, _) in change["was_and_is"].items()})
+        if change["from_step"] <= step or not was.get("eval_dataset", True):  # without a set, nothing was evaluated
+            break
+        files = was.pop("agent_file", config.get("agent_file"))
+        config = {**config, "flags": {**config["flags"], **was}, "agent_file": files}
+    return dict(config)
+
+
+def _check_kept(where: EpisodeFilter | None, side: Side, name: str, environments: Iterable[str]) -> None:
+    """Raise ConfigError if a filter kept no episode; `environments` has the one of each."""
+    if where is None or side.outcomes or not (known := list(environments)):
+        return
+    where.check_environments(name, known)
+    raise ConfigError(
+        f"--where: expected a filter that keeps episodes of {name}, got none of {len(known)}. Correct the filter."
+    )
 
 
 def _indexed(episodes: RecordedEpisodes) -> Iterator[tuple[Task, Summary]]:

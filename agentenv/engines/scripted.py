@@ -237,6 +237,15 @@ class PlainTextTokenizer:
         """Return the size of the vocabulary."""
         return NUM_TOKENS
 
+    def __call__(self, text: str, *, return_tensors: str | None = None, **_: Any) -> dict[str, Any]:
+        """Return the ids of a text as `input_ids`, as a tokenizer of transformers: files of OpenRLHF call it."""
+        ids = self.encode(text)
+        if return_tensors is None:
+            return {"input_ids": ids}
+        import torch
+
+        return {"input_ids": torch.tensor([ids])}
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text; each of the two special strings becomes one id."""
         ids: list[int] = []

@@ -209,7 +209,7 @@ def load_file(path: str | Path) -> ModuleType:
         advice = "Fix the file."
         if package in ("openrlhf", "molt"):  # stand-ins are there for an agent_func file
             advice = "agentenv stands in for openrlhf.utils.agent and molt.agents only: correct the name, or install "
-            advice = f"{advice}{package}." if sys.modules.get(package) else "Name the file with --agent_func_path."
+            advice = f"{advice}{package}." if sys.modules.get(package) else "Name it as agent_func_path, not as env."
         raise ConfigError(f"{_place(error, file)}: expected to import, got {_error_text(error)}. {advice}") from error
     return module
 

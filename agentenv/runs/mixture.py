@@ -161,7 +161,7 @@ def _entry(values: Any, where: str) -> MixtureEntry:
         raise ConfigError(f"{where}: expected an object with `env`, got {brief(values, 60)}. Name the environment.")
     for key, value in values.items():
         if key not in known:
-            advice = did_you_mean(str(key), known, f"The keys are {', '.join(known)}.")
+            advice = did_you_mean(str(key), known, f"The keys are {', '.join(known)}.", cutoff=0.8)
             raise ConfigError(f"{where}: expected a key of an entry, got {key!r}.{advice}")
         kinds = _KINDS.get(key, (str,))
         if not isinstance(value, kinds) or isinstance(value, bool):

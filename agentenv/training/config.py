@@ -83,7 +83,8 @@ class TrainConfig(SourceConfig):
     """How messages become tokens."""
 
     num_episodes: int = 1
-    """Passes over --data. The name is OpenRLHF's; elsewhere an episode is one conversation."""
+    """Passes over --data, and so the number of train steps; with --dynamic_filtering, further passes replace what is
+    rejected. The name is OpenRLHF's; elsewhere an episode is one conversation."""
     max_train_steps: int | None = None
     """Train steps, each on a batch of --rollout_batch_size prompts. None derives them from --num_episodes."""
     rollout_batch_size: int = 16
@@ -118,7 +119,8 @@ class TrainConfig(SourceConfig):
     """Prompts to sample together. Use more than --rollout_batch_size if --dynamic_filtering drops many."""
 
     dynamic_filtering: bool = False
-    """Train only on prompts with a mean score inside --dynamic_filtering_reward_range, and sample others instead."""
+    """Train only on prompts whose mean score is inside --dynamic_filtering_reward_range, and sample others instead. The
+    reward counts only where episodes have no score."""
     dynamic_filtering_reward_range: tuple[float, float] = (0.0, 1.0)
     """Low and high bound, both excluded."""
     reward_clip_range: tuple[float, float] = (-10.0, 10.0)

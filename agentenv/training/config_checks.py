@@ -163,7 +163,7 @@ def _contradictions(config: TrainConfig) -> _Problems:
             "not; set --top_p 1."),
         *((name, config.advantage_estimator != "gae", "--advantage_estimator gae with it",
             repr(config.advantage_estimator), _NO_CRITIC)
-            for name in _changed(config, ("critic_pretrain", "lambd", "freezing_actor_steps"))),
+            for name in changed_flags(config, ("critic_pretrain", "lambd", "freezing_actor_steps"))),
         ("early_stop", config.early_stop is not None and config.eval_dataset and config.eval_steps == -1,
             "--eval_steps with it", "none", "Say how often to evaluate."),
         ("eval_steps", config.eval_steps != -1 and not config.eval_dataset, "--eval_dataset with it", "none",
@@ -176,7 +176,7 @@ def _contradictions(config: TrainConfig) -> _Problems:
 
 def _alone(config: TrainConfig) -> _Problems:
     """Yield flags that nothing reads because another flag is not set."""
-    for name in _changed(config, ONLY_WITH):
+    for name in changed_flags(config, ONLY_WITH):
         if all(config.flags()[other] in (None, False, 0, "off", ()) for other in ONLY_WITH[name]):
             needed = " or ".join(f"--{other}" for other in ONLY_WITH[name])
             yield name, f"{needed} with it", "none", f"Add it, or leave --{name} out."
@@ -187,7 +187,7 @@ def _alone(config: TrainConfig) -> _Problems:
         (FOR_RAY, not config.ray, "no --no_ray with it", "both", "Only Ray actors use it; leave one of them out."),
     )  # fmt: skip
     for names, unread, expected, got, remedy in groups:
-        for name in _changed(config, names) if unread else ():
+        for name in changed_flags(config, names) if unread else ():
             yield (f"no_{name}" if config.flags()[name] is False else name), expected, got, remedy
 
 
@@ -214,7 +214,7 @@ def _overridden(config: TrainConfig) -> _Problems:
             "--dynamic_filtering with it", "none",
             "Without it, extra samples become stale and are dropped; add it, or leave the flag out."),
     )  # fmt: skip
-    changed = _changed(config, [name for name, *_ in rules])
+    changed = changed_flags(config, [name for name, *_ in rules])
     for name, used, expected, got, remedy in rules:
         if used and name in changed:
             yield name, expected, got, remedy
@@ -230,11 +230,11 @@ def notes(config: TrainConfig) -> list[str]:
     return [
         f"--{name} {getattr(config, name)} has no effect here: {why}"
         for name, overridden, why in rules
-        if overridden and _changed(config, (name,))
+        if overridden and changed_flags(config, (name,))
     ]
 
 
-def _changed(config: TrainConfig, names: Iterable[str]) -> list[str]:
+def changed_flags(config: TrainConfig, names: Iterable[str]) -> list[str]:
     """Return the fields whose value is not their default."""
     flags, defaults = config.flags(), type(config)().flags()
     return [name for name in names if flags[name] != defaults[name]]

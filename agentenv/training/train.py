@@ -44,7 +44,7 @@ from agentenv.runs.view_process import PageBeside
 from agentenv.runs.watchdog import Watchdog, end_process
 from agentenv.training.best_model import EarlyStop
 from agentenv.training.config import TrainConfig
-from agentenv.training.config_checks import GROUP_ESTIMATORS, validate
+from agentenv.training.config_checks import FOR_VLLM, GROUP_ESTIMATORS, changed_flags, validate
 from agentenv.training.evaluation import Evaluation
 from agentenv.training.learner_gpus import reserve_gpus
 from agentenv.training.logs.journal import METRICS, read_metrics
@@ -164,6 +164,9 @@ async def _train(config: TrainConfig, rank_group: RankGroup | None, stdout: Text
         if config.rollout_batch_size > num_tasks:
             many = f"--rollout_batch_size {config.rollout_batch_size} with {counted(num_tasks, 'task')}"
             screen.note(f"note: {many}: a train step uses some tasks more than once")
+        for name in changed_flags(config, FOR_VLLM) if flags.engine_backend == "hf" else ():
+            why = "without vLLM and GPUs, --engine auto uses transformers"
+            screen.note(f"note: --{name} {config.flags()[name]} has no effect here: {why}")
         evaluated = {task.env for tasks in job.held_out.values() for task in tasks}
         if idle := [part.name for part in job.episodes.parts if not part.weight and part.name not in evaluated]:
             names = ", ".join(idle)
@@ -330,6 +333,7 @@ def with_engine(config: TrainConfig) -> RunConfig:
     Engines are Ray actors if a flag needs it, or if Ray is installed and this is not a machine with one GPU.
 
     Raises:
+        ConfigError: --vllm_enable_sleep without vLLM or GPUs.
         MissingDependency: --engine vllm without vLLM.
     """
     has_vllm = importlib.util.find_spec("vllm") is not None
@@ -343,6 +347,9 @@ def with_engine(config: TrainConfig) -> RunConfig:
     # Without a GPU vLLM starts in minutes. The GPUs of a cluster need not be on this node.
     has_gpus = bool(_num_gpus() or config.actors.ray_address)
     uses_vllm = config.engine == "vllm" or (config.engine == "auto" and has_vllm and has_gpus)
+    if config.vllm_enable_sleep and not (uses_vllm and has_gpus):
+        found = f"--engine {config.engine} with{'out' * (not has_vllm)} vLLM and with{'out' * (not has_gpus)} GPUs"
+        raise ConfigError(f"--vllm_enable_sleep: expected vLLM on GPUs, got {found}. Leave the flag out.")
     backend: EngineBackend = "vllm_local" if uses_vllm else "hf"
     args: dict[str, Any] = {"max_num_seqs": config.concurrency}
     if backend == "vllm_local":
@@ -494,7 +501,12 @@ async def _run(job: TrainJob, loop: Loop) -> int:
     lines = read_metrics(job.out)
     idle = [name for name in job.weights if not any(f"rollout/env/{name}/num_episodes" in line for line in lines)]
     if idle and job.config.dynamic_filtering:
-        screen.note(f"note: no train step used {', '.join(idle)}: --dynamic_filtering kept none of their groups")
+        low, high = job.config.dynamic_filtering_reward_range
+        screen.note(
+            f"note: no train step used {', '.join(idle)}: --dynamic_filtering kept none of their groups. A group's "
+            f"mean score, or mean reward without scores, must be between {low:g} and {high:g}: score partial success, "
+            "too, or change --dynamic_filtering_reward_range"
+        )
     page_of = f"agentenv view {shlex.quote(str(job.out))}"
     screen.final(lines, {**facts, "metrics": str(job.out / METRICS), "page": page_of})
     return 0

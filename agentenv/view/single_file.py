@@ -15,7 +15,9 @@ from typing import Any
 
 from agentenv._util.version import __version__
 from agentenv.errors import ConfigError, DataError
+from agentenv.runs.records.directory import read_trajectories
 from agentenv.runs.records.filters import parse_filter
+from agentenv.runs.records.scan import ReadReport
 from agentenv.runs.records.selection import Selection, select
 from agentenv.view.episodes import Place, parse_texts, read_episodes, read_heads, read_value
 from agentenv.view.meta import Defaults, comparisons, run_meta
@@ -109,6 +111,8 @@ def write_html(runs: Sequence[ViewedRun], path: str | Path, options: FileOptions
             ) from error
     num_all = sum(file.num_episodes(file.groups) for file in files)
     if options.where is not None and not num_all:
+        environments = (each.task.env for run in runs for each in read_trajectories(run.folder, report=ReadReport()))
+        parse_filter(options.where).check_environments(", ".join(run.name for run in runs), environments)
         raise ConfigError(
             f"--where: expected a filter that keeps an episode, got {options.where!r}. Correct the filter."
         )

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from itertools import permutations
 
 import pytest
 from hypothesis import given, settings
@@ -211,6 +212,8 @@ def test_a_filter_keeps_episodes_of_both(tmp_path):
     for sides in ((a, b), (load_run(a), load_run(b))):
         with pytest.raises(ConfigError, match=r"^--where: expected a filter that keeps .* of .*a, got none of 3\."):
             compare(*sides, where="task=c")
+        with pytest.raises(ConfigError, match=r"^--where: expected an environment of .*a, got 'x'\."):
+            compare(*sides, where="env=x")
 
 
 def test_what_passed_follows_the_runs_own_pass_score(tmp_path):
@@ -442,6 +445,23 @@ def test_evaluations_at_different_steps_or_on_other_tasks_are_said(tmp_path):
     assert compare(a, b).changed == {"data": ("p", "q")}
 
 
+def test_an_evaluation_has_the_flags_of_its_step(tmp_path):
+    now = {"lr": 3, "eval_dataset": ["x"], "agent_func_path": "f.py"}
+    run = write_training(tmp_path / "a", {2: BEFORE, 4: BEFORE, 6: AFTER}, flags=now)
+    document = json.loads((run / "config.json").read_text())
+    files = [{"f.py": "1"}, {"f.py": "2"}]
+    document["config"]["agent_file"] = files[1]
+    document["changed"] = [
+        {"from_step": 3, "was_and_is": {"eval_dataset": [None, ["x"]]}},
+        {"from_step": 3, "was_and_is": {"actor_lr": [1, 2], "lr": [1, 2]}},
+        {"from_step": 5, "was_and_is": {"lr": [2, 3], "agent_file": files}},
+    ]
+    (run / "config.json").write_text(json.dumps(document))
+    other = write_training(tmp_path / "b", {4: BEFORE}, flags={"lr": 2, "eval_dataset": ["x"]})
+    assert [compare(f"{run}@{step}", other).changed for step in (2, 4, 6)] == [{"lr": (1, 2)}, {}, {"lr": (3, 2)}]
+    assert [each.text for each in compare(f"{run}@4", run).caveats] == ["code: other content of f.py in B"]
+
+
 def test_an_evaluation_of_one_set_is_compared_with_that_set_among_several(tmp_path):
     one = write_training(tmp_path / "a", {0: BEFORE}, flags={"eval_dataset": "add=data/held.jsonl"})
     both = {f"{name}/{task}": row for name in ("held", "x") for task, row in BEFORE.items()}
@@ -449,6 +469,27 @@ def test_an_evaluation_of_one_set_is_compared_with_that_set_among_several(tmp_pa
     for a, b in ((one, two), (two, one)):
         found = compare(a, b)
         assert (found.difference.num_tasks, {each.kind for each in found.caveats}) == (12, {"data", "tasks"})
+
+
+def test_the_same_set_is_compared_whatever_it_is_named_beside_others(tmp_path):
+    entries = [{"name": name, "env": f"{name}.py"} for name in ("x", "y")]
+    named = [{"x=held": "x=held/", "y=held": "y=held/"}, {"x=held": "held/", "y=d/last.jsonl": "last/"}, {"x=held": ""}]
+    runs = []
+    for number, sets in enumerate(named):
+        rows = {f"{name}{task}": row for name in sets.values() for task, row in BEFORE.items()}
+        specs = list(sets)
+        flags = {"env": entries, "eval_dataset": specs if len(specs) > 1 else specs[0]}
+        run = write_training(tmp_path / str(number), {0: rows}, flags=flags)
+        rows = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+        for group in rows[0]["groups"]:  # of a mixture, the beginning of an id is no environment
+            group["env"] = "y" if group["group_id"].startswith(("y", "last")) else "x"
+        (run / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        runs.append(run)
+    for a, b in permutations(runs, 2):
+        found = compare(a, b, where="env=x")
+        assert (found.difference.num_tasks, found.caveats) == (12, ())
+    found = compare(*runs[:2])
+    assert (found.difference.num_tasks, {each.kind for each in found.caveats}) == (12, {"data", "tasks"})
 
 
 def test_a_run_is_compared_with_the_evaluation_of_a_training(tmp_path):
@@ -467,6 +508,8 @@ def test_one_environment_or_set_of_evaluations_is_compared(tmp_path, where):
     b = write_training(tmp_path / "b", {9: both[1]}, flags={"env": [entries[0], entries[1] | {"max_turns": 3}]})
     assert [each.text for each in compare(a, b).refused] == ["--env.y.max_turns: 2 in A, 3 in B"]
     assert compare(a, b, where=where).refused == ()
+    with pytest.raises(ConfigError, match=r"^--where: expected an environment of .*a@9, got 'z'\. There are x, y\."):
+        compare(a, b, where="env=z")
 
 
 def test_the_last_line_of_a_step_counts(tmp_path):
@@ -484,6 +527,8 @@ def test_a_training_without_such_an_evaluation_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"^--where: expected a filter by task or env, got a text, reward\. .*a@2\.$"):
         compare(run, run, where='env=x reward<1 "text"')
     with pytest.raises(ConfigError, match=r"^--where: expected a filter that keeps .*a@2, got none of 24\."):
+        compare(run, run, where="task=x")
+    with pytest.raises(ConfigError, match=r"^--where: expected an env.* of .*a@2, got 'x'\. It has one env"):
         compare(run, run, where="env=x")
     mixed = write_training(tmp_path / "c", {2: BEFORE}, flags={"env": [{"name": "x", "env": "x.py"}]})
     for where in ("env=x", "-env=y"):

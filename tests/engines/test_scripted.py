@@ -5,6 +5,7 @@ import pytest
 from agentenv import SamplingParams, ScriptedEngine
 from agentenv.core.engine import EngineOptions
 from agentenv.engines.factory import make_engine
+from agentenv.engines.scripted import PlainTextTokenizer
 from agentenv.errors import ConfigError
 from agentenv.testing.tokenizers import CharTokenizer
 
@@ -48,3 +49,9 @@ async def test_a_list_of_replies_decodes_no_prompt():
 def test_a_script_that_is_not_a_function_is_refused(script):
     with pytest.raises(ConfigError, match="script: expected a list of replies or module:function"):
         make_engine("scripted", EngineOptions("", CharTokenizer(), args={"script": script}))
+
+
+def test_the_plain_tokenizer_is_called_as_openrlhfs_files_call_one():
+    tokenizer = PlainTextTokenizer()
+    assert tokenizer("aé", add_special_tokens=False)["input_ids"] == [97, 233]
+    assert tokenizer(text="aé", add_special_tokens=False, return_tensors="pt")["input_ids"][0].tolist() == [97, 233]

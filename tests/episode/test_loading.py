@@ -273,7 +273,7 @@ def test_a_file_is_imported_once_and_two_files_of_one_name_are_two_modules(tmp_p
 
 def test_a_file_for_a_trainer_that_is_named_as_an_environment_is_told_the_flag_for_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "openrlhf", None)  # not installed
-    with pytest.raises(ConfigError, match=r"got ModuleNotFoundError: .*\. Name the file with --agent_func_path\."):
+    with pytest.raises(ConfigError, match=r"got ModuleNotFoundError: .*\. Name it as agent_func_path, not as env\."):
         load_env(str(write(tmp_path / "func.py", "import openrlhf.utils.agent\n")))
     monkeypatch.delitem(sys.modules, "openrlhf")
     for package, name in (("openrlhf", "openrlhf.utils.agents"), ("molt", "molt.agent")):

@@ -123,6 +123,7 @@ def test_a_file_may_be_yaml_or_json_and_be_joined_by_further_environments(tmp_pa
             "- env: a\n- env: b\n  wieght: 2",
             "entry 2: expected a key of an entry, got 'wieght'. Did you mean 'weight'?",
         ),
+        ("- env: a\n  max_tokens: 6", "entry 1: expected a key of an entry, got 'max_tokens'. The keys are env, "),
         ("- env: a\n  max_turns: '4'", "entry 1: expected an integer as `max_turns`, got '4'"),
         ("- env: a\n  limit: 1.5", "expected an integer as `limit`, got 1.5"),
         ("- env: a\n  data: [{prompt: q}]", "expected text as `data`, got [{'prompt': 'q'}]. Write rows to a file"),

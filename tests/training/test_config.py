@@ -458,3 +458,9 @@ def test_the_engine_is_vllm_where_it_is_installed_and_there_are_gpus(
     monkeypatch.setattr(train, "_num_gpus", lambda: num_gpus)
     config = TrainConfig.from_flags(env="e", engine=engine, ray_address=address)
     assert train.with_engine(config).engine_backend == backend
+    sleeping = config.with_flags(vllm_enable_sleep=True)
+    if backend == "hf" or not (num_gpus or address):
+        with pytest.raises(ConfigError, match=r"^--vllm_enable_sleep: expected vLLM on GPUs, got --engine "):
+            train.with_engine(sleeping)
+    else:
+        assert train.with_engine(sleeping).engine_args["enable_sleep_mode"]

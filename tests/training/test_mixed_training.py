@@ -84,7 +84,9 @@ def test_an_environment_whose_groups_were_all_rejected_is_named_at_the_end(place
         '- {env: "env.py:Letters", data: tasks.jsonl}\n- {env: "env.py:Same", data: tasks.jsonl}\n'
     )
     assert command(mixed("--dynamic_filtering")) == 0
-    assert "note: no train step used Same: --dynamic_filtering kept none of their groups" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "note: no train step used Same: --dynamic_filtering kept none of their groups. A group" in said
+    assert "must be between 0 and 1: score partial success, " in said
 
 
 @pytest.mark.long

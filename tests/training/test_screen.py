@@ -121,7 +121,7 @@ ROWS = [
     {"step": 0, "eval/score": 0.25, "time/wall_s": 10.0, "time/eval_s": 10.0},
     *({"step": step, "rollout/reward": step / 4, "time/wall_s": 20.0, "time/wait_s": 5.0} for step in range(1, 5)),
     {"step": 5, "eval/score": 0.75, "rollout/reward": None},
-    {"step": 6, "eval/score": 0.5},
+    {"step": 6, "eval/score": 0.5, "rollout/reward": 1.0},
 ]
 
 
@@ -158,6 +158,19 @@ def test_the_results_have_a_row_for_each_set_and_environment_with_intervals_and_
         "training score, one": "0.200 in the first quarter of the steps, 0.200 in the last",
         "training reward, two": "0.300 in the first quarter of the steps, 0.300 in the last",
         "warning": "every reward was 0.000: nothing was learned from them",
+    }
+
+
+def test_an_environment_has_no_number_of_a_quarter_of_the_steps_that_it_was_not_in():
+    scores = {"early": range(1, 4), "middle": range(3, 6), "late": range(7, 9)}
+    rows = [
+        {"step": step, **{f"rollout/env/{name}/score": step / 8 for name, steps in scores.items() if step in steps}}
+        for step in range(9)
+    ]
+    assert results(rows) == {
+        "steps": "8",
+        "training score, early": "0.188 in the first quarter of the steps, – in the last",
+        "training score, late": "– in the first quarter of the steps, 0.938 in the last",
     }
 
 

@@ -385,9 +385,12 @@ def test_a_model_that_an_interrupted_training_has_not_left_yet_is_answered_with_
 
 
 @pytest.mark.long
-def test_more_prompts_a_step_than_there_are_tasks_are_noted(place, capfd):
-    assert command(flags("--max_train_steps", 1, "--limit", 1)) == 0
-    assert "--rollout_batch_size 2 with 1 task: a train step uses some tasks more than once" in capfd.readouterr().err
+def test_more_prompts_a_step_than_there_are_tasks_and_flags_of_vllm_without_it_are_noted(place, capfd, monkeypatch):
+    monkeypatch.setattr("agentenv.training.train._num_gpus", lambda: 0)
+    assert command(flags("--max_train_steps", 1, "--limit", 1, "--engine", "auto", "--enforce_eager")) == 0
+    said = capfd.readouterr().err
+    assert "--rollout_batch_size 2 with 1 task: a train step uses some tasks more than once" in said
+    assert "note: --enforce_eager True has no effect here: without vLLM and GPUs, --engine auto uses transf" in said
     assert command(flags("--max_train_steps", 1, "--limit", 2, out="other")) == 0
     assert "more than once" not in capfd.readouterr().err
 

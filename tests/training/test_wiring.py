@@ -46,9 +46,12 @@ async def job_of(**flags):
 
 
 @pytest.mark.parametrize("flag", ROLLOUTS)
-async def test_a_flag_moves_its_option_of_the_rollouts(flag):
+async def test_a_flag_moves_its_option_of_the_rollouts(flag, monkeypatch):
     beside, value, option, expected = ROLLOUTS[flag]
-    engine = {"engine": "auto"} if flag == "vllm_enable_sleep" else {}
+    engine = {}
+    if flag == "vllm_enable_sleep":  # which needs vLLM on GPUs
+        engine = {"engine": "auto"}
+        monkeypatch.setattr("agentenv.training.train.with_engine", lambda config: config.episodes)
     before, after = [
         getattr(rollout_options(await job_of(**engine, **beside, **more)), option) for more in ({}, {flag: value})
     ]
@@ -123,6 +126,7 @@ def test_flags_about_episodes_are_those_of_the_run_that_samples_them():
 
 def test_flags_of_vllm_are_its_arguments(monkeypatch):
     monkeypatch.setattr("agentenv.training.train.importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr("agentenv.training.train._num_gpus", lambda: 1)
     flags = {
         "vllm_tensor_parallel_size": 2, "vllm_gpu_memory_utilization": 0.3, "enable_prefix_caching": False,
         "enforce_eager": True, "vllm_enable_sleep": True,

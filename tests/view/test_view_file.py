@@ -180,6 +180,8 @@ def test_a_filter_leaves_out_all_traces_of_the_others(tmp_path):
         written(tmp_path / "no.html", folder, where="rewrad<1")
     with pytest.raises(ConfigError, match=r"--where: expected a filter that keeps an episode, got 'reward>99'"):
         written(tmp_path / "no.html", folder, where="reward>99")
+    with pytest.raises(ConfigError, match=r"--where: expected an environment of run, got 'x'\. It has one env"):
+        written(tmp_path / "no.html", folder, where="env=x")
     assert not (tmp_path / "no.html").exists()
 
 

@@ -99,11 +99,17 @@ class EpisodeFilter:
         """The columns that it reads."""
         return {term.column for choice in self.terms for term in choice if term.column}
 
-    @property
-    def environments(self) -> list[str]:
-        """The values of `env=`."""
+    def check_environments(self, runs: str, environments: Iterable[str]) -> None:
+        """Raise ConfigError if an `env=` names none of the environments that the episodes of `runs` have."""
         terms = [term for choice in self.terms for term in choice if term.column == "env" and not term.negated]
-        return [term.value for term in terms if term.operator == "="]
+        names = [term.value for term in terms if term.operator == "="]
+        known = sorted({each or "none" for each in environments}) if names else []
+        for name in names:
+            if known and name not in known:
+                has_one = known == ["none"]
+                others = "It has one environment: leave env out." if has_one else f"There are {', '.join(known)}."
+                advice = did_you_mean(name, known, others)
+                raise ConfigError(f"--where: expected an environment of {runs}, got {name!r}.{advice}")
 
     def keeps_task(self, task_id: str, env: str, where: str) -> bool:
         """Return True for a task that the filter keeps.

@@ -94,15 +94,6 @@ def _is_task(wanted: str, task_id: str) -> bool:
     return wanted in (task_id, first := task_id.partition("@")[0]) or (wanted.isdigit() and wanted.zfill(6) == first)
 
 
-def check_environments(run: str | Path, names: Sequence[str]) -> None:
-    """Raise ConfigError if a run has no episode of one of these environments."""
-    known = sorted({each.task.env or "none" for each in read_trajectories(run, report=ReadReport())})
-    for name in names:
-        if known and name not in known:
-            advice = did_you_mean(name, known, f"There are {', '.join(known)}.")
-            raise ConfigError(f"--where: expected an environment of {run}, got {name!r}.{advice}")
-
-
 def rewards_of_groups(
     trajectories: Iterable[Trajectory], check: Callable[[], None] = lambda: None
 ) -> defaultdict[str, list[float]]:

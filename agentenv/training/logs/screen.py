@@ -239,13 +239,12 @@ def _failures(rows: Sequence[Mapping[str, Any]], prefix: str) -> str:
 
 
 def _early_and_late(rows: Sequence[Mapping[str, Any]], name: str, key: str) -> dict[str, str]:
-    """Return the fact `name`: the mean of a number over the first and over the last steps; empty without the number."""
-    values = [value for _, value in _points(rows, key)]
-    quarter = max(1, len(values) // 4)
-    if not values:
-        return {}
-    early, late = fmean(values[:quarter]), fmean(values[-quarter:])
-    return {name: f"{early:.3f} in the first quarter of the steps, {late:.3f} in the last"}
+    """Return the fact `name`: the mean of a number in the first and in the last quarter of the steps; empty if none."""
+    steps = [row for row in rows if row["step"]]  # step 0 is an evaluation
+    quarter = max(1, len(steps) // 4)
+    values = [[value for _, value in _points(part, key)] for part in (steps[:quarter], steps[-quarter:])]
+    early, late = (f"{fmean(each):.3f}" if each else "–" for each in values)
+    return {name: f"{early} in the first quarter of the steps, {late} in the last"} if any(values) else {}
 
 
 def _names(rows: Sequence[Mapping[str, Any]], prefix: str) -> list[str]:
