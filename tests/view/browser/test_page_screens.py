@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from agentenv.compare import compare
-from agentenv.core.types import Answer
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Answer, Completion, StepResult, StopReason, Task
 from agentenv.view.single_file import FileOptions, write_html
 from agentenv.view.viewed import find_runs
 from tests.runs.filter_run import write_filter_run
@@ -46,11 +47,16 @@ def test_3_every_screen_opens_by_its_address_and_a_reload_keeps_it(opened, place
 
 def test_nothing_is_shown_for_times_and_tokens_that_a_record_of_another_trainer_lacks(watched):
     with serving(Path(__file__).parents[1] / "foreign" / "verl") as address:
-        for place, selector in {"overview": ".task-row", "task/250ab62c38@3": ".strand-head", "episodes": "[data-episode]"}.items():
+        for place, selector in {
+            "overview": ".task-row",
+            "task/250ab62c38@3": ".strand-head",
+            "episodes": "[data-episode]",
+        }.items():
             page = watched().open(address, f"/0/{place}")
             page.wait_for_selector(selector)
             text = page.locator("main").inner_text()
-            assert "0.000 s" not in text and not re.search(r"\b0 tokens|sampled tokens", text, re.IGNORECASE), text
+            assert "0.000 s" not in text
+            assert not re.search(r"\b0 tokens|sampled tokens", text, re.IGNORECASE)
 
 
 def test_1_the_shell_is_painted_before_any_data(watched, server_address):
@@ -402,6 +408,22 @@ def test_small_costs_are_shown_as_the_terminal_shows_them(watched, tokenizer, tm
         assert [row.all_inner_texts()[1:4] for row in rows] == [
             ["0.0019", "0.0029", "+0.00099"], ["0.000019", "0.000029", "+0.0000099"],
         ]  # fmt: skip
+
+
+def test_a_task_of_text_has_the_tokens_that_the_server_counted_and_no_colors(watched, tmp_path):
+    def text_of(episode_id, num_tokens):
+        episode = Trajectory(Task("Q", task_id="a"), 10**6, episode_id, "a")
+        answer = Answer("one two three", num_output_tokens=num_tokens)
+        episode.append_turn(Completion((), answer=answer), answer.content)
+        episode.set_result(StepResult(reward=float(num_tokens is None), terminated=True))
+        episode.finish(StopReason.TERMINATED)
+        return episode
+
+    with serving(save(tmp_path / "text", [text_of("a/0", 16), text_of("a/1", None)])) as address:
+        page = watched().open(address, "/0/task/a")
+        page.wait_for_selector(".strand-cell.action")
+        assert re.findall(r"\S+ tokens", page.locator("main").inner_text()) == ["16 tokens"] * 2
+        assert not page.locator(".color-bar").count()
 
 
 def test_19_runs_that_are_not_comparable_have_no_verdict(watched, tokenizer, tmp_path):
