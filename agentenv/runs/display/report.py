@@ -126,8 +126,10 @@ def result_rows(m: Metrics) -> list[tuple[str, str]]:
     speeds = {"in": t.input_tokens_per_s, "out": t.action_tokens_per_s}
     known = {"in": m.tokens.num_input or not m.models, "out": m.tokens.num_action or not m.models}
     tokens = ", ".join(text if known[side] else f"unknown {side}" for side, text in counts.items())
+    num = m.tokens.num_uncounted if all(known.values()) else 0  # else the row says which sum is unknown
     tokens += "" if all(known.values()) else ": the server sent no valid counts"
-    speed = "".join(f", {rate or 0.0:.0f} tokens/s {side}" for side, rate in speeds.items() if known[side])
+    tokens += f" + {counted(num, 'answer')} without valid counts" if num else ""
+    speed = "".join(f", {rate or 0.0:.0f} tokens/s {side}" for side, rate in speeds.items() if known[side] and not num)
     rows.append(("tokens", tokens))
     if t.episodes_per_s:  # else no episode ran in this session
         rows.append(("speed", f"{t.episodes_per_s:.1f} episodes/s{speed}"))

@@ -181,6 +181,7 @@ function Cost({ store }: { store: RunStore }): VNode | null {
     ["of these cached", percent(tokens["cached_share"])],
     ["tokens out", count(tokens["num_action"])],
   ];
+  if (tokens["num_uncounted"]) facts.push(["answers without counts", count(tokens["num_uncounted"])]);
   for (const [name, cost] of [["policy cost, dollars", metrics?.cost_usd], ["judge cost", metrics?.judge_cost]] as const) {
     if (typeof cost === "number") facts.push([name, fixed(cost, decimals(cost, 4))]);
   }
