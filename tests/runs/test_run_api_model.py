@@ -162,7 +162,8 @@ def test_readers_of_tokens_say_that_there_are_none(place, capsys):
         with pytest.raises(DataError, match="recorded by --engine chat, which returns no token ids"):
             pytest.fail(f"{name}: {read(trajectory)}")
     tokens = (["tokens", "show", "out", "0"], ["tokens", "replay", "out"])
-    for name in (*tokens, ["export", "out", "--to", "verl"], ["export", "out", "--to", "nemo_rl"]):
+    picture = ["view", "out", "--episode", "0", "--svg", "out.svg"]
+    for name in (*tokens, picture, ["export", "out", "--to", "verl"], ["export", "out", "--to", "nemo_rl"]):
         assert command(name) == 2
         assert "recorded by --engine chat, which returns no token ids" in " ".join(capsys.readouterr().err.split())
     assert command(["export", "out", "--to", "csv"]) == 0
