@@ -440,6 +440,15 @@ async def test_a_mixture_is_named_by_its_environments(tmp_path):
         assert (await client.get("/api/meta?run=0")).json()["env"] == "first+Second"
 
 
+async def test_a_run_that_was_graded_again_names_its_source(tmp_path):
+    folder = write_run(tmp_path / "run", episode())
+    document = json.loads((folder / "config.json").read_text())
+    document["config"]["rescored"] = {"run": "runs/old"}
+    (folder / "config.json").write_text(json.dumps(document))
+    async with serving(folder) as client:
+        assert (await client.get("/api/meta?run=0")).json()["env"] == "math_retry, old graded again"
+
+
 # --- run directories of others ----------------------------------------------------------------------------------------
 
 
