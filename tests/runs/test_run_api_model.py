@@ -1,6 +1,7 @@
 """`agentenv run --engine chat`: every environment, what is recorded, what it cost, and who refuses the record."""
 
 import json
+import re
 
 import pytest
 
@@ -144,6 +145,13 @@ def test_show_and_tables_have_its_text_reasoning_tokens_and_cost(place, capsys):
     row = episode_row(trajectory)
     assert (row["num_tokens"], row["policy_version"]) == (6, None)
     assert row["cost_usd"] == sum(turn.answer.cost_usd for turn in trajectory.turns)
+
+
+@pytest.mark.long
+def test_without_any_count_the_policys_cost_is_unknown(place, capsys):
+    with served(lambda body: completion("42", usage=None)) as server:
+        assert run(server, "--env", "math_retry", "--limit", "2", "--prices", json.dumps(PRICES)) == 0
+    assert re.search("policy cost +│ unknown", capsys.readouterr().out)
 
 
 @pytest.mark.long

@@ -95,8 +95,11 @@ def _number(value: float | None, form: str) -> str:
     return "–" if value is None else f"{value:{form}}"
 
 
-def result_rows(m: Metrics) -> list[tuple[str, str]]:
-    """Return name and text of episodes, reward, score, pass@k, turns, tokens, time, stop reasons, errors and others."""
+def result_rows(m: Metrics, *, is_priced: bool = False) -> list[tuple[str, str]]:
+    """Return name and text of episodes, reward, score, pass@k, turns, tokens, time, stop reasons, errors and others.
+
+    With `is_priced`, for --prices, the cost of answers without counts is unknown.
+    """
     missing = f" of {m.num_episodes + m.num_missing} planned" if m.num_missing else ""
     failed = m.num_infra_errors + m.num_env_errors
     ends = [f"{m.num_rewarded} rewarded", *([f"{failed} failed"] if failed else [])]
@@ -138,6 +141,7 @@ def result_rows(m: Metrics) -> list[tuple[str, str]]:
         facts = [] if mean is None else [f"${decimal(mean, 4)} per episode{' that did not fail' if failed else ''}"]
         facts += [f"{counted(num_unknown, 'episode')} unknown"] if num_unknown else []
         rows.append(("policy cost", f"${decimal(m.cost_usd, 4)}" + (f"  ({'; '.join(facts)})" if facts else "")))
+    rows += [("policy cost", "unknown")] * (is_priced and m.cost_usd is None and m.tokens.num_uncounted > 0)
     if m.judge_cost is not None:
         rows.append(("judge cost", decimal(m.judge_cost, 4)))
     rows += [
