@@ -39,6 +39,13 @@ def run_meta(number: int, run: ViewedRun, texts: TokenTexts | str, defaults: Def
     ]
     env = flags.get("env") or []
     entries = env if isinstance(env, list) else [env]
+    changed += [
+        [f"env.{entry.get('name')}.{key}", json.dumps(value) if isinstance(value, list | dict) else str(value)]
+        for entry in entries
+        if isinstance(entry, dict)
+        for key, value in entry.items()
+        if key != "name" and (key, value) != ("weight", 1)
+    ]
     name = source_name([json.dumps(each) if isinstance(each, dict) else str(each) for each in entries])
     source = name or flags.get("agent_func_path") or flags.get("remote_rm_url")
     document = run.training.read_json(CONFIG)
