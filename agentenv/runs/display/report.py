@@ -85,7 +85,7 @@ def environments_table(environments: Mapping[str, Metrics]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for name, m in environments.items():
         means = (m.reward.mean, m.score.mean, m.pass_at_k["1"].mean, m.hygiene.std_in_group)
-        length = m.tokens.num_action / m.num_episodes if m.num_episodes else None
+        length = m.tokens.num_action / m.num_episodes if m.num_episodes and not m.tokens.num_uncounted else None
         cells = [_number(value, ".3f") for value in means] + [_number(m.turns_mean, ".2f"), _number(length, ".0f")]
         table.add_row(name, str(m.num_tasks), str(m.num_infra_errors + m.num_env_errors), *cells)
     return table
