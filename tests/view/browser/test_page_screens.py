@@ -395,7 +395,9 @@ def test_small_costs_are_shown_as_the_terminal_shows_them(watched, tokenizer, tm
     def run(name, cost):
         episodes = [play(tokenizer, f"{task}/0", ("3", 1.0, "", {"judge/cost": cost / 100})) for task in "abc"]
         for episode in episodes:
-            episode.turns[0] = replace(episode.turns[0], answer=Answer("3", cost_usd=cost))
+            episode.turns[0] = replace(
+                episode.turns[0], answer=Answer("3", num_input_tokens=9, num_output_tokens=1, cost_usd=cost)
+            )
         return save(tmp_path / name, episodes)
 
     with serving(run("one", 0.00194), run("two", 0.00293)) as address:
