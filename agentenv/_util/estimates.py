@@ -86,7 +86,7 @@ class Estimate:
     mean: float | None
     """None without a task."""
     ci95_low: float | None
-    """None with fewer than two tasks, which say nothing about other tasks."""
+    """None with fewer than two tasks, which say nothing about other tasks, or if all values are one outside 0..1."""
     ci95_high: float | None
     num_tasks: int
     """Number of tasks in the mean."""
@@ -125,9 +125,13 @@ def share_over_tasks(values: Iterable[float] | Moments, num_samples: int) -> Est
 def over_tasks(values: Iterable[float] | Moments, num_samples: int, low: float, high: float) -> Estimate:
     """Return the mean of one value per task; the values of all episodes are `low` to `high`.
 
-    Where they are in 0..1, the mean is a share, and its interval stays within 0..1; elsewhere no bound is known.
+    Where they are in 0..1, the mean is a share, and its interval stays within 0..1. Elsewhere no bound is known, and
+    equal values have no interval: one of zero width would claim too much.
     """
-    return share_over_tasks(values, num_samples) if low >= 0.0 and high <= 1.0 else mean_over_tasks(values)
+    if low >= 0.0 and high <= 1.0:
+        return share_over_tasks(values, num_samples)
+    found = mean_over_tasks(values)
+    return Estimate(found.mean, None, None, found.num_tasks) if low == high else found
 
 
 _ROUNDING = 1e-6

@@ -212,7 +212,7 @@ def length_ratio(pairs: Sequence[TaskPair], counts: Callable[[EpisodeOutcome], b
     """Return the ratio of the sampled tokens of the episodes that count; None without tasks that have some in both."""
     used, logs = [], []
     for pair in pairs:
-        a, b = ([each.num_action_tokens for each in row if counts(each)] for row in (pair.a, pair.b))
+        a, b = (values_of(filter(counts, row), lambda each: each.num_action_tokens) for row in (pair.a, pair.b))
         if sum(a) and sum(b):
             used.append(pair)
             logs.append(math.log(fmean(b) / fmean(a)))

@@ -187,7 +187,7 @@ def _task_rows(c: RunComparison) -> Iterator[tuple[str, str]]:
         yield "", f"{len(changed) - MAX_TASKS} other tasks changed, {len(c.tasks) - len(changed)} did not."
     if c.num_needed is not None and not c.are_identical:
         few = f"With so few episodes, a task that changed alone cannot be told from chance among {len(c.tasks)}"
-        yield "", f"{few}: that takes {c.num_needed} per task in each run."
+        yield "", f"{few}: that takes {c.num_needed} episodes of it in each run."
 
 
 def _p(p: float) -> str:

@@ -44,7 +44,7 @@ class EpisodeOutcome:
     passed: bool | None
     """None if unknown."""
     stop_reason: str
-    num_action_tokens: int
+    num_action_tokens: int | None
     failure: str
     """Why it has no reward: the kind of the error, or else the stop reason; empty if it has one."""
     info: Mapping[str, float] = field(default_factory=dict)
@@ -256,7 +256,7 @@ class PassRule:
             score=episode.score if episode.reward is not None else None,
             passed=passed,
             stop_reason=stop,
-            num_action_tokens=episode.num_action_tokens,
+            num_action_tokens=None if episode.num_uncounted else episode.num_action_tokens,
             failure="" if episode.reward is not None else str(episode.error_kind or stop),
             info=episode.info_last,
             cost_usd=episode.cost_usd if episode.error_kind is None else None,

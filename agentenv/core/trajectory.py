@@ -105,6 +105,11 @@ class Turn:
         return self.start if self.answer is None else self.answer.num_input_tokens or 0
 
     @property
+    def is_counted(self) -> bool:
+        """False if a server of chat completions sent no valid counts of the prompt's or the answer's tokens."""
+        return self.answer is None or None not in (self.answer.num_input_tokens, self.answer.num_output_tokens)
+
+    @property
     def forced_places(self) -> list[int]:
         """Indices in the segment of the forced tokens."""
         return [self.start + index for index in self.forced or ()]

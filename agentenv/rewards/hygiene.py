@@ -92,8 +92,8 @@ def _ranks(values: Sequence[float]) -> list[float]:
 class Style(NamedTuple):
     """Properties of one episode that a reward might depend on."""
 
-    length: int
-    """Tokens that the policy sampled."""
+    length: int | None
+    """Tokens that the policy sampled; None if unknown."""
     format: int
     """See `num_marks`."""
     repetition: float
@@ -152,8 +152,9 @@ class HygieneCounts:
         for name, values in zip(Style._fields, zip(*styles, strict=True), strict=False):
             group, pairs = Pairs(), self._pairs[name]
             for reward, value in zip(rewards, values, strict=True):
-                group.add(reward, value)
-                pairs.add(reward, value)
+                if value is not None:
+                    group.add(reward, value)
+                    pairs.add(reward, value)
             self._within[name].add_within(group)
         if len(rewards) > 1:
             variance = Moments(rewards).variance * (len(rewards) - 1) / len(rewards)

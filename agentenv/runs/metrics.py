@@ -97,6 +97,8 @@ class Summary:
     """As `Trajectory.refusal_reasons`."""
     error_cause: str = ""
     """As `EpisodeError.cause`."""
+    num_uncounted: int = 0
+    """Actions whose tokens, or those of their prompt, the server did not count."""
 
 
 def summarize(trajectory: Trajectory) -> Summary:
@@ -157,6 +159,7 @@ def summarize(trajectory: Trajectory) -> Summary:
         num_request_retries=sum(turn.num_request_retries for turn in turns),
         error_cause=error.cause if error else "",
         models=Counter(turn.answer.model for turn in turns if turn.answer is not None and turn.answer.model),
+        num_uncounted=sum(not turn.is_counted for turn in turns),
     )
 
 
@@ -174,6 +177,8 @@ class TokenCounts:
     """Sent to the engine: the whole prompt of every turn."""
     cached_share: float | None
     """Share of the input tokens that the engine had cached."""
+    num_uncounted: int
+    """Actions of which the server of --engine chat sent no valid counts, and which the sums lack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +309,7 @@ class Totals(Counter[str]):
 
     NAMES = (
         "attempt", "num_action_tokens", "num_cached_tokens", "num_cut", "num_failovers", "num_input_tokens",
-        "num_observation_tokens", "num_prompt_tokens", "num_request_retries", "num_step_retries",
+        "num_observation_tokens", "num_prompt_tokens", "num_request_retries", "num_step_retries", "num_uncounted",
         "generate_s", "step_s", "wait_s",
     )  # fmt: skip
 
@@ -385,7 +390,8 @@ class _Counts:
                 total.add(e.info_sum[name])
             self.rewards.add(e.reward)
             group.rewards.append(e.reward)
-            group.styles.append(Style(e.num_action_tokens, e.num_marks, e.repeated_share))
+            length = None if e.num_uncounted else e.num_action_tokens
+            group.styles.append(Style(length, e.num_marks, e.repeated_share))
             own_reward = e.reward - e.info_last.get(GROUP_REWARD, 0.0)
             group.num_passed += self.passes.passed(own_reward, e.score, self.pass_scores.get(e.env))
             if e.score is not None:
@@ -444,6 +450,7 @@ class _Counts:
                 num_observation=totals["num_observation_tokens"],
                 num_input=totals["num_input_tokens"],
                 cached_share=_ratio(totals["num_cached_tokens"], totals["num_input_tokens"]),
+                num_uncounted=totals["num_uncounted"],
             ),
             time=totals.time(wall_s),
             cost_usd=self.cost.total if self.cost.num else None,

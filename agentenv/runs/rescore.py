@@ -87,7 +87,11 @@ class Recording:
         place = self._places.get(episode_id)
         if place is None:
             raise NotRecorded(f"rescore: expected the episode in {self.path}, got none. Finish that run with --resume.")
-        return self._episodes.read(place)
+        episode = self._episodes.read(place)
+        for turn in episode.turns:
+            if turn.answer is not None:  # the recorded run has paid it
+                turn.answer = replace(turn.answer, cost_usd=None)
+        return episode
 
     async def prepare(self, config: RunConfig) -> Job:
         """Return the job of the new run; nothing of the model is loaded but its tokenizer, if the run kept none.

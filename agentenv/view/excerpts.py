@@ -21,7 +21,6 @@ from agentenv.chat.token_text import escaped
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Message
 from agentenv.core.views import Span, spans_of
-from agentenv.errors import ConfigError
 from agentenv.runs.display.conversation import SHADE_LIMITS, SPAN_TITLES, episode_line, number_text
 from agentenv.view.texts import TokenTexts
 
@@ -182,13 +181,7 @@ class _Canvas:
 
 
 def episode_to_svg(trajectory: Trajectory, texts: TokenTexts) -> str:
-    """Return an episode as SVG, with texts that can be selected, wrapped at 100 columns.
-
-    Raises:
-        ConfigError: the record has no token ids.
-    """
-    if any(turn.answer is not None for turn in trajectory.turns):
-        raise ConfigError("--svg: expected an episode with token ids, got one recorded by --engine chat. Use --md.")
+    """Return an episode with token ids as SVG, with texts that can be selected, wrapped at 100 columns."""
     canvas = _Canvas()
     canvas.heading(episode_line(trajectory))
     if trajectory.error is not None:

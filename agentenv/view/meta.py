@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentenv.errors import ConfigError, DataError
@@ -38,15 +39,26 @@ def run_meta(number: int, run: ViewedRun, texts: TokenTexts | str, defaults: Def
     ]
     env = flags.get("env") or []
     entries = env if isinstance(env, list) else [env]
+    changed += [
+        [f"env.{entry.get('name')}.{key}", json.dumps(value) if isinstance(value, list | dict) else str(value)]
+        for entry in entries
+        if isinstance(entry, dict)
+        for key, value in entry.items()
+        if key != "name" and (key, value) != ("weight", 1)
+    ]
     name = source_name([json.dumps(each) if isinstance(each, dict) else str(each) for each in entries])
     source = name or flags.get("agent_func_path") or flags.get("remote_rm_url")
+    document = run.training.read_json(CONFIG)
+    config = (document or {}).get("config")
+    if isinstance(graded := config.get("rescored") if isinstance(config, dict) else None, dict):
+        source = f"{source}, {Path(str(graded.get('run'))).name} graded again"
     return {
         "run": number,
         "name": run.name,
         "path": run.path,
         "kind": run.kind,
         "is_writing": run.training.is_writing,
-        "config": run.training.read_json(CONFIG),
+        "config": document,
         "metrics": run.read_json(METRICS),
         "env": source and str(source),
         "model": flags.get("model"),

@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 
 import agentenv
+from agentenv.compare import compare
 from agentenv.core.agent import AgentInstance
 from agentenv.core.engine import NoTokenizer
 from agentenv.core.types import Conversation, Limits, SamplingParams, StepResult, StopReason, Task
@@ -18,7 +19,10 @@ from agentenv.engines.chat.wire import RepeatedAnswer, read_prices
 from agentenv.episode.failures import error_name
 from agentenv.episode.loop import run_episode
 from agentenv.errors import ConfigError, EngineError, PromptTooLong, RunStopped
+from agentenv.runs.display.conversation import episode_line
 from agentenv.runs.display.report import result_rows
+from agentenv.runs.records.tables import episode_row, turn_rows
+from agentenv.runs.rollout import load_run
 from tests.api_model import called, completion, served
 
 HELLO = Conversation([{"role": "user", "content": "hello"}])
@@ -442,6 +446,24 @@ async def test_a_run_shows_what_was_sent_again_who_answered_and_that_it_sent_no_
     assert shown["tokens"] == f"{known}: the server sent no valid counts"
     assert shown["speed"].count("tokens/s") == 2 - known.count("unknown")
     assert sorted(turn.num_request_retries for each in run for turn in each.turns) == [0, 1]
+
+
+async def test_answers_without_counts_are_counted_and_have_no_number_of_tokens(tmp_path):
+    with served(in_turn(completion("four", usage=(7, 5)), completion("five six", usage=None))) as server:
+        engine = ChatEngine(server.base_url, "the-model")
+        rows = [{"prompt": "2+2?", "label": "4"}] * 3
+        run = await agentenv.arollout(Says, rows, engine=engine, progress="none", out=tmp_path / "run")
+        await engine.close()
+    assert run.metrics.tokens.num_uncounted == load_run(tmp_path / "run").metrics.tokens.num_uncounted == 2
+    assert run.metrics.hygiene.length_correlation is None
+    shown = dict(result_rows(run.metrics))
+    assert shown["tokens"] == "7 in (0% cached), 5 out + 2 answers without valid counts"
+    assert "tokens/s" not in shown["speed"]
+    rows = [*map(episode_row, run), *(row for each in run for row in turn_rows(each))]
+    assert sorted(str(row["num_action_tokens"]) for row in rows) == ["5"] * 2 + ["None"] * 4
+    assert compare(tmp_path / "run", tmp_path / "run").lengths.num_tasks == 1
+    lines = [episode_line(each) for each in run]
+    assert sum("token" in line for line in lines) == 1
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,18 @@ async def test_a_label_may_hold_the_whole_row_as_openrlhf_has_no_other_column(la
     assert (await judged(r"\boxed{no}", options)).reward == 1.0
 
 
+async def test_the_reward_gets_the_messages_and_not_what_the_chat_template_made_of_them():
+    class Seeing:
+        bounds = (0.0, 1.0)
+
+        async def grade(self, response):
+            return RewardResult(float(response.prompt == messages))
+
+    messages, env = [{"role": "user", "content": "6*7?"}], Verify(Seeing())
+    await env.reset({"observation": messages, "label": "42", "metadata": {}})
+    assert (await env.step(states("42", prompt="<|im_start|>user\n6*7?<|im_end|>\n"))).reward == 1.0
+
+
 async def test_an_answer_that_was_cut_is_truncated_and_judged_all_the_same():
     result = await judged("The answer is 42. And", finish_reason="length", domain="math")
     assert (result.reward, result.terminated, result.truncated) == (1.0, False, True)

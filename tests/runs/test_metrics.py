@@ -127,6 +127,11 @@ def test_the_interval_of_rewards_outside_0_to_1_ends_beyond_those_that_were_seen
     assert (found.reward.ci95_low, found.reward.ci95_high) == (pytest.approx(0.25 - half), pytest.approx(0.25 + half))
 
 
+def test_equal_rewards_outside_0_to_1_have_no_interval():
+    found = aggregate([episode(task, 0, -0.1) for task in "abc"], num_tasks=3, num_samples=1, wall_s=1.0)
+    assert (found.reward.mean, found.reward.ci95_low, found.reward.ci95_high) == (pytest.approx(-0.1), None, None)
+
+
 def test_the_interval_of_rewards_outside_0_to_1_is_students_even_if_the_means_of_tasks_are_inside():
     summaries = [episode(task, index, reward) for task in "ab" for index, reward in enumerate([1.5, -0.5])]
     found = aggregate([*summaries, episode("c", 0, 1.0)], num_tasks=3, num_samples=2, wall_s=1.0)

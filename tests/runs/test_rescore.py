@@ -177,6 +177,15 @@ def test_the_messages_of_an_api_model_are_graded_again(place):
     assert text in errors("new")["000000/0"]
 
 
+def test_what_the_policy_cost_is_not_paid_again(place):
+    with served(lambda body: completion("4")) as server:
+        prices = json.dumps({"the-model": {"input": 2.0, "output": 10.0}})
+        sampled("--engine", "chat", "--base_url", server.base_url, "--model", "the-model", "--prices", prices)
+    assert rescored() == 0
+    costs = [{each.cost_usd is None for each in read_trajectories(run)} for run in ("old", "new")]
+    assert costs == [{False}, {True}]
+
+
 def test_the_tool_calls_of_an_api_model_are_graded_again(place):
     def answer(body):
         if body["messages"][-1]["role"] == "user":

@@ -1,6 +1,7 @@
 """`agentenv run --engine chat`: every environment, what is recorded, what it cost, and who refuses the record."""
 
 import json
+import re
 
 import pytest
 
@@ -147,6 +148,13 @@ def test_show_and_tables_have_its_text_reasoning_tokens_and_cost(place, capsys):
 
 
 @pytest.mark.long
+def test_without_any_count_the_policys_cost_is_unknown(place, capsys):
+    with served(lambda body: completion("42", usage=None)) as server:
+        assert run(server, "--env", "math_retry", "--limit", "2", "--prices", json.dumps(PRICES)) == 0
+    assert re.search("policy cost +│ unknown", capsys.readouterr().out)
+
+
+@pytest.mark.long
 def test_readers_of_tokens_say_that_there_are_none(place, capsys):
     with served(answer) as server:
         assert run(server, "--env", "math_retry", "--limit", "1", "--out", "out") == 0
@@ -162,7 +170,8 @@ def test_readers_of_tokens_say_that_there_are_none(place, capsys):
         with pytest.raises(DataError, match="recorded by --engine chat, which returns no token ids"):
             pytest.fail(f"{name}: {read(trajectory)}")
     tokens = (["tokens", "show", "out", "0"], ["tokens", "replay", "out"])
-    for name in (*tokens, ["export", "out", "--to", "verl"], ["export", "out", "--to", "nemo_rl"]):
+    picture = ["view", "out", "--episode", "0", "--svg", "out.svg"]
+    for name in (*tokens, picture, ["export", "out", "--to", "verl"], ["export", "out", "--to", "nemo_rl"]):
         assert command(name) == 2
         assert "recorded by --engine chat, which returns no token ids" in " ".join(capsys.readouterr().err.split())
     assert command(["export", "out", "--to", "csv"]) == 0

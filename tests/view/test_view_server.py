@@ -434,10 +434,22 @@ def test_the_command_prints_an_address_and_imports_neither_torch_nor_transformer
     assert heavy == "[]"
 
 
-async def test_a_mixture_is_named_by_its_environments(tmp_path):
+async def test_a_mixture_is_named_by_its_environments_and_shows_the_options_of_each(tmp_path):
     mixture = [{"env": "a.py", "name": "first", "weight": 2}, {"env": "b.py:Second", "name": "Second"}]
     async with serving(write_run(tmp_path / "run", episode(), flags={"env": mixture})) as client:
-        assert (await client.get("/api/meta?run=0")).json()["env"] == "first+Second"
+        meta = (await client.get("/api/meta?run=0")).json()
+        assert meta["env"] == "first+Second"
+        changed = [["env.first.env", "a.py"], ["env.first.weight", "2"], ["env.Second.env", "b.py:Second"]]
+        assert [each for each in meta["changed_flags"] if each[0].startswith("env")] == changed
+
+
+async def test_a_run_that_was_graded_again_names_its_source(tmp_path):
+    folder = write_run(tmp_path / "run", episode())
+    document = json.loads((folder / "config.json").read_text())
+    document["config"]["rescored"] = {"run": "runs/old"}
+    (folder / "config.json").write_text(json.dumps(document))
+    async with serving(folder) as client:
+        assert (await client.get("/api/meta?run=0")).json()["env"] == "math_retry, old graded again"
 
 
 # --- run directories of others ----------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def episode_line(trajectory: Trajectory) -> str:
         f"reward {number_text(trajectory.reward)}",
         *([] if trajectory.score is None else [f"score {number_text(trajectory.score)}"]),
         counted(len(trajectory.turns), "turn"),
-        counted(trajectory.num_tokens, "token"),
+        *([counted(trajectory.num_tokens, "token")] if all(turn.is_counted for turn in trajectory.turns[-1:]) else []),
         *([counted(trajectory.attempt, "earlier attempt")] if trajectory.attempt else []),
         *([f"retried after {histogram(Counter(trajectory.retried))}"] if trajectory.retried else []),
     ]
@@ -74,7 +74,10 @@ def _turn(index: int, turn: Turn, *, with_tools: bool, is_text: bool) -> Iterato
     result = turn.result
     facts = [f"turn {index}", f"reward {number_text(result.reward if result else None)}"]
     facts += [f"score {number_text(result.score)}"] if result is not None and result.score is not None else []
-    facts += [counted(turn.num_tokens, "token"), *([turn.finish_reason] if turn.finish_reason != "stop" else [])]
+    facts += [
+        *([counted(turn.num_tokens, "token")] if turn.is_counted else []),
+        *([turn.finish_reason] if turn.finish_reason != "stop" else []),
+    ]
     if turn.answer is not None and turn.answer.reasoning:
         yield from _messages([{"role": "reasoning", "content": turn.answer.reasoning}])
     yield from _head("assistant", " · ".join(facts))

@@ -85,7 +85,7 @@ def environments_table(environments: Mapping[str, Metrics]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for name, m in environments.items():
         means = (m.reward.mean, m.score.mean, m.pass_at_k["1"].mean, m.hygiene.std_in_group)
-        length = m.tokens.num_action / m.num_episodes if m.num_episodes else None
+        length = m.tokens.num_action / m.num_episodes if m.num_episodes and not m.tokens.num_uncounted else None
         cells = [_number(value, ".3f") for value in means] + [_number(m.turns_mean, ".2f"), _number(length, ".0f")]
         table.add_row(name, str(m.num_tasks), str(m.num_infra_errors + m.num_env_errors), *cells)
     return table
@@ -95,8 +95,11 @@ def _number(value: float | None, form: str) -> str:
     return "–" if value is None else f"{value:{form}}"
 
 
-def result_rows(m: Metrics) -> list[tuple[str, str]]:
-    """Return name and text of episodes, reward, score, pass@k, turns, tokens, time, stop reasons, errors and others."""
+def result_rows(m: Metrics, *, is_priced: bool = False) -> list[tuple[str, str]]:
+    """Return name and text of episodes, reward, score, pass@k, turns, tokens, time, stop reasons, errors and others.
+
+    With `is_priced`, for --prices, the cost of answers without counts is unknown.
+    """
     missing = f" of {m.num_episodes + m.num_missing} planned" if m.num_missing else ""
     failed = m.num_infra_errors + m.num_env_errors
     ends = [f"{m.num_rewarded} rewarded", *([f"{failed} failed"] if failed else [])]
@@ -126,8 +129,10 @@ def result_rows(m: Metrics) -> list[tuple[str, str]]:
     speeds = {"in": t.input_tokens_per_s, "out": t.action_tokens_per_s}
     known = {"in": m.tokens.num_input or not m.models, "out": m.tokens.num_action or not m.models}
     tokens = ", ".join(text if known[side] else f"unknown {side}" for side, text in counts.items())
+    num = m.tokens.num_uncounted if all(known.values()) else 0  # else the row says which sum is unknown
     tokens += "" if all(known.values()) else ": the server sent no valid counts"
-    speed = "".join(f", {rate or 0.0:.0f} tokens/s {side}" for side, rate in speeds.items() if known[side])
+    tokens += f" + {counted(num, 'answer')} without valid counts" if num else ""
+    speed = "".join(f", {rate or 0.0:.0f} tokens/s {side}" for side, rate in speeds.items() if known[side] and not num)
     rows.append(("tokens", tokens))
     if t.episodes_per_s:  # else no episode ran in this session
         rows.append(("speed", f"{t.episodes_per_s:.1f} episodes/s{speed}"))
@@ -136,6 +141,7 @@ def result_rows(m: Metrics) -> list[tuple[str, str]]:
         facts = [] if mean is None else [f"${decimal(mean, 4)} per episode{' that did not fail' if failed else ''}"]
         facts += [f"{counted(num_unknown, 'episode')} unknown"] if num_unknown else []
         rows.append(("policy cost", f"${decimal(m.cost_usd, 4)}" + (f"  ({'; '.join(facts)})" if facts else "")))
+    rows += [("policy cost", "unknown")] * (is_priced and m.cost_usd is None and m.tokens.num_uncounted > 0)
     if m.judge_cost is not None:
         rows.append(("judge cost", decimal(m.judge_cost, 4)))
     rows += [

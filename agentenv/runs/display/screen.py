@@ -79,7 +79,7 @@ class RunScreen:
         if self.config.output.json:
             self._event("done", {"out": str(self.log.out), "metrics": metrics.to_dict()})
         else:
-            self.console.print(final_table(result_rows(metrics)))
+            self.console.print(final_table(result_rows(metrics, is_priced=self.config.prices is not None)))
             if metrics.environments:
                 self.console.print(environments_table(metrics.environments))
             lines = [

@@ -76,6 +76,7 @@ FIELDS = {
     "isolation": "`isolation` of `StepResult.info`: the level of the sandbox; empty without one",
     "request_retries": "requests to a server that were sent again",
     "models": "actions by the model that a server of chat completions named",
+    "uncounted": "actions whose tokens, or those of their prompt, the server did not count: the sums lack them",
     "rewards": "the reward of each turn; null if its step failed",
     "action_hash": "the same in episodes whose sampled tokens, or texts without tokens, are the same",
     "crc": "checksum of the episode, as its line has it",
@@ -127,6 +128,7 @@ def make_row(trajectory: Trajectory, summary: Summary, offset: int, length: int,
         e.cost_usd, e.env,
         {key: last if last == e.info_sum[key] else [last, e.info_sum[key]] for key, last in e.info_last.items()},
         e.num_step_retries, dict(e.retried), e.num_failovers, e.isolation, e.num_request_retries, dict(e.models),
+        e.num_uncounted,
         [None if turn.result is None else turn.result.reward for turn in turns],
         hashlib.blake2b(said, digest_size=8).hexdigest(), crc,
     ]  # fmt: skip
@@ -138,7 +140,7 @@ def summary_of(row: Sequence[Any]) -> Summary:
         _, _, episode_id, group_id, attempt, reward, score, stop_reason, error_kind, error_text, num_turns, _,
         num_prompt, num_action, num_observation, num_input, num_cached, _, _, _, _, finish, bridges, refusals,
         refusal_reasons, num_marks, repeated_share, generate_s, step_s, wait_s, _, cost_usd, env, info,
-        num_step_retries, retried, num_failovers, isolation, num_request_retries, models, *_,
+        num_step_retries, retried, num_failovers, isolation, num_request_retries, models, num_uncounted, *_,
     ) = row  # fmt: skip
     last = total = info
     if list in map(type, info.values()):
@@ -151,7 +153,7 @@ def summary_of(row: Sequence[Any]) -> Summary:
         repeated_share, num_observation, num_input, num_cached, bridges, refusals, generate_s, step_s, wait_s,
         last, total, cost_usd, env, finish.count("l"), num_step_retries,
         retried, num_failovers, isolation, num_request_retries, models, refusal_reasons,
-        error_cause,
+        error_cause, num_uncounted,
     )  # fmt: skip
 
 

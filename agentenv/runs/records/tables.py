@@ -25,8 +25,8 @@ EPISODE_COLUMNS = {
     "score": "the last score of a turn",
     "stop_reason": "why the episode ended",
     "num_turns": "number of turns",
-    "num_tokens": "number of tokens in all segments",
-    "num_action_tokens": "number of sampled tokens",
+    "num_tokens": "number of tokens in all segments; empty if the server did not count those of the last turn",
+    "num_action_tokens": "number of sampled tokens; empty if a server did not count them",
     "policy_version": "newest version of the weights that sampled a token",
     "cost_usd": "dollars that an API model cost, for `--prices`",
     "attempt": "number of earlier attempts that failed",
@@ -52,7 +52,7 @@ TURN_COLUMNS = {
     "score": "score of the turn",
     "finish_reason": "why the generation ended",
     "model": "the model that a server of chat completions named",
-    "num_action_tokens": "number of sampled tokens",
+    "num_action_tokens": "number of sampled tokens; empty if a server did not count them",
     "policy_version": "newest version of the weights that sampled a token",
     "generate_s": "seconds in the engine",
     "step_s": "seconds in the environment's `step`",
@@ -89,8 +89,8 @@ def episode_row(trajectory: Trajectory) -> Row:
         "score": trajectory.score,
         "stop_reason": None if trajectory.stop_reason is None else trajectory.stop_reason.value,
         "num_turns": len(turns),
-        "num_tokens": trajectory.num_tokens,
-        "num_action_tokens": sum(turn.num_tokens for turn in turns),
+        "num_tokens": trajectory.num_tokens if all(turn.is_counted for turn in turns[-1:]) else None,
+        "num_action_tokens": sum(counts) if None not in (counts := list(map(_num_tokens, turns))) else None,
         "policy_version": max(versions, default=None),
         "cost_usd": trajectory.cost_usd,
         "attempt": trajectory.attempt,
@@ -120,7 +120,7 @@ def turn_rows(trajectory: Trajectory) -> list[Row]:
             "score": turn.result.score if turn.result else None,
             "finish_reason": turn.finish_reason,
             "model": None if turn.answer is None else turn.answer.model or None,
-            "num_action_tokens": turn.num_tokens,
+            "num_action_tokens": _num_tokens(turn),
             "policy_version": _version(trajectory, turn),
             "generate_s": turn.generate_s,
             "step_s": turn.step_s,
@@ -139,6 +139,10 @@ def observation_text(turn: Turn) -> str:
     if isinstance(observation, str):
         return observation
     return json.dumps(jsonable(observation), ensure_ascii=False)
+
+
+def _num_tokens(turn: Turn) -> int | None:
+    return turn.num_tokens if turn.is_counted else None
 
 
 def _version(trajectory: Trajectory, turn: Turn) -> int | None:

@@ -69,6 +69,7 @@ class Verify(AgentInstance):
         """
         check("Verify.key", key, isinstance(key, str) and key, "the name of a column")
         self.reward = reward
+        self.prompt: Any = None
         self.key = key
         self.limit_s = number("Verify.limit_s", limit_s, low=0.001)
         if reward is not None:
@@ -83,6 +84,7 @@ class Verify(AgentInstance):
         label, columns = row_of(states, (self.key,))
         _, reward = self._reward_of(columns)
         await check_row(reward, Response("", label, "", columns))
+        self.prompt = states.get("observation")
         return states
 
     def _reward_of(self, columns: Mapping[str, Any]) -> tuple[str, Reward]:
@@ -107,9 +109,11 @@ class Verify(AgentInstance):
         """
         label, columns = row_of(states, (self.key,))
         domain, reward = self._reward_of(columns)
-        prompt = states.get("observation_text", "")
-        text = with_opened_thought(states["action_text"], prompt)
-        result = await grade(reward, Response(text, label, prompt, columns), limit_s=self.limit_s)
+        rendered = states.get("observation_text", "")
+        text = with_opened_thought(states["action_text"], rendered)
+        # A judge reads the messages, not the marks of a chat template.
+        response = Response(text, label, self.prompt or rendered, columns)
+        result = await grade(reward, response, limit_s=self.limit_s)
         if result.reward is None:
             raise result.error("Verify.step: no grade", retry_step=True)
         known = {name: float(value) for name, value in result.components.items() if value is not None}

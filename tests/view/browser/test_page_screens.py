@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from agentenv.compare import compare
-from agentenv.core.types import Answer
+from agentenv.compare.report import sections_of
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Answer, Completion, StepResult, StopReason, Task
 from agentenv.view.single_file import FileOptions, write_html
 from agentenv.view.viewed import find_runs
 from tests.runs.filter_run import write_filter_run
@@ -389,7 +391,9 @@ def test_small_costs_are_shown_as_the_terminal_shows_them(watched, tokenizer, tm
     def run(name, cost):
         episodes = [play(tokenizer, f"{task}/0", ("3", 1.0, "", {"judge/cost": cost / 100})) for task in "abc"]
         for episode in episodes:
-            episode.turns[0] = replace(episode.turns[0], answer=Answer("3", cost_usd=cost))
+            episode.turns[0] = replace(
+                episode.turns[0], answer=Answer("3", num_input_tokens=9, num_output_tokens=1, cost_usd=cost)
+            )
         return save(tmp_path / name, episodes)
 
     with serving(run("one", 0.00194), run("two", 0.00293)) as address:
@@ -403,6 +407,45 @@ def test_small_costs_are_shown_as_the_terminal_shows_them(watched, tokenizer, tm
         assert [row.all_inner_texts()[1:4] for row in rows] == [
             ["0.0019", "0.0029", "+0.00099"], ["0.000019", "0.000029", "+0.0000099"],
         ]  # fmt: skip
+
+
+def test_a_comparison_has_room_for_its_numbers_and_tells_tasks_from_chance_as_diff_does(watched, tokenizer, tmp_path):
+    def run(name, reward):
+        def info(task):
+            return {"judge/completion_tokens_of_replies": reward / 1000 + (task == "a") / 10**6}
+
+        return save(tmp_path / name, [
+            play(tokenizer, f"{task}/{k}", ("3", reward + (task == "a") * reward / 100, "", info(task)))
+            for task in "abc" for k in range(2)
+        ])  # fmt: skip
+
+    folders = run("one", 0.9), run("two", 0.105)
+    with serving(*folders) as address:
+        page = watched().open(address, "/compare/0/1")
+        page.wait_for_selector(".interval")
+        assert page.evaluate(
+            "[...document.querySelectorAll('.compare-cards table')].every((table) =>"
+            " table.getBoundingClientRect().right <= table.closest('.card').getBoundingClientRect().right)"
+        )
+        assert page.locator(".interval text").all_text_contents() == ["0", "−0.81 to −0.79"]
+        said = sections_of(compare(*folders))["Tasks (★: q ≤ 0.10)"][-1][1]
+        assert said in page.locator("main").inner_text()
+
+
+def test_a_task_of_text_has_the_tokens_that_the_server_counted_and_no_colors(watched, tmp_path):
+    def text_of(episode_id, num_tokens):
+        episode = Trajectory(Task("Q", task_id="a"), 10**6, episode_id, "a")
+        answer = Answer("one two three", num_output_tokens=num_tokens)
+        episode.append_turn(Completion((), answer=answer), answer.content)
+        episode.set_result(StepResult(reward=float(num_tokens is None), terminated=True))
+        episode.finish(StopReason.TERMINATED)
+        return episode
+
+    with serving(save(tmp_path / "text", [text_of("a/0", 16), text_of("a/1", None)])) as address:
+        page = watched().open(address, "/0/task/a")
+        page.wait_for_selector(".strand-cell.action")
+        assert re.findall(r"\S+ tokens", page.locator("main").inner_text()) == ["16 tokens"] * 2
+        assert not page.locator(".color-bar").count()
 
 
 def test_19_runs_that_are_not_comparable_have_no_verdict(watched, tokenizer, tmp_path):

@@ -63,6 +63,9 @@ const LEFT_OUT = new Set([
   "check",
 ]);
 
+/** Fields whose values are not known where a server did not count tokens. */
+const COUNTS = ["prompt_tokens", "action_tokens"];
+
 export class IndexTable {
   private columns = new Map<string, Column>();
   private infos = new Map<string, Column>();
@@ -119,6 +122,7 @@ export class IndexTable {
   private push(values: unknown[]): void {
     const row = this.size++;
     for (const [place, column] of this.kept) column.set(row, values[place]);
+    if (values[this.places.get("uncounted") ?? -1]) for (const name of COUNTS) this.columns.get(name)?.set(row, null);
     this.pushInfo(row, values[this.places.get("info") ?? -1]);
     if (row >= this.counted.length) {
       const wider = new Uint8Array(this.counted.length * 2);

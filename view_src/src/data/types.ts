@@ -89,7 +89,7 @@ export interface TurnRecord {
   start: number;
   end: number;
   action?: string;
-  answer?: { model?: string } | null;
+  answer?: { model?: string; num_output_tokens?: number | null } | null;
   finish_reason?: string | null;
   matched_stop?: string | null;
   generate_s?: number;

@@ -2,6 +2,7 @@
 import { type RunStore, isEpisode } from "../data/store";
 import type { EpisodeRecord, TurnRecord } from "../data/types";
 import { type Filter, FilterError, type Term, columnsOf, matcher } from "./filter";
+import { actionTokens } from "./group";
 import { messageTexts } from "./messages";
 import { near } from "./near";
 import { mean, spread } from "./stats";
@@ -220,7 +221,7 @@ function turnCell(record: EpisodeRecord, turn: TurnRecord, index: number, column
     case "score": return turn.result?.score ?? null;
     case "finish_reason": return turn.finish_reason ?? null;
     case "model": return turn.answer?.model || null;
-    case "num_action_tokens": return turn.end - turn.start;
+    case "num_action_tokens": return actionTokens(turn);
     case "generate_s": return turn.generate_s ?? null;
     case "step_s": return turn.step_s ?? null;
     default: return null;

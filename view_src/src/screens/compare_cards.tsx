@@ -25,12 +25,12 @@ export function CompareCards({ comparison }: { comparison: Comparison }): VNode 
           <Changes changes={[comparison.cost]} />
         </Card>
       )}
+      <FlagsThatDiffer comparison={comparison} />
       {comparison.info.length > 0 && (
-        <Card title="info" note="means of the last turn">
+        <Card title="info" note="means of the last turn" className="wide">
           <Changes changes={comparison.info} />
         </Card>
       )}
-      <FlagsThatDiffer comparison={comparison} />
     </div>
   );
 }
@@ -47,6 +47,10 @@ function IntervalPlot({ difference, margin }: { difference: Difference; margin: 
   const ends = [mean, low ?? mean, high ?? mean, 0, margin, -margin];
   const most = Math.max(...ends.map(Math.abs)) * 1.25 || 1;
   const x = (value: number): number => 300 + (value / most) * 280;
+  // The ends of a narrow interval have one label.
+  const isNarrow = x(high ?? mean) - x(low ?? mean) < 60;
+  const labels: [number, string][] =
+    low === null || high === null ? [] : isNarrow ? [[x(mean), `${change(low, 2)} to ${change(high, 2)}`]] : [[x(low), change(low, 2)], [x(high), change(high, 2)]];
   const tone = low !== null && low > margin ? "pos" : high !== null && high < -margin ? "neg" : "neutral";
   return (
     <svg class="interval" viewBox="0 0 600 64" role="img" aria-label={`difference ${change(mean)}, interval ${interval(difference)}`}>
@@ -55,8 +59,7 @@ function IntervalPlot({ difference, margin }: { difference: Difference; margin: 
       {low !== null && high !== null && <line class={`range ${tone}`} x1={x(low)} y1="24" x2={x(high)} y2="24" />}
       <circle class={tone} cx={x(mean)} cy="24" r="6" />
       <text x="300" y="60">0</text>
-      {low !== null && Math.abs(x(low) - 300) > 34 && <text x={x(low)} y="60">{change(low, 2)}</text>}
-      {high !== null && Math.abs(x(high) - 300) > 34 && <text x={x(high)} y="60">{change(high, 2)}</text>}
+      {labels.map(([at, text]) => Math.abs(at - 300) > (labels.length > 1 ? 34 : 64) && <text key={at} x={at} y="60">{text}</text>)}
     </svg>
   );
 }

@@ -32,8 +32,8 @@ export function CompareTasks({ route, comparison }: { route: Route; comparison: 
       {same > 0 && <p class="nothing">{same === tasks.length ? "No task differs." : `${same} more did not change.`}</p>}
       {comparison.num_needed !== null && (
         <p class="hint">
-          With so few episodes no task alone can be told from chance: that takes {comparison.num_needed} episodes of a task in each
-          run.
+          With so few episodes, a task that changed alone cannot be told from chance among {tasks.length}: that takes{" "}
+          {comparison.num_needed} episodes of it in each run.
         </p>
       )}
     </Card>

@@ -148,14 +148,15 @@ function Correlation({ value }: { value: number }): VNode {
 }
 
 function Seconds({ store }: { store: RunStore }): VNode | null {
-  const time = store.meta?.metrics?.time;
+  const { time, tokens } = store.meta?.metrics ?? {};
   const [generate, step, wait] = [time?.["generate_share"], time?.["step_share"], time?.["wait_share"]];
   if (typeof generate !== "number") return null;
+  const speed = tokens?.["num_uncounted"] ? "" : ` \u00b7 ${number(time?.["action_tokens_per_s"], 0)} tokens/s`;
   const parts = [
     ["generate", generate], ["step", step ?? 0], ["wait", wait ?? 0],
   ] as [string, number][];
   return (
-    <Card title="Where the seconds went" note={`${seconds(time?.["wall_s"])} \u00b7 ${number(time?.["action_tokens_per_s"], 0)} tokens/s`}>
+    <Card title="Where the seconds went" note={`${seconds(time?.["wall_s"])}${speed}`}>
       <Shares parts={parts.map(([name, value]) => ({ name, value, text: percent(value, value < 0.1 ? 1 : 0) }))} />
     </Card>
   );
@@ -181,6 +182,7 @@ function Cost({ store }: { store: RunStore }): VNode | null {
     ["of these cached", percent(tokens["cached_share"])],
     ["tokens out", count(tokens["num_action"])],
   ];
+  if (tokens["num_uncounted"]) facts.push(["answers without counts", count(tokens["num_uncounted"])]);
   for (const [name, cost] of [["policy cost, dollars", metrics?.cost_usd], ["judge cost", metrics?.judge_cost]] as const) {
     if (typeof cost === "number") facts.push([name, fixed(cost, decimals(cost, 4))]);
   }

@@ -168,7 +168,7 @@ export function Siblings({ store, siblings }: { store: RunStore; siblings: Sibli
     <>
       <Decided store={store} strands={strands} />
       {many && <StrandTable {...{ store, strands, open, setOpen }} reference={first} />}
-      <ColorBar {...choices} {...{ model, newest }} />
+      {siblings.some((each) => each.model.numTokens > 0) && <ColorBar {...choices} {...{ model, newest }} />}
       <div class="differences">
         <strong>
           {strands.length === 1

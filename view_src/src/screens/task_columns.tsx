@@ -3,7 +3,7 @@ import { Fragment, type VNode } from "preact";
 import { useMemo } from "preact/hooks";
 import type { RunStore } from "../data/store";
 import { number, plural, probability, signed } from "../lib/format";
-import { type Parting, type Strand, partingOf, sharedUnits, unitLogprob, unitText } from "../lib/group";
+import { type Parting, type Strand, actionTokens, partingOf, sharedUnits, unitLogprob, unitText } from "../lib/group";
 import { contentText } from "../lib/messages";
 import { outcomeOf } from "../lib/outcome";
 import { links } from "../lib/router";
@@ -91,7 +91,8 @@ function StrandHead(props: CellProps & { parting: Parting | null; average: numbe
   const { store, strand, reference, parting, average, most, choose } = props;
   const record = strand.siblings[0]?.episode.record;
   const value = worth(strand, average);
-  const tokens = strand.turns.reduce((sum, each) => sum + each.length, 0);
+  const counts = record?.turns.map(actionTokens) ?? [];
+  const tokens = counts.includes(null) ? null : counts.reduce<number>((sum, each) => sum + (each ?? 0), 0);
   const isReference = strand === reference;
   return (
     <header class={`strand-head ${isReference ? "reference" : ""}`} data-parts={parting ? `${parting.turn}:${parting.unit}` : ""}>
@@ -164,6 +165,7 @@ function ActionCell(props: CellProps & { turn: number; parting: Parting | null; 
   const advantage = sibling.model.turnAdvantages[turn];
   const reward = record.result?.reward;
   const hidden = onlyDifferences && shared > 0;
+  const tokens = actionTokens(record);
   const parts = parting?.turn === turn && parting.unit >= 0 ? record.start + parting.unit : null;
   return (
     <div class="strand-cell action" data-turn={turn}>
@@ -171,7 +173,7 @@ function ActionCell(props: CellProps & { turn: number; parting: Parting | null; 
         <strong>turn {turn}</strong>
         <span class={(reward ?? 0) > 0 ? "tone-pos" : (reward ?? 0) < 0 ? "tone-neg" : ""}>r {number(reward)}</span>
         {advantage !== null && advantage !== undefined && <span>A {signed(advantage)}</span>}
-        <span class="dim">{plural(strand.turns[turn]?.length ?? 0, "token")}</span>
+        {tokens !== null && <span class="dim">{plural(tokens, "token")}</span>}
         {record.finish_reason && record.finish_reason !== "stop" && <span class="chip bad">{record.finish_reason}</span>}
       </div>
       {hidden && <span class="left-out dim">{shared === strand.turns[turn]?.length ? "the same" : `${shared} the same`} </span>}
