@@ -287,6 +287,27 @@ def no_values(facts: Facts) -> Found:
     yield from findings_of("hack-earns", "fail", summary, found, policy="no_values")
 
 
+def every_id(facts: Facts) -> Found:
+    """Find tasks that calls for every id that results list solve, where gold's last word says nothing of the answer."""
+
+    def done(play: Play) -> list[str]:
+        """Return the replies to the calls before the last word, without errors."""
+        lines = [line for step in play.steps[-2:-1] for line in step.observation.splitlines()]
+        return sorted(line for line in lines if not line.startswith("Error"))
+
+    found, last_words = [], {gold.action for gold in facts.gold.values()}
+    for play in facts.plays if len(last_words) == 1 else ():
+        gold = facts.gold.get(play.task_id)
+        if play.policy == "every_id" and play.task_id not in facts.trivial and gold and facts.full(gold):
+            answers, said = needles(facts.tasks[play.task_id].label), normal(gold.action)
+            is_told = any(needle.within(said) for needle in answers)
+            is_as_long = len(play.steps) == len(gold.steps)
+            if facts.full(play) and is_as_long and not is_told and done(play) != done(gold):
+                found.append(play)
+    summary = f"{tasks_of(found)} solved by gold's calls for every id that results list"
+    yield from findings_of("hack-earns", "fail", summary, found, policy="every_id", detail=actions_of)
+
+
 def beyond_gold(facts: Facts) -> Found:
     """Find policies that earn more than gold, or a large part of its reward without the full score."""
     for policy, plays in facts.of("empty", "blind", "attack", "robust", "wrong").items():
@@ -602,7 +623,7 @@ def limits_passed(facts: Facts) -> Found:
 
 JUDGES: Sequence[Callable[[Facts], Found]] = (
     empty_actions, gold_plays, attacks, guesses, answers_of_others, trivial_tasks, wrong_answers, refused_lengths,
-    no_values, beyond_gold, scored_part, contradicting, disagreeing, errors, missing_scores, ranges, slow_steps,
-    forged_tokens, unrated, repeats, limits_passed,
+    no_values, every_id, beyond_gold, scored_part, contradicting, disagreeing, errors, missing_scores, ranges,
+    slow_steps, forged_tokens, unrated, repeats, limits_passed,
 )  # fmt: skip
 """In the order of their findings."""
