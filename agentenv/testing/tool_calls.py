@@ -26,6 +26,11 @@ _READING = re.compile(
     r"(?:get|list|find|search|read|show|look|check|view|fetch|query|describe|inspect|open|print)", re.I
 )
 _MAX_IDS = 100
+_OF_FORMAT: Mapping[str, str] = {
+    "date": "2026-01-31", "date-time": "2026-01-31T09:00:00", "time": "09:00:00", "duration": "P1D",
+    "uuid": "123e4567-e89b-12d3-a456-426614174000", "email": "someone@example.com", "uri": "https://example.com/",
+}  # fmt: skip
+"""An example of each format of texts that `schema_of` and pydantic name."""
 _OTHER: Mapping[str, Any] = {"string": [1, {"a": None}], "boolean": "maybe"}
 """Values of a wrong type, by the right one; those of the others are text."""
 
@@ -165,6 +170,9 @@ def _values(schema: Mapping[str, Any], told: str, words: Sequence[str], numbers:
         of_argument = str(schema.get("description", ""))
         named = [*options_of(of_argument), *options_of(told)] or words_of(of_argument)[-2:]
         return list(dict.fromkeys([*named, *words]))
+    if text := _of_format(schema):
+        alike = [word for word in words if re.sub(r"\d", "0", word) == re.sub(r"\d", "0", text)]
+        return list(dict.fromkeys([*alike, text]))
     if _is_number(schema):
         return [*numbers]
     return [True, False] if "boolean" in _types_of(schema) else []
@@ -196,7 +204,13 @@ def ending_tools(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _is_free_text(schema: Mapping[str, Any]) -> bool:
-    return "string" in _types_of(schema) and not schema.keys() & {"enum", "const"}
+    return "string" in _types_of(schema) and not schema.keys() & {"enum", "const"} and not _of_format(schema)
+
+
+def _of_format(schema: Mapping[str, Any]) -> str:
+    """Return a text of the format that a schema asks for; an empty one if it asks for none that is known."""
+    formats = [_mapping(part).get("format") for part in (schema, *(schema.get("anyOf") or ()))]
+    return next((_OF_FORMAT[each] for each in formats if isinstance(each, str) and each in _OF_FORMAT), "")
 
 
 def _is_number(schema: Mapping[str, Any]) -> bool:
@@ -291,6 +305,8 @@ def _of_type(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> 
             return True
         case "null":
             return None
+    if text := _of_format(schema):
+        return text
     return "text".ljust(schema.get("minLength") or 0, "x")[: schema.get("maxLength")]
 
 
