@@ -290,10 +290,10 @@ def no_values(facts: Facts) -> Found:
 def every_id(facts: Facts) -> Found:
     """Find tasks that calls for every id that results list solve, where gold's last word says nothing of the answer."""
 
-    def done(play: Play) -> list[str]:
-        """Return the replies to the calls before the last word, without errors."""
+    def num_done(play: Play) -> int:
+        """Return the number of lines of the replies to the calls before the last word, without errors."""
         lines = [line for step in play.steps[-2:-1] for line in step.observation.splitlines()]
-        return sorted(line for line in lines if not line.startswith("Error"))
+        return sum(not line.startswith("Error") for line in lines)
 
     found, last_words = [], {gold.action for gold in facts.gold.values()}
     for play in facts.plays if len(last_words) == 1 else ():
@@ -302,7 +302,7 @@ def every_id(facts: Facts) -> Found:
             answers, said = needles(facts.tasks[play.task_id].label), normal(gold.action)
             is_told = any(needle.within(said) for needle in answers)
             is_as_long = len(play.steps) == len(gold.steps)
-            if facts.full(play) and is_as_long and not is_told and done(play) != done(gold):
+            if facts.full(play) and is_as_long and not is_told and num_done(play) > num_done(gold):
                 found.append(play)
     summary = f"{tasks_of(found)} solved by gold's calls for every id that results list"
     yield from findings_of("hack-earns", "fail", summary, found, policy="every_id", detail=actions_of)
