@@ -384,13 +384,24 @@ def _is_paid_before_gold(play: Play, gold: Play) -> bool:
 
 
 def scored_part(facts: Facts) -> Found:
-    """Find fixed actions that earn half of the score or more on tasks without gold, or the same part on many tasks."""
+    """Find fixed actions that earn half of the score or more on tasks without gold, or the same part on many tasks.
+
+    They earn more than an empty action, of which `null-pays` tells.
+    """
+    floor: dict[str, float] = defaultdict(float)
+    for play in (play for own in facts.of("empty").values() for play in own):
+        floor[play.task_id] = max(floor[play.task_id], facts.score_share(play.score))
+
+    def part(play: Play) -> float:
+        share = facts.score_share(play.score)
+        return 0.0 if facts.full(play) or share <= floor[play.task_id] + EPS else share
+
     for policy, plays in facts.of("blind", "attack", "robust").items():
         fixed = [p for p in plays if p.key not in _SEARCHING and p.policy not in ("random", "search")]
         known = [p for p in fixed if p.reward is not None and p.task_id not in {*facts.trivial, *facts.gold}]
         best: list[Play] = []
         for own in grouped(known, attrgetter("key")).values():
-            shares = [0.0 if facts.full(play) else facts.score_share(play.score) for play in own]
+            shares = [*map(part, own)]
             paid = [play for play, share in zip(own, shares, strict=True) if share >= _LARGE_PART]
             alike = max(Counter(round(share, 6) for share in shares if share >= _LARGE_PART).values(), default=0)
             is_paid = statistics.fmean(shares) >= _LARGE_PART or alike >= max(2, _SOME_GUESSED * len(own))

@@ -87,7 +87,7 @@ class PaysTheEnd(Machine):
         return "Ended."
 
     def score(self, states):
-        return 0.7
+        return 0.7 * bool(states["action_text"].strip())
 
 
 class SellsAgain(Machine):
