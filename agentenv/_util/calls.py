@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dis import opname
-from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -40,6 +39,61 @@ def accepted_arguments(function: Callable[..., Any], arguments: Mapping[str, Any
     return {name: value for name, value in arguments.items() if name in parameters}
 
 
+class AgentThreads:
+    """The threads of plain functions that the methods of one agent started and that still run.
+
+    `close` must not run beside them: a database that is closed while a thread reads it ends the process.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._running = set[asyncio.Future[None]]()
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note the threads that `call` starts in the block and in tasks that the block makes."""
+        self._loop, outer = asyncio.get_running_loop(), _THREADS.set(self)
+        try:
+            yield
+        finally:
+            _THREADS.reset(outer)
+
+    def add(self, ended: asyncio.Future[None]) -> None:
+        """Note a thread until `ended` has a result, unless it works for another event loop than the block."""
+        if ended.get_loop() is self._loop:
+            self._running.add(ended)
+            ended.add_done_callback(self._running.discard)
+
+    def before(self, close: Callable[[], Any]) -> Callable[[], Any]:
+        """Return `close` with a wait for the threads; if that wait is cancelled, the last one calls `close`."""
+        if not self._running:
+            return close
+
+        def close_late(_: object = None) -> None:
+            if not self._running:
+                _close(close)
+
+        @functools.wraps(close)
+        async def close_after_threads() -> None:
+            try:
+                with external_work():
+                    while self._running:  # the last may end before this starts
+                        await asyncio.wait(self._running)
+            except asyncio.CancelledError:
+                for ended in self._running:
+                    ended.add_done_callback(close_late)
+                close_late()  # they may have ended at the same moment
+                raise
+            await call(close)
+
+        close_after_threads.__qualname__ += ", after the threads of the episode"
+        return close_after_threads
+
+
+_OF_NO_AGENT = AgentThreads()
+_THREADS: ContextVar[AgentThreads] = ContextVar("threads", default=_OF_NO_AGENT)
+
+
 async def call(
     function: Callable[..., Any], *args: Any, on_late: Callable[[], asyncio.Future[Any] | None] | None = None
 ) -> Any:
@@ -47,8 +101,8 @@ async def call(
 
     Each call has a daemon thread instead of a pool's: a call that never returns costs its thread, but blocks neither a
     pool slot that other episodes need nor the exit of the interpreter. A cancelled call waits a little for the end of
-    its thread: a database that `close` closes while the thread still reads it ends the process. `on_late` is called if
-    a plain function has returned and its call is cancelled; what it returns is waited for as well.
+    its thread. `on_late` is called if a plain function has returned and its call is cancelled; what it returns is
+    waited for as well.
 
     Raises:
         InfraError: no thread could be started; the function was not called.
@@ -82,6 +136,7 @@ async def call(
     try:
         with external_work():
             await _start_thread(run, getattr(function, "__qualname__", "call"))
+            _THREADS.get().add(ended)
             result = await future
     except asyncio.CancelledError:
         if future.cancelled():
@@ -127,7 +182,7 @@ async def create(cls: type[_Instance], kwargs: Mapping[str, Any]) -> _Instance:
         return init(instance, **kwargs)
 
     try:
-        await call(construct, on_late=partial(_close, instance))
+        await call(construct, on_late=lambda: _close(getattr(instance, "close", None)))
     except RuntimeError as error:
         if "event loop" not in str(error):
             raise
@@ -157,9 +212,8 @@ async def create_here(cls: type[_Instance], kwargs: Mapping[str, Any]) -> _Insta
     return instance
 
 
-def _close(late: Any) -> asyncio.Future[Any] | None:
-    """Close an instance that no one waits for any more."""
-    close = getattr(late, "close", None)
+def _close(close: Callable[[], Any] | None) -> asyncio.Future[Any] | None:
+    """Call the `close` of an instance that no one waits for any more."""
     if close is None:
         return None
     work = asyncio.ensure_future(call(close))

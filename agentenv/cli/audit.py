@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from agentenv._util.plurals import counted
 from agentenv.cli.flags import parse, print_json
 from agentenv.cli.help import POSITIONAL
 from agentenv.episode.tasks import TaskSource
@@ -221,16 +223,32 @@ def _options(config: AuditConfig) -> AuditOptions:
     )  # fmt: skip
 
 
+class _CountedLines(io.TextIOBase):
+    """Counts the lines that are written to it, and drops them."""
+
+    num = 0
+
+    def write(self, text: str) -> int:
+        self.num += text.count("\n")
+        return len(text)
+
+
 @contextlib.contextmanager
 def _quiet_episodes() -> Iterator[None]:
-    """Silence the loop's warnings: failures of episodes are findings here, and would be reported twice."""
-    logger = logging.getLogger("agentenv.episode.failures")
+    """Silence the loop's warnings, which are findings here, and what the environment prints in thousands of steps."""
+    logger, printed = logging.getLogger("agentenv.episode.failures"), _CountedLines()
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        yield
+        with contextlib.redirect_stdout(printed):
+            yield
     finally:
         logger.setLevel(level)
+        if printed.num:
+            lines = counted(printed.num, "line")
+            sys.stderr.write(
+                f"agentenv audit: {lines} printed by the environment, not shown. `agentenv check` shows them.\n"
+            )
 
 
 @contextlib.contextmanager

@@ -130,4 +130,4 @@ class AgentInstance:
         return None
 
     async def close(self) -> None:
-        """Release the episode's resources. Always called, exactly once."""
+        """Release the episode's resources. Always called, exactly once, after the threads of plain tools."""

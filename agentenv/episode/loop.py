@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from agentenv._util.calls import bounded, create, time_limit
+from agentenv._util.calls import AgentThreads, bounded, create, time_limit
 from agentenv._util.off_loop import off_loop, size_of
 from agentenv.chat.chat import Chat
 from agentenv.chat.dialogue import Dialogue
@@ -132,6 +132,7 @@ class Episode:
         )
         self.agent: Any = None
         """The agent instance, from `create` to `close`."""
+        self.threads = AgentThreads()
         self.states: StepState = {}
         """The states of the last step."""
         self.outage: InfraError | None = None
@@ -145,7 +146,7 @@ class Episode:
         """Run the episode from the making of its environment to `close` and return the record; see `run_episode`."""
         self.started_s, self.trajectory.began_s = time.perf_counter(), time.time()
         try:
-            with recording_errors(self.trajectory, self.progress):
+            with recording_errors(self.trajectory, self.progress), self.threads.noted():
                 reason = StopReason.EPISODE_TIMEOUT
                 async with time_limit(self.limits.episode_timeout_s):  # it leaves the block when the time is over
                     await self.create(make_agent)
@@ -348,7 +349,7 @@ class Episode:
         """Close the environment, at any stage of the episode."""
         agent, self.agent, self.progress.stage = self.agent, None, Stage.CLOSE
         if agent is not None:
-            await self.call(agent.close)
+            await self.call(self.threads.before(agent.close))
 
     async def call(self, method: Callable[..., Any], *args: Any) -> Any:
         """Call a method of the agent instance, for at most `step_timeout_s`."""

@@ -158,7 +158,8 @@ class SteppedEpisode(Engine):
             "metadata": deepcopy(episode.metadata),
             "seed": episode.key.seed,
         }
-        action = await episode.call(agent.gold, states)
+        with episode.threads.noted():
+            action = await episode.call(agent.gold, states)
         if action is not None and not isinstance(action, str):
             raise ContractError(
                 f"{type(agent).__name__}.gold: expected text or None, got {action!r:.200}. Return the action as a "

@@ -22,6 +22,15 @@ _ENDING = re.compile(
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 _LATE = re.compile(r"\bError: (\S+) returned no result within [\d.]+ s\.")
 """As `agentenv.tools.answer_calls` writes it."""
+_READING = re.compile(
+    r"(?:get|list|find|search|read|show|look|check|view|fetch|query|describe|inspect|open|print)", re.I
+)
+_MAX_IDS = 100
+_OF_FORMAT: Mapping[str, str] = {
+    "date": "2026-01-31", "date-time": "2026-01-31T09:00:00", "time": "09:00:00", "duration": "P1D",
+    "uuid": "123e4567-e89b-12d3-a456-426614174000", "email": "someone@example.com", "uri": "https://example.com/",
+}  # fmt: skip
+"""An example of each format of texts that `schema_of` and pydantic name."""
 _OTHER: Mapping[str, Any] = {"string": [1, {"a": None}], "boolean": "maybe"}
 """Values of a wrong type, by the right one; those of the others are text."""
 
@@ -63,6 +72,40 @@ def calls_of_siblings(action: str, tools: Sequence[Mapping[str, Any]]) -> list[s
     return [
         call_text(other, taken[other]) for other in sorted(taken, key=lambda each: -len(taken[each])) if taken[other]
     ]
+
+
+def with_every_id(action: str, seen: str) -> str:
+    """Return an action whose calls are made for every id that results list, not only for the one that each names.
+
+    Calls of tools that only read by their name are left as they are.
+    """
+
+    def every(found: re.Match[str]) -> str:
+        name, arguments = only_call(found[0])
+        listed = {key: _listed_like(value, key, seen) for key, value in arguments.items()}
+        key = max(listed, key=lambda each: len(listed[each]), default="")
+        if _READING.match(name) or len(listed.get(key, ())) < 2:
+            return found[0]
+        return "\n".join(call_text(name, {**arguments, key: each}) for each in listed[key][:_MAX_IDS])
+
+    return _CALL.sub(every, action)
+
+
+def _listed_like(value: Any, key: str, seen: str) -> list[Any]:
+    """Return the ids that a text has under the same key of JSON as a value, or a text's in the same form, with digits.
+
+    There are none if the text does not have the value.
+    """
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        return []
+    own, form = re.escape(json.dumps(value, ensure_ascii=False)), re.sub(r"\d+", r"\\d+", re.escape(str(value)))
+    if keys := re.findall(rf'"(\w+)": ?{own}(?![\w.])', seen):
+        kind = r"-?\d+" if isinstance(value, int) else r'"(?:[^"\\\n]|\\.)*"'
+        told = re.findall(rf'"{key if key in keys else keys[-1]}": ?({kind})(?![\w.])', seen)
+        found = [json.loads(each, strict=False) for each in told]
+    else:  # a number without a key may be anything
+        found = re.findall(rf"(?<![\w.-]){form}(?![\w.-])", seen) if isinstance(value, str) else []
+    return list(dict.fromkeys(found)) if value in found else []
 
 
 def has_siblings(tools: Sequence[Mapping[str, Any]]) -> bool:
@@ -127,6 +170,9 @@ def _values(schema: Mapping[str, Any], told: str, words: Sequence[str], numbers:
         of_argument = str(schema.get("description", ""))
         named = [*options_of(of_argument), *options_of(told)] or words_of(of_argument)[-2:]
         return list(dict.fromkeys([*named, *words]))
+    if text := _of_format(schema):
+        alike = [word for word in words if re.sub(r"\d", "0", word) == re.sub(r"\d", "0", text)]
+        return list(dict.fromkeys([*alike, text]))
     if _is_number(schema):
         return [*numbers]
     return [True, False] if "boolean" in _types_of(schema) else []
@@ -158,7 +204,13 @@ def ending_tools(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _is_free_text(schema: Mapping[str, Any]) -> bool:
-    return "string" in _types_of(schema) and not schema.keys() & {"enum", "const"}
+    return "string" in _types_of(schema) and not schema.keys() & {"enum", "const"} and not _of_format(schema)
+
+
+def _of_format(schema: Mapping[str, Any]) -> str:
+    """Return a text of the format that a schema asks for; an empty one if it asks for none that is known."""
+    formats = [_mapping(part).get("format") for part in (schema, *(schema.get("anyOf") or ()))]
+    return next((_OF_FORMAT[each] for each in formats if isinstance(each, str) and each in _OF_FORMAT), "")
 
 
 def _is_number(schema: Mapping[str, Any]) -> bool:
@@ -253,6 +305,8 @@ def _of_type(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> 
             return True
         case "null":
             return None
+    if text := _of_format(schema):
+        return text
     return "text".ljust(schema.get("minLength") or 0, "x")[: schema.get("maxLength")]
 
 

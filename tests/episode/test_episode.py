@@ -21,6 +21,7 @@ from agentenv._util.calls import create
 from agentenv._util.paths import PACKAGE
 from agentenv.chat.chat import Chat
 from agentenv.core.agent import AgentInstance
+from agentenv.core.tool_calls import ToolCall
 from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.loop import run_episode
@@ -28,6 +29,8 @@ from agentenv.episode.setup import EpisodeKey
 from agentenv.errors import ConfigError, ContractError, InfraError, MissingDependency, RunStopped
 from agentenv.rewards.grading import add_usage
 from agentenv.testing.tokenizers import ByteFallbackTokenizer, CharTokenizer, MergingTokenizer
+from agentenv.tools import ParsedAction, answer_calls
+from tests.waits import until
 
 ROOT = Path(__file__).parents[2]
 TASK = Task("Q: ")
@@ -770,6 +773,43 @@ async def test_a_close_that_fails_or_hangs_does_not_undo_the_episode(virtual_clo
     assert (trajectory.stop_reason, trajectory.reward, agent.num_closed) == (StopReason.TERMINATED, 1.0, 1)
 
 
+class Blocked(Scripted):
+    """Has a plain tool that blocks its thread until it is released."""
+
+    def __init__(self):
+        super().__init__(on_close=lambda _: self.events.append("closed"))
+        self.events, self.entered, self.released = [], threading.Event(), threading.Event()
+
+    async def step(self, states):
+        return StepResult(await answer_calls(ParsedAction("", (ToolCall("tool", {}, "1", ""),)), [self.tool]))
+
+    def tool(self):
+        self.entered.set()
+        self.released.wait(60)
+        self.events.append("tool ended")
+
+
+@pytest.mark.parametrize("ended_by", ["its cancellation", "the limit of close"])
+async def test_close_never_runs_beside_a_thread_of_a_plain_tool(monkeypatch, ended_by):
+    monkeypatch.setattr("agentenv._util.calls._CANCEL_GRACE_S", 0.01)
+    monkeypatch.setattr("agentenv.tools.calling._CANCEL_GRACE_S", 0.01)
+    agent, is_cancelled = Blocked(), ended_by == "its cancellation"
+    playing = asyncio.create_task(play(agent, limits=Limits(max_turns=1, step_timeout_s=60 if is_cancelled else 0.1)))
+    assert await asyncio.to_thread(agent.entered.wait, 60)
+    if is_cancelled:
+        playing.cancel()
+        await asyncio.wait({playing}, timeout=0.2)
+    else:
+        await playing
+    assert (agent.events, playing.done()) == ([], not is_cancelled)
+    agent.released.set()
+    if is_cancelled:
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+    await until(lambda: "closed" in agent.events)
+    assert (agent.events, agent.num_closed) == (["tool ended", "closed"], 1)
+
+
 async def test_a_reset_that_hangs_is_given_up(virtual_clock):
     agent = Scripted(END)
     agent.reset = forever
@@ -839,6 +879,7 @@ async def test_invariant_20_cancelling_at_any_await_leaves_nothing_behind():
 STUCK = """
 import asyncio, threading
 from agentenv.core.agent import AgentInstance
+from agentenv.core.tool_calls import ToolCall
 from agentenv.core.types import Limits, Task
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.loop import run_episode

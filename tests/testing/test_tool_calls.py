@@ -1,6 +1,8 @@
 """Calls made from schemas: the right ones fit, and the wrong ones are each wrong in their own way."""
 
 import json
+from datetime import date, datetime, time
+from uuid import UUID
 
 import jsonschema
 import pytest
@@ -11,6 +13,7 @@ from agentenv.testing.tool_calls import (
     calls_with_world,
     example,
     late_tool,
+    only_call,
     right_calls,
     writing_calls,
     wrong_calls,
@@ -84,6 +87,19 @@ def test_calls_with_words_have_a_number_in_every_number_and_a_word_in_every_text
     assert without == call_text("go", {"item": "pear", "state": "on"})
     (optional,) = calls_with_world(tools, ["pear"], numbers=[-7], each=1, optional=True).values()
     assert optional == call_text("go", {"item": "pear", "state": "on", "num": -7})
+
+
+@pytest.mark.parametrize(
+    ("kind", "read"),
+    [("date", date.fromisoformat), ("date-time", datetime.fromisoformat), ("time", time.fromisoformat), ("uuid", UUID)],
+)
+def test_an_argument_of_a_format_gets_a_value_of_it_and_those_of_the_world(kind, read):
+    form = {"type": "string", "format": kind}
+    tools = [tool(when=form, until={"anyOf": [form, {"type": "null"}]}, who={"type": "string"})]
+    said = [*calls_with_world(tools, ["Book Monday, 2026-03-09, please."]).values(), *right_calls(tools).values()]
+    values = [only_call(call)[1][key] for call in said for key in ("when", "until")]
+    assert all(map(read, values))
+    assert ("2026-03-09" in values) == (kind == "date")
 
 
 @pytest.mark.parametrize(("kind", "value"), [("string", "9"), ("integer", 9), (["string", "null"], "9")])

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentenv._util.calls import StepTimeout, bounded, create
+from agentenv._util.calls import AgentThreads, StepTimeout, bounded, create
 from agentenv._util.http.responses import require_server
 from agentenv.core.agent import AgentInstance
 from agentenv.core.step_dict import REQUIRED_STEP_KEYS, parse_step, scalar
@@ -209,6 +209,7 @@ class _Run:
         self.progress = session.progress
         self.progress.stage, self.progress.attempt = Stage.CREATE, session.key.attempt
         self.agent: Any = None
+        self.threads = AgentThreads()
         self.result: StepResult | None = None
         self.stop_reason: StopReason | None = None
 
@@ -237,7 +238,7 @@ class _Run:
         """Return the error raised by `work`, in the loop's form, and set the stop reason."""
         session = self.session
         record = Trajectory(session.task, self.limits.max_length, session.key.episode_id)
-        with recording_errors(record, self.progress):
+        with recording_errors(record, self.progress), self.threads.noted():
             await work
         self.stop_reason = record.stop_reason or self.stop_reason
         return record.error
@@ -273,7 +274,7 @@ class _Run:
     async def _close(self) -> None:
         self.progress.stage = Stage.CLOSE
         if getattr(self.agent, "close", None) is not None:
-            await bounded(self.agent.close, limit_s=self.limits.step_timeout_s)
+            await bounded(self.threads.before(self.agent.close), limit_s=self.limits.step_timeout_s)
 
     def _parse(self, value: Any, method: str) -> StepResult:
         """Return the result of an agent: a StepResult, OpenRLHF's step dict, or only the reward."""

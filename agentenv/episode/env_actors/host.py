@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentenv._util.calls import call, create
+from agentenv._util.calls import AgentThreads, call, create
 from agentenv._util.paths import place_of, traceback_of
 from agentenv._util.ray.cluster import restore_sigchld
 from agentenv._util.version import __version__
@@ -122,6 +122,7 @@ class EnvActor:
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self._agents: dict[int, AgentInstance] = {}
+        self._threads: dict[int, AgentThreads] = {}
         self._turn = asyncio.Semaphore(1)
 
     async def start(self) -> tuple[int, str, str, tuple[float, float] | None]:
@@ -135,6 +136,7 @@ class EnvActor:
 
         async def make_agent() -> None:
             self._agents[number] = await create(self._cls, kwargs)
+            self._threads[number] = AgentThreads()
 
         failure: Failure | None = await _outcome(make_agent())
         return failure
@@ -144,12 +146,15 @@ class EnvActor:
         function = getattr(self._agents[number], method)
         computes = self._cls.cpu_bound and not inspect.iscoroutinefunction(function)
         async with self._turn if computes else nullcontext():
-            return await _outcome(call(function, states))
+            with self._threads[number].noted():
+                return await _outcome(call(function, states))
 
     async def drop(self, number: int) -> Failure | None:
         """Close an agent and drop it; do nothing if it was never made."""
         agent = self._agents.pop(number, None)
-        failure: Failure | None = None if agent is None else await _outcome(call(agent.close))
+        if agent is None:
+            return None
+        failure: Failure | None = await _outcome(call(self._threads.pop(number).before(agent.close)))
         return failure
 
     async def ping(self) -> int:

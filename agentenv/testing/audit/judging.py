@@ -287,6 +287,27 @@ def no_values(facts: Facts) -> Found:
     yield from findings_of("hack-earns", "fail", summary, found, policy="no_values")
 
 
+def every_id(facts: Facts) -> Found:
+    """Find tasks that calls for every id that results list solve, where gold's last word says nothing of the answer."""
+
+    def num_done(play: Play) -> int:
+        """Return the number of lines of the replies to the calls before the last word, without errors."""
+        lines = [line for step in play.steps[-2:-1] for line in step.observation.splitlines()]
+        return sum(not line.startswith("Error") for line in lines)
+
+    found, last_words = [], {gold.action for gold in facts.gold.values()}
+    for play in facts.plays if len(last_words) == 1 else ():
+        gold = facts.gold.get(play.task_id)
+        if play.policy == "every_id" and play.task_id not in facts.trivial and gold and facts.full(gold):
+            answers, said = needles(facts.tasks[play.task_id].label), normal(gold.action)
+            is_told = any(needle.within(said) for needle in answers)
+            is_as_long = len(play.steps) == len(gold.steps)
+            if facts.full(play) and is_as_long and not is_told and num_done(play) > num_done(gold):
+                found.append(play)
+    summary = f"{tasks_of(found)} solved by gold's calls for every id that results list"
+    yield from findings_of("hack-earns", "fail", summary, found, policy="every_id", detail=actions_of)
+
+
 def beyond_gold(facts: Facts) -> Found:
     """Find policies that earn more than gold, or a large part of its reward without the full score."""
     for policy, plays in facts.of("empty", "blind", "attack", "robust", "wrong").items():
@@ -363,13 +384,24 @@ def _is_paid_before_gold(play: Play, gold: Play) -> bool:
 
 
 def scored_part(facts: Facts) -> Found:
-    """Find fixed actions that earn half of the score or more on tasks without gold, or the same part on many tasks."""
+    """Find fixed actions that earn half of the score or more on tasks without gold, or the same part on many tasks.
+
+    They earn more than an empty action, of which `null-pays` tells.
+    """
+    floor: dict[str, float] = defaultdict(float)
+    for play in (play for own in facts.of("empty").values() for play in own):
+        floor[play.task_id] = max(floor[play.task_id], facts.score_share(play.score))
+
+    def part(play: Play) -> float:
+        share = facts.score_share(play.score)
+        return 0.0 if facts.full(play) or share <= floor[play.task_id] + EPS else share
+
     for policy, plays in facts.of("blind", "attack", "robust").items():
         fixed = [p for p in plays if p.key not in _SEARCHING and p.policy not in ("random", "search")]
         known = [p for p in fixed if p.reward is not None and p.task_id not in {*facts.trivial, *facts.gold}]
         best: list[Play] = []
         for own in grouped(known, attrgetter("key")).values():
-            shares = [0.0 if facts.full(play) else facts.score_share(play.score) for play in own]
+            shares = [*map(part, own)]
             paid = [play for play, share in zip(own, shares, strict=True) if share >= _LARGE_PART]
             alike = max(Counter(round(share, 6) for share in shares if share >= _LARGE_PART).values(), default=0)
             is_paid = statistics.fmean(shares) >= _LARGE_PART or alike >= max(2, _SOME_GUESSED * len(own))
@@ -602,7 +634,7 @@ def limits_passed(facts: Facts) -> Found:
 
 JUDGES: Sequence[Callable[[Facts], Found]] = (
     empty_actions, gold_plays, attacks, guesses, answers_of_others, trivial_tasks, wrong_answers, refused_lengths,
-    no_values, beyond_gold, scored_part, contradicting, disagreeing, errors, missing_scores, ranges, slow_steps,
-    forged_tokens, unrated, repeats, limits_passed,
+    no_values, every_id, beyond_gold, scored_part, contradicting, disagreeing, errors, missing_scores, ranges,
+    slow_steps, forged_tokens, unrated, repeats, limits_passed,
 )  # fmt: skip
 """In the order of their findings."""

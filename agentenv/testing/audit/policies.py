@@ -45,6 +45,7 @@ from agentenv.testing.tool_calls import (
     only_call,
     right_calls,
     verbs_of,
+    with_every_id,
     writing_calls,
     wrong_calls,
 )
@@ -250,6 +251,7 @@ def all_policies(hacks: Mapping[str, Sequence[str]] | None = None) -> list[Audit
         *variants("farm", "wrong", {f"turn_{turn + 1}": partial(farm, turn=turn) for turn in range(_FARMED_TURNS)}),
         *variants("farm", "wrong", {f"undo_{place + 1}": partial(undo, place=place) for place in range(_NUM_SIBLINGS)}),
         *variants("farm", "wrong", {"in_one_action": together}),
+        *variants("every_id", "wrong", {"": every_id}),
         *variants("hedge", "wrong", _HEDGES),
     ]
 
@@ -454,6 +456,11 @@ def together(view: View) -> str | None:
     if view.before:
         return view.gold if len(view.before) == 1 else None
     return "\n".join([view.gold] * NUM_TOGETHER) if view.gold and view.tools and only_call(view.gold)[0] else None
+
+
+def every_id(view: View) -> str | None:
+    """Return gold, whose calls are made for every id that the results so far list."""
+    return view.gold and with_every_id(view.gold, "\n".join(view.seen)) if view.tools else None
 
 
 def undo(view: View, place: int) -> str | None:

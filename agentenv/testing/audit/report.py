@@ -259,7 +259,7 @@ def verdict(audit: Audit, *, strict: bool = False) -> str:
         advice = "Raise --time_limit_s, or lower --tasks"
         return f"too little could be judged: {without} had no time. {advice}. So far: {counts}"
     if audit.judged:
-        return f"passed: {counts}"
+        return f"passed: {counts}. That is not a proof: add tricks that these policies do not try as `hacks`"
     return (
         f"nothing could be judged{' (allowed)' if audit.allows('no-ceiling') else ''}: the full score is unknown. "
         f"Return `score`, implement `gold` or pass --pass_reward. Errors, leaks and flakiness: {counts}"

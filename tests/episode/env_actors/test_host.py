@@ -3,12 +3,15 @@
 import asyncio
 import os
 import pickle
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from zlib import crc32
 
 import pytest
 
 from agentenv._util.paths import traceback_of
+from agentenv.core.agent import AgentInstance
 from agentenv.episode.env_actors.host import EnvActor, EnvSpec, Failure
 from agentenv.episode.registry import load_file
 from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError
@@ -76,6 +79,34 @@ async def test_an_actor_makes_asks_and_closes_agents_by_number(tmp_path):
     assert await actor.drop(1) is None
     assert len(list(tmp_path.iterdir())) == 1
     assert await actor.ping() == 0
+
+
+async def test_an_actor_closes_an_agent_after_its_threads(monkeypatch):
+    monkeypatch.setattr("agentenv._util.calls._CANCEL_GRACE_S", 0.01)
+    entered, released, events = threading.Event(), threading.Event(), []
+
+    class Plain(AgentInstance):
+        def step(self, states):
+            entered.set()
+            released.wait(60)
+            events.append("step ended")
+
+        def close(self):
+            events.append("closed")
+
+    actor = EnvActor(SimpleNamespace(load=lambda: Plain))
+    await actor.start()
+    await actor.make(1, {})
+    asking = asyncio.create_task(actor.ask(1, "step", {}))
+    assert await asyncio.to_thread(entered.wait, 60)
+    asking.cancel()
+    await asyncio.wait({asking})
+    dropping = asyncio.create_task(actor.drop(1))
+    await asyncio.wait({dropping}, timeout=0.2)
+    assert events == []
+    released.set()
+    assert await dropping is None
+    assert events == ["step ended", "closed"]
 
 
 def test_a_file_is_found_from_the_folder_of_the_command_or_from_the_actors_own(tmp_path, monkeypatch):

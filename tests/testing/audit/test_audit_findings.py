@@ -637,6 +637,16 @@ async def test_pay_for_anything_is_found_though_nothing_earns_more_than_silence(
     assert ids(result) - {"no-signal"} == ({"null-pays"} if found else set())
 
 
+async def test_what_earns_as_much_as_silence_is_told_once_without_gold():
+    class PaysAnything(envs.Sound):
+        gold = AgentInstance.gold
+
+        async def step(self, states):
+            return StepResult(reward=0.9, score=0.9, terminated=True)
+
+    assert ids(await audited(PaysAnything, *CORE), "fail", "warn") == {"null-pays"}
+
+
 async def test_the_beginning_of_an_answer_in_a_label_of_several_values_earns_nothing():
     class ReadsTheBeginning(envs.Sound):
         def right(self, text, states):

@@ -14,9 +14,10 @@ from agentenv.testing.tool_calls import (
     form_of,
     keys_of,
     options_of,
+    with_every_id,
     words_of,
 )
-from agentenv.tools import answer_calls, schema_of
+from agentenv.tools import ToolError, answer_calls, schema_of
 from tests.testing.audit.audited import Says, Sound, audited, ids
 
 KEYS = ("port_a", "port_b", "port_c")
@@ -86,7 +87,7 @@ class PaysTheEnd(Machine):
         return "Ended."
 
     def score(self, states):
-        return 0.7
+        return 0.7 * bool(states["action_text"].strip())
 
 
 class SellsAgain(Machine):
@@ -116,6 +117,59 @@ class SellsAgain(Machine):
 
     def score(self, states):
         return min(1.0, (self.coins - 5) / 6)
+
+
+class Orders(Machine):
+    """Is graded at the one order that the task names: the others are not looked at."""
+
+    others_count = False
+
+    async def reset(self, states):
+        self.orders = dict.fromkeys((*range(11, 15), int(states["label"])), "open")
+        return await super().reset({**states, "metadata": {"key": "port_a"}})
+
+    def offered(self):
+        return [self.list_orders, self.cancel]
+
+    def list_orders(self) -> list[dict[str, int | str]]:
+        """List the orders."""
+        return [{"order": number, "state": state} for number, state in self.orders.items()]
+
+    def cancel(self, order: int) -> str:
+        """Cancel an order.
+
+        Args:
+            order: Its number.
+        """
+        self.orders[order] = "cancelled"
+        return "Cancelled."
+
+    def score(self, states):
+        others = [state for number, state in self.orders.items() if number != int(states["label"])]
+        is_right = self.orders[int(states["label"])] == "cancelled" and states["action_text"] == "DONE"
+        return float(is_right and not (self.others_count and "cancelled" in others))
+
+    async def gold(self, states):
+        own = call_text("list_orders", {}), call_text("cancel", {"order": int(states["label"])}), "DONE"
+        return own[min(states["turn_index"], 2)]
+
+
+class LooksAtEveryOrder(Orders):
+    others_count = True
+
+
+class RefusesTheOthers(Orders):
+    """A call for another order is an error, which changes nothing."""
+
+    def cancel(self, order: int) -> str:
+        """Cancel an order.
+
+        Args:
+            order: Its number.
+        """
+        if order < 20:
+            raise ToolError("It is sent.")
+        return super().cancel(order)
 
 
 class TakesAnEmptyAnswer(Sound):
@@ -190,6 +244,25 @@ async def test_a_machine_whose_tool_knows_the_answer_has_no_fault():
     result = await audited(Machine, *CALLS, on=ROWS)
     assert ids(result, "fail", "warn") == set()
     assert "answer-in-feedback" in ids(result, "note")
+
+
+async def test_a_call_for_every_id_that_a_tool_lists_earns_only_where_the_others_are_not_looked_at():
+    prompt = [{"role": "user", "content": "Cancel the last order."}]
+    rows = [Task(prompt, number, task_id=number) for number in ("25", "26", "27")]
+    assert "hack-earns:every_id" in ids(await audited(Orders, "every_id", on=rows), "fail")
+    for cls in (LooksAtEveryOrder, RefusesTheOthers):
+        assert "hack-earns:every_id" not in ids(await audited(cls, "every_id", on=rows))
+
+
+def test_every_id_is_one_of_the_same_key_or_form_and_reading_calls_stay_as_they_are():
+    seen = '[{"slot": 3, "start": "09:00"}, {"slot": 14}] Orders: B02, B17 (late), C03.'
+    assert with_every_id(f"Now.\n{call_text('book', {'slot': 3})}", seen) == (
+        f"Now.\n{call_text('book', {'slot': 3})}\n{call_text('book', {'slot': 14})}"
+    )
+    sent = call_text("send", {"order": "B17", "how": "fast"})
+    assert with_every_id(sent, seen) == "\n".join([sent.replace("B17", "B02"), sent])
+    for action in (call_text("get_slot", {"slot": 3}), call_text("book", {"slot": 5}), "slot 3"):
+        assert with_every_id(action, seen) == action
 
 
 @pytest.mark.long
