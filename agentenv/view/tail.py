@@ -37,7 +37,7 @@ class TailPlace:
     inode: int = 0
     offset: int = 0
     crc: int = 0
-    """Of the bytes before the offset."""
+    """Of the first bytes and of those before the offset: lines of equal episodes differ at their beginning only."""
 
     def __str__(self) -> str:
         return f"{self.inode:x}:{self.offset:x}:{self.crc:x}"
@@ -86,23 +86,29 @@ def read_lines_after(run: ViewedRun, name: str, place: TailPlace, num_bytes: int
             return FileTail(b"", TailPlace(), was_reset=place.offset > 0)
         fd = file.fileno()
         start, content = place.offset, _read(fd, place.offset, num_bytes)
-        before = _bytes_before(fd, place.offset)  # read last: a cut before the content was read shows
+        first, last = _edges_before(fd, place.offset)  # read last: a cut before the content was read shows
         inode = os.fstat(fd).st_ino
-        lost = place.offset > 0 and (inode, zlib.crc32(before)) != (place.inode, place.crc)
+        lost = place.offset > 0 and (inode, _crc_of(first, last)) != (place.inode, place.crc)
         if lost:
-            start, content, before = 0, _read(fd, 0, num_bytes), b""
+            start, content, first, last = 0, _read(fd, 0, num_bytes), b"", b""
         lines = content[: content.rfind(b"\n") + 1]
         if not lines and len(content) >= MAX_LINE_BYTES:
             raise DataError(
                 f"{run.path}: expected lines of at most {MAX_LINE_BYTES} bytes in {name}, got a longer one."
             )
         # The checksum is of what was read, not of what the file has by now: else a cut would never show.
-        checked = (before + lines[-_CHECKED_BYTES:])[-_CHECKED_BYTES:]
-        return FileTail(lines, TailPlace(inode, start + len(lines), zlib.crc32(checked)), was_reset=lost)
+        crc = _crc_of(first + lines[:_CHECKED_BYTES], last + lines[-_CHECKED_BYTES:])
+        return FileTail(lines, TailPlace(inode, start + len(lines), crc), was_reset=lost)
 
 
-def _bytes_before(fd: int, offset: int) -> bytes:
-    return os.pread(fd, min(offset, _CHECKED_BYTES), max(0, offset - _CHECKED_BYTES))
+def _edges_before(fd: int, offset: int) -> tuple[bytes, bytes]:
+    """Return the first and the last bytes before an offset, as far as `_crc_of` checks them."""
+    num = min(offset, _CHECKED_BYTES)
+    return os.pread(fd, num, 0), os.pread(fd, num, offset - num)
+
+
+def _crc_of(first: bytes, last: bytes) -> int:
+    return zlib.crc32(last[-_CHECKED_BYTES:], zlib.crc32(first[:_CHECKED_BYTES]))
 
 
 def _read(fd: int, start: int, num_bytes: int) -> bytes:
@@ -159,7 +165,7 @@ class IndexTail:
             if file is not None:
                 stored, end = rows_in_store(self._run.folder, file)
                 fd = file.fileno()
-                self._place = TailPlace(os.fstat(fd).st_ino, end, zlib.crc32(_bytes_before(fd, end)))
+                self._place = TailPlace(os.fstat(fd).st_ino, end, _crc_of(*_edges_before(fd, end)))
         self._data = bytearray(stored or HEADER)
         self._crc = zlib.crc32(self._data)
         self._is_new = not end

@@ -104,6 +104,16 @@ def test_a_record_that_was_replaced_has_new_rows_from_the_beginning(tmp_path):
     assert (ids(rows), was_reset) == (["b/3"], False)
 
 
+def test_a_record_that_ends_as_the_one_that_it_replaced_is_another_one_in_the_same_inode_too(tmp_path):
+    for name in "ab":
+        write_run(tmp_path / name, episode(f"{name}/0"), episode(f"{name}/1"))
+    tail = index_of(tmp_path / "a")
+    _, place, _ = rows_after(tail)
+    (tmp_path / "a" / "trajectories.jsonl").write_bytes((tmp_path / "b" / "trajectories.jsonl").read_bytes())
+    rows, _, was_reset = rows_after(tail, place)
+    assert (ids(rows), was_reset) == (["b/0", "b/1"], True)
+
+
 def test_a_place_of_another_server_starts_again(tmp_path):
     write_run(tmp_path / "run", episode("a/0"))
     _, place, _ = rows_after(index_of(tmp_path / "run"))
