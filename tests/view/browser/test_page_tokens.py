@@ -163,6 +163,20 @@ def test_11_the_token_that_decided_is_found_in_a_later_segment(watched, tmp_path
         assert page.locator(".t.selected").inner_text() == "4"
 
 
+def test_11_the_turn_from_which_the_rewards_differ_decides(watched, tmp_path, tokenizer):
+    def episode(number, first, last, reward):
+        turns = ((first, 0.0, "Try again.", {}), (last, reward, "", {}))
+        return play(tokenizer, f"a/{number}", *turns)
+
+    episodes = [episode(0, "5", "So it is 8", 1.0), episode(1, "6", "So it is 9", 0.0)]
+    with serving(save(tmp_path / "run", episodes, metrics=False)) as address:
+        page = watched().open(address, "/0/task/a")
+        page.wait_for_selector(".decision[data-turn='1']")
+        said = page.locator(".decision").inner_text()
+        assert "their rewards differ from turn 1 on, after So it is" in said
+        assert page.locator(".decision .token-literal").all_inner_texts() == ['"9"', '"8"']
+
+
 def test_12_what_failed_or_has_no_reward_says_so(of_one, tokenizer):
     error = EpisodeError("env", "ValueError", "no apples", "env.py:3", "")
     page = of_one(play(tokenizer, "a/0", ("3", None, "", {}), error=error))
