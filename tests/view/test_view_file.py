@@ -188,7 +188,9 @@ def test_beyond_its_size_it_holds_whole_tasks_those_with_spread_first(tmp_path):
 
 def test_a_filter_leaves_out_all_traces_of_the_others(tmp_path):
     folder = write_run(tmp_path / "run", episode("a/0", action="kept"), episode("b/0", action="left out", reward=0.0))
+    (folder / "metrics.json").write_text('{"reward": {"mean": 0.5}, "pass_score": 0.8}')
     _, data, meta, _ = written(tmp_path / "out.html", folder, where="reward>0")
+    assert meta["runs"][0]["metrics"] == {"pass_score": 0.8}  # the others are of all episodes
     assert [row["episode_id"] for row in rows_of(data)] == ["a/0"]
     assert list(episodes_of(data, meta)) == ["a/0"]
     assert meta["note"] == "only episodes for which this holds: reward>0"

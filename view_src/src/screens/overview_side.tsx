@@ -155,7 +155,7 @@ function Seconds({ store }: { store: RunStore }): VNode | null {
     ["generate", generate], ["step", step ?? 0], ["wait", wait ?? 0],
   ] as [string, number][];
   return (
-    <Card title="Where the seconds went" note={`${seconds(time?.["wall_s"])} \u00b7 ${number(time?.["action_tokens_per_s"], 0)} tokens/s`}>
+    <Card title="Where the seconds went" note={`of the episodes' time; in all ${seconds(time?.["wall_s"])}, ${number(time?.["action_tokens_per_s"], 0)} tokens/s`}>
       <Shares parts={parts.map(([name, value]) => ({ name, value, text: percent(value, value < 0.1 ? 1 : 0) }))} />
     </Card>
   );

@@ -99,7 +99,7 @@ function TaskHead({ store, id, siblings, place, all, walk }: HeadProps): VNode {
         )}
         <span class="fact">{plural(siblings.length, "sibling")}</span>
         <span class="fact">
-          <span class="dim">mean</span> {fixed(mean(rewards), 3)} <span class="dim">spread</span> {fixed(spread(rewards), 3)}
+          <span class="dim">mean</span> {fixed(mean(rewards), 3)} <span class="dim">spread</span> {fixed(rewards.length > 1 ? spread(rewards) : null, 3)}
         </span>
         {step !== undefined && (
           <a class="fact" href={links.training(store.run, { step })}>
