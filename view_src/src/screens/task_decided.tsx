@@ -48,7 +48,7 @@ function Sentence({ store, decision }: { store: RunStore; decision: Decision }):
     <p class="decision" data-turn={parting.turn} data-unit={parting.unit}>
       <span class="mark o-fail">✗</span>
       <span>
-        <strong class="mono">{namesOf(worse)}</strong> got {number(worse[0]?.reward)} and {isLater ? "parted before from" : "left"}{" "}
+        <strong class="mono">{namesOf(worse)}</strong> got {number(worse[0]?.reward)} and {isLater ? "parted earlier from" : "left"}{" "}
         <strong class="mono">{siblingName(better)}</strong>, which got {number(better.reward)}{isLater ? "; their rewards differ from" : ", at"}{" "}
         <a href={href}>turn {parting.turn}</a>{isLater && " on"}
         {parting.unit < 0 ? (
