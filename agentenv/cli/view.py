@@ -92,7 +92,9 @@ def view(args: Sequence[str]) -> int:
         from agentenv.view.single_file import FileOptions, write_html
 
         redaction = Redaction(config.redact, not config.labels)
-        options = FileOptions(config.max_mb, config.where, redaction, config.tokenizer, flag_defaults)
+        options = FileOptions(
+            config.max_mb, config.where, redaction, config.tokenizer, flag_defaults, go=_place(config)
+        )
         sys.stdout.write(f"{write_html(runs, config.html, options)}\n")
         return 0
     if config.md is not None or config.svg is not None:
@@ -121,14 +123,13 @@ def view(args: Sequence[str]) -> int:
 
 
 def flag_defaults(kind: str) -> Mapping[str, Any]:
-    """Return the default of each flag of `run` or `train`."""
-    if kind == "run":
-        from agentenv.runs.config import RunConfig
-
-        return RunConfig(env=("_",)).to_dict()
+    """Return the default of each flag of `run` or `train`, as config.json has it."""
+    from agentenv.core.types import Limits
+    from agentenv.runs.config import RunConfig
     from agentenv.training.config import TrainConfig
 
-    return TrainConfig(env=("_",)).to_dict()
+    config = RunConfig(env=("_",)) if kind == "run" else TrainConfig(env=("_",))
+    return {**config.to_dict(), "max_length": Limits().max_length, "max_turns": Limits().max_turns}
 
 
 def _check(config: ViewConfig, args: Sequence[str]) -> None:
@@ -154,6 +155,13 @@ def _write(path: str, text: str) -> None:
         raise ConfigError(f"{path}: expected a file that can be written, got {error}.") from error
 
 
+def _place(config: ViewConfig) -> str:
+    """Return where the page opens; "" is its beginning."""
+    if config.episode is not None:
+        return f"/0/episode/{quote(config.episode, safe='')}"
+    return "" if config.task is None else f"/0/task/{quote(config.task, safe='')}"
+
+
 async def _serve(config: ViewConfig, runs: Sequence[ViewedRun]) -> None:
     from agentenv.view.server import ViewOptions, ViewServer, view_access
 
@@ -169,10 +177,7 @@ async def _serve(config: ViewConfig, runs: Sequence[ViewedRun]) -> None:
     access = view_access(config.host, token, config.allowed_hosts, TOKEN_VARIABLE)
     options = ViewOptions(access, config.port, config.tokenizer, flag_defaults)
     async with ViewServer(runs, options) as server:
-        place = "" if config.task is None else f"/0/task/{quote(config.task, safe='')}"
-        if config.episode is not None:
-            place = f"/0/episode/{quote(config.episode, safe='')}"
-        address = server.address(place)
+        address = server.address(_place(config))
         sys.stdout.write(f"{address}\n")
         sys.stdout.flush()
         has_screen = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")

@@ -1,4 +1,4 @@
-"""Measure what rewards depend on besides quality, as episodes end: length, format, repetition, and spread in groups.
+"""Measure what rewards depend on besides quality, as episodes end: length, marks, repetition, and spread in groups.
 
 None marks what is unknown: the correlation of one pair, or with a column whose values are all equal.
 """

@@ -236,6 +236,8 @@ def _elements(files: Sequence[_FileRun], note: str | None, options: FileOptions)
             for index, group in enumerate(file.groups)
             if group in file.written
         ]
+        if options.where is not None and isinstance(meta["metrics"], dict):  # they are of all episodes
+            meta["metrics"] = {"pass_score": meta["metrics"].get("pass_score")}
         metas.append(meta | {"is_writing": False, "groups": groups})
     diffs = list(comparisons([file.run for file in files], options.where, options.redaction, options.cluster))
     page = {"v": 1, "version": __version__, "note": note, "go": options.go, "runs": metas, "diffs": diffs}

@@ -114,6 +114,23 @@ def test_the_file_holds_the_same_as_the_server_answers(tmp_path):
         assert found[made.episode_id]["record"]["task"]["label"] == made.task.label
 
 
+def test_a_limit_that_no_flag_set_is_no_changed_flag(tmp_path):
+    usual = {"n": 1, "max_length": 2048, "max_turns": 16}  # config.json has the limits in force
+    for name, flags in (("usual", usual), ("own", usual | {"max_turns": 3})):
+        write_run(tmp_path / name, episode("a/0"), flags=flags)
+        assert main(["view", str(tmp_path / name), "--html", str(tmp_path / f"{name}.html")]) == 0
+    texts = [(tmp_path / f"{name}.html").read_text() for name in ("usual", "own")]
+    changed = [re.search('"changed_flags": (.*?), "tokenizer"', text)[1] for text in texts]
+    assert changed == ["[]", '[["max_turns", "3"]]']
+
+
+def test_the_file_opens_where_the_command_says(tmp_path):
+    folder = str(write_run(tmp_path / "run", episode("a b/0")))
+    for flags, place in ((["--episode", "a b/0"], "/0/episode/a%20b%2F0"), (["--task", "a"], "/0/task/a"), ([], "")):
+        assert main(["view", folder, "--html", str(tmp_path / "out.html"), *flags]) == 0
+        assert f'"go": "{place}"' in (tmp_path / "out.html").read_text()
+
+
 def test_the_file_has_what_the_learner_computed(tmp_path):
     folder = write_run(tmp_path / "run", episode("a/0"), flags={"max_train_steps": 2})
     stats = TokenStats(1, "a/0", hash_actions([3, 4]), (-0.123456789, -0.5), (0.25, 0.25))
@@ -171,7 +188,9 @@ def test_beyond_its_size_it_holds_whole_tasks_those_with_spread_first(tmp_path):
 
 def test_a_filter_leaves_out_all_traces_of_the_others(tmp_path):
     folder = write_run(tmp_path / "run", episode("a/0", action="kept"), episode("b/0", action="left out", reward=0.0))
+    (folder / "metrics.json").write_text('{"reward": {"mean": 0.5}, "pass_score": 0.8}')
     _, data, meta, _ = written(tmp_path / "out.html", folder, where="reward>0")
+    assert meta["runs"][0]["metrics"] == {"pass_score": 0.8}  # the others are of all episodes
     assert [row["episode_id"] for row in rows_of(data)] == ["a/0"]
     assert list(episodes_of(data, meta)) == ["a/0"]
     assert meta["note"] == "only episodes for which this holds: reward>0"

@@ -151,9 +151,9 @@ def result_rows(m: Metrics, *, is_priced: bool = False) -> list[tuple[str, str]]
     ]
     hygiene = m.hygiene.numbers()
     correlations = [
-        f"{name} {hygiene[f'{name}_correlation']:+.2f}"
+        f"{told} {hygiene[f'{name}_correlation']:+.2f}"
         + (f" ({hygiene[within]:+.2f} within tasks)" if (within := f"{name}_correlation_in_group") in hygiene else "")
-        for name in ("length", "format", "repetition")
+        for told, name in (("length", "length"), ("Markdown marks", "format"), ("repetition", "repetition"))
         if f"{name}_correlation" in hygiene
     ]
     if correlations:

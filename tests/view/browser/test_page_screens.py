@@ -9,7 +9,7 @@ import pytest
 
 from agentenv.compare import compare
 from agentenv.compare.report import sections_of
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Answer, Completion, StepResult, StopReason, Task
 from agentenv.view.single_file import FileOptions, write_html
 from agentenv.view.viewed import find_runs
@@ -72,6 +72,26 @@ def test_12_a_task_says_why_its_episodes_failed(opened):
     page.go_back()
     page.click(".task-row[data-task=d] .task-id")
     assert page.locator(".strand-error").inner_text() == "ValueError: none"
+
+
+def test_the_overview_says_what_its_numbers_are_over(watched, tokenizer, tmp_path):
+    episodes = [play(tokenizer, f"{task}/{k}", ("- 3" * k, float(k), "", {})) for task in "ab" for k in (0, 1)]
+    failed = play(tokenizer, "c/0", ("3", None, "", {}), error=EpisodeError("infra", "OSError", "gone", "env.py:3", ""))
+    failed.attempt, failed.turns[0].num_retries = 2, 1
+    run = save(tmp_path / "run", [*episodes, failed])
+    write_html(find_runs([str(run)]), tmp_path / "some.html", FileOptions(where="reward>0"))
+    with serving(run) as address:
+        page = watched().open(address, "/0/overview")
+        page.wait_for_selector(".tile:has-text('mean reward, errors left out'):has-text('over 2 tasks')")
+        page.get_by_role("cell", name="Markdown marks").wait_for()
+        for link, found in (("2 retries", "c/0"), ("1 step retry", "c/0")):
+            page.get_by_role("link", name=link).click()
+            page.wait_for_function("() => document.querySelectorAll('[data-episode]').length === 1")
+            assert page.locator("[data-episode]").get_attribute("data-episode") == found
+            page.go_back()
+    page = watched().open((tmp_path / "some.html").as_uri(), "/0/overview")
+    page.wait_for_selector(".tile:has-text('1.000mean rewardover episodes')")
+    assert page.locator(".tile", has_text="pass@").count() == 0
 
 
 def test_3_back_leads_to_the_screens_before(opened):

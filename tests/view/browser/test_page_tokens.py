@@ -105,6 +105,8 @@ def test_12_what_has_no_number_says_so(of_one, tokenizer):
     page.locator(".k-action [data-k]").first.click()
     assert "missing" in page.locator(".facts-side").inner_text()
     assert "has no log-probabilities" in page.locator(".facts-side").inner_text()
+    page.keyboard.press("n")
+    page.get_by_text("no later token below p = .05").wait_for()
 
 
 STRANGE = ["héllo wörld", "日本語 ok", "😀👍🏽", "a\u202eb\u200bc\u2066d", "שלום עולם", "tab\there", "x\x00y\x1b[31m"]
@@ -163,11 +165,42 @@ def test_11_the_token_that_decided_is_found_in_a_later_segment(watched, tmp_path
         assert page.locator(".t.selected").inner_text() == "4"
 
 
+def test_11_the_turn_from_which_the_rewards_differ_decides(watched, tmp_path, tokenizer):
+    def episode(number, first, last, reward):
+        turns = ((first, 0.0, "Try again.", {}), (last, reward, "", {}))
+        return play(tokenizer, f"a/{number}", *turns)
+
+    episodes = [episode(0, "5", "So it is 8", 1.0), episode(1, "6", "So it is 9", 0.0)]
+    with serving(save(tmp_path / "run", episodes, metrics=False)) as address:
+        page = watched().open(address, "/0/task/a")
+        page.wait_for_selector(".decision[data-turn='1']")
+        said = page.locator(".decision").inner_text()
+        assert "their rewards differ from turn 1 on, after So it is" in said
+        assert page.locator(".decision .token-literal").all_inner_texts() == ['"9"', '"8"']
+
+
 def test_12_what_failed_or_has_no_reward_says_so(of_one, tokenizer):
     error = EpisodeError("env", "ValueError", "no apples", "env.py:3", "")
     page = of_one(play(tokenizer, "a/0", ("3", None, "", {}), error=error))
     assert "ValueError: no apples" in page.locator(".failure").inner_text()
     assert "reward —" in page.locator(".headline").inner_text()
+
+
+def test_12_an_episode_that_failed_in_reset_has_its_task_and_is_copied_with_its_error(of_one):
+    task = Task([{"role": "user", "content": "How many?"}], "3", task_id="a")
+    trajectory = Trajectory(task, 10**6, "a/0", "a")
+    trajectory.tools = ({"type": "function", "function": {"name": "count", "description": "Counts apples."}},)
+    trajectory.finish(StopReason.ERROR, EpisodeError("infra", "OSError", "no apples", "reset", "env.py:3"))
+    page = of_one(trajectory)
+    page.locator(".message", has_text="How many?").wait_for()
+    page.get_by_text("1 tool of the prompt").click()
+    page.get_by_text("Counts apples.").wait_for()
+    page.evaluate("navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve(); }")
+    page.keyboard.press("m")
+    page.wait_for_function("() => window.copied")
+    copied = page.evaluate("window.copied")
+    assert "Run run, label 3" in copied
+    assert "Failed in reset: OSError: no apples" in copied
 
 
 def test_14_an_episode_of_32768_tokens_is_drawn_whole(of_one, tokenizer):

@@ -85,7 +85,7 @@ class Groups {
 function searched(answer: EpisodesAnswer["episodes"][number]): string {
   if ("error" in answer) return "";
   const { record } = answer;
-  const parts = [record.prompt ?? record.task?.prompt, ...record.turns.flatMap((t) => [t.action, t.result?.observation])];
+  const parts = [record.prompt || record.task?.prompt, ...record.turns.flatMap((t) => [t.action, t.result?.observation])];
   return parts.map((part) => (typeof part === "string" ? part : texts(part))).join("\n");
 }
 

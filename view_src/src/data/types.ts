@@ -115,6 +115,7 @@ export interface ErrorRecord {
   kind?: string;
   type?: string;
   message?: string;
+  where?: string;
   place?: string | null;
 }
 

@@ -3,7 +3,7 @@ import { type RunStore, isEpisode } from "../data/store";
 import type { EpisodeRecord, TurnRecord } from "../data/types";
 import { type Filter, FilterError, type Term, columnsOf, matcher } from "./filter";
 import { actionTokens } from "./group";
-import { messageTexts } from "./messages";
+import { promptTexts } from "./messages";
 import { near } from "./near";
 import { mean, spread } from "./stats";
 
@@ -186,7 +186,7 @@ function recordCells(record: EpisodeRecord, column: string): unknown[] {
   }
   const error = record.error;
   const cells = new Map<string, unknown>([
-    ["prompt", messageTexts(record.prompt ?? record.task?.prompt).join("\n\n")],
+    ["prompt", promptTexts(record).join("\n\n")],
     ["label", record.task?.label == null ? null : String(record.task.label)],
     ["seed", record.seed ?? null],
     ["last_action", record.turns.at(-1)?.action ?? null],

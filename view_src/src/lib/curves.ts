@@ -56,7 +56,7 @@ const MORE: Panel[] = [
     title: "What the reward goes by", label: "correlation among siblings",
     series: [
       ["rollout/reward/length_correlation_in_group", "length"],
-      ["rollout/reward/format_correlation_in_group", "format"],
+      ["rollout/reward/format_correlation_in_group", "Markdown marks"],
       ["rollout/reward/repetition_correlation_in_group", "repetition"],
     ],
   },

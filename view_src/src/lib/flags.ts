@@ -49,7 +49,7 @@ function correlations(store: RunStore): Flag[] {
     if (Math.abs(now) < 0.3 || Math.abs(before) < 0.3 || now * before < 0) return [];
     return [
       {
-        title: `The reward goes by ${name}`,
+        title: `The reward goes by ${name === "format" ? "Markdown marks" : name}`,
         text: `correlation among siblings ${signed(now)}, before ${signed(before)}`,
         since: steps[steps.length - 2 * size] ?? null,
         href: links.episodes(store.run, { sort: name === "repetition" ? "-repeated_share" : "-act" }),

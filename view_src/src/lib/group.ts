@@ -60,6 +60,13 @@ function observationText(record: EpisodeRecord, turn: number): string {
 
 const recordOf = (strand: Strand): EpisodeRecord | undefined => strand.siblings[0]?.episode.record;
 
+/** Return the number of units that two turns begin with alike. */
+export function sharedLength(a: string[], b: string[]): number {
+  let unit = 0;
+  while (unit < a.length && unit < b.length && a[unit] === b[unit]) unit++;
+  return unit;
+}
+
 /** Return where a strand parts from the reference; null if it never does. */
 export function partingOf(reference: Strand, strand: Strand): Parting | null {
   const one = recordOf(reference);
@@ -69,8 +76,7 @@ export function partingOf(reference: Strand, strand: Strand): Parting | null {
   for (let turn = 0; turn < most; turn++) {
     const a = reference.turns[turn] ?? [];
     const b = strand.turns[turn] ?? [];
-    let unit = 0;
-    while (unit < a.length && unit < b.length && a[unit] === b[unit]) unit++;
+    const unit = sharedLength(a, b);
     if (unit < a.length || unit < b.length) return { turn, unit };
     if (observationText(one, turn) !== observationText(other, turn)) return { turn, unit: -1 };
   }

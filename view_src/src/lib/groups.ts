@@ -88,7 +88,7 @@ function factsOf(store: RunStore, id: string, unsorted: number[]): GroupFacts {
       outcomeOf(index.number("reward", row), index.number("score", row), index.value("error", row) !== null, store.passScore),
     ),
     mean: mean(rewards),
-    spread: rewards.length > 1 ? spread(rewards) : rewards.length ? 0 : Number.NaN,
+    spread: rewards.length > 1 ? spread(rewards) : Number.NaN,
     distinct: hashes,
   };
 }

@@ -1,7 +1,7 @@
 // An episode as Markdown, for issues. Nothing of the data is read as Markdown, and nothing of it pings a person.
 import type { Episode } from "../data/types";
 import { fixed, number, signed } from "./format";
-import { conversation } from "./messages";
+import { contentText, conversation } from "./messages";
 import type { EpisodeModel } from "./tokens";
 import { leastProbable } from "./tokens";
 import { probability } from "./format";
@@ -22,11 +22,17 @@ function inline(text: string): string {
     .replace(/([@#])(?=\w)/g, "$1\u200d");
 }
 
-export function markdownOf(episode: Episode, model: EpisodeModel): string {
+/** Return an episode with the facts of `agentenv view --md`. */
+export function markdownOf(episode: Episode, model: EpisodeModel, run: string): string {
   const { record } = episode;
+  const { error, task } = record;
+  const label = task?.label ?? null;
   const lines = [
     `**${inline(record.episode_id)}**: reward ${number(record.reward ?? null)}, ${record.stop_reason ?? "not ended"}, ${record.turns.length} turns`,
     "",
+    `Run ${inline(run)}${label === null ? "" : `, label ${inline(contentText(label))}`}`,
+    "",
+    ...(error ? [`Failed in ${inline(error.where ?? "?")}: ${inline(`${error.type ?? ""}: ${error.message ?? ""}`)}`, ""] : []),
     "| turn | reward | advantage | tokens | finish |",
     "|---|---|---|---|---|",
     ...record.turns.map(

@@ -27,11 +27,6 @@ function partText(part: unknown): string {
   return JSON.stringify(part);
 }
 
-/** Return the texts of a prompt or an observation, one a message. */
-export function messageTexts(value: unknown): string[] {
-  return messages(value, "user", -1).map((each) => each.text);
-}
-
 function messages(value: unknown, role: string, turn: number): Shown[] {
   if (value === null || value === undefined || value === "") return [];
   if (!Array.isArray(value)) return [{ role, text: contentText(value), reasoning: "", calls: [], turn }];
@@ -52,9 +47,19 @@ function message(value: unknown, role: string, turn: number): Shown {
   };
 }
 
+/** Return the texts of the prompt; of an episode that failed before it had one, that of its task. */
+export function promptTexts(record: EpisodeRecord): string[] {
+  return promptOf(record).map((each) => each.text);
+}
+
+function promptOf(record: EpisodeRecord): Shown[] {
+  const own = messages(record.prompt, "user", -1);
+  return own.length ? own : messages(record.task?.prompt, "user", -1);
+}
+
 /** Return what was said in an episode, in order; actions have the role assistant. */
 export function conversation(record: EpisodeRecord): Shown[] {
-  const said = messages(record.prompt ?? record.task?.prompt, "user", -1);
+  const said = promptOf(record);
   record.turns.forEach((turn, index) => {
     if (turn.answer && typeof turn.answer === "object") {
       const answer = message(turn.answer, "assistant", index);

@@ -31,7 +31,7 @@ export function histogram(values: Numbers, most = 24): Bin[] {
   const whole = values.every(Number.isInteger);
   const width = whole ? Math.max(1, Math.ceil((high - low + 1) / most)) : (high - low) / most;
   const size = whole ? Math.ceil((high - low + 1) / width) : most;
-  const bins = Array.from({ length: size }, (_, k) => ({ from: low + k * width, to: low + (k + 1) * width, count: 0 }));
+  const bins = Array.from({ length: size }, (_, k) => ({ from: low + k * width, to: whole ? Math.min(low + (k + 1) * width, high + 1) : low + (k + 1) * width, count: 0 }));
   for (const value of values) {
     const bin = bins[Math.min(size - 1, Math.floor((value - low) / width))];
     if (bin) bin.count++;

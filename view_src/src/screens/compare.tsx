@@ -148,6 +148,10 @@ function Tiles({ route, runs, comparison }: { route: Route; runs: Runs; comparis
   const { a, b, difference, verdict, flips, smallest_effect: smallest } = comparison;
   const hasInterval = difference.ci95_low !== null && difference.ci95_high !== null;
   const isRefused = comparison.caveats.some((each) => each.refuses);
+  const compared = (side: "a" | "b"): string => {
+    const episodes = comparison.tasks.reduce((sum, task) => sum + task[`num_${side}`], 0);
+    return `${plural(episodes, "episode")}, ${plural(difference.num_tasks, "task")}${a.num_only || b.num_only ? " of both runs" : ""}`;
+  };
   const tone = isRefused ? "" : verdict === "better" ? "good" : verdict === "worse" ? "bad" : "";
   return (
     <div class="tiles">
@@ -157,8 +161,8 @@ function Tiles({ route, runs, comparison }: { route: Route; runs: Runs; comparis
         note={isRefused ? "the runs are not comparable" : comparison.are_identical ? "the runs agree on every task" : "the interval decides"}
         tone={tone}
       />
-      <Tile value={fixed(a.mean, 3)} name={sideName("A", route.run, a)} note={`${plural(a.num_episodes, "episode")}, ${plural(a.num_tasks, "task")}`} />
-      <Tile value={fixed(b.mean, 3)} name={sideName("B", route.other, b)} note={`${plural(b.num_episodes, "episode")}, ${plural(b.num_tasks, "task")}`} />
+      <Tile value={fixed(a.mean, 3)} name={sideName("A", route.run, a)} note={compared("a")} />
+      <Tile value={fixed(b.mean, 3)} name={sideName("B", route.other, b)} note={compared("b")} />
       <Tile
         value={change(difference.mean)}
         name={"B \u2212 A"}

@@ -149,7 +149,7 @@ function FlagsThatDiffer({ comparison }: { comparison: Comparison }): VNode | nu
   const changed = Object.entries(comparison.changed);
   if (!changed.length) return null;
   return (
-    <Card title="Flags that differ" note={String(changed.length)}>
+    <Card title="Flags that differ" note={`${changed.length}${comparison.caveats.some((each) => each.text.startsWith("--")) ? ", besides what is named above" : ""}`}>
       <dl class="facts mono flags">
         {changed.map(([name, [a, b]]) => (
           <div key={name}>

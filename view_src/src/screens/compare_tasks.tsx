@@ -45,7 +45,7 @@ function Row({ route, comparison, task, most }: { route: Route; comparison: Comp
   return (
     <tr data-task={task.task_id}>
       <td class="mono">
-        <a href={href} title="both groups beside each other">
+        <a href={href} title="both groups, that of B below that of A">
           <Text value={task.task_id} line />
         </a>
         {task.is_named && " \u2605"}

@@ -101,7 +101,7 @@ function Loaded({ store, route, say, row, episode }: ScreenProps & { row: number
     J: () => goTask(store, groupId, 1),
     K: () => goTask(store, groupId, -1),
     u: () => go(links.task(store.run, groupId)),
-    m: () => void copyText(markdownOf(episode, model)).then(() => say("episode copied as Markdown")),
+    m: () => void copyText(markdownOf(episode, model, store.meta?.name ?? "")).then(() => say("episode copied as Markdown")),
   });
   return (
     <>
@@ -129,7 +129,7 @@ function Loaded({ store, route, say, row, episode }: ScreenProps & { row: number
       {asked === "record" && <RecordView episode={episode} />}
       {asked === "replay" && store.meta !== null && <Replay meta={store.meta} episode={episode} />}
       {asked !== "messages" && asked !== "record" && asked !== "replay" && (
-        <TokenView {...{ store, route, row, episode, model, siblings }} />
+        <TokenView {...{ store, route, row, episode, model, siblings, say }} />
       )}
     </>
   );
@@ -167,6 +167,8 @@ function Head({ store, row, episode, model }: HeadProps): VNode {
   const duration = record.turns.reduce((sum, turn) => sum + (turn.generate_s ?? 0) + (turn.step_s ?? 0), 0);
   facts.push(["turns", String(record.turns.length)], ["time", seconds(duration)]);
   if (record.attempt) facts.push(["earlier attempts", String(record.attempt)]);
+  const retries = store.index.number("step_retries", row);
+  if (retries > 0) facts.push(["step retries", String(retries)]);
   return (
     <div class="headline">
       <a class="up" href={links.task(store.run, store.index.text("group_id", row))} title="the task (u)">

@@ -1,15 +1,24 @@
 import type { VNode } from "preact";
 import { useState } from "preact/hooks";
 import type { Episode } from "../data/types";
-import { number } from "../lib/format";
+import { number, plural } from "../lib/format";
 import { type Shown, conversation } from "../lib/messages";
 import { CopyButton, Text } from "../ui/bits";
 import { Info } from "./episode_segment";
 
 export function Messages({ episode }: { episode: Episode }): VNode {
   const said = conversation(episode.record);
+  const { tools } = episode.record;
   return (
     <div class="messages">
+      {tools && tools.length > 0 && (
+        <details class="reasoning">
+          <summary>{plural(tools.length, "tool")} of the prompt</summary>
+          <pre class="text">
+            <Text value={JSON.stringify(tools, null, 1)} />
+          </pre>
+        </details>
+      )}
       {said.map((message, place) => (
         <Message key={place} message={message} episode={episode} />
       ))}

@@ -25,7 +25,8 @@ export function Replay({ meta, episode }: { meta: Meta; episode: Episode }): VNo
       `agentenv tokens replay ${words(run)}`,
     ]);
   }
-  commands.push(["Open this page", `agentenv view ${shell(`--episode=${id}`)} -- ${shell(run)}`]);
+  const view = `agentenv view ${shell(`--episode=${id}`)}`;
+  commands.push(["Open this page; with --md=FILE write the episode as Markdown, with --html=FILE the page", `${view} -- ${shell(run)}`]);
   return (
     <Card title="Commands" note="for the folder in which the run was recorded">
       <ul class="plain-list commands">

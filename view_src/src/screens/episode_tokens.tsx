@@ -28,6 +28,7 @@ export interface TokenViewProps {
   episode: Episode;
   model: EpisodeModel;
   siblings: number[];
+  say: (text: string) => void;
 }
 
 const IMPROBABLE = Math.log(0.05);
@@ -44,7 +45,7 @@ export function useTokenChoices(): { color: ColorBy; setColor: (by: ColorBy) => 
   };
 }
 
-export function TokenView({ store, route, row, episode, model, siblings }: TokenViewProps): VNode {
+export function TokenView({ store, route, row, episode, model, siblings, say }: TokenViewProps): VNode {
   const { color, setColor, template, setTemplate } = useTokenChoices();
   const [hovered, setHovered] = useState<Place | null>(null);
   const selected = selectedPlace(route, model);
@@ -68,6 +69,7 @@ export function TokenView({ store, route, row, episode, model, siblings }: Token
   const walk = (by: number): void => {
     const next = improbable(model, selected, by);
     if (next) open(next);
+    else say(`no ${by > 0 ? "later" : "earlier"} token below p = .05`);
   };
   const turns = episode.record.turns.length;
   const turn = (by: number): void => {

@@ -62,7 +62,7 @@ export function Episodes({ store, route, say }: { store: RunStore; route: Route;
   const rewards = rows.map((row) => store.index.number("reward", row)).filter((each) => !Number.isNaN(each));
   const all = store.index.rows().length;
   const summary = choice
-    ? `${query ? `${count(rows.length)} of ${plural(all, "episode")}` : plural(all, "episode")} \u00b7 mean reward ${number(mean(rewards))}`
+    ? `${query ? `${count(rows.length)} of ${plural(all, "episode")}` : plural(all, "episode")} \u00b7 mean reward over episodes ${number(mean(rewards))}`
     : "";
   const copyCsv = (): void => void copyText(asCsv(rows, columns)).then(() => say("rows copied as CSV"));
   return (
@@ -156,7 +156,7 @@ function FilterField({ query, problem, field }: FieldProps): VNode {
       aria-invalid={problem !== null}
       aria-describedby={problem !== null ? "filter-problem" : undefined}
       placeholder={'filter: reward<1 -stop=terminated act>400 "apples"'}
-      title={'COLUMN<VALUE, COLUMN:PATTERN*, "text", i:"text"; - negates, or joins. Tab completes a column.'}
+      title={'COLUMN<VALUE, COLUMN:PATTERN*, "text", i:"text"; - negates, or joins. Tab completes a column. "text" is searched in prompts, actions and observations, error:*text* in errors.'}
       value={text}
       onInput={(event) => typed(event.currentTarget.value)}
       onKeyDown={keyed}

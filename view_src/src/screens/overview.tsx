@@ -91,7 +91,7 @@ function Tasks({ store, sorted, differ, sort, chosen }: TasksProps): VNode {
         <Fold {...{ store }} outcome="fail" name={single ? "failed" : "failed by all siblings"} groups={sorted.failed} begins={few} />
         <Fold {...{ store }} outcome="part" name="the same part of the reward for all" groups={sorted.same} />
         <Fold {...{ store }} outcome="pass" name={single ? "solved" : "solved by all siblings"} groups={sorted.solved} begins={single || sorted.differ.length + sorted.failed.length === 0} />
-        <Fold {...{ store }} outcome="none" name="all siblings took the same actions" groups={sorted.saidTheSame} glyph="=" />
+        <Fold {...{ store }} outcome="none" name="of these, all siblings took the same actions" groups={sorted.saidTheSame} glyph="=" />
       </div>
     </Card>
   );

@@ -98,8 +98,8 @@ function Lengths({ store }: { store: RunStore }): VNode | null {
 
 const GOES_BY: [string, string, string][] = [
   ["length_correlation", "length", "number of sampled tokens"],
-  ["format_correlation", "format", "whether the answer has its format"],
-  ["repetition_correlation", "repetition", "share of repeated text"],
+  ["format_correlation", "Markdown marks", "number of headings, list items, fences, table rows and bold words"],
+  ["repetition_correlation", "repetition", "share of repeated word 4-grams"],
 ];
 
 /** What the reward goes by, within groups: a place to look, no verdict. */
@@ -156,7 +156,7 @@ function Seconds({ store }: { store: RunStore }): VNode | null {
     ["generate", generate], ["step", step ?? 0], ["wait", wait ?? 0],
   ] as [string, number][];
   return (
-    <Card title="Where the seconds went" note={`${seconds(time?.["wall_s"])}${speed}`}>
+    <Card title="Where the seconds went" note={`of the episodes' time; in all ${seconds(time?.["wall_s"])}${speed}`}>
       <Shares parts={parts.map(([name, value]) => ({ name, value, text: percent(value, value < 0.1 ? 1 : 0) }))} />
     </Card>
   );

@@ -7,10 +7,12 @@ import { mean } from "../lib/stats";
 import { links } from "../lib/router";
 import { Tile } from "../ui/bits";
 
-function interval(estimate: Estimate | null | undefined): string {
-  const [low, high] = [estimate?.ci95_low, estimate?.ci95_high];
-  if (low === null || low === undefined || high === null || high === undefined) return "";
-  return `95 % ${fixed(low)} to ${fixed(high)}`;
+/** What an estimate is over, if that is not all tasks, and its interval. */
+function told(estimate: Estimate, all?: number): string {
+  const { ci95_low: low, ci95_high: high, num_tasks: tasks } = estimate;
+  const over = tasks === all ? [] : [`over ${plural(tasks, "task")}`];
+  if (typeof low === "number" && typeof high === "number") over.push(`95 % ${fixed(low)} to ${fixed(high)}`);
+  return over.join(", ");
 }
 
 const total = (values: Float64Array): number => values.reduce((sum, each) => sum + each, 0);
@@ -28,7 +30,7 @@ export function OverviewTiles({ store, sorted }: { store: RunStore; sorted: Sort
   return (
     <div class="tiles">
       <Tile value={count(rows.length)} name="episodes" note={kept} />
-      <Tile value={fixed(metrics?.reward?.mean ?? mean(rewards), 3)} name="mean reward" note={interval(metrics?.reward)} />
+      <Tile value={fixed(metrics?.reward?.mean ?? mean(rewards), 3)} name={`mean reward${metrics?.num_no_reward ? ", errors left out" : ""}`} note={metrics?.reward ? told(metrics.reward) : "over episodes"} />
       {passTiles(store)}
       {hasSiblings && (
         <Tile
@@ -48,7 +50,7 @@ function passTiles(store: RunStore): VNode[] {
   const all = Object.entries(store.meta?.metrics?.pass_at_k ?? {}).sort((a, b) => Number(a[0]) - Number(b[0]));
   const shown = all.length > 2 ? [all[0], all[all.length - 1]] : all;
   return shown.flatMap((entry) =>
-    entry ? [<Tile key={entry[0]} value={fixed(entry[1].mean, 3)} name={`pass@${entry[0]}`} note={interval(entry[1])} />] : [],
+    entry ? [<Tile key={entry[0]} value={fixed(entry[1].mean, 3)} name={`pass@${entry[0]}`} note={told(entry[1], store.meta?.metrics?.num_tasks)} />] : [],
   );
 }
 
@@ -57,9 +59,14 @@ function ErrorTile({ store }: { store: RunStore }): VNode {
   const error = index.reader("error");
   const failed = error ? index.rows().filter((row) => error(row) !== null).length : 0;
   const [attempts, steps] = [total(index.numbers("attempt")), total(index.numbers("step_retries"))];
-  const retries = attempts ? [plural(attempts, "retry", "retries")] : [];
-  if (steps) retries.push(plural(steps, "step retry", "step retries"));
-  const note = retries.join(", ") || "no retries";
+  const link = (q: string, text: string): VNode => <a href={links.episodes(store.run, { q })}>{text}</a>;
+  const note = (
+    <>
+      {attempts ? link("attempt>0", plural(attempts, "retry", "retries")) : steps ? "" : "no retries"}
+      {attempts && steps ? ", " : ""}
+      {steps ? link("num_step_retries>0", plural(steps, "step retry", "step retries")) : ""}
+    </>
+  );
   const value = failed ? <a href={links.episodes(store.run, { q: "-error_kind=none" })}>{count(failed)}</a> : "0";
   return <Tile value={value} name={failed === 1 ? "error" : "errors"} note={note} tone={failed ? "bad" : ""} />;
 }

@@ -3,7 +3,7 @@ import { useMemo, useState } from "preact/hooks";
 import type { RunStore } from "../data/store";
 import { count, fixed, number, plural } from "../lib/format";
 import { type Sibling, type Strand, strandsOf } from "../lib/group";
-import { contentText, messageTexts } from "../lib/messages";
+import { contentText, promptTexts } from "../lib/messages";
 import { type Route, go, links } from "../lib/router";
 import { mean, spread } from "../lib/stats";
 import { episodeModel, newestVersion } from "../lib/tokens";
@@ -99,7 +99,7 @@ function TaskHead({ store, id, siblings, place, all, walk }: HeadProps): VNode {
         )}
         <span class="fact">{plural(siblings.length, "sibling")}</span>
         <span class="fact">
-          <span class="dim">mean</span> {fixed(mean(rewards), 3)} <span class="dim">spread</span> {fixed(spread(rewards), 3)}
+          <span class="dim">mean</span> {fixed(mean(rewards), 3)} <span class="dim">spread</span> {fixed(rewards.length > 1 ? spread(rewards) : null, 3)}
         </span>
         {step !== undefined && (
           <a class="fact" href={links.training(store.run, { step })}>
@@ -119,7 +119,7 @@ function TaskHead({ store, id, siblings, place, all, walk }: HeadProps): VNode {
           </button>
         </span>
       </div>
-      {record && <Prompt texts={messageTexts(record.prompt ?? record.task?.prompt)} />}
+      {record && <Prompt texts={promptTexts(record)} />}
     </>
   );
 }
@@ -173,7 +173,7 @@ export function Siblings({ store, siblings }: { store: RunStore; siblings: Sibli
         <strong>
           {strands.length === 1
             ? siblings.length > 1
-              ? "All siblings took the same actions."
+              ? "All took the same actions."
               : "One episode."
             : `${number(strands.length)} different of ${siblings.length}`}
         </strong>

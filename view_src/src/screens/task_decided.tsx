@@ -39,7 +39,7 @@ function Token({ text, logprob }: { text: string | null; logprob: number }): VNo
 }
 
 function Sentence({ store, decision }: { store: RunStore; decision: Decision }): VNode {
-  const { worse, better, parting, said, logprob, context } = decision;
+  const { worse, better, parting, isLater, said, logprob, context } = decision;
   const sibling = worse[0]?.siblings[0];
   const { start = 0, segment = 0 } = sibling?.episode.record.turns[parting.turn] ?? {};
   const where = parting.unit < 0 ? { turn: parting.turn } : { turn: parting.turn, token: start + parting.unit };
@@ -48,9 +48,9 @@ function Sentence({ store, decision }: { store: RunStore; decision: Decision }):
     <p class="decision" data-turn={parting.turn} data-unit={parting.unit}>
       <span class="mark o-fail">✗</span>
       <span>
-        <strong class="mono">{namesOf(worse)}</strong> got {number(worse[0]?.reward)} and left{" "}
-        <strong class="mono">{siblingName(better)}</strong>, which got {number(better.reward)}, at{" "}
-        <a href={href}>turn {parting.turn}</a>
+        <strong class="mono">{namesOf(worse)}</strong> got {number(worse[0]?.reward)} and {isLater ? "parted earlier from" : "left"}{" "}
+        <strong class="mono">{siblingName(better)}</strong>, which got {number(better.reward)}{isLater ? "; their rewards differ from" : ", at"}{" "}
+        <a href={href}>turn {parting.turn}</a>{isLater && " on"}
         {parting.unit < 0 ? (
           ": the same action, another observation."
         ) : (
