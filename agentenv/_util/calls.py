@@ -23,6 +23,8 @@ _Result = TypeVar("_Result")
 
 _CANCEL_GRACE_S = 1.0
 """Time for a cancelled call of an agent to release its resources, and for its thread to end."""
+_THREADS_END_S = 5.0
+"""Longest time in which `close` waits for threads that continue."""
 MAX_GIVEN_BACK = 2.0
 """Largest part of its limit that a method, or a program of the sandbox, gets again because others took the time."""
 _SETS = ("BUILD", "CACHE", "LOAD", "RESUME", "RETURN", "STORE")
@@ -65,7 +67,7 @@ class AgentThreads:
             ended.add_done_callback(self._running.discard)
 
     def before(self, close: Callable[[], Any]) -> Callable[[], Any]:
-        """Return `close` with a wait for the threads; if that wait is cancelled, the last one calls `close`."""
+        """Return `close` with a wait for the threads; if that ends before they do, the last one calls `close`."""
         if not self._running:
             return close
 
@@ -77,12 +79,19 @@ class AgentThreads:
         async def close_after_threads() -> None:
             try:
                 with external_work():
-                    while self._running:  # the last may end before this starts
-                        await asyncio.wait(self._running)
-            except asyncio.CancelledError:
+                    async with asyncio.timeout(_THREADS_END_S):
+                        while self._running:  # the last may end before this starts
+                            await asyncio.wait(self._running)
+            except (asyncio.CancelledError, TimeoutError) as error:
                 for ended in self._running:
                     ended.add_done_callback(close_late)
                 close_late()  # they may have ended at the same moment
+                if isinstance(error, TimeoutError):
+                    where = getattr(close, "__qualname__", "close")
+                    raise StepTimeout(
+                        f"{where}: expected the threads of the episode to end within {_THREADS_END_S:g} s, got one "
+                        "that runs. It is called when that has ended. Set a timeout in whatever the thread waits for."
+                    ) from None
                 raise
             await call(close)
 
