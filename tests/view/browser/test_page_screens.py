@@ -190,7 +190,8 @@ def test_x_marks_two_episodes_that_stand_beside_each_other(opened):
         page.keyboard.press(step)
     page.wait_for_selector(".strand-head")
     assert "mark=a%2F0&and=b%2F0" in page.evaluate("location.hash")
-    assert page.locator(".strand-head").count() == 2
+    heads = page.locator(".strand-head").all_inner_texts()
+    assert [re.findall(r"\b[ab]/0", head) for head in heads] == [["a/0"], ["b/0"]]
     page.keyboard.press("Escape")
     page.wait_for_selector("[data-episode]")
 
@@ -366,6 +367,42 @@ def test_groups_that_failed_as_a_whole_are_flagged(watched, tokenizer, tmp_path)
         page = watched().open(address, "/0/training")
         page.wait_for_selector(".flag-list >> text=Episodes failed")
         assert "in 1 of 5 steps, 8 groups left out" in page.locator(".flag-list").inner_text()
+
+
+def test_longer_episodes_are_flagged_where_a_held_out_score_did_not_rise(watched, tokenizer, tmp_path):
+    def flagged(name, **score):
+        training = train_run(tmp_path / name, tokenizer)
+        lines = [{"step": step, "rollout/action_tokens": 10.0 + 3 * step, **score} for step in range(1, 13)]
+        (training / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        with serving(training) as address:
+            page = watched().open(address, "/0/training")
+            page.wait_for_selector(".chart")
+            return page.get_by_text("Episodes get longer").count()
+
+    assert flagged("evaluated", **{"eval/score": 0.5}) == 1
+    assert flagged("alone") == 0
+
+
+def test_the_tiles_of_a_training_are_of_the_kept_episodes(watched, tokenizer, tmp_path):
+    training = train_run(tmp_path / "training", tokenizer)
+    save(training / "eval", [play(tokenizer, f"t@1/{k}", ("3", 1.0, "", {})) for k in range(2)], metrics=False)
+    with serving(training) as address:
+        for run, whole, gradient in ((0, "training", 1), (1, "evaluations", 0)):
+            page = watched().open(address, f"/{run}/overview")
+            page.wait_for_selector(f".tiles >> text=kept of the {whole}")
+            names = page.locator(".tile-name").all_inner_texts()
+            assert [name.lower() for name in names if "error" not in name] == ["episodes"] + [
+                f"{name}, kept episodes" for name in ("mean reward", "groups without spread", "turns", "sampled tokens")
+            ]
+            assert page.get_by_text("no gradient").count() == gradient
+
+
+def test_the_overview_says_that_it_still_reads(watched, folders, server_address):
+    one = watched()
+    index = (folders[0] / "index.jsonl").read_text()
+    one.page.route("**/api/index?*", lambda route: route.fulfill(body=index))  # its end never comes
+    page = one.open(server_address, "/0/overview")
+    page.wait_for_selector(".tile >> text=reading…")
 
 
 def test_the_same_task_over_training_is_one_table(opened):

@@ -62,9 +62,9 @@ function longer(store: RunStore): Flag[] {
   const { steps, values } = series(store, "rollout/action_tokens");
   const score = series(store, "eval/score").values;
   const part = Math.max(1, Math.floor(values.length / 10));
-  if (values.length < 10) return [];
+  if (values.length < 10 || score.length < 2) return [];
   const [first, last] = [mean(values.slice(0, part)), mean(values.slice(-part))];
-  const rose = score.length > 1 && (score[score.length - 1] ?? 0) > (score[0] ?? 0);
+  const rose = (score[score.length - 1] ?? 0) > (score[0] ?? 0);
   if (last < 1.2 * first || rose) return [];
   const since = steps[values.findIndex((value, k) => k >= part && value >= 1.2 * first)] ?? null;
   const text = `${number(first, 0)} sampled tokens became ${number(last, 0)}, and the held-out score did not rise`;
