@@ -175,6 +175,18 @@ def test_numbers_of_info_are_columns_that_sort(opened):
     assert order == ["a/0", "a/1", "b/0", "b/1", "c/0", "c/1", "d/0"]  # 1, 0, and d has none
 
 
+def test_a_head_says_what_to_filter_by_and_what_no_filter_finds(opened):
+    page = opened("/3/episodes", "[data-episode]")
+    heads = page.locator(".grid-head button").evaluate_all("heads => heads.map(each => [each.innerText, each.title])")
+    titles = {name: title.partition("; sort")[2] for name, title in heads}
+    assert (titles["tokens"], titles["mean lp"]) == ("; filter by act", "; filter by mean_logprob")
+    assert titles["step"] == titles["A"] == ""
+    _type(page, "step=2")
+    page.wait_for_selector(".filter-problem >> text=got 'step', which the train steps have")
+    _type(page, "task=u")
+    page.wait_for_selector(".empty >> text=task:000004*")
+
+
 def test_the_environments_own_info_has_a_column_before_what_graders_count(watched, tokenizer, tmp_path):
     info = {"judge/requests": 1, "judge/retries": 0, "rm/num_requests": 1, "judge/cost": 0.5, "right": 1, "polite": 0}
     with serving(save(tmp_path / "run", [play(tokenizer, "a/0", ("3", 1.0, "", info))])) as address:
