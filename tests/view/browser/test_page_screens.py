@@ -303,6 +303,9 @@ def test_17_a_step_leads_to_its_episodes_and_back_to_the_same_zoom(opened):
     page.go_back()
     page.wait_for_selector("text=Step 2")
     assert "zoom=1_3" in page.evaluate("location.hash")
+    page.click("[data-episode='t@1/0'] a")
+    page.click(".headline >> a >> text=2")
+    page.wait_for_selector("text=Step 2")
 
 
 def test_two_trainings_stand_in_the_same_charts_and_are_compared_down_to_their_episodes(watched, tokenizer, tmp_path):
@@ -382,13 +385,22 @@ def test_groups_that_failed_as_a_whole_are_flagged(watched, tokenizer, tmp_path)
 
 
 def test_longer_episodes_are_flagged_where_a_held_out_score_did_not_rise(watched, tokenizer, tmp_path):
+    by_length = "rollout/reward/length_correlation_in_group"
+
     def flagged(name, **score):
         training = train_run(tmp_path / name, tokenizer)
-        lines = [{"step": step, "rollout/action_tokens": 10.0 + 3 * step, **score} for step in range(1, 13)]
+        lines = [
+            {"step": step, "rollout/num_episodes": 200.0, "rollout/action_tokens": 10.0 + 3 * step, **score,
+             by_length: -float(step > 2)}
+            for step in range(1, 13)
+        ]  # fmt: skip
         (training / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         with serving(training) as address:
             page = watched().open(address, "/0/training")
             page.wait_for_selector(".chart")
+            held = page.locator(".flag-list li", has_text="The reward goes by length")
+            assert "since step 3" in held.inner_text()
+            assert "q=version%3E%3D3" in held.get_by_text("its episodes").get_attribute("href")
             return page.get_by_text("Episodes get longer").count()
 
     assert flagged("evaluated", **{"eval/score": 0.5}) == 1
@@ -397,7 +409,8 @@ def test_longer_episodes_are_flagged_where_a_held_out_score_did_not_rise(watched
 
 def test_the_tiles_of_a_training_are_of_the_kept_episodes(watched, tokenizer, tmp_path):
     training = train_run(tmp_path / "training", tokenizer)
-    save(training / "eval", [play(tokenizer, f"t@1/{k}", ("3", 1.0, "", {})) for k in range(2)], metrics=False)
+    evaluated = [play(tokenizer, f"t@{step}/{k}", ("3", 1.0, "", {})) for step in (0, 10) for k in range(2)]
+    save(training / "eval", evaluated, metrics=False)
     with serving(training) as address:
         for run, whole, gradient in ((0, "training", 1), (1, "evaluations", 0)):
             page = watched().open(address, f"/{run}/overview")
@@ -407,6 +420,26 @@ def test_the_tiles_of_a_training_are_of_the_kept_episodes(watched, tokenizer, tm
                 f"{name}, kept episodes" for name in ("mean reward", "groups without spread", "turns", "sampled tokens")
             ]
             assert page.get_by_text("no gradient").count() == gradient
+        page = watched().open(address, "/1/task/t@10")
+        page.wait_for_selector(".over-training >> text=2 evaluations")
+        assert page.locator(".over-training td:nth-child(2)").all_inner_texts() == ["0", "10"]
+
+
+def test_a_chart_says_the_step_under_the_pointer_and_a_click_beyond_its_end_opens_the_last(opened):
+    page = opened("/3/training", ".chart .u-over")
+    box = page.locator(".u-over").first.bounding_box()
+    page.mouse.move(box["x"] + 2, box["y"] + 20)
+    page.wait_for_selector(".chart-label >> text=step 1")
+    page.mouse.click(box["x"] + box["width"] + 5, box["y"] + 20)
+    page.wait_for_selector(".step-head >> text=Step 4")
+
+
+def test_a_color_is_by_what_the_record_has(opened):
+    page = opened("/3/episode/t%2F0", ".tokens")
+    page.get_by_label("color by").select_option("advantage")
+    page.evaluate("location.hash = '#/0/episode/a%2F1'")
+    page.wait_for_selector("text=a/1")
+    page.wait_for_function("() => document.querySelector('.color-bar select').value === 'logprob'")
 
 
 def test_the_overview_says_that_it_still_reads(watched, folders, server_address):

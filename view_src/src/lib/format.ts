@@ -27,7 +27,7 @@ export function number(value: number | null | undefined, digits = 3): string {
 export function fixed(value: number | null | undefined, digits = 2): string {
   if (missing(value)) return NONE;
   if (!Number.isFinite(value)) return value > 0 ? "inf" : `${MINUS}inf`;
-  return value.toFixed(digits).replace("-", MINUS);
+  return value.toFixed(digits).replace(/^-(?=0\.?0*$)/, "").replace("-", MINUS);
 }
 
 /** At least `digits` decimals, and up to 9, so that a small number shows two of its own; as the terminal does. */

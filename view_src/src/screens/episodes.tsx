@@ -110,7 +110,7 @@ function Rows({ store, rows, columns, sort, all, mark, query, ready }: RowsProps
     const isExact = store.meta?.kind !== "run" && /\b(task|group)(_id)?=/.test(query);
     return (
       <Empty title="No episode matches">
-        {isExact && <p>Behind its id, a task of a training has its pass over the data: task:000004* finds all of them.</p>}
+        {isExact && <p>In a training, @ and a number follow the id of a task: task:000004* finds all of them.</p>}
         <button type="button" class="button" onClick={() => setQuery("q", null)}>
           Clear the filter
         </button>

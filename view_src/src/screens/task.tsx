@@ -148,7 +148,6 @@ function Prompt({ texts }: { texts: string[] }): VNode {
 
 export function Siblings({ store, siblings }: { store: RunStore; siblings: Sibling[] }): VNode {
   const strands = useMemo(() => strandsOf(siblings), [siblings]);
-  const choices = useTokenChoices();
   const [onlyDifferences, setOnly] = useState(false);
   const [reference, setReference] = useState(0);
   const [open, setOpen] = useState<number[]>([0, strands.length - 1]);
@@ -156,6 +155,7 @@ export function Siblings({ store, siblings }: { store: RunStore; siblings: Sibli
     hasLearner: siblings.some((each) => each.model.hasLearner),
     hasAdvantages: siblings.some((each) => each.model.hasAdvantages),
   };
+  const choices = useTokenChoices(model);
   const newest = Math.max(...siblings.map((each) => newestVersion(each.model)));
   useKeys({
     c: () => choices.setColor(nextColor(choices.color, 1, model)),
