@@ -5,8 +5,9 @@
              "TEXT"          text in the prompt, an action or an observation; i:"TEXT" ignores case
              COLUMN=VALUE    also !=, and for numbers <, <=, >, >=; `none` stands for no value
              COLUMN:PATTERN  text with the wildcards * and ?
-    COLUMN   a column of episodes (`tables.EPISODE_COLUMNS`) or a name of `ALIASES`; info.KEY; turn.COLUMN, which must
-             hold for one of the turns; group.reward and group.spread, mean and standard deviation of the task's rewards
+    COLUMN   a column of episodes (`tables.EPISODE_COLUMNS`), one of `INDEX_COLUMNS` or a name of `ALIASES`; info.KEY;
+             turn.COLUMN, which must hold for one of the turns; group.reward and group.spread, mean and standard
+             deviation of the task's rewards
 
 Values and patterns with spaces are quoted; in quotes, a backslash escapes a quote and a backslash.
 """
@@ -24,6 +25,8 @@ from agentenv._util.brief import brief
 from agentenv._util.suggest import did_you_mean
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigError
+from agentenv.runs.metrics import summarize
+from agentenv.runs.records.index import FIELDS, make_row
 from agentenv.runs.records.tables import (
     EPISODE_COLUMNS,
     FLOATS,
@@ -41,6 +44,8 @@ ALIASES = {
 }  # fmt: skip
 """Short names of columns in filters."""
 GROUP_COLUMNS = ("group.reward", "group.spread")
+INDEX_COLUMNS = ("segments", "mean_logprob", "min_logprob", "repeated_share")
+"""Numbers of an episode that its row of the index has (`index.FIELDS`), and no table."""
 
 _QUOTED = r'"((?:[^"\\]|\\.)*)"'
 _TERM = re.compile(
@@ -129,6 +134,9 @@ class EpisodeFilter:
     def matches(self, trajectory: Trajectory, group_rewards: Sequence[float] = ()) -> bool:
         """Return True for an episode that the filter keeps; `group_rewards` are the rewards of its group."""
         row = episode_row(trajectory)
+        if not self.columns.isdisjoint(INDEX_COLUMNS):
+            known = dict(zip(FIELDS, make_row(trajectory, summarize(trajectory), 0, 0, ""), strict=False))
+            row |= {name: known[name] for name in INDEX_COLUMNS}
         turns = turn_rows(trajectory) if any(column.startswith("turn.") for column in self.columns) else []
 
         def cells(column: str) -> Iterable[Any]:
@@ -164,9 +172,12 @@ def parse_filter(text: str, where: str = "--where") -> EpisodeFilter:
             continue
         match = _TERM.match(text, at)
         if match is None:
+            rest = text[at:].strip()
+            episode = re.match(r'[^\s"=]+/\d+(?=\s|$)', rest)
+            advice = f"Write episode={episode[0]}." if episode else "Quote values that contain spaces."
             raise ConfigError(
                 f'{where}: expected a term such as reward<1, -stop=terminated or "text", got '
-                f"{brief(text[at:].strip(), 60)}. Quote values that contain spaces."
+                f"{brief(rest, 60)}. {advice}"
             )
         term = _term(match, where)
         terms = [*terms[:-1], (*terms[-1], term)] if joins else [*terms, (term,)]
@@ -187,8 +198,9 @@ def _term(match: re.Match[str], where: str) -> _Term:
     scope, known = ("turn.", TURN_COLUMNS) if column.startswith("turn.") else ("", EPISODE_COLUMNS)
     plain = column.removeprefix(scope)
     plain = ALIASES.get(plain, plain)
-    if plain not in known and not plain.startswith("info.") and column not in GROUP_COLUMNS:
-        names = [*EPISODE_COLUMNS, *ALIASES, "info.KEY", *GROUP_COLUMNS, *(f"turn.{each}" for each in TURN_COLUMNS)]
+    if plain not in known and not plain.startswith("info.") and column not in GROUP_COLUMNS + INDEX_COLUMNS:
+        names = [*EPISODE_COLUMNS, *INDEX_COLUMNS, *ALIASES, "info.KEY", *GROUP_COLUMNS]
+        names += [f"turn.{each}" for each in TURN_COLUMNS]
         names = [f"turn.{column}"] if plain in TURN_COLUMNS else names
         advice = did_you_mean(column, names, f"Use one of {', '.join(EPISODE_COLUMNS)}, info.KEY, turn.COLUMN.")
         raise ConfigError(f"{where}: expected a column, got {column!r}.{advice}")

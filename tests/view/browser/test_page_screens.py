@@ -197,6 +197,18 @@ def test_numbers_of_info_are_columns_that_sort(opened):
     assert order == ["a/0", "a/1", "b/0", "b/1", "c/0", "c/1", "d/0"]  # 1, 0, and d has none
 
 
+def test_a_head_says_what_to_filter_by_and_what_no_filter_finds(opened):
+    page = opened("/3/episodes", "[data-episode]")
+    heads = page.locator(".grid-head button").evaluate_all("heads => heads.map(each => [each.innerText, each.title])")
+    titles = {name: title.partition("; sort")[2] for name, title in heads}
+    assert (titles["tokens"], titles["mean lp"]) == ("; filter by act", "; filter by mean_logprob")
+    assert titles["step"] == titles["A"] == ""
+    _type(page, "step=2")
+    page.wait_for_selector(".filter-problem >> text=got 'step', which the train steps have")
+    _type(page, "task=u")
+    page.wait_for_selector(".empty >> text=task:000004*")
+
+
 def test_the_environments_own_info_has_a_column_before_what_graders_count(watched, tokenizer, tmp_path):
     info = {"judge/requests": 1, "judge/retries": 0, "rm/num_requests": 1, "judge/cost": 0.5, "right": 1, "polite": 0}
     with serving(save(tmp_path / "run", [play(tokenizer, "a/0", ("3", 1.0, "", info))])) as address:
@@ -212,7 +224,8 @@ def test_x_marks_two_episodes_that_stand_beside_each_other(opened):
         page.keyboard.press(step)
     page.wait_for_selector(".strand-head")
     assert "mark=a%2F0&and=b%2F0" in page.evaluate("location.hash")
-    assert page.locator(".strand-head").count() == 2
+    heads = page.locator(".strand-head").all_inner_texts()
+    assert [re.findall(r"\b[ab]/0", head) for head in heads] == [["a/0"], ["b/0"]]
     page.keyboard.press("Escape")
     page.wait_for_selector("[data-episode]")
 
@@ -312,6 +325,9 @@ def test_17_a_step_leads_to_its_episodes_and_back_to_the_same_zoom(opened):
     page.go_back()
     page.wait_for_selector("text=Step 2")
     assert "zoom=1_3" in page.evaluate("location.hash")
+    page.click("[data-episode='t@1/0'] a")
+    page.click(".headline >> a >> text=2")
+    page.wait_for_selector("text=Step 2")
 
 
 def test_two_trainings_stand_in_the_same_charts_and_are_compared_down_to_their_episodes(watched, tokenizer, tmp_path):
@@ -388,6 +404,72 @@ def test_groups_that_failed_as_a_whole_are_flagged(watched, tokenizer, tmp_path)
         page = watched().open(address, "/0/training")
         page.wait_for_selector(".flag-list >> text=Episodes failed")
         assert "in 1 of 5 steps, 8 groups left out" in page.locator(".flag-list").inner_text()
+
+
+def test_longer_episodes_are_flagged_where_a_held_out_score_did_not_rise(watched, tokenizer, tmp_path):
+    by_length = "rollout/reward/length_correlation_in_group"
+
+    def flagged(name, **score):
+        training = train_run(tmp_path / name, tokenizer)
+        lines = [
+            {"step": step, "rollout/num_episodes": 200.0, "rollout/action_tokens": 10.0 + 3 * step, **score,
+             by_length: -float(step > 2)}
+            for step in range(1, 13)
+        ]  # fmt: skip
+        (training / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        with serving(training) as address:
+            page = watched().open(address, "/0/training")
+            page.wait_for_selector(".chart")
+            held = page.locator(".flag-list li", has_text="The reward goes by length")
+            assert "since step 3" in held.inner_text()
+            assert "q=version%3E%3D3" in held.get_by_text("its episodes").get_attribute("href")
+            return page.get_by_text("Episodes get longer").count()
+
+    assert flagged("evaluated", **{"eval/score": 0.5}) == 1
+    assert flagged("alone") == 0
+
+
+def test_the_tiles_of_a_training_are_of_the_kept_episodes(watched, tokenizer, tmp_path):
+    training = train_run(tmp_path / "training", tokenizer)
+    evaluated = [play(tokenizer, f"t@{step}/{k}", ("3", 1.0, "", {})) for step in (0, 10) for k in range(2)]
+    save(training / "eval", evaluated, metrics=False)
+    with serving(training) as address:
+        for run, whole, gradient in ((0, "training", 1), (1, "evaluations", 0)):
+            page = watched().open(address, f"/{run}/overview")
+            page.wait_for_selector(f".tiles >> text=kept of the {whole}")
+            names = page.locator(".tile-name").all_inner_texts()
+            assert [name.lower() for name in names if "error" not in name] == ["episodes"] + [
+                f"{name}, kept episodes" for name in ("mean reward", "groups without spread", "turns", "sampled tokens")
+            ]
+            assert page.get_by_text("no gradient").count() == gradient
+        page = watched().open(address, "/1/task/t@10")
+        page.wait_for_selector(".over-training >> text=2 evaluations")
+        assert page.locator(".over-training td:nth-child(2)").all_inner_texts() == ["0", "10"]
+
+
+def test_a_chart_says_the_step_under_the_pointer_and_a_click_beyond_its_end_opens_the_last(opened):
+    page = opened("/3/training", ".chart .u-over")
+    box = page.locator(".u-over").first.bounding_box()
+    page.mouse.move(box["x"] + 2, box["y"] + 20)
+    page.wait_for_selector(".chart-label >> text=step 1")
+    page.mouse.click(box["x"] + box["width"] + 5, box["y"] + 20)
+    page.wait_for_selector(".step-head >> text=Step 4")
+
+
+def test_a_color_is_by_what_the_record_has(opened):
+    page = opened("/3/episode/t%2F0", ".tokens")
+    page.get_by_label("color by").select_option("advantage")
+    page.evaluate("location.hash = '#/0/episode/a%2F1'")
+    page.wait_for_selector("text=a/1")
+    page.wait_for_function("() => document.querySelector('.color-bar select').value === 'logprob'")
+
+
+def test_the_overview_says_that_it_still_reads(watched, folders, server_address):
+    one = watched()
+    index = (folders[0] / "index.jsonl").read_text()
+    one.page.route("**/api/index?*", lambda route: route.fulfill(body=index))  # its end never comes
+    page = one.open(server_address, "/0/overview")
+    page.wait_for_selector(".tile >> text=reading…")
 
 
 def test_the_same_task_over_training_is_one_table(opened):

@@ -1,7 +1,7 @@
 // Applies a filter to the rows of a run. Columns of the index are at hand; others are read from heads or episodes.
 import { type RunStore, isEpisode } from "../data/store";
 import type { EpisodeRecord, TurnRecord } from "../data/types";
-import { type Filter, FilterError, type Term, columnsOf, matcher } from "./filter";
+import { type Filter, FilterError, INDEX_COLUMNS, type Term, columnsOf, matcher } from "./filter";
 import { actionTokens } from "./group";
 import { promptTexts } from "./messages";
 import { near } from "./near";
@@ -14,6 +14,7 @@ const INDEX_NAMES = new Map([
   ["policy_version", "version_max"], ["attempt", "attempt"], ["generate_s", "generate_s"], ["step_s", "step_s"],
   ["error_kind", "error"], ["cost_usd", "cost_usd"], ["error", "error_text"], ["error_place", "error_text"],
   ["env", "env"], ["num_step_retries", "step_retries"], ["retried_errors", "retried"],
+  ...INDEX_COLUMNS.map((name): [string, string] => [name, name]),
 ]);
 
 export interface Choice {

@@ -30,13 +30,17 @@ const TEXT_COLUMNS = new Set([
   "model",
 ]);
 const GROUP_COLUMNS = ["group.reward", "group.spread"];
+/** Numbers that only the index has. */
+export const INDEX_COLUMNS = ["segments", "mean_logprob", "min_logprob", "repeated_share"];
+/** Columns of the list that steps.jsonl has. */
+export const STEP_COLUMNS = ["step", "A", "adv"];
 const ALIASES = new Map([
   ["act", "num_action_tokens"], ["episode", "episode_id"], ["finish", "finish_reason"], ["group", "group_id"],
   ["step_retries", "num_step_retries"], ["stop", "stop_reason"], ["task", "task_id"], ["tokens", "num_tokens"], ["turns", "num_turns"],
   ["version", "policy_version"],
 ]);
 export const COLUMN_NAMES = [
-  ...EPISODE_COLUMNS, ...ALIASES.keys(), "info.KEY", ...GROUP_COLUMNS, ...TURN_COLUMNS.map((each) => `turn.${each}`),
+  ...EPISODE_COLUMNS, ...INDEX_COLUMNS, ...ALIASES.keys(), "info.KEY", ...GROUP_COLUMNS, ...TURN_COLUMNS.map((each) => `turn.${each}`),
 ];
 
 const QUOTED = '"((?:[^"\\\\]|\\\\.)*)"';
@@ -71,9 +75,11 @@ export function parseFilter(text: string): Filter {
     TERM.lastIndex = at;
     const match = TERM.exec(text);
     if (!match) {
-      const rest = `'${text.slice(at).trim().slice(0, 60)}'`;
+      const rest = text.slice(at).trim();
+      const [episode] = /^[^\s"=]+\/\d+(?=\s|$)/.exec(rest) ?? [];
+      const advice = episode ? `Write episode=${episode}.` : "Quote values that contain spaces.";
       throw new FilterError(
-        `expected a term such as reward<1, -stop=terminated or "text", got ${rest}. Quote values that contain spaces.`,
+        `expected a term such as reward<1, -stop=terminated or "text", got '${rest.slice(0, 60)}'. ${advice}`,
       );
     }
     const one = term(match);
@@ -114,9 +120,10 @@ function fullName(name: string): string {
   const known = isTurn ? TURN_COLUMNS : EPISODE_COLUMNS;
   const bare = isTurn ? name.slice("turn.".length) : name;
   const plain = ALIASES.get(bare) ?? bare;
-  if (known.includes(plain) || plain.startsWith("info.") || GROUP_COLUMNS.includes(name)) {
+  if (known.includes(plain) || plain.startsWith("info.") || [...GROUP_COLUMNS, ...INDEX_COLUMNS].includes(name)) {
     return (isTurn ? "turn." : "") + plain;
   }
+  if (STEP_COLUMNS.includes(name)) throw new FilterError(`expected a column of the record, got '${name}', which the train steps have. Sort by it.`);
   const [closest] = TURN_COLUMNS.includes(plain) ? [`turn.${name}`] : near(name, COLUMN_NAMES, 1);
   const advice = closest ? ` Did you mean '${closest}'?` : ` Use one of ${EPISODE_COLUMNS.join(", ")}, info.KEY, turn.COLUMN.`;
   throw new FilterError(`expected a column, got '${name}'.${advice}`);

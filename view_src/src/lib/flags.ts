@@ -39,6 +39,12 @@ function windowOf(store: RunStore): number {
   return Math.max(1, Math.ceil(WINDOW_EPISODES / episodes));
 }
 
+/** Return the address of the episodes that the weights of a step or later ones sampled. */
+function episodesSince(store: RunStore, step: number | null, query: Record<string, string>): string {
+  const version = store.steps.get(`train:${step}`)?.version;
+  return links.episodes(store.run, { ...query, q: `${query["q"] ?? ""} ${version ? `version>=${version}` : ""}`.trim() });
+}
+
 function correlations(store: RunStore): Flag[] {
   const size = windowOf(store);
   return (["length", "format", "repetition"] as const).flatMap((name) => {
@@ -47,12 +53,15 @@ function correlations(store: RunStore): Flag[] {
     const now = mean(values.slice(-size));
     const before = mean(values.slice(-2 * size, -size));
     if (Math.abs(now) < 0.3 || Math.abs(before) < 0.3 || now * before < 0) return [];
+    let first = values.length - 2 * size;
+    while (first > 0 && (values[first - 1] ?? 0) * Math.sign(now) >= 0.3) first--;
+    const since = steps[first] ?? null;
     return [
       {
         title: `The reward goes by ${name === "format" ? "Markdown marks" : name}`,
         text: `correlation among siblings ${signed(now)}, before ${signed(before)}`,
-        since: steps[steps.length - 2 * size] ?? null,
-        href: links.episodes(store.run, { sort: name === "repetition" ? "-repeated_share" : "-act" }),
+        since,
+        href: episodesSince(store, since, { sort: name === "repetition" ? "-repeated_share" : "-act" }),
       },
     ];
   });
@@ -62,13 +71,13 @@ function longer(store: RunStore): Flag[] {
   const { steps, values } = series(store, "rollout/action_tokens");
   const score = series(store, "eval/score").values;
   const part = Math.max(1, Math.floor(values.length / 10));
-  if (values.length < 10) return [];
+  if (values.length < 10 || score.length < 2) return [];
   const [first, last] = [mean(values.slice(0, part)), mean(values.slice(-part))];
-  const rose = score.length > 1 && (score[score.length - 1] ?? 0) > (score[0] ?? 0);
+  const rose = (score[score.length - 1] ?? 0) > (score[0] ?? 0);
   if (last < 1.2 * first || rose) return [];
   const since = steps[values.findIndex((value, k) => k >= part && value >= 1.2 * first)] ?? null;
   const text = `${number(first, 0)} sampled tokens became ${number(last, 0)}, and the held-out score did not rise`;
-  return [{ title: "Episodes get longer", text, since, href: links.episodes(store.run, { sort: "-act" }) }];
+  return [{ title: "Episodes get longer", text, since, href: episodesSince(store, since, { sort: "-act" }) }];
 }
 
 /** Flag a metric whose recent mean meets a condition. */
@@ -78,7 +87,7 @@ function recent(
   title: string,
   holds: (value: number, all: number[]) => boolean,
   tell: (value: number, all: number[]) => string,
-  href: string | null = null,
+  query: Record<string, string> | null = null,
 ): Flag[] {
   const { steps, values } = series(store, key);
   const size = Math.min(windowOf(store), Math.max(1, Math.floor(values.length / 3)));
@@ -87,7 +96,8 @@ function recent(
   if (!holds(now, values)) return [];
   let first = values.length - 1;
   while (first > 0 && holds(values[first - 1] ?? Number.NaN, values)) first--;
-  return [{ title, text: tell(now, values), since: steps[first] ?? null, href }];
+  const since = steps[first] ?? null;
+  return [{ title, text: tell(now, values), since, href: query && episodesSince(store, since, query) }];
 }
 
 const median = (values: number[]): number => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)] ?? Number.NaN;
@@ -113,8 +123,7 @@ function stale(store: RunStore): Flag[] {
   const bound = flags.get("max_staleness") ?? flags.get("async_queue_size");
   if (flags.get("async_train") !== true || typeof bound !== "number" || bound <= 1) return [];
   const tell = (mean: number): string => `${number(mean, 2)} policy updates between sampling and training, of at most ${bound}`;
-  const href = links.episodes(store.run, { sort: "-step" });
-  return recent(store, "rollout/staleness_mean", "Staleness at its bound", (value) => value >= 0.9 * bound, tell, href);
+  return recent(store, "rollout/staleness_mean", "Staleness at its bound", (value) => value >= 0.9 * bound, tell, { sort: "-step" });
 }
 
 /** Return an object that is one, or that JSON text describes; otherwise an empty one. */
@@ -174,17 +183,16 @@ export function flagsOf(store: RunStore): Flag[] {
   const broken = steps.filter((step) => of("num_failed", step) + of("num_rejected_failed", step) > 0);
   const leftOut = steps.reduce((sum, step) => sum + of("num_rejected_failed", step), 0);
   const failed = `in ${broken.length} of ${steps.length} steps${leftOut ? `, ${plural(leftOut, "group")} left out` : ""}`;
-  const { run } = store;
   return [
     ...correlations(store),
     ...longer(store),
-    ...recent(store, "rollout/reward/zero_spread_share", "Groups without spread", (v) => v >= 0.7, (v) => `${percent(v)} of the groups tell no action from another`, links.episodes(run, { q: "group.spread=0" })),
+    ...recent(store, "rollout/reward/zero_spread_share", "Groups without spread", (v) => v >= 0.7, (v) => `${percent(v)} of the groups tell no action from another`, { q: "group.spread=0" }),
     ...recent(store, "train/entropy", "Little entropy", (v, all) => v < 0.1 * (all[0] ?? 0), (v, all) => `${number(v, 4)} nats a token, ${number(all[0], 4)} at the start`),
     ...recent(store, "train/logprob_diff", "Learner and engine differ", (v, all) => all.length > 4 && v > 10 * median(all), (v, all) => `${number(v, 5)} a token, median ${number(median(all), 5)}`),
-    ...recent(store, "rollout/truncated_share", "More episodes are cut off", (v, all) => v - (all[0] ?? 0) >= 0.1, (v, all) => `${percent(v)}, ${percent(all[0])} at the start`, links.episodes(run, { q: "-stop=terminated" })),
+    ...recent(store, "rollout/truncated_share", "More episodes are cut off", (v, all) => v - (all[0] ?? 0) >= 0.1, (v, all) => `${percent(v)}, ${percent(all[0])} at the start`, { q: "-stop=terminated" }),
     ...recent(store, "rollout/reward_std", "All rewards are the same", (v) => v === 0, () => "the reward of a step has one value"),
     ...(broken.length
-      ? [{ title: "Episodes failed", text: failed, since: broken[0] ?? null, href: links.episodes(run, { q: "-error_kind=none" }) }]
+      ? [{ title: "Episodes failed", text: failed, since: broken[0] ?? null, href: links.episodes(store.run, { q: "-error_kind=none" }) }]
       : []),
     ...stale(store),
     ...onePart(store),

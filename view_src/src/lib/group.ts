@@ -4,6 +4,8 @@ import type { EpisodeModel } from "./tokens";
 
 export interface Sibling {
   row: number;
+  /** Tells it from those beside it: the end of its id if they are of one group, else the whole id. */
+  name: string;
   episode: Episode;
   model: EpisodeModel;
 }

@@ -33,7 +33,7 @@ export function Compare({ stores, route, runs }: CompareProps): VNode {
   return (
     <>
       <Choices {...{ route, runs, by, cluster }} clusters={stores.source.clusters} />
-      {key === null && <Empty title="Choose two runs">A run is not compared with itself.</Empty>}
+      {key === null && <Empty title="Choose two runs">A run is not compared with itself. Two steps of a training: <code>agentenv diff RUN@0 RUN@40</code>.</Empty>}
       {problem !== null && <Empty title={oneLine(problem)} />}
       {key !== null && !comparison && problem === null && <Empty title="Comparing">The records of both runs are read: half a minute for 100,000 episodes each.</Empty>}
       {comparison && (task === null ? <Whole {...{ route, runs, comparison }} /> : <ComparePair {...{ stores, route, runs, comparison, task }} />)}

@@ -73,6 +73,8 @@ export function Unknown({ store, id, what = "episode" }: { store: RunStore; id: 
   );
 }
 
+const STEP = "learned at step";
+
 const TABS = [
   ["tokens", "Tokens"],
   ["messages", "Messages"],
@@ -162,7 +164,7 @@ function Head({ store, row, episode, model }: HeadProps): VNode {
   const label = record.task?.label;
   if (label !== null && label !== undefined) facts.push(["label", typeof label === "string" ? label : JSON.stringify(label)]);
   const step = trained?.step ?? view.learned?.step;
-  if (step !== undefined) facts.push(["learned at step", String(step)]);
+  if (step !== undefined) facts.push([STEP, String(step)]);
   if (versions.length && store.meta?.kind !== "run") facts.push(["weights", oldest === newest ? `${newest}` : `${oldest}\u2192${newest}`]);
   const duration = record.turns.reduce((sum, turn) => sum + (turn.generate_s ?? 0) + (turn.step_s ?? 0), 0);
   facts.push(["turns", String(record.turns.length)], ["time", seconds(duration)]);
@@ -183,7 +185,8 @@ function Head({ store, row, episode, model }: HeadProps): VNode {
       <span class="chip">{record.stop_reason ?? "not ended"}</span>
       {facts.map(([name, text]) => (
         <span key={name} class="fact">
-          <span class="dim">{name}</span> <Text value={text} line />
+          <span class="dim">{name}</span>{" "}
+          {name === STEP ? <a href={links.training(store.run, { step: text })}>{text}</a> : <Text value={text} line />}
         </span>
       ))}
     </div>

@@ -9,7 +9,7 @@ import { quoted } from "../lib/visible";
 import { useKeys } from "../lib/keys";
 import { keep, kept } from "../lib/theme";
 import { Card, Cells } from "../ui/bits";
-import { ColorBar, nextColor } from "../ui/color_bar";
+import { ColorBar, isKnown, nextColor } from "../ui/color_bar";
 import { Find } from "../ui/find";
 import { Strip } from "../ui/strip";
 import { TokenPanel } from "../ui/token_panel";
@@ -34,11 +34,11 @@ export interface TokenViewProps {
 const IMPROBABLE = Math.log(0.05);
 
 /** The choice of color and of template tokens, kept over screens. */
-export function useTokenChoices(): { color: ColorBy; setColor: (by: ColorBy) => void; template: boolean; setTemplate: (on: boolean) => void } {
+export function useTokenChoices(model: Parameters<typeof isKnown>[1]): { color: ColorBy; setColor: (by: ColorBy) => void; template: boolean; setTemplate: (on: boolean) => void } {
   const [color, chooseColor] = useState<ColorBy>((kept("agentenv.color") as ColorBy | null) ?? "logprob");
   const [template, chooseTemplate] = useState(kept("agentenv.template") === "1");
   return {
-    color,
+    color: isKnown(color, model) ? color : "logprob",
     setColor: (by) => (keep("agentenv.color", by), chooseColor(by)),
     template,
     setTemplate: (on) => (keep("agentenv.template", on ? "1" : "0"), chooseTemplate(on)),
@@ -46,7 +46,7 @@ export function useTokenChoices(): { color: ColorBy; setColor: (by: ColorBy) => 
 }
 
 export function TokenView({ store, route, row, episode, model, siblings, say }: TokenViewProps): VNode {
-  const { color, setColor, template, setTemplate } = useTokenChoices();
+  const { color, setColor, template, setTemplate } = useTokenChoices(model);
   const [hovered, setHovered] = useState<Place | null>(null);
   const selected = selectedPlace(route, model);
   const newest = newestVersion(model);

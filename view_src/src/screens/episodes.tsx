@@ -87,7 +87,7 @@ export function Episodes({ store, route, say }: { store: RunStore; route: Route;
           {problem}
         </p>
       )}
-      {problem === null && <Rows {...{ store, rows, columns, sort, all, mark }} filtered={query !== ""} ready={choice !== null} />}
+      {problem === null && <Rows {...{ store, rows, columns, sort, all, mark, query }} ready={choice !== null} />}
     </div>
   );
 }
@@ -99,16 +99,18 @@ interface RowsProps {
   sort: string;
   all: number;
   mark: string | null;
-  filtered: boolean;
+  query: string;
   ready: boolean;
 }
 
-function Rows({ store, rows, columns, sort, all, mark, filtered, ready }: RowsProps): VNode {
+function Rows({ store, rows, columns, sort, all, mark, query, ready }: RowsProps): VNode {
   if (rows.length) return <EpisodeTable {...{ store, rows, columns, sort, mark }} />;
   if (!ready || !store.complete.has("index")) return <Empty title="Reading the index" />;
-  if (filtered && all) {
+  if (query && all) {
+    const isExact = store.meta?.kind !== "run" && /\b(task|group)(_id)?=/.test(query);
     return (
       <Empty title="No episode matches">
+        {isExact && <p>In a training, @ and a number follow the id of a task: task:000004* finds all of them.</p>}
         <button type="button" class="button" onClick={() => setQuery("q", null)}>
           Clear the filter
         </button>

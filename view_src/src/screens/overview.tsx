@@ -1,6 +1,6 @@
 import type { VNode } from "preact";
 import type { RunStore } from "../data/store";
-import { count, fixed, plural } from "../lib/format";
+import { count, fixed, number, plural } from "../lib/format";
 import { type GroupFacts, type Sorted, inOrder, sortedGroups } from "../lib/groups";
 import { GLYPHS, OUTCOME_NAMES, type Outcome } from "../lib/outcome";
 import { type Route, go, links, setQuery } from "../lib/router";
@@ -79,7 +79,7 @@ function Tasks({ store, sorted, differ, sort, chosen }: TasksProps): VNode {
     <Card
       title={single ? "Tasks" : "Tasks whose siblings differ"}
       note={single ? count(sorted.numGroups) : `${count(sorted.differ.length)} of ${count(sorted.numGroups)}`}
-      actions={<Key />}
+      actions={<Key passScore={store.passScore} />}
       className="tasks"
     >
       {sorted.differ.length > 0 && <TaskTable {...{ store, sort, chosen }} groups={differ} />}
@@ -97,10 +97,10 @@ function Tasks({ store, sorted, differ, sort, chosen }: TasksProps): VNode {
   );
 }
 
-function Key(): VNode {
+function Key({ passScore }: { passScore: number }): VNode {
   const outcomes: Outcome[] = ["pass", "part", "fail", "none", "error"];
   return (
-    <span class="key">
+    <span class="key" title={`By the score, or by the reward where there is none: passed from ${number(passScore)} on, partly above 0`}>
       {outcomes.map((each) => (
         <span key={each}>
           <span class={`mark o-${each}`}>{GLYPHS[each]}</span>

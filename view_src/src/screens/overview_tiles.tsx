@@ -26,21 +26,28 @@ export function OverviewTiles({ store, sorted }: { store: RunStore; sorted: Sort
   const tokens = store.index.numbers("action_tokens");
   const flat = sorted.numGroups - sorted.differ.length;
   const hasSiblings = rows.length > sorted.numGroups;
-  const kept = store.meta?.kind === "train" ? "kept of the training" : plural(sorted.numGroups, "task");
+  const isPart = store.meta?.kind === "train" || store.meta?.kind === "eval";
+  const all = isPart ? `kept of the ${store.meta?.kind === "train" ? "training" : "evaluations"}` : plural(sorted.numGroups, "task");
+  const of = (name: string): string => (isPart ? `${name}, kept episodes` : name);
+  const noGradient = store.meta?.kind !== "eval" && sorted.numGroups ? `no gradient from ${percent(flat / sorted.numGroups)}` : "";
   return (
     <div class="tiles">
-      <Tile value={count(rows.length)} name="episodes" note={kept} />
-      <Tile value={fixed(metrics?.reward?.mean ?? mean(rewards), 3)} name={`mean reward${metrics?.num_no_reward ? ", errors left out" : ""}`} note={metrics?.reward ? told(metrics.reward) : "over episodes"} />
+      <Tile value={count(rows.length)} name="episodes" note={store.complete.has("index") ? all : "reading\u2026"} />
+      <Tile
+        value={fixed(metrics?.reward?.mean ?? mean(rewards), 3)}
+        name={`${of("mean reward")}${metrics?.num_no_reward ? ", errors left out" : ""}`}
+        note={metrics?.reward ? told(metrics.reward) : "over episodes"}
+      />
       {passTiles(store)}
       {hasSiblings && (
         <Tile
           value={`${count(flat)} of ${count(sorted.numGroups)}`}
-          name="groups without spread"
-          note={sorted.numGroups ? `no gradient from ${percent(flat / sorted.numGroups)}` : ""}
+          name={of("groups without spread")}
+          note={noGradient}
         />
       )}
-      <Tile value={number(mean(turns), 2)} name="turns" note={turns.length ? `at most ${count(greatest(turns))}` : ""} />
-      {greatest(tokens) > 0 && <Tile value={number(mean(tokens), 0)} name="sampled tokens" note={`at most ${count(greatest(tokens))}`} />}
+      <Tile value={number(mean(turns), 2)} name={of("turns")} note={turns.length ? `at most ${count(greatest(turns))}` : ""} />
+      {greatest(tokens) > 0 && <Tile value={number(mean(tokens), 0)} name={of("sampled tokens")} note={`at most ${count(greatest(tokens))}`} />}
       <ErrorTile store={store} />
     </div>
   );

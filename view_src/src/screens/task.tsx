@@ -8,6 +8,7 @@ import { type Route, go, links } from "../lib/router";
 import { mean, spread } from "../lib/stats";
 import { episodeModel, newestVersion } from "../lib/tokens";
 import { trainedById } from "../lib/trained";
+import { oneLine } from "../lib/visible";
 import { useKeys } from "../lib/keys";
 import { Empty, Text } from "../ui/bits";
 import { ColorBar, nextColor } from "../ui/color_bar";
@@ -16,6 +17,7 @@ import { Unknown } from "./episode";
 import { useTokenChoices } from "./episode_tokens";
 import { Decided } from "./task_decided";
 import { StrandColumns } from "./task_columns";
+import { shortId } from "./task_names";
 import { StrandTable } from "./task_table";
 import { OverTraining } from "./task_training";
 
@@ -26,16 +28,18 @@ const MOST_OPEN = 8;
 export function useSiblings(store: RunStore, rows: number[]): { siblings: Sibling[] | null; failed: string[]; problem: string | null } {
   const { value, problem } = useEpisodes(store, rows);
   const trained = trainedById(store);
+  const isOneGroup = new Set(rows.map((row) => store.index.text("group_id", row))).size < 2;
   const siblings = useMemo(
     () =>
       value?.episodes.map(
         (episode, k): Sibling => ({
           row: value.rows[k] ?? -1,
+          name: isOneGroup ? shortId(episode.record.episode_id) : oneLine(episode.record.episode_id),
           episode,
           model: episodeModel(episode, store.texts, trained.get(episode.record.episode_id)?.advantages),
         }),
       ) ?? null,
-    [value, trained],
+    [value, trained, isOneGroup],
   );
   return { siblings, failed: value?.failed ?? [], problem };
 }
@@ -144,7 +148,6 @@ function Prompt({ texts }: { texts: string[] }): VNode {
 
 export function Siblings({ store, siblings }: { store: RunStore; siblings: Sibling[] }): VNode {
   const strands = useMemo(() => strandsOf(siblings), [siblings]);
-  const choices = useTokenChoices();
   const [onlyDifferences, setOnly] = useState(false);
   const [reference, setReference] = useState(0);
   const [open, setOpen] = useState<number[]>([0, strands.length - 1]);
@@ -152,6 +155,7 @@ export function Siblings({ store, siblings }: { store: RunStore; siblings: Sibli
     hasLearner: siblings.some((each) => each.model.hasLearner),
     hasAdvantages: siblings.some((each) => each.model.hasAdvantages),
   };
+  const choices = useTokenChoices(model);
   const newest = Math.max(...siblings.map((each) => newestVersion(each.model)));
   useKeys({
     c: () => choices.setColor(nextColor(choices.color, 1, model)),

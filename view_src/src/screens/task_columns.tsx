@@ -12,7 +12,6 @@ import type { ColorBy } from "../lib/tokens";
 import { quoted } from "../lib/visible";
 import { OutcomeMark, SignedBar, Text } from "../ui/bits";
 import { Tokens } from "../ui/tokens";
-import { shortId } from "./task_names";
 
 export interface ColumnsProps {
   store: RunStore;
@@ -39,7 +38,7 @@ function marksOf(strands: Strand[], reference: Strand): Map<number, Map<number, 
     const marks = byTurn.get(parting.turn) ?? new Map<number, string>();
     byTurn.set(parting.turn, marks);
     const token = turn.start + parting.unit;
-    const told = `${shortId(strand.siblings[0]?.episode.record.episode_id ?? "")} says ${quoted(unitText(strand, parting) ?? "nothing")}`;
+    const told = `${strand.siblings[0]?.name ?? ""} says ${quoted(unitText(strand, parting) ?? "nothing")}`;
     marks.set(token, [marks.get(token), told].filter((each) => each).join("; "));
   }
   return byTurn;
@@ -102,7 +101,7 @@ function StrandHead(props: CellProps & { parting: Parting | null; average: numbe
         <span class="strand-ids">
           {strand.siblings.map((each) => (
             <a key={each.row} class="mono" href={links.episode(store.run, each.episode.record.episode_id)}>
-              {shortId(each.episode.record.episode_id)}
+              {each.name}
             </a>
           ))}
         </span>

@@ -9,6 +9,6 @@ export function shortId(episodeId: string): string {
 
 /** Return the name of a strand: its first episode, and how many say the same. */
 export function siblingName(strand: Strand): string {
-  const [first, ...rest] = strand.siblings.map((each) => shortId(each.episode.record.episode_id));
+  const [first, ...rest] = strand.siblings.map((each) => each.name);
   return rest.length ? `${first} and ${rest.length} more` : (first ?? "");
 }

@@ -6,7 +6,6 @@ import { outcomeOf } from "../lib/outcome";
 import { links } from "../lib/router";
 import { quoted } from "../lib/visible";
 import { Card, Folded, OutcomeMark } from "../ui/bits";
-import { shortId } from "./task_names";
 
 interface TableProps {
   store: RunStore;
@@ -50,7 +49,7 @@ function Row({ store, strand, place, reference, open, setOpen }: TableProps & { 
       <span class="strand-ids">
         {strand.siblings.map((each) => (
           <a key={each.row} class="mono" href={links.episode(store.run, each.episode.record.episode_id)}>
-            {shortId(each.episode.record.episode_id)}
+            {each.name}
           </a>
         ))}
       </span>

@@ -1,6 +1,6 @@
 import type { VNode } from "preact";
 import type { RunStore } from "../data/store";
-import { fixed } from "../lib/format";
+import { fixed, plural } from "../lib/format";
 import { links } from "../lib/router";
 import { mean } from "../lib/stats";
 import { taskOf, trainedById } from "../lib/trained";
@@ -12,13 +12,15 @@ export function OverTraining({ store, id }: { store: RunStore; id: string }): VN
   const laps = [...store.index.groups().values()].filter((group) => taskOf(group.id) === task);
   if (laps.length < 2) return null;
   const trained = trainedById(store);
+  const isEval = store.meta?.kind === "eval"; // whose groups are named by the step
   const known = laps.map((group) => {
     const first = store.index.text("episode_id", group.rows[0] ?? -1);
     const rewards = group.rows.map((row) => store.index.number("reward", row)).filter((each) => !Number.isNaN(each));
-    return { group, step: trained.get(first)?.step ?? null, mean: mean(rewards) };
+    const lap = isEval ? group.id.slice(task.length + 1) || "0" : null;
+    return { group, step: trained.get(first)?.step ?? lap, mean: mean(rewards) };
   });
   return (
-    <Card title="The same task over training" note={`${laps.length} passes`} className="over-training">
+    <Card title="The same task over training" note={plural(laps.length, isEval ? "evaluation" : "pass", isEval ? "evaluations" : "passes")} className="over-training">
       <table class="table">
         <thead>
           <tr>

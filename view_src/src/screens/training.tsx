@@ -102,7 +102,7 @@ export function Training({ stores, store, route, runs }: TrainingProps): VNode {
         {curves.charts.map((chart) => (
           <Chart
             key={chart.title}
-            {...{ chart, zoom }}
+            {...{ chart, zoom, axis }}
             open={openNear}
             x={curves.x}
             height={step === null ? 150 : 104}
@@ -153,7 +153,7 @@ function Flags({ store }: { store: RunStore }): VNode | null {
   const flags = useMemo(() => flagsOf(store), [store.version]);
   if (!flags.length) return null;
   return (
-    <Card title="Places to look at" note="a flag is no verdict" className="flags-card">
+    <Card title="Places to look at" note="means of the last steps; a flag is no verdict" className="flags-card">
       <ul class="plain-list flag-list">
         {flags.map((flag) => (
           <li key={flag.title}>

@@ -1,7 +1,7 @@
 import type { ComponentChildren, VNode } from "preact";
 import { useState } from "preact/hooks";
 import type { RunStore } from "../data/store";
-import { number, signed } from "../lib/format";
+import { count, number, signed } from "../lib/format";
 import { GLYPHS, OUTCOME_NAMES, type Outcome, outcomeOf } from "../lib/outcome";
 import { links } from "../lib/router";
 import { oneLine, visible } from "../lib/visible";
@@ -158,7 +158,7 @@ export function Folded<T>(props: { items: T[]; most: number; each: (item: T) => 
       {shown.map(props.each)}
       {rest > 0 && (
         <button type="button" class="more" onClick={() => setOpen(true)}>
-          {rest} more {props.name}
+          {count(rest)} more {props.name}
         </button>
       )}
     </>

@@ -2,11 +2,12 @@ import type { VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import { number } from "../lib/format";
-import type { Chart as ChartData } from "../lib/curves";
+import type { Chart as ChartData, XAxis } from "../lib/curves";
 
 interface ChartProps {
   chart: ChartData;
   x: number[];
+  axis: XAxis;
   height: number;
   /** Place of the open step in `x`; -1 if none. */
   chosen: number;
@@ -15,6 +16,8 @@ interface ChartProps {
   open: (place: number) => void;
 }
 
+/** Pixels left of the first point that still choose it; to the right is nothing else. */
+const BEYOND = 8;
 const DASHES = [[], [6, 4], [2, 3], [8, 3, 2, 3], [4, 2], [1, 2], [10, 4]];
 
 function color(name: string): string {
@@ -89,7 +92,7 @@ function drawChosen(plot: uPlot, props: ChartProps): void {
 }
 
 export function Chart(props: ChartProps): VNode {
-  const { chart, x, height, chosen, zoom } = props;
+  const { chart, x, axis, height, chosen, zoom } = props;
   const box = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const live = useRef(props);
@@ -127,15 +130,16 @@ export function Chart(props: ChartProps): VNode {
   const pressedAt = useRef(0);
   const clicked = (event: MouseEvent): void => {
     if (Math.abs(event.clientX - pressedAt.current) > 5) return; // a drag, which zooms
-    const over = event.target instanceof HTMLElement && event.target.classList.contains("u-over");
-    const place = plot.current?.cursor.idx;
-    if (over && typeof place === "number") props.open(place);
+    const over = plot.current?.over.getBoundingClientRect();
+    if (!over || event.clientY < over.top || event.clientY > over.bottom || event.clientX < over.left - BEYOND) return;
+    const place = plot.current?.posToIdx(Math.max(0, Math.min(over.width, event.clientX - over.left)));
+    if (place !== undefined) props.open(place);
   };
   return (
     <figure class="chart">
       <figcaption>
         <strong>{chart.title}</strong>
-        <span class="dim chart-label">{chart.label}</span>
+        <span class="dim chart-label">{at === null ? chart.label : `${axis} ${number(x[at])}`}</span>
       </figcaption>
       <div ref={box} class="plot" onPointerDown={(event) => (pressedAt.current = event.clientX)} onClick={clicked} onDblClick={() => props.setZoom(null)} role="img" aria-label={spoken(chart, x)} />
       <ul class="chart-legend">

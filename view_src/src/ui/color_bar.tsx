@@ -10,7 +10,7 @@ interface ColorBarProps {
   newest: number;
 }
 
-function isKnown(by: ColorBy, model: ColorBarProps["model"]): boolean {
+export function isKnown(by: ColorBy, model: ColorBarProps["model"]): boolean {
   return (by !== "advantage" || model.hasAdvantages) && (by !== "ratio" || model.hasLearner);
 }
 

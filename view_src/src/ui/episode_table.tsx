@@ -3,6 +3,7 @@ import type { VNode } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { RunStore } from "../data/store";
 import type { TableColumn } from "../lib/columns";
+import { STEP_COLUMNS } from "../lib/filter";
 import { go, links, setQuery } from "../lib/router";
 import { oneLine } from "../lib/visible";
 import { useKeys } from "../lib/keys";
@@ -82,6 +83,7 @@ function HeadCell({ column, sort }: { column: TableColumn; sort: string }): VNod
   const second = column.isNumber ? column.key : `-${column.key}`;
   const next = !isSorted ? first : sort === first ? second : null;
   const width = { width: `${column.width}px` };
+  const filter = STEP_COLUMNS.includes(column.key) ? "" : `; filter by ${oneLine(column.key)}`;
   return (
     <span
       role="columnheader"
@@ -89,7 +91,7 @@ function HeadCell({ column, sort }: { column: TableColumn; sort: string }): VNod
       style={width}
       aria-sort={isSorted ? (isDown ? "descending" : "ascending") : undefined}
     >
-      <button type="button" title={`${column.title}; sort`} onClick={() => setQuery("sort", next)}>
+      <button type="button" title={`${column.title}; sort${filter}`} onClick={() => setQuery("sort", next)}>
         {column.name}
         {isSorted && <span aria-hidden="true">{isDown ? " \u2193" : " \u2191"}</span>}
       </button>

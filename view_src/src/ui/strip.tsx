@@ -82,9 +82,9 @@ export function Strip({ model, selected, open }: StripProps): VNode | null {
       viewBox={`0 0 ${columns.length} ${HEIGHT}`}
       preserveAspectRatio="none"
       role="img"
-      aria-label="improbability of each token; click to go there"
       onClick={clicked}
     >
+      <title>improbability of each token, in every color mode: orange is below p .37; click to go there</title>
       {paths.map(([tone, d]) => (
         <path key={tone} class={`strip-${tone}`} d={d} />
       ))}
