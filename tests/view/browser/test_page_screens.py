@@ -199,6 +199,7 @@ def test_numbers_of_info_are_columns_that_sort(opened):
 
 def test_a_head_says_what_to_filter_by_and_what_no_filter_finds(opened):
     page = opened("/3/episodes", "[data-episode]")
+    page.get_by_role("button", name="A", exact=True).wait_for()  # the train steps are read after the episodes
     heads = page.locator(".grid-head button").evaluate_all("heads => heads.map(each => [each.innerText, each.title])")
     titles = {name: title.partition("; sort")[2] for name, title in heads}
     assert (titles["tokens"], titles["mean lp"]) == ("; filter by act", "; filter by mean_logprob")
