@@ -8,10 +8,11 @@ import functools
 import inspect
 import math
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dis import opname
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -44,7 +45,7 @@ def accepted_arguments(function: Callable[..., Any], arguments: Mapping[str, Any
 class AgentThreads:
     """The threads of plain functions that the methods of one agent started and that still run.
 
-    `close` must not run beside them: a database that is closed while a thread reads it ends the process.
+    `close` waits for them: a database that is closed while a thread reads it ends the process.
     """
 
     def __init__(self) -> None:
@@ -66,37 +67,15 @@ class AgentThreads:
             self._running.add(ended)
             ended.add_done_callback(self._running.discard)
 
-    def before(self, close: Callable[[], Any]) -> Callable[[], Any]:
-        """Return `close` with a wait for the threads; if that ends before they do, the last one calls `close`."""
-        if not self._running:
-            return close
-
-        def close_late(_: object = None) -> None:
-            if not self._running:
-                _close(close)
-
-        @functools.wraps(close)
-        async def close_after_threads() -> None:
-            try:
+    async def then(self, close: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Await `close()` after the threads, or after 5 s: `close` may be what ends a thread that waits."""
+        try:
+            if self._running:
                 with external_work():
-                    async with asyncio.timeout(_THREADS_END_S):
-                        while self._running:  # the last may end before this starts
-                            await asyncio.wait(self._running)
-            except (asyncio.CancelledError, TimeoutError) as error:
-                for ended in self._running:
-                    ended.add_done_callback(close_late)
-                close_late()  # they may have ended at the same moment
-                if isinstance(error, TimeoutError):
-                    where = getattr(close, "__qualname__", "close")
-                    raise StepTimeout(
-                        f"{where}: expected the threads of the episode to end within {_THREADS_END_S:g} s, got one "
-                        "that runs. It is called when that has ended. Set a timeout in whatever the thread waits for."
-                    ) from None
-                raise
-            await call(close)
-
-        close_after_threads.__qualname__ += ", after the threads of the episode"
-        return close_after_threads
+                    await asyncio.wait(self._running, timeout=_THREADS_END_S)
+        finally:
+            result = await close()
+        return result
 
 
 _OF_NO_AGENT = AgentThreads()
@@ -191,7 +170,7 @@ async def create(cls: type[_Instance], kwargs: Mapping[str, Any]) -> _Instance:
         return init(instance, **kwargs)
 
     try:
-        await call(construct, on_late=lambda: _close(getattr(instance, "close", None)))
+        await call(construct, on_late=partial(_close, instance))
     except RuntimeError as error:
         if "event loop" not in str(error):
             raise
@@ -221,8 +200,9 @@ async def create_here(cls: type[_Instance], kwargs: Mapping[str, Any]) -> _Insta
     return instance
 
 
-def _close(close: Callable[[], Any] | None) -> asyncio.Future[Any] | None:
-    """Call the `close` of an instance that no one waits for any more."""
+def _close(late: Any) -> asyncio.Future[Any] | None:
+    """Close an instance that no one waits for any more."""
+    close = getattr(late, "close", None)
     if close is None:
         return None
     work = asyncio.ensure_future(call(close))

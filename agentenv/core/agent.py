@@ -130,4 +130,4 @@ class AgentInstance:
         return None
 
     async def close(self) -> None:
-        """Release the episode's resources. Always called, exactly once, after the threads of plain tools."""
+        """Release the episode's resources. Always called, exactly once; waits up to 5 s for threads of plain tools."""

@@ -349,7 +349,7 @@ class Episode:
         """Close the environment, at any stage of the episode."""
         agent, self.agent, self.progress.stage = self.agent, None, Stage.CLOSE
         if agent is not None:
-            await self.call(self.threads.before(agent.close))
+            await self.threads.then(partial(self.call, agent.close))
 
     async def call(self, method: Callable[..., Any], *args: Any) -> Any:
         """Call a method of the agent instance, for at most `step_timeout_s`."""

@@ -789,25 +789,24 @@ class Blocked(Scripted):
         self.events.append("tool ended")
 
 
-@pytest.mark.parametrize("ended_by", ["its cancellation", "the limit of close"])
-async def test_close_never_runs_beside_a_thread_of_a_plain_tool(monkeypatch, ended_by):
+@pytest.mark.parametrize("releases", [False, True], ids=["waits", "is what ends it"])
+async def test_close_waits_for_a_thread_of_a_plain_tool_unless_it_is_what_ends_it(monkeypatch, releases):
     monkeypatch.setattr("agentenv._util.calls._CANCEL_GRACE_S", 0.01)
     monkeypatch.setattr("agentenv.tools.calling._CANCEL_GRACE_S", 0.01)
-    agent, is_cancelled = Blocked(), ended_by == "its cancellation"
-    playing = asyncio.create_task(play(agent, limits=Limits(max_turns=1, step_timeout_s=60 if is_cancelled else 0.1)))
+    monkeypatch.setattr("agentenv._util.calls._THREADS_END_S", 0.01 if releases else 60.0)
+    agent = Blocked()
+    agent.on_close = (lambda _: agent.released.set()) if releases else agent.on_close
+    playing = asyncio.create_task(play(agent, limits=Limits(max_turns=1, step_timeout_s=60)))
     assert await asyncio.to_thread(agent.entered.wait, 60)
-    if is_cancelled:
-        playing.cancel()
+    playing.cancel()
+    if not releases:
         await asyncio.wait({playing}, timeout=0.2)
-    else:
+        assert (agent.events, playing.done()) == ([], False)
+        agent.released.set()
+    with pytest.raises(asyncio.CancelledError):
         await playing
-    assert (agent.events, playing.done()) == ([], not is_cancelled)
-    agent.released.set()
-    if is_cancelled:
-        with pytest.raises(asyncio.CancelledError):
-            await playing
-    await until(lambda: "closed" in agent.events)
-    assert (agent.events, agent.num_closed) == (["tool ended", "closed"], 1)
+    await until(lambda: "tool ended" in agent.events)
+    assert (agent.events, agent.num_closed) == (["tool ended"] if releases else ["tool ended", "closed"], 1)
 
 
 async def test_a_reset_that_hangs_is_given_up(virtual_clock):

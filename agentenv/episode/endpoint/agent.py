@@ -274,7 +274,8 @@ class _Run:
     async def _close(self) -> None:
         self.progress.stage = Stage.CLOSE
         if getattr(self.agent, "close", None) is not None:
-            await bounded(self.threads.before(self.agent.close), limit_s=self.limits.step_timeout_s)
+            limit_s = self.limits.step_timeout_s
+            await self.threads.then(lambda: bounded(self.agent.close, limit_s=limit_s))
 
     def _parse(self, value: Any, method: str) -> StepResult:
         """Return the result of an agent: a StepResult, OpenRLHF's step dict, or only the reward."""

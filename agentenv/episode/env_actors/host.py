@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Awaitable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -154,7 +155,7 @@ class EnvActor:
         agent = self._agents.pop(number, None)
         if agent is None:
             return None
-        failure: Failure | None = await _outcome(call(self._threads.pop(number).before(agent.close)))
+        failure: Failure | None = await _outcome(self._threads.pop(number).then(partial(call, agent.close)))
         return failure
 
     async def ping(self) -> int:

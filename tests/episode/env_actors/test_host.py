@@ -82,6 +82,7 @@ async def test_an_actor_makes_asks_and_closes_agents_by_number(tmp_path):
 
 
 async def test_an_actor_closes_an_agent_after_its_threads(monkeypatch):
+    monkeypatch.setattr("agentenv._util.calls._THREADS_END_S", 60.0)
     monkeypatch.setattr("agentenv._util.calls._CANCEL_GRACE_S", 0.01)
     entered, released, events = threading.Event(), threading.Event(), []
 
