@@ -223,32 +223,33 @@ def _options(config: AuditConfig) -> AuditOptions:
     )  # fmt: skip
 
 
-class _CountedLines(io.TextIOBase):
-    """Counts the lines that are written to it, and drops them."""
+class _Counted(io.TextIOWrapper):
+    """Drops the text that is written to it, and counts its characters. Programs may have its file as their output."""
 
     num = 0
 
     def write(self, text: str) -> int:
-        self.num += text.count("\n")
+        self.num += len(text)
         return len(text)
 
 
 @contextlib.contextmanager
 def _quiet_episodes() -> Iterator[None]:
     """Silence the loop's warnings, which are findings here, and what the environment prints in thousands of steps."""
-    logger, printed = logging.getLogger("agentenv.episode.failures"), _CountedLines()
+    logger = logging.getLogger("agentenv.episode.failures")
     level = logger.level
     logger.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(printed):
-            yield
-    finally:
-        logger.setLevel(level)
-        if printed.num:
-            lines = counted(printed.num, "line")
-            sys.stderr.write(
-                f"agentenv audit: {lines} printed by the environment, not shown. `agentenv check` shows them.\n"
-            )
+    with _Counted(open(os.devnull, "wb")) as printed:
+        try:
+            with contextlib.redirect_stdout(printed):
+                yield
+        finally:
+            logger.setLevel(level)
+            if printed.num:
+                text = counted(printed.num, "character")
+                sys.stderr.write(
+                    f"agentenv audit: {text} printed by the environment, not shown. `agentenv check` shows them.\n"
+                )
 
 
 @contextlib.contextmanager

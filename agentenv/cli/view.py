@@ -105,10 +105,10 @@ def view(args: Sequence[str]) -> int:
         episode = load_episode(runs[0].folder, str(config.episode))
         if config.svg is not None:
             if any(turn.answer is not None for turn in episode.turns):
-                what = (
-                    "expected an episode with token ids, got one recorded by --engine chat, which returns no token ids"
+                raise ConfigError(
+                    f"--svg: expected an episode with token ids, got {config.episode!r}, recorded by --engine chat, "
+                    "which returns none. Use --md."
                 )
-                raise ConfigError(f"--svg: expected an episode with token ids, {what}. Use --md.")
             _write(config.svg, episode_to_svg(episode, load_texts(runs[0], config.tokenizer)))
         if config.md is not None:
             try:

@@ -114,7 +114,7 @@ class Side:
         if kept := [entry for entry in entries if entry["name"] in names]:
             others = {entry["name"] for entry in entries}.difference(names)
             sets = [spec for spec in self.eval_sets if spec.partition("=")[0] not in others]
-            flags = {**self.flags, "env": kept, "eval_dataset": sets[0] if len(sets) == 1 else sets}
+            flags = {**self.flags, "env": kept, "eval_dataset": sets[0] if len(sets) == 1 else sets or None}
             self.config = {**self.config, "flags": flags}
 
     def name_sets(self, other: Side) -> None:

@@ -142,7 +142,9 @@ class EpisodeRunner:
         return self._draining.is_set()
 
     def check_error_share(self) -> None:
-        """Raise if too many episodes have failed.
+        """Raise if too many episodes have failed, unless the run drains.
+
+        What fails then is not tried again: a resumed run does that, and judges the share.
 
         Raises:
             RunStopped: more than the policy's share failed.
@@ -151,7 +153,7 @@ class EpisodeRunner:
         recent = list(self._recent_errors)[-self.num_done :] if self.num_done else []  # a resumed count may be lower
         errors = Counter(filter(None, recent)) if window else self.errors
         num_failed, num_done = errors.total(), len(recent) if window else self.num_done
-        if num_done and num_failed / num_done > self.policy.max_error_share:
+        if num_done and not self.draining and num_failed / num_done > self.policy.max_error_share:
             first = list(errors.items())[:3]
             messages = "; ".join(f"{message.rstrip('.')} ({counted(count, 'time')})" for message, count in first)
             advice = f"{self._advice}Fix the environment or the engine and --resume"
@@ -204,8 +206,7 @@ class EpisodeRunner:
             self._recent_errors.append(await self._hand_over(trajectory, on_end))
         finally:
             del self.in_flight[planned.episode_id]
-        # What failed while the run ends was not tried again: a resumed run does that, and judges the share.
-        if self.num_done >= self.policy.min_episodes and not self.draining:
+        if self.num_done >= self.policy.min_episodes:
             self.check_error_share()
 
     async def _hand_over(self, trajectory: Trajectory, on_end: OnEnd) -> str | None:

@@ -88,7 +88,8 @@ async def _run(config: RunConfig, recording: Recording | None, stdout: TextIO, p
         open_run_trackers(job, out) as trackers,
     ):
         log = RunLog(job, outbox, trackers)
-        screen = RunScreen(config, job, log, stdout=stdout)
+        shown = config.with_flags(prices=None) if recording else config  # nobody is paid again
+        screen = RunScreen(shown, job, log, stdout=stdout)
         screen.launch(job.facts, job.config.to_dict())
         await page.open(out, screen.note)
         report_changes(job.config, out, screen.note)

@@ -100,9 +100,9 @@ def _listed_like(value: Any, key: str, seen: str) -> list[Any]:
         return []
     own, form = re.escape(json.dumps(value, ensure_ascii=False)), re.sub(r"\d+", r"\\d+", re.escape(str(value)))
     if keys := re.findall(rf'"(\w+)": ?{own}(?![\w.])', seen):
-        kind = r"-?\d+" if isinstance(value, int) else r'"(?:[^"\\\n]|\\.)*"'
+        kind = r"-?\d+" if isinstance(value, int) else r'"[^"\\\n]*"'
         told = re.findall(rf'"{key if key in keys else keys[-1]}": ?({kind})(?![\w.])', seen)
-        found = [json.loads(each, strict=False) for each in told]
+        found = [json.loads(each, strict=False) for each in told]  # texts without escapes: a result may be no JSON
     else:  # a number without a key may be anything
         found = re.findall(rf"(?<![\w.-]){form}(?![\w.-])", seen) if isinstance(value, str) else []
     return list(dict.fromkeys(found)) if value in found else []

@@ -127,7 +127,9 @@ def describe(facts: Mapping[str, Any], max_chars: int | None = None) -> str:
     parts = {"episodes": f"{facts['done']}/{facts['total']} episodes"}
     parts |= {key: f"{key} {facts[key]:.3f}{so_far}" for key in ("reward", "score") if facts[key] is not None}
     parts["errors"] = f"errors {facts['env_errors']} env, {facts['infra_errors']} infra"
-    parts["speed"] = f"{facts['episodes_per_s']:.1f} episodes/s, {facts['tokens_per_s']:.0f} tokens/s"
+    parts["speed"] = f"{facts['episodes_per_s']:.1f} episodes/s"
+    if facts["tokens_per_s"]:
+        parts["speed"] += f", {facts['tokens_per_s']:.0f} tokens/s"
     parts["elapsed"] = f"elapsed {clock(facts['elapsed_s'])}"
     if facts["eta_s"] is not None and is_going:
         parts["eta"] = f"ETA {clock(facts['eta_s'])}"

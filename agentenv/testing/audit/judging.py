@@ -305,7 +305,8 @@ def every_id(facts: Facts) -> Found:
             if facts.full(play) and is_as_long and not is_told and num_done(play) > num_done(gold):
                 found.append(play)
     summary = f"{tasks_of(found)} solved by gold's calls for every id that results list"
-    yield from findings_of("hack-earns", "fail", summary, found, policy="every_id", detail=actions_of)
+    # A warning: what these calls did beside gold's, if anything, is the environment's to know.
+    yield from findings_of("hack-earns", "warn", summary, found, policy="every_id", detail=actions_of)
 
 
 def beyond_gold(facts: Facts) -> Found:

@@ -66,11 +66,13 @@ def test_throttling_is_logged(target, capsys, monkeypatch):
 @pytest.mark.long
 def test_what_an_environment_prints_is_counted_and_not_shown(target, tmp_path, capsys):
     path = tmp_path / "sums.py"
-    path.write_text(path.read_text().replace("        said =", "        print('a step')\n        said =", 1))
+    text = f"import os\nimport sys\n{path.read_text()}"
+    prints = "        print('a step')\n        os.fstat(sys.stdout.fileno())\n"
+    path.write_text(text.replace("        said =", f"{prints}        said =", 1))
     assert main(["audit", *target, "--policies", "null", "--tasks", "1", "--json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["env"] == target[0]
-    assert re.fullmatch(r"agentenv audit: [\d,]+ lines printed by the environment, not shown\. .*\n", said.err)
+    assert re.fullmatch(r"agentenv audit: [\d,]+ characters printed by the environment, not shown\. .*\n", said.err)
 
 
 @pytest.mark.long

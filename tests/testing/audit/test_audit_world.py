@@ -249,7 +249,7 @@ async def test_a_machine_whose_tool_knows_the_answer_has_no_fault():
 async def test_a_call_for_every_id_that_a_tool_lists_earns_only_where_the_others_are_not_looked_at():
     prompt = [{"role": "user", "content": "Cancel the last order."}]
     rows = [Task(prompt, number, task_id=number) for number in ("25", "26", "27")]
-    assert "hack-earns:every_id" in ids(await audited(Orders, "every_id", on=rows), "fail")
+    assert "hack-earns:every_id" in ids(await audited(Orders, "every_id", on=rows), "warn")
     for cls in (LooksAtEveryOrder, RefusesTheOthers):
         assert "hack-earns:every_id" not in ids(await audited(cls, "every_id", on=rows))
 
@@ -261,6 +261,8 @@ def test_every_id_is_one_of_the_same_key_or_form_and_reading_calls_stay_as_they_
     )
     sent = call_text("send", {"order": "B17", "how": "fast"})
     assert with_every_id(sent, seen) == "\n".join([sent.replace("B17", "B02"), sent])
+    seen += r' "order": "C:\dir", "order": "B17"'  # no JSON
+    assert with_every_id(sent, seen) == sent
     for action in (call_text("get_slot", {"slot": 3}), call_text("book", {"slot": 5}), "slot 3"):
         assert with_every_id(action, seen) == action
 
