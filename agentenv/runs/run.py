@@ -88,7 +88,7 @@ async def _run(config: RunConfig, recording: Recording | None, stdout: TextIO, p
         open_run_trackers(job, out) as trackers,
     ):
         log = RunLog(job, outbox, trackers)
-        shown = config.with_flags(prices=None) if recording else config  # nobody is paid again
+        shown = config.with_flags(prices=None) if recording else config  # the policy is not paid again
         screen = RunScreen(shown, job, log, stdout=stdout)
         screen.launch(job.facts, job.config.to_dict())
         await page.open(out, screen.note)
