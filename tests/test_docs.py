@@ -214,7 +214,7 @@ def test_make_demo_runs_as_many_episodes_as_the_readme_says():
 def test_every_flag_that_is_named_exists(generate):
     of_other_programs = (
         r"vllm serve.*|torchrun.* -m|python -m (?:vllm|agentenv_envs|pytest|zensical|build)(.*\\\n)*.*"
-        r"|\| 0\.\d+\.\d+.*|chromium.*|pytest .*|--agentenv-record.*|pip install.*|vf-eval .*"
+        r"|\| 0\.\d+\.\d+.*|chromium.*|pytest .*|openenv .*|--agentenv-record.*|pip install.*|vf-eval .*"
         r"|(?:docker (?:build|run)|ray (?:job submit|start))(.*\\\n)*.*|`--ipc host`|`--nnodes`|--\w+(?:\.\w+)+"
     )
     flags = set(re.findall(r"(?<![\w-])--([a-z_]+)\b(?!-)", re.sub(of_other_programs, "", EVERYTHING)))

@@ -107,7 +107,7 @@ def view(args: Sequence[str]) -> int:
             if any(turn.answer is not None for turn in episode.turns):
                 raise ConfigError(
                     f"--svg: expected an episode with token ids, got {config.episode!r}, recorded by --engine chat, "
-                    "which returns none. Use --md."
+                    "which returns no token ids. Use --md."
                 )
             _write(config.svg, episode_to_svg(episode, load_texts(runs[0], config.tokenizer)))
         if config.md is not None:
