@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import struct
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any, ClassVar, Literal, NoReturn, Protocol, Self, cast, get_args
 
 from agentenv.core.types import Completion, Conversation, FinishReason, Message, SamplingParams
@@ -196,6 +198,7 @@ class NoTokenizer:
         )
 
 
+_REASONS = get_args(FinishReason)
 MAX_LOGPROB = 1e-3
 """Maximum positive log-probability that is accepted as a rounding error of the engine."""
 
@@ -235,17 +238,20 @@ async def sample(
 def _check(completion: Completion, sampling: SamplingParams, where: str, constraint_problem: str) -> None:
     """Raise EngineError if no record can hold a completion, and ConfigError if it ignores the structural tag."""
     num, logprobs = len(completion.token_ids), completion.logprobs or ()
-    try:  # in C, as the record holds them
-        ids = array("i", completion.token_ids)
+    try:  # in C, as the record holds them: below 2**31 and not negative
+        struct.pack(f"{num}i", *completion.token_ids)
+        struct.pack(f"{num}I", *completion.token_ids)
         array("i", [*completion.policy_versions, completion.policy_version])
-    except OverflowError as error:
-        raise EngineError(f"{where}: expected ids and policy versions below 2**31, got larger ones.") from error
-    if min(ids, default=0) < 0:
-        raise EngineError(f"{where}: expected token ids of at least 0, got {min(ids)}.")
-    reasons = get_args(FinishReason)
-    if completion.finish_reason not in reasons:
+    except (struct.error, OverflowError) as error:
+        wrong = [i for i in completion.token_ids if not 0 <= index(i) < 2**31]
+        found = f"id {wrong[0]}" if wrong else "a larger version"
         raise EngineError(
-            f"{where}: expected a finish reason of {', '.join(reasons)}, got {completion.finish_reason!r}. "
+            f"{where}: expected token ids of 0 to 2**31 - 1 and policy versions below 2**31, got {found}. "
+            "Fix the engine."
+        ) from error
+    if completion.finish_reason not in _REASONS:
+        raise EngineError(
+            f"{where}: expected a finish reason of {', '.join(_REASONS)}, got {completion.finish_reason!r}. "
             "Fix the engine."
         )
     if completion.finish_reason == "error":
@@ -261,10 +267,10 @@ def _check(completion: Completion, sampling: SamplingParams, where: str, constra
         )
     # Fast path in C: if the sum is finite, no value is NaN or infinite, and `max` is right.
     if not math.isfinite(sum(logprobs)) or max(logprobs, default=0.0) > MAX_LOGPROB:
-        wrong = [x for x in logprobs if x > MAX_LOGPROB or x == -math.inf]
-        if wrong:
+        too_high = [x for x in logprobs if x > MAX_LOGPROB or x == -math.inf]
+        if too_high:
             raise EngineError(
-                f"{where}: expected log-probabilities, finite and at most 0, got {wrong[0]!r}. Fix the engine."
+                f"{where}: expected log-probabilities, finite and at most 0, got {too_high[0]!r}. Fix the engine."
             )
     if completion.logprobs is not None and len(logprobs) != num:
         raise EngineError(f"{where}: expected {num} log-probabilities, got {len(logprobs)}. Fix the engine.")
