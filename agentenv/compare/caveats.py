@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from agentenv._util.plurals import counted, histogram
-from agentenv.compare.sides import By, Side
+from agentenv.compare.sides import By, Side, same_episodes
 from agentenv.runs.config import parsed_reward
 from agentenv.runs.mixture import MixtureEntry, mixture_of, without_added_limits
 from agentenv.runs.prepare import ALL_CODE, changed_files, python_files
@@ -47,7 +46,9 @@ def caveats_of(
 
     `pairs` are the tasks that are compared, `only` those that have a value in one run.
     """
-    found = [*_flag_caveats(a, b), *_task_caveats(a, b, pairs, only)]
+    regraded = same_episodes(a, b)
+    found = [*_flag_caveats(a, b, regraded), *_task_caveats(a, b, pairs, ([], []) if regraded else only)]
+    found += _episode_caveats(a, b, by) if regraded else []
     is_one_model = bool(a.flags) and a.flags.get("model") == b.flags.get("model")
     if len(a.models) > 1 or len(b.models) > 1 or (is_one_model and a.models.keys() != b.models.keys()):
         text = f"answered by {histogram(a.models)} in A, {histogram(b.models)} in B"
@@ -103,17 +104,11 @@ def _by_entry(flags: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**flags, "env": "+".join(sorted(entry["name"] for entry in entries)), **values} if entries else flags
 
 
-def _flag_caveats(a: Side, b: Side) -> Iterator[Caveat]:
+def _flag_caveats(a: Side, b: Side, regraded: str) -> Iterator[Caveat]:
     graded = [(side.config.get("rescored") or {}) for side in (a, b)]
-    is_of_other = [
-        bool(facts) and Path(facts["run"]).resolve().name == Path(other.name).resolve().name
-        for facts, other in zip(graded, (b, a), strict=True)
-    ]
-    is_meant = any(is_of_other)
+    is_meant = bool(regraded)
     if is_meant:
-        new, old = ("A", "B") if is_of_other[0] else ("B", "A")
-        text = f"{new} has the episodes of {old}, graded again: the difference is of the rewards"
-        yield Caveat("rescored", text, refuses=False)
+        yield Caveat("rescored", regraded, refuses=False)
     elif graded[0].get("reward") != graded[1].get("reward"):
         rewards = [facts.get("reward") for facts in graded]
         yield Caveat("rewards", f"--reward of rescore: {rewards[0]} in A, {rewards[1]} in B", refuses=True)
@@ -134,6 +129,17 @@ def _flag_caveats(a: Side, b: Side) -> Iterator[Caveat]:
         yield Caveat("data", f"--{name}: {old} in A, {new} in B", refuses=True)
     if a.step != b.step and a.name != b.name:
         yield Caveat("steps", f"step {a.step} of A against step {b.step} of B", refuses=False)
+
+
+def _episode_caveats(a: Side, b: Side, by: By) -> Iterator[Caveat]:
+    graded_a, graded_b = (
+        {each.episode_id for row in side.outcomes.values() for each in row if each.value(by) is not None}
+        for side in (a, b)
+    )
+    for name, ids in (("A", graded_a - graded_b), ("B", graded_b - graded_a)):
+        if ids:
+            text = f"{counted(len(ids), 'episode')} graded in {name} only: left out"
+            yield Caveat("unrewarded", text, refuses=False)
 
 
 def _task_caveats(

@@ -16,13 +16,10 @@ from agentenv.compare import intervals, pairing
 from agentenv.compare.caveats import Caveat, caveats_of, changed_flags, failures_of
 from agentenv.compare.intervals import MeanDifference, Pairing, Precision, Verdict
 from agentenv.compare.pairing import Change, Flips, Ratio, TaskChange
-from agentenv.compare.sides import By, Side, Source, first_and_last, read_side
+from agentenv.compare.sides import DRAWS, By, Side, Source, first_and_last, read_side
 from agentenv.compare.significance import SignFlips
 from agentenv.errors import ConfigError
 from agentenv.runs.records.filters import EpisodeFilter, parse_filter
-
-_DRAWS = ("seed", "model")
-"""Flags on which the draws of a run depend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +162,7 @@ def compare_sides(a: Side, b: Side, *, by: By, cluster: str | None, margin: floa
         caveats=tuple(caveats_of(a, b, by, pairs=[pair.task_id for pair in pairs], only=(only_a, only_b))),
         changed=changed_flags(a, b),
         has_common_seed="chat" not in (a.flags.get("engine"), b.flags.get("engine"))
-        and all(a.flags.get(key) is not None and a.flags[key] == b.flags.get(key) for key in _DRAWS),
+        and all(a.flags.get(key) is not None and a.flags[key] == b.flags.get(key) for key in DRAWS),
         verdict=intervals.verdict_of(difference, margin),
         difference=difference,
         are_identical=has_no_spread and difference.mean == 0.0,

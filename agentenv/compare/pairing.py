@@ -13,7 +13,7 @@ from agentenv._util.estimates import pass_all_k, pass_at_k
 from agentenv._util.suggest import did_you_mean
 from agentenv.compare import significance
 from agentenv.compare.intervals import MeanDifference, cluster_sums, paired_difference
-from agentenv.compare.sides import By, EpisodeOutcome, Side, values_of
+from agentenv.compare.sides import By, EpisodeOutcome, Side, same_episodes, values_of
 from agentenv.errors import ConfigError
 
 _NUM_K = 8
@@ -97,13 +97,17 @@ class TaskChange:
 def pairs_of(a: Side, b: Side, by: By, cluster: str | None) -> list[TaskPair]:
     """Return the tasks that have a value in both runs, in the order of their ids, so that no number depends on another.
 
+    Of the same episodes, graded again, those count that have a value in both.
+
     Raises:
         ConfigError: there are none, or a task has no value of `cluster`.
     """
-    pairs = []
-    for task_id, outcomes in sorted(a.outcomes.items()):
-        values_a = values_of(outcomes, lambda each: each.value(by))
-        values_b = values_of(b.outcomes.get(task_id, ()), lambda each: each.value(by))
+    pairs, are_same = [], bool(same_episodes(a, b))
+    for task_id, row in sorted(a.outcomes.items()):
+        old, new = row, b.outcomes.get(task_id, [])
+        if are_same:
+            old, new = _graded_in_both(old, new, by)
+        values_a, values_b = (values_of(each, lambda each: each.value(by)) for each in (old, new))
         if values_a and values_b:
             unit = None
             if cluster is not None:
@@ -115,7 +119,7 @@ def pairs_of(a: Side, b: Side, by: By, cluster: str | None) -> list[TaskPair]:
                     raise ConfigError(
                         f"--cluster: expected a key of the metadata of task {task_id}, got {cluster!r}.{advice}"
                     )
-            pairs.append(TaskPair(task_id, outcomes, b.outcomes[task_id], values_a, values_b, unit))
+            pairs.append(TaskPair(task_id, old, new, values_a, values_b, unit))
     if pairs:
         return pairs
     for side in (a, b):
@@ -130,6 +134,15 @@ def pairs_of(a: Side, b: Side, by: By, cluster: str | None) -> list[TaskPair]:
         f"{b.name}: expected tasks of {a.name}, such as {first[0]}, got others, such as {first[1]}. "
         "Compare runs on the same data."
     )
+
+
+def _graded_in_both(
+    a: Sequence[EpisodeOutcome], b: Sequence[EpisodeOutcome], by: By
+) -> tuple[list[EpisodeOutcome], list[EpisodeOutcome]]:
+    """Return the episodes that have a value in both, in one order."""
+    new = {each.episode_id: each for each in b if each.value(by) is not None}
+    old = [each for each in a if each.value(by) is not None and each.episode_id in new]
+    return old, [new[each.episode_id] for each in old]
 
 
 def difference_of(

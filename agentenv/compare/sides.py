@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from agentenv.runs.rollout import Run
 
 By = Literal["reward", "score", "passed"]
+DRAWS = ("seed", "model")
+"""Flags on which the draws of a run depend."""
 Source: TypeAlias = "str | Path | Run | Iterable[Trajectory]"
 """A run directory, of `run` or `train`; RUN@STEP for the evaluation of a training at a train step; a `.jsonl` file; a
 Run; or trajectories."""
@@ -51,6 +53,7 @@ class EpisodeOutcome:
     """As `Summary.info_last`."""
     cost_usd: float | None = None
     """As `Summary.cost_usd`; None also if it failed, since that is only a part."""
+    episode_id: str = ""
 
     def value(self, by: By) -> float | None:
         """Return the number to compare; None if unknown, as of an episode without a reward."""
@@ -260,6 +263,7 @@ class PassRule:
             failure="" if episode.reward is not None else str(episode.error_kind or stop),
             info=episode.info_last,
             cost_usd=episode.cost_usd if episode.error_kind is None else None,
+            episode_id=episode.episode_id,
         )
 
     def settle(self, side: Side) -> None:
@@ -267,6 +271,19 @@ class PassRule:
         if not self._passes.are_known:
             for task_id, outcomes in side.outcomes.items():
                 side.outcomes[task_id] = [replace(each, passed=None) for each in outcomes]
+
+
+def same_episodes(a: Side, b: Side) -> str:
+    """Return in words that two sides have the same episodes: one is the other, or both are of one run, graded again."""
+    if any(a.flags.get(name) != b.flags.get(name) for name in DRAWS):
+        return ""
+    sources = [(side.config.get("rescored") or {}).get("run") for side in (a, b)]
+    for new, old, source, other in (("A", "B", sources[0], b.name), ("B", "A", sources[1], a.name)):
+        if source and Path(source).resolve().name == Path(other).resolve().name:
+            return f"{new} has the episodes of {old}, graded again: the difference is of the rewards"
+    if all(sources) and Path(sources[0]).resolve() == Path(sources[1]).resolve():
+        return f"A and B have the episodes of {sources[0]}, graded again: the difference is of the rewards"
+    return ""
 
 
 def values_of(outcomes: Iterable[EpisodeOutcome], value: Callable[[EpisodeOutcome], float | None]) -> list[float]:

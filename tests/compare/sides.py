@@ -1,6 +1,7 @@
 """Runs for tests of comparisons: sides without a file, and run directories with an answer for each episode."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 from agentenv.compare.sides import EpisodeOutcome, Side
 from agentenv.core.trajectory import EpisodeError, Trajectory
@@ -20,7 +21,8 @@ def side(rewards, name="a", **values):
     """A side whose tasks have these rewards, or outcomes."""
     outcomes = defaultdict(list)
     for task, row in rewards.items():
-        outcomes[task] = [each if isinstance(each, EpisodeOutcome) else outcome(each) for each in row]
+        known = [each if isinstance(each, EpisodeOutcome) else outcome(each) for each in row]
+        outcomes[task] = [replace(each, episode_id=f"{task}/{number}") for number, each in enumerate(known)]
     return Side(name, outcomes=outcomes, contents=dict.fromkeys(rewards, "?"), **values)
 
 

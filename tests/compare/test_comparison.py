@@ -121,6 +121,35 @@ def test_episodes_without_a_reward_are_left_out_and_said():
     ]
 
 
+def regraded(a, b, *, source="a", **options):
+    """B is A graded again, or both are `source` graded again."""
+    config = {"rescored": {"run": source}}
+    sides = side(a, "a", config=config if source != "a" else {}), side(b, "b", config=config)
+    return compare_sides(*sides, **{"by": "reward", "cluster": None, "margin": 0.0} | options)
+
+
+@pytest.mark.parametrize("source", ["a", "runs/first"])
+def test_of_a_run_graded_again_the_episodes_that_both_graded_are_compared(source):
+    a = {"x": [0.5, 1.0, 0.5], "y": [0.5, 1.0], "z": [0.5], "u": [None, 1.0]}
+    b = {"x": [None, 1.0, 0.5], "y": [None, 1.0], "z": [None], "u": [0.0, 1.0]}
+    found = regraded(a, b, source=source)
+    assert (found.verdict, found.are_identical, found.a.mean, found.b.mean) == ("no_difference", True, 11 / 12, 11 / 12)
+    assert found.stop_reasons[0].difference.mean == 0.0
+    assert [(each.text, each.refuses) for each in found.caveats if "only" in each.text] == [
+        ("3 episodes graded in A only: left out", False),
+        ("1 episode graded in B only: left out", False),
+    ]
+
+
+def test_runs_of_another_model_are_not_the_same_episodes_whatever_the_name_of_their_source():
+    sides = [
+        side({"x": [row], "y": [None, row]}, name, config={"rescored": {"run": "old"}, "flags": {"model": name}})
+        for name, row in (("a", 0.0), ("b", 1.0))
+    ]
+    found = compare_sides(*sides, by="reward", cluster=None, margin=0.0)
+    assert [each.kind for each in found.caveats] == ["unrewarded", "unrewarded"]
+
+
 def test_clusters_are_the_units_of_the_interval_and_of_the_flips():
     a = {str(i): [0.0] for i in range(12)}
     b = {str(i): [0.1 * (i // 4) + 0.01 * i] for i in range(12)}
