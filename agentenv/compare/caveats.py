@@ -132,14 +132,11 @@ def _flag_caveats(a: Side, b: Side, regraded: str) -> Iterator[Caveat]:
 
 
 def _episode_caveats(a: Side, b: Side, by: By) -> Iterator[Caveat]:
-    graded_a, graded_b = (
-        {each.episode_id for row in side.outcomes.values() for each in row if each.value(by) is not None}
-        for side in (a, b)
-    )
-    for name, ids in (("A", graded_a - graded_b), ("B", graded_b - graded_a)):
-        if ids:
-            text = f"{counted(len(ids), 'episode')} graded in {name} only: left out"
-            yield Caveat("unrewarded", text, refuses=False)
+    old, new = ({each.episode_id: each.value(by) for row in side.outcomes.values() for each in row} for side in (a, b))
+    for name, values, others in (("A", old, new), ("B", new, old)):
+        ids = [key for key, value in values.items() if value is not None and others.get(key) is None]
+        for how, num in Counter("graded " * (key in others) for key in ids).items():
+            yield Caveat("unrewarded", f"{counted(num, 'episode')} {how}only in {name}: left out", refuses=False)
 
 
 def _task_caveats(

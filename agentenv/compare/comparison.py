@@ -15,7 +15,7 @@ from agentenv._util.jsonable import jsonable
 from agentenv.compare import intervals, pairing
 from agentenv.compare.caveats import Caveat, caveats_of, changed_flags, failures_of
 from agentenv.compare.intervals import MeanDifference, Pairing, Precision, Verdict
-from agentenv.compare.pairing import Change, Flips, Ratio, TaskChange
+from agentenv.compare.pairing import Change, EpisodeChange, Flips, Ratio, TaskChange
 from agentenv.compare.sides import DRAWS, By, Side, Source, first_and_last, read_side
 from agentenv.compare.significance import SignFlips
 from agentenv.errors import ConfigError
@@ -69,7 +69,8 @@ class RunComparison:
     smallest_effect: float | None
     """The true difference that this many tasks would show in 80 of 100 comparisons."""
     share_above: Change
-    """Probability that an episode of B has a higher value than one of A of the same task; `difference` is from 0.5."""
+    """Probability that an episode of B has a higher value than one of A of the same task, or than the same one if it is
+    graded again; `difference` is from 0.5."""
     flips: Flips | None
     """None if it is unknown which episodes passed."""
     passes: tuple[Change, ...]
@@ -86,6 +87,9 @@ class RunComparison:
     """Numbers of `StepResult.info`, from the last turn that has them."""
     tasks: tuple[TaskChange, ...]
     """Those with the smallest q first, then those with the largest difference."""
+    episodes: tuple[EpisodeChange, ...] | None
+    """Those whose value changed, the largest change first, if one run is the other graded again, or both are of one;
+    otherwise None."""
     num_needed: int | None
     """If a task that changed alone could not be named: the episodes per run with which it could."""
 
@@ -152,7 +156,7 @@ def compare_sides(a: Side, b: Side, *, by: By, cluster: str | None, margin: floa
     bound = 1.0 if min(values) >= 0.0 and max(values) <= 1.0 else math.inf
     difference = pairing.difference_of(pairs, differences, bound=bound)
     has_no_spread = difference.se == 0.0
-    above = [intervals.share_above(pair.values_a, pair.values_b) for pair in pairs]
+    above = [intervals.share_above(pair.compared) for pair in pairs]
     return RunComparison(
         a=_facts(a, means_a, len(only_a)),
         b=_facts(b, means_b, len(only_b)),
@@ -169,9 +173,7 @@ def compare_sides(a: Side, b: Side, *, by: By, cluster: str | None, margin: floa
         share_bound=min(1.0, 3.0 / difference.num_units) if has_no_spread else None,
         sign_flips=pairing.flips_of(pairs, differences),
         pairing=intervals.pairing_of(means_a, means_b),
-        precision=intervals.precision_of(
-            difference, [pair.values_a for pair in pairs], [pair.values_b for pair in pairs]
-        ),
+        precision=intervals.precision_of(difference, [row for pair in pairs for row in pair.independent]),
         smallest_effect=intervals.smallest_effect(difference),
         share_above=pairing.change_of("P(B > A)", pairs, [0.5] * len(pairs), above, bound=0.5),
         flips=pairing.passed_flips(pairs),
@@ -182,6 +184,7 @@ def compare_sides(a: Side, b: Side, *, by: By, cluster: str | None, margin: floa
         stop_reasons=pairing.stop_changes(pairs),
         info=pairing.info_changes(pairs),
         tasks=pairing.task_changes(pairs),
+        episodes=pairing.episode_changes(pairs),
         num_needed=pairing.episodes_needed(pairs),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import correlation, fmean
 from typing import Literal
@@ -153,18 +153,18 @@ class Precision:
         return "episodes" if self.share_within >= 0.5 else "tasks"
 
 
-def precision_of(
-    difference: MeanDifference, values_a: Sequence[Sequence[float]], values_b: Sequence[Sequence[float]]
-) -> Precision | None:
-    """Return the parts of the variance, from the values of each task in each run; both runs count as independent.
+def precision_of(difference: MeanDifference, values: Sequence[Sequence[float]]) -> Precision | None:
+    """Return the parts of the variance, from the values of each task in each run, which count as independent.
+
+    Of the same episodes, graded again, the values are the differences of each task.
 
     None without an interval, or where a task has a single episode, which says nothing about its variance.
     Source: Miller 2024, section 3.
     """
     num = difference.num_tasks
-    if not difference.se or difference.half is None or min(map(len, (*values_a, *values_b))) < 2:
+    if not difference.se or difference.half is None or min(map(len, values)) < 2:
         return None
-    within = math.fsum(Moments(each).variance / len(each) for each in (*values_a, *values_b)) / num**2
+    within = math.fsum(Moments(each).variance / len(each) for each in values) / num**2
     total = difference.se**2
     within = min(within, total)
     t = student_t(difference.num_units - 1)
@@ -177,9 +177,9 @@ def precision_of(
     )
 
 
-def share_above(values_a: Sequence[float], values_b: Sequence[float]) -> float:
-    """Return the share of pairs of a task's episodes in which B's value is higher; equal ones count half.
+def share_above(values: Iterable[tuple[float, float]]) -> float:
+    """Return the share of pairs of a task's episodes in A and in B in which B's value is higher; equal ones count half.
 
     Source: Agarwal et al. 2021, Deep Reinforcement Learning at the Edge of the Statistical Precipice.
     """
-    return fmean((b > a) + 0.5 * (b == a) for a in values_a for b in values_b)
+    return fmean((b > a) + 0.5 * (b == a) for a, b in values)

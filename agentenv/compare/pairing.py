@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from statistics import fmean
 
 from agentenv._util.estimates import pass_all_k, pass_at_k
@@ -32,12 +33,29 @@ class TaskPair:
     values_a: Sequence[float]
     values_b: Sequence[float]
     cluster: Hashable | None = None
+    are_same: bool = False
+    """True if both runs have the same episodes, in one order: one is the other graded again."""
 
     @property
     def difference(self) -> float:
         """B - A of the mean values; 0.0 if only rounding tells them apart."""
         a, b = fmean(self.values_a), fmean(self.values_b)
-        return 0.0 if math.isclose(a, b, rel_tol=_ROUNDING, abs_tol=_ROUNDING) else b - a
+        return 0.0 if _are_equal(a, b) else b - a
+
+    @property
+    def compared(self) -> list[tuple[float, float]]:
+        """The values that are compared with each other: of each episode, or of each of A with each of B."""
+        values = (self.values_a, self.values_b)
+        return list(zip(*values, strict=True) if self.are_same else product(*values))
+
+    @property
+    def independent(self) -> list[Sequence[float]]:
+        """The values in each run, or the differences of the same episodes."""
+        return [[b - a for a, b in self.compared]] if self.are_same else [self.values_a, self.values_b]
+
+
+def _are_equal(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +104,22 @@ class TaskChange:
     mean_a: float
     mean_b: float
     difference: float
-    p: float
-    """Fisher's exact test, or a permutation test where a task has more than two values."""
-    q: float
+    p: float | None
+    """Fisher's exact test, or a permutation test where a task has more than two values. None for the same episodes,
+    graded again: chance has changed none."""
+    q: float | None
     """By Benjamini-Hochberg over the tasks."""
     is_named: bool
     """True if q is at most 0.10."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeChange:
+    """An episode that was graded again, and its value in both runs."""
+
+    episode_id: str
+    a: float
+    b: float
 
 
 def pairs_of(a: Side, b: Side, by: By, cluster: str | None) -> list[TaskPair]:
@@ -119,7 +147,7 @@ def pairs_of(a: Side, b: Side, by: By, cluster: str | None) -> list[TaskPair]:
                     raise ConfigError(
                         f"--cluster: expected a key of the metadata of task {task_id}, got {cluster!r}.{advice}"
                     )
-            pairs.append(TaskPair(task_id, old, new, values_a, values_b, unit))
+            pairs.append(TaskPair(task_id, old, new, values_a, values_b, unit, are_same))
     if pairs:
         return pairs
     for side in (a, b):
@@ -262,7 +290,11 @@ def info_changes(pairs: Sequence[TaskPair]) -> tuple[Change, ...]:
 
 def task_changes(pairs: Sequence[TaskPair]) -> tuple[TaskChange, ...]:
     """Return each task, those with the smallest q first, then those with the largest difference."""
-    ps = [significance.task_p(pair.values_a, pair.values_b) for pair in pairs]
+    ps: Sequence[float | None] = [None] * len(pairs)
+    qs = ps
+    if not pairs[0].are_same:
+        known = [significance.task_p(pair.values_a, pair.values_b) for pair in pairs]
+        ps, qs = known, significance.benjamini_hochberg(known)
     changes = [
         TaskChange(
             task_id=pair.task_id,
@@ -273,15 +305,30 @@ def task_changes(pairs: Sequence[TaskPair]) -> tuple[TaskChange, ...]:
             difference=pair.difference,
             p=p,
             q=q,
-            is_named=q <= significance.FALSE_SHARE,
+            is_named=q is not None and q <= significance.FALSE_SHARE,
         )
-        for pair, p, q in zip(pairs, ps, significance.benjamini_hochberg(ps), strict=True)
+        for pair, p, q in zip(pairs, ps, qs, strict=True)
     ]
-    return tuple(sorted(changes, key=lambda each: (each.q, -abs(each.difference), each.task_id)))
+    return tuple(sorted(changes, key=lambda each: (each.q or 0.0, -abs(each.difference), each.task_id)))
+
+
+def episode_changes(pairs: Sequence[TaskPair]) -> tuple[EpisodeChange, ...] | None:
+    """Return the episodes whose value changed, the largest change first; None if the runs have different episodes."""
+    if not pairs[0].are_same:
+        return None
+    rows = [
+        EpisodeChange(each.episode_id, a, b)
+        for pair in pairs
+        for each, (a, b) in zip(pair.a, pair.compared, strict=True)
+        if not _are_equal(a, b)
+    ]
+    return tuple(sorted(rows, key=lambda each: (-abs(each.b - each.a), each.episode_id)))
 
 
 def episodes_needed(pairs: Sequence[TaskPair]) -> int | None:
     """Return the episodes per run with which a task that changed alone could be named; None if there are enough."""
+    if pairs[0].are_same:
+        return None
     least = min(significance.smallest_p(len(pair.values_a), len(pair.values_b)) for pair in pairs)
     return significance.num_needed(len(pairs)) if least * len(pairs) > significance.FALSE_SHARE else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -42,7 +43,8 @@ def sections_of(c: RunComparison) -> dict[str, list[tuple[str, str]]]:
         "Dollars per episode": list(_changes([] if c.cost is None else [c.cost])),
         "Stop reasons, share of episodes": list(_changes(_changed(c.stop_reasons))),
         "info": list(_changes(_changed(c.info))),
-        f"Tasks (★: q ≤ {FALSE_SHARE:.2f})": list(_task_rows(c)),
+        f"Tasks (★: q ≤ {FALSE_SHARE:.2f})" if c.episodes is None else "Tasks": list(_task_rows(c)),
+        _episode_title(c): list(_episode_rows(c)),
     }
     return {title: rows for title, rows in found.items() if rows}
 
@@ -121,7 +123,7 @@ def _headline_rows(c: RunComparison) -> Iterator[tuple[str, str]]:
             f"±{p.half_more_episodes:.3f} with 4 times the episodes per task (at best ±{p.half_at_best:.3f}), "
             f"±{p.half_more_tasks:.3f} with 4 times the tasks",
         )
-    if c.has_common_seed and not c.are_identical:
+    if c.has_common_seed and not c.are_identical and c.episodes is None:
         yield "seed", "the same in both runs: equal draws make the interval narrower, and rightly so"
 
 
@@ -182,12 +184,30 @@ def _task_rows(c: RunComparison) -> Iterator[tuple[str, str]]:
     changed = [each for each in c.tasks if each.difference or each.is_named]
     for each in changed[:MAX_TASKS]:
         means = f"{each.mean_a:.3f} → {each.mean_b:.3f}  {each.difference:+.3f}"
-        yield each.task_id, f"{means}  p {_p(each.p)}  q {_p(each.q)}" + "  ★" * each.is_named
+        chance = "" if each.p is None or each.q is None else f"  p {_p(each.p)}  q {_p(each.q)}"
+        yield each.task_id, f"{means}{chance}" + "  ★" * each.is_named
     if len(changed) > MAX_TASKS:
         yield "", f"{len(changed) - MAX_TASKS} other tasks changed, {len(c.tasks) - len(changed)} did not."
     if c.num_needed is not None and not c.are_identical:
         few = f"With so few episodes, a task that changed alone cannot be told from chance among {len(c.tasks)}"
         yield "", f"{few}: that takes {c.num_needed} episodes of it in each run."
+
+
+def _episode_title(c: RunComparison) -> str:
+    changes = c.episodes or ()
+    num_higher, num = sum(each.b > each.a for each in changes), sum(each.num_a for each in c.tasks)
+    return f"Episodes that changed: {len(changes)} of {num}, {num_higher} higher and {len(changes) - num_higher} lower"
+
+
+def _episode_rows(c: RunComparison) -> Iterator[tuple[str, str]]:
+    changes = c.episodes or ()
+    for each in changes[:MAX_TASKS]:
+        yield each.episode_id, f"{each.a:.3f} → {each.b:.3f}  {each.b - each.a:+.3f}"
+    if len(changes) > MAX_TASKS:
+        yield "", f"{len(changes) - MAX_TASKS} others changed; --json lists them all."
+    for name, side in (("in A", c.a), ("in B", c.b)):
+        if changes:
+            yield name, shlex.join(["agentenv", "show", side.name, "--episode", changes[0].episode_id])
 
 
 def _p(p: float) -> str:

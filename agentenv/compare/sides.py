@@ -277,12 +277,13 @@ def same_episodes(a: Side, b: Side) -> str:
     """Return in words that two sides have the same episodes: one is the other, or both are of one run, graded again."""
     if any(a.flags.get(name) != b.flags.get(name) for name in DRAWS):
         return ""
-    sources = [(side.config.get("rescored") or {}).get("run") for side in (a, b)]
+    graded = [side.config.get("rescored") for side in (a, b)]
+    sources = [Path(facts["run"]).resolve() if facts else None for facts in graded]
     for new, old, source, other in (("A", "B", sources[0], b.name), ("B", "A", sources[1], a.name)):
-        if source and Path(source).resolve().name == Path(other).resolve().name:
+        if source is not None and source.name == Path(other).resolve().name:
             return f"{new} has the episodes of {old}, graded again: the difference is of the rewards"
-    if all(sources) and Path(sources[0]).resolve() == Path(sources[1]).resolve():
-        return f"A and B have the episodes of {sources[0]}, graded again: the difference is of the rewards"
+    if sources[0] is not None and sources[0] == sources[1]:
+        return f"A and B have the episodes of {sources[0].name}, graded again: the difference is of the rewards"
     return ""
 
 

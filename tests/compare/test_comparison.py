@@ -130,15 +130,32 @@ def regraded(a, b, *, source="a", **options):
 
 @pytest.mark.parametrize("source", ["a", "runs/first"])
 def test_of_a_run_graded_again_the_episodes_that_both_graded_are_compared(source):
-    a = {"x": [0.5, 1.0, 0.5], "y": [0.5, 1.0], "z": [0.5], "u": [None, 1.0]}
+    a = {"x": [0.5, 1.0, 0.5], "y": [0.5, 1.0, 0.0, 0.0], "z": [0.5], "u": [None, 1.0]}
     b = {"x": [None, 1.0, 0.5], "y": [None, 1.0], "z": [None], "u": [0.0, 1.0]}
     found = regraded(a, b, source=source)
     assert (found.verdict, found.are_identical, found.a.mean, found.b.mean) == ("no_difference", True, 11 / 12, 11 / 12)
     assert found.stop_reasons[0].difference.mean == 0.0
     assert [(each.text, each.refuses) for each in found.caveats if "only" in each.text] == [
-        ("3 episodes graded in A only: left out", False),
-        ("1 episode graded in B only: left out", False),
+        ("3 episodes graded only in A: left out", False),
+        ("2 episodes only in A: left out", False),
+        ("1 episode graded only in B: left out", False),
     ]
+
+
+def test_a_run_graded_again_is_paired_by_episode():
+    a = {"x": [1.0, 0.0, 0.5, 1.0], "y": [0.0, 1.0, 1.0, 1.0], "z": [1.0, 0.0, 0.0, 0.0]}
+    b = {"x": [0.5, 0.0, 0.0, 1.0], "y": [1.0, 0.0, 1.0, 1.0], "z": [0.5, 0.0, 0.0, 0.0]}
+    found = regraded(a, b)
+    assert [(each.episode_id, each.a, each.b) for each in found.episodes] == [
+        ("y/0", 0.0, 1.0), ("y/1", 1.0, 0.0), ("x/0", 1.0, 0.5), ("x/2", 0.5, 0.0), ("z/0", 1.0, 0.5),
+    ]  # fmt: skip
+    assert found.share_above.b == pytest.approx((1 / 4 + 1 / 2 + 3 / 8) / 3)
+    within = (1 / 12 + 2 / 3 + 1 / 16) / 4 / 9  # of the differences, over tasks
+    assert found.precision.share_within == pytest.approx(min(1.0, within / found.difference.se**2))
+    assert {(each.p, each.q, each.is_named) for each in found.tasks} == {(None, None, False)}
+    assert (found.num_needed, compared(a, b).episodes) == (None, None)
+    same = regraded(a, a)
+    assert (same.are_identical, same.episodes) == (True, ())
 
 
 def test_runs_of_another_model_are_not_the_same_episodes_whatever_the_name_of_their_source():

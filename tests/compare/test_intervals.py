@@ -1,6 +1,7 @@
 """The interval that decides: published values, clusters, verdicts, and what more data would change."""
 
 import math
+from itertools import product
 from statistics import fmean, variance
 
 import pytest
@@ -113,26 +114,26 @@ def test_pairing_helps_where_tasks_are_of_different_difficulty():
 
 def test_variance_within_tasks_asks_for_episodes_and_variance_between_them_for_tasks():
     same = [[0.0, 1.0]] * 4
-    noisy = precision_of(paired_difference([0.2, -0.2, 0.3, 0.1]), same, same)
+    noisy = precision_of(paired_difference([0.2, -0.2, 0.3, 0.1]), same * 2)
     assert (noisy.share_within, noisy.advice) == (1.0, "episodes")  # 4 * (1/4 + 1/4) / 16 is more than there is
     assert noisy.half_more_episodes == pytest.approx(noisy.half / 2)
     assert noisy.half_at_best == pytest.approx(0.0)
     exact = [[0.5, 0.5]] * 4
-    certain = precision_of(paired_difference([0.2, -0.2, 0.3, 0.1]), exact, exact)
+    certain = precision_of(paired_difference([0.2, -0.2, 0.3, 0.1]), exact * 2)
     assert (certain.share_within, certain.advice) == (0.0, "tasks")
     assert certain.half_more_episodes == certain.half_at_best == pytest.approx(certain.half)
     assert certain.half_more_tasks < certain.half / 2
-    mixed = precision_of(paired_difference([2.0, -2.0, 3.0, 1.0]), same, same)
+    mixed = precision_of(paired_difference([2.0, -2.0, 3.0, 1.0]), same * 2)
     assert mixed.share_within == pytest.approx(0.125 / paired_difference([2.0, -2.0, 3.0, 1.0]).se ** 2)
 
 
 def test_a_task_with_one_episode_says_nothing_about_the_variance_within_tasks():
     found = paired_difference([0.2, -0.2])
-    assert precision_of(found, [[0.0, 1.0], [1.0]], [[0.0, 1.0], [1.0, 0.0]]) is None
-    assert precision_of(paired_difference([0.2]), [[0.0, 1.0]], [[0.0, 1.0]]) is None
+    assert precision_of(found, [[0.0, 1.0], [1.0], [0.0, 1.0], [1.0, 0.0]]) is None
+    assert precision_of(paired_difference([0.2]), [[0.0, 1.0]] * 2) is None
 
 
 def test_the_probability_that_b_is_higher_counts_ties_half():
-    assert share_above([0.0, 1.0], [1.0, 1.0]) == 0.75
-    assert share_above([0.0], [2.0]) == 1.0
-    assert share_above([0.3], [0.3]) == 0.5
+    assert share_above(product([0.0, 1.0], [1.0, 1.0])) == 0.75
+    assert share_above([(0.0, 2.0)]) == 1.0
+    assert share_above([(0.3, 0.3)]) == 0.5

@@ -51,6 +51,22 @@ def test_lines_fit_the_terminal(width):
     assert "7 did not" not in text
 
 
+def test_of_a_run_graded_again_the_episodes_that_changed_are_listed_and_nothing_is_by_chance():
+    flags = {"seed": 0, "model": "m"}
+    old = side({task: [1.0, 0.0, 0.5, 1.0] for task in "abcd"}, "runs/old", config={"flags": flags})
+    config = {"flags": flags, "rescored": {"run": "runs/old"}}
+    new = side({task: [0.5, 0.0, 0.5, 0.5 * (task < "d")] for task in "abcd"}, "runs/new one", config=config)
+    text = as_text(compare_sides(old, new, by="reward", cluster=None, margin=0))
+    listed = text.partition("Episodes that changed: 8 of 16, 0 higher and 8 lower\n")[2].splitlines()
+    assert listed[0] == "  d/3               1.000 → 0.000  -1.000"
+    assert listed[8:] == [
+        "  in A              agentenv show runs/old --episode d/3",
+        "  in B              agentenv show 'runs/new one' --episode d/3",
+    ]
+    assert "  d                 0.625 → 0.250  -0.375\n" in text
+    assert not [word for word in ("chance", "★", "draws make") if word in text]
+
+
 def test_small_numbers_of_info_have_two_digits():
     a, b = ({task: [outcome(0.0, info={"cost": cost})] for task in "xyz"} for cost in (0.00002, 0.000351))
     assert "cost              0.000020 → 0.00035  +0.00033" in as_text(compared(a, b))

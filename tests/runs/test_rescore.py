@@ -323,6 +323,22 @@ def test_diff_says_that_the_rewards_differ_and_compares(place):
     assert compare("other", "new").refused
 
 
+def test_diff_compares_two_gradings_of_one_run_by_the_episodes_that_both_graded(place):
+    sampled()
+    assert rescored("--reward", "rewards.py:length") == 0  # which grades no answer to task 2
+    Path("new").rename("first")
+    assert rescored("--reward", "length") == 0
+    found = compare("first", "new")
+    assert [(each.text, each.refuses) for each in found.caveats[:3:2]] == [
+        ("A and B have the episodes of old, graded again: the difference is of the rewards", False),
+        ("2 episodes graded only in B: left out", False),
+    ]
+    old, new = rewards("first"), rewards("new")
+    assert {each.episode_id: (each.a, each.b) for each in found.episodes} == {
+        key: (sum(old[key]), sum(new[key])) for key in old if not key.startswith("000002")
+    }
+
+
 def test_diff_knows_a_rescored_run_by_its_source_from_any_folder(place, monkeypatch):
     sampled()
     shutil.copytree("old", "copy")
