@@ -118,17 +118,26 @@ def _flag_caveats(a: Side, b: Side, regraded: str) -> Iterator[Caveat]:
     code = [side.flags.get(name) for side in (a, b) for name in CODE]
     code += [parsed_reward("--group_reward", side.flags.get("group_reward")) for side in (a, b)]
     code += [parsed_reward("--reward", facts.get("reward")) for facts in graded]
-    named = {*python_files(code)}
-    files = changed_files(a.config.get("agent_file"), b.config.get("agent_file"))
-    if files := [name for name in files if name in named or name == ALL_CODE]:
-        text = f"code: other content of {', '.join(files)} in B"
-        yield Caveat("environment", text, refuses=not is_meant)
+    if text := _changed_code(a.config.get("agent_file"), b.config.get("agent_file"), {*python_files(code)}):
+        yield Caveat("environment", f"code: {text}", refuses=not is_meant)
     if a.step is None or b.step is None:
         return  # the tasks themselves are compared
     for name, (old, new) in _differing(a.flags, b.flags, EVAL_DATA):
         yield Caveat("data", f"--{name}: {old} in A, {new} in B", refuses=True)
     if a.step != b.step and a.name != b.name:
         yield Caveat("steps", f"step {a.step} of A against step {b.step} of B", refuses=False)
+
+
+def _changed_code(old: Any, new: Any, named: Collection[str]) -> str:
+    """Return in words how the named files differ, from `agent_file` of two config.json; empty if they do not."""
+    changes: dict[str, list[str]] = {}
+    for name in changed_files(old, new):
+        if name in named or name == ALL_CODE:
+            change = "other content of {} in B"
+            if (name in old) != (name in new):
+                change = "{} only in A" if name in old else "{} only in B"
+            changes.setdefault(change, []).append(name)
+    return "; ".join(change.format(", ".join(names)) for change, names in changes.items())
 
 
 def _episode_caveats(a: Side, b: Side, by: By) -> Iterator[Caveat]:

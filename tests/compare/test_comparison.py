@@ -343,6 +343,17 @@ def test_the_code_of_a_group_reward_is_compared_also_in_json(tmp_path, reward):
     assert [each.text for each in compare(a, b).refused] == ["code: other content of gj.py in B"]
 
 
+def test_code_that_one_run_lacks_is_only_in_the_other(tmp_path):
+    files = [{"env.py": "1", "old.py": "1"}, {"env.py": "2", "new.py": "1", "strict.py": "1"}]
+    flags = [
+        {"env": "env.py", "remote_rm_url": "old.py"},
+        {"env": "env.py", "env_kwargs": {"a": ["new.py", "strict.py:f"]}},
+    ]
+    a, b = (write_run(tmp_path / name, BEFORE, flags=flags[i], agent_file=files[i]) for i, name in enumerate("ab"))
+    text = "code: other content of env.py in B; old.py only in A; new.py, strict.py only in B"
+    assert text in [each.text for each in compare(a, b).refused]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "text"),
     [("1", "1", None), ("1", {"env.py": "2"}, None), ("1", "2", "files of the environment or the rewards")],
