@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from zlib import crc32
 
 from agentenv._util.paths import place_of
+from agentenv._util.suggest import did_you_mean
 from agentenv.core.arguments import construct, is_finite
 from agentenv.errors import AgentEnvError, ConfigError, ContractError, DataError, InfraError
 from agentenv.rewards.types import Response, RewardResult
@@ -50,7 +51,10 @@ def load_function(spec: str) -> Callable[..., Any]:
         raise ConfigError(f"function: expected {spec!r} to import, got {type(error).__name__}: {error}.") from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise ConfigError(f"{spec}: expected a function or a class {name!r}, got {function!r}. Define it.")
+        own = {key: each for key, each in vars(module).items() if callable(each) and not key.startswith("_")}
+        names = [key for key, each in own.items() if getattr(each, "__module__", "") == module.__name__]
+        advice = did_you_mean(name, names, f"There are {', '.join(names)}." if names else "Define it.")
+        raise ConfigError(f"{spec}: expected a function or a class {name!r}, got {function!r}.{advice}")
     return function  # type: ignore[no-any-return]
 
 

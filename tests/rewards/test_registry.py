@@ -81,6 +81,8 @@ UNKNOWN = {
     "": "Check its name.",
     "nothing like it": "expected one of math, code",
     "agentenv.rewards.rules.math.reward:Nothing": "Nothing: expected a function or a class 'Nothing', got None.",
+    "agentenv.rewards.rules.length:LenghtReward": "got None. Did you mean 'LengthReward'?",
+    "agentenv.rewards.rules.length:typo": "There are band_penalty, part_of, LengthReward, ",
     "no.such.module:A": "expected 'no.such.module:A' to import, got ModuleNotFoundError",
     "nowhere.py:f": "expected a Python file, got 'nowhere.py'",
     "agentenv.core.types:Task": "Task",
