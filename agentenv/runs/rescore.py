@@ -124,6 +124,8 @@ class Recording:
         asked = {name: value for name, value in config.flags().items() if name in without_model}
         digests = {**job.digests, "engine": self._resolved.get("engine", config.engine)}
         facts = {**job.facts, "engine": f"none: the actions of {self.path}"}
+        if self._reward_name is not None:
+            facts["reward"] = self._reward_name
         num, stored = len(tasks), self._resolved.get("tasks", "")
         if stored.startswith(f"{num} tasks,"):
             digests["tasks"] = stored

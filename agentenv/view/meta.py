@@ -52,6 +52,7 @@ def run_meta(number: int, run: ViewedRun, texts: TokenTexts | str, defaults: Def
     config = (document or {}).get("config")
     if isinstance(graded := config.get("rescored") if isinstance(config, dict) else None, dict):
         source = f"{source}, {Path(str(graded.get('run'))).name} graded again"
+        changed += [["reward", str(graded["reward"])]] if graded.get("reward") else []
     return {
         "run": number,
         "name": run.name,

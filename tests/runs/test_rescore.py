@@ -1,6 +1,7 @@
 """`agentenv rescore`: what is graded again, by what, and what the record does not suffice for."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -251,9 +252,10 @@ def test_a_mixture_is_graded_again_each_episode_by_its_environment(place):
 # --- a reward grades the answers -----------------------------------------------------------------------------------
 
 
-def test_a_reward_grades_the_last_action_and_what_it_cannot_grade_has_no_reward(place):
+def test_a_reward_grades_the_last_action_and_what_it_cannot_grade_has_no_reward(place, capsys):
     sampled()
     assert rescored("--reward", "rewards.py:length") == 0
+    assert re.search("^reward +rewards.py:length *$", capsys.readouterr().out, re.MULTILINE)
     failed = [key for key in rewards("old") if key.startswith("000002")]
     assert sorted(errors("new")) == sorted(failed)
     assert "ValueError: no grade" in errors("new")[failed[0]]

@@ -443,13 +443,15 @@ async def test_a_mixture_is_named_by_its_environments_and_shows_the_options_of_e
         assert [each for each in meta["changed_flags"] if each[0].startswith("env")] == changed
 
 
-async def test_a_run_that_was_graded_again_names_its_source(tmp_path):
+async def test_a_run_that_was_graded_again_names_its_source_and_its_reward(tmp_path):
     folder = write_run(tmp_path / "run", episode())
     document = json.loads((folder / "config.json").read_text())
-    document["config"]["rescored"] = {"run": "runs/old"}
+    document["config"]["rescored"] = {"run": "runs/old", "reward": "strict.py:exact"}
     (folder / "config.json").write_text(json.dumps(document))
     async with serving(folder) as client:
-        assert (await client.get("/api/meta?run=0")).json()["env"] == "math_retry, old graded again"
+        meta = (await client.get("/api/meta?run=0")).json()
+        assert meta["env"] == "math_retry, old graded again"
+        assert ["reward", "strict.py:exact"] in meta["changed_flags"]
 
 
 # --- run directories of others ----------------------------------------------------------------------------------------
