@@ -244,6 +244,7 @@ UNREAD = {
     "--learning_rate 1": "Did you mean --actor_learning_rate?",
     "--num_generations 4": "Did you mean --n?",
     "--zzzzzz 1": "got --zzzzzz. Run `agentenv train --help` for the flags.",
+    "ray job submit -- python3 -m openrlhf.cli.train_ppo_ray --n 2": "got 'openrlhf.cli.train_ppo_ray'. Leave it and",
     "--rollout.temp 1": "Did you mean --rollout.temperature?",
     "--train.colocate_al": "Did you mean --train.colocate_all?",
     "--ds.zero_stage 3": "got --ds.zero_stage, which only OpenRLHF has. Leave it out.",
