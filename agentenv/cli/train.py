@@ -11,6 +11,7 @@ from functools import partial
 from agentenv.cli.flags import parse
 from agentenv.cli.help import flags_of
 from agentenv.cli.main import Commands, subcommand, summary_of
+from agentenv.errors import ConfigError
 from agentenv.runs.config import RunConfig
 from agentenv.runs.config_file import stored_config, to_yaml
 from agentenv.runs.display.progress import OnScreen
@@ -41,6 +42,8 @@ def configured(args: Sequence[str]) -> TrainConfig:
     Raises:
         ConfigError: a flag is wrong, or has no effect.
     """
+    if launched := next((arg for arg in args if arg.startswith("openrlhf.cli.")), None):
+        raise ConfigError(f"agentenv train: expected flags, got {launched!r}. Leave it and the words before it out.")
     stored = partial(stored_config, TrainConfig, "train")
     config = parse(TrainConfig, "train", args, stored, translate=translate)
     validate(config)

@@ -162,7 +162,7 @@ class EpisodeRunner:
                 (name, count), *_ = outages.most_common(1)
                 advice = f"A service failed: {name} {counted(count, 'time')}. If it works again, --resume"
             raise RunStopped(
-                f"run: expected at most {self.policy.max_error_share:.0%} of the episodes to fail, got {num_failed} of "
+                f"episodes: expected at most {self.policy.max_error_share:.0%} of them to fail, got {num_failed} of "
                 f"{'the last ' if window else ''}{num_done}. First errors: {messages}. "
                 f"{advice}, or raise --max_error_share."
             )

@@ -145,7 +145,7 @@ class Watchdog:
                 self.tell(f"stalled: {found}; the first, {key}, {place}. {saved}")
             if idle_s >= self.stop_after_s:
                 raise RunStopped(
-                    f"run: expected an episode to make progress within {self.stop_after_s:g} s, got none of "
+                    f"episodes: expected one to make progress within {self.stop_after_s:g} s, got none of "
                     f"{len(in_flight)} in flight. {self.folder / f'stall-{self.num_dumps}.txt'} shows what "
                     "they wait for; fix that and --resume."
                 )
@@ -269,7 +269,7 @@ class LagMonitor:
                 )
             if self._end is not None and lag_s > self._end_after_s:
                 self._end(
-                    f"run: expected the event loop to be free within {self._end_after_s:g} s, got one "
+                    f"event loop: expected it to be free within {self._end_after_s:g} s, got one "
                     f"blocked {self._where()}. Fix that and --resume."
                 )
 

@@ -47,21 +47,25 @@ def translate(given: Sequence[Given]) -> list[Given]:
             "`agentenv run` runs them."
         )
     flags = [flag.removeprefix("--").replace("-", "_") for flag, _ in given]
-    if foreign := dict.fromkeys(flag for flag in flags if flag in NO_COUNTERPART or flag in OLD_NAMES):
-        here = {flag: f"--{field}" for flag in foreign if (field := OLD_NAMES.get(flag))}
-        if "prompt_max_len" in here:
-            here["prompt_max_len"] += ", which counts the answers, too"
-        shown = [f"--{flag} (here: {here[flag]})" if flag in here else f"--{flag}" for flag in foreign]
+    instead = NO_COUNTERPART | OLD_NAMES
+    if foreign := dict.fromkeys(flag for flag in flags if flag in instead):
+        shown = [f"--{flag}" + f" (here: --{instead[flag]})" * bool(instead[flag]) for flag in foreign]
+        num_here = sum(bool(instead[flag]) for flag in foreign)
         advice = f"Leave {'them' if shown[1:] else 'it'} out"
-        if here:
-            advice = "Set those named here" + ", and leave the others out" * (len(here) < len(shown))
+        if num_here:
+            advice = "Set those named here" + ", and leave the others out" * (num_here < len(shown))
+        if any("gpus" in flag or "colocate" in flag for flag in foreign):
+            advice += '. For several GPUs use torchrun: the page "Train on several GPUs" of the documentation'
         raise ConfigError(
             f"agentenv train: expected flags that it has, got {', '.join(shown)}, which only OpenRLHF has. {advice}."
         )
     for flag in flags:
         if flag not in known:
-            close = [SUGGESTIONS[flag]] if flag in SUGGESTIONS else difflib.get_close_matches(flag, sorted(known), n=1)
+            close = [SUGGESTIONS[flag]] if flag in SUGGESTIONS else []
+            close = close or [name for name in sorted(known) if len(flag) > 2 and name.startswith(flag)]
+            close = close or difflib.get_close_matches(flag, sorted(known), n=1)
             close = close or [name for name in sorted(own) if len(flag) > 2 and flag in name]
+            close = close or difflib.get_close_matches(flag, instead, n=1)
             remedy = f"Did you mean --{close[0]}?" if close else "Run `agentenv train --help` for the flags."
             raise ConfigError(f"agentenv train: expected one of its flags, got --{flag}. {remedy}")
     translated: list[Given] = []

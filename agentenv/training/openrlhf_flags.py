@@ -95,45 +95,50 @@ DOTTED = {
 }
 """TrainConfig's fields, each with OpenRLHF's flag for the same setting."""
 
-NO_COUNTERPART = frozenset({
+NO_COUNTERPART = {
+    "ckpt.best_metric_key": "early_stop METRIC:PATIENCE",
+    "ckpt.save_hf": "out, whose model/ always has it",
+    "data.prompt_probs": "env ENV:WEIGHT",
+} | dict.fromkeys((
     "actor.adam.eps", "actor.aux_loss_coef", "actor.freeze_visual_encoder", "actor.gradient_checkpointing_reentrant",
     "actor.min_lr_ratio", "actor.muon.lr", "actor.muon.momentum", "actor.muon.nesterov", "actor.muon.no_nesterov",
     "actor.muon.ns_steps", "actor.num_gpus_per_node", "actor.num_nodes", "actor.optim", "algo.kl.horizon",
-    "algo.kl.target", "algo.kl.unbiased_gradient", "ckpt.best_metric_key", "ckpt.disable_ds", "ckpt.max_mem",
-    "ckpt.save_hf", "critic.adam.betas", "critic.adam.eps", "critic.adam.weight_decay", "critic.lr_scheduler",
-    "critic.lr_warmup_ratio", "critic.max_norm", "critic.min_lr_ratio", "critic.muon.lr", "critic.muon.momentum",
-    "critic.muon.nesterov", "critic.muon.no_nesterov", "critic.muon.ns_steps", "critic.num_gpus_per_node",
-    "critic.num_nodes", "critic.optim", "critic.save_value_network", "data.dataloader_num_workers",
-    "data.disable_fast_tokenizer", "data.image_key", "data.input_template", "data.max_images_per_prompt",
-    "data.prompt_probs", "ds.adam_offload", "ds.attn_implementation", "ds.deepcompile", "ds.enable_sleep",
+    "algo.kl.target", "algo.kl.unbiased_gradient", "ckpt.disable_ds", "ckpt.max_mem", "critic.adam.betas",
+    "critic.adam.eps", "critic.adam.weight_decay", "critic.lr_scheduler", "critic.lr_warmup_ratio", "critic.max_norm",
+    "critic.min_lr_ratio", "critic.muon.lr", "critic.muon.momentum", "critic.muon.nesterov", "critic.muon.no_nesterov",
+    "critic.muon.ns_steps", "critic.num_gpus_per_node", "critic.num_nodes", "critic.optim", "critic.save_value_network",
+    "data.dataloader_num_workers", "data.disable_fast_tokenizer", "data.image_key", "data.input_template",
+    "data.max_images_per_prompt", "ds.adam_offload", "ds.attn_implementation", "ds.deepcompile", "ds.enable_sleep",
     "ds.experts_implementation", "ds.grad_accum_dtype", "ds.load_in_4bit", "ds.overlap_comm",
     "ds.ring_attn_head_stride", "ds.ring_attn_size", "ds.tensor_parallel_size", "ds.use_liger_kernel",
     "ds.use_universal_ckpt", "ds.value_head_prefix", "ds.zero_stage", "ds.zpg", "local_rank", "ref.num_gpus_per_node",
-    "ref.num_nodes", "ref.offload", "reward.model_name_or_path", "reward.normalize_enable",
-    "reward.num_gpus_per_node", "reward.num_nodes", "reward.offload", "rollout.max_tokens_per_gpu",
-    "train.colocate_actor_ref", "train.colocate_all", "train.colocate_critic_reward", "train.ema_beta",
-    "train.enable_ema", "train.full_determinism_enable", "use_ms", "vllm.sync_backend", "vllm.sync_with_ray",
-})  # fmt: skip
-"""OpenRLHF's other flags. TrainConfig does not have a field for them."""
+    "ref.num_nodes", "ref.offload", "reward.model_name_or_path", "reward.normalize_enable", "reward.num_gpus_per_node",
+    "reward.num_nodes", "reward.offload", "rollout.max_tokens_per_gpu", "train.colocate_actor_ref",
+    "train.colocate_all", "train.colocate_critic_reward", "train.ema_beta", "train.enable_ema",
+    "train.full_determinism_enable", "use_ms", "vllm.sync_backend", "vllm.sync_with_ray",
+), "")  # fmt: skip
+"""OpenRLHF's other flags, each with the flag to set instead and what differs, if there is one."""
 
 OLD_NAMES = {
     "generate_max_len": "max_tokens",
-    "prompt_max_len": "max_length",
+    "prompt_max_len": "max_length, which counts the answers, too",
     "enable_vllm_is_correction": "is_correction",
     "vllm_is_correction_type": "is_correction",
     "vllm_is_truncated_threshold": "is_correction_threshold",
     "bf16": "param_dtype",
+    "best_metric_key": NO_COUNTERPART["ckpt.best_metric_key"],
+    "save_hf_ckpt": NO_COUNTERPART["ckpt.save_hf"],
+    "prompt_data_probs": NO_COUNTERPART["data.prompt_probs"],
 } | dict.fromkeys((
     "actor_init_on_gpu", "actor_num_gpus_per_node", "actor_num_nodes", "adam_offload", "attn_implementation",
-    "aux_loss_coef", "best_metric_key", "colocate_actor_ref", "colocate_all_models", "colocate_critic_reward",
-    "critic_num_gpus_per_node", "critic_num_nodes", "dataloader_num_workers", "deepcompile", "deepspeed_enable_sleep",
-    "disable_ds_ckpt", "disable_fast_tokenizer", "ds_tensor_parallel_size", "ema_beta", "enable_ema", "flash_attn",
+    "aux_loss_coef", "colocate_actor_ref", "colocate_all_models", "colocate_critic_reward", "critic_num_gpus_per_node",
+    "critic_num_nodes", "dataloader_num_workers", "deepcompile", "deepspeed_enable_sleep", "disable_ds_ckpt",
+    "disable_fast_tokenizer", "ds_tensor_parallel_size", "ema_beta", "enable_ema", "flash_attn",
     "freeze_visual_encoder", "full_determinism", "grad_accum_dtype", "gradient_checkpointing_use_reentrant",
     "image_key", "input_template", "kl_horizon", "kl_target", "load_in_4bit", "max_ckpt_mem", "max_images_per_prompt",
-    "normalize_reward", "overlap_comm", "perf", "prompt_data_probs", "ptx_coef", "ref_num_gpus_per_node",
-    "ref_num_nodes", "ref_reward_offload", "reward_num_gpus_per_node", "reward_num_nodes", "reward_pretrain",
-    "ring_attn_size", "ring_head_stride", "rollout_max_tokens_per_gpu", "save_hf_ckpt", "save_value_network",
-    "use_ds_universal_ckpt", "use_liger_kernel", "value_head_prefix", "vllm_sync_backend", "vllm_sync_with_ray",
-    "zero_stage", "zpg",
+    "normalize_reward", "overlap_comm", "perf", "ptx_coef", "ref_num_gpus_per_node", "ref_num_nodes",
+    "ref_reward_offload", "reward_num_gpus_per_node", "reward_num_nodes", "reward_pretrain", "ring_attn_size",
+    "ring_head_stride", "rollout_max_tokens_per_gpu", "save_value_network", "use_ds_universal_ckpt", "use_liger_kernel",
+    "value_head_prefix", "vllm_sync_backend", "vllm_sync_with_ray", "zero_stage", "zpg",
 ), "")  # fmt: skip
-"""Flags of OpenRLHF 0.8.7 to 0.10.1 without one here, each with the field to set instead, if there is one."""
+"""Flags of OpenRLHF 0.8.7 to 0.10.1 without one here, as in NO_COUNTERPART."""

@@ -143,7 +143,10 @@ def find_runs(paths: Sequence[str]) -> list[ViewedRun]:
                 f"{path}: expected a run directory or a folder of runs, got neither. "
                 f"Name the --out of an `agentenv run` or `agentenv train`, or one of {KINDS}."
             )
-        found = found if paths else [max(found, key=lambda each: each.stat().st_mtime)]
+        if not paths:  # a training that was refused at its start left a run without content
+            known = [ViewedRun(str(each), each.name, each) for each in found]
+            full = [run.folder for run in known if run.has_episodes or run.size(TRAIN_METRICS) or run.is_writing]
+            found = [max(full or found, key=lambda each: each.stat().st_mtime)]
         for each in found:
             named.setdefault(each.resolve(), str(each))
     times = Counter(folder.name for folder in named)

@@ -271,7 +271,7 @@ def test_a_run_whose_event_loop_is_blocked_for_good_ends_with_3_and_names_the_li
     limits = ["--stall_timeout_s", 1.0, "--step_timeout_s", 1.0, "--generate_timeout_s", 1.0]
     with forked([*FLAGS, "--concurrency", 1, *limits], place) as running:
         assert running.wait(280) == 3
-        assert re.search(r"error: run: expected the event loop to be free .* by step at .*env\.py:11", running.stderr)
+        assert re.search(r"error: event loop: expected it to be free .* by step at .*env\.py:11", running.stderr)
         assert "--resume" in running.stderr
     assert ids(place / "out") == [f"{i:06d}/0" for i in range(3)]
     (place / "env.py").write_text(BLOCKING.replace("time.sleep(3600)", "pass"))

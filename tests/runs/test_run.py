@@ -310,7 +310,7 @@ def test_a_run_ends_although_a_step_ignores_being_cancelled(place, flags, share,
     with forked(flags, place) as running:
         assert running.wait(60) == code
         assert "20 calls ignored cancellation (call); ending without them" in running.stderr
-        failed = "agentenv: error: run: expected at most 20% of the episodes to fail, got 20 of 20"
+        failed = "agentenv: error: episodes: expected at most 20% of them to fail, got 20 of 20"
         assert (failed in running.stderr) == (code == 3)
     assert ids(place / "out") == ALL
 
@@ -355,7 +355,7 @@ def test_a_run_with_too_many_failures_says_so_stops_with_3_and_can_be_fixed_and_
     with forked([*flags, "--concurrency", 1], place) as running:
         assert running.wait() == 3
         last = running.stderr.splitlines()[-1]
-        assert "at most 20% of the episodes to fail, got 10 of 20" in last
+        assert "at most 20% of them to fail, got 10 of 20" in last
         assert "step at " in last
         assert "env.py:18: ValueError: a bug in the environment (10 times)" in last
         assert "Traceback" not in running.stderr

@@ -12,6 +12,8 @@ import pytest
 
 from agentenv.episode.registry import load_env
 from agentenv.errors import ConfigError
+from agentenv.testing.conformance.context import ConformanceOptions
+from agentenv.testing.conformance.suite import make_context, run_suite
 from tests.drivers import command
 from tests.testing.contract_check import check
 
@@ -301,6 +303,40 @@ def test_the_quick_command_prints_the_notes_that_it_counts(tmp_path, monkeypatch
     (tmp_path / "func2.py").write_text(broken)
     assert command(["check", "func2.py", "--quick"]) == 1, "a note does not replace the episodes"
     assert "got ZeroDivisionError" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (
+            "max_turns = 2",
+            "max_turns: expected an attribute that agentenv reads, got none. Set it in MathRetry or in "
+            "`limits = agentenv.Limits(max_turns=…)`, for OpenRLHF.",
+        ),
+        (
+            "score_range = (0, 2)",
+            "score_range: expected an attribute that agentenv reads, got none. Set it in MathRetry.",
+        ),
+        ("max_turn = 2", "max_turn: expected an attribute that agentenv reads, got none. Did you mean 'max_turns'?"),
+        (
+            "limits = Limits(max_turns=2)",
+            "limits: expected the same number of turns in OpenRLHF and here, got 2 there and 16 here. Set `max_turns` "
+            "in MathRetry, or pass --max_turns to `run` and `train`, which do not read `limits`.",
+        ),
+        ("limits = Limits(max_turns=16)", None),
+        ("rounds = 2", None),
+        ("max_turns = 2\n    async def execute(self, *args): return self.max_turns", None),
+    ],
+)
+def test_attributes_of_an_executor_that_have_no_effect_here_are_noted(tmp_path, line, told):
+    file = tmp_path / "func.py"
+    file.write_text(
+        "from agentenv import AgentExecutor as Base, Limits\nfrom agentenv_envs.math_retry import MathRetry\n\n\n"
+        f"class AgentExecutor(Base):\n    agent_cls = MathRetry\n    {line}\n"
+    )
+    context = make_context(ConformanceOptions(str(file)), lambda line: None)
+    (outcome,) = run_suite(context, only=("contract",))
+    assert [str(note).partition(": AgentExecutor.")[2] for note in outcome.notes] == [told] * (told is not None)
 
 
 HANGS = {

@@ -103,6 +103,8 @@ def test_a_training_that_continues_cuts_off_what_it_does_again(tmp_path):
 
 @pytest.mark.parametrize("steps", [(), (0, 1)])
 def test_lost_lines_are_reported_and_steps_keep_their_numbers(tmp_path, caplog, steps):
+    Journal(tmp_path / "another", resume_step=3).close()  # a new folder, with the checkpoints of another one
+    assert not caplog.records
     log_steps(tmp_path, *steps)
     with caplog.at_level(logging.WARNING):
         journal = Journal(tmp_path, resume_step=3)

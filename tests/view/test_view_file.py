@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import os
 import re
 import zlib
 from dataclasses import replace
@@ -14,6 +15,7 @@ from agentenv.cli.main import main
 from agentenv.core.trajectory import EpisodeError
 from agentenv.core.types import Answer
 from agentenv.errors import ConfigError, DataError, MissingDependency
+from agentenv.runs.records.directory import RunWriter
 from agentenv.runs.records.index import FIELDS, INDEX
 from agentenv.runs.records.steps import append_rows
 from agentenv.runs.records.token_stats import TOKEN_STATS, TokenStats, hash_actions
@@ -367,6 +369,10 @@ def test_runs_are_found_in_a_folder_by_name_or_as_the_newest(tmp_path, monkeypat
     assert [run.name for run in find_runs(["runs/a", "runs", "runs/b/../a"])] == ["a", "b", "b/eval"]
     assert len({run.name for run in find_runs(["runs/a", "other/a"])}) == 2
     assert find_runs([])[0].path in ("runs/a", "runs/b")
+    os.utime(write_run(tmp_path / "runs" / "refused"), (2**32, 2**32))
+    assert find_runs([])[0].path in ("runs/a", "runs/b"), "without content"
+    with RunWriter.open(tmp_path / "runs" / "refused", {}):
+        assert find_runs([])[0].path == "runs/refused", "before its first episode"
     with pytest.raises(ConfigError, match=r"^runs/model: expected a run directory"):
         find_runs(["runs/model"])
 

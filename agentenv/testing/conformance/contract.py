@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from agentenv._util.suggest import did_you_mean
@@ -12,11 +12,10 @@ from agentenv.chat.chat import Chat
 from agentenv.chat.tool_roles import REFUSED_TOOLS
 from agentenv.core.agent import AgentInstance
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import SamplingParams, StopReason
+from agentenv.core.types import Limits, SamplingParams, StopReason
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.failures import FAILED_SERVICE, NO_METADATA, may_be_a_service
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
-from agentenv.episode.source import EpisodeSource
 from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.interop.openrlhf.executor import AgentExecutor, AgentFunc
 from agentenv.testing import chats
@@ -275,23 +274,38 @@ def _static(context: ConformanceContext) -> list[Problem]:
             where = f"{cls.__name__}.hacks"
             file, line = attribute_at(cls, "hacks")
             problems.append(Problem(relative_path(file), line, where, *read_message(str(error), where)))
-    return [*problems, *_misspelled(context.source)]
+    return [*problems, *_of_executor(context)]
 
 
-def _misspelled(source: EpisodeSource) -> Iterator[Problem]:
-    """Yield the attributes of an agent_func's executor that nothing reads, and whose names resemble one of ours."""
-    executor_cls: Any = getattr(source, "executor_cls", None)
+def _of_executor(context: ConformanceContext) -> Iterator[Problem]:
+    """Yield notes of attributes of an agent_func's executor: those that nothing reads there, and other turns than here.
+
+    Names that do not resemble one of ours are the file's.
+    """
+    executor_cls: Any = getattr(context.source, "executor_cls", None)
+    if executor_cls is None:
+        return
+    cls, limits = context.agent_cls.__name__, getattr(executor_cls, "limits", AgentExecutor.limits)
+
+    def note(name: str, expected: str, got: str, fix: str) -> Problem:
+        file, line = attribute_at(executor_cls, name)
+        return Problem(relative_path(file), line, f"{executor_cls.__name__}.{name}", expected, got, fix, is_note=True)
+
     known = [name for name in vars(AgentExecutor) if not name.startswith("_")]
-    for name, value in vars(executor_cls).items() if executor_cls else ():
-        if name not in known and not callable(value) and (meant := did_you_mean(name, known, cutoff=0.8)):
-            file, line = attribute_at(executor_cls, name)
-            where = f"{executor_cls.__name__}.{name}"
-            yield Problem(
-                relative_path(file),
-                line,
-                where,
-                "an attribute that agentenv reads",
-                "none",
-                meant.strip(),
-                is_note=True,
-            )
+    of_env = [name for name, value in vars(AgentInstance).items() if not name.startswith("_") and not callable(value)]
+    of_limits = [each.name for each in fields(Limits) if each.name != "max_length"]  # which is always the caller's
+    is_own = not executor_cls.execute.__module__.startswith("agentenv.")  # it may read attributes of any name
+    for name, value in vars(executor_cls).items():
+        if name in known or callable(value):
+            continue
+        places = [f"in {cls}"] * (name in of_env)
+        places += [f"in `limits = agentenv.Limits({name}=…)`, for OpenRLHF"] * (name in of_limits)
+        meant = did_you_mean(name, [*known, *of_env, *of_limits], cutoff=0.8).strip()
+        if fix := f"Set it {' or '.join(places)}." * (not is_own) if places else meant:
+            yield note(name, "an attribute that agentenv reads", "none", fix)
+    agent_cls = getattr(executor_cls, "agent_cls", None)
+    here = getattr(agent_cls, "max_turns", None) or Limits().max_turns
+    if agent_cls is not None and limits is not AgentExecutor.limits and limits.max_turns != here:
+        expected, got = "the same number of turns in OpenRLHF and here", f"{limits.max_turns} there and {here} here"
+        fix = f"Set `max_turns` in {cls}, or pass --max_turns to `run` and `train`, which do not read `limits`."
+        yield note("limits", expected, got, fix)

@@ -50,7 +50,8 @@ class Journal:
         """Step of the last line; None before the first."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            content = self.path.read_bytes() if self.path.exists() else b""
+            is_new = not self.path.exists()  # also on resume, from checkpoints of another folder
+            content = b"" if is_new else self.path.read_bytes()
             rows = _rows(self.path, content)
             if rows and resume_step is None:
                 raise ConfigError(
@@ -61,7 +62,7 @@ class Journal:
             self._last: dict[str, Any] = {"step": resume_step}
             if kept and kept[-1]["step"] == resume_step:
                 self._last = kept[-1]
-            elif resume_step:
+            elif resume_step and not is_new:
                 last = kept[-1]["step"] if kept else None
                 logger.warning(
                     "%s: the last line belongs to step %s, the checkpoint to step %d", self.path, last, resume_step
