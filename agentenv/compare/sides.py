@@ -78,6 +78,8 @@ class Side:
     """`Task.metadata` of each task; with the key `env`, the environment's name in a mixture."""
     environments: set[str] = field(default_factory=set)
     """Names of those in a mixture that have episodes; empty if unknown, as in evaluations of earlier versions."""
+    trained: Mapping[str, Any] = field(default_factory=dict)
+    """`env` of a training's flags with the environments that `keep_entries` left out, since they changed the model."""
     models: Counter[str] = field(default_factory=Counter)
     """Number of actions by the model that a server of chat completions named."""
     damage: str = ""
@@ -115,6 +117,7 @@ class Side:
             others = {entry["name"] for entry in entries}.difference(names)
             sets = [spec for spec in self.eval_sets if spec.partition("=")[0] not in others]
             flags = {**self.flags, "env": kept, "eval_dataset": sets[0] if len(sets) == 1 else sets or None}
+            self.trained = {"env": self.flags["env"]} if "rollout_batch_size" in flags else {}
             self.config = {**self.config, "flags": flags}
 
     def name_sets(self, other: Side) -> None:

@@ -508,6 +508,9 @@ def test_one_environment_or_set_of_evaluations_is_compared(tmp_path, where):
     b = write_training(tmp_path / "b", {9: both[1]}, flags={"env": [entries[0], entries[1] | {"max_turns": 3}]})
     assert [each.text for each in compare(a, b).refused] == ["--env.y.max_turns: 2 in A, 3 in B"]
     assert compare(a, b, where=where).refused == ()
+    assert compare(a, b, where=where).changed == {"env.y.max_turns": (2, 3)}  # the other one trained the same model
+    alone = write_training(tmp_path / "c", {9: both[1]}, flags={"env": entries[:1]})
+    assert compare(alone, b, where=where).changed == {"env": ("x", "x+y")}
     with pytest.raises(ConfigError, match=r"^--where: expected an environment of .*a@9, got 'z'\. There are x, y\."):
         compare(a, b, where="env=z")
 
