@@ -183,8 +183,10 @@ def _task_rows(c: RunComparison) -> Iterator[tuple[str, str]]:
     for each in changed[:MAX_TASKS]:
         means = f"{each.mean_a:.3f} → {each.mean_b:.3f}  {each.difference:+.3f}"
         yield each.task_id, f"{means}  p {_p(each.p)}  q {_p(each.q)}" + "  ★" * each.is_named
-    if len(changed) > MAX_TASKS:
-        yield "", f"{len(changed) - MAX_TASKS} other tasks changed, {len(c.tasks) - len(changed)} did not."
+    if others := changed[MAX_TASKS:]:
+        named = sum(each.is_named for each in others)
+        surely = f", {named} of them ★" if named else ""
+        yield "", f"{counted(len(others), 'other task')} changed{surely}; {len(c.tasks) - len(changed)} did not."
     if c.num_needed is not None and not c.are_identical:
         few = f"With so few episodes, a task that changed alone cannot be told from chance among {len(c.tasks)}"
         yield "", f"{few}: that takes {c.num_needed} episodes of it in each run."
