@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
+from typing import Any
 
 from agentenv._util.estimates import pass_all_k, pass_at_k
 from agentenv._util.suggest import did_you_mean
@@ -105,16 +106,7 @@ def pairs_of(a: Side, b: Side, by: By, cluster: str | None) -> list[TaskPair]:
         values_a = values_of(outcomes, lambda each: each.value(by))
         values_b = values_of(b.outcomes.get(task_id, ()), lambda each: each.value(by))
         if values_a and values_b:
-            unit = None
-            if cluster is not None:
-                rows = [side.metadata.get(task_id, {}) for side in (a, b)]
-                unit = next((str(row[cluster]) for row in rows if cluster in row), None)
-                if unit is None:
-                    known = {name for side in (a, b) for row in side.metadata.values() for name in row}
-                    advice = did_you_mean(cluster, known, f"There are {', '.join(sorted(known)) or 'no keys'}.")
-                    raise ConfigError(
-                        f"--cluster: expected a key of the metadata of task {task_id}, got {cluster!r}.{advice}"
-                    )
+            unit = None if cluster is None else _unit_of(task_id, cluster, [a.metadata, b.metadata])
             pairs.append(TaskPair(task_id, outcomes, b.outcomes[task_id], values_a, values_b, unit))
     if pairs:
         return pairs
@@ -130,6 +122,22 @@ def pairs_of(a: Side, b: Side, by: By, cluster: str | None) -> list[TaskPair]:
         f"{b.name}: expected tasks of {a.name}, such as {first[0]}, got others, such as {first[1]}. "
         "Compare runs on the same data."
     )
+
+
+def _unit_of(task_id: str, cluster: str, metadata: Sequence[Mapping[str, Mapping[str, Any]]]) -> str:
+    """Return the value of a key of a task's metadata, which either side has; raise ConfigError if neither does."""
+    rows = [row for side in metadata for row in side.values()]
+    for side in metadata:
+        if cluster in side.get(task_id, {}):
+            return str(side[task_id][cluster])
+    known = {name for row in rows for name in row}
+    advice = did_you_mean(cluster, known, f"There are {', '.join(sorted(known)) or 'no keys'}.")
+    if cluster in known:
+        having, lacking = ({row.get("env") for row in rows if (cluster in row) is has} for has in (True, False))
+        wanted = " or ".join(f"env={env}" for env in sorted(having - lacking - {None}))
+        chosen = f"--where '{wanted}'" if wanted else "--where"
+        advice = f" Other tasks have it: compare those alone with {chosen}."
+    raise ConfigError(f"--cluster: expected a key of the metadata of task {task_id}, got {cluster!r}.{advice}")
 
 
 def difference_of(

@@ -134,6 +134,14 @@ def test_clusters_are_the_units_of_the_interval_and_of_the_flips():
     assert compare_sides(*sides, by="reward", cluster=None, margin=0.0).verdict == "better"
     with pytest.raises(ConfigError, match=r"^--cluster: expected a key .* got 'pasage'. Did you mean 'passage'\?"):
         compare_sides(*sides, by="reward", cluster="pasage", margin=0.0)
+    rows = {str(i): {"passage": i // 4, "env": "x"} for i in range(11)}
+    for other, advice in (({"env": "y"}, r"--where 'env=x'\."), ({"env": "x"}, r"--where\.")):
+        for each in sides:
+            each.metadata = rows | {"11": other}
+        with pytest.raises(
+            ConfigError, match=rf"got 'passage'\. Other tasks have it: compare those alone with {advice}"
+        ):
+            compare_sides(*sides, by="reward", cluster="passage", margin=0.0)
 
 
 def test_flips_of_single_episodes_have_a_test_and_those_of_several_are_counted():
