@@ -133,8 +133,8 @@ def _unit_of(task_id: str, cluster: str, metadata: Sequence[Mapping[str, Mapping
     known = {name for row in rows for name in row}
     advice = did_you_mean(cluster, known, f"There are {', '.join(sorted(known)) or 'no keys'}.")
     if cluster in known:
-        having, lacking = ({row.get("env") for row in rows if (cluster in row) is has} for has in (True, False))
-        wanted = " or ".join(f"env={env}" for env in sorted(having - lacking - {None}))
+        having, lacking = ({row.get("env", "") for row in rows if (cluster in row) is has} for has in (True, False))
+        wanted = " or ".join(f"env={env}" for env in sorted(having - lacking - {""}))
         chosen = f"--where '{wanted}'" if wanted else "--where"
         advice = f" Other tasks have it: compare those alone with {chosen}."
     raise ConfigError(f"--cluster: expected a key of the metadata of task {task_id}, got {cluster!r}.{advice}")
@@ -182,6 +182,17 @@ def _changes_of(
         changes.append(change_of(name, used, old, new, bound=bound))
         ps.append(flips_of(used, [b - a for a, b in zip(old, new, strict=True)]).p)
     return tuple(replace(each, q=q) for each, q in zip(changes, significance.benjamini_hochberg(ps), strict=True))
+
+
+def environment_changes(
+    pairs: Sequence[TaskPair], environments: Mapping[str, str], by: By, *, bound: float
+) -> tuple[Change, ...]:
+    """Return how the mean of each environment changed, by name; `environments` has those of the tasks of a mixture."""
+    named = {
+        env: [pair for pair in pairs if environments.get(pair.task_id) == env]
+        for env in sorted({environments[pair.task_id] for pair in pairs if pair.task_id in environments})
+    }
+    return _changes_of(named, lambda _, each: each.value(by), bound=bound) if len(named) > 1 else ()
 
 
 def passed_flips(pairs: Sequence[TaskPair]) -> Flips | None:

@@ -36,6 +36,7 @@ def sections_of(c: RunComparison) -> dict[str, list[tuple[str, str]]]:
         "Note": [("", each.text) for each in c.caveats if not each.refuses],
         "Flags that differ": [(f"--{name}", f"{old} → {new}") for name, (old, new) in c.changed.items()],
         headline(c): list(_headline_rows(c)),
+        f"Environments, mean {c.by}": list(_changes(c.environments)),
         "Checks": list(_check_rows(c)),
         "Passed": list(_passed_rows(c)),
         "Sampled tokens per episode, B / A": list(_lengths(c)),

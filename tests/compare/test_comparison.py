@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agentenv.compare import compare
 from agentenv.compare.comparison import compare_sides
+from agentenv.compare.report import sections_of
 from agentenv.compare.sides import read_side
 from agentenv.core.types import Answer
 from agentenv.errors import ConfigError
@@ -513,6 +514,12 @@ def test_one_environment_or_set_of_evaluations_is_compared(tmp_path, where):
     a = write_training(tmp_path / "a", {0: both[0], 9: both[1]}, flags={"env": entries})
     found = compare(a, where=where)
     assert (found.verdict, found.difference.num_tasks, found.a.num_episodes) == ("better", 12, 24)
+    assert found.environments == ()
+    mixture = compare(a)
+    assert [(each.name, each.difference.num_tasks) for each in mixture.environments] == [("x", 12), ("y", 12)]
+    assert [each.difference.mean for each in mixture.environments] == [found.difference.mean, 0.0]
+    title = "Environments, mean reward"
+    assert [name for name, _ in sections_of(mixture)[title]] == ["x", "y"]
     b = write_training(tmp_path / "b", {9: both[1]}, flags={"env": [entries[0], entries[1] | {"max_turns": 3}]})
     assert [each.text for each in compare(a, b).refused] == ["--env.y.max_turns: 2 in A, 3 in B"]
     assert compare(a, b, where=where).refused == ()

@@ -358,7 +358,8 @@ def test_a_task_of_two_trainings_opens_the_episodes_of_the_evaluations_that_were
         folder = train_run(tmp_path / name, tokenizer)
         for step in steps:
             episodes = [play(tokenizer, f"{task}/{k}", ("3", 0.3, "", {})) for task in "tu" for k in range(2)]
-            append_step(folder, evaluation_row(step, list(map(summarize, episodes))))
+            rows = [replace(summarize(each), env=f"env-{each.group_id}") for each in episodes]
+            append_step(folder, evaluation_row(step, rows))
         save(folder / "eval", [
             play(tokenizer, f"t@{step}/{k}", (f"{name} evaluated at {step}", 0.3, "", {}))
             for step in steps for k in range(kept)
@@ -379,6 +380,11 @@ def test_a_task_of_two_trainings_opens_the_episodes_of_the_evaluations_that_were
             assert "two evaluated at 1" in b
             page = watched().open(origin, f"{place}u")
             page.wait_for_function("() => document.querySelectorAll('.pair-side .empty').length === 2")
+            page.click("text=all tasks")
+            table = page.locator(".card", has_text="Environments").locator("tbody")
+            assert [row.split("\t")[:3] for row in table.inner_text().split("\n")] == [
+                ["env-t", "0.3", "0.3"], ["env-u", "0.3", "0.3"],
+            ]  # fmt: skip
 
 
 def test_the_overview_of_a_mixture_has_the_numbers_of_each_environment(watched, tokenizer, tmp_path):
