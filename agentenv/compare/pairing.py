@@ -126,10 +126,10 @@ def pairs_of(a: Side, b: Side, by: By, cluster: str | None) -> list[TaskPair]:
 
 def _unit_of(task_id: str, cluster: str, metadata: Sequence[Mapping[str, Mapping[str, Any]]]) -> str:
     """Return the value of a key of a task's metadata, which either side has; raise ConfigError if neither does."""
-    rows = [row for side in metadata for row in side.values()]
     for side in metadata:
         if cluster in side.get(task_id, {}):
             return str(side[task_id][cluster])
+    rows = [row for side in metadata for row in side.values()]
     known = {name for row in rows for name in row}
     advice = did_you_mean(cluster, known, f"There are {', '.join(sorted(known)) or 'no keys'}.")
     if cluster in known:
