@@ -124,22 +124,6 @@ def pairs_of(a: Side, b: Side, by: By, cluster: str | None) -> list[TaskPair]:
     )
 
 
-def _unit_of(task_id: str, cluster: str, metadata: Sequence[Mapping[str, Mapping[str, Any]]]) -> str:
-    """Return the value of a key of a task's metadata, which either side has; raise ConfigError if neither does."""
-    for side in metadata:
-        if cluster in side.get(task_id, {}):
-            return str(side[task_id][cluster])
-    rows = [row for side in metadata for row in side.values()]
-    known = {name for row in rows for name in row}
-    advice = did_you_mean(cluster, known, f"There are {', '.join(sorted(known)) or 'no keys'}.")
-    if cluster in known:
-        having, lacking = ({row.get("env", "") for row in rows if (cluster in row) is has} for has in (True, False))
-        wanted = " or ".join(f"env={env}" for env in sorted(having - lacking - {""}))
-        chosen = f"--where '{wanted}'" if wanted else "--where"
-        advice = f" Other tasks have it: compare those alone with {chosen}."
-    raise ConfigError(f"--cluster: expected a key of the metadata of task {task_id}, got {cluster!r}.{advice}")
-
-
 def difference_of(
     pairs: Sequence[TaskPair], differences: Sequence[float], *, bound: float = math.inf
 ) -> MeanDifference:
@@ -155,6 +139,22 @@ def flips_of(pairs: Sequence[TaskPair], differences: Sequence[float]) -> signifi
 
 def _clusters(pairs: Sequence[TaskPair]) -> list[Hashable] | None:
     return [pair.cluster for pair in pairs] if pairs and pairs[0].cluster is not None else None
+
+
+def _unit_of(task_id: str, cluster: str, metadata: Sequence[Mapping[str, Mapping[str, Any]]]) -> str:
+    """Return the value of a key of a task's metadata, which either side has; raise ConfigError if neither does."""
+    for side in metadata:
+        if cluster in side.get(task_id, {}):
+            return str(side[task_id][cluster])
+    rows = [row for side in metadata for row in side.values()]
+    known = {name for row in rows for name in row}
+    advice = did_you_mean(cluster, known, f"There are {', '.join(sorted(known)) or 'no keys'}.")
+    if cluster in known:
+        having, lacking = ({row.get("env", "") for row in rows if (cluster in row) is has} for has in (True, False))
+        wanted = " or ".join(f"env={env}" for env in sorted(having - lacking - {""}))
+        chosen = f"--where '{wanted}'" if wanted else "--where"
+        advice = f" Other tasks have it: compare those alone with {chosen}."
+    raise ConfigError(f"--cluster: expected a key of the metadata of task {task_id}, got {cluster!r}.{advice}")
 
 
 def change_of(
