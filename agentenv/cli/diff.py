@@ -81,7 +81,7 @@ def diff(args: Sequence[str]) -> int:
         from agentenv.view.single_file import FileOptions, write_html
         from agentenv.view.viewed import find_runs
 
-        runs = [run for run in find_runs(config.runs) if not run.is_eval]
+        runs = sorted(find_runs(config.runs), key=lambda run: run.is_eval)  # the two are numbers 0 and 1
         unit = "" if config.cluster is None else f"&cluster={quote(config.cluster)}"
         options = FileOptions(where=config.where, cluster=config.cluster, go=f"/compare/0/1?by={config.by}{unit}")
         sys.stdout.write(f"{write_html(runs, config.html, options)}\n")

@@ -38,7 +38,7 @@ class ShowRunConfig:
     best: int | None = None
     """Only the N episodes with the highest rewards, the highest first."""
     task: str | None = None
-    """Only episodes of this task: its id, or its number if the data has no ids."""
+    """Only episodes of this task: its id, of a training's eval/ also ID@STEP, or its number if the data has no ids."""
     episode: str | None = None
     """Only this episode: its id, a prefix that no other id has, or a number, which is an index: 0 is the first episode
     that ended, -1 the last."""

@@ -24,6 +24,7 @@ CODE = ("agent_func_path", "env", "env_kwargs", "remote_rm_url")
 _UNREPORTED = (
     "out", "resume", "progress", "log_level", "json", "ckpt_path", *ENVIRONMENT, *LIMITS, *REWARDS, *EVAL_DATA,
 )  # fmt: skip
+_KEYS = [each.name for each in fields(MixtureEntry) if each.name != "name"]
 _NUM_SHOWN = 3
 
 
@@ -81,9 +82,11 @@ def failures_of(side: Side) -> dict[str, int]:
 
 
 def changed_flags(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
-    """Return the other flags that both have with different values, with the value of each."""
+    """Return the flags that both have with different values and that no caveat tells, with the value of each."""
     names = {name.rpartition(".")[2] for name in _by_entry(a.flags)}.difference(_UNREPORTED)
-    return dict(_differing(a.flags, b.flags, names))
+    told = dict(_differing(a.flags, b.flags, _KEYS))
+    others = {name: values for name, values in _differing(a.trained, b.trained, _KEYS) if name not in told}
+    return dict(_differing(a.flags, b.flags, names)) | others
 
 
 def _differing(
@@ -99,8 +102,7 @@ def _differing(
 def _by_entry(flags: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the flags with the names of a mixture's environments as `env`, and its entries as `env.NAME.KEY`."""
     entries = mixture_of(flags)
-    keys = [each.name for each in fields(MixtureEntry) if each.name != "name"]
-    values = {f"env.{entry['name']}.{key}": entry.get(key) for entry in entries for key in keys}
+    values = {f"env.{entry['name']}.{key}": entry.get(key) for entry in entries for key in _KEYS}
     return {**flags, "env": "+".join(sorted(entry["name"] for entry in entries)), **values} if entries else flags
 
 

@@ -58,6 +58,8 @@ class RunComparison:
     verdict: Verdict
     """What the interval of `difference` shows."""
     difference: MeanDifference
+    environments: tuple[Change, ...]
+    """The means of each environment of a mixture, by name; empty with fewer than two."""
     are_identical: bool
     """True if no task differs."""
     share_bound: float | None
@@ -140,7 +142,7 @@ def compare(
     old, new = read_side(a, kept), read_side(b, kept)
     named, by_several = (old, new) if len(new.eval_sets) > 1 else (new, old)
     named.name_sets(by_several)
-    environments = old.environments | new.environments
+    environments = {*old.environments.values(), *new.environments.values()}
     for side in (old, new):
         side.keep_entries(environments)
     return compare_sides(old, new, by=by, cluster=cluster, margin=margin)
@@ -169,6 +171,7 @@ def compare_sides(a: Side, b: Side, *, by: By, cluster: str | None, margin: floa
         and all(a.flags.get(key) is not None and a.flags[key] == b.flags.get(key) for key in DRAWS),
         verdict=intervals.verdict_of(difference, margin),
         difference=difference,
+        environments=pairing.environment_changes(pairs, a.environments | b.environments, by, bound=bound),
         are_identical=has_no_spread and difference.mean == 0.0,
         share_bound=min(1.0, 3.0 / difference.num_units) if has_no_spread else None,
         sign_flips=pairing.flips_of(pairs, differences),

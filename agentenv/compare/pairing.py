@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from statistics import fmean
+from typing import Any
 
 from agentenv._util.estimates import pass_all_k, pass_at_k
 from agentenv._util.suggest import did_you_mean
@@ -137,16 +138,7 @@ def pairs_of(a: Side, b: Side, by: By, cluster: str | None) -> list[TaskPair]:
             old, new = _graded_in_both(old, new, by)
         values_a, values_b = (values_of(each, lambda each: each.value(by)) for each in (old, new))
         if values_a and values_b:
-            unit = None
-            if cluster is not None:
-                rows = [side.metadata.get(task_id, {}) for side in (a, b)]
-                unit = next((str(row[cluster]) for row in rows if cluster in row), None)
-                if unit is None:
-                    known = {name for side in (a, b) for row in side.metadata.values() for name in row}
-                    advice = did_you_mean(cluster, known, f"There are {', '.join(sorted(known)) or 'no keys'}.")
-                    raise ConfigError(
-                        f"--cluster: expected a key of the metadata of task {task_id}, got {cluster!r}.{advice}"
-                    )
+            unit = None if cluster is None else _unit_of(task_id, cluster, [a.metadata, b.metadata])
             pairs.append(TaskPair(task_id, old, new, values_a, values_b, unit, are_same))
     if pairs:
         return pairs
@@ -190,6 +182,22 @@ def _clusters(pairs: Sequence[TaskPair]) -> list[Hashable] | None:
     return [pair.cluster for pair in pairs] if pairs and pairs[0].cluster is not None else None
 
 
+def _unit_of(task_id: str, cluster: str, metadata: Sequence[Mapping[str, Mapping[str, Any]]]) -> str:
+    """Return the value of a key of a task's metadata, which either side has; raise ConfigError if neither does."""
+    for side in metadata:
+        if cluster in side.get(task_id, {}):
+            return str(side[task_id][cluster])
+    rows = [row for side in metadata for row in side.values()]
+    known = {name for row in rows for name in row}
+    advice = did_you_mean(cluster, known, f"There are {', '.join(sorted(known)) or 'no keys'}.")
+    if cluster in known:
+        having, lacking = ({row.get("env", "") for row in rows if (cluster in row) is has} for has in (True, False))
+        wanted = " or ".join(f"env={env}" for env in sorted(having - lacking - {""}))
+        chosen = f"--where '{wanted}'" if wanted else "--where"
+        advice = f" Other tasks have it: compare those alone with {chosen}."
+    raise ConfigError(f"--cluster: expected a key of the metadata of task {task_id}, got {cluster!r}.{advice}")
+
+
 def change_of(
     name: str, pairs: Sequence[TaskPair], means_a: Sequence[float], means_b: Sequence[float], *, bound: float = math.inf
 ) -> Change:
@@ -215,6 +223,17 @@ def _changes_of(
         changes.append(change_of(name, used, old, new, bound=bound))
         ps.append(flips_of(used, [b - a for a, b in zip(old, new, strict=True)]).p)
     return tuple(replace(each, q=q) for each, q in zip(changes, significance.benjamini_hochberg(ps), strict=True))
+
+
+def environment_changes(
+    pairs: Sequence[TaskPair], environments: Mapping[str, str], by: By, *, bound: float
+) -> tuple[Change, ...]:
+    """Return how the mean of each environment changed, by name; `environments` has those of the tasks of a mixture."""
+    named = {
+        env: [pair for pair in pairs if environments.get(pair.task_id) == env]
+        for env in sorted({environments[pair.task_id] for pair in pairs if pair.task_id in environments})
+    }
+    return _changes_of(named, lambda _, each: each.value(by), bound=bound) if len(named) > 1 else ()
 
 
 def passed_flips(pairs: Sequence[TaskPair]) -> Flips | None:

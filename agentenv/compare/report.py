@@ -37,6 +37,7 @@ def sections_of(c: RunComparison) -> dict[str, list[tuple[str, str]]]:
         "Note": [("", each.text) for each in c.caveats if not each.refuses],
         "Flags that differ": [(f"--{name}", f"{old} → {new}") for name, (old, new) in c.changed.items()],
         headline(c): list(_headline_rows(c)),
+        f"Environments, mean {c.by}": list(_changes(c.environments)),
         "Checks": list(_check_rows(c)),
         "Passed": list(_passed_rows(c)),
         "Sampled tokens per episode, B / A": list(_lengths(c)),
@@ -186,8 +187,10 @@ def _task_rows(c: RunComparison) -> Iterator[tuple[str, str]]:
         means = f"{each.mean_a:.3f} → {each.mean_b:.3f}  {each.difference:+.3f}"
         chance = "" if each.p is None or each.q is None else f"  p {_p(each.p)}  q {_p(each.q)}"
         yield each.task_id, f"{means}{chance}" + "  ★" * each.is_named
-    if len(changed) > MAX_TASKS:
-        yield "", f"{len(changed) - MAX_TASKS} other tasks changed, {len(c.tasks) - len(changed)} did not."
+    if others := changed[MAX_TASKS:]:
+        named = sum(each.is_named for each in others)
+        surely = f", {named} of them ★" if named else ""
+        yield "", f"{counted(len(others), 'other task')} changed{surely}; {len(c.tasks) - len(changed)} did not."
     if c.num_needed is not None and not c.are_identical:
         few = f"With so few episodes, a task that changed alone cannot be told from chance among {len(c.tasks)}"
         yield "", f"{few}: that takes {c.num_needed} episodes of it in each run."

@@ -79,8 +79,10 @@ class Side:
     """Prompt and label of each task, as JSON."""
     metadata: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """`Task.metadata` of each task; with the key `env`, the environment's name in a mixture."""
-    environments: set[str] = field(default_factory=set)
-    """Names of those in a mixture that have episodes; empty if unknown, as in evaluations of earlier versions."""
+    environments: dict[str, str] = field(default_factory=dict)
+    """Of each task of a mixture, the name; empty if unknown, as in evaluations of earlier versions."""
+    trained: Mapping[str, Any] = field(default_factory=dict)
+    """`env` of a training's flags with the environments that `keep_entries` left out, since they changed the model."""
     models: Counter[str] = field(default_factory=Counter)
     """Number of actions by the model that a server of chat completions named."""
     damage: str = ""
@@ -102,7 +104,7 @@ class Side:
         if task_id not in self.contents:
             self.contents[task_id] = json.dumps(jsonable([task.prompt, task.label]), sort_keys=True)
             self.metadata[task_id] = {"env": task.env, **task.metadata} if task.env else task.metadata
-            self.environments.update([task.env] if task.env else ())
+            self.environments.update({task_id: task.env} if task.env else {})
 
     @property
     def set_names(self) -> Mapping[str, str]:
@@ -118,6 +120,7 @@ class Side:
             others = {entry["name"] for entry in entries}.difference(names)
             sets = [spec for spec in self.eval_sets if spec.partition("=")[0] not in others]
             flags = {**self.flags, "env": kept, "eval_dataset": sets[0] if len(sets) == 1 else sets or None}
+            self.trained = {"env": self.flags["env"]} if "rollout_batch_size" in flags else {}
             self.config = {**self.config, "flags": flags}
 
     def name_sets(self, other: Side) -> None:
@@ -202,7 +205,7 @@ def _evaluated_side(folder: Path, evaluation: Mapping[str, Any], where: EpisodeF
     for episode in episodes:
         if where is None or where.keeps_task(episode.group_id, episode.env, name):
             side.outcomes[episode.group_id].append(judge.outcome(episode))
-            side.environments.update([episode.env] if episode.env else ())
+            side.environments.update({episode.group_id: episode.env} if episode.env else {})
     _check_kept(where, side, name, (episode.env for episode in episodes))
     judge.settle(side)
     return side

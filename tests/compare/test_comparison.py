@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agentenv.compare import compare
 from agentenv.compare.comparison import compare_sides
+from agentenv.compare.report import sections_of
 from agentenv.compare.sides import read_side
 from agentenv.core.types import Answer
 from agentenv.errors import ConfigError
@@ -180,6 +181,14 @@ def test_clusters_are_the_units_of_the_interval_and_of_the_flips():
     assert compare_sides(*sides, by="reward", cluster=None, margin=0.0).verdict == "better"
     with pytest.raises(ConfigError, match=r"^--cluster: expected a key .* got 'pasage'. Did you mean 'passage'\?"):
         compare_sides(*sides, by="reward", cluster="pasage", margin=0.0)
+    rows = {str(i): {"passage": i // 4, "env": "x"} for i in range(11)}
+    for other, advice in (({"env": "y"}, r"--where 'env=x'\."), ({"env": "x"}, r"--where\.")):
+        for each in sides:
+            each.metadata = rows | {"11": other}
+        with pytest.raises(
+            ConfigError, match=rf"got 'passage'\. Other tasks have it: compare those alone with {advice}"
+        ):
+            compare_sides(*sides, by="reward", cluster="passage", margin=0.0)
 
 
 def test_flips_of_single_episodes_have_a_test_and_those_of_several_are_counted():
@@ -562,9 +571,18 @@ def test_one_environment_or_set_of_evaluations_is_compared(tmp_path, where):
     a = write_training(tmp_path / "a", {0: both[0], 9: both[1]}, flags={"env": entries})
     found = compare(a, where=where)
     assert (found.verdict, found.difference.num_tasks, found.a.num_episodes) == ("better", 12, 24)
+    assert found.environments == ()
+    mixture = compare(a)
+    assert [(each.name, each.difference.num_tasks) for each in mixture.environments] == [("x", 12), ("y", 12)]
+    assert [each.difference.mean for each in mixture.environments] == [found.difference.mean, 0.0]
+    title = "Environments, mean reward"
+    assert [name for name, _ in sections_of(mixture)[title]] == ["x", "y"]
     b = write_training(tmp_path / "b", {9: both[1]}, flags={"env": [entries[0], entries[1] | {"max_turns": 3}]})
     assert [each.text for each in compare(a, b).refused] == ["--env.y.max_turns: 2 in A, 3 in B"]
     assert compare(a, b, where=where).refused == ()
+    assert compare(a, b, where=where).changed == {"env.y.max_turns": (2, 3)}  # the other one trained the same model
+    alone = write_training(tmp_path / "c", {9: both[1]}, flags={"env": entries[:1]})
+    assert compare(alone, b, where=where).changed == {"env": ("x", "x+y")}
     with pytest.raises(ConfigError, match=r"^--where: expected an environment of .*a@9, got 'z'\. There are x, y\."):
         compare(a, b, where="env=z")
 

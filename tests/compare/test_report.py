@@ -83,7 +83,9 @@ def test_the_cost_of_the_policy_is_compared_where_both_runs_know_it():
 
 def test_only_the_first_changed_tasks_are_listed():
     text = as_text(compared(LOW, HIGH))
-    assert "2 other tasks changed, 0 did not." in text
+    assert "2 other tasks changed; 0 did not." in text
+    surely = {str(i): [0.0] * 8 for i in range(11)}, {str(i): [1.0] * 8 for i in range(11)}
+    assert "1 other task changed, 1 of them ★; 0 did not." in as_text(compared(*surely))
     assert len(re.findall(r"^  \d+ +.*  q ", text, re.MULTILINE)) == 10
 
 

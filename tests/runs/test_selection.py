@@ -3,6 +3,7 @@
 import json
 import re
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,17 @@ def test_a_task_is_named_by_its_number_and_without_the_pass_of_a_training(tmp_pa
             writer.append(episode(episode_id, "?", ("x", 1.0, {})))
     assert ids(tmp_path, task="3") == ids(tmp_path, task="000003") == ["000003/0", "000003@1/0"]
     assert ids(tmp_path, task="000003@1") == ["000003@1/0"]
+
+
+def test_a_task_of_an_evaluation_is_named_by_its_step_too(tmp_path):
+    with RunWriter.open(tmp_path, {}) as writer:
+        for step in range(2):
+            found = episode(f"000003@{step}/0", "?", ("x", 1.0, {}))
+            writer.append(replace(found, task=replace(found.task, task_id="000003")))
+    assert ids(tmp_path, task="000003@1") == ["000003@1/0"]
+    assert len(ids(tmp_path, task="000003")) == 2
+    with pytest.raises(ConfigError, match=r"got '000003@2'\. Did you mean '000003@\d'\?"):
+        ids(tmp_path, task="000003@2")
 
 
 def test_a_search_holds_one_episode_at_a_time(tmp_path):

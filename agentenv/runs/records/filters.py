@@ -15,16 +15,17 @@ Values and patterns with spaces are quoted; in quotes, a backslash escapes a quo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from statistics import fmean, pstdev
-from typing import Any
+from typing import Any, get_args
 
 from agentenv._util.brief import brief
 from agentenv._util.suggest import did_you_mean
 from agentenv.core.trajectory import Trajectory
-from agentenv.errors import ConfigError
+from agentenv.core.types import StopReason
+from agentenv.errors import ConfigError, ErrorKind
 from agentenv.runs.metrics import summarize
 from agentenv.runs.records.index import FIELDS, make_row
 from agentenv.runs.records.tables import (
@@ -46,6 +47,11 @@ ALIASES = {
 GROUP_COLUMNS = ("group.reward", "group.spread")
 INDEX_COLUMNS = ("segments", "mean_logprob", "min_logprob", "repeated_share")
 """Numbers of an episode that its row of the index has (`index.FIELDS`), and no table."""
+
+_VALUES: Mapping[str, Sequence[str]] = {
+    "stop_reason": [*map(str, StopReason), "none"], "error_kind": [*get_args(ErrorKind), "none"],
+}  # fmt: skip
+"""All values of columns that have few."""
 
 _QUOTED = r'"((?:[^"\\]|\\.)*)"'
 _TERM = re.compile(
@@ -202,14 +208,26 @@ def _term(match: re.Match[str], where: str) -> _Term:
         names = [*EPISODE_COLUMNS, *INDEX_COLUMNS, *ALIASES, "info.KEY", *GROUP_COLUMNS]
         names += [f"turn.{each}" for each in TURN_COLUMNS]
         names = [f"turn.{column}"] if plain in TURN_COLUMNS else names
-        advice = did_you_mean(column, names, f"Use one of {', '.join(EPISODE_COLUMNS)}, info.KEY, turn.COLUMN.")
+        advice = f"Use one of {', '.join(EPISODE_COLUMNS)}, info.KEY, turn.COLUMN."
+        advice = did_you_mean(column, names, cutoff=0.6) or did_you_mean(column[:3], names, advice, cutoff=1.0)  # env
         raise ConfigError(f"{where}: expected a column, got {column!r}.{advice}")
+    if not scope and (values := _VALUES.get(plain)):
+        _check_value(f"{where}: expected a value of {column}", values, column, operator, value)
     if operator in _ORDERS and plain in known and plain not in INTEGERS | FLOATS:
         raise ConfigError(
             f"{where}: expected a column of numbers before {operator}, got {column!r}, which has text. "
             f"Compare it with = or :, or write {column}!=none."
         )
     return _Term(bool(minus), scope + plain, operator, value)
+
+
+def _check_value(what: str, values: Sequence[str], column: str, operator: str, value: str) -> None:
+    """Raise ConfigError for a value or a pattern that no episode can have."""
+    fits = any(fnmatchcase(each, value) for each in values)
+    if value in values or (fits and operator == ":"):
+        return
+    advice = did_you_mean(value, values, f"There are {', '.join(values)}.", cutoff=0.6)
+    raise ConfigError(f"{what}, got {value!r}.{f' Write {column}:{value}.' if fits else advice}")
 
 
 def _unquoted(text: str) -> str:

@@ -24,7 +24,8 @@ class Selection:
 
     failed: bool = False
     task: str | None = None
-    """The id of a task, with or without the pass (`ID@2`), or its number in a file without ids."""
+    """The id of a task, with or without the pass or the step of an evaluation (`ID@2`), or its number in a file without
+    ids."""
     where: EpisodeFilter | None = None
     grep: re.Pattern[str] | None = None
     """Found in the prompt, an action or an observation."""
@@ -60,7 +61,7 @@ def select(
 def _chosen(
     run: str | Path, selection: Selection, report: ReadReport | None, check: Callable[[], None]
 ) -> Iterator[Trajectory]:
-    where, tasks = selection.where, set[str]()
+    where, tasks = selection.where, set[tuple[str, str]]()
     rewards: Mapping[str, Sequence[float]] = {}
     if where and where.columns & set(GROUP_COLUMNS):
         rewards = rewards_of_groups(read_trajectories(run, report=ReadReport()), check)
@@ -73,16 +74,17 @@ def _chosen(
             seen.update(f"turn.{key}" for row in turn_rows(trajectory) for key in row if key.startswith("info."))
             unseen -= seen
         if selection.task is not None:
-            tasks.add(trajectory.task.task_id)
+            tasks.add((trajectory.task.task_id, trajectory.group_id))
         if (
             (not selection.failed or trajectory.error is not None)
-            and (selection.task is None or _is_task(selection.task, trajectory.task.task_id))
+            and (selection.task is None or _is_task(selection.task, trajectory.task.task_id, trajectory.group_id))
             and (where is None or where.matches(trajectory, rewards.get(trajectory.group_id, ())))
             and (selection.grep is None or any(map(selection.grep.search, conversation_texts(trajectory))))
         ):
             yield trajectory
-    if tasks and not any(_is_task(str(selection.task), each) for each in tasks):
-        advice = did_you_mean(str(selection.task), tasks, f"The first is {min(tasks)!r}.")
+    if tasks and not any(_is_task(str(selection.task), *ids) for ids in tasks):
+        known = {each for ids in tasks for each in ids}
+        advice = did_you_mean(str(selection.task), known, f"The first is {min(known)!r}.")
         raise ConfigError(f"--task: expected the id of a task of {run}, got {selection.task!r}.{advice}")
     if unseen and seen:
         column = min(unseen)
@@ -90,8 +92,9 @@ def _chosen(
         raise ConfigError(f"--where: expected a key of info that an episode has, got {column!r}.{advice}")
 
 
-def _is_task(wanted: str, task_id: str) -> bool:
-    return wanted in (task_id, first := task_id.partition("@")[0]) or (wanted.isdigit() and wanted.zfill(6) == first)
+def _is_task(wanted: str, task_id: str, group_id: str) -> bool:
+    first = task_id.partition("@")[0]
+    return wanted in (task_id, first, group_id) or (wanted.isdigit() and wanted.zfill(6) == first)
 
 
 def rewards_of_groups(

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from agentenv.cli.main import main
 from agentenv.compare import compare
 from agentenv.compare.report import sections_of
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Answer, Completion, StepResult, StopReason, Task
+from agentenv.runs.metrics import summarize
+from agentenv.runs.records.steps import append_step, evaluation_row
 from agentenv.view.single_file import FileOptions, write_html
 from agentenv.view.viewed import find_runs
 from tests.runs.filter_run import write_filter_run
@@ -345,7 +348,43 @@ def test_two_trainings_stand_in_the_same_charts_and_are_compared_down_to_their_e
         page.wait_for_selector(".interval, .tiles")
         assert page.evaluate("location.hash").startswith("#/compare/0/2")  # run 1 is that of its own evaluations
         page.evaluate("location.hash = '#/compare/0/2?task=t'")
-        page.wait_for_function("() => document.querySelectorAll('.pair-side .strand-head').length === 2")
+        # of all passes over the data, as in the comparison
+        page.wait_for_function("() => document.querySelectorAll('.pair-side .strand-head').length === 4")
+        assert "t@1/0 and 4 more" in page.locator(".pair-side").first.inner_text()
+
+
+def test_a_task_of_two_trainings_opens_the_episodes_of_the_evaluations_that_were_compared(watched, tokenizer, tmp_path):
+    def training(name, steps, kept):
+        folder = train_run(tmp_path / name, tokenizer)
+        for step in steps:
+            episodes = [play(tokenizer, f"{task}/{k}", ("3", 0.3, "", {})) for task in "tu" for k in range(2)]
+            rows = [replace(summarize(each), env=f"env-{each.group_id}") for each in episodes]
+            append_step(folder, evaluation_row(step, rows))
+        save(folder / "eval", [
+            play(tokenizer, f"t@{step}/{k}", (f"{name} evaluated at {step}", 0.3, "", {}))
+            for step in steps for k in range(kept)
+        ])  # fmt: skip
+        return str(folder)
+
+    runs, out = [training("one", [1, 2], 2), training("two", [1], 1)], tmp_path / "page.html"
+    assert main(["diff", *runs, "--html", str(out)]) == 0
+    with serving(*runs) as address:
+        for origin, place in ((out.as_uri(), "/compare/0/1?task="), (address, "/compare/0/2?task=")):
+            page = watched().open(origin, f"{place}t")
+            page.wait_for_function("() => document.querySelectorAll('.pair-side .strand-head').length === 2")
+            a, b = page.locator(".pair-side").all_inner_texts()
+            assert a.startswith("A: one, evaluation at step 2\n")
+            assert "one evaluated at 2" in a
+            assert "All took the same actions." in a
+            assert "1 episode of the 2 that are compared" in b
+            assert "two evaluated at 1" in b
+            page = watched().open(origin, f"{place}u")
+            page.wait_for_function("() => document.querySelectorAll('.pair-side .empty').length === 2")
+            page.click("text=all tasks")
+            table = page.locator(".card", has_text="Environments").locator("tbody")
+            assert [row.split("\t")[:3] for row in table.inner_text().split("\n")] == [
+                ["env-t", "0.3", "0.3"], ["env-u", "0.3", "0.3"],
+            ]  # fmt: skip
 
 
 def test_the_overview_of_a_mixture_has_the_numbers_of_each_environment(watched, tokenizer, tmp_path):

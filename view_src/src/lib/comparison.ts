@@ -60,6 +60,7 @@ export interface Comparison {
   changed: Record<string, [unknown, unknown]>;
   verdict: string;
   difference: Difference;
+  environments: Change[];
   are_identical: boolean;
   share_bound: number | null;
   sign_flips: { p: number; num: number; is_exact: boolean } | null;

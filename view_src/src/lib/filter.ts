@@ -29,6 +29,13 @@ const TEXT_COLUMNS = new Set([
   "error_kind", "error_place", "action", "observation", "finish_reason",
   "model",
 ]);
+/** All values of columns that have few. */
+const VALUES = new Map([
+  ["stop_reason", [
+    "terminated", "truncated_by_env", "max_turns", "max_length", "step_timeout", "episode_timeout", "aborted", "error", "none",
+  ]],
+  ["error_kind", ["infra", "env", "contract", "data", "none"]],
+]);
 const GROUP_COLUMNS = ["group.reward", "group.spread"];
 /** Numbers that only the index has. */
 export const INDEX_COLUMNS = ["segments", "mean_logprob", "min_logprob", "repeated_share"];
@@ -110,7 +117,17 @@ function term(match: RegExpExecArray): Term {
         `Compare it with = or :, or write ${column}!=none.`,
     );
   }
+  checkValue(VALUES.get(name) ?? [], column, operator, value);
   return { negated: minus === "-", column: name, operator, value };
+}
+
+/** Raise FilterError for a value or a pattern that no episode can have. */
+function checkValue(values: string[], column: string, operator: string, value: string): void {
+  const fits = values.some((each) => pattern(value).test(each));
+  if (!values.length || values.includes(value) || (fits && operator === ":")) return;
+  const [closest] = near(value, values, 1);
+  const advice = closest ? `Did you mean '${closest}'?` : `There are ${values.join(", ")}.`;
+  throw new FilterError(`expected a value of ${column}, got '${value}'. ${fits ? `Write ${column}:${value}.` : advice}`);
 }
 
 const unquoted = (text: string): string => text.replace(/\\(.)/gs, "$1");
@@ -125,7 +142,8 @@ function fullName(name: string): string {
   }
   if (STEP_COLUMNS.includes(name)) throw new FilterError(`expected a column of the record, got '${name}', which the train steps have. Sort by it.`);
   const [closest] = TURN_COLUMNS.includes(plain) ? [`turn.${name}`] : near(name, COLUMN_NAMES, 1);
-  const advice = closest ? ` Did you mean '${closest}'?` : ` Use one of ${EPISODE_COLUMNS.join(", ")}, info.KEY, turn.COLUMN.`;
+  const start = closest ?? COLUMN_NAMES.find((each) => each === name.slice(0, 3)); // env
+  const advice = start ? ` Did you mean '${start}'?` : ` Use one of ${EPISODE_COLUMNS.join(", ")}, info.KEY, turn.COLUMN.`;
   throw new FilterError(`expected a column, got '${name}'.${advice}`);
 }
 

@@ -11,6 +11,11 @@ export function CompareCards({ comparison }: { comparison: Comparison }): VNode 
         <IntervalPlot difference={comparison.difference} margin={comparison.margin} />
         <Checks comparison={comparison} />
       </Card>
+      {comparison.environments.length > 0 && (
+        <Card title="Environments" note={`mean ${comparison.by}`}>
+          <Changes changes={comparison.environments} />
+        </Card>
+      )}
       <Card title="Passed">
         <Changes changes={fewPasses(comparison.passes)} />
         {comparison.passes.length === 0 && <p class="dim">No score says what passed.</p>}

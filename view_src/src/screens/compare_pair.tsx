@@ -1,9 +1,10 @@
 import type { VNode } from "preact";
 import type { RunStore, Stores } from "../data/store";
-import type { Runs } from "../data/types";
-import type { Comparison } from "../lib/comparison";
-import { fixed, signed } from "../lib/format";
-import { type Route, links, setQuery } from "../lib/router";
+import type { Group, IndexTable } from "../data/table";
+import type { RunKind, Runs } from "../data/types";
+import type { Comparison, SideFacts } from "../lib/comparison";
+import { fixed, plural, signed } from "../lib/format";
+import { type Route, links, setQuery, wellFormed } from "../lib/router";
 import { Empty, Text } from "../ui/bits";
 import { useStore } from "../ui/hooks";
 import { Siblings, useSiblings } from "./task";
@@ -16,10 +17,13 @@ interface PairProps {
   task: string;
 }
 
-/** Both groups of a task. */
+/** The episodes of a task that are compared, of both runs. */
 export function ComparePair({ stores, route, runs, comparison, task }: PairProps): VNode {
   const change = comparison.tasks.find((each) => each.task_id === task);
-  const sides = [route.run, route.other].map((run) => stores.open(run, [route.run, route.other], ["index", "steps"]));
+  const sides = [
+    keptOf("A", route.run, comparison.a, runs, change?.num_a),
+    keptOf("B", route.other, comparison.b, runs, change?.num_b),
+  ];
   return (
     <>
       <div class="headline">
@@ -35,26 +39,57 @@ export function ComparePair({ stores, route, runs, comparison, task }: PairProps
           </span>
         )}
       </div>
-      {sides.map((store, k) => (
-        <Side key={store.run} store={store} task={task} name={`${k ? "B" : "A"}: ${runs.runs.find((each) => each.run === store.run)?.name ?? ""}`} />
+      {sides.map((side) => (
+        <Side key={side.run} store={stores.open(side.run, sides.map(({ run }) => run), ["index", "steps"])} {...{ task, ...side }} />
       ))}
     </>
   );
 }
 
-function Side({ store, task, name }: { store: RunStore; task: string; name: string }): VNode {
+interface Kept {
+  name: string;
+  run: number;
+  kind: RunKind | undefined;
+  /** Of the evaluation that is compared; null without one. */
+  step: number | null;
+  /** Episodes that are compared. */
+  num: number;
+}
+
+/** Return where the episodes of a side are kept: those of a training's evaluations are in a run of their own. */
+function keptOf(letter: string, number: number, { step }: SideFacts, { runs }: Runs, num = 0): Kept {
+  const run = runs.find((each) => each.run === number);
+  const own = step === null ? run : (runs.find((each) => each.kind === "eval" && each.name === `${run?.name}/eval`) ?? run);
+  const name = `${letter}: ${run?.name ?? ""}${step === null ? "" : `, evaluation at step ${step}`}`;
+  return { name, run: own?.run ?? number, kind: own?.kind, step, num };
+}
+
+function groupsOf(index: IndexTable, task: string, { kind, step }: Pick<Kept, "kind" | "step">): Group[] {
+  // A training without evaluations is compared over all passes over its data.
+  const isPass = ({ id }: Group): boolean => wellFormed(id).replace(/(?<=.)@\d+$/, "") === task;
+  if (step === null && kind === "train") return [...index.groups().values()].filter(isPass);
+  // Beside an evaluation of several sets, the ids of one of a single set begin with the set's name.
+  const bare = task.slice(task.indexOf("/") + 1);
+  const ids = step === null ? [task] : kind === "eval" ? [`${task}@${step}`, `${bare}@${step}`] : [];
+  return ids.flatMap((id) => index.group(id) ?? []).slice(0, 1);
+}
+
+function Side({ store, task, ...side }: Kept & { store: RunStore; task: string }): VNode {
   useStore(store);
-  const group = store.index.group(task);
-  const { siblings, problem } = useSiblings(store, group?.rows ?? []);
+  const groups = groupsOf(store.index, task, side);
+  const rows = groups.flatMap((each) => each.rows);
+  const { siblings, problem } = useSiblings(store, rows);
+  const lacks = side.step === null ? "This run kept no episode of the task" : "This evaluation kept no episode of the task";
   return (
     <section class="pair-side">
       <h2 class="pair-name">
-        <a href={links.task(store.run, task)}>
-          <Text value={name} line />
+        <a href={links.task(store.run, groups[0]?.id ?? task)}>
+          <Text value={side.name} line />
         </a>
       </h2>
       {problem !== null && <Empty title={problem} />}
-      {!group && store.complete.has("index") && <Empty title="This run kept no episode of the task" />}
+      {!rows.length && store.complete.has("index") && <Empty title={lacks}>{side.kind !== "run" && <>A training keeps as many as <code>--save_samples</code> says.</>}</Empty>}
+      {siblings && rows.length < side.num && <p class="note">{plural(rows.length, "episode")} of the {side.num} that are compared: the others were not kept.</p>}
       {siblings && <Siblings store={store} siblings={siblings} />}
     </section>
   );
