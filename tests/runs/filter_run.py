@@ -1,7 +1,7 @@
 """The run on which the language of filters is tested, in Python and in the page."""
 
 from agentenv.core.trajectory import EpisodeError, Trajectory
-from agentenv.core.types import Completion, StepResult, StopReason, Task
+from agentenv.core.types import Answer, Completion, StepResult, StopReason, Task
 from agentenv.runs.records.directory import RunWriter
 
 
@@ -21,6 +21,18 @@ def episode(episode_id, prompt, *turns, stop=StopReason.TERMINATED, error=None, 
     return trajectory
 
 
+def answered(episode_id, *turns):
+    """An episode of an API model, with (input tokens, output tokens) for each turn; None where the server sent none."""
+    trajectory = Trajectory(Task("Why?", task_id="d"), 10**6, episode_id, "d")
+    for num_input, num_output in turns:
+        answer = Answer("So.", model="m", num_input_tokens=num_input, num_output_tokens=num_output)
+        trajectory.append_turn(Completion((), answer=answer, num_request_retries=2, num_failovers=1), "So.")
+        trajectory.count_retry("EngineError")
+        trajectory.set_result(StepResult(reward=0.25))
+    trajectory.finish(StopReason.TERMINATED)
+    return trajectory
+
+
 def write_filter_run(path):
     """The episodes that filters.json is about."""
     error = EpisodeError("env", "KeyError", "'x'", "step", "env.py:3")
@@ -32,4 +44,7 @@ def write_filter_run(path):
         retried = ["InfraError (ConnectError)", "InfraError (ConnectError)", "EngineError"]
         writer.append(episode("b/1", "How many pears?", ('a "quote"', 1.0, {}), attempt=1, retried=retried))
         writer.append(episode("c/0", "?", ("boom", None, {}), stop=StopReason.ERROR, error=error))
+        writer.append(answered("d/0", (None, None), (20, 5)))
+        writer.append(answered("d/1", (10, 3), (None, 4)))
+        writer.append(answered("d/2", (10, 3), (16, 4)))
     return path

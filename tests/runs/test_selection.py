@@ -44,8 +44,8 @@ def test_a_key_of_info_that_a_run_does_not_have_is_no_error_where_no_episode_has
 
 def test_the_worst_and_the_best_are_in_order_and_have_a_reward(run):
     assert ids(run, worst=2) == ["a/1", "b/0"]
-    assert ids(run, best=3) == ["a/0", "b/1", "b/0"]
-    assert ids(run, best=9) == ["a/0", "b/1", "b/0", "a/1"]
+    assert ids(run, best=3) == ["a/0", "b/1", "d/0"]
+    assert ids(run, best=9) == ["a/0", "b/1", "d/0", "d/1", "d/2", "b/0", "a/1"]
     assert ids(run, worst=1, where=parse_filter("task=b")) == ["b/0"]
 
 
@@ -53,8 +53,8 @@ def test_failed_episodes_tasks_and_texts_are_found(run):
     assert ids(run, failed=True) == ["c/0"]
     assert ids(run, task="b") == ["b/0", "b/1"]
     assert ids(run, grep=re.compile(r"final \w+$")) == ["b/0"]
-    with pytest.raises(ConfigError, match=r"--task: expected the id of a task of .*, got 'd'"):
-        ids(run, task="d")
+    with pytest.raises(ConfigError, match=r"--task: expected the id of a task of .*, got 'e'"):
+        ids(run, task="e")
 
 
 def test_a_task_is_named_by_its_number_and_without_the_pass_of_a_training(tmp_path):

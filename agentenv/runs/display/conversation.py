@@ -58,7 +58,7 @@ def episode_line(trajectory: Trajectory) -> str:
         f"reward {number_text(trajectory.reward)}",
         *([] if trajectory.score is None else [f"score {number_text(trajectory.score)}"]),
         counted(len(trajectory.turns), "turn"),
-        *([counted(trajectory.num_tokens, "token")] if all(turn.is_counted for turn in trajectory.turns[-1:]) else []),
+        *([counted(trajectory.num_tokens, "token")] if trajectory.is_counted else []),
         *([counted(trajectory.attempt, "earlier attempt")] if trajectory.attempt else []),
         *([f"retried after {histogram(Counter(trajectory.retried))}"] if trajectory.retried else []),
     ]

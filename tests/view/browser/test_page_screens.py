@@ -538,7 +538,7 @@ def test_a_comparison_has_room_for_its_numbers_and_tells_tasks_from_chance_as_di
 def test_a_task_of_text_has_the_tokens_that_the_server_counted_and_no_colors(watched, tmp_path):
     def text_of(episode_id, num_tokens):
         episode = Trajectory(Task("Q", task_id="a"), 10**6, episode_id, "a")
-        answer = Answer("one two three", num_output_tokens=num_tokens)
+        answer = Answer("one two three", num_input_tokens=9, num_output_tokens=num_tokens)
         episode.append_turn(Completion((), answer=answer), answer.content)
         episode.set_result(StepResult(reward=float(num_tokens is None), terminated=True))
         episode.finish(StopReason.TERMINATED)

@@ -148,6 +148,7 @@ export interface Learned {
 
 export interface EpisodeView {
   segments: { spans: Span[]; texts: [number, string][] }[];
+  turns: { num_action_tokens: number | null; policy_version: number | null }[];
   learned: Learned | null;
 }
 
