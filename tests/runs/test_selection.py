@@ -9,8 +9,9 @@ import pytest
 
 from agentenv.errors import ConfigError
 from agentenv.runs.records.directory import RunWriter
-from agentenv.runs.records.filters import parse_filter
+from agentenv.runs.records.filters import GROUP_COLUMNS, INDEX_COLUMNS, parse_filter
 from agentenv.runs.records.selection import Selection, select
+from agentenv.runs.records.tables import EPISODE_COLUMNS, TURN_COLUMNS
 from tests.runs.filter_run import episode, write_filter_run
 
 LANGUAGE = json.loads((Path(__file__).parent / "filters.json").read_text())
@@ -28,6 +29,12 @@ def ids(run, **selection):
 @pytest.mark.parametrize(("text", "expected"), LANGUAGE["cases"])
 def test_a_filter_keeps_these_episodes(run, text, expected):
     assert ids(run, where=parse_filter(text)) == expected
+
+
+def test_each_column_has_a_case_so_that_the_page_is_asked_for_it_too():
+    asked = {column for text, kept in LANGUAGE["cases"] if kept for column in parse_filter(text).columns}
+    turns = {f"turn.{name}" for name in TURN_COLUMNS}
+    assert not {*EPISODE_COLUMNS, *INDEX_COLUMNS, *GROUP_COLUMNS, *turns} - asked
 
 
 @pytest.mark.parametrize(("text", "message"), LANGUAGE["errors"])

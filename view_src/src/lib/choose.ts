@@ -210,6 +210,9 @@ function turnCell({ record, view }: Episode, turn: TurnRecord, index: number, co
     case "policy_version": return view.turns[index]?.[column] ?? null;
     case "generate_s": return turn.generate_s ?? null;
     case "step_s": return turn.step_s ?? null;
+    case "num_retries":
+    case "num_request_retries":
+    case "num_failovers": return turn[column] ?? 0;
     default: return null;
   }
 }
