@@ -551,6 +551,18 @@ def test_a_task_of_text_has_the_tokens_that_the_server_counted_and_no_colors(wat
         assert not page.locator(".color-bar").count()
 
 
+def test_what_ran_again_is_in_the_overview_and_at_its_turn(watched, tmp_path):
+    with serving(write_filter_run(tmp_path / "run")) as address:
+        page = watched().open(address, "/0/overview")
+        again = "1 retry, 8 step retries, 12 request retries, 6 failovers"
+        page.wait_for_selector(f".tile >> text={again}")
+        page.click("text=12 request retries")
+        page.click("[data-episode='d/1']")
+        page.wait_for_selector(".message")
+        chips = page.locator("article header").filter(has_text="turn 1").locator(".chip").all_inner_texts()
+        assert chips == ["1 step retry", "2 request retries", "1 failover"]
+
+
 def test_19_runs_that_are_not_comparable_have_no_verdict(watched, tokenizer, tmp_path):
     one = save(tmp_path / "one", [play(tokenizer, f"{task}/0", ("3", 1.0, "", {}), label="3") for task in "abc"])
     two = save(tmp_path / "two", [play(tokenizer, f"{task}/0", ("4", 0.0, "", {}), label="4") for task in "abc"])
