@@ -551,14 +551,20 @@ def test_a_task_of_text_has_the_tokens_that_the_server_counted_and_no_colors(wat
         assert not page.locator(".color-bar").count()
 
 
-def test_what_ran_again_is_in_the_overview_and_at_its_turn(watched, tmp_path):
+def test_costs_and_what_ran_again_are_in_the_overview_the_list_and_at_the_turn(watched, tmp_path):
     with serving(write_filter_run(tmp_path / "run")) as address:
         page = watched().open(address, "/0/overview")
         again = "1 retry, 8 step retries, 12 request retries, 6 failovers"
         page.wait_for_selector(f".tile >> text={again}")
         page.click("text=12 request retries")
-        page.click("[data-episode='d/1']")
+        page.wait_for_selector("[data-episode='d/2']")
+        heads = page.get_by_role("columnheader").all_inner_texts()
+        cells = dict(zip(heads, page.locator("[data-episode='d/2'] [role=gridcell]").all_inner_texts(), strict=True))
+        assert (cells["cost $"], cells["request retries"]) == ("1.0000", "4")
+        page.click("[data-episode='d/2']")
         page.wait_for_selector(".message")
+        facts = page.locator(".headline .fact").all_inner_texts()
+        assert {"cost $1.0000", "request retries 4"} <= set(facts)
         chips = page.locator("article header").filter(has_text="turn 1").locator(".chip").all_inner_texts()
         assert chips == ["1 step retry", "2 request retries", "1 failover"]
 
