@@ -320,6 +320,8 @@ def test_17_a_step_leads_to_its_episodes_and_back_to_the_same_zoom(opened):
     page.wait_for_selector(".step-head")
     page.keyboard.press("j")
     page.wait_for_selector("text=Step 2")
+    bars = page.locator(".histogram title").all_text_contents()
+    assert (bars[0], bars[-1]) == ("−0.5 to below −0.452: 1 turns", "0.452 to 0.5: 1 turns")
     page.click("[data-episode='t@1/0'] a")
     page.wait_for_selector(".tokens")
     assert "learned at step 2" in page.locator(".headline").inner_text()
