@@ -11,6 +11,9 @@ from agentenv.compare import compare
 from agentenv.compare.report import sections_of
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Answer, Completion, StepResult, StopReason, Task
+from agentenv.runs.records.filters import parse_filter
+from agentenv.runs.records.selection import Selection, select
+from agentenv.training.logs.samples import keep_evaluation
 from agentenv.view.single_file import FileOptions, write_html
 from agentenv.view.viewed import find_runs
 from tests.runs.filter_run import write_filter_run
@@ -164,6 +167,18 @@ def test_5_filters_keep_what_they_keep_in_python(watched, tmp_path):
                 assert message in page.locator(".filter-problem").inner_text(), text
                 _type(page, "")
                 page.wait_for_selector(".filter-problem", state="detached")
+
+
+def test_5_a_task_is_found_in_the_evaluations_of_every_step(watched, tokenizer, tmp_path):
+    folder = train_run(tmp_path / "train", tokenizer)
+    for step in (1, 2):
+        keep_evaluation(folder, step, [play(tokenizer, f"{task}/0", ("3", 1.0, "", {})) for task in "ab"])
+    kept = select(folder / "eval", Selection(where=parse_filter("task=a")))
+    with serving(folder) as address:
+        page = watched().open(address, "/1/episodes?q=task=a")
+        page.wait_for_selector("[data-episode]")
+        rows = page.locator("[data-episode]").evaluate_all("rows => rows.map(row => row.dataset.episode)")
+        assert rows == [each.episode_id for each in kept] == ["a@1/0", "a@2/0"]
 
 
 def _type(page, text):

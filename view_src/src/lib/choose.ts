@@ -102,6 +102,9 @@ async function cellsOf(
   const name = INDEX_NAMES.get(term.column) ?? "";
   const value = index.reader(name);
   if (value && name === "error_text") return { one: (row) => errorCell(value(row), term.column) };
+  if (value && term.column === "task_id" && store.meta?.kind === "eval") {
+    return { one: (row) => String(value(row)).replace(/@\d+$/, "") }; // the step of the evaluation is the group's
+  }
   if (value && name === "env") return { one: (row) => value(row) || null };
   if (value && name === "retried") return { one: (row) => countsCell(value(row)) };
   if (value) return { one: value };
