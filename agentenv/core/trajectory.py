@@ -303,6 +303,11 @@ class Trajectory:
         return sum(len(segment) for segment in self.segments)
 
     @property
+    def is_counted(self) -> bool:
+        """False if `num_tokens` lacks tokens that a server did not count."""
+        return all(turn.is_counted for turn in self.turns[-1:])
+
+    @property
     def cost_usd(self) -> float | None:
         """Dollars that the turns cost; None without prices, or if the tokens of a turn are unknown."""
         costs = [None if turn.answer is None else turn.answer.cost_usd for turn in self.turns]

@@ -165,8 +165,9 @@ async def _train(config: TrainConfig, rank_group: RankGroup | None, stdout: Text
             many = f"--rollout_batch_size {config.rollout_batch_size} with {counted(num_tasks, 'task')}"
             screen.note(f"note: {many}: a train step uses some tasks more than once")
         for name in changed_flags(config, FOR_VLLM) if flags.engine_backend == "hf" else ():
-            why = "without vLLM and GPUs, --engine auto uses transformers"
-            screen.note(f"note: --{name} {config.flags()[name]} has no effect here: {why}")
+            value, why = config.flags()[name], "without vLLM and GPUs, --engine auto uses transformers"
+            flag = {True: name, False: f"no_{name}"}[value] if isinstance(value, bool) else f"{name} {value}"
+            screen.note(f"note: --{flag} has no effect here: {why}")
         evaluated = {task.env for tasks in job.held_out.values() for task in tasks}
         if idle := [part.name for part in job.episodes.parts if not part.weight and part.name not in evaluated]:
             names = ", ".join(idle)

@@ -17,6 +17,7 @@ from agentenv.core.types import Message
 from agentenv.core.views import Span, spans_of
 from agentenv.errors import DataError
 from agentenv.runs.records.lines import MAX_LINE_BYTES, decode_line, trajectory_from_dict
+from agentenv.runs.records.tables import turn_rows
 from agentenv.view.texts import TokenTexts
 from agentenv.view.viewed import TRAJECTORIES, ViewedRun
 
@@ -29,6 +30,8 @@ SLICE_S = 10.0
 _READ_BYTES = 1 << 23
 _OPENING = re.compile(r"(?:system|developer|user|assistant|tool)\n+")
 """What a template writes behind a special token to begin a message."""
+_COUNTED = ("num_action_tokens", "policy_version")
+"""Columns of turns that the page has by the rules of the tables."""
 _COMPACT: Any = {"separators": (",", ":")}
 _UNREADABLE = (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
 """What values that no run has written raise: a damaged episode costs itself only."""
@@ -127,7 +130,7 @@ def read_episodes(
 
 
 def episode_view(trajectory: Trajectory, texts: TokenTexts | None, table: dict[int, str]) -> dict[str, Any]:
-    """Return the spans of each segment, and the tokens whose text differs from that of their id in `table`.
+    """Return the spans of each segment, the tokens whose text differs from that of their id in `table`, and `_COUNTED`.
 
     The texts of further ids are added to `table`.
 
@@ -151,7 +154,10 @@ def episode_view(trajectory: Trajectory, texts: TokenTexts | None, table: dict[i
                 for span in spans_of(trajectory, index)
             ]
             segments.append({"spans": spans, "texts": differing})
-        return {"segments": segments}
+        return {
+            "segments": segments,
+            "turns": [{name: row[name] for name in _COUNTED} for row in turn_rows(trajectory)],
+        }
     except _UNREADABLE as error:
         raise _not_an_episode(error) from error
 

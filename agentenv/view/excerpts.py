@@ -21,7 +21,7 @@ from agentenv.chat.token_text import escaped
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Message
 from agentenv.core.views import Span, spans_of
-from agentenv.runs.display.conversation import SHADE_LIMITS, SPAN_TITLES, episode_line, number_text
+from agentenv.runs.display.conversation import SHADE_LIMITS, SPAN_TITLES, episode_line, number_text, turn_usage, usage
 from agentenv.view.texts import TokenTexts
 
 _MAX_IMPROBABLE = 8
@@ -51,7 +51,7 @@ def episode_to_markdown(trajectory: Trajectory, texts: TokenTexts | None, run: s
     reason = trajectory.stop_reason.value if trajectory.stop_reason else "unfinished"
     facts = [
         f"### Episode {_code(trajectory.episode_id)}: reward {number_text(trajectory.reward)}, {_code(reason)}",
-        f"Run {_code(run)}, turns {len(trajectory.turns)}, tokens {trajectory.num_tokens}"
+        f"Run {_code(run)}, {', '.join(usage(trajectory))}"
         + ("" if trajectory.task.label is None else f", label {_code(str(trajectory.task.label))}"),
     ]
     error = trajectory.error
@@ -63,7 +63,8 @@ def episode_to_markdown(trajectory: Trajectory, texts: TokenTexts | None, run: s
         logprobs = trajectory.segments[turn.segment].logprobs[turn.start : turn.end]
         known = [value for value in logprobs if math.isfinite(value)]
         cells = [
-            str(number), number_text(turn.result.reward if turn.result else None), str(turn.num_tokens),
+            str(number), number_text(turn.result.reward if turn.result else None),
+            str(turn.num_tokens) if turn.is_counted else "",
             f"{math.fsum(known) / len(known):.3f}" if known else "",
             _code(str(turn.finish_reason)).replace("|", "\\|"),
         ]  # fmt: skip
@@ -76,7 +77,8 @@ def _turns(trajectory: Trajectory, texts: TokenTexts | None) -> Iterator[str]:
     for number, turn in enumerate(trajectory.turns):
         result = turn.result
         reward = number_text(result.reward if result else None)
-        yield f"<details open><summary>turn {number}, reward {reward}, {counted(turn.num_tokens, 'token')}</summary>"
+        facts = ", ".join([f"turn {number}", f"reward {reward}", *turn_usage(turn)])
+        yield f"<details open><summary>{facts}</summary>"
         yield _fenced(turn.action)
         if texts is not None:
             segment = trajectory.segments[turn.segment]

@@ -10,8 +10,9 @@ import pytest
 
 from agentenv.errors import ConfigError
 from agentenv.runs.records.directory import RunWriter
-from agentenv.runs.records.filters import parse_filter
+from agentenv.runs.records.filters import GROUP_COLUMNS, INDEX_COLUMNS, parse_filter
 from agentenv.runs.records.selection import Selection, select
+from agentenv.runs.records.tables import EPISODE_COLUMNS, TURN_COLUMNS
 from tests.runs.filter_run import episode, write_filter_run
 
 LANGUAGE = json.loads((Path(__file__).parent / "filters.json").read_text())
@@ -31,6 +32,12 @@ def test_a_filter_keeps_these_episodes(run, text, expected):
     assert ids(run, where=parse_filter(text)) == expected
 
 
+def test_each_column_has_a_case_so_that_the_page_is_asked_for_it_too():
+    asked = {column for text, kept in LANGUAGE["cases"] if kept for column in parse_filter(text).columns}
+    turns = {f"turn.{name}" for name in TURN_COLUMNS}
+    assert not {*EPISODE_COLUMNS, *INDEX_COLUMNS, *GROUP_COLUMNS, *turns} - asked
+
+
 @pytest.mark.parametrize(("text", "message"), LANGUAGE["errors"])
 def test_a_wrong_filter_is_refused(run, text, message):
     with pytest.raises(ConfigError, match=f"^--where: .*{re.escape(message)}"):
@@ -45,8 +52,8 @@ def test_a_key_of_info_that_a_run_does_not_have_is_no_error_where_no_episode_has
 
 def test_the_worst_and_the_best_are_in_order_and_have_a_reward(run):
     assert ids(run, worst=2) == ["a/1", "b/0"]
-    assert ids(run, best=3) == ["a/0", "b/1", "b/0"]
-    assert ids(run, best=9) == ["a/0", "b/1", "b/0", "a/1"]
+    assert ids(run, best=3) == ["a/0", "b/1", "d/0"]
+    assert ids(run, best=9) == ["a/0", "b/1", "d/0", "d/1", "d/2", "b/0", "a/1"]
     assert ids(run, worst=1, where=parse_filter("task=b")) == ["b/0"]
 
 
@@ -54,8 +61,8 @@ def test_failed_episodes_tasks_and_texts_are_found(run):
     assert ids(run, failed=True) == ["c/0"]
     assert ids(run, task="b") == ["b/0", "b/1"]
     assert ids(run, grep=re.compile(r"final \w+$")) == ["b/0"]
-    with pytest.raises(ConfigError, match=r"--task: expected the id of a task of .*, got 'd'"):
-        ids(run, task="d")
+    with pytest.raises(ConfigError, match=r"--task: expected the id of a task of .*, got 'e'"):
+        ids(run, task="e")
 
 
 def test_a_task_is_named_by_its_number_and_without_the_pass_of_a_training(tmp_path):

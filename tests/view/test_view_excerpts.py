@@ -8,9 +8,11 @@ import pytest
 
 from agentenv.cli.main import main
 from agentenv.core.trajectory import EpisodeError
+from agentenv.runs.display.conversation import conversation
 from agentenv.view.excerpts import COLUMNS, episode_to_markdown, episode_to_svg
 from agentenv.view.texts import load_texts
 from agentenv.view.viewed import find_runs
+from tests.runs.filter_run import answered
 from tests.view.viewed_runs import PAYLOADS, episode, tiny_math, write_run
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -63,6 +65,23 @@ def test_markdown_says_what_an_episode_was(texts):
     assert "```text\nWrong.\n```" in markdown
     assert re.search(r"\| 0 \| -0\.5 \| \d+ \| -\d\.\d+ \| `stop` \|", markdown)
     assert "Least probable: `" in markdown
+
+
+def test_terminal_and_markdown_say_the_counts_and_costs_that_are_known_and_what_ran_again():
+    counted, uncounted = answered("d/2", (10, 3), (16, 4)), answered("d/1", (10, 3), (None, None))
+    again = "1 step retry", "2 request retries", "1 failover"
+    shown = "".join(text for text, _ in conversation(counted))
+    assert "· 2 turns · 20 tokens · cost $1.0000 · 4 request retries · retried after EngineError 2\n" in shown
+    assert f"turn 1 · reward 0.25 · score 0.75 · {' · '.join(('4 tokens', *again))}\n" in shown
+    shown = "".join(text for text, _ in conversation(uncounted))
+    assert f"turn 1 · reward 0.25 · score 0.75 · {' · '.join(again)}\n" in shown
+    markdown = episode_to_markdown(counted, None, "run")
+    assert "Run `run`, 2 turns, 20 tokens, cost $1.0000, 4 request retries\n" in markdown
+    assert f"<summary>turn 1, reward 0.25, {', '.join(('4 tokens', *again))}</summary>" in markdown
+    assert "| 1 | 0.25 | 4 |" in markdown
+    markdown = episode_to_markdown(uncounted, None, "run")
+    assert "Run `run`, 2 turns, 4 request retries\n" in markdown
+    assert "| 1 | 0.25 |  |" in markdown
 
 
 def test_markdown_of_a_failed_episode_names_the_error():

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentenv._util.jsonable import jsonable
-from agentenv._util.plurals import counted, histogram
+from agentenv._util.plurals import counted, decimal, histogram
 from agentenv._util.terminal import safe
 from agentenv.chat.chat import text_of
 from agentenv.chat.tool_calls.parse import ToolFormat
@@ -20,6 +20,7 @@ Piece = tuple[str, str]
 """A text, and its style in rich's words."""
 _ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 _LABEL_CHARS = 500
+_REQUESTS = "request retry", "request retries"
 SPAN_TITLES = {"prompt": "prompt", "action": "action", "close": "synthesized close", "feedback": "feedback"}
 SHADE_LIMITS = (-0.1, -1.0, -3.0, -6.0)
 """Bounds of the shades of log-probabilities, wherever tokens are shown."""
@@ -57,12 +58,32 @@ def episode_line(trajectory: Trajectory) -> str:
         f"stop reason {'none' if trajectory.stop_reason is None else trajectory.stop_reason.value}",
         f"reward {number_text(trajectory.reward)}",
         *([] if trajectory.score is None else [f"score {number_text(trajectory.score)}"]),
-        counted(len(trajectory.turns), "turn"),
-        *([counted(trajectory.num_tokens, "token")] if all(turn.is_counted for turn in trajectory.turns[-1:]) else []),
+        *usage(trajectory),
         *([counted(trajectory.attempt, "earlier attempt")] if trajectory.attempt else []),
         *([f"retried after {histogram(Counter(trajectory.retried))}"] if trajectory.retried else []),
     ]
     return _one_line(" · ".join(parts))
+
+
+def usage(trajectory: Trajectory) -> list[str]:
+    """Return what an episode took: turns, and tokens, dollars and requests that were sent again where there are any."""
+    cost, requests = trajectory.cost_usd, sum(turn.num_request_retries for turn in trajectory.turns)
+    return [
+        counted(len(trajectory.turns), "turn"),
+        *([counted(trajectory.num_tokens, "token")] if trajectory.is_counted else []),
+        *([] if cost is None else [f"cost ${decimal(cost, 4)}"]),
+        *([counted(requests, *_REQUESTS)] if requests else []),
+    ]
+
+
+def turn_usage(turn: Turn) -> list[str]:
+    """Return the tokens of an action, if they are known, and what ran again for it."""
+    return [
+        *([counted(turn.num_tokens, "token")] if turn.is_counted else []),
+        *([counted(turn.num_retries, "step retry", "step retries")] if turn.num_retries else []),
+        *([counted(turn.num_request_retries, *_REQUESTS)] if turn.num_request_retries else []),
+        *([counted(turn.num_failovers, "failover")] if turn.num_failovers else []),
+    ]
 
 
 def number_text(value: float | None) -> str:
@@ -74,10 +95,7 @@ def _turn(index: int, turn: Turn, *, with_tools: bool, is_text: bool) -> Iterato
     result = turn.result
     facts = [f"turn {index}", f"reward {number_text(result.reward if result else None)}"]
     facts += [f"score {number_text(result.score)}"] if result is not None and result.score is not None else []
-    facts += [
-        *([counted(turn.num_tokens, "token")] if turn.is_counted else []),
-        *([turn.finish_reason] if turn.finish_reason != "stop" else []),
-    ]
+    facts += [*turn_usage(turn), *([turn.finish_reason] if turn.finish_reason != "stop" else [])]
     if turn.answer is not None and turn.answer.reasoning:
         yield from _messages([{"role": "reasoning", "content": turn.answer.reasoning}])
     yield from _head("assistant", " · ".join(facts))

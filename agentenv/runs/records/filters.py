@@ -5,9 +5,9 @@
              "TEXT"          text in the prompt, an action or an observation; i:"TEXT" ignores case
              COLUMN=VALUE    also !=, and for numbers <, <=, >, >=; `none` stands for no value
              COLUMN:PATTERN  text with the wildcards * and ?
-    COLUMN   a column of episodes (`tables.EPISODE_COLUMNS`), one of `INDEX_COLUMNS` or a name of `ALIASES`; info.KEY;
-             turn.COLUMN, which must hold for one of the turns; group.reward and group.spread, mean and standard
-             deviation of the task's rewards
+    COLUMN   a column of episodes (`tables.EPISODE_COLUMNS`) or a name of `ALIASES`; segments, mean_logprob, min_logprob
+             and repeated_share, which only the index has; info.KEY; turn.COLUMN, which must hold for one of the turns;
+             group.reward and group.spread, mean and standard deviation of the task's rewards
 
 Values and patterns with spaces are quoted; in quotes, a backslash escapes a quote and a backslash.
 """

@@ -89,7 +89,7 @@ def episode_row(trajectory: Trajectory) -> Row:
         "score": trajectory.score,
         "stop_reason": None if trajectory.stop_reason is None else trajectory.stop_reason.value,
         "num_turns": len(turns),
-        "num_tokens": trajectory.num_tokens if all(turn.is_counted for turn in turns[-1:]) else None,
+        "num_tokens": trajectory.num_tokens if trajectory.is_counted else None,
         "num_action_tokens": sum(counts) if None not in (counts := list(map(_num_tokens, turns))) else None,
         "policy_version": max(versions, default=None),
         "cost_usd": trajectory.cost_usd,

@@ -13,7 +13,10 @@ from agentenv.compare.report import sections_of
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Answer, Completion, StepResult, StopReason, Task
 from agentenv.runs.metrics import summarize
+from agentenv.runs.records.filters import parse_filter
+from agentenv.runs.records.selection import Selection, select
 from agentenv.runs.records.steps import append_step, evaluation_row
+from agentenv.training.logs.samples import keep_evaluation
 from agentenv.view.single_file import FileOptions, write_html
 from agentenv.view.viewed import find_runs
 from tests.runs.filter_run import write_filter_run
@@ -167,6 +170,18 @@ def test_5_filters_keep_what_they_keep_in_python(watched, tmp_path):
                 assert message in page.locator(".filter-problem").inner_text(), text
                 _type(page, "")
                 page.wait_for_selector(".filter-problem", state="detached")
+
+
+def test_5_a_task_is_found_in_the_evaluations_of_every_step(watched, tokenizer, tmp_path):
+    folder = train_run(tmp_path / "train", tokenizer)
+    for step in (1, 2):
+        keep_evaluation(folder, step, [play(tokenizer, f"{task}/0", ("3", 1.0, "", {})) for task in "ab"])
+    kept = select(folder / "eval", Selection(where=parse_filter("task=a")))
+    with serving(folder) as address:
+        page = watched().open(address, "/1/episodes?q=task=a")
+        page.wait_for_selector("[data-episode]")
+        rows = page.locator("[data-episode]").evaluate_all("rows => rows.map(row => row.dataset.episode)")
+        assert rows == [each.episode_id for each in kept] == ["a@1/0", "a@2/0"]
 
 
 def _type(page, text):
@@ -323,6 +338,8 @@ def test_17_a_step_leads_to_its_episodes_and_back_to_the_same_zoom(opened):
     page.wait_for_selector(".step-head")
     page.keyboard.press("j")
     page.wait_for_selector("text=Step 2")
+    bars = page.locator(".histogram title").all_text_contents()
+    assert (bars[0], bars[-1]) == ("−0.5 to below −0.452: 1 turns", "0.452 to 0.5: 1 turns")
     page.click("[data-episode='t@1/0'] a")
     page.wait_for_selector(".tokens")
     assert "learned at step 2" in page.locator(".headline").inner_text()
@@ -577,7 +594,7 @@ def test_a_comparison_has_room_for_its_numbers_and_tells_tasks_from_chance_as_di
 def test_a_task_of_text_has_the_tokens_that_the_server_counted_and_no_colors(watched, tmp_path):
     def text_of(episode_id, num_tokens):
         episode = Trajectory(Task("Q", task_id="a"), 10**6, episode_id, "a")
-        answer = Answer("one two three", num_output_tokens=num_tokens)
+        answer = Answer("one two three", num_input_tokens=9, num_output_tokens=num_tokens)
         episode.append_turn(Completion((), answer=answer), answer.content)
         episode.set_result(StepResult(reward=float(num_tokens is None), terminated=True))
         episode.finish(StopReason.TERMINATED)
@@ -588,6 +605,24 @@ def test_a_task_of_text_has_the_tokens_that_the_server_counted_and_no_colors(wat
         page.wait_for_selector(".strand-cell.action")
         assert re.findall(r"\S+ tokens", page.locator("main").inner_text()) == ["16 tokens"] * 2
         assert not page.locator(".color-bar").count()
+
+
+def test_costs_and_what_ran_again_are_in_the_overview_the_list_and_at_the_turn(watched, tmp_path):
+    with serving(write_filter_run(tmp_path / "run")) as address:
+        page = watched().open(address, "/0/overview")
+        again = "1 retry, 8 step retries, 12 request retries, 6 failovers"
+        page.wait_for_selector(f".tile >> text={again}")
+        page.click("text=12 request retries")
+        page.wait_for_selector("[data-episode='d/2']")
+        heads = page.get_by_role("columnheader").all_inner_texts()
+        cells = dict(zip(heads, page.locator("[data-episode='d/2'] [role=gridcell]").all_inner_texts(), strict=True))
+        assert (cells["cost $"], cells["request retries"]) == ("1.0000", "4")
+        page.click("[data-episode='d/2']")
+        page.wait_for_selector(".message")
+        facts = page.locator(".headline .fact").all_inner_texts()
+        assert {"cost $1.0000", "request retries 4"} <= set(facts)
+        chips = page.locator("article header").filter(has_text="turn 1").locator(".chip").all_inner_texts()
+        assert chips == ["1 step retry", "2 request retries", "1 failover"]
 
 
 def test_19_runs_that_are_not_comparable_have_no_verdict(watched, tokenizer, tmp_path):

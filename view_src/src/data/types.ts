@@ -96,6 +96,10 @@ export interface TurnRecord {
   step_s?: number;
   began_s?: number | null;
   num_cached_tokens?: number | null;
+  num_retries?: number;
+  /** Left out where it is 0, as the next. */
+  num_request_retries?: number;
+  num_failovers?: number;
   bridge?: string | null;
   num_synthesized?: number;
   observation_cut?: boolean;
@@ -148,6 +152,7 @@ export interface Learned {
 
 export interface EpisodeView {
   segments: { spans: Span[]; texts: [number, string][] }[];
+  turns: { num_action_tokens: number | null; policy_version: number | null }[];
   learned: Learned | null;
 }
 

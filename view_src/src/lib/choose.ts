@@ -1,8 +1,7 @@
 // Applies a filter to the rows of a run. Columns of the index are at hand; others are read from heads or episodes.
 import { type RunStore, isEpisode } from "../data/store";
-import type { EpisodeRecord, TurnRecord } from "../data/types";
+import type { Episode, TurnRecord } from "../data/types";
 import { type Filter, FilterError, INDEX_COLUMNS, type Term, columnsOf, matcher } from "./filter";
-import { actionTokens } from "./group";
 import { promptTexts } from "./messages";
 import { near } from "./near";
 import { mean, spread } from "./stats";
@@ -10,7 +9,7 @@ import { mean, spread } from "./stats";
 /** Columns of the index for columns of the filter language. */
 const INDEX_NAMES = new Map([
   ["episode_id", "episode_id"], ["task_id", "group_id"], ["group_id", "group_id"], ["reward", "reward"],
-  ["score", "score"], ["stop_reason", "stop_reason"], ["num_turns", "turns"], ["num_action_tokens", "action_tokens"],
+  ["score", "score"], ["stop_reason", "stop_reason"], ["num_turns", "turns"], ["num_tokens", "tokens"], ["num_action_tokens", "action_tokens"],
   ["policy_version", "version_max"], ["attempt", "attempt"], ["generate_s", "generate_s"], ["step_s", "step_s"],
   ["error_kind", "error"], ["cost_usd", "cost_usd"], ["error", "error_text"], ["error_place", "error_text"],
   ["env", "env"], ["num_step_retries", "step_retries"], ["retried_errors", "retried"],
@@ -35,11 +34,11 @@ export async function choose(
   told: (what: string) => void,
 ): Promise<Choice> {
   const all = store.index.rows();
-  const records = await recordsFor(store, filter, all, told);
+  const episodes = await episodesFor(store, filter, all, told);
   const tests: Test[] = [];
   for (const any of filter) {
     const choices: Test[] = [];
-    for (const term of any) choices.push(testOf(term, await cellsOf(store, term, records, signal, told)));
+    for (const term of any) choices.push(testOf(term, await cellsOf(store, term, episodes, signal, told)));
     const [first] = choices;
     tests.push(first && choices.length === 1 ? first : (row) => choices.some((test) => test(row)));
   }
@@ -59,48 +58,43 @@ function isAtHand(store: RunStore, column: string): boolean {
   if (column.startsWith("group.")) return true;
   if (column === "turn.reward") return store.index.has("rewards");
   if (column.startsWith("info.")) return store.index.infoKeys().includes(column.slice("info.".length));
-  if (column === "num_tokens") return store.index.has("prompt_tokens");
   return store.index.has(INDEX_NAMES.get(column) ?? "");
 }
 
-async function recordsFor(
+async function episodesFor(
   store: RunStore,
   filter: Filter,
   rows: number[],
   told: (what: string) => void,
-): Promise<Map<number, EpisodeRecord>> {
-  const records = new Map<number, EpisodeRecord>();
-  if ([...columnsOf(filter)].every((column) => isAtHand(store, column))) return records;
+): Promise<Map<number, Episode>> {
+  const episodes = new Map<number, Episode>();
+  if ([...columnsOf(filter)].every((column) => isAtHand(store, column))) return episodes;
   const held = rows.filter((row) => store.source.has(store.run, store.index.at(row)));
   for (let start = 0; start < held.length; start += 64) {
     const part = held.slice(start, start + 64);
     told(`reading ${start + part.length} of ${held.length} episodes`);
-    const episodes = await store.readEpisodes(part);
+    const found = await store.readEpisodes(part);
     part.forEach((row, position) => {
-      const episode = episodes[position];
-      if (episode && isEpisode(episode)) records.set(row, episode.record);
+      const episode = found[position];
+      if (episode && isEpisode(episode)) episodes.set(row, episode);
     });
   }
-  return records;
+  return episodes;
 }
 
 async function cellsOf(
   store: RunStore,
   term: Term,
-  records: Map<number, EpisodeRecord>,
+  episodes: Map<number, Episode>,
   signal: AbortSignal,
   told: (what: string) => void,
 ): Promise<Cells> {
   const { index } = store;
   if (!term.column) return textCells(store, term, signal, told);
   if (term.column.startsWith("group.")) return groupCells(store, term.column);
-  if (term.column === "num_tokens" && isAtHand(store, "num_tokens")) {
-    const parts = ["prompt_tokens", "action_tokens", "env_tokens"];
-    return { one: (row) => parts.reduce((sum, name) => sum + index.number(name, row), 0) };
-  }
   const rewards = term.column === "turn.reward" ? index.reader("rewards") : null;
   if (rewards) return { many: (row) => (rewards(row) as unknown[] | null) ?? [] };
-  if (term.column.startsWith("info.")) checkKey(term.column, index.infoKeys(), records);
+  if (term.column.startsWith("info.")) checkKey(term.column, index.infoKeys(), episodes);
   if (term.column.startsWith("info.") && isAtHand(store, term.column)) {
     const key = term.column.slice("info.".length);
     return { one: (row) => index.info(key, row) };
@@ -108,21 +102,24 @@ async function cellsOf(
   const name = INDEX_NAMES.get(term.column) ?? "";
   const value = index.reader(name);
   if (value && name === "error_text") return { one: (row) => errorCell(value(row), term.column) };
+  if (value && term.column === "task_id" && store.meta?.kind === "eval") {
+    return { one: (row) => String(value(row)).replace(/@\d+$/, "") }; // the step of the evaluation is the group's
+  }
   if (value && name === "env") return { one: (row) => value(row) || null };
   if (value && name === "retried") return { one: (row) => countsCell(value(row)) };
   if (value) return { one: value };
   return {
     many: (row) => {
-      const record = records.get(row);
-      return record ? recordCells(record, term.column) : [];
+      const episode = episodes.get(row);
+      return episode ? episodeCells(episode, term.column) : [];
     },
   };
 }
 
 /** Raise FilterError if no episode has the key, though some have others. */
-function checkKey(column: string, atHand: string[], records: Map<number, EpisodeRecord>): void {
+function checkKey(column: string, atHand: string[], episodes: Map<number, Episode>): void {
   const keys = new Set(atHand);
-  for (const record of records.values()) {
+  for (const { record } of episodes.values()) {
     for (const turn of record.turns) for (const key of Object.keys(turn.result?.info ?? {})) keys.add(key);
   }
   if (!keys.size || keys.has(column.slice("info.".length))) return;
@@ -175,41 +172,31 @@ function groupCells(store: RunStore, column: string): Cells {
   };
 }
 
-/** Return the cells of a record for a column that the index does not have. */
-function recordCells(record: EpisodeRecord, column: string): unknown[] {
+/** Return the cells of an episode for a column that the index does not have. */
+function episodeCells(episode: Episode, column: string): unknown[] {
+  const { record } = episode;
   if (column.startsWith("turn.")) {
-    return record.turns.map((turn, index) => turnCell(record, turn, index, column.slice("turn.".length)));
+    return record.turns.map((turn, index) => turnCell(episode, turn, index, column.slice("turn.".length)));
   }
   if (column.startsWith("info.")) {
     const key = column.slice("info.".length);
     const told = record.turns.map((turn) => infoOf(turn, key)).filter((value) => value !== undefined);
     return [told.at(-1) ?? null];
   }
-  const error = record.error;
   const cells = new Map<string, unknown>([
     ["prompt", promptTexts(record).join("\n\n")],
     ["label", record.task?.label == null ? null : String(record.task.label)],
     ["seed", record.seed ?? null],
     ["last_action", record.turns.at(-1)?.action ?? null],
-    ["error", error ? `${error.type ?? ""}: ${error.message ?? ""}` : null],
-    ["error_place", error?.place ?? null],
-    ["policy_version", newest(record)],
-    ["generate_s", record.turns.reduce((sum, turn) => sum + (turn.generate_s ?? 0), 0)],
-    ["step_s", record.turns.reduce((sum, turn) => sum + (turn.step_s ?? 0), 0)],
   ]);
   return [cells.get(column) ?? null];
-}
-
-function newest(record: EpisodeRecord): number | null {
-  const versions = record.segments.flatMap((each) => each.policy_versions.map(([version]) => version));
-  return versions.length ? Math.max(...versions) : null;
 }
 
 function infoOf(turn: TurnRecord, key: string): unknown {
   return new Map(Object.entries(turn.result?.info ?? {})).get(key);
 }
 
-function turnCell(record: EpisodeRecord, turn: TurnRecord, index: number, column: string): unknown {
+function turnCell({ record, view }: Episode, turn: TurnRecord, index: number, column: string): unknown {
   if (column.startsWith("info.")) return infoOf(turn, column.slice("info.".length)) ?? null;
   const observation = turn.result?.observation ?? "";
   switch (column) {
@@ -222,9 +209,13 @@ function turnCell(record: EpisodeRecord, turn: TurnRecord, index: number, column
     case "score": return turn.result?.score ?? null;
     case "finish_reason": return turn.finish_reason ?? null;
     case "model": return turn.answer?.model || null;
-    case "num_action_tokens": return actionTokens(turn);
+    case "num_action_tokens":
+    case "policy_version": return view.turns[index]?.[column] ?? null;
     case "generate_s": return turn.generate_s ?? null;
     case "step_s": return turn.step_s ?? null;
+    case "num_retries":
+    case "num_request_retries":
+    case "num_failovers": return turn[column] ?? 0;
     default: return null;
   }
 }

@@ -1,6 +1,6 @@
 // Columns of the Episodes table: where their values come from, and how they are written.
 import type { RunStore } from "../data/store";
-import { count, fixed, number, signed } from "./format";
+import { count, decimals, fixed, number, signed } from "./format";
 import { oneLine } from "./visible";
 import { meanAdvantage, trainedById } from "./trained";
 
@@ -24,6 +24,8 @@ interface Plan {
   width: number;
   from: string;
   write?: (value: number) => string;
+  /** Left out of a run in which it is 0 or unknown in all episodes. */
+  rare?: true;
 }
 
 const NUMBERS: Plan[] = [
@@ -47,6 +49,14 @@ const NUMBERS: Plan[] = [
     key: "generate_s", name: "engine s", title: "seconds in the engine", width: 76, from: "generate_s",
     write: (value) => fixed(value, 2),
   },
+  {
+    key: "cost_usd", name: "cost $", title: "dollars that an API model cost", width: 76, from: "cost_usd", rare: true,
+    write: (value) => fixed(value, decimals(value, 4)),
+  },
+  {
+    key: "turn.num_request_retries", name: "request retries", title: "requests to a server that were sent again", width: 112,
+    from: "request_retries", rare: true, write: count,
+  },
 ];
 
 /** Return the columns that this run has. */
@@ -59,7 +69,8 @@ export function tableColumns(store: RunStore): TableColumn[] {
     text: (row) => index.text(from, row),
     pending: index.size > 0 && !index.has(from),
   });
-  const numbers = NUMBERS.map((plan): TableColumn => ({
+  const shown = NUMBERS.filter(({ rare, from }) => !rare || index.numbers(from).some((value) => value > 0));
+  const numbers = shown.map((plan): TableColumn => ({
     ...plan,
     isNumber: true,
     value: (row) => index.number(plan.from, row),

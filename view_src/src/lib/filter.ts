@@ -22,7 +22,7 @@ export const EPISODE_COLUMNS = [
 ];
 const TURN_COLUMNS = [
   "episode_id", "task_id", "turn_index", "action", "observation", "reward", "score", "finish_reason", "model",
-  "num_action_tokens", "policy_version", "generate_s", "step_s",
+  "num_action_tokens", "policy_version", "generate_s", "step_s", "num_retries", "num_request_retries", "num_failovers",
 ];
 const TEXT_COLUMNS = new Set([
   "episode_id", "task_id", "group_id", "env", "prompt", "label", "stop_reason", "retried_errors", "last_action", "error",

@@ -1,5 +1,5 @@
 // Siblings beside each other: identical ones folded, and the place at which each parts from the reference.
-import type { Episode, EpisodeRecord, TurnRecord } from "../data/types";
+import type { Episode, EpisodeRecord } from "../data/types";
 import type { EpisodeModel } from "./tokens";
 
 export interface Sibling {
@@ -29,11 +29,6 @@ function unitsOf(record: EpisodeRecord, turn: number): string[] {
   if (!own) return [];
   const ids = record.segments[own.segment]?.token_ids.slice(own.start, own.end) ?? [];
   return ids.length ? ids.map(String) : (own.action ?? "").split(/(?<=\s)/);
-}
-
-/** Return the number of tokens of a turn's action as the record or the server counts them; null if neither does. */
-export function actionTokens({ answer, start, end }: TurnRecord): number | null {
-  return answer ? (answer.num_output_tokens ?? null) : end - start || null;
 }
 
 const rewardOf = (record: EpisodeRecord): number | null => record.reward ?? null;

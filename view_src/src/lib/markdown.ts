@@ -37,7 +37,7 @@ export function markdownOf(episode: Episode, model: EpisodeModel, run: string): 
     "|---|---|---|---|---|",
     ...record.turns.map(
       (turn, k) =>
-        `| ${k} | ${number(turn.result?.reward)} | ${signed(model.turnAdvantages[k])} | ${turn.end - turn.start} | ${inline(turn.finish_reason ?? "")} |`,
+        `| ${k} | ${number(turn.result?.reward)} | ${signed(model.turnAdvantages[k])} | ${episode.view.turns[k]?.num_action_tokens ?? ""} | ${inline(turn.finish_reason ?? "")} |`,
     ),
     "",
   ];

@@ -4,7 +4,7 @@ import type { Episode } from "../data/types";
 import { number, plural } from "../lib/format";
 import { type Shown, conversation } from "../lib/messages";
 import { CopyButton, Text } from "../ui/bits";
-import { Info } from "./episode_segment";
+import { Info, Retries } from "./episode_segment";
 
 export function Messages({ episode }: { episode: Episode }): VNode {
   const said = conversation(episode.record);
@@ -41,6 +41,7 @@ function Message({ message, episode }: { message: Shown; episode: Episode }): VN
         {reward !== undefined && reward !== null && (
           <span class={reward > 0 ? "tone-pos" : reward < 0 ? "tone-neg" : ""}>reward {number(reward)}</span>
         )}
+        {turn && <Retries record={turn} />}
         <span class="top-space" />
         <button type="button" class="button small" aria-pressed={raw} onClick={() => setRaw(!raw)}>
           raw

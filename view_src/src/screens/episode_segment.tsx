@@ -70,6 +70,19 @@ function ActionFacts(props: { record: TurnRecord; model: EpisodeModel; turn: num
       {result?.terminated && <span class="chip">terminated</span>}
       {result?.truncated && <span class="chip bad">truncated</span>}
       {!result && <span class="chip bad">no result</span>}
+      <Retries record={record} />
+    </>
+  );
+}
+
+/** What ran again for the turn. */
+export function Retries({ record }: { record: TurnRecord }): VNode {
+  const { num_retries: steps = 0, num_request_retries: requests = 0, num_failovers: failovers = 0 } = record;
+  return (
+    <>
+      {steps > 0 && <span class="chip bad">{plural(steps, "step retry", "step retries")}</span>}
+      {requests > 0 && <span class="chip bad">{plural(requests, "request retry", "request retries")}</span>}
+      {failovers > 0 && <span class="chip bad">{plural(failovers, "failover")}</span>}
     </>
   );
 }

@@ -42,7 +42,7 @@ function useChoice(store: RunStore, query: string): Chosen {
       fail(error);
     }
     return () => stop.abort();
-  }, [store, query, store.index.version]);
+  }, [store, query, store.index.version, store.meta?.kind]);
   return state;
 }
 

@@ -61,19 +61,27 @@ function passTiles(store: RunStore): VNode[] {
   );
 }
 
+/** What ran again: the column of the index, that of the filter, and its name. */
+const RETRIES = [
+  ["attempt", "attempt", "retry", "retries"],
+  ["step_retries", "num_step_retries", "step retry", "step retries"],
+  ["request_retries", "turn.num_request_retries", "request retry", "request retries"],
+  ["failovers", "turn.num_failovers", "failover", "failovers"],
+] as const;
+
 function ErrorTile({ store }: { store: RunStore }): VNode {
   const { index } = store;
   const error = index.reader("error");
   const failed = error ? index.rows().filter((row) => error(row) !== null).length : 0;
-  const [attempts, steps] = [total(index.numbers("attempt")), total(index.numbers("step_retries"))];
-  const link = (q: string, text: string): VNode => <a href={links.episodes(store.run, { q })}>{text}</a>;
-  const note = (
-    <>
-      {attempts ? link("attempt>0", plural(attempts, "retry", "retries")) : steps ? "" : "no retries"}
-      {attempts && steps ? ", " : ""}
-      {steps ? link("num_step_retries>0", plural(steps, "step retry", "step retries")) : ""}
-    </>
-  );
+  const again = RETRIES.map(([from, ...names]) => [total(index.numbers(from)), ...names] as const).filter(([num]) => num > 0);
+  const note = again.length
+    ? again.map(([num, column, one, many], place) => (
+        <>
+          {place > 0 && ", "}
+          <a href={links.episodes(store.run, { q: `${column}>0` })}>{plural(num, one, many)}</a>
+        </>
+      ))
+    : "no retries";
   const value = failed ? <a href={links.episodes(store.run, { q: "-error_kind=none" })}>{count(failed)}</a> : "0";
   return <Tile value={value} name={failed === 1 ? "error" : "errors"} note={note} tone={failed ? "bad" : ""} />;
 }

@@ -3,7 +3,7 @@ import { Fragment, type VNode } from "preact";
 import { useMemo } from "preact/hooks";
 import type { RunStore } from "../data/store";
 import { number, plural, probability, signed } from "../lib/format";
-import { type Parting, type Strand, actionTokens, partingOf, sharedUnits, unitLogprob, unitText } from "../lib/group";
+import { type Parting, type Strand, partingOf, sharedUnits, unitLogprob, unitText } from "../lib/group";
 import { contentText } from "../lib/messages";
 import { outcomeOf } from "../lib/outcome";
 import { links } from "../lib/router";
@@ -88,9 +88,10 @@ interface CellProps extends ColumnsProps {
 
 function StrandHead(props: CellProps & { parting: Parting | null; average: number; most: number }): VNode {
   const { store, strand, reference, parting, average, most, choose } = props;
-  const record = strand.siblings[0]?.episode.record;
+  const episode = strand.siblings[0]?.episode;
+  const record = episode?.record;
   const value = worth(strand, average);
-  const counts = record?.turns.map(actionTokens) ?? [];
+  const counts = episode?.view.turns.map((turn) => turn.num_action_tokens) ?? [];
   const tokens = counts.includes(null) ? null : counts.reduce<number>((sum, each) => sum + (each ?? 0), 0);
   const isReference = strand === reference;
   return (
@@ -164,7 +165,7 @@ function ActionCell(props: CellProps & { turn: number; parting: Parting | null; 
   const advantage = sibling.model.turnAdvantages[turn];
   const reward = record.result?.reward;
   const hidden = onlyDifferences && shared > 0;
-  const tokens = actionTokens(record);
+  const tokens = sibling.episode.view.turns[turn]?.num_action_tokens;
   const parts = parting?.turn === turn && parting.unit >= 0 ? record.start + parting.unit : null;
   return (
     <div class="strand-cell action" data-turn={turn}>
@@ -172,7 +173,7 @@ function ActionCell(props: CellProps & { turn: number; parting: Parting | null; 
         <strong>turn {turn}</strong>
         <span class={(reward ?? 0) > 0 ? "tone-pos" : (reward ?? 0) < 0 ? "tone-neg" : ""}>r {number(reward)}</span>
         {advantage !== null && advantage !== undefined && <span>A {signed(advantage)}</span>}
-        {tokens !== null && <span class="dim">{plural(tokens, "token")}</span>}
+        {!!tokens && <span class="dim">{plural(tokens, "token")}</span>}
         {record.finish_reason && record.finish_reason !== "stop" && <span class="chip bad">{record.finish_reason}</span>}
       </div>
       {hidden && <span class="left-out dim">{shared === strand.turns[turn]?.length ? "the same" : `${shared} the same`} </span>}

@@ -14,12 +14,12 @@ interface HistogramProps {
 export function Histogram({ bins, href, name }: HistogramProps): VNode {
   const most = Math.max(...bins.map((bin) => bin.count), 1);
   const whole = bins.every((bin) => Number.isInteger(bin.from) && Number.isInteger(bin.to));
-  const range = (bin: Bin): string => {
-    if (bin.from === bin.to || (whole && bin.to - bin.from === 1)) return number(bin.from);
-    return `${number(bin.from)} to ${number(whole ? bin.to - 1 : bin.to)}`;
-  };
   const first = bins[0];
   const last = bins[bins.length - 1];
+  const range = (bin: Bin): string => {
+    if (bin.from === bin.to || (whole && bin.to - bin.from === 1)) return number(bin.from);
+    return `${number(bin.from)} to ${whole || bin === last ? "" : "below "}${number(whole ? bin.to - 1 : bin.to)}`;
+  };
   return (
     <div class="histogram">
       <svg viewBox={`0 0 ${bins.length * 10} ${HEIGHT}`} preserveAspectRatio="none" role="img" aria-label={`histogram of ${name}`}>
