@@ -88,7 +88,7 @@ class EpisodeFailed(AgentEnvError, RuntimeError):
 
 
 class RunStopped(AgentEnvError, RuntimeError):
-    """The run stopped itself: too many episodes failed or all would, or the disk is full. Ended episodes are kept."""
+    """The run stopped itself: too many episodes failed, all would, or the disk is full. A run keeps ended episodes."""
 
     exit_code = 3
     ends_run = True

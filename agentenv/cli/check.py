@@ -176,7 +176,7 @@ def _total_line(config: CheckConfig, context: ConformanceContext, outcomes: Sequ
     if outages:
         is_told = any(TELL_THE_POLICY in outage.reason for outage in outages)
         total += f"; the outside failed in {counted(len(outages), 'property', 'properties')}: "
-        total += "the lines above say what to do" if is_told else "run it again"
+        total += "the lines above say what to do" if is_told else "run it again, or with a stable stand-in"
     return total
 
 

@@ -8,18 +8,18 @@ count steps from 1; step 0 is the evaluation before any training.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentenv._util.calls import run_to_completion
-from agentenv.core.trajectory import Group
-from agentenv.errors import EngineError, RunStopped
+from agentenv.core.trajectory import Group, Trajectory
+from agentenv.errors import DataError, EngineError, RunStopped
 from agentenv.runs.metrics import summarize
 from agentenv.runs.records.steps import StepGroup, append_rows, append_step, evaluation_row, train_row
 from agentenv.runs.records.token_stats import TOKEN_STATS
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from agentenv.training.learner.policy import Layout
 
 _NO_STEP = -1
+_MAX_FAILED = 200
 
 
 @dataclass(eq=False)
@@ -54,6 +55,8 @@ class Loop:
     layout: Layout = "checkpoint"
     step: int = 0
     """Train steps done."""
+    failed: deque[Trajectory] = field(default_factory=partial(deque, maxlen=_MAX_FAILED))
+    """Failed episodes since the last batch was taken, without those in the record; they join it if no step follows."""
     # All train steps are in one thread: torch starts threads, and the allocator keeps memory, for each one.
     _thread: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "agentenv-learner"))
     _saved_step: int = 0
@@ -108,6 +111,7 @@ class Loop:
                     groups = await self.rollouts.take()
                 if groups is None:
                     break
+                self.failed.clear()
                 await self._learn(groups)
                 try:
                     with self._timed("sync_s"):
@@ -128,7 +132,10 @@ class Loop:
         return self.step == self.num_steps or bool(self.records.best.end_reason)
 
     async def _save_after_error(self) -> None:
-        """Write the log line and checkpoint of the last completed step."""
+        """Write the failed episodes since the last batch, and the line and checkpoint of the last completed step."""
+        for trajectory in self.failed:
+            with contextlib.suppress(DataError, RunStopped):  # no record can hold it; the disk is full
+                self.records.samples.append(trajectory)
         if not self.learner.step_completed or self.learner.num_steps != self.step:
             return
         if self.rollouts.version == self.step:
@@ -240,7 +247,7 @@ class Loop:
         with self._timed("save_s"):
             await run_to_completion(asyncio.to_thread(save))
 
-    @contextmanager
+    @contextlib.contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         began = time.monotonic()
         try:

@@ -82,7 +82,8 @@ class Rollouts:
         runner: runs the episodes. Its engine takes new weights.
         tasks: at least one.
         options: sizes and filters.
-        on_episode: called with each finished episode; with a grader, after its group is graded.
+        on_episode: called with each finished episode; with a grader, if it did not fail before, after its group is
+            graded.
         grader: grades groups, for --group_reward. Neither other groups nor weight updates wait for it.
     """
 
@@ -263,10 +264,11 @@ class Rollouts:
         trajectories = [episode.result() for episode in running]
         if self._grader is not None:
             admitted.is_grading = True
-            trajectories = await self._grader.grade(trajectories)
+            before, trajectories = trajectories, await self._grader.grade(trajectories)
+            for ungraded, trajectory in zip(before, trajectories, strict=True):
+                if ungraded.error is None:
+                    self._on_episode(trajectory)
             count_failures(self.runner, trajectories)
-            for trajectory in trajectories:
-                self._on_episode(trajectory)
         # Why the group is rejected, if it is. A kept group still has its failed episodes: `algorithm/batch.py` leaves
         # them out.
         reason: str | None = None
@@ -312,18 +314,22 @@ class Rollouts:
 
     async def _episode(self, planned: PlannedEpisode, admitted: AdmittedGroup) -> Trajectory:
         records: list[Trajectory] = []
+
+        def on_end(trajectory: Trajectory) -> None:  # before `run_one` raises, if it is one failed episode too many
+            records.append(trajectory)
+            if self._grader is None or trajectory.error is not None:
+                self._on_episode(trajectory)
+
         async with self._slots:
             while not self._gate.is_set():
                 await self._gate.wait()
             admitted.version = min(admitted.version, self.version)
             self._in_flight += 1
             try:
-                await self.runner.run_one(planned, records.append)
+                await self.runner.run_one(planned, on_end)
             finally:
                 self._in_flight -= 1
                 self._changed.set()
-        if self._grader is None:
-            self._on_episode(records[0])
         return records[0]
 
 

@@ -442,6 +442,8 @@ async def _build_loop(
         if screen.episode(summarize(trajectory)):  # no step may train on it: keep it for `agentenv show --failed`
             with contextlib.suppress(DataError):  # no record can hold it
                 records.samples.append(trajectory)
+        elif trajectory.error is not None:
+            loop.failed.append(trajectory)
 
     loop = Loop(
         config,

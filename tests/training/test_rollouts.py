@@ -192,6 +192,15 @@ async def test_a_group_whose_sampling_failed_is_sampled_again_after_a_resume():
     assert len(facts["again"]) + len(facts["ready"]) + rollouts.rejected.total() == facts["next"]
 
 
+@pytest.mark.parametrize("label", ["raises", "fails"])
+async def test_the_failed_episodes_that_end_a_training_are_shown_before_with_a_grader_too(label):
+    rollouts, _, shown = grading([label] * 30, max_error_share=0.2)
+    with pytest.raises(RunStopped):
+        await rollouts.take()
+    assert len([each for each in shown if each.error]) == rollouts.runner.num_failed >= 8
+    await rollouts.close()
+
+
 async def test_samples_that_a_lower_bound_makes_too_old_are_sampled_again():
     first = make_rollouts(make_tasks("x" * 12), max_ahead=3)
     await first.take()

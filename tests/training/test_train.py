@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -428,6 +429,22 @@ def test_failed_episodes_are_one_line_for_each_kind_with_its_place_and_one_of_ea
     assert line.endswith(f"failed (env): KeyError: 'no such key' ({place / 'fails.py'}:11)")
     assert "WARNING" not in said
     assert sum(each.error is not None for each in read_trajectories(place / "out")) == 1
+
+
+@pytest.mark.long
+def test_the_failed_episodes_of_a_step_that_stops_the_training_are_in_the_record_until_it_is_done_again(place, capfd):
+    def failed():
+        return [each for each in read_trajectories(place / "out") if each.error is not None]
+
+    rows(place, ["later"] * 6)
+    assert command(flags("--max_retries", 0, "--rollout_batch_size", 6, "--max_train_steps", 1)) == 0
+    (place / "later").touch()
+    assert command(["train", "--resume", "--out", "out", "--max_train_steps", 2]) == 3
+    (num,) = re.findall(r"to fail, got (\d+) of", capfd.readouterr().err)
+    assert len(failed()) >= int(num) >= 20  # more may end before the training does
+    (place / "later").unlink()
+    assert command(["train", "--resume", "--out", "out"]) == 0
+    assert not failed()
 
 
 @pytest.mark.long

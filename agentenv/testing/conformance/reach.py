@@ -284,13 +284,21 @@ def _unreached(known: set[Instruction]) -> list[str]:
 
 
 def _lines_of_outages(path: str) -> set[int]:
-    """Return the lines of a file that only raise InfraError: no action reaches them."""
+    """Return the lines of a file that only raise InfraError, or what becomes one: no action reaches them."""
+
+    def is_outage(body: Sequence[ast.AST]) -> bool:
+        return all(isinstance(each, ast.Raise) and "InfraError" in ast.unparse(each) for each in body)
+
     lines: set[int] = set()
     for node in ast.walk(ast.parse("".join(linecache.getlines(path)))):
-        if isinstance(node, ast.ExceptHandler | ast.Raise):
-            body = node.body if isinstance(node, ast.ExceptHandler) else [node]
-            if all(isinstance(each, ast.Raise) and "InfraError" in ast.unparse(each) for each in body):
-                lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        found: list[Any] = []
+        if is_outage(node.body if isinstance(node, ast.ExceptHandler) else [node]):
+            found = [node]
+        elif isinstance(node, ast.Try) and node.handlers and all(is_outage(each.body) for each in node.handlers):
+            within = [each for part in node.body for each in ast.walk(part) if isinstance(each, ast.Raise)]
+            found = [each for each in within if "ToolError" not in ast.unparse(each)]  # that is for the policy
+        for each in found:
+            lines.update(range(each.lineno, (each.end_lineno or each.lineno) + 1))
     return lines
 
 

@@ -146,6 +146,8 @@ class Agent(AgentInstance):
             price = {"egg": 7}["egg"]
             if price < 0:
                 raise InfraError("prices: expected a price, got less.")
+            if not isinstance(price, int):
+                raise ValueError(price)
         except (LookupError, ValueError) as error:
             raise InfraError(
                 f"prices: expected a price, got {error!r}.", retry_step=True
