@@ -11,8 +11,8 @@ from typing import Any
 from agentenv._util.plurals import counted, histogram
 from agentenv.compare.sides import By, Side
 from agentenv.runs.config import parsed_reward
-from agentenv.runs.mixture import MixtureEntry, mixture_of, without_added_limits
-from agentenv.runs.prepare import ALL_CODE, changed_files, python_files
+from agentenv.runs.mixture import MixtureEntry, mixture_of
+from agentenv.runs.prepare import changed_files, python_files
 
 ENVIRONMENT = ("env", "env_kwargs", "agent_func_path", "history", "text_feedback")
 LIMITS = (
@@ -89,7 +89,7 @@ def _differing(
     a: Mapping[str, Any], b: Mapping[str, Any], names: Collection[str]
 ) -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Yield the flags of these names, and the keys of a mixture's entries, that both have with different values."""
-    a, b = _by_entry(without_added_limits(a, b)), _by_entry(without_added_limits(b, a))
+    a, b = _by_entry(a), _by_entry(b)
     for name in a:
         if name.rpartition(".")[2] in names and name in b and a[name] != b[name]:
             yield name, (a[name], b[name])
@@ -125,7 +125,7 @@ def _flag_caveats(a: Side, b: Side) -> Iterator[Caveat]:
     code += [parsed_reward("--reward", facts.get("reward")) for facts in graded]
     named = {*python_files(code)}
     files = changed_files(a.config.get("agent_file"), b.config.get("agent_file"))
-    if files := [name for name in files if name in named or name == ALL_CODE]:
+    if files := [name for name in files if name in named]:
         text = f"code: other content of {', '.join(files)} in B"
         yield Caveat("environment", text, refuses=not is_meant)
     if a.step is None or b.step is None:

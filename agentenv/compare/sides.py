@@ -16,7 +16,6 @@ from agentenv._util.jsonable import jsonable
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import StopReason, Task
 from agentenv.errors import ConfigError
-from agentenv.runs.config import today
 from agentenv.runs.metrics import GROUP_REWARD, Summary, summarize
 from agentenv.runs.mixture import mixture_of
 from agentenv.runs.records.directory import CONFIG, RecordedEpisodes, check_run, read_config, read_trajectories
@@ -77,7 +76,7 @@ class Side:
     metadata: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """`Task.metadata` of each task; with the key `env`, the environment's name in a mixture."""
     environments: set[str] = field(default_factory=set)
-    """Names of those in a mixture that have episodes; empty if unknown, as in evaluations of earlier versions."""
+    """Names of those in a mixture that have episodes; empty if unknown."""
     models: Counter[str] = field(default_factory=Counter)
     """Number of actions by the model that a server of chat completions named."""
     damage: str = ""
@@ -191,11 +190,6 @@ def _evaluated_side(folder: Path, evaluation: Mapping[str, Any], where: EpisodeF
     name, episodes = f"{folder}@{evaluation['step']}", list(evaluated(evaluation))
     side = Side(str(folder), step=evaluation["step"], config=_config_at(folder, evaluation["step"]))
     judge = PassRule(side.config)
-    reads_env = where is not None and "env" in where.columns
-    if reads_env and mixture_of(side.flags) and not any(episode.env for episode in episodes):
-        raise ConfigError(
-            f"--where: expected a filter by task for {name}, got env, which the version that wrote it did not record."
-        )
     for episode in episodes:
         if where is None or where.keeps_task(episode.group_id, episode.env, name):
             side.outcomes[episode.group_id].append(judge.outcome(episode))
@@ -210,7 +204,7 @@ def _config_at(folder: Path, step: int) -> Mapping[str, Any]:
     document = read_config(folder)
     config = document["config"]
     for change in reversed(document.get("changed", [])):
-        was = today({name: old for name, (old, _) in change["was_and_is"].items()})
+        was = {name: old for name, (old, _) in change["was_and_is"].items()}
         if change["from_step"] <= step or not was.get("eval_dataset", True):  # without a set, nothing was evaluated
             break
         files = was.pop("agent_file", config.get("agent_file"))

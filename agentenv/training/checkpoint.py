@@ -158,9 +158,8 @@ class Checkpoints:
 
     @staticmethod
     def facts_of(path: Path) -> dict[str, Any]:
-        """Return the facts stored in a checkpoint; empty if an older agentenv wrote it."""
-        facts = _read_meta(path).get("training")
-        return facts if isinstance(facts, dict) else {}
+        """Return the facts stored in a checkpoint."""
+        return dict(_read_meta(path)["training"])
 
     @staticmethod
     def step_of(path: Path) -> int:
