@@ -1,7 +1,7 @@
 """Tools for tests of environments. Every name is loaded at its first use, so importing this package is cheap.
 
 A scripted policy, tokenizers that need no download, episodes run from plain tests, a virtual clock, the contract
-suite. The pytest plugin with the same tools loads automatically. `agentenv.testing.strategies` needs hypothesis.
+suite. The pytest plugin with the same tools loads automatically.
 """
 
 from __future__ import annotations
