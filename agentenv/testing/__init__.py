@@ -31,10 +31,8 @@ if TYPE_CHECKING:
     from agentenv.testing.episodes import play_all as play_all
     from agentenv.testing.golden import Golden as Golden
     from agentenv.testing.simulation import Simulation as Simulation
-    from agentenv.testing.simulation import exponential as exponential
     from agentenv.testing.simulation import lognormal as lognormal
     from agentenv.testing.simulation import simulate as simulate
-    from agentenv.testing.simulation import uniform as uniform
     from agentenv.testing.tokenizers import BosTokenizer as BosTokenizer
     from agentenv.testing.tokenizers import ByteFallbackTokenizer as ByteFallbackTokenizer
     from agentenv.testing.tokenizers import CharTokenizer as CharTokenizer
