@@ -31,47 +31,33 @@ PYTEST_DONT_REWRITE: the package has a pytest plugin, and pytest would warn ever
 from typing import TYPE_CHECKING
 
 from agentenv._util.lazy import lazy_names
-from agentenv._util.version import __version__
+from agentenv._util.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from agentenv import errors
-    from agentenv.chat.chat import Chat, ChatOptions
-    from agentenv.core.agent import AgentInstance, ResetState, StepState
-    from agentenv.core.trajectory import Group, Segment, Trajectory, Turn
-    from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
-    from agentenv.engines.scripted import ScriptedEngine
-    from agentenv.episode.loop import run_episode
-    from agentenv.episode.registry import load_env
-    from agentenv.interop.openrlhf.executor import AgentExecutor
-    from agentenv.runs.records.directory import read_trajectories
-    from agentenv.runs.rollout import Run, arollout, load_run, rollout
+    from agentenv import errors as errors
+    from agentenv.chat.chat import Chat as Chat
+    from agentenv.chat.chat import ChatOptions as ChatOptions
+    from agentenv.core.agent import AgentInstance as AgentInstance
+    from agentenv.core.agent import ResetState as ResetState
+    from agentenv.core.agent import StepState as StepState
+    from agentenv.core.trajectory import Group as Group
+    from agentenv.core.trajectory import Segment as Segment
+    from agentenv.core.trajectory import Trajectory as Trajectory
+    from agentenv.core.trajectory import Turn as Turn
+    from agentenv.core.types import Completion as Completion
+    from agentenv.core.types import Limits as Limits
+    from agentenv.core.types import SamplingParams as SamplingParams
+    from agentenv.core.types import StepResult as StepResult
+    from agentenv.core.types import StopReason as StopReason
+    from agentenv.core.types import Task as Task
+    from agentenv.engines.scripted import ScriptedEngine as ScriptedEngine
+    from agentenv.episode.loop import run_episode as run_episode
+    from agentenv.episode.registry import load_env as load_env
+    from agentenv.interop.openrlhf.executor import AgentExecutor as AgentExecutor
+    from agentenv.runs.records.directory import read_trajectories as read_trajectories
+    from agentenv.runs.rollout import Run as Run
+    from agentenv.runs.rollout import arollout as arollout
+    from agentenv.runs.rollout import load_run as load_run
+    from agentenv.runs.rollout import rollout as rollout
 
-__all__ = [
-    "AgentExecutor",
-    "AgentInstance",
-    "Chat",
-    "ChatOptions",
-    "Completion",
-    "Group",
-    "Limits",
-    "ResetState",
-    "Run",
-    "SamplingParams",
-    "ScriptedEngine",
-    "Segment",
-    "StepResult",
-    "StepState",
-    "StopReason",
-    "Task",
-    "Trajectory",
-    "Turn",
-    "__version__",
-    "arollout",
-    "errors",
-    "load_env",
-    "load_run",
-    "read_trajectories",
-    "rollout",
-    "run_episode",
-]
 __getattr__ = lazy_names(__name__)

@@ -15,16 +15,17 @@ from typing import Any
 def lazy_names(package: str, more: Mapping[str, str] = MappingProxyType({})) -> Callable[[str], Any]:
     """Return the `__getattr__` of a package whose names live in other modules.
 
-    The first use of a name reads the package's `if TYPE_CHECKING:` block, so type checkers and programs see the same.
+    The first use of a name reads the package's imports of the form `import A as A`, which re-export for type checkers
+    too. `__all__` is their names.
 
     Args:
         package: `__name__` of the package.
-        more: the module of each name that the block does not import, in full.
+        more: the module of each name that type checkers do not see, in full.
 
     Example::
 
         if TYPE_CHECKING:
-            from agentenv.chat.chat import Chat
+            from agentenv.chat.chat import Chat as Chat
 
         __getattr__ = lazy_names(__name__)
     """
@@ -32,15 +33,17 @@ def lazy_names(package: str, more: Mapping[str, str] = MappingProxyType({})) -> 
     @functools.cache
     def places() -> dict[str, str]:
         tree = ast.parse(inspect.getsource(sys.modules[package]))
-        imports = [node for block in tree.body if isinstance(block, ast.If) for node in block.body]
         return {
             alias.name: node.module
-            for node in imports
+            for node in ast.walk(tree)
             if isinstance(node, ast.ImportFrom) and node.module
             for alias in node.names
+            if alias.asname
         } | dict(more)
 
     def get(name: str) -> Any:
+        if name == "__all__":
+            return sorted(places())
         if name.startswith("__") or name not in places():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = places()[name]

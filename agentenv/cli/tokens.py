@@ -40,14 +40,10 @@ class ShowConfig:
     ended, -1 the last."""
     logprobs: bool = False
     """Also show the log-probability, mask and policy version of each token."""
-    segment: int | None = None
-    """Show only this segment, counted from 0."""
     max_tokens: int | None = None
-    """Maximum number of tokens to show per span; JSON contains all."""
+    """Maximum number of tokens to show per span."""
     tokenizer: str | None = None
     """Folder or Hugging Face id of the tokenizer. Default: the run's."""
-    json: bool = False
-    """Print JSON."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +99,7 @@ def _certify(args: Sequence[str]) -> int:
 def _show(args: Sequence[str]) -> int:
     config = parse(ShowConfig, "tokens show", args)
     from agentenv.runs.records.scan import ReadReport
-    from agentenv.runs.tokens.view import episode_to_json, episode_view, load_episode, load_run_tokenizer
+    from agentenv.runs.tokens.view import episode_view, load_episode, load_run_tokenizer
 
     report = ReadReport()
     try:
@@ -112,11 +108,8 @@ def _show(args: Sequence[str]) -> int:
         if report.damage:
             sys.stderr.write(f"agentenv: {config.run}: {report.damage}\n")
     tokenizer = load_run_tokenizer(config.run, config.tokenizer)
-    if config.json:
-        print_json(episode_to_json(trajectory, tokenizer, segment=config.segment))
-    else:
-        only = {"max_tokens": config.max_tokens, "segment": config.segment}
-        wide_console().print(episode_view(trajectory, tokenizer, logprobs=config.logprobs, **only))
+    view = episode_view(trajectory, tokenizer, logprobs=config.logprobs, max_tokens=config.max_tokens)
+    wide_console().print(view)
     return int(bool(report.damage))
 
 

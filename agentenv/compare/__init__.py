@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from agentenv._util.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from agentenv.compare.comparison import RunComparison, compare
+    from agentenv.compare.comparison import RunComparison as RunComparison
+    from agentenv.compare.comparison import compare as compare
 
-__all__ = ["RunComparison", "compare"]
 __getattr__ = lazy_names(__name__)

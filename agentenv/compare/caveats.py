@@ -10,8 +10,8 @@ from typing import Any
 from agentenv._util.plurals import counted, histogram
 from agentenv.compare.sides import By, Side, same_episodes
 from agentenv.runs.config import parsed_reward
-from agentenv.runs.mixture import MixtureEntry, mixture_of, without_added_limits
-from agentenv.runs.prepare import ALL_CODE, changed_files, python_files
+from agentenv.runs.mixture import MixtureEntry, mixture_of
+from agentenv.runs.prepare import changed_files, python_files
 
 ENVIRONMENT = ("env", "env_kwargs", "agent_func_path", "history", "text_feedback")
 LIMITS = (
@@ -93,7 +93,7 @@ def _differing(
     a: Mapping[str, Any], b: Mapping[str, Any], names: Collection[str]
 ) -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Yield the flags of these names, and the keys of a mixture's entries, that both have with different values."""
-    a, b = _by_entry(without_added_limits(a, b)), _by_entry(without_added_limits(b, a))
+    a, b = _by_entry(a), _by_entry(b)
     for name in a:
         if name.rpartition(".")[2] in names and name in b and a[name] != b[name]:
             yield name, (a[name], b[name])
@@ -134,7 +134,7 @@ def _changed_code(old: Any, new: Any, named: Collection[str]) -> str:
     """Return in words how the named files differ, from `agent_file` of two config.json; empty if they do not."""
     changes: dict[str, list[str]] = {}
     for name in changed_files(old, new):
-        if name in named or name == ALL_CODE:
+        if name in named:
             change = "other content of {} in B"
             if (name in old) != (name in new):
                 change = "{} only in A" if name in old else "{} only in B"

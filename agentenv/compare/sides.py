@@ -16,7 +16,6 @@ from agentenv._util.jsonable import jsonable
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import StopReason, Task
 from agentenv.errors import ConfigError
-from agentenv.runs.config import today
 from agentenv.runs.metrics import GROUP_REWARD, Summary, summarize
 from agentenv.runs.mixture import mixture_of
 from agentenv.runs.records.directory import CONFIG, RecordedEpisodes, check_run, read_config, read_trajectories
@@ -80,7 +79,7 @@ class Side:
     metadata: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """`Task.metadata` of each task; with the key `env`, the environment's name in a mixture."""
     environments: dict[str, str] = field(default_factory=dict)
-    """Of each task of a mixture, the name; empty if unknown, as in evaluations of earlier versions."""
+    """Of each task of a mixture, the name; empty if unknown."""
     trained: Mapping[str, Any] = field(default_factory=dict)
     """`env` of a training's flags with the environments that `keep_entries` left out, since they changed the model."""
     models: Counter[str] = field(default_factory=Counter)
@@ -197,11 +196,6 @@ def _evaluated_side(folder: Path, evaluation: Mapping[str, Any], where: EpisodeF
     name, episodes = f"{folder}@{evaluation['step']}", list(evaluated(evaluation))
     side = Side(str(folder), step=evaluation["step"], config=_config_at(folder, evaluation["step"]))
     judge = PassRule(side.config)
-    reads_env = where is not None and "env" in where.columns
-    if reads_env and mixture_of(side.flags) and not any(episode.env for episode in episodes):
-        raise ConfigError(
-            f"--where: expected a filter by task for {name}, got env, which the version that wrote it did not record."
-        )
     for episode in episodes:
         if where is None or where.keeps_task(episode.group_id, episode.env, name):
             side.outcomes[episode.group_id].append(judge.outcome(episode))
@@ -216,7 +210,7 @@ def _config_at(folder: Path, step: int) -> Mapping[str, Any]:
     document = read_config(folder)
     config = document["config"]
     for change in reversed(document.get("changed", [])):
-        was = today({name: old for name, (old, _) in change["was_and_is"].items()})
+        was = {name: old for name, (old, _) in change["was_and_is"].items()}
         if change["from_step"] <= step or not was.get("eval_dataset", True):  # without a set, nothing was evaluated
             break
         files = was.pop("agent_file", config.get("agent_file"))

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from agentenv._util.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from agentenv.engines.models import resolve_model
-    from agentenv.engines.opening import open_engine
+    from agentenv.engines.models import resolve_model as resolve_model
+    from agentenv.engines.opening import open_engine as open_engine
 
-__all__ = ["open_engine", "resolve_model"]
 __getattr__ = lazy_names(__name__)

@@ -11,18 +11,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agentenv._util.lazy import lazy_names
-from agentenv.gym.registration import env_ids, make, make_vec, register_all
+from agentenv.gym.registration import env_ids as env_ids
+from agentenv.gym.registration import make as make
+from agentenv.gym.registration import make_vec as make_vec
+from agentenv.gym.registration import register_all as register_all
 
 if TYPE_CHECKING:
-    from agentenv.gym.config import EpisodeMaker, GymConfig
-    from agentenv.gym.env import AgentEnv
-    from agentenv.gym.spaces import AnyText, Messages, TokenSeq
-    from agentenv.gym.vector import AgentVectorEnv
+    from agentenv.gym.config import EpisodeMaker as EpisodeMaker
+    from agentenv.gym.config import GymConfig as GymConfig
+    from agentenv.gym.env import AgentEnv as AgentEnv
+    from agentenv.gym.spaces import AnyText as AnyText
+    from agentenv.gym.spaces import Messages as Messages
+    from agentenv.gym.spaces import TokenSeq as TokenSeq
+    from agentenv.gym.vector import AgentVectorEnv as AgentVectorEnv
 
-__all__ = [
-    "AgentEnv", "AgentVectorEnv", "AnyText", "EpisodeMaker", "GymConfig", "Messages", "TokenSeq", "env_ids", "make",
-    "make_vec", "register_all",
-]  # fmt: skip
 __getattr__ = lazy_names(__name__)
 
 

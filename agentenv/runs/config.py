@@ -54,12 +54,6 @@ OPENRLHF_NAMES = {
 _USER_INFO = re.compile(r"(?<=://)[^/@\s,]+@")
 
 
-def today(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags of a config.json as a run of today stores them: the names of `train` were OpenRLHF's."""
-    named = {OPENRLHF_NAMES.get(name, name): value for name, value in flags.items()}
-    return named | ({"wandb_project": None} if named.get("wandb_project") == "agentenv_train" else {})  # a default
-
-
 def _check(flag: str, value: object, holds: bool, expected: str) -> None:
     if not holds:
         raise ConfigError(f"--{flag}: expected {expected}, got {value!r}.")

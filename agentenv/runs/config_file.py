@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args, get_origin
 from agentenv._util.brief import brief
 from agentenv._util.suggest import did_you_mean
 from agentenv.errors import ConfigError
-from agentenv.runs.config import SOURCES, SourceConfig, today
+from agentenv.runs.config import SOURCES, SourceConfig
 from agentenv.runs.flat_config import FlatConfig, flag_fields
 
 C = TypeVar("C", bound=SourceConfig)
@@ -141,7 +141,7 @@ def _load(path: Path) -> tuple[Mapping[str, Any], bool]:
         raise ConfigError(f"{path}: expected flags and their values, got {brief(loaded)}. Write FLAG: VALUE.")
     stored = loaded.get("config")
     if isinstance(stored, dict) and isinstance(stored.get("flags"), dict):
-        return {name: value for name, value in today(stored["flags"]).items() if name not in OF_ONE_RUN}, True
+        return {name: value for name, value in stored["flags"].items() if name not in OF_ONE_RUN}, True
     return loaded, False
 
 

@@ -108,21 +108,6 @@ def read_entries(env: Sequence[str]) -> list[MixtureEntry]:
     return entries
 
 
-def without_added_limits(flags: Mapping[str, Any], others: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the flags of a config.json without those limits of a mixture that the entries of `others` leave open.
-
-    Earlier versions stored both limits of each environment in its entry, also those of its class.
-    """
-    entries, limits = mixture_of(flags), {"max_turns", "max_length"}
-    if not entries or not all(entry.keys() >= limits for entry in entries):
-        return flags
-    left_open = {entry["name"]: limits - entry.keys() for entry in mixture_of(others)}
-    env = [
-        {key: value for key, value in entry.items() if key not in left_open.get(entry["name"], ())} for entry in entries
-    ]
-    return {**flags, "env": env if isinstance(flags["env"], list) else env[0]}
-
-
 def mixture_of(flags: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the entries of the mixture in the flags of a config.json; empty if there is none."""
     env = flags.get("env")

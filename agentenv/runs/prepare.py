@@ -35,9 +35,6 @@ from agentenv.runs.flat_config import flag_message
 from agentenv.runs.group_rewards import GroupGrader, open_grader
 from agentenv.runs.mixture import is_plain, read_entries
 
-ALL_CODE = "the files of the environment or the rewards"
-"""What `changed_files` returns for the single hashes of earlier versions."""
-
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -439,12 +436,7 @@ def code_digests(config: RunConfig, *more: Any) -> dict[str, str]:
 
 
 def changed_files(old: Any, new: Any) -> list[str]:
-    """Return the files whose hashes differ in `agent_file` of two config.json.
-
-    Of earlier versions, which stored one hash of all files, that is `ALL_CODE`, and unknown against hashes by file.
-    """
-    if isinstance(old, str) and isinstance(new, str):
-        return [ALL_CODE] * (old != new)
+    """Return the files whose hashes differ in `agent_file` of two config.json; none if one has no hashes."""
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return []
     return [name for name in {**old, **new} if old.get(name) != new.get(name)]

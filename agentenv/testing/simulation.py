@@ -5,8 +5,8 @@ A latency draws seconds from a seed and the request only: the same on every mach
 
 Example:
     >>> setup = Setup("guess_number", ScriptedEngine(["8"], latency_s=lognormal(2.0)))
-    >>> simulation = simulate(setup, num_tasks=15, num_samples=8, concurrency=32, env_latency_s=exponential(0.5))
-    >>> assert simulation.elapsed_s < 600 and simulation.utilization > 0.5 and simulation.longest_stall_s < 5
+    >>> simulation = simulate(setup, num_tasks=15, num_samples=8, concurrency=32, env_latency_s=lognormal(0.5))
+    >>> assert simulation.elapsed_s < 600 and simulation.utilization > 0.5
 """
 
 from __future__ import annotations
@@ -51,12 +51,8 @@ class Simulation:
     """Virtual seconds of the run."""
     generating_s: float
     """Virtual seconds of all generations together."""
-    longest_stall_s: float
-    """Longest virtual time in which the engine was idle, before the last generation ended."""
     concurrency: int
     num_generations: int
-    most_generating: int
-    """Maximum number of generations at one time."""
     wall_s: float
     """Real seconds that the simulation took."""
 
@@ -114,7 +110,7 @@ def simulate(
             own.close()
     return Simulation(
         tuple(found), tuple(source.durations_s[one.episode_id] for one in found), elapsed_s, meter.generating_s,
-        meter.longest_stall_s, concurrency, meter.num, meter.most, time.perf_counter() - began,
+        concurrency, meter.num, time.perf_counter() - began,
     )  # fmt: skip
 
 
@@ -127,25 +123,18 @@ class _Meter(Engine):
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self.tokenizer = engine, getattr(engine, "tokenizer", None)
-        self.num = self.running = self.most = 0
-        self.generating_s = self.longest_stall_s = 0.0
-        self._idle_since: float | None = None
+        self.num, self.generating_s = 0, 0.0
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
     ) -> Completion:
         """Generate with the engine; see `core.engine.Engine`."""
         began = _now()
-        if self.running == 0 and self._idle_since is not None:
-            self.longest_stall_s = max(self.longest_stall_s, began - self._idle_since)
-        self.num, self.running = self.num + 1, self.running + 1
-        self.most = max(self.most, self.running)
+        self.num += 1
         try:
             return await self._engine.generate(prompt_token_ids, sampling, request_id=request_id)
         finally:
-            self.running -= 1
-            self._idle_since = _now()
-            self.generating_s += self._idle_since - began
+            self.generating_s += _now() - began
 
 
 class _Timed:
@@ -194,26 +183,6 @@ def lognormal(median_s: float, sigma: float = 0.5, *, seed: int = 0) -> Drawn:
     if median_s == 0:
         return lambda key: 0.0
     return lambda key: _random(key, seed).lognormvariate(math.log(median_s), sigma)
-
-
-def exponential(mean_s: float, *, seed: int = 0) -> Drawn:
-    """Return exponential latencies, as of a memoryless service; one in a hundred is over 4.6 times the mean.
-
-    Raises:
-        ValueError: a number is out of range.
-    """
-    _check("exponential", mean_s=mean_s)
-    return lambda key: -mean_s * math.log(1.0 - _random(key, seed).random())
-
-
-def uniform(low_s: float, high_s: float, *, seed: int = 0) -> Drawn:
-    """Return latencies that are uniform between the two.
-
-    Raises:
-        ValueError: a number is out of range.
-    """
-    _check("uniform", low_s=low_s, high_s=high_s)
-    return lambda key: _random(key, seed).uniform(low_s, high_s)
 
 
 def _random(key: Request | str, seed: int) -> random.Random:

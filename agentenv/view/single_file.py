@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import pstdev
 from typing import Any
 
+from agentenv._util.disk import replaced
 from agentenv._util.version import __version__
 from agentenv.errors import ConfigError, DataError
 from agentenv.runs.records.directory import read_trajectories
@@ -123,13 +124,11 @@ def write_html(runs: Sequence[ViewedRun], path: str | Path, options: FileOptions
         note = f"only episodes for which this holds: {options.where}" + (f"; {note}" if note else "")
     out = Path(path)
     try:
-        temporary = out.with_name(f".{out.name}.tmp")
-        with temporary.open("w", encoding="utf-8", newline="\n") as target:
+        with replaced(out) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as target:
             target.write(before)
             for element in _elements(files, note, options):
                 target.write(element)
             target.write(after)
-        temporary.replace(out)
     except OSError as error:
         raise ConfigError(
             f"{path}: expected a file that can be written, got {error}. Choose another --html."

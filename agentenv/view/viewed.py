@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from agentenv._util.disk import open_plain
 from agentenv.errors import ConfigError, DataError
 from agentenv.runs.records.tokenizer import EVAL, training_of
 from agentenv.view.foreign import KINDS, convert, reader_of
@@ -45,16 +45,13 @@ class ViewedRun:
             DataError: the file cannot be read.
         """
         try:
-            fd = os.open(self.folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            file = open_plain(self.folder / name)
         except FileNotFoundError:
             yield None
             return
         except OSError as error:
             raise DataError(f"{self.path}: expected to read {name}, got {error}. Links are not followed.") from error
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise DataError(f"{self.path}: expected {name} to be a file, got a folder or a pipe. Remove it.")
-        with os.fdopen(fd, "rb") as file:
+        with file:
             yield file
 
     def size(self, name: str) -> int:

@@ -211,8 +211,8 @@ def test_short_help_has_the_flags_of_a_first_run_on_one_screen(name, config, mon
 
 @pytest.mark.parametrize("name", ["--html=/x", "--help", "-h", "-1", "--json", "--", "it's $(x)"])
 def test_arguments_behind_two_dashes_are_no_flags(name):
-    shown = parse(ShowConfig, "tokens show", ["--json", "--", "--out", name])
-    assert (shown.run, shown.episode, shown.json, shown.tokenizer) == ("--out", name, True, None)
+    shown = parse(ShowConfig, "tokens show", ["--logprobs", "--", "--out", name])
+    assert (shown.run, shown.episode, shown.logprobs, shown.tokenizer) == ("--out", name, True, None)
     viewed = parse(ViewConfig, "view", [f"--episode={name}", "--", "--out", name])
     assert (viewed.episode, viewed.runs, viewed.html) == (name, ("--out", name), None)
 

@@ -363,30 +363,6 @@ def test_code_that_one_run_lacks_is_only_in_the_other(tmp_path):
     assert text in [each.text for each in compare(a, b).refused]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "text"),
-    [("1", "1", None), ("1", {"env.py": "2"}, None), ("1", "2", "files of the environment or the rewards")],
-)
-def test_of_earlier_versions_one_hash_of_all_code_is_compared_with_another(tmp_path, old, new, text):
-    a = write_run(tmp_path / "a", BEFORE, flags={"env": "env.py"}, agent_file=old)
-    b = write_run(tmp_path / "b", BEFORE, flags={"env": "env.py"}, agent_file=new)
-    found = [each.text for each in compare(a, b).refused]
-    assert found == [f"code: other content of the {text} in B"] * (text is not None)
-
-
-@pytest.mark.parametrize("limits", [{}, {"max_turns": 3, "max_length": 99}])
-def test_limits_that_earlier_versions_stored_in_all_entries_of_a_mixture_are_no_difference(tmp_path, limits):
-    entries = [{"env": "a.py", "name": "a"}, {"env": "b.py", "name": "b", **limits}]
-    old = [{"max_turns": 16, "max_length": 2048, **each} for each in entries]
-    if limits:
-        old[1] |= {"max_turns": 4}
-    a = write_run(tmp_path / "a", {"a/t": [0.0], "b/t": [0.0]}, flags={"env": old})
-    b = write_run(tmp_path / "b", {"a/t": [0.0], "b/t": [0.0]}, flags={"env": entries})
-    given = "--env.b.max_turns: 4 in A, 3 in B" if limits else None
-    assert [each.text for each in compare(a, b).refused] == [given] * bool(limits)
-    assert len(compare(b, a).refused) == bool(limits)
-
-
 def test_draws_are_common_with_one_seed_of_one_model(tmp_path):
     seeded = {"seed": 0, "model": "m", "engine": "hf"}
     changes = ({}, {"model": "other"}, {"seed": None}, {"engine": "chat"})  # to a chat server, a seed is a wish
@@ -605,10 +581,6 @@ def test_a_training_without_such_an_evaluation_is_refused(tmp_path):
         compare(run, run, where="task=x")
     with pytest.raises(ConfigError, match=r"^--where: expected an env.* of .*a@2, got 'x'\. It has one env"):
         compare(run, run, where="env=x")
-    mixed = write_training(tmp_path / "c", {2: BEFORE}, flags={"env": [{"name": "x", "env": "x.py"}]})
-    for where in ("env=x", "-env=y"):
-        with pytest.raises(ConfigError, match=r"^--where: expected a filter by task for .*c@2, got env, which"):
-            compare(mixed, mixed, where=where)
     with pytest.raises(ConfigError, match="expected two runs, or a training with two evaluations, got one run with 0"):
         compare(write_run(tmp_path / "b", BEFORE))
     with pytest.raises(ConfigError, match="got those of steps none"):

@@ -184,17 +184,6 @@ def test_a_file_that_was_fixed_before_a_resume_is_reported_and_kept_once(place, 
     assert "changed on resume" not in capsys.readouterr().err
 
 
-def test_a_resume_of_an_earlier_version_stores_the_hash_of_each_file(place, flags, capsys):
-    assert command(flags) == 0
-    path = place / "out/config.json"
-    document = json.loads(path.read_text())
-    path.write_text(json.dumps({**document, "config": document["config"] | {"agent_file": "1"}}))
-    capsys.readouterr()
-    assert command(resume()) == 0
-    assert "changed on resume" not in capsys.readouterr().err
-    assert json.loads(path.read_text()) == document
-
-
 @pytest.mark.long
 def test_resume_with_what_changes_the_measurement_is_refused_with_a_diff(place, flags, capsys):
     assert command(flags) == 0

@@ -19,13 +19,11 @@ from agentenv.testing import (
     ScriptedEngine,
     Setup,
     VirtualClock,
-    exponential,
     lognormal,
     play,
     run_virtual,
     simulate,
     trajectory_diff,
-    uniform,
 )
 from agentenv.testing import clock as clock_module
 
@@ -255,9 +253,8 @@ async def test_it_cannot_run_within_a_running_loop():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("made", [lognormal, exponential, lambda mean, **seed: uniform(0.0, 2 * mean, **seed)])
-def test_a_latency_depends_on_its_seed_and_request_alone(made):
-    one, again, other = made(2.0, seed=1), made(2.0, seed=1), made(2.0, seed=2)
+def test_a_latency_depends_on_its_seed_and_request_alone():
+    one, again, other = lognormal(2.0, seed=1), lognormal(2.0, seed=1), lognormal(2.0, seed=2)
     keys = [f"task/{i}/0" for i in range(2000)]
     drawn = [one(key) for key in keys]
     assert drawn == [again(key) for key in reversed(keys)][::-1]
@@ -268,9 +265,8 @@ def test_a_latency_depends_on_its_seed_and_request_alone(made):
 
 @pytest.mark.parametrize("wrong", [-1.0, math.nan, math.inf])
 def test_latencies_that_cannot_be_are_refused(wrong):
-    for made in (lognormal, exponential, lambda x: uniform(0.0, x)):
-        with pytest.raises(ValueError, match="expected a number >= 0"):
-            made(wrong)
+    with pytest.raises(ValueError, match="expected a number >= 0"):
+        lognormal(wrong)
 
 
 # --- simulations ------------------------------------------------------------------------------------------------------
@@ -314,12 +310,12 @@ def made(cls=OneQuestion, latency_s=0.0, num=1, **options):
 def test_the_same_seeds_produce_the_same_simulation_however_threads_interleave(cls):
     def simulated():
         setup = made(cls, latency_s=lognormal(1.0, seed=1), num=20)
-        return simulate(setup, num_samples=3, concurrency=7, env_latency_s=uniform(0.1, 0.4))
+        return simulate(setup, num_samples=3, concurrency=7, env_latency_s=lognormal(0.2))
 
     one, other = simulated(), simulated()
     assert one.elapsed_s == other.elapsed_s > 10
     assert one.durations_s == other.durations_s
-    assert (one.generating_s, one.most_generating) == (other.generating_s, 7)
+    assert one.generating_s == other.generating_s
     pairs = zip(one.trajectories, other.trajectories, strict=True)
     assert not any(trajectory_diff(a, b) for a, b in pairs)
 
@@ -332,8 +328,7 @@ def test_figures_of_a_simulation_that_can_be_counted_by_hand():
     assert simulation.generating_s == 8
     assert simulation.mean_generating == 0.8
     assert simulation.utilization == 0.4
-    assert simulation.longest_stall_s == 3
-    assert (simulation.num_generations, simulation.most_generating) == (4, 2)
+    assert simulation.num_generations == 4
     assert (simulation.duration_s(0.0), simulation.duration_s(0.5), simulation.duration_s(1.0)) == (5, 5, 5)
 
 

@@ -72,17 +72,6 @@ def test_state_and_waiting_episodes_come_back_as_they_were(tmp_path):
     assert [one.reward for one in back] == [0.1, None, episodes[2].reward]
 
 
-def test_state_that_could_not_be_loaded_again_is_refused_before_anything_is_written(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    with pytest.raises(TypeError, match=r"state\['a'\]\[1\]: expected numbers.*got set"):
-        checkpoints.save(1, {"a": [1, {2}]}, [])
-    with pytest.raises(TypeError, match=r"keys of state\['a'\].*got device"):
-        checkpoints.save(1, {"a": {torch.device("cpu"): 1}}, [])
-    with pytest.raises(TypeError, match="got float64"):
-        checkpoints.save(1, {"a": torch.ones(1).double().numpy()[0]}, [])
-    assert names(tmp_path) == []
-
-
 def test_an_episode_that_cannot_be_stored_leaves_nothing_behind(tmp_path):
     loop = []
     loop.append(loop)
@@ -154,15 +143,13 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_torn_checkpoint_is_passed_over_and_refused_by_name(tmp_path, damage, caplog):
+def test_a_torn_checkpoint_is_passed_over_by_name(tmp_path, damage, caplog):
     checkpoints = save_steps(tmp_path, 1, 2)
     damage(tmp_path / "step-00000002")
     with caplog.at_level(logging.WARNING):
         assert checkpoints.newest() == tmp_path / "step-00000001"
     assert "step-00000002: skipped" in caplog.text
     assert checkpoints.num_damaged == 1
-    with pytest.raises(DataError, match="step-00000002: expected a complete checkpoint"):
-        checkpoints.load(tmp_path / "step-00000002")
 
 
 def test_a_torn_checkpoint_does_not_count_among_those_that_are_kept(tmp_path):
@@ -177,9 +164,8 @@ def test_a_checkpoint_of_a_newer_schema_is_refused_and_never_removed(tmp_path):
     checkpoints = save_steps(tmp_path, 1, 2, keep=2)
     meta = tmp_path / "step-00000002" / "meta.json"
     meta.write_text(json.dumps(json.loads(meta.read_text()) | {"schema_version": 2, "files": "elsewhere"}))
-    for refused in (checkpoints.newest, lambda: checkpoints.load(meta.parent)):
-        with pytest.raises(ConfigError, match="expected a checkpoint of schema version up to 1, got 2"):
-            refused()
+    with pytest.raises(ConfigError, match="expected a checkpoint of schema version up to 1, got 2"):
+        checkpoints.newest()
     checkpoints.keep = 1
     checkpoints.save(3, {}, [])
     assert names(tmp_path) == ["step-00000002", "step-00000003"]
@@ -197,9 +183,7 @@ def test_a_checkpoint_of_another_owner_runs_no_code_of_theirs(tmp_path):
         checkpoints.load(checkpoints.newest())
 
 
-def test_a_path_without_a_checkpoint_and_a_folder_that_is_a_file_are_wrong_flags(tmp_path):
-    with pytest.raises(ConfigError, match=r"nowhere: expected a checkpoint's folder"):
-        Checkpoints(tmp_path, keep=1).load(tmp_path / "nowhere")
+def test_a_folder_that_is_a_file_or_of_another_name_is_a_wrong_flag(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--ckpt_path"):
         Checkpoints(tmp_path / "file", keep=1)
@@ -299,8 +283,3 @@ def test_a_kill_at_any_event_leaves_a_checkpoint_that_loads_and_steps_never_go_b
 def test_a_checkpoint_says_what_training_it_is_of(tmp_path):
     told = Checkpoints(tmp_path / "told", keep=1, facts={"seed": 1, "range": [0, 0.5]}).save(1, {}, [])
     assert Checkpoints.facts_of(told) == {"seed": 1, "range": [0, 0.5]}
-    older = save_steps(tmp_path / "older", 1).newest()
-    meta = json.loads((older / "meta.json").read_text())
-    (older / "meta.json").write_text(json.dumps({key: meta[key] for key in meta if key != "training"}))
-    assert Checkpoints.facts_of(older) == {}
-    assert Checkpoints(tmp_path / "older", keep=1).newest() == older, "as it was written before"

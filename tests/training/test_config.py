@@ -20,8 +20,6 @@ from agentenv.interop.agent_files import load_agent_func
 from agentenv.runs.config import RunConfig
 from agentenv.runs.flat_config import flag_fields
 from agentenv.runs.prepare import load_source
-from agentenv.runs.records.directory import read_config
-from agentenv.runs.records.lines import SCHEMA_VERSION
 from agentenv.training import config_checks, train
 from agentenv.training.config import TrainConfig
 from agentenv.training.config_checks import validate
@@ -178,16 +176,6 @@ def test_a_dotted_name_sets_what_the_flat_one_sets():
         flat, dotted = (TrainConfig.from_flags(**more, **{given: value}).flags() for given in (name, other))
         assert flat == dotted
         assert flat[name] == ((value,) if name in TrainConfig.REPEATABLE else value)
-
-
-def test_the_config_of_an_earlier_training_is_read(tmp_path):
-    flags = {"pretrain": "m", "prompt_data": "d", "n_samples_per_prompt": 4, "wandb_project": "agentenv_train"}
-    document = {"schema_version": SCHEMA_VERSION, "versions": {}, "config": {"flags": flags}}
-    (tmp_path / "config.json").write_text(json.dumps(document))
-    read = read_config(tmp_path)["config"]["flags"]
-    assert read == {"model": "m", "data": "d", "n": 4, "wandb_project": None}
-    again = configured(["--config", str(tmp_path / "config.json"), "--env", "e"])
-    assert again == TrainConfig.from_flags(**read, env="e")
 
 
 def test_a_setting_given_under_both_of_its_names_is_refused_in_python_too():

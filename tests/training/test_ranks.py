@@ -21,7 +21,7 @@ from agentenv.training.algorithm.batch import build
 from agentenv.training.learner.learner import Learner
 from agentenv.training.learner.micro_batches import MicroBatchRunner
 from agentenv.training.learner.ranks import RankGroup, run_ranks
-from agentenv.training.learner.sharding import Ranks
+from agentenv.training.learner.sharding import RankLost, Ranks
 from agentenv.training.logs.journal import read_metrics
 from tests.drivers import command, overriding
 from tests.ports import held_port
@@ -269,43 +269,6 @@ def patch_layer(change):
     Qwen2DecoderLayer.forward = changed
 
 
-def lack(size):
-    raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} GiB")
-
-
-def out_of_memory_forward(rank):
-    if rank == 1:
-        patch_layer(lambda out: lack(9) if out.shape[0] > 1 else out)
-
-
-def out_of_memory_backward(rank):
-    """Amid the backward pass: layers above have reduced their gradients by then, those below have not."""
-
-    def change(out):
-        if out.requires_grad and out.shape[0] > 1:
-            out.register_hook(lambda gradient: lack(9))
-        return out
-
-    if rank == 1:
-        patch_layer(change)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "setting", ["gae", *(pytest.param(name, marks=slow) for name in ("padded", "kl in the loss", "checkpointed twos"))]
-)
-@pytest.mark.parametrize("prepare", [out_of_memory_forward, out_of_memory_backward])
-def test_memory_that_runs_out_on_one_rank_amid_a_pass_changes_nothing_but_time(path, tmp_path, setting, prepare):
-    twos = {"gradient_checkpointing": True, "micro_train_batch_size": 2}
-    changes = SIZE | {"micro_rollout_batch_size": 3} | ({**SETTINGS, "checkpointed twos": twos})[setting]
-    numbers, weights = on_ranks(tmp_path, teach, path, changes, prepare=prepare)
-    assert numbers[0]["num_oom_splits"] >= 1
-    expected, weights_1 = taught(alone(path, changes))
-    for step, step_1 in zip(numbers, expected, strict=True):
-        step["num_oom_splits"] = step_1["num_oom_splits"]
-    assert_same((numbers, weights), (expected, weights_1))
-
-
 def no_number(rank):
     if rank == 1:
         patch_layer(lambda out: out * float("nan"))
@@ -330,20 +293,51 @@ def dies(rank):
         patch_layer(lambda out: os._exit(9))
 
 
+def lack(out):
+    """Amid the backward pass: layers above have reduced their gradients by then, those below have not."""
+
+    def fail(gradient):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    if out.requires_grad:
+        out.register_hook(fail)
+    return out
+
+
+def lacks_memory_here(rank):
+    if rank == 0:
+        patch_layer(lack)
+
+
+def lacks_memory_there(rank):
+    if rank == 1:
+        patch_layer(lack)
+
+
 def told_of_a_loss(rank_group, path):
     learner = opened(rank_group, path, SIZE)
-    with pytest.raises(RunStopped, match="answer from every rank") as told:
+    with pytest.raises(RankLost) as told:
         learner.train_step(batch_of())
     return str(told.value)
 
 
 @pytest.mark.long
-def test_a_rank_that_dies_is_reported_on_rank_0_at_once(path, tmp_path):
-    with started(tmp_path, told_of_a_loss, path, prepare=dies) as (out, processes):
+@pytest.mark.parametrize(
+    ("prepare", "code", "message"),
+    [
+        (dies, 9, "answer from every rank"),
+        (lacks_memory_there, 1, "answer from every rank"),
+        (lacks_memory_here, 1, "got too little on rank 0. Lower --micro_train_batch_size or"),
+    ],
+)
+def test_a_rank_that_dies_or_lacks_memory_is_reported_on_rank_0_at_once(path, tmp_path, prepare, code, message):
+    with started(tmp_path, told_of_a_loss, path, prepare=prepare) as (out, processes):
         for process in processes:
             process.join(120)
-        assert [process.exitcode for process in processes] == [0, 9]
-    assert "resume from the last checkpoint" in torch.load(out)
+        assert [process.exitcode for process in processes] == [0, code]
+    told = torch.load(out)
+    assert message in told
+    assert "resume from the last checkpoint" in told
 
 
 def leave(rank_group):

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from agentenv._util.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from agentenv.interop.verl.agent_loop import EnvAgentLoop, dataset
-    from agentenv.interop.verl.records import to_records
-    from agentenv.interop.verl.rewards import RMGalleryRewardManager
+    from agentenv.interop.verl.agent_loop import EnvAgentLoop as EnvAgentLoop
+    from agentenv.interop.verl.agent_loop import dataset as dataset
+    from agentenv.interop.verl.records import to_records as to_records
+    from agentenv.interop.verl.rewards import RMGalleryRewardManager as RMGalleryRewardManager
 
-__all__ = ["AgentEnvRewardManager", "EnvAgentLoop", "RMGalleryRewardManager", "dataset", "to_records"]
 __getattr__ = lazy_names(__name__, {"AgentEnvRewardManager": "agentenv.interop.verl.rewards"})

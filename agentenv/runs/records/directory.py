@@ -34,9 +34,7 @@ from agentenv._util.jsonable import jsonable
 from agentenv._util.version import __version__
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigError, RunStopped
-from agentenv.runs.config import RunConfig, today
 from agentenv.runs.metrics import Summary, Tally, summarize
-from agentenv.runs.mixture import without_added_limits
 from agentenv.runs.records.index import (
     LOCK,
     TRAJECTORIES,
@@ -143,8 +141,6 @@ def check_run(path: str | Path) -> None:
 def read_config(path: str | Path) -> dict[str, Any]:
     """Return the content of a run directory's `config.json`: `schema_version`, `versions` and `config`.
 
-    Flags have the names of today.
-
     Raises:
         ConfigError: the file is missing, is not from agentenv, or has another schema.
     """
@@ -163,9 +159,6 @@ def read_config(path: str | Path) -> dict[str, Any]:
             f"{file_path}: expected schema version {SCHEMA_VERSION}, got {version}. "
             "Use the agentenv that wrote it, or another --out."
         )
-    flags = document["config"].get("flags")
-    if isinstance(flags, dict):
-        document["config"]["flags"] = today(flags)
     return dict(document)
 
 
@@ -505,10 +498,7 @@ def _close_in_child(reference: weakref.ref[RunWriter]) -> None:
 
 def _check_config(path: Path, old: Mapping[str, Any], new: Mapping[str, Any], may_differ: Collection[str]) -> None:
     """Raise ConfigError if a value differs; one that an older version did not know equals None."""
-    known = {"flags": without_added_limits(old["flags"], new["flags"])} if "flags" in old and "flags" in new else {}
-    was, now = _flatten({**old, **known}), _flatten(new)
-    if (was.get("flags.model"), now.get("flags.model")) == (RunConfig.model, ""):
-        was["flags.model"] = ""  # of an engine given as an object; earlier versions stored the default
+    was, now = _flatten(old), _flatten(new)
     changed = [
         f"{key} {describe_change(was.get(key, 'absent'), now.get(key, 'absent'))}"
         for key in [*was, *(key for key in now if key not in was)]

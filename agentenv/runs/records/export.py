@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from agentenv._util.brief import brief
+from agentenv._util.disk import replaced
 from agentenv._util.jsonable import jsonable
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigError, DataError, MissingDependency
@@ -132,19 +133,8 @@ def _path(folder: Path, name: str, to: str) -> Path:
 
 
 @contextlib.contextmanager
-def _replaced(path: Path) -> Iterator[Path]:
-    """Yield a path whose file takes the place of `path` at the end of the block, unless it fails."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
 def _csv_table(folder: Path, name: str, kinds: Mapping[str, type]) -> Iterator[Write]:
-    with _replaced(_path(folder, name, "csv")) as path, path.open("w", encoding="utf-8", newline="") as file:
+    with replaced(_path(folder, name, "csv")) as path, path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(kinds))
         writer.writeheader()
         yield writer.writerow
@@ -152,7 +142,7 @@ def _csv_table(folder: Path, name: str, kinds: Mapping[str, type]) -> Iterator[W
 
 @contextlib.contextmanager
 def _json_lines(folder: Path, name: str, kinds: Mapping[str, type] | None = None) -> Iterator[Write]:
-    with _replaced(_path(folder, name, "jsonl")) as path, path.open("w", encoding="ascii") as file:
+    with replaced(_path(folder, name, "jsonl")) as path, path.open("w", encoding="ascii") as file:
 
         def write(row: Row) -> None:
             file.write(json.dumps(row, allow_nan=False) + "\n")
@@ -172,7 +162,7 @@ def _parquet_table(folder: Path, name: str, kinds: Mapping[str, type]) -> Iterat
     arrow = {int: pa.int64(), float: pa.float64(), str: pa.string()}
     schema = pa.schema([(column, arrow[kind]) for column, kind in kinds.items()])
     rows: list[Row] = []
-    with _replaced(_path(folder, name, "parquet")) as path, parquet.ParquetWriter(path, schema) as writer:
+    with replaced(_path(folder, name, "parquet")) as path, parquet.ParquetWriter(path, schema) as writer:
 
         def flush() -> None:
             try:

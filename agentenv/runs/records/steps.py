@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentenv._util.disk import write_whole
+from agentenv._util.disk import replaced, write_whole
 from agentenv.errors import DataError, RunStopped
 from agentenv.runs.metrics import Summary
 
@@ -157,8 +157,7 @@ def cut_steps(path: Path, step: int) -> None:
     """Remove the lines of later steps, and a torn last one, from a file: a training resumes from `step`."""
     if not path.is_file():
         return
-    temporary = path.with_name(f".{path.name}.tmp")
-    with path.open("rb") as file, temporary.open("wb") as kept:
+    with replaced(path) as temporary, path.open("rb") as file, temporary.open("wb") as kept:
         for line in file:
             try:
                 is_later = int(json.loads(line)["step"]) > step
@@ -166,4 +165,3 @@ def cut_steps(path: Path, step: int) -> None:
                 is_later = False  # damaged: it stays for readers to report
             if line.endswith(b"\n") and not is_later:
                 kept.write(line)
-    temporary.replace(path)

@@ -1,4 +1,4 @@
-"""`agentenv tokens show`: the tokens of an episode, on a console (`episode_view`) or as JSON (`episode_to_json`).
+"""`agentenv tokens show`: the tokens of an episode, on a console (`episode_view`).
 
 Also loads what commands on the tokens of a run read: the episode (`load_episode`) and the run's tokenizer
 (`load_run_tokenizer`).
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentenv._util.plurals import counted
 from agentenv._util.terminal import safe
@@ -109,70 +109,6 @@ def load_run_tokenizer(run: str | Path, override: str | None = None) -> Tokenize
     return load_tokenizer(resolve_model(name))
 
 
-# --- JSON -------------------------------------------------------------------------------------------------------------
-
-
-def episode_to_json(trajectory: Trajectory, tokenizer: Tokenizer, *, segment: int | None = None) -> dict[str, Any]:
-    """Return an episode as JSON values: its spans, with the id and the text of each token.
-
-    Actions have a log-probability (None if missing) and a policy version for each token.
-
-    Raises:
-        ConfigError: the segment does not exist.
-    """
-    indices = _segments(trajectory, segment)
-    return {
-        "episode_id": trajectory.episode_id,
-        "group_id": trajectory.group_id,
-        "stop_reason": None if trajectory.stop_reason is None else trajectory.stop_reason.value,
-        "reward": trajectory.reward,
-        "score": trajectory.score,
-        "error": None if trajectory.error is None else trajectory.error.message,
-        "segments": [
-            {
-                "segment": index,
-                "num_tokens": len(trajectory.segments[index]),
-                "spans": [_span_to_json(trajectory, index, span, texts) for span in spans_of(trajectory, index)],
-            }
-            for index in indices
-            for texts in [token_texts(tokenizer, trajectory.segments[index].token_ids)]
-        ],
-    }
-
-
-def _span_to_json(trajectory: Trajectory, index: int, span: Span, texts: Sequence[str]) -> dict[str, Any]:
-    segment, turn = trajectory.segments[index], trajectory.turns[span.turn] if span.turn >= 0 else None
-    values: dict[str, Any] = {
-        "kind": span.kind,
-        "turn": span.turn,
-        "start": span.start,
-        "end": span.end,
-        "text": "".join(texts[span.start : span.end]),
-        "token_ids": segment.token_ids[span.start : span.end].tolist(),
-        "tokens": list(texts[span.start : span.end]),
-    }
-    if turn is not None and span.kind == "action":
-        result = turn.result
-        values["finish_reason"], values["matched_stop"] = turn.finish_reason, turn.matched_stop
-        values["reward"], values["score"] = (None, None) if result is None else (result.reward, result.score)
-        logprobs = segment.logprobs[span.start : span.end]
-        values["logprobs"] = [float(f"{value:.9g}") if math.isfinite(value) else None for value in logprobs]
-        values["policy_versions"] = segment.policy_versions[span.start : span.end].tolist()
-    elif turn is not None:
-        values["bridge"], values["num_synthesized"] = turn.bridge, turn.num_synthesized
-        values["observation_cut"] = turn.observation_cut
-    return values
-
-
-def _segments(trajectory: Trajectory, segment: int | None) -> list[int]:
-    """Return the indices of the segments to show; raise ConfigError if there is no such one, or no token ids."""
-    trajectory.check_tokens("tokens show")
-    indices = list(range(len(trajectory.segments)))
-    if segment is not None and segment not in indices:
-        raise ConfigError(f"--segment: expected one of 0 to {indices[-1]}, got {segment}. The episode has no more.")
-    return indices if segment is None else [segment]
-
-
 # --- console ----------------------------------------------------------------------------------------------------------
 
 
@@ -182,7 +118,6 @@ def episode_view(
     *,
     logprobs: bool = False,
     max_tokens: int | None = None,
-    segment: int | None = None,
 ) -> RenderableType:
     """Return an episode for a rich console: a block with a header for each span, in color if the console has any.
 
@@ -192,11 +127,12 @@ def episode_view(
     `max_tokens` of a span are shown, half from its beginning and half from its end.
 
     Raises:
-        ConfigError: the segment does not exist, or `max_tokens` is below 1.
+        ConfigError: the episode has no token ids, or `max_tokens` is below 1.
     """
+    trajectory.check_tokens("tokens show")
     if max_tokens is not None and max_tokens < 1:
         raise ConfigError(f"--max_tokens: expected a number >= 1, got {max_tokens}. Leave it out to show every token.")
-    return _EpisodeView(trajectory, tokenizer, logprobs, max_tokens, _segments(trajectory, segment))
+    return _EpisodeView(trajectory, tokenizer, logprobs, max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +141,6 @@ class _EpisodeView:
     tokenizer: Tokenizer
     logprobs: bool
     max_tokens: int | None
-    indices: Sequence[int]
-    """Of the segments."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text
@@ -219,8 +153,7 @@ class _EpisodeView:
         if error is not None:
             line += safe(f" · error in {error.where or '?'}: {error.type}: {error.message}").replace("\n", " ")
         yield Text(line, style="bold" if color else "")
-        for index in self.indices:
-            segment = trajectory.segments[index]
+        for index, segment in enumerate(trajectory.segments):
             if len(trajectory.segments) > 1:
                 title = f"segment {index} of {len(trajectory.segments)} · {counted(len(segment), 'token')}"
                 yield Text(title, style="bold underline" if color else "")

@@ -4,7 +4,8 @@ After a split, all micro-batches run again: a failed backward pass may have adde
 the gradients would need memory too. The smaller size is kept for the rest of the run. Halves have the weights of the
 whole, so the train step is the same.
 
-Several ranks work on micro-batches of similar size at the same time, one each.
+Several ranks work on micro-batches of similar size at the same time, one each. They split none: the others would wait
+in a collective.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 
 from agentenv.errors import RunStopped
 from agentenv.training.algorithm.batch import Batch, MicroBatch, micro_batches
-from agentenv.training.learner.sharding import Ranks
+from agentenv.training.learner.sharding import RankLost, Ranks
 
 if TYPE_CHECKING:
     from agentenv.training.config import TrainConfig
@@ -47,24 +48,23 @@ class MicroBatchRunner:
     ) -> int:
         """Call `work` with every micro-batch of a batch, or of some of its sequences; return the number of splits.
 
-        If memory runs out on any rank, `begin` is called to discard results, and all micro-batches run again.
+        If memory runs out, `begin` is called to discard results, and all micro-batches run again.
 
         Raises:
             RunStopped: a single sequence does not fit.
+            RankLost: memory runs out on one of several ranks.
         """
         plan, size = self._plan(batch, sequences), self._ranks.size
         index = num_splits = 0
         while index < len(plan):
             current = plan[index : index + size]  # one per rank; ranks without one get an empty one
             current += [_empty(packed=self._config.packing_samples)] * (size - len(current))
-            too_large = self._ranks.ranks_out_of_memory(self._fits(work, current[self._ranks.rank]))
-            if not too_large:
+            if self._fits(work, current[self._ranks.rank]):
                 index += size
                 continue
             begin()
-            halves = [self._halves(batch, each) if rank in too_large else [each] for rank, each in enumerate(current)]
-            plan[index : index + size] = [micro for part in halves for micro in part if micro.sequences]
-            index, num_splits = 0, num_splits + len(too_large)
+            plan[index : index + 1] = self._halves(batch, plan[index])
+            index, num_splits = 0, num_splits + 1
         return num_splits
 
     def _plan(self, batch: Batch, sequences: Sequence[int] | None, *, most: int | None = None) -> list[MicroBatch]:
@@ -89,8 +89,7 @@ class MicroBatchRunner:
         return plan if self._ranks.size == 1 else sorted(plan, key=lambda micro: -micro.num_places)
 
     def _fits(self, work: Callable[[MicroBatch], None], micro: MicroBatch) -> bool:
-        """Return True if memory sufficed. Otherwise take part in the other ranks' collectives and return False."""
-        self._ranks.begin_micro_batch()
+        """Return True if memory sufficed."""
         try:
             work(micro.to(self._device))
             return True
@@ -98,10 +97,12 @@ class MicroBatchRunner:
             text = str(error).lower()
             if not isinstance(error, torch.OutOfMemoryError | MemoryError) and not any(o in text for o in _OOM):
                 raise
-            if not self._ranks.survive_oom:
-                raise
-        # The exception, which kept tensors alive, is gone by now.
-        self._ranks.finish_micro_batch(lambda: work(_empty(packed=micro.packed).to(self._device)))
+            if self._ranks.size > 1:
+                raise RankLost(
+                    f"learner: expected memory for a micro-batch of {micro.num_places} tokens, got too little on rank "
+                    f"{self._ranks.rank}. Lower --micro_train_batch_size or --train_max_tokens_per_gpu, or add "
+                    "--gradient_checkpointing, and resume from the last checkpoint."
+                ) from error
         return False
 
     def _halves(self, batch: Batch, micro: MicroBatch) -> list[MicroBatch]:
@@ -115,8 +116,7 @@ class MicroBatchRunner:
         half = micro.num_places // 2
         training = torch.is_grad_enabled()
         self._most_places[training] = min(self._most_places[training], half)
-        _log.log(
-            logging.DEBUG if self._ranks.rank else logging.WARNING,  # warn once, not on every rank
+        _log.warning(
             "learner: expected memory for a micro-batch of %d tokens, got too little. The new limit is %d tokens. "
             "Lower --micro_train_batch_size or --train_max_tokens_per_gpu.",
             micro.num_places, half,

@@ -23,11 +23,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from agentenv.errors import AgentEnvError, ConfigError, RunStopped
+from agentenv.errors import AgentEnvError, ConfigError
 from agentenv.training.algorithm.batch import Batch
 from agentenv.training.learner.learner import Learner
 from agentenv.training.learner.policy import Layout
-from agentenv.training.learner.sharding import Ranks, outline
+from agentenv.training.learner.sharding import RankLost, Ranks, outline
 
 if TYPE_CHECKING:
     from agentenv.training.config import TrainConfig
@@ -39,10 +39,6 @@ _GOODBYE_S = 10.0
 _END = "end"
 _LAUNCH = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC_")
 """Prefixes of torchrun's environment variables. They are removed, because engine processes are not ranks."""
-
-
-class RankLost(RunStopped):
-    """Another rank no longer answers."""
 
 
 def run_ranks(lead: Callable[[RankGroup], int]) -> int:
@@ -121,7 +117,7 @@ class RankGroup:
         """Broadcast a call to the other ranks; the context runs this rank's part of it.
 
         Raises:
-            RankLost: a rank was lost.
+            RankLost: a rank was lost, or has too little memory.
         """
         # Threads start on the first GPU, and FSDP uses the streams of the current one.
         device: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
@@ -157,7 +153,7 @@ class RankGroup:
         """Execute the calls of rank 0 until it ends.
 
         Raises:
-            RankLost: rank 0 was lost.
+            RankLost: rank 0 was lost, or this rank has too little memory.
         """
         learner: Learner | None = None
         while True:

@@ -3,22 +3,27 @@
 Shapes: N action tokens of a batch.
 
 Every rank has the whole batch and the same plan of micro-batches, runs its own part, and sums with the others. All
-ranks take part in the same collectives in the same order: a rank without a micro-batch runs an empty one, and a rank
-that runs out of memory during a micro-batch completes the remaining collectives with an empty one.
+ranks take part in the same collectives in the same order: a rank without a micro-batch runs an empty one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+from agentenv.errors import RunStopped
+
+
+class RankLost(RunStopped):
+    """A rank no longer takes part."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,8 +34,6 @@ class Ranks:
     size: int = 1
     mesh: DeviceMesh | None = None
     """Mesh of their devices; None for a single process."""
-    _roots: list[FSDPModule] = field(default_factory=list)
-    _collectives: _Collectives = field(default_factory=lambda: _Collectives())
 
     def shard(self, module: nn.Module, *, dtype: torch.dtype, in_float32: Sequence[nn.Module] = ()) -> None:
         """Shard every weight of a module over the ranks, layer by layer. A single process does nothing.
@@ -50,16 +53,7 @@ class Ranks:
         parts = [(part, plain) for part in in_float32] + [(layer, low) for layer in _layers(module)]
         for part, policy in [*parts, (module, low)]:
             # The root too, so that the sharding does not depend on which pass ran last.
-            sharded: Any = fully_shard(part, mesh=self.mesh, mp_policy=policy, reshard_after_forward=True)
-            if _survives_oom():
-                sharded.set_custom_all_gather(_AllGather(self._collectives))
-                sharded.set_custom_reduce_scatter(_ReduceScatter(self._collectives))
-
-        def note_run(*_: object) -> None:
-            if sharded not in self._roots:
-                self._roots.append(sharded)
-
-        module.register_forward_pre_hook(note_run, prepend=True)
+            fully_shard(part, mesh=self.mesh, mp_policy=policy, reshard_after_forward=True)
 
     def sum_over_ranks(self, numbers: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the sums over all ranks. All ranks must pass the same names."""
@@ -78,93 +72,11 @@ class Ranks:
         dist.all_reduce(both_2N, group=self.mesh.get_group())
         return both_2N[0] / both_2N[1]  # 0 / 0 is NaN
 
-    def ranks_out_of_memory(self, fits: bool) -> list[int]:
-        """Return the ranks that ran out of memory. Communicates through the CPU group."""
-        if self.mesh is None:
-            return [] if fits else [0]
-        failed = torch.zeros(self.size, dtype=torch.int32)
-        failed[self.rank] = not fits
-        dist.all_reduce(failed)
-        return torch.nonzero(failed)[:, 0].tolist()
-
-    @property
-    def survive_oom(self) -> bool:
-        """True if a rank can recover from running out of memory. With several ranks it depends on torch's version."""
-        return self.mesh is None or _survives_oom()
-
-    def begin_micro_batch(self) -> None:
-        """Start counting the collectives of a micro-batch."""
-        self._collectives.done = self._collectives.skipped = 0
-
-    def finish_micro_batch(self, work: Callable[[], None]) -> None:
-        """Complete the remaining collectives of a micro-batch that failed here, with `work` on an empty one.
-
-        The results are invalid on all ranks.
-        """
-        if self.mesh is None:
-            return
-        for root in self._roots:
-            root.reset_iter_state()  # discard the state that the failure left
-        self._collectives.skipped, self._collectives.done = self._collectives.done, 0
-        work()
-
-
-def _survives_oom() -> bool:
-    return hasattr(FSDPModule, "reset_iter_state") and hasattr(FSDPModule, "set_custom_reduce_scatter")
-
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the members of outermost module lists: a decoder's layers, not a layer's experts."""
     for child in module.children():
         yield from child.children() if isinstance(child, nn.ModuleList) else _layers(child)
-
-
-@dataclass(slots=True)
-class _Collectives:
-    """Count of collectives in a micro-batch. The first `skipped` are left out, because the other ranks did them."""
-
-    done: int = 0
-    skipped: int = 0
-
-    def is_due(self) -> bool:
-        """Count a collective and return True if it must run."""
-        self.done += 1
-        return self.done > self.skipped
-
-
-class _CountedCollective:
-    """The base of a custom FSDP2 collective that can be skipped."""
-
-    def __init__(self, collectives: _Collectives) -> None:
-        self._collectives = collectives
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return a buffer for communication."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-
-class _AllGather(_CountedCollective):
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
-    ) -> dist.Work | None:
-        if not self._collectives.is_due():
-            output_tensor.zero_()
-            return None
-        work: dist.Work | None = dist.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
-        return work
-
-
-class _ReduceScatter(_CountedCollective):
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
-    ) -> dist.Work | None:
-        if not self._collectives.is_due():
-            output_tensor.zero_()
-            return None
-        work: dist.Work | None = dist.reduce_scatter_single(
-            output_tensor, input_tensor, group=group, op=op, async_op=async_op
-        )
-        return work
 
 
 def gather(tensor: Tensor) -> Tensor:

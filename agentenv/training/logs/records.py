@@ -11,9 +11,7 @@ from typing import Any
 from agentenv._util.disk import write_json
 from agentenv._util.jsonable import jsonable
 from agentenv.errors import ConfigError
-from agentenv.runs.config import today
 from agentenv.runs.metrics import Tally
-from agentenv.runs.mixture import without_added_limits
 from agentenv.runs.prepare import changed_files, code_digests
 from agentenv.runs.records.directory import CONFIG, RunWriter, describe_change, read_config
 from agentenv.runs.records.index import TRAJECTORIES
@@ -116,7 +114,7 @@ def _check(config: TrainConfig, newest: Path, training: Mapping[str, Any]) -> No
             f"--ckpt_path: expected no checkpoints, got some in {newest.parent}. "
             "Resume from them with --resume, or name another folder."
         )
-    facts = without_added_limits(today(Checkpoints.facts_of(newest)), training)
+    facts = Checkpoints.facts_of(newest)
     changed = [
         f"{name} {describe_change(facts[name], now)}"
         for name, now in training.items()
@@ -137,7 +135,7 @@ def _report_changes(out: Path, now: Mapping[str, Any], step: int, note: Callable
     """
     document = read_config(out)
     was = document["config"]
-    before = without_added_limits(was.get("flags", {}), now["flags"])
+    before = was.get("flags", {})
     changed = {
         name: [before[name], value]
         for name, value in now["flags"].items()

@@ -5,15 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
-import stat
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from agentenv._util.disk import open_plain
 from agentenv.core.trajectory import NO_VERSION, EpisodeError, Trajectory
 from agentenv.core.types import Answer, Completion, Message, StepResult, StopReason, Task
 from agentenv.errors import ConfigError, DataError
@@ -152,21 +151,13 @@ def _parse(text: bytes) -> Json:
     return value
 
 
-def _open(path: Path) -> BinaryIO:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise DataError(f"{path}: expected a file, got a folder or a pipe. Remove it.")
-    return os.fdopen(fd, "rb")
-
-
 def read_object(path: Path) -> Json:
     """Return the JSON object in a file, which another process may have replaced by a link or a pipe.
 
     Raises:
         OSError, ValueError, RecursionError, DataError: there is none.
     """
-    with _open(path) as file:
+    with open_plain(path) as file:
         return _parse(file.read(MAX_LINE_BYTES + 1))
 
 
@@ -180,7 +171,7 @@ def records_in(path: Path) -> Sources:
         yield path.name, partial(read_object, path.resolve())
         return
     try:
-        with _open(path.resolve()) as file:
+        with open_plain(path.resolve()) as file:
             number, is_start = 0, True
             while line := file.readline(MAX_LINE_BYTES + 1):
                 number += is_start

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 from dataclasses import replace
 
@@ -18,7 +17,7 @@ from agentenv.core.types import Completion, StepResult
 from agentenv.core.views import spans_of
 from agentenv.errors import ConfigError
 from agentenv.runs.records.directory import RunWriter
-from agentenv.runs.tokens.view import episode_to_json, episode_view, load_episode, load_run_tokenizer
+from agentenv.runs.tokens.view import episode_view, load_episode, load_run_tokenizer
 from tests.chat.families import load
 from tests.drivers import command
 from tests.runs.tokens.episodes import BY_NAME, play, user
@@ -190,25 +189,18 @@ def test_an_episode_that_failed_says_why_and_its_reward_is_unknown():
     assert headers(shown(played))[1].endswith("reward unknown")
 
 
-def test_segments_are_shown_one_after_another_or_one_alone():
+def test_segments_are_shown_one_after_another():
     played = play("Qwen3", [user("q")], [REASONED, f"More{END}"], ["next"], options=ChatOptions(history="rerender"))
     assert len(played.trajectory.segments) == 2
-    both, second = shown(played), shown(played, segment=1)
+    both = shown(played)
     assert both.index("segment 0 of 2") < both.index("turn 0 · action") < both.index("segment 1 of 2")
     assert both.index("segment 1 of 2") < both.index("turn 1 · action")
-    assert "segment 0 of 2" not in second
-    assert "turn 0 · action" not in second
-    assert "turn 1 · action" in second
 
 
-@pytest.mark.parametrize(
-    ("show", "options"),
-    [(episode_view, {"segment": 1}), (episode_to_json, {"segment": -1}), (episode_view, {"max_tokens": 0})],
-)
-def test_invalid_segments_and_sizes_are_refused(show, options):
+def test_an_invalid_size_is_refused():
     played = play("Qwen2.5", [user("q")], [f"x{END}"])
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        show(played.trajectory, played.tokenizer, **options)
+    with pytest.raises(ConfigError, match="max_tokens"):
+        episode_view(played.trajectory, played.tokenizer, max_tokens=0)
 
 
 def test_long_spans_are_cut_in_the_middle():
@@ -247,41 +239,6 @@ def test_in_a_terminal_each_kind_has_its_color(monkeypatch):
     assert "⟦" not in text
 
 
-# --- for programs -----------------------------------------------------------------------------------------------------
-
-
-def test_json_holds_every_token_once_with_its_text_and_log_probability():
-    options = ChatOptions(history="rerender")
-    played = play("Qwen3", [user("q")], [REASONED, "cut"], [StepResult("next", reward=0.5)], options=options)
-    values = json.loads(json.dumps(episode_to_json(played.trajectory, played.tokenizer), allow_nan=False))
-    assert (values["episode_id"], values["stop_reason"], values["reward"]) == ("task-0/0", "terminated", 1.5)
-    for segment, recorded in zip(values["segments"], played.trajectory.segments, strict=True):
-        assert [i for span in segment["spans"] for i in span["token_ids"]] == list(recorded.token_ids)
-        assert segment["num_tokens"] == len(recorded)
-        assert all("".join(span["tokens"]) == span["text"] for span in segment["spans"])
-    first, second = values["segments"]
-    assert episode_to_json(played.trajectory, played.tokenizer, segment=1)["segments"] == [second]
-    action = first["spans"][1]
-    assert (action["kind"], action["turn"], action["text"]) == ("action", 0, REASONED)
-    assert (action["finish_reason"], action["reward"], action["score"]) == ("stop", 0.5, None)
-    assert action["logprobs"] == [-0.5] * len(action["token_ids"])
-    assert set(action["policy_versions"]) == {3}
-    assert [span["kind"] for span in second["spans"]] == ["prompt", "action"]
-
-
-def test_json_says_how_a_reply_is_joined_and_has_null_for_what_is_missing():
-    ids = tuple(load(BY_NAME["Qwen2.5"]).encode("Hello", add_special_tokens=False))
-    action = Completion(ids, logprobs=(math.nan,) * len(ids))
-    played = play("Qwen2.5", [user("q")], [action, f"x{END}"], ["next"])
-    _, first, close, feedback, _ = episode_to_json(played.trajectory, played.tokenizer)["segments"][0]["spans"]
-    assert first["logprobs"] == [None] * len(ids)
-    assert [(span["kind"], span["bridge"], span["num_synthesized"]) for span in (close, feedback)] == [
-        ("close", "truncated", 1),
-        ("feedback", "truncated", 1),
-    ]
-    assert (close["text"], feedback["observation_cut"]) == (END, False)
-
-
 @pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(texts=st.lists(st.text(max_size=12), min_size=1, max_size=3), name=st.sampled_from(["Qwen2.5", "Llama-2"]))
@@ -290,5 +247,4 @@ def test_any_episode_can_be_shown_and_steers_no_terminal(texts, name):
     played = play(name, [user("x" + texts[0])], actions, ["x" + text for text in texts[1:]])
     text = shown(played, logprobs=True)
     assert all(character.isprintable() or character == "\n" for character in text)
-    spans = episode_to_json(played.trajectory, played.tokenizer)["segments"][0]["spans"]
-    assert len(headers(text)) == len(spans)
+    assert len(headers(text)) == len(spans_of(played.trajectory))
