@@ -478,12 +478,12 @@ async def test_tests_that_call_nothing_are_an_error_of_the_data_from_afar_too(re
 
 
 @ours
-async def test_the_time_for_all_tests_ends_there_and_waiting_is_given_back(remote):
+async def test_the_time_for_all_tests_ends_there_and_waiting_is_given_back(monkeypatch, remote):
     given_back = []
-    result = await grade(
-        remote, "def add(a, b): return a + b", ADD, seconds_left=lambda: 0.5, give_back=given_back.append
-    )
-    assert {test.verdict for test in result.tests} == {Verdict.TIMEOUT}
+    monkeypatch.setattr("agentenv.sandbox.fusion.client.seconds_left", lambda: 0.5)
+    monkeypatch.setattr("agentenv.sandbox.fusion.client.give_back", given_back.append)
+    result = await grade(remote, "def add(a, b): return a + b", ADD)
+    assert [test.verdict for test in result.tests] == [Verdict.TIMEOUT, *[Verdict.SKIPPED] * 3]
     assert len(given_back) == 1
     assert 0 <= given_back[0] < 30
 

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn, Self, TypeVar
 from urllib.parse import urlsplit
 
-from agentenv._util.calls import MAX_GIVEN_BACK
+from agentenv._util.calls import MAX_GIVEN_BACK, give_back, seconds_left
 from agentenv._util.http.client import AttemptFailure, HTTPAnswer, HTTPClient, HTTPErrors, RetryPolicy
 from agentenv._util.http.json_bodies import parse_json
 from agentenv._util.off_loop import off_loop
@@ -231,14 +231,7 @@ class FusionSandbox:
         raise ConfigError("sandbox_fusion: expected run(), got start(). Use grade() or session()")
 
     async def grade(
-        self,
-        code: str,
-        suite: TestSuite,
-        *,
-        limits: ExecLimits,
-        stop_on_fail: bool = False,
-        seconds_left: Callable[[], float] = lambda: math.inf,
-        give_back: Callable[[float], None] = lambda _: None,
+        self, code: str, suite: TestSuite, *, limits: ExecLimits, stop_on_fail: bool = False
     ) -> GradeResult:
         """Let a server grade a program, as `grading.grade` describes, which calls this.
 
