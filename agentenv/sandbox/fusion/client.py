@@ -66,7 +66,6 @@ class FusionSandbox:
     """A sandbox on remote servers. For use from one event loop."""
 
     isolation = Isolation.REMOTE
-    backend = "sandbox_fusion"
 
     def __init__(
         self,
@@ -213,14 +212,14 @@ class FusionSandbox:
                 max_bytes=request.max_answer_bytes,
             )
 
-        async with self._slot() as waited_s:
+        async with self._slot():
             try:
                 result = await self._policy.run(attempt)
             except InfraError as error:
                 where = ", ".join(endpoint.url for endpoint in self.endpoints)
                 detail = f"sandbox_fusion: {error} Servers: {where}."
-                result = ExecResult(ExecStatus.INFRA, isolation=self.isolation, backend=self.backend, detail=detail)
-        return replace(result, attempts=attempts, queue_s=result.queue_s + waited_s)
+                result = ExecResult(ExecStatus.INFRA, isolation=self.isolation, detail=detail)
+        return replace(result, attempts=attempts)
 
     async def start(self, program: str | Sequence[str], **_: Any) -> NoReturn:
         """Raise: programs that need a caller run beside their server, by `grade` and `session`.
@@ -289,14 +288,13 @@ class FusionSandbox:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _slot(self) -> AsyncIterator[float]:
-        """Hold one of the concurrent requests; yield the seconds of the wait for it."""
-        loop = asyncio.get_running_loop()
-        began, slots = loop.time(), self._slots
+    async def _slot(self) -> AsyncIterator[None]:
+        """Hold one of the concurrent requests."""
+        slots = self._slots
         with self._waiting():
             await slots.acquire()
         try:
-            yield loop.time() - began
+            yield
         finally:
             slots.release()
 
@@ -412,8 +410,7 @@ class FusionSession:
 
             def read(answer: HTTPAnswer) -> TurnResult:
                 found = _json_object(answer)
-                layers = (str(found["isolation"]), *map(str, found["layers"]))
-                own = {"status": ExecStatus(found["status"]), "isolation": Isolation.REMOTE, "layers": layers}
+                own = {"status": ExecStatus(found["status"]), "isolation": Isolation.REMOTE}
                 return TurnResult(**{**found, **own})
 
             try:

@@ -14,7 +14,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentenv._util.calls import StepTimeout, bounded, seconds_left
@@ -205,12 +205,12 @@ class FusionServer(Server):
             name = f"test_{secrets.token_hex(6)}.py"
             program = _PYTEST.format(name=name)
             files[name] = asked.code.encode(errors="replace")
-        async with self._turn(peer) as waited_s:
+        async with self._turn(peer):
             result = await self._sandbox.run(
                 program, stdin=asked.stdin, files=files, fetch=asked.fetch, policy=policy, limits=asked.limits
             )
         self.counts["failed" if result.status is ExecStatus.INFRA else "served"] += 1
-        return replace(result, queue_s=result.queue_s + waited_s)
+        return result
 
     async def _judge(self, asked: GradeRequest, peer: str) -> dict[str, Any]:
         """Wait for a slot, grade a program and return the answer, with the seconds that it took of the caller's limit.
@@ -236,15 +236,14 @@ class FusionServer(Server):
         return {"grade": asdict(result), "spent_s": asked.seconds_left - left_s}
 
     @asynccontextmanager
-    async def _turn(self, peer: str) -> AsyncIterator[float]:
-        """Hold a slot, and yield the seconds of the wait for it. Addresses take turns.
+    async def _turn(self, peer: str) -> AsyncIterator[None]:
+        """Hold a slot. Addresses take turns.
 
         Raises:
             SandboxBusy: the queue is full.
             QueueTimeout: no slot was free within `max_queue_s`.
         """
         loop = asyncio.get_running_loop()
-        queued_at = loop.time()
         task = asyncio.current_task()
         assert task is not None
         if self._closing:
@@ -262,7 +261,7 @@ class FusionServer(Server):
         started = loop.time()
         self.running += 1
         try:
-            yield started - queued_at
+            yield
         finally:
             self.running -= 1
             self._queue.release()

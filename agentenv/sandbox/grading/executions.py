@@ -127,9 +127,6 @@ class GradingRun:
             infra_detail=self.infra_detail,
             isolation=min(levels, key=lambda level: Isolation(level).strength),
             num_executions=len(self.results),
-            wall_s=sum(result.wall_s for result in self.results),
-            cpu_s=sum(result.cpu_s for result in self.results),
-            queue_s=sum(result.queue_s for result in self.results),
         )
 
 

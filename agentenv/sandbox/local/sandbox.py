@@ -13,7 +13,6 @@ import itertools
 import logging
 import os
 import resource
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import fields, replace
@@ -47,8 +46,6 @@ _CAPTURE_LIMITS = ("stdout_kb", "stderr_kb", "channel_kb", "fetch_mb")
 
 class LocalSandbox:
     """The sandbox of this machine. For use from one event loop; one per process is enough."""
-
-    backend = "local"
 
     def __init__(
         self,
@@ -170,12 +167,9 @@ class LocalSandbox:
         pool = await self._open_pool()
         if not has_room(files or {}, job.limits):  # as if the program had written them itself
             return self._not_run(ExecStatus.DISK_LIMIT, _no_room(job.limits))
-        queued_at = time.monotonic()
-        queue_s = 0.0
         alone = False
         for attempt in itertools.count(1):
             async with self._queue.slot(alone=alone):
-                queue_s = queue_s or time.monotonic() - queued_at
                 result = await self._execute(job, pool)
             by_host = bool(result.detail and result.detail.startswith("host:"))
             is_known = not by_host and result.status is not ExecStatus.INFRA
@@ -185,7 +179,7 @@ class LocalSandbox:
             await asyncio.sleep(0.05 * attempt)
         if alone and result.detail == CROWDED:  # it had no neighbors, or some that take no turn
             result = replace(result, detail=None)
-        return replace(result, queue_s=queue_s, attempts=attempt, layers=self.layers)
+        return replace(result, attempts=attempt, layers=self.layers)
 
     async def start(
         self,
@@ -246,7 +240,7 @@ class LocalSandbox:
                 raise
 
     def _not_run(self, status: ExecStatus, detail: str) -> ExecResult:
-        return ExecResult(status, isolation=self.isolation, layers=self.layers, backend=self.backend, detail=detail)
+        return ExecResult(status, isolation=self.isolation, layers=self.layers, detail=detail)
 
     async def _launch(self, job: Program, pool: ZygotePool) -> LocalExecution:
         execution = LocalExecution(job, self.isolation, self.layers)
