@@ -367,10 +367,9 @@ async def test_what_only_a_caller_on_the_same_machine_can_do_is_refused():
         await sandbox.run("pass", channel=True)
 
 
-async def test_a_second_event_loop_is_refused():
-    async with scripted(http(OK)) as server, client(server) as sandbox:
-        with pytest.raises(ConfigError, match="Make one per loop"):
-            await asyncio.to_thread(asyncio.run, sandbox.run("print(42)"))
+async def test_a_second_event_loop_uses_it_as_well():
+    async with scripted(http(OK)) as server, client(server, max_concurrent=1) as sandbox, sandbox._slot():
+        assert (await asyncio.to_thread(asyncio.run, sandbox.run("print(42)"))).status is ExecStatus.OK
 
 
 # --- against our own server -------------------------------------------------------------------------------------------

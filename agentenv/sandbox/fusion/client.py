@@ -16,15 +16,16 @@ import json
 import math
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn, Self, TypeVar
 from urllib.parse import urlsplit
 
-from agentenv._util.calls import MAX_GIVEN_BACK, give_back, seconds_left
+from agentenv._util.calls import MAX_GIVEN_BACK, give_back, seconds_left, waiting
 from agentenv._util.http.client import AttemptFailure, HTTPAnswer, HTTPClient, HTTPErrors, RetryPolicy
 from agentenv._util.http.json_bodies import parse_json
 from agentenv._util.off_loop import off_loop
+from agentenv._util.per_loop import PerLoop
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.sandbox.fusion.run_code import RESULT_HEADER, TOKEN_VARIABLE, BadAnswer, encode_request, read_answer
 from agentenv.sandbox.fusion.suites import GradeRequest, encode_grade_request, read_grade
@@ -63,7 +64,7 @@ class FusionEndpoint:
 
 
 class FusionSandbox:
-    """A sandbox on remote servers. For use from one event loop."""
+    """A sandbox on remote servers, usable from any event loop."""
 
     isolation = Isolation.REMOTE
 
@@ -76,7 +77,6 @@ class FusionSandbox:
         max_concurrent: int = 64,
         patience_s: float = 60.0,
         pause_s: float = 0.5,
-        waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """Configure a sandbox; `open` or the first execution sends the first request.
 
@@ -85,12 +85,10 @@ class FusionSandbox:
             token: bearer token; the environment's AGENTENV_SANDBOX_TOKEN if None. Do not pass a token as an argument of
                 an environment, because those are written into records.
             limits: default limits of executions.
-            max_concurrent: concurrent requests to all endpoints together; further ones wait.
+            max_concurrent: concurrent requests to all endpoints together, on each event loop; further ones wait.
             patience_s: time that an answer may take beyond a program's `wall_s` and what a busy host adds to it, with
                 the wait in the server's queue.
             pause_s: longest pause before the second attempt; doubled before each further one.
-            waiting: returns a context that is entered while a caller waits for its turn, in the caller's context; it
-                can pause the caller's clock.
 
         Raises:
             ConfigError: an address is invalid.
@@ -119,9 +117,8 @@ class FusionSandbox:
             )
         self._turn = itertools.count()
         self._policy = RetryPolicy(max_attempts=MAX_ATTEMPTS, first_pause_s=pause_s)
-        self.run_slots, self._waiting = max_concurrent, waiting
-        self._slots = asyncio.Semaphore(max_concurrent)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.run_slots = max_concurrent
+        self._slots = PerLoop(lambda: asyncio.Semaphore(max_concurrent))
 
     # --- opening and closing ------------------------------------------------------------------------------------------
 
@@ -130,9 +127,8 @@ class FusionSandbox:
 
         Raises:
             SandboxUnavailable: no endpoint answers.
-            ConfigError: an endpoint refuses the token, or this sandbox belongs to another event loop.
+            ConfigError: an endpoint refuses the token.
         """
-        self._check_loop()
         answers = await asyncio.gather(
             *(each.client.attempt("/v1/ping", timeout_s=2 * CONNECT_S, may_refuse=True) for each in self.endpoints)
         )
@@ -146,18 +142,8 @@ class FusionSandbox:
                 "Start one: agentenv sandbox serve"
             )
 
-    def _check_loop(self) -> None:
-        """Raise ConfigError if another event loop used this sandbox before."""
-        loop = asyncio.get_running_loop()
-        self._loop = self._loop or loop
-        if self._loop is not loop:
-            raise ConfigError(
-                "FusionSandbox: expected the event loop that it was used in, got another. Make one per loop"
-            )
-
     async def aclose(self) -> None:
-        """Close the connections. Repeated calls have no effect; the sandbox may be opened again."""
-        self._loop, self._slots = None, asyncio.Semaphore(self.run_slots)
+        """Close this loop's connections. Repeated calls have no effect; the sandbox may be opened again."""
         for endpoint in self.endpoints:
             await endpoint.client.close()
 
@@ -290,8 +276,8 @@ class FusionSandbox:
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
         """Hold one of the concurrent requests."""
-        slots = self._slots
-        with self._waiting():
+        slots = self._slots.here()
+        with waiting():
             await slots.acquire()
         try:
             yield
@@ -320,7 +306,6 @@ class FusionSandbox:
         Raises:
             ConfigError: the endpoint refuses the request.
         """
-        self._check_loop()
         endpoint = at or self._next()
         endpoint.in_flight += 1
         try:

@@ -13,8 +13,8 @@ import itertools
 import logging
 import os
 import resource
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import fields, replace
 from typing import Any, Literal, Self
 
@@ -57,7 +57,6 @@ class LocalSandbox:
         run_slots: int | None = None,
         max_waiting: int = 10_000,
         allow_unsafe: bool = False,
-        waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """Configure a sandbox; `open` or the first execution starts it.
 
@@ -71,8 +70,6 @@ class LocalSandbox:
             max_waiting: number of waiting executions from which `run` raises SandboxBusy.
             allow_unsafe: if AGENTENV_ALLOW_UNSAFE_SANDBOX=1 is also set in the environment, run without isolation when
                 none is available; every result reports this.
-            waiting: returns a context that is entered while a caller waits for a slot, in the caller's context; it can
-                pause the caller's clock.
 
         Raises:
             ConfigError: the isolation is unknown.
@@ -87,10 +84,10 @@ class LocalSandbox:
             preimport=tuple(preimport),
             allow_unsafe=allow_unsafe,
         )
-        self._queue = FairQueue(self.run_slots, max_waiting=max_waiting, waiting=waiting)
+        self._queue = FairQueue(self.run_slots, max_waiting=max_waiting)
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         most = MAX_INTERACTIVE if soft == resource.RLIM_INFINITY else (soft - 128) // _DESCRIPTORS
-        self._interactive = FairQueue(max(2, min(MAX_INTERACTIVE, most)), max_waiting=max_waiting, waiting=waiting)
+        self._interactive = FairQueue(max(2, min(MAX_INTERACTIVE, most)), max_waiting=max_waiting)
         self._pool: ZygotePool | None = None
         self._opening: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

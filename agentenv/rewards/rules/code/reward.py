@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from agentenv._util.calls import waiting
 from agentenv._util.per_loop import PerLoop
 from agentenv.core.arguments import one_of
 from agentenv.errors import InfraError
@@ -57,7 +56,7 @@ async def shared_sandbox(options: Mapping[str, Any] | None = None) -> Sandbox:
     async def keep_open() -> AsyncGenerator[Sandbox, None]:
         # An event loop closes open generators before it ends, which is the only hook that runs in time.
         try:
-            async with configured_sandbox(settings) as sandbox:
+            async with open_sandbox(**settings) as sandbox:
                 yield sandbox
         except SandboxUnavailable as error:
             if settings.get("backend", "local") == "local":
@@ -82,18 +81,6 @@ async def sandbox_for(suite: TestSuite, own: Mapping[str, Any] | Sandbox | None)
     if isinstance(suite, PytestSuite) and options.get("backend", "local") == "local":
         options["preimport"] = ["pytest", *options.get("preimport", ())]
     return await shared_sandbox(options)
-
-
-def configured_sandbox(options: Mapping[str, Any]) -> Sandbox:
-    """Return a sandbox with these options of `open_sandbox`, without starting anything.
-
-    Raises:
-        ConfigError: the backend or an option is unknown.
-        MissingDependency: the backend needs a package that is not installed.
-    """
-    # Waiting for a slot behind other programs must not count toward a caller's time limit.
-    own = {"waiting": waiting} if options.get("backend", "local") in ("local", "sandbox_fusion") else {}
-    return open_sandbox(**{**options, **own})
 
 
 class CodeReward:
@@ -136,7 +123,7 @@ class CodeReward:
             ConfigError: the scale, a limit or the sandbox is unknown, or both `strict` and `official` are set.
         """
         if isinstance(sandbox, Mapping):
-            configured_sandbox(sandbox)
+            open_sandbox(**sandbox)
         self._reward_of = _SCALES[one_of("CodeReward.scale", scale, _SCALES)]
         self.bounds: tuple[float, float] = _BOUNDS.get(scale, (0.0, 1.0))
         self._sandbox = sandbox
