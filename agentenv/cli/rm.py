@@ -123,7 +123,7 @@ class RMCheckConfig:
 
 @dataclass(frozen=True)
 class RMServeConfig:
-    """Serve a reward model over HTTP in OpenRLHF's format: POST /get_reward, and GET /health and /metrics."""
+    """Serve a reward model over HTTP in OpenRLHF's format: POST /get_reward, and GET /health."""
 
     rm: Annotated[str, POSITIONAL]
     """Folder or name of a model, or any value of `rm eval --rm` except judges and rewards."""

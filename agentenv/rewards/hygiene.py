@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
@@ -74,16 +73,6 @@ def pearson(xs: Sequence[float], ys: Sequence[float]) -> float | None:
     for x, y in zip(xs, ys, strict=True):
         pairs.add(x, y)
     return pairs.correlation
-
-
-def spearman(xs: Sequence[float], ys: Sequence[float]) -> float | None:
-    """Return the correlation of the ranks; equal values share their mean rank. None as `pearson`."""
-    return pearson(_ranks(xs), _ranks(ys))
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    ordered = sorted(values)
-    return [(bisect_left(ordered, value) + bisect_right(ordered, value) - 1) / 2 for value in values]
 
 
 # --- of a run ---------------------------------------------------------------------------------------------------------

@@ -126,8 +126,6 @@ class ExecResult:
     """Duration of the program, in seconds."""
     cpu_s: float = 0.0
     """CPU time of the program, in seconds."""
-    queue_s: float = 0.0
-    """Time before the program started, in seconds."""
     run_delay_s: float = 0.0
     """Time in which the program was runnable but not running, because the host was busy."""
     peak_memory_bytes: int | None = None
@@ -136,8 +134,6 @@ class ExecResult:
     """Isolation of the program."""
     layers: tuple[str, ...] = ()
     """Mechanisms that isolated it."""
-    backend: str = ""
-    """Name of the sandbox that ran it."""
     attempts: int = 1
     """Number of attempts, the failed ones included."""
     detail: str | None = None
@@ -174,7 +170,6 @@ class Sandbox(Protocol):
     """A place where programs run isolated."""
 
     isolation: Isolation
-    backend: str
     limits: ExecLimits
     """Limits of an execution that names none."""
     run_slots: int

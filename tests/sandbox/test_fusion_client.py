@@ -76,7 +76,7 @@ NOT_COMPILED = {"status": "Failed", "compile_result": {"status": "Finished", "re
 def test_the_status_is_how_the_program_ended(body, status, exit_code, signal):
     result = read(body)
     assert (result.status, result.exit_code, result.signal) == (status, exit_code, signal)
-    assert (result.isolation, result.backend) == (Isolation.REMOTE, "sandbox_fusion")
+    assert result.isolation is Isolation.REMOTE
 
 
 @pytest.mark.parametrize(
@@ -367,10 +367,9 @@ async def test_what_only_a_caller_on_the_same_machine_can_do_is_refused():
         await sandbox.run("pass", channel=True)
 
 
-async def test_a_second_event_loop_is_refused():
-    async with scripted(http(OK)) as server, client(server) as sandbox:
-        with pytest.raises(ConfigError, match="Make one per loop"):
-            await asyncio.to_thread(asyncio.run, sandbox.run("print(42)"))
+async def test_a_second_event_loop_uses_it_as_well():
+    async with scripted(http(OK)) as server, client(server, max_concurrent=1) as sandbox, sandbox._slot():
+        assert (await asyncio.to_thread(asyncio.run, sandbox.run("print(42)"))).status is ExecStatus.OK
 
 
 # --- against our own server -------------------------------------------------------------------------------------------
@@ -478,12 +477,12 @@ async def test_tests_that_call_nothing_are_an_error_of_the_data_from_afar_too(re
 
 
 @ours
-async def test_the_time_for_all_tests_ends_there_and_waiting_is_given_back(remote):
+async def test_the_time_for_all_tests_ends_there_and_waiting_is_given_back(monkeypatch, remote):
     given_back = []
-    result = await grade(
-        remote, "def add(a, b): return a + b", ADD, seconds_left=lambda: 0.5, give_back=given_back.append
-    )
-    assert {test.verdict for test in result.tests} == {Verdict.TIMEOUT}
+    monkeypatch.setattr("agentenv.sandbox.fusion.client.seconds_left", lambda: 0.5)
+    monkeypatch.setattr("agentenv.sandbox.fusion.client.give_back", given_back.append)
+    result = await grade(remote, "def add(a, b): return a + b", ADD)
+    assert [test.verdict for test in result.tests] == [Verdict.TIMEOUT, *[Verdict.SKIPPED] * 3]
     assert len(given_back) == 1
     assert 0 <= given_back[0] < 30
 

@@ -43,7 +43,7 @@ async def served(local):
 class Gate:
     """A sandbox whose programs wait until they are let go on; it remembers what became of them."""
 
-    isolation, backend, run_slots = Isolation.NONE, "gate", 1
+    isolation, run_slots = Isolation.NONE, 1
 
     def __init__(self, result=None):
         self.go_on = asyncio.Event()

@@ -30,7 +30,7 @@ async def ok(sandbox, program, **options):
 async def test_a_program_prints_and_ends_well(sandbox):
     result = await sandbox.run("print(6 * 7)")
     assert (result.status, result.exit_code, result.signal, result.stdout) == (ExecStatus.OK, 0, None, "42\n")
-    assert (result.isolation, result.backend, result.attempts) == (sandbox.isolation, "local", 1)
+    assert (result.isolation, result.attempts) == (sandbox.isolation, 1)
     assert "seccomp" in result.layers
     assert 0 < result.cpu_s <= 5
     assert result.peak_memory_bytes > 1_000_000

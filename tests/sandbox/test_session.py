@@ -21,7 +21,6 @@ async def test_definitions_and_files_of_a_turn_persist_in_the_next(sandbox):
         assert (second.status, second.stdout, second.value) == (ExecStatus.OK, "b [6]\n", "42")
         assert (await session.run("_ + 1")).value == "43"
         assert second.isolation is sandbox.isolation
-        assert second.layers == sandbox.layers
 
 
 async def test_an_error_is_reported_by_the_codes_own_frames_and_the_session_continues(sandbox):

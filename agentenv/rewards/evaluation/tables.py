@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -22,7 +22,7 @@ from agentenv.rewards.evaluation import rewardbench
 from agentenv.rewards.evaluation.evaluate import ItemOutcome
 from agentenv.rewards.evaluation.rewardbench import SECTIONS, Ties, TiesRow
 from agentenv.rewards.evaluation.rows import Item
-from agentenv.rewards.hygiene import num_marks, pearson, repeated, spearman
+from agentenv.rewards.hygiene import num_marks, pearson, repeated
 
 Bench = Literal["pairs", "rewardbench", "rewardbench2"]
 TOLERANCE = 3.0
@@ -225,45 +225,11 @@ def features(text: str) -> dict[str, float]:
     return {"length": float(len(text)), "format": float(num_marks(text)), "repetition": repeated(text)}
 
 
-@dataclass(frozen=True, slots=True)
-class Correlation:
-    """Correlations of the reward with one feature."""
-
-    pearson: float | None
-    spearman: float | None
-    within_prompt: float | None
-    """Spearman's, of deviations from the mean of each prompt, so that differences between prompts have no effect. None
-    if no prompt has two responses."""
-
-
-def correlations(
-    rewards: Sequence[float | None], texts: Sequence[str], prompts: Sequence[Hashable]
-) -> dict[str, Correlation]:
-    """Return the reward's correlations with each of `features`; responses without a reward are ignored."""
-    rows = [
-        (reward, features(text), prompt)
-        for reward, text, prompt in zip(rewards, texts, prompts, strict=True)
-        if reward is not None
-    ]
-    values = [reward for reward, _, _ in rows]
-    groups = [prompt for _, _, prompt in rows]
-    by_feature = {}
-    for name in features(""):
-        column = [each[name] for _, each, _ in rows]
-        within = spearman(_deviations(values, groups), _deviations(column, groups))
-        by_feature[name] = Correlation(pearson(values, column), spearman(values, column), within)
-    return by_feature
-
-
-def _deviations(values: Sequence[float], groups: Sequence[Hashable]) -> list[float]:
-    """Return each value minus its group's mean, for the groups of two or more values."""
-    members: dict[Hashable, list[int]] = {}
-    for place, group in enumerate(groups):
-        members.setdefault(group, []).append(place)
-    means = {group: fmean(values[place] for place in places) for group, places in members.items()}
-    pairs = zip(values, groups, strict=True)
-    # To 12 digits, so that rounding does not order values with equal deviations.
-    return [float(f"{value - means[group]:.12g}") for value, group in pairs if len(members[group]) > 1]
+def correlations(rewards: Sequence[float | None], texts: Sequence[str]) -> dict[str, float | None]:
+    """Return the reward's linear correlations with each of `features`; responses without a reward are ignored."""
+    rows = [(reward, features(text)) for reward, text in zip(rewards, texts, strict=True) if reward is not None]
+    values = [reward for reward, _ in rows]
+    return {name: pearson(values, [each[name] for _, each in rows]) for name in features("")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +268,8 @@ def _share(values: Iterable[bool]) -> float | None:
 class Hygiene:
     """Biases of the scores."""
 
-    correlations: Mapping[str, Correlation]
+    correlations: Mapping[str, float | None]
+    """Pearson's, of the score with each of `features`."""
     length_bias: LengthBias
     num_same: int = 0
     """Items with a chosen answer that is also rejected."""
@@ -311,11 +278,8 @@ class Hygiene:
 
     def markdown(self) -> str:
         """Return them as Markdown: a table of correlations, and a line on length."""
-        rows = [
-            (name, *(number_text(value, "+.3f") for value in asdict(each).values()))
-            for name, each in self.correlations.items()
-        ]
-        bias, table = self.length_bias, table_rows(("score against", "Pearson", "Spearman", "within the prompt"), rows)
+        rows = [(name, number_text(value, "+.3f")) for name, value in self.correlations.items()]
+        bias, table = self.length_bias, table_rows(("score against", "Pearson's correlation"), rows)
         if bias.longer_is_chosen is None:
             return table
         prefers, longer = number_text(bias.prefers_longer), number_text(bias.longer_is_chosen)
@@ -332,17 +296,15 @@ def hygiene_of(items: Sequence[Item], outcomes: Sequence[ItemOutcome]) -> Hygien
     """Return the hygiene of the scores; the length bias covers the items that are pairs."""
     rewards: list[float | None] = []
     texts: list[str] = []
-    places: list[int] = []
     pairs: list[tuple[float, int]] = []
     for item, outcome in zip(items, outcomes, strict=True):
         rewards += outcome.scores
         texts += [candidate.text for candidate in item.candidates]
-        places += [item.index] * len(item.candidates)
         if item.is_pair and outcome.known is not None:
             chosen, rejected = (len(candidate.text) for candidate in item.candidates)
             pairs.append((outcome.known[0] - outcome.known[1], chosen - rejected))
     return Hygiene(
-        correlations(rewards, texts, places),
+        correlations(rewards, texts),
         length_bias(pairs),
         num_same=sum(
             any(each in item.candidates[item.num_chosen :] for each in item.candidates[: item.num_chosen])

@@ -100,8 +100,6 @@ class MicroBatcher:
         self._thread: threading.Thread | None = None
         self._batch: list[_Item] = []
         """The batch that is being computed."""
-        self.num_batches = self.num_scored = 0
-        """Calls of `score_batch`; scored sequences."""
 
     @property
     def num_waiting(self) -> int:
@@ -191,13 +189,11 @@ class MicroBatcher:
         items = [item for item in items if not item.future.done()]
         if not items:
             return
-        self.num_batches += 1
         found = _result_or_error(lambda: [float(value) for value in self._score_batch([item.ids for item in items])])
         if not isinstance(found, AgentEnvError) and len(found) != len(items):
             found = InfraError(f"reward model: expected {len(items)} scores, got {len(found)}. Fix score_batch.")
         if not isinstance(found, AgentEnvError):
             for item, value in zip(items, found, strict=True):
-                self.num_scored += is_finite(value)
                 wrong = f"reward model: expected a finite score, got {value!r}. Check the weights and the dtype."
                 _settle(item, value if is_finite(value) else InfraError(wrong))
         elif len(items) == 1:

@@ -4,7 +4,7 @@
         await server.load()
         print(server.url)
 
-Routes: `POST /get_reward`, `GET /health`, 503 until the model is loaded, `/metrics` for Prometheus, and `/`, what is
+Routes: `POST /get_reward`, `GET /health`, 503 until the model is loaded, with counts of conversations, and `/`, what is
 served. Conversations of all requests are scored together: the scorer forms the batches. One that cannot be scored makes
 the whole request 422, which names it, as do messages that no tokenizer can render; a model that fails makes it 503. No
 number is ever made up.
@@ -25,26 +25,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from agentenv._util.brief import brief
-from agentenv._util.http.access import (
-    AccessPolicy,
-    App,
-    RequestRefused,
-    Scope,
-    closing_headers,
-    read_json_body,
-    retry_after_header,
-)
+from agentenv._util.http.access import AccessPolicy, RequestRefused, closing_headers, read_json_body, retry_after_header
 from agentenv._util.http.responses import json_response, until_disconnect
 from agentenv._util.http.server import Server
 from agentenv._util.version import __version__
@@ -57,75 +47,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.routing import Route
-
-MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0)
-"""Upper bounds of the latency histogram's buckets, in seconds."""
-_PREFIX = "agentenv_rm"
-_Sample = tuple[str, Mapping[str, str], float]
-"""Suffix of a metric's name, its labels, and its value."""
-
-
-class Meters:
-    """Counters of one server."""
-
-    def __init__(self) -> None:
-        self.requests: Counter[tuple[str, int]] = Counter()
-        """Answers by path and status."""
-        self.conversations: Counter[str] = Counter({"scored": 0, "failed": 0, "refused": 0, "cancelled": 0})
-        """By result: a score, an error that may pass, one that stays, or a client that left."""
-        self.truncated = 0
-        self.turned_away = 0
-        """Conversations refused because too many were waiting; a request that was not read counts as one."""
-        self._buckets = [0] * (len(BOUNDS_S) + 1)
-        self._sum_s = 0.0
-
-    def answered(self, path: str, status: int, seconds: float, *, timed: bool) -> None:
-        """Count an answer; `timed` adds its duration to the histogram."""
-        self.requests[path, status] += 1
-        if timed:
-            self._buckets[bisect_left(BOUNDS_S, seconds)] += 1
-            self._sum_s += seconds
-
-    def text(self, scorer: Any, *, waiting: int, ready: bool) -> str:
-        """Return all counters, including the scorer's own."""
-        by_status = [("", {"path": p, "status": str(s)}, float(n)) for (p, s), n in sorted(self.requests.items())]
-        by_result = [("", {"result": result}, float(num)) for result, num in self.conversations.items()]
-        lines = [
-            *_metric("requests_total", "counter", "Answered HTTP requests.", by_status),
-            *_metric("conversations_total", "counter", "Conversations by what became of them.", by_result),
-            *_metric("truncated_total", "counter", "Conversations that were cut.", self.truncated),
-            *_metric("turned_away_total", "counter", "Conversations answered 429.", self.turned_away),
-            *_metric("waiting", "gauge", "Conversations without an answer yet.", waiting),
-            *_metric("ready", "gauge", "1 once the model is loaded, until the stop.", ready),
-        ]
-        bounds, totals = [*(f"{each:g}" for each in BOUNDS_S), "+Inf"], list(accumulate(self._buckets))
-        latencies: list[_Sample] = [
-            ("_bucket", {"le": bound}, float(total)) for bound, total in zip(bounds, totals, strict=True)
-        ]
-        latencies += [("_sum", {}, self._sum_s), ("_count", {}, float(totals[-1]))]
-        lines += _metric("request_seconds", "histogram", "Time to an answer with rewards.", latencies)
-        batcher = getattr(scorer, "batcher", None)  # of scorers that form batches here
-        if batcher is not None:
-            calls, items = float(batcher.num_batches), float(batcher.num_scored)
-            sizes: list[_Sample] = [("_sum", {}, items), ("_count", {}, calls)]
-            lines += _metric("batches_total", "counter", "Calls of the model.", calls)
-            lines += _metric("batch_size", "summary", "Scored conversations of a call.", sizes)
-        own: Mapping[str, float] = scorer.metrics() if hasattr(scorer, "metrics") else {}
-        for name, value in own.items():
-            safe = "model_" + re.sub(r"\W", "_", name.removeprefix("rm/"))
-            lines += _metric(safe, "gauge", "As the scorer says.", value)
-        return "\n".join(lines) + "\n"
-
-
-def _metric(name: str, kind: str, says: str, found: float | Iterable[_Sample]) -> list[str]:
-    samples: Iterable[_Sample] = [("", {}, float(found))] if isinstance(found, int | float) else found
-    lines = [f"# HELP {_PREFIX}_{name} {says}", f"# TYPE {_PREFIX}_{name} {kind}"]
-    for suffix, labels, value in samples:
-        shown = ",".join(f'{key}="{text}"' for key, text in labels.items())
-        lines.append(f"{_PREFIX}_{name}{suffix}{f'{{{shown}}}' if shown else ''} {value!r}")
-    return lines
-
 
 # --- requests and answers ---------------------------------------------------------------------------------------------
 
@@ -230,7 +151,6 @@ def answer(scored: Sequence[Scored], shaping: Shaping) -> dict[str, Any]:
 
 # --- the server -------------------------------------------------------------------------------------------------------
 
-_ROUTES = ("/get_reward", "/health", "/metrics", "/")
 _MAX_NAMED = 20
 """Items that an error names."""
 _AFTER_GRACE_S = 5.0
@@ -283,7 +203,8 @@ class RewardServer(Server):
         super().__init__("rm serve", self.options.access, port=self.options.port, grace_s=_AFTER_GRACE_S)
         self.waiting = 0
         """Conversations without an answer, and requests that are being read."""
-        self.meters = Meters()
+        self.counts: Counter[str] = Counter(scored=0, failed=0, refused=0, cancelled=0, truncated=0, turned_away=0)
+        """Conversations: scored, failed for now or for good (refused), given up by their client, cut, answered 429."""
         self.loaded = not hasattr(scorer, "load")
         self._scorer = scorer
         self._work: set[asyncio.Task[Any]] = set()
@@ -315,18 +236,12 @@ class RewardServer(Server):
         await super().close()
 
     def _routes(self) -> list[Route]:
-        from starlette.responses import Response
         from starlette.routing import Route
 
         async def health(request: Request) -> Response:
             state = "stopping" if self._closing else "ok" if self.loaded else "loading"
-            body = {"status": state, "waiting": self.waiting, **self.meters.conversations}
+            body = {"status": state, "waiting": self.waiting, **self.counts}
             return json_response(body, 200 if state == "ok" else 503)
-
-        async def metrics(request: Request) -> Response:
-            ready = self.loaded and not self._closing
-            text = self.meters.text(self._scorer, waiting=self.waiting, ready=ready)
-            return Response(text, headers={"content-type": MEDIA_TYPE})
 
         async def info(request: Request) -> Response:
             limits = {name: getattr(self.options, name) for name in ("max_items", "max_waiting", "max_body_bytes")}
@@ -336,27 +251,8 @@ class RewardServer(Server):
         return [
             Route("/get_reward", self._get_reward, methods=["POST"]),
             Route("/health", health),
-            Route("/metrics", metrics),
             Route("/", info),
         ]
-
-    def _application(self) -> App:
-        app = super()._application()
-
-        async def counted(scope: Scope, receive: Any, send: Any) -> None:
-            started = time.perf_counter()
-            path = scope["path"] if scope["path"] in _ROUTES else "other"
-
-            async def seen(message: Any) -> None:
-                # Count the answer when it begins.
-                if message["type"] == "http.response.start":
-                    status, seconds = message["status"], time.perf_counter() - started
-                    self.meters.answered(path, status, seconds, timed=path == "/get_reward" and status == 200)
-                await send(message)
-
-            await app(scope, receive, seen)
-
-        return counted
 
     # --- routes -------------------------------------------------------------------------------------------------------
 
@@ -389,7 +285,7 @@ class RewardServer(Server):
         if self._closing:
             raise RequestRefused("rm serve: expected a running server, got one that is being stopped.", 503)
         if self.waiting + num > self.options.max_waiting:
-            self.meters.turned_away += num
+            self.counts["turned_away"] += num
             raise RequestRefused(
                 f"rm serve: expected room for {num} of at most {self.options.max_waiting} conversations, got "
                 f"{self.waiting} that wait. Try again later.",
@@ -427,10 +323,10 @@ class RewardServer(Server):
             async with asyncio.timeout(self.options.timeout_s):
                 results = await asyncio.gather(*map(score, conversations))
         except asyncio.CancelledError:
-            self.meters.conversations["cancelled"] += len(conversations)
+            self.counts["cancelled"] += len(conversations)
             raise
         except TimeoutError:
-            self.meters.conversations["failed"] += len(conversations)
+            self.counts["failed"] += len(conversations)
             raise InfraError(
                 f"rm serve: expected scores within {self.options.timeout_s:g} s, got none. Send fewer at a time."
             ) from None
@@ -438,8 +334,8 @@ class RewardServer(Server):
         errors = [(index, result) for index, result in enumerate(results) if not isinstance(result, Scored)]
         refused = sum(isinstance(error, _LASTING) for _, error in errors)
         for name, num in (("scored", len(scored)), ("refused", refused), ("failed", len(errors) - refused)):
-            self.meters.conversations[name] += num
-        self.meters.truncated += sum(each.truncated for each in scored)
+            self.counts[name] += num
+        self.counts["truncated"] += sum(each.truncated for each in scored)
         if errors:
             raise Unscored(form, errors, len(results))
         return scored

@@ -22,7 +22,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 from agentenv.errors import ContractError, DataError
 from agentenv.rewards.loading import load_function
@@ -44,7 +44,7 @@ def serve() -> None:
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if len(sys.argv) > 1 and os.getppid() != int(sys.argv[1]):
         sys.exit(0)  # the parent ended before the signal was set
-    requests, replies = os.dup(0), os.dup(1)
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -54,11 +54,8 @@ def serve() -> None:
     os.dup2(null, 2)
     loaded: dict[str, Handler] = {}
     usual_bytes = 0
-    while header := _read_exactly(requests, 4):
-        body = _read_exactly(requests, struct.unpack(">I", header)[0])
-        if not body:
-            break
-        message = json.loads(body)
+    while len(header := requests.read(4)) == 4:
+        message = json.loads(requests.read(*struct.unpack(">I", header)))
         started_s = time.process_time()
         request, limit_s = message["request"], message["cpu_limit_s"]
         if message["verb"] == "load":
@@ -87,21 +84,10 @@ def _resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _read_exactly(fd: int, size: int) -> bytearray | None:
-    data = bytearray()
-    while len(data) < size:
-        chunk = os.read(fd, size - len(data))
-        if not chunk:
-            return None
-        data += chunk
-    return data
-
-
-def _write(fd: int, message: dict[str, Any]) -> None:
+def _write(replies: BinaryIO, message: dict[str, Any]) -> None:
     body = json.dumps(message).encode()
-    frame = struct.pack(">I", len(body)) + body
-    while frame:
-        frame = frame[os.write(fd, frame) :]
+    replies.write(struct.pack(">I", len(body)) + body)
+    replies.flush()
 
 
 def _answer(handler: Handler, request: dict[str, Any], cpu_s: float, memory_bytes: int | None) -> dict[str, Any]:

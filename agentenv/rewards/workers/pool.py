@@ -196,23 +196,13 @@ class Worker:
 
     async def _send(self, data: bytes) -> None:
         """Send all data; the writer is removed synchronously, as the reader is."""
-        left = memoryview(data)
         loop = asyncio.get_running_loop()
-        while True:
-            try:
-                left = left[self.socket.send(left) :]
-            except BlockingIOError:
-                pass
-            except OSError as error:
-                raise Lost(f"a worker was gone: {error}") from error
-            if not left:
-                return
-            writable = asyncio.Event()
-            loop.add_writer(self.socket.fileno(), writable.set)
-            try:
-                await writable.wait()
-            finally:
-                loop.remove_writer(self.socket.fileno())
+        try:
+            await loop.sock_sendall(self.socket, data)
+        except OSError as error:
+            raise Lost(f"a worker was gone: {error}") from error
+        finally:
+            loop.remove_writer(self.socket.fileno())
 
     async def _receive(self, limits: WorkerLimits) -> dict[str, Any]:
         """Wait for one frame. The reader is removed synchronously: a late removal would hit a reused descriptor."""

@@ -16,15 +16,16 @@ import json
 import math
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn, Self, TypeVar
 from urllib.parse import urlsplit
 
-from agentenv._util.calls import MAX_GIVEN_BACK
+from agentenv._util.calls import MAX_GIVEN_BACK, give_back, seconds_left, waiting
 from agentenv._util.http.client import AttemptFailure, HTTPAnswer, HTTPClient, HTTPErrors, RetryPolicy
 from agentenv._util.http.json_bodies import parse_json
 from agentenv._util.off_loop import off_loop
+from agentenv._util.per_loop import PerLoop
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.sandbox.fusion.run_code import RESULT_HEADER, TOKEN_VARIABLE, BadAnswer, encode_request, read_answer
 from agentenv.sandbox.fusion.suites import GradeRequest, encode_grade_request, read_grade
@@ -63,10 +64,9 @@ class FusionEndpoint:
 
 
 class FusionSandbox:
-    """A sandbox on remote servers. For use from one event loop."""
+    """A sandbox on remote servers, usable from any event loop."""
 
     isolation = Isolation.REMOTE
-    backend = "sandbox_fusion"
 
     def __init__(
         self,
@@ -77,7 +77,6 @@ class FusionSandbox:
         max_concurrent: int = 64,
         patience_s: float = 60.0,
         pause_s: float = 0.5,
-        waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """Configure a sandbox; `open` or the first execution sends the first request.
 
@@ -86,12 +85,10 @@ class FusionSandbox:
             token: bearer token; the environment's AGENTENV_SANDBOX_TOKEN if None. Do not pass a token as an argument of
                 an environment, because those are written into records.
             limits: default limits of executions.
-            max_concurrent: concurrent requests to all endpoints together; further ones wait.
+            max_concurrent: concurrent requests to all endpoints together, on each event loop; further ones wait.
             patience_s: time that an answer may take beyond a program's `wall_s` and what a busy host adds to it, with
                 the wait in the server's queue.
             pause_s: longest pause before the second attempt; doubled before each further one.
-            waiting: returns a context that is entered while a caller waits for its turn, in the caller's context; it
-                can pause the caller's clock.
 
         Raises:
             ConfigError: an address is invalid.
@@ -120,9 +117,8 @@ class FusionSandbox:
             )
         self._turn = itertools.count()
         self._policy = RetryPolicy(max_attempts=MAX_ATTEMPTS, first_pause_s=pause_s)
-        self.run_slots, self._waiting = max_concurrent, waiting
-        self._slots = asyncio.Semaphore(max_concurrent)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.run_slots = max_concurrent
+        self._slots = PerLoop(lambda: asyncio.Semaphore(max_concurrent))
 
     # --- opening and closing ------------------------------------------------------------------------------------------
 
@@ -131,9 +127,8 @@ class FusionSandbox:
 
         Raises:
             SandboxUnavailable: no endpoint answers.
-            ConfigError: an endpoint refuses the token, or this sandbox belongs to another event loop.
+            ConfigError: an endpoint refuses the token.
         """
-        self._check_loop()
         answers = await asyncio.gather(
             *(each.client.attempt("/v1/ping", timeout_s=2 * CONNECT_S, may_refuse=True) for each in self.endpoints)
         )
@@ -147,18 +142,8 @@ class FusionSandbox:
                 "Start one: agentenv sandbox serve"
             )
 
-    def _check_loop(self) -> None:
-        """Raise ConfigError if another event loop used this sandbox before."""
-        loop = asyncio.get_running_loop()
-        self._loop = self._loop or loop
-        if self._loop is not loop:
-            raise ConfigError(
-                "FusionSandbox: expected the event loop that it was used in, got another. Make one per loop"
-            )
-
     async def aclose(self) -> None:
-        """Close the connections. Repeated calls have no effect; the sandbox may be opened again."""
-        self._loop, self._slots = None, asyncio.Semaphore(self.run_slots)
+        """Close this loop's connections. Repeated calls have no effect; the sandbox may be opened again."""
         for endpoint in self.endpoints:
             await endpoint.client.close()
 
@@ -213,14 +198,14 @@ class FusionSandbox:
                 max_bytes=request.max_answer_bytes,
             )
 
-        async with self._slot() as waited_s:
+        async with self._slot():
             try:
                 result = await self._policy.run(attempt)
             except InfraError as error:
                 where = ", ".join(endpoint.url for endpoint in self.endpoints)
                 detail = f"sandbox_fusion: {error} Servers: {where}."
-                result = ExecResult(ExecStatus.INFRA, isolation=self.isolation, backend=self.backend, detail=detail)
-        return replace(result, attempts=attempts, queue_s=result.queue_s + waited_s)
+                result = ExecResult(ExecStatus.INFRA, isolation=self.isolation, detail=detail)
+        return replace(result, attempts=attempts)
 
     async def start(self, program: str | Sequence[str], **_: Any) -> NoReturn:
         """Raise: programs that need a caller run beside their server, by `grade` and `session`.
@@ -231,14 +216,7 @@ class FusionSandbox:
         raise ConfigError("sandbox_fusion: expected run(), got start(). Use grade() or session()")
 
     async def grade(
-        self,
-        code: str,
-        suite: TestSuite,
-        *,
-        limits: ExecLimits,
-        stop_on_fail: bool = False,
-        seconds_left: Callable[[], float] = lambda: math.inf,
-        give_back: Callable[[float], None] = lambda _: None,
+        self, code: str, suite: TestSuite, *, limits: ExecLimits, stop_on_fail: bool = False
     ) -> GradeResult:
         """Let a server grade a program, as `grading.grade` describes, which calls this.
 
@@ -296,14 +274,13 @@ class FusionSandbox:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _slot(self) -> AsyncIterator[float]:
-        """Hold one of the concurrent requests; yield the seconds of the wait for it."""
-        loop = asyncio.get_running_loop()
-        began, slots = loop.time(), self._slots
-        with self._waiting():
+    async def _slot(self) -> AsyncIterator[None]:
+        """Hold one of the concurrent requests."""
+        slots = self._slots.here()
+        with waiting():
             await slots.acquire()
         try:
-            yield loop.time() - began
+            yield
         finally:
             slots.release()
 
@@ -329,7 +306,6 @@ class FusionSandbox:
         Raises:
             ConfigError: the endpoint refuses the request.
         """
-        self._check_loop()
         endpoint = at or self._next()
         endpoint.in_flight += 1
         try:
@@ -419,8 +395,7 @@ class FusionSession:
 
             def read(answer: HTTPAnswer) -> TurnResult:
                 found = _json_object(answer)
-                layers = (str(found["isolation"]), *map(str, found["layers"]))
-                own = {"status": ExecStatus(found["status"]), "isolation": Isolation.REMOTE, "layers": layers}
+                own = {"status": ExecStatus(found["status"]), "isolation": Isolation.REMOTE}
                 return TurnResult(**{**found, **own})
 
             try:

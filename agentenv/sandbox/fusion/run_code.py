@@ -266,12 +266,10 @@ def _result(
         files=files,
         wall_s=command.wall_s,
         cpu_s=_amount(more.get("cpu_s")),
-        queue_s=_amount(more.get("queue_s")),
         run_delay_s=_amount(more.get("run_delay_s")),
         peak_memory_bytes=memory if type(memory) is int else None,
         isolation=Isolation.REMOTE,
         layers=tuple(str(level) for level in levels if level),
-        backend="sandbox_fusion",
     )
 
 
@@ -483,7 +481,7 @@ def _answer(status: str, run: Any, *, message: str = "", files: Mapping[str, str
 def result_header(result: ExecResult) -> str:
     """Return the header for `FusionSandbox`, with the exact status and usage."""
     names: Sequence[str] = (
-        "cpu_s", "queue_s", "run_delay_s", "peak_memory_bytes", "stdout_bytes", "stdout_truncated", "stderr_truncated",
+        "cpu_s", "run_delay_s", "peak_memory_bytes", "stdout_bytes", "stdout_truncated", "stderr_truncated",
     )  # fmt: skip
     values = {name: getattr(result, name) for name in names}
     level = {"status": str(result.status), "isolation": str(result.isolation), "layers": list(result.layers)}

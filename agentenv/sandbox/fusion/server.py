@@ -14,10 +14,10 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentenv._util.calls import MAX_GIVEN_BACK
+from agentenv._util.calls import StepTimeout, bounded, seconds_left
 from agentenv._util.http.access import AccessPolicy, RequestRefused, closing_headers, read_json_body, retry_after_header
 from agentenv._util.http.responses import json_response, large_response, until_disconnect
 from agentenv._util.http.server import Server
@@ -27,6 +27,7 @@ from agentenv.sandbox.fusion import run_code
 from agentenv.sandbox.fusion.run_code import REQUEST_HEADER, RESULT_HEADER
 from agentenv.sandbox.fusion.suites import GradeRequest, read_grade_request
 from agentenv.sandbox.grading.grader import grade
+from agentenv.sandbox.grading.results import GradeResult
 from agentenv.sandbox.local.queue import FairQueue
 from agentenv.sandbox.local.sandbox import LocalSandbox
 from agentenv.sandbox.local.session import InterpreterSession, TurnResult
@@ -204,12 +205,12 @@ class FusionServer(Server):
             name = f"test_{secrets.token_hex(6)}.py"
             program = _PYTEST.format(name=name)
             files[name] = asked.code.encode(errors="replace")
-        async with self._turn(peer) as waited_s:
+        async with self._turn(peer):
             result = await self._sandbox.run(
                 program, stdin=asked.stdin, files=files, fetch=asked.fetch, policy=policy, limits=asked.limits
             )
         self.counts["failed" if result.status is ExecStatus.INFRA else "served"] += 1
-        return replace(result, queue_s=result.queue_s + waited_s)
+        return result
 
     async def _judge(self, asked: GradeRequest, peer: str) -> dict[str, Any]:
         """Wait for a slot, grade a program and return the answer, with the seconds that it took of the caller's limit.
@@ -217,40 +218,32 @@ class FusionServer(Server):
         Raises:
             SandboxBusy: the queue is full.
             QueueTimeout: no slot was free within `max_queue_s`.
+            InfraError: the host was too slow to end within the limit.
         """
+
+        async def graded() -> tuple[GradeResult, float]:
+            limits, stop = asked.limits, asked.stop_on_fail
+            return await grade(self._sandbox, asked.code, asked.suite, limits=limits, stop_on_fail=stop), seconds_left()
+
         async with self._turn(peer):
-            loop = asyncio.get_running_loop()
-            began, limit_s, given_back_s = loop.time(), asked.seconds_left, 0.0
-
-            def give_back(seconds: float) -> None:
-                nonlocal given_back_s
-                given_back_s = min(given_back_s + seconds, MAX_GIVEN_BACK * limit_s)
-
             try:
-                result = await grade(
-                    self._sandbox,
-                    asked.code,
-                    asked.suite,
-                    limits=asked.limits,
-                    stop_on_fail=asked.stop_on_fail,
-                    seconds_left=lambda: limit_s + given_back_s - (loop.time() - began),
-                    give_back=give_back,
-                )
+                result, left_s = await bounded(graded, limit_s=asked.seconds_left)
             except (ConfigError, DataError) as error:
                 return {"error": "DataError" if isinstance(error, DataError) else "ConfigError", "detail": str(error)}
+            except StepTimeout as error:
+                raise InfraError(f"grade: expected an end within {asked.seconds_left:g} s, got none. Retry.") from error
         self.counts["failed" if result.sandbox_failed else "served"] += 1
-        return {"grade": asdict(result), "spent_s": loop.time() - began - given_back_s}
+        return {"grade": asdict(result), "spent_s": asked.seconds_left - left_s}
 
     @asynccontextmanager
-    async def _turn(self, peer: str) -> AsyncIterator[float]:
-        """Hold a slot, and yield the seconds of the wait for it. Addresses take turns.
+    async def _turn(self, peer: str) -> AsyncIterator[None]:
+        """Hold a slot. Addresses take turns.
 
         Raises:
             SandboxBusy: the queue is full.
             QueueTimeout: no slot was free within `max_queue_s`.
         """
         loop = asyncio.get_running_loop()
-        queued_at = loop.time()
         task = asyncio.current_task()
         assert task is not None
         if self._closing:
@@ -268,7 +261,7 @@ class FusionServer(Server):
         started = loop.time()
         self.running += 1
         try:
-            yield started - queued_at
+            yield
         finally:
             self.running -= 1
             self._queue.release()

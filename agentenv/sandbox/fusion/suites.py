@@ -25,6 +25,8 @@ _SUITES: Mapping[str, tuple[type[Any], type[Any] | None]] = {
 }
 """Each suite, and the class of its tests, which are plain values without one. A StdioSuite is graded by the client."""
 _TESTS = ("visible", "hidden")
+_FOREVER_S = 1e9
+"""The rest of a time limit that the caller does not have; of infinity, no part could be told as spent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class GradeRequest:
     limits: ExecLimits
     stop_on_fail: bool
     seconds_left: float
-    """Time for all tests; inf without a limit."""
+    """Rest of the time limit of the caller; inf without one."""
 
 
 def encode_grade_request(request: GradeRequest) -> bytes:
@@ -76,7 +78,7 @@ def read_grade_request(body: Any, caps: ExecLimits) -> GradeRequest:
     try:
         kind, test_kind = _SUITES[body["suite"].pop("kind")]
         suite = _read(kind, body["suite"], test_kind)
-        left_s = math.inf if body["seconds_left"] is None else float(body["seconds_left"])
+        left_s = _FOREVER_S if body["seconds_left"] is None else min(max(0.0, float(body["seconds_left"])), _FOREVER_S)
         limits = read_limits(body["limits"], caps)
         request = GradeRequest(body["code"], suite, limits, body["stop_on_fail"] is True, left_s)
         request.code.encode(errors="replace")

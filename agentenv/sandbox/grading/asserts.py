@@ -40,22 +40,18 @@ class _PairOutcome:
     load_error: str = ""
 
 
-async def grade_asserts(grading: GradingRun, code: str, suite: AssertSuite) -> list[TestResult]:
-    """Return a result per test, visible ones first. Visible and hidden tests never share a sandbox.
+async def grade_asserts(grading: GradingRun, code: str, suite: AssertSuite, *, visible: bool) -> list[TestResult]:
+    """Return a result per visible or hidden test, which never share a sandbox.
 
     Raises:
         DataError: a test passes without a call of the solution, so no program passes all. No program can cause this.
     """
     results: list[TestResult] = []
-    for kind, tests in (("visible", suite.visible), ("hidden", suite.hidden)):
-        verdicts: list[tuple[Verdict, str, str]] = []
-        if (skipped := grading.skipped(results)) is not None:
-            verdicts = [(skipped, "", "")] * len(tests)
-        elif tests:
-            verdicts = await _grade_tests(grading, code, suite=suite, tests=tests)
-        for index, (test, (verdict, detail, call)) in enumerate(zip(tests, verdicts, strict=True)):
-            texts = {"detail": shorten(detail, 2000), "shown_input": shorten(test.source, 2000), "shown_got": call}
-            results.append(TestResult(f"{kind}[{index}]", kind == "visible", verdict, **texts))
+    kind, tests = ("visible", suite.visible) if visible else ("hidden", suite.hidden)
+    verdicts = await _grade_tests(grading, code, suite=suite, tests=tests)
+    for index, (test, (verdict, detail, call)) in enumerate(zip(tests, verdicts, strict=True)):
+        texts = {"detail": shorten(detail, 2000), "shown_input": shorten(test.source, 2000), "shown_got": call}
+        results.append(TestResult(f"{kind}[{index}]", visible, verdict, **texts))
     empty = [result for result in results if (result.verdict, result.detail) == (Verdict.MISSING, NO_CALL)]
     if empty:
         raise DataError(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import marshal
-import math
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -13,7 +12,7 @@ from importlib.resources import files
 from importlib.util import MAGIC_NUMBER
 from typing import Any
 
-from agentenv._util.calls import MAX_GIVEN_BACK
+from agentenv._util.calls import MAX_GIVEN_BACK, give_back, seconds_left
 from agentenv.errors import InfraError
 from agentenv.sandbox.grading.results import GradeResult, Integrity, TestResult, Verdict
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Execution, Isolation, Sandbox
@@ -24,6 +23,8 @@ _LIMITS = {ExecStatus.MEMORY: "memory_mb", ExecStatus.OUTPUT_LIMIT: "stdout_kb",
 _START_TIMEOUT_S = 120.0
 _MIN_TEST_S = 1.0
 """Shortest time that is worth starting a test."""
+_END_S = 5.0
+"""Time before the end of the caller's time limit, in which the last tests are judged."""
 _TOO_LATE = "not run: the tests before it took the time of all"
 
 
@@ -34,18 +35,13 @@ class GradingRun:
     sandbox: Sandbox
     limits: ExecLimits
     stop_on_fail: bool
-    seconds_left: Callable[[], float] = lambda: math.inf
-    give_back: Callable[[float], None] = lambda _: None
     signals: set[str] = field(default_factory=set)
     not_loaded: bool = False
     load_error: str = ""
     infra_detail: str = ""
     results: list[ExecResult] = field(default_factory=list)
-    _left_at_start_s: float = field(init=False)
+    _left_at_start_s: float = field(default_factory=seconds_left)
     _given_back_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._left_at_start_s = self.seconds_left()
 
     async def run(self, program: str, **options: Any) -> ExecResult:
         """Execute a program with options of `Sandbox.run`. An InfraError becomes a result with status INFRA."""
@@ -77,25 +73,27 @@ class GradingRun:
         programs did not have of that time is added to it. They waited for a core or a slot then, which a policy can
         bring about: it is time, and never a missing grade.
         """
-        left_s = self.seconds_left()
+        left_s = seconds_left()
         elapsed_s = self._left_at_start_s + self._given_back_s - left_s
         if elapsed_s > 0:  # else there is no limit
             programs_s = sum(result.wall_s for result in self.results)  # several may run at the same time
             ran_s = programs_s - sum(result.run_delay_s for result in self.results)
             own_s = ran_s * min(elapsed_s / programs_s, 1.0) if programs_s else 0.0
-            self.give_back(max(elapsed_s - own_s - self._given_back_s, 0.0))
-            self._given_back_s += self.seconds_left() - left_s
-            left_s = self.seconds_left()
+            give_back(max(elapsed_s - own_s - self._given_back_s, 0.0))
+            self._given_back_s += seconds_left() - left_s
+            left_s = seconds_left()
+        left_s -= min(_END_S, 0.1 * self._left_at_start_s)
         longest_s = left_s / (1 + MAX_GIVEN_BACK)
         self.limits = replace(self.limits, wall_s=min(self.limits.wall_s, max(longest_s, _MIN_TEST_S)))
         return None if left_s >= _MIN_TEST_S else (Verdict.TIMEOUT, _TOO_LATE)
 
     def skipped(self, results: Sequence[TestResult]) -> Verdict | None:
-        """Return the verdict on the tests after these, if they are left out because one of these did not pass."""
-        failed = {result.verdict for result in results} - {Verdict.PASSED}
-        if not self.stop_on_fail or not failed:
-            return None
-        return Verdict.INFRA if Verdict.INFRA in failed else Verdict.SKIPPED
+        """Return the verdict on the tests after these, if they are left out because of these."""
+        verdicts = {result.verdict for result in results}
+        if self.infra_detail or Verdict.INFRA in verdicts:
+            return Verdict.INFRA
+        failed = self.stop_on_fail and verdicts - {Verdict.PASSED}
+        return Verdict.SKIPPED if self.load_error or Verdict.TIMEOUT in verdicts or failed else None
 
     def turn(self, *, alone: bool = False) -> AbstractAsyncContextManager[None]:
         """Hold a run slot, or all, for the duration of the block, for programs by `start`, which take none."""
@@ -129,9 +127,6 @@ class GradingRun:
             infra_detail=self.infra_detail,
             isolation=min(levels, key=lambda level: Isolation(level).strength),
             num_executions=len(self.results),
-            wall_s=sum(result.wall_s for result in self.results),
-            cpu_s=sum(result.cpu_s for result in self.results),
-            queue_s=sum(result.queue_s for result in self.results),
         )
 
 

@@ -89,22 +89,20 @@ def read_answers(channel: bytes, num_calls: int, *, complete: bool) -> ProcessAn
     return answers
 
 
-async def grade_functions(grading: GradingRun, code: str, suite: FunctionSuite) -> list[TestResult]:
-    """Return a result per test, visible ones first. Visible and hidden tests never share a process."""
-    entry = suite.entry_point
-    visible = [_Case(f"visible[{index}]", True, test, entry) for index, test in enumerate(suite.visible)]
-    hidden = [_Case(f"hidden[{index}]", False, test, entry) for index, test in enumerate(suite.hidden)]
-    size = suite.batch
-    batches = [cases[start : start + size] for cases in (visible, hidden) for start in range(0, len(cases), size)]
+async def grade_functions(grading: GradingRun, code: str, suite: FunctionSuite, *, visible: bool) -> list[TestResult]:
+    """Return a result per visible or hidden test, which never share a process."""
+    kind, tests = ("visible", suite.visible) if visible else ("hidden", suite.hidden)
+    cases = [_Case(f"{kind}[{index}]", visible, test, suite.entry_point) for index, test in enumerate(tests)]
+    batches = [cases[start : start + suite.batch] for start in range(0, len(cases), suite.batch)]
     results: list[TestResult] = []
     if grading.stop_on_fail:
-        for cases in batches:
+        for batch in batches:
             if (skipped := grading.skipped(results)) is not None:
-                results += [_result(case, skipped) for case in cases]
+                results += [_result(case, skipped) for case in batch]
             else:
-                results += await _grade_batch(grading, code, suite=suite, cases=cases)
+                results += await _grade_batch(grading, code, suite=suite, cases=batch)
     else:
-        work = [_grade_batch(grading, code, suite=suite, cases=cases) for cases in batches]
+        work = [_grade_batch(grading, code, suite=suite, cases=batch) for batch in batches]
         # No more than there are run slots: time in which one waits for another of them is not that of all tests.
         done = await gather_limited(work, max_concurrent=grading.sandbox.run_slots)
         results = [result for each in done for result in each]

@@ -44,21 +44,11 @@ class _Reports:
     broken: str = ""
 
 
-async def grade_pytest(grading: GradingRun, code: str, suite: PytestSuite) -> list[TestResult]:
-    """Return a result per node id, visible ones first. Visible and hidden tests never share a process."""
-    results: list[TestResult] = []
-    for visible, nodes in ((True, suite.visible), (False, suite.hidden)):
-        if (skipped := grading.skipped(results)) is not None:
-            results += [TestResult(node, visible, skipped) for node in nodes]
-        elif nodes:
-            results += await _grade_nodes(grading, code, suite=suite, nodes=nodes, visible=visible)
-    return results
-
-
-async def _grade_nodes(
-    grading: GradingRun, code: str, *, suite: PytestSuite, nodes: Sequence[str], visible: bool
-) -> list[TestResult]:
-    """Return the results of one run of pytest."""
+async def grade_pytest(grading: GradingRun, code: str, suite: PytestSuite, *, visible: bool) -> list[TestResult]:
+    """Return a result per node id of the visible or hidden tests, which never share a process."""
+    nodes = suite.visible if visible else suite.hidden
+    if not nodes:
+        return []
     if (late := grading.out_of_time()) is not None:
         return [TestResult(node, visible, late[0], detail=late[1]) for node in nodes]
     trusted, names, decoys = _prepare_tests(suite, nodes)

@@ -78,11 +78,6 @@ class GradeResult:
     isolation: Isolation = Isolation.NONE
     """Weakest isolation of all executions."""
     num_executions: int = 0
-    wall_s: float = 0.0
-    """Sum over all executions; the two of an AssertSuite, which take turns, count once."""
-    cpu_s: float = 0.0
-    """Sum over all executions, as is `queue_s`."""
-    queue_s: float = 0.0
 
     def count(self, verdict: Verdict) -> int:
         """Return the number of tests with this verdict."""

@@ -20,21 +20,21 @@ MAX_SLOW = 3
 """Number of tests that may time out; later tests are missing, so that grading ends in a reasonable time."""
 
 
-async def grade_stdio(grading: GradingRun, code: str, suite: StdioSuite) -> list[TestResult]:
-    """Return a result per test, visible ones first."""
-    tests = [(f"visible[{index}]", True, test) for index, test in enumerate(suite.visible)]
-    tests += [(f"hidden[{index}]", False, test) for index, test in enumerate(suite.hidden)]
-    grade_one = partial(_grade_test, grading, code, suite=suite, slow=[])
+async def grade_stdio(grading: GradingRun, code: str, suite: StdioSuite, *, visible: bool) -> list[TestResult]:
+    """Return a result per visible or hidden test."""
+    tests = enumerate(suite.visible if visible else suite.hidden)
+    named = [(f"visible[{index}]" if visible else f"hidden[{index}]", test) for index, test in tests]
+    grade_one = partial(_grade_test, grading, code, suite=suite, visible=visible, slow=[])
     if not grading.stop_on_fail:
-        work = [grade_one(name=name, visible=visible, test=test) for name, visible, test in tests]
+        work = [grade_one(name=name, test=test) for name, test in named]
         # No more than there are run slots, because a waiting test may turn out to be unnecessary.
         return await gather_limited(work, max_concurrent=grading.sandbox.run_slots)
     results: list[TestResult] = []
-    for name, visible, test in tests:
+    for name, test in named:
         if (skipped := grading.skipped(results)) is not None:
             results.append(TestResult(name, visible, skipped))
         else:
-            results.append(await grade_one(name=name, visible=visible, test=test))
+            results.append(await grade_one(name=name, test=test))
     return results
 
 

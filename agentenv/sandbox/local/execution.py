@@ -379,7 +379,6 @@ class LocalExecution:
             peak_memory_bytes=outcome.get("peak_bytes"),
             isolation=self._isolation,
             layers=self._layers,
-            backend="local",
             detail=detail,
         )
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+from agentenv._util.calls import waiting
 from agentenv.sandbox.types import SandboxBusy
 
 
@@ -16,18 +17,14 @@ class FairQueue:
     For use from one event loop.
     """
 
-    def __init__(
-        self, num_slots: int, *, max_waiting: int, waiting: Callable[[], AbstractContextManager[object]] = nullcontext
-    ) -> None:
+    def __init__(self, num_slots: int, *, max_waiting: int) -> None:
         """Create a queue.
 
         Args:
             num_slots: number of slots.
             max_waiting: number of waiters from which `acquire` raises SandboxBusy.
-            waiting: returns a context that is entered while a caller waits, in the caller's context.
         """
         self.num_slots = num_slots
-        self._around = waiting
         self.max_waiting = max_waiting
         self._free = num_slots
         self._waiting: OrderedDict[str, deque[tuple[asyncio.Future[None], int]]] = OrderedDict()
@@ -56,7 +53,7 @@ class FairQueue:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(name, deque()).append((turn, num))
         try:
-            with self._around():
+            with waiting():  # which does not count toward the time limit of the running method
                 await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():

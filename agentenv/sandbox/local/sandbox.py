@@ -13,9 +13,8 @@ import itertools
 import logging
 import os
 import resource
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import fields, replace
 from typing import Any, Literal, Self
 
@@ -48,8 +47,6 @@ _CAPTURE_LIMITS = ("stdout_kb", "stderr_kb", "channel_kb", "fetch_mb")
 class LocalSandbox:
     """The sandbox of this machine. For use from one event loop; one per process is enough."""
 
-    backend = "local"
-
     def __init__(
         self,
         *,
@@ -60,7 +57,6 @@ class LocalSandbox:
         run_slots: int | None = None,
         max_waiting: int = 10_000,
         allow_unsafe: bool = False,
-        waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """Configure a sandbox; `open` or the first execution starts it.
 
@@ -74,8 +70,6 @@ class LocalSandbox:
             max_waiting: number of waiting executions from which `run` raises SandboxBusy.
             allow_unsafe: if AGENTENV_ALLOW_UNSAFE_SANDBOX=1 is also set in the environment, run without isolation when
                 none is available; every result reports this.
-            waiting: returns a context that is entered while a caller waits for a slot, in the caller's context; it can
-                pause the caller's clock.
 
         Raises:
             ConfigError: the isolation is unknown.
@@ -90,10 +84,10 @@ class LocalSandbox:
             preimport=tuple(preimport),
             allow_unsafe=allow_unsafe,
         )
-        self._queue = FairQueue(self.run_slots, max_waiting=max_waiting, waiting=waiting)
+        self._queue = FairQueue(self.run_slots, max_waiting=max_waiting)
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         most = MAX_INTERACTIVE if soft == resource.RLIM_INFINITY else (soft - 128) // _DESCRIPTORS
-        self._interactive = FairQueue(max(2, min(MAX_INTERACTIVE, most)), max_waiting=max_waiting, waiting=waiting)
+        self._interactive = FairQueue(max(2, min(MAX_INTERACTIVE, most)), max_waiting=max_waiting)
         self._pool: ZygotePool | None = None
         self._opening: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -170,12 +164,9 @@ class LocalSandbox:
         pool = await self._open_pool()
         if not has_room(files or {}, job.limits):  # as if the program had written them itself
             return self._not_run(ExecStatus.DISK_LIMIT, _no_room(job.limits))
-        queued_at = time.monotonic()
-        queue_s = 0.0
         alone = False
         for attempt in itertools.count(1):
             async with self._queue.slot(alone=alone):
-                queue_s = queue_s or time.monotonic() - queued_at
                 result = await self._execute(job, pool)
             by_host = bool(result.detail and result.detail.startswith("host:"))
             is_known = not by_host and result.status is not ExecStatus.INFRA
@@ -185,7 +176,7 @@ class LocalSandbox:
             await asyncio.sleep(0.05 * attempt)
         if alone and result.detail == CROWDED:  # it had no neighbors, or some that take no turn
             result = replace(result, detail=None)
-        return replace(result, queue_s=queue_s, attempts=attempt, layers=self.layers)
+        return replace(result, attempts=attempt, layers=self.layers)
 
     async def start(
         self,
@@ -246,7 +237,7 @@ class LocalSandbox:
                 raise
 
     def _not_run(self, status: ExecStatus, detail: str) -> ExecResult:
-        return ExecResult(status, isolation=self.isolation, layers=self.layers, backend=self.backend, detail=detail)
+        return ExecResult(status, isolation=self.isolation, layers=self.layers, detail=detail)
 
     async def _launch(self, job: Program, pool: ZygotePool) -> LocalExecution:
         execution = LocalExecution(job, self.isolation, self.layers)

@@ -47,7 +47,6 @@ class TurnResult:
     ended: bool = False
     """True if the session is over; further turns return this outcome."""
     isolation: Isolation = Isolation.NONE
-    layers: tuple[str, ...] = ()
     detail: str | None = None
 
 
@@ -55,7 +54,6 @@ class _SessionHost(Protocol):
     """The part of a sandbox that a session uses."""
 
     isolation: Isolation
-    layers: tuple[str, ...]
 
     async def start(
         self, program: str, *, files: Any = None, policy: Any = "pure", limits: ExecLimits | None
@@ -189,7 +187,6 @@ class InterpreterSession:
             traceback=await _safe_text(traceback) if exit_code is None else None,
             wall_s=wall_s,
             isolation=self._sandbox.isolation,
-            layers=self._sandbox.layers,
         )
 
     async def _receive(self, execution: LocalExecution) -> dict[str, Any] | None:
@@ -217,8 +214,7 @@ class InterpreterSession:
         self._idle = asyncio.get_running_loop().call_later(self._idle_s, expire)
 
     def _end_result(self, status: ExecStatus, detail: str | None) -> TurnResult:
-        sandbox = self._sandbox
-        return TurnResult(status, ended=True, detail=detail, isolation=sandbox.isolation, layers=sandbox.layers)
+        return TurnResult(status, ended=True, detail=detail, isolation=self._sandbox.isolation)
 
 
 @cache

@@ -13,16 +13,9 @@ from agentenv.core.types import StepResult
 from agentenv.errors import InfraError
 from agentenv.rewards.loading import settings_from
 from agentenv.rewards.rules.code.forms import code_task, comparison, program_of, question_of
-from agentenv.rewards.rules.code.reward import (
-    INSTRUCTION,
-    LIMITS,
-    feedback_text,
-    grade_in_turn,
-    passed_share,
-    sandbox_for,
-)
+from agentenv.rewards.rules.code.reward import INSTRUCTION, LIMITS, feedback_text, passed_share, sandbox_for
 from agentenv.rewards.rules.code.task import CodeTask
-from agentenv.sandbox.grading import GradeResult
+from agentenv.sandbox.grading import GradeResult, grade
 from agentenv.sandbox.types import ExecLimits, Sandbox
 from agentenv_envs.common import attempts_text, check, check_count, with_question
 
@@ -129,12 +122,12 @@ class CodeSandbox(AgentInstance):
         code = await asyncio.to_thread(program_of, task, states["action_text"], prompt)
         result: GradeResult | None = None
         if code is not None:
-            result = await grade_in_turn(
+            result = await grade(
                 await sandbox_for(task.suite, self.sandbox),  # shared: not an attribute, which would be pickled
                 code,
                 task.suite,
                 limits=self.limits,
-                all_or_nothing=not self.partial_credit,
+                stop_on_fail=not self.partial_credit,
             )
             if result.score is None:
                 raise InfraError(

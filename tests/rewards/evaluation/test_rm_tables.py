@@ -2,7 +2,6 @@
 
 import json
 
-import numpy
 import pytest
 
 from agentenv.errors import ConfigError
@@ -18,7 +17,6 @@ from agentenv.rewards.evaluation.tables import (
     read_reference,
     table_of,
 )
-from agentenv.rewards.hygiene import spearman
 from tests.rewards.evaluation.published import COUNTS, NEMO, REFERENCE
 from tests.rewards.evaluation.scorers import pair
 
@@ -147,9 +145,9 @@ def test_hygiene_is_of_answers_with_scores_and_pairs_without_failures():
     found = hygiene_of(ITEMS, OUTCOMES)
     assert found.length_bias.prefers_longer == 1.0
     assert found.length_bias.longer_is_chosen == 0.5
-    assert found.correlations["length"].pearson > 0.5
+    assert found.correlations["length"] > 0.5
     rewards, texts = [2.0, 1.0, 0.0, 3.0, 1.0], ["longer text", "short", "no", "**long** text", "y"]
-    assert dict(found.correlations) == correlations(rewards, texts, [0, 0, 1, 1, 2])
+    assert dict(found.correlations) == correlations(rewards, texts)
 
 
 def test_the_markdown_has_its_tables_and_says_what_failed():
@@ -185,34 +183,11 @@ def test_a_bench_is_not_forced_on_other_rows(bench, rows, said):
 # --- biases -----------------------------------------------------------------------------------------------------------
 
 
-def test_spearman_goes_by_ranks_and_equal_values_share_theirs():
-    assert spearman([1, 2, 3, 4], [1, 8, 27, 1000]) == pytest.approx(1.0)
-    assert spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1.0)
-    # ranks 0, 1.5, 1.5, 3 against 0, 2, 1, 3
-    expected = float(numpy.corrcoef([0, 1.5, 1.5, 3], [0, 2, 1, 3])[0, 1])
-    assert spearman([1, 2, 2, 3], [1, 3, 2, 4]) == pytest.approx(expected)
-
-
-def test_a_reward_of_length_correlates_with_length_also_within_the_prompt():
-    texts = ["a b", "c d e f", "g", "h i j k l m"]
-    found = correlations([float(len(text)) for text in texts], texts, [0, 0, 1, 1])
-    assert found["length"].pearson == found["length"].spearman == pytest.approx(1.0)
-    assert found["length"].within_prompt == pytest.approx(1.0)
-    assert found["repetition"].pearson is None
-
-
-def test_differences_between_prompts_are_not_a_correlation_within_them():
-    # Long prompts' answers score more, but of two answers to one the shorter one does.
-    texts = ["x" * n for n in (10, 11, 100, 101, 1000, 1001)]
-    found = correlations([1.1, 1.0, 2.1, 2.0, 3.1, 3.0], texts, [0, 0, 1, 1, 2, 2])["length"]
-    assert found.spearman > 0.7
-    assert found.within_prompt == pytest.approx(-1.0)
-
-
-def test_responses_without_a_reward_are_left_out_of_correlations():
-    found = correlations([1.0, None, 3.0], ["a", "b" * 900, "ccc"], [0, 1, 2])
-    assert found["length"].pearson == pytest.approx(1.0)
-    assert found["length"].within_prompt is None
+def test_a_reward_of_length_correlates_with_length_and_responses_without_a_reward_are_left_out():
+    texts = ["a b", "x" * 900, "c d e f", "g", "h i j k l m"]
+    found = correlations([float(len(text)) if len(text) < 900 else None for text in texts], texts)
+    assert found["length"] == pytest.approx(1.0)
+    assert found["repetition"] is None
 
 
 def test_features_count_characters_marks_and_repeated_words():

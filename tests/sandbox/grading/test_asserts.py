@@ -206,9 +206,10 @@ async def test_the_time_in_which_the_tests_compute_or_wait_for_a_core_counts_as_
     assert await asserts._Relay._tests_took_most(relay) is most
 
 
-async def test_a_pair_of_sandboxes_waits_for_a_run_slot_as_every_program_does():
+async def test_a_pair_of_sandboxes_waits_for_a_run_slot_as_every_program_does(monkeypatch):
     waiting = asyncio.Event()
-    async with await opened(run_slots=1, waiting=lambda: contextlib.nullcontext(waiting.set())) as sandbox:
+    monkeypatch.setattr("agentenv.sandbox.local.queue.waiting", lambda: contextlib.nullcontext(waiting.set()))
+    async with await opened(run_slots=1) as sandbox:
         async with sandbox.turn():
             grading = asyncio.create_task(verdicts(sandbox, ADD, suite("assert add(1, 2) == 3")))
             waits = asyncio.create_task(waiting.wait())

@@ -1,12 +1,15 @@
 """A grade: no number where the sandbox failed, and nothing of hidden tests in what a model is told."""
 
 import asyncio
+import math
+from contextvars import ContextVar
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentenv._util import calls
 from agentenv.sandbox.grading import (
     AssertSuite,
     AssertTest,
@@ -155,25 +158,36 @@ async def test_programs_of_one_answer_do_not_wait_for_each_others_run_slots(sand
     assert counting.most == 2
 
 
+class Clock:
+    """The time limit of the running method, which only tests move."""
+
+    left_s = more_s = math.inf
+
+    def give_back(self, seconds):
+        more_s = min(seconds, self.more_s)
+        self.left_s, self.more_s = self.left_s + more_s, self.more_s - more_s
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    monkeypatch.setattr(calls, "_CLOCK", ContextVar("clock", default=(clock := Clock())))
+    return clock
+
+
 @ours
 @pytest.mark.parametrize(("delay_s", "num_passed"), [(0.0, 3), (8.0, 5), (13.0, 5)])
-async def test_tests_after_the_time_for_all_are_timeouts_unless_the_host_took_it(sandbox, delay_s, num_passed):
-    left_s = 40.0
-
-    def give_back(seconds):
-        nonlocal left_s
-        left_s += seconds
+async def test_tests_after_the_time_for_all_are_timeouts_unless_the_host_took_it(clock, sandbox, delay_s, num_passed):
+    clock.left_s = 44.0
 
     class Slow(Wrapped):
         async def run(self, program, **options):
-            nonlocal left_s
-            left_s -= 14.0
+            clock.left_s -= 14.0
             return replace(await super().run(program, **options), wall_s=14.0, run_delay_s=delay_s)
 
     tests = StdioSuite(hidden=(StdioTest("1", "1"),) * 5)
     slow = Slow(sandbox)
     slow.run_slots = 1
-    result = await grade(slow, "print(input())", tests, limits=LIMITS, seconds_left=lambda: left_s, give_back=give_back)
+    result = await grade(slow, "print(input())", tests, limits=LIMITS)
     late = [Verdict.TIMEOUT] * (5 - num_passed)
     assert [test.verdict for test in result.tests] == [Verdict.PASSED] * num_passed + late
 
@@ -191,33 +205,27 @@ async def test_tests_after_the_time_for_all_are_timeouts_unless_the_host_took_it
     ],
 )
 @pytest.mark.parametrize("most_s", [99.0, 30.0])
-def test_what_programs_waited_is_given_back_once(executions, given_back_s, most_s):
-    left_s, given_s = 40.0, 0.0
-
-    def give_back(seconds):
-        nonlocal left_s, given_s
-        more_s = min(seconds, most_s - given_s)
-        left_s, given_s = left_s + more_s, given_s + more_s
-
-    grading = GradingRun(None, LIMITS, stop_on_fail=False, seconds_left=lambda: left_s, give_back=give_back)
+def test_what_programs_waited_is_given_back_once(clock, executions, given_back_s, most_s):
+    clock.left_s, clock.more_s = 40.0, most_s
+    grading = GradingRun(None, LIMITS, stop_on_fail=False)
     for wall_s, run_delay_s in executions:
         result = ExecResult(ExecStatus.OK, isolation=Isolation.NONE)
         grading.record(replace(result, wall_s=wall_s, run_delay_s=run_delay_s))
-    left_s = 0.0
+    clock.left_s = 0.0
     for _ in range(3):
         late = grading.out_of_time()
-        assert given_s == pytest.approx(min(given_back_s, most_s))
+        assert most_s - clock.more_s == pytest.approx(min(given_back_s, most_s))
         assert (late is None) == (given_back_s > 0)
-    left_s = 0.0
-    grading.give_back = lambda _: None
+    clock.left_s = clock.more_s = 0.0
     assert grading.out_of_time()[0] is Verdict.TIMEOUT
 
 
 @ours
 @pytest.mark.parametrize("kind", SUITES)
-async def test_no_kind_of_test_starts_without_time(sandbox, kind):
-    result = await grade(sandbox, "def f(x): return x\n", SUITES[kind], limits=LIMITS, seconds_left=lambda: 0.5)
-    assert {test.verdict for test in result.tests} == {Verdict.TIMEOUT}
+async def test_no_kind_of_test_starts_without_time_and_hidden_ones_are_skipped(clock, sandbox, kind):
+    clock.left_s = 0.5
+    result = await grade(sandbox, "def f(x): return x\n", SUITES[kind], limits=LIMITS)
+    assert [test.verdict for test in result.tests] == [Verdict.TIMEOUT, Verdict.SKIPPED]
     assert result.num_executions == 0
 
 

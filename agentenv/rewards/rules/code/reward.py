@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from agentenv._util.calls import give_back, seconds_left, waiting
 from agentenv._util.per_loop import PerLoop
 from agentenv.core.arguments import one_of
 from agentenv.errors import InfraError
@@ -19,8 +18,8 @@ from agentenv.rewards.loading import settings_from
 from agentenv.rewards.rules.code.forms import code_task, comparison, program_of, question_of
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.sandbox.factory import open_sandbox
-from agentenv.sandbox.grading import GradeResult, PytestSuite, TestResult, TestSuite, Verdict, feedback, grade
-from agentenv.sandbox.types import ExecLimits, Isolation, Sandbox, SandboxUnavailable
+from agentenv.sandbox.grading import GradeResult, PytestSuite, TestSuite, Verdict, feedback, grade
+from agentenv.sandbox.types import ExecLimits, Sandbox, SandboxUnavailable
 
 LIMITS = ExecLimits(cpu_s=2.0)
 """Default limits of one test."""
@@ -29,8 +28,6 @@ NO_CODE = "No program was found. " + INSTRUCTION
 HIDDEN_FAILED = "All examples pass, but other tests do not. Think of the cases that the examples leave out."
 Scale = Literal["fraction", "binary", "guide", "roll"]
 _NO_PROGRAM = ("SyntaxError:", "IndentationError:", "TabError:")
-_END_S = 5.0
-"""Time before the end of the caller's time limit, in which the last tests are judged."""
 
 
 @dataclass(slots=True)
@@ -59,7 +56,7 @@ async def shared_sandbox(options: Mapping[str, Any] | None = None) -> Sandbox:
     async def keep_open() -> AsyncGenerator[Sandbox, None]:
         # An event loop closes open generators before it ends, which is the only hook that runs in time.
         try:
-            async with configured_sandbox(settings) as sandbox:
+            async with open_sandbox(**settings) as sandbox:
                 yield sandbox
         except SandboxUnavailable as error:
             if settings.get("backend", "local") == "local":
@@ -84,18 +81,6 @@ async def sandbox_for(suite: TestSuite, own: Mapping[str, Any] | Sandbox | None)
     if isinstance(suite, PytestSuite) and options.get("backend", "local") == "local":
         options["preimport"] = ["pytest", *options.get("preimport", ())]
     return await shared_sandbox(options)
-
-
-def configured_sandbox(options: Mapping[str, Any]) -> Sandbox:
-    """Return a sandbox with these options of `open_sandbox`, without starting anything.
-
-    Raises:
-        ConfigError: the backend or an option is unknown.
-        MissingDependency: the backend needs a package that is not installed.
-    """
-    # Waiting for a slot behind other programs must not count toward a caller's time limit.
-    own = {"waiting": waiting} if options.get("backend", "local") in ("local", "sandbox_fusion") else {}
-    return open_sandbox(**{**options, **own})
 
 
 class CodeReward:
@@ -138,7 +123,7 @@ class CodeReward:
             ConfigError: the scale, a limit or the sandbox is unknown, or both `strict` and `official` are set.
         """
         if isinstance(sandbox, Mapping):
-            configured_sandbox(sandbox)
+            open_sandbox(**sandbox)
         self._reward_of = _SCALES[one_of("CodeReward.scale", scale, _SCALES)]
         self.bounds: tuple[float, float] = _BOUNDS.get(scale, (0.0, 1.0))
         self._sandbox = sandbox
@@ -158,7 +143,7 @@ class CodeReward:
         if code is None:
             return self._result(None, task.suite)
         sandbox = await sandbox_for(task.suite, self._sandbox)
-        result = await grade_in_turn(sandbox, code, task.suite, limits=self._limits, all_or_nothing=False)
+        result = await grade(sandbox, code, task.suite, limits=self._limits)
         if result.score is None:
             return RewardResult.failed(f"CodeReward: the sandbox failed: {result.infra_detail or 'no detail'}"[:500])
         return self._result(result, task.suite, code)
@@ -204,45 +189,6 @@ def guide_reward(result: GradeResult | None, status: Status) -> float:
     if result is not None and result.count(Verdict.PASSED):
         return 1.0 if result.all_passed else 0.3
     return {Status.TIMEOUT: -0.5, Status.OK: 0.0}.get(status, -1.0)
-
-
-async def grade_in_turn(
-    sandbox: Sandbox, code: str, suite: TestSuite, *, limits: ExecLimits, all_or_nothing: bool
-) -> GradeResult:
-    """Return the verdict of every test; the visible ones run first, so that a program that hangs costs these only.
-
-    Hidden tests are skipped, which is not a pass, if their outcome is known.
-
-    That is the case if a visible test timed out or the program could not be loaded; and, with `all_or_nothing`, if any
-    test did not pass. Tests that the caller's time limit leaves no time for are timeouts. See `sandbox.grading.grade`.
-    """
-    end_s = min(_END_S, 0.1 * seconds_left())
-    how: dict[str, Any] = {
-        "limits": limits,
-        "stop_on_fail": all_or_nothing,
-        "seconds_left": lambda: seconds_left() - end_s,
-        "give_back": give_back,
-    }
-    whole: Any = suite
-    if not suite.visible or not suite.hidden:
-        return await grade(sandbox, code, suite, **how)
-    first = await grade(sandbox, code, replace(whole, hidden=()), **how)
-    known = bool(first.load_error or first.count(Verdict.TIMEOUT)) or (all_or_nothing and not first.all_passed)
-    if known or first.sandbox_failed:
-        skipped = [TestResult(f"hidden[{index}]", False, Verdict.SKIPPED) for index in range(len(suite.hidden))]
-        return replace(first, tests=(*first.tests, *skipped))
-    second = await grade(sandbox, code, replace(whole, visible=()), **how)
-    return replace(
-        first,
-        tests=(*first.tests, *second.tests),
-        tamper_signals=tuple(sorted({*first.tamper_signals, *second.tamper_signals})),
-        infra_detail=first.infra_detail or second.infra_detail,
-        isolation=min(first.isolation, second.isolation, key=lambda level: Isolation(level).strength),
-        num_executions=first.num_executions + second.num_executions,
-        wall_s=first.wall_s + second.wall_s,
-        cpu_s=first.cpu_s + second.cpu_s,
-        queue_s=first.queue_s + second.queue_s,
-    )
 
 
 def passed_share(result: GradeResult | None) -> float:
