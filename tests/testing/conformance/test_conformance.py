@@ -361,6 +361,50 @@ def test_what_an_episode_holds_between_its_turns_is_held_while_others_act(holds,
     assert checked(Shelf, name="isolation").state == state
 
 
+def test_what_is_filled_once_for_each_action_or_argument_is_noted_and_what_is_loaded_once_is_not(tmp_path):
+    (tmp_path / "agent.py").write_text(FILLED)
+    outcome = checked(str(tmp_path / "agent.py"), name="isolation")
+    assert (outcome.state, [f"{note.where}: {note.expected}" for note in outcome.notes]) == (
+        "held",
+        [
+            "Agent.found: a class attribute that episodes do not change",
+            "Agent.step: `SAID` of the module unchanged by episodes",
+        ],
+    )
+
+
+FILLED = """
+import functools, re
+from agentenv import AgentInstance, StepResult
+from agentenv.tools import answer_calls, schema_of
+SAID, CACHE, ROWS, LEVELS = {}, {}, {}, {}
+def find(words: str) -> str:
+    \"\"\"Find words.
+
+    Args:
+        words: The words.
+    \"\"\"
+    return Agent.found.setdefault(words, "none")
+@functools.lru_cache
+def size(text):
+    return len(text)
+class Agent(AgentInstance):
+    max_turns = 3
+    found = {}
+    async def reset(self, states):
+        ROWS.update(loaded=[1, 2])
+        LEVELS.setdefault(states["label"], [3])
+        return {**states, "tools": [schema_of(find)]} if states["renders_tools"] else states
+    async def step(self, states):
+        if states["tool_calls"].items:
+            return StepResult(await answer_calls(states["tool_calls"], [find]))
+        text = states["action_text"]
+        CACHE[text] = re.compile(re.escape(text)), size(text)
+        SAID.setdefault(text, states["turn_index"])
+        return StepResult("Noted.", terminated=SAID[text] < 0)
+"""
+
+
 @pytest.mark.parametrize("renders", [True, False])
 def test_tools_are_called_whether_or_not_the_template_renders_them(renders):
     """An environment may need a template that renders tools, or describe them in words for another."""
