@@ -21,6 +21,7 @@ from agentenv.core.types import StepResult, Task
 from agentenv.episode.failures import FAILED_SERVICE
 from agentenv.testing.conformance.context import ConformanceOptions
 from agentenv.testing.conformance.suite import PROPERTIES, check_property, make_context, run_suite
+from agentenv.testing.tool_calls import call_text
 from agentenv.tools import answer_calls, schema_of
 from tests.testing.conformance.broken_envs import ALSO, BROKEN, HEAD, SLOW
 
@@ -359,6 +360,38 @@ def test_what_an_episode_holds_between_its_turns_is_held_while_others_act(holds,
             self.has = False
 
     assert checked(Shelf, name="isolation").state == state
+
+
+def odd_tool(word: str) -> object:
+    """Look a word up.
+
+    Args:
+        word: The word.
+    """
+    return "right" + 1 if word == "bug" else {"object": object()}[word]
+
+
+@pytest.mark.parametrize(
+    ("word", "state", "expected"),
+    [
+        ("object", "broken", ["odd_tool: text, numbers, lists or dicts"]),
+        ("bug", "held", ["no exception of the tool odd_tool"]),
+        ("nothing", "held", []),  # a KeyError may be meant for the policy
+    ],
+)
+def test_a_tool_that_fails_for_the_gold_call_is_named(word, state, expected):
+    class Asks(AgentInstance):
+        async def step(self, states):
+            if states["tool_calls"].items:
+                return StepResult(await answer_calls(states["tool_calls"], [odd_tool]))
+            return StepResult(score=0.0, terminated=True)
+
+        def gold(self, states):
+            return "Done." if states["turn_index"] else call_text("odd_tool", {"word": word})
+
+    outcome = checked(Asks, name="feedback")
+    found = [each.expected for each in (*outcome.problems, *outcome.notes)]
+    assert (outcome.state, found) == (state, [*expected, "gold actions whose calls are answered"])
 
 
 def test_what_is_filled_once_for_each_action_or_argument_is_noted_and_what_is_loaded_once_is_not(tmp_path):
