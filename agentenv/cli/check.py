@@ -56,7 +56,8 @@ class CheckConfig:
     """Maximum number of turns after which an episode must have ended by itself, for any policy. Default: 12, or the
     environment's `max_turns`, at which the loop ends an episode."""
     actions: str | None = None
-    """File of further actions to try in every property: one in each line, or JSON texts in a .jsonl file."""
+    """File of further actions to try in every property: one in each line, or JSON texts in a .jsonl file. Each is
+    played alone: write calls that follow one another in one action, and a sequence of turns as `hacks` of the class."""
     model: str | None = None
     """Model whose tokenizer and chat template are used; a folder with only these is enough.
     Default: stand-ins that need no download."""
@@ -171,8 +172,8 @@ def _total_line(config: CheckConfig, context: ConformanceContext, outcomes: Sequ
             f"; no episode reached {', '.join(context.unreached[:_MAX_UNREACHED])}{f' and {more} more' * (more > 0)}: "
         )
         has_gold = any(case.policy == "gold" for case in context.base_cases)
-        total += f"{'' if has_gold else 'write `gold`, '}name actions that do in a file for --actions, "
-        total += "or pass other --env_kwargs"
+        total += f"{'' if has_gold else 'write `gold`, '}name actions that do in a file for --actions "
+        total += "(each is played alone), or pass other --env_kwargs"
     if outages:
         is_told = any(TELL_THE_POLICY in outage.reason for outage in outages)
         total += f"; the outside failed in {counted(len(outages), 'property', 'properties')}: "

@@ -19,6 +19,7 @@ import asyncio
 import functools
 import inspect
 import math
+import sys
 import traceback
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -226,6 +227,7 @@ async def _within(
         return work.result()
     if isinstance(error, ToolError):
         return CallResult(item, f"Error: {error}", "raised")
+    sys.audit("agentenv.tool_error", item.name, error)  # `agentenv check` hears it
     text = "".join(traceback.format_exception_only(error)).strip()[:_MAX_ERROR_CHARS]
     return CallResult(item, f"Error: {text}", "raised")
 

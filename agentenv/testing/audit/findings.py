@@ -16,15 +16,17 @@ MAX_EVIDENCE = 8
 """Maximum number of plays in a finding."""
 
 WHY: Mapping[str, str] = {
-    "null-earns": "An empty action gets the full score, so a policy learns to output nothing.",
+    "null-earns": "An empty action gets the full score, so a policy learns to output nothing. Where nothing is to be "
+    "changed, demand a spoken answer or a look-up.",
     "null-pays": "An empty action earns half of the score or of gold's reward or more, which rewards doing nothing.",
     "prefix-earns": "The beginning of the answer gets the full score, so a policy learns incomplete answers.",
     "hack-earns": "An action that solves nothing gets the full score, so training finds and reinforces it.",
     "guess-earns": "An action that ignores the task or copies it gets the full score. On few tasks that is chance; "
-    "on many, the guess is what is learned. Have more possible answers, or reward more than the answer.",
+    "on many, the guess is what is learned. Have more possible answers, or reward more than the answer: where nothing "
+    "is to be changed, a look-up or a spoken answer.",
     "trivial-tasks": "Almost any text gets the full score on these tasks, so they teach nothing. Drop or fix the rows.",
     "reward-exceeds-gold": "A policy earns more than gold, by actions that solve nothing or that are paid again, so "
-    "training prefers it.",
+    "training prefers it. Pay each step once, or what it changes with its sign, so that undoing it costs as much.",
     "reward-contradicts-score": "Rewards and scores disagree: training raises what the reports call failed.",
     "score-disagrees": "The right action after a wrong one earns a reward, and the episode has the score of a failure, "
     "so reports do not count what training rewards. Return the score of the state after the action.",

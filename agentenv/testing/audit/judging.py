@@ -178,7 +178,16 @@ def guesses(facts: Facts) -> Found:
             severity = "note"
         summary = f"{len(best)} of {counted(num, 'task')} solved by {best[0].key if best else policy}"
         summary += f", with other seeds {sum(map(facts.full, again))} of {len(again)}" if again else ""
+        if best and all(_without_calls_of_gold(facts, play) for play in best):
+            summary += ", without the calls of gold: what is checked holds at the start, or can be guessed"
         yield from findings_of("guess-earns", severity, summary, best, policy=policy, detail=actions_of)
+
+
+def _without_calls_of_gold(facts: Facts, play: Play) -> bool:
+    """Return True if gold calls tools, and a play calls none."""
+    gold = facts.gold.get(play.task_id)
+    calls = ["<tool_call>" in " ".join(actions) for actions in (play.actions, gold.actions if gold is not None else ())]
+    return calls == [False, True]
 
 
 def answers_of_others(facts: Facts) -> Found:
@@ -321,6 +330,8 @@ def beyond_gold(facts: Facts) -> Found:
             such_as = f"{above[0].reward:g} instead of {facts.gold[above[0].task_id].reward:g}"
             summary = f"{policy} earns more than gold on {tasks_of(above)}, such as {such_as}"
             severity: Severity = "fail" if share >= _MANY_GUESSED else "warn"
+            if severity == "warn":  # which the command that plays one of them again does not know
+                summary += f"; a warning below {_MANY_GUESSED:.0%} of the tasks that it was tried on, here {share:.0%}"
             yield make_finding("reward-exceeds-gold", severity, summary, above, policy=policy, detail=actions_of)
         if above or facts.kinds[plays[0].key] == "wrong":
             continue

@@ -48,6 +48,7 @@ from agentenv.testing.conformance.cases import (
 )
 from agentenv.testing.conformance.probes import FILE_EVENTS, Event, record_events
 from agentenv.testing.conformance.problems import own_files, relative_path, source_of
+from agentenv.testing.odd_actions import heard_audit_events
 from agentenv.testing.tool_calls import right_calls, wrong_calls
 
 NUM_ATTEMPTS, RETRY_WAIT_S = 3, 0.2
@@ -116,6 +117,8 @@ class RecordedEpisode:
     case: EpisodeCase
     trajectory: Trajectory
     seen: list[MethodCall]
+    tool_errors: list[tuple[str, Exception]]
+    """The name of each tool that raised anything but a ToolError, with its exception."""
 
 
 class ConformanceContext:
@@ -511,9 +514,15 @@ class ConformanceContext:
         cases = self.cases
 
         async def recorded(case: EpisodeCase) -> RecordedEpisode:
-            seen: list[MethodCall] = []
-            trajectory = await self.episode(case, source=self.recording_source(seen))
-            return RecordedEpisode(case, trajectory, seen)
+            seen, raised = list[MethodCall](), list[tuple[str, Exception]]()
+
+            def note(event: str, args: tuple[Any, ...]) -> None:
+                if event == "agentenv.tool_error":
+                    raised.append((args[0], args[1]))
+
+            with heard_audit_events(note):
+                trajectory = await self.episode(case, source=self.recording_source(seen))
+            return RecordedEpisode(case, trajectory, seen, raised)
 
         return self.run(self.survivors(cases, recorded))
 

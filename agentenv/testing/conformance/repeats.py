@@ -38,9 +38,10 @@ from agentenv.testing.conformance.context import (
     written_files,
 )
 from agentenv.testing.conformance.probes import FILE_EVENTS, PROCESS_EVENTS, Event, record_events, shortened_sleeps
-from agentenv.testing.conformance.problems import Problem, attribute_at, own_files, problem_at, relative_path
+from agentenv.testing.conformance.problems import Problem, attribute_at, own_files, problem_at, relative_path, unique
 from agentenv.testing.diffs import culprit, difference, facts_of, first_difference, same_number
 from agentenv.testing.shifted_clock import elapsing_clock, modules_of, own_classes, reads_clocks, shifted_clock
+from agentenv.testing.tool_calls import calls_with_texts
 
 _DELAY_S = 61.0
 """Time that an engine with much else to do may take for an action; an episode may have a deadline of an hour."""
@@ -366,6 +367,8 @@ _REPLACED = (int, float, str, bool, type(None))
 `self.name.append` on a list of the class is the usual mistake."""
 SHARED_ON_PURPOSE = ("cache", "lock", "memo", "pool", "client", "stats", "metric", "log")
 """Parts of names whose values episodes may change."""
+_MAY_STAY = "Data that is the same for all of them may stay there with `cache` in its name."
+_NEW = "An action that no other episode has, 7301."
 _LISTS = (list, tuple, deque)
 _SETS = (set, frozenset)
 _MAPPINGS = (dict, Counter, defaultdict, OrderedDict, MappingProxyType)
@@ -374,7 +377,7 @@ _MAX_DEPTH = 8
 
 
 def isolation(context: ConformanceContext) -> list[Problem]:
-    """Each of 32 simultaneous episodes is the same as alone, and none changes what all of them share."""
+    """Each of 32 simultaneous episodes is the same as alone, and changes nothing that all share when played again."""
     context.require_steps()
     cls = context.agent_cls
     before = _class_state(cls), _module_state(cls)
@@ -390,16 +393,7 @@ def isolation(context: ConformanceContext) -> list[Problem]:
             differs = culprit(found, trajectory), f"{found} (the policy {context.cases[index].policy!r})"
             is_of_service = bool(context.service_errors & {records[index].error, trajectory.error})
             break
-    changed = [name for name, value in _class_state(cls).items() if before[0].get(name, value) != value]
-    changed = [name for name in changed if differs or not isinstance(getattr(cls, name, None), _REPLACED)]
-    effect = f"; {differs[1]}" if differs else ""
-    problems = []
-    for name in changed:
-        file, line = attribute_at(cls, name)
-        expected, got = "a class attribute that episodes do not change", "another value after episodes than before"
-        fix = f"Set it in __init__ (`self.{name} = …`): all episodes of a process share class attributes. Data that "
-        fix += "is the same for all of them may stay there with `cache` in its name."
-        problems.append(Problem(relative_path(file), line, f"{cls.__name__}.{name}", expected, got + effect, fix))
+    problems = [*_of_class(cls, before[0], f"; {differs[1]}" if differs else "")]
     shared = [*_of_process(cls, events), *_of_shared_state(cls, filled)]
     if differs and not problems:
         if files := context.run(_of_files(context)):
@@ -417,7 +411,33 @@ def isolation(context: ConformanceContext) -> list[Problem]:
             f"service keeps it; hold no lock between turns, such as that of a shared database.{hint}"
         )
         problems.append(problem_at(cls, differs[0], expected, differs[1], FAILED_SERVICE if is_of_service else fix))
-    return problems or shared or context.run(_of_files(context))
+    return problems or shared or context.run(_of_files(context)) or context.run(_of_new_actions(context))
+
+
+def _of_class(cls: type[Any], before: Mapping[str, str], effect: str) -> Iterator[Problem]:
+    """Return the problem of each class attribute that episodes change; `effect` says which episode differs."""
+    for name, value in _class_state(cls).items():
+        if before.get(name, value) == value or (not effect and isinstance(getattr(cls, name, None), _REPLACED)):
+            continue
+        file, line = attribute_at(cls, name)
+        expected, got = "a class attribute that episodes do not change", "another value after episodes than before"
+        fix = f"Set it in __init__ (`self.{name} = …`): all episodes of a process share class attributes. {_MAY_STAY}"
+        yield Problem(relative_path(file), line, f"{cls.__name__}.{name}", expected, got + effect, fix)
+
+
+async def _of_new_actions(context: ConformanceContext) -> list[Problem]:
+    """Return the notes of what is filled once for each action or argument: only one that is new changes it.
+
+    They are notes, since a table of pure functions does no harm.
+    """
+    cls = context.agent_cls
+    before, filled = _class_state(cls), shared_state(cls)
+    calls = calls_with_texts(context.tools, lambda tool: _NEW)
+    for case in [case for case in context.cases if case.policy == "silent"]:
+        for said in ([_NEW], [*calls.values(), _NEW]):
+            await context.episode(replace(case, say=replace(case.say, policy=said), num_turns=len(said)))
+    found = unique([*_of_class(cls, before, ""), *_of_shared_state(cls, filled)])
+    return [replace(each, got=f"{each.got} by a new action", is_note=True) for each in found]
 
 
 def _of_process(cls: type[Any], events: Sequence[Event]) -> Iterator[Problem]:
@@ -440,8 +460,7 @@ def _of_shared_state(cls: type[Any], before: Mapping[str, str]) -> Iterator[Prob
             was, now = before[name][max(0, at - 20) : at + 40], text[max(0, at - 20) : at + 40]
             expected, got = f"`{name}` of the module unchanged by episodes", f"{was!r} changed to {now!r}"
             fix = "All episodes of a process share it: keep the state of an episode on `self`, and copy nested values "
-            fix += "with copy.deepcopy. Data that is the same for all of them may stay there with `cache` in its name."
-            yield problem_at(cls, "step", expected, got, fix)
+            yield problem_at(cls, "step", expected, got, f"{fix}with copy.deepcopy. {_MAY_STAY}")
 
 
 async def _of_files(context: ConformanceContext) -> list[Problem]:

@@ -26,7 +26,7 @@ from agentenv.chat.chat import Chat, text_of
 from agentenv.core.agent import AgentInstance
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import MAX_REWARD, Message, StepResult, StopReason, Task
-from agentenv.errors import AgentEnvError, InfraError
+from agentenv.errors import AgentEnvError, ContractError, InfraError
 from agentenv.interop.openrlhf.executor import AgentFunc
 from agentenv.testing import chats
 from agentenv.testing.conformance.call_watch import MethodCall
@@ -191,8 +191,12 @@ Wrong = tuple[str, str, str]
 """What was expected of an observation, what it is, and the fix."""
 
 
+_BUGS = (TypeError, AttributeError, NameError)
+"""Exceptions of Python that say nothing to a policy; a ValueError may be meant for it."""
+
+
 def feedback(context: ConformanceContext) -> list[Problem]:
-    """Observations are never empty, have common roles, render in any template, and stay text if they name tokens."""
+    """Observations are not empty, have common roles, render in any template, stay text; tools return text or JSON."""
     context.require_steps()
     problems = []
     kinds = [*([context.model_chat] if context.model_chat is not None else []), *chats.every_kind()]
@@ -207,7 +211,27 @@ def feedback(context: ConformanceContext) -> list[Problem]:
         found = [*_of_messages(output)] or [wrong for chat in kinds for wrong in _rendered(output, chat)]
         for expected, got, fix in found:
             problems.append(problem_at(context.agent_cls, output.method, expected, got[:200], fix))
-    return [*problems, *_of_raw_prompts(context)]
+    return [*problems, *_of_raw_prompts(context), *_of_tools(context)]
+
+
+def _of_tools(context: ConformanceContext) -> Iterator[Problem]:
+    """Yield the problem of a result that is neither text nor JSON, and notes of other bugs and of gold that fails."""
+    cls = context.agent_cls
+    for one in context.recorded_episodes:
+        for name, error in one.tool_errors:
+            problem = exception_problem(cls, name if hasattr(cls, name) else "step", error)
+            if isinstance(error, ContractError):
+                yield problem
+            elif isinstance(error, _BUGS):
+                fix = "The policy is told of it. Fix it, or raise ToolError with words for the policy."
+                yield replace(problem, expected=f"no exception of the tool {name}", fix=fix, is_note=True)
+        for turn in one.trajectory.turns if one.case.policy == "gold" else ():
+            said = turn.result.observation if turn.result is not None else ""
+            texts = [text_of(each) for each in said if each.get("role") == "tool"] if not isinstance(said, str) else []
+            if texts and all(text.startswith("Error: ") for text in texts):
+                expected, got = "gold actions whose calls are answered", f"{brief(texts[0])} for {brief(turn.action)}"
+                fix = "Fix the tool, or what `gold` calls."
+                yield replace(problem_at(cls, "gold", expected, got, fix), is_note=True)
 
 
 def _of_raw_prompts(context: ConformanceContext) -> Iterator[Problem]:

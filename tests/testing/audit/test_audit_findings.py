@@ -63,8 +63,26 @@ async def test_more_than_gold_by_luck_on_a_few_tasks_is_no_failure(num_lucky, se
 
     rows = [Task("Pull 1 or 2.", "lucky" if n < num_lucky else "x", task_id=str(n)) for n in range(4)]
     result = await audited(Arms, *CORE, "wrong", on=rows)
-    found = {each.severity for each in result.findings if each.kind == "reward-exceeds-gold"}
-    assert found == severity
+    found = {each.severity: each for each in result.findings if each.kind == "reward-exceeds-gold"}
+    assert set(found) == severity
+    assert all("a warning below 90% of the tasks" in each.summary for each in found.values()) or "fail" in found
+
+
+class ChangesNothing(AgentInstance):
+    """Nothing has to be done, but gold looks it up."""
+
+    async def step(self, states):
+        done = states["action_text"] == "DONE"
+        return StepResult("" if done else "Found.", score=float(done), terminated=done)
+
+    async def gold(self, states):
+        return "DONE" if states["turn_index"] else call_text("look", {})
+
+
+async def test_the_last_word_of_gold_that_earns_without_its_calls_is_named_so():
+    result = await audited(ChangesNothing, *CORE, "say/DONE")
+    (found,) = [each for each in result.findings if each.kind == "guess-earns"]
+    assert "without the calls of gold: what is checked holds at the start" in found.summary
 
 
 @pytest.mark.parametrize("price", [1.0, 0.0])

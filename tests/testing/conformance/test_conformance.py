@@ -21,6 +21,7 @@ from agentenv.core.types import StepResult, Task
 from agentenv.episode.failures import FAILED_SERVICE
 from agentenv.testing.conformance.context import ConformanceOptions
 from agentenv.testing.conformance.suite import PROPERTIES, check_property, make_context, run_suite
+from agentenv.testing.tool_calls import call_text
 from agentenv.tools import answer_calls, schema_of
 from tests.testing.conformance.broken_envs import ALSO, BROKEN, HEAD, SLOW
 
@@ -359,6 +360,82 @@ def test_what_an_episode_holds_between_its_turns_is_held_while_others_act(holds,
             self.has = False
 
     assert checked(Shelf, name="isolation").state == state
+
+
+def odd_tool(word: str) -> object:
+    """Look a word up.
+
+    Args:
+        word: The word.
+    """
+    return "right" + 1 if word == "bug" else {"object": object()}[word]
+
+
+@pytest.mark.parametrize(
+    ("word", "state", "expected"),
+    [
+        ("object", "broken", ["odd_tool: text, numbers, lists or dicts"]),
+        ("bug", "held", ["no exception of the tool odd_tool"]),
+        ("nothing", "held", []),  # a KeyError may be meant for the policy
+    ],
+)
+def test_a_tool_that_fails_for_the_gold_call_is_named(word, state, expected):
+    class Asks(AgentInstance):
+        async def step(self, states):
+            if states["tool_calls"].items:
+                return StepResult(await answer_calls(states["tool_calls"], [odd_tool]))
+            return StepResult(score=0.0, terminated=True)
+
+        def gold(self, states):
+            return "Done." if states["turn_index"] else call_text("odd_tool", {"word": word})
+
+    outcome = checked(Asks, name="feedback")
+    found = [each.expected for each in (*outcome.problems, *outcome.notes)]
+    assert (outcome.state, found) == (state, [*expected, "gold actions whose calls are answered"])
+
+
+def test_what_is_filled_once_for_each_action_or_argument_is_noted_and_what_is_loaded_once_is_not(tmp_path):
+    (tmp_path / "agent.py").write_text(FILLED)
+    outcome = checked(str(tmp_path / "agent.py"), name="isolation")
+    assert (outcome.state, [f"{note.where}: {note.expected}" for note in outcome.notes]) == (
+        "held",
+        [
+            "Agent.found: a class attribute that episodes do not change",
+            "Agent.step: `SAID` of the module unchanged by episodes",
+        ],
+    )
+
+
+FILLED = """
+import functools, re
+from agentenv import AgentInstance, StepResult
+from agentenv.tools import answer_calls, schema_of
+SAID, CACHE, ROWS, LEVELS = {}, {}, {}, {}
+def find(words: str) -> str:
+    \"\"\"Find words.
+
+    Args:
+        words: The words.
+    \"\"\"
+    return Agent.found.setdefault(words, "none")
+@functools.lru_cache
+def size(text):
+    return len(text)
+class Agent(AgentInstance):
+    max_turns = 3
+    found = {}
+    async def reset(self, states):
+        ROWS.update(loaded=[1, 2])
+        LEVELS.setdefault(states["label"], [3])
+        return {**states, "tools": [schema_of(find)]} if states["renders_tools"] else states
+    async def step(self, states):
+        if states["tool_calls"].items:
+            return StepResult(await answer_calls(states["tool_calls"], [find]))
+        text = states["action_text"]
+        CACHE[text] = re.compile(re.escape(text)), size(text)
+        SAID.setdefault(text, states["turn_index"])
+        return StepResult("Noted.", terminated=SAID[text] < 0)
+"""
 
 
 @pytest.mark.parametrize("renders", [True, False])
