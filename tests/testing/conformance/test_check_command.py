@@ -127,8 +127,8 @@ def test_lines_that_no_action_reaches_are_named_with_what_would_and_are_judged_b
     assert command(["check", "agent.py:Agent", *flags]) == int(how != "neither")
     last = capsys.readouterr().out.splitlines()[-1]
     unreached = (
-        "; no episode reached agent.py:8-9: write `gold`, name actions that do in a file for --actions (each is played alone), "
-        "or pass other --env_kwargs"
+        "; no episode reached agent.py:8-9: write `gold`, name actions that do in a file for --actions "
+        "(each is played alone), or pass other --env_kwargs"
     )
     assert last.removeprefix("agent.py:Agent: ") == {"neither": f"no contract errors{unreached}"}.get(
         how, "1 contract error"
