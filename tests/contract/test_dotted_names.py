@@ -13,7 +13,6 @@ DOTTED = re.compile(r"""(["'])(?P<name>agentenv(_envs)?(\.\w+)+(:\w+)?)\1""")
 NO_PATHS = {
     "agentenv.envs",  # the group of entry points
     "agentenv.tool_error",  # an audit event
-    *(f"agentenv.{label}" for label in ("boot", "host", "pid", "pids", "started")),  # labels of Docker containers
 }
 NEED_PEERS = {"agentenv.interop.verifiers_renderer.ChatRenderer"}  # its trainer loads it in tests/peers
 NEED_RAY = {f"agentenv.interop.nemo_rl.{name}" for name in ("AgentEnvironmentActor", "RewardModelEnvironmentActor")}
