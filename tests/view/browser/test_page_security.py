@@ -107,9 +107,10 @@ def test_commands_for_any_id_are_read_back_as_that_id(watched, tmp_path_factory,
             assert [words[:3] for words in commands[:2]] == [
                 ["agentenv", "tokens", name] for name in ("show", "replay")
             ]
-            for words, config in zip(commands, (ShowConfig, ReplayConfig), strict=False):
-                parsed = parse(config, "tokens", words[3:])
-                assert (parsed.run, getattr(parsed, "episode", each), parsed.json) == (str(folder), each, False)
+            for words, wanted in zip(
+                commands, (ShowConfig(str(folder), each), ReplayConfig(str(folder))), strict=False
+            ):
+                assert parse(type(wanted), "tokens", words[3:]) == wanted
             viewed = parse(ViewConfig, "view", commands[2][2:])
             assert (viewed.runs, viewed.episode, viewed.html) == ((str(folder),), each, None)
 
