@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from agentenv._util.brief import brief
 from agentenv.chat.encoding import Encoder, decode_of, encode_of, encoder_of
@@ -62,13 +62,7 @@ class ChatOptions:
 
     def __post_init__(self) -> None:
         """Raise ValueError for unknown choices."""
-        choices = {
-            "text_feedback": ("auto", "raw", "user"),
-            "history": ("keep", "rerender"),
-            "open_reasoning": ("keep", "close"),
-            "tool_role": ("refuse", "user"),
-            "long_observation": ("end", "cut"),
-        }
+        choices = {k: get_args(kind) for k, kind in get_type_hints(ChatOptions).items() if get_origin(kind) is Literal}
         named = [
             (name, getattr(self, name), getattr(self, name) in known, f"one of {', '.join(known)}")
             for name, known in choices.items()

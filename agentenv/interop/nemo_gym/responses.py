@@ -17,10 +17,10 @@ from typing import Any
 from agentenv._util.brief import brief
 from agentenv._util.http.json_bodies import json_text
 from agentenv.chat.chat import text_of
+from agentenv.core.messages import as_messages
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Message, SamplingParams, Task
 from agentenv.errors import ContractError, DataError, InfraError
-from agentenv.interop.hosted import as_messages
 
 LABEL_KEYS = ("label", "expected_answer", "ground_truth", "answer")
 """Columns that may have a row's label; the first existing one counts."""
