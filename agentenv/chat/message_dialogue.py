@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from agentenv.chat.chat import PromptText, plain_text
-from agentenv.chat.dialogue import Reply
+from agentenv.chat.chat import PromptText, Reply, plain_text
 from agentenv.chat.tool_calls.messages import in_form
 from agentenv.chat.tool_calls.parse import ToolFormat
 from agentenv.chat.tool_calls.syntax import Syntax
