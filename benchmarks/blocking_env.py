@@ -21,12 +21,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from common import ROOT, Ticker, find_openrlhf, machine
 
 from agentenv.interop.openrlhf import AgentExecutor
-from agentenv.interop.openrlhf.engine import CompletionOutput, Logprob, RequestOutput, VLLMStyleSampling
+from agentenv.interop.openrlhf.engine import VLLMStyleSampling
 
 sys.path.insert(0, str(ROOT))
 from tests.models import make_tiny_tokenizer  # after the path is set
@@ -42,8 +43,9 @@ class LateEngine:
 
     async def generate(self, prompt_token_ids: Any, sampling_params: Any, multi_modal_data: Any = None) -> Any:
         await asyncio.sleep(LATENCY_S)
-        output = CompletionOutput(list(ACTION), "x" * 16, [{token: Logprob(-0.5)} for token in ACTION], "stop")
-        return RequestOutput("0", list(prompt_token_ids), [output])
+        entries = [{token: SimpleNamespace(logprob=-0.5)} for token in ACTION]
+        output = SimpleNamespace(token_ids=list(ACTION), text="x" * 16, logprobs=entries, finish_reason="stop")
+        return SimpleNamespace(prompt_token_ids=list(prompt_token_ids), outputs=[output])
 
 
 def sleeps() -> None:

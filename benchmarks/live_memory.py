@@ -24,6 +24,7 @@ import tempfile
 import threading
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from common import ROOT, find_openrlhf, machine
@@ -36,7 +37,7 @@ from agentenv.episode.runner import EpisodeRunner, plan
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EnvSource
 from agentenv.interop.openrlhf import AgentExecutor
-from agentenv.interop.openrlhf.engine import CompletionOutput, Logprob, RequestOutput, VLLMStyleSampling
+from agentenv.interop.openrlhf.engine import VLLMStyleSampling
 
 sys.path.insert(0, str(ROOT))
 from tests.models import make_tiny_tokenizer  # after the path is set
@@ -116,8 +117,9 @@ class TheirEngine:
     async def generate(self, prompt_token_ids: Any, sampling_params: Any, multi_modal_data: Any = None) -> Any:
         await asyncio.sleep(0)
         ids, logprobs = sample(self.num_tokens)
-        entries = [{token: Logprob(value, 1)} for token, value in zip(ids, logprobs, strict=True)]
-        return RequestOutput("0", list(prompt_token_ids), [CompletionOutput(ids, "x" * len(ids), entries, "stop")])
+        entries = [{token: SimpleNamespace(logprob=value)} for token, value in zip(ids, logprobs, strict=True)]
+        output = SimpleNamespace(token_ids=ids, text="x" * len(ids), logprobs=entries, finish_reason="stop")
+        return SimpleNamespace(prompt_token_ids=list(prompt_token_ids), outputs=[output])
 
 
 def prompt_text(index: int) -> str:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from agentenv._util.brief import brief
 from agentenv.chat.encoding import Encoder, decode_of, encode_of, encoder_of
@@ -31,6 +31,7 @@ from agentenv.chat.tool_calls.messages import in_form
 from agentenv.chat.tool_calls.parse import ToolFormat
 from agentenv.core.engine import Tokenizer
 from agentenv.core.messages import check_open, normalized, without_nulls
+from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import BridgeKind, Message, check_fields
 from agentenv.errors import ConfigError, EngineError
 
@@ -62,13 +63,7 @@ class ChatOptions:
 
     def __post_init__(self) -> None:
         """Raise ValueError for unknown choices."""
-        choices = {
-            "text_feedback": ("auto", "raw", "user"),
-            "history": ("keep", "rerender"),
-            "open_reasoning": ("keep", "close"),
-            "tool_role": ("refuse", "user"),
-            "long_observation": ("end", "cut"),
-        }
+        choices = {k: get_args(kind) for k, kind in get_type_hints(ChatOptions).items() if get_origin(kind) is Literal}
         named = [
             (name, getattr(self, name), getattr(self, name) in known, f"one of {', '.join(known)}")
             for name, known in choices.items()
@@ -79,14 +74,31 @@ class ChatOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Bridge:
-    """The tokens between one action and the next."""
+class Reply:
+    """The tokens that an observation adds; `Trajectory.append_observation` masks all of them."""
 
     ids: list[int]
-    num_synthesized: int
-    """Number of leading ids that close the turn when the model did not."""
+    """The ids after the action; for a new segment, all of its ids."""
     kind: BridgeKind
     """How the action ended."""
+    num_synthesized: int = 0
+    """Number of leading ids that close the turn when the model did not."""
+    cut: bool = False
+    """True if the middle of a content was left out."""
+
+    @property
+    def opens_segment(self) -> bool:
+        """True if the history was rendered again and differs from the tokens the model has seen."""
+        return self.kind == "rerendered"
+
+    def write_to(self, trajectory: Trajectory) -> None:
+        """Append the tokens to the record."""
+        if self.opens_segment:
+            trajectory.open_segment(self.ids, cut=self.cut)
+        else:
+            trajectory.append_observation(
+                self.ids, bridge=self.kind, num_synthesized=self.num_synthesized, cut=self.cut
+            )
 
 
 class PromptText(str):
@@ -219,7 +231,7 @@ class Chat:
 
     def bridge(
         self, action_ids: Sequence[int], observation: str | Sequence[Message], *, history: Sequence[Message] | None = ()
-    ) -> Bridge:
+    ) -> Reply:
         """Return the tokens that follow an action: text unchanged; messages after the missing end of the turn, if any.
 
         The close of the assistant's turn is added if the action did not sample it (a limit or a stop string cut it off)
@@ -231,13 +243,13 @@ class Chat:
                 it numbers turns over an unknown history.
         """
         if isinstance(observation, str):
-            return Bridge(self._encoder.follow(observation), 0, "text")
+            return Reply(self._encoder.follow(observation), "text")
         if not observation:
-            return Bridge([], 0, "exact")
+            return Reply([], "exact")
         check_open(observation)
         messages, mark = self._protected(observation)
         if not self.has_template:
-            return Bridge(self._encoder.follow("\n\n" + plain_text(messages), mark), 0, "text")
+            return Reply(self._encoder.follow("\n\n" + plain_text(messages), mark), "text")
         self._check_roles(messages)
         head = [_USER]
         if any(message.get("role") in self.template.numbered_roles for message in messages):
@@ -256,27 +268,27 @@ class Chat:
         if text.rfind(opens) <= text.rfind(closes):
             return bridge
         ids = self._encoder.follow(end)  # the action was cut off within reasoning
-        return Bridge([*ids, *bridge.ids], len(ids) + bridge.num_synthesized, bridge.kind)
+        return Reply([*ids, *bridge.ids], bridge.kind, len(ids) + bridge.num_synthesized)
 
-    def _joined(self, action_ids: Sequence[int], ids: list[int], num_close: int, is_shared: bool) -> Bridge:
+    def _joined(self, action_ids: Sequence[int], ids: list[int], num_close: int, is_shared: bool) -> Reply:
         """Return the part of a tail that the action did not sample; see `_tail`."""
         for num in range(min(num_close, len(action_ids)), 0, -1):
             if list(action_ids[-num:]) == ids[:num]:
-                return Bridge(ids[num:], num_close - num, "exact" if num == num_close else "partial-close")
+                return Reply(ids[num:], "exact" if num == num_close else "partial-close", num_close - num)
         last = action_ids[-1] if action_ids else None
         if last in ids[:num_close]:
             at = ids.index(last) + 1
-            return Bridge(ids[at:], num_close - at, "non-canonical-close")
+            return Reply(ids[at:], "non-canonical-close", num_close - at)
         num_synthesized = 0 if is_shared else num_close
         if last in self.template.markers:  # it opens a turn; in a template with a close it ends none
-            return Bridge(ids, num_synthesized, "role-marker-mismatch")
+            return Reply(ids, "role-marker-mismatch", num_synthesized)
         ends = last in self.template.terminators
         if not ends and not self._stop_token_ids:  # then every other special token counts as one
             special = last in self._encoder.special_ids and last != getattr(self.tokenizer, "bos_token_id", None)
             ends = special and last not in ids[num_close:]
         if last is not None and ends:
-            return Bridge(ids[num_synthesized:], 0, "foreign-terminator")
-        return Bridge(ids, num_synthesized, "truncated")
+            return Reply(ids[num_synthesized:], "foreign-terminator")
+        return Reply(ids, "truncated", num_synthesized)
 
     def _tail(self, messages: Sequence[Message], mark: str, head: Sequence[Message]) -> tuple[list[int], int, bool]:
         """Return the ids after the assistant's turn that follows `head`, without the syntax of a dummy call.

@@ -15,48 +15,21 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from agentenv.chat.chat import Bridge, Chat, PromptText
+from agentenv.chat.chat import Chat, PromptText, Reply
 from agentenv.chat.tool_calls.messages import assistant_message
 from agentenv.chat.tool_roles import bridge_with_tools, check_schemas, check_tools, with_known_roles
 from agentenv.core.messages import check_open, named_results, normalized
 from agentenv.core.step_dict import FeedbackKind
 from agentenv.core.tool_calls import ParsedAction
-from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import BridgeKind, Completion, Conversation, Message
+from agentenv.core.types import Completion, Conversation, Message
 from agentenv.errors import ConfigError, ContractError
 
 CHARS_PER_TOKEN = 32
 """More characters than any text has: the upper bound of the search for the longest content that fits."""
 _NOTE = "\n[… {} characters left out …]\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The tokens that an observation adds; `Trajectory.append_observation` masks all of them."""
-
-    ids: list[int]
-    """The ids after the action; for a new segment, all of its ids."""
-    kind: BridgeKind
-    num_synthesized: int = 0
-    cut: bool = False
-    """True if the middle of a content was left out."""
-
-    @property
-    def opens_segment(self) -> bool:
-        """True if the history was rendered again and differs from the tokens the model has seen."""
-        return self.kind == "rerendered"
-
-    def write_to(self, trajectory: Trajectory) -> None:
-        """Append the tokens to the record."""
-        if self.opens_segment:
-            trajectory.open_segment(self.ids, cut=self.cut)
-        else:
-            trajectory.append_observation(
-                self.ids, bridge=self.kind, num_synthesized=self.num_synthesized, cut=self.cut
-            )
 
 
 MakeReply = Callable[[Sequence[Message]], tuple[Reply, int]]
@@ -200,7 +173,7 @@ class Dialogue:
             has_calls = self.tools or is_numbered
             history = [*before, assistant_turn(self.chat, sampled, action, parsed if has_calls else None)]
 
-        def bridge(new: Sequence[Message]) -> Bridge:
+        def bridge(new: Sequence[Message]) -> Reply:
             return bridge_with_tools(self.chat, self._turn_ids or action_ids, new, before or None)
 
         def make(new: Sequence[Message]) -> tuple[Reply, int]:
@@ -209,7 +182,7 @@ class Dialogue:
                 rendered = rendered_again(self.chat, [*history, *new], self.tools, [*self.ids, *added.ids])
             if rendered is not None:
                 return Reply(rendered, "rerendered"), len(rendered) - len(self.ids)
-            return Reply(added.ids, added.kind, added.num_synthesized), len(added.ids)
+            return added, len(added.ids)
 
         fitting = self.fitted(messages, reserve, make, lambda new: len(bridge(new).ids))
         if fitting is None:
@@ -288,7 +261,7 @@ class Dialogue:
         if len(text) > CHARS_PER_TOKEN * max(self._room, 0):
             return None
         bridge = self.chat.bridge(action_ids, text)
-        return Reply(bridge.ids, bridge.kind) if len(bridge.ids) <= self._room else None
+        return bridge if len(bridge.ids) <= self._room else None
 
     @property
     def _room(self) -> int:

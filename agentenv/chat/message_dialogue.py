@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from agentenv.chat.chat import PromptText, plain_text
-from agentenv.chat.dialogue import Reply
+from agentenv.chat.chat import PromptText, Reply, plain_text
 from agentenv.chat.tool_calls.messages import in_form
 from agentenv.chat.tool_calls.parse import ToolFormat
 from agentenv.chat.tool_calls.syntax import Syntax
 from agentenv.chat.tool_roles import check_schemas
-from agentenv.core.messages import check_open, normalized, without_nulls
+from agentenv.core.messages import as_messages, check_open, normalized, without_nulls
 from agentenv.core.step_dict import FeedbackKind
 from agentenv.core.tool_calls import MalformedCall, ParsedAction, ToolCall
 from agentenv.core.types import Answer, Completion, Conversation, Message
@@ -70,7 +69,7 @@ class MessageDialogue:
             raise DataError("prompt: expected a message, got an empty observation. Set the task's prompt.")
         if isinstance(observation, PromptText):
             observation = observation.messages
-        messages = normalized(_as_messages(observation), tools)
+        messages = normalized(as_messages(observation), tools)
         check_open(messages)
         check_schemas(tools)
         self.observation, self.tools = deepcopy((messages, without_nulls(tools)))
@@ -117,7 +116,7 @@ class MessageDialogue:
         """
         if self.num_tokens >= self.max_length - 1:
             return None
-        new = in_form(normalized(_as_messages(observation), self.tools), _SERVERS)
+        new = in_form(normalized(as_messages(observation), self.tools), _SERVERS)
         check_open(new)
         results = [message for message in new if message.get("role") == "tool"]
         if not self._calls:  # servers refuse results without calls; calls in words have answers in words
@@ -146,12 +145,6 @@ class MessageDialogue:
         if self._new:
             self.text += f"\n\n{plain_text(self._new)}"
         self._new = []
-
-
-def _as_messages(observation: str | Sequence[Message]) -> Sequence[Message]:
-    if not isinstance(observation, str):
-        return observation
-    return [{"role": "user", "content": observation}] if observation else []
 
 
 def _for_server(message: Message) -> Message:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentenv.chat.chat import Bridge, Chat, text_of
+from agentenv.chat.chat import Chat, Reply, text_of
 from agentenv.core.types import Message
 from agentenv.errors import ConfigError, ContractError
 
@@ -43,7 +43,7 @@ def check_tools(chat: Chat, messages: Sequence[Message], tools: Sequence[Mapping
 
 def bridge_with_tools(
     chat: Chat, action_ids: Sequence[int], messages: Sequence[Message], history: Sequence[Message] | None
-) -> Bridge:
+) -> Reply:
     """Return `Chat.bridge`; if the template lacks a role for tool results, its error names the option for them."""
     try:
         return chat.bridge(action_ids, messages, history=history)

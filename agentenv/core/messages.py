@@ -16,6 +16,13 @@ from agentenv.errors import ConfigError, DataError
 _NO_SCHEMAS: Mapping[str, Any] = MappingProxyType({})
 
 
+def as_messages(observation: str | Sequence[Message]) -> list[dict[str, Any]]:
+    """Return an observation as messages, a text as a user's; none if it is empty."""
+    if isinstance(observation, str):
+        return [{"role": "user", "content": observation}] if observation else []
+    return [dict(message) for message in observation]
+
+
 def normalized(messages: Sequence[Message], tools: Any = None) -> list[Message]:
     """Return messages in the form that chat templates and servers take, as `normalized_message` returns each.
 

@@ -28,6 +28,7 @@ from agentenv.core.agent import AgentInstance
 from agentenv.core.arguments import number, one_of, whole_number
 from agentenv.core.dataset import in_messages
 from agentenv.core.engine import Tokenizer
+from agentenv.core.messages import as_messages
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Limits, Message, Task
 from agentenv.engines.models import load_stop_token_ids, load_tokenizer, resolve_model
@@ -322,7 +323,7 @@ def conversation(trajectory: Trajectory) -> list[dict[str, Any]]:
 
     An action without a reply and the next action form one message.
     """
-    messages = _as_messages(trajectory.prompt)
+    messages = as_messages(deepcopy(trajectory.prompt))
     is_open = False
     for turn in trajectory.turns:
         if is_open:
@@ -330,26 +331,20 @@ def conversation(trajectory: Trajectory) -> list[dict[str, Any]]:
         else:
             messages.append({"role": "assistant", "content": turn.action})
         observation = turn.result.observation if turn.result is not None else ""
-        messages += _as_messages(observation)
+        messages += as_messages(deepcopy(observation))
         is_open = not observation
     return messages
 
 
-def _as_messages(observation: str | Sequence[Message]) -> list[dict[str, Any]]:
-    if isinstance(observation, str):
-        return [{"role": "user", "content": observation}] if observation else []
-    return [dict(deepcopy(message)) for message in observation]
-
-
 def transcript(trajectory: Trajectory) -> str:
     """Return the episode so far as readable text with roles and rewards. A later transcript extends an earlier one."""
-    parts = [f"[{trajectory.task.task_id}]\n", *map(_paragraph, _as_messages(trajectory.prompt))]
+    parts = [f"[{trajectory.task.task_id}]\n", *map(_paragraph, as_messages(trajectory.prompt))]
     for turn in trajectory.turns:
         parts.append(_paragraph({"role": "assistant", "content": turn.action}))
         if turn.result is not None:
             score = "" if turn.result.score is None else f", score {turn.result.score:g}"
             parts.append(f"(reward {turn.result.reward:g}{score})\n")
-            parts += map(_paragraph, _as_messages(turn.result.observation))
+            parts += map(_paragraph, as_messages(turn.result.observation))
     return "".join(parts) + (f"[{trajectory.stop_reason}]\n" if trajectory.stop_reason is not None else "")
 
 

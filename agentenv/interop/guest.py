@@ -5,7 +5,6 @@ from __future__ import annotations
 import copyreg
 import importlib
 import logging
-import math
 import random
 import threading
 from collections.abc import Iterator, Mapping
@@ -16,9 +15,10 @@ from typing import Any, ClassVar, TypeVar, cast
 import numpy as np
 
 from agentenv.core.agent import AgentInstance, ResetState, StepState
+from agentenv.core.step_dict import scalar
 from agentenv.core.types import Message, StepResult
 from agentenv.episode.registry import load_env
-from agentenv.errors import ConfigError, ContractError, InfraError, MissingDependency
+from agentenv.errors import ConfigError, InfraError, MissingDependency
 from agentenv.rewards.rules.text import final_text
 
 _REASON_CHARS = 500
@@ -120,11 +120,7 @@ class Guest(AgentInstance, metaclass=_ByName):
         Raises:
             ContractError: it is not a finite number.
         """
-        if not isinstance(reward, int | float | np.number) or not math.isfinite(reward):
-            raise ContractError(
-                f"{self.spec}: reward: expected a finite number, got {reward!r:.100}. Report it to the library."
-            )
-        return float(reward)
+        return scalar(reward, f"{self.spec}: reward", "Report it to the library.")
 
     @contextmanager
     def _in_library(self, call: str) -> Iterator[None]:

@@ -13,7 +13,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from agentenv._util.calls import create
@@ -21,7 +21,7 @@ from agentenv.chat.chat import Chat, ChatOptions, stop_token_ids_of
 from agentenv.core.dataset import in_messages, read_tasks
 from agentenv.core.engine import Engine, engine_errors
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Completion, Limits, Message, SamplingParams, StopReason, Task
+from agentenv.core.types import Completion, Limits, SamplingParams, StopReason, Task
 from agentenv.engines.scripted import PlainTextTokenizer
 from agentenv.episode.registry import env_source
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, PlannedEpisode, derive_seed
@@ -83,13 +83,9 @@ class FailureCount:
         logger.warning("%s %s", message, result)
 
 
-_stop_token_ids = lru_cache(maxsize=4)(stop_token_ids_of)
-"""Read once in a process, and not for each row."""
-
-
 def stops_of(tokenizer: Any) -> tuple[int, ...]:
     """Return the ids that end an action of the model that a host's tokenizer belongs to."""
-    return _stop_token_ids(str(getattr(tokenizer, "name_or_path", "")))
+    return stop_token_ids_of(str(getattr(tokenizer, "name_or_path", "")))
 
 
 def chat_of(tokenizer: Any, options: ChatOptions) -> Chat:
@@ -122,13 +118,6 @@ def text_episode(
     make_agent = partial(create, source.cls, source.kwargs)
     chat = Chat(PlainTextTokenizer())
     return SteppedEpisode(make_agent, task, chat=chat, limits=limits, key=key, host_samples=True)
-
-
-def as_messages(observation: str | Sequence[Message]) -> list[dict[str, Any]]:
-    """Return an observation as messages, a text as a user's; none if it is empty."""
-    if isinstance(observation, str):
-        return [{"role": "user", "content": observation}] if observation else []
-    return [dict(message) for message in observation]
 
 
 def client_params(

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from agentenv.core.messages import as_messages
 from agentenv.core.types import Limits, Task
 from agentenv.episode.source import EnvSource
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ContractError, DataError
 from agentenv.interop.guest import import_library
-from agentenv.interop.hosted import as_messages, text_episode
+from agentenv.interop.hosted import text_episode
 
 _CLOSE_S = 60.0
 """Longest wait for the close of an episode."""

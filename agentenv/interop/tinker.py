@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from agentenv._util.calls import create
@@ -29,8 +29,6 @@ from agentenv.interop.hosted import stepped_source
 _WHERE = "interop.tinker"
 _STOP_REASONS = {StopReason.TERMINATED: "completed", StopReason.MAX_LENGTH: "max_tokens"}
 """tinker's words for ours, where they differ."""
-_stop_token_ids = lru_cache(maxsize=4)(partial(stop_token_ids_of, may_download=True))
-"""Read once in a process, from where tinker downloads the tokenizer."""
 
 
 class _ActionLimit:
@@ -212,7 +210,7 @@ class EnvGroup:
         from tinker_cookbook.tokenizer_utils import get_tokenizer
 
         options, task, source = self.options, self.task, self.options.source()
-        stops, tokenizer = _stop_token_ids(options.model), get_tokenizer(options.model)
+        stops, tokenizer = stop_token_ids_of(options.model, may_download=True), get_tokenizer(options.model)
         chat = Chat(tokenizer, stop_token_ids=stops, options=options.chat_options)
         eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         seed = derive_seed(options.seed, task.task_id) if task.seed is None else task.seed

@@ -107,7 +107,7 @@ def test_an_error_of_the_library_keeps_its_type():
 
 
 def test_a_reward_that_is_a_sentence_is_refused():
-    with pytest.raises(ContractError, match=r"reward: expected a finite number, got 'Out of range\.'"):
+    with pytest.raises(ContractError, match=r"reward: expected one finite number, got 'Out of range\.'"):
         Dice().step({"action_text": "sentence"})
 
 

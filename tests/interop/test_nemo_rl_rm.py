@@ -152,11 +152,12 @@ def test_conversations_that_are_cut_are_counted(made):
     assert (figures["reward_model_env/num_samples"], figures["reward_model_env/num_truncated"]) == (2.0, 1.0)
 
 
-def test_metrics_have_nemos_names_and_count_since_the_start(made):
+def test_metrics_count_since_the_start_and_a_batch_has_figures_by_nemos_names(made):
     environment = made(reward=Scripted())
     environment.step([log("a"), log("bb")], [{}] * 2)
     environment.step([log("cccc")], [{}])
-    figures = environment.metrics()
+    assert environment.metrics()["reward_model_env/num_samples"] == 3.0
+    figures = environment.global_post_process_and_metrics({"total_reward": torch.tensor([1.0, 2.0, 4.0])})[1]
     wanted = {"num_samples": 3.0, "mean_reward": 7 / 3, "min_reward": 1.0, "max_reward": 4.0}
     assert {name: figures[f"reward_model_env/{name}"] for name in wanted} == pytest.approx(wanted)
     assert figures["reward_model_env/std_reward"] == pytest.approx(torch.tensor([1.0, 2.0, 4.0]).std().item())

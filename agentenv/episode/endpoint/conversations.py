@@ -14,7 +14,8 @@ from difflib import SequenceMatcher
 from itertools import pairwise
 from typing import Any, Literal
 
-from agentenv.chat.dialogue import Dialogue, Reply
+from agentenv.chat.chat import Reply
+from agentenv.chat.dialogue import Dialogue
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Message, StepResult
 from agentenv.episode.endpoint.wire import ChatRequest

@@ -18,8 +18,9 @@ from typing import Any, cast
 
 from agentenv._util.brief import brief
 from agentenv._util.off_loop import off_loop, size_of
+from agentenv.chat.chat import Reply
 from agentenv.chat.constraints import calls_tag, json_tag
-from agentenv.chat.dialogue import Dialogue, Reply
+from agentenv.chat.dialogue import Dialogue
 from agentenv.chat.encoding import encoder_of
 from agentenv.chat.tool_calls.messages import assistant_message
 from agentenv.core.engine import sample

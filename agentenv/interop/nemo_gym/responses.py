@@ -17,10 +17,12 @@ from typing import Any
 from agentenv._util.brief import brief
 from agentenv._util.http.json_bodies import json_text
 from agentenv.chat.chat import text_of
+from agentenv.core.messages import as_messages
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Message, SamplingParams, Task
+from agentenv.episode.endpoint.responses import ResponseLog
+from agentenv.episode.endpoint.wire import read_message
 from agentenv.errors import ContractError, DataError, InfraError
-from agentenv.interop.hosted import as_messages
 
 LABEL_KEYS = ("label", "expected_answer", "ground_truth", "answer")
 """Columns that may have a row's label; the first existing one counts."""
@@ -29,7 +31,6 @@ _SAMPLING: Mapping[str, tuple[str, Any]] = {
     "top_p": ("top_p", (int, float)),
     "max_output_tokens": ("max_tokens", int),
 }
-_TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,29 +79,16 @@ def read_run(body: Any, sampling: SamplingParams) -> GymRun:
 
 
 def _messages(params: Mapping[str, Any]) -> list[Message]:
-    prompt = params.get("input")
-    items = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    if not isinstance(items, list) or not items:
-        raise DataError(f"input: expected text or messages, got {brief(prompt, 120)}. Fix the row.")
-    instructions = params.get("instructions")
+    prompt, instructions = params.get("input"), params.get("instructions")
+    given = ResponseLog().conversation({"input": prompt})
+    if not given or any(len(message) != 2 or message.get("content") is None for message in given):
+        raise DataError(
+            f"input: expected text or messages with a role and text, got {brief(prompt, 120)}. Calls, reasoning and "
+            "images in a history are not supported."
+        )
     is_set = isinstance(instructions, str) and instructions
-    messages: list[Message] = [{"role": "system", "content": instructions}] if is_set else []
-    for index, item in enumerate(items):
-        is_message = isinstance(item, Mapping) and item.get("type", "message") == "message"
-        content = item.get("content") if is_message else None
-        if isinstance(content, list):
-            texts = [
-                part.get("text") if isinstance(part, Mapping) and part.get("type") in _TEXT_PARTS else None
-                for part in content
-            ]
-            content = "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else None
-        if not is_message or not isinstance(item.get("role"), str) or not isinstance(content, str):
-            raise DataError(
-                f"input[{index}]: expected a message with a role and text, got {brief(item, 120)}. Calls, reasoning "
-                "and images in a history are not supported."
-            )
-        messages.append({"role": item["role"], "content": content})
-    return messages
+    system: list[Message] = [{"role": "system", "content": instructions}] if is_set else []
+    return system + [read_message(message, f"input[{index}]") for index, message in enumerate(given)]
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------

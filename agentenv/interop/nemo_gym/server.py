@@ -35,7 +35,7 @@ from agentenv.core.types import Limits, SamplingParams, StopReason
 from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EpisodeSource
-from agentenv.errors import AgentEnvError, ConfigError, ContractError, DataError, ErrorKind, InfraError
+from agentenv.errors import ConfigError, ContractError, DataError, InfraError
 from agentenv.interop.hosted import kind_of, problem_of, run_planned
 from agentenv.interop.nemo_gym.responses import GymRun, read_run, run_answer
 
@@ -73,14 +73,6 @@ class GymOptions:
         """Check the numbers."""
         for name, low in (("max_in_flight", 1), ("max_retries", 0), ("max_body_bytes", 1)):
             whole_number(f"GymOptions.{name}", getattr(self, name), low=low)
-
-
-class GymEpisodeError(AgentEnvError):
-    """An episode without a reward: an HTTP status and an error class."""
-
-    def __init__(self, message: str, *, kind: ErrorKind, type: str = "", where: str = "", status: int = 422) -> None:
-        super().__init__(message)
-        self.kind, self.type, self.where, self.status = kind, type, where, status
 
 
 class GymServer(Server):
@@ -145,37 +137,35 @@ class GymServer(Server):
             self.in_flight -= 1
         if answer is None:
             return await self._client_left(request)
-        self.counts["done"] += 1
-        return json_response(answer)
+        return answer
 
-    async def _answer(self, run: GymRun) -> dict[str, Any]:
-        """Return the row with its episode.
+    async def _answer(self, run: GymRun) -> Response:
+        """Return the row with its episode, or why the episode has no reward.
 
         Raises:
-            GymEpisodeError: the episode has no reward.
             InfraError, ContractError: NeMo RL's format cannot express the episode.
         """
         setup = EpisodeSetup(engine=self._engine, chat=self._chat, sampling=run.sampling, limits=self._limits)
         planned = [PlannedEpisode(run.task, next(self._numbers))]
         (trajectory,) = await run_planned(self._source, setup, planned, max_retries=self.options.max_retries)
-        error, reason = trajectory.error, trajectory.stop_reason
+        reason = trajectory.stop_reason
         problem = problem_of(trajectory)
         if problem is not None:
             kind = kind_of(trajectory)
             status = 503 if kind == "infra" else 422
             if reason in (StopReason.STEP_TIMEOUT, StopReason.EPISODE_TIMEOUT):
                 status = 504
-            if error is None:
-                raise GymEpisodeError(f"run: the episode ended with {reason}", kind=kind, status=status)
-            raise GymEpisodeError(problem, kind=kind, type=error.type, where=error.where, status=status)
-        return await asyncio.to_thread(
+            self.counts["failed"] += 1
+            if (error := trajectory.error) is None:
+                return _failure(kind, f"run: the episode ended with {reason}", status, type="", where="")
+            return _failure(kind, problem, status, type=error.type, where=error.where)
+        answer = await asyncio.to_thread(
             run_answer, run, trajectory, model=self.options.model, components=self.options.reward_components
         )
+        self.counts["done"] += 1
+        return json_response(answer)
 
     async def _failed(self, request: Request, error: Any) -> Response:
-        if isinstance(error, GymEpisodeError):
-            self.counts["failed"] += 1
-            return _failure(error.kind, str(error), error.status, type=error.type, where=error.where)
         if isinstance(error, RequestRefused):
             self.counts["refused"] += 1
             headers = retry_after_header(_BUSY_S) if error.status == 429 else {}

@@ -13,14 +13,13 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
-from agentenv._util.estimates import Moments
 from agentenv._util.loop_thread import LoopThread
 from agentenv.core.types import Message
 from agentenv.errors import AgentEnvError, ContractError, DataError, InfraError
@@ -200,9 +199,13 @@ class Environment:
         copy in which failed rows are `masked`. NeMo RL never calls this method itself.
         """
         rewards, logs = batch_rewards(batch), batch.get("message_log")
-        known = RewardFigures(reward for reward in rewards if math.isfinite(reward))
+        known = [reward for reward in rewards if math.isfinite(reward)]
         num_samples = len(rewards if logs is None else logs)
-        figures = {"num_samples": num_samples, "num_no_reward": len(rewards) - known.num, **known.metrics()}
+        figures: dict[str, float] = {"num_samples": num_samples, "num_no_reward": len(rewards) - len(known)}
+        if known:
+            std = statistics.stdev(known) if len(known) > 1 else 0.0  # of a sample, like torch's
+            figures |= {"mean_reward": statistics.fmean(known), "std_reward": std}
+            figures |= {"min_reward": min(known), "max_reward": max(known)}
         named = {f"{self._name}/{name}": float(value) for name, value in figures.items()}
         return (masked(batch) if self._on_failure == "mask" else batch), self.metrics() | named
 
@@ -239,31 +242,6 @@ def batch_rewards(batch: Mapping[str, Any]) -> list[float]:
     column = batch.get("total_reward") if column is None else column
     values = [] if column is None else column.tolist() if hasattr(column, "tolist") else list(column)
     return [float(value) for value in values]
-
-
-class RewardFigures(Moments):
-    """The figures of rewards, one at a time, by NeMo RL's names."""
-
-    __slots__ = ("high", "low")
-
-    def __init__(self, rewards: Iterable[float] = ()) -> None:
-        self.low, self.high = math.inf, -math.inf
-        super().__init__(rewards)
-
-    def add(self, value: float, times: int = 1) -> None:
-        """Count a finite reward."""
-        super().add(value, times)
-        self.low, self.high = min(self.low, value), max(self.high, value)
-
-    def metrics(self) -> dict[str, float]:
-        """Return mean, std, min and max; nothing before the first reward.
-
-        std is the sample standard deviation, like torch's, and 0.0 for one reward.
-        """
-        if self.mean is None:
-            return {}
-        std = math.sqrt(self.variance) if self.num > 1 else 0.0
-        return {"mean_reward": self.mean, "std_reward": std, "min_reward": self.low, "max_reward": self.high}
 
 
 def masked(batch: Any, groups: Sequence[Hashable] | None = None) -> Any:

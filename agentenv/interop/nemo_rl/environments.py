@@ -41,9 +41,8 @@ from agentenv._util.ray.cluster import import_ray
 from agentenv.chat.chat import Chat, ChatOptions
 from agentenv.core.arguments import construct, number, one_of
 from agentenv.engines.models import load_tokenizer
-from agentenv.episode.registry import load_env
-from agentenv.episode.source import check_arguments
 from agentenv.errors import ConfigError, ContractError
+from agentenv.interop.hosted import stepped_source
 from agentenv.interop.nemo_rl.base import ON_FAILURE, Environment, StepRow
 from agentenv.interop.nemo_rl.reward_model import RewardModelEnvironment
 from agentenv.interop.nemo_rl.sessions import ID, Sessions
@@ -105,13 +104,8 @@ class AgentEnvironment(Environment):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.options = options = construct("env", AgentEnvironmentOptions, config)
-        cls = load_env(options.env) if isinstance(options.env, str) else options.env
-        if not callable(getattr(cls, "step", None)):
-            raise ConfigError(
-                f"env.env: expected an environment with `step`, got {cls!r}: under NeMo RL an agent cannot run its own "
-                "loop. Serve it with agentenv.interop.nemo_gym.GymServer."
-            )
-        check_arguments(cls, options.env_kwargs)
+        advice = "Serve it with agentenv.interop.nemo_gym.GymServer."
+        source = stepped_source(options.env, options.env_kwargs, "env.env", advice)
         chat = None
         if options.tokenizer is not None:
             name = options.tokenizer.get("name") if isinstance(options.tokenizer, Mapping) else options.tokenizer
@@ -119,8 +113,7 @@ class AgentEnvironment(Environment):
             chat = Chat(tokenizer, options=ChatOptions(chat_template_kwargs=dict(options.chat_template_kwargs)))
         self._wrapped = ChatObservations(chat) if options.wrap_observation == "chat" and chat is not None else None
         self._sessions = Sessions(
-            cls,
-            dict(options.env_kwargs),
+            source,
             step_timeout_s=options.step_timeout_s,
             idle_s=options.idle_s,
             check_prompt=options.check_prompt,

@@ -9,7 +9,7 @@ from typing import Any
 from agentenv.core.arguments import construct, is_reward, number, one_of
 from agentenv.core.types import Message
 from agentenv.errors import AgentEnvError, ConfigError, DataError
-from agentenv.interop.nemo_rl.base import ON_FAILURE, Environment, RewardFigures, StepRow, bare, last_action
+from agentenv.interop.nemo_rl.base import ON_FAILURE, Environment, StepRow, bare, last_action
 from agentenv.interop.nemo_rl.text import is_templated, prompt_of
 from agentenv.rewards.grading import grade
 from agentenv.rewards.models.factory import open_scorer
@@ -92,8 +92,7 @@ class RewardModelEnvironment(Environment):
     def __init__(self, config: Mapping[str, Any], *, reward: Any = None) -> None:
         used = {key: value for key, value in config.items() if key not in IGNORED}
         self.options = options = construct("env", RewardModelOptions, used)
-        self.counts = {"num_truncated": 0, "num_failed": 0}
-        self.rewards = RewardFigures()
+        self.counts = {"num_samples": 0, "num_truncated": 0, "num_failed": 0}
         self._scorer: Any = None
         if reward is None and options.reward is None:
             name = options.checkpoint_path or options.model_name
@@ -132,7 +131,7 @@ class RewardModelEnvironment(Environment):
         except AgentEnvError:
             self.counts["num_failed"] += 1
             raise
-        self.rewards.add(result.reward)
+        self.counts["num_samples"] += 1
         self.counts["num_truncated"] += bool(result.components.get("truncated"))
         return StepRow(f"Environment: {result.reward:g}", result.reward, terminated=True, answer=answer)
 
@@ -142,9 +141,8 @@ class RewardModelEnvironment(Environment):
             await scorer.close()
 
     def metrics(self) -> dict[str, float]:
-        """Return NeMo RL's metrics over all rewards since the start, and counts of cut and failed conversations."""
-        figures = {"num_samples": self.rewards.num, **self.rewards.metrics(), **self.counts}
-        return {f"{self._name}/{name}": float(value) for name, value in figures.items()}
+        """Return counts of judged, cut and failed conversations since the start."""
+        return {f"{self._name}/{name}": float(value) for name, value in self.counts.items()}
 
 
 def conversation_of(log: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> list[Message]:

@@ -20,6 +20,7 @@ from agentenv.core.agent import AgentInstance, StepState
 from agentenv.core.types import Limits, Message, StepResult, Task
 from agentenv.engines.scripted import PlainTextTokenizer
 from agentenv.episode.setup import EpisodeKey
+from agentenv.episode.source import EnvSource
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ContractError, DataError, EpisodeFailed, InfraError
 from agentenv.interop.hosted import kind_of
@@ -63,8 +64,7 @@ class Sessions:
 
     def __init__(
         self,
-        cls: type[AgentInstance],
-        kwargs: Mapping[str, Any],
+        source: EnvSource,
         *,
         step_timeout_s: float,
         idle_s: float,
@@ -72,8 +72,7 @@ class Sessions:
         parse: Callable[..., Any] | None = None,
     ) -> None:
         self.num_started = self.num_ended = self.num_abandoned = self.num_failed = 0
-        self._cls = cls
-        self._kwargs = kwargs
+        self._source = source
         self._limits = Limits(max_length=_NO_LIMIT, max_turns=_NO_LIMIT, step_timeout_s=step_timeout_s)
         self._idle_s = idle_s
         self._check_prompt = check_prompt
@@ -158,7 +157,7 @@ class Sessions:
         task = Task(prompt, label, session.id, metadata=columns | dict(metadata.get("metadata") or {}))
 
         async def make() -> AgentInstance:
-            agent = await create(self._cls, self._kwargs)
+            agent = await create(self._source.cls, self._source.kwargs)
             step = agent.step
 
             # It sees the text of NeMo RL's log, and the calls in the policy's own form.

@@ -7,10 +7,10 @@ from typing import Any
 
 from agentenv._util.loop_thread import run_sync
 from agentenv.chat.chat import Chat, ChatOptions
-from agentenv.episode.registry import load_env
+from agentenv.core.messages import as_messages
 from agentenv.episode.runner import derive_seed
-from agentenv.episode.source import check_arguments
 from agentenv.errors import DataError
+from agentenv.interop.hosted import stepped_source
 from agentenv.interop.nemo_rl.sessions import Sessions
 
 _SHORT = 4
@@ -47,9 +47,8 @@ class TaskProcessor:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         task_name: str = "agentenv",
     ) -> None:
-        cls = load_env(env) if isinstance(env, str) else env
-        check_arguments(cls, env_kwargs or {})
-        self._sessions = Sessions(cls, dict(env_kwargs or {}), step_timeout_s=60.0, idle_s=60.0)
+        source = stepped_source(env, env_kwargs or {}, "TaskProcessor.env", "Serve it with GymServer.")
+        self._sessions = Sessions(source, step_timeout_s=60.0, idle_s=60.0)
         self._prompt_key, self._label_key, self._seed, self._task_name = prompt_key, label_key, seed, task_name
         self._options = ChatOptions(chat_template_kwargs=dict(chat_template_kwargs or {}))
         self._chat: Chat | None = None
@@ -69,7 +68,7 @@ class TaskProcessor:
         prompt = row.pop(self._prompt_key, None)
         if not prompt:
             raise DataError(f"row {idx}: expected a prompt under {self._prompt_key!r}, got {prompt!r}. Set prompt_key.")
-        prompt = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+        prompt = as_messages(prompt)
         seed = row.pop("seed", None)
         info = {
             "label": row.pop(self._label_key, None),

@@ -14,6 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, get_args
 
 from agentenv.chat.chat import Chat
@@ -176,37 +177,6 @@ class VLLMStyleSampling:
         return deepcopy(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Logprob:
-    """A token's log-probability, like vLLM's class of this name."""
-
-    logprob: float
-    rank: int | None = None
-    decoded_token: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionOutput:
-    """One completion, like vLLM's class: the text lacks the terminator that the ids include."""
-
-    token_ids: list[int]
-    text: str
-    logprobs: list[dict[int, Logprob]] | None
-    finish_reason: str
-    stop_reason: int | str | None = None
-    index: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """A finished request, like vLLM's class, with exactly one output."""
-
-    request_id: str
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    finished: bool = True
-
-
 class _Conversations:
     """Conversations identified by their tokens: finds the one that a prompt continues."""
 
@@ -277,10 +247,13 @@ class LLMEngine(Engine):
         ids = list(completion.token_ids)
         logprobs = None
         if completion.logprobs is not None:
-            logprobs = [{i: Logprob(value)} for i, value in zip(ids, completion.logprobs, strict=True)]
-        text = self._chat.action_text(ids)
-        output = CompletionOutput(ids, text, logprobs, completion.finish_reason, completion.matched_stop)
-        return RequestOutput(request_id, prompt, [output])
+            values = zip(ids, completion.logprobs, strict=True)
+            logprobs = [{i: SimpleNamespace(logprob=each, rank=None, decoded_token=None)} for i, each in values]
+        output = SimpleNamespace(
+            index=0, token_ids=ids, text=self._chat.action_text(ids), logprobs=logprobs,
+            finish_reason=completion.finish_reason, stop_reason=completion.matched_stop,
+        )  # fmt: skip
+        return SimpleNamespace(request_id=request_id, prompt_token_ids=prompt, outputs=[output], finished=True)
 
     async def _sample(
         self, prompt: Sequence[int], sampling: SamplingParams, request_id: str | None

@@ -18,7 +18,7 @@ import asyncio
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 from agentenv._util.calls import call
@@ -276,11 +276,10 @@ def worker_class(name: str, kind: type[RewardWorker] = RewardWorker, **attribute
 def _copy_of(method: Any) -> Any:
     """Return a new function, so that a decorator's marks do not end up on the kind's method."""
 
+    @wraps(method)
     def copy(self: Any, *args: Any, **kwargs: Any) -> Any:
         return method(self, *args, **kwargs)
 
-    copy.__name__ = method.__name__
-    copy.__doc__ = method.__doc__
     return copy
 
 

@@ -16,9 +16,10 @@ from typing import Any
 from skyrl_gym.envs.base_text_env import BaseTextEnv
 
 from agentenv._util.loop_thread import run_sync
+from agentenv.core.messages import as_messages
 from agentenv.core.types import Limits, Message
 from agentenv.errors import ConfigError
-from agentenv.interop.hosted import as_messages, stepped_source, task_of, text_episode
+from agentenv.interop.hosted import stepped_source, task_of, text_episode
 
 _MAX_CHARS = 1_000_000
 """`max_length` of an episode, whose tokens are characters here; SkyRL has its own limit."""

@@ -125,10 +125,8 @@ class ScoreFunction:
             **self.arguments,
         }
         try:
-            if inspect.iscoroutinefunction(_innermost(self.function)):
-                return _result(await self.function(**arguments))
-            answer = await self._threads.run(partial(self.function, **arguments), limit_s=self.limit_s)
-            return _result(await answer if inspect.isawaitable(answer) else answer)
+            work = partial(self.function, **arguments)
+            return _result(await self._threads.call(_innermost(self.function), work, limit_s=self.limit_s))
         except Exception as error:
             raise failure_of(error, "compute_score") from error
 
