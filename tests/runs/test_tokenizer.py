@@ -75,22 +75,6 @@ def test_a_run_of_a_given_engine_is_read_with_its_tokenizer_or_with_none(tmp_pat
             load()
 
 
-def test_a_run_of_a_given_engine_for_which_an_earlier_version_stored_the_default_model_is_resumed(tmp_path):
-    class Ends(agentenv.AgentInstance):
-        async def step(self, states):
-            return agentenv.StepResult(reward=1.0, terminated=True)
-
-    def rolled(**flags):
-        rows, out = [{"prompt": "Guess.", "label": ""}], str(tmp_path / "run")
-        engine = agentenv.ScriptedEngine(["seven"])
-        return agentenv.rollout(Ends, rows, engine=engine, out=out, progress="none", **flags)
-
-    rolled(model="tiny-math")
-    assert len(rolled(resume=True)) == 1
-    with pytest.raises(ConfigError, match="was 'tiny-math', is now 'other'"):
-        rolled(resume=True, model="other")
-
-
 def test_a_run_that_starts_again_without_episodes_keeps_the_tokenizer_of_its_own_model(tmp_path):
     for text in ("failed", "right"):
         with RunWriter.open(tmp_path / "run", {"flags": {}}):

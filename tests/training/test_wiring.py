@@ -99,17 +99,6 @@ def test_flags_of_files_reach_the_journal_the_checkpoints_and_the_best_model(tmp
         assert records.best._early_stop == EarlyStop("score", 2)
 
 
-def test_a_training_of_a_mixture_resumes_one_whose_entries_have_the_limits_that_earlier_versions_stored(tmp_path):
-    entries = [{"env": name, "name": name, "weight": 1.0} for name in ("math_retry", "guess_number")]
-    config = TrainConfig.from_flags(env=[{**each, "max_turns": 16, "max_length": 2048} for each in entries])
-    with open_records(config, tmp_path, {}, lambda text: None) as records:
-        records.journal.log(1, {})
-        records.checkpoints.save(1, {}, [])
-    notes = []
-    with open_records(TrainConfig.from_flags(env=entries, resume=True), tmp_path, {}, notes.append) as records:
-        assert (records.newest is not None, notes) == (True, [])
-
-
 EPISODES = {
     "data": "d.jsonl", "split": "s", "prompt_key": "q", "label_key": "l", "limit": 3, "n": 5, "model": "m",
     "num_engines": 2, "max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "seed": 7, "max_turns": 3, "max_length": 99,
