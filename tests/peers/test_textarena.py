@@ -31,7 +31,7 @@ def test_a_game_ends_with_its_own_reward_and_reason(played):
 
 
 def test_a_sentence_as_a_reward_is_an_error_and_no_number(played):
-    assert played["sentence"].startswith("ContractError: textarena:Countdown-v0: reward: expected a finite number, got")
+    assert played["sentence"].startswith("ContractError: textarena:Countdown-v0: reward: expected one finite number")
 
 
 def test_games_of_several_players_and_unknown_games_are_refused(played):

@@ -207,8 +207,6 @@ def test_the_run_that_is_read_has_the_metrics_of_the_run_also_if_config_json_is_
     assert found | {"time": None} == metrics | {"time": None}
     document = json.loads((place / "out/config.json").read_text())
     assert document["config"].pop("pass_scores") == {"Short": 10.0, "once": None}
-    for entry in document["config"]["flags"]["env"]:
-        entry |= {"max_turns": 16, "max_length": 2048}
     (place / "out/config.json").write_text(json.dumps(document))
     assert agentenv.load_run("out").metrics.num_episodes == 8
     assert run_mix("--resume") == 0
