@@ -29,8 +29,9 @@ def replaced(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.replace(path)
-    finally:
+    except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
 
 
 def open_plain(path: Path) -> BinaryIO:

@@ -16,7 +16,7 @@ def lazy_names(package: str, more: Mapping[str, str] = MappingProxyType({})) -> 
     """Return the `__getattr__` of a package whose names live in other modules.
 
     The first use of a name reads the package's imports of the form `import A as A`, which re-export for type checkers
-    too. `__all__` is their names.
+    too. `__all__` has their names.
 
     Args:
         package: `__name__` of the package.
@@ -38,7 +38,7 @@ def lazy_names(package: str, more: Mapping[str, str] = MappingProxyType({})) -> 
             for node in ast.walk(tree)
             if isinstance(node, ast.ImportFrom) and node.module
             for alias in node.names
-            if alias.asname
+            if alias.asname == alias.name
         } | dict(more)
 
     def get(name: str) -> Any:

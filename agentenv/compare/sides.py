@@ -275,9 +275,10 @@ def same_episodes(a: Side, b: Side) -> str:
     if any(a.flags.get(name) != b.flags.get(name) for name in DRAWS):
         return ""
     graded = [side.config.get("rescored") for side in (a, b)]
-    sources = [Path(facts["run"]).resolve() if facts else None for facts in graded]
+    sources = [Path(facts["run"]) if facts else None for facts in graded]
     for new, old, source, other in (("A", "B", sources[0], b.name), ("B", "A", sources[1], a.name)):
-        if source is not None and source.name == Path(other).resolve().name:
+        place = Path(other).resolve()
+        if source is not None and (source == place or (source.name == place.name and not source.exists())):  # moved
             return f"{new} has the episodes of {old}, graded again: the difference is of the rewards"
     if sources[0] is not None and sources[0] == sources[1]:
         return f"A and B have the episodes of {sources[0].name}, graded again: the difference is of the rewards"

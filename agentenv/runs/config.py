@@ -99,7 +99,7 @@ class ErrorOptions:
 
     max_retries: int = 2
     """How often an episode runs again after an infrastructure error, and in each attempt how often a step that asks for
-    it (`InfraError(retry_step=True)`) is called again, both after 1, 2, 4, … s. All of an attempt fits into
+    it (`InfraError(retry_step=True)`) is called again. Both wait 1, 2, 4, … s. All of an attempt fits into
     --episode_timeout_s."""
     max_error_share: float = 0.2
     """Stop when more than this share of the episodes failed, once 20 have ended and at the end of the run; `train`

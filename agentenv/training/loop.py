@@ -133,7 +133,7 @@ class Loop:
 
     async def _save_after_error(self) -> None:
         """Write the failed episodes since the last batch, and the line and checkpoint of the last completed step."""
-        for trajectory in self.failed:
+        for trajectory in self.failed if self.config.save_samples else ():
             with contextlib.suppress(DataError, RunStopped):  # no record can hold it; the disk is full
                 self.records.samples.append(trajectory)
         if not self.learner.step_completed or self.learner.num_steps != self.step:

@@ -168,6 +168,16 @@ def test_runs_of_another_model_are_not_the_same_episodes_whatever_the_name_of_th
     assert [each.kind for each in found.caveats] == ["unrewarded", "unrewarded"]
 
 
+def test_a_run_of_the_same_name_in_another_folder_is_not_the_one_that_was_graded_again(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name / "base").mkdir(parents=True)
+    a = side({"x": [0.0], "y": [1.0]}, str(tmp_path / "two" / "base"))
+    b = side({"x": [1.0], "y": [1.0]}, "b", config={"rescored": {"run": str(tmp_path / "one" / "base")}})
+    assert compare_sides(a, b, by="reward", cluster=None, margin=0.0).episodes is None
+    (tmp_path / "one" / "base").rmdir()  # moved
+    assert compare_sides(a, b, by="reward", cluster=None, margin=0.0).episodes is not None
+
+
 def test_clusters_are_the_units_of_the_interval_and_of_the_flips():
     a = {str(i): [0.0] for i in range(12)}
     b = {str(i): [0.1 * (i // 4) + 0.01 * i] for i in range(12)}

@@ -210,6 +210,7 @@ NO_ROWS = [
     {"responses_create_params": {"input": [{"type": "function_call_output", "output": "x"}]}},
     {"responses_create_params": {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}},
     {"responses_create_params": {"input": [{"type": "reasoning", "content": [{"text": "x"}]}]}},
+    {"responses_create_params": {"input": [{"type": "reasoning", "summary": []}, {"role": "user", "content": "x"}]}},
     {"responses_create_params": {"input": [{"role": "user", "content": "x"}]}, "label": "77"},
     {"responses_create_params": PARAMS | {"temperature": "hot"}},
     {"responses_create_params": PARAMS | {"temperature": True}},

@@ -101,7 +101,7 @@ def test_an_environment_that_has_not_changed_leaves_the_same_record_without_the_
     assert rescored() == 0
     assert without_times(lines(place / "new")) == without_times(lines(place / "old"))
     old, new = (read_config(place / name)["config"] for name in ("old", "new"))
-    assert new["rescored"] == {"run": "old", "reward": None, "keeps_rewards": False}
+    assert new["rescored"] == {"run": str(place / "old"), "reward": None, "keeps_rewards": False}
     assert old["resolved"] == new["resolved"]
     assert {name for name in old["flags"] if old["flags"][name] != new["flags"][name]} <= {
         "out",

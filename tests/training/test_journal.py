@@ -8,6 +8,7 @@ import pytest
 
 from agentenv.errors import ConfigError, DataError, RunStopped
 from agentenv.runs import trackers as trackers_module
+from agentenv.runs.records.steps import STEPS
 from agentenv.training.logs.journal import METRICS, Journal, read_metrics
 
 
@@ -105,6 +106,10 @@ def test_a_training_that_continues_cuts_off_what_it_does_again(tmp_path):
 def test_lost_lines_are_reported_and_steps_keep_their_numbers(tmp_path, caplog, steps):
     Journal(tmp_path / "another", resume_step=3).close()  # a new folder, with the checkpoints of another one
     assert not caplog.records
+    (tmp_path / "lost").mkdir()
+    (tmp_path / "lost" / STEPS).touch()
+    Journal(tmp_path / "lost", resume_step=3).close()
+    assert "lost/metrics.jsonl: the last line belongs to step None, the checkpoint to step 3" in caplog.text
     log_steps(tmp_path, *steps)
     with caplog.at_level(logging.WARNING):
         journal = Journal(tmp_path, resume_step=3)

@@ -81,7 +81,9 @@ def read_run(body: Any, sampling: SamplingParams) -> GymRun:
 def _messages(params: Mapping[str, Any]) -> list[Message]:
     prompt, instructions = params.get("input"), params.get("instructions")
     given = ResponseLog().conversation({"input": prompt})
-    if not given or any(len(message) != 2 or message.get("content") is None for message in given):
+    items = prompt if isinstance(prompt, list) else []
+    has_others = any(isinstance(item, dict) and item.get("type", "message") != "message" for item in items)
+    if not given or has_others or any(len(message) != 2 or message.get("content") is None for message in given):
         raise DataError(
             f"input: expected text or messages with a role and text, got {brief(prompt, 120)}. Calls, reasoning and "
             "images in a history are not supported."

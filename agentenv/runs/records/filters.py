@@ -211,13 +211,13 @@ def _term(match: re.Match[str], where: str) -> _Term:
         advice = f"Use one of {', '.join(EPISODE_COLUMNS)}, info.KEY, turn.COLUMN."
         advice = did_you_mean(column, names, cutoff=0.6) or did_you_mean(column[:3], names, advice, cutoff=1.0)  # env
         raise ConfigError(f"{where}: expected a column, got {column!r}.{advice}")
-    if not scope and (values := _VALUES.get(plain)):
-        _check_value(f"{where}: expected a value of {column}", values, column, operator, value)
     if operator in _ORDERS and plain in known and plain not in INTEGERS | FLOATS:
         raise ConfigError(
             f"{where}: expected a column of numbers before {operator}, got {column!r}, which has text. "
             f"Compare it with = or :, or write {column}!=none."
         )
+    if not scope and (values := _VALUES.get(plain)):
+        _check_value(f"{where}: expected a value of {column}", values, column, operator, value)
     return _Term(bool(minus), scope + plain, operator, value)
 
 

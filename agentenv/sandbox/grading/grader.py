@@ -57,11 +57,12 @@ async def grade(
     if not isinstance(suite, StdioSuite) and (grade_there := getattr(sandbox, "grade", None)) is not None:
         graded: GradeResult = await grade_there(code, suite, limits=limits, stop_on_fail=stop_on_fail)
         return graded  # beside the programs that it runs, of a remote sandbox
-    if type(suite) not in _GRADERS:
+    found = next((found for kind, found in _GRADERS.items() if isinstance(suite, kind)), None)
+    if found is None:
         raise ConfigError(
             f"grade: expected a suite of tests, got {suite!r:.200}. Use a suite of agentenv.sandbox.grading."
         )
-    grade_some, integrity = _GRADERS[type(suite)]
+    grade_some, integrity = found
     grading = GradingRun(sandbox, limits, stop_on_fail)
     results = await grade_some(grading, code, suite, visible=True)
     if (skipped := grading.skipped(results)) is None:

@@ -283,6 +283,9 @@ def _unreached(known: set[Instruction]) -> list[str]:
     return found
 
 
+_WORD = re.compile(r"\w+")
+
+
 def _lines_of_outages(path: str) -> set[int]:
     """Return the lines of a file that only raise InfraError, or what becomes one: no action reaches them."""
 
@@ -296,7 +299,11 @@ def _lines_of_outages(path: str) -> set[int]:
             found = [node]
         elif isinstance(node, ast.Try) and node.handlers and all(is_outage(each.body) for each in node.handlers):
             within = [each for part in node.body for each in ast.walk(part) if isinstance(each, ast.Raise)]
-            found = [each for each in within if "ToolError" not in ast.unparse(each)]  # that is for the policy
+            caught = {*_WORD.findall(" ".join(ast.unparse(each.type or ast.Name("Exception")) for each in node.handlers))}
+            for each in within:
+                said = {*_WORD.findall(ast.unparse(each))}
+                if "ToolError" not in said and caught & {"Exception", *said}:  # a ToolError is for the policy
+                    found.append(each)
         for each in found:
             lines.update(range(each.lineno, (each.end_lineno or each.lineno) + 1))
     return lines

@@ -13,6 +13,7 @@ from typing import Any
 
 from agentenv._util.disk import sync_directory, write_whole
 from agentenv.errors import ConfigError, DataError, RunStopped
+from agentenv.runs.records.steps import STEPS
 from agentenv.runs.trackers import Tracker, Trackers
 
 logger = logging.getLogger(__name__)
@@ -50,8 +51,10 @@ class Journal:
         """Step of the last line; None before the first."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            is_new = not self.path.exists()  # also on resume, from checkpoints of another folder
-            content = b"" if is_new else self.path.read_bytes()
+            has_lines = self.path.exists()
+            # A new folder has neither, also on resume, from checkpoints of another one.
+            is_new = not has_lines and not self.path.with_name(STEPS).exists()
+            content = self.path.read_bytes() if has_lines else b""
             rows = _rows(self.path, content)
             if rows and resume_step is None:
                 raise ConfigError(

@@ -404,6 +404,27 @@ def test_a_task_of_two_trainings_opens_the_episodes_of_the_evaluations_that_were
             ]  # fmt: skip
 
 
+def test_of_a_run_graded_again_the_page_lists_the_episodes_that_changed(watched, tokenizer, tmp_path):
+    old, new = (
+        save(tmp_path / name, [
+            play(tokenizer, f"{task}/{k}", ("3", value if (task, k) == ("t", 1) else k / 2, "", {}))
+            for task in "tu" for k in range(2)
+        ])
+        for name, value in (("old", 0.5), ("new", 1.0))
+    )  # fmt: skip
+    document = json.loads((new / "config.json").read_text())
+    document["config"]["rescored"] = {"run": str(old)}
+    (new / "config.json").write_text(json.dumps(document))
+    with serving(old, new) as address:
+        page = watched().open(address, "/compare/0/1")
+        card = page.locator(".card", has_text="Episodes that changed")
+        assert card.locator("tbody").inner_text().split() == ["t/1", "0.500", "1.000", "+0.500"]
+        tasks = page.locator(".card", has_text="Tasks, those that changed most first")
+        assert tasks.locator("th").all_inner_texts() == ["task", "A", "B", "B − A", "episodes"]
+        card.get_by_role("link", name="1.000").click()
+        page.wait_for_function("() => location.hash.startsWith('#/1/episode/t%2F1')")
+
+
 def test_the_overview_of_a_mixture_has_the_numbers_of_each_environment(watched, tokenizer, tmp_path):
     run = save(tmp_path / "run", siblings_run(tokenizer))
     metrics = json.loads((run / "metrics.json").read_text())

@@ -9,8 +9,8 @@ import { mean, spread } from "./stats";
 /** Columns of the index for columns of the filter language. */
 const INDEX_NAMES = new Map([
   ["episode_id", "episode_id"], ["task_id", "group_id"], ["group_id", "group_id"], ["reward", "reward"],
-  ["score", "score"], ["stop_reason", "stop_reason"], ["num_turns", "turns"], ["num_tokens", "tokens"], ["num_action_tokens", "action_tokens"],
-  ["policy_version", "version_max"], ["attempt", "attempt"], ["generate_s", "generate_s"], ["step_s", "step_s"],
+  ["score", "score"], ["stop_reason", "stop_reason"], ["num_turns", "turns"],
+  ["num_tokens", "tokens"], ["num_action_tokens", "action_tokens"], ["policy_version", "version_max"], ["attempt", "attempt"], ["generate_s", "generate_s"], ["step_s", "step_s"],
   ["error_kind", "error"], ["cost_usd", "cost_usd"], ["error", "error_text"], ["error_place", "error_text"],
   ["env", "env"], ["num_step_retries", "step_retries"], ["retried_errors", "retried"],
   ...INDEX_COLUMNS.map((name): [string, string] => [name, name]),

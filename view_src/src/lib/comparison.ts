@@ -76,6 +76,8 @@ export interface Comparison {
   stop_reasons: Change[];
   info: Change[];
   tasks: TaskChange[];
+  /** Those whose value changed, if one run is the other graded again; otherwise null. */
+  episodes: { episode_id: string; a: number; b: number }[] | null;
   num_needed: number | null;
 }
 

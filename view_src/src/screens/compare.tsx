@@ -11,7 +11,7 @@ import { Empty, Text, Tile } from "../ui/bits";
 import { useLoaded } from "../ui/hooks";
 import { CompareCards } from "./compare_cards";
 import { ComparePair } from "./compare_pair";
-import { CompareTasks } from "./compare_tasks";
+import { CompareEpisodes, CompareTasks } from "./compare_tasks";
 
 interface CompareProps {
   stores: Stores;
@@ -136,6 +136,7 @@ function Whole({ route, runs, comparison }: { route: Route; runs: Runs; comparis
       <Tiles {...{ route, runs, comparison }} />
       <CompareCards comparison={comparison} />
       <CompareTasks {...{ route, comparison }} />
+      <CompareEpisodes {...{ route, comparison }} />
     </>
   );
 }

@@ -1,6 +1,6 @@
 import type { VNode } from "preact";
 import type { Comparison, TaskChange } from "../lib/comparison";
-import { fixed, number } from "../lib/format";
+import { fixed, number, signed } from "../lib/format";
 import { type Route, links } from "../lib/router";
 import { Card, Folded, SignedBar, Text } from "../ui/bits";
 
@@ -9,8 +9,12 @@ export function CompareTasks({ route, comparison }: { route: Route; comparison: 
   const most = Math.max(...tasks.map((each) => Math.abs(each.difference)), 0);
   const moved = tasks.filter((each) => each.difference !== 0);
   const same = tasks.length - moved.length;
+  const isSampled = comparison.episodes === null; // else graded again: chance has changed nothing
   return (
-    <Card title="Tasks, those that changed most surely first" note="★ is q ≤ .10, Benjamini–Hochberg over tasks">
+    <Card
+      title={`Tasks, those that changed most ${isSampled ? "surely " : ""}first`}
+      note={isSampled ? "★ is q ≤ .10, Benjamini–Hochberg over tasks" : undefined}
+    >
       {moved.length > 0 && (
         <table class="table tight">
           <thead>
@@ -20,8 +24,8 @@ export function CompareTasks({ route, comparison }: { route: Route; comparison: 
               <th class="right">B</th>
               <th>B − A</th>
               <th class="right">episodes</th>
-              <th class="right">p</th>
-              <th class="right">q</th>
+              {isSampled && <th class="right">p</th>}
+              {isSampled && <th class="right">q</th>}
             </tr>
           </thead>
           <tbody>
@@ -58,8 +62,48 @@ function Row({ route, comparison, task, most }: { route: Route; comparison: Comp
       <td class="right dim">
         {task.num_a} and {task.num_b}
       </td>
-      <td class="right">{number(task.p)}</td>
-      <td class="right">{number(task.q)}</td>
+      {task.p !== null && <td class="right">{number(task.p)}</td>}
+      {task.q !== null && <td class="right">{number(task.q)}</td>}
     </tr>
+  );
+}
+
+/** The episodes of a run that was graded again, each with its value in both runs. */
+export function CompareEpisodes({ route, comparison: { episodes } }: { route: Route; comparison: Comparison }): VNode | null {
+  if (!episodes?.length) return null;
+  return (
+    <Card title="Episodes that changed, the largest change first">
+      <table class="table tight">
+        <thead>
+          <tr>
+            <th>episode</th>
+            <th class="right">A</th>
+            <th class="right">B</th>
+            <th class="right">B − A</th>
+          </tr>
+        </thead>
+        <tbody>
+          <Folded
+            items={episodes}
+            most={50}
+            name="episodes"
+            each={({ episode_id: id, a, b }) => (
+              <tr key={id} data-episode={id}>
+                <td class="mono">
+                  <Text value={id} line />
+                </td>
+                <td class="right">
+                  <a href={links.episode(route.run, id)}>{fixed(a)}</a>
+                </td>
+                <td class="right">
+                  <a href={links.episode(route.other, id)}>{fixed(b)}</a>
+                </td>
+                <td class="right">{signed(b - a)}</td>
+              </tr>
+            )}
+          />
+        </tbody>
+      </table>
+    </Card>
   );
 }
