@@ -76,7 +76,13 @@ class Recording:
     @property
     def facts(self) -> dict[str, Any]:
         """What `config.json` of the new run says of this one."""
-        return {"rescored": {"run": str(self.path.resolve()), "reward": self._reward_name, "keeps_rewards": self._keeps_rewards}}
+        return {
+            "rescored": {
+                "run": str(self.path.resolve()),
+                "reward": self._reward_name,
+                "keeps_rewards": self._keeps_rewards,
+            }
+        }
 
     def episode(self, episode_id: str) -> Trajectory:
         """Return an episode, read from the file.

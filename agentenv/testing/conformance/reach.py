@@ -299,7 +299,9 @@ def _lines_of_outages(path: str) -> set[int]:
             found = [node]
         elif isinstance(node, ast.Try) and node.handlers and all(is_outage(each.body) for each in node.handlers):
             within = [each for part in node.body for each in ast.walk(part) if isinstance(each, ast.Raise)]
-            caught = {*_WORD.findall(" ".join(ast.unparse(each.type or ast.Name("Exception")) for each in node.handlers))}
+            caught = {
+                *_WORD.findall(" ".join(ast.unparse(each.type or ast.Name("Exception")) for each in node.handlers))
+            }
             for each in within:
                 said = {*_WORD.findall(ast.unparse(each))}
                 if "ToolError" not in said and caught & {"Exception", *said}:  # a ToolError is for the policy

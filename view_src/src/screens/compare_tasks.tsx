@@ -45,6 +45,7 @@ export function CompareTasks({ route, comparison }: { route: Route; comparison: 
 }
 
 function Row({ route, comparison, task, most }: { route: Route; comparison: Comparison; task: TaskChange; most: number }): VNode {
+  const isSampled = comparison.episodes === null;
   const href = links.compare(route.run, route.other, { by: comparison.by, task: task.task_id });
   return (
     <tr data-task={task.task_id}>
@@ -62,8 +63,8 @@ function Row({ route, comparison, task, most }: { route: Route; comparison: Comp
       <td class="right dim">
         {task.num_a} and {task.num_b}
       </td>
-      {task.p !== null && <td class="right">{number(task.p)}</td>}
-      {task.q !== null && <td class="right">{number(task.q)}</td>}
+      {isSampled && <td class="right">{number(task.p)}</td>}
+      {isSampled && <td class="right">{number(task.q)}</td>}
     </tr>
   );
 }
