@@ -418,10 +418,10 @@ def test_of_a_run_graded_again_the_page_lists_the_episodes_that_changed(watched,
     with serving(old, new) as address:
         page = watched().open(address, "/compare/0/1")
         card = page.locator(".card", has_text="Episodes that changed")
-        assert card.locator("tbody").inner_text().split() == ["t/1", "0.500", "1.000", "+0.500"]
+        assert card.locator("tbody").inner_text().split() == ["t/1", "0.50", "1.00", "+0.50"]
         tasks = page.locator(".card", has_text="Tasks, those that changed most first")
         assert tasks.locator("th").all_inner_texts() == ["task", "A", "B", "B − A", "episodes"]
-        card.get_by_role("link", name="1.000").click()
+        card.get_by_role("link", name="1.00").click()
         page.wait_for_function("() => location.hash.startsWith('#/1/episode/t%2F1')")
 
 
