@@ -131,7 +131,8 @@ async def ours(name, candidates):
             [each[-1]["metadata"].get("stop_reason") for each in by_client], [str(one.stop_reason) for one in by_loop]
         ],
         "prompts": [
-            [each[0]["observation"]["messages"] for each in by_client], [list(one.prompt) for one in by_loop]
+            [[each[0]["observation"].get(name) for name in ("messages", "tools")] for each in by_client],
+            [[list(one.prompt), list(one.tools)] for one in by_loop],
         ],
     }  # fmt: skip
 
@@ -183,6 +184,8 @@ async def main():
     found = {"theirs": await theirs(), "refusals": await refusals(Path.cwd())}
     found["math_retry"] = await ours("math_retry", lambda task: ["#### 1", "none", f"#### {task.label}"])
     found["guess_number"] = await ours("guess_number", lambda task: ["8", "x", "12", "4"])
+    calls = [CALL % ("calculator", '{"expression": "6 * 7"}'), CALL % ("no", "{}")]
+    found["tool_use"] = await ours("tool_use", lambda task: [*calls, f"#### {min(task.label, '4')}"])
     found["gymnasium"] = await asyncio.to_thread(in_gymnasium)
     print(json.dumps(found))
 

@@ -68,7 +68,7 @@ def test_a_name_that_is_not_installed_and_code_that_runs_actions_are_refused(fou
     assert "--env openenv:http://HOST:PORT" in found["refusals"]["coding_env"]
 
 
-@pytest.mark.parametrize("name", ["math_retry", "guess_number"])
+@pytest.mark.parametrize("name", ["math_retry", "guess_number", "tool_use"])
 def test_openenvs_client_gets_the_rewards_scores_prompts_and_ends_of_our_loop(found, name, cell):
     ours = found[name]
     assert ours["command"]["line"].startswith(f"serving {name} at http://127.0.0.1:")
@@ -83,7 +83,7 @@ def test_openenvs_client_gets_the_rewards_scores_prompts_and_ends_of_our_loop(fo
     cell(name, "OpenEnv client", code, versions("openenv"), episodes=len(ours["loop"]), **equal)
 
 
-@pytest.mark.parametrize("name", ["math_retry", "guess_number"])
+@pytest.mark.parametrize("name", ["math_retry", "guess_number", "tool_use"])
 def test_openenvs_own_command_accepts_a_server_of_ours(found, name):
     report = found[name]["validated"]
     assert report["passed"]
