@@ -84,7 +84,7 @@ class SandboxBenchConfig:
 
 @dataclass(frozen=True)
 class SandboxServeConfig:
-    """Serve the sandbox over SandboxFusion's HTTP API, for the clients of verl, ROLL, SkyRL and agentenv."""
+    """Serve the sandbox over HTTP: to agentenv, and by SandboxFusion's API to the clients of verl, ROLL and SkyRL."""
 
     host: str = "127.0.0.1"
     """Address to listen on. Any but a loopback address needs a token, in AGENTENV_SANDBOX_TOKEN or --token_file."""

@@ -41,6 +41,7 @@ from agentenv.rewards.serving import server as rm_server
 from agentenv.sandbox import ExecLimits, ExecResult
 from agentenv.sandbox.fusion import run_code
 from agentenv.sandbox.fusion import server as fusion_server
+from agentenv.sandbox.fusion import wire as fusion_wire
 from agentenv.sandbox.fusion.client import FusionSandbox
 from agentenv.sandbox.fusion.server import FusionServer
 from agentenv.sandbox.grading import (
@@ -74,11 +75,13 @@ WATCHED = [
     (ToolFormat, "parse"),
     (execution, "readable"),
     (session_module, "readable"),
-    (run_code, "readable"),
     (run_code, "run_answer"),
+    (fusion_server, "result_body"),
+    (fusion_wire, "read_result"),
     (rm_server, "read_request"),
     (gym_server, "read_run"),
     (run_code, "read_run_request"),
+    (fusion_server, "read_program"),
     (fusion_server, "read_grade_request"),
     (http_client, "json_bytes"),
     (vllm_engine, "completion_of"),

@@ -1,22 +1,13 @@
-"""Servers of SandboxFusion that answer what a test says, byte for byte, and remember what they were asked."""
+"""Servers of programs that answer what a test says, byte for byte, and remember what they were asked."""
 
 from contextlib import asynccontextmanager
 
+from agentenv.sandbox import ExecResult, ExecStatus
+from agentenv.sandbox.fusion.wire import result_body
 from tests.rewards.models.rm_servers import http, in_turn, server
 
-OK = {
-    "status": "Success",
-    "message": "",
-    "compile_result": None,
-    "run_result": {"status": "Finished", "execution_time": 0.01, "return_code": 0, "stdout": "42\n", "stderr": ""},
-    "executor_pod_name": None,
-    "files": {},
-}
-
-
-def answer(run=None, **more):
-    """A body of status 200, of a program that printed 42 but for what is given."""
-    return {**OK, "run_result": {**OK["run_result"], **(run or {})}, **more}
+OK = result_body(ExecResult(ExecStatus.OK, exit_code=0, stdout="42\n", stdout_bytes=3))
+"""Of a program that printed 42."""
 
 
 def cut(body=OK):
@@ -26,12 +17,12 @@ def cut(body=OK):
 
 @asynccontextmanager
 async def scripted(*answers):
-    """A running server: pings are answered, and others in turn, the last answer for all that follow; functions give
+    """A running server: its health is answered, and others in turn, the last answer for all that follow; functions give
     what is awaited."""
     turn = in_turn(*answers)
 
     def reply(path, body):
-        found = "pong" if path == "/v1/ping" else turn()
+        found = {} if path == "/health" else turn()
         return found() if callable(found) else found
 
     async with server(reply) as asked:

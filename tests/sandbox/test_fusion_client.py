@@ -2,22 +2,19 @@
 
 import asyncio
 import base64
-import json
 import socket
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import pytest_asyncio
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agentenv._util.http.client import HTTPClient
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.sandbox import ExecLimits, ExecStatus, Isolation, SandboxUnavailable
 from agentenv.sandbox.fusion.client import MAX_ATTEMPTS, FusionSandbox
-from agentenv.sandbox.fusion.run_code import BadAnswer, encode_request, read_answer
 from agentenv.sandbox.fusion.server import FusionServer
+from agentenv.sandbox.fusion.wire import BadAnswer, read_result
 from agentenv.sandbox.grading import (
     AssertSuite,
     AssertTest,
@@ -29,22 +26,13 @@ from agentenv.sandbox.grading import (
     grade,
 )
 from agentenv.tools.python import PythonTool
-from tests.rewards.models.rm_servers import HANG, http
-from tests.sandbox.fusion_servers import OK, answer, cut, scripted
+from tests.rewards.models import rm_servers
+from tests.rewards.models.rm_servers import HANG, Status, http
+from tests.sandbox.fusion_servers import OK, cut, scripted
 from tests.waits import until
 
 LIMITS = ExecLimits()
 ours = pytest.mark.asyncio(loop_scope="module")
-
-
-def ask(limits=LIMITS, **given):
-    how = {"stdin": b"", "files": {}, "fetch": (), "policy": "pure", **given}
-    return encode_request("print(42)", limits=limits, **how)
-
-
-def read(body, reply="", **given):
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return read_answer(content, reply, ask(**given))
 
 
 def client(*servers, **options):
@@ -56,121 +44,36 @@ def client(*servers, **options):
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def timed_out(**outputs):
-    return answer({"status": "TimeLimitExceeded", "return_code": None, **outputs}, status="Failed")
-
-
-NOT_COMPILED = {"status": "Failed", "compile_result": {"status": "Finished", "return_code": 1}, "run_result": None}
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "exit_code", "signal"),
-    [
-        (OK, ExecStatus.OK, 0, None),
-        (answer({"return_code": 3}, status="Failed"), ExecStatus.NONZERO, 3, None),
-        (answer({"return_code": -11}, status="Failed"), ExecStatus.SIGNAL, None, 11),
-        (timed_out(), ExecStatus.WALL_TIMEOUT, None, None),
-        (NOT_COMPILED, ExecStatus.NONZERO, 1, None),
-    ],
-)
-def test_the_status_is_how_the_program_ended(body, status, exit_code, signal):
-    result = read(body)
-    assert (result.status, result.exit_code, result.signal) == (status, exit_code, signal)
-    assert result.isolation is Isolation.REMOTE
-
-
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
-        b"<html>Bad Gateway</html>",
-        [],
-        {"status": "Success"},
-        answer(status="SandboxError", message="no room"),
-        answer(status="Failed"),
-        answer({"return_code": False}),
-        answer({"status": "Error"}, status="Failed"),
-        answer({"status": "TimeLimitExceeded"}),
-        answer({"stdout": 42}),
-        answer(run_result="42"),
-        answer(compile_result={"status": "Error"}),
+        {},
+        {"status": "ok"},
+        {**OK, "status": "infra", "detail": "no room"},
+        {**OK, "status": "Success"},
+        {**OK, "stdout": 42},
+        {**OK, "wall_s": "1"},
+        {**OK, "files": {"a": "!"}},
+        {**OK, "stdout_data": 7},
+        {**OK, "layers": None},
+        {**OK, "run_result": {}},
     ],
 )
 def test_an_answer_that_says_nothing_of_the_program_is_not_a_result(body):
-    with pytest.raises(BadAnswer, match="no room" if b"no room" in json.dumps(repr(body)).encode() else None):
-        read(body)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=8,
-)
-STATUS = st.sampled_from(["Success", "Failed", "SandboxError", "Finished", "Error", "TimeLimitExceeded"]) | JSON
-FIELDS = {"status": STATUS, "return_code": st.integers(-3, 3) | JSON, "execution_time": JSON, "stdout": JSON}
-COMMAND = st.fixed_dictionaries({}, optional=FIELDS)
-FILES = st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from(["eA==", "!"]) | JSON) | JSON
-RESULTS = {"compile_result": st.none() | COMMAND | JSON, "run_result": COMMAND | JSON}
-BODY = st.fixed_dictionaries({}, optional={"status": STATUS, "files": FILES, **RESULTS})
-TOLD = st.just("") | st.dictionaries(st.sampled_from(["status", "cpu_s", "layers"]), JSON).map(json.dumps)
-
-
-@pytest.mark.long
-@given(BODY, TOLD)
-def test_only_a_success_without_contradiction_is_ok(body, reply):
-    try:
-        result = read(body, reply, fetch=("a", "b"))
-    except BadAnswer:
-        return
-    run = body["run_result"] if isinstance(body.get("run_result"), dict) else {}
-    succeeded = body["status"] == "Success" and run.get("status") == "Finished" and run.get("return_code") == 0
-    assert (result.status is ExecStatus.OK) == succeeded
-    assert result.status is not ExecStatus.INFRA
-
-
-def test_output_that_filled_the_servers_pipe_is_not_taken_for_a_timeout():
-    stuck = timed_out(stdout="x" * 196_608)
-    assert read(stuck).status is ExecStatus.OUTPUT_LIMIT
-    with pytest.raises(BadAnswer, match="does not read to its end"):
-        read(stuck, limits=replace(LIMITS, stdout_kb=1024))
-    with pytest.raises(BadAnswer, match="does not read to its end"):
-        read(timed_out(stderr="x" * 196_608))
-    with pytest.raises(BadAnswer, match="does not read to its end"):  # its end may be lost
-        read(answer({"stdout": "x" * 196_608}), limits=replace(LIMITS, stdout_kb=1024))
-
-
-def test_output_is_cut_and_made_safe_as_the_local_sandbox_does():
-    result = read(answer({"stdout": "é" * 40_000 + "\x1b[2J", "stderr": "\x00"}))
-    assert result.stdout == "é" * 32_768
-    assert (result.stdout_truncated, result.stdout_bytes, result.stderr) == (True, 80_004, "\\x00")
-
-
-def test_fetched_files_are_bytes_within_the_limit():
-    files = {"a": base64.b64encode(b"\xff").decode(), "b": base64.b64encode(bytes(3 << 20)).decode(), "other": "eA=="}
-    result = read(answer(files=files), fetch=("a", "b", "c"), limits=replace(LIMITS, fetch_mb=2))
-    assert result.files == {"a": b"\xff"}
-
-
-def test_requests_have_the_fields_of_sandbox_fusion_and_no_other():
-    body = json.loads(ask(files={"a.txt": b"x"}, fetch=("b",), stdin="1").content)
-    assert body == {
-        "code": "print(42)", "language": "python", "stdin": "1", "compile_timeout": 15.0, "run_timeout": 15.0,
-        "memory_limit_MB": 256, "files": {"a.txt": "eA=="}, "fetch_files": ["b"],
-    }  # fmt: skip
+    with pytest.raises(BadAnswer, match="no room" if body.get("detail") else "expected a result, got"):
+        read_result(body)
 
 
 @pytest.mark.parametrize(
-    "given",
-    [{"files": {"/etc/passwd": b""}}, {"files": {"../a": b""}}, {"fetch": ("/etc/passwd",)}, {"stdin": b"\xff"},
-     {"stdin": "\ud800"}],
-)  # fmt: skip
-def test_values_that_the_protocol_cannot_carry_are_refused_before_they_are_sent(given):
+    "given", [{"files": {"/etc/passwd": b""}}, {"files": {"../a": b""}}, {"fetch": ("/etc/passwd",)}, {"policy": "all"}]
+)
+async def test_a_program_that_cannot_run_is_refused_before_it_is_sent(given):
     with pytest.raises(ConfigError):
-        ask(**given)
+        await FusionSandbox("http://127.0.0.1:9").run("print(42)", **given)
 
 
 def num_runs(server):
-    return server.paths.count("/run_code")
+    return server.paths.count("/run")
 
 
 async def held(go_on):
@@ -188,8 +91,10 @@ async def held(go_on):
         http({"detail": "x", "traceback": []}, code=500),
         http({"detail": "busy"}, code=429, headers={"retry-after": "0"}),
         http({"detail": "busy"}, code=503, headers={"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}),
-        http(answer(status="SandboxError", message="no room")),
+        http({**OK, "status": "infra", "detail": "no room"}),
         http({"some": "other service"}),
+        http("<html>Bad Gateway</html>"),
+        http([]),
         cut(),
         b"",
     ],
@@ -200,15 +105,15 @@ async def test_a_servers_failure_is_tried_again(first):
         assert (result.status, result.stdout, result.attempts, num_runs(server)) == (ExecStatus.OK, "42\n", 2, 2)
 
 
-@pytest.mark.parametrize("verdict", [answer({"return_code": -9}, status="Failed"), timed_out()])
+@pytest.mark.parametrize("verdict", ["signal", "wall_timeout"])
 async def test_a_programs_failure_is_never_tried_again(verdict):
-    async with scripted(http(verdict), http(OK)) as server, client(server) as sandbox:
+    async with scripted(http({**OK, "status": verdict}), http(OK)) as server, client(server) as sandbox:
         result = await sandbox.run("print(42)")
-        assert (result.status is not ExecStatus.OK, result.attempts, num_runs(server)) == (True, 1, 1)
+        assert (result.status, result.attempts, num_runs(server)) == (verdict, 1, 1)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("always", [http(b"", code=500), http(answer(status="SandboxError")), http({}), cut()])
+@pytest.mark.parametrize("always", [http(b"", code=500), http({**OK, "status": "infra"}), http({}), cut()])
 async def test_without_a_verdict_in_any_attempt_the_result_is_infra_without_a_score(always):
     async with scripted(always) as server, client(server) as sandbox:
         result = await sandbox.run("print(42)")
@@ -334,7 +239,7 @@ async def test_one_endpoint_that_answers_is_enough():
 async def test_an_address_may_name_the_route_as_other_clients_want(path):
     async with scripted(http(OK)) as server, client(server.url + path) as sandbox:
         await sandbox.run("print(42)")
-        assert server.paths == ["/v1/ping", "/run_code"]
+        assert server.paths == ["/health", "/run"]
 
 
 @pytest.mark.parametrize("urls", [[], ["127.0.0.1:8080"], ["ftp://x"], ["http://"], ["http://x:99999"], [7]])
@@ -360,11 +265,8 @@ async def test_a_token_is_sent_and_never_shown(how, monkeypatch):
 
 
 async def test_what_only_a_caller_on_the_same_machine_can_do_is_refused():
-    sandbox = FusionSandbox("http://127.0.0.1:9")
     with pytest.raises(ConfigError, match=r"Use grade\(\) or session\(\)"):
-        await sandbox.start("pass")
-    with pytest.raises(ConfigError, match="without a channel"):
-        await sandbox.run("pass", channel=True)
+        await FusionSandbox("http://127.0.0.1:9").start("pass")
 
 
 async def test_a_second_event_loop_uses_it_as_well():
@@ -403,6 +305,8 @@ TINY = replace(ENDLESS, memory_mb=64, stdout_kb=1, stderr_kb=1, disk_mb=1, file_
         ("import os; os.fork()", {}),
         ("import os; os.waitpid(os.fork(), 0)", {"policy": "proc"}),
         (["sh", "-c", "echo $((6 * 7)) \"$0\"", "it's"], {"policy": "proc"}),
+        ("import sys; print(sys.stdin.buffer.read())", {"stdin": b"\xff\0"}),
+        ("import os; os.write(3, b'\xff')", {"channel": True}),
         ("\ud800", {}),
     ],
 )  # fmt: skip
@@ -498,10 +402,16 @@ async def test_an_answer_that_is_no_grade_is_a_failure_of_the_server(body):
         assert len(server.paths) == 1 + MAX_ATTEMPTS
 
 
-async def test_a_server_without_grades_is_told_apart():
-    async with scripted(http({"detail": "Not Found"}, code=404)) as server, client(server) as sandbox:
-        with pytest.raises(ConfigError, match="Start `agentenv sandbox serve` there"):
-            await grade(sandbox, "def add(a, b): return a + b", ADD)
+async def test_another_server_of_sandbox_fusion_is_refused():
+    def reply(path, _):
+        return {"/v1/ping": "pong", "/run_code": {"status": "Success"}}.get(path, Status(404, {"detail": "Not Found"}))
+
+    async with rm_servers.server(reply) as other:
+        sandbox = client(other)
+        for ask in (sandbox.open, lambda: sandbox.run("pass"), lambda: grade(sandbox, "pass", ADD)):
+            with pytest.raises(ConfigError, match=r"got 404.*Start `agentenv sandbox serve` of this version"):
+                await ask()
+        await sandbox.aclose()
 
 
 # --- sessions ---------------------------------------------------------------------------------------------------------

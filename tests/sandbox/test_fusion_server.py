@@ -115,11 +115,11 @@ VERL = {"compile_timeout": 10, "run_timeout": 10, "code": "print(input())", "std
 ROLL = {"compile_timeout": 30, "run_timeout": 30, "code": "import sys\nsys.setrecursionlimit(6*10**5)\nprint(input())",
         "language": "python", "stdin": "7", "expected_stdout": "7"}  # fmt: skip
 SKYRL = {"language": "python", "code": "print(input())", "stdin": "7", "run_timeout": 10}
-FUSION = {**VERL, "memory_limit_MB": -1, "compile_timeout": 10.0, "run_timeout": 10.0, "stdin": "7"}
+UNLIMITED = {**VERL, "memory_limit_MB": -1}
 
 
 @ours
-@pytest.mark.parametrize("body", [VERL, ROLL, SKYRL, FUSION, {**VERL, "stdin": None, "code": "print(7)"}])
+@pytest.mark.parametrize("body", [VERL, ROLL, SKYRL, UNLIMITED, {**VERL, "stdin": None, "code": "print(7)"}])
 async def test_the_requests_of_other_frameworks_clients_are_understood(served, body):
     headers = {"Accept": "application/json", "eagleeye-traceid": "x"}
     reply = (await served.post("/run_code", json=body, headers=headers)).json()
@@ -191,19 +191,35 @@ async def test_input_that_is_not_a_request_is_refused_with_its_reason(served, bo
 
 @ours
 @pytest.mark.parametrize(
-    ("content", "headers", "status"),
+    ("content", "status"),
+    [(json.dumps({**HELLO, "run_timeout": 10**400}), 422), (b" " * (9 << 20), 413), (json.dumps(HELLO), 200)],
+)
+async def test_bodies_are_json_of_a_limited_size(served, content, status):
+    headers = {"content-type": "application/json"}
+    assert (await served.post("/run_code", content=content, headers=headers)).status_code == status
+
+
+@ours
+@pytest.mark.parametrize(
+    ("changed", "problem"),
     [
-        (json.dumps({**HELLO, "run_timeout": 10**400}), {}, 422),
-        (json.dumps(HELLO), {"x-agentenv-ask": json.dumps({"limits": {"cpu_s": 10**400}})}, 422),
-        (b" " * (9 << 20), {}, 413),
-        (json.dumps(HELLO), {"x-agentenv-ask": "{"}, 422),
-        (json.dumps(HELLO), {"x-agentenv-ask": '{"limits": {"cpu_s": "1"}}'}, 422),
-        (json.dumps(HELLO), {"x-agentenv-ask": '{"limits": {"cpu_s": 1, "other": 2}, "policy": "root"}'}, 200),
+        ({}, None),
+        ({"limits": {"cpu_s": 10**400}}, "limits.cpu_s: expected a number from 1e-06 to 1e+06"),
+        ({"limits": {"cpu_s": "1"}}, "limits.cpu_s: expected a number"),
+        ({"limits": {"other": 1}}, "limits: expected limits of this version, got {'other': 1}"),
+        ({"policy": "root"}, "policy: expected 'pure' or 'proc', got 'root'"),
+        ({"program": ["ls"]}, "policy: expected 'proc' for the command 'ls'"),
+        ({"files": {"../a": ""}}, "expected a relative POSIX file name, got '../a'"),
+        ({"stdin": "!"}, "expected a program"),
+        ({"other": 1}, "other fields"),
     ],
 )
-async def test_bodies_are_json_of_a_limited_size(served, content, headers, status):
-    headers = {"content-type": "application/json", **headers}
-    assert (await served.post("/run_code", content=content, headers=headers)).status_code == status
+async def test_a_program_of_fusion_sandbox_is_checked(served, changed, problem):
+    body = {"program": "print(7)", "stdin": "", "files": {}, "fetch": [], "policy": "pure", "limits": {"cpu_s": 1},
+            "channel": False, **changed}  # fmt: skip
+    response = await served.post("/run", json=body)
+    assert response.status_code == (422 if problem else 200)
+    assert (problem or "7\\n") in response.text
 
 
 @ours
@@ -235,8 +251,8 @@ MORE_TIME, MORE_MEMORY = {**HELLO, "run_timeout": 1000}, {**HELLO, "memory_limit
 
 
 def test_a_request_for_less_memory_than_an_interpreter_has_gets_that_much():
-    assert read_run_request({**HELLO, "memory_limit_MB": 1}, "", MAX_LIMITS).limits.memory_mb == MIN_MEMORY_MB
-    assert read_run_request({**HELLO, "memory_limit_MB": 64}, "", MAX_LIMITS).limits.memory_mb == 64
+    assert read_run_request({**HELLO, "memory_limit_MB": 1}, MAX_LIMITS).limits.memory_mb == MIN_MEMORY_MB
+    assert read_run_request({**HELLO, "memory_limit_MB": 64}, MAX_LIMITS).limits.memory_mb == 64
 
 
 async def test_ends_at_a_limit_are_failures_with_a_note():
@@ -266,6 +282,10 @@ async def test_a_program_that_ends_at_a_cap_having_asked_for_more_has_no_verdict
             assert (reply["status"] == "SandboxError") is capped
             assert gate.given["limits"].cpu_s <= MAX_LIMITS.cpu_s
             assert gate.given["limits"].memory_mb <= MAX_LIMITS.memory_mb
+        async with FusionSandbox(server.url, pause_s=0.01) as sandbox:
+            result = await sandbox.run("pass", limits=ExecLimits(memory_mb=100_000))
+            assert result.status is ExecStatus.INFRA
+            assert "below the requested one: memory_mb = 1024" in result.detail
 
 
 @pytest.mark.long

@@ -20,7 +20,7 @@ from agentenv.runs.records.lines import decode_episode, encode_line, trajectory_
 from agentenv.runs.records.scan import ReadReport
 from agentenv.sandbox import ExecLimits, ExecResult, ExecStatus, Isolation
 from agentenv.sandbox.fusion.server import FusionServer
-from agentenv.sandbox.fusion.suites import GradeRequest, encode_grade_request
+from agentenv.sandbox.fusion.wire import BadAnswer, GradeRequest, encode_grade_request, read_result, result_body
 from agentenv.sandbox.grading import AssertSuite, AssertTest, FunctionSuite, FunctionTest, PytestSuite
 from agentenv.sandbox.grading.codec import CodecError, decode, dump_line, encode, parse_line
 from tests.damage import check_message, damaged, damaged_bytes, dump
@@ -44,11 +44,11 @@ def dumped(right):
     return values | bodies.flatmap(lambda body: damaged_bytes(json.dumps(body).encode()))
 
 
-async def answered(server, path, content, headers=None):
+async def answered(server, path, content):
     """The answer of a server in this process; an exception that its handlers do not answer is raised."""
     transport = httpx.ASGITransport(server._application())
     async with httpx.AsyncClient(transport=transport, base_url=f"http://127.0.0.1:{server.port}") as http:
-        return await http.post(path, content=content, headers={**CONTENT_TYPE, **(headers or {})})
+        return await http.post(path, content=content, headers=CONTENT_TYPE)
 
 
 # --- servers ----------------------------------------------------------------------------------------------------------
@@ -68,21 +68,20 @@ class Instant:
 
 HELLO = {"code": "print(6 * 7)", "language": "python", "run_timeout": 5, "stdin": "", "files": {"a.txt": "eA=="},
          "fetch_files": ["b"], "memory_limit_MB": 256, "compile_timeout": 10}  # fmt: skip
-ASK = {"limits": {"cpu_s": 1.0, "stdout_kb": 64}, "policy": "pure"}
+PROGRAM = {"program": "print(6 * 7)", "stdin": "", "files": {"a.txt": "eA=="}, "fetch": ["b"], "policy": "pure",
+           "limits": {"cpu_s": 1.0, "stdout_kb": 64}, "channel": False}  # fmt: skip
 SUITES = [
     FunctionSuite("f", visible=(FunctionTest((1, "a"), {2}),), hidden=(FunctionTest((), None, {"k": b"x"}),)),
     AssertSuite(("f",), hidden=(AssertTest("assert f() == 1"),), prelude="import math"),
     PytestSuite({"test_a.py": b"def test_a(): pass"}, hidden=("test_a.py::test_a",)),
 ]
 GRADES = [json.loads(encode_grade_request(GradeRequest("x = 1", suite, ExecLimits(), False, 60.0))) for suite in SUITES]
-ASKED = st.tuples(st.just("/grade"), dumped(GRADES), st.just(b""))
-RUNS = st.tuples(st.just("/run_code"), dumped([HELLO]), st.just(b"") | dumped([ASK]))
+BODIES = {"/run_code": [HELLO], "/run": [PROGRAM], "/grade": GRADES}
 
 
-def is_served_or_refused(run, path, content, ask):
+def is_served_or_refused(run, path, content):
     server = FusionServer(Instant())
-    ask = {"x-agentenv-ask": ask.replace(b"\r", b" ").replace(b"\n", b" ").replace(b"\0", b" ")} if ask else {}
-    answer = run(answered(server, path, content, ask))
+    answer = run(answered(server, path, content))
     if answer.status_code != 200:
         assert 400 <= answer.status_code < 500, answer.text
         check_message(answer.json()["detail"])
@@ -91,14 +90,31 @@ def is_served_or_refused(run, path, content, ask):
     return answer.status_code
 
 
-@given(sent=RUNS | ASKED)
+@given(sent=st.one_of(st.tuples(st.just(path), dumped(bodies)) for path, bodies in BODIES.items()))
 @settings(max_examples=60)
 def test_a_damaged_request_of_a_program_is_served_or_refused_with_a_reason(run, sent):
     is_served_or_refused(run, *sent)
 
 
 def test_a_file_name_of_any_length_is_refused_in_few_words(run):
-    is_served_or_refused(run, "/run_code", json.dumps({**HELLO, "files": {"x" * 9000: "eA=="}}), b"")
+    is_served_or_refused(run, "/run_code", json.dumps({**HELLO, "files": {"x" * 9000: "eA=="}}))
+    is_served_or_refused(run, "/run", json.dumps({**PROGRAM, "files": {"x" * 9000: "eA=="}}))
+
+
+OK = json.loads(json.dumps(result_body(ExecResult(ExecStatus.OK, exit_code=0, files={"a": b"x"}, stdout_data=b""))))
+
+
+@given(damaged(OK))
+@settings(max_examples=100)
+def test_a_damaged_result_of_a_program_is_a_result_or_none(found):
+    try:
+        result = read_result(found)
+    except BadAnswer as error:
+        check_message(str(error), 600)
+    else:
+        assert result.status == found["status"]
+        assert result.status is not ExecStatus.INFRA
+        assert isinstance(result.stdout + result.stderr, str)
 
 
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {"query": {}}}}}
@@ -146,9 +162,8 @@ def test_right_requests_are_answered(run):
         is_completed_or_refused(run, json.dumps(body).encode())
     for body in RESPONSES:
         is_completed_or_refused(run, json.dumps(body).encode(), "responses")
-    is_served_or_refused(run, "/run_code", json.dumps(HELLO), json.dumps(ASK).encode())
-    for body in GRADES:
-        assert is_served_or_refused(run, "/grade", json.dumps(body), b"") == 200
+    for path, bodies in BODIES.items():
+        assert [is_served_or_refused(run, path, json.dumps(body)) for body in bodies] == [200] * len(bodies)
 
 
 @given(CHAT)

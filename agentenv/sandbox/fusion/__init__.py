@@ -1,1 +1,1 @@
-"""SandboxFusion's HTTP API: a client for its servers, and a server for its clients."""
+"""The sandbox over HTTP: a server, also for the clients of SandboxFusion, and its own client."""

@@ -1,11 +1,10 @@
-"""A sandbox on servers with SandboxFusion's HTTP API, such as `agentenv sandbox serve`.
+"""A sandbox on servers that run `agentenv sandbox serve`.
 
     async with FusionSandbox(["http://10.0.0.1:8080", "http://10.0.0.2:8080"]) as sandbox:
         result = await sandbox.run("print(6 * 7)")
 
 The servers are responsible for isolation. A request that a server fails is retried, on another server if there is one;
-a program that fails is not. If no server answers, the result is INFRA, not a verdict. `grade` and `session` need
-`agentenv sandbox serve`.
+a program that fails is not. If no server answers, the result is INFRA, not a verdict.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import json
 import math
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn, Self, TypeVar
 from urllib.parse import urlsplit
@@ -27,8 +26,8 @@ from agentenv._util.http.json_bodies import parse_json
 from agentenv._util.off_loop import off_loop
 from agentenv._util.per_loop import PerLoop
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.sandbox.fusion.run_code import RESULT_HEADER, TOKEN_VARIABLE, BadAnswer, encode_request, read_answer
-from agentenv.sandbox.fusion.suites import GradeRequest, encode_grade_request, read_grade
+from agentenv.sandbox.fusion import wire
+from agentenv.sandbox.fusion.run_code import TOKEN_VARIABLE
 from agentenv.sandbox.grading.results import GradeResult
 from agentenv.sandbox.grading.suites import TestSuite
 from agentenv.sandbox.local.session import TurnResult
@@ -43,7 +42,8 @@ AVOID_S = 10.0
 """Time after a failure in which other servers are preferred."""
 MAX_PAUSE_S = 60.0
 """Longest wait before another attempt, even if a server asks for more."""
-_MAX_GRADE_BYTES = 256 << 20
+_MIB = 1 << 20
+_MAX_GRADE_BYTES = 256 * _MIB
 _TEST_S = 60.0
 """Time for a test beyond its limit, before a server that sends no grade is given up."""
 
@@ -64,7 +64,7 @@ class FusionEndpoint:
 
 
 class FusionSandbox:
-    """A sandbox on remote servers, usable from any event loop."""
+    """A sandbox on servers of `agentenv sandbox serve`, usable from any event loop."""
 
     isolation = Isolation.REMOTE
 
@@ -127,15 +127,12 @@ class FusionSandbox:
 
         Raises:
             SandboxUnavailable: no endpoint answers.
-            ConfigError: an endpoint refuses the token.
+            ConfigError: an endpoint refuses the token, or is another server.
         """
         answers = await asyncio.gather(
-            *(each.client.attempt("/v1/ping", timeout_s=2 * CONNECT_S, may_refuse=True) for each in self.endpoints)
+            *(self.attempt("/health", None, lambda _: None, at=at, timeout_s=2 * CONNECT_S) for at in self.endpoints)
         )
-        for endpoint, answer in zip(self.endpoints, answers, strict=True):
-            if not isinstance(answer, AttemptFailure) and answer.status in (401, 403):
-                raise self._token_error(endpoint, f"{endpoint.url}: expected status 200, got {answer.status}.")
-        problems = [str(answer.error) for answer in answers if isinstance(answer, AttemptFailure)]
+        problems = [str(failure.error) for failure in answers if failure is not None]
         if len(problems) == len(answers):
             raise SandboxUnavailable(
                 f"sandbox_fusion: expected an endpoint that answers, got none: {'; '.join(problems)}. "
@@ -173,30 +170,27 @@ class FusionSandbox:
     ) -> ExecResult:
         """Execute a program and wait for its end, as `Sandbox.run` describes.
 
-        SandboxFusion's servers support only `wall_s` and `memory_mb`, and no policy; `agentenv sandbox serve` supports
-        all limits, up to its own. Commands are run by bash.
+        A program that reaches a limit of the server below the requested one is INFRA.
 
         Raises:
-            ConfigError: an argument is invalid, stdin is not UTF-8, or an endpoint refuses the request or the token.
+            ConfigError: an argument is invalid, or an endpoint refuses the request or the token, or is another server.
         """
-        if channel:
-            raise ConfigError("sandbox_fusion: expected a program without a channel, which this API lacks. Use `grade`")
-        request = encode_request(
-            program, stdin=stdin, files=files or {}, fetch=fetch, policy=policy, limits=limits or self.limits,
-        )  # fmt: skip
+        limits = limits or self.limits
+        content = wire.encode_program(
+            program, stdin=stdin, files=files or {}, fetch=fetch, policy=policy, limits=limits, channel=channel
+        )
+        # A byte of an output may be an escape of five characters, and comes again in base64.
+        outputs_kb = limits.stdout_kb + limits.stderr_kb + limits.channel_kb
+        max_bytes = (1 + 2 * limits.fetch_mb) * _MIB + 8 * 1024 * outputs_kb
         attempts = 0
 
         async def attempt(number: int) -> ExecResult | AttemptFailure:
             nonlocal attempts
             attempts = number
             return await self.attempt(
-                "/run_code",
-                request.content,
-                lambda answer: read_answer(answer.body, answer.headers.get(RESULT_HEADER, ""), request),
-                headers=request.headers,
-                timeout_s=(1 + MAX_GIVEN_BACK) * request.limits.wall_s + self.patience_s,
-                max_bytes=request.max_answer_bytes,
-            )
+                "/run", content, lambda answer: wire.read_result(_json_object(answer)), max_bytes=max_bytes,
+                timeout_s=(1 + MAX_GIVEN_BACK) * limits.wall_s + self.patience_s,
+            )  # fmt: skip
 
         async with self._slot():
             try:
@@ -227,8 +221,8 @@ class FusionSandbox:
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
-        request = GradeRequest(code, suite, limits, stop_on_fail, seconds_left())
-        content = await asyncio.to_thread(encode_grade_request, request)  # tests may have megabytes
+        request = wire.GradeRequest(code, suite, limits, stop_on_fail, seconds_left())
+        content = await asyncio.to_thread(wire.encode_grade_request, request)  # tests may have megabytes
         tests_s = (len(suite.visible) + len(suite.hidden)) * 6 * (limits.wall_s + _TEST_S)
 
         def read(answer: HTTPAnswer) -> tuple[GradeResult | ConfigError | DataError, float]:
@@ -236,7 +230,7 @@ class FusionSandbox:
             if "error" in found:
                 kind = DataError if found["error"] == "DataError" else ConfigError
                 return kind(str(found.get("detail"))), 0.0
-            return read_grade(found.get("grade"), suite), float(found["spent_s"])
+            return wire.read_grade(found.get("grade"), suite), float(found["spent_s"])
 
         async with self._slot():
             result, spent_s = await self._policy.run(
@@ -293,11 +287,10 @@ class FusionSandbox:
     async def attempt(
         self,
         path: str,
-        content: bytes,
+        content: bytes | None,
         read: Callable[[HTTPAnswer], T],
         *,
         at: FusionEndpoint | None = None,
-        headers: Mapping[str, str] | None = None,
         timeout_s: float = 120.0,
         max_bytes: int = 1 << 20,
     ) -> T | AttemptFailure:
@@ -309,21 +302,19 @@ class FusionSandbox:
         endpoint = at or self._next()
         endpoint.in_flight += 1
         try:
-            answer = await endpoint.client.attempt(
-                path, content, headers=headers, timeout_s=timeout_s, max_bytes=max_bytes
-            )
+            answer = await endpoint.client.attempt(path, content, timeout_s=timeout_s, max_bytes=max_bytes)
         finally:
             endpoint.in_flight -= 1
         if not isinstance(answer, AttemptFailure):
             endpoint.avoided_until = 0.0
             try:
                 return await off_loop(len(answer.body), read, answer)
-            except (BadAnswer, KeyError, TypeError, ValueError) as error:
-                return AttemptFailure(BadAnswer(f"{endpoint.url}: {error}"), retryable=True)
+            except (wire.BadAnswer, KeyError, TypeError, ValueError) as error:
+                return AttemptFailure(wire.BadAnswer(f"{endpoint.url}: {error}"), retryable=True)
         if answer.status in (401, 403):
             raise self._token_error(endpoint, str(answer.error))
-        if answer.status == 404 and path != "/run_code":
-            raise ConfigError(f"{answer.error} Start `agentenv sandbox serve` there: others only run programs")
+        if answer.status == 404:
+            raise ConfigError(f"{answer.error} Start `agentenv sandbox serve` of this version: no other server is used")
         if isinstance(answer.error, ConfigError):
             raise answer.error
         endpoint.avoided_until = asyncio.get_running_loop().time() + AVOID_S
@@ -337,10 +328,10 @@ class FusionSandbox:
 
 
 def _json_object(answer: HTTPAnswer) -> dict[str, Any]:
-    found = parse_json(answer.body)
-    if not isinstance(found, dict):
-        raise BadAnswer(f"expected a JSON object, got {answer.body[:80]!r}")
-    return found
+    with suppress(ValueError):
+        if isinstance(found := parse_json(answer.body), dict):
+            return found
+    raise wire.BadAnswer(f"expected a JSON object, got {answer.body[:80]!r}")
 
 
 class FusionSession:

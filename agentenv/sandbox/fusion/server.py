@@ -1,18 +1,18 @@
-"""A sandbox over SandboxFusion's HTTP API, for the clients of verl, ROLL and SkyRL, and for `FusionSandbox`.
+"""A sandbox over HTTP: SandboxFusion's API for the clients of verl, ROLL and SkyRL, and one for `FusionSandbox`.
 
     async with LocalSandbox() as sandbox, FusionServer(sandbox) as server:
         print(server.url)
 
-Routes: `POST /run_code` and `GET /v1/ping` of SandboxFusion, `GET /health`; and for `FusionSandbox`, `POST /grade`, and
-`/session`, `/session/NAME` and `/session/NAME/close` of interactive interpreters. Every outcome of a program is an
-answer of status 200. A failure of the sandbox has the status `SandboxError`, and is never a verdict.
+Routes: `POST /run_code` and `GET /v1/ping` of SandboxFusion, `GET /health`; and for `FusionSandbox`, `POST /run`,
+`/grade`, and `/session`, `/session/NAME` and `/session/NAME/close` of interactive interpreters. Every outcome of a
+program is an answer of status 200. A failure of the sandbox has its own status, and is never a verdict.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Set
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,8 +24,7 @@ from agentenv._util.http.server import Server
 from agentenv._util.off_loop import size_of
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.sandbox.fusion import run_code
-from agentenv.sandbox.fusion.run_code import REQUEST_HEADER, RESULT_HEADER
-from agentenv.sandbox.fusion.suites import GradeRequest, read_grade_request
+from agentenv.sandbox.fusion.wire import GradeRequest, read_grade_request, read_program, result_body
 from agentenv.sandbox.grading.grader import grade
 from agentenv.sandbox.grading.results import GradeResult
 from agentenv.sandbox.local.queue import FairQueue
@@ -104,6 +103,7 @@ class FusionServer(Server):
 
         return [
             Route("/run_code", self._run_code, methods=["POST"]),
+            Route("/run", self._run, methods=["POST"]),
             Route("/grade", self._grade, methods=["POST"]),
             Route("/session", self._open_session, methods=["POST"]),
             Route("/session/{name}", self._take_turn, methods=["POST"]),
@@ -124,18 +124,27 @@ class FusionServer(Server):
         return json_response({"status": "stopping" if self._closing else "ok", **level, **queue, **room, **self.counts})
 
     async def _run_code(self, request: Request) -> Response:
-        header = request.headers.get(REQUEST_HEADER, "")
-        asked = await self._read(request, lambda body: run_code.read_run_request(body, header, self.options.caps))
+        asked = await self._read(request, lambda body: run_code.read_run_request(body, self.options.caps))
         if asked.language not in self.options.languages:
             languages = ", ".join(self.options.languages)
             problem = f"language {asked.language!r:.100} is not supported by this server: it offers {languages}"
             return json_response(run_code.sandbox_error(problem))
-        result = await until_disconnect(request, self._execute(asked, _peer(request)), _stopping())
-        if result is None:
-            return await self._client_left(request)
-        size = size_of((result.stdout, result.stderr, result.files))
-        headers = {RESULT_HEADER: run_code.result_header(result)}
-        return await large_response(size, lambda: run_code.run_answer(result, asked), headers)
+        files = dict(asked.files)
+        how: dict[str, Any] = {"program": asked.code, "stdin": asked.stdin, "files": files, "fetch": asked.fetch}
+        how |= {"policy": self.options.policy, "limits": asked.limits}
+        if asked.language == "bash":
+            name = f"main_{secrets.token_hex(6)}.sh"
+            how |= {"program": ["bash", name], "policy": "proc"}
+            files[name] = asked.code.encode(errors="replace")
+        elif asked.language != "python":
+            name = f"test_{secrets.token_hex(6)}.py"
+            how["program"] = _PYTEST.format(name=name)
+            files[name] = asked.code.encode(errors="replace")
+        return await self._executed(request, how, asked.capped, run_code.run_answer)
+
+    async def _run(self, request: Request) -> Response:
+        how, capped = await self._read(request, lambda body: read_program(body, self.options.caps))
+        return await self._executed(request, how, capped, result_body)
 
     async def _grade(self, request: Request) -> Response:
         asked = await self._read(request, lambda body: read_grade_request(body, self.options.caps))
@@ -187,30 +196,27 @@ class FusionServer(Server):
 
     # --- executing ----------------------------------------------------------------------------------------------------
 
-    async def _execute(self, asked: run_code.ProgramRequest, peer: str) -> ExecResult:
-        """Wait for a slot, run a program and return its result.
+    async def _executed(
+        self, request: Request, how: dict[str, Any], capped: Set[str], body: Callable[[ExecResult], Any]
+    ) -> Response:
+        """Wait for a slot, call the sandbox's `run` and answer with what `body` makes of the result.
 
         Raises:
             SandboxBusy: the queue is full.
             QueueTimeout: no slot was free within `max_queue_s`.
         """
-        files = dict(asked.files)
-        program: str | list[str] = asked.code
-        policy = asked.policy or self.options.policy
-        if asked.language == "bash":
-            name = f"main_{secrets.token_hex(6)}.sh"
-            program, policy = ["bash", name], "proc"
-            files[name] = asked.code.encode(errors="replace")
-        elif asked.language != "python":
-            name = f"test_{secrets.token_hex(6)}.py"
-            program = _PYTEST.format(name=name)
-            files[name] = asked.code.encode(errors="replace")
-        async with self._turn(peer):
-            result = await self._sandbox.run(
-                program, stdin=asked.stdin, files=files, fetch=asked.fetch, policy=policy, limits=asked.limits
-            )
-        self.counts["failed" if result.status is ExecStatus.INFRA else "served"] += 1
-        return result
+
+        async def executed() -> ExecResult:
+            async with self._turn(_peer(request)):
+                result = run_code.outcome(await self._sandbox.run(**how), how["limits"], capped)
+            self.counts["failed" if result.status is ExecStatus.INFRA else "served"] += 1
+            return result
+
+        result = await until_disconnect(request, executed(), _stopping())
+        if result is None:
+            return await self._client_left(request)
+        size = size_of((result.stdout, result.stderr, result.channel, result.files))
+        return await large_response(size, lambda: body(result))
 
     async def _judge(self, asked: GradeRequest, peer: str) -> dict[str, Any]:
         """Wait for a slot, grade a program and return the answer, with the seconds that it took of the caller's limit.

@@ -1,22 +1,27 @@
-"""Test suites and grades as JSON, for the server's `/grade`. Nothing is pickled: `grading.codec` encodes the values."""
+"""What `FusionSandbox` and `FusionServer` send each other, as JSON: programs and results, suites and grades.
+
+Nothing is pickled: `grading.codec` encodes the values of tests.
+"""
 
 from __future__ import annotations
 
+import base64
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, get_type_hints
 
 from agentenv._util.brief import brief
 from agentenv._util.http.access import RequestRefused
-from agentenv.errors import ConfigError
-from agentenv.sandbox.fusion.run_code import BadAnswer, read_limits
+from agentenv.errors import ConfigError, InfraError
+from agentenv.sandbox.fusion.run_code import capped_limits, read_limits, sent_limits
 from agentenv.sandbox.grading.codec import decode, encode
 from agentenv.sandbox.grading.compare import Comparison
 from agentenv.sandbox.grading.results import GradeResult, Integrity, TestResult, Verdict
 from agentenv.sandbox.grading.suites import AssertSuite, AssertTest, FunctionSuite, FunctionTest, PytestSuite, TestSuite
-from agentenv.sandbox.types import ExecLimits, Isolation
+from agentenv.sandbox.local.sandbox import check_files, check_limits, check_program
+from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, Policy
 
 _SUITES: Mapping[str, tuple[type[Any], type[Any] | None]] = {
     "FunctionSuite": (FunctionSuite, FunctionTest),
@@ -27,6 +32,108 @@ _SUITES: Mapping[str, tuple[type[Any], type[Any] | None]] = {
 _TESTS = ("visible", "hidden")
 _FOREVER_S = 1e9
 """The rest of a time limit that the caller does not have; of infinity, no part could be told as spent."""
+_TYPES = {name: type(value) for name, value in asdict(ExecResult(ExecStatus.OK)).items() if value is not None}
+"""The types of the fields of a result that are never None."""
+
+
+class BadAnswer(InfraError):
+    """An answer from which the outcome of the program is unknown."""
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+
+def encode_program(
+    program: str | Sequence[str],
+    *,
+    stdin: str | bytes,
+    files: Mapping[str, bytes],
+    fetch: Sequence[str],
+    policy: Policy,
+    limits: ExecLimits,
+    channel: bool,
+) -> bytes:
+    """Return the body of a request to execute a program.
+
+    Raises:
+        ConfigError: the program, a file name or a limit is invalid.
+    """
+    argv, _ = check_program(program, policy)
+    check_files(files, fetch)
+    check_limits(limits)
+    body = {
+        "program": program if argv is None else argv,
+        "stdin": _base64(stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else stdin),
+        "files": {name: _base64(content) for name, content in files.items()},
+        "fetch": list(fetch),
+        "policy": policy,
+        "limits": asdict(limits),
+        "channel": channel,
+    }
+    return json.dumps(body).encode()
+
+
+def read_program(body: Any, caps: ExecLimits) -> tuple[dict[str, Any], frozenset[str]]:
+    """Return the arguments of `Sandbox.run`, and the names of the limits that were reduced to this server's.
+
+    Raises:
+        RequestRefused: a field is missing or invalid.
+    """
+    try:
+        limits, capped = capped_limits(sent_limits(body["limits"]), caps)
+        files = {name: _bytes(content) for name, content in body["files"].items()}
+        asked = {**body, "stdin": _bytes(body["stdin"]), "files": files, "limits": limits}
+        check_program(asked["program"], asked["policy"])
+        check_files(files, asked["fetch"])
+        if asked.keys() != {"program", "stdin", "files", "fetch", "policy", "limits", "channel"}:
+            raise TypeError("other fields")
+    except (AttributeError, ConfigError, KeyError, TypeError, ValueError) as error:
+        raise RequestRefused(f"body: expected a program, got {brief(error, 300)}.") from error
+    return asked, capped
+
+
+def result_body(result: ExecResult) -> dict[str, Any]:
+    """Return the body of an answer to a program."""
+    files = {name: _base64(content) for name, content in result.files.items()}
+    data = None if result.stdout_data is None else _base64(result.stdout_data)
+    return {**asdict(result), "files": files, "channel": _base64(result.channel), "stdout_data": data}
+
+
+def read_result(found: Mapping[str, Any]) -> ExecResult:
+    """Return the result in an answer.
+
+    Raises:
+        BadAnswer: the sandbox failed, or the answer has another form.
+    """
+    try:
+        values = {
+            **found,
+            "status": ExecStatus(found["status"]),
+            "files": {name: _bytes(content) for name, content in found["files"].items()},
+            "channel": _bytes(found["channel"]),
+            "stdout_data": None if found["stdout_data"] is None else _bytes(found["stdout_data"]),
+            "isolation": Isolation.REMOTE,
+            "layers": (found["isolation"], *found["layers"]),
+        }
+        if any(type(values[name]) is not kind for name, kind in _TYPES.items()):
+            raise TypeError
+        result = ExecResult(**values)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BadAnswer(f"expected a result, got {brief(found, 200)} ({type(error).__name__})") from error
+    if result.status is ExecStatus.INFRA:
+        raise BadAnswer(f"SandboxError: {result.detail!s:.500}")
+    return result
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+# --- grades -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
