@@ -120,8 +120,13 @@ def _flag_caveats(a: Side, b: Side, regraded: str) -> Iterator[Caveat]:
     code = [side.flags.get(name) for side in (a, b) for name in CODE]
     code += [parsed_reward("--group_reward", side.flags.get("group_reward")) for side in (a, b)]
     code += [parsed_reward("--reward", facts.get("reward")) for facts in graded]
-    if text := _changed_code(a.config.get("agent_file"), b.config.get("agent_file"), {*python_files(code)}):
+    named = {*python_files(code)}
+    if text := _changed_code(a.config.get("agent_file"), b.config.get("agent_file"), named):
         yield Caveat("environment", f"code: {text}", refuses=not is_meant)
+    for side_name, side in (("A", a), ("B", b)):
+        if mixed := ", ".join(each for each in side.mixed_files if each in named):
+            text = f"code: {mixed} changed before a resume of {side_name}: its episodes are of more than one version"
+            yield Caveat("environment", text, refuses=not is_meant)
     if a.step is None or b.step is None:
         return  # the tasks themselves are compared
     for name, (old, new) in _differing(a.flags, b.flags, EVAL_DATA):

@@ -15,7 +15,7 @@ from agentenv.compare.report import sections_of
 from agentenv.compare.sides import read_side
 from agentenv.core.types import Answer
 from agentenv.errors import ConfigError
-from agentenv.runs.records.directory import RecordedEpisodes, RunWriter, read_trajectories
+from agentenv.runs.records.directory import RecordedEpisodes, RunWriter, read_config, read_trajectories
 from agentenv.runs.records.index import TRAJECTORIES
 from agentenv.runs.rollout import load_run
 from tests.compare.sides import outcome, side, trajectory, write_run, write_training
@@ -371,6 +371,16 @@ def test_code_that_one_run_lacks_is_only_in_the_other(tmp_path):
     a, b = (write_run(tmp_path / name, BEFORE, flags=flags[i], agent_file=files[i]) for i, name in enumerate("ab"))
     text = "code: other content of env.py in B; old.py only in A; new.py, strict.py only in B"
     assert text in [each.text for each in compare(a, b).refused]
+
+
+def test_episodes_that_two_versions_of_a_file_graded_are_named(tmp_path):
+    flags = {"env": "env.py", "remote_rm_url": "other.py"}
+    a, b = (write_run(tmp_path / name, BEFORE, flags=flags, agent_file={"env.py": "1"}) for name in "ab")
+    document = read_config(b)
+    document["changed"] = [[{"env.py": "1"}, {"env.py": "2"}], [{"env.py": "2"}, {"env.py": "1"}]]
+    (b / "config.json").write_text(json.dumps(document))
+    text = "code: env.py changed before a resume of B: its episodes are of more than one version"
+    assert [each.text for each in compare(a, b).refused] == [text]
 
 
 def test_draws_are_common_with_one_seed_of_one_model(tmp_path):
