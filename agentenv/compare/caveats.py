@@ -111,20 +111,23 @@ def _flag_caveats(a: Side, b: Side, regraded: str) -> Iterator[Caveat]:
     is_meant = bool(regraded)
     if is_meant:
         yield Caveat("rescored", regraded, refuses=False)
-    elif graded[0].get("reward") != graded[1].get("reward"):
-        rewards = [facts.get("reward") for facts in graded]
-        yield Caveat("rewards", f"--reward of rescore: {rewards[0]} in A, {rewards[1]} in B", refuses=True)
+    rewards = [facts.get("reward") for facts in graded]
+    if rewards[0] != rewards[1]:
+        yield Caveat("rewards", f"--reward of rescore: {rewards[0]} in A, {rewards[1]} in B", refuses=not is_meant)
+    idle = [" (graded nothing)" if is_meant and reward else "" for reward in rewards]  # the environment's flags
     for kind, names in (("environment", ENVIRONMENT), ("limits", LIMITS), ("rewards", REWARDS)):
         for name, (old, new) in _differing(a.flags, b.flags, names):
-            yield Caveat(kind, f"--{name}: {old} in A, {new} in B", refuses=kind == "limits" or not is_meant)
-    code = [side.flags.get(name) for side in (a, b) for name in CODE]
-    code += [parsed_reward("--group_reward", side.flags.get("group_reward")) for side in (a, b)]
-    code += [parsed_reward("--reward", facts.get("reward")) for facts in graded]
-    named = {*python_files(code)}
-    if text := _changed_code(a.config.get("agent_file"), b.config.get("agent_file"), named):
+            of_a, of_b = idle if kind == "environment" or name == "remote_rm_url" else ("", "")
+            text = f"--{name}: {old}{of_a} in A, {new}{of_b} in B"
+            yield Caveat(kind, text, refuses=kind == "limits" or not is_meant)
+    files = {*python_files([side.flags.get(name) for side in (a, b) for name in CODE])}
+    code = [parsed_reward("--group_reward", side.flags.get("group_reward")) for side in (a, b)]
+    code += [parsed_reward("--reward", reward) for reward in rewards]
+    graders = {*python_files(code)} | (set() if any(idle) else files)
+    if text := _changed_code(a.config.get("agent_file"), b.config.get("agent_file"), graders):
         yield Caveat("environment", f"code: {text}", refuses=not is_meant)
     for side_name, side in (("A", a), ("B", b)):
-        if mixed := ", ".join(each for each in side.mixed_files if each in named):
+        if mixed := ", ".join(each for each in side.mixed_files if each in graders | files):
             text = f"code: {mixed} changed before a resume of {side_name}: its episodes are of more than one version"
             yield Caveat("environment", text, refuses=not is_meant)
     if a.step is None or b.step is None:

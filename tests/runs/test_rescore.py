@@ -315,12 +315,22 @@ def test_diff_says_that_the_rewards_differ_and_compares(place):
     sampled()
     assert rescored("--reward", "length") == 0
     found = compare("old", "new")
-    assert found.caveats[0].text == "B has the episodes of A, graded again: the difference is of the rewards"
+    assert [each.text for each in found.caveats] == [
+        "B has the episodes of A, graded again: the difference is of the rewards",
+        "--reward of rescore: None in A, length in B",
+    ]
     assert (found.refused, found.difference.num_tasks) == ((), 3)
     shutil.rmtree("new")
     assert rescored(*version("NUM_TURNS = 0.5", "NUM_TURNS = 1.0")) == 0
     assert [each.kind for each in compare("old", "new").caveats] == ["rescored", "environment", "environment"]
     assert compare("old", "new").refused == ()
+    Path("new").rename("corrected")
+    assert rescored("--reward", "rewards.py:length") == 0
+    assert [each.text for each in compare("corrected", "new").caveats[1:4]] == [
+        "--reward of rescore: None in A, rewards.py:length in B",
+        "--env: v2_env.py:Asks in A, env.py:Asks (graded nothing) in B",
+        "code: rewards.py only in B",
+    ]
     Path("old").rename("other")
     assert compare("other", "new").refused
 
@@ -331,8 +341,9 @@ def test_diff_compares_two_gradings_of_one_run_by_the_episodes_that_both_graded(
     Path("new").rename("first")
     assert rescored("--reward", "length") == 0
     found = compare("first", "new")
-    assert [(each.text, each.refuses) for each in found.caveats[:3:2]] == [
+    assert [(each.text, each.refuses) for each in found.caveats[:4] if each.kind != "environment"] == [
         ("A and B have the episodes of old, graded again: the difference is of the rewards", False),
+        ("--reward of rescore: rewards.py:length in A, length in B", False),
         ("2 episodes graded only in B: left out", False),
     ]
     old, new = rewards("first"), rewards("new")
@@ -346,7 +357,7 @@ def test_diff_knows_a_rescored_run_by_its_source_from_any_folder(place, monkeypa
     shutil.copytree("old", "copy")
     assert rescored("--reward", "length") == 0
     monkeypatch.chdir("old")
-    assert [each.kind for each in compare(".", "../new").caveats] == ["rescored"]
+    assert [each.kind for each in compare(".", "../new").caveats] == ["rescored", "rewards"]
     assert [each.kind for each in compare(".", "../copy").caveats] == []
     monkeypatch.chdir("../copy")
     assert compare(".", "../new").refused
