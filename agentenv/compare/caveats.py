@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from statistics import fmean
 from typing import Any
 
 from agentenv._util.plurals import counted, histogram
@@ -153,9 +154,15 @@ def _changed_code(old: Any, new: Any, named: Collection[str]) -> str:
 def _episode_caveats(a: Side, b: Side, by: By) -> Iterator[Caveat]:
     old, new = ({each.episode_id: each.value(by) for row in side.outcomes.values() for each in row} for side in (a, b))
     for name, values, others in (("A", old, new), ("B", new, old)):
-        ids = [key for key, value in values.items() if value is not None and others.get(key) is None]
-        for how, num in Counter("graded " * (key in others) for key in ids).items():
-            yield Caveat("unrewarded", f"{counted(num, 'episode')} {how}only in {name}: left out", refuses=False)
+        by_reason: dict[str, list[float]] = {}
+        for key, value in values.items():
+            if value is not None:
+                reason = "both" if others.get(key) is not None else "graded " * (key in others)
+                by_reason.setdefault(reason, []).append(value)
+        kept = fmean(by_reason.pop("both"))
+        for how, left in by_reason.items():
+            text = f"left out; mean in {name} {fmean(left):.3g}, of the others {kept:.3g}"
+            yield Caveat("unrewarded", f"{counted(len(left), 'episode')} {how}only in {name}: {text}", refuses=False)
 
 
 def _task_caveats(

@@ -94,6 +94,8 @@ async def _run(config: RunConfig, recording: Recording | None, stdout: TextIO, p
         await page.open(out, screen.note)
         report_changes(log, job.config, screen.note)
         async with open_runner(job, engine=engine, note=screen.note, only_records=job.grader is None) as runner:
+            if recording:
+                runner.fix = "Let the environment ask what it asked then, or fix what raised,"
             # Only episodes that the run directory does not hold yet; the share of failed ones is that of the whole run.
             earlier = read_trajectories(out, report=ReadReport())  # damage was told when the directory was opened
 

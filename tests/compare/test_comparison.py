@@ -137,9 +137,9 @@ def test_of_a_run_graded_again_the_episodes_that_both_graded_are_compared(source
     assert (found.verdict, found.are_identical, found.a.mean, found.b.mean) == ("no_difference", True, 11 / 12, 11 / 12)
     assert found.stop_reasons[0].difference.mean == 0.0
     assert [(each.text, each.refuses) for each in found.caveats if "only" in each.text] == [
-        ("3 episodes graded only in A: left out", False),
-        ("2 episodes only in A: left out", False),
-        ("1 episode graded only in B: left out", False),
+        ("3 episodes graded only in A: left out; mean in A 0.5, of the others 0.875", False),
+        ("2 episodes only in A: left out; mean in A 0, of the others 0.875", False),
+        ("1 episode graded only in B: left out; mean in B 0, of the others 0.875", False),
     ]
 
 

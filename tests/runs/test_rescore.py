@@ -134,9 +134,13 @@ def test_a_step_that_raised_is_graded_by_a_version_that_does_not(place):
     assert (errors("new"), len(rewards("new"))) == ({}, 6)
 
 
-def test_an_environment_that_asks_something_else_is_named_with_what_it_asks(place):
+def test_an_environment_that_asks_something_else_is_named_with_what_it_asks(place, capsys):
     sampled()
-    assert rescored(*version("Once more.", "Try again.")) == 0
+    other = version("Once more.", "Try again.")
+    assert main(["rescore", "old", "--out", "stopped", "--progress", "none", *other]) == 3
+    advice = "Let the environment ask what it asked then, or fix what raised, and --resume, or raise --max_error_share."
+    assert capsys.readouterr().err.endswith(f"run it again (6 times). {advice}\n")
+    assert rescored(*other) == 0
     assert set(errors("new")) == set(rewards("old"))
     text = errors("new")["000000/0"]
     assert text.startswith("rescore: expected the prompt of turn 1 as it was recorded, with 'Once more.<|im_end|>")
@@ -344,7 +348,7 @@ def test_diff_compares_two_gradings_of_one_run_by_the_episodes_that_both_graded(
     assert [(each.text, each.refuses) for each in found.caveats[:4] if each.kind != "environment"] == [
         ("A and B have the episodes of old, graded again: the difference is of the rewards", False),
         ("--reward of rescore: rewards.py:length in A, length in B", False),
-        ("2 episodes graded only in B: left out", False),
+        ("2 episodes graded only in B: left out; mean in B 0, of the others 0", False),
     ]
     old, new = rewards("first"), rewards("new")
     assert {each.episode_id: (each.a, each.b) for each in found.episodes} == {
