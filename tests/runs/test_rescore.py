@@ -45,6 +45,8 @@ def shortest(prompt, responses, extras):
     return [float(len(text) == best) for text in responses], {}
 """
 
+RUNS = "old", "new"
+
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
@@ -182,12 +184,16 @@ def test_the_messages_of_an_api_model_are_graded_again(place):
     assert text in errors("new")["000000/0"]
 
 
-def test_what_the_policy_cost_is_not_paid_again(place):
-    with served(lambda body: completion("4")) as server:
+@pytest.mark.parametrize("flags", [(), ("--reward", "length")])
+def test_what_the_policy_cost_is_not_paid_again_nor_are_its_requests_sent(place, flags):
+    busy = iter([(429, {"Retry-After": "0.01"}, {"error": {"message": "Rate limit reached"}})])
+    with served(lambda body: next(busy, completion("4"))) as server:
         prices = json.dumps({"the-model": {"input": 2.0, "output": 10.0}})
         sampled("--engine", "chat", "--base_url", server.base_url, "--model", "the-model", "--prices", prices)
-    assert rescored() == 0
-    costs = [{each.cost_usd is None for each in read_trajectories(run)} for run in ("old", "new")]
+    assert rescored(*flags) == 0
+    retries = [sum(turn.num_request_retries for each in read_trajectories(run) for turn in each.turns) for run in RUNS]
+    assert retries == [1, 0]
+    costs = [{each.cost_usd is None for each in read_trajectories(run)} for run in RUNS]
     assert costs == [{False}, {True}]
 
 
