@@ -318,7 +318,7 @@ def test_an_interrupted_rescoring_continues_with_the_same_command_and_no_model_r
     assert main([*again, "--reward", "rewards.py:length"]) == 0
     assert "changed on resume: rewards.py; " in capsys.readouterr().err
     assert main(["run", "--resume", "--out", "new"]) == 2
-    assert "rescored.reward was 'rewards.py:length', is now 'absent'" in capsys.readouterr().err
+    assert "got one of `agentenv rescore`, 'new'. Resume it with that command" in capsys.readouterr().err
 
 
 def test_diff_says_that_the_rewards_differ_and_compares(place):
