@@ -147,8 +147,9 @@ def test_a_run_graded_again_is_paired_by_episode():
     a = {"x": [1.0, 0.0, 0.5, 1.0], "y": [0.0, 1.0, 1.0, 1.0], "z": [1.0, 0.0, 0.0, 0.0]}
     b = {"x": [0.5, 0.0, 0.0, 1.0], "y": [1.0, 0.0, 1.0, 1.0], "z": [0.5, 0.0, 0.0, 0.0]}
     found = regraded(a, b)
-    assert [(each.episode_id, each.a, each.b) for each in found.episodes] == [
-        ("y/0", 0.0, 1.0), ("y/1", 1.0, 0.0), ("x/0", 1.0, 0.5), ("x/2", 0.5, 0.0), ("z/0", 1.0, 0.5),
+    assert [(each.episode_id, each.task_id, each.a, each.b) for each in found.episodes] == [
+        ("y/0", "y", 0.0, 1.0), ("y/1", "y", 1.0, 0.0), ("x/0", "x", 1.0, 0.5), ("x/2", "x", 0.5, 0.0),
+        ("z/0", "z", 1.0, 0.5),
     ]  # fmt: skip
     assert found.share_above.b == pytest.approx((1 / 4 + 1 / 2 + 3 / 8) / 3)
     within = (1 / 12 + 2 / 3 + 1 / 16) / 4 / 9  # of the differences, over tasks
